@@ -12,7 +12,7 @@ results (NAME.json), its plots and the part of its page (NAME.md) below the mark
 stands above the mark is written by hand: what the paper claims, and what came of it.
 
 Metrics that begin with "all/" are of the trained policy on all prompts of the task, 16 samples of each, as `jrl eval`
-draws and scores them.
+draws and scores them; those that begin with "right answers preferred/" of its reward (benchmarks/shifted_pairs.py).
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ import jax
 import numpy as np
 from scipy.special import stdtrit
 
+from benchmarks import shifted_pairs
 from jrl import cli
+from jrl.ops.divergence import DIVERGENCES
 from jrl.run.policy import open_trained
 from jrl.tools.evaluation import reevaluate
 from jrl.tools.sweep import charts, manifest
@@ -47,6 +49,8 @@ MARK = "<!-- Below: written by python -m benchmarks.experiments. -->"
 ALL_PROMPTS = "all/"  # before the name of a metric of the evaluation on all prompts
 EVALUATION = ("Config.eval=@Eval()", "Data.held_out_every=1", "Eval.prompts=100", "Eval.samples=16")
 EVALUATED = "all_prompts.json"  # in a run's folder
+PREFERRED = "right answers preferred/"  # before the name of a shift of benchmarks/shifted_pairs.py
+PAIRS = "shifted_pairs.json"  # in a run's folder
 
 
 class Variant(NamedTuple):
@@ -77,7 +81,19 @@ CORRECTIONS = {
     "M2PO": ("Online.objective=@M2PO()",),
 }
 BEFORE = Variant("before RL", ("Config.stages=[@warm/Offline()]",))
-
+OFFLINE = 40  # steps, and a lag at which all of them learn from samples of the policy at the start
+STORED_PAIRS = (
+    *("Config.stages=[@warm/Offline(), @pairs/Offline()]", "pairs/Offline.name='pairs'"),
+    *("pairs/Offline.source=@Preferences()", "pairs/Offline.objective=@DPO()"),
+    *(f"pairs/Offline.steps={OFFLINE}", "pairs/Offline.batch_size=32"),
+)
+EXPLICIT = ("pairs/Offline.objective=@BradleyTerry()", "pairs/Offline.trains='reward'")
+LINKS = {
+    "reverse KL": ("FDPO.alpha=1.0",),
+    "alpha 0.5": ("FDPO.alpha=0.5",),
+    "forward KL": ("FDPO.alpha=0.0",),
+    "Jensen-Shannon": ("FDPO.divergence='jensen_shannon'",),
+}
 EXPERIMENTS: Mapping[str, Experiment] = {
     "staleness": Experiment(
         "Staleness against what is learned, for three corrections",
@@ -166,6 +182,51 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         ("all/accuracy", "all/pass@8"),
         baseline="GRPO",
     ),
+    "online-dpo": Experiment(
+        "On-line against offline DPO under growing staleness",
+        "online_dpo",
+        (
+            *(
+                Variant("its own samples", (f"Online.steps={OFFLINE}", f"Online.lag={lag}"), lag)
+                for lag in (0, 1, 4, 8, OFFLINE)
+            ),
+            Variant("stored pairs", STORED_PAIRS, OFFLINE),
+        ),
+        ("all/accuracy", "all/pass@8"),
+        ("AdamW.learning_rate=5e-4",),
+        axis="lag",
+    ),
+    "implicit-reward": Experiment(
+        "DPO's implicit reward against an explicit one under shift",
+        "dpo",
+        (Variant("explicit: Bradley-Terry", EXPLICIT), Variant("implicit: DPO")),
+        tuple(f"{PREFERRED}{shift}" for shift in shifted_pairs.SHIFTS),
+        (
+            *("pairs/Offline.task=@few/Addition()", f"few/Addition.largest={shifted_pairs.SEEN}"),
+            "pairs/Offline.steps=60",
+        ),
+        "explicit: Bradley-Terry",
+    ),
+    "f-divergences": Experiment(
+        "The divergence of f-DPO and the diversity of answers",
+        "f_dpo",
+        (
+            BEFORE._replace(label="before DPO"),
+            *(Variant(label, bindings) for label, bindings in LINKS.items()),
+        ),
+        ("all/accuracy", "all/distinct answers"),
+        baseline="reverse KL",
+    ),
+    "distillation": Experiment(
+        "Three divergences of distillation",
+        "distillation",
+        (
+            Variant("the teacher", ("Config.stages=[@warm/Offline()]", "warm/Offline.trains='policy'")),
+            *(Variant(divergence, (f"Distillation.divergence='{divergence}'",)) for divergence in DIVERGENCES),
+        ),
+        ("all/accuracy", "all/distinct answers"),
+        baseline="forward",
+    ),
 }
 
 
@@ -199,11 +260,13 @@ def train(experiment: Experiment, variant: Variant, seeds: int, folder: Path) ->
     )
     if code != cli.DONE:
         raise RuntimeError(f"the sweep in {folder} ended with {code}; the same command goes on")
-    if not any(metric.startswith(ALL_PROMPTS) for metric in experiment.metrics):
-        return
+    measures = lambda prefix: any(metric.startswith(prefix) for metric in experiment.metrics)
     first = None
     for run in find_runs([folder])[0]:
-        if not (run / EVALUATED).exists():
+        if measures(PREFERRED) and not (run / PAIRS).exists():
+            found = shifted_pairs.accuracies(run, explicit=set(EXPLICIT) <= set(variant.bindings))
+            (run / PAIRS).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        if measures(ALL_PROMPTS) and not (run / EVALUATED).exists():
             trained = open_trained(run, EVALUATION)
             first = first or trained.policy  # its programs are compiled once
             result = reevaluate(dataclasses.replace(trained, policy=first), lambda done, total: None)
@@ -211,13 +274,15 @@ def train(experiment: Experiment, variant: Variant, seeds: int, folder: Path) ->
 
 
 def evaluated(folder: Path) -> dict[str, float]:
-    """Returns the metrics of a run on all prompts."""
-    file = folder / EVALUATED
-    if not file.exists():
-        return {}
-    result = json.loads(file.read_text(encoding="utf-8"))
-    passes = {f"{ALL_PROMPTS}pass@{k}": value["mean"] for k, value in result.get("pass_at_k", {}).items()}
-    return {f"{ALL_PROMPTS}accuracy": result["mean"], **passes}
+    """Returns the metrics of a run on all prompts, and on shifted pairs."""
+    read = lambda name: json.loads((folder / name).read_text(encoding="utf-8")) if (folder / name).exists() else {}
+    result, metrics = read(EVALUATED), {f"{PREFERRED}{shift}": value for shift, value in read(PAIRS).items()}
+    if not result:
+        return metrics
+    metrics |= {f"{ALL_PROMPTS}pass@{k}": value["mean"] for k, value in result.get("pass_at_k", {}).items()}
+    if "distinct" in result:
+        metrics[f"{ALL_PROMPTS}distinct answers"] = result["distinct"]["mean"]
+    return {f"{ALL_PROMPTS}accuracy": result["mean"], **metrics}
 
 
 def compared(experiment: Experiment, runs: Mapping[Variant, Sequence[RunResult]]) -> Comparison:

@@ -192,9 +192,8 @@ def stored_improvement(rows: list[dict]) -> tuple[float, float, float]:
 def stored_measure(row: dict) -> float:
     if "kto/good" in row:
         return row["kto/good"] - row["kto/bad"]
-    return next(
-        row[name] for name in ("pairs/accuracy", "dpo/accuracy", "dft/probability", "policy/logprob") if name in row
-    )
+    names = ("pairs/accuracy", "dpo/accuracy", "dft/probability", "policy/logprob", "reward_model/accuracy")
+    return next(row[name] for name in names if name in row)
 
 
 @contextlib.contextmanager

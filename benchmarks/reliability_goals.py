@@ -27,7 +27,7 @@ def _in(file: str, *names: str) -> tuple[str, ...]:
     return tuple(f"tests/{file}::{name}" for name in names) or (f"tests/{file}",)
 
 
-HOSTS = "Needs several hosts."
+HOSTS = "Tried with processes of one machine, never on several hosts."
 PROGRAMS = "jrl runs no programs that a model wrote. It has no sandbox for them, and does not promise one."
 GOALS: dict[str, Goal] = {
     "R1": Goal(
@@ -197,18 +197,47 @@ GOALS: dict[str, Goal] = {
         + _in("verifiers/test_pool.py", "test_every_hostile_verifier_gets_its_one_verdict_and_disturbs_no_other"),
         limits="On Linux, where the filter denies sockets.",
     ),
-    **{
-        name: Goal(promise, limits=HOSTS)
-        for name, promise in {
-            "H1": "hosts that differ in configuration, code or data do not start",
-            "H2": "a host that dies ends the others, and the run resumes",
-            "H3": "a host that hangs is found and named",
-            "H4": "a slow host is not ended",
-            "H5": "hosts whose weights drift apart are found",
-            "H6": "uneven data neither hangs nor is dropped",
-            "H8": "all hosts save and stop at the same step",
-        }.items()
-    },
+    "H1": Goal(
+        "hosts that differ in configuration, code or data do not start",
+        _in("test_processes.py", "test_a_difference_names_process_field_and_both_values")
+        + _in("test_processes.py", "test_a_field_that_one_process_does_not_have_is_a_difference")
+        + _in("test_processes.py", "test_the_source_digest_sees_a_changed_line_and_a_moved_file"),
+        _in("trials/test_kill_pods.py", "test_processes_that_disagree_are_refused"),
+        HOSTS,
+    ),
+    "H2": Goal(
+        "a host that dies ends the others, and the run resumes",
+        _in("test_processes.py", "test_a_service_that_does_not_answer_means_that_process_0_is_lost")
+        + _in("test_processes.py", "test_who_waits_for_a_process_that_has_failed_raises_its_message_and_code")
+        + _in("test_processes.py", "test_the_exit_code_of_all_processes"),
+        _in("trials/test_kill_pods.py", "test_the_others_end_and_the_run_goes_on_to_the_same_bits")
+        + _in("trials/test_kill_pods.py", "test_after_a_kill_another_number_of_processes_goes_on"),
+        HOSTS,
+    ),
+    "H3": Goal(
+        "a host that hangs is found and named",
+        _in("test_processes.py", "test_a_step_is_late_by_the_median_of_the_steps_before"),
+        _in("trials/test_kill_pods.py", "test_a_stopped_process_is_found_and_all_places_are_printed"),
+        HOSTS,
+    ),
+    "H4": Goal(
+        "a slow host is not ended",
+        _in("test_processes.py", "test_a_process_whose_beat_stands_still_is_lost_and_one_that_is_slow_is_not"),
+        limits=HOSTS,
+    ),
+    "H5": Goal("hosts whose weights drift apart are found", _in("test_replicas.py"), limits=HOSTS),
+    "H6": Goal(
+        "uneven data neither hangs nor is dropped",
+        _in("test_processes.py", "test_the_shares_of_all_processes_are_all_rows_once")
+        + _in("data/test_stream.py", "test_a_position_saved_by_two_processes_resumes_on_one"),
+        limits=HOSTS,
+    ),
+    "H8": Goal(
+        "all hosts save and stop at the same step",
+        _in("test_pods.py", "test_two_processes_exchange_arrays_and_save_what_one_reads"),
+        _in("trials/test_kill_pods.py", "test_a_notice_to_one_process_is_one_save_of_all"),
+        HOSTS,
+    ),
     "H9": Goal(
         "what needs an accelerator is refused without one, by name, and never runs on the processor instead",
         _in("models/test_ragged.py", "test_a_run_that_asks_for_it_does_not_start_on_a_cpu")
@@ -308,7 +337,14 @@ GOALS: dict[str, Goal] = {
         + _in("report/test_sinks.py"),
         limits="A tracker's client is called between steps: one that blocks is waited for.",
     ),
-    "E5": Goal("remote storage that is lost during a save", limits="jrl writes to mounted folders only."),
+    "E5": Goal(
+        "remote storage that fails during a save leaves the step before or the new one",
+        _in("test_bucket_run.py", "test_a_process_that_dies_after_any_request_leaves_the_step_before_or_the_new_one")
+        + _in("test_bucket_run.py", "test_failing_delayed_and_lost_answers_change_nothing")
+        + _in("test_bucket_run.py", "test_a_commit_whose_answer_was_lost_is_gone_on_from"),
+        _in("trials/test_kill_bucket.py"),
+        "Tried against a stand-in for Google Cloud Storage, never against the service.",
+    ),
     "E6": Goal(
         "a folder that was copied from a run that died resumes on another machine",
         _in("trials/test_same_steps.py", "test_a_copied_folder_goes_on_elsewhere_to_the_same_bits"),

@@ -58,12 +58,12 @@ def steps(
       run: the run's folder, or gs://BUCKET/NAME; an existing one is resumed. None: a new folder under runs/, named by
         the time.
       accept_change: a run of another configuration, data or parts goes on, and its manifest records what changed.
-      begin_from: the folder of another run, whose weights and tokenizer a new one begins with.
+      begin_from: the folder of another run, or its gs:// address, whose weights and tokenizer a new one begins with.
       processes: those that train together, as `jrl.device.joining.join` returns them.
       profile: first and last step to write a trace of, into RUN/profile.
       stop: set it, from any thread, and the run saves after its step and raises Preempted. SIGTERM and Ctrl-C do.
     """
-    with _opened(config, bindings, parts, run, stop) as opened:
+    with _opened(config, bindings, parts, run, stop, processes) as opened:
         yield from _steps_in(
             *opened, accept_change=accept_change, begin_from=begin_from, processes=processes, profile=profile
         )
@@ -76,6 +76,7 @@ def _opened(
     parts: Sequence[Part],
     run: str | Path | RunFolder | None,
     stop: threading.Event | None,
+    processes: Processes = ONE,
 ) -> Iterator[tuple[Config, Parts, RunFolder, threading.Event]]:
     """Opens a run's folder once its configuration is read. From then on, until the folder is closed, signals set the
     event."""
@@ -86,10 +87,12 @@ def _opened(
         say = stop.say
     use_compile_cache()
     refuse_overflow(resolved, loaded, jax.local_devices(), jax.device_count())
-    with (
-        stop_on_signals(stop, say),
-        contextlib.nullcontext(run) if isinstance(run, RunFolder) else open_run_folder(run_folder(run)) as folder,
-    ):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(stop_on_signals(stop, say))
+        if isinstance(run, RunFolder):
+            folder = run
+        else:
+            folder = stack.enter_context(open_run_folder(run_folder(run), processes))
         yield resolved, loaded, folder, stop
 
 
@@ -111,10 +114,12 @@ def _steps_in(
         folder.path,
         stop,
         accept_change=accept_change,
-        begin_from=None if begin_from is None else Path(begin_from),
+        begin_from=begin_from,
         processes=processes,
         profile=profile,
         publish=folder.publish,
+        address=folder.address,
+        shared=folder.shared,
     ) as job:
         if job.stopping():
             raise Preempted("asked to stop before the first step; nothing was changed")

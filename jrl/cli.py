@@ -183,6 +183,9 @@ def message(error: BaseException, code: int, saved: str = "") -> str:
     text = str(error) or type(error).__name__
     if code == UNFORESEEN:
         return f"Unexpected internal error: {type(error).__name__}: {text}\nThe traceback above shows where it arose."
+    if isinstance(error, OSError) and code == REFUSED and error.filename is not None and error.strerror is not None:
+        names = ", ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
+        return f"{names}: {error.strerror}"
     if isinstance(error, OSError) and code == STOPPED:
         known = saved if saved and "checkpoint" not in text else ""
         return f"{text.rstrip('.')}. {known} Fix the cause and rerun.".replace("  ", " ")
@@ -196,7 +199,9 @@ def message(error: BaseException, code: int, saved: str = "") -> str:
 def _module(error: BaseException) -> str:
     """The module that an exception was raised in."""
     frames = list(traceback.walk_tb(error.__traceback__))
-    return frames[-1][0].f_globals.get("__name__", "") if frames else ""
+    names = frames[-1][0].f_globals if frames else {}
+    spec = names.get("__spec__")  # `python -m jrl.cli` is __main__ by name
+    return names.get("__name__", "") if spec is None else spec.name
 
 
 def prepare_jax(args: argparse.Namespace, platform: str | None = None) -> None:
@@ -252,21 +257,23 @@ def train(args: argparse.Namespace) -> int:
         from jrl.resolve import load_config
 
         profile = profiled_steps(args)
-        load_config(args.config, args.bindings)  # a mistake is refused before the slow imports below
+        loaded = load_config(args.config, args.bindings)  # a mistake is refused before the slow imports below
         from jrl.run.multihost import joined
 
         with joined(args.coordinator, args.process_count, args.process_index, exit_code) as processes:
             from jrl.api import run_folder
             from jrl.api import steps as run
-            from jrl.run.bucket_run import open_run_folder, refuse_several
+            from jrl.run.agreement import facts
+            from jrl.run.bucket_run import open_run_folder
 
             if processes.count > 1:
                 args.several = f"process {processes.index}"
             if processes.count > 1 and args.run is None:
-                raise ValueError("a run of several processes needs --run DIR, a folder that all of them see")
-            if processes.count > 1:
-                refuse_several(args.run)
-            with open_run_folder(run_folder(args.run)) as folder:
+                raise ValueError(
+                    "a run of several processes needs --run DIR, a folder that all of them see, or --run gs://BUCKET/NAME"
+                )
+            processes.agree("configuration and code", facts(*loaded, processes))  # before a bucket is written to
+            with open_run_folder(run_folder(args.run), processes) as folder:
                 args.run = folder.path
                 had = steps_summarized(args.run)
                 made = sum(1 for _ in run(args.config, args.bindings, run=folder, stop=stop, processes=processes,
@@ -292,14 +299,12 @@ def train_locally(args: argparse.Namespace) -> int:
         raise ValueError("--processes starts all processes of a run on this machine; leave out --coordinator, "
                          "--process-count and --process-index")  # fmt: skip
     from jrl.resolve import load_config
-    from jrl.run.bucket_run import refuse_several
     from jrl.run.launch import launch
 
     profiled_steps(args)
     load_config(args.config, args.bindings)
     if args.run is None:
         raise ValueError("a run of several processes needs --run DIR")
-    refuse_several(args.run)
     options = {"--devices": args.devices, "--from": args.begin_from, "--profile": args.profile}
     flags = {"--accept-change": args.accept_change, "--no-compile-cache": args.no_compile_cache,
              "--traceback": args.traceback}  # fmt: skip
@@ -518,7 +523,7 @@ def evaluate(args: argparse.Namespace) -> int:
     from jrl.bucket.client import shown as named
     from jrl.run.bucket_run import readable
     from jrl.run.policy import is_published, open_trained
-    from jrl.tools import evaluation
+    from jrl.tools import evaluation, judged_wins
 
     # More sources come before the bindings, which alone have an equals sign.
     more = list(itertools.takewhile(lambda word: "=" not in word, args.bindings))
@@ -532,10 +537,19 @@ def evaluate(args: argparse.Namespace) -> int:
         config = args.config if len(sources) == 1 or is_published(source) else None
         trained = open_trained(source, bindings, args.step, config, reading_bar(), stage=args.stage, role=args.role)
         results.append({"source": named(address), **evaluation.reevaluate(trained, announce)})
+        judges = judged_wins.comparing(trained.policy.config.judges) if len(sources) > 1 else []
+        examples = [visit.example for visit in evaluation.held_out_visits(trained)] if judges else []
         trained.policy.program_cache.close()
     if shown:
         print("\r", end="", file=sys.stderr)
     print(evaluation.table(results[0]) if len(results) == 1 else evaluation.side_by_side(results))
+    if judges:
+        answers = None if args.out is None else args.out.with_suffix(".judges")
+        judged = judged_wins.judged_wins(judges, results, examples, answers)
+        names = [result["source"] for result in results]
+        print("\n".join(line for name, wins in judged.items() for line in judged_wins.lines(name, names, wins)))
+        for number, result in enumerate(results):
+            result["judged"] = {name: wins[number] for name, wins in judged.items()}
     if args.out is not None:
         written = results if len(results) > 1 else {k: v for k, v in results[0].items() if k != "source"}
         paths.write_bytes_atomic(args.out, json.dumps(written, indent=2).encode() + b"\n")
@@ -598,11 +612,11 @@ def data(args: argparse.Namespace) -> int:
     read = inspect_data.Read(args.layout, args.take, args.stage)
     opened = inspect_data.open_file(file, config, tables, args.source, read)
     color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")  # no-color.org
+    layout = inspect_data.Read(args.against_layout)
+    evaluation = [inspect_data.open_file(str(path), None, None, None, layout).source for path in args.against]
     for line in inspect_data.lines(opened, args.rows, args.most, color):
         print(line)
-    if args.against:
-        layout = inspect_data.Read(args.against_layout)
-        evaluation = [inspect_data.open_file(str(path), None, None, None, layout).source for path in args.against]
+    if evaluation:
         for line in inspect_data.contamination(opened, evaluation, args.ngram, args.overlap):
             print(line)
     return DONE
@@ -613,7 +627,12 @@ def rollouts(args: argparse.Namespace) -> int:
     from jrl.run.bucket_run import readable
     from jrl.tools import browse_rollouts as browse
 
-    folder = readable(args.source) / "rollouts"
+    run = readable(args.source)
+    folder = run / "rollouts"
+    if not folder.exists():
+        why = "the run has stored none, Log.rollouts was False" if (run / "manifest.json").exists() else (
+            "it is not a run folder; give the --run folder of jrl train")  # fmt: skip
+        raise ValueError(f"{args.source} holds no rollouts: {why}")
     conditions = browse.parse_where(args.where)
     known = browse.columns_of(folder)
     asked = args.columns and [name.strip() for name in args.columns.split(",")]
@@ -749,7 +768,8 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
                         help="continue a run whose configuration, data or parts changed; its manifest "
                              "records the change")  # fmt: skip
     parser.add_argument("--from", metavar="RUN", type=_folder, dest="begin_from",
-                        help="begin a new run with the weights and the tokenizer of another")  # fmt: skip
+                        help="begin a new run with the weights and the tokenizer of another, a folder or "
+                        "gs://BUCKET/NAME")  # fmt: skip
     parser.add_argument("--profile", metavar="FIRST:LAST", help="write a trace of these steps, both included, into "
                         "RUN/profile, such as 3:6; open it with xprof, TensorBoard or ui.perfetto.dev")  # fmt: skip
     _devices(parser)
@@ -774,7 +794,9 @@ def _sweep_arguments(parser: argparse.ArgumentParser) -> None:
                              "the second values, ... Each is run with every Run.seed (grid)")  # fmt: skip
     parser.add_argument("--count", type=int, metavar="N", help="combinations that --how random draws")
     parser.add_argument("--seed", type=int, metavar="N", help="of that draw (0)")
-    parser.add_argument("--jobs", type=_jobs, default=1, metavar="N", help="members trained at a time (1)")
+    parser.add_argument(
+        "--jobs", type=_number_of("members"), default=1, metavar="N", help="members trained at a time (1)"
+    )
     parser.add_argument("--population", action="store_true",
                         help="train all members in one program, in this process: members that differ in Run.seed and "
                              "in floats of objectives, optimizers and the sampler only")  # fmt: skip
@@ -805,10 +827,25 @@ def _comparison(parser: argparse.ArgumentParser) -> None:
                         help="over a variant's runs: the mean, or the interquartile mean (mean)")  # fmt: skip
 
 
-def _jobs(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of members; it must be at least 1")
-    return int(text)
+def _number_of(what: str, least: int = 1) -> Callable[[str], int]:
+    """Returns what reads an argument that counts `what`."""
+
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdecimal()) or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number of {what}; it must be at least {least}")
+        return int(text)
+
+    return read
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share; it must lie in [0, 1]")
+    return share
 
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
@@ -816,8 +853,8 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
                         "data and tokenizer are not opened")  # fmt: skip
     _bindings(parser, "the file")
     parser.add_argument("--topology", metavar="CHIP:GRID",
-                        help="such as v5e:4x8 or v5p:4x4x4; with --search, a chip alone, such as v5p, asks for the "
-                             "smallest slice that fits")  # fmt: skip
+                        help="such as v5e:4x8 or v5p:4x4x4, 2xv5p:4x4x4 for two slices; with --search, a chip alone, "
+                             "such as v5p, asks for the smallest slice that fits")  # fmt: skip
     parser.add_argument(
         "--stage", metavar="NAME", help="plan this stage only (default: all, with the step time of the last Online one)"
     )
@@ -955,14 +992,14 @@ def _data_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--against", metavar="EVAL", type=Path, action="append", default=[],
                         help="an evaluation set, to be compared with the rows' prompts; may be repeated")  # fmt: skip
     parser.add_argument("--against-layout", metavar="LAYOUT", help="how the evaluation sets are written")
-    parser.add_argument("--ngram", type=int, default=8, metavar="N",
+    parser.add_argument("--ngram", type=_number_of("words"), default=8, metavar="N",
                         help="words of an n-gram that counts as shared with them (default: 8)")  # fmt: skip
-    parser.add_argument("--overlap", type=float, default=0.5, metavar="SHARE",
+    parser.add_argument("--overlap", type=_share, default=0.5, metavar="SHARE",
                         help="share of an evaluation prompt's words above which it is held (default: 0.5)")  # fmt: skip
     parser.add_argument("--as", dest="source", metavar="SOURCE",
                         help="what rows become: Demonstrations, Preferences, Labeled (default: prompts)")  # fmt: skip
-    parser.add_argument("--rows", type=int, default=3, metavar="N", help="rows to show (default: 3)")
-    parser.add_argument("--most", type=int, default=10_000, metavar="N",
+    parser.add_argument("--rows", type=_number_of("rows", 0), default=3, metavar="N", help="rows to show (default: 3)")
+    parser.add_argument("--most", type=_number_of("rows"), default=10_000, metavar="N",
                         help="rows that the statistics look at (default: 10000)")  # fmt: skip
 
 
@@ -972,7 +1009,9 @@ def _rollouts_arguments(parser: argparse.ArgumentParser) -> None:
                         help="rows that meet it, such as \"reward < 0.5 and completion contains 'So'\"")  # fmt: skip
     parser.add_argument("--columns", metavar="A,B", help="what to show of each row (default: step, reward and texts; "
                         "in a file also what Dataset.layout = 'rollouts' reads)")  # fmt: skip
-    parser.add_argument("--most", type=int, metavar="N", help="rows at most (default: 20 on the screen, all in a file)")
+    parser.add_argument(
+        "--most", type=_number_of("rows"), metavar="N", help="rows at most (default: 20 on the screen, all in a file)"
+    )
     parser.add_argument("--out", metavar="FILE", type=Path, help="write the rows to a file, .jsonl or .csv")
 
 

@@ -199,6 +199,16 @@ def stored_attributes(stage: Stage, objective: Objective) -> int | None:
     return needs.score_outputs if needs.row_values and objective.unit_size == 1 else None
 
 
+def attribute_weights_of(stages: Sequence[Stage], role: str) -> tuple[float, ...] | None:
+    """Returns by which weights the last stage that weighs the outputs of a role's reward head makes one score of them,
+    of the moving average as of the role that it follows; None where no stage does."""
+    followed = [stage.trains for stage in stages if stage.optimizer.average is not None]
+    role = followed[-1] if role == AVERAGE and followed else role
+    reading = [stage for stage in stages if isinstance(stage, Online) and role in stage.rewards]
+    weights = [stage.attribute_weights for stage in reading if stage.attribute_weights is not None]
+    return weights[-1] if weights else None
+
+
 def segments_of(stage: Online, config: Config) -> int:
     """Returns in how many steps a completion is drawn."""
     return num_segments(stage.strategy, completion_length(stage, config))
@@ -387,7 +397,8 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[s
             raise ValueError(f"{name} learns from sampled rows; use it in an Online stage")
         source = row_of(tables, "sources", stage.source)
         if source.unit_size != objective.unit_size:
-            takes = {1: "single rows", 2: "pairs", 3: "pairs with a rationale"}
+            takes = {1: "single rows", 2: "pairs", 3: "pairs with a rationale", 6: "pairs after three prompts",
+                     8: "pairs of one user"}  # fmt: skip
             raise ValueError(
                 f"{name} takes {takes[objective.unit_size]}, and {type(stage.source).__name__} gives "
                 f"{takes[source.unit_size]}"

@@ -24,6 +24,7 @@ _SCHEME = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]*)://?")
 _SERIAL = itertools.count()
 MOST_OBJECT_BYTES = 16 << 20
 MOST_ROWS_BYTES = 4 << 30  # of a file of rows that is read as a whole
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx")  # ends of names
 TEMPORARY = ".jrl-tmp-"  # a name that starts so was never committed
 
 
@@ -36,7 +37,7 @@ def local(path: str | os.PathLike[str]) -> Path:
         raise ValueError(
             f"{text!r} is a {scheme[1]}:// address, and here only local files can be used. A gs:// address may be the "
             "run that `jrl train --run` trains, what fingerprint, doctor, eval, rollouts, sample, score and export "
-            "read, and the path of a model, a tokenizer or data; else copy it to this machine"
+            "read, --from, and the path of a model, a tokenizer or data; else copy it to this machine"
         )
     return Path(text)
 
@@ -49,6 +50,11 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 def readable(path: str | os.PathLike[str]) -> Path:
     """Returns where to read a file or a folder on this machine: `path` itself, or a local copy of gs://BUCKET/NAME."""
     return local_copy(os.fspath(path)) if is_remote(path) else local(path)
+
+
+def readable_without_weights(folder: str | os.PathLike[str]) -> Path:
+    """Returns where to read all of a published model but its weights: as `readable`, without fetching them."""
+    return local_copy(os.fspath(folder), without=WEIGHTS) if is_remote(folder) else local(folder)
 
 
 def readable_file(folder: str | os.PathLike[str], name: str) -> Path | None:

@@ -8,15 +8,23 @@ import datetime
 import email.utils
 import hashlib
 import http.server
+import io
 import json
 import random
 import re
 import threading
 import time
+import urllib.error
 import urllib.parse
 from collections.abc import Callable
 
+from jrl.bucket.client import Bucket
+from jrl.device.processes import ONE
+from jrl.run import bucket_run
+from jrl.run.lease import NO_LEASE
+
 PAGE = 50
+ADDRESS = "gs://bucket/run"
 
 
 class Store:
@@ -160,3 +168,55 @@ def serving(store: Store):
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@contextlib.contextmanager
+def addressed(copies, monkeypatch):
+    """Yields a store that addresses lead to, with the local copies of this machine in a folder."""
+    monkeypatch.setenv("JRL_BUCKET_COPIES", str(copies))
+    store = Store()
+    with serving(store) as endpoint:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", endpoint)
+        yield store
+
+
+class Died(BaseException):
+    """The process is dead: no request is sent any more."""
+
+
+def client(store, after=None, deadline_seconds=5.0):
+    """Returns a client of a store; the process dies before request number `after`."""
+    sent, lock = [0], threading.Lock()
+
+    def request(method, url, data, headers):
+        with lock:
+            if after is not None and sent[0] >= after:
+                raise Died
+            sent[0] += 1
+        status, body, answered = store.answer(method, url, data, headers)
+        if status == 0:
+            raise ConnectionResetError("cut")
+        if status >= 300:
+            raise urllib.error.HTTPError(url, status, "failed", None, io.BytesIO(body))
+        return body, answered
+
+    bucket = Bucket("bucket", endpoint="http://stand-in", deadline_seconds=deadline_seconds, environment={},
+                    sleep=lambda seconds: None, request=request)  # fmt: skip
+    bucket.sent = sent
+    return bucket
+
+
+def contents(folder):
+    """Returns the bytes by name of the files of a run folder that are committed."""
+    return {name: (folder / name).read_bytes() for name in bucket_run.committed_files(folder)}
+
+
+def opened(bucket, folder, processes=ONE):
+    """Returns what publishes the folder of a process, which then holds what is committed."""
+    commit, generation = bucket_run.claim_together(bucket, "run", ADDRESS, processes)
+    if processes.writer:
+        bucket_run.sweep(bucket, "run", commit)
+    folder.mkdir(exist_ok=True)
+    bucket_run.fetch(bucket, "run", commit, folder)
+    processes.barrier("fetched")
+    return bucket_run.Publisher(bucket, "run", ADDRESS, folder, NO_LEASE, commit, generation, processes)

@@ -158,6 +158,24 @@ def trials(request, record_property):
 
 
 @pytest.fixture
+def synced(monkeypatch):
+    """Returns a function: whether a file, as long as it is now, or a folder was forced to disk since the test began."""
+    sizes, sync = {}, os.fsync
+
+    def fsync(descriptor):
+        state = os.fstat(descriptor)
+        sizes[state.st_ino] = state.st_size
+        sync(descriptor)
+
+    def is_synced(path):
+        state = os.stat(path)
+        return state.st_ino in sizes and (os.path.isdir(path) or sizes[state.st_ino] == state.st_size)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return is_synced
+
+
+@pytest.fixture
 def mesh():
     """The mesh of one device, set for the test."""
     mesh = make_mesh(MeshShape(), jax.devices()[:1])

@@ -10,57 +10,26 @@ import shutil
 import signal
 import socket
 import threading
+import time
 import types
 import urllib.error
 
+import numpy as np
 import pytest
-from bucket_stand_in import Store, serving
+from bucket_stand_in import Died, Store, addressed, client, contents, opened, serving
+from safetensors.numpy import save
 
 from jrl import api, paths
 from jrl.bucket import credentials, local_copies
 from jrl.bucket.client import Bucket, BucketError, Conflict, Missing
 from jrl.bucket.crc32c import crc32c
-from jrl.run import bucket_run, identity, teacher
+from jrl.models.pretrained import peft, published
+from jrl.rollout.reward_gate import Gate, load_gate
+from jrl.run import begin_from, bucket_run, identity, teacher
 from jrl.run.checkpoints.lock import RunIsHeld
-from jrl.run.lease import Lease, take_lease
-
-
-class Died(BaseException):
-    """The process is dead: no request is sent any more."""
-
-
-def client(store, after=None, deadline_seconds=5.0):
-    """Returns a client of a store; the process dies before request number `after`."""
-    sent, lock = [0], threading.Lock()
-
-    def request(method, url, data, headers):
-        with lock:
-            if after is not None and sent[0] >= after:
-                raise Died
-            sent[0] += 1
-        status, body, answered = store.answer(method, url, data, headers)
-        if status == 0:
-            raise ConnectionResetError("cut")
-        if status >= 300:
-            raise urllib.error.HTTPError(url, status, "failed", None, io.BytesIO(body))
-        return body, answered
-
-    bucket = Bucket("bucket", endpoint="http://stand-in", deadline_seconds=deadline_seconds, environment={},
-                    sleep=lambda seconds: None, request=request)  # fmt: skip
-    bucket.sent = sent
-    return bucket
-
-
-FREE = Lease(lost=lambda: False, release=lambda: None)
-
-
-def opened(bucket, folder, name="run"):
-    """Returns what publishes a folder, which then holds what is committed."""
-    commit, generation = bucket_run.claim(bucket, name, "gs://bucket/run")
-    bucket_run.sweep(bucket, name, commit)
-    folder.mkdir(exist_ok=True)
-    bucket_run.fetch(bucket, name, commit, folder)
-    return bucket_run.Publisher(bucket, name, "gs://bucket/run", folder, FREE, commit, generation)
+from jrl.run.lease import take_lease
+from jrl.tasks.tokenizers import pieces
+from jrl.tools import inspect_data
 
 
 def write_step(folder, step):
@@ -73,10 +42,6 @@ def write_step(folder, step):
     (folder / "manifest.json").write_text("the run")
     (folder / "empty").write_bytes(b"")
     (folder / "metrics.jsonl").write_text("".join(f"row {i}\n" for i in range(step)))
-
-
-def contents(folder):
-    return {name: (folder / name).read_bytes() for name in bucket_run.committed_files(folder)}
 
 
 def after_step(tmp_path, step):
@@ -272,10 +237,10 @@ def test_files_and_folders_are_copied_once_for_each_generation(tmp_path, monkeyp
         }
         assert store.tokens == {None, "Bearer a-secret"}
         assert not [f for f in (tmp_path / "copies").rglob("*") if f.is_file() and b"a-secret" in f.read_bytes()]
-        local_copies._copy_of.cache_clear()
+        local_copies.forget_copies()
         put("data/rows.jsonl", b"another")
         assert paths.readable("gs://bucket/data/rows.jsonl").read_bytes() == b"another"
-        local_copies._copy_of.cache_clear()
+        local_copies.forget_copies()
         key = ("bucket", "data/rows.jsonl")
         store.objects[key] = (9999, b"rotten", 0.0)
         store._md5 = lambda data: "bm90IGl0"
@@ -312,6 +277,11 @@ def test_a_complete_copy_is_read_by_several_at_a_time(tmp_path, monkeypatch):
     assert not place.exists() and len(filled) == 2
     copy("2", "http://another")  # of the same name, and not the same bucket
     assert len(filled) == 3
+    halves = [place.with_name("of another.filling"), place.with_name(f"{local_copies.key_of('3')}.filling")]
+    for half in halves:  # left by processes that were killed
+        half.mkdir()
+        (half / "part").write_bytes(b"half")
+    assert list(copy("3").iterdir()) == [] and not any(half.exists() for half in halves)
 
 
 @pytest.mark.parametrize("secret", ["ya29.se\ncret", "ya29 secret", "ya29.secr\u00e9t", " "])
@@ -450,11 +420,7 @@ def test_a_run_that_is_refused_for_what_is_there_writes_nothing(tmp_path, monkey
 
 @pytest.fixture
 def served(tmp_path, monkeypatch):
-    """Yields a store that addresses lead to."""
-    monkeypatch.setenv("JRL_BUCKET_COPIES", str(tmp_path / "copies"))
-    store = Store()
-    with serving(store) as endpoint:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", endpoint)
+    with addressed(tmp_path / "copies", monkeypatch) as store:
         yield store
 
 
@@ -547,7 +513,7 @@ def test_signals_are_watched_while_the_folder_is_opened(monkeypatch):
     before, seen = signal.getsignal(signal.SIGTERM), []
 
     @contextlib.contextmanager
-    def opening(address):  # which may wait for a lock for a minute
+    def opening(address, processes):  # which may wait for a lock for a minute
         seen.append(signal.getsignal(signal.SIGTERM))
         raise RuntimeError("as far as needed")
         yield
@@ -560,3 +526,125 @@ def test_signals_are_watched_while_the_folder_is_opened(monkeypatch):
         with pytest.raises(RuntimeError, match="as far"):
             start("tiny", run="gs://bucket/run")
     assert len(seen) == 2 and before not in seen and signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_clone_of_the_local_copies_has_another_name(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "lock").touch()
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    first, again, clone = (bucket_run._name_of_copy(tmp_path / folder / "lock") for folder in "aab")
+    assert first == again != clone
+    if os.path.exists("/proc/sys/kernel/random/boot_id"):  # of another machine, and of another start of this one
+        assert first.startswith(open("/proc/sys/kernel/random/boot_id").read().strip())
+
+
+def test_a_lock_that_was_removed_is_written_again(caplog):
+    store = Store()
+    lease = take_lease(client(store), "lock", "gs://bucket/run", "a copy", seconds=0.08)
+    before = store.objects.pop(("bucket", "lock"))
+    end = time.monotonic() + 20
+    while ("bucket", "lock") not in store.objects and time.monotonic() < end:
+        time.sleep(0.01)
+    with pytest.raises(RunIsHeld):  # as before
+        take_lease(client(store), "lock", "gs://bucket/run", "another", seconds=1.0)
+    assert not lease.lost() and "was removed; it is written again" in caplog.text
+    owner = lambda stored: json.loads(stored[1])["owner"]
+    assert owner(store.objects["bucket", "lock"]) == owner(before)
+    lease.release()
+
+
+def test_a_reader_keeps_what_it_has_of_a_run_that_goes_on(tmp_path):
+    store, folder, steps = Store(), tmp_path / "run", iter(range(2, 6))
+    publisher = opened(client(store), folder)
+    (folder / "rollouts").mkdir()
+    (folder / "rollouts" / "large").write_bytes(b"x" * 100)
+    write_step(folder, 1)
+    publisher.publish()
+    reader = client(store)
+    commit, generation = bucket_run.read_commit(reader, "run", "gs://bucket/run")
+    request, lock = reader._request, threading.Lock()
+
+    def meanwhile(method, url, data, headers):  # a step is done whenever the state of one is asked for
+        with lock:
+            if "state" in url and (step := next(steps, None)) is not None:
+                write_step(folder, step)
+                publisher.publish()
+        return request(method, url, data, headers)
+
+    reader._request = meanwhile
+    (tmp_path / "read").mkdir()
+    store.requests.clear()
+    bucket_run.fetch_newest(reader, "run", "gs://bucket/run", tmp_path / "read", commit, generation)
+    expected = after_step(tmp_path, 5) | {"rollouts/large": b"x" * 100}
+    assert contents(tmp_path / "read") == expected
+    fetched = [name for method, name in store.requests if method == "GET"]
+    assert sum("rollouts/large" in name for name in fetched) == 1 and sum("state" in name for name in fetched) == 5
+
+
+def test_a_commit_that_failed_is_not_tried_again_at_the_end(served):
+    with pytest.raises(BucketError, match="no permission"), bucket_run.open_run_folder("gs://bucket/run") as folder:
+        (folder.path / "manifest.json").write_text("the run")
+        served.forbidden.add("bucket")
+        folder.publish()
+    assert sum(method == "POST" and "/files/" in name for method, name in served.requests) == 1
+    served.forbidden.clear()
+    with pytest.raises(KeyError), bucket_run.open_run_folder("gs://bucket/run") as folder:
+        (folder.path / "manifest.json").write_text("the run")
+        raise KeyError("of the run itself")
+    assert "manifest.json" in bucket_run.read_commit(client(served), "run", "gs://bucket/run")[0].files
+
+
+def test_what_needs_no_weights_fetches_none(served):
+    put = client(served).put
+    put("model/config.json", b'{"model_type": "gpt2"}')
+    put("model/tokenizer.model", b"pieces")
+    put("model/model.safetensors", b"x" * 1000)
+    assert published.read_config("gs://bucket/model") == {"model_type": "gpt2"}
+    assert published.companions_of("gs://bucket/model") == {"tokenizer.model": b"pieces"}
+    assert ("GET", "model/model.safetensors") not in served.requests
+    put("model/model.safetensors", b"y" * 1000)
+    with pytest.raises(Missing, match=r"was replaced|No such object"):  # weights are those that the config came with
+        paths.readable("gs://bucket/model")
+
+
+def test_bytes_and_names_of_a_copy_are_durable_before_it_is_there(served, monkeypatch):
+    client(served).put("model/sub/config.json", b"{}")
+    done = []
+    fsync, rename = os.fsync, os.rename
+    monkeypatch.setattr(os, "fsync", lambda file: (done.append(os.readlink(f"/proc/self/fd/{file}")), fsync(file)))
+    monkeypatch.setattr(os, "rename", lambda a, b: (done.append("rename"), rename(a, b)))
+    paths.readable("gs://bucket/model")
+    synced = done[: done.index("rename")]
+    assert [sum(path.endswith(end) for path in synced) for end in ("/config.json", "/sub", ".filling")] == [1, 1, 1]
+
+
+def test_a_run_in_a_bucket_is_begun_from(served, tmp_path):
+    with bucket_run.open_run_folder("gs://bucket/run") as folder:
+        for step in (1, 2):
+            write_step(folder.path, step)
+            folder.publish()
+    origin = begin_from.origin_of(tmp_path, "gs:/bucket/run/")
+    assert (origin.run, origin.step) == ("gs://bucket/run", 2)
+    assert (origin.folder / "checkpoints" / "00000002" / "state").read_bytes() == bytes([2]) * 1000
+    manifest = {"format": 1, "identity": {}, "environment": {}, **begin_from.manifest_entry(origin)}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    again = begin_from.origin_of(tmp_path, None)
+    assert again[:2] == origin[:2] and again.folder == origin.folder
+    assert begin_from.origin_of(tmp_path, "gs://bucket/run")[:2] == origin[:2]
+    with pytest.raises(identity.RefusedIdentity, match="did not begin with the weights of"):
+        begin_from.origin_of(tmp_path, "gs://bucket/other")
+
+
+def test_adapters_gates_pieces_and_inspected_rows_may_be_in_a_bucket(served):
+    put = client(served).put
+    put("adapter/adapter_config.json", b'{"peft_type": "LORA"}')
+    with pytest.raises(ValueError, match=r"has no adapter_model\.safetensors"):
+        peft.read("gs://bucket/adapter")
+    put("gate.safetensors", save({"layers.0.weight": np.ones((1, 3), np.float32), "layers.0.bias": np.ones(1)}))
+    gate = Gate(path="gs://bucket/gate.safetensors")
+    assert [weight.shape for weight, _ in load_gate(gate, ["good"], 3)] == [(1, 3)]
+    put("pieces.model", b"no model")
+    with pytest.raises(ValueError, match=r"gs://bucket/pieces\.model"):
+        pieces.build(pieces.SentencePiece(path="gs://bucket/pieces.model"), ())
+    put("rows.jsonl", b'{"prompt": "1 + 1 =", "answer": "2"}\n')
+    assert len(inspect_data.open_file("gs:/bucket/rows.jsonl", None, None, None).source) == 1

@@ -6,6 +6,7 @@ import importlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -130,6 +131,28 @@ def test_exit_codes_of_the_contract():
     assert cli.exit_code(FileNotFoundError(2, "No such file")) == 2
     assert cli.exit_code(MemoryError()) == 4
     assert cli.exit_code(KeyError("x")) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["data", "inspect", "rows.jsonl", "--ngram", "0"], "'0' is not a number of words; it must be at least 1"),
+        (["data", "inspect", "rows.jsonl", "--overlap", "3"], "'3' is not a share; it must lie in [0, 1]"),
+        (["data", "inspect", "rows.jsonl", "--rows", "-1"], "'-1' is not a number of rows; it must be at least 0"),
+        (["rollouts", "run", "--most", "0"], "'0' is not a number of rows; it must be at least 1"),
+        (["sweep", "tiny", "--out", "x", "--jobs", "two"], "'two' is not a number of members; it must be at least 1"),
+    ],
+)
+def test_numbers_of_arguments_are_checked(arguments, reason, capsys):
+    assert cli.main(arguments) == cli.REFUSED and reason in capsys.readouterr().err
+
+
+def test_an_input_is_refused_alike_however_jrl_is_started():
+    command = [sys.executable, "-m", "jrl.cli", "train", "tiny", "--processes", "0"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (
+        cli.REFUSED, "jrl: --processes is 0; it counts processes and must be at least 1\n",
+    )  # fmt: skip
 
 
 def test_an_error_nobody_foresaw_shows_its_trace(command, monkeypatch):
@@ -364,6 +387,10 @@ def test_eval_needs_an_eval_section_and_then_prints_every_number(run, command, t
     code, text, _ = command("eval", run, *given, "--out", out)
     printed = json.loads(out.read_text())
     assert code == 0 and (printed["step"], printed["n"], printed["samples"]) == (2, 4, 2)
+    expected = {"jrl": jrl.__version__, "jax": jax.__version__, "task": "Addition", "temperature": 1.0, "seed": 0,
+                "verifiers": ["Regex"]}  # fmt: skip
+    assert {name: printed["protocol"][name] for name in expected} == expected
+    assert 0 <= printed["truncated"] <= 1 and re.fullmatch("[0-9a-f]{8}", printed["weights_fingerprint"])
     for name in ("avg@2", "pass@1", "pass@2", "majority@1", "majority@2", "mean reward of the best of 2"):
         assert name in text
 
@@ -430,6 +457,7 @@ def test_every_table_of_a_run_can_be_listed(command):
     assert all(command("list", kind)[0] == 0 for kind in tables)
     assert {row["name"] for row in catalog.rows("sources")} == {
         "ConditionedPreferences",
+        "ContrastedPreferences",
         "Corrections",
         "Demonstrations",
         "Labeled",
@@ -437,6 +465,7 @@ def test_every_table_of_a_run_can_be_listed(command):
         "Rated",
         "RationalePreferences",
         "StepLabels",
+        "UserPreferences",
     }
 
 

@@ -12,7 +12,7 @@ from jrl.rollout.evaluate import numbers, report
 from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.tokenizers.bytes import Bytes
 from jrl.tasks.verdict import Status
-from jrl.tools.evaluation import reevaluate, win_rates
+from jrl.tools.evaluation import reevaluate, table, win_rates
 
 C, W, U, E = Status.CORRECT, Status.WRONG, Status.UNPARSABLE, Status.INFRA_ERROR
 
@@ -42,6 +42,14 @@ def test_correct_answers_vote_as_one_however_they_are_worded():
     # 2 right in different words, 1 wrong, 1 unreadable, which does not vote: right wins 2 to 1.
     actual = report(np.array([[C, C, W, U]], np.int8), ["1/2", "0.5", "3", "?"], ["a"])
     assert actual["majority_at_k"]["4"]["mean"] == 1.0
+
+
+def test_different_answers_of_a_prompt_are_counted():
+    # Both right ones are one answer, the unreadable one is none: {right, 3} and {4, 5, 6}.
+    actual = report(np.array([[C, C, W, U], [W, W, W, W]], np.int8), "1/2 0.5 3 ? 4 5 6 4".split(), ["a"] * 2)
+    assert actual["distinct"]["mean"] == 2.5 and actual["distinct"]["n"] == 2
+    assert "different answers of a prompt's 4 samples: 2.50 [2.00, 3.00]" in table({**actual, "step": 1})
+    assert "distinct" not in report(np.array([[C], [W]], np.int8), ["1", "2"], ["a"] * 2)
 
 
 def test_an_evaluation_in_which_nothing_could_be_scored_has_no_mean():

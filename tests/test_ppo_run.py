@@ -109,6 +109,10 @@ def test_adapters_are_trained_with_a_head_beside_them_at_lag_one_with_groups(tmp
     straight, cut = tmp_path / "straight", tmp_path / "cut"
     steps = run(straight, *bindings)
     assert steps[0].metrics["ratio"] == 1  # of the only update of its batch
+    of_weights = lambda step: (step.metrics["mismatch/k3"], step.metrics["mismatch/effective_share"])
+    # Step 1 learns from its own weights' samples, the others from those of the weights before.
+    assert of_weights(steps[0]) == pytest.approx((0, 1), abs=1e-5)
+    assert all(k3 > 1e-5 and share < 1 - 1e-5 for k3, share in map(of_weights, steps[1:]))
     run(cut, *bindings, stop_after=3)
     run(cut, *bindings)
     assert run_hash.run_fingerprint(cut, 4) == run_hash.run_fingerprint(straight, 4)

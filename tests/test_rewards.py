@@ -297,7 +297,7 @@ def test_a_run_resumes_with_the_judge_it_began_with(folder, tmp_path, monkeypatc
     at, run = tmp_path / "judge", tmp_path / "run"
     shutil.copytree(folder, at)
     run.mkdir()
-    monkeypatch.setattr(paths, "local_copy", lambda address: at)  # of a judge in a bucket
+    monkeypatch.setattr(paths, "local_copy", lambda address, without=(): at)  # of a judge in a bucket
     config = RewardModel(path="gs://bucket/judge", weights=(1.0, 0.5), length=32, batch=2)
     cache = SimpleNamespace(program=lambda name, fn: jax.jit(fn))
     opens = lambda: open_reward_model(config, one_device(), cache, run, lambda *value: None, lambda count: [])

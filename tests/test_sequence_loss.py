@@ -336,6 +336,34 @@ def test_a_score_is_read_at_the_last_token_of_a_sequence_among_others(layout):
     assert np.isnan(by_sequence[~real]).all()
 
 
+def test_the_mean_score_of_roles_weighs_the_outputs_of_each_as_the_run_does():
+    _, config = LAYOUTS["packed, micro-batches"]
+    mesh, rows, cfg = make_mesh(MeshShape(), jax.devices()[:1]), stored(), model_config("float32")
+    packing = planned(rows, config, 1)
+
+    @jax.jit
+    def scores(weights, rows, packing):
+        packed = pack_tokens(rows.tokens, rows.action_mask, packing, jnp.float32(1))
+        head = weights.heads[REWARD]
+        roles = {
+            "one": weights,
+            "three": weights._replace(heads={REWARD: jnp.concatenate([head, 2 * head, -head], -1)}),
+        }
+        given = dict(model=MODEL, cfg=cfg)
+        mean = lambda **of: learner.mean_scores(roles, packed, attribute_weights=of, **given)
+        alone = learner.sequence_scores(weights, packed, **given)
+        return alone, mean(one=None, three=None), mean(one=None, three=(1.0, 0.5, -2.0)), mean(three=(1.0, 0.5, -2.0))
+
+    with jax.set_mesh(mesh):
+        placed_rows = place_rows(rows, mesh), place_plan(packing, mesh)
+        found = scores(placed(drawn("float32", 3), cfg, mesh), *placed_rows)
+    alone, plain, weighed, of_three = (np.asarray(x)[packing.sequence < N] for x in found)
+    assert np.abs(alone).max() > 0.1
+    np.testing.assert_allclose(plain, alone * (1 + 2 / 3) / 2, rtol=1e-5, atol=1e-6)  # (1 + 2 - 1) / 3
+    np.testing.assert_allclose(of_three, alone * 4, rtol=1e-5, atol=1e-6)  # 1 + 0.5 * 2 + 2
+    np.testing.assert_allclose(weighed, alone * 2.5, rtol=1e-5, atol=1e-6)  # (1 + 4) / 2
+
+
 @pytest.mark.parametrize("shards", [1, 4])
 @pytest.mark.parametrize("dtype", ["float32", "int32", "bool"])
 def test_by_place_is_what_numpy_picks(shards, dtype):

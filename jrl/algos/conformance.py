@@ -308,7 +308,7 @@ def a_critics_loss_is_of_values_alone(objective: Objective, config: Any) -> None
 
 def masked_sequences_do_not_matter(objective: Objective, config: Any) -> None:
     """NaN in log-probs, scores and labels under the mask reaches neither loss, metrics nor gradient."""
-    sequences, state = _sequences(objective, config), objective.init_state(config)
+    sequences, state = given_sequences(objective, config), objective.init_state(config)
     counts = lambda x: sequences.mask.reshape(*sequences.mask.shape, *[1] * (x.ndim - 2))
     poison = lambda x: jnp.where(counts(x), x, jnp.nan) if jnp.issubdtype(x.dtype, jnp.floating) else x
     poisoned = jax.tree.map(poison, sequences).replace(length=jnp.where(sequences.mask, sequences.length, 0))
@@ -328,7 +328,7 @@ def masked_sequences_do_not_matter(objective: Objective, config: Any) -> None:
 
 def metrics_of_sequences_carry_no_gradient(objective: Objective, config: Any) -> None:
     """Every metric of sequence_loss has the shape of the loss and is not differentiated."""
-    sequences, state = _sequences(objective, config), objective.init_state(config)
+    sequences, state = given_sequences(objective, config), objective.init_state(config)
     loss, metrics = objective.sequence_loss(config, sequences, state)
     _true(loss.shape == sequences.mask.shape, f"the loss has shape {loss.shape}, the mask {sequences.mask.shape}")
     _same_shape(metrics, loss)
@@ -340,7 +340,7 @@ def metrics_of_sequences_carry_no_gradient(objective: Objective, config: Any) ->
 
 def places_of_sequences_do_not_matter(objective: Objective, config: Any) -> None:
     """Other places in the row, and other numbers for the units, move the losses with their sequences."""
-    sequences, state = _sequences(objective, config), objective.init_state(config)
+    sequences, state = given_sequences(objective, config), objective.init_state(config)
     order = jnp.asarray(np.random.default_rng(0).permutation(sequences.mask.shape[-1]))
     moved = jax.tree.map(lambda x: x[:, order], sequences)
     moved = moved.replace(unit=jnp.where(moved.unit < 0, -1, jnp.max(sequences.unit) - moved.unit))
@@ -350,7 +350,7 @@ def places_of_sequences_do_not_matter(objective: Objective, config: Any) -> None
 
 def packing_sequences_does_not_matter(objective: Objective, config: Any) -> None:
     """The units of two rows, or all packed in one, have the same losses."""
-    apart, state = _sequences(objective, config), objective.init_state(config)
+    apart, state = given_sequences(objective, config), objective.init_state(config)
     join = lambda x: x.reshape(1, -1, *x.shape[2:])
     together = jax.tree.map(join, apart)
     loss, packed = (objective.sequence_loss(config, given, state)[0] for given in (apart, together))
@@ -359,7 +359,7 @@ def packing_sequences_does_not_matter(objective: Objective, config: Any) -> None
 
 def a_tie_has_one_loss(objective: Objective, config: Any) -> None:
     """Pairs whose scores, log-probs and lengths are equal have one loss, whichever of the two is preferred."""
-    sequences, state = _sequences(objective, config), objective.init_state(config)
+    sequences, state = given_sequences(objective, config), objective.init_state(config)
     level = lambda x, value: None if x is None else jnp.full_like(x, value)
     tied = sequences.replace(
         logprob=level(sequences.logprob, -2.0),
@@ -379,7 +379,7 @@ def a_tie_has_one_loss(objective: Objective, config: Any) -> None:
 
 def a_step_without_sequences_has_loss_zero(objective: Objective, config: Any) -> None:
     """Where every sequence is masked the denominator is at least 1, and loss and gradient are 0 instead of 0 / 0."""
-    sequences = _sequences(objective, config)
+    sequences = given_sequences(objective, config)
     nothing = jnp.zeros_like(sequences.mask)
     sequences = sequences.replace(mask=nothing)
     denominator = objective.sequence_denominator(config, nothing.reshape(-1), sequences.unit.reshape(-1))
@@ -547,6 +547,7 @@ def sample_sequences(unit_size: int = 2) -> Sequences:
         baseline=jnp.full((2, places), 0.3, jnp.float32),
         behaviour_logprob=logprob + draw(-0.5, 0.5),
         value=draw(0, 1),
+        contrast=draw(-1, 1),
     )
 
 
@@ -586,7 +587,8 @@ def _tokens(objective: Objective, config: Any) -> Tokens:
     return tokens
 
 
-def _sequences(objective: Objective, config: Any) -> Sequences:
+def given_sequences(objective: Objective, config: Any) -> Sequences:
+    """Returns the sample sequences with what a run would give the objective."""
     needs, sequences = objective.needs(config), sample_sequences(objective.unit_size)
     if needs.score_outputs > 1:
         several = lambda x: jnp.stack([x + k / 10 for k in range(needs.score_outputs)], axis=-1)
@@ -596,6 +598,7 @@ def _sequences(objective: Objective, config: Any) -> Sequences:
         ref_logprob=sequences.ref_logprob if needs.reference else None,
         score=sequences.score if needs.score else None,
         behaviour_logprob=None if objective.pairs is None else sequences.behaviour_logprob,
+        contrast=sequences.contrast if needs.contrast else None,
     )
 
 
@@ -603,7 +606,7 @@ def _inputs(objective: Objective, config: Any) -> dict[str, Any]:
     """Returns the input of each function that the row has."""
     return {
         name: build(objective, config)
-        for name, build in (("advantages", _groups), ("token_loss", _tokens), ("sequence_loss", _sequences))
+        for name, build in (("advantages", _groups), ("token_loss", _tokens), ("sequence_loss", given_sequences))
         if getattr(objective, name) is not None
     }
 

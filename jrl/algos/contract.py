@@ -100,6 +100,8 @@ class Sequences:
     value: Array | None = None
     # [..., S] float32, sum under the distribution that drew the tokens; None: they were not sampled
     behaviour_logprob: Array | None = None
+    # [..., S] float32, sum of r_t lp_t with T-REG's token rewards, differentiated in lp, where Needs.contrast
+    contrast: Array | None = None
 
 
 class ValueBins(NamedTuple):
@@ -122,6 +124,8 @@ class Needs(NamedTuple):
     value_bins: ValueBins | None = None  # of that head, whose values are then expectations; None: it gives numbers
     row_values: bool = False  # of stored rows, what the data say that each is worth (Sequences.value)
     scored_by: tuple[str, ...] = ()  # roles of earlier stages whose mean score is Sequences.value of stored rows
+    # of stored rows, token rewards by the reference's contrast of two other prompts (P25), as Sequences.contrast
+    contrast: bool = False
     score: bool = False  # a reward head on the trained model, read at the last token of every sequence
     score_outputs: int = 1  # numbers that it gives, such as one for each attribute of a response
     entropy_gradient: bool = False

@@ -175,7 +175,7 @@ class Bucket:
         raise BucketError(errno.EIO, f"gs://{self.name}/{name} arrives with other bytes than its hash says")
 
     def download(self, stored: Object, path: str | os.PathLike[str]) -> None:
-        """Writes an object of that generation to a file, piece by piece, and compares it with its hash."""
+        """Writes an object of that generation to a file, durably, piece by piece, and compares it with its hash."""
         if stored.md5 is None and stored.crc32c is None:
             stored = self._with_hash(stored)
         md5, crc, url = hashlib.md5(usedforsecurity=False), 0, f"/storage/v1/b/{self.name}/o/{_quoted(stored.name)}"
@@ -193,6 +193,8 @@ class Bucket:
                     crc = crc32c(body, crc)
                 else:
                     md5.update(body)
+            file.flush()
+            os.fsync(file.fileno())
         got = _base64(crc.to_bytes(4, "big")) if stored.md5 is None else _base64(md5.digest())
         if got != (stored.crc32c if stored.md5 is None else stored.md5):
             raise BucketError(errno.EIO, f"gs://{self.name}/{stored.name} arrived with other bytes than its hash says")

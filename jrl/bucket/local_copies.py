@@ -8,7 +8,6 @@ import functools
 import hashlib
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 from jrl.bucket.client import Bucket, Missing, Object, split_address
 
 THREADS = 8
+FILLING = ".filling"  # behind the name of a copy that is not complete
 _in_use: dict[Path, int] = {}  # the copies that this process reads, and the descriptors of their locks
 
 
@@ -60,17 +60,40 @@ def complete_copy(bucket: Bucket, name: str, state: str, fill: Callable[[Path], 
 
 def _fill_once(place: Path, fill: Callable[[Path], None]) -> None:
     """Fills a folder that is missing. Of several who want it one does; the others wait for it."""
-    with contextlib.closing(os.fdopen(_open_lock(place.with_name(f"{place.name}.filling")), "rb")) as lock:
+    with contextlib.closing(os.fdopen(_open_lock(_filling(place)), "rb")) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if place.exists():
             return
-        filling = Path(tempfile.mkdtemp(dir=place.parent, prefix=".filling-"))
+        shutil.rmtree(_filling(place), ignore_errors=True)  # of a process that was killed
+        _filling(place).mkdir(mode=0o700)
         try:
-            fill(filling)
-            os.rename(filling, place)
+            fill(_filling(place))
+            _sync_folders(_filling(place))
+            os.rename(_filling(place), place)
+            _sync_folder(place.parent)
         except BaseException:
-            shutil.rmtree(filling, ignore_errors=True)
+            shutil.rmtree(_filling(place), ignore_errors=True)
             raise
+
+
+def _filling(place: Path) -> Path:
+    """Returns the folder that becomes a copy once it is complete."""
+    return place.with_name(f"{place.name}{FILLING}")
+
+
+def _sync_folders(root: Path) -> None:
+    """Makes the names of all files in a folder survive a loss of power, as their bytes do."""
+    for folder, _, _ in os.walk(root):
+        _sync_folder(folder)
+
+
+def _sync_folder(folder: str | os.PathLike[str]) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network file systems cannot; what is lost there is fetched again
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _open_lock(place: Path) -> int:
@@ -78,39 +101,61 @@ def _open_lock(place: Path) -> int:
 
 
 def _remove_unused(home: Path, used: Path) -> None:
+    """Removes the copies that no process reads or fills, of which a killed process may have left a half."""
     for other in home.iterdir():
-        if other == used or other.suffix == ".lock" or other.name.startswith("."):
+        if other == used or other.suffix == ".lock":
             continue
         with contextlib.closing(os.fdopen(_open_lock(other), "rb")) as lock, contextlib.suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(other, ignore_errors=True)
 
 
-def local_copy(address: str) -> Path:
+def local_copy(address: str, without: tuple[str, ...] = ()) -> Path:
     """Returns a local copy of the file or the folder at gs://BUCKET/NAME, as it was when this process first asked.
+
+    Args:
+      without: how the names of files of a folder end that are not copied.
 
     Raises: BucketError where there is nothing, or it may not be read.
     """
     name, path = split_address(address)
-    return _copy_of(name, path, Bucket(name).endpoint)
+    return _copy_of(name, path, Bucket(name).endpoint, without)
 
 
 @functools.cache
-def _copy_of(name: str, path: str, endpoint: str) -> Path:
-    bucket, address = Bucket(name, endpoint=endpoint), f"gs://{name}/{path}"
-    if (single := bucket.stat(path)) is not None:
-        stored = {path.rsplit("/", 1)[-1]: single}
-    else:
-        stored = {one.name[len(path) + 1 :]: one for one in bucket.list(f"{path}/") if not one.name.endswith("/")}
-        if not stored:
-            raise Missing(2, f"{address}: there is no such file, and no folder of that name, in the bucket")
+def _copy_of(name: str, path: str, endpoint: str, without: tuple[str, ...]) -> Path:
+    bucket, last = Bucket(name, endpoint=endpoint), path.rsplit("/", 1)[-1]
+    stored, is_file = _look(name, path, endpoint)
+    if not is_file:
+        stored = {file: one for file, one in stored.items() if not file.endswith(without)}
     state = "\n".join(f"{file} {one.generation} {one.bytes}" for file, one in sorted(stored.items()))
-    last = path.rsplit("/", 1)[-1]
-    fill = lambda folder: _download(bucket, stored, folder / last, is_file=single is not None)
+    fill = lambda folder: _download(bucket, stored, folder / last, is_file=is_file)
     return complete_copy(bucket, path, state, fill) / last
 
 
+@functools.cache
+def _look(name: str, path: str, endpoint: str) -> tuple[dict[str, Object], bool]:
+    """Returns what is at a name by file, and whether that is one file. Every copy that a process takes is of this."""
+    bucket = Bucket(name, endpoint=endpoint)
+    if (single := bucket.stat(path)) is not None:
+        return {path.rsplit("/", 1)[-1]: single}, True
+    stored = {one.name[len(path) + 1 :]: one for one in bucket.list(f"{path}/") if not one.name.endswith("/")}
+    if not stored:
+        raise Missing(2, f"gs://{name}/{path}: there is no such file, and no folder of that name, in the bucket")
+    return stored, False
+
+
+def forget_copies() -> None:
+    """Has the next reader of this process look at the buckets again."""
+    _copy_of.cache_clear()
+    _look.cache_clear()
+
+
 def _download(bucket: Bucket, stored: dict[str, Object], target: Path, *, is_file: bool) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not is_file:
+        target.mkdir(exist_ok=True)  # also where nothing is copied
+
     def one(item: tuple[str, Object]) -> None:
         place = target if is_file else inside(target, item[0])
         place.parent.mkdir(parents=True, exist_ok=True)

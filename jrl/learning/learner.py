@@ -9,7 +9,7 @@ the end, so that loss and gradient depend neither on packing, nor on micro-batch
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -28,12 +28,14 @@ from jrl.learning.optimizers.groups import trained_only
 from jrl.learning.previous import with_previous
 from jrl.models.contract import Model, PrefixSegments, merge_params, without_gradient
 from jrl.models.heads import REWARD, VALUE, read_head, read_values
+from jrl.ops import reduce, segments
 from jrl.ops import router as routers
-from jrl.ops import segments
 from jrl.ops.divergence import token_divergence
 from jrl.ops.logprobs import state_values, token_logprobs
 from jrl.ops.members import most_of_members, where_member
+from jrl.ops.mismatch import mismatch_of_means, mismatch_terms
 from jrl.ops.reference import reset_due
+from jrl.ops.token_regularization import token_contrast
 from jrl.ops.two_hot import bins_of, two_hot_value
 from jrl.types import (
     Array,
@@ -44,6 +46,7 @@ from jrl.types import (
     TrainState,
 )
 
+MISMATCH = "mismatch/"  # before the names of metrics
 MICRO_BATCHES = "micro_batches"  # scope of the loops over them: `jrl plan` counts by its name
 
 
@@ -238,11 +241,25 @@ def sequence_scores(
 
 
 def mean_scores(
-    weights: dict[str, Weights], packed: PackedBatch, *, roles: Sequence[str], model: Model, cfg: Any
+    weights: dict[str, Weights],
+    packed: PackedBatch,
+    *,
+    attribute_weights: Mapping[str, tuple[float, ...] | None],
+    model: Model,
+    cfg: Any,
 ) -> Array:
-    """Returns the mean over roles of what their reward heads say of every sequence, of a head with several outputs
-    their mean, [M, R, S] float32; anything where a place is empty. weights: of these roles, and perhaps of others."""
-    return sum(sequence_scores(weights[role], packed, model=model, cfg=cfg) for role in roles) / len(roles)
+    """Returns the mean over roles of what their reward heads say of every sequence, [M, R, S] float32; anything where a
+    place is empty.
+
+    Args:
+      weights: of these roles, and perhaps of others.
+      attribute_weights: role -> as `sequence_scores` takes them.
+    """
+    scores = [
+        sequence_scores(weights[role], packed, model=model, cfg=cfg, attribute_weights=of_outputs)
+        for role, of_outputs in attribute_weights.items()
+    ]
+    return sum(scores) / len(scores)
 
 
 def _over_micro_batches(
@@ -389,7 +406,17 @@ def sequence_terms(
     """Returns weight times loss of every sequence, [R, S], and sums of the objective's metrics over them, [] each."""
     targets, ref_logprobs = micro.targets, micro.recomputed.ref_logprobs
     sequences = sequences_of(micro.packed, targets, micro.loss_mask, reading.logprobs, ref_logprobs)
-    sequences = sequences.replace(score=reading.scores)
+    contrast = None
+    if objective.needs(config).contrast:
+        by_place = (targets.label, targets.unit, targets.counts)
+        reward = token_contrast(ref_logprobs, micro.loss_mask, micro.packed.segment, *by_place)
+        contrast = segments.segment_sum(
+            reward * reduce.masked(reading.logprobs, micro.loss_mask),
+            micro.loss_mask,
+            micro.packed.segment,
+            num_segments=targets.label.shape[-1],
+        )
+    sequences = sequences.replace(score=reading.scores, contrast=contrast)
     per_sequence, metrics = objective.sequence_loss(config, sequences, state)
     sums = {name: jnp.where(targets.counts, value, 0).sum() for name, value in metrics.items()}
     return jnp.where(targets.counts, targets.weight * per_sequence, 0), sums
@@ -400,9 +427,19 @@ def _common(reading: Reading, micro: TrainBatch) -> dict[str, Array]:
     if reading.logprobs is None:
         return {}
     metrics = {"policy/entropy": reading.entropy, "policy/logprob": reading.logprobs}
-    if micro.packed.sampler_logprobs is not None:
-        metrics["policy/sampler_difference"] = jnp.abs(reading.logprobs - micro.packed.sampler_logprobs)
+    sampled = micro.packed.sampler_logprobs
+    if sampled is not None:
+        metrics["policy/sampler_difference"] = jnp.abs(reading.logprobs - sampled)
+        old = micro.recomputed.old_logprobs
+        terms = mismatch_terms(sampled, reading.logprobs if old is None else old, micro.loss_mask)
+        metrics |= {f"{MISMATCH}{name}": value for name, value in terms.items()}
     return metrics
+
+
+def _with_mismatch(metrics: dict[str, Array]) -> dict[str, Array]:
+    """Returns the metrics of an update with M17 and M18 of its tokens in the place of the means that they are of."""
+    means = {name.removeprefix(MISMATCH): metrics.pop(name) for name in list(metrics) if name.startswith(MISMATCH)}
+    return metrics | {f"{MISMATCH}{name}": value for name, value in (mismatch_of_means(means) if means else {}).items()}
 
 
 def _router_sums(logits: Array, micro: TrainBatch, places: int, per_token: int) -> tuple[dict[str, Array], Array]:
@@ -476,7 +513,7 @@ def update(
         "update/skipped_nonfinite": (~finite).astype(jnp.float32),
         "update/skipped_empty": (finite & (num_tokens == 0)).astype(jnp.float32),
         "update/norm": jnp.where(sound, optax.tree.norm(updates), 0),
-        **{name: value / tokens for name, value in sums.metrics.items()},
+        **_with_mismatch({name: value / tokens for name, value in sums.metrics.items()}),
         **{name: value / batch.targets.denominator for name, value in sums.sequence_metrics.items()},
         **({} if sums.load is None else _load_metrics(sums.load)),
         "update/tokens": num_tokens,

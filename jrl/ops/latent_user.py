@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jrl.ops import reduce
 
 Array = jax.Array
+NODES, WEIGHTS = np.polynomial.hermite.hermgauss(20)  # of integrals with exp(-x^2)
 
 
 def latent_kl(mean: Array, log_std: Array) -> Array:
@@ -43,6 +47,25 @@ def latent_preference(score: Array, other_score: Array, kl: Array, *, weight: Ar
     Source: VPL, Poddar et al. 2408.10075 eq. 3.
     """
     return jax.nn.softplus(reduce.widen(other_score) - score) + weight * kl
+
+
+def expected_latent_preference(mean: Array, variance: Array, kl: Array, *, weight: Array | float) -> Array:
+    """Returns the mean of P36's loss over z where the difference of a pair's rewards is linear in z,
+    E[-log sigmoid(d)] + weight * KL with d ~ N(mean, variance), [...], by 20 nodes of Gauss and Hermite.
+
+    Args:
+      mean, variance: [...] float, variance at least 0. kl: [...] float, of the pair's user.
+
+    Source: VPL, Poddar et al. 2408.10075 eq. 3, which draws one z for every pair instead.
+    """
+    mean, variance = reduce.widen(mean), reduce.widen(variance)
+    some = variance > 0
+    deviation = jnp.where(some, jnp.sqrt(jnp.where(some, variance, 1)), 0)  # the slope of sqrt at 0 is infinite
+    nodes, weights = (jnp.asarray(x, mean.dtype) for x in (math.sqrt(2) * NODES, WEIGHTS / math.sqrt(math.pi)))
+    along = (1,) * mean.ndim + (-1,)
+    score = mean[..., None] + deviation[..., None] * nodes.reshape(along)
+    loss = latent_preference(score, jnp.zeros_like(score), jnp.zeros_like(score), weight=0.0)
+    return jnp.sum(loss * weights.reshape(along), axis=-1) + weight * kl
 
 
 def win_scaled(score: Array, mask: Array) -> Array:

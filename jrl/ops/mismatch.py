@@ -46,6 +46,40 @@ def sampler_mismatch(behaviour_logprobs: Array, old_logprobs: Array, mask: Array
     }
 
 
+def mismatch_terms(sampler_logprobs: Array, old_logprobs: Array, mask: Array) -> dict[str, Array]:
+    """Returns what M17's and M18's means over tokens are of, {name: [..., T] float32 or wider}, 0 where masked:
+    k1 = delta and k3 = exp(-delta) - 1 + delta with delta = sampler - old, the weight w = exp(-delta), and its square.
+
+    Their means over parts of a batch add up, where a correlation or a maximum would not.
+
+    Args:
+      as of `sampler_mismatch`.
+    """
+    weight = reduce.masked(ratios.ratio(old_logprobs, sampler_logprobs, mask), mask)
+    return {
+        "k1": kl.k1(sampler_logprobs, old_logprobs, mask),
+        "k3": kl.k3(sampler_logprobs, old_logprobs, mask),
+        "weight": weight,
+        "weight_squared": weight**2,
+    }
+
+
+def mismatch_of_means(means: dict[str, Array]) -> dict[str, Array]:
+    """Returns M17's k1, k3 and chi2, and M18's effective share of the tokens, mean(w)^2 / mean(w^2), [] each.
+
+    Args:
+      means: over tokens, of what `mismatch_terms` returns; all 0 where there is no token: then all results are 0.
+    """
+    weight, squared = means["weight"], means["weight_squared"]
+    some = squared > 0
+    return {
+        "k1": means["k1"],
+        "k3": means["k3"],
+        "chi2": jnp.where(some, squared - 1, 0),
+        "effective_share": jnp.where(some, weight**2 / jnp.where(some, squared, 1), 0),
+    }
+
+
 def effective_sample_size(weights: Array, mask: Array) -> tuple[Array, Array]:
     """Returns M18, (sum w)^2 / sum w^2 and its share of the tokens or sequences of the mask, [] each; 0 where all
     weights are 0.

@@ -39,6 +39,13 @@ def segment_count(mask: Array, segment: Array, *, num_segments: int) -> Array:
     return jnp.sum(_membership(segment, num_segments) & mask[..., None, :], axis=-1)
 
 
+def segment_start(mask: Array, segment: Array, *, num_segments: int) -> Array:
+    """Returns the column of the first token of each sequence in the mask, [..., S] int32; L for a sequence without
+    any."""
+    column = jnp.broadcast_to(jnp.arange(mask.shape[-1], dtype=jnp.int32), mask.shape)[..., None, :]
+    return jnp.min(jnp.where(_membership(segment, num_segments) & mask[..., None, :], column, mask.shape[-1]), axis=-1)
+
+
 def to_tokens(value: Array, segment: Array) -> Array:
     """Returns the entry of `value` of each token's sequence, 0 on padding.
 

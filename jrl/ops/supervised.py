@@ -6,33 +6,40 @@ import jax
 import jax.numpy as jnp
 
 from jrl.ops import reduce
+from jrl.ops.segments import segment_mean, to_tokens
 
 Array = jax.Array
 
 
-def propagated_weights(logprobs: Array, mask: Array, *, discount: Array | float) -> Array:
+def propagated_weights(
+    logprobs: Array, mask: Array, segment: Array, *, num_segments: int, discount: Array | float
+) -> Array:
     """Returns P34's weights of IFT, w_t proportional to sum_{j >= t} discount^(j - t) (-lp_j / len), with a mean of 1
-    over each row's mask, [..., T] float32 or wider; 0 where masked. They carry no gradient.
+    over each sequence's mask, [..., L] float32 or wider; 0 where masked. They carry no gradient.
 
-    A token is worth as much as the loss that follows from it. j counts tokens of the mask. Where every lp is 0 the
-    weights are 1.
+    A token is worth as much as the loss that follows from it. j counts tokens of the mask. Where every lp of a sequence
+    is 0 its weights are 1.
+
+    Args:
+      logprobs: [..., L] float, of packed rows. mask: [..., L] bool. segment: [..., L] int32, the sequence of a token,
+        whose tokens are adjacent.
 
     Source: Intuitive Fine-Tuning, Hua et al. 2405.11870, eq. 9 and its code; discount 0.95 there.
     """
     surprise = jax.lax.stop_gradient(-reduce.masked(logprobs, mask))
-    counts = mask.sum(-1, keepdims=True)
 
-    def back(following: Array, here: tuple[Array, Array]) -> tuple[Array, Array]:
-        loss, learned = here
-        total = jnp.where(learned, loss + discount * following, following)
-        return total, jnp.where(learned, total, 0)
+    def back(following: tuple[Array, Array], here: tuple[Array, Array, Array]) -> tuple[tuple[Array, Array], Array]:
+        loss, learned, sequence = here
+        after = jnp.where(following[1] == sequence, following[0], 0)
+        total = jnp.where(learned, loss + discount * after, after)
+        return (total, sequence), jnp.where(learned, total, 0)
 
-    by_token = jnp.moveaxis(surprise, -1, 0), jnp.moveaxis(mask, -1, 0)
-    _, sums = jax.lax.scan(back, jnp.zeros_like(surprise[..., 0]), by_token, reverse=True)
-    sums = jnp.moveaxis(sums, 0, -1)
-    total = sums.sum(-1, keepdims=True)
-    even = mask.astype(sums.dtype)
-    return jnp.where(total > 0, sums * counts / jnp.where(total > 0, total, 1), even)
+    by_token = tuple(jnp.moveaxis(x, -1, 0) for x in (surprise, mask, segment))
+    start = jnp.zeros_like(surprise[..., 0]), jnp.full_like(segment[..., 0], -1)
+    sums = jnp.moveaxis(jax.lax.scan(back, start, by_token, reverse=True)[1], 0, -1)
+    mean = segment_mean(sums, mask, segment, num_segments=num_segments)
+    mean = to_tokens(mean, segment)
+    return jnp.where(mean > 0, sums / jnp.where(mean > 0, mean, 1), mask.astype(sums.dtype))
 
 
 def closest_refinement(feedback: Array, refinements: Array, valid: Array) -> Array:

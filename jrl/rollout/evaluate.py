@@ -22,7 +22,7 @@ from jrl.rollout.stop_strings import StopTable
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.stopping import Stop, check_stop, never
 from jrl.tasks.verdict import Status
-from jrl.types import Array, PyTree, Rollout
+from jrl.types import Array, Finish, PyTree, Rollout
 
 RIGHT = "\x00right"  # the one answer that all correct completions of a prompt vote for
 
@@ -56,7 +56,8 @@ def measure(
 
     `mean` is the share of correct completions (avg@k), with a 95 % interval clustered by prompt. A completion whose
     verdict is not scorable does not count, and is counted. `by_prompt` is the mean reward of each prompt's samples by
-    the digest of its text, None where none has one.
+    the digest of its text, None where none has one; `completions` is the first of each, by the same.
+    `truncated` is the share of completions that were cut at their longest.
 
     Args:
       weights: the policy's.
@@ -68,21 +69,22 @@ def measure(
     e = evaluator
     stream = place_on_mesh(np.uint32(EVAL_STREAM), replicated(e.mesh))
     version = place_on_mesh(np.int32(0), replicated(e.mesh))
-    pending = []
+    pending, truncated = [], 0
     for start in range(0, len(visits), e.batch):
         check_stop(stop, "evaluating")
         announce(min(start + e.batch, len(visits)), len(visits))
         part = visits[start : start + e.batch]
         prompts = place_prompts(part, e.batch, e.prompt_length, e.tokenizer.pad_id, e.mesh)
         rollout = e.program(weights, prompts, e.key, stream, version, e.params, e.stop_table, None)
-        host = fetch({name: getattr(rollout, name) for name in ON_HOST})
+        host = fetch({name: getattr(rollout, name) for name in (*ON_HOST, "finish", "weights_fingerprint")})
+        truncated += int((host["finish"][: len(part) * e.samples] == Finish.LENGTH).sum())
         share = e.processes.share(len(part))
         rows = range(share.start * e.samples, share.stop * e.samples)
         texts = [completion_text(e.tokenizer, host, row) for row in range(len(part) * e.samples)]
         examples = [part[row // e.samples].example for row in rows]
         keys = [(part[row // e.samples].uid, row % e.samples) for row in rows]
         pending.append((scorer.submit(texts[rows.start : rows.stop], examples, keys), texts))
-    scores = [scores_of_all(scorer.collect(ticket, stop), e.processes) for ticket, _ in pending]
+    scores = [scores_of_all(scorer.collect(ticket, stop, processes=e.processes), e.processes) for ticket, _ in pending]
     texts = [text for _, part in pending for text in part]
     by_prompt = lambda name: np.concatenate([getattr(batch, name) for batch in scores]).reshape(len(visits), e.samples)
     rewards = np.where(by_prompt("valid"), by_prompt("reward"), np.nan)
@@ -91,6 +93,10 @@ def measure(
         visit.example.prompt_digest().hex(): float(row[np.isfinite(row)].mean()) if np.isfinite(row).any() else None
         for visit, row in zip(visits, rewards)
     }
+    result["truncated"] = truncated / (len(visits) * e.samples)
+    result["weights_fingerprint"] = f"{int(host['weights_fingerprint']):08x}"
+    firsts = zip(visits, texts[:: e.samples])
+    result["completions"] = {visit.example.prompt_digest().hex(): text for visit, text in firsts}
     result["sample"] = {
         "prompt": "\n".join(message.content for message in visits[0].example.messages),
         "completion": texts[0],
@@ -102,7 +108,8 @@ def measure(
 def report(
     verdicts: np.ndarray, texts: list[str], tasks: list[str], rewards: np.ndarray | None = None
 ) -> dict[str, Any]:
-    """Returns the numbers of an evaluation.
+    """Returns the numbers of an evaluation; "distinct" is how many different answers the samples of a prompt give (M14,
+    per input), where all that are correct are one, and what could not be read is none.
 
     Args:
       verdicts: [prompts, samples] int8, a Status.
@@ -126,6 +133,8 @@ def report(
         }
     if samples > 1:
         out["pass_at_k"], out["majority_at_k"] = {}, {}
+        different = [len({*_answers(texts, verdicts, p)} - {None}) for p in range(len(verdicts))]
+        out["distinct"] = _interval(statistics.bootstrap_interval(np.array(different, np.float64)))
         k = 1
         while k <= samples:
             full = scored.all(axis=1)

@@ -45,7 +45,7 @@ def load_gate(config: Gate, labels: Sequence[str], width: int) -> list[tuple[np.
     if config.coefficients and len(config.coefficients) != len(labels):
         raise ValueError(f"Gate.coefficients has {len(config.coefficients)} numbers; the labels are {len(labels)}, "
                          f"{', '.join(labels)}")  # fmt: skip
-    tensors = load_file(paths.local(config.path))
+    tensors = load_file(paths.readable(config.path))
     layers = [(tensors.pop(f"layers.{i}.weight", None), tensors.pop(f"layers.{i}.bias", None))
               for i in range(max(1, (len(tensors) + 1) // 2))]  # fmt: skip
     sizes = [width]

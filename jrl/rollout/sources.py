@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jrl.device.placement import fetch
+from jrl.device.processes import ONE, Processes
 from jrl.rollout.scoring import HostScores, check_range
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.judges import Group, OpenJudge
@@ -116,20 +117,44 @@ def roles_source(name: str, weight: float, scores: Callable[[TrainState, PackedB
     return RewardSource(submit, collect, (name,))
 
 
-def judge_source(judge: OpenJudge) -> RewardSource:
-    """Returns a judge as a source. Its requests are under way while the device computes."""
+def judge_source(judge: OpenJudge, processes: Processes = ONE) -> RewardSource:
+    """Returns a judge as a source. Its requests are under way while the device computes. Of several processes each asks
+    about its own share of the prompts, and all get the scores of all."""
 
     def submit(batch: Completions) -> Ticket:
         k = batch.samples
         groups = [
-            Group(visit.uid, visit.example, batch.texts[i * k : (i + 1) * k]) for i, visit in enumerate(batch.visits)
+            Group(batch.visits[i].uid, batch.visits[i].example, batch.texts[i * k : (i + 1) * k])
+            for i in processes.share(len(batch.visits))
         ]
         return judge.submit(groups)
 
     def collect(ticket: Ticket) -> LearnedScores:
-        graded = judge.collect(ticket)
+        graded = judge.collect(ticket, processes)
         values = np.array(graded.rows, np.float32).reshape(-1, len(graded.names))
         lost = {row: status for row, status in enumerate(graded.statuses) if not status.scorable}
-        return LearnedScores(graded.names, graded.weights, values, graded.problems, lost=lost, metrics=graded.metrics)
+        mine = LearnedScores(graded.names, graded.weights, values, graded.problems, lost=lost, metrics=graded.metrics)
+        return learned_of_all(mine, processes)
 
     return RewardSource(submit, collect, judge.names)
+
+
+def learned_of_all(scores: LearnedScores, processes: Processes) -> LearnedScores:
+    """Returns the scores of all processes, given those of each one's own rows, in the order of the processes. Counters
+    are added up; of seconds waited the longest counts."""
+    if processes.count == 1:
+        return scores
+    lost = [[row, int(status)] for row, status in sorted(scores.lost.items())]
+    own = {"values": scores.values, "problems": list(scores.problems), "lost": lost, "metrics": dict(scores.metrics)}
+    every = processes.exchange(f"scores of {scores.names[0]}", own)
+    first = np.cumsum([0, *(len(each["problems"]) for each in every)])
+    metrics = {
+        name: (max if name.startswith("time/") else sum)(each["metrics"][name] for each in every)
+        for name in scores.metrics
+    }
+    return scores._replace(
+        values=np.concatenate([each["values"] for each in every]),
+        problems=[problem for each in every for problem in each["problems"]],
+        lost={int(begins) + row: Status(status) for begins, each in zip(first, every) for row, status in each["lost"]},
+        metrics=metrics,
+    )

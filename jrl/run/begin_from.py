@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import jax
 
 from jrl import paths
+from jrl.bucket.client import shown
+from jrl.run.bucket_run import readable
 from jrl.run.checkpoints.run_state import restore_step, verify_step
 from jrl.run.identity import RefusedIdentity
 from jrl.run.programs import Programs
@@ -19,28 +21,43 @@ from jrl.types import Array, TrainState
 class Origin(NamedTuple):
     """The run and the step whose weights another begins with."""
 
-    run: Path
+    run: str  # its folder, or gs://BUCKET/NAME
     step: int
+    copy: Path | None = None  # where it is read; None: looked for once it is needed
+
+    @property
+    def folder(self) -> Path:
+        """Where to read the run: its folder, or a local copy of what is committed."""
+        return readable(self.run) if self.copy is None else self.copy
 
 
-def origin_of(folder: Path, begin_from: Path | None) -> Origin | None:
+def origin_of(folder: Path, begin_from: str | Path | None) -> Origin | None:
     """Returns where a run's weights come from: as its manifest has it, else as asked; None: from its configuration.
 
     Raises: RefusedIdentity where the run began with another's weights; ValueError where the other holds no run.
     """
     known = read_manifest(folder / "manifest.json") if paths.exists(folder / "manifest.json") else None
+    asked = None if begin_from is None else _place_of(begin_from)
     if known is None:
-        return None if begin_from is None else Origin(paths.normalize(begin_from), newest(begin_from))
+        if asked is None:
+            return None
+        copy = readable(asked)
+        return Origin(asked, newest(copy), copy)
     recorded = known.get("from")
-    if begin_from is not None and (recorded is None or Path(recorded["run"]) != paths.normalize(begin_from)):
+    if asked is not None and (recorded is None or recorded["run"] != asked):
         raise RefusedIdentity(f"{folder} did not begin with the weights of {begin_from}; use another --run, or leave "
                               "--from out")  # fmt: skip
-    return None if recorded is None else Origin(Path(recorded["run"]), recorded["step"])
+    return None if recorded is None else Origin(recorded["run"], recorded["step"])
+
+
+def _place_of(run: str | Path) -> str:
+    """Returns the folder of a run, absolute, or its gs:// address."""
+    return shown(run).rstrip("/") if paths.is_remote(run) else str(paths.normalize(run))
 
 
 def manifest_entry(origin: Origin | None) -> dict[str, Any]:
     """Returns what a manifest says of where the weights come from."""
-    return {} if origin is None else {"from": {"run": str(origin.run), "step": origin.step}}
+    return {} if origin is None else {"from": {"run": origin.run, "step": origin.step}}
 
 
 def state_from_run(origin: Origin, programs: Programs, key: Array, abstract_key: jax.ShapeDtypeStruct) -> TrainState:
@@ -51,7 +68,8 @@ def state_from_run(origin: Origin, programs: Programs, key: Array, abstract_key:
     """
     state = programs.init.shape(abstract_key)
     policy_state = state.models["policy"]
-    leaves = verify_step(origin.run / "checkpoints", origin.step)["leaves"]
+    checkpoints = origin.folder / "checkpoints"
+    leaves = verify_step(checkpoints, origin.step)["leaves"]
     adapted = any(name.startswith("state/models/policy/frozen") for name in leaves)
     if adapted and policy_state.frozen is None:
         raise ValueError(f"{origin.run} trained adapters, and this run has none: export it and start from that folder, "
@@ -61,7 +79,7 @@ def state_from_run(origin: Origin, programs: Programs, key: Array, abstract_key:
     else:
         target = {"params": policy_state.params if policy_state.frozen is None else policy_state.frozen}
     tree = {"state": {"models": {"policy": target}}}
-    saved = restore_step(origin.run / "checkpoints", tree, origin.step, part=True)[1]["state"]["models"]["policy"]
+    saved = restore_step(checkpoints, tree, origin.step, part=True)[1]["state"]["models"]["policy"]
     if not adapted:
         return programs.init_from(saved["params"], key)
     begun = programs.init_from(saved["frozen"], key)

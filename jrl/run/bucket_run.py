@@ -7,8 +7,9 @@
 A commit uploads the parts that are new and then replaces run.json, bound to the generation that was last read: one
 object decides, so there is no half of a commit, and nothing is ever found by a listing. Whoever takes the run first
 writes run.json under its own number, its `life`; a process that has lost the run without noticing then fails to commit.
-Parts are named by life, so no two processes write one object, and what is swept belongs to earlier lives only.
-No JAX.
+Parts are named by life and process, so no two processes write one object, and what is swept belongs to earlier lives
+only. Of a run of several processes each works in a folder of its own and uploads what it wrote; once all have said
+which parts they have uploaded, process 0, which holds the lease, writes run.json. No JAX.
 """
 
 from __future__ import annotations
@@ -25,15 +26,16 @@ import re
 import stat
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jrl import paths
 from jrl.bucket.client import Bucket, BucketError, Conflict, Missing, shown, split_address
 from jrl.bucket.local_copies import complete_copy, copies_home, in_parallel, inside, key_of, local_copy
+from jrl.device.processes import ONE, Processes
 from jrl.run.checkpoints.lock import RunIsHeld, hold_run
-from jrl.run.lease import Lease, holder_in_bucket, take_lease
+from jrl.run.lease import NO_LEASE, Lease, holder_in_bucket, take_lease
 
 FORMAT = 1
 COMMIT, FILES, LOCK = "run.json", "files", "lock"
@@ -77,16 +79,19 @@ class Commit:
 
 @dataclasses.dataclass(frozen=True)
 class RunFolder:
-    """Where a run works. `publish()` commits the folder as it is; of a local run it does nothing."""
+    """Where a run works. `publish()` commits the folder as it is; of a local run it does nothing. All processes of a
+    run call it."""
 
     path: Path
     publish: Callable[[], None] = lambda: None
+    address: str | None = None  # gs://BUCKET/NAME; None: a local run
+    shared: bool = True  # whether all processes work in this folder; False: each has one of its own
 
 
 @contextlib.contextmanager
-def open_run_folder(run: str | os.PathLike[str]) -> Iterator[RunFolder]:
-    """Opens the folder of a run that is trained: a local one as it is; of gs://BUCKET/NAME the local copy, brought to
-    what is committed. At the end, what the run has written since is committed too.
+def open_run_folder(run: str | os.PathLike[str], processes: Processes = ONE) -> Iterator[RunFolder]:
+    """Opens the folder of a run that is trained: a local one as it is; of gs://BUCKET/NAME the local copy of this
+    process, brought to what is committed. At the end, what the run has written since is committed too.
 
     Raises: RunIsHeld where another process trains it; BucketError where the bucket cannot be read and written;
       RefusedIdentity where the place holds something else.
@@ -96,51 +101,65 @@ def open_run_folder(run: str | os.PathLike[str]) -> Iterator[RunFolder]:
         yield RunFolder(paths.normalize(run))
         return
     bucket, address = Bucket(place[0]), shown(run).rstrip("/")
-    base = paths.make_private_dir(copies_home() / "runs" / key_of(bucket.endpoint, address))
+    processes.agree("run", {"--run": address, "endpoint": bucket.endpoint})
+    processes.place.begin(f"opening {address}")
+    key = key_of(bucket.endpoint, address)
+    base = paths.make_private_dir(copies_home() / "runs" / (key if processes.writer else f"{key}.{processes.index}"))
     try:
         held = hold_run(base)
     except RunIsHeld as error:
         raise RunIsHeld(address, error.holder) from error
     try:
+        folder = paths.make_private_dir(base / _name_of_folder(place[1], key))
+        if not processes.writer:
+            yield from _opened(bucket, place[1], address, folder, NO_LEASE, processes)
+            return
         if read_commit(bucket, place[1], address)[0] is None:  # before anything is written there
             _refuse_foreign(bucket, place[1], address)
-        lease = take_lease(bucket, f"{place[1]}/{LOCK}", address, _name_of_copy(base))
+        lease = take_lease(bucket, f"{place[1]}/{LOCK}", address, _name_of_copy(base / LOCK))
         try:
-            yield from _opened(
-                bucket, place[1], address, paths.make_private_dir(base / _name_of_folder(place[1], base.name)), lease
-            )
+            yield from _opened(bucket, place[1], address, folder, lease, processes)
         finally:
             lease.release()
     finally:
         held.release()
 
 
-def refuse_several(run: str | os.PathLike[str]) -> None:
-    """Raises ValueError where a run of several processes is in a bucket."""
-    if split_address(run) is not None:
-        raise ValueError(
-            f"{shown(run)}: a run of several processes cannot be in a bucket so far, since every process writes its "
-            "shards into one folder; give --run a folder that all of them see, or start one process"
-        )
-
-
-def _opened(bucket: Bucket, name: str, address: str, folder: Path, lease: Lease) -> Iterator[RunFolder]:
-    commit, generation = claim(bucket, name, address)
-    if commit.files:
+def _opened(
+    bucket: Bucket, name: str, address: str, folder: Path, lease: Lease, processes: Processes
+) -> Iterator[RunFolder]:
+    commit, generation = claim_together(bucket, name, address, processes)
+    if commit.files and processes.writer:
         steps = commit.steps()
         what = f"its newest checkpoint is of step {steps[-1]}" if steps else "it has no checkpoint yet"
         _log.warning("%s: continuing in %s from what is committed; %s", address, folder, what)
-    sweep(bucket, name, commit)
+    if processes.writer:
+        sweep(bucket, name, commit)
     fetch(bucket, name, commit, folder)
-    publisher = Publisher(bucket, name, address, folder, lease, commit, generation)
+    processes.barrier("fetched")  # from here on commits may remove what others would still read
+    publisher = Publisher(bucket, name, address, folder, lease, commit, generation, processes)
     try:
-        yield RunFolder(folder, publisher.publish)
+        yield RunFolder(folder, publisher.publish, address, shared=processes.count == 1)
     except BaseException:
         # As after a kill, what is on disk is sound. What ended the run is what its user must read.
-        with contextlib.suppress(OSError, LeaseLost):
-            publisher.publish_begun()
+        if processes.count == 1 and not publisher.failed:  # of several, others may be gone
+            with contextlib.suppress(OSError, LeaseLost):
+                publisher.publish_begun()
         raise
     publisher.publish_begun()
+
+
+def claim_together(bucket: Bucket, name: str, address: str, processes: Processes) -> tuple[Commit, int]:
+    """Returns the commit that process 0 has claimed, and its generation, in all processes."""
+    if processes.writer:
+        commit, generation = claim(bucket, name, address)
+        processes.exchange("claimed", [commit.life, generation])
+        return commit, generation
+    life, expected = processes.exchange("claimed", None)[0]
+    commit, generation = read_commit(bucket, name, address)
+    if commit is None or (commit.life, generation) != (life, expected):
+        raise _taken(address)
+    return commit, generation
 
 
 def claim(bucket: Bucket, name: str, address: str) -> tuple[Commit, int]:
@@ -218,59 +237,93 @@ def _to_json(commit: Commit) -> bytes:
 
 
 class Publisher:
-    """Commits a local folder to its place in a bucket. Used from one thread."""
+    """Commits the local folders of a run's processes to its place in a bucket. Used from one thread."""
 
     def __init__(
-        self, bucket: Bucket, name: str, address: str, folder: Path, lease: Lease, commit: Commit, generation: int
+        self,
+        bucket: Bucket,
+        name: str,
+        address: str,
+        folder: Path,
+        lease: Lease,
+        commit: Commit,
+        generation: int,
+        processes: Processes = ONE,
     ):
         self._bucket, self._name, self._address, self._folder, self._lease = bucket, name, address, folder, lease
-        self._commit, self._generation = commit, generation
-        self._serial = itertools.count()
+        self._commit, self._generation, self._processes = commit, generation, processes
+        self._serial = itertools.count(processes.index, processes.count)
         self._sent: set[str] = set()  # the nonces of the commits that it tried to write
         self._unchanged: dict[str, tuple[Any, tuple[Part, ...]]] = {}  # what a file was when it was last read
+        self._fetched = {} if processes.count == 1 else marks_of(folder)
+        self.failed = False  # a commit has failed
 
     def publish_begun(self) -> None:
         """Commits a run that has come as far as its manifest."""
-        if paths.exists(self._folder / "manifest.json"):
+        if self._processes.from_writer("begun", paths.exists(self._folder / "manifest.json")):
             self.publish()
 
     def publish(self) -> None:
-        """Commits the folder as it is. Raises LeaseLost where another process has taken the run."""
+        """Commits the folders as they are. Raises LeaseLost where another process has taken the run."""
+        try:
+            self._publish()
+        except BaseException:
+            self.failed = True
+            raise
+
+    def _publish(self) -> None:
         if self._lease.lost():
-            raise self._taken()
-        files = dict(found for found in in_parallel(self._parts_of, committed_files(self._folder)) if found is not None)
+            raise _taken(self._address)
+        own = dict(found for found in in_parallel(self._parts_of, self._files_to_upload()) if found is not None)
+        files = {}
+        for uploaded in self._processes.exchange("uploaded", own):
+            files |= {name: tuple(Part(*part) for part in parts) for name, parts in uploaded.items()}
         if files == self._commit.files:
             return
-        before = self._commit.objects()
+        check_steps_complete(self._folder, files, self._processes)
         commit = Commit(self._commit.life, files)
+        superseded = self._processes.from_writer("committed", self._replace(commit) if self._processes.writer else None)
+        self._commit = commit
+        try:
+            in_parallel(self._remove, superseded[self._processes.index :: self._processes.count])
+        except OSError as error:
+            _log.warning("%s: what is superseded could not be removed (%s); the next start does", self._address, error)
+
+    def _files_to_upload(self) -> list[str]:
+        """Returns the files of the commit that this process has: of several, the first that has written a file since
+        the start; else process 0, where it is still there."""
+        present = committed_files(self._folder)
+        if self._processes.count == 1:
+            return present
+        marks = marks_of(self._folder)
+        written = [name for name in present if marks.get(name) != self._fetched.get(name)]
+        every = self._processes.exchange("written", [written, present if self._processes.writer else []])
+        owners = dict.fromkeys(every[0][1], 0)
+        for index in reversed(range(self._processes.count)):
+            owners |= dict.fromkeys(every[index][0], index)
+        return [name for name, index in owners.items() if index == self._processes.index]
+
+    def _replace(self, commit: Commit) -> list[str]:
+        """Writes run.json. Returns the parts that are superseded."""
+        before = self._commit.objects()
         try:
             self._write(commit)
         except Conflict as error:
             # A commit that was given up, since its answer was lost, may have been written after all.
             found, generation = read_commit(self._bucket, self._name, self._address)
             if found is None or found.nonce not in self._sent:
-                raise self._taken() from error
+                raise _taken(self._address) from error
             before, self._generation = before | found.objects(), generation
             try:
                 self._write(commit)
             except Conflict:
-                raise self._taken() from error
-        try:
-            in_parallel(self._remove, sorted(before - commit.objects()))
-        except OSError as error:
-            _log.warning("%s: what is superseded could not be removed (%s); the next start does", self._address, error)
+                raise _taken(self._address) from error
+        return sorted(before - commit.objects())
 
     def _write(self, commit: Commit) -> None:
         self._sent.add(commit.nonce)
         target = f"{self._name}/{COMMIT}"
         self._generation = self._bucket.put(target, _to_json(commit), if_generation=self._generation).generation
-        self._commit = commit
-
-    def _taken(self) -> LeaseLost:
-        return LeaseLost(
-            f"another process has taken {self._address} and goes on with it; this one stops, and what it has done "
-            "since its last commit is dropped"
-        )
 
     def _remove(self, part: str) -> None:
         self._bucket.delete(f"{self._name}/{FILES}/{part}")
@@ -288,7 +341,7 @@ class Publisher:
             state = os.fstat(file.fileno())
             if not stat.S_ISREG(state.st_mode):
                 return None
-            mark = (state.st_ino, state.st_size, state.st_mtime_ns)
+            mark = _mark(state)
             if name in self._unchanged and self._unchanged[name][0] == mark:
                 return name, self._unchanged[name][1]
             parts = _still_there(self._commit.files.get(name, ()), file, state.st_size)
@@ -307,6 +360,39 @@ class Publisher:
         if time.time() - state.st_mtime > FRESH_SECONDS:
             self._unchanged[name] = (mark, tuple(parts))
         return name, tuple(parts)
+
+
+def _taken(address: str) -> LeaseLost:
+    return LeaseLost(
+        f"another process has taken {address} and goes on with it; this one stops, and what it has done since its last "
+        "commit is dropped"
+    )
+
+
+def _mark(state: os.stat_result) -> tuple[int, int, int]:
+    """Returns what changes when a file does."""
+    return state.st_ino, state.st_size, state.st_mtime_ns
+
+
+def marks_of(folder: Path) -> dict[str, tuple[int, int, int]]:
+    """Returns the marks of the files of a run folder that are committed."""
+    marks = {}
+    for name in committed_files(folder):
+        with contextlib.suppress(FileNotFoundError):
+            marks[name] = _mark(os.lstat(folder / name))
+    return marks
+
+
+def check_steps_complete(folder: Path, files: Mapping[str, Any], processes: Processes) -> None:
+    """Raises BucketError where process 0 has the manifest of a step of which nobody has uploaded a file."""
+    if processes.count == 1 or not processes.writer:
+        return
+    for name in files:
+        if (match := _STEP.fullmatch(name)) is not None:
+            of_step = json.loads(paths.read_bytes(folder / name))["body"]["files"]
+            missing = [file for file in of_step if f"checkpoints/{match[1]}/{file}" not in files]
+            if missing:
+                raise BucketError(errno.EIO, f"step {int(match[1])} is not committed: no process has {missing[0]}")
 
 
 def _open_plain(path: str, flags: int) -> int:
@@ -370,6 +456,8 @@ def fetch(bucket: Bucket, name: str, commit: Commit, folder: Path) -> None:
                     raise BucketError(errno.EIO, f"gs://{bucket.name}/{name}/{FILES}/{part.object} has other bytes "
                                       "than were committed; it was overwritten")  # fmt: skip
                 target.write(data)
+            target.flush()
+            os.fsync(target.fileno())
         os.replace(temporary, place)
 
     in_parallel(one, commit.files.items())
@@ -388,11 +476,15 @@ def _name_of_folder(name: str, key: str) -> str:
     return f"{re.sub(r'[^A-Za-z0-9._-]', '_', name.rsplit('/', 1)[-1])[:48]}-{key[:12]}"
 
 
-def _name_of_copy(base: Path) -> str:
-    """Returns what names this local copy, and no other on any machine."""
-    if not paths.exists(base / "name"):
-        paths.write_bytes_atomic(base / "name", uuid.uuid4().hex.encode())
-    return paths.read_bytes(base / "name").decode()
+def _name_of_copy(lock: Path) -> str:
+    """Returns what names this file lock, and no other on any machine: two processes with the same name cannot hold it
+    at a time. A clone of the disk, and the same disk after a start of the machine, have other names."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:  # not Linux
+        boot = uuid.uuid4().hex
+    state = os.stat(lock)
+    return f"{boot}-{state.st_dev}-{state.st_ino}"
 
 
 def holder_of_run(run: str | os.PathLike[str]) -> str | None:
@@ -419,25 +511,37 @@ def readable(source: str | os.PathLike[str]) -> Path:
     if place is None:
         return Path(source)
     bucket, address = Bucket(place[0]), shown(source).rstrip("/")
-    for _ in range(READ_TRIES):
-        commit, generation = read_commit(bucket, place[1], address)
-        if commit is None:
-            if bucket.stat(f"{place[1]}/{LOCK}") is not None and not _foreign_names(bucket, place[1]):
-                raise ValueError(f"{address} is a run that was begun; it has committed nothing, no step is saved")
-            return local_copy(address)
-        if not commit.files:
+    commit, generation = read_commit(bucket, place[1], address)
+    if commit is None:
+        if bucket.stat(f"{place[1]}/{LOCK}") is not None and not _foreign_names(bucket, place[1]):
             raise ValueError(f"{address} is a run that was begun; it has committed nothing, no step is saved")
+        return local_copy(address)
+    if not commit.files:
+        raise ValueError(f"{address} is a run that was begun; it has committed nothing, no step is saved")
+    return complete_copy(
+        bucket,
+        place[1],
+        str(generation),
+        lambda folder: fetch_newest(bucket, place[1], address, folder, commit, generation),
+    )
+
+
+def fetch_newest(bucket: Bucket, name: str, address: str, folder: Path, commit: Commit, generation: int) -> None:
+    """Makes a folder hold the files of a commit or, where that is superseded while it is read, of a later one. What was
+    fetched of a file that has not changed since stays."""
+    for _ in range(READ_TRIES):
         try:
-            fill = lambda folder, commit=commit: fetch(bucket, place[1], commit, folder)
-            return complete_copy(bucket, place[1], str(generation), fill)
+            fetch(bucket, name, commit, folder)
+            return
         except Missing as error:
             # A run that goes on removes what it has superseded.
-            _, other = read_commit(bucket, place[1], address)
-            if other == generation:
+            later, other = read_commit(bucket, name, address)
+            if later is None or other == generation:
                 steps = ", ".join(map(str, commit.steps())) or "none"
                 raise Missing(
                     errno.ENOENT,
                     f"{address} is damaged: its commit (checkpoints of steps {steps}) names objects that are not "
                     f"there: {error}",
                 ) from error
+            commit, generation = later, other
     raise BucketError(errno.EBUSY, f"{address} was committed {READ_TRIES} times while it was read; try again")

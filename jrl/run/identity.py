@@ -176,7 +176,7 @@ def write_run_metadata(config: Config, parts: Parts, folder: Path, manifest: dic
     paths.remove_tree(folder / PUBLISHED)  # of an attempt that did not come as far as its manifest
     if isinstance(config.model, Published):
         paths.make_dir(folder / PUBLISHED)
-        source = paths.readable(config.model.path)
+        source = paths.readable_without_weights(config.model.path)
         config_json = {"config.json": paths.read_foreign(source / "config.json", paths.MOST_OBJECT_BYTES, source)}
         for name, data in {**config_json, **companions_of(config.model.path)}.items():
             paths.write_bytes_atomic(folder / PUBLISHED / name, data)

@@ -161,8 +161,10 @@ class Job:
     sampled_tokens: int = 0  # by training, of this and earlier lives
     visits: list[Visit] | None = None  # held-out prompts, once made
     publish: Callable[[], None] = lambda: None  # commits the folder, where the run is in a bucket
+    address: str | None = None  # gs://BUCKET/NAME of the run; None: it is in a local folder
     record_change: Callable[[int], None] | None = None  # writes the accepted changes, given the steps done before
 
+    location = property(lambda self: self.address or self.folder)  # where its user finds the run
     config = property(lambda self: self.policy.config)
     mesh = property(lambda self: self.policy.mesh)
     tokenizer = property(lambda self: self.policy.tokenizer)
@@ -267,13 +269,15 @@ def open_job(
     stop: threading.Event,
     *,
     accept_change: bool = False,
-    begin_from: Path | None = None,
+    begin_from: str | Path | None = None,
     show: Callable[[int], Display] = open_display,
     programs_in: Callable[[ProgramCache], Any] = lambda cache: cache,
     beside: Job | None = None,
     processes: Processes = ONE,
     profile: Steps | None = None,
     publish: Callable[[], None] = lambda: None,
+    address: str | None = None,
+    shared: bool = True,
 ) -> Iterator[Job]:
     """Opens a run folder, new or old, and everything a run needs. Closes all of it, whatever happens.
 
@@ -283,9 +287,11 @@ def open_job(
       show: (steps of all stages) -> the display.
       programs_in: as in `open_policy`.
       beside: an open member of the same population, whose data, tokenizer, programs and verifier workers are used.
-      processes: those that train together, each with its own devices, in one folder that all of them see.
+      processes: those that train together, each with its own devices.
       profile: steps to write a trace of.
       publish: called when a checkpoint is in the folder, with every file that belongs to it.
+      address: of the run, for messages, where the folder is a local copy of it.
+      shared: whether all processes see the folder; False: each has a copy, and `publish` puts together what they write.
 
     Raises: RunIsHeld where another process trains in the folder; RefusedIdentity where it holds another run;
     ConfigError and ValueError for what cannot run.
@@ -294,7 +300,7 @@ def open_job(
     with contextlib.ExitStack() as stack:
         stack.callback(run_clock.close)
         processes.agree("configuration and code", facts(config, parts, processes))
-        check_several(config, processes.count)
+        check_several(config, processes.count, jax.default_backend())
         if processes.writer:
             check_not_foreign(folder)
         check_writers(config.log.writers)
@@ -307,7 +313,8 @@ def open_job(
             stack.callback(lock.release)
             if is_new:
                 stack.callback(remove_unbegun, folder)
-        check_shared_folder(folder, processes)
+        if shared:
+            check_shared_folder(folder, processes)
         display = show(sum(stage.steps for stage in config.stages)) if processes.writer else no_display()
         display = with_place(display, processes)
         stack.callback(display.close)
@@ -330,7 +337,8 @@ def open_job(
         elif origin is None:
             tokenizer = open_tokenizer(config, parts, source, folder, stop.is_set, processes)
         else:
-            tokenizer = tokenizer_of_origin(origin.run, parts, folder, processes)
+            processes.agree("the run to begin from", {"step": origin.step})
+            tokenizer = tokenizer_of_origin(origin, parts, folder, processes)
         manifest = {**identify(config, parts, tokenizer, data), **manifest_entry(origin)}
         changes = refuse_another(folder, manifest, config, accept_change=accept_change)
         started = config  # where weights come from, which a resumed run needs no more
@@ -372,12 +380,14 @@ def open_job(
             )
         if config.judges:
             display.phase("judges")
-        judges = open_judges(config.judges, folder, stop.is_set)
+        # One of several processes that is asked to stop ends its step first, as the others do.
+        stops_alone = lambda: processes.count == 1 and stop.is_set()
+        judges = open_judges(config.judges, folder, stops_alone, index=processes.index, count=processes.count)
         for opened_judge in judges:
             stack.callback(opened_judge.close)
         ends = [begins + stage.steps for begins, stage in zip(starts(config), config.stages)]
         run_state = open_run_state(
-            folder / "checkpoints", keep=config.checkpoint.keep, pinned=ends[:-1], processes=processes
+            folder / "checkpoints", keep=config.checkpoint.keep, pinned=ends[:-1], processes=processes, shared=shared
         )
         stack.callback(run_state.close)
         key = place_on_mesh(jax.random.key(config.run.seed), replicated(policy.mesh))
@@ -410,6 +420,7 @@ def open_job(
             published=started.model if isinstance(started.model, Published) else None,
             origin=origin,
             publish=publish,
+            address=address,
         )
         is_begun = paths.exists(folder / "manifest.json")
         if not is_begun and beside is None:  # another member has looked at the same data
@@ -516,7 +527,7 @@ def open_stages(
                 )
             )
             continue
-        sources = reward_sources(stage, own, classifier, judges)
+        sources = reward_sources(stage, own, classifier, judges, processes)
         components = (*scorer.component_names, *(name for source in sources for name in source.names))
         if strategy_of(stage.strategy).attempts > 1:
             components = (*components, FIRST_ATTEMPT)
@@ -569,7 +580,11 @@ def stage_arrays(stage: Stage, number: Callable[[Any], Any]) -> StageArrays:
 
 
 def reward_sources(
-    stage: Online, own: StagePrograms, classifier: OpenClassifier | None, judges: Sequence[OpenJudge]
+    stage: Online,
+    own: StagePrograms,
+    classifier: OpenClassifier | None,
+    judges: Sequence[OpenJudge],
+    processes: Processes,
 ) -> tuple[RewardSource, ...]:
     """Returns the sources of a stage's rewards beside the verifiers."""
     scores_of = lambda role, state, packed: own.scores(weights_of(state.models, role), packed)
@@ -584,7 +599,8 @@ def reward_sources(
         from_roles = [from_role(role, weight) for role, weight in stage.rewards.items()]
     else:
         from_roles = [roles_source(ROLE_ENSEMBLE, next(iter(stage.rewards.values())), together)]
-    return (*([] if classifier is None else [reward_model_source(classifier)]), *map(judge_source, judges), *from_roles)
+    from_judges = [judge_source(judge, processes) for judge in judges]
+    return (*([] if classifier is None else [reward_model_source(classifier)]), *from_judges, *from_roles)
 
 
 def open_evaluator(policy: Policy, key: Array, processes: Processes = ONE) -> Evaluator:
@@ -616,12 +632,12 @@ def open_tokenizer(config: Config, parts: Parts, source: Source, folder: Path, s
     return shared_tokenizer(tokenizer, folder, processes)
 
 
-def tokenizer_of_origin(run: Path, parts: Parts, folder: Path, processes: Processes) -> Any:
+def tokenizer_of_origin(origin: Origin, parts: Parts, folder: Path, processes: Processes) -> Any:
     """Returns the tokenizer of another run, saved in the folder of the one that begins with its weights."""
     saved = folder / "tokenizer"
     if paths.exists(folder / "manifest.json") and paths.exists(saved):
         return load_tokenizer(saved, parts.tables["tokenizers"])
-    tokenizer = load_tokenizer(run / "tokenizer", parts.tables["tokenizers"])
+    tokenizer = load_tokenizer(origin.folder / "tokenizer", parts.tables["tokenizers"])
     return shared_tokenizer(tokenizer, folder, processes)
 
 

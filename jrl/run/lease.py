@@ -34,6 +34,9 @@ class Lease:
     release: Callable[[], None]
 
 
+NO_LEASE = Lease(lost=lambda: False, release=lambda: None)  # of a process whose run another process holds
+
+
 def take_lease(
     bucket: Bucket, name: str, address: str, copy: str, *, seconds: float = LEASE_SECONDS, sleep: Any = time.sleep
 ) -> Lease:
@@ -41,8 +44,8 @@ def take_lease(
 
     Args:
       address: of the run, for messages.
-      copy: names the local copy of the run whose file lock this process holds. A holder with the same one is dead: the
-        kernel has taken that lock from it.
+      copy: names the file lock that this process holds. A holder with the same one is dead: the kernel has taken that
+        lock from it.
 
     Raises: RunIsHeld where another process renews it.
     """
@@ -68,10 +71,13 @@ def take_lease(
                 taken = bucket.put(name, content(), if_generation=taken).generation
             except Conflict:
                 # An earlier beat that was given up may have been written after all.
-                found, generation = _read_or_none(bucket, name)
-                if found is None:
+                try:
+                    found, generation = _read(bucket, name)
+                except (OSError, ValueError):  # what cannot be read is looked at again at the next beat
                     continue
-                if found["owner"] != owner:
+                if found is None:
+                    _log.warning("the lock of %s was removed; it is written again", shown(address))
+                elif found["owner"] != owner:
                     lost.set()
                     return
                 taken = generation
@@ -138,10 +144,3 @@ def _read(bucket: Bucket, name: str) -> tuple[dict[str, Any] | None, int]:
         return found, generation
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"gs://{bucket.name}/{name} is not the lock of a run ({error})") from error
-
-
-def _read_or_none(bucket: Bucket, name: str) -> tuple[dict[str, Any] | None, int]:
-    try:
-        return _read(bucket, name)
-    except (OSError, ValueError):
-        return None, 0

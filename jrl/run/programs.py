@@ -21,6 +21,7 @@ from jrl.experiment import (
     Online,
     Stage,
     Tables,
+    attribute_weights_of,
     completion_length,
     is_reserved,
     optimizers,
@@ -403,7 +404,13 @@ def build_stage(
         if needs.teacher
         else None,
         row_values=program(
-            "row_values", functools.partial(learner.mean_scores, roles=needs.scored_by, model=learned, cfg=cfg)
+            "row_values",
+            functools.partial(
+                learner.mean_scores,
+                attribute_weights={role: attribute_weights_of(config.stages, role) for role in needs.scored_by},
+                model=learned,
+                cfg=cfg,
+            ),
         )
         if needs.scored_by
         else None,

@@ -185,7 +185,7 @@ def begin_files(job: Job) -> None:
     if job.processes.writer and paths.exists(metrics) and paths.size(metrics):
         aside = unused_name(job.folder, "metrics.jsonl")
         paths.rename(metrics, aside)
-        job.display.note(f"no good checkpoint in {job.folder}: starting over; the rows so far are now {aside.name}")
+        job.display.note(f"no good checkpoint in {job.location}: starting over; the rows so far are now {aside.name}")
     open_files(job, 0, 0)
 
 
@@ -531,7 +531,7 @@ def summarize(job: Job) -> None:
         job.display.note(evaluation_line(name.replace("_", " "), result))
     job.display.close(
         closing_message(
-            job.folder,
+            job.location,
             steps=job.done,
             seconds=summary["seconds"]["total"],
             final_reward=job.final_reward,

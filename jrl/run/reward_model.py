@@ -59,9 +59,10 @@ def open_reward_model(
     tokenizer = build_tokenizer(HuggingFace(path=config.path, date=began.get("date")), ())
     on_progress = lambda done, total: phase(f"reading the reward model: {100 * done // total} %")
     classifier = open_classifier(config, mesh, cache.program, on_progress, tokenizer)
+    of_config = lambda one: paths.readable_without_weights(one.path) / "config.json"
     content = {
         "fingerprint": f"{int(jax.jit(fingerprint)(classifier.params)):08x}",  # of the weights
-        "config.json": digest_of([paths.readable(published.path) / "config.json" for published in config.published]),
+        "config.json": digest_of([of_config(published) for published in config.published]),
         "tokenizer": tokenizer.fingerprint,  # of its files and its chat template
         "date": tokenizer.chat.date if tokenizer.chat is not None else None,
     }

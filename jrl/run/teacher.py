@@ -31,7 +31,7 @@ def teacher_shape(config: Config) -> Decoder | None:
     """Returns the shape of the model in Config.teacher; None: there is none. Raises ValueError for a run's folder."""
     if config.teacher is None:
         return None
-    if paths.exists(paths.readable(config.teacher.path) / "manifest.json"):
+    if paths.exists(paths.readable_without_weights(config.teacher.path) / "manifest.json"):
         raise ValueError(f"Config.teacher: {config.teacher.path} is a run; `jrl export` writes its policy to a folder, "
                          "and that one can teach")  # fmt: skip
     cfg = decoder_of(config.teacher)[1]
@@ -51,7 +51,7 @@ def check_teacher(config: Config, tokenizer: Any, mesh: Mesh, tables: Mapping[st
     cfg = teacher_shape(config)
     check_divides(cfg, mesh)
     check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
-    other = tokenizer_of(paths.readable(config.teacher.path), tables)
+    other = tokenizer_of(paths.readable_without_weights(config.teacher.path), tables)
     if other is None:
         raise ValueError(f"{where} holds no tokenizer, so nothing says that its ids mean what the policy's mean; put "
                          "the one that it was trained with beside its weights")  # fmt: skip

@@ -6,14 +6,17 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
+from jrl import __version__
 from jrl.ops.win_rates import win_rate
 from jrl.rollout.evaluate import measure
-from jrl.rollout.scoring import open_scoring
+from jrl.rollout.scoring import Scorer, open_scoring
 from jrl.run.job import open_evaluator
 from jrl.run.policy import Trained
 from jrl.tasks.data.held_out import held_out
+from jrl.tasks.data.prompts import Visit
 from jrl.tasks.envs import open_source
 
 
@@ -22,22 +25,49 @@ def reevaluate(trained: Trained, announce: Callable[[int, int], None]) -> dict[s
 
     Raises: ValueError where the configuration has no Eval section.
     """
-    policy = trained.policy
-    config, tables = policy.config, policy.parts.tables
+    policy, visits = trained.policy, held_out_visits(trained)
+    scorer = open_scoring(policy.config.scoring, policy.parts.tables["verifiers"], policy.parts.sources)
+    try:
+        result = measure(open_evaluator(policy, trained.key), trained.params, visits, scorer, announce)
+        described = protocol(trained, scorer)
+    finally:
+        scorer.close()
+    digest = hashlib.sha256(b"".join(sorted(visit.example.prompt_digest() for visit in visits))).hexdigest()[:16]
+    return {"step": trained.step, "prompts_digest": digest, "protocol": described, **result}
+
+
+def protocol(trained: Trained, scorer: Scorer) -> dict[str, Any]:
+    """Returns what a score is of beside its weights (M20): versions, prompts, how completions were drawn, and by which
+    verifiers they were judged. Its prompts are disjoint from those of training by their hash; `jrl data inspect
+    --against` finds overlaps of n-grams."""
+    config = trained.policy.config
+    return {
+        "jrl": __version__,
+        "jax": jax.__version__,
+        "task": type(config.task).__name__,
+        "tokenizer_fingerprint": trained.policy.tokenizer.fingerprint,  # of the chat template, too
+        "prompt_length": config.data.prompt_length,
+        "completion_length": config.sampler.completion_length,
+        "stop_strings": list(config.sampler.stop_strings),
+        "temperature": config.eval.temperature,
+        "seed": config.run.seed,
+        "verifiers": list(scorer.component_names),
+    }
+
+
+def held_out_visits(trained: Trained) -> list[Visit]:
+    """Returns the prompts that a policy is evaluated on.
+
+    Raises: ValueError where its configuration has no Eval section.
+    """
+    policy, config = trained.policy, trained.policy.config
     if config.eval is None:
         raise ValueError(
             "the configuration has no evaluation; give it one: jrl eval SOURCE 'Config.eval = @Eval()' Eval.prompts=100"
             ", or, for a published model, --config FILE.gin"
         )
-    source = open_source(config.task, tables["envs"])
-    visits = held_out(source, policy.tokenizer, config.data, config.eval.prompts, config.run.seed)
-    scorer = open_scoring(config.scoring, tables["verifiers"], policy.parts.sources)
-    try:
-        result = measure(open_evaluator(policy, trained.key), trained.params, visits, scorer, announce)
-    finally:
-        scorer.close()
-    digest = hashlib.sha256(b"".join(sorted(visit.example.prompt_digest() for visit in visits))).hexdigest()[:16]
-    return {"step": trained.step, "prompts_digest": digest, **result}
+    source = open_source(config.task, policy.parts.tables["envs"])
+    return held_out(source, policy.tokenizer, config.data, config.eval.prompts, config.run.seed)
 
 
 def table(result: dict[str, Any]) -> str:
@@ -53,6 +83,8 @@ def table(result: dict[str, Any]) -> str:
     ]
     tail = f"{100 * result['parsed']:.1f} % of the answers could be read; {result['unscorable']} could not be judged"
     best = [_best_line(k, value) for k, value in result.get("best_of_k", {}).items() if value["mean"] is not None]
+    if "distinct" in result:
+        best.append(_distinct_line(result["samples"], result["distinct"]))
     return "\n".join(
         [f"step {result['step']}, {result['n']} held-out prompts, {result['samples']} samples each", *rows, *best, tail]
     )
@@ -112,6 +144,11 @@ def win_rates(results: Sequence[dict[str, Any]]) -> list[str]:
 def _best_line(k: str, value: dict[str, float]) -> str:
     mean, low, high, kl = (f"{value[key]:.2f}" for key in ("mean", "low", "high", "kl"))
     return f"mean reward of the best of {k}: {mean} [{low}, {high}], at most {kl} nats from the policy"
+
+
+def _distinct_line(samples: int, value: dict[str, float]) -> str:
+    mean, low, high = (f"{value[key]:.2f}" for key in ("mean", "low", "high"))
+    return f"different answers of a prompt's {samples} samples: {mean} [{low}, {high}]"
 
 
 def _line(name: str, interval: dict[str, float | None]) -> tuple[str, str, str, str]:

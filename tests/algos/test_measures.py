@@ -12,7 +12,7 @@ from small_batches import tokens
 
 from jrl.algos.common import Clipped, clip_metrics, common_metrics
 from jrl.ops.calibration import auroc, brier, expected_calibration_error
-from jrl.ops.mismatch import effective_sample_size, sampler_mismatch
+from jrl.ops.mismatch import effective_sample_size, mismatch_of_means, mismatch_terms, sampler_mismatch
 from jrl.ops.over_optimization import over_optimization
 from jrl.ops.reward_model_quality import best_of_many, instruction_consistency, pair_accuracy
 from jrl.ops.statistics import all_of_k, expected_best_of_k, self_correction
@@ -159,6 +159,29 @@ def test_equal_probabilities_have_no_correlation_out_of_rounding():
     for theirs, ours in ((equal(0.3), equal(0.4)), (equal(0.3), varying), (varying, equal(0.4))):
         assert sampler_mismatch(theirs, ours, mask)["correlation"] == 0
     np.testing.assert_allclose(sampler_mismatch(varying, varying, mask)["correlation"], 1, rtol=1e-5)
+
+
+def test_what_a_step_logs_of_the_mismatch_is_that_of_all_its_tokens():
+    # weights e^-0.1 and e^0.1: their mean is 1.005004, that of their squares 1.020067
+    mask = jnp.array([True, False, True])
+    sampler, old = jnp.array([-1.0, NAN, -2.0]), jnp.array([-1.1, NAN, -1.9])
+    terms = jax.jit(mismatch_terms)(sampler, old, mask)
+    np.testing.assert_array_equal([values[1] for values in terms.values()], 0)
+    found = jax.jit(mismatch_of_means)({name: values.sum() / 2 for name, values in terms.items()})
+    expected = {"k1": 0.0, "k3": 0.005004, "chi2": 0.020067, "effective_share": 1.005004**2 / 1.020067}
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+    # They are those of the functions that see all tokens at once.
+    sampler, old = jnp.linspace(-3, -1, 9), jnp.linspace(-2, -1.5, 9) ** 2 / -2
+    found = mismatch_of_means({name: x.mean() for name, x in mismatch_terms(sampler, old, jnp.ones(9, bool)).items()})
+    at_once = sampler_mismatch(sampler, old, jnp.ones(9, bool))
+    for name in ("k1", "k3", "chi2"):
+        np.testing.assert_allclose(found[name], at_once[name], rtol=1e-5, err_msg=name)
+    share = effective_sample_size(jnp.exp(old - sampler), jnp.ones(9, bool))[1]
+    np.testing.assert_allclose(found["effective_share"], share, rtol=1e-5)
+    nothing = mismatch_of_means({name: 0.0 * x[0] for name, x in mismatch_terms(sampler, old, mask=old < 0).items()})
+    np.testing.assert_array_equal(list(nothing.values()), 0)
 
 
 def test_effective_sample_size_by_hand():

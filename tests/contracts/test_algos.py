@@ -351,8 +351,9 @@ def test_it_learns_which_of_two_is_preferred(name):
 def row_inputs(name):
     """Returns sample groups, tokens and sequences for a row with all options; of the last two twice as many rows."""
     objective, twice = ALGOS[name], lambda tree: jax.tree.map(lambda x: jnp.concatenate([x, x]), tree)
-    tokens = twice(given_tokens(objective, everything_on(objective)))
-    return conformance.sample_groups(), tokens, twice(conformance.sample_sequences(objective.unit_size))
+    config = everything_on(objective)
+    tokens = twice(given_tokens(objective, config))
+    return conformance.sample_groups(), tokens, twice(conformance.given_sequences(objective, config))
 
 
 def row_outputs(name, groups, tokens, sequences):
@@ -432,7 +433,7 @@ def test_float64_stays_float64(name):
 
     with jax.enable_x64(True):
         wide = lambda x: x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
-        sequences = conformance.sample_sequences(objective.unit_size)
+        sequences = conformance.given_sequences(objective, config)
         given = conformance.sample_groups(), given_tokens(objective, config), sequences, objective.init_state(config)
         for value in jax.eval_shape(run, *jax.tree.map(wide, given)):
             assert value.dtype == jnp.float64

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 from data_fakes import TOKENIZER
 
-from jrl.tasks.data import corrections, demonstrations, rationales
+from jrl.tasks.data import contrasts, corrections, demonstrations, rationales, user_preferences
+from jrl.tasks.data.contrasts import ContrastedPreferences
 from jrl.tasks.data.corrections import Corrections
 from jrl.tasks.data.demonstrations import Demonstrations
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.data.rationales import RationalePreferences
 from jrl.tasks.data.sources import SOURCES
+from jrl.tasks.data.user_preferences import UserPreferences
 from jrl.tasks.example import Example, Message
 from jrl.tasks.rewards.correction import correction_rewards
 from jrl.tools.check import check_stored_source
@@ -46,6 +48,37 @@ def test_either_answer_is_rewritten_into_the_better_one():
     assert corrections.rows(config, [visit(1, rejected="n" * 50)], TOKENIZER, 40)[1] == {"too_long": 1}
     with pytest.raises(ValueError, match=r"Corrections\.ask is 'so'; it must hold \{response\}"):
         Corrections(ask="so")
+
+
+def test_a_pair_is_there_after_prompts_that_ask_for_good_and_bad_answers():
+    config = ContrastedPreferences(better="+", worse="-------")
+    rows, counts = contrasts.rows(config, [visit(rejected="no"), visit(rejected="yes")], TOKENIZER, 40)
+    assert counts == {"same_answers": 1}
+    own = "\x01\x02"
+    prompts = [own, own, "q+", "q+", "q-------", "q-------"]
+    assert texts_of(rows) == [*zip(prompts, ["yes", "no"] * 3)]
+    assert rows.label.tolist() == [1, 0, -1, -2, -3, -4] and rows.unit.tolist() == [0] * 6
+    short, _ = contrasts.rows(config, [visit(rejected="no")], TOKENIZER, 10)  # the last prompt does not fit
+    assert texts_of(short)[4:] == [(own, "yes"), (own, "no")] and short.label.tolist() == [1, 0, -1, -2, -5, -5]
+    with pytest.raises(ValueError, match=r"better and worse are both '\+'; they must differ"):
+        ContrastedPreferences(better="+", worse="+")
+
+
+def test_the_pairs_of_a_user_are_one_unit():
+    other = {"prompt": "p", "chosen": "a", "rejected": "b"}
+    given = [visit(rejected="no", others=[other]), visit(rejected="no", others=[other] * 3)]
+    rows, counts = user_preferences.rows(UserPreferences(), given, TOKENIZER, 40)
+    own = "\x01\x02"
+    assert texts_of(rows)[:8] == [(own, "yes"), (own, "no"), ("p", "a"), ("p", "b"), *[(own, "yes"), (own, "no")] * 2]
+    assert rows.label.tolist() == [1, 0, 3, 2, -1, -1, -1, -1, 1, 0, 3, 2, 5, 4, 7, 6] and counts == {}
+    assert rows.unit.tolist() == [0] * 8 + [1] * 8
+    bad = [
+        visit(rejected="no"), visit(rejected="no", others=[other] * 4), visit(rejected="no", others=[{"prompt": "p"}]),
+        visit(rejected="no", others="p"), visit(rejected="yes", others=[]), visit(others=[]),
+        visit(rejected="no", others=[other | {"chosen": "b"}]), visit(rejected="n" * 50, others=[]),
+    ]  # fmt: skip
+    causes = {"no_others": 4, "same_answers": 2, "no_rejected": 1, "too_long": 1}
+    assert user_preferences.rows(UserPreferences(), bad, TOKENIZER, 40)[1] == causes
 
 
 def test_a_pair_has_its_rationale_beside_it_or_a_filler_without_weight():

@@ -7,9 +7,14 @@ import math
 import os
 import time
 
+import numpy as np
 import pytest
+from processes_in_threads import together
 from stand_in import Faults, StandIn, draw
 
+from jrl.device.processes import ONE
+from jrl.rollout.sources import Completions, judge_source
+from jrl.tasks.data.prompts import Visit
 from jrl.tasks.example import Example, Message
 from jrl.tasks.judges import Grade, Group, Judge, JudgeStopped, Pairwise, Rubric, open_judge
 from jrl.tasks.stopping import StopRequested, never
@@ -233,3 +238,58 @@ def test_files_hold_no_key(tmp_path, monkeypatch):
         judged(config(server, api_key_env="JUDGE_KEY"), tmp_path, GROUPS)
     for file in os.listdir(tmp_path):
         assert "verysecret" not in (tmp_path / file).read_text()
+
+
+def test_processes_share_the_prompts_and_all_get_the_scores_of_all(tmp_path):
+    texts = ["no", "1", "x" * 60, "two", "3 4", "five"]
+    visits = [Visit(EXAMPLES[i], (i, 7), (1, 2)) for i in range(3)]
+    batch = Completions(visits, texts, 2, None, None)
+
+    def scores(processes, folder):
+        limits = dict(index=processes.index, count=processes.count)
+        judge = open_judge(config(server, max_characters=50), folder, **limits)
+        try:
+            source = judge_source(judge, processes)
+            return source.collect(source.submit(batch))
+        finally:
+            judge.close()
+
+    with StandIn() as server:
+        alone = scores(ONE, tmp_path / "one")
+        several, _ = together(2, lambda processes: scores(processes, tmp_path / "two"))
+        asked = server.asked.total()
+        again = scores(ONE, tmp_path / "two")
+        assert server.asked.total() == asked  # the journals of both are read
+    for found in (*several, again):
+        np.testing.assert_array_equal(found.values, alone.values)
+        assert found.problems == alone.problems and found.lost == alone.lost == {2: Status.FORBIDDEN}
+    for found in several:
+        assert found.metrics["host/judge/judge/requests"] == alone.metrics["host/judge/judge/requests"] == 5
+
+
+def test_the_share_of_lost_requests_is_of_all_processes(tmp_path):
+    """Process 1 loses one of its two requests: one of six, and half of its own."""
+    texts = {0: ["no", "1", "two", "3"], 1: ["four", "lost"]}
+
+    def failed(processes, stop_above, folder):
+        judge = open_judge(config(server, attempts=1, stop_above=stop_above), folder, index=processes.index, count=2)
+        try:
+            ticket = judge.submit([Group((processes.index, 7), EXAMPLES[0], texts[processes.index])])
+            return sum(not status.scorable for status in judge.collect(ticket, processes).statuses)
+        finally:
+            judge.close()
+
+    with StandIn(grade=lambda text: 9.0 if text == "lost" else 0.5) as server:  # 90 of 10
+        some, _ = together(2, lambda processes: failed(processes, 0.2, tmp_path / "some"))
+        assert some == [0, 1]
+        many, _ = together(2, lambda processes: failed(processes, 0.1, tmp_path / "many"))
+        assert all(isinstance(error, JudgeStopped) and "1 of 6 requests" in str(error) for error in many)
+
+
+def test_the_rate_limits_of_a_judge_are_those_of_all_processes(tmp_path):
+    with StandIn() as server:
+        opened = open_judge(config(server, requests_per_second=8.0, tokens_per_minute=600), tmp_path, index=1, count=4)
+        try:
+            assert opened.client._limit._spacing == 1 / 2 and opened.client._limit._per_second == 600 / 60 / 4
+        finally:
+            opened.close()

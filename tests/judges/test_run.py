@@ -9,8 +9,10 @@ import time
 
 import pytest
 from stand_in import Faults, StandIn, digits
+from test_pods import assert_same, train
 
 import jrl
+from jrl import cli
 from jrl.config import ConfigError
 from jrl.run.identity import RefusedIdentity
 from jrl.run.records import Preempted
@@ -57,6 +59,19 @@ def test_the_reward_is_the_verifiers_and_the_weighted_judges(straight):
         counted = [row[f"host/judge/judge/{name}"] for name in ("requests", "cached", "shared")]
         assert sum(counted) == len(texts) and counted[0] == len(set(step.texts) - known)
         known |= set(step.texts)
+
+
+def test_two_policies_are_compared_by_a_judge_from_the_command_line(straight, tmp_path, capsys):
+    out, folder = tmp_path / "eval.json", str(straight[0])
+    given = ["Data.held_out_every=3", "Config.eval=@Eval()", "Eval.prompts=2", "Eval.batch=8"]
+    with StandIn() as server:
+        compares = [*JUDGE, f"Judge.address='{server.address}'", "Judge.grading=@Pairwise()"]
+        assert cli.main(["eval", folder, folder, *given, *compares, "--out", str(out)]) == 0
+    first, second = json.loads(out.read_text())
+    # A policy wins half of the time over itself, whatever the judge makes of the order.
+    assert first["judged"]["judge"][0] is None and first["judged"]["judge"][1]["mean"] == 0.5
+    assert second["judged"]["judge"][0]["n"] == 2 and "judge: wins over" in capsys.readouterr().out
+    assert (tmp_path / "eval.judges" / "judge.answers.jsonl").exists()
 
 
 @pytest.mark.parametrize("left_after", [1, 2])
@@ -137,3 +152,14 @@ def test_doctor_says_whether_a_runs_judge_answers(straight, tmp_path):
         assert [line.good for line in lines] == [True] and "answers as it is asked to" in lines[0].text
     lines = [line for line in doctor.run_lines(tmp_path) if "judge 'judge'" in line.text]
     assert [line.good for line in lines] == [False] and "ConnectionRefused" in lines[0].text
+
+
+@pytest.mark.slow
+def test_two_processes_ask_a_judge_about_their_own_prompts(tmp_path):
+    with StandIn() as server:
+        judge = ["Config.judges=[@Judge()]", "Judge.model='stand-in'", f"Judge.address='{server.address}'"]
+        train(tmp_path / "two", *judge)
+        asked = server.asked.total() - 2  # one question each before anything is compiled
+        train(tmp_path / "one", *judge, processes=1, devices=4)
+        assert asked == server.asked.total() - asked - 3
+    assert_same(tmp_path / "two", tmp_path / "one")

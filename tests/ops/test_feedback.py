@@ -48,14 +48,23 @@ def test_token_regularized_by_hand():
 def test_propagated_weights_by_hand():
     lp = jnp.array([[-1.0, -2.0, NAN], [NAN, -1.0, -2.0], [0.0, 0.0, 0.0], [-3.0, NAN, NAN]])
     mask = jnp.array([[True, True, False], [False, True, True], [True, True, False], [True, False, False]])
-    weights = jax.jit(lambda lp: propagated_weights(lp, mask, discount=0.95))(lp)
+    alone = dict(num_segments=1, discount=0.95)
+    of = lambda lp: propagated_weights(lp, mask, jnp.zeros_like(mask, jnp.int32), **alone)
     # 2 (0.5 + 0.95) / 2.45 and 2 * 1 / 2.45, wherever the row begins; 1 where nothing is left to learn
     expected = [[1.183673, 0.816327, 0], [0, 1.183673, 0.816327], [1, 1, 0], [1, 0, 0]]
-    np.testing.assert_allclose(weights, expected, rtol=1e-5)
-    pull = jax.grad(lambda lp: propagated_weights(lp, mask, discount=0.95).sum())(lp)
-    np.testing.assert_array_equal(pull, 0)
-    gap = propagated_weights(jnp.array([-1.0, NAN, -2.0]), jnp.array([True, False, True]), discount=0.95)
+    np.testing.assert_allclose(jax.jit(of)(lp), expected, rtol=1e-5)
+    np.testing.assert_array_equal(jax.grad(lambda lp: of(lp).sum())(lp), 0)
+    gap = propagated_weights(
+        jnp.array([-1.0, NAN, -2.0]), jnp.array([True, False, True]), jnp.zeros(3, jnp.int32), **alone
+    )
     np.testing.assert_allclose(gap, [1.183673, 0, 0.816327], rtol=1e-5)  # a masked token is no step
+
+
+def test_weights_of_one_sequence_do_not_see_the_others_of_its_row():
+    lp, mask = jnp.array([-1.0, -2.0, -3.0, 0.0, -7.0, NAN]), jnp.array([True] * 5 + [False])
+    segment = jnp.array([0, 0, 1, 1, 2, 3])
+    found = propagated_weights(lp, mask, segment, num_segments=3, discount=0.95)
+    np.testing.assert_allclose(found, [1.183673, 0.816327, 2, 0, 1, 0], rtol=1e-5)  # 3 and 0: a mean of 1.5
 
 
 def test_the_refinement_most_like_the_feedback_is_taken():

@@ -33,7 +33,8 @@ def plan(monkeypatch, capsys):
 def test_a_plan_says_what_its_numbers_are(plan):
     printed = plan("configs/plan/8b.gin", "--topology", "v5p:4x4x4")
     assert set(printed) == {"fits", "hbm_gib", "limit_gib", "host_gib", "step_seconds", "least_step_seconds",
-                            "publication_gib", "notes", "wastes", "programs"}  # fmt: skip
+                            "publication_gib", "network", "notes", "wastes", "programs"}  # fmt: skip
+    assert printed["network"] is None
     assert printed["fits"] and printed["limit_gib"] == 94.75 and printed["wastes"] == []
     assert any("libtpu is not installed: nothing was compiled" in note for note in printed["notes"])
     programs = {program["name"]: program for program in printed["programs"]}
@@ -43,6 +44,23 @@ def test_a_plan_says_what_its_numbers_are(plan):
     assert printed["hbm_gib"] == max(sum(program["hbm"].values()) for program in programs.values())
     assert printed["host_gib"] == {"optimizer": 0, "activations": 0}
     assert programs["update"]["flops"] > 0 and programs["update"]["collectives"] is None
+
+
+def test_two_slices_have_their_network_apart(plan):
+    two = ("configs/plan/0.6b.gin", "--topology", "2xv5e:2x2", "MeshShape.slices=2", "MeshShape.data=2",
+           "MeshShape.fsdp=4")  # fmt: skip
+    printed = plan(*two)
+    programs = {program["name"]: program for program in printed["programs"]}
+    network, update = printed["network"], programs["update"]
+    assert programs["sample"]["network_bytes"] == 0 and network["bytes"] == update["network_bytes"] > 0
+    assert network["seconds"] == network["bytes"] / (25e9 / 8) == update["least_seconds"]
+    assert network["bound"] == ["update"] and network["counted_seconds"] is None
+    # In micro-batches twice as large the gradients cross half as often.
+    larger = plan(*two, "Learner.micro_batch_tokens=32768")
+    assert 2 * larger["network"]["bytes"] == network["bytes"] and larger["network"]["bound"] == []
+    text = plan(*two, json_=False)
+    assert "mesh data 2 x fsdp 4, data over 2 slices" in text and "network s" in text
+    assert "at 3.125 GB/s; it is the bound of update" in text
 
 
 def test_a_run_of_two_stages_has_rows_of_both_and_one_can_be_planned_alone(plan, two_stages):

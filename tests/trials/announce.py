@@ -4,7 +4,7 @@ import functools
 import sys
 
 from jrl import cli
-from jrl.device import program_cache
+from jrl.device import processes, program_cache
 from jrl.rollout import scoring
 from jrl.run import records
 
@@ -24,6 +24,15 @@ def announced(function, name, after=None):
 if __name__ == "__main__":
     records.save = announced(records.save, "save", "saved")
     scoring.Scorer.collect = announced(scoring.Scorer.collect, "scoring")
+    processes.Processes.exchange = announced(processes.Processes.exchange, "exchange")
+    call = program_cache.Program.__call__
+
+    @functools.wraps(call)
+    def calling(self, *args):
+        print(f"NOW {self.name.rpartition('.')[2]}", file=sys.stderr, flush=True)
+        return call(self, *args)
+
+    program_cache.Program.__call__ = calling
     compile_one = program_cache.Program._executable
 
     @functools.wraps(compile_one)

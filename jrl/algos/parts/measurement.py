@@ -207,6 +207,20 @@ PARTS: list[Part] = [
         "tests": ["tests/algos/test_measures.py::test_sampler_mismatch_by_hand"],
     },
     {
+        "id": "M17",
+        "function": "jrl.ops.mismatch:mismatch_terms",
+        "inputs": ["sampler_logprobs", "old_logprobs", "mask"],
+        "output": "{name: [..., T] float32}",
+        "tests": ["tests/algos/test_measures.py::test_what_a_step_logs_of_the_mismatch_is_that_of_all_its_tokens"],
+    },
+    {
+        "id": "M18",
+        "function": "jrl.ops.mismatch:mismatch_of_means",
+        "inputs": ["means"],
+        "output": "{name: [] float32}",
+        "tests": ["tests/algos/test_measures.py::test_what_a_step_logs_of_the_mismatch_is_that_of_all_its_tokens"],
+    },
+    {
         "id": "M18",
         "function": "jrl.ops.mismatch:effective_sample_size",
         "inputs": ["weights", "mask"],
@@ -219,5 +233,12 @@ PARTS: list[Part] = [
         "inputs": ["first", "second"],
         "output": "{name: share}",
         "tests": ["tests/algos/test_measures.py::test_self_correction_by_hand"],
+    },
+    {
+        "id": "M20",
+        "function": "jrl.tools.evaluation:protocol",
+        "inputs": ["trained", "scorer"],
+        "output": "{what a score is of: its value}",
+        "tests": ["tests/test_cli.py::test_eval_needs_an_eval_section_and_then_prints_every_number"],
     },
 ]

@@ -443,6 +443,31 @@ PARTS: list[Part] = [
     },
     {
         "id": "P25",
+        "function": "jrl.ops.token_regularization:token_contrast",
+        "inputs": ["ref_logprobs", "mask", "segment", "label", "unit", "counts"],
+        "output": "reward [..., L] float32",
+        "tests": [
+            "tests/algos/test_t_reg.py::test_an_answers_tokens_are_contrasted_with_those_after_two_other_prompts"
+        ],
+    },
+    {
+        "id": "P25",
+        "function": "jrl.algos.t_reg:sequence_loss",
+        "inputs": ["config", "sequences", "state"],
+        "output": "(loss [..., S] float32, metrics {name: [..., S]})",
+        "tests": ["tests/algos/test_t_reg.py::test_by_hand"],
+    },
+    {
+        "id": "P25",
+        "function": "jrl.tasks.data.contrasts:rows",
+        "inputs": ["config", "visits", "tokenizer", "width"],
+        "output": "(StoredRows of pairs after three prompts, {cause: visits left out})",
+        "tests": [
+            "tests/data/test_corrections.py::test_a_pair_is_there_after_prompts_that_ask_for_good_and_bad_answers"
+        ],
+    },
+    {
+        "id": "P25",
         "function": "jrl.ops.token_regularization:token_regularizer",
         "inputs": ["logprobs", "token_reward", "mask", "beta"],
         "output": "REG [...] float32",
@@ -472,9 +497,19 @@ PARTS: list[Part] = [
     {
         "id": "P34",
         "function": "jrl.ops.supervised:propagated_weights",
-        "inputs": ["logprobs", "mask", "discount"],
-        "output": "weights [..., T] float32",
-        "tests": ["tests/ops/test_feedback.py::test_propagated_weights_by_hand"],
+        "inputs": ["logprobs", "mask", "segment", "num_segments", "discount"],
+        "output": "weights [..., L] float32",
+        "tests": [
+            "tests/ops/test_feedback.py::test_propagated_weights_by_hand",
+            "tests/ops/test_feedback.py::test_weights_of_one_sequence_do_not_see_the_others_of_its_row",
+        ],
+    },
+    {
+        "id": "P34",
+        "function": "jrl.algos.ift:token_loss",
+        "inputs": ["config", "tokens", "state"],
+        "output": "(loss [..., L] float32, metrics {name: [..., L]})",
+        "tests": ["tests/algos/test_ift.py::test_a_token_counts_by_the_loss_that_follows_from_it"],
     },
     {
         "id": "P34",
@@ -527,6 +562,30 @@ PARTS: list[Part] = [
         "inputs": ["score", "other_score", "kl", "weight"],
         "output": "loss [...] float32",
         "tests": ["tests/ops/test_feedback.py::test_latent_preference_by_hand"],
+    },
+    {
+        "id": "P36",
+        "function": "jrl.ops.latent_user:expected_latent_preference",
+        "inputs": ["mean", "variance", "kl", "weight"],
+        "output": "loss [...] float32",
+        "tests": ["tests/algos/test_vpl.py::test_the_expected_loss_is_the_integral"],
+    },
+    {
+        "id": "P36",
+        "function": "jrl.algos.vpl:sequence_loss",
+        "inputs": ["config", "sequences", "state"],
+        "output": "(loss [..., S] float32, metrics {name: [..., S]})",
+        "tests": [
+            "tests/algos/test_vpl.py::test_by_hand",
+            "tests/algos/test_vpl.py::test_without_a_latent_variable_it_is_bradley_terry",
+        ],
+    },
+    {
+        "id": "P36",
+        "function": "jrl.tasks.data.user_preferences:rows",
+        "inputs": ["config", "visits", "tokenizer", "width"],
+        "output": "(StoredRows of users' pairs, {cause: visits left out})",
+        "tests": ["tests/data/test_corrections.py::test_the_pairs_of_a_user_are_one_unit"],
     },
     {
         "id": "P36",

@@ -53,7 +53,7 @@ def read(folder: str | Path) -> dict[str, Module]:
     Raises: ValueError for a folder without an adapter, and for anything in it that would change the computation in an
     unknown way.
     """
-    folder = paths.local(folder)
+    folder = paths.readable(folder)
     config = read_config(folder)
     if not paths.exists(folder / TENSORS):
         pickled = [name for name in paths.list_dir(folder) if name.endswith(PICKLED)]

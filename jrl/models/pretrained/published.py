@@ -90,7 +90,7 @@ class TensorPlan:
 
 def read_config(folder: str | Path) -> dict[str, Any]:
     """Returns config.json of a folder. Raises ValueError where it is missing or not a JSON object."""
-    local = paths.readable(folder)
+    local = paths.readable_without_weights(folder)
     path = local / "config.json"
     if not paths.exists(path):
         raise ValueError(f"{folder} is not a published model: it has no config.json")
@@ -527,6 +527,6 @@ def published_tensors(params: PyTree, cfg: Decoder, family: Family, dtype: str) 
 
 def companions_of(folder: str | Path) -> dict[str, bytes]:
     """Returns name -> contents of the files of COMPANIONS in a published folder."""
-    folder = paths.readable(folder)
+    folder = paths.readable_without_weights(folder)
     read = lambda name: paths.read_foreign(folder / name, MAX_COMPANION_BYTES, within=folder)
     return {name: read(name) for name in COMPANIONS if paths.exists(folder / name)}

@@ -1,6 +1,7 @@
 """Saves and restores everything that influences a run: one directory a step, committed by one rename.
 
     ROOT/00000005/state/...        the array leaves, written by orbax
+    ROOT/00000005/shards-1.bin     in place of state/, where each process has a folder of its own (shards.py)
     ROOT/00000005/host.json        what is not an array: data position, counters, offsets
     ROOT/00000005/manifest.json    sha256 of every file above, and path, dtype, shape and sha256 of every leaf
     ROOT/00000005.condemned/       a step that a later one condemned: its updates were not finite. Nothing reads it
@@ -35,9 +36,10 @@ from jrl import paths
 from jrl.device.placement import place_on_mesh
 from jrl.device.processes import ONE, OtherProcessFailed, Processes
 from jrl.run.checkpoints import digest
+from jrl.run.checkpoints.shards import read_shards, write_shards
 
 PyTree = Any
-FORMAT = 1
+FORMAT, SHARDS_FORMAT = 1, 2  # arrays by orbax; a file of shards from each process
 _READ_BACK_BYTES = 256 << 20
 _SAVING, _REPLACED, _REMOVED = (f"{paths.TEMPORARY}{what}-" for what in ("saving", "replaced", "removed"))
 CONDEMNED = ".condemned"  # behind the name of a step that is set aside
@@ -78,7 +80,12 @@ class RunState:
 
 
 def open_run_state(
-    root: str | os.PathLike[str], *, keep: int, pinned: Collection[int] = (), processes: Processes = ONE
+    root: str | os.PathLike[str],
+    *,
+    keep: int,
+    pinned: Collection[int] = (),
+    processes: Processes = ONE,
+    shared: bool = True,
 ) -> RunState:
     """Opens (or makes) a folder of saves and sweeps interrupted ones.
 
@@ -90,12 +97,14 @@ def open_run_state(
     removes them. `condemned()` returns those that are set aside.
     `restore(abstract_state, step=None)` is `restore_step` below.
     Of several processes all call all of these: each writes and reads its own shards, and process 0 does the rest.
+    shared: whether all processes see the folder. False: each has a folder of its own, which at the opening holds all
+      that the others' do; a save is what they then hold together.
     Raises ValueError for keep < 1.
     """
     if keep < 1:
         raise ValueError(f"keep is {keep}; at least one save must be kept")
-    folder = paths.normalize(root)
-    if processes.writer:
+    folder, writes = paths.normalize(root), processes.writer or not shared
+    if writes:
         paths.make_dir(folder)
         _sweep(folder)
     processes.barrier("swept")
@@ -108,8 +117,8 @@ def open_run_state(
 
     def save(step: int, state: PyTree, host: Mapping[str, Any], skipped: int = 0) -> None:
         check_open()
-        save_step(folder, step, state, host, processes)
-        if not processes.writer:
+        save_step(folder, step, state, host, processes, shared=shared)
+        if not writes:
             return
         present = list_steps(folder)
         good = known_good(present, step, skipped)
@@ -123,14 +132,14 @@ def open_run_state(
     def condemn(first: int) -> list[int]:
         check_open()
         bad = [step for step in steps() if step >= first]
-        for step in bad if processes.writer else ():
+        for step in bad if writes else ():
             paths.remove_tree(condemned_dir(folder, step))
             paths.rename(step_dir(folder, step), condemned_dir(folder, step))
         return bad
 
     def restore(abstract_state: PyTree, step: int | None = None) -> tuple[int, PyTree, dict[str, Any]]:
         check_open()
-        return restore_step(folder, abstract_state, step, skipped, processes=processes)
+        return restore_step(folder, abstract_state, step, skipped, processes=processes, shared=shared)
 
     def steps() -> list[int]:
         return processes.from_writer("steps", list_steps(folder) if processes.writer else None)
@@ -187,7 +196,13 @@ def list_condemned(root: str | os.PathLike[str]) -> list[int]:
 
 
 def save_step(
-    root: str | os.PathLike[str], step: int, state: PyTree, host: Mapping[str, Any], processes: Processes = ONE
+    root: str | os.PathLike[str],
+    step: int,
+    state: PyTree,
+    host: Mapping[str, Any],
+    processes: Processes = ONE,
+    *,
+    shared: bool = True,
 ) -> None:
     """Writes one step: temporary folder, sync, read back, one rename, sync.
 
@@ -195,6 +210,7 @@ def save_step(
       state: pytree of jax or numpy arrays, typed keys included; None is not a leaf.
       host: JSON values, no NaN (write None); process 0's counts.
       processes: those that hold the state; each writes its own shards.
+      shared: as in `open_run_state`.
     Raises: SaveFailed where the disk is full or the bytes read back differ; TypeError or ValueError for a leaf or a
       host value that cannot be saved, before anything is written.
     """
@@ -207,33 +223,25 @@ def save_step(
     host_bytes = _host_bytes(host)
     temporary, final = folder / f"{_SAVING}{step:08d}", step_dir(folder, step)
     arrays = {name: _stored(leaf) for name, leaf in leaves.items() if leaf.size}
+    writes = processes.writer or not shared
     try:
-        if processes.writer:
+        if writes:
             paths.remove_tree(temporary)
             paths.make_dir(temporary)
         processes.barrier(f"save {step}")
-        if arrays:
-            with _context(), _without_orbax_logs():
-                ocp.save(temporary / "state", arrays)
-        processes.barrier(f"saved {step}")
-        if processes.writer:
-            paths.write_bytes_atomic(temporary / "host.json", host_bytes)
-            paths.sync_tree(temporary)
-            files = digest.tree_digests(temporary, paths.files_below(temporary))
-            body = {"format": FORMAT, "step": step, "files": files, "leaves": described}
-            paths.write_bytes_atomic(temporary / "manifest.json", _seal(body))
-            if _unseal(paths.read_bytes(temporary / "manifest.json")) != body:
-                raise ValueError("manifest.json reads back with other contents")
-        _read_back(temporary, described, processes)
+        if shared:
+            _write_together(temporary, step, arrays, described, host_bytes, processes)
+        else:
+            _write_apart(temporary, step, arrays, described, host_bytes, processes)
         processes.barrier(f"read back {step}")
-        if processes.writer:
+        if writes:
             _publish(temporary, final)
         processes.barrier(f"published {step}")
     except OtherProcessFailed:
         raise
     except Exception as error:
         # Orbax reports a full disk as ValueError with the system's message inside, so every error is caught here.
-        if processes.writer:
+        if writes:
             _discard(temporary)
             _restore_replaced(folder)
         earlier = [old for old in list_steps(folder) if old != step]
@@ -241,6 +249,61 @@ def save_step(
             f"step {step} could not be saved under {folder}: {_cause(error)}. "
             + (f"Last checkpoint: step {earlier[-1]}" if earlier else "There is no earlier checkpoint")
         ) from error
+
+
+def _write_together(
+    temporary: Path,
+    step: int,
+    arrays: Mapping[str, Any],
+    described: dict[str, Any],
+    host_bytes: bytes,
+    processes: Processes,
+) -> None:
+    """Writes a step into a folder that all processes see, and reads it back."""
+    if arrays:
+        with _context(), _without_orbax_logs():
+            ocp.save(temporary / "state", arrays)
+    processes.barrier(f"saved {step}")
+    if processes.writer:
+        paths.write_bytes_atomic(temporary / "host.json", host_bytes)
+        paths.sync_tree(temporary)
+        files = digest.tree_digests(temporary, paths.files_below(temporary))
+        _write_manifest(temporary, {"format": FORMAT, "step": step, "files": files, "leaves": described})
+    _read_back(temporary, described, processes)
+
+
+def _write_apart(
+    temporary: Path,
+    step: int,
+    arrays: Mapping[str, Any],
+    described: dict[str, Any],
+    host_bytes: bytes,
+    processes: Processes,
+) -> None:
+    """Writes what this process has of a step into a folder of its own, and reads it back."""
+    files, placed = write_shards(temporary, arrays, processes.index)
+    if processes.writer:
+        paths.write_bytes_atomic(temporary / "host.json", host_bytes)
+        files["host.json"] = {"sha256": hashlib.sha256(host_bytes).hexdigest(), "bytes": len(host_bytes)}
+    if digest.tree_digests(temporary, files) != files:
+        raise ValueError("what was written reads back with other bytes")
+    every = processes.exchange(f"saved {step}", {"files": files, "placed": placed})
+    if processes.writer:
+        body = {
+            "format": SHARDS_FORMAT,
+            "step": step,
+            "files": {name: entry for one in every for name, entry in one["files"].items()},
+            "leaves": described,
+            "shards": {leaf: [shard for one in every for shard in one["placed"].get(leaf, ())] for leaf in arrays},
+        }
+        _write_manifest(temporary, body)
+    paths.sync_tree(temporary)
+
+
+def _write_manifest(temporary: Path, body: dict[str, Any]) -> None:
+    paths.write_bytes_atomic(temporary / "manifest.json", _seal(body))
+    if _unseal(paths.read_bytes(temporary / "manifest.json")) != body:
+        raise ValueError("manifest.json reads back with other contents")
 
 
 def restore_step(
@@ -251,6 +314,7 @@ def restore_step(
     *,
     part: bool = False,
     processes: Processes = ONE,
+    shared: bool = True,
 ) -> tuple[int, PyTree, dict[str, Any]]:
     """Returns (step, state, host) of the newest intact step, or of `step`.
 
@@ -260,6 +324,7 @@ def restore_step(
       skipped: damaged steps that were passed over are appended, newest first, and logged.
       part: `abstract_state` may be a part of what was saved (only the parameters, say); the rest is not read.
       processes: those that read together, each its own shards.
+      shared: as in `open_run_state`. False: each verifies all of its own folder.
     Raises: NoIntactStep where none is left; DamagedStep where `step` was asked for and is damaged; StateMismatch where
       an intact step holds other leaves.
     """
@@ -268,10 +333,10 @@ def restore_step(
     if step is not None:
         if step not in present:
             raise NoIntactStep(f"there is no checkpoint of step {step} in {folder}; there are {present or 'none'}")
-        return step, *_read(folder, step, abstract_state, part, processes)
+        return step, *_read(folder, step, abstract_state, part, processes, shared)
     for candidate in reversed(present):
         try:
-            return candidate, *_read(folder, candidate, abstract_state, part, processes)
+            return candidate, *_read(folder, candidate, abstract_state, part, processes, shared)
         except DamagedStep as error:
             _log.warning("%s; trying the one before it", error)
             skipped.append((candidate, error.reason))
@@ -279,20 +344,27 @@ def restore_step(
     raise NoIntactStep(f"nothing can be restored from {folder}: {listed}")
 
 
-def verify_step(root: str | os.PathLike[str], step: int) -> dict[str, Any]:
-    """Returns the manifest of a step after hashing every file of it. Raises DamagedStep naming the first fault."""
+def verify_step(root: str | os.PathLike[str], step: int, processes: Processes = ONE) -> dict[str, Any]:
+    """Returns the manifest of a step after hashing every file of it. Raises DamagedStep naming the first fault.
+
+    Args:
+      processes: those that verify a folder that all of them see: each hashes its share of the files, and does not find
+        the faults of the others' shares.
+    """
     folder = step_dir(root, step)
     try:
         digest.check_plain_file(folder / "manifest.json")
         body = _unseal(paths.read_bytes(folder / "manifest.json"))
-        if body["format"] != FORMAT or body["step"] != step:
+        if body["format"] not in (FORMAT, SHARDS_FORMAT) or body["step"] != step:
             raise ValueError(f"the manifest is of format {body['format']}, step {body['step']}")
         present = set(paths.files_below(folder)) - {"manifest.json"}
         if missing := sorted(body["files"].keys() - present):
             raise ValueError(f"{missing[0]} is missing")
         if extra := sorted(present - body["files"].keys()):
             raise ValueError(f"{extra[0]} is not in the manifest")
-        for name, actual in digest.tree_digests(folder, present).items():
+        # The largest are dealt out first, so that the shares are about as large.
+        by_size = sorted(present, key=lambda name: (-body["files"][name]["bytes"], name))
+        for name, actual in digest.tree_digests(folder, by_size[processes.index :: processes.count]).items():
             if actual != body["files"][name]:
                 raise ValueError(f"{name} has other bytes than were saved")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -301,21 +373,25 @@ def verify_step(root: str | os.PathLike[str], step: int) -> dict[str, Any]:
 
 
 def _read(
-    folder: Path, step: int, abstract_state: PyTree, part: bool, processes: Processes
+    folder: Path, step: int, abstract_state: PyTree, part: bool, processes: Processes, shared: bool
 ) -> tuple[PyTree, dict[str, Any]]:
-    body = _together(processes, step, f"verified {step}", lambda: verify_step(folder, step))
+    verify = lambda: verify_step(folder, step, processes if shared else ONE)
+    body = _together(processes, step, f"verified {step}", verify)
     saved, target = body["leaves"], digest.named_leaves(abstract_state)
     _match(step, saved, target, part)
     targets = {name: _target(leaf, saved[name]) for name, leaf in target.items() if leaf.size}
 
     def load() -> tuple[dict[str, Any], dict[str, Any]]:
         try:
-            with _context():
-                loaded = ocp.load(step_dir(folder, step) / "state", targets) if targets else {}
+            if body["format"] == SHARDS_FORMAT:
+                loaded = read_shards(step_dir(folder, step), body["shards"], targets)
+            else:
+                with _context():
+                    loaded = ocp.load(step_dir(folder, step) / "state", targets) if targets else {}
             return loaded, json.loads(paths.read_bytes(step_dir(folder, step) / "host.json"))
         except Exception as error:
             # The bytes are what was saved and the leaves agree, so what is left is a fault below this file.
-            raise DamagedStep(step, f"orbax could not read it: {_first_line(error)}") from error
+            raise DamagedStep(step, f"its arrays could not be read: {_first_line(error)}") from error
 
     loaded, host = _together(processes, step, f"loaded {step}", load)
     leaves = {name: _returned(leaf, loaded.get(name), saved[name]) for name, leaf in target.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jrl.tasks.data import (
     conditioned,
+    contrasts,
     corrections,
     demonstrations,
     labeled,
@@ -11,11 +12,13 @@ from jrl.tasks.data import (
     rated,
     rationales,
     step_labels,
+    user_preferences,
 )
 from jrl.tasks.data.stored import StoredSource
 
 SOURCES: dict[str, StoredSource] = {
     "ConditionedPreferences": conditioned.SOURCE,
+    "ContrastedPreferences": contrasts.SOURCE,
     "Corrections": corrections.SOURCE,
     "Demonstrations": demonstrations.SOURCE,
     "Labeled": labeled.SOURCE,
@@ -23,4 +26,5 @@ SOURCES: dict[str, StoredSource] = {
     "Rated": rated.SOURCE,
     "RationalePreferences": rationales.SOURCE,
     "StepLabels": step_labels.SOURCE,
+    "UserPreferences": user_preferences.SOURCE,
 }

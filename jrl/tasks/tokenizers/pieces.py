@@ -107,7 +107,7 @@ def build(config: SentencePiece, texts: Iterable[str]) -> PieceTokenizer:
     """
     if config.path is not None:
         try:
-            model = paths.read_foreign(config.path, MAX_FILE_BYTES)
+            model = paths.read_foreign(paths.readable(config.path), MAX_FILE_BYTES)
         except OSError as error:
             raise ValueError(f"SentencePiece.path: {config.path!r} cannot be read: {error.strerror}") from error
         check_opens("model", model, config.path)

@@ -247,7 +247,7 @@ def build(config: HuggingFace, texts: Iterable[str]) -> PublishedTokenizer:
 
 def read_files(path: str | Path) -> dict[str, bytes]:
     """Returns those of FILES that a published folder has. A path to its vocabulary file names the folder too."""
-    at = paths.readable(path)
+    at = paths.readable_without_weights(path)
     folder, chosen = (at, None) if at.is_dir() else (at.parent, at.name)
     if chosen is not None and not at.exists():
         raise ValueError(f"HuggingFace.path: {str(path)!r} is not there")

@@ -1,0 +1,93 @@
+"""Win rates of policies by a judge who compares their answers in both orders."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from stand_in import Faults, StandIn
+
+from jrl.tasks.example import Example, Message
+from jrl.tasks.judges import Grade, Judge, JudgeStopped, Pairwise
+from jrl.tools.judged_wins import comparing, judged_wins, lines, summary
+
+EXAMPLES = [Example(f"e{i}", (Message("user", f"{i} + {i}?"),), answer=str(2 * i)) for i in range(4)]
+GRADES = {"bad": 0.1, "good": 0.7, "also good": 0.7, "best": 1.0}
+
+
+def judge(server, **fields):
+    quick = {"backoff_seconds": 0.01, "timeout_seconds": 3.0, "concurrency": 8}
+    return Judge(address=server.address, model="stand-in", **{**quick, "grading": Pairwise(), **fields})
+
+
+def result(source, *texts):
+    return {"source": source, "completions": {e.prompt_digest().hex(): text for e, text in zip(EXAMPLES, texts)}}
+
+
+A = result("a", "best", "good", "bad", "good")
+B = result("long/b", "good", "also good", "good", "bad")
+
+
+def test_a_policy_wins_where_the_judge_prefers_it_in_both_orders(tmp_path):
+    with StandIn(grade=lambda text: GRADES.get(text, 0.0)) as server:
+        found = judged_wins([judge(server)], [A, B], EXAMPLES, tmp_path)["judge"]
+        asked = len(server.answered)
+        again = judged_wins([judge(server)], [A, B], EXAMPLES, tmp_path)["judge"]
+        assert len(server.answered) == asked == 9  # the preflight's question, and 4 pairs in both orders
+    # a wins two, ties one and loses one: (2 + 0.5) / 4
+    assert (found[0][1]["mean"], found[1][0]["mean"]) == (0.625, 0.375) and again == found
+    assert found[0][0] is found[1][1] is None
+    assert (found[0][1]["n"], found[0][1]["failed"]) == (4, 0)
+    head, row, other = lines("judge", ["a", "long/b"], found)[1:]
+    assert head.split() == ["judge:", "wins", "over", "a", "long/b"]
+    assert row.split()[:2] == ["a", "62.5"] and other.split()[:2] == ["long/b", "37.5"] and "|" in row
+
+
+class FirstWins(StandIn):
+    """A judge that prefers what it reads first."""
+
+    def content(self, request, *, out_of_range=False):
+        return json.dumps({"reason": "it is the first", "winner": "first"})
+
+
+def test_a_judge_that_goes_by_the_order_calls_every_prompt_a_tie():
+    with FirstWins() as server:
+        found = judged_wins([judge(server)], [A, B], EXAMPLES, None)["judge"]
+    assert found[0][1]["mean"] == found[0][1]["low"] == found[0][1]["high"] == found[1][0]["mean"] == 0.5
+
+
+class NeverOfBest(StandIn):
+    """A judge that gives no answer where `best` is second."""
+
+    def content(self, request, *, out_of_range=False):
+        second = request["messages"][1]["content"].rsplit("<second ", 1)[-1]
+        return "no JSON" if "best" in second else super().content(request)
+
+
+def test_a_prompt_that_is_judged_in_one_order_alone_does_not_count():
+    with NeverOfBest(grade=lambda text: GRADES.get(text, 0.0)) as server:
+        found = judged_wins([judge(server, attempts=1)], [A, B], EXAMPLES, None)["judge"]
+        assert (found[0][1]["n"], found[0][1]["failed"]) == (3, 1)
+        assert found[0][1]["mean"] == 0.5  # one won, one tied, one lost
+        assert lines("judge", ["a", "b"], found)[-1] == "1 comparisons could not be judged"
+        with pytest.raises(JudgeStopped, match=r"1 of 8 requests .* failed"):
+            judged_wins([judge(server, attempts=1, stop_above=0.1)], [A, B], EXAMPLES, None)
+
+
+def test_lengths_are_controlled_with_the_winners_longer():
+    # It wins exactly where it is longer: at equal lengths half of the time.
+    found = summary(np.array([1.0, 0.0, 1.0, 0.0]), np.array([5.0, -5.0, 5.0, -5.0]))
+    assert found["mean"] == 0.5 and found["length_controlled"] == pytest.approx(0.5)
+    longer = summary(np.array([1.0, 1.0, 1.0, 0.0]), np.array([5.0, 5.0, 5.0, -5.0]))
+    assert longer["mean"] == 0.75 and longer["length_controlled"] < 0.65
+    nothing = summary(np.array([np.nan]), np.array([1.0]))
+    assert nothing["mean"] is None and (nothing["n"], nothing["failed"]) == (0, 1)
+    assert lines("judge", ["a"], [[nothing]])[2].split() == ["a", "-"]
+
+
+def test_only_judges_that_compare_completions_are_asked():
+    with StandIn(Faults()) as server:
+        judges = [judge(server), judge(server, name="b", grading=Grade()),
+                  judge(server, name="c", grading=Pairwise(against="answer"))]  # fmt: skip
+    assert [each.name for each in comparing(judges)] == ["judge"]

@@ -1,0 +1,185 @@
+"""A run of several processes in a bucket: what each has written is one commit, or none. The processes are threads."""
+
+import json
+
+import pytest
+from bucket_stand_in import ADDRESS, Died, Store, addressed, client, contents, opened
+from processes_in_threads import together
+
+from jrl import paths
+from jrl.bucket.client import BucketError
+from jrl.device.processes import OtherProcessFailed
+from jrl.run import bucket_run
+
+
+def write_step(folder, step, index):
+    """Writes what a process of two has of a run after a step; process 0 removes the checkpoint before as well."""
+    paths.remove_tree(folder / "checkpoints")
+    place = folder / "checkpoints" / f"{step:08d}"
+    place.mkdir(parents=True)
+    (place / f"shards-{index}.bin").write_bytes(bytes([step, index]) * 500)
+    if index == 0:
+        manifest = {"body": {"step": step, "files": {"shards-0.bin": {}, "shards-1.bin": {}}}}
+        (place / "manifest.json").write_text(json.dumps(manifest))
+        (folder / "manifest.json").write_text("the run")
+        (folder / "metrics.jsonl").write_text("".join(f"row {i}\n" for i in range(step)))
+    else:
+        (folder / "journal-1.jsonl").write_text("".join(f"verdict {i}\n" for i in range(step)))
+
+
+def step_of(found, tmp_path):
+    """Returns the step that the files of a run are of. They are all of one."""
+    step = int(max(name.split("/")[1] for name in found if name.startswith("checkpoints/")))
+    expected = tmp_path / f"expected{step}"
+    if not expected.exists():
+        expected.mkdir()
+        alone = tmp_path / f"process1-{step}"
+        alone.mkdir()
+        write_step(alone, step, 1)
+        write_step(expected, step, 0)
+        for name in paths.files_below(alone):
+            (expected / name).write_bytes((alone / name).read_bytes())
+    assert found == contents(expected), f"half of step {step}"
+    return step
+
+
+def assert_nothing_left_over(store):
+    """Holds a bucket to the parts of the commit."""
+    committed = bucket_run.read_commit(client(store), "run", ADDRESS)[0]
+    assert {name for _, name in store.objects if "/files/" in name} == {
+        f"run/files/{part}" for part in committed.objects()
+    }
+
+
+def train(store, base, steps, victim=None, after=None):
+    """Returns what ended each of two processes that write and commit steps: 'died', an error, or None."""
+
+    def act(processes):
+        bucket = client(store, after if processes.index == victim else None)
+        folder = base / f"machine-{processes.index}"
+        try:
+            publisher = opened(bucket, folder, processes)
+            for step in steps:
+                write_step(folder, step, processes.index)
+                publisher.publish()
+        except Died:
+            processes.fail("killed", 76)
+            return "died"
+
+    base.mkdir(exist_ok=True)
+    return together(2, act)[0]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_process_that_dies_after_any_request_leaves_the_step_before_or_the_new_one(tmp_path, victim):
+    seen, after = [], 0
+    while True:
+        store = Store()
+        assert train(store, tmp_path / f"run{after}", [1]) == [None, None]
+        ended = train(store, tmp_path / f"run{after}", [2], victim, after)
+        again = tmp_path / f"again{after}"
+        opened(client(store), again)  # by one process, and on another machine
+        seen.append(step_of(contents(again), tmp_path))
+        assert_nothing_left_over(store)
+        if ended == [None, None]:
+            break
+        assert ended[victim] == "died"
+        assert ended[1 - victim] is None or isinstance(ended[1 - victim], OtherProcessFailed)
+        after += 1
+    assert after > 4 and seen == sorted(seen) and set(seen) == {1, 2}
+
+
+def test_processes_that_go_on_with_a_run_of_any_count_commit_all_of_it(tmp_path):
+    store = Store(fails=0.3, delay_seconds=0)
+    assert train(store, tmp_path / "two", [1, 2, 3]) == [None, None]
+    store.fails = 0.0
+    alone = opened(client(store), tmp_path / "one")
+    assert step_of(contents(tmp_path / "one"), tmp_path) == 3
+    alone.publish()  # nothing has changed
+    assert train(store, tmp_path / "two", [4]) == [None, None]
+    assert train(store, tmp_path / "other machines", [5]) == [None, None]
+    opened(client(store), tmp_path / "again")
+    assert step_of(contents(tmp_path / "again"), tmp_path) == 5
+    assert_nothing_left_over(store)
+
+
+def test_a_step_of_which_a_file_is_missing_is_not_committed(tmp_path):
+    store = Store()
+
+    def act(processes):
+        folder = tmp_path / f"machine-{processes.index}"
+        publisher = opened(client(store), folder, processes)
+        write_step(folder, 1, processes.index)
+        (folder / "checkpoints" / "00000001" / "shards-1.bin").unlink(missing_ok=True)
+        try:
+            publisher.publish()
+        except BucketError as error:
+            processes.fail(str(error), 4)
+            raise
+
+    found, _ = together(2, act)
+    assert "step 1 is not committed: no process has shards-1.bin" in str(found[0])
+    assert isinstance(found[1], OtherProcessFailed)
+    assert bucket_run.read_commit(client(store), "run", ADDRESS)[0].files == {}
+
+
+def test_processes_whose_run_was_taken_stop(tmp_path):
+    store = Store()
+
+    def act(processes):
+        folder = tmp_path / f"machine-{processes.index}"
+        publisher = opened(client(store), folder, processes)
+        write_step(folder, 1, processes.index)
+        if processes.writer:
+            opened(client(store), tmp_path / "another")
+        try:
+            publisher.publish()
+        except bucket_run.LeaseLost as error:
+            processes.fail(str(error), 4)
+            raise
+
+    (first, second), _ = together(2, act)
+    assert isinstance(first, bucket_run.LeaseLost) and "another process has taken" in str(second)
+
+
+@pytest.fixture
+def served(tmp_path, monkeypatch):
+    with addressed(tmp_path / "copies", monkeypatch) as store:
+        yield store
+
+
+def test_processes_of_one_machine_have_copies_of_their_own_and_one_lease(served, tmp_path):
+    def act(processes):
+        with bucket_run.open_run_folder(ADDRESS, processes) as folder:
+            write_step(folder.path, 1, processes.index)
+            folder.publish()
+            write_step(folder.path, 2, processes.index)
+        return folder
+
+    (first, second), _ = together(2, act)
+    assert first.path != second.path and first.path.name == second.path.name  # dashboards know a run by it
+    assert not first.shared and second.address == ADDRESS
+    assert step_of(contents(bucket_run.readable(ADDRESS)), tmp_path) == 2  # the end commits too
+    assert bucket_run.holder_of_run(ADDRESS) == f"no process is training {ADDRESS}"
+
+
+def test_after_an_error_nothing_more_is_committed(served, tmp_path):
+    def act(processes):
+        with bucket_run.open_run_folder(ADDRESS, processes) as folder:
+            write_step(folder.path, 1, processes.index)
+            folder.publish()
+            write_step(folder.path, 2, processes.index)
+            raise KeyError("of the run itself")
+
+    assert all(isinstance(error, KeyError) for error in together(2, act)[0])
+    assert step_of(contents(bucket_run.readable(ADDRESS)), tmp_path) == 1
+
+
+def test_processes_of_different_addresses_are_refused_before_anything_is_written(served):
+    def act(processes):
+        with bucket_run.open_run_folder(f"{ADDRESS}-{processes.index}", processes):
+            pass
+
+    found, _ = together(2, act)
+    assert all("--run: gs://bucket/run-0 in process 0" in str(error) for error in found)
+    assert not served.objects
