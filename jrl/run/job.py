@@ -300,7 +300,7 @@ def open_job(
     with contextlib.ExitStack() as stack:
         stack.callback(run_clock.close)
         processes.agree("configuration and code", facts(config, parts, processes))
-        check_several(config, processes.count)
+        check_several(config, processes.count, jax.default_backend())
         if processes.writer:
             check_not_foreign(folder)
         check_writers(config.log.writers)

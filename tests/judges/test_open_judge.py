@@ -9,8 +9,8 @@ import time
 
 import numpy as np
 import pytest
+from processes_in_threads import together
 from stand_in import Faults, StandIn, draw
-from test_processes import together
 
 from jrl.device.processes import ONE
 from jrl.rollout.sources import Completions, judge_source
@@ -265,6 +265,25 @@ def test_processes_share_the_prompts_and_all_get_the_scores_of_all(tmp_path):
         assert found.problems == alone.problems and found.lost == alone.lost == {2: Status.FORBIDDEN}
     for found in several:
         assert found.metrics["host/judge/judge/requests"] == alone.metrics["host/judge/judge/requests"] == 5
+
+
+def test_the_share_of_lost_requests_is_of_all_processes(tmp_path):
+    """Process 1 loses one of its two requests: one of six, and half of its own."""
+    texts = {0: ["no", "1", "two", "3"], 1: ["four", "lost"]}
+
+    def failed(processes, stop_above, folder):
+        judge = open_judge(config(server, attempts=1, stop_above=stop_above), folder, index=processes.index, count=2)
+        try:
+            ticket = judge.submit([Group((processes.index, 7), EXAMPLES[0], texts[processes.index])])
+            return sum(not status.scorable for status in judge.collect(ticket, processes).statuses)
+        finally:
+            judge.close()
+
+    with StandIn(grade=lambda text: 9.0 if text == "lost" else 0.5) as server:  # 90 of 10
+        some, _ = together(2, lambda processes: failed(processes, 0.2, tmp_path / "some"))
+        assert some == [0, 1]
+        many, _ = together(2, lambda processes: failed(processes, 0.1, tmp_path / "many"))
+        assert all(isinstance(error, JudgeStopped) and "1 of 6 requests" in str(error) for error in many)
 
 
 def test_the_rate_limits_of_a_judge_are_those_of_all_processes(tmp_path):

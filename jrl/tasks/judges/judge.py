@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from jrl.device.processes import ONE, Processes
 from jrl.tasks.example import Example, Message
 from jrl.tasks.judges import grade, pairwise, rubric
 from jrl.tasks.judges.answers import read_answer
@@ -124,8 +125,12 @@ class OpenJudge:
         ]
         return Ticket(groups, questions, asked)
 
-    def collect(self, ticket: Ticket) -> Graded:
+    def collect(self, ticket: Ticket, processes: Processes = ONE) -> Graded:
         """Waits for the answers, writes them to the journal and returns the scores, rows of a group adjacent.
+
+        Args:
+          processes: those that ask about a batch together, each about its own groups. Judge.stop_above is of the
+            questions of all, so that all stop or none.
 
         Raises:
           StopRequested: `stop` returned True. Nothing of the batch is in the journal; answers so far are in the cache.
@@ -140,7 +145,7 @@ class OpenJudge:
                 raise StopRequested(f"asked to stop while {missing} answers of {self.config.name} were missing")
         waited = time.monotonic() - began
         verdicts = [[self._verdicts(asked) for asked in group] for group in ticket.asked]
-        self._check_lost([said for group in verdicts for said in group])
+        self._check_lost([said for group in verdicts for said in group], processes)
         self.client.sync()
         if self._journal is not None:
             self._journal.keep(
@@ -171,13 +176,17 @@ class OpenJudge:
             for number in numbers_of(self.config, asked.request.content)
         )
 
-    def _check_lost(self, verdicts: Sequence[tuple[Verdict, ...]]) -> None:
-        lost = [said[0].detail for said in verdicts if not said[0].status.scorable]
-        if len(lost) > self.config.stop_above * len(verdicts):
+    def _check_lost(self, verdicts: Sequence[tuple[Verdict, ...]], processes: Processes) -> None:
+        mine = [said[0].detail for said in verdicts if not said[0].status.scorable]
+        lost_here = {"asked": len(verdicts), "lost": len(mine), "first": mine[0] if mine else None}
+        every = processes.exchange(f"lost by {self.config.name}", lost_here)
+        asked, lost = (sum(each[name] for each in every) for name in ("asked", "lost"))
+        if lost > self.config.stop_above * asked:
             raise JudgeStopped(
-                f"{len(lost)} of {len(verdicts)} requests to the judge {self.config.name!r} failed "
-                f"({len(lost) / len(verdicts):.0%}), above Judge.stop_above = {self.config.stop_above:g}. The first: "
-                f"{lost[0]}. When the judge answers again, run the same command to continue"
+                f"{lost} of {asked} requests to the judge {self.config.name!r} failed ({lost / asked:.0%}), above "
+                f"Judge.stop_above = {self.config.stop_above:g}. The first: "
+                f"{next(each['first'] for each in every if each['lost'])}. When the judge answers again, run the same "
+                "command to continue"
             )
 
     def _graded(self, ticket: Ticket, verdicts: Sequence[Sequence[tuple[Verdict, ...]]], waited: float) -> Graded:
