@@ -13,6 +13,8 @@ Everything runs in one process that collects the tests once: first all of them w
 takes and which functions it reaches; then for every fault the part's tests that reach its function, the quickest first,
 until one fails. The code object of the function is exchanged, and compiled programs are dropped. Where a function only
 calls others, the first of these in which something can be changed is. 385 faults took five minutes on 2 cores.
+
+Faults in what is around the formulas are a table: `python -m benchmarks.named_mutants`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ of the 16 are trained alone, and their mean is counted 16 times; the JSON file s
 sides.
 
 `lora`: 16 members with LoRA adapters over one published base of 20 million weights. Counts the arrays that a population
-holds between two steps, against the bytes of the base, and of 16 adapters with their moments; and what its programs
+holds after a step, against the bytes of the base, and of 16 adapters with their moments; and what its programs
 take beside them while they run: of each, arguments, results and temporary buffers as the compiler has laid them out.
 Rows are few and short, so that what grows with the batch does not hide what grows with the members.
 """
@@ -39,7 +39,7 @@ RATES, SEEDS = ("1e-3", "2e-3", "3e-3", "5e-3"), range(4)
 # About 20 million weights, most of them in matrices.
 BASE = ("Decoder.layers=6", "Decoder.width=512", "Decoder.heads=8", "Decoder.kv_heads=8", "Decoder.head_dim=64",
         "Decoder.mlp_width=1536")  # fmt: skip
-SMALL_STEPS = ("Online.prompts=4", "Online.samples=4", "Log.rollouts=False", "Sampler.slots=4",
+SMALL_STEPS = ("Online.prompts=2", "Online.samples=2", "Log.rollouts=False", "Sampler.slots=4",
                "Sampler.layers='scanned'", "Learner.row_length=12", "Learner.micro_batch_tokens=48",
                "Learner.logprob_chunk=12")  # fmt: skip
 
@@ -106,7 +106,7 @@ def measure_memory() -> dict:
         process("train", tiny, *BASE, *SMALL_STEPS, "Online.steps=1", "--run", "base-run", folder=folder)
         process("export", "base-run", "--to", "base", folder=folder)
         bindings = ["Config.model=@Published()", "Published.path='base'", "Config.adapter=@LoRA()", "LoRA.rank=8",
-                    *SMALL_STEPS, "Online.steps=2", f"AdamW.learning_rate=[{','.join(RATES)}]",
+                    *SMALL_STEPS, "Online.steps=1", f"AdamW.learning_rate=[{','.join(RATES)}]",
                     f"Run.seed=[{SEEDS[0]}..{SEEDS[-1]}]"]  # fmt: skip
         sweep = read_sweep(tiny, bindings)
         configs, parts = sweep_population.read_configs(sweep)

@@ -29,8 +29,8 @@ is none.
 
 A recipe without an Online stage learns from stored rows. Of it, in the first and in the last five steps of its last
 stage: the share of pairs in the right order; of labeled answers, by how much the good ones gained more than the bad
-ones; else the log-prob of what is imitated. The interval is Welch's, over steps. Its control deals the labels of every
-comparison out anew.
+ones; of rows with advantages, the mean of these times the log-prob of a token; else the log-prob of what is imitated.
+The interval is Welch's, over steps. Its control deals the labels of every comparison out anew.
 
 Seconds are those of a whole program, from opening its folders to its summaries, and of the processors as well: of this
 process and of its verifiers. `warm`: the same programs had been compiled in this process before.
@@ -192,9 +192,9 @@ def stored_improvement(rows: list[dict]) -> tuple[float, float, float]:
 def stored_measure(row: dict) -> float:
     if "kto/good" in row:
         return row["kto/good"] - row["kto/bad"]
-    return next(
-        row[name] for name in ("pairs/accuracy", "dpo/accuracy", "dft/probability", "policy/logprob") if name in row
-    )
+    names = ("pairs/accuracy", "dpo/accuracy", "dft/probability", "advantage/logprob", "policy/logprob",
+             "reward_model/accuracy")  # fmt: skip
+    return next(row[name] for name in names if name in row)
 
 
 @contextlib.contextmanager

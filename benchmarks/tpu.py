@@ -32,6 +32,8 @@ ROWS = {
     "1.7b_lora v6e": ("1.7b_lora", "v6e:2x4", ()),
     "8b v5p": ("8b", "v5p:4x4x4", ()),
     "8b v6e": ("8b", "v6e:8x8", ()),
+    "8b_two_slices v5p": ("8b_two_slices", "2xv5p:4x4x4", ()),
+    "8b_two_slices v6e": ("8b_two_slices", "2xv6e:8x8", ()),
     "30b_moe v5p": ("30b_moe", "v5p:4x4x4", ()),
     "30b_moe v6e": ("30b_moe", "v6e:8x8", ()),
     "32b v5p": ("32b", "v5p:4x4x8", ()),
@@ -124,6 +126,22 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def step_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Returns the seconds of a call that `jrl plan` builds a step from, which are the compiler's count with the stated
+    models of links and kernels, beside the roofline's, as a table in Markdown."""
+    columns = ("row", "sample, s", "roofline", "times it", "update, s", "roofline", "times it")
+    lines = [f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|"]
+    for row in rows:
+        parts = [row[name] for name in PROGRAMS if "refused" not in row[name]]
+        if len(parts) == len(PROGRAMS):
+            cells = (
+                f"{p['seconds']:.3g} | {p['least_seconds']:.3g} | {p['seconds'] / p['least_seconds']:.2f}"
+                for p in parts
+            )
+            lines.append(f"| {row['row']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tpu", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="JSON, added to a row at a time")
@@ -138,7 +156,8 @@ def main(argv: Sequence[str]) -> int:
         print(f"{i + 1} of {len(chosen)}: {name}", file=sys.stderr, flush=True)
         done[name] = measure(name)
         args.out.write_text(json.dumps(done, indent=1), encoding="utf-8")
-    print(table([done[name] for name in ROWS if name in done]))
+    known = [done[name] for name in ROWS if name in done]
+    print(f"{table(known)}\n\n{step_table(known)}")
     return 0
 
 

@@ -169,7 +169,8 @@ def measured() -> str:
         " the toy task of `toy.gin`: the mean outcome in the first and in the last five sampling calls, of the prompts"
         " sampled in both, and the 95 % interval of the difference, paired by prompt. A recipe has learned on a seed"
         " where its interval lies above 0. Of a recipe of stored rows it is the share of pairs in the right order in"
-        " the first and in the last five steps; of `kto` by how much good answers gained more than bad ones.",
+        " the first and in the last five steps; of `kto` by how much good answers gained more than bad ones; of `a_lol`"
+        " and `step_awr` the mean of the advantage times the log-prob of a token; where neither is, the log-prob.",
         "",
         f"Hardware: {results['hardware']}. Versions: {results['versions']}. {results['note']}",
         "",

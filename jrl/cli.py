@@ -183,6 +183,9 @@ def message(error: BaseException, code: int, saved: str = "") -> str:
     text = str(error) or type(error).__name__
     if code == UNFORESEEN:
         return f"Unexpected internal error: {type(error).__name__}: {text}\nThe traceback above shows where it arose."
+    if isinstance(error, OSError) and code == REFUSED and error.filename is not None and error.strerror is not None:
+        names = ", ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
+        return f"{names}: {error.strerror}"
     if isinstance(error, OSError) and code == STOPPED:
         known = saved if saved and "checkpoint" not in text else ""
         return f"{text.rstrip('.')}. {known} Fix the cause and rerun.".replace("  ", " ")
@@ -196,7 +199,9 @@ def message(error: BaseException, code: int, saved: str = "") -> str:
 def _module(error: BaseException) -> str:
     """The module that an exception was raised in."""
     frames = list(traceback.walk_tb(error.__traceback__))
-    return frames[-1][0].f_globals.get("__name__", "") if frames else ""
+    names = frames[-1][0].f_globals if frames else {}
+    spec = names.get("__spec__")  # `python -m jrl.cli` is __main__ by name
+    return names.get("__name__", "") if spec is None else spec.name
 
 
 def prepare_jax(args: argparse.Namespace, platform: str | None = None) -> None:
@@ -612,11 +617,11 @@ def data(args: argparse.Namespace) -> int:
     read = inspect_data.Read(args.layout, args.take, args.stage)
     opened = inspect_data.open_file(file, config, tables, args.source, read)
     color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")  # no-color.org
+    layout = inspect_data.Read(args.against_layout)
+    evaluation = [inspect_data.open_file(str(path), None, None, None, layout).source for path in args.against]
     for line in inspect_data.lines(opened, args.rows, args.most, color):
         print(line)
-    if args.against:
-        layout = inspect_data.Read(args.against_layout)
-        evaluation = [inspect_data.open_file(str(path), None, None, None, layout).source for path in args.against]
+    if evaluation:
         for line in inspect_data.contamination(opened, evaluation, args.ngram, args.overlap):
             print(line)
     return DONE
@@ -627,7 +632,12 @@ def rollouts(args: argparse.Namespace) -> int:
     from jrl.run.bucket_run import readable
     from jrl.tools import browse_rollouts as browse
 
-    folder = readable(args.source) / "rollouts"
+    run = readable(args.source)
+    folder = run / "rollouts"
+    if not folder.exists():
+        why = "the run has stored none, Log.rollouts was False" if (run / "manifest.json").exists() else (
+            "it is not a run folder; give the --run folder of jrl train")  # fmt: skip
+        raise ValueError(f"{args.source} holds no rollouts: {why}")
     conditions = browse.parse_where(args.where)
     known = browse.columns_of(folder)
     asked = args.columns and [name.strip() for name in args.columns.split(",")]
@@ -789,7 +799,9 @@ def _sweep_arguments(parser: argparse.ArgumentParser) -> None:
                              "the second values, ... Each is run with every Run.seed (grid)")  # fmt: skip
     parser.add_argument("--count", type=int, metavar="N", help="combinations that --how random draws")
     parser.add_argument("--seed", type=int, metavar="N", help="of that draw (0)")
-    parser.add_argument("--jobs", type=_jobs, default=1, metavar="N", help="members trained at a time (1)")
+    parser.add_argument(
+        "--jobs", type=_number_of("members"), default=1, metavar="N", help="members trained at a time (1)"
+    )
     parser.add_argument("--population", action="store_true",
                         help="train all members in one program, in this process: members that differ in Run.seed and "
                              "in floats of objectives, optimizers and the sampler only")  # fmt: skip
@@ -820,10 +832,25 @@ def _comparison(parser: argparse.ArgumentParser) -> None:
                         help="over a variant's runs: the mean, or the interquartile mean (mean)")  # fmt: skip
 
 
-def _jobs(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of members; it must be at least 1")
-    return int(text)
+def _number_of(what: str, least: int = 1) -> Callable[[str], int]:
+    """Returns what reads an argument that counts `what`."""
+
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdecimal()) or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number of {what}; it must be at least {least}")
+        return int(text)
+
+    return read
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share; it must lie in [0, 1]")
+    return share
 
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
@@ -831,8 +858,8 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
                         "data and tokenizer are not opened")  # fmt: skip
     _bindings(parser, "the file")
     parser.add_argument("--topology", metavar="CHIP:GRID",
-                        help="such as v5e:4x8 or v5p:4x4x4; with --search, a chip alone, such as v5p, asks for the "
-                             "smallest slice that fits")  # fmt: skip
+                        help="such as v5e:4x8 or v5p:4x4x4, 2xv5p:4x4x4 for two slices; with --search, a chip alone, "
+                             "such as v5p, asks for the smallest slice that fits")  # fmt: skip
     parser.add_argument(
         "--stage", metavar="NAME", help="plan this stage only (default: all, with the step time of the last Online one)"
     )
@@ -970,14 +997,14 @@ def _data_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--against", metavar="EVAL", type=Path, action="append", default=[],
                         help="an evaluation set, to be compared with the rows' prompts; may be repeated")  # fmt: skip
     parser.add_argument("--against-layout", metavar="LAYOUT", help="how the evaluation sets are written")
-    parser.add_argument("--ngram", type=int, default=8, metavar="N",
+    parser.add_argument("--ngram", type=_number_of("words"), default=8, metavar="N",
                         help="words of an n-gram that counts as shared with them (default: 8)")  # fmt: skip
-    parser.add_argument("--overlap", type=float, default=0.5, metavar="SHARE",
+    parser.add_argument("--overlap", type=_share, default=0.5, metavar="SHARE",
                         help="share of an evaluation prompt's words above which it is held (default: 0.5)")  # fmt: skip
     parser.add_argument("--as", dest="source", metavar="SOURCE",
                         help="what rows become: Demonstrations, Preferences, Labeled (default: prompts)")  # fmt: skip
-    parser.add_argument("--rows", type=int, default=3, metavar="N", help="rows to show (default: 3)")
-    parser.add_argument("--most", type=int, default=10_000, metavar="N",
+    parser.add_argument("--rows", type=_number_of("rows", 0), default=3, metavar="N", help="rows to show (default: 3)")
+    parser.add_argument("--most", type=_number_of("rows"), default=10_000, metavar="N",
                         help="rows that the statistics look at (default: 10000)")  # fmt: skip
 
 
@@ -987,7 +1014,9 @@ def _rollouts_arguments(parser: argparse.ArgumentParser) -> None:
                         help="rows that meet it, such as \"reward < 0.5 and completion contains 'So'\"")  # fmt: skip
     parser.add_argument("--columns", metavar="A,B", help="what to show of each row (default: step, reward and texts; "
                         "in a file also what Dataset.layout = 'rollouts' reads)")  # fmt: skip
-    parser.add_argument("--most", type=int, metavar="N", help="rows at most (default: 20 on the screen, all in a file)")
+    parser.add_argument(
+        "--most", type=_number_of("rows"), metavar="N", help="rows at most (default: 20 on the screen, all in a file)"
+    )
     parser.add_argument("--out", metavar="FILE", type=Path, help="write the rows to a file, .jsonl or .csv")
 
 

@@ -196,7 +196,36 @@ def stored_attributes(stage: Stage, objective: Objective) -> int | None:
     """Returns of how many attributes the data of a stage say what each row is worth; None: of none, at most one number
     of each row of a pair."""
     needs = objective.needs(stage.objective)
-    return needs.score_outputs if needs.row_values and objective.unit_size == 1 else None
+    if not needs.row_values or objective.unit_size != 1:
+        return None
+    return len(needs.row_value_names) or needs.score_outputs
+
+
+def check_row_values(name: str, stage: Offline, objective: Objective) -> None:
+    """Raises ValueError where the source of a stage gives other numbers of a row than the objective reads."""
+    source, needs = type(stage.source).__name__, objective.needs(stage.objective)
+    values, read = getattr(stage.source, "values", None), " and ".join(needs.row_value_names)
+    if values is not None and not needs.row_values:
+        raise ValueError(
+            f"{name} does not read what the data say that an answer is worth; set {source}.values to None, or use "
+            "another source"
+        )
+    if values is None and needs.row_values:
+        raise ValueError(
+            f"{name} reads {read}, which {source} does not give; see `jrl list sources`"
+            if read
+            else f"{name} reads what the data say that an answer is worth, and {source}.values does not name the "
+            "entries that say it; set it to two, such as ('value', 'rejected_value')"
+        )
+    outputs = stored_attributes(stage, objective)
+    if outputs is not None and len(values) != outputs:
+        raise ValueError(
+            f"{name} reads {outputs} numbers of a row, {read}, and {source}.values names {len(values)}; name the "
+            "entries that hold them, in this order"
+            if read
+            else f"{name} has a reward head with {outputs} outputs, and {source}.values names {len(values)} "
+            "attributes; name as many as it has outputs"
+        )
 
 
 def attribute_weights_of(stages: Sequence[Stage], role: str) -> tuple[float, ...] | None:
@@ -410,20 +439,7 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[s
         if getattr(stage.source, "strength", None) is not None and not objective.strengths:
             raise ValueError(f"{name} takes every preference for certain, and {type(stage.source).__name__}.strength "
                              "says how strong each is; use ConservativeDPO, or set it to None")  # fmt: skip
-        valued = getattr(stage.source, "values", None) is not None
-        if valued != objective.needs(stage.objective).row_values:
-            source_name = type(stage.source).__name__
-            raise ValueError(
-                f"{name} does not read what the data say that an answer is worth; set {source_name}.values to None"
-                if valued
-                else f"{name} reads what the data say that an answer is worth, and {source_name}.values does not name "
-                "the entries that say it; set it to two, such as ('value', 'rejected_value')"
-            )
-        outputs = stored_attributes(stage, objective)
-        if outputs is not None and len(stage.source.values) != outputs:
-            source_name, named = type(stage.source).__name__, len(stage.source.values)
-            raise ValueError(f"{name} has a reward head with {outputs} outputs, and {source_name}.values names {named} "
-                             "attributes; name as many as it has outputs")  # fmt: skip
+        check_row_values(name, stage, objective)
     objective.check(
         stage.objective,
         Facts(
@@ -436,6 +452,7 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[s
             greedy=config.sampler.temperature is None,
             max_completion=completion_length(stage, config),
             attempts=strategy_of(stage.strategy).attempts if online else 1,
+            branches=strategy_of(stage.strategy).branches(stage.strategy) if online else None,
         ),
     )
     if online:

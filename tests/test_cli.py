@@ -133,6 +133,28 @@ def test_exit_codes_of_the_contract():
     assert cli.exit_code(KeyError("x")) == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["data", "inspect", "rows.jsonl", "--ngram", "0"], "'0' is not a number of words; it must be at least 1"),
+        (["data", "inspect", "rows.jsonl", "--overlap", "3"], "'3' is not a share; it must lie in [0, 1]"),
+        (["data", "inspect", "rows.jsonl", "--rows", "-1"], "'-1' is not a number of rows; it must be at least 0"),
+        (["rollouts", "run", "--most", "0"], "'0' is not a number of rows; it must be at least 1"),
+        (["sweep", "tiny", "--out", "x", "--jobs", "two"], "'two' is not a number of members; it must be at least 1"),
+    ],
+)
+def test_numbers_of_arguments_are_checked(arguments, reason, capsys):
+    assert cli.main(arguments) == cli.REFUSED and reason in capsys.readouterr().err
+
+
+def test_an_input_is_refused_alike_however_jrl_is_started():
+    command = [sys.executable, "-m", "jrl.cli", "train", "tiny", "--processes", "0"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (
+        cli.REFUSED, "jrl: --processes is 0; it counts processes and must be at least 1\n",
+    )  # fmt: skip
+
+
 def test_an_error_nobody_foresaw_shows_its_trace(command, monkeypatch):
     def broken(args):
         raise KeyError("surprise")
@@ -443,6 +465,7 @@ def test_every_table_of_a_run_can_be_listed(command):
         "Rated",
         "RationalePreferences",
         "StepLabels",
+        "StepValues",
         "UserPreferences",
     }
 

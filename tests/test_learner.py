@@ -532,6 +532,9 @@ def test_a_sound_update_moves_the_parameters(mesh):
     before, after, skipped, metrics = updated(lambda batch: batch)
     assert not same_bits(before.params, after.params)
     assert skipped == 0 and float(metrics["grad_norm"]) > 0
+    _, _, _, halved = updated(lambda batch: batch.replace(denominator=2 * batch.denominator))
+    for name in ("loss", "grad_norm"):
+        np.testing.assert_allclose(float(halved[name]), float(metrics[name]) / 2, rtol=1e-6)
 
 
 def test_what_is_not_trained_keeps_its_bits_under_weight_decay(mesh):

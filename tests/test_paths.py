@@ -63,6 +63,11 @@ def test_atomic_write_replaces_the_file_and_leaves_nothing_else(tmp_path):
     assert paths.list_dir(tmp_path) == ["a.json"]
 
 
+def test_an_atomic_write_is_on_the_disk_under_its_name(tmp_path, synced):
+    paths.write_bytes_atomic(tmp_path / "a.json", b"bytes")
+    assert synced(tmp_path / "a.json") and synced(tmp_path)
+
+
 def test_a_failed_atomic_write_keeps_the_old_bytes(tmp_path, monkeypatch):
     target = tmp_path / "a.json"
     paths.write_bytes_atomic(target, b"old")

@@ -206,3 +206,35 @@ def test_four_processes_with_fsdp_and_tensor_across_them_train_as_one_does(tmp_p
     train(tmp_path / "four", *mesh, processes=4, devices=1)
     train(tmp_path / "one", *mesh, processes=1, devices=4)
     assert_same(tmp_path / "four", tmp_path / "one")
+
+
+APART = ["MeshShape.data=2", "Config.sampler_mesh=@sample/MeshShape()", "sample/MeshShape.data=2", "Online.lag=1"]
+
+
+@pytest.mark.slow
+def test_two_processes_sample_on_devices_of_their_own_as_one_does(tmp_path):
+    """Each has a device of both meshes. Drawn in turn by the same processes, the same bits; by one process the same
+    tokens, and sums that round otherwise."""
+    train(tmp_path / "apart", *APART, "Online.steps=2")
+    train(tmp_path / "apart", *APART, "Online.steps=4")  # the draw under way was saved
+    train(tmp_path / "in_turn", "MeshShape.data=2", "Online.lag=1", "Online.steps=4", devices=1)
+    assert metrics(tmp_path / "apart") == metrics(tmp_path / "in_turn")
+    short_runs.run(ONE_SMALL, tmp_path / "one", *APART, "Online.steps=4")
+    assert_same(tmp_path / "apart", tmp_path / "one")
+
+
+@pytest.mark.slow
+def test_other_cuts_of_the_weights_sample_the_same_tokens(tmp_path):
+    """The learner cuts weights over both processes, and each samples with all of them."""
+    cut = ["MeshShape.data=1", "MeshShape.fsdp=2", *APART[1:], "sample/MeshShape.fsdp=1"]
+    train(tmp_path / "two", *cut)
+    short_runs.run(ONE_SMALL, tmp_path / "one", *cut)
+    assert_same(tmp_path / "two", tmp_path / "one")
+
+
+@pytest.mark.slow
+def test_processes_stand_in_for_slices(tmp_path):
+    mesh = ["MeshShape.data=2", "MeshShape.fsdp=2"]
+    train(tmp_path / "slices", *mesh, "MeshShape.slices=2")
+    train(tmp_path / "mesh", *mesh)
+    assert metrics(tmp_path / "slices") == metrics(tmp_path / "mesh")

@@ -22,11 +22,15 @@ from jrl.device.processes import (
     encode,
 )
 from jrl.device.watchdog import LOST_SECONDS, Beats, lost_message
-from jrl.rollout.scoring import HostScores, scores_of_all
+from jrl.rollout.scoring import HostScores, Scorer, Scoring, ScoringStopped, scores_of_all
 from jrl.run.agreement import journal_name, other_journals, source_digest
 from jrl.run.launch import exit_code
 from jrl.run.multihost import cluster_of
-from jrl.tasks.verdict import Status
+from jrl.tasks.example import Example, Message
+from jrl.tasks.verdict import Status, Verdict
+from jrl.tasks.verifiers import VERIFIERS, merge
+from jrl.tasks.verifiers.exact import Exact
+from jrl.tasks.verifiers.journal import Journal
 
 
 def test_arrays_and_json_come_back_as_they_were():
@@ -242,3 +246,44 @@ def test_processes_are_asked_to_stop_when_what_started_them_is_killed():
     launcher.kill()
     assert launcher.stdout.read() == b"1\n"  # to its end: the child has ended too
     launcher.communicate()
+
+
+class Judged:
+    """A pool that has judged already."""
+
+    def __init__(self, verdicts):
+        self.verdicts, self.counts = verdicts, {"workers_started": 2}
+
+    def submit(self, items):
+        assert len(items) == len(self.verdicts)
+
+    def collect(self, *_):
+        return [(verdict,) for verdict in self.verdicts]
+
+    def close(self):
+        pass
+
+
+def test_the_share_of_lost_rows_is_of_all_processes(tmp_path):
+    """Process 1 loses two of its four rows: two of eight, and half of its own."""
+    good, bad = Verdict(Status.CORRECT, 1.0), Verdict(Status.VERIFIER_ERROR, None, "on purpose")
+
+    def lost(processes, limit):
+        config = Scoring(verifiers=(Exact(),), stop_above_verifier_errors=limit)
+        pool = Judged([good] * 4 if processes.writer else [good, bad, bad, good])
+        path = tmp_path / f"{limit}-{processes.index}.jsonl"
+        scorer = Scorer(config, merge(VERIFIERS), pool, Journal(path))
+        examples = [Example("e", (Message("user", "2 + 2?"),), answer="4")] * 4
+        keys = [((7, 9), 4 * processes.index + row) for row in range(4)]
+        try:
+            return int((~scorer.collect(scorer.submit(["4"] * 4, examples, keys), processes=processes).valid).sum())
+        finally:
+            scorer.close()
+
+    some, _ = together(2, lambda processes: lost(processes, 0.25))
+    assert some == [0, 2]
+    many, _ = together(2, lambda processes: lost(processes, 0.2))
+    for error in many:
+        assert isinstance(error, ScoringStopped)
+        assert "2 of 8 completions (25%)" in str(error) and "Exact (2): on purpose" in str(error)
+    assert (tmp_path / "0.2-1.jsonl").read_bytes() == b"" != (tmp_path / "0.25-1.jsonl").read_bytes()

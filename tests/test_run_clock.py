@@ -1,5 +1,8 @@
 """Where a run's time goes: the loop's parts, the device's work, and what both come to."""
 
+import gc
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -86,6 +89,21 @@ def test_work_whose_result_was_donated_is_not_timed():
     result.delete()
     clock.dispatched("prepare", result)
     assert clock._work[0].done.result() is None
+    clock.close()
+
+
+def test_a_result_whose_work_is_done_is_not_held():
+    """What prepares a minibatch gives arrays as large as the batch; 256 pieces of work are remembered."""
+    clock = RunClock()
+    result = jnp.zeros(3)
+    alive = weakref.ref(result)
+    clock.dispatched("prepare", result)
+    assert clock._work[0].done.result() is not None
+    clock.dispatched("update", jnp.zeros(()))  # the thread that waited takes up what is next
+    assert clock._work[1].done.result() is not None
+    del result
+    gc.collect()
+    assert alive() is None and clock.device_seconds([clock._work[0]]) is not None
     clock.close()
 
 

@@ -14,10 +14,11 @@ import short_runs
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jrl.config.errors import ConfigError
-from jrl.device.sharding import AXES, MeshShape, split_meshes, split_sizes
-from jrl.device.transfer import publication, replace_leaf, transfer
+from jrl.device.sharding import AXES, MeshShape, split_devices, split_meshes, split_sizes
+from jrl.device.transfer import publication, replace_leaf, shared_cuts, transfer
 from jrl.ops.fingerprint import fingerprint
 from jrl.run import sampler_devices
+from jrl.run.agreement import check_several
 from jrl.run.records import to_save
 
 TINY = [
@@ -114,6 +115,32 @@ def test_meshes_have_no_device_in_common():
         split_sizes(MeshShape(data=8), MeshShape(data=-1), 8)
 
 
+def on_hosts(*counts, platform="cpu"):
+    of = lambda host, n: SimpleNamespace(process_index=host, id=n, platform=platform)
+    return [of(host, n) for host, count in enumerate(counts) for n in range(count)]
+
+
+def test_every_process_has_devices_of_both_meshes():
+    places = lambda part: [(device.process_index, device.id) for device in part]
+    learn, sample = split_devices(on_hosts(4, 4), 4, 2)
+    assert places(learn) == [(0, 0), (0, 1), (1, 0), (1, 1)] and places(sample) == [(0, 2), (1, 2)]
+    learn, sample = split_devices(on_hosts(8), 5, 2)
+    assert places(learn) == [(0, n) for n in range(5)] and places(sample) == [(0, 5), (0, 6)]
+    # Chips of a host are next to each other in a torus: a plan takes whole hosts, and several of them do not run so.
+    learn, sample = split_devices(on_hosts(4, 4, platform="tpu"), 4, 4)
+    assert {device.process_index for device in learn} == {0} and {device.process_index for device in sample} == {1}
+    apart = SimpleNamespace(sampler_mesh=MeshShape(), judges=())
+    check_several(apart, 2, "gpu")
+    with pytest.raises(ValueError, match="needs one process on TPUs, and there are 2"):
+        check_several(apart, 2, "tpu")
+
+
+@pytest.mark.parametrize(("hosts", "learn", "sample"), [((4, 4), 3, 2), ((4, 4), 2, 3), ((4, 2), 4, 2)])
+def test_meshes_that_cannot_be_divided_over_the_processes_are_refused(hosts, learn, sample):
+    with pytest.raises(ValueError, match=f"takes {learn} devices and Config.sampler_mesh {sample}, and .* 2 processes"):
+        split_devices(on_hosts(*hosts), learn, sample)
+
+
 @pytest.mark.parametrize("shape", [MeshShape(fsdp=2, tensor=2), MeshShape(fsdp=4), MeshShape(tensor=2), MeshShape()])
 def test_a_transfer_between_meshes_moves_every_bit_and_frees_what_it_replaces(shape):
     learner, sampler = split_meshes(MeshShape(fsdp=2, tensor=2), shape, jax.devices())
@@ -138,16 +165,21 @@ def learner_replicated(mesh):
     return NamedSharding(mesh, PartitionSpec())
 
 
+def leaves_between(learner, sampler, leaves):
+    return [(size, spec, shared_cuts(spec, learner, sampler)) for size, spec in leaves]
+
+
 def test_the_bytes_of_a_publication():
     leaves = [(800, PartitionSpec("fsdp", "tensor")), (80, PartitionSpec("tensor")), (8, PartitionSpec())]
     learner = {"fsdp": 4, "tensor": 2}
+    stated = lambda sampler, held: publication(leaves_between(learner, sampler, leaves), learner, sampler, held)
     # Over fsdp gathered on the learner, 800 / 2, and stored so: 400 + 80 / 2 + 8.
-    assert publication(leaves, learner, {"fsdp": 1, "tensor": 2}, held=1) == (448, 448, 1, 400, 400)
+    assert stated({"fsdp": 1, "tensor": 2}, held=1) == (448, 448, 1, 400, 400)
     # The same cuts: nothing is gathered. 800 / 8 + 40 + 8, twice while a draw reads the old ones.
-    equal = publication(leaves, learner, learner, held=2)
+    equal = stated(learner, held=2)
     assert equal == (148, 148, 2, 0, 0) and equal.peak == 296
     # Another tensor: whole leaves travel, and are cut at their destination: 800 / 4 + 80 / 4 + 8.
-    other = publication(leaves, learner, {"fsdp": 1, "tensor": 4}, held=1)
+    other = stated({"fsdp": 1, "tensor": 4}, held=1)
     assert other == (228, 888, 1, 800, 800) and other.peak == 1028
 
 
@@ -157,9 +189,9 @@ def test_a_publication_holds_no_more_than_it_states(monkeypatch, copies, peak):
     host = {"a": np.arange(64, dtype=np.float32), "b": np.arange(32, dtype=np.float32)}
     sharding = NamedSharding(learner, PartitionSpec("fsdp"))
     weights = jax.device_put(host, sharding)
-    stated = publication(
-        [(4 * x.size, PartitionSpec("fsdp")) for x in host.values()], learner.shape, sampler.shape, copies
-    )
+    leaves = [(4 * x.size, PartitionSpec("fsdp")) for x in host.values()]
+    meshes = learner.shape, sampler.shape
+    stated = publication(leaves_between(*meshes, leaves), *meshes, copies)
     assert stated.peak == peak
     held, usual, earlier = [], sampler_devices.replace_leaf, jax.live_arrays()  # those of other tests
     others = {id(x) for x in earlier}

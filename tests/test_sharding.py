@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jrl.device import sharding
-from jrl.device.sharding import GATHERED, MeshShape, make_mesh, spec
+from jrl.device.sharding import GATHERED, MeshShape, devices_by_slice, make_mesh, spec
+from jrl.run.policy import mesh_that_fits
 
 SIZES = {"b": 4, "l": 3, "d": 6, "e": 5, "f": 8, "h": 4, "k": 2, "r": 3, "v": 10}
 
@@ -73,3 +76,58 @@ def test_a_sum_asked_for_in_float32_has_its_gradient_summed_in_float32():
     last = [equation for equation in program.eqns if equation.primitive.name == "dot_general"][-1]
     assert last.outvars[0].aval.dtype == jnp.float32
     assert program.out_avals[0].dtype == jnp.bfloat16
+
+
+def tpus(*per_slice):
+    of = lambda i, n: SimpleNamespace(platform="tpu", slice_index=i, id=n)
+    return [of(i, n) for i, count in enumerate(per_slice) for n in range(count)]
+
+
+@pytest.mark.parametrize("shape", [dict(data=4, tensor=2), dict(data=-1, fsdp=2), dict(data=2)])
+def test_devices_that_know_no_slices_stand_in_for_them_in_order(shape):
+    assert make_mesh(MeshShape(slices=2, **shape)) == make_mesh(MeshShape(**shape))
+
+
+def test_only_data_crosses_slices():
+    ids = lambda groups: [[(device.slice_index, device.id) for device in group] for group in groups]
+    assert ids(devices_by_slice(tpus(3, 3), 4, 2)) == [[(0, 0), (0, 1)], [(1, 0), (1, 1)]]
+    assert ids(devices_by_slice(tpus(2, 2)[::-1], 4, 2)) == [[(0, 1), (0, 0)], [(1, 1), (1, 0)]]
+    assert ids(devices_by_slice(tpus(4, 4), 4, 1)) == [[(0, i) for i in range(4)]]  # the second is left
+
+
+@pytest.mark.parametrize(
+    "per_slice, count, slices, message",
+    [
+        ((4, 4), 8, 1, r"needs 1 x 8 devices, and the slices here have 4 \+ 4.*set MeshShape.slices = 2, and data"),
+        ((8,), 8, 2, r"needs 2 x 4 devices, and the slices here have 8"),
+        ((6, 2), 8, 2, r"needs 2 x 4 devices, and the slices here have 6 \+ 2"),
+    ],
+)
+def test_a_mesh_across_slices_is_refused_with_what_would_go(per_slice, count, slices, message):
+    with pytest.raises(ValueError, match=message):
+        devices_by_slice(tpus(*per_slice), count, slices)
+
+
+def test_a_policy_is_read_on_fewer_slices_than_it_was_trained_on():
+    shape = MeshShape(data=4, slices=2)
+    assert mesh_that_fits(shape, tpus(2, 2)) == shape
+    assert mesh_that_fits(shape, tpus(4)) == MeshShape(data=4)
+    assert mesh_that_fits(shape, tpus(3)) == mesh_that_fits(MeshShape(fsdp=4), tpus(2, 2)) == MeshShape()
+
+
+def test_hosts_of_gpus_are_no_slices():
+    gpus = [SimpleNamespace(platform="gpu", slice_index=i, id=i) for i in range(4)]
+    assert devices_by_slice(gpus, 4, 1) == [gpus]
+
+
+def test_a_described_topology_of_one_slice_names_none():
+    described = [SimpleNamespace(platform="tpu", id=i) for i in range(4)]
+    assert devices_by_slice(described, 4, 1) == [described]
+
+
+@pytest.mark.parametrize("sizes", [dict(data=3), dict(fsdp=2), dict(data=2, slices=0)])
+def test_slices_have_equally_many_copies(sizes):
+    with pytest.raises(ValueError, match="make data a multiple of slices"):
+        MeshShape(**{"slices": 2, **sizes})
+    with pytest.raises(ValueError, match="make fsdp or tensor smaller"):
+        MeshShape(data=-1, fsdp=4, slices=2).sizes(4)

@@ -13,10 +13,11 @@ from jrl.device.processes import Cluster, ProcessesDisagree
 def main(port, index, folder):
     processes = join(Cluster(f"127.0.0.1:{port}", 2, int(index)), start_seconds=200)
     import jax
-    from jax.sharding import NamedSharding, PartitionSpec
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     from jrl.device.replicas import differing_replica
-    from jrl.device.sharding import MeshShape, batch_sharding, make_mesh, replicated
+    from jrl.device.sharding import MeshShape, batch_sharding, make_mesh, replicated, split_meshes
+    from jrl.device.transfer import copied_cuts, transfer
     from jrl.run.checkpoints.run_state import open_run_state
 
     mesh = make_mesh(MeshShape(data=2, fsdp=2))
@@ -28,6 +29,25 @@ def main(port, index, folder):
     state = {"by_row": by_row, "across": across, "key": key, "nothing": None}
     np.testing.assert_array_equal(fetch({"x": by_row})["x"], rows)
     assert not by_row.is_fully_addressable and differing_replica(state) is None
+
+    learner, sampler = split_meshes(MeshShape(fsdp=2), MeshShape(fsdp=2))
+    across = PartitionSpec("fsdp")
+    with jax.set_mesh(learner):
+        everywhere = replicated(learner)
+        host = {"rows": rows, "all": rows, "key": jax.random.key(3)}
+        published = place_on_mesh(host, {"rows": NamedSharding(learner, across), "all": everywhere, "key": everywhere})
+        moved = transfer(published, sampler)
+        assert moved["rows"].sharding == NamedSharding(sampler, across)
+        assert not {*moved["rows"].sharding.device_set} & {*learner.devices.flat}
+        np.testing.assert_array_equal(fetch(moved["rows"]), rows)
+        np.testing.assert_array_equal(moved["all"].addressable_shards[0].data, rows)
+        assert jax.random.key_data(moved["key"]).addressable_shards[0].data.tolist() == [0, 3]
+        np.testing.assert_array_equal(fetch(transfer(moved["rows"], learner)), rows)
+        # The process that needs the first shard has the second one: all are gathered.
+        crossed = Mesh(sampler.devices[:, ::-1], sampler.axis_names, axis_types=sampler.axis_types)
+        assert copied_cuts(rows.shape, across, learner, sampler) == across
+        assert copied_cuts(rows.shape, across, learner, crossed) == PartitionSpec()
+        np.testing.assert_array_equal(fetch(transfer(published["rows"], crossed)), rows)
 
     refused = ""
     try:

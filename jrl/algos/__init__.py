@@ -4,6 +4,7 @@ gin."""
 from __future__ import annotations
 
 from jrl.algos import (
+    a_lol,
     adaptive_entropy_grpo,
     adaptive_kl_grpo,
     apo_down,
@@ -83,9 +84,11 @@ from jrl.algos import (
     self_focus,
     sequence_rloo,
     sft,
+    sibling_grpo,
     simpo,
     sppo,
     step_apo,
+    step_awr,
     t_reg,
     two_sided_grpo,
     vapo,
@@ -188,4 +191,7 @@ ALGOS: dict[str, Objective] = {
     "RationaleDPO": rationale_dpo.OBJECTIVE,
     "TREG": t_reg.OBJECTIVE,
     "IQLearn": iq_learn.OBJECTIVE,
+    "SiblingGRPO": sibling_grpo.OBJECTIVE,
+    "StepAWR": step_awr.OBJECTIVE,
+    "ALoL": a_lol.OBJECTIVE,
 }

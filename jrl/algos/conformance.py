@@ -7,7 +7,7 @@ follows from the functions that it has: `contract_tests_of`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -50,11 +50,31 @@ def its_functions_go_together(objective: Objective, config: Any) -> None:
 
 def jit_changes_nothing(objective: Objective, config: Any) -> None:
     """Compiled and plain, every function of the row gives the same numbers."""
+    equals_plain(objective, config, compiled({"row": (objective, config)})["row"])
+
+
+def compiled(rows: dict[str, tuple[Objective, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Returns what the functions of each row give in the state that a run begins with, and in a later one. The rows,
+    with their configurations and by any name, are one program: what they share is compiled once."""
+    inputs = {name: _inputs(*row) for name, row in rows.items()}
+    states = {name: _states(*row) for name, row in rows.items()}
+    configs = {name: config for name, (_, config) in rows.items()}
+
+    @jax.jit
+    def run(configs: dict[str, Any], inputs: dict[str, Any], states: dict[str, PyTree]) -> dict[str, Any]:
+        given = {name: (configs[name], inputs[name], states[name]) for name in rows}
+        return {name: _everything(objective, *given[name]) for name, (objective, _) in rows.items()}
+
+    results = [run(configs, inputs, {name: of_row[place] for name, of_row in states.items()}) for place in (0, -1)]
+    return {name: [result[name] for result in results] for name in rows}
+
+
+def equals_plain(objective: Objective, config: Any, compiled: Sequence[dict[str, Any]]) -> None:
+    """What was compiled is what the plain functions give."""
     inputs = _inputs(objective, config)
-    compiled = jax.jit(lambda *arrays: _everything(objective, *arrays))
-    for state in _states(objective, config):
+    for state, results in zip(_states(objective, config), compiled):
         plain = _everything(objective, config, inputs, state)
-        for name, result in compiled(config, inputs, state).items():
+        for name, result in results.items():
             which = "keep, shape, advantages, weights or denominator" if name == "advantages" else name
             _close(result, plain[name], f"another {which} under jit")
 
@@ -504,9 +524,9 @@ def _poisoned(tokens: Tokens) -> Tokens:
     return jax.tree.map(poison, tokens)
 
 
-def sample_sequences(unit_size: int = 2) -> Sequences:
+def sample_sequences(unit_size: int = 2, numbers: int = 1) -> Sequences:
     """Returns two rows of three units and an empty place each; the last unit is masked. One of every unit of two or
-    more is preferred, and every other one of units of one."""
+    more is preferred, and every other one of units of one. numbers: those of a row in `value`."""
     rng = np.random.default_rng(3)
     unit_size = unit_size or 3  # of lists, which may have any
     places = 3 * unit_size + 1
@@ -516,7 +536,7 @@ def sample_sequences(unit_size: int = 2) -> Sequences:
     unit = np.stack([number // unit_size, 3 + number // unit_size]).astype(np.int32)
     preferred = number % max(unit_size, 2) == 0
     logprob = draw(-9, -3)
-    return Sequences(
+    sequences = Sequences(
         logprob=logprob,
         ref_logprob=logprob + draw(-1, 1),
         length=jnp.asarray(rng.integers(2, 8, (2, places)), jnp.int32),
@@ -529,6 +549,10 @@ def sample_sequences(unit_size: int = 2) -> Sequences:
         value=draw(0, 1),
         contrast=draw(-1, 1),
     )
+    if numbers == 1:
+        return sequences
+    # The first is above the others or below them, as the draw has it.
+    return sequences.replace(value=jnp.stack([sequences.value, *[1 - sequences.value] * (numbers - 1)], axis=-1))
 
 
 # What a row is given, as a run gives it
@@ -569,7 +593,8 @@ def _tokens(objective: Objective, config: Any) -> Tokens:
 
 def given_sequences(objective: Objective, config: Any) -> Sequences:
     """Returns the sample sequences with what a run would give the objective."""
-    needs, sequences = objective.needs(config), sample_sequences(objective.unit_size)
+    needs = objective.needs(config)
+    sequences = sample_sequences(objective.unit_size, max(len(needs.row_value_names), 1))
     if needs.score_outputs > 1:
         several = lambda x: jnp.stack([x + k / 10 for k in range(needs.score_outputs)], axis=-1)
         sequences = sequences.replace(score=several(sequences.score), value=several(sequences.value**2))

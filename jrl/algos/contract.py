@@ -123,6 +123,8 @@ class Needs(NamedTuple):
     values: bool = False  # a value head on the trained model, or on a critic of its own (Online.critic)
     value_bins: ValueBins | None = None  # of that head, whose values are then expectations; None: it gives numbers
     row_values: bool = False  # of stored rows, what the data say that each is worth (Sequences.value)
+    # what the numbers of a row are, in order, where it reads several; (): one, or one for each output of its head
+    row_value_names: tuple[str, ...] = ()
     scored_by: tuple[str, ...] = ()  # roles of earlier stages whose mean score is Sequences.value of stored rows
     # of stored rows, token rewards by the reference's contrast of two other prompts (P25), as Sequences.contrast
     contrast: bool = False
@@ -165,6 +167,8 @@ class Facts(NamedTuple):
     greedy: bool
     max_completion: int  # tokens
     attempts: int = 1  # of a row, each scored by itself; 2: turns 0 and 1, and the component `first_attempt`
+    # completions of a prompt that others branch from, and how many from each; None: none branches
+    branches: tuple[int, int] | None = None
 
 
 def eligible(groups: Groups) -> Array:

@@ -6,6 +6,8 @@
     L   = mean over all tokens of the step                                                               G1
 
 The reward should be in [0, 1], and 0 where a judge is not satisfied: `Shaping.constraints` makes that of components.
+The factor takes from a reward above 0 what the policy has moved for it; a negative one it would make less bad, so that
+leaving the reference paid. A reward below 0 counts as 0, and `advantage/negative_rewards` says how many there were.
 The reference is the policy as the stage found it.
 
 Source: CGPO, 2409.20370 section 4.2, whose reward is a reward model's, calibrated by that of a baseline answer.
@@ -43,8 +45,9 @@ def check(config: CRPG, facts: Facts) -> None:
 
 def advantages(config: CRPG, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
     counts = contract.eligible(groups)
+    scored = jnp.where(counts, reward, 0)
     bounded = constraints.kl_bounded_reward(
-        jnp.where(counts, reward, 0),
+        jnp.maximum(scored, 0),
         groups.old_logprobs,
         groups.ref_logprobs,
         groups.action_mask & counts[:, None],
@@ -52,7 +55,10 @@ def advantages(config: CRPG, groups: Groups, reward: Array, state: PyTree) -> tu
     )
     # The baseline of a first batch is its own mean.
     row, _ = advantage_ops.moving_baseline(bounded, counts, jnp.full((), jnp.nan), decay=0.0)
-    counters = common.count_groups(groups, reward) | {"bounded_reward": reduce.masked_mean(bounded, counts)}
+    counters = common.count_groups(groups, reward) | {
+        "bounded_reward": reduce.masked_mean(bounded, counts),
+        "negative_rewards": jnp.sum(scored < 0),
+    }
     return advantage_ops.spread(row, groups.action_mask), state, counters
 
 

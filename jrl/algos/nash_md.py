@@ -5,7 +5,8 @@
     L   = mean over sequences of the sum over their tokens                                   G3
 
 The reward says who wins and no more, so that its scale does not matter. `Online.strategy = @MixtureOpponent()` draws
-the opponents, which are not learned from. Where a prompt has none, its completions are compared with each other.
+the opponents, which are not learned from. Where a prompt has none with a verdict, its completions are compared with
+each other, and one alone gets 0.
 
 Source: Munos et al. 2312.00886: mixture 1/2, KL 0.1; there a model of preferences gives P. TRL multiplies log-ratios by
 log-probs token by token, which loses what tokens share; k2 does not.
@@ -22,7 +23,7 @@ from jrl.ops import advantages as advantage_ops
 from jrl.ops import groups as group_ops
 from jrl.ops import kl, reduce
 from jrl.ops.win_rate import win_probability
-from jrl.types import PyTree, traced
+from jrl.types import Finish, PyTree, traced
 
 Array = jax.Array
 
@@ -49,9 +50,17 @@ def advantages(config: NashMD, groups: Groups, reward: Array, state: PyTree) -> 
     against = mixed | (players & alone)
     wins = win_probability(reward, groups.group, players, against, num_groups=groups.num_groups)
     counters = common.count_groups(groups, reward)
+    # Opponents have no action, which is what rows that were aborted and padding look like. No prompt is without a row
+    # of actions but padding, and one whose rows were all aborted.
+    prompts = group_ops.count(groups.group, groups.action_mask.any(-1), num_groups=groups.num_groups)
+    drawn = (groups.turn[:, 0] < 0) & (group_ops.to_rows(prompts, groups.group) > 0)
+    failed = groups.finish == jnp.int8(Finish.FAILED)
+    rows = group_ops.count(groups.group, players, num_groups=groups.num_groups)
     counters |= {
         "win_rate": reduce.masked_mean(wins, players),
-        "aborted": counters["aborted"] - jnp.sum(mixed),  # which have no action either
+        "aborted": counters["aborted"] - jnp.sum(mixed & ~failed),
+        "unscorable": counters["unscorable"] + jnp.sum(drawn & ~groups.valid & ~failed),
+        "group_of_one": jnp.sum((rows == 1) & (counted == 0)),
     }
     return advantage_ops.spread(jnp.where(players, wins - 0.5, 0), groups.action_mask), state, counters
 

@@ -192,6 +192,8 @@ def _explain(message: str) -> str:
         )
     if message.startswith("Unable to parse value"):
         return "a value is missing or malformed after '='"
+    if "EOF in multi-line" in message:
+        return f"{'a text in quotes' if 'string' in message else 'a bracket'} is not closed"
     return message.strip().rstrip(".")
 
 

@@ -26,6 +26,8 @@ class Chip:
     hbm_gb_per_second: float
     bf16_tflops: float  # dense, accumulated in float32
     link_gb_per_second: float  # one link, one direction
+    network_gbit_per_second: float | None  # of a chip's share of its host's, between slices, one direction
+    network_source: str
     slices: list[str]  # grids that are rented, the smallest first
     source: str
     clock_ghz: float  # of the matrix units; the compiler's cycles are of it
@@ -56,6 +58,11 @@ class Chip:
     def ring_rate(self) -> float:
         """Bytes a second into one device around a ring that uses a torus dimension both ways."""
         return 2 * self.link_gb_per_second * 1e9
+
+    @property
+    def network_rate(self) -> float:
+        """Bytes a second into one device from other slices, over the data center's network."""
+        return self.network_gbit_per_second * 1e9 / 8 / self.devices_per_chip
 
 
 def read_chips() -> dict[str, Chip]:

@@ -50,7 +50,8 @@ def fetch(tree: PyTree) -> PyTree:
     far = [leaf for leaf in jax.tree.leaves(tree) if not _is_near(leaf)]
     if not far:
         return jax.device_get(tree)
-    gathered = iter(_gather_program(far[0].sharding.mesh)(far))
+    with jax.set_mesh(far[0].sharding.mesh):
+        gathered = iter(_gather_program(far[0].sharding.mesh)(far))
     return jax.device_get(jax.tree.map(lambda leaf: leaf if _is_near(leaf) else next(gathered), tree))
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -56,6 +57,7 @@ class MeshShape:
     tensor: int = 1  # shards of heads, MLP and vocabulary
     sequence: int = 1  # reserved, must be 1
     expert: int = 1  # reserved, must be 1
+    slices: int = 1  # TPU slices, between which only copies of the model cross: shares of `data`
 
     def __post_init__(self) -> None:
         sizes = [getattr(self, axis) for axis in AXES]
@@ -64,6 +66,12 @@ class MeshShape:
         if self.sequence != 1 or self.expert != 1:
             raise ValueError(
                 "sequence and expert parallelism are not implemented; MeshShape.sequence and MeshShape.expert must be 1"
+            )
+        if self.slices < 1 or (self.data != -1 and self.data % self.slices):
+            raise ValueError(
+                f"MeshShape.data = {self.data} cannot be divided over MeshShape.slices = {self.slices}: every slice "
+                "holds complete copies of the model, as fsdp and tensor do not cross the network between slices; make "
+                "data a multiple of slices"
             )
 
     def sizes(self, num_devices: int) -> tuple[int, ...]:
@@ -77,29 +85,87 @@ class MeshShape:
                 f"the mesh {dict(zip(AXES, sizes))} needs a multiple of {known} devices; there are {num_devices} "
                 "(--devices N starts N virtual ones on a CPU)"
             )
+        if sizes[0] % self.slices:
+            raise ValueError(
+                f"{num_devices} devices make MeshShape.data = {sizes[0]}, which cannot be divided over "
+                f"MeshShape.slices = {self.slices}; make fsdp or tensor smaller"
+            )
         return tuple(sizes)
 
 
 def make_mesh(shape: MeshShape, devices: Sequence[Any] | None = None) -> Mesh:
-    """Returns a mesh over the first devices that `shape` asks for, every axis explicit."""
+    """Returns a mesh over the first devices that `shape` asks for, every axis explicit. With several slices, data is
+    divided over them first. Devices that know no slices, such as CPUs, stand in for them in order.
+
+    Raises: ValueError where there are too few devices, or the mesh would cross slices that `shape` does not name.
+    """
     devices = list(jax.devices() if devices is None else devices)
-    sizes = shape.sizes(len(devices))
-    used = devices[: math.prod(sizes)]
+    data, *others = sizes = shape.sizes(len(devices))
+    groups = devices_by_slice(devices, math.prod(sizes), shape.slices)
     # An axis may take part of a torus dimension: a v6e of 16 x 16 as (fsdp 64, tensor 4) is refused without.
-    places = create_device_mesh(sizes, used, allow_split_physical_axes=True)
-    return Mesh(places, AXES, axis_types=(AxisType.Explicit,) * len(AXES))
+    places = [create_device_mesh((data // shape.slices, *others), group, allow_split_physical_axes=True)
+              for group in groups]  # fmt: skip
+    return Mesh(np.concatenate(places), AXES, axis_types=(AxisType.Explicit,) * len(AXES))
+
+
+def devices_by_slice(devices: Sequence[Any], count: int, slices: int) -> list[list[Any]]:
+    """Returns the first `count` devices of as many slices, equally many of each.
+
+    Raises: ValueError where the devices are of fewer slices, or have too few in one.
+    """
+    share, by_slice = count // slices, {}
+    for place, device in enumerate(devices):
+        # On other platforms slice_index, where there is one, is a host. A topology of one slice describes none.
+        known = device.platform == "tpu"
+        index = getattr(device, "slice_index", 0) if known else min(place // share, slices - 1)
+        by_slice.setdefault(index, []).append(device)
+    groups = [by_slice[index][:share] for index in sorted(by_slice)][:slices]
+    if len(groups) < slices or any(len(group) < share for group in groups):
+        there = " + ".join(str(len(group)) for group in by_slice.values())
+        more = f"; set MeshShape.slices = {len(by_slice)}, and data to a multiple of it"
+        raise ValueError(
+            f"MeshShape.slices = {slices} needs {slices} x {share} devices, and the slices here have {there}. Only "
+            f"data crosses slices{more if 1 < len(by_slice) != slices else ''}"
+        )
+    return groups
 
 
 def split_meshes(learner: MeshShape, sampler: MeshShape, devices: Sequence[Any] | None = None) -> tuple[Mesh, Mesh]:
-    """Returns two meshes without a device in common: the learner's over the first devices, the sampler's over the next.
+    """Returns two meshes without a device in common: the learner's over the first devices, the sampler's over the next,
+    in several processes of each.
 
     Raises: ValueError where there are too few devices for both.
     """
     devices = list(jax.devices() if devices is None else devices)
-    learner_sizes, sampler_sizes = split_sizes(learner, sampler, len(devices))
-    first = math.prod(learner_sizes)
-    sized = lambda sizes: MeshShape(**dict(zip(AXES, sizes)))
-    return make_mesh(sized(learner_sizes), devices[:first]), make_mesh(sized(sampler_sizes), devices[first:])
+    sizes = split_sizes(learner, sampler, len(devices))
+    parts = split_devices(devices, *map(math.prod, sizes))
+    first, second = (
+        make_mesh(dataclasses.replace(shape, **dict(zip(AXES, axes))), part)
+        for shape, axes, part in zip((learner, sampler), sizes, parts)
+    )
+    return first, second
+
+
+def split_devices(devices: Sequence[Any], learn: int, sample: int) -> tuple[list[Any], list[Any]]:
+    """Returns `learn` devices, and `sample` others. Of several processes each has equally many of both, so that it
+    copies weights between its own devices; of a TPU's hosts, whose chips make a torus, they are one after the other.
+
+    Raises: ValueError where there are several processes and the devices of a mesh cannot be divided over them.
+    """
+    hosts: dict[int, list[Any]] = {}
+    for device in devices:
+        hosts.setdefault(device.process_index, []).append(device)
+    if len(hosts) == 1 or devices[0].platform == "tpu":
+        return list(devices[:learn]), list(devices[learn : learn + sample])
+    first, second = learn // len(hosts), sample // len(hosts)
+    if learn % len(hosts) or sample % len(hosts) or any(len(host) < first + second for host in hosts.values()):
+        raise ValueError(
+            f"Config.mesh takes {learn} devices and Config.sampler_mesh {sample}, and there are {len(hosts)} processes "
+            f"of {' and '.join(str(n) for n in sorted({len(host) for host in hosts.values()}))} devices: every process "
+            "needs equally many of both meshes, which copies weights between its own devices"
+        )
+    every = lambda a, b: [device for host in hosts.values() for device in host[a:b]]
+    return every(0, first), every(first, first + second)
 
 
 def split_sizes(learner: MeshShape, sampler: MeshShape, num_devices: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -2,13 +2,16 @@
 
 A shard goes from device to device, not through the host, where source and target cut a dimension into equally many.
 Where they do not, a leaf is gathered along that dimension on the source, copied, and cut on the target.
+
+In a run of several processes each copies between its own devices. Where one of them samples with a shard that only
+others have, the leaf is gathered in all dimensions.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -28,10 +31,12 @@ def transfer_leaf(x: Array, mesh: Mesh) -> Array:
     source, spec = x.sharding.mesh, x.sharding.spec
     if source == mesh:
         return x
-    shared = shared_cuts(spec, source.shape, mesh.shape)
+    if not x.is_fully_addressable and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(transfer_leaf(jax.random.key_data(x), mesh), impl=jax.random.key_impl(x))
+    shared = copied_cuts(x.shape, spec, source, mesh)
     if shared != spec:
         x = _resharded(x, source, shared)
-    x = jax.device_put(x, NamedSharding(mesh, shared))
+    x = _copied(x, NamedSharding(mesh, shared))
     return x if shared == spec else _resharded(x, mesh, spec)
 
 
@@ -55,10 +60,20 @@ def replace_leaf(old: Array | None, new: Array, mesh: Mesh) -> Array:
     if old is not None:
         old.delete()
     moved = transfer_leaf(new, mesh)
-    source = new.sharding
-    if shared_cuts(source.spec, source.mesh.shape, mesh.shape) != source.spec:
+    if copied_cuts(new.shape, new.sharding.spec, new.sharding.mesh, mesh) != new.sharding.spec:
         jax.block_until_ready(moved)
     return moved
+
+
+@functools.cache
+def copied_cuts(shape: tuple[int, ...], spec: PartitionSpec, source: Mesh, target: Mesh) -> PartitionSpec:
+    """Returns the cuts that an array is copied under: those that both meshes share, or none at all where a process
+    would need a shard that only others have."""
+    shared = shared_cuts(spec, source.shape, target.shape)
+    there, needed = ({(device.process_index, _bounds(index, shape))
+                      for device, index in NamedSharding(mesh, shared).devices_indices_map(shape).items()}
+                     for mesh in (source, target))  # fmt: skip
+    return shared if needed <= there else PartitionSpec()
 
 
 def shared_cuts(spec: PartitionSpec, source: Mapping[str, int], target: Mapping[str, int]) -> PartitionSpec:
@@ -91,18 +106,21 @@ class Publication(NamedTuple):
 
 
 def publication(
-    leaves: Iterable[tuple[int, PartitionSpec]], learner: Mapping[str, int], sampler: Mapping[str, int], held: int
+    leaves: Iterable[tuple[int, PartitionSpec, PartitionSpec]],
+    learner: Mapping[str, int],
+    sampler: Mapping[str, int],
+    held: int,
 ) -> Publication:
     """Returns what publishing takes.
 
     Args:
-      leaves: bytes and cuts of every trained leaf. learner, sampler: the size of every mesh axis.
+      leaves: bytes and cuts of every trained leaf, and the cuts that it is copied under.
+      learner, sampler: the size of every mesh axis.
       held: copies of the weights on the sampler's devices at once.
     """
     weights = received = on_learner = on_sampler = 0
-    for size, spec in leaves:
+    for size, spec, shared in leaves:
         ways = lambda spec, sizes: math.prod(cut(part, sizes) for part in spec)
-        shared = shared_cuts(spec, learner, sampler)
         copied = size // ways(shared, sampler)
         weights += size // ways(spec, sampler)
         received += copied
@@ -111,10 +129,18 @@ def publication(
     return Publication(weights, received, held, on_learner, on_sampler)
 
 
-def leaves_of(tree: PyTree) -> list[tuple[int, PartitionSpec]]:
-    """Returns bytes and cuts of every array, as `publication` takes them."""
-    leaves: Sequence[Any] = jax.tree.leaves(tree)
-    return [(math.prod(x.shape) * x.dtype.itemsize, x.sharding.spec) for x in leaves]
+def _copied(x: Array, sharding: NamedSharding) -> Array:
+    """Returns an array on other devices, every shard of which a device of the same process has."""
+    if x.is_fully_addressable and sharding.is_fully_addressable:
+        return jax.device_put(x, sharding)
+    near = {_bounds(shard.index, x.shape): shard.data for shard in x.addressable_shards}
+    where = sharding.addressable_devices_indices_map(x.shape)
+    shards = [jax.device_put(near[_bounds(index, x.shape)], device) for device, index in where.items()]
+    return jax.make_array_from_single_device_arrays(x.shape, sharding, shards)
+
+
+def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
 
 
 def _resharded(x: Array, mesh: Mesh, spec: PartitionSpec) -> Array:

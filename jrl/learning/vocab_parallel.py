@@ -122,9 +122,12 @@ def _forward(
         z = _logits(static, _at(static, hidden, i), head)[0] / temperature.astype(wide)
         top = z.max(axis=-1)
         top = jax.lax.pmax(top, axes.vocab) if axes.vocab else top
-        norm = top + jnp.log(total(jnp.exp(z - top[..., None]).sum(axis=-1)))
+        weight = jnp.exp(z - top[..., None])
         chosen = total(jnp.where(_matches(static, _at(static, targets, i), z), z, 0).sum(axis=-1))
-        entropy = norm - total((jnp.exp(z - norm[..., None]) * z).sum(axis=-1))
+        # All three sums in one pass over the logits: p = weight / sum of weights.
+        weights, scores = total(weight.sum(axis=-1)), total((weight * z).sum(axis=-1))
+        norm = top + jnp.log(weights)
+        entropy = norm - scores / weights
         found = (chosen - norm, entropy, norm)
         return tuple(jax.lax.dynamic_update_slice_in_dim(x, new, i * static.chunk, 1) for x, new in zip(out, found))
 

@@ -23,7 +23,7 @@ from jrl.models.contract import Cache, Model, PrefixSegments, State, init
 from jrl.models.leaves import prepare_for_decode, some_layers, spec, stretches, unstack
 from jrl.models.norm import layer_norm, rms_norm
 from jrl.models.product import multiply, plus
-from jrl.models.remat import keeping, layer_input
+from jrl.models.remat import is_narrow, keeping, layer_input, stream
 from jrl.models.rope import amplitude, cos_sin, frequencies, rotate
 from jrl.models.shape import Decoder, Variant
 from jrl.types import Array, PyTree
@@ -151,22 +151,27 @@ def _run(
         # The cache is carried and written in place. As inputs and outputs of the scan there would be two of it.
         def step_of(kind: Kind, variant: Variant) -> Callable[[tuple, tuple], tuple[tuple, tuple]]:
             def step(carry: tuple[Array, Any], xs: tuple) -> tuple[tuple[Array, Any], tuple]:
-                (x, cache), (weights, flags, index, layer, per_layer_input) = carry, xs
+                ((x, added), cache), (weights, flags, index, layer, per_layer_input) = carry, xs
+                x = x if added is None else x + jax.lax.stop_gradient(added)  # see _summed_later
                 weights = weights | {name: fused.Stacked(leaves, layer) for name, leaves in unsliced.items()}
                 layer_cache = LayerCache(None if cache is None else stack_of(cache, variant), index)
                 x, new, kv, logits = _layer(
                     x, weights, context, layer_cache, per_layer_input, shared_kv(kind, variant),
-                    kind=kind._replace(**flags), variant=variant, cfg=cfg, routed=routed,
+                    kind=kind._replace(**flags), variant=variant, cfg=cfg, routed=routed, adds=added is None,
                 )  # fmt: skip
                 if cache is not None and not variant.shared:
                     cache = with_stack(cache, variant, new)
-                return (x, cache), (logits, kv)
+                return (x if added is not None else (x, None), cache), (logits, kv)
 
             return step
 
         # A kernel reads a layer's blocks in the stack of all layers: a slice would be a copy of their matrices.
         unsliced = {name: params["layers"][name] for name in (fused.ATTENTION, fused.MLP) if name in params["layers"]}
         sliced = {name: leaf for name, leaf in params["layers"].items() if name not in unsliced}
+        # The layer after adds a layer's output to the stream, where the norm that reads the sum is: by itself the
+        # addition would be a pass over both. x + -0 is x.
+        later = cache is None and is_narrow(x.dtype) and cfg.layer_inputs is None and not cfg.layer_scale
+        x = (x, jnp.full_like(x, -0.0) if later else None)
         for start, stop in stretches(cfg):
             variant, row = cfg.variant(start), row_of(cfg, start)
             some = {name: flag[start:stop] for name, flag in flags.items()}
@@ -180,6 +185,7 @@ def _run(
             if kv is not None:  # of a stretch of one layer
                 shared[kinds[start].windowed] = jax.tree.map(lambda leaf: leaf[0], kv)
             router_logits.append(logits)
+        x = x[0] + jax.lax.stop_gradient(x[1]) if later else x[0]
     router_logits = [logits for logits in router_logits if logits is not None]
     return _norm(x, params, "final_norm", cfg), cache, jnp.concatenate(router_logits) if router_logits else None
 
@@ -196,7 +202,8 @@ def _layer(
     variant: Variant,
     cfg: Decoder,
     routed: bool,
-) -> tuple[Array, Cache | State | None, tuple[Array, Array] | None, Array | None]:
+    adds: bool = True,
+) -> tuple[Array | tuple[Array, Array], Cache | State | None, tuple[Array, Array] | None, Array | None]:
     """Returns the residual stream after a layer, its cache with these tokens in it, the keys and values that later
     layers share, and its router's logits.
 
@@ -204,6 +211,7 @@ def _layer(
       x: [B, L, D]. weights: of the layer.
       per_layer_input: [B, L, E], the tokens' input to this layer.
       shared_kv: keys and values that a layer without its own reads where there is no cache.
+      adds: False: the stream is returned as the two arrays that it is the sum of.
     """
 
     def block(x: Array, weights: PyTree, per_layer_input: Array | None, shared_kv: tuple[Array, Array] | None) -> tuple:
@@ -216,7 +224,7 @@ def _layer(
             kv = None
         else:
             y, new, kv = _attention(h, weights, kind, variant, context, layer_cache, shared_kv, cfg)
-        between = x if cfg.parallel else x + (_norm(y, weights, "attention_out_norm", cfg) if after else y)
+        between = x if cfg.parallel else stream(x + (_norm(y, weights, "attention_out_norm", cfg) if after else y))
         if fused.MLP in weights:
             z, logits = _by_fused_mlp(between, weights[fused.MLP], cfg), None
         else:
@@ -227,7 +235,10 @@ def _layer(
                 z, logits = _mlp(h, weights, cfg), None
         if cfg.parallel:
             between = x + (_norm(y, weights, "attention_out_norm", cfg) if after else y)
-        x = between + (_norm(z, weights, "mlp_out_norm", cfg) if after else z)
+        z = _norm(z, weights, "mlp_out_norm", cfg) if after else z
+        if not adds:
+            return _summed_later(between, z), new, kv if variant.source else None, logits if routed else None
+        x = between + z
         if per_layer_input is not None:
             x = x + _norm(_from_input(x, weights, per_layer_input, cfg), weights, "input_norm", cfg)
         if cfg.layer_scale:
@@ -238,8 +249,18 @@ def _layer(
     return run(x, weights, per_layer_input, shared_kv)
 
 
+@jax.custom_vjp
+def _summed_later(x: Array, y: Array) -> tuple[Array, Array]:
+    """Returns x and y, of which only the sum x + stop_gradient(y) may be read: its gradient comes back with x, and is
+    that of both. As the gradients of two arrays the same numbers would be carried, and copied, twice."""
+    return x, y
+
+
+_summed_later.defvjp(lambda x, y: ((x, y), None), lambda _, gradients: (gradients[0], gradients[0]))
+
+
 # Layers that are alike are traced and lowered once, wherever they stand in a program and however often.
-_layer_once = jax.jit(_layer, static_argnames=("kind", "variant", "cfg", "routed"))
+_layer_once = jax.jit(_layer, static_argnames=("kind", "variant", "cfg", "routed", "adds"))
 
 
 def _linear(

@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from jrl.device.sharding import mapped
-from jrl.models.attention.fused import Stacked
+from jrl.models.attention.fused import LOW_A, LOW_AXES, LOW_B, MLP_LEAVES, Stacked
 from jrl.models.attention.fused_blocks import mlp_block
 from jrl.types import Array
 
@@ -31,33 +31,44 @@ def mlp(
     plus_one: bool,
     interpret: bool = False,
 ) -> Array:
-    """Returns down(activation(gate(h)) * up(h)) where h is the norm of x, [B, 1, D].
+    """Returns down(activation(gate(h)) * up(h)) where h is the norm of x, [B, 1, D], with W + A B in place of every W
+    where they have adapters.
 
     Args:
       x: [B, 1, D], the residual stream.
       weights: mlp_norm [layers, D], gate and up [layers, D, F], down [layers, F, D], the latter three as x. D and a
-        device's share of F are multiples of `kernels.LANES`.
+        device's share of F are multiples of `kernels.LANES`. The adapters of all three or of none (`fused.LOW_AXES`):
+        A [layers, r, inputs] and B [layers, r, outputs].
       plus_one: the norm's scale is stored less 1.
       interpret: the kernel's operations are done by XLA, on any device. For tests.
     """
     leaves, layer = weights
+    low = {name + end: LOW_AXES[name][i] for name in MLP_LEAVES[1:] for i, end in enumerate((LOW_A, LOW_B))}
+    low = {name: axis for name, axis in low.items() if name in leaves}
     shard = functools.partial(_shard, activation=activation, eps=eps, plus_one=plus_one, interpret=interpret)
     arrays = (layer, x, leaves["mlp_norm"], leaves["gate"], leaves["up"], leaves["down"])
+    arrays += tuple(leaves[name] for name in low)
     rows, wide, narrow = ("batch", None, None), (None, None, "mlp"), (None, "mlp", None)
+    split = [wide if axis == "mlp" else (None,) * 3 for axis in low.values()]
+    axes = ((), rows, (None, None), wide, wide, narrow, *split)
     # A kernel does not say over which axes of the mesh its result varies.
-    return mapped(shard, arrays, ((), rows, (None, None), wide, wide, narrow), rows, summed="mlp", checked=False)
+    return mapped(shard, arrays, axes, rows, summed="mlp", checked=False)
 
 
 def _shard(
-    layer: Array, x: Array, norm: Array, gate: Array, up: Array, down: Array, *,
+    layer: Array, x: Array, norm: Array, gate: Array, up: Array, down: Array, *low: Array,
     activation: Callable[[Array], Array], eps: float, plus_one: bool, interpret: bool,
 ) -> Array:  # fmt: skip
     """Returns what a device's share of the MLP's width adds."""
     rows, _, width = x.shape
     mlp_width = gate.shape[2]
-    block = mlp_block(rows, width, mlp_width, x.dtype.itemsize)
+    rank = low[0].shape[1] if low else 0
+    block = mlp_block(rows, width, mlp_width, x.dtype.itemsize, rank)
     full_block = pl.BlockSpec((rows, width), lambda step, layer: (0, 0))
     of_width = pl.BlockSpec((None, width, block), lambda step, layer: (layer[0], 0, step))
+    whole = pl.BlockSpec((None, rank, width), lambda step, layer: (layer[0], 0, 0))
+    part = pl.BlockSpec((None, rank, block), lambda step, layer: (layer[0], 0, step))
+    kept = [pltpu.VMEM((rows, rank), dtype) for dtype in (x.dtype, x.dtype, jnp.float32)]
     run = pl.pallas_call(
         functools.partial(_kernel, activation=activation, eps=eps, plus_one=plus_one),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -69,43 +80,62 @@ def _shard(
                 of_width,
                 of_width,
                 pl.BlockSpec((None, block, width), lambda step, layer: (layer[0], step, 0)),
+                *((whole, part, whole, part, part, whole) if low else ()),
             ],
             out_specs=full_block,
-            scratch_shapes=[pltpu.VMEM((rows, width), x.dtype), pltpu.VMEM((rows, width), jnp.float32)],
+            scratch_shapes=[
+                pltpu.VMEM((rows, width), x.dtype), pltpu.VMEM((rows, width), jnp.float32), *(kept if low else ()),
+            ],
         ),
         out_shape=jax.ShapeDtypeStruct((rows, width), x.dtype),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",)),
         interpret=interpret,
         name="fused_mlp",
-    )
-    return jnp.expand_dims(run(layer[None], x[:, 0], norm[:, None], gate, up, down), 1)
+    )  # fmt: skip
+    return jnp.expand_dims(run(layer[None], x[:, 0], norm[:, None], gate, up, down, *low), 1)
 
 
 # The signature is Pallas's: a reference for each prefetched scalar, input, output and scratch buffer, in their order.
 def _kernel(
-    layer: Any, x: Any, norm: Any, gate: Any, up: Any, down: Any, out: Any, h: Any, total: Any, *,
+    layer: Any, x: Any, norm: Any, gate: Any, up: Any, down: Any, *rest: Any,
     activation: Callable[[Array], Array], eps: float, plus_one: bool,
 ) -> None:  # fmt: skip
     """Adds what one block of the MLP's width gives to the sum of all.
 
     Args:
-      x, out, h: [B, D]. norm: [1, D]. gate, up: [D, block]. down: [block, D]. total: [B, D] float32.
+      x: [B, D]. norm: [1, D]. gate, up: [D, block]. down: [block, D].
+      rest: A [r, inputs] and B [r, outputs] of gate, up and down where they have adapters; out, h [B, D]; total [B, D]
+        float32; and with adapters h A of gate and of up [B, r], and the sum of down's [B, r] float32.
     """
+    low = rest[: len(rest) - 6] if len(rest) > 3 else ()
+    out, h, total, *kept = rest[len(low) :]
     step = pl.program_id(0)
 
     @pl.when(step == 0)
     def begin() -> None:
         h[...] = normed(x[...], norm[...], eps, plus_one)
         total[...] = jnp.zeros_like(total)
+        if low:
+            for i in (0, 1):
+                kept[i][...] = product_of_rows(h[...], low[2 * i][...]).astype(h.dtype)
+            kept[2][...] = jnp.zeros_like(kept[2])
 
     # Rounded where the reference rounds: the learner's log-probs are compared with the sampler's.
     rounded = lambda y: y.astype(h.dtype).astype(jnp.float32)
-    gated = rounded(activation(rounded(product(h[...], gate[...])))) * rounded(product(h[...], up[...]))
-    total[...] += product(gated.astype(h.dtype), down[...])
+
+    def multiplied(i: int, matrix: Any) -> Array:
+        y = rounded(product(h[...], matrix[...]))
+        return rounded(y + rounded(product(kept[i][...], low[2 * i + 1][...]))) if low else y
+
+    gated = (rounded(activation(multiplied(0, gate))) * multiplied(1, up)).astype(h.dtype)
+    total[...] += product(gated, down[...])
+    if low:
+        kept[2][...] += product_of_rows(gated, low[4][...])
 
     @pl.when(step == pl.num_programs(0) - 1)
     def finish() -> None:
-        out[...] = total[...].astype(out.dtype)
+        y = total[...] + product(kept[2][...].astype(h.dtype), low[5][...]) if low else total[...]
+        out[...] = y.astype(out.dtype)
 
 
 def normed(x: Array, scale: Array, eps: float, plus_one: bool) -> Array:
@@ -115,7 +145,16 @@ def normed(x: Array, scale: Array, eps: float, plus_one: bool) -> Array:
     return (wide * (1 + scale if plus_one else scale)).astype(x.dtype)
 
 
-def product(x: Array, y: Array) -> Array:
-    """Returns x y summed into float32, inside a kernel: of bfloat16 in one pass, of float32 in as many as it needs."""
+def product(x: Array, y: Array, inputs: int = 0) -> Array:
+    """Returns x y summed into float32, inside a kernel: of bfloat16 in one pass, of float32 in as many as it needs.
+
+    Args:
+      inputs: the axis of y that is summed over.
+    """
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
-    return jax.lax.dot_general(x, y, (((1,), (0,)), ((), ())), precision=precision, preferred_element_type=jnp.float32)
+    return jax.lax.dot_general(
+        x, y, (((1,), (inputs,)), ((), ())), precision=precision, preferred_element_type=jnp.float32
+    )
+
+
+product_of_rows = functools.partial(product, inputs=1)

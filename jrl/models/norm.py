@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jrl.models.remat import mean_square
 from jrl.types import Array
 
 
@@ -12,7 +13,8 @@ def rms_norm(x: Array, scale: Array, eps: float) -> Array:
     """Returns x / sqrt(mean(x^2) + eps) * scale over as many last axes as `scale` has, computed in float32 or wider."""
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     over = tuple(range(-scale.ndim, 0))
-    normed = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=over, keepdims=True) + eps)
+    mean = mean_square(jnp.mean(wide * wide, axis=over, keepdims=True), x.dtype)
+    normed = wide * jax.lax.rsqrt(mean + eps)
     return (normed * jnp.expand_dims(scale, tuple(range(x.ndim - scale.ndim))).astype(wide.dtype)).astype(x.dtype)
 
 

@@ -16,20 +16,21 @@ def step_advantages(success: Array, estimated: Array, *, rollouts: int) -> Array
     A difference below 1 / rollouts is less than one rollout more or fewer, and counts as 0.
 
     Args:
-      success: [N, K + 1] float, Q: the mean success of `rollouts` completions of the prefix after so many steps. Column
-        0 is the empty prefix, the success rate of the prompt. estimated: same shape, bool, there is such a prefix and
-        it was completed; elsewhere success may be NaN. rollouts: completions that a Q is the mean of.
+      success: [..., K + 1] float, Q: the mean success of `rollouts` completions of the prefix after so many steps.
+        Column 0 is the empty prefix, the success rate of the prompt.
+      estimated: same shape, bool, there is such a prefix and it was completed; elsewhere success may be NaN.
+      rollouts: completions that a Q is the mean of.
 
     Returns:
-      [N, K] float32 or wider, one for every step; 0 where either prefix was not estimated.
+      [..., K] float32 or wider, one for every step; 0 where either prefix was not estimated.
 
     Source: Setlur et al. 2406.14532; `jrl.ops.groups.mean`, keyed by prefix, gives Q.
     """
     success = reduce.masked(success, estimated)
-    change = success[:, 1:] - success[:, :-1]
+    change = success[..., 1:] - success[..., :-1]
     # Differences of shares are whole numbers of rollouts up to rounding.
     counts = jnp.abs(change) * rollouts > 1 - 1e-3
-    return jnp.where(estimated[:, 1:] & estimated[:, :-1] & counts, change, 0)
+    return jnp.where(estimated[..., 1:] & estimated[..., :-1] & counts, change, 0)
 
 
 def sibling_advantages(value: Array, parent: Array, valid: Array, *, num_nodes: int) -> Array:

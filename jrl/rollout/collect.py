@@ -151,7 +151,7 @@ def record_outcomes(sampler: PromptSampler, rounds: Sequence[Collected]) -> dict
     stream.outcomes = curricula.recorded(
         sampler.curriculum, stream.outcomes, index, np.concatenate(outcome), np.concatenate(valid)
     )
-    return curricula.metrics(sampler.curriculum, stream.outcomes)
+    return curricula.metrics(sampler.curriculum, stream.outcomes, stream.in_split(sampler.curriculum))
 
 
 def submit(
@@ -229,7 +229,7 @@ def collect(
 
     Raises: StopRequested where `stop` says so; RewardOverflow where a reward of a token is beyond float32.
     """
-    scores = scorer.collect(submitted.ticket, stop, progress)
+    scores = scorer.collect(submitted.ticket, stop, progress, sampler.processes)
     drawn, texts, host = submitted.drawn, submitted.texts, submitted.host
     attempts = strategy_of(sampler.strategy).attempts
     if attempts > 1:

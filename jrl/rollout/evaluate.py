@@ -84,7 +84,7 @@ def measure(
         examples = [part[row // e.samples].example for row in rows]
         keys = [(part[row // e.samples].uid, row % e.samples) for row in rows]
         pending.append((scorer.submit(texts[rows.start : rows.stop], examples, keys), texts))
-    scores = [scores_of_all(scorer.collect(ticket, stop), e.processes) for ticket, _ in pending]
+    scores = [scores_of_all(scorer.collect(ticket, stop, processes=e.processes), e.processes) for ticket, _ in pending]
     texts = [text for _, part in pending for text in part]
     by_prompt = lambda name: np.concatenate([getattr(batch, name) for batch in scores]).reshape(len(visits), e.samples)
     rewards = np.where(by_prompt("valid"), by_prompt("reward"), np.nan)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from jrl.device.processes import Processes
+from jrl.device.processes import ONE, Processes
 from jrl.tasks.example import Example
 from jrl.tasks.rewards.weighted import LARGEST_REWARD, weighted_sum
 from jrl.tasks.stopping import Stop, never
@@ -172,7 +172,11 @@ class Scorer:
         return ScoringTicket(self.pool.submit(items), tuple(rows), tuple(names), known, tuple(pending), replayed)
 
     def collect(
-        self, ticket: ScoringTicket, stop: Stop = never, progress: Callable[[int, int], None] | None = None
+        self,
+        ticket: ScoringTicket,
+        stop: Stop = never,
+        progress: Callable[[int, int], None] | None = None,
+        processes: Processes = ONE,
     ) -> HostScores:
         """Waits for a batch and returns its scores. Writes verdicts that cannot be trained on to the journal.
 
@@ -180,6 +184,8 @@ class Scorer:
             stop: called about ten times a second while workers run.
             progress: called with (rows scored, rows) when that changes, at most about ten times a second, by this
               thread.
+            processes: those that score a batch together, each its own rows, which are what this returns. The limits are
+              of the rows of all, so that all stop or none.
 
         Raises:
             ScoringAbandoned: `stop` returned True. Nothing of the batch is in the journal.
@@ -192,39 +198,54 @@ class Scorer:
         verdicts.update(zip(ticket.pending, self.pool.collect(ticket.pool_ticket, stop, report)))
         ordered = [verdicts[place] for place in range(total)]
         scores = self._weigh(ordered, ticket)
-        self._check_lost(ordered, ticket)
+        self._check_lost(processes.exchange("lost", self._lost(ordered, ticket)))
         if self._journal is not None:
             masked = [p for p in ticket.pending if not all(verdict.status.scorable for verdict in ordered[p])]
             self._journal.keep((ticket.keys[p], ordered[p]) for p in masked)
         return scores
 
-    def _check_lost(self, verdicts: Sequence[tuple[Verdict, ...]], ticket: ScoringTicket) -> None:
-        """Raises ScoringStopped where too many rows were lost to failures that are not the model's."""
+    def _lost(self, verdicts: Sequence[tuple[Verdict, ...]], ticket: ScoringTicket) -> dict[str, Any]:
+        """Returns how many rows were lost to failures that are not the model's, and by which verifiers, as JSON."""
+        lost: dict[str, Any] = {"rows": len(verdicts), "pool": dict(self.pool.counts)}
+        for status in (Status.INFRA_ERROR, Status.VERIFIER_ERROR):
+            failures = [
+                [(self._names[row], verdict.detail) for row, verdict in zip(rows, of_row) if verdict.status is status]
+                for rows, of_row in zip(ticket.rows, verdicts)
+            ]
+            every = [failure for of_row in failures for failure in of_row]
+            lost[status.name] = {
+                "rows": sum(map(bool, failures)),
+                "by_verifier": dict(collections.Counter(verifier for verifier, _ in every)),
+                "first": dict(reversed(every)),  # detail by verifier
+            }
+        return lost
+
+    def _check_lost(self, losses: Sequence[Mapping[str, Any]]) -> None:
+        """Raises ScoringStopped where too many rows were lost to failures that are not the model's.
+
+        Args:
+            losses: what `_lost` returns, of every process that has scored a share of the batch.
+        """
+        total = sum(lost["rows"] for lost in losses)
         for status, name, why in (
             (Status.INFRA_ERROR, "stop_above", "could not be scored"),
             (Status.VERIFIER_ERROR, "stop_above_verifier_errors", "made a verifier raise or return no number"),
         ):
-            lost = [
-                [
-                    (self._names[row], verdict.detail)
-                    for row, verdict in zip(rows, row_verdicts)
-                    if verdict.status is status
-                ]
-                for rows, row_verdicts in zip(ticket.rows, verdicts)
-            ]
-            lost = [failures for failures in lost if failures]
-            if len(lost) <= getattr(self._config, name) * len(verdicts):
+            found = [lost[status.name] for lost in losses]
+            rows = sum(each["rows"] for each in found)
+            if rows <= getattr(self._config, name) * total:
                 continue
-            counts = collections.Counter(verifier for failures in lost for verifier, _ in failures)
+            counts = sum((collections.Counter(each["by_verifier"]) for each in found), collections.Counter())
             verifier = counts.most_common(1)[0][0]
-            detail = next(detail for failures in lost for other, detail in failures if other == verifier)
+            detail = next(each["first"][verifier] for each in found if verifier in each["first"])
+            pool = sum((collections.Counter(lost["pool"]) for lost in losses), collections.Counter())
             hint = (
-                f"The pool so far: {dict(self.pool.counts)}"
+                f"The pool so far: {dict(pool)}"
                 if status is Status.INFRA_ERROR
                 else "Fix the verifier; it should return 0 for a completion that it cannot parse"
             )
             raise (WorkersLost if status is Status.INFRA_ERROR else ScoringStopped)(
-                f"{len(lost)} of {len(verdicts)} completions ({len(lost) / len(verdicts):.0%}) {why}, above "
+                f"{rows} of {total} completions ({rows / total:.0%}) {why}, above "
                 f"Scoring.{name} = {getattr(self._config, name)}. The first of {verifier} ({counts[verifier]}): "
                 f"{detail or 'no detail'}. {hint}"
             )

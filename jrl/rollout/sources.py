@@ -130,7 +130,7 @@ def judge_source(judge: OpenJudge, processes: Processes = ONE) -> RewardSource:
         return judge.submit(groups)
 
     def collect(ticket: Ticket) -> LearnedScores:
-        graded = judge.collect(ticket)
+        graded = judge.collect(ticket, processes)
         values = np.array(graded.rows, np.float32).reshape(-1, len(graded.names))
         lost = {row: status for row, status in enumerate(graded.statuses) if not status.scorable}
         mine = LearnedScores(graded.names, graded.weights, values, graded.problems, lost=lost, metrics=graded.metrics)

@@ -64,14 +64,12 @@ def _leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
         yield from _leaves(item, f"{place}.{name}" if place else str(name))
 
 
-def check_several(config: Config, count: int) -> None:
-    """Raises ValueError for what a run of several processes cannot do."""
-    if count == 1:
-        return
-    if config.sampler_mesh is not None:
+def check_several(config: Config, count: int, platform: str) -> None:
+    """Raises ValueError for what a run of several processes cannot do. platform: cpu, gpu or tpu."""
+    if count > 1 and config.sampler_mesh is not None and platform == "tpu":
         raise ValueError(
-            f"Config.sampler_mesh needs a run of one process so far, and there are {count}: weights are copied between "
-            "the devices of one; set it to None"
+            f"Config.sampler_mesh needs one process on TPUs, and there are {count}: each of several copies weights "
+            "between its own devices, and a part of a host's chips makes no torus. Set it to None"
         )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,7 +30,8 @@ class Work:
     """Programs that were dispatched together."""
 
     part: str
-    result: Array  # one that is there when all is
+    result: weakref.ref[Array]  # one that is there when all is; its memory is given back where nobody else needs it
+    devices: frozenset[jax.Device]
     dispatched: float  # monotonic seconds
     done: Future  # of the same; of None where the result was given away before
 
@@ -98,7 +100,7 @@ class RunClock:
         devices = frozenset(result.sharding.device_set)
         if devices not in self._watchers:
             self._watchers[devices] = ThreadPoolExecutor(1, thread_name_prefix="clock")
-        work = Work(part, result, self._since, self._watchers[devices].submit(wait))
+        work = Work(part, weakref.ref(result), devices, self._since, self._watchers[devices].submit(wait))
         self._work.append(work)
         if part != "sample":
             self._of_step.append(work)
@@ -113,7 +115,7 @@ class RunClock:
         before: list[Work] = []
         for work in self._work:
             before.append(work)
-            if work.result is result:
+            if work.result() is result:
                 break
         else:  # of an earlier process: a checkpoint had it
             self._add("sample", self._since - start)
@@ -138,14 +140,14 @@ class RunClock:
         to the same devices before, to its own end. None where that is not known."""
         total, previous, wanted = 0.0, {}, {id(w) for w in work}
         for each in self._work:
-            devices, end = frozenset(each.result.sharding.device_set), done_at(each)
+            end = done_at(each)
             if id(each) in wanted:
                 if end is None:
                     return None
                 wanted.discard(id(each))
-                total += max(end - max(each.dispatched, previous.get(devices, each.dispatched)), 0.0)
+                total += max(end - max(each.dispatched, previous.get(each.devices, each.dispatched)), 0.0)
             if end is not None:
-                previous[devices] = end
+                previous[each.devices] = end
         return None if wanted or not work else total
 
     def close(self) -> None:
@@ -156,8 +158,9 @@ class RunClock:
 
 def done_at(work: Work) -> float | None:
     """Returns when work was done; None where it is not, or nobody knows."""
+    result = work.result()
     try:
-        if not work.done.done() and not work.result.is_ready():
+        if not work.done.done() and (result is None or not result.is_ready()):
             return None
     except RuntimeError:  # donated
         return None

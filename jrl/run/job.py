@@ -300,7 +300,7 @@ def open_job(
     with contextlib.ExitStack() as stack:
         stack.callback(run_clock.close)
         processes.agree("configuration and code", facts(config, parts, processes))
-        check_several(config, processes.count)
+        check_several(config, processes.count, jax.default_backend())
         if processes.writer:
             check_not_foreign(folder)
         check_writers(config.log.writers)
@@ -382,7 +382,7 @@ def open_job(
             display.phase("judges")
         # One of several processes that is asked to stop ends its step first, as the others do.
         stops_alone = lambda: processes.count == 1 and stop.is_set()
-        judges = open_judges(config.judges, folder, stops_alone, processes)
+        judges = open_judges(config.judges, folder, stops_alone, index=processes.index, count=processes.count)
         for opened_judge in judges:
             stack.callback(opened_judge.close)
         ends = [begins + stage.steps for begins, stage in zip(starts(config), config.stages)]

@@ -15,8 +15,16 @@ from jrl import config as gin
 from jrl import paths
 from jrl.config import ConfigError
 from jrl.device.placement import place_on_mesh
-from jrl.device.sharding import MeshShape, replicated
-from jrl.experiment import TABLES, Config, attribute_weights_of, config_classes, row_of, stage_names, trained_heads
+from jrl.device.sharding import MeshShape, devices_by_slice, replicated
+from jrl.experiment import (
+    TABLES,
+    Config,
+    attribute_weights_of,
+    config_classes,
+    row_of,
+    stage_names,
+    trained_heads,
+)
 from jrl.learning.average import AVERAGE
 from jrl.models.attention.kernels import PLATFORMS
 from jrl.models.contract import merge_params
@@ -230,7 +238,7 @@ def on_this_machine(config: Config, bindings: Sequence[str]) -> Config:
     bound = [name_of(binding) for binding in bindings]
     config = dataclasses.replace(config, sampler_mesh=None)  # which only training uses
     if not any(name.startswith("MeshShape.") for name in bound):
-        config = dataclasses.replace(config, mesh=mesh_that_fits(config.mesh, len(jax.devices())))
+        config = dataclasses.replace(config, mesh=mesh_that_fits(config.mesh, jax.devices()))
     platform = jax.devices()[0].platform
     for place, asked in (("model", config.model), ("sampler", config.sampler)):
         kernel, name = getattr(asked, "attention", "reference"), f"{type(asked).__name__}.attention"
@@ -321,11 +329,13 @@ def without_tokenizer(folder: Path, cfg: Decoder) -> NoTokenizer:
     return NoTokenizer(folder, cfg.vocab_size, 0, tuple(ends))
 
 
-def mesh_that_fits(shape: MeshShape, num_devices: int) -> MeshShape:
-    """Returns `shape` where `num_devices` are enough for it, else one device."""
-    try:
-        shape.sizes(num_devices)
-    except ValueError:
-        _log.warning("the run's mesh does not fit %d devices; using one", num_devices)
-        return MeshShape()
-    return shape
+def mesh_that_fits(shape: MeshShape, devices: Sequence[Any]) -> MeshShape:
+    """Returns `shape` where there are enough devices for it, on one slice where they are of fewer; else one device."""
+    for fits in (shape, dataclasses.replace(shape, slices=1)):
+        try:
+            devices_by_slice(devices, math.prod(fits.sizes(len(devices))), fits.slices)
+        except ValueError:
+            continue
+        return fits
+    _log.warning("the run's mesh does not fit %d devices; using one", len(devices))
+    return MeshShape()

@@ -8,6 +8,7 @@ them (`SamplerDevices.collect`). Which version draws which batch is decided by t
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ import jax
 from jax.sharding import Mesh
 
 from jrl.device.program_cache import Program
-from jrl.device.transfer import Publication, abstract_transfer, leaves_of, publication, replace_leaf, transfer
+from jrl.device.transfer import Publication, abstract_transfer, copied_cuts, publication, replace_leaf, transfer
 from jrl.experiment import Config, Online
 from jrl.models.contract import Adapted
 from jrl.ops.fingerprint import fingerprint
@@ -162,7 +163,9 @@ def publication_of(weights: PyTree, learner: Mesh, sampler: Mesh, lag: int) -> P
     """Returns what publishing takes. weights: of the policy, arrays or shapes on the learner's mesh."""
     frozen = frozen_leaves(weights)
     trained = [leaf for leaf in jax.tree.leaves(weights) if id(leaf) not in frozen]
-    return publication(leaves_of(trained), learner.shape, sampler.shape, copies_for(lag))
+    cuts = lambda x: (x.sharding.spec, copied_cuts(x.shape, x.sharding.spec, learner, sampler))
+    leaves = [(math.prod(x.shape) * x.dtype.itemsize, *cuts(x)) for x in trained]
+    return publication(leaves, learner.shape, sampler.shape, copies_for(lag))
 
 
 def publishing_lags(config: Config) -> list[int]:

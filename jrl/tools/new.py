@@ -103,7 +103,9 @@ def create(folder: Path) -> list[str]:
     """
     name = folder.name
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
-        raise ValueError(f"{name!r} cannot name a task; use letters, digits, - and _, beginning with a letter")
+        raise ValueError(
+            f"{name or str(folder)!r} cannot name a task; use letters, digits, - and _, beginning with a letter"
+        )
     if paths.exists(folder):
         raise ValueError(f"{folder} exists already; choose another name")
     paths.make_dir(folder)

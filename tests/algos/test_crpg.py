@@ -42,6 +42,19 @@ def test_the_advantage_is_the_bounded_reward_less_the_mean_of_the_batch():
     assert float(nothing[2]["bounded_reward"]) == 0
 
 
+def test_a_negative_reward_does_not_pay_for_leaving_the_reference():
+    # Log-ratios 0, 5 and 0, limit 10. By the formula -1 at a log-ratio of 5 would be -0.5, better than -1 at 0.
+    reward = jnp.array([-1.0, -1.0, 1.0])
+    groups = Groups(
+        reward=reward, outcome=reward, valid=jnp.ones(3, bool), group=jnp.arange(3, dtype=jnp.int32),
+        action_mask=jnp.ones((3, 1), bool), finish=jnp.zeros(3, jnp.int8), num_groups=3, max_completion=1,
+        old_logprobs=jnp.array([[-6.0], [-1.0], [-1.0]]), ref_logprobs=jnp.array([[-6.0], [-6.0], [-1.0]]),
+    )  # fmt: skip
+    found, _, counters = OBJECTIVE.advantages(CRPG(), groups, reward, ())
+    np.testing.assert_allclose(found, [[-1 / 3], [-1 / 3], [2 / 3]], rtol=1e-6)
+    assert int(counters["negative_rewards"]) == 2
+
+
 def test_what_it_needs_and_refuses():
     needs = OBJECTIVE.needs(CRPG())
     assert needs.reference and needs.credit_logprobs and not needs.entropy_gradient

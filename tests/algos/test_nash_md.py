@@ -11,6 +11,7 @@ from jrl.algos import ALGOS
 from jrl.algos.contract import Facts, Groups, Tokens
 from jrl.algos.nash_md import NashMD
 from jrl.ops.win_rate import win_probability
+from jrl.types import Finish
 
 NAN = jnp.nan
 OBJECTIVE = ALGOS["NashMD"]
@@ -66,6 +67,25 @@ def test_rows_are_compared_with_the_opponents_of_their_prompt():
     assert state == () and counters["win_rate"] == pytest.approx((1 + 0.5 + 1 + 0) / 4)
     assert int(counters["aborted"]) == 1  # the empty one; opponents are not
     assert OBJECTIVE.keep(NashMD(), groups).tolist() == [True, True, False, False, True, True, False]
+
+
+def test_an_opponent_that_could_not_be_judged_is_counted():
+    counters = OBJECTIVE.advantages(NashMD(), played(), played().reward, ())[2]
+    assert int(counters["unscorable"]) == 1  # the second opponent of the first prompt
+    assert int(counters["group_of_one"]) == 0
+    # Of padding, nothing is: neither rows nor opponents of a prompt without an action.
+    groups = played()
+    padded = groups.replace(valid=groups.valid & (groups.group == 1), action_mask=groups.action_mask.at[:4].set(False))
+    counters = OBJECTIVE.advantages(NashMD(), padded, padded.reward, ())[2]
+    assert int(counters["unscorable"]) == 0 and int(counters["aborted"]) == 1
+    # One whose sampling failed is aborted too, as of any other row.
+    failed = groups.replace(finish=jnp.where(jnp.isnan(groups.reward), Finish.FAILED, 0).astype(jnp.int8))
+    counters = OBJECTIVE.advantages(NashMD(), failed, failed.reward, ())[2]
+    assert int(counters["unscorable"]) == 1 and int(counters["aborted"]) == 2
+    # A row with one opponent is compared, one whose opponent was not judged is alone.
+    for judged, alone in ((True, 0), (False, 1)):
+        one = groups.replace(valid=(jnp.arange(7) == 0) | ((jnp.arange(7) == 2) & judged))
+        assert int(OBJECTIVE.advantages(NashMD(), one, one.reward, ())[2]["group_of_one"]) == alone
 
 
 def test_the_gradient_is_that_of_the_published_loss():

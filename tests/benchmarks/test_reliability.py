@@ -52,10 +52,10 @@ def test_a_goal_is_tried_and_added_to_the_file(tmp_path, monkeypatch, capsys):
     out.write_text('{"goals": {"R1": {"trials": 1}}}')
     node = "tests/data/test_stream.py::test_five_thousand_random_prompts_are_used_or_counted_and_nothing_else"
     monkeypatch.setitem(GOALS, "C1", Goal("p", (node,)))
-    monkeypatch.setattr(sys, "argv", ["reliability", "--out", str(out), "--goal", "C1", "H1"])
+    monkeypatch.setattr(sys, "argv", ["reliability", "--out", str(out), "--goal", "C1", "E2"])
     assert reliability.main() == 0
     results = json.loads(out.read_text())["goals"]
-    assert results["R1"] == {"trials": 1} and "H1" not in results
+    assert results["R1"] == {"trials": 1} and "E2" not in results
     assert (results["C1"]["trials"], results["C1"]["seeds"], results["C1"]["failed"]) == (5000, [3], [])
     assert "C1: 5000 trials, none failed" in capsys.readouterr().out
 

@@ -17,7 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from processes_in_threads import together
 
+from jrl import paths
+from jrl.device.processes import Processes
 from jrl.run.checkpoints import digest, run_state, shards
 
 MANY = 8 if jax.device_count() >= 8 else 1
@@ -164,6 +167,41 @@ def test_nothing_is_pruned_when_the_new_step_fails(tmp_path, monkeypatch):
     with pytest.raises(run_state.SaveFailed, match=r"step 2 could not be saved.*reads back.*Last checkpoint: step 1"):
         saves.save(2, {"w": jnp.ones(2)}, {})
     assert saves.steps() == [1] and os.listdir(tmp_path) == ["00000001"]
+
+
+def test_a_step_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch, synced):
+    rename, renamed = paths.rename, []
+
+    def watched(source, target):
+        places = [Path(place) / name for place, _, files in os.walk(source) for name in (".", *files)]
+        renamed.append([str(place) for place in places if not synced(place)])
+        rename(source, target)
+
+    monkeypatch.setattr(paths, "rename", watched)
+    run_state.save_step(tmp_path, 5, {"w": jnp.ones(2)}, {})
+    assert renamed == [[]]
+
+
+def test_a_manifest_that_reads_back_as_another_is_no_step(tmp_path, monkeypatch):
+    write = paths.write_bytes_atomic
+
+    def other(path, data):
+        is_manifest = Path(path).name == "manifest.json"
+        write(path, run_state._seal({"format": 1, "step": 5, "files": {}, "leaves": {}}) if is_manifest else data)
+
+    monkeypatch.setattr(paths, "write_bytes_atomic", other)
+    with pytest.raises(run_state.SaveFailed, match=r"manifest\.json reads back with other contents"):
+        run_state.save_step(tmp_path, 5, {"w": jnp.ones(2)}, {})
+    assert run_state.list_steps(tmp_path) == []
+
+
+def test_a_leaf_that_is_read_with_other_values_is_damage(tmp_path, monkeypatch):
+    """The files are what was saved: a fault of what reads them."""
+    run_state.save_step(tmp_path, 5, {"w": jnp.ones(2)}, {})
+    load = run_state.ocp.load
+    monkeypatch.setattr(run_state.ocp, "load", lambda *args: jax.tree.map(lambda leaf: leaf + 1, load(*args)))
+    with pytest.raises(run_state.DamagedStep, match="leaf w was read with other values than were saved"):
+        run_state.restore_step(tmp_path, {"w": jax.ShapeDtypeStruct((2,), jnp.float32)}, step=5)
 
 
 def test_a_step_can_be_saved_again(tmp_path):
@@ -453,6 +491,21 @@ def test_files_of_another_step_and_other_names_are_damage(tmp_path):
         run_state.verify_step(tmp_path, 7)
 
 
+def test_processes_that_verify_together_hash_each_file_once(tmp_path):
+    run_state.save_step(tmp_path, 5, {"w": jnp.arange(4.0)}, {"at": 5})
+    folder = tmp_path / "00000005"
+    for name in sorted({*paths.files_below(folder)} - {"manifest.json"}):
+        before, found = (folder / name).read_bytes(), []
+        (folder / name).write_bytes(before[:-1] + bytes([before[-1] ^ 1]) if before else b"more")
+        for index in range(3):
+            try:
+                run_state.verify_step(tmp_path, 5, Processes(index, 3))
+            except run_state.DamagedStep as error:
+                found.append(str(error))
+        assert len(found) == 1 and f"{name} has other bytes" in found[0]
+        (folder / name).write_bytes(before)
+
+
 def test_a_damaged_step_that_was_asked_for_is_not_replaced_by_another(tmp_path):
     for step in (5, 10):
         run_state.save_step(tmp_path, step, {"w": jnp.ones(2)}, {})
@@ -581,6 +634,44 @@ def test_a_step_of_shards_moves_between_device_counts_and_names_its_damage(tmp_p
     with open(tmp_path / "00000002" / "shards-0.bin", "r+b") as file:
         file.truncate(100)
     assert saves.restore(abstract(state))[0] == 1 and saves.skipped[0][0] == 2
+
+
+def test_processes_without_a_common_folder_verify_all_of_their_own(tmp_path):
+    def opened(processes):
+        return run_state.open_run_state(tmp_path / str(processes.index), keep=2, processes=processes, shared=False)
+
+    def save(processes):
+        saves = opened(processes)
+        for step in (1, 2):
+            saves.save(step, {"w": np.arange(4.0)}, {"at": step})
+
+    assert together(2, save)[0] == [None, None]
+    for step, one, other in itertools.product(("00000001", "00000002"), "01", "01"):
+        for name in os.listdir(tmp_path / one / step):
+            if not (tmp_path / other / step / name).exists():
+                shutil.copy(tmp_path / one / step / name, tmp_path / other / step / name)
+    for name in ("host.json", "shards-0.bin", "shards-1.bin"):
+        path = tmp_path / "1" / "00000002" / name
+        before = path.read_bytes()
+        path.write_bytes(before + b" ")
+        found, _ = together(2, lambda processes: opened(processes).restore({"w": np.zeros(4)}))
+        assert [(step, host) for step, _, host in found] == [(1, {"at": 1})] * 2
+        path.write_bytes(before)
+
+
+def test_what_a_process_writes_of_its_shards_is_read_back(tmp_path, monkeypatch):
+    write = run_state.write_shards
+
+    def torn(folder, arrays, process):
+        files, placed = write(folder, arrays, process)
+        os.truncate(folder / "shards-0.bin", 10)
+        return files, placed
+
+    monkeypatch.setattr(run_state, "write_shards", torn)
+    saves = run_state.open_run_state(tmp_path, keep=2, shared=False)
+    with pytest.raises(run_state.SaveFailed, match="what was written reads back with other bytes"):
+        saves.save(1, {"w": np.arange(4.0)}, {})
+    assert run_state.list_steps(tmp_path) == []
 
 
 def test_shards_that_leave_a_gap_are_refused(tmp_path):

@@ -122,6 +122,8 @@ def test_wrong_line_is_refused_at_its_place(refused, line, reason):
         ("", "expected one NAME=VALUE"),
         ("--flag", "cannot read this"),
         ("Loop.lag = 1\0", "cannot read this"),
+        ("Loop.lag = [1", "a bracket is not closed"),
+        ("Loop.lag = '''one", "a text in quotes is not closed"),
     ],
 )
 def test_wrong_binding_is_refused_on_the_command_line(refused, binding, reason):

@@ -166,6 +166,33 @@ def test_the_hardest_share_is_visited_and_new_prompts_are_hard():
     assert curricula.weights_of(HardFocus(share=0.5, forget_after=5), forgotten).tolist() == [1, 1, 0, 0]
 
 
+def test_examples_that_are_held_out_are_not_among_the_hardest():
+    # Six prompts, of which 0, 2 and 4 are held out and so never judged. Half of the other three is the hardest one.
+    found = table([0, 0.5, 0, 0.25, 0, 1.0], judged=[0, 1, 0, 1, 0, 1])
+    training = np.array([False, True] * 3)
+    assert curricula.weights_of(HardFocus(share=0.67), found, training).tolist() == [0, 1, 0, 1, 0, 0]
+    assert curricula.order_of(HardFocus(share=0.34), found, 0, 0, training).tolist() == [3]
+    assert curricula.metrics(HardFocus(share=0.34), found, training) == {
+        "curriculum/seen": 1.0, "curriculum/solved": pytest.approx(1 / 3), "curriculum/dropped": pytest.approx(2 / 3),
+    }  # fmt: skip
+    # Nor in the size of a task: one of the first is left and two of the second.
+    sizes = no_outcomes(6, [SizeMixing()], task=[0, 0, 0, 1, 1, 1])
+    weights = curricula.weights_of(SizeMixing(alpha=1.0), sizes, training)
+    np.testing.assert_allclose(weights, [0, 1 / 3, 0, 1 / 3, 0, 1 / 3])
+    assert not curricula.weights_of(HardFocus(), found, np.zeros(6, bool)).any()
+
+
+def test_a_stream_draws_the_hardest_of_its_split():
+    config = Data(prompt_length=32, held_out_every=2)
+    stream = stream_of(40, config)
+    training = [i for i in range(40) if not is_held_out(stream._source[i], config)]
+    rate = np.ones(40, np.float32)
+    rate[training[:5]] = 0.25
+    stream.outcomes = table(np.where(np.isin(np.arange(40), training), rate, 0), judged=np.isin(range(40), training))
+    share = 5.5 / len(training)
+    assert {visit.index for visit in stream.select(5, HardFocus(share=share))} == set(training[:5])
+
+
 def test_a_step_visits_few_prompts_that_were_never_solved():
     # Prompts 0 to 3 were tried and never solved, 4 never tried, 5 solved half of the time.
     found = table([0, 0, 0, 0, 0, 0.5], judged=[1, 1, 1, 1, 0, 1])

@@ -52,6 +52,14 @@ def test_a_row_holds_no_more_sequences_than_asked():
     assert collections.Counter(plan.row.tolist()) == {0: 4, 1: 4, 2: 2}
 
 
+def test_a_bundle_takes_as_many_places_as_it_has_sequences():
+    # Two of 4 tokens fit a row of 10, and their 2 + 2 sequences no row of 3; the single one fits after the first.
+    plan = plan_rows(np.array([4, 4, 1]), 10, 3, np.array([2, 2, 1]))
+    assert (plan.row.tolist(), plan.start.tolist(), plan.place.tolist()) == ([0, 1, 0], [0, 0, 4], [0, 0, 2])
+    with pytest.raises(ValueError, match="a bundle of 4 sequences is more than the 3"):
+        plan_rows(np.array([4]), 10, 3, np.array([4]))
+
+
 def test_random_plans_are_sound_and_within_the_bound():
     draw = np.random.default_rng(0)
     for _ in range(500):

@@ -1,4 +1,4 @@
-"""Rated answers (P3) and labeled steps (P4) as stored rows."""
+"""Rated answers (P3), labeled steps (P4) and steps with success rates (A17) as stored rows."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from data_fakes import TOKENIZER
 
-from jrl.tasks.data import rated, step_labels
+from jrl.tasks.data import rated, step_labels, step_values
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.data.rated import Rated
 from jrl.tasks.data.sources import SOURCES
 from jrl.tasks.data.step_labels import StepLabels
+from jrl.tasks.data.step_values import StepValues
 from jrl.tasks.envs.dataset import Dataset, open_dataset
 from jrl.tasks.envs.layouts import LAYOUTS
 from jrl.tasks.example import Example, Message
@@ -70,9 +71,25 @@ def test_steps_without_as_many_labels_are_left_out():
     assert len(rows.length) == 0 and counts == {"no_steps": 3, "no_labels": 3, "too_long": 1}
 
 
-@pytest.mark.parametrize("name", ["Rated", "StepLabels"])
+def test_a_visit_gives_one_step_and_the_success_rates_around_it():
+    info = {"steps": ["a", "b"], "success": [0.25, 0.5, 1]}
+    visits = [*(visit(uid, **info) for uid in range(3)), visit(steps=["a"], success=[1]), visit(success=[1, 1]),
+              visit(steps=["a"], success=[0.5, 2]), visit(steps=["a" * 30], success=[0, 1])]  # fmt: skip
+    rows, counts = step_values.rows(StepValues(separator="."), visits, TOKENIZER, 20)
+    assert counts == {"no_success": 2, "no_steps": 1, "too_long": 1}
+    # Only the step is learned from, and the end after the last one; the steps before it are prompt.
+    assert [tokens[mask].tolist() for tokens, mask in zip(rows.tokens, rows.action_mask)] == [
+        TOKENIZER.encode("a."), [*TOKENIZER.encode("b."), TOKENIZER.end_id], TOKENIZER.encode("a."),
+    ]  # fmt: skip
+    assert rows.tokens[1, : rows.length[1]].tolist() == [1, 2, *TOKENIZER.encode("a.b."), TOKENIZER.end_id]
+    np.testing.assert_array_equal(rows.value, np.float32([[0.25, 0.5], [0.5, 1], [0.25, 0.5]]))
+    with pytest.raises(ValueError, match=r"StepValues\.steps and StepValues\.success name one entry"):
+        StepValues(success="steps")
+
+
+@pytest.mark.parametrize("name", ["Rated", "StepLabels", "StepValues"])
 def test_sources_pass_the_contract_test(name):
-    info = {"helpfulness": 2, "steps": ["1", "2"], "labels": [1, 0]}
+    info = {"helpfulness": 2, "steps": ["1", "2"], "labels": [1, 0], "success": [0.5, 1, 0]}
     example = Example("a", (Message("user", "q"),), answer="4", info=info)
     assert all(finding.problem is None for finding in check_stored_source(name, SOURCES[name], [example]))
 

@@ -9,10 +9,10 @@ import time
 
 import numpy as np
 import pytest
+from processes_in_threads import together
 from stand_in import Faults, StandIn, draw
-from test_processes import together
 
-from jrl.device.processes import ONE, Processes
+from jrl.device.processes import ONE
 from jrl.rollout.sources import Completions, judge_source
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.example import Example, Message
@@ -246,7 +246,8 @@ def test_processes_share_the_prompts_and_all_get_the_scores_of_all(tmp_path):
     batch = Completions(visits, texts, 2, None, None)
 
     def scores(processes, folder):
-        judge = open_judge(config(server, max_characters=50), folder, processes=processes)
+        limits = dict(index=processes.index, count=processes.count)
+        judge = open_judge(config(server, max_characters=50), folder, **limits)
         try:
             source = judge_source(judge, processes)
             return source.collect(source.submit(batch))
@@ -266,39 +267,28 @@ def test_processes_share_the_prompts_and_all_get_the_scores_of_all(tmp_path):
         assert found.metrics["host/judge/judge/requests"] == alone.metrics["host/judge/judge/requests"] == 5
 
 
-class NeverOfNo(StandIn):
-    """A judge that does not grade `no`."""
+def test_the_share_of_lost_requests_is_of_all_processes(tmp_path):
+    """Process 1 loses one of its two requests: one of six, and half of its own."""
+    texts = {0: ["no", "1", "two", "3"], 1: ["four", "lost"]}
 
-    def content(self, request, *, out_of_range=False):
-        return "no JSON" if "\nno\n" in request["messages"][1]["content"] else super().content(request)
-
-
-def test_what_is_lost_is_a_share_of_the_questions_of_all_processes(tmp_path):
-    """Of 2 + 2 questions 1 is lost: a quarter, and half of those that process 0 has asked."""
-    groups = [["no", "1"], ["2", "3"]]
-
-    def ask(processes, stop_above, folder):
-        judge = open_judge(config(server, attempts=1, stop_above=stop_above), folder, processes=processes)
+    def failed(processes, stop_above, folder):
+        judge = open_judge(config(server, attempts=1, stop_above=stop_above), folder, index=processes.index, count=2)
         try:
-            i = processes.index
-            return judge.collect(judge.submit([Group((i, 7), EXAMPLES[i], groups[i])])).problems
+            ticket = judge.submit([Group((processes.index, 7), EXAMPLES[0], texts[processes.index])])
+            return sum(not status.scorable for status in judge.collect(ticket, processes).statuses)
         finally:
             judge.close()
 
-    with NeverOfNo() as server:
-        (first, second), _ = together(2, lambda processes: ask(processes, 0.3, tmp_path / "on"))
-        stopped, _ = together(2, lambda processes: ask(processes, 0.2, tmp_path / "stopped"))
-    assert first[0].startswith("judge: ") and first[1:] == [""] and second == ["", ""]
-    assert {str(error) for error in stopped} == {str(stopped[0])} and isinstance(stopped[1], JudgeStopped)
-    assert "1 of 4 requests to the judge 'judge' failed (25%)" in str(stopped[0])
-    assert [file.read_text() for file in (tmp_path / "stopped").glob("*journal*")] == ["", ""]
+    with StandIn(grade=lambda text: 9.0 if text == "lost" else 0.5) as server:  # 90 of 10
+        some, _ = together(2, lambda processes: failed(processes, 0.2, tmp_path / "some"))
+        assert some == [0, 1]
+        many, _ = together(2, lambda processes: failed(processes, 0.1, tmp_path / "many"))
+        assert all(isinstance(error, JudgeStopped) and "1 of 6 requests" in str(error) for error in many)
 
 
 def test_the_rate_limits_of_a_judge_are_those_of_all_processes(tmp_path):
     with StandIn() as server:
-        opened = open_judge(
-            config(server, requests_per_second=8.0, tokens_per_minute=600), tmp_path, processes=Processes(1, 4)
-        )
+        opened = open_judge(config(server, requests_per_second=8.0, tokens_per_minute=600), tmp_path, index=1, count=4)
         try:
             assert opened.client._limit._spacing == 1 / 2 and opened.client._limit._per_second == 600 / 60 / 4
         finally:

@@ -21,9 +21,9 @@ TOKENS = np.arange(12, dtype=np.int32).reshape(2, 6)
 POSITIONS = np.broadcast_to(np.arange(6, dtype=np.int32), TOKENS.shape)
 
 
-def random_params(cfg):
-    """Every leaf random: norms too."""
-    params = init(jax.random.key(0), decoder.spec(cfg))
+def random_params(cfg, model=decoder.MODEL):
+    """Every leaf random: norms and adapters too."""
+    params = init(jax.random.key(0), model.spec(cfg))
     key = lambda path: jax.random.key(zlib.crc32(str(path).encode()))
     noise = lambda path, x: x + 0.3 * jax.random.normal(key(path), x.shape, x.dtype)
     return jax.tree_util.tree_map_with_path(noise, params)

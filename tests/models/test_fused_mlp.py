@@ -13,9 +13,10 @@ from test_fused import random_params
 
 from jrl.device.sharding import TRAIN, MeshShape, make_mesh, shardings
 from jrl.models import decoder, fused_mlp
+from jrl.models.adapters.lora import LoRA, adapted
 from jrl.models.attention import fused_blocks
-from jrl.models.attention.fused import MLP, MLP_LEAVES, fused, has_kernel
-from jrl.models.contract import axes
+from jrl.models.attention.fused import MLP, MLP_LEAVES, QKV, fused, has_kernel, rank_of
+from jrl.models.contract import ADAPTER, axes
 from jrl.models.shape import Decoder
 
 CFG = Decoder(vocab_size=32, layers=2, width=128, heads=2, kv_heads=1, head_dim=8, mlp_width=512)
@@ -31,14 +32,14 @@ def interpreted(monkeypatch):
     )  # two blocks of 256, or one of a share of it
 
 
-def decode(params, cfg):
+def decode(params, cfg, model=decoder.MODEL):
     """Returns the hidden states of a first token a row."""
     tokens = np.array([[3], [9], [31]], np.int32)
-    return decoder.MODEL.forward(params, tokens, np.zeros((3, 1), np.int32), None, cfg)[0]
+    return model.forward(params, tokens, np.zeros((3, 1), np.int32), None, cfg)[0]
 
 
-def with_kernels(params, cfg):
-    return fused(*decoder.MODEL.prepare_for_decode(params, cfg), cfg)[0]
+def with_kernels(params, cfg, model=decoder.MODEL):
+    return fused(*model.prepare_for_decode(params, cfg), cfg)[0]
 
 
 @pytest.mark.parametrize("layers", ["scanned", "unrolled"])
@@ -59,13 +60,35 @@ def test_a_decoded_token_has_the_same_hidden_state(options, layers, interpreted)
     np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
-def test_each_device_adds_its_share(interpreted):
+@pytest.mark.parametrize("model", [decoder.MODEL, adapted(decoder.MODEL, LoRA(rank=3))])
+def test_each_device_adds_its_share(model, interpreted):
     mesh = make_mesh(MeshShape(tensor=2), jax.devices()[:2])
     with jax.set_mesh(mesh):
         cfg = dataclasses.replace(CFG, kv_heads=2)
-        params = random_params(cfg)
-        placed = jax.device_put(params, shardings(axes(decoder.spec(cfg)), mesh, TRAIN))
-        actual, expected = jax.jit(lambda p: (decode(with_kernels(p, cfg), cfg), decode(p, cfg)))(placed)
+        placed = jax.device_put(random_params(cfg, model), shardings(axes(model.spec(cfg)), mesh, TRAIN))
+        run = lambda p: (decode(with_kernels(p, cfg, model), cfg), decode(p, cfg, model))
+        actual, expected = jax.jit(run)(placed)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    "targets, rank, left",
+    [
+        (("*",), 16, {"o", QKV}),  # filled up to a tile
+        (("q", "o"), 0, {"o", QKV}),
+        (("q", "down"), None, {"down", QKV}),  # of the three matrices one has an adapter, which is left to XLA
+    ],
+)
+def test_adapters_are_multiplied_inside_the_kernel(targets, rank, left, interpreted):
+    model = adapted(decoder.MODEL, LoRA(rank=3, targets=targets))
+
+    @jax.jit
+    def both(params):
+        layers = (together := with_kernels(params, CFG, model))["layers"]
+        assert (rank_of(layers[MLP]) if MLP in layers else None) == rank and set(layers[ADAPTER]) == left
+        return decode(together, CFG), decode(params, CFG, model)
+
+    actual, expected = both(random_params(CFG, model))
     np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
@@ -106,7 +129,10 @@ def test_the_kernel_is_taken_where_it_fits_a_core(rows, width, mlp_width, itemsi
 def test_bytes_by_hand():
     # 8 rows are 16 in memory. 6 x 128 x 128 x 2 of weights, 2 x 128 x 4 of the norm's scale, 4 x 16 x 128 x 2 of
     # rows; 16 x 128 x 6 of scratch; 16 x (2 x 128 x 4 + 3 x 128 x 4) not written yet.
-    assert fused_blocks.mlp_bytes(8, 128, 128, 2) == 196608 + 1024 + 16384 + 12288 + 40960
+    actual = fused_blocks.mlp_bytes(8, 128, 128, 2)
+    assert actual == 196608 + 1024 + 16384 + 12288 + 40960
+    # Adapters of rank 16: of each matrix 2 x 16 x (128 + 128) x 2; 16 x 128 x (2 + 2 + 4) of scratch.
+    assert fused_blocks.mlp_bytes(8, 128, 128, 2, rank=16) == actual + 3 * 16384 + 16384
 
 
 def test_many_rows_and_many_tokens_are_left_to_xla():

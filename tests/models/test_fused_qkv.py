@@ -12,8 +12,9 @@ from test_fused import random_params
 
 from jrl.device.sharding import TRAIN, MeshShape, make_mesh, shardings
 from jrl.models import decoder
+from jrl.models.adapters.lora import LoRA, adapted
 from jrl.models.attention import fused_blocks, fused_qkv
-from jrl.models.attention.fused import ATTENTION, QK_NORM, QKV, fused
+from jrl.models.attention.fused import ATTENTION, MLP, QK_NORM, QKV, fused, rank_of
 from jrl.models.contract import axes
 from jrl.models.experts import Experts
 from jrl.models.shape import Decoder
@@ -26,6 +27,7 @@ OPTIONS = [
     {"layers": 4, "experts": Experts(count=2, per_token=1, width=8, layers=(False, False, True, True))},
     {"window": 3, "window_layers": (True, False), "window_rope_theta": 100.0, "rotary_layers": (True, False)},
 ]
+MODELS = [decoder.MODEL, adapted(decoder.MODEL, LoRA(rank=2))]
 TOKENS, COLUMN = np.array([[3], [9], [31]], np.int32), np.array([[5], [0], [2]], np.int32)
 
 
@@ -35,13 +37,13 @@ def interpreted(monkeypatch):
     monkeypatch.setattr(fused_blocks, "QKV_BUFFER_BYTES", 2 * 128 * 1024 * 4)  # two blocks of 128 entries of the stream
 
 
-def decode(params, cfg):
+def decode(params, cfg, model=decoder.MODEL):
     """Returns the hidden states of a token a row over a cache that holds something, and the cache after it."""
     cache = jax.tree.map(lambda x: x + 0.5, decoder.MODEL.init_cache(cfg, 3, 8))
     cache = decoder.MODEL.cut_cache(cache, 8, "token_major")
-    if isinstance(params["layers"], tuple):
+    if model is decoder.MODEL and isinstance(params["layers"], tuple):
         cache = jax.tree.map(lambda x: x, decoder_cache(cache, cfg))
-    return decoder.MODEL.forward(params, TOKENS, COLUMN, None, cfg, cache)
+    return model.forward(params, TOKENS, COLUMN, None, cfg, cache)
 
 
 def decoder_cache(cache, cfg):
@@ -49,8 +51,8 @@ def decoder_cache(cache, cfg):
     return tuple(jax.tree.map(lambda x, i=i: x[i], cache) for i in range(cfg.layers))
 
 
-def with_kernels(params, cfg):
-    return fused(*decoder.MODEL.prepare_for_decode(params, cfg), cfg)[0]
+def with_kernels(params, cfg, model=decoder.MODEL):
+    return fused(*model.prepare_for_decode(params, cfg), cfg)[0]
 
 
 @pytest.mark.parametrize("layers", ["scanned", "unrolled"])
@@ -71,21 +73,55 @@ def test_a_decoded_token_has_the_same_state_keys_and_values(options, layers, int
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-5 * np.abs(other).max())
 
 
-def test_each_device_has_its_heads(interpreted):
+@pytest.mark.parametrize("model", MODELS)
+def test_each_device_has_its_heads(model, interpreted):
     mesh = make_mesh(MeshShape(tensor=2), jax.devices()[:2])
-    read = lambda params: decoder.MODEL.forward(params, TOKENS, COLUMN, None, CFG)[0]
+    read = lambda params: model.forward(params, TOKENS, COLUMN, None, CFG)[0]
     with jax.set_mesh(mesh):
-        placed = jax.device_put(random_params(CFG), shardings(axes(decoder.spec(CFG)), mesh, TRAIN))
-        actual, expected = jax.jit(lambda params: (read(with_kernels(params, CFG)), read(params)))(placed)
+        placed = jax.device_put(random_params(CFG, model), shardings(axes(model.spec(CFG)), mesh, TRAIN))
+        actual, expected = jax.jit(lambda params: (read(with_kernels(params, CFG, model)), read(params)))(placed)
     np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
-def test_a_prompt_is_read_by_the_same_weights_sliced():
+@pytest.mark.parametrize("model", MODELS)
+def test_a_prompt_is_read_by_the_same_weights_sliced(model):
+    cfg = dataclasses.replace(CFG, mlp_width=128)  # the MLP's weights are sliced too
     tokens = np.arange(12, dtype=np.int32).reshape(2, 6)
     positions = np.broadcast_to(np.arange(6, dtype=np.int32), tokens.shape)
-    read = lambda params: decoder.MODEL.forward(params, tokens, positions, None, CFG)[0]
-    actual, expected = jax.jit(lambda params: (read(with_kernels(params, CFG)), read(params)))(random_params(CFG))
+    read = lambda params: model.forward(params, tokens, positions, None, cfg)[0]
+
+    @jax.jit
+    def both(params):
+        together = with_kernels(params, cfg, model)
+        assert {ATTENTION, MLP} <= set(together["layers"])
+        return read(together), read(params)
+
+    actual, expected = both(random_params(cfg, model))
     np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("targets, rank", [(("*",), 16), (("q", "v"), 16), (("down",), 0)])
+def test_adapters_are_multiplied_inside_the_kernel(targets, rank, interpreted):
+    """Three of rank 5 are one of rank 15, two are one of rank 10; both are filled up to 16."""
+    model = adapted(decoder.MODEL, LoRA(rank=5, targets=targets))
+
+    @jax.jit
+    def both(params):
+        together = with_kernels(params, CFG, model)
+        assert rank_of(together["layers"][ATTENTION]) == rank
+        return decode(together, CFG), decode(params, CFG, model)
+
+    actual, expected = both(random_params(CFG, model))
+    for one, other in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-5 * np.abs(other).max())
+
+
+def test_adapters_that_scale_outputs_are_left_to_xla():
+    model = adapted(decoder.MODEL, LoRA(rank=2, kind="dora"))
+    assert (
+        ATTENTION
+        not in jax.eval_shape(lambda params: with_kernels(params, CFG, model), random_params(CFG, model))["layers"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,8 +141,10 @@ def test_the_kernel_is_taken_where_it_fits_a_core(rows, width, heads, head_dim, 
 def test_bytes_by_hand():
     # 3 rows are 8 in memory, as 2 heads of queries and of keys are, 4 together too. 2 x 128 x 768 x 4 of weights; 2 x 8
     # x (128 x 4 + 2 x 128 x 4) of rows and angles; 8 x (128 + 8 x 128) of scales; 2 x 8 x 128 x 4 x 24 of results;
-    # 8 x (128 x 4 + 768 x 4) of scratch; 8 x 128 x 8 not written yet.
-    assert fused_blocks.qkv_bytes(3, 128, 128, (2, 2), 128, 4) == 786432 + 24576 + 9216 + 196608 + 28672 + 8192
+    # 8 x (128 x 4 + 768 x 4) of scratch; 8 x 128 x 8 not written yet: 786432 + 24576 + 9216 + 196608 + 28672 + 8192.
+    assert fused_blocks.qkv_bytes(3, 128, 128, (2, 2), 128, 4) == 1053696
+    # Adapters of rank 16: 2 x 16 x (128 + 768) x 4, and 8 x 128 x 4 of scratch.
+    assert fused_blocks.qkv_bytes(3, 128, 128, (2, 2), 128, 4, rank=16) == 1053696 + 114688 + 4096
 
 
 @pytest.mark.parametrize("options", [{"head_dim": 64}, {"rotary_dim": 64}, {"norm": "layer"}, {"parallel": True},

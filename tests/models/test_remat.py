@@ -27,9 +27,9 @@ MODELS = {
 }
 
 
-def loss(params, name, remat):
+def loss(params, name, remat, dtype="float32"):
     cfg, model = MODELS[name]
-    cfg = dataclasses.replace(cfg, remat=remat)
+    cfg = dataclasses.replace(cfg, remat=remat, dtype=dtype)
     hidden, _ = model.forward(params, TOKENS, POSITIONS, None, cfg)
     return (model.unembed(params, hidden, cfg) ** 2).sum()
 
@@ -41,8 +41,8 @@ def weights(name):
 
 
 @functools.cache
-def gradient(name, remat):
-    return jax.jit(jax.grad(lambda params: loss(params, name, remat)))(weights(name))
+def gradient(name, remat, dtype="float32"):
+    return jax.jit(jax.grad(lambda params: loss(params, name, remat, dtype)))(weights(name))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -52,10 +52,18 @@ def test_the_gradient_is_that_of_keeping_everything(name, remat):
         assert np.linalg.norm(a - b) <= 1e-5 * max(1, np.linalg.norm(b))
 
 
-def stacks(remat):
+@pytest.mark.parametrize("remat", ["none", "layer", "dots"])
+def test_the_gradient_in_bfloat16_is_that_of_float32(remat):
+    """A layer's output is added where the next one's norm reads the sum: the gradient goes through both."""
+    narrow = gradient("scanned", remat, "bfloat16")
+    for actual, expected in zip(jax.tree.leaves(narrow), jax.tree.leaves(gradient("scanned", "none")), strict=True):
+        assert np.linalg.norm(actual - expected) <= 0.1 * np.linalg.norm(expected)
+
+
+def stacks(remat, dtype="float32"):
     """Returns the shapes of what all layers keep, (shape of one layer's, whether it lies on the host), sorted; weights
     aside."""
-    backward = jax.make_jaxpr(lambda params: jax.vjp(lambda p: loss(p, "scanned", remat), params)[1])(
+    backward = jax.make_jaxpr(lambda params: jax.vjp(lambda p: loss(p, "scanned", remat, dtype), params)[1])(
         weights("scanned")
     )
     of_weights = {leaf.shape for leaf in jax.tree.leaves(weights("scanned"))}
@@ -70,6 +78,11 @@ def test_a_layer_keeps_what_its_policy_names():
     # Queries, keys and values by head; what comes out of attention; gate and up; and the layer's input.
     products = [((2, 4), False), ((2, 4), False), ((4, 4), False), (stream, False), (mlp, False), (mlp, False)]
     assert stacks("dots") == sorted([*products, (stream, False)])
+    # In bfloat16 the stream after attention in place of what comes out of it; and the mean squares of what the norms
+    # read: the stream twice, queries and keys.
+    means = [((1,), False), ((1,), False), ((4, 1), False), ((2, 1), False)]
+    assert stacks("layer", "bfloat16") == [(stream, False)]
+    assert stacks("dots", "bfloat16") == sorted([*products, (stream, False), *means])
     assert len(stacks("none")) > 7
 
 

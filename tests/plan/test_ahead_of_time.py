@@ -9,16 +9,18 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jrl.device.sharding import MeshShape
+from jrl.device.sharding import BATCH_AXES, MeshShape, gather
 from jrl.models.attention import ragged
 from jrl.resolve import load_config
-from jrl.tools.plan import budget
+from jrl.tools.plan import budget, cycles
 from jrl.tools.plan.case import make_case
 from jrl.tools.plan.chips import parse_topology
-from jrl.tools.plan.compiled import topology_mesh
+from jrl.tools.plan.compiled import compile_now, topology_mesh
+from jrl.tools.plan.counted import network_seconds
 from jrl.tools.plan.shapes import lower
 
 TINY = ["Decoder.attention='splash'", "Sampler.attention='ragged'", "Decoder.window=4",
@@ -75,3 +77,22 @@ def test_ragged_attention_of_many_heads_fits_into_a_core(heads, head_dim, dtype)
         query, cache = of((8, 1, heads, head_dim), dtype), of((8, heads, 1024, head_dim), dtype)
         attend = jax.jit(lambda q, k, v, first, last: ragged.attend(q, k, v, None, first, last))
         assert "ragged_attention" in attend.lower(query, cache, cache, *[of((8,), "int32")] * 2).compile().as_text()
+
+
+@COMPILES
+def test_gradients_are_summed_within_a_slice_before_they_cross():
+    topology = parse_topology("2xv5e:2x2")
+    mesh = topology_mesh(topology, MeshShape(slices=2, data=4, fsdp=2))
+    assert [{device.slice_index for device in copies.flat} for copies in mesh.devices] == [{0}, {0}, {1}, {1}]
+
+    def loss(weight, x):
+        y = jnp.einsum("bd,de->be", x, gather(weight, "embed", None), out_sharding=PartitionSpec(BATCH_AXES, None))
+        return (y.astype(jnp.float32) ** 2).sum()
+
+    of = lambda spec: jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16, sharding=NamedSharding(mesh, spec))
+    with jax.set_mesh(mesh):
+        lowered = jax.jit(jax.grad(loss)).lower(of(PartitionSpec("fsdp", None)), of(PartitionSpec(BATCH_AXES, None)))
+        text = compile_now(lowered).text
+    runs = cycles.runs(cycles.parse(text), cycles.Frequency({}, {}))
+    # Of 2 MiB a device has half, and each of the two copies in a slice sums half of that with the other slice.
+    assert network_seconds(runs, topology.chip, 2) * topology.chip.network_rate == pytest.approx(2**19)

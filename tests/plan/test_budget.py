@@ -160,6 +160,9 @@ def test_what_layers_keep_by_hand(small):
     # 64 tokens, float32: a layer's input, its queries, keys and values, what attention gives, gate and up.
     of = lambda remat: budget.update(small(f"Decoder.remat={remat!r}")).activations
     assert of("dots") == 2 * 64 * (64 + 64 + 2 * 32 + 64 + 2 * 128) * 4
+    # By the kernel also its result, and queries and keys as it reads them.
+    kernel = budget.update(small("Decoder.remat='dots'", "Decoder.attention='splash'")).activations
+    assert kernel == of("dots") + 2 * 64 * (64 + 64 + 32) * 4
     assert of("layer") == 2 * 64 * 64 * 4 == budget.on_host(small("Decoder.remat='offload'")).activations
     assert of("offload") == budget.IN_FLIGHT * 64 * 64 * 4
     assert budget.on_host(small("Decoder.remat='layer'")) == (0, 0)
@@ -445,7 +448,7 @@ def test_devices_of_their_own_for_sampling_hold_what_is_published_and_the_queue(
 def test_a_step_takes_as_long_as_the_longer_of_sampling_and_learning_on_devices_of_their_own(small):
     case = small("MeshShape.data=1", "Config.sampler_mesh=@sampler/MeshShape()", "Online.lag=1", devices=2)
     chip, p = CHIPS["v5e"], publication_of(case)
-    assert estimate.publication_seconds(p, chip) == 4 * PARAMETERS / chip.ring_rate
+    assert estimate.publication_seconds(p, case, chip) == 4 * PARAMETERS / chip.ring_rate
     assert estimate.step_of(case, chip, {"rl.sample": 3.0, "rl.update": 2.0}) == 3.0 + 4 * PARAMETERS / chip.ring_rate
     assert estimate.step_of(case, chip, {"rl.sample": 3.0, "rl.update": 5.0}) == 5.0
     in_turn = small()

@@ -14,12 +14,19 @@ def test_a_topology_is_a_chip_and_a_grid():
     assert parse_topology("v5e:4x8").grid == (4, 8)
 
 
+def test_a_count_before_the_chip_is_of_slices():
+    topology = parse_topology("2xtpu7x:2x2x1")
+    assert (topology.name, topology.slices, topology.grid, topology.num_devices) == ("2xtpu7x:2x2x1", 2, (2, 2, 1), 16)
+    assert parse_topology("1xv5e:4x8") == parse_topology("v5e:4x8")
+
+
 def test_half_a_tpu7x_is_a_device():
     topology = parse_topology("tpu7x:2x2x1")
     assert (topology.num_chips, topology.num_devices) == (4, 8)
     chip = topology.chip
     assert chip.limit_bytes == int((192 / 2 - 0.25) * GIB)
     assert chip.matrix_rate == 2307e12 / 2 and chip.hbm_rate == 7380e9 / 2
+    assert chip.network_rate == 100e9 / 8 / 2  # of two devices
 
 
 @pytest.mark.parametrize(
@@ -34,6 +41,9 @@ def test_half_a_tpu7x_is_a_device():
         ("v5p:4x4", "3 dimensions, as v5p:4x4x4"),
         ("v5e:4x4x4", "2 dimensions, as v5e:4x4"),
         ("v5e:0x4", "2 dimensions"),
+        ("0xv5e:2x4", "write CHIP:GRID"),
+        ("x2v5e:2x4", "unknown chip 'x2v5e'"),
+        ("2xv4:2x2x1", "no rate of the network between slices of the v4 is published"),
     ],
 )
 def test_a_wrong_name_is_refused_with_what_is_right(text, message):
@@ -48,5 +58,7 @@ def test_the_table_has_every_chip_with_its_source():
         assert "docs" in chip.source
         assert min(chip.hbm_gib, chip.hbm_gb_per_second, chip.bf16_tflops, chip.link_gb_per_second) > 0
         # Links of a chip, both ways, against the figure for the whole chip in its source.
+        assert chip.network_gbit_per_second is None or chip.network_gbit_per_second > 0
+        assert "docs" in chip.network_source
         both_ways = chip.link_gb_per_second * 2 * 2 * chip.dimensions
         assert both_ways == {"v4": 600, "v5e": 400, "v5p": 1200, "v6e": 800, "tpu7x": 1200}[chip.name]

@@ -55,6 +55,31 @@ ENTRY %main (p0: s32[]) -> (s32[]) {
 """  # noqa: E501
 
 
+KERNELS = """HloModule m
+
+ENTRY %main (p: f32[1]) -> f32[1] {
+  %p = f32[1]{0} parameter(0)
+  %a = f32[1]{0} custom-call(%p), custom_call_target="tpu_custom_call", metadata={op_name="f/decode/fused_qkv"}
+  ROOT %b = f32[1]{0} custom-call(%a), custom_call_target="tpu_custom_call", metadata={op_name="f/decode/fused_mlp"}
+}
+"""
+
+
+def test_kernels_read_weights_and_their_adapters(small):
+    program = cycles.parse(KERNELS)
+    seconds = lambda case: counted.streamed_seconds(cycles.runs(program, frequency("sample", case)), case, V5P)
+    wide = ("Decoder.dtype='bfloat16'", "MeshShape.tensor=2")
+    adapted = (*wide, "Config.adapter=@LoRA()", "LoRA.rank=8")
+    # On one of two devices: 64 x (4 + 2 x 2) heads x 16 / 2 and 3 x 64 x 128 / 2 entries of 2 bytes.
+    weights = 64 * 64 + 3 * 64 * 64
+    rate = 0.8 * V5P.hbm_rate
+    assert seconds(small(*wide, devices=2)) == pytest.approx(2 * weights / rate)
+    # Of rank 8: three A of 64 inputs; B of 3 x 8 rows for all 64 outputs; three A or B of 64 and three of 128 / 2.
+    low = 24 * (64 + 64) + 24 * (64 + 64)
+    assert seconds(small(*adapted, devices=2)) == pytest.approx(2 * (weights + low) / rate)
+    assert seconds(small(*adapted, "LoRA.sampling='merged'", devices=2)) == pytest.approx(2 * weights / rate)
+
+
 @pytest.fixture
 def case(small):
     return small("Decoder.dtype='bfloat16'", "Decoder.vocab_size=2048", "Decoder.width=512", "Sampler.slots=3")

@@ -9,7 +9,9 @@ import pytest
 from jrl import cli
 from jrl.device.chips import GIB
 from jrl.resolve import load_config
-from jrl.tools.plan import budget, compiled, libtpu, planning, report
+from jrl.rollout.reward_gate import Gate
+from jrl.rollout.rewards import RewardModel
+from jrl.tools.plan import budget, compiled, libtpu, planning, report, shapes
 from jrl.tools.plan.case import make_case
 from jrl.tools.plan.chips import parse_topology
 from jrl.tools.plan.compiled import Compiled
@@ -33,7 +35,8 @@ def plan(monkeypatch, capsys):
 def test_a_plan_says_what_its_numbers_are(plan):
     printed = plan("configs/plan/8b.gin", "--topology", "v5p:4x4x4")
     assert set(printed) == {"fits", "hbm_gib", "limit_gib", "host_gib", "step_seconds", "least_step_seconds",
-                            "publication_gib", "notes", "wastes", "programs"}  # fmt: skip
+                            "publication_gib", "network", "notes", "wastes", "programs"}  # fmt: skip
+    assert printed["network"] is None
     assert printed["fits"] and printed["limit_gib"] == 94.75 and printed["wastes"] == []
     assert any("libtpu is not installed: nothing was compiled" in note for note in printed["notes"])
     programs = {program["name"]: program for program in printed["programs"]}
@@ -43,6 +46,23 @@ def test_a_plan_says_what_its_numbers_are(plan):
     assert printed["hbm_gib"] == max(sum(program["hbm"].values()) for program in programs.values())
     assert printed["host_gib"] == {"optimizer": 0, "activations": 0}
     assert programs["update"]["flops"] > 0 and programs["update"]["collectives"] is None
+
+
+def test_two_slices_have_their_network_apart(plan):
+    two = ("configs/plan/0.6b.gin", "--topology", "2xv5e:2x2", "MeshShape.slices=2", "MeshShape.data=2",
+           "MeshShape.fsdp=4")  # fmt: skip
+    printed = plan(*two)
+    programs = {program["name"]: program for program in printed["programs"]}
+    network, update = printed["network"], programs["update"]
+    assert programs["sample"]["network_bytes"] == 0 and network["bytes"] == update["network_bytes"] > 0
+    assert network["seconds"] == network["bytes"] / (25e9 / 8) == update["least_seconds"]
+    assert network["bound"] == ["update"] and network["counted_seconds"] is None
+    # In micro-batches twice as large the gradients cross half as often.
+    larger = plan(*two, "Learner.micro_batch_tokens=32768")
+    assert 2 * larger["network"]["bytes"] == network["bytes"] and larger["network"]["bound"] == []
+    text = plan(*two, json_=False)
+    assert "mesh data 2 x fsdp 4, data over 2 slices" in text and "network s" in text
+    assert "at 3.125 GB/s; it is the bound of update" in text
 
 
 def test_a_run_of_two_stages_has_rows_of_both_and_one_can_be_planned_alone(plan, two_stages):
@@ -82,6 +102,21 @@ def test_a_reward_model_that_is_not_counted_is_named(plan):
     over = ["Config.reward=@RewardModel()", "RewardModel.path='models/judge'"]
     printed = plan("configs/plan/0.6b.gin", *over, "--topology", "v5e:2x4")
     assert "the memory and the time of Config.reward are not counted" in printed["notes"]
+
+
+def test_a_gate_has_a_component_for_each_label_that_it_mixes(tmp_path):
+    gated = lambda **fields: RewardModel(path=str(tmp_path), gate=Gate(path="gate.safetensors", **fields))
+    assert shapes.reward_components(RewardModel(path="a", weights=(1.0, 0.5))) == ("RewardModel/0", "RewardModel/1")
+    assert shapes.reward_components(gated()) == ("RewardModel",)
+    told = gated(verbosity="long", coefficients=(0.5, 1.0))
+    assert shapes.reward_components(told) == ("RewardModel", "RewardModel/0", "RewardModel/1")
+    config = {"architectures": ["Qwen2ForSequenceClassification"], "model_type": "qwen2", "vocab_size": 8,
+              "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+              "num_key_value_heads": 1, "id2label": {"0": "helpful", "1": "honest", "2": "long"}}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    # As rollout.rewards.open_classifier names them, of which Scores has a row each.
+    named = ("RewardModel", "RewardModel/helpful", "RewardModel/honest", "RewardModel/long")
+    assert shapes.reward_components(gated()) == named
 
 
 def test_what_the_run_keeps_beside_a_program_counts():

@@ -14,7 +14,7 @@ import pytest
 from jrl import cli
 from jrl.device.sharding import MeshShape
 from jrl.resolve import load_config
-from jrl.tools.plan import assigned, budget, compiled, every, libtpu, planning, search
+from jrl.tools.plan import assigned, budget, compiled, every, libtpu, planning, search, shapes
 from jrl.tools.plan.case import vocab_size_of, with_known_shape
 from jrl.tools.plan.chips import CHIPS, parse_topology
 from jrl.tools.plan.compiled import Compiled
@@ -32,6 +32,33 @@ def few_choices(monkeypatch):
     """A search that tries every mesh, and on each 2 of 4 micro-batches and 2 of 9 numbers of slots."""
     monkeypatch.setattr(search, "ROWS", (1, 4))
     monkeypatch.setattr(search, "SLOTS", (8, 64))
+
+
+PROGRAM = """HloModule m
+
+ENTRY %main (p: f32[1]) -> f32[1] {
+  %p = f32[1]{0} parameter(0)
+  ROOT %copy = f32[1]{0} copy(%p), backend_config={"estimated_cycles":"CYCLES"}
+}
+"""
+
+
+@pytest.fixture
+def fake_compiler(monkeypatch):
+    """A compiler whose first layout takes 4e13 cycles a program, the second 3e13 and so on; returns how many it saw."""
+    seen = []
+
+    def compile_all(lowered, topology, announce):
+        seen.append(set(lowered))
+        text = PROGRAM.replace("CYCLES", str(10**13 * (5 - len(seen))))
+        return dict.fromkeys(lowered, Compiled(text=text))
+
+    monkeypatch.setattr(compiled, "libtpu_version", lambda: "a version")
+    monkeypatch.setattr(compiled, "topology_devices", lambda topology: [])
+    monkeypatch.setattr(compiled, "compile_all", compile_all)
+    monkeypatch.setattr(shapes, "meshes_of", lambda config, devices: (None, None))
+    monkeypatch.setattr(shapes, "lower", lambda *_: dict.fromkeys(("init", "rl.sample", "rl.update")))
+    return seen
 
 
 def test_meshes_use_every_device_once():
@@ -62,10 +89,9 @@ def test_a_kernel_of_other_devices_is_no_plan(without_libtpu):
             planned(config, parts, topology, [], lambda line: None)
 
 
-def test_what_the_compiler_refuses_is_refused(few_choices, monkeypatch):
+def test_what_the_compiler_refuses_is_refused(few_choices, monkeypatch, fake_compiler):
     config, parts = load_config("configs/plan/0.6b.gin")
     topology = parse_topology("v5e:2x4")
-    monkeypatch.setattr(compiled, "libtpu_version", lambda: "a version")
     asked = []
 
     def ask(source, topology, names):
@@ -80,14 +106,35 @@ def test_what_the_compiler_refuses_is_refused(few_choices, monkeypatch):
     done = search.search(config, parts, topology, source, lambda line: None)
     # What was given goes along, but for what the layout itself binds.
     assert asked == [(["0.6b.gin", "Online.samples=16"], ["rl.sample", "rl.update"])] * (1 + search.COMPILED)
-    assert [c.compiled for c in done.fitting[:3]] == [True, True, False]
+    assert [c.compiled for c in done.fitting[:4]] == [True, True, True, False]
     as_compiled = [c for c in done.refused if c.refused.endswith("as compiled")]
     assert {c.refused for c in as_compiled} == {"update takes 99.00 of 15.75 GiB a device, as compiled"}
     # What differs in slots alone has the same update, and is refused without being compiled.
     assert len({search.depends_on("rl.update", c.bindings) for c in as_compiled}) == 1
-    assert not {search.depends_on("rl.update", c.bindings) for c in done.fitting[:2]} & {
+    assert not {search.depends_on("rl.update", c.bindings) for c in done.fitting[:3]} & {
         search.depends_on("rl.update", c.bindings) for c in as_compiled
     }
+
+
+def test_finalists_are_ranked_by_the_count_of_their_cycles(few_choices, monkeypatch, fake_compiler):
+    config, parts = load_config("configs/plan/0.6b.gin")
+    topology, said = parse_topology("v5e:2x4"), []
+    fits = {name: Compiled(temporary=GIB) for name in ("rl.sample", "rl.update")}
+    monkeypatch.setattr(assigned, "ask", lambda *_: fits)
+    done = search.search(config, parts, topology, ["0.6b.gin"], said.append)
+    assert fake_compiler == [{"rl.sample", "rl.update"}] * search.COMPILED  # no other is compiled to the end
+    finalists, others = done.fitting[: search.COMPILED], done.fitting[search.COMPILED :]
+    # At 1.5 GHz, of every program 2e13, 3e13 and 4e13 cycles: the fastest by arithmetic, compiled first, is the last.
+    assert [c.counted_seconds for c in finalists] == pytest.approx([4e13 / 1.5e9, 6e13 / 1.5e9, 8e13 / 1.5e9], rel=1e-3)
+    assert finalists[-1].step_seconds == min(c.step_seconds for c in done.fitting)
+    assert all(c.counted_seconds is None for c in others)
+    assert [c.step_seconds for c in others] == sorted(c.step_seconds for c in others)
+    winner = search.words(finalists[0].bindings)
+    assert search.to_json(done)["best"][0]["bindings"] == winner
+    text = search.gin_text(done, "0.6b.gin", [])
+    assert "2.67e+04 s a step by the compiler's count" in text
+    assert all(line.replace("=", " = ", 1) in text for line in winner)
+    assert "2.67e+04 s" in search.text(done).splitlines()[4]
 
 
 def test_prompts_apart_are_tried_in_micro_batches_of_a_whole_group():

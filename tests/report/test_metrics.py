@@ -44,6 +44,16 @@ def test_what_is_no_metric_is_refused_by_name():
         row_line({"loss": 1.0})
 
 
+def test_committed_rows_are_on_the_disk(tmp_path, synced):
+    metrics = open_metrics(tmp_path / "metrics.jsonl")
+    for step in (1, 2):
+        metrics.append({"step": step})
+        assert not synced(tmp_path / "metrics.jsonl")
+        metrics.commit()
+        assert synced(tmp_path / "metrics.jsonl")
+    metrics.close()
+
+
 def test_a_resumed_table_drops_rows_after_the_checkpoint(tmp_path):
     path = tmp_path / "metrics.jsonl"
     metrics = open_metrics(path)

@@ -64,6 +64,14 @@ def test_members_are_trained_compared_and_not_trained_again(command, tmp_path, m
     assert code == cli.OTHER_RUN and "Data.prompt_length: 2, 8, now 8, 9" in err
 
 
+def test_commands_for_a_folder_of_something_else_are_not_printed(command, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    code, out, err = command("sweep", "tiny", RATES, "--out", tmp_path, "--print")
+    assert code == cli.OTHER_RUN and "is not a sweep and contains notes.txt" in err and not out
+    code, out, err = command("sweep", "tiny", RATES, "--out", tmp_path / "notes.txt", "--print")
+    assert code == cli.REFUSED and err == f"jrl: {tmp_path / 'notes.txt'}: Not a directory\n" and not out
+
+
 def test_print_lists_commands_and_runs_nothing(command, tmp_path):
     out = tmp_path / "a folder"
     code, text, _ = command("sweep", "tiny", RATES, "Run.seed=[0..1]", "Online.objective=@DrGRPO()", "--devices", "2",

@@ -68,11 +68,11 @@ def test_the_command_prints_three_commands_to_try(tmp_path, monkeypatch, capsys)
     ]
 
 
-@pytest.mark.parametrize("name", ["9lives", "..", "a b", "ü", "a'b"])
+@pytest.mark.parametrize("name", ["9lives", "..", ".", "a b", "ü", "a'b"])
 def test_a_name_that_is_no_plain_word_is_refused(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["new", name]) == 2
-    assert "cannot name a task; use letters" in capsys.readouterr().err
+    assert f"{name!r} cannot name a task; use letters" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -23,6 +23,35 @@ def test_what_is_kept_is_heard_again_after_reopening(tmp_path):
     again.close()
 
 
+def test_what_is_kept_is_on_the_disk(tmp_path, synced):
+    journal = Journal(tmp_path / "journal.jsonl")
+    assert synced(tmp_path)  # the name of a new file
+    for key in "ab":
+        journal.keep([(key, LATE)])
+        assert synced(journal.path)
+    journal.close()
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path, monkeypatch):
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.keep([("a", LATE)])
+    before, sync = journal.path.read_bytes(), os.fsync
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        journal.keep([("b", LATE)])
+    assert journal.path.read_bytes() == before and journal.recall("b") is None
+    monkeypatch.setattr(os, "fsync", sync)
+    journal.keep([("b", LATE)])
+    journal.close()
+    again = Journal(journal.path)
+    assert len(again) == 2
+    again.close()
+
+
 @pytest.mark.parametrize("cut", [1, 5, 40])
 def test_a_line_cut_short_by_a_kill_is_dropped_and_the_file_goes_on(tmp_path, cut):
     path = tmp_path / "journal.jsonl"

@@ -17,7 +17,7 @@ from jrl.device.sharding import GATHERED, TRAIN, reshape, spec
 from jrl.models.adapters.quantized import is_quantized
 from jrl.models.attention.fused_blocks import mlp_block, qkv_block
 from jrl.models.attention.kernels import LANES
-from jrl.models.contract import ADAPTER
+from jrl.models.contract import ADAPTER, Names
 from jrl.models.product import multiply
 from jrl.models.shape import Decoder
 from jrl.types import Array, PyTree
@@ -26,9 +26,14 @@ QKV, QK_NORM = "qkv", "qk_norm"
 # Leaves that the kernels for one token a row read in their stack, a block at a time: fused_qkv.py, models/fused_mlp.py
 ATTENTION, MLP = "attention_kernel", "mlp_kernel"
 MLP_LEAVES = ("mlp_norm", "gate", "up", "down")
+# Beside them the adapters of a matrix, in two leaves: A with its inputs last, which is how tiles hold it, and B.
+LOW_A, LOW_B = "_a", "_b"
+LOW_AXES = {QKV: ("embed", "heads"), "gate": ("embed", "mlp"), "up": ("embed", "mlp"), "down": ("mlp", "embed")}
 AXES = ("layers", "embed", "heads", None, "head_dim")  # of QKV
 KERNEL_AXES = ("layers", "embed", "heads")  # of QKV as the kernel reads it: shares, their heads and entries in one
 NORM_AXES = ("layers", None, "head_dim")  # of QK_NORM
+B_AXES = ("layers", "rank", "heads", None, "head_dim")  # of the adapter of QKV
+RANK_TILE = 16  # rows of bfloat16 that a tile has
 # What Pallas lowers for TPUs: not erfc, which the exact GELU is made of
 KERNEL_ACTIVATIONS = ("silu", "gelu_tanh", "relu")
 
@@ -41,8 +46,8 @@ class Stacked(NamedTuple):
 
 
 def fused(params: PyTree, names: PyTree, cfg: Decoder) -> tuple[PyTree, PyTree]:
-    """Returns the parameters of a decode loop and their logical axes with one matrix in place of three; as they are
-    where layers differ, or have biases, adapters or matrices in few bits.
+    """Returns the parameters of a decode loop and their logical axes with one matrix, and one adapter, in place of
+    three; as they are where layers differ, or have biases, DoRA's adapters or matrices in few bits.
 
     Args:
       params, names: of `prepare_for_decode`.
@@ -51,22 +56,41 @@ def fused(params: PyTree, names: PyTree, cfg: Decoder) -> tuple[PyTree, PyTree]:
     parts = [layers.get(name) for name in ("q", "k", "v")]
     same = cfg.full is None and cfg.linear is None and not cfg.shared_layers
     plain = same and not cfg.qkv_bias and not cfg.value_norm and cfg.qk_norm in (None, "head")
-    if not plain or ADAPTER in layers or any(part is None or is_quantized(part) for part in parts):
+    adapters = layers.get(ADAPTER, {})
+    scaled = any("c" in adapter for adapter in adapters.values())
+    if not plain or scaled or any(part is None or is_quantized(part) for part in parts):
         return params, names
     mesh = jax.sharding.get_abstract_mesh()
     shares = _shares(mesh)
-    sharding = None if mesh.empty else spec(AXES, TRAIN)
 
-    def in_shares(matrix: Array) -> Array:
+    def in_shares(matrix: Array, axes: Names = AXES) -> Array:
         count, width, heads, head_dim = matrix.shape
+        sharding = None if mesh.empty else spec(axes, TRAIN)
         return jnp.reshape(matrix, (count, width, shares, heads // shares, head_dim), out_sharding=sharding)
 
     gone = {"q", "k", "v", "q_norm", "k_norm"}
     leaves = {name: leaf for name, leaf in layers.items() if name not in gone}
     leaf_names = {name: leaf for name, leaf in names["layers"].items() if name not in gone}
+    if adapters:
+        leaves[ADAPTER], leaf_names[ADAPTER] = dict(adapters), dict(leaf_names[ADAPTER])
     if _has_mlp_kernel(layers, cfg, shares):
         leaves[MLP], leaf_names[MLP] = ({name: tree.pop(name) for name in MLP_LEAVES} for tree in (leaves, leaf_names))
+        for name in MLP_LEAVES[1:]:
+            _move_adapter(leaves, leaf_names, name, MLP, cfg)
     leaves[QKV], leaf_names[QKV] = jnp.concatenate([in_shares(part) for part in parts], axis=3), AXES
+    if together := [i for i, name in enumerate("qkv") if name in adapters]:
+        heads = [part.shape[2] // shares for part in parts]
+        # One B for all, in which the rows of a part are 0 but for its heads.
+        apart = lambda i: (sum(heads[:i]), sum(heads[i + 1 :]))
+        padded = [
+            jnp.pad(in_shares(adapters["qkv"[i]]["b"], B_AXES), (*[(0, 0)] * 3, apart(i), (0, 0))) for i in together
+        ]
+        low = [(leaves[ADAPTER].pop("qkv"[i]), leaf_names[ADAPTER].pop("qkv"[i])) for i in together]
+        leaves[ADAPTER][QKV] = {
+            "a": jnp.concatenate([adapter["a"] for adapter, _ in low], axis=2),
+            "b": jnp.concatenate(padded, axis=1),
+        }
+        leaf_names[ADAPTER][QKV] = {"a": ("layers", "embed", "rank"), "b": B_AXES}
     if cfg.qk_norm == "head":
         of = lambda name, heads: jnp.broadcast_to(
             layers[name][:, None], (cfg.layers, heads // shares, cfg.head_dim), out_sharding=_where(mesh)
@@ -81,7 +105,25 @@ def fused(params: PyTree, names: PyTree, cfg: Decoder) -> tuple[PyTree, PyTree]:
         leaf_names[QKV] = KERNEL_AXES
         read = [name for name in ("attention_norm", QKV, QK_NORM) if name in leaves]
         leaves[ATTENTION], leaf_names[ATTENTION] = ({n: tree.pop(n) for n in read} for tree in (leaves, leaf_names))
+        _move_adapter(leaves, leaf_names, QKV, ATTENTION, cfg)
     return {**params, "layers": leaves}, {**names, "layers": leaf_names}
+
+
+def _move_adapter(leaves: PyTree, names: PyTree, name: str, part: str, cfg: Decoder) -> None:
+    """Moves the adapter of a matrix, where it has one, to the leaves that the kernel `part` reads, in the dtype that it
+    multiplies in. The rank is filled up with zeros to whole tiles."""
+    if name not in leaves.get(ADAPTER, ()):
+        return
+    adapter = leaves[ADAPTER].pop(name)
+    names[ADAPTER].pop(name)
+    into, out = LOW_AXES[name]
+    a, b = adapter["a"].swapaxes(1, 2).astype(cfg.dtype), adapter["b"].astype(cfg.dtype)
+    if b.ndim > 3:
+        sharding = None if jax.sharding.get_abstract_mesh().empty else spec(("layers", "rank", out), TRAIN)
+        b = jnp.reshape(b, (*b.shape[:2], -1), out_sharding=sharding)
+    filled = lambda x: jnp.pad(x, ((0, 0), (0, -x.shape[1] % RANK_TILE), (0, 0)))
+    leaves[part] |= {name + LOW_A: filled(a), name + LOW_B: filled(b)}
+    names[part] |= {name + LOW_A: ("layers", "rank", into), name + LOW_B: ("layers", "rank", out)}
 
 
 def _has_qkv_kernel(cfg: Decoder) -> bool:
@@ -96,19 +138,25 @@ def _has_mlp_kernel(layers: PyTree, cfg: Decoder, shares: int) -> bool:
     plain = cfg.mlp == "gated" and not cfg.mlp_bias and cfg.norm != "layer" and cfg.activation in KERNEL_ACTIVATIONS
     alone = cfg.norm_place != "after" and not cfg.parallel and cfg.experts is None
     there = all(name in layers and not is_quantized(layers[name]) for name in MLP_LEAVES)
+    there &= sum(name in layers.get(ADAPTER, ()) for name in MLP_LEAVES) in (0, len(MLP_LEAVES) - 1)
     return plain and alone and there and not cfg.width % LANES and not cfg.mlp_width % (shares * LANES)
 
 
-def has_kernel(part: str, x: Array, cfg: Decoder) -> bool:
+def has_kernel(part: str, x: Array, cfg: Decoder, rank: int = 0) -> bool:
     """Whether the kernel of ATTENTION or of MLP computes x [B, L, D]: one token a row, and few enough rows for a core's
-    memory. Of B all rows count, also where other devices hold some of them."""
+    memory. Of B all rows count, also where other devices hold some of them.
+
+    Args:
+      rank: of the adapters in the kernel's leaves; 0: there are none.
+    """
     rows, length, width = x.shape
     shares, itemsize = _shares(jax.sharding.get_abstract_mesh()), x.dtype.itemsize
     if length != 1:
         return False
     if part == MLP:
-        return mlp_block(rows, width, cfg.mlp_width // shares, itemsize) is not None
-    return qkv_block(rows, width, (cfg.heads // shares, cfg.kv_heads // shares), cfg.head_dim, itemsize) is not None
+        return mlp_block(rows, width, cfg.mlp_width // shares, itemsize, rank) is not None
+    heads = (cfg.heads // shares, cfg.kv_heads // shares)
+    return qkv_block(rows, width, heads, cfg.head_dim, itemsize, rank) is not None
 
 
 def stacked(weights: PyTree) -> Stacked:
@@ -122,21 +170,33 @@ def with_sliced(weights: PyTree, x: Array, cfg: Decoder) -> PyTree:
     """Returns the weights of a layer with those in their stack as ordinary leaves, where no kernel computes x [B, L,
     D] of them."""
     for part in (ATTENTION, MLP):
-        if part not in weights or has_kernel(part, x, cfg):
+        if part not in weights or has_kernel(part, x, cfg, rank_of(weights[part])):
             continue
         leaves = weights[part]
         if isinstance(leaves, Stacked):
             leaves, layer = leaves
             leaves = {n: jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False) for n, leaf in leaves.items()}
-        if QKV in leaves:
-            mesh = jax.sharding.get_abstract_mesh()
-            shares = _shares(mesh)
-            heads = (cfg.heads + 2 * cfg.kv_heads) // shares
-            where = None if mesh.empty else spec(AXES[1:], GATHERED)
-            shape = (cfg.width, shares, heads, cfg.head_dim)
-            leaves = {**leaves, QKV: jnp.reshape(leaves[QKV], shape, out_sharding=where)}
+        leaves = {n: _by_head(leaf, cfg) if n in (QKV, QKV + LOW_B) else leaf for n, leaf in leaves.items()}
+        low = {n: {"a": leaves.pop(n + LOW_A).swapaxes(0, 1), "b": leaves.pop(n + LOW_B)}
+               for n in LOW_AXES if n + LOW_A in leaves}  # fmt: skip
         weights = {name: leaf for name, leaf in weights.items() if name != part} | leaves
+        if low:
+            weights[ADAPTER] = weights.get(ADAPTER, {}) | low
     return weights
+
+
+def _by_head(matrix: Array, cfg: Decoder) -> Array:
+    """Returns QKV as the kernel reads it, [rows, shares n K], as [rows, shares, n, K]."""
+    mesh = jax.sharding.get_abstract_mesh()
+    shares = _shares(mesh)
+    shape = (len(matrix), shares, (cfg.heads + 2 * cfg.kv_heads) // shares, cfg.head_dim)
+    return jnp.reshape(matrix, shape, out_sharding=None if mesh.empty else spec(AXES[1:], GATHERED))
+
+
+def rank_of(weights: PyTree) -> int:
+    """Returns the rank of the adapters in a kernel's leaves; 0 where there are none."""
+    leaves = weights.leaves if isinstance(weights, Stacked) else weights
+    return next((leaf.shape[-2] for name, leaf in leaves.items() if name.endswith(LOW_A)), 0)
 
 
 def project(h: Array, weights: PyTree, cfg: Decoder, scale: Array | None) -> tuple[Array, Array]:

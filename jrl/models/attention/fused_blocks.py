@@ -14,36 +14,48 @@ CORE_BYTES = 15 * 2**20  # that a kernel may hold: XLA gives it 16 MiB, less a m
 SUBLANES = 8  # rows of 32 bits that a tile has; an array's last dimension but one is padded to them
 
 
-def mlp_block(rows: int, width: int, mlp_width: int, itemsize: int) -> int | None:
+def mlp_block(rows: int, width: int, mlp_width: int, itemsize: int, rank: int = 0) -> int | None:
     """Returns the columns of a device's MLP that are read at once: the most whose weights fit their buffers, or the
-    fewest; None where the kernel does not fit the core's memory."""
+    fewest; None where the kernel does not fit the core's memory.
+
+    Args:
+      rank: of the adapters, in whole tiles; 0: there are none.
+    """
     weights = lambda size: 6 * width * size * itemsize
     size = _first(mlp_width, weights, MLP_BUFFER_BYTES)
-    return None if size is None or mlp_bytes(rows, width, size, itemsize) > CORE_BYTES else size
+    return None if size is None or mlp_bytes(rows, width, size, itemsize, rank) > CORE_BYTES else size
 
 
-def mlp_bytes(rows: int, width: int, block: int, itemsize: int) -> int:
+def mlp_bytes(rows: int, width: int, block: int, itemsize: int, rank: int = 0) -> int:
     """Returns the bytes of the MLP's kernel: inputs and outputs twice, so that the next are fetched meanwhile, its
     scratch memory, and results that are not written yet."""
     rows = _padded(rows, itemsize)
     buffers = 6 * width * block * itemsize + 2 * width * 4 + 4 * rows * width * itemsize
     scratch = rows * width * (itemsize + 4)
+    if rank:
+        buffers += 2 * 3 * rank * (width + block) * itemsize
+        scratch += rows * -(-rank // LANES) * LANES * (2 * itemsize + 4)
     return buffers + scratch + rows * (2 * width * _unwritten(itemsize) + 3 * block * 4)
 
 
-def qkv_block(rows: int, width: int, heads: tuple[int, int], head_dim: int, itemsize: int) -> int | None:
+def qkv_block(rows: int, width: int, heads: tuple[int, int], head_dim: int, itemsize: int, rank: int = 0) -> int | None:
     """Returns the rows of a device's matrix of queries, keys and values that are read at once: the most whose weights
     fit their buffers, or the fewest; None where the kernel does not fit the core's memory.
 
     Args:
       heads: of queries and of keys, of the device.
+      rank: of the adapters of all three together, in whole tiles; 0: there are none.
     """
     columns = (heads[0] + 2 * heads[1]) * head_dim
     size = _first(width, lambda size: 2 * size * columns * itemsize, QKV_BUFFER_BYTES)
-    return None if size is None or qkv_bytes(rows, width, size, heads, head_dim, itemsize) > CORE_BYTES else size
+    if size is None or qkv_bytes(rows, width, size, heads, head_dim, itemsize, rank) > CORE_BYTES:
+        return None
+    return size
 
 
-def qkv_bytes(rows: int, width: int, block: int, heads: tuple[int, int], head_dim: int, itemsize: int) -> int:
+def qkv_bytes(
+    rows: int, width: int, block: int, heads: tuple[int, int], head_dim: int, itemsize: int, rank: int = 0
+) -> int:
     """Returns the bytes of the kernel of queries, keys and values, as `mlp_bytes` counts them."""
     rows, (queries, keys) = _padded(rows, itemsize), heads
     columns = (queries + 2 * keys) * head_dim
@@ -51,6 +63,9 @@ def qkv_bytes(rows: int, width: int, block: int, heads: tuple[int, int], head_di
     buffers += 2 * 4 * (width + _padded(queries + keys, 4) * head_dim)  # scales of the norms
     buffers += 2 * rows * head_dim * itemsize * (_padded(queries, itemsize) + 2 * _padded(keys, itemsize))
     scratch = rows * (width * itemsize + columns * 4)
+    if rank:
+        buffers += 2 * rank * (width + columns) * itemsize
+        scratch += rows * -(-rank // LANES) * LANES * itemsize
     return buffers + scratch + rows * width * _unwritten(itemsize)
 
 

@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from jrl.device.sharding import per_shard
-from jrl.models.attention.fused import QK_NORM, QKV, Stacked
+from jrl.models.attention.fused import LOW_A, LOW_B, QK_NORM, QKV, Stacked
 from jrl.models.attention.fused_blocks import qkv_block
 from jrl.models.fused_mlp import normed, product
 from jrl.models.shape import Decoder
@@ -25,36 +25,40 @@ from jrl.types import Array
 def project(
     x: Array, weights: Stacked, cos: Array, sin: Array, cfg: Decoder, *, interpret: bool = False
 ) -> tuple[Array, Array, Array]:
-    """Returns rotated queries [B, 1, H, K], rotated keys and values [B, 1, J, K].
+    """Returns rotated queries [B, 1, H, K], rotated keys and values [B, 1, J, K], by W + A B in place of W where the
+    matrix has an adapter.
 
     Args:
       x: [B, 1, D], the residual stream.
       weights: attention_norm [layers, D]; QKV [layers, D, shares n K], the heads of each share side by side, n =
-        (H + 2 J) / shares; QK_NORM [layers, (H + J) / shares, K], or none.
+        (H + 2 J) / shares; QK_NORM [layers, (H + J) / shares, K], or none; the adapter of QKV, or none: A [layers, r,
+        D] and B [layers, r, shares n K] (`fused.LOW_AXES`).
       cos, sin: [B, 1, 1, K / 2], by which every pair rotates.
       interpret: the kernel's operations are done by XLA, on any device. For tests.
     """
     leaves, layer = weights
-    norms = {name: leaves[name] for name in (QK_NORM,) if name in leaves}
+    axes_of = {QK_NORM: (None, None, None), QKV + LOW_A: (None, None, None), QKV + LOW_B: (None, None, "heads")}
+    some = {name: leaves[name] for name in axes_of if name in leaves}
     heads = (cfg.heads, cfg.kv_heads)
-    shard = functools.partial(_shard, heads=heads, cfg=cfg, interpret=interpret)
-    arrays = (layer, x, cos, sin, leaves["attention_norm"], leaves[QKV], *norms.values())
+    shard = functools.partial(_shard, names=tuple(some), heads=heads, cfg=cfg, interpret=interpret)
+    arrays = (layer, x, cos, sin, leaves["attention_norm"], leaves[QKV], *some.values())
     row, angle = ("batch", None, None), ("batch", None, None, None)
-    axes = ((), row, angle, angle, (None, None), (None, None, "heads"), *[(None, None, None)] * len(norms))
+    axes = ((), row, angle, angle, (None, None), (None, None, "heads"), *[axes_of[name] for name in some])
     queries, keys = ("batch", None, "heads", None), ("batch", None, "kv_heads", None)
     # A kernel does not say over which axes of the mesh its result varies.
     return per_shard(shard, arrays, axes, (queries, keys, keys), checked=False)
 
 
 def _shard(
-    layer: Array, x: Array, cos: Array, sin: Array, norm: Array, matrix: Array, *qk_norm: Array,
-    heads: tuple[int, int], cfg: Decoder, interpret: bool,
+    layer: Array, x: Array, cos: Array, sin: Array, norm: Array, matrix: Array, *some: Array,
+    names: tuple[str, ...], heads: tuple[int, int], cfg: Decoder, interpret: bool,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
-    """Returns the queries, keys and values of one device's heads."""
+    """Returns the queries, keys and values of one device's heads. names: of the leaves `some`."""
     (rows, _, width), head_dim, columns = x.shape, cfg.head_dim, matrix.shape[2]
     shares = head_dim * (heads[0] + 2 * heads[1]) // columns
     queries, keys = heads[0] // shares, heads[1] // shares
-    block = qkv_block(rows, width, (queries, keys), head_dim, x.dtype.itemsize)
+    rank = next((x.shape[1] for name, x in zip(names, some) if name == QKV + LOW_A), 0)
+    block = qkv_block(rows, width, (queries, keys), head_dim, x.dtype.itemsize, rank)
     # Both halves of a head are rotated by the same angle, the first with the opposite sign of the sine.
     cos, sin = (z.reshape(rows, -1).astype(jnp.float32) for z in (cos, sin))
     angles = (jnp.concatenate([cos, cos], axis=1), jnp.concatenate([-sin, sin], axis=1))
@@ -62,18 +66,21 @@ def _shard(
     of_layer = lambda *shape: pl.BlockSpec((None, *shape), lambda step, layer: (layer[0],) + (0,) * len(shape))
     results = [(rows, n, head_dim) for n in (queries, keys, keys)]
     run = pl.pallas_call(
-        functools.partial(_kernel, queries=queries, keys=keys, eps=cfg.norm_eps, plus_one=cfg.norm == "rms_plus_one"),
+        functools.partial(
+            _kernel, names=names, queries=queries, keys=keys, eps=cfg.norm_eps, plus_one=cfg.norm == "rms_plus_one"
+        ),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             grid=(width // block,),
             in_specs=[
                 full_block(rows, width), full_block(rows, head_dim), full_block(rows, head_dim), of_layer(1, width),
                 pl.BlockSpec((None, block, columns), lambda step, layer: (layer[0], step, 0)),
-                *[of_layer(queries + keys, head_dim)] * len(qk_norm),
+                *[of_layer(*x.shape[1:]) for x in some],
             ],
             out_specs=[full_block(*shape) for shape in results],
             scratch_shapes=[
                 pltpu.VMEM((width // block, rows, block), x.dtype), pltpu.VMEM((rows, columns), jnp.float32),
+                *([pltpu.VMEM((rows, rank), x.dtype)] if rank else []),
             ],
         ),
         out_shape=[jax.ShapeDtypeStruct(shape, x.dtype) for shape in results],
@@ -81,23 +88,24 @@ def _shard(
         interpret=interpret,
         name="fused_qkv",
     )  # fmt: skip
-    q, k, v = run(layer[None], x[:, 0], *angles, norm[:, None], matrix, *qk_norm)
+    q, k, v = run(layer[None], x[:, 0], *angles, norm[:, None], matrix, *some)
     return tuple(jnp.expand_dims(y, 1) for y in (q, k, v))
 
 
 # The signature is Pallas's: a reference for each prefetched scalar, input, output and scratch buffer, in their order.
 def _kernel(
     layer: Any, x: Any, cos: Any, sin: Any, norm: Any, matrix: Any, *rest: Any,
-    queries: int, keys: int, eps: float, plus_one: bool,
+    names: tuple[str, ...], queries: int, keys: int, eps: float, plus_one: bool,
 ) -> None:  # fmt: skip
     """Adds what one block of the stream gives to all heads; with the last, norms and rotates them.
 
     Args:
       x: [B, D]. cos, sin: [B, K]. norm: [1, D]. matrix: [block, n K].
-      rest: scale [H + J, K] where queries and keys have norms; q [B, H, K]; k, v [B, J, K]; h [D / block, B, block];
-        total [B, n K] float32.
+      rest: those of `names`: scale [H + J, K] where queries and keys have norms, A [r, D] and B [r, n K] where they
+        have an adapter; q [B, H, K]; k, v [B, J, K]; h [D / block, B, block]; total [B, n K] float32; with an adapter
+        x A [B, r].
     """
-    *scale, q, k, v, h, total = rest
+    some, (q, k, v, h, total, *low) = dict(zip(names, rest)), rest[len(names) :]
     step, block, head_dim = pl.program_id(0), h.shape[2], q.shape[2]
 
     @pl.when(step == 0)
@@ -106,18 +114,23 @@ def _kernel(
         for i in range(h.shape[0]):
             h[i] = stream[:, i * block : (i + 1) * block]
         total[...] = jnp.zeros_like(total)
+        if low:
+            low[0][...] = product(stream, some[QKV + LOW_A][...], inputs=1).astype(h.dtype)
 
     total[...] += product(h[step], matrix[...])
 
     @pl.when(step == pl.num_programs(0) - 1)
     def finish() -> None:
         for i in range(queries + 2 * keys):
-            head = total[:, i * head_dim : (i + 1) * head_dim].astype(q.dtype)  # as the product of the reference is
+            columns = slice(i * head_dim, (i + 1) * head_dim)
+            head = total[:, columns].astype(q.dtype)  # as the product of the reference is
+            if low:
+                head += product(low[0][...], some[QKV + LOW_B][:, columns]).astype(q.dtype)
             if i >= queries + keys:
                 v[:, i - queries - keys, :] = head
                 continue
-            if scale:
-                head = normed(head, scale[0][i : i + 1, :], eps, plus_one)
+            if QK_NORM in some:
+                head = normed(head, some[QK_NORM][i : i + 1, :], eps, plus_one)
             wide = head.astype(jnp.float32)
             rotated = (wide * cos[...] + pltpu.roll(wide, head_dim // 2, 1) * sin[...]).astype(q.dtype)
             if i < queries:

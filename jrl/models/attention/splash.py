@@ -19,7 +19,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 from jrl.device.sharding import per_shard
 from jrl.models.attention.kernels import block_of, padded_length
 from jrl.models.attention.reference import pad_to
-from jrl.models.remat import PRODUCT
+from jrl.models.remat import PRODUCT, product
 from jrl.types import Array
 
 
@@ -58,7 +58,7 @@ def attend(
             f"attention='splash' needs as many keys as queries; got {length} queries and {columns} keys. "
             f"attention='reference' takes them"
         )
-    wide = jnp.promote_types(q.dtype, jnp.float32)
+    wide, dtype = jnp.promote_types(q.dtype, jnp.float32), q.dtype
     q = (q.astype(wide) * (head_dim**-0.5 if scale is None else scale)).astype(q.dtype)
     given = {"q": q, "k": k, "v": v, "segment": segment, "start": start, "sinks": sinks}
     axes = {
@@ -81,9 +81,11 @@ def attend(
         elif "segment" in share:
             ids = (_pad(share["segment"], 1),) * 2
 
-        run = _row if q.dtype == jnp.float32 else _in_one_pass(_row)
+        run = _row if dtype == jnp.float32 else _in_one_pass(_row)
         each = jax.vmap(run, in_axes=(None, 0, 0, 0, 0, None))
-        out = each(kernel, _pad(share["q"].swapaxes(1, 2), 2), _pad(k, 2), _pad(v, 2), ids, share.get("sinks"))
+        # Kept as the kernel of the backward pass reads them: norms, rotation and layout are not computed again.
+        q, k, v = (product(_pad(x, 2)) for x in (share["q"].swapaxes(1, 2), k, v))
+        out = each(kernel, q, k, v, ids, share.get("sinks"))
         return (out[:, :, :length].swapaxes(1, 2),)
 
     # A kernel does not say over which axes of the mesh its result varies.

@@ -87,4 +87,10 @@ def drawing(config: Branching, tokenizer: Any) -> BranchDrawing:
     return BranchDrawing(config, bytes(long_enough))
 
 
-STRATEGY = Strategy(config=Branching, check=check, drawing=drawing, shares_prompt=False)
+STRATEGY = Strategy(
+    config=Branching,
+    check=check,
+    drawing=drawing,
+    branches=lambda config: (config.first, config.continuations),
+    shares_prompt=False,
+)

@@ -76,6 +76,8 @@ class Strategy(NamedTuple):
     prefix: Callable[[Any, Visit, Any, int], tuple[int, ...]] = lambda config, visit, tokenizer, room: ()
     roles: Callable[[Any], tuple[str, ...]] = lambda config: ()  # beside the policy, whose weights it draws with
     attempts: int = 1  # of a row, each scored by itself
+    # (config) -> completions of a prompt that others branch from, and how many from each; None: none branches
+    branches: Callable[[Any], tuple[int, int] | None] = lambda config: None
     shares_prompt: bool = True  # the rows of a prompt have the same tokens before their first actions
 
 

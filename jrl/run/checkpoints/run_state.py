@@ -139,7 +139,7 @@ def open_run_state(
 
     def restore(abstract_state: PyTree, step: int | None = None) -> tuple[int, PyTree, dict[str, Any]]:
         check_open()
-        return restore_step(folder, abstract_state, step, skipped, processes=processes)
+        return restore_step(folder, abstract_state, step, skipped, processes=processes, shared=shared)
 
     def steps() -> list[int]:
         return processes.from_writer("steps", list_steps(folder) if processes.writer else None)
@@ -314,6 +314,7 @@ def restore_step(
     *,
     part: bool = False,
     processes: Processes = ONE,
+    shared: bool = True,
 ) -> tuple[int, PyTree, dict[str, Any]]:
     """Returns (step, state, host) of the newest intact step, or of `step`.
 
@@ -323,6 +324,7 @@ def restore_step(
       skipped: damaged steps that were passed over are appended, newest first, and logged.
       part: `abstract_state` may be a part of what was saved (only the parameters, say); the rest is not read.
       processes: those that read together, each its own shards.
+      shared: as in `open_run_state`. False: each verifies all of its own folder.
     Raises: NoIntactStep where none is left; DamagedStep where `step` was asked for and is damaged; StateMismatch where
       an intact step holds other leaves.
     """
@@ -331,10 +333,10 @@ def restore_step(
     if step is not None:
         if step not in present:
             raise NoIntactStep(f"there is no checkpoint of step {step} in {folder}; there are {present or 'none'}")
-        return step, *_read(folder, step, abstract_state, part, processes)
+        return step, *_read(folder, step, abstract_state, part, processes, shared)
     for candidate in reversed(present):
         try:
-            return candidate, *_read(folder, candidate, abstract_state, part, processes)
+            return candidate, *_read(folder, candidate, abstract_state, part, processes, shared)
         except DamagedStep as error:
             _log.warning("%s; trying the one before it", error)
             skipped.append((candidate, error.reason))
@@ -342,8 +344,13 @@ def restore_step(
     raise NoIntactStep(f"nothing can be restored from {folder}: {listed}")
 
 
-def verify_step(root: str | os.PathLike[str], step: int) -> dict[str, Any]:
-    """Returns the manifest of a step after hashing every file of it. Raises DamagedStep naming the first fault."""
+def verify_step(root: str | os.PathLike[str], step: int, processes: Processes = ONE) -> dict[str, Any]:
+    """Returns the manifest of a step after hashing every file of it. Raises DamagedStep naming the first fault.
+
+    Args:
+      processes: those that verify a folder that all of them see: each hashes its share of the files, and does not find
+        the faults of the others' shares.
+    """
     folder = step_dir(root, step)
     try:
         digest.check_plain_file(folder / "manifest.json")
@@ -355,7 +362,9 @@ def verify_step(root: str | os.PathLike[str], step: int) -> dict[str, Any]:
             raise ValueError(f"{missing[0]} is missing")
         if extra := sorted(present - body["files"].keys()):
             raise ValueError(f"{extra[0]} is not in the manifest")
-        for name, actual in digest.tree_digests(folder, present).items():
+        # The largest are dealt out first, so that the shares are about as large.
+        by_size = sorted(present, key=lambda name: (-body["files"][name]["bytes"], name))
+        for name, actual in digest.tree_digests(folder, by_size[processes.index :: processes.count]).items():
             if actual != body["files"][name]:
                 raise ValueError(f"{name} has other bytes than were saved")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -364,9 +373,10 @@ def verify_step(root: str | os.PathLike[str], step: int) -> dict[str, Any]:
 
 
 def _read(
-    folder: Path, step: int, abstract_state: PyTree, part: bool, processes: Processes
+    folder: Path, step: int, abstract_state: PyTree, part: bool, processes: Processes, shared: bool
 ) -> tuple[PyTree, dict[str, Any]]:
-    body = _together(processes, step, f"verified {step}", lambda: verify_step(folder, step))
+    verify = lambda: verify_step(folder, step, processes if shared else ONE)
+    body = _together(processes, step, f"verified {step}", verify)
     saved, target = body["leaves"], digest.named_leaves(abstract_state)
     _match(step, saved, target, part)
     targets = {name: _target(leaf, saved[name]) for name, leaf in target.items() if leaf.size}

@@ -193,6 +193,8 @@ class Curriculum(NamedTuple):
     pilot: Callable[[Any], int] = lambda config: 0  # steps that it holds them of
     window: Callable[[Any], int] = lambda config: 1  # W
     of_tasks: bool = False  # it chooses between the tasks of a mixture
+    # the weight of an example depends on the others: those of the other split must not be among them
+    compares: bool = False
 
 
 def hard_weights(config: HardFocus, table: Outcomes) -> Array:
@@ -259,13 +261,18 @@ CURRICULA: dict[str, Curriculum] = {
         DifficultyBand,
         lambda c, table: in_band(table.rate, seen_of(c, table), low=c.low, high=c.high).astype(np.float64),
     ),
-    "HardFocus": Curriculum(HardFocus, hard_weights, limit=limit_unsolved),
+    "HardFocus": Curriculum(HardFocus, hard_weights, limit=limit_unsolved, compares=True),
     "MostVaried": Curriculum(MostVaried, varied_weights, visits=lambda c: c.visits, pilot=lambda c: c.pilot),
     "LearningImpact": Curriculum(LearningImpact, impact_weights, visits=lambda c: c.visits, pilot=lambda c: c.pilot),
     "SizeMixing": Curriculum(
-        SizeMixing, lambda c, table: task_weights(table, size_shares(sizes_of(table), alpha=c.alpha)), of_tasks=True
+        SizeMixing,
+        lambda c, table: task_weights(table, size_shares(sizes_of(table), alpha=c.alpha)),
+        of_tasks=True,
+        compares=True,
     ),
-    "ProgressMixing": Curriculum(ProgressMixing, progress_weights, window=lambda c: c.window, of_tasks=True),
+    "ProgressMixing": Curriculum(
+        ProgressMixing, progress_weights, window=lambda c: c.window, of_tasks=True, compares=True
+    ),
     "AdaptiveLevel": Curriculum(
         AdaptiveLevel,
         lambda c, table: (table.task == table.level).astype(np.float64),
@@ -317,9 +324,21 @@ def seen_of(config: Memory, table: Outcomes) -> Array:
     return seen if config.forget_after is None else seen & (table.step - table.last < config.forget_after)
 
 
-def weights_of(config: Any, table: Outcomes) -> Array:
-    """Returns how likely each example is visited, in proportion, [P] float64; 0: not at all."""
-    return row_of(config).weights(config, table)
+def weights_of(config: Any, table: Outcomes, training: Array | None = None) -> Array:
+    """Returns how likely each example is visited, in proportion, [P] float64; 0: not at all.
+
+    Args:
+      training: [P] bool, the examples of the training split. Others count nowhere: not among the hardest, nor in the
+        size of a task. None: all are of it.
+    """
+    if training is None:
+        return row_of(config).weights(config, table)
+    by_example = ("rate", "judged", "last", "history", "task")
+    split = table._replace(**{name: getattr(table, name)[training] for name in by_example})
+    weights = np.zeros(len(training), np.float64)
+    if training.any():
+        weights[training] = row_of(config).weights(config, split)
+    return weights
 
 
 def recorded(config: Any, table: Outcomes, index: Sequence[int], outcome: Array, valid: Array) -> Outcomes:
@@ -350,9 +369,10 @@ def recorded(config: Any, table: Outcomes, index: Sequence[int], outcome: Array,
     return row.after(config, moved)
 
 
-def order_of(config: Any, table: Outcomes, seed: int, position: int) -> Array:
-    """Returns the examples that a step may visit, [..] int64, in the order in which it takes them."""
-    return row_of(config).limit(config, table, draw_order(weights_of(config, table), seed, position))
+def order_of(config: Any, table: Outcomes, seed: int, position: int, training: Array | None = None) -> Array:
+    """Returns the examples that a step may visit, [..] int64, in the order in which it takes them. training: as
+    `weights_of` has it."""
+    return row_of(config).limit(config, table, draw_order(weights_of(config, table, training), seed, position))
 
 
 def draw_order(weights: Array, seed: int, position: int) -> Array:
@@ -382,15 +402,16 @@ def none_left(config: Any, table: Outcomes) -> str:
     )
 
 
-def metrics(config: Any, table: Outcomes) -> dict[str, float]:
-    """Returns shares of the source's examples: judged so far, solved (SOLVED), and not visited now; and each task's
-    share of the visits, where the curriculum chooses between tasks."""
+def metrics(config: Any, table: Outcomes, training: Array | None = None) -> dict[str, float]:
+    """Returns shares of the examples of the training split: judged so far, solved (SOLVED), and not visited now; and
+    each task's share of the visits, where the curriculum chooses between tasks. training: as `weights_of` has it."""
     seen = seen_of(config, table)
-    weights = weights_of(config, table)
+    weights = weights_of(config, table, training)
+    share = lambda which: float(np.mean(which if training is None else which[training]))
     found = {
-        "curriculum/seen": float(np.mean(table.judged > 0)),
-        "curriculum/solved": float(np.mean(seen & (table.rate >= SOLVED))),
-        "curriculum/dropped": float(np.mean(weights <= 0)),
+        "curriculum/seen": share(table.judged > 0),
+        "curriculum/solved": share(seen & (table.rate >= SOLVED)),
+        "curriculum/dropped": share(weights <= 0),
     }
     if row_of(config).of_tasks and weights.sum() > 0:
         shares = np.bincount(table.task, weights, minlength=len(table.recent)) / weights.sum()

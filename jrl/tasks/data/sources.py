@@ -12,6 +12,7 @@ from jrl.tasks.data import (
     rated,
     rationales,
     step_labels,
+    step_values,
     user_preferences,
 )
 from jrl.tasks.data.stored import StoredSource
@@ -26,5 +27,6 @@ SOURCES: dict[str, StoredSource] = {
     "Rated": rated.SOURCE,
     "RationalePreferences": rationales.SOURCE,
     "StepLabels": step_labels.SOURCE,
+    "StepValues": step_values.SOURCE,
     "UserPreferences": user_preferences.SOURCE,
 }

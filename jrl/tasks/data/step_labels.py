@@ -32,9 +32,7 @@ def rows(config: StepLabels, visits: Sequence[Visit], tokenizer: Any, width: int
     """
 
     def sequence(visit: Visit) -> tuple[Sequence[int], list[int], float]:
-        steps, labels = visit.example.info.get(config.steps), visit.example.info.get(config.labels)
-        if not (is_list(steps) and all(isinstance(step, str) and step for step in steps)):
-            raise LeftOut("no_steps")
+        steps, labels = steps_of(visit, config.steps), visit.example.info.get(config.labels)
         if not (is_list(labels) and len(labels) == len(steps) and all(map(is_label, labels))):
             raise LeftOut("no_labels")
         wrong = next((i for i, label in enumerate(labels) if label <= 0.5), len(steps) - 1)
@@ -45,6 +43,14 @@ def rows(config: StepLabels, visits: Sequence[Visit], tokenizer: Any, width: int
 
     sequences, counts = of_visits(sequence, visits)
     return stack(sequences, 1, tokenizer.pad_id, width), counts
+
+
+def steps_of(visit: Visit, name: str) -> Sequence[str]:
+    """Returns the texts of a solution's steps. Raises LeftOut("no_steps") where Example.info has no such list."""
+    steps = visit.example.info.get(name)
+    if not (is_list(steps) and all(isinstance(step, str) and step for step in steps)):
+        raise LeftOut("no_steps")
+    return steps
 
 
 def is_list(value: Any) -> bool:

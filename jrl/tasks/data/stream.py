@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jrl.tasks.data.curricula import Outcomes, none_left, order_of
+import numpy as np
+
+from jrl.tasks.data.curricula import Outcomes, none_left, order_of, row_of
 from jrl.tasks.data.order import open_order
 from jrl.tasks.data.prompts import Data, Split, Visit, dropped_prompts, encode_prompt, is_held_out, refusal
 from jrl.tasks.envs.contract import Source
@@ -31,6 +33,7 @@ class Stream:
         self._seed, self._size = seed, len(source)
         self._order = open_order(self._size, seed)
         self._position = 0
+        self._in_split: np.ndarray | None = None
         self.outcomes: Outcomes | None = None  # of the examples, where a stage has a curriculum
         # Both of the first pass only: what is dropped then is dropped in every later one.
         self.counts: dict[str, int] = {}  # examples of the split that were dropped, by cause
@@ -64,7 +67,7 @@ class Stream:
 
         Raises: ValueError where it leaves no prompt of the split, or a prompt is refused; StopRequested as in `next`.
         """
-        order = order_of(curriculum, self.outcomes, self._seed, self._position)
+        order = order_of(curriculum, self.outcomes, self._seed, self._position, self.in_split(curriculum))
         chosen: list[int] = []
         for index in order.tolist():
             check_stop(self._stop, "reading prompts")
@@ -75,6 +78,22 @@ class Stream:
         if not chosen:
             raise ValueError(none_left(curriculum, self.outcomes))
         return self.revisit([chosen[i % len(chosen)] for i in range(n)])
+
+    def in_split(self, curriculum: Any) -> np.ndarray | None:
+        """Returns which examples of the source are of this split, [size] bool, for a curriculum that compares them;
+        None: all are, or it compares none. The first call reads every example.
+
+        Raises: StopRequested where the stream's `stop` says so.
+        """
+        if not row_of(curriculum).compares or (self._config.held_out_every is None and self._split == "train"):
+            return None
+        if self._in_split is None:
+            found = np.zeros(self._size, bool)
+            for index in range(self._size):
+                check_stop(self._stop, "reading prompts")
+                found[index] = is_held_out(self._source[index], self._config) == (self._split == "held_out")
+            self._in_split = found
+        return self._in_split
 
     def revisit(self, chosen: Sequence[int]) -> list[Visit]:
         """Returns visits of examples that a curriculum has chosen, and moves past them. Their numbers, which name their

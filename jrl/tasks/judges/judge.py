@@ -89,20 +89,11 @@ class OpenJudge:
 
     Args:
       stop: asked while answers are waited for.
-      processes: those that ask about a batch together, each about its share.
     """
 
-    def __init__(
-        self,
-        config: Judge,
-        client: Client,
-        journal: Journal | None,
-        stop: Stop = never,
-        processes: Processes = ONE,
-    ):
+    def __init__(self, config: Judge, client: Client, journal: Journal | None, stop: Stop = never):
         self.config = config
         self.client = client
-        self.processes = processes
         self._journal, self._stop = journal, stop
         self.names = score_names(config)
         self._grading = GRADINGS[type(config.grading)]
@@ -134,12 +125,16 @@ class OpenJudge:
         ]
         return Ticket(groups, questions, asked)
 
-    def collect(self, ticket: Ticket) -> Graded:
+    def collect(self, ticket: Ticket, processes: Processes = ONE) -> Graded:
         """Waits for the answers, writes them to the journal and returns the scores, rows of a group adjacent.
+
+        Args:
+          processes: those that ask about a batch together, each about its own groups. Judge.stop_above is of the
+            questions of all, so that all stop or none.
 
         Raises:
           StopRequested: `stop` returned True. Nothing of the batch is in the journal; answers so far are in the cache.
-          JudgeStopped: more than Judge.stop_above of the questions of all processes have no answer. Likewise, in all.
+          JudgeStopped: more than Judge.stop_above of the questions have no answer. Likewise.
         """
         began = time.monotonic()
         requests = [asked.request for group in ticket.asked for asked in group if asked.request is not None]
@@ -150,7 +145,7 @@ class OpenJudge:
                 raise StopRequested(f"asked to stop while {missing} answers of {self.config.name} were missing")
         waited = time.monotonic() - began
         verdicts = [[self._verdicts(asked) for asked in group] for group in ticket.asked]
-        self._check_lost([said for group in verdicts for said in group])
+        self._check_lost([said for group in verdicts for said in group], processes)
         self.client.sync()
         if self._journal is not None:
             self._journal.keep(
@@ -181,17 +176,17 @@ class OpenJudge:
             for number in numbers_of(self.config, asked.request.content)
         )
 
-    def _check_lost(self, verdicts: Sequence[tuple[Verdict, ...]]) -> None:
-        problems = [said[0].detail for said in verdicts if not said[0].status.scorable]
-        own = [len(problems), len(verdicts), problems[0] if problems else ""]
-        every = self.processes.exchange(f"answers of {self.config.name}", own)
-        lost, asked = (sum(each[place] for each in every) for place in (0, 1))
+    def _check_lost(self, verdicts: Sequence[tuple[Verdict, ...]], processes: Processes) -> None:
+        mine = [said[0].detail for said in verdicts if not said[0].status.scorable]
+        lost_here = {"asked": len(verdicts), "lost": len(mine), "first": mine[0] if mine else None}
+        every = processes.exchange(f"lost by {self.config.name}", lost_here)
+        asked, lost = (sum(each[name] for each in every) for name in ("asked", "lost"))
         if lost > self.config.stop_above * asked:
-            first = next(each[2] for each in every if each[0])
             raise JudgeStopped(
                 f"{lost} of {asked} requests to the judge {self.config.name!r} failed ({lost / asked:.0%}), above "
-                f"Judge.stop_above = {self.config.stop_above:g}. The first: {first}. When the judge answers again, run "
-                "the same command to continue"
+                f"Judge.stop_above = {self.config.stop_above:g}. The first: "
+                f"{next(each['first'] for each in every if each['lost'])}. When the judge answers again, run the same "
+                "command to continue"
             )
 
     def _graded(self, ticket: Ticket, verdicts: Sequence[Sequence[tuple[Verdict, ...]]], waited: float) -> Graded:
@@ -227,12 +222,13 @@ class OpenJudge:
 
 
 def open_judges(
-    configs: Sequence[Judge], folder: pathlib.Path, stop: Stop = never, processes: Processes = ONE
+    configs: Sequence[Judge], folder: pathlib.Path, stop: Stop = never, *, index: int = 0, count: int = 1
 ) -> list[OpenJudge]:
     """Returns the judges of a run whose folder is `folder`, after one question to each.
 
     Args:
-      processes: each asks about its own share of the prompts, and keeps the answers in files of its own.
+      index, count: of the process, and how many there are: each asks about its own share of the prompts, and keeps the
+        answers in files of its own.
 
     Raises: ValueError where a judge does not answer as it is asked to; StopRequested where `stop` says so.
     """
@@ -240,28 +236,28 @@ def open_judges(
         opened = []
         for config in configs:
             preflight(config, stop)
-            opened.append(open_judge(config, folder / FOLDER, stop, processes))
+            opened.append(open_judge(config, folder / FOLDER, stop, index=index, count=count))
             stack.callback(opened[-1].close)
         stack.pop_all()
         return opened
 
 
-def open_judge(config: Judge, folder: pathlib.Path, stop: Stop = never, processes: Processes = ONE) -> OpenJudge:
+def open_judge(config: Judge, folder: pathlib.Path, stop: Stop = never, *, index: int = 0, count: int = 1) -> OpenJudge:
     """Returns a judge with its journal and its answers in a folder. Asks it nothing.
 
     Of several processes each has an equal part of the rate limits. It reads the journals of all, also of an earlier
     life of the run with another number of processes, and writes its own.
     """
-    mine = f"-{processes.index}" if processes.index else ""
+    mine = f"-{index}" if index else ""
     with contextlib.ExitStack() as stack:
-        client = open_client(config, folder / f"{config.name}.answers{mine}.jsonl", processes.count)
+        client = open_client(config, folder / f"{config.name}.answers{mine}.jsonl", count)
         stack.callback(client.close)
         path = folder / f"{config.name}.journal{mine}.jsonl"
         others = sorted(set(folder.glob(f"{config.name}.journal*.jsonl")) - {path})
         journal = Journal(path, others)
         stack.callback(journal.close)
         stack.pop_all()
-        return OpenJudge(config, client, journal, stop, processes)
+        return OpenJudge(config, client, journal, stop)
 
 
 def open_client(config: Judge, answers: pathlib.Path, count: int = 1) -> Client:

@@ -22,6 +22,7 @@ from jrl.learning.optimizers.muon import Muon, spread_over
 from jrl.models.attention.kernels import LANES, NO_KERNEL
 from jrl.models.attention.linear import chunk_of
 from jrl.models.contract import is_spec
+from jrl.models.remat import is_narrow
 from jrl.rollout.sampler import compaction_sizes, num_resident_prompts
 from jrl.tools.plan.case import (
     Case,
@@ -207,14 +208,20 @@ def relayout_bytes(case: Case) -> int:
 
 def gathered_weight_bytes(case: Case) -> int:
     """Returns the bytes of the weights that sampling copies, gathered over fsdp and cast. Frozen weights that are
-    stored so already are not copied, except those that adapters are merged into."""
+    stored so already are not copied, except those that adapters are merged into, and queries', keys' and values', of
+    which kernels read one matrix."""
     copied = case.sizes["fsdp"] > 1 or case.config.sampler.layers != "scanned"
     every = held_bytes(case, GATHERED, case.cfg.dtype) - (0 if copied else quantized_bytes(case, GATHERED))
     if case.adapters is None or case.sizes["fsdp"] > 1 or case.cfg.param_dtype != case.cfg.dtype:
         return every + (adapter_bytes(case) if decodes_unmerged(case) else 0)
     if case.config.sampler.layers != "scanned":
         return every
-    leaves = [] if decodes_unmerged(case) else [case.spec["layers"][name] for name in case.adapters]
+    adapter = case.config.adapter
+    names = case.adapters
+    if decodes_unmerged(case):
+        together = case.config.sampler.attention == "ragged" and adapter.kind == "lora" and adapter.base is None
+        names = [name for name in "qkv" if together and name in case.spec["layers"]]
+    leaves = [case.spec["layers"][name] for name in names]
     return sum(share(leaf, GATHERED, case.sizes) for leaf in leaves) * itemsize(case.cfg.dtype)
 
 
@@ -288,11 +295,14 @@ def layer_activation_bytes(case: Case) -> int:
 def layer_matmul_bytes(case: Case) -> int:
     """Returns the bytes of what a layer's matrices make and the backward pass needs again: queries, keys, values, what
     comes out of attention, gate and up; of experts, those of each that a token goes to, and what comes out. What is
-    only added to the stream is needed where a norm comes before."""
+    only added to the stream is needed where a norm comes before. In narrow dtypes the
+    stream after attention is one more; the mean squares of norms are few, and not counted."""
     cfg, tensor = case.cfg, case.sizes["tensor"]
     queries_, keys = widest_heads(cfg)
-    attended = 1 if cfg.attention == "splash" else 0  # which keeps its result, and a sum of each query
-    entries = (queries_ * (2 if cfg.output_gate else 1) + attended * queries_ + 2 * keys) // tensor + cfg.width
+    # 'splash' keeps its result and a sum of each query, and queries and keys as it reads them.
+    attended = 2 * queries_ + keys if cfg.attention == "splash" else 0
+    streams = 2 * cfg.width if is_narrow(cfg.dtype) and cfg.norm_place != "before" else cfg.width
+    entries = (queries_ * (2 if cfg.output_gate else 1) + attended + 2 * keys) // tensor + streams
     dense = sparse = 0
     if any(map(cfg.dense, range(cfg.layers))):
         wide = max(cfg.mlp_width, cfg.shared_mlp_width or 0) // tensor

@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 from jrl import paths
 from jrl.algos.contract import Needs
 from jrl.device.sharding import AXES, BATCH_AXES, TRAIN, split_sizes
-from jrl.device.transfer import Publication, publication
+from jrl.device.transfer import Publication, publication, shared_cuts
 from jrl.experiment import Config, Online, Stage, completion_length, optimizers, row_of, stage_names
 from jrl.learning.critic import CRITIC
 from jrl.learning.optimizer import keeps_on_host
@@ -60,6 +60,7 @@ class Case:
     others: tuple[Case, ...] = ()  # the run's other stages that are planned
     sampler_sizes: dict[str, int] | None = None  # of the devices of their own for sampling; None: `sizes`
     learner_sizes: dict[str, int] | None = None  # of a case on those devices: where the weights come from
+    slices: int = 1  # of the topology, all meshes together
 
     shards = property(lambda self: math.prod(self.sizes[axis] for axis in BATCH_AXES))
     sequences = property(lambda self: self.prompts * self.samples)  # N
@@ -68,6 +69,19 @@ class Case:
     has_critic = property(lambda self: CRITIC in optimizers(self.stage))
     optimizer = property(lambda self: optimizers(self.stage)[self.updates])
     moments_on_host = property(lambda self: keeps_on_host(self.optimizer))
+
+    @property
+    def mesh_slices(self) -> int:
+        """Slices that the case's own mesh is on."""
+        return (self.config.mesh if self.learner_sizes is None else self.config.sampler_mesh).slices
+
+    @property
+    def network_sizes(self) -> list[tuple[str, int]]:
+        """Devices along each mesh axis, where the mesh is on several slices with these before `data`, their part."""
+        slices = self.mesh_slices
+        if slices == 1:
+            return list(self.sizes.items())
+        return [("slices", slices), *{**self.sizes, "data": self.sizes["data"] // slices}.items()]
 
     @property
     def copies(self) -> int:
@@ -169,12 +183,13 @@ def decoder_of_run(config: Config) -> Decoder:
     return dataclasses.replace(config.model, vocab_size=vocab_size)
 
 
-def make_case(config: Config, parts: Parts, num_devices: int, stage: str | None = None) -> Case:
+def make_case(config: Config, parts: Parts, num_devices: int, stage: str | None = None, slices: int = 1) -> Case:
     """Returns the shapes of a stage of `config` on `num_devices`.
 
     Args:
       stage: the name of the stage, which is then planned alone; None: the last Online stage, or the last one where
         there is none, and beside it all others.
+      slices: that the devices are of.
 
     Raises: ValueError where the shapes do not divide, or there is no such stage.
     """
@@ -182,7 +197,7 @@ def make_case(config: Config, parts: Parts, num_devices: int, stage: str | None 
     if stage is not None and stage not in names:
         raise ValueError(f"unknown stage {stage!r}; available: {', '.join(names)}")
     planned = len(names) if stage is None else names.index(stage) + 1
-    fields = model_fields(config, parts, num_devices)
+    fields = {**model_fields(config, parts, num_devices), "slices": slices}
     cases: list[Case] = []
     for i in range(planned):
         cases.append(stage_case(config, parts, i, cases[-1] if cases else None, fields))
@@ -276,8 +291,9 @@ def publication_of(case: Case) -> Publication | None:
     if case.sampler_sizes is None or not isinstance(case.stage, Online):
         return None
     trained = jax.tree.leaves(case.spec if case.adapters is None else case.adapters, is_leaf=is_spec)
-    sizes = [(math.prod(leaf.shape) * leaf.dtype.itemsize, train_spec(leaf)) for leaf in trained]
     learner = case.learner_sizes or case.sizes
+    cuts = lambda leaf: (train_spec(leaf), shared_cuts(train_spec(leaf), learner, case.sampler_sizes))
+    sizes = [(math.prod(leaf.shape) * leaf.dtype.itemsize, *cuts(leaf)) for leaf in trained]
     return publication(sizes, learner, case.sampler_sizes, copies_for(case.stage.lag))
 
 

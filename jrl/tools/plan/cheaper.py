@@ -46,8 +46,9 @@ def candidates(case: Case) -> Iterator[dict[str, object]]:
     if chunk >= 16:
         yield {"Learner.logprob_chunk": chunk}
     sizes = case.sizes
-    if sizes["data"] > 1:
-        yield {"MeshShape.data": 1, "MeshShape.fsdp": sizes["fsdp"] * sizes["data"]}
+    slices = config.mesh.slices
+    if sizes["data"] > slices:
+        yield {"MeshShape.data": slices, "MeshShape.fsdp": sizes["fsdp"] * sizes["data"] // slices}
     if sizes["fsdp"] % 2 == 0:
         yield {"MeshShape.data": sizes["data"], "MeshShape.fsdp": sizes["fsdp"] // 2,
                "MeshShape.tensor": sizes["tensor"] * 2}  # fmt: skip
@@ -62,7 +63,7 @@ def cheapest(case: Case, parts: Parts, limit: int, num_devices: int, chip: Chip 
     changes: list[Change] = []
     for change in candidates(case):
         try:
-            after = make_case(applied(case.config, change), parts, num_devices, stage)
+            after = make_case(applied(case.config, change), parts, num_devices, stage, case.slices)
         except ValueError:
             continue
         _, size = budget.peak(after)
@@ -109,6 +110,6 @@ def applied(config: Config, bindings: Mapping[str, Any]) -> Config:
                 section_after = dataclasses.replace(getattr(stage, place), **{field: value})
                 stages[i] = dataclasses.replace(stage, **{place: section_after})
     if "mesh" in fields:
-        fields["mesh"] = {**dataclasses.asdict(MeshShape()), **fields["mesh"]}
+        fields["mesh"] = {**dataclasses.asdict(MeshShape()), "slices": config.mesh.slices, **fields["mesh"]}
     changed = {place: dataclasses.replace(getattr(config, place), **new) for place, new in fields.items()}
     return dataclasses.replace(config, stages=tuple(stages), **changed)

@@ -1,4 +1,4 @@
-"""Names of topologies: `v5e:4x8` is 32 chips of the v5e in a grid of 4 by 8."""
+"""Names of topologies: `v5e:4x8` is 32 chips of the v5e in a grid of 4 by 8, `2xv5e:4x8` two such slices."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from jrl.device.chips import CHIPS, Chip
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """Chips in a grid."""
+    """Chips in a grid, or several such slices with the data center's network between them."""
 
     chip: Chip
     grid: tuple[int, ...]
+    slices: int = 1
 
     @property
     def name(self) -> str:
-        return f"{self.chip.name}:{'x'.join(map(str, self.grid))}"
+        several = f"{self.slices}x" if self.slices > 1 else ""
+        return f"{several}{self.chip.name}:{'x'.join(map(str, self.grid))}"
 
     @property
     def num_chips(self) -> int:
-        return math.prod(self.grid)
+        return self.slices * math.prod(self.grid)
 
     @property
     def num_devices(self) -> int:
@@ -39,14 +41,18 @@ def parse_chip(text: str) -> Chip:
 
 def parse_topology(text: str) -> Topology:
     """Returns the topology of a name. Raises ValueError with the expected form, or the known chips."""
-    match = re.fullmatch(r"([a-z0-9]+):(\d+(?:x\d+)*)", text.strip())
+    match = re.fullmatch(r"(?:([1-9]\d*)x)?([a-z][a-z0-9]*):(\d+(?:x\d+)*)", text.strip())
     if match is None:
-        raise ValueError(f"--topology {text!r} is not a topology; write CHIP:GRID, such as v5e:4x8 or v5p:4x4x4")
-    name, grid = match[1], tuple(int(n) for n in match[2].split("x"))
+        raise ValueError(f"--topology {text!r} is not a topology; write CHIP:GRID, such as v5e:4x8 or v5p:4x4x4, or "
+                         "2xv5p:4x4x4 for two slices")  # fmt: skip
+    slices, name, grid = int(match[1] or 1), match[2], tuple(int(n) for n in match[3].split("x"))
     if name not in CHIPS:
         raise ValueError(f"--topology {text!r}: unknown chip {name!r}. Available: {', '.join(CHIPS)}")
     chip = CHIPS[name]
     if len(grid) != chip.dimensions or min(grid) < 1:
         example = f"{name}:{'x'.join(['4'] * chip.dimensions)}"
         raise ValueError(f"--topology {text!r}: a grid of the {name} has {chip.dimensions} dimensions, as {example}")
-    return Topology(chip, grid)
+    if slices > 1 and chip.network_gbit_per_second is None:
+        raise ValueError(f"--topology {text!r}: no rate of the network between slices of the {name} is published; "
+                         "plan one slice")  # fmt: skip
+    return Topology(chip, grid, slices)

@@ -181,7 +181,7 @@ def main(out: str, devices: int, stage: str | None, config: str, bindings: Seque
         shares = {case.cfg.vocab_size, case.cfg.vocab_size // case.sizes["tensor"]}
         carried = waste.caches_carried(text, stage_case)
         results[name] = {
-            "collectives": [row._asdict() for row in collectives(text, list(stage_case.sizes.items()), trips)],
+            "collectives": [row._asdict() for row in collectives(text, stage_case.network_sizes, trips)],
             "logits": waste.widest_logits(text, shares),
             "second_cache": waste.second_cache(shown_name(case, name), stage_case, carried)
             if kind == "sample"

@@ -82,6 +82,7 @@ def topology_devices(topology: Topology) -> list[Any]:
             platform="tpu",
             topology_name=f"{topology.chip.platform}:{'x'.join(map(str, topology.grid))}",
             chips_per_host_bounds=host,
+            num_slices=topology.slices,
             **topology.chip.options,
         )
     except jax.errors.JaxRuntimeError as error:

@@ -1,12 +1,14 @@
 """The time of a compiled program on one device, by the compiler's own count, and what it wastes.
 
-    seconds = max(compute + kernels, memory) + links that nothing overlaps
+    seconds = max(max(compute + kernels, memory) + links that nothing overlaps, network)
 
 compute: the compiler's cycles (`jrl.tools.plan.cycles`) at the chip's clock. The compiler counts neither collectives
 nor Pallas kernels, and no copy that runs beside other work. Therefore:
 
 links: the bytes that a device receives, at the rate of one ring, and LATENCY for each collective. Asynchronous ones
 cost what is left of them after the compute.
+network: the bytes that a device receives from other slices, at its share of the host's network. The compiler sends and
+receives them beside other work, a layer's gradients during the layer before.
 kernels: each call CALL_CYCLES, and beside it 'ragged' the keys and values of the columns that it reads at the rate of
 the memory, 'splash' its products at KERNEL_SHARE of the matrix unit's peak, and one that reads a layer's weights these
 at STREAM_SHARE of the memory's rate.
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -26,6 +29,7 @@ import jax.numpy as jnp
 from jrl.device.sharding import GATHERED
 from jrl.learning.learner import MICRO_BATCHES
 from jrl.learning.vocab_parallel import CHUNKS, MIDDLE
+from jrl.models.attention.fused import MLP_LEAVES, QKV
 from jrl.models.attention.kv_cache import cache_shapes
 from jrl.models.contract import is_spec
 from jrl.ops.logprobs import CHUNK
@@ -41,6 +45,7 @@ CALL_CYCLES = 2122  # of a kernel that does nothing: the least that the compiler
 STREAM_SHARE = 0.8  # of the memory's rate at which kernels read weights: blocks are fetched ahead, the first is not
 KERNEL_SHARE = 0.5  # of the matrix unit's peak that attention's kernel reaches
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+BETWEEN_SLICES = "xla_megascale_runtime"  # what moves arrays between slices, from host to host
 DEAREST = 10  # operations that are named
 SHOWN = 3  # warnings of a kind
 LEAST_SHARE = 1 / 200  # of a program's compute: what costs less is not warned of
@@ -66,6 +71,7 @@ class Count:
     memory: float  # by arithmetic
     links: float  # of collectives that nothing overlaps
     links_overlapped: float  # of asynchronous ones
+    network: float  # of what comes from other slices, beside other work
     instructions: float  # fusions, copies and kernels that run
     float32_share: float  # of the matrix unit's passes: products with a float32 operand
     gathers_in_loops: float  # synchronous all-gathers in loops
@@ -77,7 +83,7 @@ class Count:
     @property
     def seconds(self) -> float:
         work = max(self.compute + self.kernels, self.memory)
-        return work + self.links + max(self.links_overlapped - work, 0.0)
+        return max(work + self.links + max(self.links_overlapped - work, 0.0), self.network)
 
 
 def to_json(count: Count) -> dict[str, Any]:
@@ -125,6 +131,7 @@ def count_of(text: str, kind: str, case: Case, chip: Chip, kernels: float, memor
         memory=memory,
         links=links,
         links_overlapped=overlapped,
+        network=network_seconds(runs, chip, case.mesh_slices),
         decode_step=step,
         decode_operations=operations,
         instructions=sum(run.likely for run in runs if works(run.instruction)),
@@ -197,13 +204,19 @@ def ragged_seconds(case: Case, chip: Chip) -> float:
 def streamed_seconds(runs: Iterable[Run], case: Case, chip: Chip) -> float:
     """Returns the seconds in which kernels read weights, of the calls that a program makes."""
     cfg, tensor = case.cfg, case.sizes["tensor"]
-    heads = cfg.heads + 2 * cfg.kv_heads
-    entries = {"fused_mlp": 3 * cfg.width * cfg.mlp_width, "fused_qkv": cfg.width * heads * cfg.head_dim}
+    heads = (cfg.heads + 2 * cfg.kv_heads) * cfg.head_dim
+    entries = {"fused_mlp": 3 * cfg.width * cfg.mlp_width / tensor, "fused_qkv": cfg.width * heads / tensor}
+    if flops.decodes_unmerged(case):
+        # A and B of every matrix that has an adapter; of queries, keys and values one A and one B with zeros in it.
+        ranks = {name: leaf["a"].shape[-1] for name, leaf in case.adapters.items()}
+        of_mlp, of_heads = (sum(ranks.get(name, 0) for name in names) for names in (MLP_LEAVES[1:], QKV))
+        entries["fused_mlp"] += of_mlp * (cfg.width + cfg.mlp_width / tensor)
+        entries["fused_qkv"] += of_heads * (cfg.width + heads / tensor)
     total = 0.0
     for run in runs:
         if is_kernel(run.instruction):
             total += sum(run.likely * n for name, n in entries.items() if f"/{name}" in run.instruction.op_name)
-    return total / tensor * jnp.dtype(cfg.dtype).itemsize / (STREAM_SHARE * chip.hbm_rate)
+    return total * jnp.dtype(cfg.dtype).itemsize / (STREAM_SHARE * chip.hbm_rate)
 
 
 def read_bytes(case: Case) -> float:
@@ -232,6 +245,19 @@ def link_seconds(program: Program, runs: Iterable[Run], chip: Chip, devices: int
             else:
                 waits += seconds
     return waits, beside
+
+
+def network_seconds(runs: Iterable[Run], chip: Chip, slices: int) -> float:
+    """Returns the seconds in which a device receives what other slices send: 0 on one slice."""
+    # The hosts of S slices sum an array in parts: each receives S - 1 shares of its own part, then the other parts. Of
+    # what they gather, one part of S is there already.
+    part = (slices - 1) / slices
+    total = 0.0
+    for instruction, times in ((run.instruction, run.likely) for run in runs):
+        if instruction.op == "recv" and BETWEEN_SLICES in instruction.attributes:
+            kind = re.search(r'transfer_type="(\w+)"', instruction.attributes)[1]
+            total += times * {"ALL_REDUCE": 2 * part, "ALL_GATHER": part}.get(kind, 1.0) * instruction.shapes[0].bytes
+    return total / chip.network_rate
 
 
 def collectives_of(program: Program, instruction: Instruction) -> list[Instruction]:

@@ -1,6 +1,7 @@
-"""About how long a step takes: the slowest of matrix unit, memory and links, for each program. A bound from below.
+"""About how long a step takes: the slowest of matrix unit, memory, links and network, for each program. A bound from
+below.
 
-    seconds = max(operations / matrix rate, bytes / HBM rate, link bytes / ring rate)
+    seconds = max(operations / matrix rate, bytes / HBM rate, link bytes / ring rate, network bytes / network rate)
 
 Assumed, and printed with every estimate:
 """
@@ -38,11 +39,13 @@ from jrl.tools.plan.flops import Flops
 FLOAT32_PASSES = 6  # bfloat16 passes of one float32 product at precision 'highest', which jrl uses
 
 ASSUMPTIONS = (
-    "every unit at its peak, and the slowest alone counts: memory, links and matrix unit overlap within a program",
+    "every unit at its peak, and the slowest alone counts: memory, links, network and matrix unit overlap within a "
+    "program",
     f"float32 products take {FLOAT32_PASSES} bfloat16 passes (precision 'highest'); so does attention without a kernel",
     "experts are visited evenly, and those that no slot goes to are not read",
     "every completion is as long as it may be, every packed row is full, nothing is refilled",
-    "a mesh axis moves data around one ring of the torus, both ways",
+    "a mesh axis moves data around one ring of the torus, both ways; between slices every chip has its share of its "
+    "host's network",
     "host time (scoring, data, dispatch) is not in it, nor what AdamW.memory and remat = 'offload' move over its link",
     "of an optimizer only its memory traffic counts, and not what Muon multiplies",
 )
@@ -54,6 +57,7 @@ class Estimate(NamedTuple):
     compute: float
     memory: float
     links: float
+    network: float = 0.0  # between slices
 
     @property
     def seconds(self) -> float:
@@ -61,7 +65,7 @@ class Estimate(NamedTuple):
 
     @property
     def bound(self) -> str:
-        return ("compute", "memory", "links")[self.index(max(self))]
+        return self._fields[self.index(max(self))]
 
 
 class Traffic(NamedTuple):
@@ -69,6 +73,7 @@ class Traffic(NamedTuple):
 
     hbm: float  # bytes between HBM and the chip
     links: dict[str, float]  # bytes received over links, by mesh axis
+    network: float = 0.0  # bytes received from other slices
 
 
 def itemsize(dtype: str) -> int:
@@ -250,11 +255,15 @@ def update_traffic(case: Case) -> Traffic:
     stored = trained_bytes(case, TRAIN)
     gradient = trained_bytes(case, GATHERED) * case.micro_batches
     reduced = gathered_over(case, gradient)
-    copies = case.sizes["data"]
-    reduced = add(reduced, {"data": 2 * stored * case.micro_batches * (copies - 1) / copies})
+    # The copies of a slice sum their gradients, each a part; slices sum these parts; the copies exchange them. Until
+    # they are added up, a micro-batch's gradients are of the compute dtype.
+    narrow = min(itemsize(case.cfg.dtype) / itemsize(case.cfg.param_dtype), 1)
+    slices, summed = case.mesh_slices, 2 * narrow * stored * case.micro_batches
+    copies = case.sizes["data"] // slices
     return Traffic(
         hbm=once.hbm + 3 * stored * case.micro_batches + 6 * stored + 2 * moment_bytes(case),
-        links=add(once.links, reduced),
+        links=add(once.links, reduced, {"data": summed * (copies - 1) / copies}),
+        network=summed / copies * (slices - 1) / slices,
     )
 
 
@@ -276,6 +285,7 @@ def estimate(count: Flops, traffic: Traffic, case: Case, chip: Chip) -> Estimate
         compute=operations / chip.matrix_rate,
         memory=traffic.hbm / chip.hbm_rate,
         links=sum(traffic.links.values()) / chip.ring_rate,
+        network=traffic.network / chip.network_rate if traffic.network else 0.0,
     )
 
 
@@ -315,9 +325,9 @@ def step_of(case: Case, chip: Chip, seconds: Mapping[str, float]) -> float:
     if p is None:
         return sum(total.values())
     sampling = total.get(f"{case.name}.sample", 0.0)
-    return max(sampling + publication_seconds(p, chip), sum(total.values()) - sampling)
+    return max(sampling + publication_seconds(p, case, chip), sum(total.values()) - sampling)
 
 
-def publication_seconds(p: Publication, chip: Chip) -> float:
-    """Returns the seconds in which a device that samples receives the weights."""
-    return p.received / chip.ring_rate
+def publication_seconds(p: Publication, case: Case, chip: Chip) -> float:
+    """Returns the seconds in which a device that samples receives the weights: over links, or from another slice."""
+    return p.received / (chip.ring_rate if case.slices == 1 else chip.network_rate)

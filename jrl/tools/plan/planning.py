@@ -11,9 +11,10 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jrl.device.chips import GIB
+from jrl.device.sharding import split_sizes
 from jrl.experiment import Config
 from jrl.models.attention.kernels import check_attention
 from jrl.plugins import Parts
@@ -55,6 +56,7 @@ class Row:
     compiled: Compiled | None
     flops: float | None  # over all devices
     bytes: float | None  # between HBM and one device
+    network: float | None  # bytes that one device receives from other slices
     estimate: Estimate | None
     collectives: list[dict[str, Any]] | None  # None: not counted
     count: Count | None = None  # by the compiler; None where it compiled nothing, or where arithmetic does not count
@@ -97,6 +99,29 @@ class Plan:
     def fits(self) -> bool:
         return self.largest.memory.total <= self.limit
 
+    @property
+    def network(self) -> Network | None:
+        """What a step moves between slices; None on one slice."""
+        if self.topology.slices == 1:
+            return None
+        times, rate = estimate.calls(self.case), self.topology.chip.network_rate
+        rows = [row for row in self.rows if row.estimate is not None and split_name(row.name)[0] == self.case.name]
+        p = publication_of(self.case)
+        published = 0 if p is None else p.received
+        received = published + sum(times[row.name] * row.network for row in rows)
+        counted = [times[row.name] * row.count.network for row in rows if row.count is not None]
+        bound = tuple(self.shown(row) for row in rows if row.estimate.bound == "network")
+        return Network(received, received / rate, published / rate + sum(counted) if counted else None, bound)
+
+
+class Network(NamedTuple):
+    """What a step of the case's stage moves between slices."""
+
+    bytes: float  # received by one device, by arithmetic
+    seconds: float  # at least
+    counted_seconds: float | None  # of what the compiler sends; None where nothing was compiled
+    bound: tuple[str, ...]  # programs that nothing bounds more
+
 
 def make_plan(
     config: Config,
@@ -118,9 +143,10 @@ def make_plan(
 
     Raises: ValueError where the run cannot be laid out on the topology, or asks for a kernel of other devices.
     """
+    check_slices(config, topology)
     config, note = with_known_shape(config)
     config, choices = for_tpus(config, topology.num_devices)
-    case = make_case(config, parts, topology.num_devices, stage)
+    case = make_case(config, parts, topology.num_devices, stage, topology.slices)
     check_attention(case.cfg, "tpu")
     notes = [line for line in (note, uncounted(config), *map(sentence, choices)) if line is not None]
     compiled_programs: dict[str, Compiled] = {}
@@ -150,15 +176,45 @@ def make_plan(
     counted = None if bodies is None else {name: body["collectives"] for name, body in bodies.items()}
     rows = rows_of(case, topology, compiled_programs, counted)
     limit = topology.chip.limit_bytes
-    of_stage = [row for row in rows if row.estimate is not None and split_name(row.name)[0] == case.name]
-    seconds = estimate.step_of(case, topology.chip, {row.name: row.seconds for row in of_stage})
-    least = estimate.step_of(case, topology.chip, {row.name: row.estimate.seconds for row in of_stage})
+    seconds, least = step_of(case, topology, rows)
     wastes = wastes_of(case, bodies or {})
     wastes += [f"{shown_name(case, row.name)}: {line}" for row in rows if row.count for line in row.count.warnings]
     plan = Plan(topology, case, rows, limit, seconds, least, [], notes, wastes)
     if plan.fits:
         return plan
     return dataclasses.replace(plan, changes=cheaper.cheapest(case, parts, limit, topology.num_devices, topology.chip))
+
+
+def step_of(case: Case, topology: Topology, rows: Sequence[Row]) -> tuple[float, float]:
+    """Returns the seconds of a step of the case's stage, by the compiler's count where it compiled, and at least."""
+    of_stage = [row for row in rows if row.estimate is not None and split_name(row.name)[0] == case.name]
+    return (
+        estimate.step_of(case, topology.chip, {row.name: row.seconds for row in of_stage}),
+        estimate.step_of(case, topology.chip, {row.name: row.estimate.seconds for row in of_stage}),
+    )
+
+
+def check_slices(config: Config, topology: Topology) -> None:
+    """Raises ValueError where the meshes of a run are not on as many slices as the topology has."""
+    learner, sampler = config.mesh, config.sampler_mesh
+    if sampler is None or topology.slices == 1:
+        asked = learner.slices if sampler is None else max(learner.slices, sampler.slices)
+        if asked != topology.slices:
+            raise ValueError(
+                f"MeshShape.slices is {asked}, and {topology.name} has {topology.slices} "
+                f"slice{'s' * (topology.slices > 1)}; set MeshShape.slices={topology.slices}, and MeshShape.data to a "
+                "multiple of it"
+            )
+        return
+    in_slice = topology.num_devices // topology.slices
+    sizes = split_sizes(learner, sampler, topology.num_devices)
+    taken = [math.prod(each) for each in sizes]
+    if taken != [learner.slices * in_slice, sampler.slices * in_slice]:
+        raise ValueError(
+            f"Config.mesh takes {taken[0]} devices on {learner.slices} slices and Config.sampler_mesh {taken[1]} on "
+            f"{sampler.slices}, and a slice of {topology.name} has {in_slice}: devices of their own for sampling are "
+            "whole slices where there are several"
+        )
 
 
 def rows_of(
@@ -191,6 +247,7 @@ def rows_of(
                 compiled=compiled_,
                 flops=counts[name].total if multiplies else None,
                 bytes=traffic[name].hbm if multiplies else None,
+                network=traffic[name].network if multiplies else None,
                 estimate=estimate.estimate(counts[name], traffic[name], programs[name].case, topology.chip)
                 if multiplies
                 else None,
@@ -305,6 +362,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "host_gib": {kind: size / GIB for kind, size in plan.host._asdict().items()},
         "step_seconds": plan.step_seconds,
         "least_step_seconds": plan.least_seconds,
+        "network": None if plan.network is None else plan.network._asdict(),
         "publication_gib": None if p is None else {**{k: v / GIB for k, v in named.items()}, "peak": p.peak / GIB},
         "notes": plan.notes,
         "wastes": plan.wastes,
@@ -317,6 +375,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
                 "host": None if row.compiled is None else row.compiled.host / GIB,
                 "flops": row.flops,
                 "bytes": row.bytes,
+                "network_bytes": row.network,
                 "collectives": row.collectives,
                 "least_seconds": None if row.estimate is None else row.estimate.seconds,
                 "count": None if row.count is None else counted.to_json(row.count),

@@ -23,6 +23,8 @@ def text(plan: Plan) -> str:
 def head(plan: Plan) -> str:
     topology, case = plan.topology, plan.case
     mesh = mesh_text(case.sizes)
+    if case.mesh_slices > 1:
+        mesh += f", data over {case.mesh_slices} slices"
     if case.sampler_sizes is not None:
         mesh += f", sampling on {mesh_text(case.sampler_sizes)}"
     title = f"{topology.name}: {topology.num_chips} chips of {topology.chip.hbm_gib:g} GiB; mesh {mesh}"
@@ -66,17 +68,18 @@ def memory(plan: Plan) -> str:
 
 def time(plan: Plan) -> str:
     """Returns the table of operations and minimum times."""
-    lines = [["a call", "TFLOP", "HBM GB a device", "compute s", "memory s", "links s", "bound by", "calls a step"]]
+    units = estimate.Estimate._fields if plan.topology.slices > 1 else ("compute", "memory", "links")
+    lines = [["a call", "TFLOP", "HBM GB a device", *(f"{unit} s" for unit in units), "bound by", "calls a step"]]
     calls = estimate.calls(plan.case)
     for row in plan.rows:
         if row.estimate is not None:
             e = row.estimate
             moved = [f"{row.flops / 1e12:.1f}", f"{row.bytes / 1e9:.1f}"]
-            seconds = [f"{least:.3g}" for least in e]
+            seconds = [f"{getattr(e, unit):.3g}" for unit in units]
             lines.append([plan.shown(row), *moved, *seconds, e.bound, str(calls[row.name])])
     step = f"a step of {plan.case.name}" if len(plan.case.config.stages) > 1 else "a step"
     publication = published(plan)
-    text = f"{table(lines)}\n{publication}{step} takes at least {plan.least_seconds:.3g} s"
+    text = f"{table(lines)}\n{publication}{between_slices(plan)}{step} takes at least {plan.least_seconds:.3g} s"
     if not any(row.count for row in plan.rows):
         return text
     return f"{text}\n\n{by_compiler(plan)}\n{step} takes about {plan.step_seconds:.3g} s by the compiler's count"
@@ -86,22 +89,37 @@ def published(plan: Plan) -> str:
     """Returns what publishing weights takes as a line; empty where the devices that learn also sample."""
     if (p := publication_of(plan.case)) is None:
         return ""
-    seconds = estimate.publication_seconds(p, plan.topology.chip)
+    seconds = estimate.publication_seconds(p, plan.case, plan.topology.chip)
     return (
         f"{publication_text(p)}\npublishing takes at least {seconds:.3g} s; a step is the longer of publishing and "
         "sampling, and of learning, on devices of their own\n"
     )
 
 
+def between_slices(plan: Plan) -> str:
+    """Returns what a step moves between slices as a line; empty on one slice."""
+    if (n := plan.network) is None:
+        return ""
+    chip = plan.topology.chip
+    bound = f"it is the bound of {', '.join(n.bound)}" if n.bound else "it is the bound of no program"
+    counted = "" if n.counted_seconds is None else f", {n.counted_seconds:.3g} s of what the compiler sends"
+    return (
+        f"between slices each device receives {n.bytes / 1e9:.3g} GB a step, at least {n.seconds:.3g} s at "
+        f"{chip.network_rate / 1e9:g} GB/s{counted}; {bound}\n"
+    )
+
+
 def by_compiler(plan: Plan) -> str:
     """Returns the table of times by the compiler's count, and the operations that cost the most."""
+    several = plan.topology.slices > 1
     lines = [["a call, by the compiler", "compute s", "dearest branches", "kernels s", "memory s", "links s", "beside",
-              "total s", "operations", "float32 passes"]]  # fmt: skip
+              *["network s"] * several, "total s", "operations", "float32 passes"]]  # fmt: skip
     dearest, steps = [], []
     for row in plan.rows:
         if (c := row.count) is None:
             continue
-        seconds = (c.compute, c.compute_dearest, c.kernels, c.memory, c.links, c.links_overlapped, c.seconds)
+        seconds = (c.compute, c.compute_dearest, c.kernels, c.memory, c.links, c.links_overlapped,
+                   *[c.network] * several, c.seconds)  # fmt: skip
         lines.append([plan.shown(row), *(f"{s:.3g}" for s in seconds), f"{c.instructions:.3g}",
                       f"{c.float32_share:.0%}"])  # fmt: skip
         dearest.append(f"{plan.shown(row)}: the operations that cost the most")

@@ -1,7 +1,8 @@
 """Searches the layout of a run on a topology: mesh, micro-batch, remat, slots. By arithmetic first, then compiled.
 
 Every candidate has a time, or the reason why it is refused. The fastest are compiled, and what the compiler says does
-not fit is refused too.
+not fit is refused too. Those that stand are finalists: compiled to the end, and ranked by the compiler's count of their
+cycles.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from jrl.device.sharding import MeshShape
 from jrl.experiment import Config, Online
 from jrl.models.attention.kernels import NO_KERNEL, check_attention
 from jrl.plugins import Parts
-from jrl.tools.plan import assigned, budget, compiled, estimate
+from jrl.tools.plan import assigned, budget, compiled, estimate, planning
 from jrl.tools.plan.case import (
     Case,
     decoder_of_run,
@@ -39,7 +40,7 @@ SPLITS = (1 / 8, 1 / 4, 1 / 2, 3 / 4)  # of the devices, for sampling alone
 REMAT = ("none", "layer")
 BLOCK = 512  # queries of attention at a time, tried where rows are longer
 BEST = 5  # layouts that are shown
-COMPILED = 2  # layouts that must pass the compiler before the search of a named topology ends
+COMPILED = 3  # layouts that must pass the compiler before the search of a named topology ends: the finalists
 TRIES = 6  # layouts that are compiled at most
 
 # Programs that have no micro-batches; the others have no slots.
@@ -53,9 +54,10 @@ class Candidate(NamedTuple):
 
     bindings: Mapping[str, Any]
     gib: float | None  # of the largest program on one device; None: it cannot be sharded
-    step_seconds: float | None
+    step_seconds: float | None  # at least, by arithmetic
     refused: str | None
     compiled: bool = False  # the compiler confirmed that it fits
+    counted_seconds: float | None = None  # of a step by the compiler's count; None: no finalist
 
 
 class Search(NamedTuple):
@@ -63,7 +65,7 @@ class Search(NamedTuple):
 
     topology: Topology
     default: Candidate  # the configuration's own layout
-    fitting: list[Candidate]  # those that fit, fastest first; the best of them compiled where libtpu is there
+    fitting: list[Candidate]  # those that fit, fastest first: finalists by the compiler's count, then by arithmetic
     refused: list[Candidate]
 
 
@@ -77,8 +79,12 @@ def search(
       source: the configuration and bindings as the command line has them, for the process that asks the compiler.
       max_layouts: layouts that must pass the compiler before the search ends.
 
-    Raises: ValueError where the run asks for a kernel of other devices.
+    Raises: ValueError where the run asks for a kernel of other devices, or there are several slices.
     """
+    slices = max(topology.slices, config.mesh.slices)
+    if slices > 1:
+        raise ValueError(f"--search lays out one slice, and there are {slices}: search one, then give its layout "
+                         "MeshShape.slices, and MeshShape.data and Online.prompts as many times")  # fmt: skip
     config, note = with_known_shape(config)
     check_attention(decoder_of_run(config), "tpu")
     for line in (note, uncounted(config)):
@@ -92,6 +98,10 @@ def search(
     if fitting and compiled.libtpu_version() is not None:
         fitting, rejected = confirmed(config, parts, topology, fitting, source, say, max_layouts)
         refused += rejected
+        finalists, others = ([c for c in fitting if c.compiled is yes] for yes in (True, False))
+        if len(finalists) > 1:
+            finalists = ranked(config, parts, topology, finalists, say)
+        fitting = [*finalists, *others]
     return Search(topology, judged(config, parts, topology, {}), fitting, refused)
 
 
@@ -236,6 +246,31 @@ def confirmed(
     return [*good, *rest], bad
 
 
+def ranked(
+    config: Config, parts: Parts, topology: Topology, finalists: Sequence[Candidate], say: Say
+) -> list[Candidate]:
+    """Returns the finalists with their time by the compiler's count, fastest first."""
+    counted = []
+    for candidate in finalists:
+        say(f"counting {' '.join(words(candidate.bindings))}")
+        seconds = counted_seconds(config, parts, topology, candidate.bindings)
+        say(f"  {seconds:.3g} s a step, at least {candidate.step_seconds:.3g} s")
+        counted.append(candidate._replace(counted_seconds=seconds))
+    return sorted(counted, key=lambda c: (c.counted_seconds, c.gib))
+
+
+def counted_seconds(config: Config, parts: Parts, topology: Topology, bindings: Mapping[str, Any]) -> float:
+    """Returns the seconds of a step of a layout by the compiler's count, as its plan has it."""
+    from jrl.tools.plan.shapes import lower, meshes_of
+
+    config, _ = for_tpus(applied(config, bindings), topology.num_devices)
+    case = make_case(config, parts, topology.num_devices)
+    lowered = lower(config, parts, *meshes_of(config, compiled.topology_devices(topology)))
+    counts = {name: lowered[name] for name in programs_of(case)}
+    programs = compiled.compile_all(counts, topology, lambda *_: None)
+    return planning.step_of(case, topology, planning.rows_of(case, topology, programs, None))[0]
+
+
 def depends_on(program: str, bindings: Mapping[str, Any]) -> tuple:
     """Returns the bindings that a program's memory depends on: an update has no slots, a sampler no micro-batch."""
     strange = "Learner." if split_name(program)[1] in SAMPLING else "Sampler."
@@ -279,8 +314,11 @@ def gin_text(done: Search, source: str, given: Sequence[str]) -> str:
       source: the searched configuration, as a file in the winner's folder includes it.
     """
     winner = done.fitting[0]
-    lines = [f"# The fastest layout found for {done.topology.name}: at least {winner.step_seconds:.3g} s a step.",
-             "#", f"# Topology: {done.topology.name}", f"include {source!r}", ""]  # fmt: skip
+    time = f"at least {winner.step_seconds:.3g} s a step"
+    if winner.counted_seconds is not None:
+        time = f"{winner.counted_seconds:.3g} s a step by the compiler's count, {time}"
+    lines = [f"# The fastest layout found for {done.topology.name}: {time}.", "#",
+             f"# Topology: {done.topology.name}", f"include {source!r}", ""]  # fmt: skip
     spaced = [line.replace("=", " = ", 1) for line in bound(given, winner.bindings)]
     return "\n".join([*lines, *spaced]) + "\n"
 
@@ -289,16 +327,17 @@ def text(done: Search) -> str:
     """Returns the search as text: the best layouts, the configuration's own, and why the others are refused."""
     topology, best = done.topology, done.fitting[:BEST]
     head = f"{topology.name}: {topology.num_chips} chips of {topology.chip.hbm_gib:g} GiB"
-    lines = [head, "", "a step at least, GiB a device"]
+    lines = [head, "", "a step at least, by the compiler's count, GiB a device"]
     default = done.default
     if default.step_seconds is None:
         lines.append(f"  as configured: {default.refused}")
     else:
         reason = "" if default.refused is None else f": {default.refused}"
-        lines.append(f"  {default.step_seconds:8.3g} s  {default.gib:6.2f}  as configured{reason}")
+        lines.append(f"  {default.step_seconds:8.3g} s           -  {default.gib:6.2f}  as configured{reason}")
     for c in best:
         source = "compiled" if c.compiled else "by arithmetic"
-        lines.append(f"  {c.step_seconds:8.3g} s  {c.gib:6.2f}  {' '.join(words(c.bindings))}  ({source})")
+        count = "         -" if c.counted_seconds is None else f"{c.counted_seconds:8.3g} s"
+        lines.append(f"  {c.step_seconds:8.3g} s  {count}  {c.gib:6.2f}  {' '.join(words(c.bindings))}  ({source})")
     if not best:
         lines.append("  no layout fits")
     lines += gain(done)
@@ -337,7 +376,7 @@ def why_refused(refused: Sequence[Candidate]) -> list[str]:
 def to_json(done: Search) -> dict[str, Any]:
     """Returns the output of `jrl plan --search --json`."""
     row = lambda c: {"bindings": words(c.bindings), "hbm_gib": c.gib, "step_seconds": c.step_seconds,
-                     "compiled": c.compiled, "refused": c.refused}  # fmt: skip
+                     "counted_seconds": c.counted_seconds, "compiled": c.compiled, "refused": c.refused}  # fmt: skip
     return {
         "topology": done.topology.name,
         "fits": bool(done.fitting),

@@ -12,12 +12,15 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from jrl import paths
 from jrl.algos.reward_shaping import components_read
 from jrl.device.program_cache import Program, ProgramCache
 from jrl.device.sharding import make_mesh, split_meshes
 from jrl.experiment import Config, Online, Stage, row_of, stage_names, stored_attributes
+from jrl.models.pretrained.published import classifier_of
 from jrl.plugins import Parts
 from jrl.rollout import stop_strings
+from jrl.rollout.rewards import RewardModel
 from jrl.rollout.sampler import SamplingParams
 from jrl.rollout.scoring import component_names, rewards_spans
 from jrl.rollout.sources import ROLE_ENSEMBLE
@@ -133,9 +136,7 @@ def inputs_of(
 def components_of(config: Config, stage: Stage) -> tuple[str, ...]:
     """Returns names for the components of a stage's reward that a configuration has: verifiers, the labels of a
     published reward model, judges, roles."""
-    labels = () if config.reward is None else tuple(f"RewardModel/{i}" for i in range(len(config.reward.weights)))
-    if config.reward is not None and config.reward.gate is not None:
-        labels = ("RewardModel",)
+    labels = () if config.reward is None else reward_components(config.reward)
     roles = tuple(f"role/{role}" for role in stage.rewards) if isinstance(stage, Online) else ()
     if isinstance(stage, Online) and stage.ensemble is not None:
         roles = (ROLE_ENSEMBLE,)
@@ -143,6 +144,19 @@ def components_of(config: Config, stage: Stage) -> tuple[str, ...]:
     first = [FIRST_ATTEMPT] if isinstance(stage, Online) and strategy_of(stage.strategy).attempts > 1 else []
     read = components_read(stage.shaping) if isinstance(stage, Online) else ()
     return tuple(dict.fromkeys((*component_names(config.scoring), *labels, *judged, *roles, *read, *first)))
+
+
+def reward_components(reward: RewardModel) -> tuple[str, ...]:
+    """Returns names for the components of a published reward model: one for each label, or, with a gate, the gated
+    reward and the labels behind it. How many labels a gate mixes is read from the folder; where that is not there, from
+    the gate's coefficients, and without any the gated reward is counted alone."""
+    if reward.gate is None:
+        return tuple(f"RewardModel/{i}" for i in range(len(reward.weights)))
+    if paths.readable_file(reward.path, "config.json") is not None:
+        labels = classifier_of(reward.published[0]).labels
+    else:
+        labels = tuple(map(str, range(len(reward.gate.coefficients))))
+    return ("RewardModel", *(f"RewardModel/{label}" for label in labels))
 
 
 def sampling_params_shape(config: Config) -> SamplingParams:

@@ -83,7 +83,7 @@ def gathers_in_loop(name: str, case: Case, rows: list[dict[str, Any]]) -> list[s
     for row in rows:
         if not row["in_loop"]:
             continue
-        if set(row["axes"].split("+")) & {"data", "fsdp"}:
+        if set(row["axes"].split("+")) & {"slices", "data", "fsdp"}:
             lines.append(f"{name}: {row['op']} over {row['axes']} inside the decode loop, {row['count']} times")
         elif row["op"] == "all-gather" and row["bytes"] > 1.5 * case.decode_steps * offload_buffer_bytes:
             lines.append(

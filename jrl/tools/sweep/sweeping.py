@@ -39,7 +39,9 @@ def planned(sweep: Sweep, folder: Path) -> list[RunResult]:
 
 
 def check_options(sweep: Sweep, folder: Path, options: ComparisonOptions) -> None:
-    """Raises ValueError, before any member is trained, for a --by or a --baseline that the comparison would refuse."""
+    """Raises ValueError, before any member is trained or printed, for a --by or a --baseline that the comparison would
+    refuse, and RefusedIdentity for a folder that holds something else."""
+    manifest.check_folder(folder, sweep)
     variants, compared, _ = group(planned(sweep, folder), options.by)
     if options.baseline is not None:
         find_variant(variants, compared, options.baseline)

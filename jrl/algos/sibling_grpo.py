@@ -1,0 +1,79 @@
+"""SiblingGRPO: completions that branch are compared where they part; PPO's clip; the mean over tokens.
+
+    a tree: the prompt's children are the tokens of each completion before its branch; theirs are all that follows it,
+            the completion's own and those of the branches
+    V   = R of what follows a branch; of what is before it the mean of its children
+    A_t = V of the token's node - mean V of its siblings                                      A18
+    l_t = max(-rho_t * A_t, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_t)                  L2 (L3)
+    L   = mean over all tokens of the step                                                   G1
+
+`Online.strategy = @Branching()` draws such completions (S8), of which CURE makes one group. A completion without a
+branch is a child of the prompt as a whole.
+
+Source: Besta et al. 2501.11223 on values of siblings; two levels and the clip are ours.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jrl.algos import common, contract
+from jrl.algos.contract import Facts, Groups, Objective
+from jrl.ops import groups as group_ops
+from jrl.ops import tree
+from jrl.types import PyTree, traced
+
+Array = jax.Array
+
+
+@traced
+class SiblingGRPO(common.Clipped):
+    first: int = 4  # Branching.first
+    continuations: int = 3  # Branching.continuations
+
+
+def check(config: SiblingGRPO, facts: Facts) -> None:
+    common.check_clipped(config, facts)
+    if facts.branches is None:
+        raise ValueError("SiblingGRPO compares completions that branch; set Online.strategy = @Branching()")
+    if facts.branches != (config.first, config.continuations):
+        raise ValueError(
+            f"SiblingGRPO.first and .continuations are {config.first} and {config.continuations}, and Branching draws "
+            f"{facts.branches[0]} and {facts.branches[1]}; set them to the same"
+        )
+
+
+def advantages(
+    config: SiblingGRPO, groups: Groups, reward: Array, state: PyTree
+) -> tuple[Array, PyTree, dict[str, Array]]:
+    counts = contract.eligible(groups)
+    stems = groups.num_groups * config.first  # what is before a branch, with what was not branched
+    # The strategy numbers rows: those of stem i are sample i, and first + continuations * i and the next ones.
+    is_branch = groups.sample >= config.first
+    of_stem = jnp.where(is_branch, (groups.sample - config.first) // config.continuations, groups.sample)
+    stem = groups.group * config.first + of_stem
+    width = groups.action_mask.shape[1]
+    column = jnp.arange(width)[None, :]
+    begins = jnp.min(jnp.where(groups.action_mask, column, width), axis=-1)
+    parted = group_ops.minimum(begins, stem, is_branch & counts, num_groups=stems)
+    before = ~is_branch[:, None] & (column < group_ops.to_rows(jnp.minimum(parted, width), stem)[:, None])
+
+    value = group_ops.mean(reward, stem, counts, num_groups=stems)
+    there = group_ops.count(stem, counts, num_groups=stems) > 0
+    prompt = jnp.arange(stems, dtype=stem.dtype) // config.first
+    of_stems = tree.sibling_advantages(value, prompt, there, num_nodes=groups.num_groups)
+    of_rows = tree.sibling_advantages(reward, stem, counts, num_nodes=stems)
+    by_token = jnp.where(before, group_ops.to_rows(of_stems, stem)[:, None], of_rows[:, None])
+    counters = common.count_groups(groups, reward) | {"branched": jnp.sum(is_branch & counts)}
+    return jnp.where(groups.action_mask & counts[:, None], by_token, 0), state, counters
+
+
+OBJECTIVE = Objective(
+    config=SiblingGRPO,
+    check=check,
+    corrects_staleness=common.has_importance,
+    advantages=advantages,
+    token_loss=common.clipped_token_loss,
+    needs=common.clipped_needs,
+)

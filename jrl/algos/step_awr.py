@@ -1,0 +1,67 @@
+"""StepAWR: imitate the steps of stored solutions, right and wrong ones, by what each step changed.
+
+    A_k = Q(prefix after step k) - Q(prefix before it), 0 where it is below 1 / rollouts     A17
+    l   = -min(exp(A_k / beta), max_weight) * LP_k, LP_k the sum over the tokens of step k    L16
+    L   = mean over the steps of the batch                                                   G3
+
+Q is the success rate of `rollouts` completions of a prefix. StepValues gives a step of a solution at each visit, after
+the steps before it. A wrong solution teaches its right steps.
+
+Source: Setlur et al. 2406.14532, where pairs of steps carry the sign of A (StepAPO); weights as in Peng et al.
+1910.00177.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jrl.algos import common
+from jrl.algos.contract import Facts, Needs, Objective, Sequences
+from jrl.algos.stored_advantages import advantage_metrics, learned_rows, numbers
+from jrl.ops import awr, tree
+from jrl.types import PyTree, traced
+
+Array = jax.Array
+
+
+@traced
+class StepAWR:
+    rollouts: int = 4  # completions of a prefix that a success rate is the mean of
+    beta: float = 0.25  # temperature of the weights, in success rates
+    max_weight: float = 20.0  # largest weight
+
+
+def check(config: StepAWR, facts: Facts) -> None:
+    common.check_positive(
+        config,
+        {
+            "rollouts": "a success rate is the mean of so many completions. 4 to 16 are usual.",
+            "beta": "weights are exp(A / beta), A a difference of success rates. 0.25 is usual.",
+        },
+    )
+    if not config.max_weight >= 1:
+        raise ValueError(
+            f"StepAWR.max_weight = {config.max_weight} must be at least 1, the weight of an advantage of 0. 20.0 is "
+            "usual."
+        )
+
+
+def sequence_loss(config: StepAWR, sequences: Sequences, state: PyTree) -> tuple[Array, dict[str, Array]]:
+    """Returns L16 on every step with a token, 0 elsewhere, [..., S]; and metrics."""
+    mask = learned_rows(sequences)
+    success, estimated = jnp.stack(numbers(sequences), axis=-1), jnp.stack([mask, mask], axis=-1)
+    advantage = tree.step_advantages(success, estimated, rollouts=config.rollouts)[..., 0]
+    loss = awr.awr(sequences.logprob, advantage, mask, beta=config.beta, max_weight=config.max_weight)
+    weight = awr.awr_weights(advantage, beta=config.beta, max_weight=config.max_weight)
+    return loss, advantage_metrics(sequences, advantage, weight)
+
+
+OBJECTIVE = Objective(
+    config=StepAWR,
+    check=check,
+    needs=lambda config: Needs(
+        row_values=True, row_value_names=("the success rate before the step", "the success rate after it")
+    ),
+    sequence_loss=sequence_loss,
+)

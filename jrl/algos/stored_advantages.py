@@ -1,0 +1,39 @@
+"""What methods share that learn from stored rows by their advantage: which rows, of which numbers, and metrics."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jrl.algos.contract import Sequences
+from jrl.ops import reduce
+
+Array = jax.Array
+
+
+def learned_rows(sequences: Sequences) -> Array:
+    """Returns the rows with a token to learn from, of which the data say both numbers, [..., S] bool."""
+    return sequences.mask & (sequences.length > 0) & ~jnp.isnan(sequences.value).any(-1)
+
+
+def numbers(sequences: Sequences) -> tuple[Array, Array]:
+    """Returns the two numbers that the data say of every row that is learned from, [..., S] each, 0 elsewhere."""
+    mask = learned_rows(sequences)
+    return reduce.masked(sequences.value[..., 0], mask), reduce.masked(sequences.value[..., 1], mask)
+
+
+def advantage_metrics(sequences: Sequences, advantage: Array, weight: Array) -> dict[str, Array]:
+    """Returns the metrics of such a method, {name: [..., S] float32}.
+
+    advantage/logprob: the advantage times the mean log-prob of the row's tokens: it rises as what is better than
+    expected grows likelier, and what is worse less likely. advantage/weight: what the row is imitated with.
+
+    Args:
+      advantage: [..., S] float, R - V of whatever sign. weight: [..., S] float.
+    """
+    mask = learned_rows(sequences)
+    mean = reduce.masked(sequences.logprob, mask) / jnp.maximum(sequences.length, 1)
+    metrics = {"advantage/logprob": advantage * mean, "advantage/weight": weight}
+    return {
+        name: jax.lax.stop_gradient(reduce.masked(value, mask)).astype(jnp.float32) for name, value in metrics.items()
+    }

@@ -1,0 +1,122 @@
+"""What surrounds an update, by hand: places of packed tokens, what a minibatch counts, and what a step leaves."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import test_learner as learning
+
+from jrl.algos import ALGOS
+from jrl.algos.contract import Needs, Objective, Pairs
+from jrl.learning.credit import credit, finish_sampled, kept_rows, targets_of
+from jrl.learning.layout import Learner
+from jrl.learning.learner import close_step, mean_metrics
+from jrl.learning.pack import pack_rollout, unpack
+from jrl.types import ModelState, Recomputed, TrainState
+
+GRPO = ALGOS["GRPO"]
+JUDGED = dict(num_groups=learning.B, max_completion=learning.C)
+
+
+def takes_all(**needs):
+    """An objective that keeps every row, without counters."""
+    return Objective(
+        config=GRPO.config,
+        needs=lambda config: Needs(**needs),
+        keep=lambda config, groups: jnp.ones_like(groups.valid),
+        advantages=lambda config, groups, reward, state: (jnp.zeros(groups.action_mask.shape), state, {}),
+    )
+
+
+def test_packed_tokens_keep_their_columns_and_padding_holds_nothing():
+    rollout, _ = learning.sequences()
+    lengths = np.where(np.arange(learning.N) < 4, 0, rollout.length)  # the first prompt is padding
+    rollout = rollout.replace(length=lengths, truncated_logprobs=rollout.sampler_logprobs - 1)
+    plan = learning.planned(rollout, Learner(row_length=32), 1)
+    packed = jax.jit(pack_rollout)(rollout, plan, jnp.float32(1))
+    inside = np.arange(learning.T) < lengths[:, None]
+    columns = np.broadcast_to(np.arange(learning.T), inside.shape)
+    back = lambda x: np.asarray(unpack(x, plan.source, learning.T, learning.N))
+    np.testing.assert_array_equal(back(packed.positions), np.where(inside, columns, 0))
+    np.testing.assert_array_equal(back(packed.behaviour_logprobs), np.where(inside, rollout.truncated_logprobs, 0))
+    np.testing.assert_array_equal(back(packed.sampler_logprobs), np.where(inside, rollout.sampler_logprobs, 0))
+    for field in (packed.positions, packed.tokens, packed.action_mask, packed.behaviour_logprobs):
+        assert not np.asarray(field)[plan.source < 0].any()
+    np.testing.assert_array_equal(plan.member, lengths > 0)
+
+
+def test_a_minibatch_is_divided_by_its_own_rows():
+    rollout, scores = learning.sequences()
+    hyper = GRPO.config()
+
+    @jax.jit
+    def denominator(rollout, scores, plan):
+        found = credit(rollout, scores, (), hyper, objective=GRPO, **JUDGED)
+        packed = pack_rollout(rollout, plan, jnp.float32(1))
+        static = dict(objective=GRPO, max_completion=learning.C)
+        return finish_sampled(packed, Recomputed(), plan, found, hyper, **static).denominator, found.loss_mask
+
+    rows = []
+    for minibatch in range(2):
+        plan = learning.planned(rollout, Learner(row_length=32, minibatches=2), 1, minibatch)
+        found, mask = denominator(rollout, scores, plan)
+        rows.append((np.asarray(mask).any(1) & plan.member).sum())
+        assert found == rows[-1]
+    assert sum(rows) == np.asarray(mask).any(1).sum() and min(rows) > 0
+
+
+def test_rows_without_a_verdict_and_tokens_of_older_weights_are_left_out():
+    rollout, scores = learning.sequences()
+    assert not scores.valid.all()
+    version = np.where(rollout.action_mask, np.arange(learning.T) % 2, -1).astype(np.int32)
+    rollout = rollout.replace(version=version)
+    judged = dict(objective=takes_all(), **JUDGED)
+    found = credit(rollout, scores, (), None, version=jnp.int32(1), newest_only=True, **judged)
+    np.testing.assert_array_equal(found.loss_mask, (version == 1) & scores.valid[:, None])
+    assert not np.asarray(found.loss_weights)[~np.asarray(found.loss_mask)].any()
+    every = credit(rollout, scores, (), None, version=jnp.int32(1), **judged)
+    np.testing.assert_array_equal(every.loss_mask, rollout.action_mask & scores.valid[:, None])
+    np.testing.assert_array_equal(kept_rows(rollout, scores, None, **judged), scores.valid)
+
+
+def test_an_empty_place_is_of_no_comparison():
+    rollout, _ = learning.sequences()
+    plan = learning.planned(rollout, Learner(row_length=32), 1)
+    packed = pack_rollout(rollout, jax.tree.map(jnp.asarray, plan), jnp.float32(1))
+    number = np.arange(learning.N)
+    pairs = Pairs(label=number % 2.0, unit=number // 2, weight=np.ones(learning.N, np.float32))
+    targets = targets_of(packed, jnp.ones(learning.N, bool), jax.tree.map(jnp.asarray, pairs), None, takes_all())
+    places = np.asarray(packed.sequence)
+    assert (places == learning.N).any()
+    np.testing.assert_array_equal(targets.unit, np.append(number // 2, -1)[places])
+    np.testing.assert_array_equal(targets.counts, places < learning.N)
+
+
+@pytest.mark.parametrize("skipped", [0, 1])
+def test_a_step_moves_the_objectives_state_where_no_update_was_skipped(skipped):
+    number = lambda x: jnp.int32(x)
+    models = {role: ModelState({"w": jnp.ones(2)}, None, {}, None, number(4)) for role in ("policy", "judge")}
+    state = TrainState(number(7), models, {"baseline": jnp.float32(0.5)}, jax.random.key(0), number(3 + skipped))
+    moving = Objective(
+        config=GRPO.config, next_state=lambda config, state, metrics: {"baseline": state["baseline"] + 1}
+    )
+    after = close_step(
+        state, None, {"baseline": jnp.float32(2)}, {}, None, number(3), roles=("policy",), objective=moving
+    )
+    assert after.objective["baseline"] == (0.5 if skipped else 3)
+    assert (after.step, after.models["policy"].version, after.models["judge"].version) == (8, 5, 4)
+
+
+def test_means_of_updates_are_over_their_tokens():
+    update = lambda tokens, loss, skipped: {
+        "update/tokens": jnp.float32(tokens),
+        "loss": jnp.float32(loss),
+        "update/skipped_nonfinite": jnp.float32(skipped),
+    }
+    # (1 * 1 + 3 * 5 + 0 * 100) / 4
+    found = mean_metrics([update(1, 1, 0), update(3, 5, 1), update(0, 100, 1)])
+    assert {name: float(value) for name, value in found.items()} == {
+        "update/tokens": 4, "loss": 4, "update/skipped_nonfinite": 2
+    }  # fmt: skip
