@@ -331,13 +331,13 @@ def open_job(
         data = data_fingerprint(config, source, stored)
         processes.agree("data", {"data": data, "examples": len(source)})
         origin = origin_of(folder, begin_from)
+        processes.agree("the run to begin from", manifest_entry(origin).get("from", {}))
         if beside is not None:
             tokenizer = beside.tokenizer
             save_tokenizer(tokenizer, folder)
         elif origin is None:
             tokenizer = open_tokenizer(config, parts, source, folder, stop.is_set, processes)
         else:
-            processes.agree("the run to begin from", {"step": origin.step})
             tokenizer = tokenizer_of_origin(origin, parts, folder, processes)
         manifest = {**identify(config, parts, tokenizer, data), **manifest_entry(origin)}
         changes = refuse_another(folder, manifest, config, accept_change=accept_change)

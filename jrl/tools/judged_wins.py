@@ -53,11 +53,14 @@ def win_table(
     """Returns the table of one judge, as `judged_wins` has it."""
     count = len(results)
     table: list[list[dict[str, float | None] | None]] = [[None] * count for _ in range(count)]
-    asked = [example for example in examples if example.prompt_digest().hex() in results[0]["completions"]]
-    texts = [[result["completions"][example.prompt_digest().hex()] for example in asked] for result in results]
+    named = {example.prompt_digest().hex(): example for example in examples}  # of equal prompts one
+    asked = {name: example for name, example in named.items() if name in results[0]["completions"]}
+    texts = [[result["completions"][name] for name in asked] for result in results]
     for i, j in itertools.combinations(range(count), 2):
         pairs = [*zip(texts[i], texts[j])]
-        groups = [Group((i, j, number), example, pair) for number, (example, pair) in enumerate(zip(asked, pairs))]
+        groups = [
+            Group((i, j, number), example, pair) for number, (example, pair) in enumerate(zip(asked.values(), pairs))
+        ]
         graded = judge.collect(judge.submit(groups))
         # Of a group of two, R20 is the mean of both orders, NaN where the judge failed in one of them.
         wins = np.array([values[0] for values in graded.rows[::2]], np.float64)

@@ -76,8 +76,9 @@ def test_the_pairs_of_a_user_are_one_unit():
         visit(rejected="no"), visit(rejected="no", others=[other] * 4), visit(rejected="no", others=[{"prompt": "p"}]),
         visit(rejected="no", others="p"), visit(rejected="yes", others=[]), visit(others=[]),
         visit(rejected="no", others=[other | {"chosen": "b"}]), visit(rejected="n" * 50, others=[]),
+        visit(rejected="no", others=[other, {"prompt": "q", "chosen": "no", "rejected": "yes"}]),
     ]  # fmt: skip
-    causes = {"no_others": 4, "same_answers": 2, "no_rejected": 1, "too_long": 1}
+    causes = {"no_others": 4, "same_answers": 2, "no_rejected": 1, "too_long": 1, "own_pair": 1}
     assert user_preferences.rows(UserPreferences(), bad, TOKENIZER, 40)[1] == causes
 
 

@@ -47,6 +47,12 @@ def test_a_policy_wins_where_the_judge_prefers_it_in_both_orders(tmp_path):
     assert row.split()[:2] == ["a", "62.5"] and other.split()[:2] == ["long/b", "37.5"] and "|" in row
 
 
+def test_a_prompt_that_is_there_twice_is_compared_once(tmp_path):
+    with StandIn(grade=lambda text: GRADES.get(text, 0.0)) as server:
+        found = judged_wins([judge(server)], [A, B], [*EXAMPLES, *EXAMPLES[:2]], tmp_path)["judge"]
+    assert found[0][1]["n"] == 4
+
+
 class FirstWins(StandIn):
     """A judge that prefers what it reads first."""
 

@@ -46,8 +46,8 @@ def rows(
     gave none.
 
     Left out are visits whose example lacks an answer ("no_answer", "no_rejected") or a list of at most 3 pairs of three
-    texts each ("no_others"), users with a pair whose answers are the same ("same_answers"), and those with one that
-    does not fit `width` ("too_long").
+    texts each ("no_others"), those whose own pair is among the others, which would tell its label ("own_pair"), users
+    with a pair whose answers are the same ("same_answers"), and those with one that does not fit `width` ("too_long").
     """
     templates = [Template(config.chosen, "chosen"), Template(config.rejected, "rejected")]
 
@@ -58,7 +58,10 @@ def rows(
             raise LeftOut("no_others")
         pairs = [(visit.prompt, texts)]
         for pair in given:
-            prompt = tuple(tokenizer.encode_prompt((Message("user", pair["prompt"]),)))
+            messages = (Message("user", pair["prompt"]),)
+            if messages == visit.example.messages and {pair["chosen"], pair["rejected"]} == {*texts}:
+                raise LeftOut("own_pair")
+            prompt = tuple(tokenizer.encode_prompt(messages))
             pairs.append((prompt, [pair["chosen"], pair["rejected"]]))
         sequences = []
         for i, (prompt, texts) in enumerate(pairs):
