@@ -125,8 +125,11 @@ def test_a_slice_may_sample_for_another():
 def test_a_search_says_that_it_lays_out_one_slice():
     config, parts = load_config("configs/plan/8b_two_slices.gin")
     for topology in ("v5p:4x4x4", "2xv5p:4x4x4"):
-        with pytest.raises(ValueError, match="--search lays out one slice, and there are 2"):
+        with pytest.raises(ValueError, match=r"--search lays out one slice, and there are 2: .*MeshShape.slices=1"):
             search.search(config, parts, parse_topology(topology), [], lambda line: None)
+    apart = dataclasses.replace(config, mesh=MeshShape(), sampler_mesh=MeshShape(data=2, slices=2))
+    with pytest.raises(ValueError, match="--search lays out one slice, and there are 2"):
+        search.search(apart, parts, parse_topology("v5p:4x4x4"), [], lambda line: None)
 
 
 def test_cheaper_layouts_keep_the_slices(small):
