@@ -82,11 +82,6 @@ CORRECTIONS = {
 }
 BEFORE = Variant("before RL", ("Config.stages=[@warm/Offline()]",))
 OFFLINE = 40  # steps, and a lag at which all of them learn from samples of the policy at the start
-STORED_PAIRS = (
-    *("Config.stages=[@warm/Offline(), @pairs/Offline()]", "pairs/Offline.name='pairs'"),
-    *("pairs/Offline.source=@Preferences()", "pairs/Offline.objective=@DPO()"),
-    *(f"pairs/Offline.steps={OFFLINE}", "pairs/Offline.batch_size=32"),
-)
 EXPLICIT = ("pairs/Offline.objective=@BradleyTerry()", "pairs/Offline.trains='reward'")
 LINKS = {
     "reverse KL": ("FDPO.alpha=1.0",),
@@ -185,13 +180,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "online-dpo": Experiment(
         "On-line against offline DPO under growing staleness",
         "online_dpo",
-        (
-            *(
-                Variant("its own samples", (f"Online.steps={OFFLINE}", f"Online.lag={lag}"), lag)
-                for lag in (0, 1, 4, 8, OFFLINE)
-            ),
-            Variant("stored pairs", STORED_PAIRS, OFFLINE),
-        ),
+        tuple(Variant("DPO", (f"Online.steps={OFFLINE}", f"Online.lag={lag}"), lag) for lag in (0, 1, 4, 8, OFFLINE)),
         ("all/accuracy", "all/pass@8"),
         ("AdamW.learning_rate=5e-4",),
         axis="lag",

@@ -6,10 +6,13 @@ session compiled is never found.
 
 import atexit
 import fnmatch
+import functools
 import gc
+import itertools
 import os
 import shutil
 import tempfile
+import threading
 from importlib.metadata import version
 from pathlib import Path
 
@@ -31,13 +34,29 @@ os.environ["NPROC"] = "16"
 os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"  # operations without their lines of code are lowered faster
 if "PYTEST_XDIST_WORKER" not in os.environ:  # else the folder is that of the process that started this one
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="jrl-tests-")
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"  # of small ones every process has thousands
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 import jax
 import pytest
+from jax._src.interpreters import mlir
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+if hasattr(mlir, "make_ir_context"):  # not public
+    made, lowered = mlir.make_ir_context, itertools.count()
+    of_thousand = functools.lru_cache(maxsize=1)(lambda thousand: made())
+
+    def context_of_many():
+        """Programs are lowered in one context, a thousand of them: to make it is most of the lowering of a small one,
+        and tests have many. While threads compile, as a run's do, each has its own as it would without tests."""
+        compiling = any(thread.name.startswith("compiler") for thread in threading.enumerate())
+        if compiling or threading.current_thread() is not threading.main_thread():
+            return made()
+        return of_thousand(next(lowered) // 1000)
+
+    mlir.make_ir_context = context_of_many
 
 from jrl.device import program_cache
 from jrl.device.sharding import MeshShape, make_mesh
@@ -59,12 +78,14 @@ mesh_of_a_test = pytest.fixture(autouse=True)(mesh_restored)
 @pytest.fixture(scope="module", autouse=True)
 def programs_cleared():
     """Every program's kernels are mapped into memory, and beyond 65,530 maps of a process, which is Linux's default,
-    the compiler aborts."""
+    the compiler aborts. What else a module leaves lives as long: full collections need not go through it again."""
     yield
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > 40_000:
         jax.clear_caches()
+        gc.unfreeze()
         gc.collect()
+    gc.freeze()
 
 
 # Files and folders whose programs are compiled as a user's are: bits of whole runs are compared there, or what the

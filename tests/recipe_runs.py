@@ -7,8 +7,11 @@ import pathlib
 import re
 
 import numpy as np
+from small_model import BIGRAM, PARTS
 
 import jrl
+from jrl.experiment import row_of
+from jrl.resolve import load_config
 
 ROOT = pathlib.Path(__file__).parents[1]
 RECIPES = {path.stem: path.read_text(encoding="utf-8") for path in sorted((ROOT / "configs" / "algos").glob("*.gin"))}
@@ -17,9 +20,13 @@ SEVERAL_UPDATES = [name for name, text in RECIPES.items() if "Learner.minibatche
 ONE_UPDATE = [name for name in RECIPES if name not in SEVERAL_UPDATES]
 # Whatever the recipe, so that recipes share most of their programs.
 SMALL = [
+    "Online.prompts=4", "Online.samples=8", "Online.steps=2", "Sampler.slots=8", "Scoring.workers=1",
+    "Log.writers=()",
+]  # fmt: skip
+# Where the optimizer treats the matrices of layers by themselves, or a head reads hidden states.
+DECODER = [
     "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
-    "Decoder.mlp_width=32", "Online.prompts=4", "Online.samples=8", "Online.steps=2", "Sampler.slots=8",
-    "Scoring.workers=1", "Log.writers=()",
+    "Decoder.mlp_width=32",
 ]  # fmt: skip
 # A verifier that a policy without training satisfies now and then, where the recipe has none of its own.
 EASY = ["Addition.verifiers=()", "Scoring.verifiers=[@Regex()]", "Regex.pattern='.*[0-9].*'"]
@@ -43,12 +50,18 @@ def small(name):
     bindings = [*SMALL, *bound, *OWN.get(name, [] if "verifiers" in text else EASY)]
     if "Config.stages = [@warm/Offline(), @pairs/Offline()]" in text:  # it samples nothing
         bindings = [one for one in bindings if not one.startswith("Online.")]
-    return str(ROOT / "configs" / "algos" / f"{name}.gin"), bindings
+    path = str(ROOT / "configs" / "algos" / f"{name}.gin")
+    return path, [*bindings, *(DECODER if "optimizer = " in text or has_head(path, bindings) else [BIGRAM])]
+
+
+def has_head(path, bindings):
+    config, parts = load_config(path, bindings)
+    return any(row_of(parts.tables, "algos", stage.objective).needs(stage.objective).heads for stage in config.stages)
 
 
 def check_that_it_learns_and_writes_its_summary(name, folder):
     path, bindings = small(name)
-    steps = list(jrl.steps(path, bindings, run=folder))
+    steps = list(jrl.steps(path, bindings, parts=[PARTS], run=folder))
     online = [step for step in steps if step.batch is not None]
     assert len(online) >= 2 or len(steps) == 2  # or one step of imitation, one on stored rows
     assert all(np.isfinite(step.metrics["loss"]) for step in steps)

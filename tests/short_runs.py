@@ -2,6 +2,8 @@
 
 import contextlib
 
+from small_model import BIGRAM, PARTS
+
 import jrl
 
 
@@ -10,7 +12,8 @@ def run(settings, folder, *bindings, stop_after=None):
     notebook would; returns the steps seen."""
     seen = []
     named = {binding.partition("=")[0]: binding for binding in [*settings, *bindings]}
-    with contextlib.closing(jrl.steps("configs/tiny.gin", list(named.values()), run=folder)) as steps:
+    parts = [PARTS] if BIGRAM in named.values() else []
+    with contextlib.closing(jrl.steps("configs/tiny.gin", list(named.values()), parts=parts, run=folder)) as steps:
         for step in steps:
             seen.append(step)
             if step.step == stop_after:

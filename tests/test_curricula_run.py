@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 import short_runs
+from small_model import BIGRAM, PARTS
 
 from jrl.config import ConfigError
 from jrl.device.sharding import MeshShape, make_mesh
@@ -19,8 +20,7 @@ from jrl.tasks.data.curricula import DifficultyBand, Prioritized
 pytestmark = pytest.mark.usefixtures("frozen_before_the_first_step")
 
 TINY = [
-    "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
-    "Decoder.mlp_width=32", "Online.prompts=4", "Online.samples=4", "Online.steps=4", "Checkpoint.every=1",
+    BIGRAM, "Online.prompts=4", "Online.samples=4", "Online.steps=4", "Checkpoint.every=1",
     "Checkpoint.keep=9", "Log.samples=0", "Log.writers=()", "Scoring.workers=1", "Addition.size=24",
 ]  # fmt: skip
 OPTIONS = {
@@ -114,4 +114,4 @@ def test_a_choice_by_the_first_steps_needs_them():
         "two/Online.name='two'", "two/Online.curriculum=@MostVaried()",
     ]  # fmt: skip
     with pytest.raises(ConfigError, match=r"MostVaried chooses by .* an earlier stage has Prioritized"):
-        load_config("configs/tiny.gin", [*TINY, *stages])
+        load_config("configs/tiny.gin", [*TINY, *stages], [PARTS])

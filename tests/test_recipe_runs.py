@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from recipe_runs import ONE_UPDATE, ROOT, check_that_it_learns_and_writes_its_summary, small
+from small_model import PARTS
 
 import jrl
 from jrl.config import ConfigError
@@ -27,19 +28,19 @@ def test_a_recipe_learns_and_writes_its_summary(name, tmp_path):
 
 def test_a_stage_may_have_shorter_completions_and_the_next_one_longer(tmp_path):
     path, bindings = small("staged_length")
-    steps = list(jrl.steps(path, bindings, run=tmp_path / "straight"))
+    steps = list(jrl.steps(path, bindings, parts=[PARTS], run=tmp_path / "straight"))
     assert [step.batch.rollout.tokens.shape[1] for step in steps[1:]] == [8 + 3] * 2 + [8 + 4] * 2
-    for step in jrl.steps(path, bindings, run=tmp_path / "cut"):
+    for step in jrl.steps(path, bindings, parts=[PARTS], run=tmp_path / "cut"):
         if step.step == 3:  # the last of the first window
             break
-    jrl.train(path, bindings, run=tmp_path / "cut")
+    jrl.train(path, bindings, parts=[PARTS], run=tmp_path / "cut")
     assert run_fingerprint(tmp_path / "cut") == run_fingerprint(tmp_path / "straight")
 
 
 def test_the_reference_becomes_the_policy_again_after_so_many_steps(tmp_path):
     path, bindings = small("prorl")
     further = ["Checkpoint.every=1", "Checkpoint.keep=9", "Online.reset_reference_every=2", "Online.steps=4"]
-    jrl.train(path, [b for b in bindings if not b.startswith("Online.steps")] + further, run=tmp_path)
+    jrl.train(path, [b for b in bindings if not b.startswith("Online.steps")] + further, parts=[PARTS], run=tmp_path)
     models = [read_step(tmp_path, step)[0]["state"]["models"] for step in range(1, 6)]
     same = lambda a, b: all(map(np.array_equal, jax.tree.leaves(a["params"]), jax.tree.leaves(b["params"])))
     begun, policy = models[0]["policy"], [one["policy"] for one in models[1:]]

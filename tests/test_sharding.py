@@ -136,6 +136,11 @@ def test_hosts_of_gpus_are_no_slices():
     assert devices_by_slice(gpus, 4, 1) == [gpus]
 
 
+def test_a_described_topology_of_one_slice_names_none():
+    described = [SimpleNamespace(platform="tpu", id=i) for i in range(4)]
+    assert devices_by_slice(described, 4, 1) == [described]
+
+
 @pytest.mark.parametrize("sizes", [dict(data=3), dict(fsdp=2), dict(data=2, slices=0)])
 def test_slices_have_equally_many_copies(sizes):
     with pytest.raises(ValueError, match="make data a multiple of slices"):

@@ -7,7 +7,7 @@ follows from the functions that it has: `contract_tests_of`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -50,11 +50,31 @@ def its_functions_go_together(objective: Objective, config: Any) -> None:
 
 def jit_changes_nothing(objective: Objective, config: Any) -> None:
     """Compiled and plain, every function of the row gives the same numbers."""
+    equals_plain(objective, config, compiled({"row": (objective, config)})["row"])
+
+
+def compiled(rows: dict[str, tuple[Objective, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Returns what the functions of each row give in the state that a run begins with, and in a later one. The rows,
+    with their configurations and by any name, are one program: what they share is compiled once."""
+    inputs = {name: _inputs(*row) for name, row in rows.items()}
+    states = {name: _states(*row) for name, row in rows.items()}
+    configs = {name: config for name, (_, config) in rows.items()}
+
+    @jax.jit
+    def run(configs: dict[str, Any], inputs: dict[str, Any], states: dict[str, PyTree]) -> dict[str, Any]:
+        given = {name: (configs[name], inputs[name], states[name]) for name in rows}
+        return {name: _everything(objective, *given[name]) for name, (objective, _) in rows.items()}
+
+    results = [run(configs, inputs, {name: of_row[place] for name, of_row in states.items()}) for place in (0, -1)]
+    return {name: [result[name] for result in results] for name in rows}
+
+
+def equals_plain(objective: Objective, config: Any, compiled: Sequence[dict[str, Any]]) -> None:
+    """What was compiled is what the plain functions give."""
     inputs = _inputs(objective, config)
-    compiled = jax.jit(lambda *arrays: _everything(objective, *arrays))
-    for state in _states(objective, config):
+    for state, results in zip(_states(objective, config), compiled):
         plain = _everything(objective, config, inputs, state)
-        for name, result in compiled(config, inputs, state).items():
+        for name, result in results.items():
             which = "keep, shape, advantages, weights or denominator" if name == "advantages" else name
             _close(result, plain[name], f"another {which} under jit")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import io
 import textwrap
@@ -44,7 +45,8 @@ def describe_section(root: type, tables: Tables, name: str) -> str:
     raise ConfigError("help config", f"there is no section {name!r}{hint}; `jrl help config` prints them all")
 
 
-def field_docs(cls: type) -> dict[str, str]:
+@functools.cache
+def field_docs(cls: type) -> Mapping[str, str]:
     """Returns field name -> its comment in the source: the one that trails it, else the block of lines above it.
 
     Empty where the source cannot be read.
@@ -57,7 +59,7 @@ def field_docs(cls: type) -> dict[str, str]:
         return {}
     comments = {token.start[0]: token.string.lstrip("# ").strip() for token in tokens if token.type == tokenize.COMMENT}
     alone = {token.start[0] for token in tokens if token.type == tokenize.COMMENT and token.line.lstrip()[0] == "#"}
-    docs = {}
+    docs: dict[str, str] = {}
     for base in reversed(cls.__mro__[1:]):
         docs.update(field_docs(base) if base is not object else {})
     for node in tree.body[0].body:

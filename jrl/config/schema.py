@@ -53,10 +53,20 @@ def schema_of(root: type, tables: Tables) -> Schema:
         for field in fields_of(cls).values():
             if field.table is not None and field.table not in tables:
                 raise TypeError(f"{cls.__name__}.{field.name} refers to the table {field.table!r}, which is not given")
-            check_hint(field.hint, field.table, f"{cls.__name__}.{field.name}")
-            classes = [*classes_in(field.hint), *_classes_of_values(field.default() if field.default else None)]
-            waiting.extend(c for c in dict.fromkeys(classes) if sections.get(c.__name__) is not c and c not in waiting)
+        waiting.extend(c for c in classes_below(cls) if sections.get(c.__name__) is not c and c not in waiting)
     return Schema(root, tables, sections)
+
+
+@functools.cache
+def classes_below(cls: type) -> tuple[type, ...]:
+    """Returns the dataclasses in the annotations and the defaults of a class's fields, each once.
+
+    Raises TypeError for an annotation that the reader does not know."""
+    classes: list[type] = []
+    for field in fields_of(cls).values():
+        check_hint(field.hint, field.table, f"{cls.__name__}.{field.name}")
+        classes += [*classes_in(field.hint), *_classes_of_values(field.default() if field.default else None)]
+    return tuple(dict.fromkeys(classes))
 
 
 @functools.cache

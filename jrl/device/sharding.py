@@ -115,8 +115,9 @@ def devices_by_slice(devices: Sequence[Any], count: int, slices: int) -> list[li
     """
     share, by_slice = count // slices, {}
     for place, device in enumerate(devices):
-        # On other platforms slice_index, where there is one, is a host. TPUs without one are of one slice.
-        index = getattr(device, "slice_index", 0) if device.platform == "tpu" else min(place // share, slices - 1)
+        # On other platforms slice_index, where there is one, is a host. A topology of one slice describes none.
+        known = device.platform == "tpu"
+        index = getattr(device, "slice_index", 0) if known else min(place // share, slices - 1)
         by_slice.setdefault(index, []).append(device)
     groups = [by_slice[index][:share] for index in sorted(by_slice)][:slices]
     if len(groups) < slices or any(len(group) < share for group in groups):

@@ -8,6 +8,7 @@ the end, so that loss and gradient depend neither on packing, nor on micro-batch
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -355,8 +356,10 @@ def loss_sums(
         (loss, rest), gradient = jax.value_and_grad(loss_fn, has_aux=True)(trainable, micro)
         return Sums(gradient, loss, *rest)
 
-    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(sums_of, micro_batch(batch, 0)))
-    zero = zero._replace(gradient=jax.tree.map(jnp.zeros_like, trainable))
+    # The gradient's shapes are those of the weights: the forward pass has all others, and is traced in less time.
+    shapes = jax.eval_shape(functools.partial(loss_fn, trainable), micro_batch(batch, 0))
+    loss, rest = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    zero = Sums(jax.tree.map(jnp.zeros_like, trainable), loss, *rest)
 
     def add(i: Array, sums: Sums) -> Sums:
         added = jax.tree.map(jnp.add, sums, sums_of(micro_batch(batch, i)))

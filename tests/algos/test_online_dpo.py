@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_learner as learning
+from small_model import BIGRAM, PARTS
 
 import jrl
 from jrl.algos import ALGOS
@@ -99,8 +100,7 @@ def test_one_sample_cannot_be_compared_and_greedy_ones_are_all_the_same():
             OBJECTIVE.check(OnlineDPO(), facts)
 
 
-TINY = ["Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
-        "Decoder.mlp_width=32", "Online.objective=@OnlineDPO()", "Online.prompts=16", "Online.samples=4",
+TINY = [BIGRAM, "Online.objective=@OnlineDPO()", "Online.prompts=16", "Online.samples=4",
         "Online.steps=4", "Learner.minibatches=2", "Checkpoint.every=1", "Checkpoint.keep=9", "Log.samples=0",
         "Log.writers=()", "Scoring.workers=1", "AdamW.learning_rate=1e-2"]  # fmt: skip
 
@@ -116,14 +116,14 @@ TINY = ["Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_h
 def test_what_cannot_run_is_refused(binding, message, tmp_path):
     named = {b.partition("=")[0]: b for b in [*TINY, binding]}
     with pytest.raises((ConfigError, ValueError), match=message):
-        list(jrl.steps("configs/tiny.gin", list(named.values()), run=tmp_path))
+        list(jrl.steps("configs/tiny.gin", list(named.values()), parts=[PARTS], run=tmp_path))
 
 
 @pytest.mark.usefixtures("frozen_before_the_first_step")
 def test_a_run_learns_from_pairs_and_is_the_same_after_a_resume(tmp_path):
     def run(folder, stop_after=None):
         seen = []
-        with contextlib.closing(jrl.steps("configs/tiny.gin", TINY, run=folder)) as steps:
+        with contextlib.closing(jrl.steps("configs/tiny.gin", TINY, parts=[PARTS], run=folder)) as steps:
             for step in steps:
                 seen.append(step)
                 if step.step == stop_after:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from benchmarks import experiments
+from benchmarks import experiments, shifted_pairs
 from benchmarks.experiments import EXPERIMENTS, MARK, Experiment, Variant
 from jrl.resolve import load_config
 from jrl.tools.sweep.population import unsupported
@@ -84,6 +85,19 @@ def test_an_evaluation_on_all_prompts_becomes_metrics(tmp_path):
     content = {"mean": 0.5, "pass_at_k": {"1": {"mean": 0.5}, "8": {"mean": 0.75}}}
     (tmp_path / experiments.EVALUATED).write_text(json.dumps(content), encoding="utf-8")
     assert experiments.evaluated(tmp_path) == {"all/accuracy": 0.5, "all/pass@1": 0.5, "all/pass@8": 0.75}
+    (tmp_path / experiments.EVALUATED).write_text(json.dumps(content | {"distinct": {"mean": 3.5}}), encoding="utf-8")
+    assert experiments.evaluated(tmp_path)["all/distinct answers"] == 3.5
+    (tmp_path / experiments.PAIRS).write_text('{"no shift": 0.9}', encoding="utf-8")
+    assert experiments.evaluated(tmp_path)["right answers preferred/no shift"] == 0.9
+
+
+def test_shifted_pairs_are_of_other_prompts_or_other_mistakes():
+    seen, prompts, mistakes = (set(pairs) for pairs in shifted_pairs.SHIFTS.values())
+    assert (len(seen), len(prompts)) == (49 * 3, 51 * 3) and not seen & prompts and not seen & mistakes
+    assert {pair.prompt for pair in seen} - {pair.prompt for pair in mistakes} == {"0+0="}  # nothing is below 0
+    assert ("6+6=", "12", "15") in seen and ("7+0=", "7", "8") in prompts and ("6+6=", "12", "9") in mistakes
+    # 3 > 1, 1 < 2, a tie
+    assert shifted_pairs.accuracy(np.array([3.0, 1, 2]), np.array([1.0, 2, 2])) == 0.5
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in experiments.PAGES.glob("*.json")))

@@ -4,6 +4,7 @@ toy task."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 import re
 
@@ -55,6 +56,8 @@ SHORT = {"VAPO": {"gae_lambda": 1.0}}
 # The mean reward that a row is content with, where that is not all of it: five right of eight hold one in any four.
 SATISFIED = {"PassAtK": 0.6}
 
+AT_ONCE = 8  # rows in one program
+
 SAMPLED = [name for name, objective in ALGOS.items() if objective.advantages is not None]
 STORED = [name for name in ALGOS if name not in SAMPLED]
 WITH_IMPORTANCE = [name for name in SAMPLED if "importance" in ALGOS[name].config.__dataclass_fields__]
@@ -81,9 +84,29 @@ WITH_OPTIONS = [name for name, row in ALGOS.items() if everything_on(row) != def
 CASES = [(name, contract_test) for name, objective in ALGOS.items() for contract_test in contract_tests_of(objective)]
 
 
+def among_neighbors(name, results):
+    """Returns results((names of rows))[name]: of a stretch of the table, whose rows share much of one program, or of
+    the row alone where another of them fails."""
+    names = list(ALGOS)
+    start = names.index(name) // AT_ONCE * AT_ONCE
+    try:
+        return results(tuple(names[start : start + AT_ONCE]))[name]
+    except Exception:
+        return results((name,))[name]
+
+
+@functools.cache
+def compiled(names):
+    return conformance.compiled({name: (ALGOS[name], default_config(ALGOS[name])) for name in names})
+
+
 @pytest.mark.parametrize("name, contract_test", CASES)
 def test_defaults_pass_the_contract_test(name, contract_test):
-    CONTRACT_TESTS[contract_test](ALGOS[name], default_config(ALGOS[name]))
+    objective, config = ALGOS[name], default_config(ALGOS[name])
+    if contract_test == "jit_changes_nothing":
+        conformance.equals_plain(objective, config, among_neighbors(name, compiled))
+    else:
+        CONTRACT_TESTS[contract_test](objective, config)
 
 
 # With all options `test_rows_may_be_sharded_over_data` compares what is compiled with what is not.
@@ -327,42 +350,52 @@ def test_it_learns_which_of_two_is_preferred(name):
     assert losses[-1] < losses[0]
 
 
+def row_inputs(name):
+    """Returns sample groups, tokens and sequences for a row with all options; of the last two twice as many rows."""
+    objective, twice = ALGOS[name], lambda tree: jax.tree.map(lambda x: jnp.concatenate([x, x]), tree)
+    config = everything_on(objective)
+    tokens = twice(given_tokens(objective, config))
+    return conformance.sample_groups(), tokens, twice(conformance.given_sequences(objective, config))
+
+
+def row_outputs(name, groups, tokens, sequences):
+    """Returns what the functions of a row with all options give, and their gradients."""
+    objective, actual = ALGOS[name], []
+    config = everything_on(objective)
+    state = objective.init_state(config)
+    if objective.advantages is not None:
+        reward = objective.shape(config, groups)
+        advantages, *rest = objective.advantages(config, groups, reward, state)
+        mask = groups.action_mask & objective.keep(config, groups)[:, None]
+        actual += [mask, advantages, *rest]
+        actual += [] if objective.returns is None else [objective.returns(config, groups, reward)]
+        actual += [] if objective.select is None else [objective.select(config, groups, advantages)]
+        actual += [objective.weights(config, mask, 6), objective.denominator(config, mask, 12, 6)]
+    if objective.token_loss is not None:
+        actual.append(objective.token_loss(config, tokens, state))
+        total = lambda lp: objective.token_loss(config, tokens.replace(logprobs=lp), state)[0].sum()
+        actual.append(jax.grad(total)(tokens.logprobs))
+    if objective.sequence_loss is not None:
+        actual.append(objective.sequence_loss(config, sequences, state))
+        total = lambda x: objective.sequence_loss(config, sequences.replace(**x), state)[0].sum()
+        actual.append(jax.grad(total)({"logprob": sequences.logprob, "score": sequences.score}))
+    return actual
+
+
+@functools.cache
+def sharded(names):
+    mesh = make_mesh(MeshShape(data=4), jax.devices()[:4])
+    run = jax.jit(lambda given: {name: row_outputs(name, *arrays) for name, arrays in given.items()})
+    with jax.set_mesh(mesh):
+        place = lambda x: jax.device_put(np.asarray(x), jax.NamedSharding(mesh, jax.P("data")))
+        return jax.tree.map(np.asarray, run(jax.tree.map(place, {name: row_inputs(name) for name in names})))
+
+
 @pytest.mark.parametrize("name", ALGOS)
 def test_rows_may_be_sharded_over_data(name):
     """Under explicit axes a collective that was not written is an error; rows on 4 devices give what 1 gives."""
-    objective = ALGOS[name]
-    config = everything_on(objective)
-    state = objective.init_state(config)
-    twice = lambda tree: jax.tree.map(lambda x: jnp.concatenate([x, x]), tree)
-    groups, tokens = conformance.sample_groups(), twice(given_tokens(objective, config))
-    sequences = twice(conformance.given_sequences(objective, config))
-
-    def run(groups, tokens, sequences):
-        actual = []
-        if objective.advantages is not None:
-            reward = objective.shape(config, groups)
-            advantages, *rest = objective.advantages(config, groups, reward, state)
-            mask = groups.action_mask & objective.keep(config, groups)[:, None]
-            actual += [mask, advantages, *rest]
-            actual += [] if objective.returns is None else [objective.returns(config, groups, reward)]
-            actual += [] if objective.select is None else [objective.select(config, groups, advantages)]
-            actual += [objective.weights(config, mask, 6), objective.denominator(config, mask, 12, 6)]
-        if objective.token_loss is not None:
-            actual.append(objective.token_loss(config, tokens, state))
-            total = lambda lp: objective.token_loss(config, tokens.replace(logprobs=lp), state)[0].sum()
-            actual.append(jax.grad(total)(tokens.logprobs))
-        if objective.sequence_loss is not None:
-            actual.append(objective.sequence_loss(config, sequences, state))
-            total = lambda x: objective.sequence_loss(config, sequences.replace(**x), state)[0].sum()
-            actual.append(jax.grad(total)({"logprob": sequences.logprob, "score": sequences.score}))
-        return actual
-
-    alone = run(groups, tokens, sequences)
-    mesh = make_mesh(MeshShape(data=4), jax.devices()[:4])
-    with jax.set_mesh(mesh):
-        place = lambda x: jax.device_put(x, jax.NamedSharding(mesh, jax.P("data")))
-        sharded = jax.jit(run)(*jax.tree.map(place, (groups, tokens, sequences)))
-    for a, b in zip(jax.tree.leaves(alone), jax.tree.leaves(sharded), strict=True):
+    alone = row_outputs(name, *row_inputs(name))
+    for a, b in zip(jax.tree.leaves(alone), jax.tree.leaves(among_neighbors(name, sharded)), strict=True):
         np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
 
 

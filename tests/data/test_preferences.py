@@ -117,6 +117,8 @@ def test_a_source_gives_units_of_adjacent_rows_or_a_cause(name):
     width = 72 if name == "Corrections" else 24  # its prompts hold an answer, and words around it
     scored = {"label": 1, "value": 2, "rejected_value": 1, "helpfulness": 3, "steps": ["1", "2"], "labels": [1, 0],
               "others": [{"prompt": "p", "chosen": "a", "rejected": "b"}]}  # fmt: skip
+    if name == "StepValues":
+        scored |= {"steps": ["1"], "success": [0.5, 1.0]}  # its only step is the last, which ends
     visits = [visit(str(i), "a" * i, "b" * (i + 1), **scored) for i in range(26)] + [visit("none", None)]
     rows, counts = source.rows(source.config(), visits, TOKENIZER, width)
     count = len(rows.length)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 ADDRESS = "gs://bucket/runs/two"
 AS_IN_TESTS = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JRL_START_SECONDS": "200"}
-STEPS = "Online.steps=4"
+STEPS = "Online.steps=4"  # of about 400 requests
 
 
 def train(folder, *bindings, environment=os.environ, processes=2):
@@ -50,7 +50,10 @@ def kill_one(process, index):
 
 @pytest.mark.parametrize("trial", range(6))
 def test_a_killed_run_of_two_processes_in_a_bucket_equals_a_local_one(tmp_path, local, trial):
-    store, wanted = Store(fails=0.05, seed=trial, delay_seconds=0.3), random.Random(trial).randint(12, 90)  # requests
+    store, wanted = (
+        Store(fails=0.05, seed=trial, delay_seconds=0.3),
+        random.Random(trial).randint(12, 350),
+    )  # of 405 requests
     with serving(store) as endpoint:
         environment = on_machine(endpoint, tmp_path / "a") | AS_IN_TESTS
         process = subprocess.Popen(command(ADDRESS, STEPS), env=environment, text=True, stdout=subprocess.DEVNULL,

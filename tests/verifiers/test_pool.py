@@ -285,7 +285,8 @@ def test_workers_hold_no_secret_and_no_jax(monkeypatch):
 import json, os, sys
 from jrl.tasks.verdict import Status, Verdict
 def look(completion, example):
-    modules = [m for m in sys.modules if m.split(".")[0] in ("jax", "jaxlib", "flax", "optax", "grain", "tensorstore")]
+    heavy = ("jax", "jaxlib", "flax", "optax", "grain", "tensorstore", "numpy", "http")
+    modules = [m for m in sys.modules if m.split(".")[0] in heavy]
     fds = [fd for fd in os.listdir("/proc/self/fd") if "socket" in os.path.realpath("/proc/self/fd/" + fd)]
     said = [sorted(os.environ), len(fds), os.getsid(0) == os.getpid()]
     return Verdict(Status.CORRECT, float(len(modules)), json.dumps(said))

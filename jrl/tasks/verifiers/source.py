@@ -18,8 +18,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jrl import paths
-
 
 class Neighbor(NamedTuple):
     """A module of a parts file's folder that the file imports, or that another neighbor does."""
@@ -53,6 +51,8 @@ def read_part(path: Path) -> PartSource:
     Raises: OSError and UnicodeDecodeError where a file cannot be read; SyntaxError naming the file; ValueError for a
         pipe, a socket or a device, and for neighbors that import each other.
     """
+    from jrl import paths  # it reads buckets too, by HTTP and with numpy, which no process of verifiers needs
+
     neighbors: dict[str, Neighbor] = {}
 
     def add_neighbors(filename: str, source: str, importing: tuple[str, ...]) -> None:
