@@ -124,13 +124,6 @@ def test_a_policy_is_read_on_fewer_slices_than_it_was_trained_on():
     assert mesh_that_fits(shape, tpus(3)) == mesh_that_fits(MeshShape(fsdp=4), tpus(2, 2)) == MeshShape()
 
 
-def test_tpus_that_know_no_slice_are_of_one():
-    alone = [SimpleNamespace(platform="tpu", id=i) for i in range(4)]
-    assert devices_by_slice(alone, 4, 1) == [alone]
-    with pytest.raises(ValueError, match=r"set MeshShape\.slices = 1, and data"):
-        devices_by_slice(alone, 4, 2)
-
-
 def test_hosts_of_gpus_are_no_slices():
     gpus = [SimpleNamespace(platform="gpu", slice_index=i, id=i) for i in range(4)]
     assert devices_by_slice(gpus, 4, 1) == [gpus]
@@ -139,6 +132,8 @@ def test_hosts_of_gpus_are_no_slices():
 def test_a_described_topology_of_one_slice_names_none():
     described = [SimpleNamespace(platform="tpu", id=i) for i in range(4)]
     assert devices_by_slice(described, 4, 1) == [described]
+    with pytest.raises(ValueError, match=r"set MeshShape\.slices = 1, and data"):
+        devices_by_slice(described, 4, 2)
 
 
 @pytest.mark.parametrize("sizes", [dict(data=3), dict(fsdp=2), dict(data=2, slices=0)])
