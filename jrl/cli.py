@@ -543,6 +543,13 @@ def evaluate(args: argparse.Namespace) -> int:
     if shown:
         print("\r", end="", file=sys.stderr)
     print(evaluation.table(results[0]) if len(results) == 1 else evaluation.side_by_side(results))
+
+    def write() -> None:
+        if args.out is not None:
+            written = results if len(results) > 1 else {k: v for k, v in results[0].items() if k != "source"}
+            paths.write_bytes_atomic(args.out, json.dumps(written, indent=2).encode() + b"\n")
+
+    write()  # a judge that fails costs none of it
     if judges:
         answers = None if args.out is None else args.out.with_suffix(".judges")
         judged = judged_wins.judged_wins(judges, results, examples, answers)
@@ -550,9 +557,7 @@ def evaluate(args: argparse.Namespace) -> int:
         print("\n".join(line for name, wins in judged.items() for line in judged_wins.lines(name, names, wins)))
         for number, result in enumerate(results):
             result["judged"] = {name: wins[number] for name, wins in judged.items()}
-    if args.out is not None:
-        written = results if len(results) > 1 else {k: v for k, v in results[0].items() if k != "source"}
-        paths.write_bytes_atomic(args.out, json.dumps(written, indent=2).encode() + b"\n")
+        write()
     return DONE
 
 

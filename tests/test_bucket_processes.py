@@ -8,7 +8,7 @@ from processes_in_threads import together
 
 from jrl import paths
 from jrl.bucket.client import BucketError
-from jrl.device.processes import OtherProcessFailed
+from jrl.device.processes import OtherProcessFailed, ProcessesDisagree
 from jrl.run import bucket_run
 
 
@@ -183,3 +183,41 @@ def test_processes_of_different_addresses_are_refused_before_anything_is_written
     found, _ = together(2, act)
     assert all("--run: gs://bucket/run-0 in process 0" in str(error) for error in found)
     assert not served.objects
+
+
+def test_a_process_with_a_local_folder_is_refused_by_name(served, tmp_path):
+    def act(processes):
+        with bucket_run.open_run_folder(tmp_path / "run" if processes.index else ADDRESS, processes):
+            pass
+
+    found, _ = together(2, act)
+    assert all(
+        isinstance(error, ProcessesDisagree) and "a local folder in process 1 (machine-1)" in str(error)
+        for error in found
+    )
+    assert not served.objects
+
+
+def test_a_file_that_another_process_removed_is_committed_with_parts_that_are_there(tmp_path, monkeypatch):
+    """Process 0 knows the parts of its copy; process 1 supersedes them, and removes its own."""
+    monkeypatch.setattr(bucket_run, "FRESH_SECONDS", -1.0)  # no file is so new that it is read again
+    store = Store()
+    before = opened(client(store), tmp_path / "before")
+    (tmp_path / "before" / "notes.txt").write_text("as it was")
+    before.publish()
+
+    def act(processes):
+        folder = tmp_path / f"machine-{processes.index}"
+        publisher = opened(client(store), folder, processes)
+        (folder / f"new-{processes.index}").write_text("new")
+        publisher.publish()
+        if not processes.writer:
+            (folder / "notes.txt").write_text("of process 1")
+        publisher.publish()
+        if not processes.writer:
+            (folder / "notes.txt").unlink()
+        publisher.publish()
+
+    assert together(2, act)[0] == [None, None]
+    opened(client(store), tmp_path / "again")
+    assert contents(tmp_path / "again") == {"new-0": b"new", "new-1": b"new", "notes.txt": b"as it was"}

@@ -1,7 +1,9 @@
 """A run whose weights stop being finite: it stops, says why and from where to go on, and leaves what replays it."""
 
+import errno
 import json
 import shutil
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -9,6 +11,10 @@ import pytest
 from short_runs import run
 
 from jrl import cli, loop
+from jrl.bucket.client import BucketError
+from jrl.device.sharding import BATCH_AXES
+from jrl.run import fault
+from jrl.run.bucket_run import LeaseLost
 from jrl.run.checkpoints.run_state import list_condemned, list_steps
 from jrl.run.fault import replay
 from jrl.run.records import Preempted, StopRun
@@ -75,6 +81,27 @@ def test_the_last_save_that_a_sound_step_learned_from_is_never_pruned(stopped):
     # Steps 4 to 8 were not finite. Checkpoint.keep is 1, and the save of step 6 holds the poisoned weights.
     assert list_steps(folder / "checkpoints") == [2]
     assert list_condemned(folder / "checkpoints") == [6]
+
+
+@pytest.mark.parametrize("error", [None, BucketError(errno.EIO, "the bucket is gone"), LeaseLost("taken")])
+def test_what_a_stop_sets_aside_is_committed_and_the_diagnosis_is_told_whatever_becomes_of_it(tmp_path, error):
+    events = []
+
+    def publish():
+        events.append("committed")
+        if error is not None:
+            raise error
+
+    run_state = SimpleNamespace(steps=lambda: [2, 6], condemn=lambda first: events.append(f"from {first}") or [6])
+    stage = SimpleNamespace(name="rl", config=None, arrays=None)
+    job = SimpleNamespace(stages=[stage], run_state=run_state, display=SimpleNamespace(phase=lambda text: None),
+                          policy=None, mesh=SimpleNamespace(shape=dict.fromkeys(BATCH_AXES, 1)), folder=tmp_path,
+                          publish=publish)  # fmt: skip
+    learned = SimpleNamespace(epochs=1, warms_up=False)
+    step = SimpleNamespace(step=8, learned=learned, examples=[], batch=None, metrics={"loss": 0.0, "grad_norm": 1.0})
+    found = fault.stopped(job, SimpleNamespace(stage=0, state=None), step)
+    assert events == ["from 3", "committed"] and isinstance(found, StopRun)
+    assert "Last good checkpoint: step 2" in str(found) and "Checkpoints of step 6 are set aside" in str(found)
 
 
 def test_the_message_names_the_good_step_and_the_cause(stopped):

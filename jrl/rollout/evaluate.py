@@ -109,7 +109,8 @@ def report(
     verdicts: np.ndarray, texts: list[str], tasks: list[str], rewards: np.ndarray | None = None
 ) -> dict[str, Any]:
     """Returns the numbers of an evaluation; "distinct" is how many different answers the samples of a prompt give (M14,
-    per input), where all that are correct are one, and what could not be read is none.
+    per input), where all that are correct are one, and what could not be read is none. Like pass@k it is of the prompts
+    whose samples were all judged.
 
     Args:
       verdicts: [prompts, samples] int8, a Status.
@@ -133,11 +134,11 @@ def report(
         }
     if samples > 1:
         out["pass_at_k"], out["majority_at_k"] = {}, {}
-        different = [len({*_answers(texts, verdicts, p)} - {None}) for p in range(len(verdicts))]
+        full = scored.all(axis=1)
+        different = [len({*_answers(texts, verdicts, p)} - {None}) for p in np.flatnonzero(full)]
         out["distinct"] = _interval(statistics.bootstrap_interval(np.array(different, np.float64)))
         k = 1
         while k <= samples:
-            full = scored.all(axis=1)
             chance = statistics.pass_at_k(correct[full].sum(axis=1), samples, k)
             out["pass_at_k"][str(k)] = _interval(statistics.bootstrap_interval(chance))
             votes = [

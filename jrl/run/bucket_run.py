@@ -97,11 +97,12 @@ def open_run_folder(run: str | os.PathLike[str], processes: Processes = ONE) -> 
       RefusedIdentity where the place holds something else.
     """
     place = split_address(run)
+    bucket = None if place is None else Bucket(place[0])
+    address = "a local folder" if place is None else shown(run).rstrip("/")
+    processes.agree("run", {"--run": address, **({} if bucket is None else {"endpoint": bucket.endpoint})})
     if place is None:
         yield RunFolder(paths.normalize(run))
         return
-    bucket, address = Bucket(place[0]), shown(run).rstrip("/")
-    processes.agree("run", {"--run": address, "endpoint": bucket.endpoint})
     processes.place.begin(f"opening {address}")
     key = key_of(bucket.endpoint, address)
     base = paths.make_private_dir(copies_home() / "runs" / (key if processes.writer else f"{key}.{processes.index}"))
@@ -284,6 +285,8 @@ class Publisher:
         commit = Commit(self._commit.life, files)
         superseded = self._processes.from_writer("committed", self._replace(commit) if self._processes.writer else None)
         self._commit = commit
+        # The parts of a copy that another process has superseded are removed.
+        self._unchanged = {name: known for name, known in self._unchanged.items() if files.get(name) == known[1]}
         try:
             in_parallel(self._remove, superseded[self._processes.index :: self._processes.count])
         except OSError as error:

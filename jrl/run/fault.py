@@ -10,6 +10,7 @@ The bundle needs neither the run's devices nor its data: `jrl replay RUN/fault` 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
@@ -29,6 +30,7 @@ from jrl.learning.nonfinite import Fault, find_fault
 from jrl.learning.step import Learned, StageArrays, StagePrograms
 from jrl.plugins import saved_parts
 from jrl.resolve import load_config
+from jrl.run.bucket_run import LeaseLost
 from jrl.run.checkpoints.run_state import SaveFailed, known_good, restore_step, save_step
 from jrl.run.identity import PUBLISHED, with_saved_model
 from jrl.run.job import Job, Policy, open_policy, stage_arrays
@@ -106,6 +108,10 @@ def stopped(job: Job, progress: Progress, step: Step) -> StopRun:
         "shards": batch_shards(job.mesh),
         "metrics": {name: str(value) for name, value in sorted(step.metrics.items())},
     }
+    bundle = _finish_bundle(job, step.learned, report)
+    # Of several processes in a bucket an error commits nothing, and the next start would find what was set aside.
+    with contextlib.suppress(OSError, LeaseLost):
+        job.publish()
     return StopRun(
         not_finite_message(
             job.folder,
@@ -117,7 +123,7 @@ def stopped(job: Job, progress: Progress, step: Step) -> StopRun:
             examples=examples,
             good=good,
             condemned=condemned,
-            bundle=_finish_bundle(job, step.learned, report),
+            bundle=bundle,
         )
     )
 

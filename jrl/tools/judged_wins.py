@@ -14,7 +14,7 @@ import numpy as np
 
 from jrl.ops.win_rates import length_controlled, win_rate
 from jrl.tasks.example import Example
-from jrl.tasks.judges import Group, Judge, OpenJudge, Pairwise, open_judge, preflight
+from jrl.tasks.judges import Group, Judge, OpenJudge, Pairwise, open_client, preflight
 
 
 def comparing(judges: Sequence[Judge]) -> list[Judge]:
@@ -31,7 +31,8 @@ def judged_wins(
       judges: those that compare.
       results: reports of `jrl.tools.evaluation.reevaluate`, of the same prompts.
       examples: of those prompts.
-      folder: where answers are kept, so that none is asked for twice; None: they are not.
+      folder: where answers are kept, so that none is asked for twice; None: they are not. A question that failed is
+        asked again.
 
     Raises: ValueError where a judge cannot be asked; JudgeStopped where it fails too often.
     """
@@ -40,7 +41,7 @@ def judged_wins(
         place = folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         for config in judges:
             preflight(config)
-            judge = open_judge(config, place)
+            judge = OpenJudge(config, open_client(config, place / f"{config.name}.answers.jsonl"), None)
             stack.callback(judge.close)
             tables[config.name] = win_table(judge, results, examples)
     return tables

@@ -17,8 +17,9 @@ FACTS = Facts(samples=8, lag=0, updates_per_batch=1, truncated_sampling=False, g
 CLIPPED = {
     "GDPO": {}, "LitePPO": {}, "MaxRL": {}, "OnPolicyDistillation": {}, "OPO": {}, "PassAtK": {},
     "ReinforcePlusPlus": {}, "ReinforcePlusPlusBaseline": {"kl": None}, "RLOO": {}, "ReMax": {}, "SELF": {},
+    "SiblingGRPO": {},
 }  # fmt: skip
-GROUPED = sorted(set(CLIPPED) - {"OnPolicyDistillation", "ReinforcePlusPlus"})
+GROUPED = sorted(set(CLIPPED) - {"OnPolicyDistillation", "ReinforcePlusPlus", "SiblingGRPO"})
 
 
 def test_every_row_with_that_loss_is_here():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from stand_in import Faults, StandIn
 
+from jrl import cli
 from jrl.tasks.example import Example, Message
 from jrl.tasks.judges import Grade, Judge, JudgeStopped, Pairwise
 from jrl.tools.judged_wins import comparing, judged_wins, lines, summary
@@ -65,14 +68,31 @@ class NeverOfBest(StandIn):
         return "no JSON" if "best" in second else super().content(request)
 
 
-def test_a_prompt_that_is_judged_in_one_order_alone_does_not_count():
+def test_a_prompt_that_is_judged_in_one_order_alone_does_not_count(tmp_path):
     with NeverOfBest(grade=lambda text: GRADES.get(text, 0.0)) as server:
         found = judged_wins([judge(server, attempts=1)], [A, B], EXAMPLES, None)["judge"]
         assert (found[0][1]["n"], found[0][1]["failed"]) == (3, 1)
         assert found[0][1]["mean"] == 0.5  # one won, one tied, one lost
         assert lines("judge", ["a", "b"], found)[-1] == "1 comparisons could not be judged"
+        judged_wins([judge(server, attempts=1)], [A, B], EXAMPLES, tmp_path)
         with pytest.raises(JudgeStopped, match=r"1 of 8 requests .* failed"):
             judged_wins([judge(server, attempts=1, stop_above=0.1)], [A, B], EXAMPLES, None)
+        server.content = functools.partial(StandIn.content, server)  # a better day
+        found = judged_wins([judge(server, attempts=1)], [A, B], EXAMPLES, tmp_path)["judge"]
+    assert (found[0][1]["n"], found[0][1]["failed"]) == (4, 0)
+
+
+def test_what_was_measured_is_written_where_the_judge_fails(tmp_path, monkeypatch):
+    asked = Judge(address="http://127.0.0.1:9", model="m", grading=Pairwise())  # nobody answers there
+    policy = SimpleNamespace(config=SimpleNamespace(judges=[asked]), program_cache=SimpleNamespace(close=lambda: None))
+    results = iter([{"mean": 0.25, **A}, {"mean": 0.75, **B}])
+    monkeypatch.setattr("jrl.run.policy.open_trained", lambda *args, **options: SimpleNamespace(policy=policy))
+    monkeypatch.setattr("jrl.tools.evaluation.reevaluate", lambda *args: next(results))
+    monkeypatch.setattr("jrl.tools.evaluation.held_out_visits", lambda trained: [])
+    monkeypatch.setattr("jrl.tools.evaluation.side_by_side", lambda results: "a table")
+    assert cli.main(["eval", str(tmp_path), str(tmp_path), "--out", str(tmp_path / "ab.json")]) == 2
+    written = json.loads((tmp_path / "ab.json").read_text())
+    assert [result["mean"] for result in written] == [0.25, 0.75] and "judged" not in written[0]
 
 
 def test_lengths_are_controlled_with_the_winners_longer():

@@ -1,13 +1,21 @@
-"""Judges: language models behind an HTTP API that score completions. Standard library only; imports no JAX."""
+"""Judges: language models behind an HTTP API that score completions. Imports no JAX."""
 
 from __future__ import annotations
 
 from jrl.tasks.judges.config import Judge
 from jrl.tasks.judges.failures import JudgeStopped
 from jrl.tasks.judges.grade import Grade
-from jrl.tasks.judges.judge import Group, OpenJudge, open_judge, open_judges, preflight, score_names
+from jrl.tasks.judges.judge import (
+    Group,
+    OpenJudge,
+    open_client,
+    open_judge,
+    open_judges,
+    preflight,
+    score_names,
+)
 from jrl.tasks.judges.pairwise import Pairwise
 from jrl.tasks.judges.rubric import Rubric
 
-__all__ = ["Grade", "Group", "Judge", "JudgeStopped", "OpenJudge", "Pairwise", "Rubric", "open_judge", "open_judges",
-           "preflight", "score_names"]  # fmt: skip
+__all__ = ["Grade", "Group", "Judge", "JudgeStopped", "OpenJudge", "Pairwise", "Rubric", "open_client", "open_judge",
+           "open_judges", "preflight", "score_names"]  # fmt: skip

@@ -248,20 +248,28 @@ def open_judge(config: Judge, folder: pathlib.Path, stop: Stop = never, *, index
     Of several processes each has an equal part of the rate limits. It reads the journals of all, also of an earlier
     life of the run with another number of processes, and writes its own.
     """
-    endpoint = endpoint_of(config)
     mine = f"-{index}" if index else ""
     with contextlib.ExitStack() as stack:
-        cache = AnswerCache(folder / f"{config.name}.answers{mine}.jsonl")
-        stack.callback(cache.close)
+        client = open_client(config, folder / f"{config.name}.answers{mine}.jsonl", count)
+        stack.callback(client.close)
         path = folder / f"{config.name}.journal{mine}.jsonl"
         others = sorted(set(folder.glob(f"{config.name}.journal*.jsonl")) - {path})
         journal = Journal(path, others)
         stack.callback(journal.close)
-        part = lambda limit: None if limit is None else limit / count
-        limit = RateLimit(part(config.requests_per_second), part(config.tokens_per_minute))
-        client = Client(endpoint, lambda content: numbers_of(config, content), limits_of(config), limit, cache)
         stack.pop_all()
         return OpenJudge(config, client, journal, stop)
+
+
+def open_client(config: Judge, answers: pathlib.Path, count: int = 1) -> Client:
+    """Returns what asks a judge, and takes valid answers from a file and adds them to it.
+
+    Args:
+      count: of those that ask at a time, each with an equal part of the rate limits.
+    """
+    endpoint, part = endpoint_of(config), lambda limit: None if limit is None else limit / count
+    limit = RateLimit(part(config.requests_per_second), part(config.tokens_per_minute))
+    check = lambda content: numbers_of(config, content)
+    return Client(endpoint, check, limits_of(config), limit, AnswerCache(answers))
 
 
 def preflight(config: Judge, stop: Stop = never) -> None:
