@@ -296,8 +296,9 @@ class Config:
     parts: tuple[str, ...] = ()  # Python files that add rows to the tables, relative to where jrl is started
     run: Run = dataclasses.field(default_factory=Run)  # the seed
     mesh: MeshShape = dataclasses.field(default_factory=MeshShape)  # devices along each axis
-    # Devices of their own for sampling, the ones behind those of `mesh`: completions are drawn while the policy learns,
-    # with weights that are Online.lag versions older, at least 1. None: on those of `mesh`, in turn with learning.
+    # Devices of their own for sampling, in every process the ones behind those of `mesh`: completions are drawn while
+    # the policy learns, with weights that are Online.lag versions older, at least 1. None: on those of `mesh`, in turn
+    # with learning.
     sampler_mesh: MeshShape | None = None
     tokenizer: Any = dataclasses.field(
         default_factory=TOKENIZERS["Bytes"].config, metadata={"table": "tokenizers"}

@@ -14,10 +14,10 @@ from jrl.run.kernels import choose_kernels, sentence
 BINDINGS = ["Decoder.head_dim=64", "Decoder.vocab_size=131072"]
 
 
-def choice(*bindings, platform="tpu", tensor=1):
+def choice(*bindings, platform="tpu", tensor=1, sampling_tensor=None):
     over = dict(binding.split("=", 1) for binding in [*BINDINGS, *bindings])
     config, _ = load_config("configs/tiny.gin", [f"{name}={value}" for name, value in over.items()])
-    chosen, choices = choose_kernels(config, config.model, platform, tensor)
+    chosen, choices = choose_kernels(config, config.model, platform, tensor, sampling_tensor)
     return chosen, {c.field: c for c in choices}
 
 
@@ -37,6 +37,18 @@ def test_what_aborts_the_compiler_is_refused():
         choice(*unrolled, tensor=2)
     assert choice(*unrolled)[0].sampler.layers == "unrolled"
     choice("Sampler.layers='unrolled'", "Sampler.attention='reference'", tensor=2)
+
+
+def test_devices_of_their_own_for_sampling_choose_for_their_mesh_too():
+    unrolled = ("Sampler.layers='unrolled'", "Sampler.attention='ragged'")
+    with pytest.raises(ValueError, match=r"over MeshShape.tensor=2: TPUs' compiler"):
+        choice(*unrolled, sampling_tensor=2)
+    heads = ("Decoder.heads=24", "Decoder.kv_heads=24")
+    attention = lambda **over: choice(*heads, **over)[1]["Sampler.attention"]
+    assert attention(tensor=1).value == attention(tensor=3, sampling_tensor=1).value == "ragged"
+    # 24 heads over 2 devices are 12 each; evaluations sample on the learner's mesh.
+    for over in (dict(tensor=1, sampling_tensor=2), dict(tensor=2, sampling_tensor=1)):
+        assert attention(**over).value == "reference" and "not 12" in attention(**over).reason
 
 
 def test_long_prompts_are_prefilled_in_chunks_on_tpus():

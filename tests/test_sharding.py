@@ -11,6 +11,7 @@ import pytest
 
 from jrl.device import sharding
 from jrl.device.sharding import GATHERED, MeshShape, devices_by_slice, make_mesh, spec
+from jrl.run.identity import mesh_sizes
 from jrl.run.policy import mesh_that_fits
 
 SIZES = {"b": 4, "l": 3, "d": 6, "e": 5, "f": 8, "h": 4, "k": 2, "r": 3, "v": 10}
@@ -99,13 +100,21 @@ def test_only_data_crosses_slices():
     "per_slice, count, slices, message",
     [
         ((4, 4), 8, 1, r"needs 1 x 8 devices, and the slices here have 4 \+ 4.*set MeshShape.slices = 2, and data"),
-        ((8,), 8, 2, r"needs 2 x 4 devices, and the slices here have 8"),
-        ((6, 2), 8, 2, r"needs 2 x 4 devices, and the slices here have 6 \+ 2"),
+        ((8,), 8, 2, r"needs 2 x 4 devices, and the slices here have 8\. .*set MeshShape.slices = 1, and data"),
+        ((6, 2), 8, 2, r"needs 2 x 4 devices, and the slices here have 6 \+ 2.*make the mesh smaller, at most 2 x 2"),
     ],
 )
 def test_a_mesh_across_slices_is_refused_with_what_would_go(per_slice, count, slices, message):
     with pytest.raises(ValueError, match=message):
         devices_by_slice(tpus(*per_slice), count, slices)
+
+
+def test_a_manifest_names_slices_where_there_are_several():
+    axes = {"data": 2, "fsdp": 1, "tensor": 1, "sequence": 1, "expert": 1}  # as before there were any
+    sizes = lambda mesh, sampler: mesh_sizes(SimpleNamespace(mesh=mesh, sampler_mesh=sampler))
+    assert sizes(MeshShape(data=2), None) == axes
+    several = MeshShape(data=2, slices=2)
+    assert sizes(several, several) == {**axes, "slices": 2, "sampler": {**axes, "slices": 2}}
 
 
 def test_a_policy_is_read_on_fewer_slices_than_it_was_trained_on():
@@ -123,6 +132,8 @@ def test_hosts_of_gpus_are_no_slices():
 def test_a_described_topology_of_one_slice_names_none():
     described = [SimpleNamespace(platform="tpu", id=i) for i in range(4)]
     assert devices_by_slice(described, 4, 1) == [described]
+    with pytest.raises(ValueError, match=r"set MeshShape\.slices = 1, and data"):
+        devices_by_slice(described, 4, 2)
 
 
 @pytest.mark.parametrize("sizes", [dict(data=3), dict(fsdp=2), dict(data=2, slices=0)])

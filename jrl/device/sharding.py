@@ -57,7 +57,7 @@ class MeshShape:
     tensor: int = 1  # shards of heads, MLP and vocabulary
     sequence: int = 1  # reserved, must be 1
     expert: int = 1  # reserved, must be 1
-    slices: int = 1  # TPU slices, between which only copies of the model cross: shares of `data`
+    slices: int = 1  # TPU slices that `data` is divided over first: only gradients cross the network between them
 
     def __post_init__(self) -> None:
         sizes = [getattr(self, axis) for axis in AXES]
@@ -121,11 +121,13 @@ def devices_by_slice(devices: Sequence[Any], count: int, slices: int) -> list[li
         by_slice.setdefault(index, []).append(device)
     groups = [by_slice[index][:share] for index in sorted(by_slice)][:slices]
     if len(groups) < slices or any(len(group) < share for group in groups):
-        there = " + ".join(str(len(group)) for group in by_slice.values())
-        more = f"; set MeshShape.slices = {len(by_slice)}, and data to a multiple of it"
+        sizes = [len(group) for group in by_slice.values()]
+        change = f"set MeshShape.slices = {len(by_slice)}, and data to a multiple of it"
+        if len(by_slice) == slices:
+            change = f"make the mesh smaller, at most {slices} x {min(sizes)}"
         raise ValueError(
-            f"MeshShape.slices = {slices} needs {slices} x {share} devices, and the slices here have {there}. Only "
-            f"data crosses slices{more if 1 < len(by_slice) != slices else ''}"
+            f"MeshShape.slices = {slices} needs {slices} x {share} devices, and the slices here have "
+            f"{' + '.join(map(str, sizes))}. Only data crosses slices; {change}"
         )
     return groups
 

@@ -52,9 +52,12 @@ def identify(config: Config, parts: Parts, tokenizer: Any, data: str) -> dict[st
 
 
 def mesh_sizes(config: Config) -> dict[str, Any]:
-    """Returns the configured size of every mesh axis, under "sampler" those of devices of its own for sampling."""
-    apart = {} if config.sampler_mesh is None else {"sampler": dataclasses.asdict(config.sampler_mesh)}
-    return {**dataclasses.asdict(config.mesh), **apart}
+    """Returns the configured size of every mesh axis, under "sampler" those of devices of its own for sampling.
+
+    One slice is left out: a run that began before there were several resumes without a warning.
+    """
+    sizes = lambda shape: {name: n for name, n in dataclasses.asdict(shape).items() if (name, n) != ("slices", 1)}
+    return {**sizes(config.mesh), **({} if config.sampler_mesh is None else {"sampler": sizes(config.sampler_mesh)})}
 
 
 def check_not_foreign(folder: Path) -> None:

@@ -8,6 +8,7 @@ for CPUs, GPUs and what the kernels do not compute.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jrl.experiment import Config, Online, stage_names
@@ -29,16 +30,21 @@ class Choice(NamedTuple):
     reason: str | None
 
 
-def choose_kernels(config: Config, cfg: Any, platform: str, tensor: int) -> tuple[Config, list[Choice]]:
+def choose_kernels(
+    config: Config, cfg: Any, platform: str, tensor: int, sampling_tensor: int | None = None
+) -> tuple[Config, list[Choice]]:
     """Returns `config` with every 'auto' of a kernel replaced for devices of a platform, and what was chosen.
 
     Args:
       cfg: the model's own configuration, as its functions take it.
       platform: cpu, gpu or tpu. tensor: devices along the tensor axis.
+      sampling_tensor: the same of devices of their own for sampling; evaluations sample on the learner's. None: there
+        are none.
 
     Raises: ValueError for a choice that aborts the TPUs' compiler.
     """
     model, sampler, choices = config.model, config.sampler, []
+    sampled_over = (tensor,) if sampling_tensor is None else (tensor, sampling_tensor)
     learners = [chosen_learner(stage.learner, cfg, platform, tensor) for stage in config.stages]
     stages = tuple(dataclasses.replace(stage, learner=own) for stage, own in zip(config.stages, learners))
     for name, stage, own in zip(stage_names(config.stages), config.stages, learners):
@@ -54,15 +60,16 @@ def choose_kernels(config: Config, cfg: Any, platform: str, tensor: int) -> tupl
         reason = no_splash(config, cfg, platform)
         model = chosen(model, "attention", "reference" if reason else "splash", reason)
     if sampler.attention == AUTO:
-        reason = no_ragged(config, cfg, platform, tensor)
+        reason = no_ragged(config, cfg, platform, sampled_over)
         sampler = chosen(sampler, "attention", "reference" if reason else "ragged", reason)
     if sampler.layers == AUTO:
         scanned = sampler.attention == "ragged"
         sampler = chosen(sampler, "layers", "scanned" if scanned else "unrolled", None)
-    if platform == "tpu" and (sampler.attention, sampler.layers) == ("ragged", "unrolled") and tensor > 1:
+    if platform == "tpu" and (sampler.attention, sampler.layers) == ("ragged", "unrolled") and max(sampled_over) > 1:
         raise ValueError(
-            f"Sampler.layers='unrolled' with Sampler.attention='ragged' over MeshShape.tensor={tensor}: TPUs' compiler "
-            "(libtpu 0.0.42.1) aborts where heads are sharded; set Sampler.layers='scanned' or leave it out"
+            f"Sampler.layers='unrolled' with Sampler.attention='ragged' over MeshShape.tensor={max(sampled_over)}: "
+            "TPUs' compiler (libtpu 0.0.42.1) aborts where heads are sharded; set Sampler.layers='scanned' or leave "
+            "it out"
         )
     if platform == "tpu" and sampler.prefill_chunk is None and config.data.prompt_length > PREFILL_CHUNK:
         sampler = chosen(sampler, "prefill_chunk", PREFILL_CHUNK, None)
@@ -98,8 +105,12 @@ def no_splash(config: Config, cfg: Any, platform: str) -> str | None:
     return None
 
 
-def no_ragged(config: Config, cfg: Any, platform: str, tensor: int) -> str | None:
-    """Returns why attention over the cache is not by the ragged kernel; None where it is."""
+def no_ragged(config: Config, cfg: Any, platform: str, tensor: Sequence[int]) -> str | None:
+    """Returns why attention over the cache is not by the ragged kernel; None where it is.
+
+    Args:
+      tensor: devices along the tensor axis, of every mesh that samples.
+    """
     if platform != "tpu":
         return f"no kernel for {platform.upper()}s"
     if (reason := not_ours(cfg)) is not None:
@@ -107,7 +118,8 @@ def no_ragged(config: Config, cfg: Any, platform: str, tensor: int) -> str | Non
     if config.sampler.kv_layout != "token_major":
         return f"Sampler.kv_layout={config.sampler.kv_layout!r} is of the reference"
     try:
-        check_ragged(cfg, tensor)
+        for devices in tensor:
+            check_ragged(cfg, devices)
     except ValueError as error:
         return str(error).split(";")[0]
     return None

@@ -137,6 +137,40 @@ def test_finalists_are_ranked_by_the_count_of_their_cycles(few_choices, monkeypa
     assert "2.67e+04 s" in search.text(done).splitlines()[4]
 
 
+def test_a_finalist_that_does_not_compile_to_the_end_is_refused(few_choices, monkeypatch, fake_compiler):
+    config, parts = load_config("configs/plan/0.6b.gin")
+    topology, compile_all = parse_topology("v5e:2x4"), compiled.compile_all
+    monkeypatch.setattr(assigned, "ask", lambda *_: {name: Compiled() for name in ("rl.sample", "rl.update")})
+
+    def first_refused(refused):
+        def run(lowered, topology, announce):
+            programs = compile_all(lowered, topology, announce)
+            return programs | ({"rl.update": Compiled(needed=17 * GIB)} if len(fake_compiler) <= refused else {})
+
+        fake_compiler.clear()
+        monkeypatch.setattr(compiled, "compile_all", run)
+        return search.search(config, parts, topology, ["0.6b.gin"], lambda line: None)
+
+    done = first_refused(1)
+    why = "update takes 17.00 of 15.75 GiB a device, as compiled to the end"
+    assert [c.refused for c in done.refused].count(why) == 1
+    # The two that are left took 3e13 and 2e13 cycles a program.
+    assert [c.counted_seconds for c in done.fitting[:2]] == pytest.approx([4e13 / 1.5e9, 6e13 / 1.5e9], rel=1e-3)
+    assert not any(c.compiled for c in done.fitting[2:])
+    assert first_refused(search.COMPILED).fitting == []
+
+
+def test_what_a_split_gains_is_by_the_count_where_both_have_one():
+    candidate = lambda apart, least, counted: search.Candidate(
+        {search.SAMPLER_MESH: MeshShape() if apart else None}, 1.0, least, None, True, counted
+    )
+    gain = lambda *fitting: search.gain(search.Search(None, None, fitting, []))[-1]
+    assert "4 s a step by the compiler's count, in turn 6 s; x 1.50" in gain(
+        candidate(True, 1.0, 4.0), candidate(False, 2.0, 6.0), candidate(False, 1.0, None)
+    )
+    assert "1 s a step at least, in turn 2 s; x 2.00" in gain(candidate(True, 1.0, 4.0), candidate(False, 2.0, None))
+
+
 def test_prompts_apart_are_tried_in_micro_batches_of_a_whole_group():
     # Rows of 25 tokens, of which the configuration's own micro-batch holds one: no mesh is given up for that.
     bindings = ["Learner.prefix_sharing='cross_row'", "Learner.row_length=25", "Learner.micro_batch_tokens=25",

@@ -87,6 +87,12 @@ def test_the_compilers_transfers_between_slices_are_counted(small, slices, facto
     assert dataclasses.replace(count, memory=1.0).seconds == 1.0  # it runs beside other work
 
 
+def test_one_slice_is_counted_where_no_rate_of_the_network_is_published(small):
+    program = SENT.replace("xla_megascale_runtime", "a host")
+    count = counted.count_of(program, "update", small(devices=1), CHIPS["v4"], kernels=0.0, memory=1e-6, times=1)
+    assert CHIPS["v4"].network_gbit_per_second is None and count.network == 0.0
+
+
 def test_groups_across_slices_are_named(small):
     sizes = small(*TWO, devices=8).network_sizes
     assert sizes[:2] == [("slices", 2), ("data", 2)] and dict(sizes)["tensor"] == 2
@@ -125,8 +131,11 @@ def test_a_slice_may_sample_for_another():
 def test_a_search_says_that_it_lays_out_one_slice():
     config, parts = load_config("configs/plan/8b_two_slices.gin")
     for topology in ("v5p:4x4x4", "2xv5p:4x4x4"):
-        with pytest.raises(ValueError, match="--search lays out one slice, and there are 2"):
+        with pytest.raises(ValueError, match=r"--search lays out one slice, and there are 2: .*MeshShape.slices=1"):
             search.search(config, parts, parse_topology(topology), [], lambda line: None)
+    apart = dataclasses.replace(config, mesh=MeshShape(), sampler_mesh=MeshShape(data=2, slices=2))
+    with pytest.raises(ValueError, match="--search lays out one slice, and there are 2"):
+        search.search(apart, parts, parse_topology("v5p:4x4x4"), [], lambda line: None)
 
 
 def test_cheaper_layouts_keep_the_slices(small):

@@ -403,8 +403,8 @@ def none_left(config: Any, table: Outcomes) -> str:
 
 
 def metrics(config: Any, table: Outcomes, training: Array | None = None) -> dict[str, float]:
-    """Returns shares of the examples of the training split: judged so far, solved (SOLVED), and not visited now; and
-    each task's share of the visits, where the curriculum chooses between tasks. training: as `weights_of` has it."""
+    """Returns shares of the examples that `training` has, of all where it is None: judged so far, solved (SOLVED), and
+    not visited now; and each task's share of the visits, where the curriculum chooses between tasks."""
     seen = seen_of(config, table)
     weights = weights_of(config, table, training)
     share = lambda which: float(np.mean(which if training is None else which[training]))

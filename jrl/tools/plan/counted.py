@@ -257,7 +257,7 @@ def network_seconds(runs: Iterable[Run], chip: Chip, slices: int) -> float:
         if instruction.op == "recv" and BETWEEN_SLICES in instruction.attributes:
             kind = re.search(r'transfer_type="(\w+)"', instruction.attributes)[1]
             total += times * {"ALL_REDUCE": 2 * part, "ALL_GATHER": part}.get(kind, 1.0) * instruction.shapes[0].bytes
-    return total / chip.network_rate
+    return total / chip.network_rate if total else 0.0  # of some chips no rate is published
 
 
 def collectives_of(program: Program, instruction: Instruction) -> list[Instruction]:

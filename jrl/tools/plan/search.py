@@ -81,10 +81,11 @@ def search(
 
     Raises: ValueError where the run asks for a kernel of other devices, or there are several slices.
     """
-    slices = max(topology.slices, config.mesh.slices)
+    slices = max(mesh.slices for mesh in (topology, config.mesh, config.sampler_mesh) if mesh is not None)
     if slices > 1:
-        raise ValueError(f"--search lays out one slice, and there are {slices}: search one, then give its layout "
-                         "MeshShape.slices, and MeshShape.data and Online.prompts as many times")  # fmt: skip
+        raise ValueError(f"--search lays out one slice, and there are {slices}: search one (a topology of one, and "
+                         "MeshShape.slices=1), then give its layout MeshShape.slices, and MeshShape.data and "
+                         "Online.prompts as many times")  # fmt: skip
     config, note = with_known_shape(config)
     check_attention(decoder_of_run(config), "tpu")
     for line in (note, uncounted(config)):
@@ -100,7 +101,11 @@ def search(
         refused += rejected
         finalists, others = ([c for c in fitting if c.compiled is yes] for yes in (True, False))
         if len(finalists) > 1:
-            finalists = ranked(config, parts, topology, finalists, say)
+            tried = len(finalists)
+            finalists, rejected = ranked(config, parts, topology, finalists, say)
+            refused += rejected
+            if not finalists:
+                refused, others = [*refused, *not_asked(others, tried)], []
         fitting = [*finalists, *others]
     return Search(topology, judged(config, parts, topology, {}), fitting, refused)
 
@@ -241,34 +246,46 @@ def confirmed(
             good.append(candidate._replace(gib=size / GIB, compiled=True))
     rest = sorted([*rest, *later], key=lambda c: (c.step_seconds, c.gib))
     if not good:
-        why = f"the compiler refused all {tried} that it was asked about, and was not asked about this one"
-        return [], [*bad, *(candidate._replace(refused=why) for candidate in rest)]
+        return [], [*bad, *not_asked(rest, tried)]
     return [*good, *rest], bad
+
+
+def not_asked(rest: Sequence[Candidate], tried: int) -> list[Candidate]:
+    """Returns the layouts that are left where the compiler refused all that it was asked about, refused too."""
+    why = f"the compiler refused all {tried} that it was asked about, and was not asked about this one"
+    return [candidate._replace(refused=why) for candidate in rest]
 
 
 def ranked(
     config: Config, parts: Parts, topology: Topology, finalists: Sequence[Candidate], say: Say
-) -> list[Candidate]:
-    """Returns the finalists with their time by the compiler's count, fastest first."""
+) -> tuple[list[Candidate], list[Candidate]]:
+    """Returns (the finalists with their time by the compiler's count, fastest first; those that it refused)."""
     counted = []
     for candidate in finalists:
         say(f"counting {' '.join(words(candidate.bindings))}")
-        seconds = counted_seconds(config, parts, topology, candidate.bindings)
-        say(f"  {seconds:.3g} s a step, at least {candidate.step_seconds:.3g} s")
-        counted.append(candidate._replace(counted_seconds=seconds))
-    return sorted(counted, key=lambda c: (c.counted_seconds, c.gib))
+        counted.append(compiled_to_the_end(config, parts, topology, candidate))
+        seconds, why = counted[-1].counted_seconds, counted[-1].refused
+        say(f"  {seconds:.3g} s a step, at least {candidate.step_seconds:.3g} s" if why is None else f"  {why}")
+    stand = [c for c in counted if c.refused is None]
+    return sorted(stand, key=lambda c: (c.counted_seconds, c.gib)), [c for c in counted if c.refused is not None]
 
 
-def counted_seconds(config: Config, parts: Parts, topology: Topology, bindings: Mapping[str, Any]) -> float:
-    """Returns the seconds of a step of a layout by the compiler's count, as its plan has it."""
+def compiled_to_the_end(config: Config, parts: Parts, topology: Topology, candidate: Candidate) -> Candidate:
+    """Returns a layout with the seconds of a step by the compiler's count, as its plan has it. Refused where a program
+    does not fit after all: it has no count, and the roofline in its place would be ranked above the others."""
     from jrl.tools.plan.shapes import lower, meshes_of
 
-    config, _ = for_tpus(applied(config, bindings), topology.num_devices)
+    config, _ = for_tpus(applied(config, candidate.bindings), topology.num_devices)
     case = make_case(config, parts, topology.num_devices)
     lowered = lower(config, parts, *meshes_of(config, compiled.topology_devices(topology)))
     counts = {name: lowered[name] for name in programs_of(case)}
     programs = compiled.compile_all(counts, topology, lambda *_: None)
-    return planning.step_of(case, topology, planning.rows_of(case, topology, programs, None))[0]
+    if over := {name: program.needed for name, program in programs.items() if program.needed is not None}:
+        name, limit = max(over, key=over.get), topology.chip.limit_bytes
+        why = f"{shown_name(case, name)} takes {over[name] / GIB:.2f} of {limit / GIB:.2f} GiB a device, as compiled"
+        return candidate._replace(gib=over[name] / GIB, compiled=False, refused=f"{why} to the end")
+    seconds, _ = planning.step_of(case, topology, planning.rows_of(case, topology, programs, None))
+    return candidate._replace(counted_seconds=seconds)
 
 
 def depends_on(program: str, bindings: Mapping[str, Any]) -> tuple:
@@ -351,8 +368,12 @@ def gain(done: Search) -> list[str]:
     together = [c for c in done.fitting if c.bindings.get(SAMPLER_MESH) is None]
     if not apart or not together:
         return []
-    best, other = (min(c.step_seconds for c in candidates) for candidates in (apart, together))
-    return ["", f"sampling on devices of its own: {best:.3g} s a step at least, in turn {other:.3g} s; "
+    # By the count only where both have one: a time from below beside a count would always win.
+    counts = [[c.counted_seconds for c in rows if c.counted_seconds is not None] for rows in (apart, together)]
+    by_count = all(counts)
+    best, other = map(min, counts if by_count else ([c.step_seconds for c in rows] for rows in (apart, together)))
+    how = "by the compiler's count" if by_count else "at least"
+    return ["", f"sampling on devices of its own: {best:.3g} s a step {how}, in turn {other:.3g} s; "
             f"x {other / best:.2f}"]  # fmt: skip
 
 
