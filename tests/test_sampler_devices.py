@@ -129,7 +129,7 @@ def test_every_process_has_devices_of_both_meshes():
     # Chips of a host are next to each other in a torus: a plan takes whole hosts, and several of them do not run so.
     learn, sample = split_devices(on_hosts(4, 4, platform="tpu"), 4, 4)
     assert {device.process_index for device in learn} == {0} and {device.process_index for device in sample} == {1}
-    apart = SimpleNamespace(sampler_mesh=MeshShape(), judges=())
+    apart = SimpleNamespace(sampler_mesh=MeshShape())
     check_several(apart, 2, "gpu")
     with pytest.raises(ValueError, match="needs one process on TPUs, and there are 2"):
         check_several(apart, 2, "tpu")
