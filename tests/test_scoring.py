@@ -140,6 +140,7 @@ def test_an_example_that_names_its_verifiers_is_judged_by_those():
     scores = score(config, ["4", "4.0", "4"], examples)
     assert scores.reward.tolist() == [2.0, 1.0, 3.0]  # 2 * 1; 1 * 1 + 2 * 0; 2 * 1 + 1
     assert scores.verdict.tolist() == [Status.CORRECT] * 3
+    assert scores.outcome.tolist() == [1.0, 1.0, 1.0]  # the first verifier's own, whatever its weight
     np.testing.assert_array_equal(scores.components["Numeric"], np.array([np.nan, 1, np.nan], np.float32))
 
 

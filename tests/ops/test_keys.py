@@ -23,6 +23,12 @@ def test_every_part_of_the_name_changes_the_key():
     assert len(seen) == 33
 
 
+def test_no_two_positions_of_a_row_share_a_key():
+    key = row_key(jax.random.key(0), 0, jnp.zeros(2, jnp.uint32), 0)
+    keys = jax.vmap(token_key, in_axes=(None, 0))(key, jnp.arange(512))
+    assert len(np.unique(jax.random.key_data(keys), axis=0)) == 512
+
+
 def test_the_parts_of_a_uid_are_not_exchangeable():
     root = jax.random.key(0)
     one, two = (row_key(root, 0, jnp.array(uid, jnp.uint32), 0) for uid in ((3, 4), (4, 3)))
