@@ -2,10 +2,8 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import jax
@@ -109,95 +107,6 @@ def test_another_number_of_processes_goes_on_with_a_run(tmp_path, counts):
     train(tmp_path / "run", "Online.steps=5", processes=second, devices=4 // second)
     train(tmp_path / "whole", "Online.steps=5", processes=1, devices=4)
     assert_same(tmp_path / "run", tmp_path / "whole")
-
-
-def start(folder, *bindings, others=((), ()), index_of=(0, 1)):
-    """Returns the processes of a run that was started as on several machines, `others` bound in each alone."""
-    port, processes = free_port(), []
-    for index, more in zip(index_of, others):
-        base = command(folder, *bindings, *more)[:-4]
-        where = ["--coordinator", f"127.0.0.1:{port}", "--process-count", str(len(others)), "--process-index",
-                 str(index), "--devices", "2"]  # fmt: skip
-        processes.append(subprocess.Popen([*base, *where], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
-                                          env={**os.environ, "JRL_START_SECONDS": "20"}))  # fmt: skip
-    return processes
-
-
-def ends(process, seconds=200):
-    """Returns exit code and messages of a process."""
-    try:
-        _, messages = process.communicate(timeout=seconds)
-    finally:
-        process.kill()
-    return process.returncode, messages
-
-
-def wait_for_rows(folder, count, processes):
-    end = time.monotonic() + 600
-    while not (folder / "metrics.jsonl").exists() or len(metrics(folder)) < count:
-        assert time.monotonic() < end and all(process.poll() is None for process in processes)
-        time.sleep(0.05)
-
-
-LONG = ("Online.steps=400",)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("signaled", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("lost", [0, 1])
-def test_a_lost_process_is_named_and_the_run_goes_on_as_if_nothing_had_happened(tmp_path, signaled, lost):
-    processes = start(tmp_path / "run", *LONG)
-    wait_for_rows(tmp_path / "run", 3, processes)
-    processes[lost].send_signal(signaled)
-    began = time.monotonic()
-    code, messages = ends(processes[1 - lost])
-    assert code == 76 and time.monotonic() - began < 30
-    assert f"process {lost} (" in messages and "gone or does not answer" in messages
-    processes[lost].kill()
-    processes[lost].communicate()
-    train(tmp_path / "run", "Online.steps=6")
-    train(tmp_path / "whole", "Online.steps=6")
-    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("asked", [0, 1])
-def test_a_stop_of_one_process_is_one_save_of_all(tmp_path, asked):
-    processes = start(tmp_path / "run", *LONG)
-    wait_for_rows(tmp_path / "run", 1, processes)
-    processes[asked].send_signal(signal.SIGTERM)
-    found = [ends(process) for process in processes]
-    assert [code for code, _ in found] == [75, 75]
-    steps = sorted(int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir())
-    assert steps[-1] == metrics(tmp_path / "run")[-1]["step"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("other", "part"),
-    [
-        ("AdamW.learning_rate=0.5", "learning_rate"),
-        ("Run.seed=7", "seed"),
-        ("Online.samples=8", "samples"),
-        ("Scoring.verifiers=[]", "verifiers"),
-    ],
-)
-def test_a_process_with_another_configuration_is_refused_before_anything_is_written(tmp_path, other, part):
-    began = time.monotonic()
-    found = [ends(process) for process in start(tmp_path / "run", others=((), (other,)))]
-    assert [code for code, _ in found] == [2, 2] and time.monotonic() - began < 60
-    for _, messages in found:
-        assert part in messages and "process 0 (" in messages and "process 1 (" in messages
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-def test_a_process_alone_says_that_the_others_did_not_come(tmp_path):
-    (code, messages), = [ends(p) for p in start(tmp_path / "run", others=((), ()), index_of=(0,))]  # fmt: skip
-    assert code == 76 and "fewer than 2 processes came" in messages
-    (code, messages), = [ends(p) for p in start(tmp_path / "run", others=((), ()), index_of=(1,))]  # fmt: skip
-    assert code == 76 and "process 0 must listen there" in messages
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow

@@ -55,12 +55,13 @@ class Machine(NamedTuple):
 
 
 def start(folder, logs, *bindings, count=2, changed=None, environments=None, devices=None, config=TINY, folders=None,
-          cached=True):  # fmt: skip
+          cached=True, indices=None):  # fmt: skip
     """Starts the processes of a run as on several machines. By process: `changed` are bindings, `environments` what is
-    set in its environment, `devices` how many it has, `folders` where it starts."""
+    set in its environment, `devices` how many it has, `folders` where it starts. `indices`: those that
+    are started; None: all."""
     port, machines = free_port(), []
     logs.mkdir(exist_ok=True)
-    for index in range(count):
+    for index in range(count) if indices is None else indices:
         named = {b.partition("=")[0]: b for b in [*SMALL.values(), *bindings, *(changed or {}).get(index, ())]}
         settings = [*(named.values() if config == TINY else ()), *([] if cached else ["--no-compile-cache"])]
         command = [sys.executable, str(Path(__file__).with_name("announce.py")), "train", str(config), *settings,
@@ -165,11 +166,11 @@ def test_after_a_kill_another_number_of_processes_goes_on(tmp_path, uninterrupte
 
 
 @pytest.mark.parametrize("trial", range(5))
-def test_a_stopped_process_is_found_and_all_places_are_printed(tmp_path, trial):
-    stopped = trial % 2
-    machines = start(tmp_path / "run", tmp_path / "logs", "Online.steps=400")
+def test_a_stopped_process_is_found_and_the_run_goes_on(tmp_path, uninterrupted, trial):
+    stopped, lag = trial % 2, trial // 2 % 2
+    machines = start(tmp_path / "run", tmp_path / "logs", *lag_of(lag))
     try:
-        machines[stopped].wait_until("update", 3 + trial)
+        machines[stopped].wait_until("update", 2 + trial % 4)
         machines[stopped].process.send_signal(signal.SIGSTOP)
         began = time.monotonic()
         assert machines[1 - stopped].process.wait(timeout=120) == 76
@@ -182,7 +183,9 @@ def test_a_stopped_process_is_found_and_all_places_are_printed(tmp_path, trial):
     print(f"process {stopped} stopped: found after {seconds:.1f} s; a step takes {step:.2f} s")
     assert seconds < 3 * step + 30
     for index in (0, 1):
-        assert f"process {index} (" in messages
+        assert f"process {index} (" in messages  # and where it was
+    train(tmp_path / "run", f"Online.steps={STEPS}", *lag_of(lag))
+    assert contents(tmp_path / "run") == contents(uninterrupted[lag])
 
 
 @pytest.mark.parametrize("trial", range(10))
@@ -280,3 +283,14 @@ def test_processes_that_disagree_are_refused(tmp_path, trial):
     seconds = refused(machines, name, run)
     print(f"{name}: refused by all {count} after {seconds:.1f} s")
     assert seconds < 30
+
+
+@pytest.mark.parametrize(("index", "message"), [(0, "fewer than 2 processes came"), (1, "process 0 must listen there")])
+def test_a_process_alone_says_that_the_others_did_not_come(tmp_path, index, message):
+    soon = {index: {"JRL_START_SECONDS": "20"}}
+    (machine,) = start(tmp_path / "run", tmp_path / "logs", indices=(index,), environments=soon)
+    try:
+        assert machine.process.wait(timeout=120) == 76
+    finally:
+        end([machine])
+    assert message in machine.messages() and not (tmp_path / "run").exists()
