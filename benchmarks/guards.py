@@ -159,14 +159,11 @@ def main(argv: list[str] | None = None) -> int:
                 runs.append({"guarded": guarded} | measure(config, [] if guarded else [*args.without]))
                 print(f"{config}, pair {pair + 1} of {args.pairs}, {'with' if guarded else 'without'} guards: "
                       f"{statistics.median(runs[-1]['seconds']):.4f} s a step", flush=True)  # fmt: skip
-        results[config] = {unit: compared(runs, unit) for unit in ("seconds", "processor_seconds")} | {
-            "pairs": args.pairs,
-            "without": args.without,
-        }
-        for unit, found in results[config].items():
-            if isinstance(found, dict):
-                print(f"{config}: {found['guarded']:.4f} with and {found['unguarded']:.4f} {unit} a step without: "
-                      f"{100 * (found['ratio'] - 1):+.1f} %", flush=True)  # fmt: skip
+        figures = {unit: compared(runs, unit) for unit in ("seconds", "processor_seconds")}
+        for unit, found in figures.items():
+            print(f"{config}: {found['guarded']:.4f} with and {found['unguarded']:.4f} {unit} a step without: "
+                  f"{100 * (found['ratio'] - 1):+.1f} %", flush=True)  # fmt: skip
+        results[config] = figures | {"pairs": args.pairs, "without": args.without}
         args.out.write_text(json.dumps(results, indent=1) + "\n")
     return 0
 

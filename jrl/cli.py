@@ -537,8 +537,6 @@ def evaluate(args: argparse.Namespace) -> int:
         config = args.config if len(sources) == 1 or is_published(source) else None
         trained = open_trained(source, bindings, args.step, config, reading_bar(), stage=args.stage, role=args.role)
         results.append({"source": named(address), **evaluation.reevaluate(trained, announce)})
-        judges = judged_wins.comparing(trained.policy.config.judges) if len(sources) > 1 else []
-        examples = [visit.example for visit in evaluation.held_out_visits(trained)] if judges else []
         trained.policy.program_cache.close()
     if shown:
         print("\r", end="", file=sys.stderr)
@@ -550,7 +548,9 @@ def evaluate(args: argparse.Namespace) -> int:
             paths.write_bytes_atomic(args.out, json.dumps(written, indent=2).encode() + b"\n")
 
     write()  # a judge that fails costs none of it
-    if judges:
+    # The last source's judges; all have the same prompts.
+    if len(sources) > 1 and (judges := judged_wins.comparing(trained.policy.config.judges)):
+        examples = [visit.example for visit in evaluation.held_out_visits(trained)]
         answers = None if args.out is None else args.out.with_suffix(".judges")
         judged = judged_wins.judged_wins(judges, results, examples, answers)
         names = [result["source"] for result in results]

@@ -8,7 +8,7 @@ import functools
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -171,7 +171,7 @@ def inside(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def in_parallel(call: Callable, items) -> Iterator:
+def in_parallel(call: Callable, items: Iterable) -> list:
     """Returns the results of a call on every item, in their order. The first error ends it; calls under way are
     awaited."""
     with ThreadPoolExecutor(THREADS) as pool:

@@ -117,7 +117,7 @@ def _kernel(
         total[...] = jnp.zeros_like(total)
         if low:
             for i in (0, 1):
-                kept[i][...] = product_of_rows(h[...], low[2 * i][...]).astype(h.dtype)
+                kept[i][...] = product(h[...], low[2 * i][...], inputs=1).astype(h.dtype)
             kept[2][...] = jnp.zeros_like(kept[2])
 
     # Rounded where the reference rounds: the learner's log-probs are compared with the sampler's.
@@ -130,7 +130,7 @@ def _kernel(
     gated = (rounded(activation(multiplied(0, gate))) * multiplied(1, up)).astype(h.dtype)
     total[...] += product(gated, down[...])
     if low:
-        kept[2][...] += product_of_rows(gated, low[4][...])
+        kept[2][...] += product(gated, low[4][...], inputs=1)
 
     @pl.when(step == pl.num_programs(0) - 1)
     def finish() -> None:
@@ -155,6 +155,3 @@ def product(x: Array, y: Array, inputs: int = 0) -> Array:
     return jax.lax.dot_general(
         x, y, (((1,), (inputs,)), ((), ())), precision=precision, preferred_element_type=jnp.float32
     )
-
-
-product_of_rows = functools.partial(product, inputs=1)

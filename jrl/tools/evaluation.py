@@ -76,11 +76,7 @@ def table(result: dict[str, Any]) -> str:
     for name, key in (("pass", "pass_at_k"), ("majority", "majority_at_k")):
         lines += [_line(f"{name}@{k}", value) for k, value in result.get(key, {}).items()]
     lines += [_line(task, value) for task, value in result.get("tasks", {}).items()]
-    widths = [max(len(line[column]) for line in lines) for column in range(4)]
-    rows = [
-        f"{line[0]:<{widths[0]}}  " + "  ".join(f"{cell:>{width}}" for cell, width in zip(line[1:], widths[1:]))
-        for line in lines
-    ]
+    rows = aligned(lines)
     tail = f"{100 * result['parsed']:.1f} % of the answers could be read; {result['unscorable']} could not be judged"
     best = [_best_line(k, value) for k, value in result.get("best_of_k", {}).items() if value["mean"] is not None]
     if "distinct" in result:
@@ -88,6 +84,13 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(
         [f"step {result['step']}, {result['n']} held-out prompts, {result['samples']} samples each", *rows, *best, tail]
     )
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns rows as lines, in columns: the first to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    placed = [[f"{row[0]:<{widths[0]}}", *(f"{x:>{w}}" for x, w in zip(row[1:], widths[1:]))] for row in rows]
+    return ["  ".join(cells).rstrip() for cells in placed]
 
 
 def side_by_side(results: Sequence[dict[str, Any]]) -> str:
@@ -112,12 +115,10 @@ def side_by_side(results: Sequence[dict[str, Any]]) -> str:
 
     rows = [["source", "step", *columns]]
     rows += [[r["source"], str(r["step"]), *(cell(column(r)) for column in columns.values())] for r in results]
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = [f"{row[0]:<{widths[0]}}  " + "  ".join(f"{x:>{w}}" for x, w in zip(row[1:], widths[1:])) for row in rows]
     counts = sorted({result["samples"] for result in results})
     samples = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     head = f"{first['n']} held-out prompts, {samples} samples each; percent, 95 % intervals"
-    return "\n".join([head, *lines, *(win_rates(results) if all("by_prompt" in r for r in results) else [])])
+    return "\n".join([head, *aligned(rows), *(win_rates(results) if all("by_prompt" in r for r in results) else [])])
 
 
 def win_rates(results: Sequence[dict[str, Any]]) -> list[str]:
@@ -136,9 +137,7 @@ def win_rates(results: Sequence[dict[str, Any]]) -> list[str]:
 
     table = [["wins over", *(r["source"] for r in results)]]
     table += [[r["source"], *(cell(r, other) for other in results)] for r in results]
-    widths = [max(map(len, column)) for column in zip(*table)]
-    lines = [f"{row[0]:<{widths[0]}}  " + "  ".join(f"{x:>{w}}" for x, w in zip(row[1:], widths[1:])) for row in table]
-    return ["", *(line.rstrip() for line in lines)]
+    return ["", *aligned(table)]
 
 
 def _best_line(k: str, value: dict[str, float]) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from jrl.ops.win_rates import length_controlled, win_rate
 from jrl.tasks.example import Example
 from jrl.tasks.judges import Group, Judge, OpenJudge, Pairwise, open_client, preflight
+from jrl.tools.evaluation import aligned
 
 
 def comparing(judges: Sequence[Judge]) -> list[Judge]:
@@ -96,8 +97,6 @@ def lines(name: str, sources: Sequence[str], table: Sequence[Sequence[dict[str, 
         return "{} [{}, {}] | {}".format(*shown)
 
     rows = [[f"{name}: wins over", *sources], *([source, *map(cell, row)] for source, row in zip(sources, table))]
-    widths = [max(map(len, column)) for column in zip(*rows)]
     failed = sum(found["failed"] for row in table for found in row if found is not None) // 2
-    out = ["", *("  ".join([f"{row[0]:<{widths[0]}}", *(f"{x:>{w}}" for x, w in zip(row[1:], widths[1:]))]).rstrip()
-                 for row in rows)]  # fmt: skip
+    out = ["", *aligned(rows)]
     return [*out, f"{failed} comparisons could not be judged"] if failed else out

@@ -39,8 +39,7 @@ def project(
     leaves, layer = weights
     axes_of = {QK_NORM: (None, None, None), QKV + LOW_A: (None, None, None), QKV + LOW_B: (None, None, "heads")}
     some = {name: leaves[name] for name in axes_of if name in leaves}
-    heads = (cfg.heads, cfg.kv_heads)
-    shard = functools.partial(_shard, names=tuple(some), heads=heads, cfg=cfg, interpret=interpret)
+    shard = functools.partial(_shard, names=tuple(some), cfg=cfg, interpret=interpret)
     arrays = (layer, x, cos, sin, leaves["attention_norm"], leaves[QKV], *some.values())
     row, angle = ("batch", None, None), ("batch", None, None, None)
     axes = ((), row, angle, angle, (None, None), (None, None, "heads"), *[axes_of[name] for name in some])
@@ -51,12 +50,12 @@ def project(
 
 def _shard(
     layer: Array, x: Array, cos: Array, sin: Array, norm: Array, matrix: Array, *some: Array,
-    names: tuple[str, ...], heads: tuple[int, int], cfg: Decoder, interpret: bool,
+    names: tuple[str, ...], cfg: Decoder, interpret: bool,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Returns the queries, keys and values of one device's heads. names: of the leaves `some`."""
     (rows, _, width), head_dim, columns = x.shape, cfg.head_dim, matrix.shape[2]
-    shares = head_dim * (heads[0] + 2 * heads[1]) // columns
-    queries, keys = heads[0] // shares, heads[1] // shares
+    shares = head_dim * (cfg.heads + 2 * cfg.kv_heads) // columns
+    queries, keys = cfg.heads // shares, cfg.kv_heads // shares
     rank = next((x.shape[1] for name, x in zip(names, some) if name == QKV + LOW_A), 0)
     block = qkv_block(rows, width, (queries, keys), head_dim, x.dtype.itemsize, rank)
     # Both halves of a head are rotated by the same angle, the first with the opposite sign of the sine.

@@ -68,8 +68,7 @@ def rows(
             answers = [completion_of(text, tokenizer) for text in texts]
             check_pair(prompt, answers, width)
             sequences += [(prompt, answers[0], 2.0 * i + 1), (prompt, answers[1], 2.0 * i)]
-        missing = 2 * (PAIRS - len(pairs))
-        return sequences + [(prompt, ids, NONE) for prompt, ids, _ in (sequences[:2] * PAIRS)[:missing]]
+        return sequences + [(prompt, ids, NONE) for prompt, ids, _ in sequences[:2]] * (PAIRS - len(pairs))
 
     units, counts = of_visits(unit, visits)
     return stack([sequence for given in units for sequence in given], 2 * PAIRS, tokenizer.pad_id, width), counts
