@@ -217,6 +217,8 @@ def check_row_values(name: str, stage: Offline, objective: Objective) -> None:
             else f"{name} reads what the data say that an answer is worth, and {source}.values does not name the "
             "entries that say it; set it to two, such as ('value', 'rejected_value')"
         )
+    if read and not getattr(stage.source, "complete", True):
+        raise ValueError(f"{name} reads {read} of every row; set {source}.complete = True")
     outputs = stored_attributes(stage, objective)
     if outputs is not None and len(values) != outputs:
         raise ValueError(

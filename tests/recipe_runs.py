@@ -31,8 +31,8 @@ DECODER = [
 # A verifier that a policy without training satisfies now and then, where the recipe has none of its own.
 EASY = ["Addition.verifiers=()", "Scoring.verifiers=[@Regex()]", "Regex.pattern='.*[0-9].*'"]
 
-# Where it is another one that a policy without training must satisfy.
-OWN = {"crpg": ["Scoring.verifiers=[@Regex(), @Length()]", "Regex.pattern='.*[0-9].*'", "Length.high=9"]}
+# Where a judge must say yes to a policy without training.
+OWN = {"crpg": ["Constraints.components=('Regex',)"]}
 
 
 def small(name):

@@ -8,7 +8,8 @@
     L   = mean over all tokens of the step                                                   G1
 
 `Online.strategy = @Branching()` draws such completions (S8), of which CURE makes one group. A completion without a
-branch is a child of the prompt as a whole.
+branch is a child of the prompt as a whole; one with no place to branch at is compared with what is drawn again in the
+place of its branches alone.
 
 Source: Besta et al. 2501.11223 on values of siblings; two levels and the clip are ours.
 """

@@ -1,6 +1,6 @@
 """StepAWR: imitate the steps of stored solutions, right and wrong ones, by what each step changed.
 
-    A_k = Q(prefix after step k) - Q(prefix before it), 0 where it is below 1 / rollouts     A17
+    A_k = Q(prefix after step k) - Q(prefix before it), 0 where |A_k| < 1 / rollouts         A17
     l   = -min(exp(A_k / beta), max_weight) * LP_k, LP_k the sum over the tokens of step k    L16
     L   = mean over the steps of the batch                                                   G3
 
@@ -28,7 +28,7 @@ Array = jax.Array
 @traced
 class StepAWR:
     rollouts: int = 4  # completions of a prefix that a success rate is the mean of
-    beta: float = 0.25  # temperature of the weights, in success rates
+    beta: float = 0.25  # temperature of the weights, in success rates; L16 has 1, of normalized advantages
     max_weight: float = 20.0  # largest weight
 
 

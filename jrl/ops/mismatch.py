@@ -42,7 +42,7 @@ def sampler_mismatch(behaviour_logprobs: Array, old_logprobs: Array, mask: Array
         ),
         "sampler_perplexity": jnp.exp(-mean(behaviour)),
         "learner_perplexity": jnp.exp(-mean(old)),
-        "chi2": mean(weights**2) - 1,
+        "chi2": jnp.where(mask.any(), mean(weights**2) - 1, 0),
     }
 
 
@@ -65,7 +65,8 @@ def mismatch_terms(sampler_logprobs: Array, old_logprobs: Array, mask: Array) ->
 
 
 def mismatch_of_means(means: dict[str, Array]) -> dict[str, Array]:
-    """Returns M17's k1, k3 and chi2, and M18's effective share of the tokens, mean(w)^2 / mean(w^2), [] each.
+    """Returns M17's k1, k3 and chi2, and M18's effective share of the tokens, mean(w)^2 / mean(w^2) of weights
+    that nothing truncates, [] each.
 
     Args:
       means: over tokens, of what `mismatch_terms` returns; all 0 where there is no token: then all results are 0.

@@ -13,7 +13,7 @@ Array = jax.Array
 def step_advantages(success: Array, estimated: Array, *, rollouts: int) -> Array:
     """Returns A17, what each step of an answer changed: Q(prefix after the step) - Q(prefix before it).
 
-    A difference below 1 / rollouts is less than one rollout more or fewer, and counts as 0.
+    A difference of a size below 1 / rollouts is less than one rollout more or fewer, and counts as 0.
 
     Args:
       success: [..., K + 1] float, Q: the mean success of `rollouts` completions of the prefix after so many steps.

@@ -161,6 +161,12 @@ def test_equal_probabilities_have_no_correlation_out_of_rounding():
     np.testing.assert_allclose(sampler_mismatch(varying, varying, mask)["correlation"], 1, rtol=1e-5)
 
 
+def test_no_tokens_have_no_mismatch():
+    nothing = jnp.full(2, jnp.nan), jnp.full(2, jnp.nan), jnp.zeros(2, bool)
+    found = sampler_mismatch(*nothing)
+    assert found["chi2"] == found["k1"] == found["k3"] == 0 and found["sampler_perplexity"] == 1
+
+
 def test_what_a_step_logs_of_the_mismatch_is_that_of_all_its_tokens():
     # weights e^-0.1 and e^0.1: their mean is 1.005004, that of their squares 1.020067
     mask = jnp.array([True, False, True])

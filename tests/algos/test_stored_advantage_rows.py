@@ -126,6 +126,8 @@ def test_data_that_name_another_count_of_numbers_are_refused():
     with pytest.raises(ConfigError, match=r"ALoL reads 2 numbers of a row, the reward and the expected reward, and "
                                           r"Rated\.values names 1"):  # fmt: skip
         jrl.load_config(recipe, ["Rated.values=('correctness',)"])
+    with pytest.raises(ConfigError, match=r"of every row; set Rated\.complete = True"):
+        jrl.load_config(recipe, ["Rated.complete=False"])
     with pytest.raises(ConfigError, match="does not read what the data say"):
         jrl.load_config(recipe, ["pairs/Offline.objective=@SFT()"])
     assert ALGOS["StepAWR"].needs(StepAWR()).row_values

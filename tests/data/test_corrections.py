@@ -66,7 +66,8 @@ def test_a_pair_is_there_after_prompts_that_ask_for_good_and_bad_answers():
 
 def test_the_pairs_of_a_user_are_one_unit():
     other = {"prompt": "p", "chosen": "a", "rejected": "b"}
-    given = [visit(rejected="no", others=[other]), visit(rejected="no", others=[other] * 3)]
+    three = [other | {"prompt": name} for name in "pqr"]
+    given = [visit(rejected="no", others=[other]), visit(rejected="no", others=three)]
     rows, counts = user_preferences.rows(UserPreferences(), given, TOKENIZER, 40)
     own = "\x01\x02"
     assert texts_of(rows)[:8] == [(own, "yes"), (own, "no"), ("p", "a"), ("p", "b"), *[(own, "yes"), (own, "no")] * 2]
@@ -77,8 +78,9 @@ def test_the_pairs_of_a_user_are_one_unit():
         visit(rejected="no", others="p"), visit(rejected="yes", others=[]), visit(others=[]),
         visit(rejected="no", others=[other | {"chosen": "b"}]), visit(rejected="n" * 50, others=[]),
         visit(rejected="no", others=[other, {"prompt": "q", "chosen": "no", "rejected": "yes"}]),
+        visit(rejected="no", others=[other, other]),
     ]  # fmt: skip
-    causes = {"no_others": 4, "same_answers": 2, "no_rejected": 1, "too_long": 1, "own_pair": 1}
+    causes = {"no_others": 4, "same_answers": 2, "no_rejected": 1, "too_long": 1, "same_pair": 2}
     assert user_preferences.rows(UserPreferences(), bad, TOKENIZER, 40)[1] == causes
 
 

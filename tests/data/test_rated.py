@@ -42,6 +42,9 @@ def test_ratings_are_in_the_order_of_the_names_and_missing_ones_are_nan():
     np.testing.assert_array_equal(rows.value, np.float32([[3, 1.5], [np.nan, 4]]))
     assert answers_of(rows) == ["yes", "yes"] and rows.unit.tolist() == [0, 1]
     assert counts == {"no_values": 1, "bad_value": 2, "no_answer": 1, "too_long": 1}
+    whole, counts = rated.rows(Rated(values=("good", "long"), complete=True), visits, TOKENIZER, 20)
+    np.testing.assert_array_equal(whole.value, np.float32([[3, 1.5]]))
+    assert counts["no_values"] == 4  # one has none, three have one of the two
 
 
 def test_helpsteer2_rows_are_read_with_their_attributes(tmp_path):

@@ -30,6 +30,7 @@ class Rated:
     completion: str = "{answer}"  # the answer: {answer}, or texts of Example.info by name
     # the entries of Example.info with the ratings, in the order of the reward head's outputs; an example may lack some
     values: tuple[str, ...] = ("helpfulness", "correctness", "coherence", "complexity", "verbosity")
+    complete: bool = False  # leave out answers that lack one of them
     lowest: float = 0.0  # of a rating
     highest: float = 4.0  # of a rating
 
@@ -46,8 +47,9 @@ def rows(config: Rated, visits: Sequence[Visit], tokenizer: Any, width: int) -> 
     """Returns a sequence for every visit with a rated answer, its ratings as `value` [n, K], NaN where one is missing;
     and how many gave none.
 
-    Left out are visits whose example lacks a text ("no_answer"), has no rating ("no_values"), or one that is no number
-    of [lowest, highest] ("bad_value"), and answers that do not fit `width` ("too_long").
+    Left out are visits whose example lacks a text ("no_answer"), has no rating, or with `complete` not every one
+    ("no_values"), or one that is no number of [lowest, highest] ("bad_value"), and answers that do not fit `width`
+    ("too_long").
     """
     template = Template(config.completion, "Rated.completion")
 
@@ -55,7 +57,7 @@ def rows(config: Rated, visits: Sequence[Visit], tokenizer: Any, width: int) -> 
         text = template.fill(visit)
         values = [visit.example.info.get(name) for name in config.values]
         given = [value for value in values if value is not None]
-        if not given:
+        if not given or (config.complete and len(given) < len(values)):
             raise LeftOut("no_values")
         if not all(finite(value) and config.lowest <= value <= config.highest for value in given):
             raise LeftOut("bad_value")

@@ -46,8 +46,8 @@ def rows(
     gave none.
 
     Left out are visits whose example lacks an answer ("no_answer", "no_rejected") or a list of at most 3 pairs of three
-    texts each ("no_others"), those whose own pair is among the others, which would tell its label ("own_pair"), users
-    with a pair whose answers are the same ("same_answers"), and those with one that does not fit `width` ("too_long").
+    texts each ("no_others"), users with a pair twice, which would tell its label ("same_pair"), or with one whose
+    answers are the same ("same_answers"), and those with one that does not fit `width` ("too_long").
     """
     templates = [Template(config.chosen, "chosen"), Template(config.rejected, "rejected")]
 
@@ -56,13 +56,13 @@ def rows(
         given = visit.example.info.get(config.others)
         if not (isinstance(given, list | tuple) and len(given) < PAIRS and all(map(is_pair, given))):
             raise LeftOut("no_others")
-        pairs = [(visit.prompt, texts)]
+        pairs, seen = [(visit.prompt, texts)], [(visit.example.messages[-1].content, {*texts})]
         for pair in given:
-            messages = (Message("user", pair["prompt"]),)
-            if messages == visit.example.messages and {pair["chosen"], pair["rejected"]} == {*texts}:
-                raise LeftOut("own_pair")
-            prompt = tuple(tokenizer.encode_prompt(messages))
+            seen.append((pair["prompt"], {pair["chosen"], pair["rejected"]}))
+            prompt = tuple(tokenizer.encode_prompt((Message("user", pair["prompt"]),)))
             pairs.append((prompt, [pair["chosen"], pair["rejected"]]))
+        if any(one in seen[:i] for i, one in enumerate(seen)):
+            raise LeftOut("same_pair")
         sequences = []
         for i, (prompt, texts) in enumerate(pairs):
             answers = [completion_of(text, tokenizer) for text in texts]
