@@ -99,7 +99,7 @@ def judged(classifier, conversations):
     visits = [Visit(Example(str(i), tuple(talk[:-1])), (0, i), ()) for i, talk in enumerate(conversations)]
     source = reward_model_source(classifier)
     texts = [talk[-1].content for talk in conversations]
-    return source.collect(source.submit(Completions(visits, texts, 1, packed=None, state=None)))
+    return source.collect(source.submit(Completions(visits, texts, 1, host={}, packed=None, state=None)))
 
 
 def test_labels_by_what_config_says():
