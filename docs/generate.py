@@ -152,6 +152,14 @@ def verdict(runs: list[dict]) -> str:
     return f"{above} of {len(runs)}" + (f", {below} worse" if below else "")
 
 
+def of_outcomes(entry: dict) -> str:
+    """Returns what became of the outcomes of a recipe that learns by scores, in words; "" of others."""
+    if "outcomes" not in entry:
+        return ""
+    runs = [dict(zip(("first", "last", "half_width"), one)) for one in entry["outcomes"]]
+    return f". Outcomes: {'; '.join(map(shown, runs))}"
+
+
 def measured() -> str:
     """Returns docs/recipes.md: what each recipe reached on the toy task, on every seed and with nothing to learn."""
     results = json.loads((ROOT / "docs" / "recipes.json").read_text(encoding="utf-8"))
@@ -170,7 +178,9 @@ def measured() -> str:
         " sampled in both, and the 95 % interval of the difference, paired by prompt. A recipe has learned on a seed"
         " where its interval lies above 0. Of a recipe of stored rows it is the share of pairs in the right order in"
         " the first and in the last five steps; of `kto` by how much good answers gained more than bad ones; of `a_lol`"
-        " and `step_awr` the mean of the advantage times the log-prob of a token; where neither is, the log-prob.",
+        " and `step_awr` the mean of the advantage times the log-prob of a token; where neither is, the log-prob. Where"
+        " the reward is that of reward models which the recipe trains, the policy can learn no more than their scores:"
+        " it is the mean score, and the outcomes, which need not rise, stand behind it.",
         "",
         f"Hardware: {results['hardware']}. Versions: {results['versions']}. {results['note']}",
         "",
@@ -197,7 +207,7 @@ def measured() -> str:
             f"`{name}`",
             headers[name],
             verdict(entry["runs"]),
-            "; ".join(map(shown, entry["runs"])),
+            "; ".join(map(shown, entry["runs"])) + of_outcomes(entry),
             "; ".join(map(shown, entry["controls"])),
             "" if fastest is None else f"{fastest['seconds']:.0f}{seeds}",
             "" if fastest is None else f"{min(run['processor_seconds'] for run in warm):.0f}",

@@ -58,8 +58,9 @@ def state_values(
 def likeliest_tokens(
     hidden: Array, tokens: Array, mask: Array, unembed: Callable[[Array], Array], *, chunk: int
 ) -> Array:
-    """Returns the token that is likeliest in the place of each, given the tokens before it, [R, L] int32; the token
-    itself off the mask; of equally likely ones the first (E11). Arguments as in `token_logprobs`; no gradient passes.
+    """Returns the token that is likeliest in the place of each, given the tokens before it (P34's IFT), [R, L] int32;
+    the token itself off the mask; of equally likely ones the first (E11). Arguments as in `token_logprobs`; no gradient
+    passes.
     """
 
     def one(h: Array) -> Array:

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+import jrl
 from benchmarks import recipes
 from jrl.device.placement import rows_on_mesh
 from jrl.rollout.collect import Collected
@@ -49,6 +50,13 @@ def batch(mesh):
 
 def test_outcomes_are_read_by_prompt_without_those_that_do_not_count(mesh):
     assert recipes.outcomes_of(batch(mesh)[0]) == {"p": [0.5, 0], "q": [0.125]}
+    assert recipes.outcomes_of(batch(mesh)[0], "reward") == {"p": [1, 0], "q": [0.25]}
+
+
+def test_a_recipe_learns_by_scores_where_its_reward_models_reward_it():
+    found = {name for name in ("dpo", "grpo", "reward_ensemble", "sequence_reward_model", "tldr_ppo", "vpl")
+             if recipes.learns_by_scores(jrl.load_config(recipes.recipes()[name])[0])}  # fmt: skip
+    assert found == {"reward_ensemble", "tldr_ppo"}
 
 
 def test_permuted_scores_stay_together_and_padding_stays_where_it_is(mesh):

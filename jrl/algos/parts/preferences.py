@@ -495,6 +495,16 @@ PARTS: list[Part] = [
         "tests": ["tests/data/test_corrections.py::test_correction_rewards_by_hand"],
     },
     {
+        "id": "P28",
+        "function": "jrl.rollout.corrector:corrector_source",
+        "inputs": ["config", "written", "draw", "tokenizer", "longest"],
+        "output": "RewardSource of token_reward [N, T] float32",
+        "tests": [
+            "tests/test_corrector.py::test_sampled_tokens_are_rewarded_where_the_correction_keeps_them",
+            "tests/test_corrector.py::test_a_completion_that_does_not_fit_or_has_an_empty_correction_has_no_reward",
+        ],
+    },
+    {
         "id": "P34",
         "function": "jrl.ops.supervised:propagated_weights",
         "inputs": ["logprobs", "mask", "segment", "num_segments", "discount"],
@@ -510,6 +520,23 @@ PARTS: list[Part] = [
         "inputs": ["config", "tokens", "state"],
         "output": "(loss [..., L] float32, metrics {name: [..., L]})",
         "tests": ["tests/algos/test_ift.py::test_a_token_counts_by_the_loss_that_follows_from_it"],
+    },
+    {
+        "id": "P34",
+        "function": "jrl.learning.learner:with_predictions",
+        "inputs": ["params", "micro", "mask", "model", "cfg", "chunk", "share"],
+        "output": "MixedTokens [R, L]",
+        "tests": [
+            "tests/algos/test_ift.py::test_the_second_pass_learns_from_inputs_that_hold_what_the_first_one_said",
+            "tests/algos/test_ift.py::test_a_mixture_of_two_tokens_is_read_as_the_token_whose_embedding_that_is",
+        ],
+    },
+    {
+        "id": "P34",
+        "function": "jrl.ops.logprobs:likeliest_tokens",
+        "inputs": ["hidden", "tokens", "mask", "unembed", "chunk"],
+        "output": "[R, L] int32",
+        "tests": ["tests/algos/test_ift.py::test_what_a_policy_would_have_said_is_its_likeliest_token_where_it_learns"],
     },
     {
         "id": "P34",
