@@ -481,6 +481,13 @@ PARTS: list[Part] = [
         "tests": ["tests/ops/test_feedback.py::test_token_regularized_by_hand"],
     },
     {
+        "id": "P27",
+        "function": "jrl.tasks.envs.layouts.contract:best_and_random",
+        "inputs": ["one"],
+        "output": "(the best answer, one of those that are worse)",
+        "tests": ["tests/envs/test_layouts.py::test_the_best_answer_meets_any_of_those_that_are_worse"],
+    },
+    {
         "id": "P28",
         "function": "jrl.tasks.data.corrections:rows",
         "inputs": ["config", "visits", "tokenizer", "width"],
