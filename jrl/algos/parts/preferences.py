@@ -14,6 +14,27 @@ GAIN_TESTS = [*PAIR_TESTS, "tests/algos/test_pair_objectives.py::test_gains_coun
 
 PARTS: list[Part] = [
     {
+        "id": "P0",
+        "function": "jrl.algos.paired:gains",
+        "inputs": ["sequences"],
+        "output": "u [..., S] float32",
+        "tests": ["tests/algos/test_pair_objectives.py::test_what_is_logged_of_a_pair_by_hand"],
+    },
+    {
+        "id": "P0",
+        "function": "jrl.algos.paired:preferred_of",
+        "inputs": ["sequences"],
+        "output": "mask [..., S] bool",
+        "tests": ["tests/algos/test_pair_objectives.py::test_a_pair_with_an_empty_answer_is_left_out"],
+    },
+    {
+        "id": "P0",
+        "function": "jrl.algos.paired:pair_metrics",
+        "inputs": ["pair"],
+        "output": "{name: [..., S] float32}",
+        "tests": ["tests/algos/test_pair_objectives.py::test_what_is_logged_of_a_pair_by_hand"],
+    },
+    {
         "id": "P1",
         "function": "jrl.algos.bradley_terry:sequence_loss",
         "inputs": ["config", "sequences", "state"],
