@@ -320,7 +320,7 @@ Each layout becomes prompts with answers, and `Dataset.take` says what examples 
 | take | an example is | for |
 | --- | --- | --- |
 | `best_and_worst` | the best answer, and in `info.rejected` the worst | `Preferences` |
-| `best_and_random` | the best answer, and in `info.rejected` one of those that are worse, as Zephyr's pairs (P27) | `Preferences` |
+| `best_and_random` | the same with any of the answers that are worse, as Zephyr's pairs (P27) | `Preferences` |
 | `all_pairs` | the same of every two answers of which one is better | `Preferences` |
 | `best` | the best answer | `Demonstrations` |
 | `each` | every answer alone, with its label, score and attributes in `info` | `Demonstrations`, `Labeled` |
@@ -364,8 +364,8 @@ and shares of tasks; without FILE it shows the task of `--config`.
 ## What a run sampled
 
 `jrl rollouts RUN --out rows.jsonl --where 'step > 100'` writes rollouts in the layout `rollouts`, from which every
-offline method learns: `best` for imitation, `best_and_worst`, `best_and_random` and `all_pairs` for preferences, `each` for labels. A
-prompt of several messages is one text there, and completions are encoded anew. `jrl replay RUN --step N` repeats
+offline method learns: `best` for imitation, `best_and_worst`, `best_and_random` and `all_pairs` for preferences, `each`
+for labels. A prompt of several messages is one text there, and completions are encoded anew. `jrl replay RUN --step N` repeats
 updates from the store's own tokens, bit for bit.
 
 ## Layouts
