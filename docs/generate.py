@@ -365,8 +365,8 @@ and shares of tasks; without FILE it shows the task of `--config`.
 
 `jrl rollouts RUN --out rows.jsonl --where 'step > 100'` writes rollouts in the layout `rollouts`, from which every
 offline method learns: `best` for imitation, `best_and_worst`, `best_and_random` and `all_pairs` for preferences, `each`
-for labels. A prompt of several messages is one text there, and completions are encoded anew. `jrl replay RUN --step N` repeats
-updates from the store's own tokens, bit for bit.
+for labels. A prompt of several messages is one text there, and completions are encoded anew. `jrl replay RUN --step N`
+repeats updates from the store's own tokens, bit for bit.
 
 ## Layouts
 
