@@ -79,10 +79,11 @@ def corrector_source(
             start = len(batch.visits[row // batch.samples].prompt)
             columns = np.arange(start, max(start, host["length"][row]))
             correction = tokens[i][written_by_role[i]].tolist()
-            if all(token in tokenizer.end_ids for token in correction):
+            text = host["tokens"][row, columns].tolist()
+            found = correction_rewards(text, correction, scale=config.scale, end_ids=tokenizer.end_ids)
+            if found is None:
                 problems[row] = "its correction is empty"
                 continue
-            found = correction_rewards(host["tokens"][row, columns].tolist(), correction, scale=config.scale)
             sampled = host["action_mask"][row, columns]
             reward[row, columns] = np.where(sampled, found, 0)
             if sampled.any():

@@ -518,9 +518,12 @@ PARTS: list[Part] = [
     {
         "id": "P28",
         "function": "jrl.tasks.rewards.correction:correction_rewards",
-        "inputs": ["tokens", "correction", "scale"],
+        "inputs": ["tokens", "correction", "scale", "end_ids"],
         "output": "reward of every token, or None",
-        "tests": ["tests/data/test_corrections.py::test_correction_rewards_by_hand"],
+        "tests": [
+            "tests/data/test_corrections.py::test_correction_rewards_by_hand",
+            "tests/data/test_corrections.py::test_an_end_before_which_the_correction_goes_on_is_not_kept",
+        ],
     },
     {
         "id": "P28",
