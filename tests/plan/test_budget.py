@@ -406,7 +406,7 @@ REWARD_STAGE = (
 def test_a_corrector_writes_once_for_every_completion_from_longer_prompts(small):
     trained = ("Config.stages=[@pairs/Offline(), @Online()]", "pairs/Offline.source=@Corrections()",
                "pairs/Offline.objective=@SFT()", "pairs/Offline.trains='corrector'", "Online.objective=@PPO()",
-               "Online.corrector=@Corrector()", "Sampler.completion_length=24", "Online.completion_length=8")  # fmt: skip
+               "Online.corrector=@Corrector()", "Online.completion_length=8")  # fmt: skip
     case = small(*trained)
     kind, correcting = programs_of(case)["rl.correct"]
     assert kind == "sample" and estimate.calls(case)["rl.correct"] == 1
