@@ -195,7 +195,7 @@ def only_sampled_tokens_have_advantages(objective: Objective, config: Any) -> No
 def rewards_of_tokens_matter_where_they_are_asked_for(objective: Objective, config: Any) -> None:
     """They change the advantages of an objective whose Needs.token_rewards is set, and nothing of another."""
     groups = _groups(objective, config)
-    more = groups.replace(token_reward=groups.token_reward + jnp.where(jnp.arange(WIDTH) % 2, 1.0, -0.5))
+    more = groups.replace(token_reward=groups.token_reward + jnp.where(jnp.arange(WIDTH)[None] % 2, 1.0, -0.5))
     asked = objective.needs(config).token_rewards
     for state in _states(objective, config):
         before, after = (_credit(objective, config, g, state) for g in (groups, more))
