@@ -32,7 +32,9 @@ is none.
 A recipe without an Online stage learns from stored rows. Of it, in the first and in the last five steps of its last
 stage: the share of pairs in the right order; of labeled answers, by how much the good ones gained more than the bad
 ones; of rows with advantages, the mean of these times the log-prob of a token; else the log-prob of what is imitated.
-The interval is Welch's, over steps. Its control deals the labels of every comparison out anew.
+The interval is Welch's, over steps; of a share that of the comparisons of both windows, since a first window in which
+the share climbs from one half, where a policy is still its own reference, has a variance between steps that is no
+noise. Its control deals the labels of every comparison out anew.
 
 Seconds are those of a whole program, from opening its folders to its summaries, and of the processors as well: of this
 process and of its verifiers. `warm`: the same programs had been compiled in this process before.
@@ -183,21 +185,35 @@ def dealt(rows: StoredRows, draws: np.random.Generator) -> StoredRows:
     return stack(pairs, 1, 0, width)
 
 
-def stored_improvement(rows: list[dict]) -> tuple[float, float, float]:
+def stored_improvement(rows: list[dict], batch_size: int) -> tuple[float, float, float]:
     """Returns (first mean, last mean, half width of the interval of their difference) of a run's last stage, on stored
-    rows."""
-    values = [stored_measure(row) for row in rows if row["phase"] == rows[-1]["phase"]]
+    rows.
+
+    Args:
+      batch_size: comparisons, or rows, of a step of that stage.
+    """
+    stage = [row for row in rows if row["phase"] == rows[-1]["phase"]]
+    name = "kto" if "kto/good" in stage[0] else next(name for name in MEASURES if name in stage[0])
+    values = [row["kto/good"] - row["kto/bad"] if name == "kto" else row[name] for row in stage]
     first, last = values[:WINDOW], values[-WINDOW:]
-    width = WELCH * math.sqrt((variance(first) + variance(last)) / WINDOW)
+    if name in SHARES:
+        width = share_width(fmean(first), fmean(last), WINDOW * batch_size)
+    else:
+        width = WELCH * math.sqrt((variance(first) + variance(last)) / WINDOW)
     return fmean(first), fmean(last), width
 
 
-def stored_measure(row: dict) -> float:
-    if "kto/good" in row:
-        return row["kto/good"] - row["kto/bad"]
-    names = ("pairs/accuracy", "dpo/accuracy", "dft/probability", "advantage/logprob", "policy/logprob",
-             "reward_model/accuracy")  # fmt: skip
-    return next(row[name] for name in names if name in row)
+SHARES = ("pairs/accuracy", "dpo/accuracy", "reward_model/accuracy")
+MEASURES = (*SHARES[:2], "dft/probability", "advantage/logprob", "policy/logprob", SHARES[2])
+
+
+def share_width(first: float, last: float, count: int) -> float:
+    """Returns the half width of the interval of the difference of two shares, each of `count` comparisons.
+
+    A share is shrunk to a half as by two more comparisons, one in order and one not, so that none is certain.
+    """
+    shrunk = [(share * count + 1) / (count + 2) for share in (first, last)]
+    return 1.96 * math.sqrt(sum(share * (1 - share) for share in shrunk) / count)
 
 
 def learns_by_scores(config: Config) -> bool:
@@ -268,11 +284,11 @@ def run(path: Path, seeds: Sequence[int], *, control: bool, warm: bool) -> tuple
         streams = train(configs, parts, Path(folder))
         rows = [list(read_metrics(Path(folder) / member / "metrics.jsonl")) for member in configs]
     seconds, processor = time.perf_counter() - start, processor_seconds() - used
-    found, outcomes = [], []
+    found, outcomes, last_stage = [], [], next(iter(configs.values())).stages[-1]
     by_scores = not control and learns_by_scores(next(iter(configs.values())))
     for seed, stream, own in zip(seeds, streams, rows):
         compared = rewards if by_scores else calls
-        first, last, width = improvement(compared[stream]) if calls else stored_improvement(own)
+        first, last, width = improvement(compared[stream]) if calls else stored_improvement(own, last_stage.batch_size)
         if by_scores:
             outcomes.append([round(value, 4) for value in improvement(calls[stream])])
         found.append({
