@@ -13,7 +13,9 @@ seconds.
 For each run: the mean outcome (right or wrong, whatever else is rewarded) in the first and in the last five sampling
 calls, of the prompts sampled in both, each prompt alike, and the interval of the difference (95 %, paired by prompt).
 So it does not matter which prompts a recipe samples more often, or leaves out of its loss. A recipe has learned where
-the interval lies above 0 on every seed.
+the interval lies above 0 on every seed. Where the reward is that of reward models which the recipe trains
+(`Online.rewards`), the policy can learn no more than their scores: of such a recipe the mean score is compared in the
+same way, and the outcomes stand beside it in `outcomes`.
 
 The control is the same program where nothing says which answer belongs to which prompt. At every step, what the
 completions of the batch were scored with is dealt out anew among them, so that the batch's statistics stay and no
@@ -30,7 +32,9 @@ is none.
 A recipe without an Online stage learns from stored rows. Of it, in the first and in the last five steps of its last
 stage: the share of pairs in the right order; of labeled answers, by how much the good ones gained more than the bad
 ones; of rows with advantages, the mean of these times the log-prob of a token; else the log-prob of what is imitated.
-The interval is Welch's, over steps. Its control deals the labels of every comparison out anew.
+The interval is Welch's, over steps; of a share that of the comparisons of both windows, since a first window in which
+the share climbs from one half, where a policy is still its own reference, has a variance between steps that is no
+noise. Its control deals the labels of every comparison out anew.
 
 Seconds are those of a whole program, from opening its folders to its summaries, and of the processors as well: of this
 process and of its verifiers. `warm`: the same programs had been compiled in this process before.
@@ -50,6 +54,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev, variance
+from typing import Literal
 from unittest import mock
 
 import numpy as np
@@ -58,7 +63,7 @@ import jrl
 from jrl import loop
 from jrl.config import ConfigError
 from jrl.device.compile_cache import use_compile_cache
-from jrl.experiment import Config
+from jrl.experiment import Config, Online
 from jrl.plugins import Parts
 from jrl.rollout import collect
 from jrl.rollout.collect import Collected, PromptSampler
@@ -114,10 +119,10 @@ def improvement(calls: list[Outcomes]) -> tuple[float, float, float]:
     return fmean(early), fmean(late), CRITICAL * stdev(differences) / math.sqrt(len(both))
 
 
-def outcomes_of(batch: Collected) -> Outcomes:
-    """Returns the outcomes of a scored batch that count, by prompt."""
+def outcomes_of(batch: Collected, of: Literal["outcome", "reward"] = "outcome") -> Outcomes:
+    """Returns the outcomes of a scored batch that count, or what they were rewarded with, by prompt."""
     found: Outcomes = {}
-    for row, (outcome, valid) in enumerate(zip(batch.host_scores.outcome, batch.host_scores.valid)):
+    for row, (outcome, valid) in enumerate(zip(getattr(batch.host_scores, of), batch.host_scores.valid)):
         if valid:  # padding is not
             prompt = batch.visits[row // batch.samples].example.messages[-1].content
             found.setdefault(prompt, []).append(float(outcome))
@@ -180,27 +185,48 @@ def dealt(rows: StoredRows, draws: np.random.Generator) -> StoredRows:
     return stack(pairs, 1, 0, width)
 
 
-def stored_improvement(rows: list[dict]) -> tuple[float, float, float]:
+def stored_improvement(rows: list[dict], batch_size: int) -> tuple[float, float, float]:
     """Returns (first mean, last mean, half width of the interval of their difference) of a run's last stage, on stored
-    rows."""
-    values = [stored_measure(row) for row in rows if row["phase"] == rows[-1]["phase"]]
+    rows.
+
+    Args:
+      batch_size: comparisons, or rows, of a step of that stage.
+    """
+    stage = [row for row in rows if row["phase"] == rows[-1]["phase"]]
+    name = "kto" if "kto/good" in stage[0] else next(name for name in MEASURES if name in stage[0])
+    values = [row["kto/good"] - row["kto/bad"] if name == "kto" else row[name] for row in stage]
     first, last = values[:WINDOW], values[-WINDOW:]
-    width = WELCH * math.sqrt((variance(first) + variance(last)) / WINDOW)
+    if name in SHARES:
+        width = share_width(fmean(first), fmean(last), WINDOW * batch_size)
+    else:
+        width = WELCH * math.sqrt((variance(first) + variance(last)) / WINDOW)
     return fmean(first), fmean(last), width
 
 
-def stored_measure(row: dict) -> float:
-    if "kto/good" in row:
-        return row["kto/good"] - row["kto/bad"]
-    names = ("pairs/accuracy", "dpo/accuracy", "dft/probability", "advantage/logprob", "policy/logprob",
-             "reward_model/accuracy")  # fmt: skip
-    return next(row[name] for name in names if name in row)
+SHARES = ("pairs/accuracy", "dpo/accuracy", "reward_model/accuracy")
+MEASURES = (*SHARES[:2], "dft/probability", "advantage/logprob", "policy/logprob", SHARES[2])
+
+
+def share_width(first: float, last: float, count: int) -> float:
+    """Returns the half width of the interval of the difference of two shares, each of `count` comparisons.
+
+    A share is shrunk to a half as by two more comparisons, one in order and one not, so that none is certain.
+    """
+    shrunk = [(share * count + 1) / (count + 2) for share in (first, last)]
+    return 1.96 * math.sqrt(sum(share * (1 - share) for share in shrunk) / count)
+
+
+def learns_by_scores(config: Config) -> bool:
+    """Whether a policy is rewarded by reward models that the recipe trains."""
+    return any(isinstance(stage, Online) and stage.rewards for stage in config.stages)
 
 
 @contextlib.contextmanager
-def observed(calls: dict[int, list[Outcomes]], control: int | None) -> Iterator[None]:
-    """Within it, the outcomes of every sampling call of this process are appended to those of its run in `calls`, by
-    the identity of the run's stream of prompts.
+def observed(
+    calls: dict[int, list[Outcomes]], control: int | None, rewards: dict[int, list[Outcomes]]
+) -> Iterator[None]:
+    """Within it, the outcomes of every sampling call of this process are appended to those of its run in `calls`, and
+    what was earned to `rewards`, by the identity of the run's stream of prompts.
 
     Args:
       control: the seed by which everything is dealt out anew, and outcomes are those above chance; None: nothing is.
@@ -214,6 +240,7 @@ def observed(calls: dict[int, list[Outcomes]], control: int | None) -> Iterator[
         batch = collects(submitted, samples, scorer, sources, sampler, *rest)
         found = calls.setdefault(id(sampler.stream), [])
         found.append(outcomes_of(batch) if control is None else above_chance(batch))
+        rewards.setdefault(id(sampler.stream), []).append(outcomes_of(batch, "reward"))
         own = draws.setdefault(id(sampler.stream), np.random.default_rng([control or 0, 0, len(draws)]))
         return batch if control is None else permuted(batch, sampler, own)
 
@@ -237,8 +264,9 @@ def processor_seconds() -> float:
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
-def run(path: Path, seeds: Sequence[int], *, control: bool, warm: bool) -> list[dict]:
-    """Trains one recipe with several seeds and returns what came of each: in one program where a population can."""
+def run(path: Path, seeds: Sequence[int], *, control: bool, warm: bool) -> tuple[list[dict], list[list[float]]]:
+    """Trains one recipe with several seeds and returns what came of each: in one program where a population can. Where
+    the recipe learns by scores, also what became of the outcomes: first mean, last mean, half width; [] elsewhere."""
     name = path.relative_to(ROOT).as_posix()
     loaded = {f"seed={seed}": jrl.load_config(name, [f"Run.seed={seed}"]) for seed in seeds}
     configs, parts = {member: config for member, (config, _) in loaded.items()}, next(iter(loaded.values()))[1]
@@ -246,22 +274,29 @@ def run(path: Path, seeds: Sequence[int], *, control: bool, warm: bool) -> list[
         if len(seeds) > 1:
             sweep_population.check_population(configs, parts.tables)
     except ConfigError:
-        return [one for seed in seeds for one in run(path, [seed], control=control, warm=warm or seed != seeds[0])]
+        single = lambda seed: run(path, [seed], control=control, warm=warm or seed != seeds[0])
+        every = [single(seed) for seed in seeds]
+        return [one for found, _ in every for one in found], [one for _, outcomes in every for one in outcomes]
     start, used = time.perf_counter(), processor_seconds()
     calls: dict[int, list[Outcomes]] = {}
-    with tempfile.TemporaryDirectory() as folder, observed(calls, seeds[0] if control else None):
+    rewards: dict[int, list[Outcomes]] = {}
+    with tempfile.TemporaryDirectory() as folder, observed(calls, seeds[0] if control else None, rewards):
         streams = train(configs, parts, Path(folder))
         rows = [list(read_metrics(Path(folder) / member / "metrics.jsonl")) for member in configs]
     seconds, processor = time.perf_counter() - start, processor_seconds() - used
-    found = []
+    found, outcomes, last_stage = [], [], next(iter(configs.values())).stages[-1]
+    by_scores = not control and learns_by_scores(next(iter(configs.values())))
     for seed, stream, own in zip(seeds, streams, rows):
-        first, last, width = improvement(calls[stream]) if calls else stored_improvement(own)
+        compared = rewards if by_scores else calls
+        first, last, width = improvement(compared[stream]) if calls else stored_improvement(own, last_stage.batch_size)
+        if by_scores:
+            outcomes.append([round(value, 4) for value in improvement(calls[stream])])
         found.append({
             "seed": seed, "together": len(seeds), "warm": warm, "seconds": round(seconds, 1),
             "processor_seconds": round(processor, 1),
             "first": round(first, 4), "last": round(last, 4), "half_width": round(width, 4),
         })  # fmt: skip
-    return found
+    return found, outcomes
 
 
 def train(configs: Mapping[str, Config], parts: Parts, folder: Path) -> list[int]:
@@ -313,7 +348,9 @@ def main() -> None:
                 continue
             if time.monotonic() - start > 60 * args.minutes:
                 return
-            entry[kind] = run(path, range(count), control=kind == "controls", warm=warm)
+            entry[kind], outcomes = run(path, range(count), control=kind == "controls", warm=warm)
+            if outcomes:
+                entry["outcomes"] = outcomes
             warm = True
             results[name] = entry
             args.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

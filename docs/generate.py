@@ -152,6 +152,14 @@ def verdict(runs: list[dict]) -> str:
     return f"{above} of {len(runs)}" + (f", {below} worse" if below else "")
 
 
+def of_outcomes(entry: dict) -> str:
+    """Returns what became of the outcomes of a recipe that learns by scores, in words; "" of others."""
+    if "outcomes" not in entry:
+        return ""
+    runs = [dict(zip(("first", "last", "half_width"), one)) for one in entry["outcomes"]]
+    return f". Outcomes: {'; '.join(map(shown, runs))}"
+
+
 def measured() -> str:
     """Returns docs/recipes.md: what each recipe reached on the toy task, on every seed and with nothing to learn."""
     results = json.loads((ROOT / "docs" / "recipes.json").read_text(encoding="utf-8"))
@@ -169,8 +177,11 @@ def measured() -> str:
         " the toy task of `toy.gin`: the mean outcome in the first and in the last five sampling calls, of the prompts"
         " sampled in both, and the 95 % interval of the difference, paired by prompt. A recipe has learned on a seed"
         " where its interval lies above 0. Of a recipe of stored rows it is the share of pairs in the right order in"
-        " the first and in the last five steps; of `kto` by how much good answers gained more than bad ones; of `a_lol`"
-        " and `step_awr` the mean of the advantage times the log-prob of a token; where neither is, the log-prob.",
+        " the first and in the last five steps, with the interval of two shares of so many pairs; of `kto` by how much"
+        " good answers gained more than bad ones; of `a_lol` and `step_awr` the mean of the advantage times the log-prob"
+        " of a token; where neither is, the log-prob; these have Welch's interval over steps. Where"
+        " the reward is that of reward models which the recipe trains, the policy can learn no more than their scores:"
+        " it is the mean score, and the outcomes, which need not rise, stand behind it.",
         "",
         f"Hardware: {results['hardware']}. Versions: {results['versions']}. {results['note']}",
         "",
@@ -184,23 +195,25 @@ def measured() -> str:
         " have answered.",
         f"* {results['warm_start']}",
         "* Seconds are of a whole program with everything compiled, and of the processors; `x 3` where three seeds"
-        " share it.",
+        " share it. Where a recipe ran in one program alone, they hold the compiling.",
         "",
-        "| recipe | what it is | learned | by seed: first to last | control, above chance | s, warm | processor s |",
+        "| recipe | what it is | learned | by seed: first to last | control, above chance | s | processor s |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, entry in sorted(found.items()):
-        warm = [run for run in entry["runs"] + entry["controls"] if run["warm"]]
-        fastest = min(warm, key=lambda run: run["seconds"], default=None)
-        seeds = f" x {fastest['together']}" if fastest and fastest["together"] > 1 else ""
+        every_run = entry["runs"] + entry["controls"]
+        warm = [run for run in every_run if run["warm"]] or every_run
+        fastest = min(warm, key=lambda run: run["seconds"])
+        seeds = f" x {fastest['together']}" if fastest["together"] > 1 else ""
+        compiling = "" if fastest["warm"] else " with compiling"
         cells = [
             f"`{name}`",
             headers[name],
             verdict(entry["runs"]),
-            "; ".join(map(shown, entry["runs"])),
+            "; ".join(map(shown, entry["runs"])) + of_outcomes(entry),
             "; ".join(map(shown, entry["controls"])),
-            "" if fastest is None else f"{fastest['seconds']:.0f}{seeds}",
-            "" if fastest is None else f"{min(run['processor_seconds'] for run in warm):.0f}",
+            f"{fastest['seconds']:.0f}{seeds}",
+            f"{min(run['processor_seconds'] for run in warm):.0f}{compiling}",
         ]
         out.append("| " + " | ".join(cells) + " |")
     missing = sorted(set(headers) - set(found) - {"toy"})
@@ -310,6 +323,7 @@ Each layout becomes prompts with answers, and `Dataset.take` says what examples 
 | take | an example is | for |
 | --- | --- | --- |
 | `best_and_worst` | the best answer, and in `info.rejected` the worst | `Preferences` |
+| `best_and_random` | the same with any of the answers that are worse, as Zephyr's pairs (P27) | `Preferences` |
 | `all_pairs` | the same of every two answers of which one is better | `Preferences` |
 | `best` | the best answer | `Demonstrations` |
 | `each` | every answer alone, with its label, score and attributes in `info` | `Demonstrations`, `Labeled` |
@@ -353,9 +367,9 @@ and shares of tasks; without FILE it shows the task of `--config`.
 ## What a run sampled
 
 `jrl rollouts RUN --out rows.jsonl --where 'step > 100'` writes rollouts in the layout `rollouts`, from which every
-offline method learns: `best` for imitation, `best_and_worst` and `all_pairs` for preferences, `each` for labels. A
-prompt of several messages is one text there, and completions are encoded anew. `jrl replay RUN --step N` repeats
-updates from the store's own tokens, bit for bit.
+offline method learns: `best` for imitation, `best_and_worst`, `best_and_random` and `all_pairs` for preferences, `each`
+for labels. A prompt of several messages is one text there, and completions are encoded anew. `jrl replay RUN --step N`
+repeats updates from the store's own tokens, bit for bit.
 
 ## Layouts
 

@@ -24,6 +24,7 @@ from jrl.models.adapters.lora import LoRA
 from jrl.models.heads import REWARD, VALUE
 from jrl.models.pretrained.published import Published
 from jrl.models.shape import Decoder
+from jrl.rollout.corrector import Corrector
 from jrl.rollout.ensembles import Ensemble
 from jrl.rollout.rewards import RewardModel
 from jrl.rollout.sampler import Sampler
@@ -39,6 +40,7 @@ from jrl.rollout.strategies.roll_in import RollIn
 from jrl.rollout.strategies.self_correction import SelfCorrection
 from jrl.run.checkpoints import Checkpoint
 from jrl.run.report import Log
+from jrl.tasks.data.corrections import Corrections
 from jrl.tasks.data.curricula import (
     AdaptiveLevel,
     DifficultyBand,
@@ -122,6 +124,8 @@ class Online:
     attribute_weights: tuple[float, ...] | None = None
     reset_reference_every: int | None = None  # steps after which the reference is the policy again; None: it stays
     ensemble: Ensemble | None = None  # one score from those of the roles in `rewards`; None: all of them are added up
+    # A role that rewrites every completion, and rewards the sampled tokens that it keeps; None: none does
+    corrector: Corrector | None = None
     shaping: Shaping | None = None  # of the reward, before the objective sees it; None: as it is scored
     optimizer: AdamW | Muon | Adafactor = dataclasses.field(default_factory=AdamW)  # of the role that learns
     # The role that a critic of its own begins as a copy of, such as 'policy' or 'reward'; 'critic': that of an earlier
@@ -496,6 +500,9 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[s
             f"{name} trains a {needs.heads[0]} head, which reads the hidden states of a Decoder and not those of "
             f"{model}; use an objective without one, such as GRPO"
         )
+    if needs.input_mix is not None and not isinstance(config.model, Decoder | Published):
+        raise ValueError(f"{name} mixes the embeddings of tokens, which a Decoder reads and {model} does not; use "
+                         f"{name}.share = None, or SFT")  # fmt: skip
     if online and stage.reset_reference_every is not None and not needs.reference:
         raise ValueError(
             f"Online.reset_reference_every = {stage.reset_reference_every}, and {name} as it is configured compares "
@@ -524,6 +531,8 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[s
     if online:
         check_reward_roles("Online.rewards", sorted(stage.rewards), earlier)
         check_attribute_weights(stage, config, tables)
+    if online and stage.corrector is not None:
+        check_corrector(stage, objective, config)
 
 
 def check_attribute_weights(stage: Online, config: Config, tables: Tables) -> None:
@@ -545,6 +554,40 @@ def check_attribute_weights(stage: Online, config: Config, tables: Tables) -> No
         if outputs[role] != count:
             raise ValueError(f"Online.attribute_weights has {count} weights, and the reward head of {role!r} has "
                              f"{outputs[role]} outputs; give one weight for each, or None")  # fmt: skip
+
+
+def correction_length(stage: Online, config: Config) -> int:
+    """Returns the most tokens of a prompt with a completion in it, of which a corrector writes another: a row of the
+    run has room for both."""
+    return config.data.prompt_length + config.sampler.completion_length - completion_length(stage, config)
+
+
+def written_corrections(stage: Online, stages: Sequence[Stage]) -> Corrections:
+    """Returns the rows on which the last stage before trained a stage's corrector. Raises ValueError without one."""
+    role = stage.corrector.role
+    for other in reversed([*itertools.takewhile(lambda other: other is not stage, stages)]):
+        if other.trains == role and isinstance(other, Offline) and isinstance(other.source, Corrections):
+            return other.source
+    raise ValueError(f"Corrector.role is {role!r}, which no earlier stage trains on corrections; add one with "
+                     f"Offline.source = @Corrections(), SFT and Offline.trains = {role!r}")  # fmt: skip
+
+
+def check_corrector(stage: Online, objective: Objective, config: Config) -> None:
+    """Raises ValueError where nothing could be rewritten, or nothing would be learned from it."""
+    name, length = type(stage.objective).__name__, completion_length(stage, config)
+    written_corrections(stage, config.stages)
+    if not objective.needs(stage.objective).token_rewards:
+        raise ValueError(f"Online.corrector rewards tokens, and {name} reads the reward of a completion alone; use "
+                         "PPO, Reinforce or ReinforcePlusPlus")  # fmt: skip
+    if strategy_of(stage.strategy).attempts > 1:
+        raise ValueError(f"Online.corrector rewrites one answer, and @{type(stage.strategy).__name__}() draws "
+                         "two in a row; leave one of them out")  # fmt: skip
+    if correction_length(stage, config) <= config.data.prompt_length:
+        raise ValueError(
+            f"Online.corrector reads a prompt and its answer and writes another answer, and there is room for one of "
+            f"{length} tokens: set Online.completion_length = {length}, and Sampler.completion_length, the longest of "
+            f"all stages, to at least {2 * length} and the tokens of Corrections.ask"
+        )
 
 
 def check_reward_roles(field: str, names: Sequence[str], earlier: Mapping[str, frozenset[str]]) -> None:

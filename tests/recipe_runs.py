@@ -23,7 +23,7 @@ SMALL = [
     "Online.prompts=4", "Online.samples=8", "Online.steps=2", "Sampler.slots=8", "Scoring.workers=1",
     "Log.writers=()",
 ]  # fmt: skip
-# Where the optimizer treats the matrices of layers by themselves, or a head reads hidden states.
+# Where the optimizer treats the matrices of layers by themselves, a head reads hidden states, or embeddings are mixed.
 DECODER = [
     "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
     "Decoder.mlp_width=32",
@@ -51,12 +51,13 @@ def small(name):
     if "Config.stages = [@warm/Offline(), @pairs/Offline()]" in text:  # it samples nothing
         bindings = [one for one in bindings if not one.startswith("Online.")]
     path = str(ROOT / "configs" / "algos" / f"{name}.gin")
-    return path, [*bindings, *(DECODER if "optimizer = " in text or has_head(path, bindings) else [BIGRAM])]
+    return path, [*bindings, *(DECODER if "optimizer = " in text or reads_states(path, bindings) else [BIGRAM])]
 
 
-def has_head(path, bindings):
+def reads_states(path, bindings):
     config, parts = load_config(path, bindings)
-    return any(row_of(parts.tables, "algos", stage.objective).needs(stage.objective).heads for stage in config.stages)
+    needs = [row_of(parts.tables, "algos", stage.objective).needs(stage.objective) for stage in config.stages]
+    return any(one.heads or one.input_mix is not None for one in needs)
 
 
 def check_that_it_learns_and_writes_its_summary(name, folder):

@@ -3,6 +3,7 @@ tests/families/test_classifier_parity.py."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import re
@@ -99,7 +100,7 @@ def judged(classifier, conversations):
     visits = [Visit(Example(str(i), tuple(talk[:-1])), (0, i), ()) for i, talk in enumerate(conversations)]
     source = reward_model_source(classifier)
     texts = [talk[-1].content for talk in conversations]
-    return source.collect(source.submit(Completions(visits, texts, 1, packed=None, state=None)))
+    return source.collect(source.submit(Completions(visits, texts, 1, host={}, packed=None, state=None)))
 
 
 def test_labels_by_what_config_says():
@@ -219,6 +220,20 @@ def test_a_classifier_is_no_policy_and_a_policy_no_classifier(folder, tmp_path):
     change(tmp_path / "model", architectures=["Qwen2ForSequenceClassification"], id2label={"0": "one"})
     with pytest.raises(ValueError, match=r"score.weight is \[2, 16\], expected \[1, 16\]"):
         load_classifier(Published(path=str(tmp_path / "model")), one_device())
+
+
+def test_a_tokenizer_of_another_model_is_refused(folder):
+    # jax would read another row of the embedding for an id that it has no row for, without a word.
+    tokenizer = build(HuggingFace(path=str(folder)), ())
+    larger = dataclasses.replace(tokenizer, pieces=(*tokenizer.pieces, *[b"new"] * 64))
+    with pytest.raises(ValueError, match=r"RewardModel\.path: .*largest id is \d+ .*do not belong together"):
+        opened(folder, tokenizer=larger)
+
+
+def test_a_folder_that_is_not_there_is_named_by_what_asked_for_it(tmp_path):
+    config = RewardModel(path=str(tmp_path / "none"))
+    with pytest.raises(ValueError, match=r"Config\.reward: '.*none' is not there; it must be the folder of a class"):
+        open_reward_model(config, one_device(), None, tmp_path, print, None)
 
 
 def test_score_and_doctor_take_a_classifier(folder, tmp_path, monkeypatch, capsys):

@@ -152,7 +152,8 @@ def check_kl_in_reward(config: Any) -> None:
 
 def needs_of_reward(config: Any) -> dict[str, bool]:
     """Returns the fields of Needs that `rewards_of_tokens` asks for."""
-    return {"reference": config.kl_in_reward is not None, "credit_logprobs": config.kl_in_reward is not None}
+    has_kl = config.kl_in_reward is not None
+    return {"reference": has_kl, "credit_logprobs": has_kl, "token_rewards": True}
 
 
 def rewards_of_tokens(config: Any, groups: contract.Groups, reward: Array) -> Array:

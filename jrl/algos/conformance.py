@@ -192,6 +192,19 @@ def only_sampled_tokens_have_advantages(objective: Objective, config: Any) -> No
 # Of rows with a loss of tokens
 
 
+def rewards_of_tokens_matter_where_they_are_asked_for(objective: Objective, config: Any) -> None:
+    """They change the advantages of an objective whose Needs.token_rewards is set, and nothing of another."""
+    groups = _groups(objective, config)
+    more = groups.replace(token_reward=groups.token_reward + jnp.where(jnp.arange(WIDTH)[None] % 2, 1.0, -0.5))
+    asked = objective.needs(config).token_rewards
+    for state in _states(objective, config):
+        before, after = (_credit(objective, config, g, state) for g in (groups, more))
+        if not asked:
+            _close(after, before, "rewards of tokens change what does not say that it reads them")
+        same = bool(jnp.allclose(after["advantages"], before["advantages"], atol=1e-3))
+        _true(not asked or not same, "Needs.token_rewards is set, and rewards of tokens change no advantage")
+
+
 def masked_tokens_do_not_matter(objective: Objective, config: Any) -> None:
     """NaN under the mask reaches neither loss, metrics nor gradient; nor does any other value there."""
     tokens, state = _tokens(objective, config), objective.init_state(config)
@@ -403,6 +416,7 @@ OF_CREDIT: tuple[ContractTest, ...] = (
     pad_columns_do_not_matter,
     rows_without_a_verdict_or_a_token_do_not_matter,
     only_sampled_tokens_have_advantages,
+    rewards_of_tokens_matter_where_they_are_asked_for,
 )
 OF_TOKENS: tuple[ContractTest, ...] = (
     masked_tokens_do_not_matter,

@@ -120,6 +120,9 @@ class Needs(NamedTuple):
     divergence: Divergence | None = None  # from the teacher's distribution at every token, by this measure
     # the soft value of every token's state, logsumexp of the logits of the model that it trains, with its gradient
     state_values: bool = False
+    # share of the likeliest token's embedding in the input of a learned token, which the model finds in a pass before
+    # (P34's IFT), [] float; None: inputs are the tokens
+    input_mix: Array | float | None = None
     values: bool = False  # a value head on the trained model, or on a critic of its own (Online.critic)
     value_bins: ValueBins | None = None  # of that head, whose values are then expectations; None: it gives numbers
     row_values: bool = False  # of stored rows, what the data say that each is worth (Sequences.value)
@@ -134,6 +137,7 @@ class Needs(NamedTuple):
     # advantages, or a baseline of sequences, are taken of log-probs too: a KL in the reward, V-trace, KTO
     credit_logprobs: bool = False
     credit_entropy: bool = False  # advantages are taken of entropies too: only uncertain tokens learn
+    token_rewards: bool = False  # advantages are taken of the rewards of tokens too (Groups.token_reward)
     greedy_sample: bool = False  # the first sample of every prompt (Groups.sample 0) is the policy's greedy answer
 
     @property

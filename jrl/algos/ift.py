@@ -1,17 +1,20 @@
 """IFT: supervised fine-tuning that counts a token by the loss that follows from it, so that early mistakes weigh more.
 
+    x_t = (1 - share) e(y_t) + share e(argmax pi(. | y_<t)), the input in the place of y_t                     P34
     w_t proportional to sum_{j >= t} discount^(j - t) (-lp_j), mean 1 over a completion, no gradient          P34
-    l_t = -w_t log pi(y_t | y_<t),  L = mean over all tokens of the step                                      G1
+    l_t = -w_t log pi(y_t | x_<t),  L = mean over all tokens of the step                                      G1
 
-Source: Intuitive Fine-Tuning, Hua et al. 2405.11870 eq. 9, its propagation of the loss. The paper also trains on inputs
-mixed with the embeddings of the model's own predictions, lambda = 0.2 there; here lambda is 0.
+A first pass on the tokens, without a gradient, says what the policy would have said in the place of each; the second
+one learns from inputs that hold a share of it, as when it samples.
+
+Source: Intuitive Fine-Tuning, Hua et al. 2405.11870 eq. 9, and its code.
 """
 
 from __future__ import annotations
 
 import jax
 
-from jrl.algos.contract import Facts, Objective, Tokens
+from jrl.algos.contract import Facts, Needs, Objective, Tokens
 from jrl.ops import reduce
 from jrl.ops.supervised import propagated_weights
 from jrl.types import PyTree, traced
@@ -21,12 +24,16 @@ Array = jax.Array
 
 @traced
 class IFT:
+    # of the embedding of what the policy itself would have said in the place of a token; None: no pass before
+    share: float | None = 0.2
     discount: float = 0.95  # of the loss of each later token; at 0 a token counts by its loss alone
 
 
 def check(config: IFT, facts: Facts) -> None:
     if not 0 <= config.discount <= 1:
         raise ValueError(f"IFT.discount = {config.discount} must be in [0, 1]; 0.95 is usual")
+    if config.share is not None and not 0 < config.share <= 1:
+        raise ValueError(f"IFT.share = {config.share} must be in (0, 1], or None for no mixed inputs; 0.2 is usual")
 
 
 def token_loss(config: IFT, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
@@ -38,4 +45,6 @@ def token_loss(config: IFT, tokens: Tokens, state: PyTree) -> tuple[Array, dict[
     return -weights * logprobs, {}
 
 
-OBJECTIVE = Objective(config=IFT, check=check, token_loss=token_loss)
+OBJECTIVE = Objective(
+    config=IFT, check=check, needs=lambda config: Needs(input_mix=config.share), token_loss=token_loss
+)

@@ -93,8 +93,8 @@ def pair_loss(loss: Callable[[Any, Pair], Array]) -> Callable[[Any, Sequences, P
 
 
 def pair_metrics(pair: Pair) -> dict[str, Array]:
-    """Returns what is logged of every pair, [..., S] float32: the share whose margin is above 0 (a tie is half), the
-    margin, and both gains."""
+    """Returns what is logged of every pair (P0), [..., S] float32: the share whose margin is above 0 (a tie is half),
+    the margin, and both gains."""
     values = {
         "pairs/accuracy": 0.5 * (1 + jnp.sign(pair.margin)),
         "pairs/margin": pair.margin,

@@ -26,14 +26,14 @@ from jrl.learning.optimizer import step
 from jrl.learning.optimizers.contract import describe
 from jrl.learning.optimizers.groups import trained_only
 from jrl.learning.previous import with_previous
-from jrl.models.contract import Model, PrefixSegments, merge_params, without_gradient
+from jrl.models.contract import MixedTokens, Model, PrefixSegments, merge_params, without_gradient
 from jrl.models.heads import REWARD, VALUE, read_head, read_values
 from jrl.ops import reduce, segments
 from jrl.ops import router as routers
 from jrl.ops.divergence import token_divergence
-from jrl.ops.logprobs import state_values, token_logprobs
+from jrl.ops.logprobs import likeliest_tokens, state_values, token_logprobs
 from jrl.ops.members import most_of_members, where_member
-from jrl.ops.mismatch import mismatch_of_means, mismatch_terms
+from jrl.ops.mismatch import mismatch_of_means, mismatch_terms, probability_difference
 from jrl.ops.reference import reset_due
 from jrl.ops.token_regularization import token_contrast
 from jrl.ops.two_hot import bins_of, two_hot_value
@@ -47,6 +47,7 @@ from jrl.types import (
 )
 
 MISMATCH = "mismatch/"  # before the names of metrics
+LARGEST = f"{MISMATCH}probability"  # a metric that is a maximum over tokens, and not a mean
 MICRO_BATCHES = "micro_batches"  # scope of the loops over them: `jrl plan` counts by its name
 
 
@@ -112,7 +113,10 @@ def reading_of(
     Args:
       teacher: where Needs.divergence is from it; None: no divergence.
     """
-    hidden, router_logits = hidden_of(weights.params, micro, model, cfg)
+    read = micro
+    if needs.input_mix is not None:
+        read = micro.replace(tokens=with_predictions(weights.params, micro, mask, model, cfg, chunk, needs.input_mix))
+    hidden, router_logits = hidden_of(weights.params, read, model, cfg)
     unembed = lambda h: model.unembed(weights.params, h, cfg)
     logprobs = entropy = None
     if needs.logprobs:
@@ -150,6 +154,17 @@ def reading_of(
         if needs.state_values
         else None,
     )
+
+
+def with_predictions(
+    params: PyTree, micro: PackedBatch, mask: Array, model: Model, cfg: Any, chunk: int, share: Array | float
+) -> MixedTokens:
+    """Returns the tokens of one micro-batch, those in `mask` mixed with what the model itself would have said there
+    (P34's IFT)."""
+    still = jax.lax.stop_gradient(params)
+    hidden, _ = hidden_of(still, micro, model, cfg)
+    others = likeliest_tokens(hidden, micro.tokens, mask, lambda h: model.unembed(still, h, cfg), chunk=chunk)
+    return MixedTokens(micro.tokens, constrain(others, "batch", None), share)
 
 
 def hidden_of(params: PyTree, micro: PackedBatch, model: Model, cfg: Any) -> tuple[Array, Array | None]:
@@ -290,6 +305,7 @@ class Sums(NamedTuple):
     metrics: dict[str, Array]  # sums over tokens of the loss mask
     sequence_metrics: dict[str, Array]  # sums over sequences
     load: Array | None  # [sparse layers, experts], tokens of the loss mask that went to each; None without experts
+    largest: dict[str, Array]  # maxima over tokens of the loss mask, at least 0
 
 
 def loss_sums(
@@ -336,9 +352,8 @@ def loss_sums(
             # Said as a share of the batch's denominator, terms of sequences and tokens add up.
             terms = terms * (batch.denominator / batch.targets.denominator)
             loss, magnitude = loss + terms.sum(), magnitude + jnp.abs(terms).sum()
-        metrics = {
-            name: jnp.where(micro.loss_mask, x, 0).sum() for name, x in (metrics | _common(reading, micro)).items()
-        }
+        of_tokens, largest = _common(reading, micro)
+        metrics = {name: jnp.where(micro.loss_mask, x, 0).sum() for name, x in (metrics | of_tokens).items()}
         load = None
         if reading.router_logits is not None:
             places = micro.packed.sequence.shape[-1]
@@ -350,7 +365,7 @@ def loss_sums(
                     term = weight * share * sums[name]
                     loss, magnitude = loss + term, magnitude + term
             metrics |= {f"router/{name}": value for name, value in sums.items()}
-        return loss, jax.lax.stop_gradient((magnitude, metrics, sequence_metrics, load))
+        return loss, jax.lax.stop_gradient((magnitude, metrics, sequence_metrics, load, largest))
 
     def sums_of(micro: TrainBatch) -> Sums:
         (loss, rest), gradient = jax.value_and_grad(loss_fn, has_aux=True)(trainable, micro)
@@ -362,7 +377,9 @@ def loss_sums(
     zero = Sums(jax.tree.map(jnp.zeros_like, trainable), loss, *rest)
 
     def add(i: Array, sums: Sums) -> Sums:
-        added = jax.tree.map(jnp.add, sums, sums_of(micro_batch(batch, i)))
+        more = sums_of(micro_batch(batch, i))
+        added = jax.tree.map(jnp.add, sums, more)
+        added = added._replace(largest=jax.tree.map(jnp.maximum, sums.largest, more.largest))
         return where_member(i < batch.packed.num_real, added, sums)
 
     with jax.named_scope(MICRO_BATCHES):
@@ -422,18 +439,19 @@ def sequence_terms(
     return jnp.where(targets.counts, targets.weight * per_sequence, 0), sums
 
 
-def _common(reading: Reading, micro: TrainBatch) -> dict[str, Array]:
-    """Returns the metrics of tokens that every objective has, [R, L] each."""
+def _common(reading: Reading, micro: TrainBatch) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Returns the metrics of tokens that every objective has, [R, L] each, and those that are maxima, [] each."""
     if reading.logprobs is None:
-        return {}
+        return {}, {}
     metrics = {"policy/entropy": reading.entropy, "policy/logprob": reading.logprobs}
-    sampled = micro.packed.sampler_logprobs
+    sampled, largest = micro.packed.sampler_logprobs, {}
     if sampled is not None:
         metrics["policy/sampler_difference"] = jnp.abs(reading.logprobs - sampled)
         old = micro.recomputed.old_logprobs
-        terms = mismatch_terms(sampled, reading.logprobs if old is None else old, micro.loss_mask)
-        metrics |= {f"{MISMATCH}{name}": value for name, value in terms.items()}
-    return metrics
+        both = sampled, reading.logprobs if old is None else old, micro.loss_mask
+        metrics |= {f"{MISMATCH}{name}": value for name, value in mismatch_terms(*both).items()}
+        largest = {LARGEST: probability_difference(*both).max()}
+    return metrics, largest
 
 
 def _with_mismatch(metrics: dict[str, Array]) -> dict[str, Array]:
@@ -514,6 +532,7 @@ def update(
         "update/skipped_empty": (finite & (num_tokens == 0)).astype(jnp.float32),
         "update/norm": jnp.where(sound, optax.tree.norm(updates), 0),
         **_with_mismatch({name: value / tokens for name, value in sums.metrics.items()}),
+        **sums.largest,
         **{name: value / batch.targets.denominator for name, value in sums.sequence_metrics.items()},
         **({} if sums.load is None else _load_metrics(sums.load)),
         "update/tokens": num_tokens,
@@ -598,14 +617,17 @@ def step_metrics(metrics: list[dict[str, Array]], critic: list[dict[str, Array]]
 
 
 def mean_metrics(metrics: list[dict[str, Array]]) -> dict[str, Array]:
-    """Returns the means of several updates of a role: skips and tokens are summed, the rest is a mean weighted by each
-    update's tokens, so that an update with nothing to learn from does not count."""
+    """Returns the means of several updates of a role: skips and tokens are summed, of what is a maximum the largest is
+    taken, the rest is a mean weighted by each update's tokens, so that an update with nothing to learn from does not
+    count."""
     tokens = jnp.stack([m["update/tokens"] for m in metrics])
     out = {}
     for name in metrics[0]:
         values = jnp.stack([m[name] for m in metrics])
         if name in ("update/tokens", "update/skipped_nonfinite", "update/skipped_empty"):
             out[name] = values.sum()
+        elif name == LARGEST:
+            out[name] = values.max()
         else:
             out[name] = (values * tokens).sum() / jnp.maximum(tokens.sum(), 1)
     return out

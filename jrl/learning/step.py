@@ -37,6 +37,7 @@ class StagePrograms(NamedTuple):
     critic_values: Callable[..., dict[str, Array]] | None  # (weights, packed) -> old values; None: no critic of its own
     scores: Callable[..., Array] | None  # (weights, packed) -> [M, R, S], of a role's reward head; None: no such role
     combine: Callable[..., Array] | None  # (scores of each role) -> [M, R, S]; None: the roles are no ensemble
+    correct: Callable[..., Rollout] | None  # as `sample`, of a corrector's weights; None: the stage has no corrector
     # (rollout, scores, state, config, [(recomputed, source)], shaping, version); None: stored rows
     credit: Callable[..., Credit] | None
     finish: Callable[..., TrainBatch]  # (packed, recomputed, plan, credit or labels, config)

@@ -88,6 +88,14 @@ def has_state(cache: Any) -> bool:
     return isinstance(cache, Stacks) and cache.linear is not None
 
 
+class MixedTokens(NamedTuple):
+    """Tokens for which a Decoder reads a mixture of two embeddings, (1 - share) e(tokens) + share e(others)."""
+
+    tokens: Array  # [B, L] int32
+    others: Array  # [B, L] int32; where they are the tokens nothing is mixed
+    share: Array | float  # [] float, in [0, 1]
+
+
 class Model(NamedTuple):
     """The functions of a model. `cfg` is hashable and static; parameters are an explicit pytree."""
 

@@ -19,7 +19,7 @@ from jrl.models.attention import cudnn, fused, linear
 from jrl.models.attention.cached import attend_cached
 from jrl.models.attention.kv_cache import cut_cache, init_cache, of_layer, row_of, stack_of, with_stack, write
 from jrl.models.attention.reference import Rows, attend
-from jrl.models.contract import Cache, Model, PrefixSegments, State, init
+from jrl.models.contract import Cache, MixedTokens, Model, PrefixSegments, State, init
 from jrl.models.leaves import prepare_for_decode, some_layers, spec, stretches, unstack
 from jrl.models.norm import layer_norm, rms_norm
 from jrl.models.product import multiply, plus
@@ -84,7 +84,7 @@ def forward(
 
 
 def routed(
-    params: PyTree, tokens: Array, positions: Array, segment: Array | None, cfg: Decoder
+    params: PyTree, tokens: Array | MixedTokens, positions: Array, segment: Array | None, cfg: Decoder
 ) -> tuple[Array, Array | None]:
     """Returns the last hidden states as `forward` does, and the logits of every router on the way.
 
@@ -97,7 +97,7 @@ def routed(
 
 def _run(
     params: PyTree,
-    tokens: Array,
+    tokens: Array | MixedTokens,
     positions: Array,
     segment: Array | None,
     cfg: Decoder,
@@ -109,7 +109,7 @@ def _run(
     dtype = jnp.dtype(cfg.dtype)
     # A lookup needs complete rows of the table: exchange its vocabulary shards for shards of the width.
     table = constrain(params["embed"].astype(dtype), None, "embed_shard")
-    x = constrain(take_rows(table, tokens, ("batch", None, "embed_shard")), "batch", None, None)
+    x = _rows_of(table, tokens)
     if cfg.embed_scale is not None:
         x = x * jnp.asarray(cfg.embed_scale, dtype)
     if cfg.learned_positions is not None:
@@ -282,7 +282,15 @@ def _linear(
     return y, jax.tree.map(write_layer, cache, State(*state))
 
 
-def _layer_inputs(params: PyTree, x: Array, tokens: Array, cfg: Decoder) -> Array:
+def _rows_of(table: Array, tokens: Array | MixedTokens) -> Array:
+    """Returns the rows of a table for its tokens, [B, L, ...], or their mixtures."""
+    if isinstance(tokens, MixedTokens):
+        rows, others = (_rows_of(table, ids) for ids in (tokens.tokens, tokens.others))
+        return rows + jnp.asarray(tokens.share, rows.dtype) * (others - rows)
+    return constrain(take_rows(table, tokens, ("batch", None, "embed_shard")), "batch", None, None)
+
+
+def _layer_inputs(params: PyTree, x: Array, tokens: Array | MixedTokens, cfg: Decoder) -> Array:
     """Returns every token's input to each layer, [layers, B, L, E]: from a table, and from x [B, L, D], the embedding
     that the first layer reads.
 
@@ -290,7 +298,7 @@ def _layer_inputs(params: PyTree, x: Array, tokens: Array, cfg: Decoder) -> Arra
     """
     size, dtype = cfg.layer_inputs, x.dtype
     table = constrain(params["layer_embed"].astype(dtype), None, "embed_shard")
-    from_table = constrain(take_rows(table, tokens, ("batch", None, "embed_shard")), "batch", None, None)
+    from_table = _rows_of(table, tokens)
     project = gather(params["layer_project"].astype(dtype), "embed", None)
     from_embedding = einsum("bld,de->ble", x, project, ("batch", None, None)) * jnp.asarray(cfg.width**-0.5, dtype)
     from_table, from_embedding = (y.reshape(*x.shape[:2], cfg.layers, size) for y in (from_table, from_embedding))

@@ -55,6 +55,20 @@ def state_values(
     return by_chunk(one, (before(hidden),), mask, chunk=chunk)
 
 
+def likeliest_tokens(
+    hidden: Array, tokens: Array, mask: Array, unembed: Callable[[Array], Array], *, chunk: int
+) -> Array:
+    """Returns the token that is likeliest in the place of each, given the tokens before it (P34's IFT), [R, L] int32;
+    the token itself off the mask; of equally likely ones the first (E11). Arguments as in `token_logprobs`; no gradient
+    passes.
+    """
+
+    def one(h: Array) -> Array:
+        return jnp.argmax(unembed(h), axis=-1).astype(jnp.int32)
+
+    return jnp.where(mask, by_chunk(one, (before(hidden),), mask, chunk=chunk), tokens)
+
+
 def before(hidden: Array) -> Array:
     """Returns the hidden states that columns are computed from, [R, L, D]: each the one before it."""
     return jnp.concatenate([hidden[:, :1], hidden[:, :-1]], axis=1)

@@ -36,7 +36,7 @@ def sampler_mismatch(behaviour_logprobs: Array, old_logprobs: Array, mask: Array
     return {
         "k1": mean(kl.k1(behaviour_logprobs, old_logprobs, mask)),
         "k3": mean(kl.k3(behaviour_logprobs, old_logprobs, mask)),
-        "probability": jnp.max(jnp.abs(theirs - ours)),
+        "probability": jnp.max(probability_difference(behaviour_logprobs, old_logprobs, mask)),
         "correlation": jnp.where(
             varies(theirs) & varies(ours), jnp.sum(a * b) / jnp.sqrt(jnp.where(spread > 0, spread, 1)), 0
         ),
@@ -47,36 +47,68 @@ def sampler_mismatch(behaviour_logprobs: Array, old_logprobs: Array, mask: Array
 
 
 def mismatch_terms(sampler_logprobs: Array, old_logprobs: Array, mask: Array) -> dict[str, Array]:
-    """Returns what M17's and M18's means over tokens are of, {name: [..., T] float32 or wider}, 0 where masked:
-    k1 = delta and k3 = exp(-delta) - 1 + delta with delta = sampler - old, the weight w = exp(-delta), and its square.
+    """Returns what M17 and M18 take means over tokens of, {name: [..., T] float32 or wider}, 0 where masked: k1 = delta
+    and k3 = exp(-delta) - 1 + delta with delta = sampler - old, the weight w = exp(-delta) and its square, both
+    log-probs, and of q = 1 - p of both the values, squares and product.
 
-    Their means over parts of a batch add up, where a correlation or a maximum would not.
+    Their means over parts of a batch add up, where a correlation would not. It is taken of q, whose squares lose less
+    to rounding than those of p: most tokens have p near 1.
 
     Args:
       as of `sampler_mismatch`.
     """
     weight = reduce.masked(ratios.ratio(old_logprobs, sampler_logprobs, mask), mask)
+    theirs, ours = (reduce.masked(x, mask) for x in (sampler_logprobs, old_logprobs))
+    q, r = -jnp.expm1(theirs), -jnp.expm1(ours)
     return {
         "k1": kl.k1(sampler_logprobs, old_logprobs, mask),
         "k3": kl.k3(sampler_logprobs, old_logprobs, mask),
         "weight": weight,
         "weight_squared": weight**2,
+        "sampler": theirs,
+        "learner": ours,
+        "q": q,
+        "r": r,
+        "q_squared": q**2,
+        "r_squared": r**2,
+        "q_times_r": q * r,
     }
 
 
-def mismatch_of_means(means: dict[str, Array]) -> dict[str, Array]:
-    """Returns M17's k1, k3 and chi2, and M18's effective share of the tokens, mean(w)^2 / mean(w^2) of weights
-    that nothing truncates, [] each.
+def probability_difference(sampler_logprobs: Array, old_logprobs: Array, mask: Array) -> Array:
+    """Returns M17's |exp(sampler) - exp(old)| of every token, [..., T] float32 or wider, 0 where masked.
 
     Args:
-      means: over tokens, of what `mismatch_terms` returns; all 0 where there is no token: then all results are 0.
+      as of `sampler_mismatch`.
+    """
+    theirs, ours = (reduce.masked(x, mask) for x in (sampler_logprobs, old_logprobs))
+    return jnp.abs(jnp.exp(theirs) - jnp.exp(ours))
+
+
+def mismatch_of_means(means: dict[str, Array]) -> dict[str, Array]:
+    """Returns M17's k1, k3, chi2, correlation and perplexities, and M18's effective share of the tokens, mean(w)^2 /
+    mean(w^2) of weights that nothing truncates, [] each.
+
+    The correlation is 0 where the deviation of one of both is less than 1/1000 of its root mean square: that may be
+    rounding.
+
+    Args:
+      means: over tokens, of what `mismatch_terms` returns; all 0 where there is no token: then all results are 0, and
+        the perplexities 1.
     """
     weight, squared = means["weight"], means["weight_squared"]
     some = squared > 0
+    variance = lambda name: means[f"{name}_squared"] - means[name] ** 2
+    varies = lambda name: variance(name) > 1e-6 * means[f"{name}_squared"]
+    both = varies("q") & varies("r")
+    spread = jnp.sqrt(jnp.where(both, variance("q") * variance("r"), 1))
     return {
         "k1": means["k1"],
         "k3": means["k3"],
         "chi2": jnp.where(some, squared - 1, 0),
+        "correlation": jnp.where(both, jnp.clip((means["q_times_r"] - means["q"] * means["r"]) / spread, -1, 1), 0),
+        "sampler_perplexity": jnp.exp(-means["sampler"]),
+        "learner_perplexity": jnp.exp(-means["learner"]),
         "effective_share": jnp.where(some, weight**2 / jnp.where(some, squared, 1), 0),
     }
 

@@ -29,7 +29,7 @@ from jrl.rollout.reward_gate import Gate, gated_scores, load_gate
 from jrl.rollout.sources import Completions, LearnedScores, RewardSource
 from jrl.tasks.example import Message
 from jrl.tasks.rewards.weighted import LARGEST_REWARD
-from jrl.tasks.tokenizers.published import HuggingFace
+from jrl.tasks.tokenizers.published import HuggingFace, fit_to_embedding
 from jrl.tasks.tokenizers.published import build as build_tokenizer
 from jrl.types import Array, PyTree
 
@@ -133,6 +133,10 @@ def open_classifier(
         together = functools.partial(gated, gate=config.gate, labels=labels, cfg=cfg, pad_id=pad_id)
         names, weights = ("RewardModel", *names), (*config.weights, *(0.0 for _ in labels))
     tokenizer = build_tokenizer(HuggingFace(path=config.path), ()) if tokenizer is None else tokenizer
+    try:
+        fit_to_embedding(tokenizer, cfg.vocab_size)
+    except ValueError as error:
+        raise ValueError(f"RewardModel.path: {config.path}: {error}") from error
     return OpenClassifier(
         labels=labels,
         cfg=cfg,

@@ -26,6 +26,7 @@ class Completions(NamedTuple):
     visits: Sequence[Visit]  # one for each prompt
     texts: Sequence[str]  # [N], samples of a prompt adjacent
     samples: int
+    host: Mapping[str, np.ndarray]  # of the rollout: tokens, length, action_mask, with rows of padding at the end
     packed: Callable[[], Sequence[PackedBatch]]  # the same rows on the device, packed by minibatch
     state: TrainState
 

@@ -26,10 +26,12 @@ from jrl.experiment import (
     Online,
     Stage,
     check_components,
+    correction_length,
     optimizers,
     row_of,
     segments_of,
     stage_names,
+    written_corrections,
 )
 from jrl.learning.critic import CRITIC
 from jrl.learning.learner import weights_of
@@ -42,7 +44,9 @@ from jrl.models.pretrained.published import Published, check_folder
 from jrl.models.shape import Decoder, check_divides, check_length
 from jrl.plugins import Parts
 from jrl.rollout.collect import PromptSampler
+from jrl.rollout.corrector import corrector_source
 from jrl.rollout.evaluate import Evaluator
+from jrl.rollout.prompts import TRAIN_STREAM, place_prompts
 from jrl.rollout.rewards import OpenClassifier, reward_model_source
 from jrl.rollout.sampler import params_on_device, stop_table_on_device, untruncated
 from jrl.rollout.scoring import Scorer, open_scoring
@@ -100,7 +104,7 @@ from jrl.tasks.envs.mixture import open_source
 from jrl.tasks.judges import OpenJudge, open_judges
 from jrl.tasks.stopping import Stop
 from jrl.tasks.tokenizers import load as load_tokenizer
-from jrl.types import Array, PackedBatch, TrainState
+from jrl.types import Array, PackedBatch, Rollout, TrainState
 
 TOKENIZER_TEXTS = 4096  # most examples of the run whose texts a tokenizer is trained on
 
@@ -530,6 +534,8 @@ def open_stages(
             )
             continue
         sources = reward_sources(stage, own, classifier, judges, processes)
+        if stage.corrector is not None:
+            sources = (*sources, open_corrector(stage, own, policy, key))
         components = (*scorer.component_names, *(name for source in sources for name in source.names))
         if strategy_of(stage.strategy).attempts > 1:
             components = (*components, FIRST_ATTEMPT)
@@ -603,6 +609,20 @@ def reward_sources(
         from_roles = [roles_source(ROLE_ENSEMBLE, next(iter(stage.rewards.values())), together)]
     from_judges = [judge_source(judge, processes) for judge in judges]
     return (*([] if classifier is None else [reward_model_source(classifier)]), *from_judges, *from_roles)
+
+
+def open_corrector(stage: Online, own: StagePrograms, policy: Policy, key: Array) -> RewardSource:
+    """Returns a stage's corrector as a source of rewards of tokens."""
+    config, mesh, tokenizer, role = policy.config, policy.mesh, policy.tokenizer, stage.corrector.role
+    longest, stream = correction_length(stage, config), place_on_mesh(np.uint32(TRAIN_STREAM), replicated(mesh))
+
+    def draw(state: TrainState, visits: Sequence[Visit]) -> Rollout:
+        prompts = place_prompts(visits, stage.prompts * stage.samples, longest, tokenizer.pad_id, mesh)
+        weights, version = weights_of(state.models, role).params, state.models[role].version
+        return own.correct(weights, prompts, key, stream, version, untruncated(None, mesh), None, None)
+
+    written = written_corrections(stage, config.stages)
+    return corrector_source(stage.corrector, written, draw, tokenizer, longest)
 
 
 def open_evaluator(policy: Policy, key: Array, processes: Processes = ONE) -> Evaluator:

@@ -210,7 +210,7 @@ def send(stage: OnlineStage, state: TrainState, drawn: Draw) -> Submitted:
 
     def completions(drawn: Draw, host: dict[str, np.ndarray], texts: list[str]) -> Completions:
         packed = lambda: [p for _, p in packed_minibatches(stage, drawn.rollout, host)]
-        return Completions(drawn.visits, texts, stage.config.samples, packed, state)
+        return Completions(drawn.visits, texts, stage.config.samples, host, packed, state)
 
     sampler = stage.sampler
     return submit(drawn, stage.config.samples, sampler, stage.scorer, stage.sources, completions)
@@ -271,6 +271,9 @@ def abstract_step(
     scores_of_roles = [p.scores(weights_of(state.models, role), packed) for role in config.rewards]
     if p.combine is not None:
         p.combine(scores_of_roles)
+    if p.correct is not None:
+        corrector = state.models[config.corrector.role]
+        p.correct(weights_of(state.models, config.corrector.role).params, *inputs.correcting(corrector.version))
     minibatch = prepare(p, state, "policy", packed, plan)
     scores = inputs.scores(rollout)
     if p.keep is not None:
@@ -291,3 +294,4 @@ class AbstractInputs(NamedTuple):
     temperature: jax.ShapeDtypeStruct
     sampling: Callable[[jax.ShapeDtypeStruct], tuple]  # version -> the sampler's arguments behind its weights
     scores: Callable[[Rollout], Scores]
+    correcting: Callable[[jax.ShapeDtypeStruct], tuple]  # as `sampling`, of a corrector

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrl.device.sharding import batch_sharding
-from jrl.experiment import Config, Offline, Stage
+from jrl.experiment import Config, Offline, Stage, correction_length
 from jrl.learning.learner import weights_of
 from jrl.learning.pack import Shape
 from jrl.learning.step import StageArrays, StagePrograms
@@ -147,7 +147,13 @@ def abstract_step(p: StagePrograms, stage: Stage, inputs: Inputs, i: int, state:
         )
 
     sampling = lambda version: sample_arguments(inputs, stage.prompts, version)
-    given = online.AbstractInputs(arrays, _scalar(mesh, np.float32), sampling, scores)
+
+    def correcting(version: jax.ShapeDtypeStruct) -> tuple:
+        prompts = abstract_prompts(stage.prompts * stage.samples, correction_length(stage, inputs.config), mesh)
+        greedy = SamplingParams(None, None, None, None)
+        return prompts, inputs.key, _scalar(mesh, np.uint32), version, greedy, None, None
+
+    given = online.AbstractInputs(arrays, _scalar(mesh, np.float32), sampling, scores, correcting)
     online.abstract_step(p, stage, state, plan, given)
 
 

@@ -331,6 +331,11 @@ def segment_sampling(
     )
 
 
+def correcting(stage: Online, config: Config, model: Model, cfg: Any, tokenizer: Any) -> Callable[..., Rollout]:
+    """Returns the program by which a corrector rewrites a stage's completions, in at most as many tokens."""
+    return sampling(config, 1, completion_length(stage, config), model, cfg, tokenizer)
+
+
 def newest_only(strategy: Any) -> bool:
     """Whether tokens of older weights are left out of the loss."""
     return isinstance(strategy, Partial) and strategy.newest_only
@@ -430,6 +435,9 @@ def build_stage(
         else None,
         combine=program("combine", functools.partial(combined_scores, ensemble=stage.ensemble))
         if online and stage.ensemble is not None
+        else None,
+        correct=program("correct", correcting(stage, config, model, cfg, tokenizer))
+        if online and stage.corrector is not None
         else None,
         credit=judging("credit", credit.credit, newest_only=newest_only(stage.strategy)) if online else None,
         finish=program(

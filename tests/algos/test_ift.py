@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_batches import loss_of, tokens
+from small_model import BIGRAM, PARTS
 from test_pair_objectives import FACTS
 
+from jrl.algos.contract import Needs
 from jrl.algos.ift import IFT, OBJECTIVE
+from jrl.config import ConfigError
+from jrl.device.sharding import batch_sharding
+from jrl.learning.learner import Weights, reading_of
+from jrl.models.contract import MixedTokens, init
+from jrl.models.decoder import MODEL
+from jrl.models.shape import Decoder
+from jrl.ops.logprobs import likeliest_tokens
+from jrl.resolve import load_config
+from jrl.types import PackedBatch
+
+CFG = Decoder(vocab_size=6, layers=1, width=8, heads=2, kv_heads=1, head_dim=4, mlp_width=8)
 
 
 def test_a_token_counts_by_the_loss_that_follows_from_it():
@@ -31,3 +45,71 @@ def test_nothing_under_the_mask_gets_through():
 def test_a_discount_is_a_share():
     with pytest.raises(ValueError, match=r"IFT\.discount = 1\.5 must be in \[0, 1\]; 0\.95 is usual"):
         OBJECTIVE.check(IFT(discount=1.5), FACTS)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.5, -0.2])
+def test_a_share_that_mixes_nothing_or_more_than_all_is_refused(share):
+    with pytest.raises(ValueError, match=rf"IFT\.share = {share} must be in \(0, 1\], or None"):
+        OBJECTIVE.check(IFT(share=share), FACTS)
+    OBJECTIVE.check(IFT(share=None), FACTS)
+    assert OBJECTIVE.needs(IFT(share=None)) == Needs()
+
+
+def test_what_a_policy_would_have_said_is_its_likeliest_token_where_it_learns():
+    # Column t is read from hidden[t - 1]: the largest logit of h = -1, 2, 0.5 with rows h and 1 - h of the head.
+    hidden = jnp.array([[[-1.0], [2.0], [0.5], [9.0]]])
+    unembed = lambda h: jnp.concatenate([h, 1 - h, h], axis=-1)
+    given, mask = jnp.array([[7, 7, 7, 7]]), jnp.array([[False, True, True, True]])
+    found = jax.jit(lambda *x: likeliest_tokens(*x, unembed, chunk=2))(hidden, given, mask)
+    np.testing.assert_array_equal(found, [[7, 1, 0, 0]])  # 0.5 and 0.5: of equal ones the first
+    np.testing.assert_array_equal(likeliest_tokens(hidden, given, mask & (given < 0), unembed, chunk=2), given)
+
+
+@pytest.fixture(scope="module")
+def weights():
+    return init(jax.random.key(0), MODEL.spec(CFG))
+
+
+def test_a_mixture_of_two_tokens_is_read_as_the_token_whose_embedding_that_is(mesh, weights):
+    # The embedding of token 5 is made 0.75 e(1) + 0.25 e(2).
+    table = weights["embed"].at[5].set(0.75 * weights["embed"][1] + 0.25 * weights["embed"][2])
+    params, columns = {**weights, "embed": table}, jnp.arange(3)[None]
+    forward = jax.jit(lambda tokens: MODEL.routed(params, tokens, columns, None, CFG)[0])
+    mixed = MixedTokens(jnp.array([[3, 1, 0]]), jnp.array([[3, 2, 0]]), jnp.float32(0.25))
+    np.testing.assert_allclose(forward(mixed), forward(jnp.array([[3, 5, 0]])), atol=1e-6)
+
+
+def test_the_second_pass_learns_from_inputs_that_hold_what_the_first_one_said(mesh, weights):
+    rows = lambda values: jax.device_put(jnp.array([values]), batch_sharding(mesh, 2))
+    token, mask, columns = rows([1, 2, 3, 4]), rows([False, True, True, False]), rows([0, 1, 2, 3])
+    micro = PackedBatch(
+        tokens=token, positions=columns, segment=rows([0] * 4), action_mask=mask,
+        shared_prefix=None, prefix_row=None, sampler_logprobs=None, behaviour_logprobs=None,
+        sequence=rows([0]), temperature=jnp.float32(1), num_real=jnp.int32(1),
+    )  # fmt: skip
+    logits = lambda params, tokens: MODEL.unembed(params, MODEL.routed(params, tokens, columns, None, CFG)[0], CFG)
+
+    def as_read(params):
+        found = reading_of(Weights(params, {}), micro, mask, MODEL, CFG, 2, Needs(input_mix=jnp.float32(0.5))).logprobs
+        return found.sum(), found
+
+    def by_two_passes(params, predicted):
+        inputs = MixedTokens(token, jnp.where(mask, predicted, token), 0.5)
+        found = jax.nn.log_softmax(logits(params, inputs))[:, :-1]
+        found = (found * jax.nn.one_hot(token[:, 1:], CFG.vocab_size)).sum(-1)
+        found = jnp.where(mask, jnp.pad(found, ((0, 0), (1, 0))), 0)
+        return found.sum(), found
+
+    said = jax.jit(lambda params: jnp.argmax(logits(params, token), axis=-1))(weights)
+    predicted = jnp.pad(said[:, :-1], ((0, 0), (1, 0)))
+    assert (jnp.where(mask, predicted, token) != token).any()
+    differentiated = lambda fn: jax.jit(jax.value_and_grad(fn, has_aux=True))
+    (_, found), gradient = differentiated(as_read)(weights)
+    (_, expected), expected_gradient = differentiated(by_two_passes)(weights, predicted)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), gradient, expected_gradient)
+
+
+def test_only_a_decoder_mixes_embeddings():
+    with pytest.raises(ConfigError, match=r"IFT mixes the embeddings of tokens, .* and Bigram does not"):
+        load_config("configs/algos/ift.gin", [BIGRAM], [PARTS])

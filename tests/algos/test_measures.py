@@ -11,8 +11,15 @@ import pytest
 from small_batches import tokens
 
 from jrl.algos.common import Clipped, clip_metrics, common_metrics
+from jrl.learning.learner import LARGEST, mean_metrics
 from jrl.ops.calibration import auroc, brier, expected_calibration_error
-from jrl.ops.mismatch import effective_sample_size, mismatch_of_means, mismatch_terms, sampler_mismatch
+from jrl.ops.mismatch import (
+    effective_sample_size,
+    mismatch_of_means,
+    mismatch_terms,
+    probability_difference,
+    sampler_mismatch,
+)
 from jrl.ops.over_optimization import over_optimization
 from jrl.ops.reward_model_quality import best_of_many, instruction_consistency, pair_accuracy
 from jrl.ops.statistics import all_of_k, expected_best_of_k, self_correction
@@ -174,7 +181,9 @@ def test_what_a_step_logs_of_the_mismatch_is_that_of_all_its_tokens():
     terms = jax.jit(mismatch_terms)(sampler, old, mask)
     np.testing.assert_array_equal([values[1] for values in terms.values()], 0)
     found = jax.jit(mismatch_of_means)({name: values.sum() / 2 for name, values in terms.items()})
-    expected = {"k1": 0.0, "k3": 0.005004, "chi2": 0.020067, "effective_share": 1.005004**2 / 1.020067}
+    # Of two tokens that differ the same way the correlation is 1; both mean log-probs are -1.5.
+    expected = {"k1": 0.0, "k3": 0.005004, "chi2": 0.020067, "effective_share": 1.005004**2 / 1.020067,
+                "correlation": 1.0, "sampler_perplexity": np.exp(1.5), "learner_perplexity": np.exp(1.5)}  # fmt: skip
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
@@ -182,12 +191,39 @@ def test_what_a_step_logs_of_the_mismatch_is_that_of_all_its_tokens():
     sampler, old = jnp.linspace(-3, -1, 9), jnp.linspace(-2, -1.5, 9) ** 2 / -2
     found = mismatch_of_means({name: x.mean() for name, x in mismatch_terms(sampler, old, jnp.ones(9, bool)).items()})
     at_once = sampler_mismatch(sampler, old, jnp.ones(9, bool))
-    for name in ("k1", "k3", "chi2"):
+    for name in found.keys() & at_once.keys():
         np.testing.assert_allclose(found[name], at_once[name], rtol=1e-5, err_msg=name)
+    assert 0.9 < at_once["correlation"] < 0.99
     share = effective_sample_size(jnp.exp(old - sampler), jnp.ones(9, bool))[1]
     np.testing.assert_allclose(found["effective_share"], share, rtol=1e-5)
     nothing = mismatch_of_means({name: 0.0 * x[0] for name, x in mismatch_terms(sampler, old, mask=old < 0).items()})
-    np.testing.assert_array_equal(list(nothing.values()), 0)
+    assert all(value == name.endswith("perplexity") for name, value in nothing.items())
+
+
+def test_the_largest_difference_of_probabilities_is_of_tokens_that_count():
+    # exp(-1) - exp(-1.1) = 0.035008, exp(-1.9) - exp(-2) = 0.014233
+    found = jax.jit(probability_difference)(
+        jnp.array([-1.0, -2.0, NAN, -9.0]), jnp.array([-1.1, -1.9, NAN, 0.0]), jnp.array([True, True, False, False])
+    )
+    np.testing.assert_allclose(found, [0.035008, 0.014233, 0, 0], rtol=1e-4)
+
+
+def test_probabilities_that_differ_by_rounding_have_no_correlation():
+    # 0.3 and 0.3 + 1e-5 in turns: a deviation of 5e-6 of 0.7, where float32 has 6e-8 of its mean square.
+    near = jnp.log(0.3 + 1e-5 * (jnp.arange(100) % 2))
+    of = lambda a, b: mismatch_of_means(
+        {name: x.mean() for name, x in mismatch_terms(a, b, jnp.ones(100, bool)).items()}
+    )
+    varying = jnp.linspace(-2.0, -1.0, 100)
+    assert of(near, varying)["correlation"] == of(varying, near)["correlation"] == of(near, near)["correlation"] == 0
+    np.testing.assert_allclose(of(varying, varying)["correlation"], 1, rtol=1e-5)
+    np.testing.assert_allclose(of(varying, jnp.log1p(-jnp.exp(varying)))["correlation"], -1, rtol=1e-5)
+
+
+def test_of_several_updates_the_largest_difference_counts():
+    update = lambda largest, k1: {"update/tokens": jnp.int32(2), LARGEST: jnp.float32(largest), "k1": jnp.float32(k1)}
+    found = mean_metrics([update(0.25, 1), update(0.5, 3), update(0.125, 2)])
+    assert found[LARGEST] == 0.5 and found["k1"] == 2
 
 
 def test_effective_sample_size_by_hand():

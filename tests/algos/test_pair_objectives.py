@@ -117,6 +117,16 @@ def test_the_gradient_is_that_of_small_differences(name):
         np.testing.assert_allclose(jax.grad(at)(wide.logprob)[0], expected, 1e-6, 1e-9)
 
 
+def test_what_is_logged_of_a_pair_by_hand():
+    # u_w = -10 + 11, u_l = -12 + 11, D = 2; where D = 0 half of a pair is in order, where it is below 0 none.
+    cases = [((-10.0, -12.0), 1.0, 1.0, -1.0), ((-10.0, -10.0), 0.5, 1.0, 1.0), ((-12.0, -10.0), 0.0, -1.0, 1.0)]
+    for logprobs, accuracy, preferred, other in cases:
+        found = loss_of("IPO", {}, sequences(list(logprobs), [-11.0, -11.0], [10, 12]))[1]
+        logged = {"accuracy": accuracy, "margin": preferred - other, "preferred": preferred, "other": other}
+        for name, value in logged.items():
+            np.testing.assert_allclose(found[f"pairs/{name}"], [[value, 0]], atol=1e-6, err_msg=name)
+
+
 def test_gains_count_times_beta():
     # u_w = 2, u_l = -2, at half the beta
     doubled = sequences([-9.0, -13.0], [-11.0, -11.0], [10, 12])

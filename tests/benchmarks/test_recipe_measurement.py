@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+import jrl
 from benchmarks import recipes
 from jrl.device.placement import rows_on_mesh
 from jrl.rollout.collect import Collected
@@ -34,6 +35,17 @@ def test_of_few_prompts_it_is_of_their_completions():
     np.testing.assert_allclose(found, [0.25, 1, 1.98 * np.sqrt(0.25 / 4)], rtol=1e-6)
 
 
+def test_a_share_of_pairs_has_the_interval_of_its_pairs():
+    # 5 steps of 8 pairs each: 0.6 (24 of 40) and 0.9, shrunk to 25/42 and 37/42; sqrt(0.24093 + 0.10488) / sqrt(40).
+    row = lambda value, **more: {"phase": "pairs", "pairs/accuracy": value, "policy/logprob": -value, **more}
+    rows = [row(value) for value in (0.5, 0.5, 0.6, 0.7, 0.7, 0.8, 0.9, 0.9, 0.9, 0.9, 0.9)]
+    found = recipes.stored_improvement([{"phase": "warm"}, *rows], 8)
+    np.testing.assert_allclose(found, [0.6, 0.9, 1.96 * np.sqrt(0.34581 / 40)], rtol=1e-4)
+    # What is no share has that of its steps: variances 0.01 and 0.
+    alone = [{"phase": "pairs", "policy/logprob": row["pairs/accuracy"]} for row in rows]
+    np.testing.assert_allclose(recipes.stored_improvement(alone, 8)[2], 2.31 * np.sqrt(0.01 / 5), rtol=1e-6)
+
+
 def batch(mesh):
     """Two prompts of two completions each, the last without a verdict, and a row of padding."""
     verdict = np.array([Status.CORRECT, Status.WRONG, Status.WRONG, Status.CRASH, Status.PADDING], np.int8)
@@ -49,6 +61,13 @@ def batch(mesh):
 
 def test_outcomes_are_read_by_prompt_without_those_that_do_not_count(mesh):
     assert recipes.outcomes_of(batch(mesh)[0]) == {"p": [0.5, 0], "q": [0.125]}
+    assert recipes.outcomes_of(batch(mesh)[0], "reward") == {"p": [1, 0], "q": [0.25]}
+
+
+def test_a_recipe_learns_by_scores_where_its_reward_models_reward_it():
+    found = {name for name in ("dpo", "grpo", "reward_ensemble", "sequence_reward_model", "tldr_ppo", "vpl")
+             if recipes.learns_by_scores(jrl.load_config(recipes.recipes()[name])[0])}  # fmt: skip
+    assert found == {"reward_ensemble", "tldr_ppo"}
 
 
 def test_permuted_scores_stay_together_and_padding_stays_where_it_is(mesh):

@@ -38,6 +38,18 @@ def test_correction_rewards_by_hand():
     assert correction_rewards([1, 2], [], scale=1.0) is None and correction_rewards([], [1], scale=1.0) == []
 
 
+def test_an_end_before_which_the_correction_goes_on_is_not_kept():
+    rewards = lambda tokens, correction: correction_rewards(tokens, correction, scale=1.0, end_ids=[0, 9])
+    assert rewards([0], [1, 0]) == [-1]  # an empty text
+    assert rewards([1, 0], [1, 2, 0]) == [1, -1]
+    assert rewards([1, 0], [2, 0]) == [-1, 1]  # changed, and then both end
+    assert rewards([1, 0], [1, 9]) == [1, 1]  # by another end token
+    assert rewards([2, 0], [1, 2, 0]) == [1, 1]
+    assert rewards([1, 2], [1, 2, 0]) == [1, 1]  # cut: it has no end
+    assert rewards([1, 0], [1, 2]) == [1, -1]  # the correction was cut
+    assert rewards([1, 0], [0]) is None and rewards([1, 0], [9]) is None and rewards([0], [0]) is None
+
+
 def test_either_answer_is_rewritten_into_the_better_one():
     config = Corrections(ask="|{response}>")
     rows, counts = corrections.rows(config, [visit(0, rejected="no"), visit(1, rejected="no")], TOKENIZER, 40)

@@ -9,6 +9,7 @@ import pytest
 from layout_damage import LAYOUTS, cases, file_of, good_rows
 
 from jrl.tasks.envs.dataset import Dataset, open_dataset, readable_as
+from jrl.tasks.envs.layouts.contract import Answer, Prompted, taken
 from jrl.tasks.example import Message
 
 pytestmark = pytest.mark.fast
@@ -224,6 +225,20 @@ def test_the_responses_of_a_prompt_are_read_together_wherever_they_are(tmp_path)
     assert [(e.answer, e.info["rejected"]) for e in every] == [("z", "x"), ("z", "w"), ("x", "w")]
     each = examples(opened(tmp_path / "r.jsonl", rows, "helpsteer2", take="each"))
     assert [e.answer for e in each] == ["x", "z", "w", "y"] and each[1].info["helpfulness"] == 3
+
+
+def test_the_best_answer_meets_any_of_those_that_are_worse(tmp_path):
+    answers = lambda *scores: [Answer(f"{i}", score, {"score": score}) for i, score in enumerate(scores)]
+    prompts = [Prompted((Message("user", f"q{i}"),), tuple(answers(2.0, 5.0, 5.0, 1.0, 3.0))) for i in range(60)]
+    found = taken(prompts, "best_and_random", {})
+    assert {one.answer for one in found} == {"1"} and taken(prompts, "best_and_random", {}) == found
+    others = [one.info["rejected"] for one in found]
+    assert set(others) == {"0", "3", "4"} and min(map(others.count, set(others))) > 8  # of 60, a third each
+    assert all(one.info["margin"] == 5 - {"0": 2, "3": 1, "4": 3}[one.info["rejected"]] for one in found)
+    # Equal scores and a single answer give no pair, and are counted.
+    skipped = {}
+    alone = [one._replace(answers=tuple(answers(*scores))) for one, scores in zip(prompts, [(4.0, 4.0), (4.0,)])]
+    assert taken(alone, "best_and_random", skipped) == [] and skipped == {"tied": 1, "single_answer": 1}
 
 
 def test_strengths_and_ties(tmp_path):

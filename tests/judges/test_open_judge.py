@@ -243,7 +243,7 @@ def test_files_hold_no_key(tmp_path, monkeypatch):
 def test_processes_share_the_prompts_and_all_get_the_scores_of_all(tmp_path):
     texts = ["no", "1", "x" * 60, "two", "3 4", "five"]
     visits = [Visit(EXAMPLES[i], (i, 7), (1, 2)) for i in range(3)]
-    batch = Completions(visits, texts, 2, None, None)
+    batch = Completions(visits, texts, 2, {}, None, None)
 
     def scores(processes, folder):
         limits = dict(index=processes.index, count=processes.count)

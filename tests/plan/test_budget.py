@@ -10,7 +10,7 @@ import pytest
 from jrl.device.sharding import GATHERED
 from jrl.resolve import load_config
 from jrl.tools.plan import budget, cheaper, estimate, flops
-from jrl.tools.plan.case import make_case, publication_of
+from jrl.tools.plan.case import make_case, programs_of, publication_of
 from jrl.tools.plan.chips import CHIPS
 from jrl.tools.plan.compiled import hbm_assigned
 
@@ -401,6 +401,20 @@ REWARD_STAGE = (
     "Learner.row_length=64",
     "Online.rewards={'reward': 1.0}",
 )
+
+
+def test_a_corrector_writes_once_for_every_completion_from_longer_prompts(small):
+    trained = ("Config.stages=[@pairs/Offline(), @Online()]", "pairs/Offline.source=@Corrections()",
+               "pairs/Offline.objective=@SFT()", "pairs/Offline.trains='corrector'", "Online.objective=@PPO()",
+               "Online.corrector=@Corrector()", "Online.completion_length=8")  # fmt: skip
+    case = small(*trained)
+    kind, correcting = programs_of(case)["rl.correct"]
+    assert kind == "sample" and estimate.calls(case)["rl.correct"] == 1
+    assert (correcting.prompts, correcting.samples) == (case.prompts * case.samples, 1)
+    # Prompts of 16 tokens more, the room of an answer, and answers of 8 as before.
+    longer = case.config.data.prompt_length + 16
+    assert correcting.config.data.prompt_length == longer and correcting.width == longer + 8
+    assert budget.of_programs(case)["rl.correct"].cache > budget.of_programs(case)["rl.sample"].cache
 
 
 def test_a_role_that_an_earlier_stage_trained_stays_without_its_moments(small):

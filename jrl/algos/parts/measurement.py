@@ -214,6 +214,13 @@ PARTS: list[Part] = [
         "tests": ["tests/algos/test_measures.py::test_what_a_step_logs_of_the_mismatch_is_that_of_all_its_tokens"],
     },
     {
+        "id": "M17",
+        "function": "jrl.ops.mismatch:probability_difference",
+        "inputs": ["sampler_logprobs", "old_logprobs", "mask"],
+        "output": "[..., T] float32",
+        "tests": ["tests/algos/test_measures.py::test_the_largest_difference_of_probabilities_is_of_tokens_that_count"],
+    },
+    {
         "id": "M18",
         "function": "jrl.ops.mismatch:mismatch_of_means",
         "inputs": ["means"],

@@ -14,6 +14,27 @@ GAIN_TESTS = [*PAIR_TESTS, "tests/algos/test_pair_objectives.py::test_gains_coun
 
 PARTS: list[Part] = [
     {
+        "id": "P0",
+        "function": "jrl.algos.paired:gains",
+        "inputs": ["sequences"],
+        "output": "u [..., S] float32",
+        "tests": ["tests/algos/test_pair_objectives.py::test_what_is_logged_of_a_pair_by_hand"],
+    },
+    {
+        "id": "P0",
+        "function": "jrl.algos.paired:preferred_of",
+        "inputs": ["sequences"],
+        "output": "mask [..., S] bool",
+        "tests": ["tests/algos/test_pair_objectives.py::test_a_pair_with_an_empty_answer_is_left_out"],
+    },
+    {
+        "id": "P0",
+        "function": "jrl.algos.paired:pair_metrics",
+        "inputs": ["pair"],
+        "output": "{name: [..., S] float32}",
+        "tests": ["tests/algos/test_pair_objectives.py::test_what_is_logged_of_a_pair_by_hand"],
+    },
+    {
         "id": "P1",
         "function": "jrl.algos.bradley_terry:sequence_loss",
         "inputs": ["config", "sequences", "state"],
@@ -481,6 +502,13 @@ PARTS: list[Part] = [
         "tests": ["tests/ops/test_feedback.py::test_token_regularized_by_hand"],
     },
     {
+        "id": "P27",
+        "function": "jrl.tasks.envs.layouts.contract:best_and_random",
+        "inputs": ["one"],
+        "output": "(the best answer, one of those that are worse)",
+        "tests": ["tests/envs/test_layouts.py::test_the_best_answer_meets_any_of_those_that_are_worse"],
+    },
+    {
         "id": "P28",
         "function": "jrl.tasks.data.corrections:rows",
         "inputs": ["config", "visits", "tokenizer", "width"],
@@ -490,9 +518,22 @@ PARTS: list[Part] = [
     {
         "id": "P28",
         "function": "jrl.tasks.rewards.correction:correction_rewards",
-        "inputs": ["tokens", "correction", "scale"],
+        "inputs": ["tokens", "correction", "scale", "end_ids"],
         "output": "reward of every token, or None",
-        "tests": ["tests/data/test_corrections.py::test_correction_rewards_by_hand"],
+        "tests": [
+            "tests/data/test_corrections.py::test_correction_rewards_by_hand",
+            "tests/data/test_corrections.py::test_an_end_before_which_the_correction_goes_on_is_not_kept",
+        ],
+    },
+    {
+        "id": "P28",
+        "function": "jrl.rollout.corrector:corrector_source",
+        "inputs": ["config", "written", "draw", "tokenizer", "longest"],
+        "output": "RewardSource of token_reward [N, T] float32",
+        "tests": [
+            "tests/test_corrector.py::test_sampled_tokens_are_rewarded_where_the_correction_keeps_them",
+            "tests/test_corrector.py::test_a_completion_that_does_not_fit_or_has_an_empty_correction_has_no_reward",
+        ],
     },
     {
         "id": "P34",
@@ -510,6 +551,23 @@ PARTS: list[Part] = [
         "inputs": ["config", "tokens", "state"],
         "output": "(loss [..., L] float32, metrics {name: [..., L]})",
         "tests": ["tests/algos/test_ift.py::test_a_token_counts_by_the_loss_that_follows_from_it"],
+    },
+    {
+        "id": "P34",
+        "function": "jrl.learning.learner:with_predictions",
+        "inputs": ["params", "micro", "mask", "model", "cfg", "chunk", "share"],
+        "output": "MixedTokens [R, L]",
+        "tests": [
+            "tests/algos/test_ift.py::test_the_second_pass_learns_from_inputs_that_hold_what_the_first_one_said",
+            "tests/algos/test_ift.py::test_a_mixture_of_two_tokens_is_read_as_the_token_whose_embedding_that_is",
+        ],
+    },
+    {
+        "id": "P34",
+        "function": "jrl.ops.logprobs:likeliest_tokens",
+        "inputs": ["hidden", "tokens", "mask", "unembed", "chunk"],
+        "output": "[R, L] int32",
+        "tests": ["tests/algos/test_ift.py::test_what_a_policy_would_have_said_is_its_likeliest_token_where_it_learns"],
     },
     {
         "id": "P34",

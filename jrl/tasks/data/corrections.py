@@ -18,6 +18,7 @@ from jrl.tasks.data.stored import (
     of_visits,
     stack,
 )
+from jrl.tasks.example import Message
 
 PLACE = "{response}"
 
@@ -50,13 +51,18 @@ def rows(config: Corrections, visits: Sequence[Visit], tokenizer: Any, width: in
         answers = [template.fill(visit) for template in templates]
         if answers[0] == answers[1]:
             raise LeftOut("same_answers")
-        asked = continued(visit.example.messages, config.ask.replace(PLACE, answers[visit.uid[0] % 2]))
+        asked = correction_prompt(config, visit.example.messages, answers[visit.uid[0] % 2])
         prompt, target = tuple(tokenizer.encode_prompt(asked)), completion_of(answers[0], tokenizer)
         check_fits(prompt, target, width)
         return prompt, target, 1.0
 
     sequences, counts = of_visits(sequence, visits)
     return stack(sequences, 1, tokenizer.pad_id, width), counts
+
+
+def correction_prompt(config: Corrections, messages: Sequence[Message], response: str) -> tuple[Message, ...]:
+    """Returns a prompt's messages with a response to them, to be rewritten."""
+    return continued(messages, config.ask.replace(PLACE, response))
 
 
 SOURCE = StoredSource(config=Corrections, rows=rows)

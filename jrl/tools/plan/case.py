@@ -16,7 +16,16 @@ from jrl import paths
 from jrl.algos.contract import Needs
 from jrl.device.sharding import AXES, BATCH_AXES, TRAIN, split_sizes
 from jrl.device.transfer import Publication, publication, shared_cuts
-from jrl.experiment import Config, Online, Stage, completion_length, optimizers, row_of, stage_names
+from jrl.experiment import (
+    Config,
+    Online,
+    Stage,
+    completion_length,
+    correction_length,
+    optimizers,
+    row_of,
+    stage_names,
+)
 from jrl.learning.critic import CRITIC
 from jrl.learning.optimizer import keeps_on_host
 from jrl.learning.pack import Shape
@@ -309,6 +318,13 @@ def evaluated_case(case: Case) -> Case:
     return dataclasses.replace(beside, samples=e.samples, prompts=-(-e.batch // shards) * shards)
 
 
+def correcting_case(case: Case) -> Case:
+    """Returns the shapes of a corrector's sampling: a prompt of its own for every completion of the stage."""
+    data = dataclasses.replace(case.config.data, prompt_length=correction_length(case.stage, case.config))
+    config = dataclasses.replace(case.config, data=data)
+    return dataclasses.replace(case, config=config, prompts=case.prompts * case.samples, samples=1)
+
+
 class Program(NamedTuple):
     """A program that multiplies matrices: what it does, and on which shapes."""
 
@@ -325,6 +341,8 @@ def programs_of(case: Case) -> dict[str, Program]:
             programs[f"{stage_case.name}.sample"] = Program("sample", sampling_case(stage_case))
             if stage_case.stage.rewards:
                 programs[f"{stage_case.name}.scores"] = Program("scores", stage_case)
+            if stage_case.stage.corrector is not None:
+                programs[f"{stage_case.name}.correct"] = Program("sample", correcting_case(stage_case))
         if stage_case.recomputes:
             programs[f"{stage_case.name}.recompute"] = Program("logprobs", stage_case)
         if stage_case.needs.reference:

@@ -296,6 +296,7 @@ def calls(case: Case) -> dict[str, int]:
         learner = stage_case.stage.learner
         times = {
             "sample": 1,
+            "correct": 1,
             "scores": len(stage_case.stage.rewards) if isinstance(stage_case.stage, Online) else 0,
             "recompute": learner.minibatches,
             "reference": learner.minibatches,

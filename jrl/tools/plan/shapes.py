@@ -20,6 +20,7 @@ from jrl.experiment import Config, Online, Stage, row_of, stage_names, stored_at
 from jrl.models.pretrained.published import classifier_of
 from jrl.plugins import Parts
 from jrl.rollout import stop_strings
+from jrl.rollout.corrector import KEPT
 from jrl.rollout.rewards import RewardModel
 from jrl.rollout.sampler import SamplingParams
 from jrl.rollout.scoring import component_names, rewards_spans
@@ -126,7 +127,10 @@ def inputs_of(
         arrays=tuple(stage_arrays(stage, np.float32) for stage in config.stages),
         shapes=tuple(programs.packed_shape(stage, config, parts.tables, mesh) for stage in config.stages),
         components=tuple(map(functools.partial(components_of, config), config.stages)),
-        rewards_tokens=(rewards_spans(config.scoring, parts.tables["verifiers"]),) * len(config.stages),
+        rewards_tokens=tuple(
+            rewards_spans(config.scoring, parts.tables["verifiers"]) or getattr(stage, "corrector", None) is not None
+            for stage in config.stages
+        ),
         attributes=tuple(
             stored_attributes(stage, row_of(parts.tables, "algos", stage.objective)) for stage in config.stages
         ),
@@ -140,10 +144,11 @@ def components_of(config: Config, stage: Stage) -> tuple[str, ...]:
     roles = tuple(f"role/{role}" for role in stage.rewards) if isinstance(stage, Online) else ()
     if isinstance(stage, Online) and stage.ensemble is not None:
         roles = (ROLE_ENSEMBLE,)
+    corrected = (KEPT,) if isinstance(stage, Online) and stage.corrector is not None else ()
     judged = itertools.chain.from_iterable(map(score_names, config.judges))
     first = [FIRST_ATTEMPT] if isinstance(stage, Online) and strategy_of(stage.strategy).attempts > 1 else []
     read = components_read(stage.shaping) if isinstance(stage, Online) else ()
-    return tuple(dict.fromkeys((*component_names(config.scoring), *labels, *judged, *roles, *read, *first)))
+    return tuple(dict.fromkeys((*component_names(config.scoring), *labels, *judged, *roles, *corrected, *read, *first)))
 
 
 def reward_components(reward: RewardModel) -> tuple[str, ...]:

@@ -130,6 +130,8 @@ def unsupported(config: Config) -> str | None:
             return f"sampling strategies (Online.strategy = @{type(stage.strategy).__name__}())"
         if isinstance(stage, Online) and stage.rewards:
             return "rewards of roles (Online.rewards)"
+        if isinstance(stage, Online) and stage.corrector is not None:
+            return "a corrector (Online.corrector)"
     return None
 
 

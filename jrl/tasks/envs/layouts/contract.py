@@ -8,6 +8,7 @@ made of them is `take`:
     each            every answer alone, with its attributes (Demonstrations, Labeled)
     best            the best answer (Demonstrations)
     best_and_worst  one pair: {answer} and {rejected} (Preferences)
+    best_and_random one pair: the best, and any of the answers that are worse (Preferences)
     all_pairs       every two answers of which one is better (Preferences)
     last_turn       the last answer of a conversation (Demonstrations)
     every_turn      every answer of a conversation, each after what was said before it (Demonstrations)
@@ -16,14 +17,15 @@ made of them is `take`:
 from __future__ import annotations
 
 import itertools
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from jrl.tasks.envs.layouts.fields import Field
 from jrl.tasks.example import Message
 
-Take = Literal["each", "best", "best_and_worst", "all_pairs", "last_turn", "every_turn"]
-PAIR_TAKES: tuple[Take, ...] = ("best_and_worst", "all_pairs", "best", "each")
+Take = Literal["each", "best", "best_and_worst", "best_and_random", "all_pairs", "last_turn", "every_turn"]
+PAIR_TAKES: tuple[Take, ...] = ("best_and_worst", "best_and_random", "all_pairs", "best", "each")
 TURN_TAKES: tuple[Take, ...] = ("last_turn", "every_turn")
 
 
@@ -111,9 +113,23 @@ def _pairs(one: Prompted, take: Take) -> tuple[list[Taken], str]:
         return [], "tied"
     if take == "best_and_worst":
         pairs = [(ranked[0], ranked[-1])]
+    if take == "best_and_random":
+        pairs = [best_and_random(one)]
     return [
         Taken(one.prompt, a.text, {**one.info, **_compared(a, b)}) for a, b in pairs if a.text != b.text
     ], "same_answers"
+
+
+def best_and_random(one: Prompted) -> tuple[Answer, Answer]:
+    """Returns P27's pair of a prompt with answers of which one is better than another: the best, and one of those that
+    are worse, by a hash of the prompt and them; always the same one of the same prompt.
+
+    Source: Zephyr, Tunstall et al. 2310.16944 section 3: one of all that are not the best, for diversity.
+    """
+    best, *others = _ranked(one)
+    worse = [answer for answer in others if answer.order < best.order]
+    texts = [*(message.content for message in one.prompt), *(answer.text for answer in worse)]
+    return best, worse[zlib.crc32("\0".join(texts).encode()) % len(worse)]
 
 
 def _compared(better: Answer, worse: Answer) -> dict[str, Any]:
