@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal, NamedTuple
 
-from jrl.device.sharding import ACTIVATIONS, TRAIN
+from jrl.device.sharding import ACTIVATIONS, TRAIN, axis_fields, axis_size, mesh_axes
 from jrl.models.attention.kernels import NO_KERNEL, Attention
 from jrl.models.attention.linear import Linear
 from jrl.models.experts import Experts
@@ -231,5 +231,7 @@ def check_divides(cfg: Decoder, mesh: Any) -> None:
         every = cfg.layers * cfg.layer_inputs
         sizes += [(axis, "Decoder.layers * layer_inputs", every) for axis in (TRAIN["embed"], looked_up)]
     for axis, field, size in sizes:
-        if size % mesh.shape[axis]:
-            raise ValueError(f"{field} = {size} does not divide over MeshShape.{axis} = {mesh.shape[axis]}")
+        axis = mesh_axes(axis, mesh.shape)
+        shards = axis_size(axis, mesh.shape)
+        if size % shards:
+            raise ValueError(f"{field} = {size} does not divide over {axis_fields(axis)} = {shards}")

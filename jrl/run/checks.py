@@ -68,6 +68,26 @@ def check_prefix_sharing(prefix_sharing: str, cfg: Any) -> None:
                          "use 'in_row'")  # fmt: skip
 
 
+def check_sequence(name: str, cfg: Any, mesh: Mesh) -> None:
+    """Raises ValueError for rows divided over the axis `sequence` where the model cannot see a share of a row.
+
+    Args:
+      name: of the model's field in Config. mesh: that learns.
+    """
+    shares = f"MeshShape.sequence = {mesh.shape['sequence']}"
+    if mesh.shape["sequence"] == 1:
+        return
+    if not isinstance(cfg, Decoder):
+        raise ValueError(f"{shares} divides rows, which jrl's decoder gathers keys and values for; Config.{name} is a "
+                         "model of your own, which sees rows alone; use MeshShape.fsdp")  # fmt: skip
+    if cfg.linear is not None:
+        raise ValueError(f"{shares} divides rows, and linear attention of Config.{name} reads a row from its first "
+                         "token to its last; use MeshShape.fsdp")  # fmt: skip
+    if cfg.attention == "cudnn":
+        raise ValueError(f"{shares} has fewer queries than keys on a device, which attention='cudnn' has never been "
+                         "tried with; use attention='reference'")  # fmt: skip
+
+
 def check_logprobs(config: Config, cfg: Any) -> None:
     """Raises ValueError for log-probs by the decoder's head where the model is another."""
     for stage in config.stages:

@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from jrl import paths
 from jrl.algos.contract import Needs
-from jrl.device.sharding import AXES, BATCH_AXES, TRAIN, split_sizes
+from jrl.device.sharding import AXES, BATCH_AXES, TRAIN, axis_size, mesh_axes, split_sizes
 from jrl.device.transfer import Publication, publication, shared_cuts
 from jrl.experiment import Config, Online, Stage, completion_length, optimizers, row_of, stage_names
 from jrl.learning.critic import CRITIC
@@ -28,7 +28,7 @@ from jrl.models.pretrained.published import Published, decoder_of
 from jrl.models.shape import Decoder, check_divides, check_length, for_length
 from jrl.plugins import Parts
 from jrl.run import programs
-from jrl.run.checks import check_cache, check_logprobs, check_router, check_shared, check_split
+from jrl.run.checks import check_cache, check_logprobs, check_router, check_sequence, check_shared, check_split
 from jrl.run.kernels import Choice, choose_kernels
 from jrl.run.sampler_devices import copies_for
 from jrl.tasks.tokenizers.bytes import Bytes, ByteTokenizer
@@ -63,6 +63,8 @@ class Case:
     slices: int = 1  # of the topology, all meshes together
 
     shards = property(lambda self: math.prod(self.sizes[axis] for axis in BATCH_AXES))
+    shares = property(lambda self: self.sizes["sequence"])  # of a packed row
+    weight_shards = property(lambda self: axis_size(TRAIN["embed"], self.sizes))
     sequences = property(lambda self: self.prompts * self.samples)  # N
     completion_length = property(lambda self: completion_length(self.stage, self.config))  # C
     width = property(lambda self: programs.width_of(self.stage, self.config))  # T
@@ -114,8 +116,18 @@ class Case:
 
     @property
     def rows(self) -> int:
-        """Packed rows of a micro-batch on one batch shard."""
-        return self.shape.rows // self.shards
+        """Packed rows of a micro-batch on one shard of them, of which a device may have a share."""
+        return self.shape.rows // self.shape.shards
+
+    @property
+    def share_length(self) -> int:
+        """Tokens of a packed row on one device."""
+        return self.shape.row_length // self.shares
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch on one device."""
+        return self.rows * self.share_length
 
 
 # Shapes of published models: config.json by the name of the folder, what decides the shape and no more. Source: the
@@ -226,6 +238,7 @@ def model_fields(config: Config, parts: Parts, num_devices: int) -> dict[str, An
         check_cache(config, cfg, sampler_mesh.shape["tensor"])
     check_router(config, cfg)
     check_shared(config, cfg)
+    check_sequence("model", cfg, mesh)
     check_logprobs(config, cfg)
     check_cache(config, cfg, mesh.shape["tensor"])
     check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
@@ -292,14 +305,15 @@ def publication_of(case: Case) -> Publication | None:
         return None
     trained = jax.tree.leaves(case.spec if case.adapters is None else case.adapters, is_leaf=is_spec)
     learner = case.learner_sizes or case.sizes
-    cuts = lambda leaf: (train_spec(leaf), shared_cuts(train_spec(leaf), learner, case.sampler_sizes))
+    stored = lambda leaf: train_spec(leaf, learner)
+    cuts = lambda leaf: (stored(leaf), shared_cuts(stored(leaf), learner, case.sampler_sizes))
     sizes = [(math.prod(leaf.shape) * leaf.dtype.itemsize, *cuts(leaf)) for leaf in trained]
     return publication(sizes, learner, case.sampler_sizes, copies_for(case.stage.lag))
 
 
-def train_spec(parameter: ParamSpec) -> PartitionSpec:
-    """Returns how a parameter is cut for training."""
-    return PartitionSpec(*(None if name is None else TRAIN[name] for name in parameter.axes))
+def train_spec(parameter: ParamSpec, sizes: Mapping[str, int]) -> PartitionSpec:
+    """Returns how a parameter is cut for training on a mesh of these sizes."""
+    return PartitionSpec(*(None if name is None else mesh_axes(TRAIN[name], sizes) for name in parameter.axes))
 
 
 def evaluated_case(case: Case) -> Case:
@@ -372,11 +386,11 @@ def abstract_mesh(sizes: Mapping[str, int]) -> AbstractMesh:
 
 def shard_shape(parameter: ParamSpec, rules: dict[str | None, Any], sizes: dict[str, int]) -> tuple[int, ...]:
     """Returns the shape of a parameter's shard on one device under a table of `jrl.device.sharding`."""
-    cut = lambda name: 1 if name is None or rules[name] is None else sizes[rules[name]]
+    cut = lambda name: 1 if name is None else axis_size(rules[name], sizes)
     return tuple(size // cut(name) for size, name in zip(parameter.shape, parameter.axes, strict=True))
 
 
 def share(parameter: ParamSpec, rules: dict[str | None, Any], sizes: dict[str, int]) -> int:
     """Returns the elements of a parameter that one device holds under a table of `jrl.device.sharding`."""
-    cut = math.prod(sizes[rules[name]] for name in parameter.axes if name is not None and rules[name] is not None)
+    cut = math.prod(axis_size(rules[name], sizes) for name in parameter.axes if name is not None)
     return math.prod(parameter.shape) // cut
