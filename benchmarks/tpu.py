@@ -101,7 +101,7 @@ def micro_batch(count: Any, case: Any, chip: Any) -> dict[str, float]:
     return {
         "micro_batch_ms": 1e3 * count.seconds / case.micro_batches,
         "compute_ms": 1e3 * computed / case.micro_batches,
-        "tokens_a_shard": case.rows * case.shape.row_length,
+        "tokens_a_shard": case.tokens,
         "mfu": at_peak / count.seconds,
         "mfu_links_hidden": at_peak / max(computed, count.memory),
     }

@@ -12,7 +12,8 @@ TWO = ("MeshShape.sequence=2",)
 
 
 def test_a_device_holds_its_shares(small):
-    alone, divided = small(), small(*TWO, devices=2)
+    remat = "Decoder.remat='layer'"
+    alone, divided = small(remat), small(*TWO, remat, devices=2)
     assert (divided.rows, divided.share_length, divided.tokens, alone.tokens) == (2, 16, 32, 64)
     assert divided.micro_batches == alone.micro_batches == 4
     assert (divided.shards, divided.shape.shards) == (2, 1)  # that sample, and of packed rows
@@ -28,9 +29,11 @@ def test_links_of_rows_by_hand(small):
     """A layer's keys and values of a row: 2 * 32 tokens * 32 entries * 4 bytes, of which half is there."""
     divided = small(*TWO, devices=2)
     once = 2 * 32 * 32 * 4 // 2 * (2 * 2 * 4)  # layers, rows, micro-batches
-    assert estimate.row_gathers(divided, 1) == {"sequence": once}
-    # An update gathers on the way forward and back, and sums the gradients: three passes.
-    assert estimate.update_traffic(divided).links["sequence"] == 3 * once
+    assert estimate.logprobs_traffic(divided).links["sequence"] == once
+    # An update gathers on the way forward, and on the way back if they are not kept; and it sums their gradients.
+    assert estimate.update_traffic(divided).links["sequence"] == 2 * once
+    again = small(*TWO, "Decoder.remat='layer'", devices=2)
+    assert estimate.update_traffic(again).links["sequence"] == 3 * once
     assert estimate.update_traffic(small()).links["sequence"] == 0
     assert budget.gathered_kv_bytes(divided) == 2 * (2 * 32 * 32 * 4) and budget.gathered_kv_bytes(small()) == 0
 

@@ -298,7 +298,7 @@ def layer_activation_bytes(case: Case) -> int:
     prefix = case.rows * case.shape.prefix_columns * 2 * keys * (narrow + FLOAT32)
     tokens = case.tokens
     between = max(0 if blocked else SCORES * row_scores(case), chunk_bytes(case, tokens, case.shape.row_length) // 2)
-    return tokens * entries + prefix + weights + between
+    return tokens * entries + prefix + weights + between + gathered_kv_bytes(case)
 
 
 def layer_matmul_bytes(case: Case) -> int:

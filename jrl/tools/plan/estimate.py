@@ -129,9 +129,11 @@ def gathered_over(case: Case, received: float) -> dict[str, float]:
     return {"fsdp": received * (n - 1) / n}
 
 
-def row_gathers(case: Case, passes: int) -> dict[str, float]:
-    """Returns the bytes that a device receives over the sequence axis for the keys and values of whole rows in `passes`
-    runs through the layers: the way back gathers them once more, and sums their gradients over shares."""
+def row_gathers(case: Case, backward: bool) -> dict[str, float]:
+    """Returns the bytes that a device receives over the sequence axis for the keys and values of whole rows: in the
+    forward pass, and in the backward pass once more for their gradients, and once to gather them again where
+    `Decoder.remat` does not keep them."""
+    passes = 1 if not backward else 2 if case.cfg.remat == "none" else 3
     times = case.micro_batches * case.cfg.layers * passes
     size = 2 * case.rows * case.shape.row_length * widest_heads(case.cfg)[1] / case.sizes["tensor"]
     return {"sequence": times * size * itemsize(case.cfg.dtype) * (case.shares - 1) / case.shares}
@@ -246,7 +248,9 @@ def pass_traffic(case: Case, passes: int) -> Traffic:
     times = case.micro_batches * passes
     return Traffic(
         hbm=times * 2 * weights + passes * layer_traffic(case, tokens),
-        links=add(gathered_over(case, times * weights), tensor_sums(case, tokens, passes), row_gathers(case, passes)),
+        links=add(
+            gathered_over(case, times * weights), tensor_sums(case, tokens, passes), row_gathers(case, passes > 1)
+        ),
     )
 
 
