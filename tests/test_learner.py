@@ -203,7 +203,10 @@ CASES = [
     *(
         ("PPO", layout)
         for layout in (
-            "packed, micro-batches", "data, fsdp, tensor", "shared prompts on all axes", "rows in shares on all axes"
+            "packed, micro-batches",
+            "data, fsdp, tensor",
+            "shared prompts on all axes",
+            "rows in shares on all axes",
         )
     ),
 ]
