@@ -1,10 +1,15 @@
 """Rows divided over the mesh axis `sequence`: what a device holds and receives, by hand, and what a search tries."""
 
-import pytest
+import dataclasses
 
+import pytest
+from small_model import Bigram
+
+from jrl.models.shape import Decoder
 from jrl.resolve import load_config
+from jrl.run.checks import check_sequence
 from jrl.tools.plan import budget, cheaper, estimate, flops, search
-from jrl.tools.plan.case import make_case
+from jrl.tools.plan.case import abstract_mesh, make_case
 from jrl.tools.plan.chips import parse_topology
 
 # Two rows of 32 tokens a micro-batch, four of them; eight sequences of at most 32 tokens.
@@ -54,6 +59,15 @@ def test_a_search_divides_long_rows():
     config, parts = load_config("configs/plan/1.7b.gin")
     layouts = search.layouts(config, parts, parse_topology("v5e:4x4"))
     assert not any("MeshShape.sequence" in over for over in layouts)
+
+
+def test_models_that_see_no_shares_are_refused():
+    divided = abstract_mesh({"data": 1, "fsdp": 1, "tensor": 1, "sequence": 2, "expert": 1})
+    with pytest.raises(ValueError, match=r"MeshShape.sequence = 2 .* Config.teacher is a model of your own"):
+        check_sequence("teacher", Bigram(), divided)
+    with pytest.raises(ValueError, match=r"fewer queries than keys .* use attention='reference'"):
+        check_sequence("model", dataclasses.replace(Decoder(), dtype="bfloat16", attention="cudnn"), divided)
+    check_sequence("model", Bigram(), abstract_mesh({**divided.shape, "sequence": 1}))
 
 
 def test_what_cannot_be_divided_is_refused(small):
