@@ -208,29 +208,29 @@ def row_shards(mesh: Mesh) -> int:
     return math.prod(mesh.shape[axis] for axis in ROW_AXES)
 
 
-def mesh_axes(axis: str | tuple[str, ...] | None, sizes: Mapping[str, int]) -> str | tuple[str, ...] | None:
-    """Returns what a table says of a dimension on a mesh of these sizes: `sequence` is left out where it is 1, so that
-    programs without it stay what they were."""
-    if not isinstance(axis, tuple):
-        return axis
-    left = tuple(name for name in axis if name != "sequence" or sizes.get(name, 1) > 1)
-    return left[0] if len(left) == 1 else left
+def mesh_axes(
+    name: str | None, rules: dict[str | None, Any], sizes: Mapping[str, int] | None = None
+) -> tuple[str, ...]:
+    """Returns the mesh axes that a logical axis is sharded over: without `sequence` where it is 1, so that programs
+    without it stay what they were.
+
+    Args:
+      sizes: devices along each mesh axis; None: of the mesh in use.
+    """
+    axes = None if name is None else rules[name]
+    axes = axes if isinstance(axes, tuple) else () if axes is None else (axes,)
+    sizes = jax.sharding.get_abstract_mesh().shape if sizes is None else sizes
+    return tuple(axis for axis in axes if axis != "sequence" or sizes.get(axis, 1) > 1)
 
 
-def axis_size(axis: str | tuple[str, ...] | None, sizes: Mapping[str, int]) -> int:
-    """Returns over how many devices a table's entry divides a dimension, on a mesh of these sizes."""
-    names = (axis,) if isinstance(axis, str) else axis or ()
-    return math.prod(sizes[name] for name in names)
-
-
-def axis_fields(axis: str | tuple[str, ...]) -> str:
-    """Returns the fields of a mesh's shape that a table's entry names."""
-    return " x ".join(f"MeshShape.{name}" for name in ((axis,) if isinstance(axis, str) else axis))
+def axis_fields(axes: Sequence[str]) -> str:
+    """Returns the fields of MeshShape that mesh axes are set by."""
+    return " x ".join(f"MeshShape.{axis}" for axis in axes)
 
 
 def batch_axes(mesh: Any = None) -> tuple[str, ...]:
     """Returns the axes that rows of tokens are divided over. mesh: None: the one in use."""
-    return mesh_axes(BATCH_AXES, (jax.sharding.get_abstract_mesh() if mesh is None else mesh).shape)
+    return mesh_axes("batch", ACTIVATIONS, None if mesh is None else mesh.shape)
 
 
 def spec(axes: Sequence[str | None], rules: dict[str | None, Any], mesh: Any = None) -> PartitionSpec:
@@ -241,15 +241,11 @@ def spec(axes: Sequence[str | None], rules: dict[str | None, Any], mesh: Any = N
     """
     here = jax.sharding.get_abstract_mesh()
     manual = set(here.manual_axes) if not here.empty else set()
-    mesh = here if mesh is None else mesh
-    sizes = {} if mesh.empty else mesh.shape
+    sizes = (here if mesh is None else mesh).shape
 
     def place(name: str | None) -> Any:
-        axis = mesh_axes(rules[name], sizes) if name is not None else None
-        if isinstance(axis, tuple):
-            left = tuple(a for a in axis if a not in manual)
-            return left or None
-        return None if axis in manual else axis
+        left = tuple(axis for axis in mesh_axes(name, rules, sizes) if axis not in manual)
+        return left if len(left) > 1 else left[0] if left else None
 
     return PartitionSpec(*(place(name) for name in axes))
 

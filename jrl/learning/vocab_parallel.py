@@ -83,7 +83,9 @@ def token_logprobs(
     """
     matrix = head.matrix.astype(hidden.dtype)  # before it is gathered
     mesh = jax.sharding.get_abstract_mesh()
-    axes = _Axes((), (), ()) if mesh.empty else _Axes(batch_axes(), _names("embed", mesh), _names("vocab", mesh))
+    axes = (
+        _Axes((), (), ()) if mesh.empty else _Axes(batch_axes(), mesh_axes("embed", TRAIN), mesh_axes("vocab", TRAIN))
+    )
     static = _Static(axes, min(chunk, hidden.shape[1]), head.cap)
     shard = functools.partial(_shard, static=static, predictor=predictor)
     arrays = (hidden, tokens, mask, matrix, temperature)
@@ -93,12 +95,6 @@ def token_logprobs(
     ins = (spec(("batch", None, None), ACTIVATIONS), row, row, spec(("vocab", "embed"), TRAIN), PartitionSpec())
     arrays = tuple(jax.sharding.reshard(x, where) for x, where in zip(arrays, ins, strict=True))
     return jax.shard_map(shard, in_specs=ins, out_specs=(row, row))(*arrays)
-
-
-def _names(name: str, mesh: Any) -> tuple[str, ...]:
-    """Returns the mesh axes that a dimension of a stored weight is sharded over."""
-    axis = mesh_axes(TRAIN[name], mesh.shape)
-    return (axis,) if isinstance(axis, str) else axis
 
 
 def _shard(

@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from jrl import paths
 from jrl.algos.contract import Needs
-from jrl.device.sharding import AXES, BATCH_AXES, TRAIN, axis_size, mesh_axes, split_sizes
+from jrl.device.sharding import AXES, BATCH_AXES, TRAIN, mesh_axes, spec, split_sizes
 from jrl.device.transfer import Publication, publication, shared_cuts
 from jrl.experiment import Config, Online, Stage, completion_length, optimizers, row_of, stage_names
 from jrl.learning.critic import CRITIC
@@ -64,7 +64,7 @@ class Case:
 
     shards = property(lambda self: math.prod(self.sizes[axis] for axis in BATCH_AXES))
     shares = property(lambda self: self.sizes["sequence"])  # of a packed row
-    weight_shards = property(lambda self: axis_size(TRAIN["embed"], self.sizes))
+    weight_shards = property(lambda self: shards_of("embed", TRAIN, self.sizes))
     sequences = property(lambda self: self.prompts * self.samples)  # N
     completion_length = property(lambda self: completion_length(self.stage, self.config))  # C
     width = property(lambda self: programs.width_of(self.stage, self.config))  # T
@@ -313,7 +313,7 @@ def publication_of(case: Case) -> Publication | None:
 
 def train_spec(parameter: ParamSpec, sizes: Mapping[str, int]) -> PartitionSpec:
     """Returns how a parameter is cut for training on a mesh of these sizes."""
-    return PartitionSpec(*(None if name is None else mesh_axes(TRAIN[name], sizes) for name in parameter.axes))
+    return spec(parameter.axes, TRAIN, abstract_mesh(sizes))
 
 
 def evaluated_case(case: Case) -> Case:
@@ -386,11 +386,15 @@ def abstract_mesh(sizes: Mapping[str, int]) -> AbstractMesh:
 
 def shard_shape(parameter: ParamSpec, rules: dict[str | None, Any], sizes: dict[str, int]) -> tuple[int, ...]:
     """Returns the shape of a parameter's shard on one device under a table of `jrl.device.sharding`."""
-    cut = lambda name: 1 if name is None else axis_size(rules[name], sizes)
+    cut = functools.partial(shards_of, rules=rules, sizes=sizes)
     return tuple(size // cut(name) for size, name in zip(parameter.shape, parameter.axes, strict=True))
 
 
 def share(parameter: ParamSpec, rules: dict[str | None, Any], sizes: dict[str, int]) -> int:
     """Returns the elements of a parameter that one device holds under a table of `jrl.device.sharding`."""
-    cut = math.prod(axis_size(rules[name], sizes) for name in parameter.axes if name is not None)
-    return math.prod(parameter.shape) // cut
+    return math.prod(parameter.shape) // math.prod(shards_of(name, rules, sizes) for name in parameter.axes)
+
+
+def shards_of(name: str | None, rules: dict[str | None, Any], sizes: Mapping[str, int]) -> int:
+    """Returns over how many devices a logical axis is sharded."""
+    return math.prod(sizes[axis] for axis in mesh_axes(name, rules, sizes))
