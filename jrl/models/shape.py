@@ -219,9 +219,8 @@ def check_divides(cfg: Decoder, mesh: Any) -> None:
     train = lambda name: mesh_axes(name, TRAIN, mesh.shape)
     fields = {"heads": "heads", "kv_heads": "kv_heads", "mlp": "mlp_width", "vocab": "vocab_size", "embed": "width"}
     sizes = [(train(name), f"Decoder.{field}", getattr(cfg, field)) for name, field in fields.items()]
-    looked_up = mesh_axes(
-        "embed_shard", ACTIVATIONS, mesh.shape
-    )  # what a table's rows are cut over where tokens look them up
+    # What a table's rows are cut over where tokens look them up.
+    looked_up = mesh_axes("embed_shard", ACTIVATIONS, mesh.shape)
     sizes.append((looked_up, "Decoder.width", cfg.width))
     if cfg.experts is not None:
         sizes.append((train("mlp"), "Experts.width", cfg.experts.width))

@@ -34,8 +34,8 @@ def check_split(config: Config, mesh: Mesh, sampler_mesh: Mesh) -> None:
             and -(-stage.prompts // shards["Config.mesh"]) * shards["Config.mesh"] % (shards["Config.sampler_mesh"])
         ):
             raise ValueError(
-                f"Online.prompts = {stage.prompts} cannot be divided over the batch shards (data x fsdp x sequence) of both "
-                f"meshes, {shards}; use a multiple of {math.lcm(*shards.values())}"
+                f"Online.prompts = {stage.prompts} cannot be divided over the batch shards (data x fsdp x sequence) of "
+                f"both meshes, {shards}; use a multiple of {math.lcm(*shards.values())}"
             )
 
 
