@@ -178,8 +178,7 @@ LAYOUTS = {
         MeshShape(data=2, fsdp=2, tensor=2),
         Learner(row_length=32, prefix_sharing="in_row"),
     ),
-    # Sequences cross the blocks of shares, of 8 and of 4 tokens.
-    "rows in two shares": (MeshShape(sequence=2), Learner(row_length=32, micro_batch_tokens=64)),
+    # Sequences cross the blocks of shares, of 8, 6 and 4 tokens.
     "rows in shares on all axes": (MeshShape(fsdp=2, tensor=2, sequence=2), Learner(row_length=32)),
     "shared prompts in shares": (MeshShape(data=2, sequence=4), Learner(row_length=48, prefix_sharing="in_row")),
     "prompts apart in shares": (
