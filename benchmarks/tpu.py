@@ -22,6 +22,8 @@ from jrl.tools.plan.libtpu import set_environment
 
 # Four times as many rows at once as on v5p:4x4x4, one on each batch shard.
 LONG_V6E = ("MeshShape.fsdp=64", "Online.prompts=64", "Learner.micro_batch_tokens=2228224")
+# Half of a row on each device, and half as many rows at once.
+SHARES = ("MeshShape.fsdp=4", "MeshShape.sequence=2", "Learner.micro_batch_tokens=69632")
 # name of a row: (configuration of configs/plan, topology, bindings)
 ROWS = {
     "0.6b v5e": ("0.6b", "v5e:2x4", ()),
@@ -40,6 +42,7 @@ ROWS = {
     "32b v6e": ("32b", "v6e:8x16", ()),
     "1.7b_long v5e": ("1.7b_long", "v5e:4x4", ()),
     "1.7b_long v6e": ("1.7b_long", "v6e:4x4", ()),
+    "1.7b_long, rows in shares v5e": ("1.7b_long", "v5e:4x4", SHARES),
     "8b_long v5p": ("8b_long", "v5p:4x4x4", ()),
     "8b_long v6e": ("8b_long", "v6e:16x16", LONG_V6E),
 }
@@ -101,7 +104,7 @@ def micro_batch(count: Any, case: Any, chip: Any) -> dict[str, float]:
     return {
         "micro_batch_ms": 1e3 * count.seconds / case.micro_batches,
         "compute_ms": 1e3 * computed / case.micro_batches,
-        "tokens_a_shard": case.rows * case.shape.row_length,
+        "tokens_a_shard": case.tokens,
         "mfu": at_peak / count.seconds,
         "mfu_links_hidden": at_peak / max(computed, count.memory),
     }

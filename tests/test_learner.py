@@ -11,7 +11,7 @@ import pytest
 
 from jrl.algos import ALGOS
 from jrl.algos.sft import OBJECTIVE as SFT
-from jrl.device.sharding import TRAIN, MeshShape, batch_sharding, batch_shards, make_mesh, replicated, shardings
+from jrl.device.sharding import TRAIN, MeshShape, batch_sharding, make_mesh, replicated, row_shards, shardings
 from jrl.learning import learner
 from jrl.learning.credit import StoredLabels, credit, finish_sampled, finish_stored
 from jrl.learning.layout import Learner, RouterLoss, packed_shape
@@ -125,15 +125,15 @@ def step_sums(mesh_shape, config, algo="GRPO", dtype="float32", order=None, expe
         rollout, scores = permute(rollout, scores, order)
     with jax.set_mesh(mesh):
         place = lambda x: jax.device_put(x, batch_sharding(mesh, x.ndim) if x.ndim else replicated(mesh))
-        packing = planned(rollout, config, batch_shards(mesh))
+        packing = planned(rollout, config, row_shards(mesh), shares=mesh.shape["sequence"])
         rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, ("data", "fsdp")))
         packing = jax.tree.map(lambda x: jax.device_put(x, rows if np.ndim(x) == 3 else replicated(mesh)), packing)
         loss, magnitude, gradient = run(weights, *jax.tree.map(place, (rollout, scores)), packing)
         return float(loss), float(magnitude), jax.tree.map(np.asarray, gradient)
 
 
-def planned(rollout, config, shards, minibatch=0):
-    shape = packed_shape(config, N, T, shards, prompt_length=P, samples=G)
+def planned(rollout, config, shards, minibatch=0, shares=1):
+    shape = packed_shape(config, N, T, shards, shares=shares, prompt_length=P, samples=G)
     return plan(rollout.length, shape, minibatch, config.minibatches, rollout.action_mask.argmax(axis=1))
 
 
@@ -178,6 +178,13 @@ LAYOUTS = {
         MeshShape(data=2, fsdp=2, tensor=2),
         Learner(row_length=32, prefix_sharing="in_row"),
     ),
+    # Sequences cross the blocks of shares, of 8, 6 and 4 tokens.
+    "rows in shares on all axes": (MeshShape(fsdp=2, tensor=2, sequence=2), Learner(row_length=32)),
+    "shared prompts in shares": (MeshShape(data=2, sequence=4), Learner(row_length=48, prefix_sharing="in_row")),
+    "prompts apart in shares": (
+        MeshShape(fsdp=2, sequence=2),
+        Learner(row_length=16, micro_batch_tokens=256, prefix_sharing="cross_row"),
+    ),
 }
 
 
@@ -192,7 +199,15 @@ CASES = [
         for layout in ("packed, micro-batches", "data, fsdp, tensor")
     ),
     *(("DrGRPO", layout) for layout in ("packed, micro-batches", "data, fsdp, tensor")),
-    *(("PPO", layout) for layout in ("packed, micro-batches", "data, fsdp, tensor", "shared prompts on all axes")),
+    *(
+        ("PPO", layout)
+        for layout in (
+            "packed, micro-batches",
+            "data, fsdp, tensor",
+            "shared prompts on all axes",
+            "rows in shares on all axes",
+        )
+    ),
 ]
 
 
@@ -219,7 +234,8 @@ def test_loss_and_gradient_do_not_depend_on_row_order():
 
 # With shared prompts a value is computed of the same hidden states as a log-prob: GRPO goes through them.
 @pytest.mark.parametrize("algo, layouts", [
-    ("GRPO", ("packed, micro-batches", "data, fsdp, tensor", "shared prompts", "prompts apart, groups cut")),
+    ("GRPO", ("packed, micro-batches", "data, fsdp, tensor", "shared prompts", "prompts apart, groups cut",
+              "rows in shares on all axes")),
     ("PPO", ("packed, micro-batches", "data, fsdp, tensor")),
 ], ids=["GRPO", "PPO"])  # fmt: skip
 def test_in_float64_only_a_wrong_formula_can_differ(algo, layouts):
@@ -269,7 +285,8 @@ def test_the_value_loss_teaches_the_head_and_the_layers_under_it():
 EXPERTS = Experts(count=4, per_token=2, width=8)
 
 
-@pytest.mark.parametrize("layout", ["packed, micro-batches", "data, fsdp, tensor", "shared prompts on all axes"])
+@pytest.mark.parametrize("layout", ["packed, micro-batches", "data, fsdp, tensor", "shared prompts on all axes",
+                                    "rows in shares on all axes"])  # fmt: skip
 def test_terms_of_routers_do_not_depend_on_layout(layout):
     heavy = RouterLoss(balance=0.5, z=0.1)  # so that they cannot hide behind the policy's loss
 

@@ -10,10 +10,10 @@ import jax
 import numpy as np
 import pytest
 import short_runs
+from short_runs import assert_same, metrics
 
 from jrl.run.checkpoints.run_state import restore_step
 from jrl.run.launch import free_port
-from jrl.run.report.rollouts import read_rollouts
 
 ONE_SMALL = [
     "Config.mesh=@MeshShape()",
@@ -43,26 +43,6 @@ def train(folder, *bindings, code=0, **options):
     )
     assert done.returncode == code, done.stderr
     return done
-
-
-def metrics(folder):
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: x for name, x in row.items() if not name.startswith(("time/", "host/"))} for row in rows]
-
-
-def assert_same(folder, other):
-    """Holds two runs to the same tokens, and to metrics that differ by rounding."""
-    ours, theirs = read_rollouts(folder / "rollouts"), read_rollouts(other / "rollouts")
-    for name in ("tokens", "length", "reward", "uid"):
-        np.testing.assert_array_equal(ours[name], theirs[name])
-    assert ours["completion"] == theirs["completion"]
-    assert len(metrics(folder)) == len(metrics(other))
-    for a, b in zip(metrics(folder), metrics(other)):
-        assert a.keys() == b.keys()
-        numbers = [name for name in a if isinstance(a[name], float)]
-        assert {name: a[name] for name in a.keys() - numbers} == {name: b[name] for name in a.keys() - numbers}
-        for name in numbers:
-            assert a[name] == pytest.approx(b[name], rel=1e-5, abs=1e-6), (a["step"], name)
 
 
 def test_two_processes_exchange_arrays_and_save_what_one_reads(tmp_path):

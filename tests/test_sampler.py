@@ -184,7 +184,7 @@ def test_any_number_of_slots_draws_the_same(slots):
     np.testing.assert_allclose(plain.sampler_logprobs, out.sampler_logprobs, atol=2e-5)
 
 
-@pytest.mark.parametrize("shape", [dict(data=8), dict(data=2, fsdp=2, tensor=2)], ids=str)
+@pytest.mark.parametrize("shape", [dict(data=8), dict(fsdp=2, tensor=2, sequence=2)], ids=str)
 def test_eight_devices_draw_the_same(shape):
     batch, config = prompts(), dataclasses.replace(BASE, top_p=0.9)
     params, mesh = weights(), make_mesh(MeshShape(**shape))

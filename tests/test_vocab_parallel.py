@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.device.sharding import TRAIN, MeshShape, make_mesh, spec
+from jrl.device.sharding import TRAIN, MeshShape, batch_axes, make_mesh, spec
 from jrl.learning import vocab_parallel
 from jrl.learning.vocab_parallel import OutputHead
 from jrl.ops import logprobs
@@ -60,19 +60,22 @@ def test_values_and_gradients_agree_with_the_reference(cap):
     assert_close(expected, jax.jit(parallel)(hidden, matrix, heat))
 
 
-@pytest.mark.parametrize("scale", [1, 30], ids=["small logits", "exp of a logit without a token overflows"])
-def test_a_mesh_changes_nothing_but_rounding(scale):
+@pytest.mark.parametrize("scale, shape", [
+    (1, MeshShape(fsdp=2, tensor=2, sequence=2)),
+    (30, MeshShape(data=2, fsdp=2, tensor=2)),
+], ids=["small logits", "exp of a logit without a token overflows"])  # fmt: skip
+def test_a_mesh_changes_nothing_but_rounding(scale, shape):
     hidden, matrix, heat, tokens, mask, weights = inputs(None)
     hidden = hidden.at[0].multiply(scale)  # a shard of its own, without a wanted token
     expected = jax.jit(both(None, mask, tokens, weights)[0])(hidden, matrix, heat)
-    mesh = make_mesh(MeshShape(data=2, fsdp=2, tensor=2), jax.devices()[:8])
+    mesh = make_mesh(shape, jax.devices()[:8])
     with jax.set_mesh(mesh):
         put = lambda x, *axes: jax.device_put(x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes)))
-        rows = ("data", "fsdp")
+        rows = batch_axes(mesh)
         sharded = (put(hidden, rows), put(matrix, *spec(("vocab", "embed"), TRAIN)), put(heat))
         _, parallel = both(None, put(mask, rows), put(tokens, rows), put(weights, None, rows))
         actual = jax.jit(parallel)(*sharded)
-    assert actual[1][1].sharding.spec == spec(("vocab", "embed"), TRAIN)  # the gradient is where the matrix is
+    assert actual[1][1].sharding.spec == spec(("vocab", "embed"), TRAIN, mesh)  # the gradient is where the matrix is
     assert_close(expected, actual)
 
 

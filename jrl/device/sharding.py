@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,10 +22,12 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jrl.types import Array, PyTree
 
 AXES = ("data", "fsdp", "tensor", "sequence", "expert")
-BATCH_AXES = ("data", "fsdp")
+ROW_AXES = ("data", "fsdp")  # of packed rows
+# Of rows of tokens, and of the shares of packed rows: the axis `sequence` divides both (jrl/device/row_shares.py).
+BATCH_AXES = (*ROW_AXES, "sequence")
 
 TRAIN = {
-    "embed": "fsdp",
+    "embed": ("fsdp", "sequence"),
     "heads": "tensor",
     "kv_heads": "tensor",
     "mlp": "tensor",
@@ -39,6 +41,8 @@ TRAIN = {
 GATHERED = {**TRAIN, "embed": None}
 ACTIVATIONS = {
     "batch": BATCH_AXES,
+    "rows": ROW_AXES,
+    "columns": "sequence",
     "heads": "tensor",
     "kv_heads": "tensor",
     "mlp": "tensor",
@@ -55,7 +59,7 @@ class MeshShape:
     data: int = 1  # copies of the model, each with its share of the batch
     fsdp: int = 1  # shards of parameters and optimizer state; also shares of the batch
     tensor: int = 1  # shards of heads, MLP and vocabulary
-    sequence: int = 1  # reserved, must be 1
+    sequence: int = 1  # shares of every row that is learned from; also shares of the batch and of parameters
     expert: int = 1  # reserved, must be 1
     slices: int = 1  # TPU slices that `data` is divided over first: only gradients cross the network between them
 
@@ -63,10 +67,8 @@ class MeshShape:
         sizes = [getattr(self, axis) for axis in AXES]
         if any(size < 1 and size != -1 for size in sizes) or sizes.count(-1) > 1:
             raise ValueError(f"mesh axes must be positive, at most one of them -1; got {dict(zip(AXES, sizes))}")
-        if self.sequence != 1 or self.expert != 1:
-            raise ValueError(
-                "sequence and expert parallelism are not implemented; MeshShape.sequence and MeshShape.expert must be 1"
-            )
+        if self.expert != 1:
+            raise ValueError("expert parallelism is not implemented; MeshShape.expert must be 1")
         if self.slices < 1 or (self.data != -1 and self.data % self.slices):
             raise ValueError(
                 f"MeshShape.data = {self.data} cannot be divided over MeshShape.slices = {self.slices}: every slice "
@@ -201,17 +203,49 @@ def batch_shards(mesh: Mesh) -> int:
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
-def spec(axes: Sequence[str | None], rules: dict[str | None, Any]) -> PartitionSpec:
-    """Returns the PartitionSpec of logical `axes` under `rules`, without axes that are manual here."""
-    mesh = jax.sharding.get_abstract_mesh()
-    manual = set(mesh.manual_axes) if not mesh.empty else set()
+def row_shards(mesh: Mesh) -> int:
+    """Returns the number of shards of packed rows, each of which the axis `sequence` divides further."""
+    return math.prod(mesh.shape[axis] for axis in ROW_AXES)
+
+
+def mesh_axes(
+    name: str | None, rules: dict[str | None, Any], sizes: Mapping[str, int] | None = None
+) -> tuple[str, ...]:
+    """Returns the mesh axes that a logical axis is sharded over: without `sequence` where it is 1, so that programs
+    without it stay what they were.
+
+    Args:
+      sizes: devices along each mesh axis; None: of the mesh in use.
+    """
+    axes = None if name is None else rules[name]
+    axes = axes if isinstance(axes, tuple) else () if axes is None else (axes,)
+    sizes = jax.sharding.get_abstract_mesh().shape if sizes is None else sizes
+    return tuple(axis for axis in axes if axis != "sequence" or sizes.get(axis, 1) > 1)
+
+
+def axis_fields(axes: Sequence[str]) -> str:
+    """Returns the fields of MeshShape that mesh axes are set by."""
+    return " x ".join(f"MeshShape.{axis}" for axis in axes)
+
+
+def batch_axes(mesh: Any = None) -> tuple[str, ...]:
+    """Returns the axes that rows of tokens are divided over. mesh: None: the one in use."""
+    return mesh_axes("batch", ACTIVATIONS, None if mesh is None else mesh.shape)
+
+
+def spec(axes: Sequence[str | None], rules: dict[str | None, Any], mesh: Any = None) -> PartitionSpec:
+    """Returns the PartitionSpec of logical `axes` under `rules`, without axes that are manual here.
+
+    Args:
+      mesh: None: the one in use.
+    """
+    here = jax.sharding.get_abstract_mesh()
+    manual = set(here.manual_axes) if not here.empty else set()
+    sizes = (here if mesh is None else mesh).shape
 
     def place(name: str | None) -> Any:
-        axis = rules[name] if name is not None else None
-        if isinstance(axis, tuple):
-            left = tuple(a for a in axis if a not in manual)
-            return left or None
-        return None if axis in manual else axis
+        left = tuple(axis for axis in mesh_axes(name, rules, sizes) if axis not in manual)
+        return left if len(left) > 1 else left[0] if left else None
 
     return PartitionSpec(*(place(name) for name in axes))
 
@@ -345,7 +379,7 @@ def per_shard(
 def shardings(axes: PyTree, mesh: Mesh, rules: dict[str | None, Any]) -> PyTree:
     """Returns the NamedSharding of every leaf of `axes`, a tree whose leaves are tuples of logical names."""
     return jax.tree.map(
-        lambda a: NamedSharding(mesh, spec(a, rules)),
+        lambda a: NamedSharding(mesh, spec(a, rules, mesh)),
         axes,
         is_leaf=lambda a: isinstance(a, tuple) and not hasattr(a, "_fields"),
     )  # no record
@@ -354,7 +388,7 @@ def shardings(axes: PyTree, mesh: Mesh, rules: dict[str | None, Any]) -> PyTree:
 def batch_sharding(mesh: Mesh, rank: int, dimension: int = 0) -> NamedSharding:
     """Returns the sharding of an array whose `dimension` is sharded over the batch axes."""
     parts: list[Any] = [None] * rank
-    parts[dimension] = BATCH_AXES
+    parts[dimension] = batch_axes(mesh)
     return NamedSharding(mesh, PartitionSpec(*parts))
 
 

@@ -59,26 +59,52 @@ class Learner:
         return self.minibatches * self.epochs
 
 
+def divisible_length(length: int, shares: int) -> int:
+    """Returns the least row length of at least `length` tokens that divides into two blocks for each share."""
+    blocks = 2 * shares if shares > 1 else 1
+    return -(-length // blocks) * blocks
+
+
 def packed_shape(
-    config: Learner, sequences: int, width: int, shards: int, *, prompt_length: int = 0, samples: int = 1, unit: int = 1
+    config: Learner,
+    sequences: int,
+    width: int,
+    shards: int,
+    *,
+    shares: int = 1,
+    prompt_length: int = 0,
+    samples: int = 1,
+    unit: int = 1,
 ) -> Shape:
     """Returns the shape of one optimizer step on `sequences` rows of `width` tokens.
 
     Args:
+      shards: of packed rows. shares: that each row is divided into, of as many blocks twice.
       prompt_length, samples: the most tokens of a prompt, and how many rows share one; where prompts may be shared.
       unit: adjacent sequences that are compared, which lie in one row whatever their lengths.
 
     Raises: ValueError where sequences do not divide over shards and minibatches, or do not fit a row.
     """
+    what = "sequences" if unit == 1 else "comparisons"
     if sequences % (shards * config.minibatches * unit):
         raise ValueError(
-            f"{sequences // unit} {'sequences' if unit == 1 else 'comparisons'} a step do not divide into {shards} "
-            f"batch shards x {config.minibatches} minibatches"
+            f"{sequences // unit} {what} a step do not divide into {shards} batch shards x {config.minibatches} "
+            "minibatches"
+        )
+    if sequences % (shards * shares):
+        raise ValueError(
+            f"{sequences} sequences a step do not divide into {shards * shares} batch shards, of which "
+            f"MeshShape.sequence = {shares} is a factor"
         )
     cross_row = config.prefix_sharing == "cross_row" and samples > 1
     prefix = prompt_length - 1
     longest = max(prefix, width - prefix) if cross_row else width * unit
-    row_length = max(longest, 128) if config.row_length is None else config.row_length
+    row_length = divisible_length(max(longest, 128), shares) if config.row_length is None else config.row_length
+    if (fits := divisible_length(row_length, shares)) != row_length:
+        raise ValueError(
+            f"Learner.row_length={row_length} does not divide into two blocks for each of MeshShape.sequence = "
+            f"{shares} shares; use {fits}"
+        )
     if row_length < longest:
         what = "prompt or completion" if cross_row else "sequence" if unit == 1 else f"comparison of {unit} sequences"
         raise ValueError(f"Learner.row_length={row_length} is shorter than the longest {what}, {longest} tokens")

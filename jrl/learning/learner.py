@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import optax
 
 from jrl.algos.contract import Needs, Objective, Tokens, ValueBins
-from jrl.device.sharding import constrain
+from jrl.device import row_shares
+from jrl.device.sharding import BATCH_AXES, ROW_AXES, constrain, per_shard
 from jrl.learning import vocab_parallel
 from jrl.learning.average import AVERAGE, moved_average
 from jrl.learning.credit import sequences_of
@@ -26,7 +27,8 @@ from jrl.learning.optimizer import step
 from jrl.learning.optimizers.contract import describe
 from jrl.learning.optimizers.groups import trained_only
 from jrl.learning.previous import with_previous
-from jrl.models.contract import MixedTokens, Model, PrefixSegments, merge_params, without_gradient
+from jrl.learning.row_layout import RowLayout, model_inputs, row_layout
+from jrl.models.contract import MixedTokens, Model, merge_params, without_gradient
 from jrl.models.heads import REWARD, VALUE, read_head, read_values
 from jrl.ops import reduce, segments
 from jrl.ops import router as routers
@@ -82,7 +84,7 @@ class Reading(NamedTuple):
 
     logprobs: Array | None  # [R, L]
     entropy: Array | None  # [R, L]
-    router_logits: Array | None  # [sparse layers, R, L, experts]; None: no experts
+    router_logits: Array | None  # [sparse layers, R, L, experts], or of shares of rows; None: no experts
     values: Array | None  # [R, L], before each token
     value_logits: Array | None  # [R, L, K], of the bins of those values; None: the head gives numbers
     scores: Array | None  # [R, S], of the reward head at the last token of every sequence; [R, S, K] of K outputs
@@ -119,40 +121,41 @@ def reading_of(
     hidden, router_logits = hidden_of(weights.params, read, model, cfg)
     unembed = lambda h: model.unembed(weights.params, h, cfg)
     logprobs = entropy = None
+    layout = row_layout()
+    mask = layout.columns(mask)
+    asked = dict(temperature=micro.temperature, chunk=chunk, predictor=layout.predictor)
     if needs.logprobs:
-        asked = dict(temperature=micro.temperature, chunk=chunk)
+        tokens = layout.columns(micro.tokens)
         if model.output_head is None:
-            logprobs, entropy = token_logprobs(hidden, micro.tokens, mask, unembed, **asked)
+            logprobs, entropy = token_logprobs(hidden, tokens, mask, unembed, **asked)
         else:
             head = model.output_head(weights.params, cfg)
-            logprobs, entropy = vocab_parallel.token_logprobs(hidden, micro.tokens, mask, head, **asked)
-    values = read_values(weights.heads[VALUE], hidden) if needs.values else None
+            logprobs, entropy = vocab_parallel.token_logprobs(hidden, tokens, mask, head, **asked)
+        logprobs, entropy = layout.rows(logprobs), layout.rows(entropy)
+    values = read_values(weights.heads[VALUE], hidden, layout.joined) if needs.values else None
     value_logits = None
     if values is not None and needs.value_bins is not None:
         value_logits, values = values, two_hot_value(values, bins=bins_of(*needs.value_bins))
     divergence = None
     if teacher is not None:
-        divergence = token_divergence(
+        divergence = layout.rows(token_divergence(
             hidden,
             jax.lax.stop_gradient(hidden_of(teacher.params, micro, teacher.model, teacher.cfg)[0]),
             mask,
             unembed,
             lambda h: teacher.model.unembed(teacher.params, h, teacher.cfg),
             kind=needs.divergence,
-            temperature=micro.temperature,
-            chunk=chunk,
-        )
+            **asked,
+        ))  # fmt: skip
     return Reading(
         logprobs=logprobs,
         entropy=entropy,
         router_logits=router_logits,
         values=values,
         value_logits=value_logits,
-        scores=_read_scores(weights.heads[REWARD], hidden, micro) if needs.score else None,
+        scores=_read_scores(weights.heads[REWARD], hidden, micro, layout) if needs.score else None,
         divergence=divergence,
-        state_values=state_values(hidden, mask, unembed, temperature=micro.temperature, chunk=chunk)
-        if needs.state_values
-        else None,
+        state_values=layout.rows(state_values(hidden, mask, unembed, **asked)) if needs.state_values else None,
     )
 
 
@@ -163,24 +166,24 @@ def with_predictions(
     (P34's IFT)."""
     still = jax.lax.stop_gradient(params)
     hidden, _ = hidden_of(still, micro, model, cfg)
-    others = likeliest_tokens(hidden, micro.tokens, mask, lambda h: model.unembed(still, h, cfg), chunk=chunk)
+    unembed, layout = lambda h: model.unembed(still, h, cfg), row_layout()
+    columns = layout.columns(micro.tokens), layout.columns(mask)
+    found = likeliest_tokens(hidden, *columns, unembed, chunk=chunk, predictor=layout.predictor)
+    others = jnp.where(mask, layout.rows(found), micro.tokens)
     return MixedTokens(micro.tokens, constrain(others, "batch", None), share)
 
 
 def hidden_of(params: PyTree, micro: PackedBatch, model: Model, cfg: Any) -> tuple[Array, Array | None]:
-    """Returns the last hidden states of one micro-batch, [R, L, D], and the logits of the routers on the way."""
-    segment = micro.segment
-    if micro.shared_prefix is not None:
-        segment = jnp.stack([micro.segment, micro.shared_prefix], axis=-1)
-    if micro.prefix_row is not None:
-        segment = PrefixSegments(segment, segment < micro.sequence.shape[-1], micro.prefix_row)
-    return model.routed(params, micro.tokens, micro.positions, segment, cfg)
+    """Returns the last hidden states of one micro-batch, [R, L, D], and the logits of the routers on the way; of rows
+    that are divided, those of their shares."""
+    return model.routed(params, *model_inputs(micro), cfg)
 
 
-def _read_scores(head: Array, hidden: Array, micro: PackedBatch) -> Array:
+def _read_scores(head: Array, hidden: Array, micro: PackedBatch, layout: RowLayout) -> Array:
     """Returns what a reward head says at the last token of every sequence, mean over its members, [R, S] float32; of a
     head with K outputs [R, S, K]."""
     values = read_head(head, hidden).mean(0).astype(jnp.promote_types(jnp.float32, hidden.dtype))
+    values = layout.joined(values)
     following = jnp.concatenate([micro.segment[:, 1:], jnp.full_like(micro.segment[:, :1], -1)], axis=1)
     last = micro.segment != following
     at_last = lambda x: segments.segment_sum(x, last, micro.segment, num_segments=micro.sequence.shape[-1])
@@ -286,7 +289,7 @@ def _over_micro_batches(
         read_fields = read(micro_batch(packed, i))
 
         def write(all_: Array, x: Array) -> Array:
-            x = constrain(x, "batch", None).astype(all_.dtype)  # reshapes of a single row have lost its axes
+            x = constrain(x, "rows", None).astype(all_.dtype)  # reshapes of a single row have lost its axes
             x = where_member(i < packed.num_real, x, jnp.zeros_like(x))
             return jax.lax.dynamic_update_index_in_dim(all_, x, i, 0)
 
@@ -466,19 +469,38 @@ def _router_sums(logits: Array, micro: TrainBatch, places: int, per_token: int) 
     A router decides on the token before the one that it helps to predict: that is where it is judged.
 
     Args:
-      logits: [sparse layers, R, L, experts].
+      logits: [sparse layers, R, L, experts], or of shares of rows.
 
     Returns:
       name -> []; load: [sparse layers, experts].
     """
     mask = jnp.concatenate([micro.loss_mask[:, 1:], jnp.zeros_like(micro.loss_mask[:, :1])], axis=1)
-    balance = lambda z: routers.balance_sum(z, mask, micro.packed.segment, num_segments=places, per_token=per_token)
-    sums = {
-        "balance": jax.vmap(balance)(logits).mean(),
-        "z": jax.vmap(lambda z: routers.z_sum(z, mask))(logits).mean(),
-        "entropy": jax.vmap(lambda z: routers.entropy_sum(z, mask))(logits).mean(),
-    }
-    return sums, jax.vmap(lambda z: routers.load(z, mask, per_token))(logits)
+
+    def sums_of(
+        logits: Array, mask: Array, segment: Array, summed: Callable[[Array], Array] = lambda x: x
+    ) -> tuple[dict[str, Array], Array]:
+        balance = lambda z: routers.balance_sum(
+            z, mask, segment, num_segments=places, per_token=per_token, summed=summed
+        )
+        sums = {
+            "balance": jax.vmap(balance)(logits).mean(),
+            "z": jax.vmap(lambda z: routers.z_sum(z, mask))(logits).mean(),
+            "entropy": jax.vmap(lambda z: routers.entropy_sum(z, mask))(logits).mean(),
+        }
+        return sums, jax.vmap(lambda z: routers.load(z, mask, per_token))(logits)
+
+    if row_shares.num_shares() == 1:
+        return sums_of(logits, mask, micro.packed.segment)
+
+    def of_share(logits: Array, mask: Array, segment: Array) -> tuple[Array, ...]:
+        sums, load = sums_of(logits, mask, segment, lambda x: jax.lax.psum(x, row_shares.AXIS))
+        balance = jax.lax.psum(sums["balance"], ROW_AXES)  # each device of `sequence` has that of whole rows
+        return balance, *(jax.lax.psum(x, BATCH_AXES) for x in (sums["z"], sums["entropy"], load))
+
+    shares = (logits, row_shares.cut(mask), row_shares.cut(micro.packed.segment))
+    ins, outs = ((None, "batch", None, None), ("batch", None), ("batch", None)), ((), (), (), (None, None))
+    *sums, load = per_shard(of_share, shares, ins, outs)
+    return dict(zip(("balance", "z", "entropy"), sums)), load
 
 
 def teacher_of(state: TrainState, config: PyTree, objective: Objective) -> PyTree | None:

@@ -30,6 +30,7 @@ from jrl.learning.learner import (
     teacher_of,
     token_terms,
 )
+from jrl.learning.row_layout import row_layout
 from jrl.models.contract import Model, merge_params
 from jrl.models.leaves import layers_of
 from jrl.models.shape import Decoder
@@ -124,7 +125,7 @@ def _read(
     hidden, _ = hidden_of(weights.params, micro.packed, model, cfg)
     other = None if teacher is None else Teacher(teacher, *(teacher_kind or (model, cfg)))
     reading = reading_of(weights, micro.packed, micro.loss_mask, model, cfg, chunk, needs, other)
-    flags = {"activations": ~jnp.isfinite(hidden).all(-1) & (micro.packed.segment < places)}
+    flags = {"activations": row_layout().joined(~jnp.isfinite(hidden).all(-1)) & (micro.packed.segment < places)}
     for name, value in (("log-probs", reading.logprobs), ("values", reading.values)):
         if value is not None:
             flags[name] = ~jnp.isfinite(value) & micro.loss_mask
@@ -230,4 +231,5 @@ def _bad_hidden(params: PyTree, batch: TrainBatch, i: Array, *, model: Model, cf
     packed = micro_batch(batch, i).packed
     first = jax.tree.map(lambda leaf: leaf[: cfg.layers], params["layers"])
     hidden, _ = hidden_of({**params, "layers": first}, packed, model, cfg)
-    return (~jnp.isfinite(hidden).all(-1) & (packed.segment < packed.sequence.shape[-1])).any()
+    bad = row_layout().joined(~jnp.isfinite(hidden).all(-1))
+    return (bad & (packed.segment < packed.sequence.shape[-1])).any()

@@ -15,16 +15,17 @@ Source: Megatron-LM (1909.08053), section 3, for the sharded cross-entropy; the 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jrl.device.sharding import ACTIVATIONS, BATCH_AXES, TRAIN, spec
+from jrl.device.sharding import ACTIVATIONS, TRAIN, batch_axes, mesh_axes, spec
 from jrl.models.contract import Adapted
 from jrl.models.shape import Decoder
-from jrl.ops.logprobs import permute
+from jrl.ops.logprobs import before, permute
 from jrl.types import Array, PyTree
 
 CHUNKS = "chunks"  # scope of the loops over filled chunks, and of the condition that there are several
@@ -64,19 +65,29 @@ def output_head(params: PyTree, cfg: Decoder) -> OutputHead:
 
 
 def token_logprobs(
-    hidden: Array, tokens: Array, mask: Array, head: OutputHead, *, temperature: Array, chunk: int
+    hidden: Array,
+    tokens: Array,
+    mask: Array,
+    head: OutputHead,
+    *,
+    temperature: Array,
+    chunk: int,
+    predictor: Callable[[Array], Array] = before,
 ) -> tuple[Array, Array]:
     """Returns what `jrl.ops.logprobs.token_logprobs` does, to rounding, [R, L] each, float32 or wider.
 
     Args:
       hidden: [R, L, D]. tokens: [R, L] int32. mask: [R, L] bool. temperature: [] float32.
       chunk: positions of a row whose logits exist at once.
+      predictor: as there.
     """
     matrix = head.matrix.astype(hidden.dtype)  # before it is gathered
     mesh = jax.sharding.get_abstract_mesh()
-    axes = _Axes((), (), ()) if mesh.empty else _Axes(BATCH_AXES, (TRAIN["embed"],), (TRAIN["vocab"],))
+    axes = (
+        _Axes((), (), ()) if mesh.empty else _Axes(batch_axes(), mesh_axes("embed", TRAIN), mesh_axes("vocab", TRAIN))
+    )
     static = _Static(axes, min(chunk, hidden.shape[1]), head.cap)
-    shard = functools.partial(_shard, static=static)
+    shard = functools.partial(_shard, static=static, predictor=predictor)
     arrays = (hidden, tokens, mask, matrix, temperature)
     if mesh.empty:
         return shard(*arrays)
@@ -87,18 +98,24 @@ def token_logprobs(
 
 
 def _shard(
-    hidden: Array, tokens: Array, mask: Array, matrix: Array, temperature: Array, *, static: _Static
+    hidden: Array,
+    tokens: Array,
+    mask: Array,
+    matrix: Array,
+    temperature: Array,
+    *,
+    static: _Static,
+    predictor: Callable[[Array], Array],
 ) -> tuple[Array, Array]:
     """Returns the log-probs and entropies of one batch shard's rows."""
     length = hidden.shape[1]
     padding = -length % static.chunk
     order = jnp.argsort(~mask, axis=1, stable=True)  # masked-in positions first
     back = jnp.argsort(order, axis=1)
-    before = permute(jnp.concatenate([hidden[:, :1], hidden[:, :-1]], axis=1), order, back)
-    before = jnp.pad(before, ((0, 0), (0, padding), (0, 0)))
+    states = jnp.pad(permute(predictor(hidden), order, back), ((0, 0), (0, padding), (0, 0)))
     targets = jnp.pad(jnp.take_along_axis(tokens, order, axis=1), ((0, 0), (0, padding)))
     filled = -(-mask.sum(axis=1).max() // static.chunk)
-    results = _filled_chunks(static, before, targets, filled, matrix, temperature)
+    results = _filled_chunks(static, states, targets, filled, matrix, temperature)
     return tuple(jnp.where(mask, permute(x[:, :length], back, order), 0) for x in results)
 
 
@@ -222,7 +239,7 @@ def _at(static: _Static, x: Array, i: Array) -> Array:
 
 def _gathered(matrix: Array, axes: _Axes) -> Array:
     """Returns the head with its whole width."""
-    for name in axes.gathered:
+    for name in reversed(axes.gathered):
         matrix = jax.lax.all_gather(matrix, name, axis=1, tiled=True)
     return matrix
 

@@ -45,11 +45,21 @@ class Cache:
 
 
 @struct.dataclass
+class ShareSegments:
+    """Segments of shares of packed rows, of L / S tokens each, where the mesh axis `sequence` divides rows of L."""
+
+    segment: Any  # [B, L / S] int32, or [B, L / S, 2], of the share's own tokens
+    column: Any  # [B, L / S] int32, their columns in the row
+    row_segment: Any  # [B, L] or [B, L, 2], of all of the row's tokens
+    row_positions: Any  # [B, L] int32
+
+
+@struct.dataclass
 class PrefixSegments:
     """Segments of packed rows whose continuations share a prefix at the beginning of a row: their own row, or
     another."""
 
-    segment: Any  # [B, L] int32; a token sees its own segment
+    segment: Any  # [B, L] int32, or ShareSegments; a token sees its own segment
     continuation: Any  # [B, L] bool, tokens that also see the prefix
     prefix_row: Any  # [B, P] int32: the row of the batch shard whose column c is this row's prefix; -1: none
 

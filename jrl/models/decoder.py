@@ -13,17 +13,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jrl.device import row_shares
 from jrl.device.sharding import constrain, einsum, gather, per_shard, take_rows
 from jrl.models import experts
 from jrl.models.attention import cudnn, fused, linear
 from jrl.models.attention.cached import attend_cached
 from jrl.models.attention.kv_cache import cut_cache, init_cache, of_layer, row_of, stack_of, with_stack, write
 from jrl.models.attention.reference import Rows, attend
-from jrl.models.contract import Cache, MixedTokens, Model, PrefixSegments, State, init
+from jrl.models.contract import Cache, MixedTokens, Model, PrefixSegments, ShareSegments, State, init
 from jrl.models.leaves import prepare_for_decode, some_layers, spec, stretches, unstack
 from jrl.models.norm import layer_norm, rms_norm
 from jrl.models.product import multiply, plus
-from jrl.models.remat import is_narrow, keeping, layer_input, stream
+from jrl.models.remat import is_narrow, keeping, layer_input, product, stream
 from jrl.models.rope import amplitude, cos_sin, frequencies, rotate
 from jrl.models.shape import Decoder, Variant
 from jrl.types import Array, PyTree
@@ -47,8 +48,9 @@ class Context(NamedTuple):
     """What all layers share: positions of the tokens, and which tokens each may attend to."""
 
     positions: Array  # [B, L] int32
-    segment: Array | PrefixSegments | None
-    # [B, L, L] bool, or [B, L, P + L]; None with a cache, and where attention needs no more than a block of it at once
+    segment: Array | PrefixSegments | ShareSegments | None
+    # [B, L, L] bool, or [B, L, P + L], of a share's tokens [B, L / S, L]; None with a cache, and where attention needs
+    # no more than a block of it at once
     mask: Array | None
     rotary: Rotary | None  # None: no layer rotates
 
@@ -69,8 +71,8 @@ def forward(
       params: the tree of `spec`, or of `unstack`.
       tokens, positions: [B, L] int32. Positions count within a token's own sequence.
       segment: [B, L] int32, sequences packed in a row see only themselves; [B, L, 2] int32, a token's own segment and
-        the other one it sees, or its own twice; PrefixSegments, where rows see the beginning of others (without linear
-        attention); None: one sequence a row.
+        the other one it sees, or its own twice; PrefixSegments, where rows see the beginning of others, and
+        ShareSegments, where the tokens are shares of rows (both without linear attention); None: one sequence a row.
       cache: keys and values of M columns. The L tokens of a row go to the columns positions[:, 0] .. + L - 1, and a
         query sees the columns up to its own position. With a cache `segment` may be [B, L], 0 for the first tokens of
         a row, which the states of linear attention count, and 1 for the rest, which they must not: what a prompt is
@@ -322,13 +324,19 @@ def unembed(params: PyTree, hidden: Array, cfg: Decoder) -> Array:
     return logits if cfg.logit_cap is None else cfg.logit_cap * jnp.tanh(logits / cfg.logit_cap)
 
 
-def visible(positions: Array, segment: Array | PrefixSegments | None, rows: Rows = lambda x: x) -> Array:
+def visible(
+    positions: Array, segment: Array | PrefixSegments | ShareSegments | None, rows: Rows = lambda x: x
+) -> Array:
     """Returns which tokens of its row each token sees, [B, L, L] bool: itself and those before it in its sequence. With
-    a prefix from another row, [B, L, P + L]: the prefix first.
+    a prefix from another row, [B, L, P + L]: the prefix first. Of a share's tokens, [B, L / S, L].
 
     Args:
       rows: chooses the tokens that see, of arrays [B, L, ...]; the others' rows never exist.
     """
+    if isinstance(segment, ShareSegments):
+        column = jnp.arange(segment.row_segment.shape[1])[None]
+        causal = rows(segment.column)[:, :, None] >= column[:, None, :]
+        return causal & _same_segment(segment.segment, segment.row_segment, rows)
     column = jnp.arange(positions.shape[1])[None]
     causal = rows(column)[:, :, None] >= column[:, None, :]
     if segment is None:
@@ -336,11 +344,27 @@ def visible(positions: Array, segment: Array | PrefixSegments | None, rows: Rows
     if isinstance(segment, PrefixSegments):
         prefix = rows(segment.continuation)[:, :, None] & (segment.prefix_row >= 0)[:, None, :]
         return jnp.concatenate([prefix, visible(positions, segment.segment, rows)], axis=-1)
+    return causal & _same_segment(segment, segment, rows)
+
+
+def _same_segment(segment: Array, row_segment: Array, rows: Rows) -> Array:
+    """Returns which tokens of its row are of a segment that each token sees, [B, Q, L] bool.
+
+    Args:
+      segment: [B, Q], or [B, Q, 2]. row_segment: [B, L], or [B, L, 2]. rows: as in `visible`.
+    """
     if segment.ndim == 2:
-        return causal & (rows(segment)[:, :, None] == segment[:, None, :])
+        return rows(segment)[:, :, None] == row_segment[:, None, :]
     sequence, seen_prefix = segment[..., 0], segment[..., 1]
-    same_segment = rows(sequence)[:, :, None] == sequence[:, None, :]
-    return causal & (same_segment | (rows(seen_prefix)[:, :, None] == sequence[:, None, :]))
+    row_sequence = sequence if row_segment is segment else row_segment[..., 0]
+    same = rows(sequence)[:, :, None] == row_sequence[:, None, :]
+    return same | (rows(seen_prefix)[:, :, None] == row_sequence[:, None, :])
+
+
+def _share_of(segment: Array | PrefixSegments | ShareSegments | None) -> ShareSegments | None:
+    """Returns the segments of shares; None where tokens are of undivided rows."""
+    own = segment.segment if isinstance(segment, PrefixSegments) else segment
+    return own if isinstance(own, ShareSegments) else None
 
 
 def _prefix(x: Array, prefix_row: Array) -> Array:
@@ -410,7 +434,7 @@ def _attention(
             cache = cache.replace(
                 k=write(cache.k, k, start, layer, transposed), v=write(cache.v, v, start, layer, False)
             )
-    kv = (k, v)
+    kv, share = (k, v), _share_of(segment)
     column = None if cache is None else jnp.arange(sum(block.shape[-2] for block in cache.v))[None]
 
     def mask_of(rows: Rows = lambda x: x) -> Array:
@@ -420,7 +444,7 @@ def _attention(
             seen = visible(positions, segment, rows) if mask is None else rows(mask)
         if kind.windowed is False:
             return seen
-        keys = column if cache is not None else positions
+        keys = column if cache is not None else positions if share is None else share.row_positions
         if isinstance(segment, PrefixSegments):
             columns = jnp.broadcast_to(
                 jnp.arange(segment.prefix_row.shape[1], dtype=keys.dtype), segment.prefix_row.shape
@@ -440,6 +464,8 @@ def _attention(
     else:
         if cache is not None:
             k, v = (of_layer(*blocks, layer) for blocks in (cache.k, cache.v))
+        if share is not None:
+            k, v = (row_shares.gathered(product(x)) for x in (k, v))
         if isinstance(segment, PrefixSegments):
             k, v = (jnp.concatenate([_prefix(x, segment.prefix_row), x], axis=2) for x in (k, v))
         if cfg.attention == "splash":
@@ -461,7 +487,7 @@ def _by_splash(
     q: Array,
     k: Array,
     v: Array,
-    segment: Array | None,
+    segment: Array | ShareSegments | None,
     start: Array | None,
     windowed: bool | Array,
     sinks: Array | None,
@@ -471,7 +497,8 @@ def _by_splash(
     columns than tokens. Raises ValueError where a token sees a second segment."""
     from jrl.models.attention import splash  # Pallas is half a second of import, for those who ask for it
 
-    if segment is not None and segment.ndim == 3:
+    row = segment.row_segment if isinstance(segment, ShareSegments) else segment
+    if row is not None and row.ndim == 3:
         raise ValueError("attention='splash' lets a token see its own segment only, which excludes shared prompts")
 
     def within(window: int | None) -> Array:

@@ -56,15 +56,16 @@ def read_head(w: Array, hidden: Array) -> Array:
     return jax.vmap(lambda member: jnp.matmul(hidden.astype(wide), member.astype(wide)))(w)
 
 
-def read_values(w: Array, hidden: Array) -> Array:
+def read_values(w: Array, hidden: Array, joined: Callable[[Array], Array] = lambda x: x) -> Array:
     """Returns the value before each token is chosen, [R, L] float32 or wider, or where the head has K outputs these,
     [R, L, K]: column t is read at column t - 1, like its log-prob. Column 0 has no column before it and is 0.
 
     Args:
       w: [1, D, 1] or [1, D, K]. hidden: [R, L, D], of packed rows.
+      joined: makes rows of what is read, where `hidden` is of shares of rows.
     """
     read = read_head(w, hidden)[0]
-    read = read[..., 0] if w.shape[-1] == 1 else read
+    read = joined(read[..., 0] if w.shape[-1] == 1 else read)
     return jnp.concatenate([jnp.zeros_like(read[:, :1]), read[:, :-1]], axis=1)
 
 

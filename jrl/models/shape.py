@@ -4,9 +4,10 @@ ours: pre-norm, rotary, normalized heads, gated MLP, tied head."""
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, Literal, NamedTuple
 
-from jrl.device.sharding import ACTIVATIONS, TRAIN
+from jrl.device.sharding import ACTIVATIONS, TRAIN, axis_fields, mesh_axes
 from jrl.models.attention.kernels import NO_KERNEL, Attention
 from jrl.models.attention.linear import Linear
 from jrl.models.experts import Experts
@@ -215,21 +216,24 @@ def for_length(cfg: Decoder, length: int) -> Decoder:
 
 def check_divides(cfg: Decoder, mesh: Any) -> None:
     """Raises ValueError naming the field of Decoder that does not divide over the mesh."""
+    train = lambda name: mesh_axes(name, TRAIN, mesh.shape)
     fields = {"heads": "heads", "kv_heads": "kv_heads", "mlp": "mlp_width", "vocab": "vocab_size", "embed": "width"}
-    sizes = [(TRAIN[name], f"Decoder.{field}", getattr(cfg, field)) for name, field in fields.items()]
-    looked_up = ACTIVATIONS["embed_shard"]  # what a table's rows are cut over where tokens look them up
+    sizes = [(train(name), f"Decoder.{field}", getattr(cfg, field)) for name, field in fields.items()]
+    # What a table's rows are cut over where tokens look them up.
+    looked_up = mesh_axes("embed_shard", ACTIVATIONS, mesh.shape)
     sizes.append((looked_up, "Decoder.width", cfg.width))
     if cfg.experts is not None:
-        sizes.append((TRAIN["mlp"], "Experts.width", cfg.experts.width))
+        sizes.append((train("mlp"), "Experts.width", cfg.experts.width))
     if cfg.full is not None:
-        sizes.append((TRAIN["kv_heads"], "FullHeads.kv_heads", cfg.full.kv_heads))
+        sizes.append((train("kv_heads"), "FullHeads.kv_heads", cfg.full.kv_heads))
     if cfg.linear is not None:
-        sizes.append((TRAIN["kv_heads"], "Linear.key_heads", cfg.linear.key_heads))
+        sizes.append((train("kv_heads"), "Linear.key_heads", cfg.linear.key_heads))
     if cfg.shared_mlp_width is not None:
-        sizes.append((TRAIN["mlp"], "Decoder.shared_mlp_width", cfg.shared_mlp_width))
+        sizes.append((train("mlp"), "Decoder.shared_mlp_width", cfg.shared_mlp_width))
     if cfg.layer_inputs is not None:
         every = cfg.layers * cfg.layer_inputs
-        sizes += [(axis, "Decoder.layers * layer_inputs", every) for axis in (TRAIN["embed"], looked_up)]
-    for axis, field, size in sizes:
-        if size % mesh.shape[axis]:
-            raise ValueError(f"{field} = {size} does not divide over MeshShape.{axis} = {mesh.shape[axis]}")
+        sizes += [(axis, "Decoder.layers * layer_inputs", every) for axis in (train("embed"), looked_up)]
+    for over, field, size in sizes:
+        shards = math.prod(mesh.shape[axis] for axis in over)
+        if size % shards:
+            raise ValueError(f"{field} = {size} does not divide over {axis_fields(over)} = {shards}")

@@ -69,6 +69,7 @@ def token_divergence(
     kind: Divergence,
     temperature: Array,
     chunk: int,
+    predictor: Callable[[Array], Array] = before,
 ) -> Array:
     """Returns P37's divergence of the policy from the teacher at the state of every token, [R, L] float32 or wider, 0
     off the mask. Logits of both exist for one chunk of positions at a time.
@@ -78,13 +79,14 @@ def token_divergence(
       unembed, teacher_unembed: hidden states of a chunk -> logits [R, c, V], of one vocabulary.
       temperature: [] float32, of both distributions.
       chunk: positions of a row whose logits exist at once.
+      predictor: as in `jrl.ops.logprobs.token_logprobs`.
     """
 
     def one(h: Array, t: Array) -> Array:
         logprobs = lambda z: jax.nn.log_softmax(z / temperature.astype(z.dtype), axis=-1)
         return DIVERGENCES[kind](logprobs(unembed(h)), jax.lax.stop_gradient(logprobs(teacher_unembed(t))))
 
-    return by_chunk(one, (before(hidden), before(teacher_hidden)), mask, chunk=chunk)
+    return by_chunk(one, (predictor(hidden), predictor(teacher_hidden)), mask, chunk=chunk)
 
 
 def teacher_advantage(old_logprobs: Array, teacher_logprobs: Array, action_mask: Array) -> Array:

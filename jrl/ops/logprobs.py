@@ -19,12 +19,24 @@ from jrl.types import Array, PyTree
 CHUNK = "chunk"  # scope of the condition that skips an empty one: `jrl plan` counts by its name
 
 
+def before(hidden: Array) -> Array:
+    """Returns the hidden states that columns are computed from, [R, L, D]: each the one before it."""
+    return jnp.concatenate([hidden[:, :1], hidden[:, :-1]], axis=1)
+
+
 def token_logprobs(
-    hidden: Array, tokens: Array, mask: Array, unembed: Callable[[Array], Array], *, temperature: Array, chunk: int
+    hidden: Array,
+    tokens: Array,
+    mask: Array,
+    unembed: Callable[[Array], Array],
+    *,
+    temperature: Array,
+    chunk: int,
+    predictor: Callable[[Array], Array] = before,
 ) -> tuple[Array, Array]:
     """Returns log-prob and entropy of every token given the tokens before it, [R, L] each, float32 or wider.
 
-    Column t speaks about tokens[:, t] and is computed from hidden[:, t - 1]: this is the one place of that shift.
+    Column t speaks about tokens[:, t] and is computed from hidden[:, t - 1]: `before` is the one place of that shift.
     Column 0 has no predecessor; where it is asked for its values are finite and meaningless.
 
     Args:
@@ -33,16 +45,24 @@ def token_logprobs(
       unembed: hidden [R, c, D] -> logits [R, c, V].
       temperature: [] float32; log-probs are of softmax(logits / temperature).
       chunk: positions of a row whose logits exist at once.
+      predictor: hidden -> the hidden states that columns are computed from; of shares of rows it is the identity, and
+        tokens and mask are those of the next column.
     """
 
     def one(h: Array, t: Array) -> tuple[Array, Array]:
         return logprob_and_entropy(unembed(h), t, temperature)
 
-    return by_chunk(one, (before(hidden), tokens), mask, chunk=chunk)
+    return by_chunk(one, (predictor(hidden), tokens), mask, chunk=chunk)
 
 
 def state_values(
-    hidden: Array, mask: Array, unembed: Callable[[Array], Array], *, temperature: Array, chunk: int
+    hidden: Array,
+    mask: Array,
+    unembed: Callable[[Array], Array],
+    *,
+    temperature: Array,
+    chunk: int,
+    predictor: Callable[[Array], Array] = before,
 ) -> Array:
     """Returns the soft value of every token's state, logsumexp of the logits / temperature that it is drawn from,
     [R, L] float32 or wider, 0 off the mask; with the log-prob it is the logit. Arguments as in `token_logprobs`.
@@ -52,11 +72,17 @@ def state_values(
         logits = unembed(h)
         return jax.nn.logsumexp(logits / temperature.astype(logits.dtype), axis=-1)
 
-    return by_chunk(one, (before(hidden),), mask, chunk=chunk)
+    return by_chunk(one, (predictor(hidden),), mask, chunk=chunk)
 
 
 def likeliest_tokens(
-    hidden: Array, tokens: Array, mask: Array, unembed: Callable[[Array], Array], *, chunk: int
+    hidden: Array,
+    tokens: Array,
+    mask: Array,
+    unembed: Callable[[Array], Array],
+    *,
+    chunk: int,
+    predictor: Callable[[Array], Array] = before,
 ) -> Array:
     """Returns the token that is likeliest in the place of each, given the tokens before it (P34's IFT), [R, L] int32;
     the token itself off the mask; of equally likely ones the first (E11). Arguments as in `token_logprobs`; no gradient
@@ -66,12 +92,7 @@ def likeliest_tokens(
     def one(h: Array) -> Array:
         return jnp.argmax(unembed(h), axis=-1).astype(jnp.int32)
 
-    return jnp.where(mask, by_chunk(one, (before(hidden),), mask, chunk=chunk), tokens)
-
-
-def before(hidden: Array) -> Array:
-    """Returns the hidden states that columns are computed from, [R, L, D]: each the one before it."""
-    return jnp.concatenate([hidden[:, :1], hidden[:, :-1]], axis=1)
+    return jnp.where(mask, by_chunk(one, (predictor(hidden),), mask, chunk=chunk), tokens)
 
 
 def by_chunk(one: Callable[..., PyTree], arrays: Sequence[Array], mask: Array, *, chunk: int) -> PyTree:

@@ -6,6 +6,7 @@ end of an optimizer step, so that nothing depends on packing, micro-batches or t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -36,7 +37,15 @@ def visits(logits: Array, per_token: int) -> Array:
     return (ids[..., None] == experts).any(-2)
 
 
-def balance_sum(logits: Array, mask: Array, segment: Array, *, num_segments: int, per_token: int) -> Array:
+def balance_sum(
+    logits: Array,
+    mask: Array,
+    segment: Array,
+    *,
+    num_segments: int,
+    per_token: int,
+    summed: Callable[[Array], Array] = lambda x: x,
+) -> Array:
     """Returns the sum over tokens of the load-balancing loss, a sequence at a time: [].
 
         sum over sequences of n * sum_e f_e P_e,    f_e = E / (K n) * (visits of e),    P_e = mean softmax_e
@@ -47,6 +56,7 @@ def balance_sum(logits: Array, mask: Array, segment: Array, *, num_segments: int
 
     Args:
       logits: [R, L, experts] of one layer. mask: [R, L] bool. segment: [R, L] int32, place of the sequence in its row.
+      summed: adds sums over a sequence's tokens, [R, S, ...], up where its row is divided over devices.
 
     Source: 2101.03961, equations 4 to 6; a sequence at a time as 2412.19437, equations 17 to 20, weighted by n.
     """
@@ -55,7 +65,8 @@ def balance_sum(logits: Array, mask: Array, segment: Array, *, num_segments: int
     inside = lambda x: jnp.where(mask[..., None], x, 0)
     count = jnp.einsum("rls,rle->rse", member, inside(visits(logits, per_token)).astype(logits.dtype))
     share = jnp.einsum("rls,rle->rse", member, inside(jax.nn.softmax(jnp.where(mask[..., None], logits, 0))))
-    tokens = jnp.maximum(member.sum(1), 1)[..., None]  # [R, S, 1]
+    count, share = summed(count), summed(share)
+    tokens = jnp.maximum(summed(member.sum(1)), 1)[..., None]  # [R, S, 1]
     return (count * share / tokens).sum() * (logits.shape[-1] / per_token)
 
 

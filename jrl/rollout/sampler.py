@@ -27,7 +27,7 @@ from flax import struct
 from jax.sharding import Mesh, PartitionSpec
 
 from jrl.device.placement import place_on_mesh
-from jrl.device.sharding import BATCH_AXES, GATHERED, batch_sharding, batch_shards, constrain, replicated, spec
+from jrl.device.sharding import GATHERED, batch_axes, batch_sharding, batch_shards, constrain, replicated, spec
 from jrl.models.attention.fused import fused
 from jrl.models.attention.kernels import OneToken
 from jrl.models.contract import Layout, Model, has_state, unstack_cache
@@ -292,7 +292,7 @@ def program(
     params = jax.tree.map(jax.sharding.reshard, {role: weights for role, (weights, _) in prepared.items()}, places)
     if budget is None:
         budget = jnp.full(prompts.tokens.shape[0] * samples, completion_length, jnp.int32)
-    rows = PartitionSpec(BATCH_AXES)
+    rows = PartitionSpec(batch_axes())
     prompts, budget = jax.tree.map(lambda x: jax.sharding.reshard(x, rows), (prompts, budget))
     options = _Options(
         model=model,
@@ -317,7 +317,7 @@ def program(
         inside,
         in_specs=(everywhere, rows, rows, everywhere, everywhere, everywhere, everywhere, everywhere),
         out_specs=rows,
-        axis_names=set(BATCH_AXES),
+        axis_names=set(batch_axes()),
     )
     rollout = jax.sharding.auto_axes(mapped, axes="tensor", out_sharding=rows)(
         params, prompts, budget, key, stream, version, sampling_params, stop_table
@@ -734,7 +734,7 @@ def _rollout_fields(shard: _Shard, outputs: _Outputs, version: Array) -> dict[st
         truncated_logprobs=outputs.truncated,
         support_size=outputs.support_size,
         finish=outputs.finish,
-        group=shard.prompt + jax.lax.axis_index(BATCH_AXES).astype(jnp.int32) * local_prompts,
+        group=shard.prompt + jax.lax.axis_index(batch_axes()).astype(jnp.int32) * local_prompts,
         sample=shard.sample,
         version=jnp.where(action_mask, version, -1),
         turn=jnp.zeros(shard.shape, jnp.int8),
@@ -779,7 +779,7 @@ def _entropy(logits: Array, sampling_params: SamplingParams) -> Array:
 
 def _vary(literals: PyTree) -> PyTree:
     """Returns literals typed as differing between batch shards, as what a loop carries must be from its start."""
-    return jax.lax.pcast(literals, BATCH_AXES, to="varying")
+    return jax.lax.pcast(literals, batch_axes(), to="varying")
 
 
 def _number(value: float | Array | None, dtype: type) -> Array | np.generic | None:

@@ -7,7 +7,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrl.device.placement import place_on_mesh
-from jrl.device.sharding import BATCH_AXES, replicated
+from jrl.device.sharding import ROW_AXES, replicated
 from jrl.learning.pack import PackingPlan, Shape, plan
 from jrl.types import PyTree
 
@@ -31,5 +31,5 @@ def host_plans(shape: Shape, minibatches: int, lengths: np.ndarray, prompts: np.
 
 def plan_shardings(plans: PyTree, mesh: Mesh) -> PyTree:
     """Returns how the arrays of packing plans are cut: those of rows as the packed rows are."""
-    rows, everywhere = NamedSharding(mesh, PartitionSpec(None, BATCH_AXES)), replicated(mesh)
+    rows, everywhere = NamedSharding(mesh, PartitionSpec(None, ROW_AXES)), replicated(mesh)
     return jax.tree.map(lambda x: rows if np.ndim(x) == 3 else everywhere, plans)

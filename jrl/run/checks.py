@@ -34,8 +34,8 @@ def check_split(config: Config, mesh: Mesh, sampler_mesh: Mesh) -> None:
             and -(-stage.prompts // shards["Config.mesh"]) * shards["Config.mesh"] % (shards["Config.sampler_mesh"])
         ):
             raise ValueError(
-                f"Online.prompts = {stage.prompts} cannot be divided over the batch shards (data x fsdp) of both "
-                f"meshes, {shards}; use a multiple of {math.lcm(*shards.values())}"
+                f"Online.prompts = {stage.prompts} cannot be divided over the batch shards (data x fsdp x sequence) of "
+                f"both meshes, {shards}; use a multiple of {math.lcm(*shards.values())}"
             )
 
 
@@ -66,6 +66,26 @@ def check_prefix_sharing(prefix_sharing: str, cfg: Any) -> None:
     if prefix_sharing == "cross_row" and cfg.linear is not None:
         raise ValueError("Learner.prefix_sharing='cross_row' is not supported by linear attention, which sees one row; "
                          "use 'in_row'")  # fmt: skip
+
+
+def check_sequence(name: str, cfg: Any, mesh: Mesh) -> None:
+    """Raises ValueError for rows divided over the axis `sequence` where the model cannot see a share of a row.
+
+    Args:
+      name: of the model's field in Config. mesh: that learns.
+    """
+    shares = f"MeshShape.sequence = {mesh.shape['sequence']}"
+    if mesh.shape["sequence"] == 1:
+        return
+    if not isinstance(cfg, Decoder):
+        raise ValueError(f"{shares} divides rows, which jrl's decoder gathers keys and values for; Config.{name} is a "
+                         "model of your own, which sees rows alone; use MeshShape.fsdp")  # fmt: skip
+    if cfg.linear is not None:
+        raise ValueError(f"{shares} divides rows, and linear attention of Config.{name} reads a row from its first "
+                         "token to its last; use MeshShape.fsdp")  # fmt: skip
+    if cfg.attention == "cudnn":
+        raise ValueError(f"{shares} has fewer queries than keys on a device, which attention='cudnn' has never been "
+                         "tried with; use attention='reference'")  # fmt: skip
 
 
 def check_logprobs(config: Config, cfg: Any) -> None:

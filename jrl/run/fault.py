@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrl import paths
 from jrl.algos.contract import Objective
-from jrl.device.sharding import BATCH_AXES, MeshShape, batch_shards, replicated
+from jrl.device.sharding import ROW_AXES, MeshShape, replicated, row_shards
 from jrl.experiment import Config, Stage, optimizers, row_of
 from jrl.learning.critic import CRITIC, of_critic, of_policy
 from jrl.learning.nonfinite import Fault, find_fault
@@ -105,7 +105,7 @@ def stopped(job: Job, progress: Progress, step: Step) -> StopRun:
         "condemned": condemned,
         "epochs": step.learned.epochs,
         "warms_up": step.learned.warms_up,
-        "shards": batch_shards(job.mesh),
+        "shards": row_shards(job.mesh),
         "metrics": {name: str(value) for name, value in sorted(step.metrics.items())},
     }
     bundle = _finish_bundle(job, step.learned, report)
@@ -256,7 +256,7 @@ def _read_batches(folder: Path, shards: int, mesh: Mesh) -> list[TrainBatch]:
     """
     with np.load(folder / "batches.npz", allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
-    by_row = NamedSharding(mesh, PartitionSpec(None, BATCH_AXES))
+    by_row = NamedSharding(mesh, PartitionSpec(None, ROW_AXES))
     place = lambda x: jax.device_put(x, by_row if np.ndim(x) == 3 else replicated(mesh))
 
     def fields(record: type, at: str) -> dict[str, Any]:

@@ -66,7 +66,15 @@ from jrl.run.agreement import (
 from jrl.run.begin_from import Origin, manifest_entry, origin_of
 from jrl.run.checkpoints.lock import hold_run
 from jrl.run.checkpoints.run_state import RunState, open_run_state
-from jrl.run.checks import check_cache, check_host, check_logprobs, check_router, check_shared, check_split
+from jrl.run.checks import (
+    check_cache,
+    check_host,
+    check_logprobs,
+    check_router,
+    check_sequence,
+    check_shared,
+    check_split,
+)
 from jrl.run.clock import RunClock
 from jrl.run.identity import (
     check_not_foreign,
@@ -259,6 +267,10 @@ def open_policy(
         check_bytes(trained if frozen is None else frozen, mesh)
     check_router(config, cfg)
     check_shared(config, cfg)
+    check_sequence("model", cfg, mesh)
+    if made_in is not cache and mesh.shape["sequence"] > 1:
+        raise ValueError("a population computes its members together, each row on one device; use MeshShape.sequence "
+                         "= 1, or a sweep")  # fmt: skip
     check_logprobs(config, cfg)
     check_cache(config, cfg, mesh.shape["tensor"])
     if sampler_mesh is not None:

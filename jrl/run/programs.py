@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrl.algos.contract import Needs, Objective
 from jrl.device.program_cache import Program, ProgramCache
-from jrl.device.sharding import BATCH_AXES, TRAIN, batch_shards, spec
+from jrl.device.sharding import ROW_AXES, TRAIN, batch_shards, row_shards, spec
 from jrl.experiment import (
     Config,
     Online,
@@ -123,16 +123,18 @@ def width_of(stage: Stage, config: Config) -> int:
 
 def packed_shape(stage: Stage, config: Config, tables: Tables, mesh: Mesh) -> Shape:
     """Returns the packed shape of one optimizer step of a stage."""
-    width, shards = width_of(stage, config), batch_shards(mesh)
+    width, shards = width_of(stage, config), row_shards(mesh)
+    shares = batch_shards(mesh) // shards
     if isinstance(stage, Online):
         if row_of(tables, "algos", stage.objective).pairs is not None:  # a group is compared, and lies in one row
             sequences = padded_prompts(stage, mesh) * stage.samples
-            return layout.packed_shape(stage.learner, sequences, width, shards, unit=stage.samples)
+            return layout.packed_shape(stage.learner, sequences, width, shards, shares=shares, unit=stage.samples)
         return layout.packed_shape(
             stage.learner,
             padded_prompts(stage, mesh) * stage.samples,
             width,
             shards,
+            shares=shares,
             prompt_length=config.data.prompt_length,
             samples=stage.samples,
         )
@@ -140,7 +142,7 @@ def packed_shape(stage: Stage, config: Config, tables: Tables, mesh: Mesh) -> Sh
     learner, longest = dataclasses.replace(stage.learner, prefix_sharing="none"), width * unit
     if stage.learner.prefix_sharing == "cross_row" and (learner.row_length or longest) < longest:
         learner = dataclasses.replace(learner, row_length=None)  # that of continuations; stored rows are not cut
-    return layout.packed_shape(learner, stage.batch_size * unit, width, shards, unit=unit)
+    return layout.packed_shape(learner, stage.batch_size * unit, width, shards, shares=shares, unit=unit)
 
 
 def initial_state(key: Array, *, cfg: Any, model: Model) -> TrainState:
@@ -498,7 +500,7 @@ def abstract(x: PyTree, mesh: Mesh) -> PyTree:
 
 def abstract_plan(shape: Shape, mesh: Mesh) -> PackingPlan:
     """Returns a packing plan as shapes."""
-    rows = NamedSharding(mesh, PartitionSpec(None, BATCH_AXES))
+    rows = NamedSharding(mesh, PartitionSpec(None, ROW_AXES))
     cut = lambda last: jax.ShapeDtypeStruct((shape.micro_batches, shape.rows, last), np.int32, sharding=rows)
     replicated_shape = lambda dims, dtype: jax.ShapeDtypeStruct(
         dims, dtype, sharding=NamedSharding(mesh, PartitionSpec())

@@ -19,6 +19,7 @@ from jrl.models import decoder
 from jrl.models.contract import abstract, axes
 from jrl.models.pretrained.published import OWN_TOKENIZER, check_folder, decoder_of, load
 from jrl.models.shape import Decoder, check_divides, check_length, for_length
+from jrl.run.checks import check_sequence
 from jrl.tasks.tokenizers import load as load_tokenizer
 from jrl.tasks.tokenizers.published import VOCABULARIES, HuggingFace
 from jrl.tasks.tokenizers.published import build as build_tokenizer
@@ -50,6 +51,7 @@ def check_teacher(config: Config, tokenizer: Any, mesh: Mesh, tables: Mapping[st
     check_folder(config.teacher)
     cfg = teacher_shape(config)
     check_divides(cfg, mesh)
+    check_sequence("teacher", cfg, mesh)
     check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
     other = tokenizer_of(paths.readable_without_weights(config.teacher.path), tables)
     if other is None:

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jrl.device.chips import Peak, peak_of
-from jrl.device.sharding import BATCH_AXES
+from jrl.device.sharding import batch_shards
 from jrl.models import decoder, flops
 from jrl.models.contract import is_spec, split_params
 from jrl.models.shape import Decoder
@@ -59,7 +59,7 @@ def speed_of(config: Any, mesh: Mesh, sampler_mesh: Mesh | None, model: Any, cfg
         devices=mesh.size,
         sampler_devices=samples_on.size,
         all_devices=mesh.size if sampler_mesh is None else mesh.size + sampler_mesh.size,
-        shards=math.prod(samples_on.shape[axis] for axis in BATCH_AXES),
+        shards=batch_shards(samples_on),
         peak=peak_of(mesh.devices.flat[0].device_kind),
         cfg=cfg if counted else None,
         spec=decoder.spec(cfg) if counted else None,

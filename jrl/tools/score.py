@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jrl import paths
-from jrl.device.sharding import BATCH_AXES, MeshShape, batch_sharding, batch_shards, make_mesh, replicated
+from jrl.device.sharding import ROW_AXES, MeshShape, batch_sharding, batch_shards, make_mesh, replicated, row_shards
 from jrl.learning import layout, learner, pack
 from jrl.models.attention.kernels import NO_KERNEL
 from jrl.models.contract import Model
@@ -131,13 +131,14 @@ def _laid(trained: Trained, sequences: Sequence[Sequence[int]]) -> _Laid:
     settings = policy.config.stages[-1].learner
     budget = max(1, settings.micro_batch_tokens // width)
     count = shards * -(-min(SEQUENCES, max(len(sequences), 1), 4 * budget) // shards)
+    rows = row_shards(policy.mesh)
     config = layout.Learner(
-        row_length=width,
+        row_length=layout.divisible_length(width, shards // rows),
         micro_batch_tokens=settings.micro_batch_tokens,
         sequences_per_row=settings.sequences_per_row,
         logprob_chunk=settings.chunk,
     )
-    return _Laid(cfg, config.chunk, layout.packed_shape(config, count, width, shards))
+    return _Laid(cfg, config.chunk, layout.packed_shape(config, count, width, rows, shares=shards // rows))
 
 
 def score(trained: Trained, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
@@ -208,7 +209,7 @@ def _placed(trained: Trained, batch: Sequence[Sequence[int]], shape: pack.Shape)
     lengths = np.zeros(shape.sequences, np.int32)
     for i, sequence in enumerate(batch):
         tokens[i, : len(sequence)], mask[i, : len(sequence)], lengths[i] = sequence, True, len(sequence)
-    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, BATCH_AXES))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, ROW_AXES))
     place = lambda x: jax.device_put(x, rows if np.ndim(x) == 3 else replicated(mesh))
     by_row = lambda x: jax.device_put(x, batch_sharding(mesh, x.ndim))
     plan = jax.tree.map(place, pack.plan(lengths, shape, 0, 1))

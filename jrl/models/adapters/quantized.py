@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrl.device.sharding import GATHERED, TRAIN, gather, spec
+from jrl.device.sharding import GATHERED, TRAIN, axis_fields, gather, mesh_axes, spec
 from jrl.models.adapters.matrices import MATRICES
 from jrl.models.contract import Names, ParamSpec
 from jrl.types import Array, PyTree
@@ -47,11 +47,12 @@ def check_bytes(base: PyTree, mesh: Any) -> None:
     for name, leaf in base["layers"].items():
         for values in leaf.values() if is_quantized(leaf) else ():
             for size, axis in zip(values.shape, values.axes):
-                shards = 1 if axis is None or TRAIN[axis] is None else mesh.shape[TRAIN[axis]]
+                over = mesh_axes(axis, TRAIN, mesh.shape)
+                shards = math.prod(mesh.shape[name] for name in over)
                 if size % shards:
                     raise ValueError(
                         f"LoRA.base puts two inputs of {name!r} in a byte, and {size} bytes do not divide over "
-                        f"MeshShape.{TRAIN[axis]} = {shards}; 'int8' does"
+                        f"{axis_fields(over)} = {shards}; 'int8' does"
                     )
 
 

@@ -13,12 +13,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
+from jrl.device.row_shares import AXIS, columns_of_shares
 from jrl.device.sharding import per_shard
 from jrl.models.attention.kernels import block_of, padded_length
 from jrl.models.attention.reference import pad_to
+from jrl.models.contract import ShareSegments
 from jrl.models.remat import PRODUCT, product
 from jrl.types import Array
 
@@ -27,7 +30,7 @@ def attend(
     q: Array,
     k: Array,
     v: Array,
-    segment: Array | None,
+    segment: Array | ShareSegments | None,
     *,
     start: Array | None = None,
     scale: float | None = None,
@@ -44,6 +47,7 @@ def attend(
       start: [B] int32, where there are more columns of keys than queries: the column of a row's first query. The
         columns after a row's last query are not read. None: the queries are all of a row's tokens.
       segment: [B, L] int32; the tokens of a segment are adjacent and in order. None: a row is one segment.
+        ShareSegments, where the queries are shares of rows and the keys whole rows: k, v [B, J, S L, K].
       scale, cap, sinks: as in the reference.
       window: tokens that a token sees, including itself; None: all.
       interpret: XLA runs the kernel's operations, on any device. For tests.
@@ -51,9 +55,10 @@ def attend(
     Raises: ValueError where there are not as many queries as keys, and no `start`; or segments beside it.
     """
     length, head_dim, columns = q.shape[1], q.shape[3], k.shape[2]
+    divided = isinstance(segment, ShareSegments)
     if start is not None and segment is not None:
         raise ValueError("attention='splash' over a cache has no segments: a row is one sequence")
-    if columns != length and start is None:
+    if columns != length and start is None and not divided:
         raise ValueError(
             f"attention='splash' needs as many keys as queries; got {length} queries and {columns} keys. "
             f"attention='reference' takes them"
@@ -61,11 +66,14 @@ def attend(
     wide, dtype = jnp.promote_types(q.dtype, jnp.float32), q.dtype
     q = (q.astype(wide) * (head_dim**-0.5 if scale is None else scale)).astype(q.dtype)
     given = {"q": q, "k": k, "v": v, "segment": segment, "start": start, "sinks": sinks}
+    if divided:
+        given |= {"segment": segment.segment, "row_segment": segment.row_segment}
     axes = {
         "q": ("batch", None, "heads", None),
         "k": ("batch", "kv_heads", None, None),
         "v": ("batch", "kv_heads", None, None),
         "segment": ("batch", None),
+        "row_segment": ("batch", None),
         "start": ("batch",),
         "sinks": ("heads",),
     }
@@ -73,18 +81,26 @@ def attend(
 
     def shard(*arrays: Array) -> tuple[Array]:
         share = dict(zip(names, arrays))
-        kernel = _kernel(share["q"].shape[2], length, columns, window, cap, interpret)
+        heads = share["q"].shape[2]
+        if divided:
+            kernel = _kernel_of_share(heads, length, columns, window, cap, interpret)
+        else:
+            kernel = _kernel(heads, length, columns, window, cap, interpret)
         k, v, ids = share["k"], share["v"], None
         if "start" in share:
             k, v, ids = jax.vmap(functools.partial(_last_columns, length))(k, v, share["start"])
             ids = (jnp.ones((len(k), padded_length(length)), jnp.int32), _pad(ids, 1))
+        elif divided:
+            ids = tuple(_pad(share[name], 1) for name in ("segment", "row_segment"))
         elif "segment" in share:
             ids = (_pad(share["segment"], 1),) * 2
 
         run = _row if dtype == jnp.float32 else _in_one_pass(_row)
         each = jax.vmap(run, in_axes=(None, 0, 0, 0, 0, None))
         # Kept as the kernel of the backward pass reads them: norms, rotation and layout are not computed again.
-        q, k, v = (product(_pad(x, 2)) for x in (share["q"].swapaxes(1, 2), k, v))
+        # Of a share only its queries: a layer gathers its row's keys and values once more, from those it has.
+        keep = (lambda x: x) if divided else product
+        q, k, v = product(_pad(share["q"].swapaxes(1, 2), 2)), keep(_pad(k, 2)), keep(_pad(v, 2))
         out = each(kernel, q, k, v, ids, share.get("sinks"))
         return (out[:, :, :length].swapaxes(1, 2),)
 
@@ -153,9 +169,48 @@ def _kernel(
     heads: int, length: int, columns: int, window: int | None, cap: float | None, interpret: bool
 ) -> kernels.SplashAttentionKernel:
     """Returns the kernel of one padded row of `length` queries, which are the last of `columns` keys."""
-    queries, keys, before = block_of(length), block_of(columns), columns - length
     shape = (padded_length(length), padded_length(columns))
-    mask = masks.CausalMask(shape, before) if window is None else masks.LocalMask(shape, (window - 1, 0), before)
+    mask = _mask(shape, window, columns - length)
+    return _compiled_for(mask, heads, block_of(length), block_of(columns), cap, interpret)
+
+
+def _kernel_of_share(
+    heads: int, length: int, columns: int, window: int | None, cap: float | None, interpret: bool
+) -> kernels.SplashAttentionKernel:
+    """Returns the kernel of this device's share of a row: `length` queries, padded, and the row's `columns` keys."""
+    shares = columns // length
+    padding = ((0, 0), (0, padded_length(length) - length))
+    mask = _mask((shares * padded_length(length), padded_length(columns)), window, 0)
+    mask.q_sequence = np.pad(columns_of_shares(columns, shares), padding, mode="edge").reshape(-1)
+    kernel = _compiled_for(mask, heads, block_of(length), block_of(columns), cap, interpret, shares)
+
+    def own(name: str, x: Any) -> Any:
+        """Returns this share's part of a field that is one share's after another's."""
+        axis = 0 if name == "q_sequence" else 1
+        if x is None or name not in ("data_next", "mask_next", "block_mask", "q_sequence"):
+            return x
+        size = x.shape[axis] // shares
+        return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(AXIS) * size, size, axis)
+
+    infos = [info and type(info)(*map(own, info._fields, info)) for info in kernel.tree_flatten()[0]]
+    return kernels.SplashAttentionKernel.tree_unflatten(kernel.kwargs, infos)
+
+
+def _mask(shape: tuple[int, int], window: int | None, before: int) -> masks.CausalMask | masks.LocalMask:
+    """Returns which keys each query sees, before segments. before: the column of the first query."""
+    return masks.CausalMask(shape, before) if window is None else masks.LocalMask(shape, (window - 1, 0), before)
+
+
+def _compiled_for(
+    mask: masks.CausalMask | masks.LocalMask,
+    heads: int,
+    queries: int,
+    keys: int,
+    cap: float | None,
+    interpret: bool,
+    shares: int = 1,
+) -> kernels.SplashAttentionKernel:
+    """Returns the kernel of a mask for every head. queries, keys: multiplied at once. shares: of the mask's queries."""
     return kernels.make_splash_mha(
         masks.MultiHeadMask([mask] * heads),
         block_sizes=kernels.BlockSizes(
@@ -169,7 +224,7 @@ def _kernel(
             block_kv_dq=keys,
         ),
         head_shards=1,
-        q_seq_shards=1,
+        q_seq_shards=shares,
         attn_logits_soft_cap=cap,
         residual_checkpoint_name=PRODUCT,  # computed once where a layer keeps what its matrices made
         interpret=interpret,

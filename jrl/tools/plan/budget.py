@@ -143,7 +143,7 @@ def updated_cases(case: Case) -> list[Case]:
 
 def on_host(case: Case) -> HostMemory:
     """Returns the host memory of an update."""
-    inputs = case.rows * case.shape.row_length * case.cfg.width * itemsize(case.cfg.dtype)
+    inputs = case.tokens * case.cfg.width * itemsize(case.cfg.dtype)
     return HostMemory(
         optimizer=sum(map(moment_bytes, updated_cases(case))) - device_moment_bytes(case),
         activations=case.cfg.layers * inputs if case.cfg.remat == "offload" else 0,
@@ -210,9 +210,9 @@ def gathered_weight_bytes(case: Case) -> int:
     """Returns the bytes of the weights that sampling copies, gathered over fsdp and cast. Frozen weights that are
     stored so already are not copied, except those that adapters are merged into, and queries', keys' and values', of
     which kernels read one matrix."""
-    copied = case.sizes["fsdp"] > 1 or case.config.sampler.layers != "scanned"
+    copied = case.weight_shards > 1 or case.config.sampler.layers != "scanned"
     every = held_bytes(case, GATHERED, case.cfg.dtype) - (0 if copied else quantized_bytes(case, GATHERED))
-    if case.adapters is None or case.sizes["fsdp"] > 1 or case.cfg.param_dtype != case.cfg.dtype:
+    if case.adapters is None or case.weight_shards > 1 or case.cfg.param_dtype != case.cfg.dtype:
         return every + (adapter_bytes(case) if decodes_unmerged(case) else 0)
     if case.config.sampler.layers != "scanned":
         return every
@@ -253,9 +253,18 @@ def layer_workspace_bytes(case: Case, tokens: int) -> int:
 
 def row_scores(case: Case) -> int:
     """Returns the bytes of one array of the attention's scores of a micro-batch."""
-    cfg, length = case.cfg, case.shape.row_length
+    cfg, length = case.cfg, case.share_length
     heads = cfg.heads // case.sizes["tensor"]
     return case.rows * queries(case, length) * heads * case.shape.keys * FLOAT32
+
+
+def gathered_kv_bytes(case: Case) -> int:
+    """Returns the bytes of a layer's keys and values of whole rows, gathered over `sequence`; 0 where rows are not
+    divided."""
+    if case.shares == 1:
+        return 0
+    keys = widest_heads(case.cfg)[1] // case.sizes["tensor"]
+    return 2 * case.rows * case.shape.row_length * keys * itemsize(case.cfg.dtype)
 
 
 def chunk_bytes(case: Case, tokens: int, length: int) -> int:
@@ -283,13 +292,13 @@ def layer_activation_bytes(case: Case) -> int:
     queries_, keys = (entries // tensor for entries in widest_heads(cfg))
     wide = 3 * queries_ + 4 * keys + 4 * cfg.width
     entries = wide * FLOAT32 + (queries_ + cfg.width + 2 * mlp_entries(cfg, tensor)) * narrow
-    blocked = queries(case, case.shape.row_length) < case.shape.row_length  # blocks are always computed again
-    weights = layer_elements(case) * narrow if case.sizes["fsdp"] > 1 else 0
+    blocked = queries(case, case.share_length) < case.share_length  # blocks are always computed again
+    weights = layer_elements(case) * narrow if case.weight_shards > 1 else 0
     # Keys and values put before each row's own.
     prefix = case.rows * case.shape.prefix_columns * 2 * keys * (narrow + FLOAT32)
-    tokens = case.rows * case.shape.row_length
+    tokens = case.tokens
     between = max(0 if blocked else SCORES * row_scores(case), chunk_bytes(case, tokens, case.shape.row_length) // 2)
-    return tokens * entries + prefix + weights + between
+    return tokens * entries + prefix + weights + between + gathered_kv_bytes(case)
 
 
 def layer_matmul_bytes(case: Case) -> int:
@@ -310,13 +319,13 @@ def layer_matmul_bytes(case: Case) -> int:
     if cfg.experts is not None:
         sparse = cfg.experts.per_token * (2 * cfg.experts.width // tensor + cfg.width)
     entries += max(dense, sparse) if cfg.experts is None or cfg.experts.shared_expert is None else dense + sparse
-    return case.rows * case.shape.row_length * entries * itemsize(cfg.dtype)
+    return case.tokens * entries * itemsize(cfg.dtype)
 
 
 def saved_activation_bytes(case: Case) -> int:
     """Returns the bytes that the forward pass saves on the device for the backward pass under `Decoder.remat`."""
     cfg = case.cfg
-    inputs = case.rows * case.shape.row_length * cfg.width * itemsize(cfg.dtype)
+    inputs = case.tokens * cfg.width * itemsize(cfg.dtype)
     if cfg.remat == "offload":
         return IN_FLIGHT * inputs
     beside = {"none": layer_activation_bytes, "dots": layer_matmul_bytes, "layer": lambda case: 0}[cfg.remat]
@@ -352,7 +361,7 @@ def cast_weight_bytes(case: Case) -> int:
 
 def logits(case: Case) -> int:
     """Returns the bytes of a chunk's logits, of the loss's copy of them, and of the mask of its tokens."""
-    chunk = min(case.stage.learner.chunk, case.shape.row_length)
+    chunk = min(case.stage.learner.chunk, case.share_length)
     return case.rows * chunk * case.cfg.vocab_size // case.sizes["tensor"] * (2 * FLOAT32 + 1)
 
 
@@ -363,13 +372,13 @@ def update(case: Case) -> Memory:
     pass of a layer: the micro-batch's gradient of all layers, and the layer's weights and their gradient. At the end
     moments transferred from the host, or Muon's matrices."""
     narrow = itemsize(case.cfg.dtype)
-    tokens = case.rows * case.shape.row_length
+    tokens = case.tokens
     gradient = trained_bytes(case, TRAIN)
     full_weights = case.adapters is None  # frozen weights have no gradient
     back = logits(case) + head(case) * (2 * narrow + FLOAT32 if full_weights else narrow) if case.needs.logprobs else 0
     layer = gradient + layer_elements(case) * (narrow + FLOAT32 if full_weights else narrow)
     layer += max(
-        layer_workspace_bytes(case, tokens) + SCORES * row_scores(case),
+        layer_workspace_bytes(case, tokens) + SCORES * row_scores(case) + 2 * gathered_kv_bytes(case),
         chunk_bytes(case, tokens, case.shape.row_length),
     )
     return resident_memory(case)._replace(
@@ -381,9 +390,9 @@ def update(case: Case) -> Memory:
 
 def scores(case: Case) -> Memory:
     """Returns the memory of a forward pass without logits: one layer's workspace."""
-    tokens = case.rows * case.shape.row_length
+    tokens = case.tokens
     linear = chunk_bytes(case, tokens, case.shape.row_length) // 2
-    layer = max(layer_workspace_bytes(case, tokens) + SCORES * row_scores(case), linear)
+    layer = max(layer_workspace_bytes(case, tokens) + SCORES * row_scores(case) + gathered_kv_bytes(case), linear)
     return resident_memory(case)._replace(
         temporary=cast_weight_bytes(case) + layer + layer_elements(case) * itemsize(case.cfg.dtype)
     )
@@ -393,7 +402,7 @@ def logprobs(case: Case) -> Memory:
     """Returns the memory of a log-prob pass: one layer's workspace, or the head and a chunk of logits after the last
     layer."""
     cfg, narrow = case.cfg, itemsize(case.cfg.dtype)
-    last = case.rows * case.shape.row_length * cfg.width * narrow + logits(case) + head(case) * narrow
+    last = case.tokens * cfg.width * narrow + logits(case) + head(case) * narrow
     layer = scores(case)
     return layer._replace(temporary=max(layer.temporary, cast_weight_bytes(case) + last))
 

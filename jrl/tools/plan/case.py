@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from jrl import paths
 from jrl.algos.contract import Needs
-from jrl.device.sharding import AXES, BATCH_AXES, TRAIN, split_sizes
+from jrl.device.sharding import AXES, BATCH_AXES, TRAIN, mesh_axes, spec, split_sizes
 from jrl.device.transfer import Publication, publication, shared_cuts
 from jrl.experiment import (
     Config,
@@ -37,7 +37,7 @@ from jrl.models.pretrained.published import Published, decoder_of
 from jrl.models.shape import Decoder, check_divides, check_length, for_length
 from jrl.plugins import Parts
 from jrl.run import programs
-from jrl.run.checks import check_cache, check_logprobs, check_router, check_shared, check_split
+from jrl.run.checks import check_cache, check_logprobs, check_router, check_sequence, check_shared, check_split
 from jrl.run.kernels import Choice, choose_kernels
 from jrl.run.sampler_devices import copies_for
 from jrl.tasks.tokenizers.bytes import Bytes, ByteTokenizer
@@ -72,6 +72,8 @@ class Case:
     slices: int = 1  # of the topology, all meshes together
 
     shards = property(lambda self: math.prod(self.sizes[axis] for axis in BATCH_AXES))
+    shares = property(lambda self: self.sizes["sequence"])  # of a packed row
+    weight_shards = property(lambda self: shards_of("embed", TRAIN, self.sizes))
     sequences = property(lambda self: self.prompts * self.samples)  # N
     completion_length = property(lambda self: completion_length(self.stage, self.config))  # C
     width = property(lambda self: programs.width_of(self.stage, self.config))  # T
@@ -123,8 +125,18 @@ class Case:
 
     @property
     def rows(self) -> int:
-        """Packed rows of a micro-batch on one batch shard."""
-        return self.shape.rows // self.shards
+        """Packed rows of a micro-batch on one shard of them, of which a device may have a share."""
+        return self.shape.rows // self.shape.shards
+
+    @property
+    def share_length(self) -> int:
+        """Tokens of a packed row on one device."""
+        return self.shape.row_length // self.shares
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch on one device."""
+        return self.rows * self.share_length
 
 
 # Shapes of published models: config.json by the name of the folder, what decides the shape and no more. Source: the
@@ -235,6 +247,7 @@ def model_fields(config: Config, parts: Parts, num_devices: int) -> dict[str, An
         check_cache(config, cfg, sampler_mesh.shape["tensor"])
     check_router(config, cfg)
     check_shared(config, cfg)
+    check_sequence("model", cfg, mesh)
     check_logprobs(config, cfg)
     check_cache(config, cfg, mesh.shape["tensor"])
     check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
@@ -301,14 +314,15 @@ def publication_of(case: Case) -> Publication | None:
         return None
     trained = jax.tree.leaves(case.spec if case.adapters is None else case.adapters, is_leaf=is_spec)
     learner = case.learner_sizes or case.sizes
-    cuts = lambda leaf: (train_spec(leaf), shared_cuts(train_spec(leaf), learner, case.sampler_sizes))
+    stored = lambda leaf: train_spec(leaf, learner)
+    cuts = lambda leaf: (stored(leaf), shared_cuts(stored(leaf), learner, case.sampler_sizes))
     sizes = [(math.prod(leaf.shape) * leaf.dtype.itemsize, *cuts(leaf)) for leaf in trained]
     return publication(sizes, learner, case.sampler_sizes, copies_for(case.stage.lag))
 
 
-def train_spec(parameter: ParamSpec) -> PartitionSpec:
-    """Returns how a parameter is cut for training."""
-    return PartitionSpec(*(None if name is None else TRAIN[name] for name in parameter.axes))
+def train_spec(parameter: ParamSpec, sizes: Mapping[str, int]) -> PartitionSpec:
+    """Returns how a parameter is cut for training on a mesh of these sizes."""
+    return spec(parameter.axes, TRAIN, abstract_mesh(sizes))
 
 
 def evaluated_case(case: Case) -> Case:
@@ -390,11 +404,15 @@ def abstract_mesh(sizes: Mapping[str, int]) -> AbstractMesh:
 
 def shard_shape(parameter: ParamSpec, rules: dict[str | None, Any], sizes: dict[str, int]) -> tuple[int, ...]:
     """Returns the shape of a parameter's shard on one device under a table of `jrl.device.sharding`."""
-    cut = lambda name: 1 if name is None or rules[name] is None else sizes[rules[name]]
+    cut = functools.partial(shards_of, rules=rules, sizes=sizes)
     return tuple(size // cut(name) for size, name in zip(parameter.shape, parameter.axes, strict=True))
 
 
 def share(parameter: ParamSpec, rules: dict[str | None, Any], sizes: dict[str, int]) -> int:
     """Returns the elements of a parameter that one device holds under a table of `jrl.device.sharding`."""
-    cut = math.prod(sizes[rules[name]] for name in parameter.axes if name is not None and rules[name] is not None)
-    return math.prod(parameter.shape) // cut
+    return math.prod(parameter.shape) // math.prod(shards_of(name, rules, sizes) for name in parameter.axes)
+
+
+def shards_of(name: str | None, rules: dict[str | None, Any], sizes: Mapping[str, int]) -> int:
+    """Returns over how many devices a logical axis is sharded."""
+    return math.prod(sizes[axis] for axis in mesh_axes(name, rules, sizes))

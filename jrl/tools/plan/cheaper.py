@@ -29,7 +29,7 @@ def candidates(case: Case) -> Iterator[dict[str, object]]:
     weights."""
     config = case.config
     shape = case_of(case, budget.peak(case)[0]).shape
-    smallest = shape.row_length * case.shards
+    smallest = shape.row_length * shape.shards
     tokens = shape.rows * shape.row_length // 2
     while tokens >= smallest:
         yield {"Learner.micro_batch_tokens": tokens}
@@ -47,11 +47,14 @@ def candidates(case: Case) -> Iterator[dict[str, object]]:
         yield {"Learner.logprob_chunk": chunk}
     sizes = case.sizes
     slices = config.mesh.slices
+    shares = {"MeshShape.sequence": sizes["sequence"]} if sizes["sequence"] > 1 else {}
     if sizes["data"] > slices:
-        yield {"MeshShape.data": slices, "MeshShape.fsdp": sizes["fsdp"] * sizes["data"] // slices}
+        yield {"MeshShape.data": slices, "MeshShape.fsdp": sizes["fsdp"] * sizes["data"] // slices, **shares}
     if sizes["fsdp"] % 2 == 0:
-        yield {"MeshShape.data": sizes["data"], "MeshShape.fsdp": sizes["fsdp"] // 2,
-               "MeshShape.tensor": sizes["tensor"] * 2}  # fmt: skip
+        halved = {"MeshShape.data": sizes["data"], "MeshShape.fsdp": sizes["fsdp"] // 2}
+        yield {**halved, "MeshShape.tensor": sizes["tensor"] * 2, **shares}
+        if shape.rows <= shape.shards:  # no smaller micro-batch, but shares of its rows
+            yield {**halved, "MeshShape.sequence": sizes["sequence"] * 2}
 
 
 def cheapest(case: Case, parts: Parts, limit: int, num_devices: int, chip: Chip | None, count: int = 3) -> list[Change]:

@@ -167,14 +167,14 @@ def frequency(kind: str, case: Case) -> Frequency:
 
 def filled_chunks(case: Case) -> int:
     """Returns the chunks of a packed row whose logits are computed."""
-    rows = case.micro_batches * case.shape.rows
-    chunk = min(case.stage.learner.chunk, case.shape.row_length)
+    rows = case.micro_batches * case.shape.rows * case.shares
+    chunk = min(case.stage.learner.chunk, case.share_length)
     return max(flops.read_positions(case) // (rows * chunk), 1)
 
 
 def all_chunks(case: Case) -> int:
     """Returns the chunks of a packed row."""
-    return -(-case.shape.row_length // min(case.stage.learner.chunk, case.shape.row_length))
+    return -(-case.share_length // min(case.stage.learner.chunk, case.share_length))
 
 
 def kernel_seconds(kind: str, case: Case, chip: Chip) -> float:

@@ -124,9 +124,19 @@ def adapter_bytes(case: Case) -> int:
 
 
 def gathered_over(case: Case, received: float) -> dict[str, float]:
-    """Returns the bytes that a device receives over fsdp to gather `received` bytes, of which it had its shard."""
-    n = case.sizes["fsdp"]
+    """Returns the bytes that a device receives to gather `received` bytes of weights, of which it had its shard."""
+    n = case.weight_shards
     return {"fsdp": received * (n - 1) / n}
+
+
+def row_gathers(case: Case, backward: bool) -> dict[str, float]:
+    """Returns the bytes that a device receives over the sequence axis for the keys and values of whole rows: in the
+    forward pass, and in the backward pass once more for their gradients, and once to gather them again where
+    `Decoder.remat` does not keep them."""
+    passes = 1 if not backward else 2 if case.cfg.remat == "none" else 3
+    times = case.micro_batches * case.cfg.layers * passes
+    size = 2 * case.rows * case.shape.row_length * widest_heads(case.cfg)[1] / case.sizes["tensor"]
+    return {"sequence": times * size * itemsize(case.cfg.dtype) * (case.shares - 1) / case.shares}
 
 
 def tensor_sums(case: Case, tokens: float, passes: int) -> dict[str, float]:
@@ -233,12 +243,14 @@ def layer_traffic(case: Case, tokens: float) -> float:
 def pass_traffic(case: Case, passes: int) -> Traffic:
     """Returns the traffic of `passes` runs through the layers (a backward pass is two), of all micro-batches."""
     cfg = case.cfg
-    tokens = case.micro_batches * case.rows * case.shape.row_length
+    tokens = case.micro_batches * case.tokens
     weights = held_bytes(case, GATHERED, cfg.dtype) + adapter_bytes(case)
     times = case.micro_batches * passes
     return Traffic(
         hbm=times * 2 * weights + passes * layer_traffic(case, tokens),
-        links=add(gathered_over(case, times * weights), tensor_sums(case, tokens, passes)),
+        links=add(
+            gathered_over(case, times * weights), tensor_sums(case, tokens, passes), row_gathers(case, passes > 1)
+        ),
     )
 
 

@@ -149,9 +149,11 @@ def read_positions(case: Case) -> int:
     if not case.needs.logprobs:
         return 0
     s, learner = case.shape, case.stage.learner
-    chunk = min(learner.chunk, s.row_length)
+    chunk = min(learner.chunk, case.share_length)
     needed = completions_in_a_row(case) * case.completion_length
-    return case.micro_batches * s.rows * -(-needed // chunk) * chunk
+    if case.shares > 1:  # of a share that holds nothing else
+        needed = min(needed, case.share_length)
+    return case.micro_batches * s.rows * case.shares * -(-needed // chunk) * chunk
 
 
 def scores(case: Case) -> Flops:
@@ -188,7 +190,7 @@ def update(case: Case) -> Flops:
         last = math.prod(case.spec["layers"]["down"].shape) if summed and "down" in case.spec["layers"] else 0
         weights += layers + adapters - 2.0 * tokens * last
     blocks = 0.0
-    if case.cfg.attention_block is not None and case.cfg.attention_block < case.shape.row_length:
+    if case.cfg.attention_block is not None and case.cfg.attention_block < case.share_length:
         blocks = 0.5 * tokens * softmax_attention(case.cfg, case.shape.keys)
     kernel = (1 + 3.5 + again) * attended.weights
     return Flops(weights + kernel, (3 + again) * attended.attention + blocks)

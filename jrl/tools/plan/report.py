@@ -40,7 +40,8 @@ def shapes(case: Case) -> str:
             f"{case.prompts} prompts x {case.samples} samples of at most {case.width} tokens, "
             f"{case.slots} slots a batch shard"
         )
-    return f"{name}{batch}; {case.micro_batches} micro-batches of {s.rows} rows of {s.row_length}"
+    shares = "" if case.shares == 1 else f", each on {case.shares} devices"
+    return f"{name}{batch}; {case.micro_batches} micro-batches of {s.rows} rows of {s.row_length}{shares}"
 
 
 def memory(plan: Plan) -> str:

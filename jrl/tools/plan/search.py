@@ -36,6 +36,8 @@ from jrl.tools.plan.compiled import Compiled
 
 SLOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ROWS = (1, 2, 4, 8)  # packed rows of a micro-batch on one batch shard
+SHARES = (1, 2, 4, 8)  # of a packed row, tried where a sequence may have at least LONG tokens
+LONG = 8192
 SPLITS = (1 / 8, 1 / 4, 1 / 2, 3 / 4)  # of the devices, for sampling alone
 REMAT = ("none", "layer")
 BLOCK = 512  # queries of attention at a time, tried where rows are longer
@@ -125,8 +127,11 @@ def smallest(config: Config, parts: Parts, chip: Chip, source: Sequence[str], sa
 def layouts(config: Config, parts: Parts, topology: Topology) -> Iterator[dict[str, Any]]:
     """Yields bindings: every mesh that uses all devices, and for each that can be laid out every smaller choice."""
     model, samples = type(config.model).__name__, any(isinstance(stage, Online) for stage in config.stages)
-    for mesh, sampler in (*in_turn(topology.num_devices), *splits(config, topology.num_devices)):
+    shares = SHARES if config.data.prompt_length + config.sampler.completion_length >= LONG else SHARES[:1]
+    for mesh, sampler in (*in_turn(topology.num_devices, shares), *splits(config, topology.num_devices)):
         over: dict[str, Any] = {f"MeshShape.{axis}": size for axis, size in mesh.items()}
+        if config.mesh.sequence != 1:
+            over.setdefault("MeshShape.sequence", 1)
         if sampler is not None or config.sampler_mesh is not None:
             over[SAMPLER_MESH] = sampler
         try:
@@ -147,16 +152,18 @@ def layouts(config: Config, parts: Parts, topology: Topology) -> Iterator[dict[s
         ):
             yield {
                 **over,
-                "Learner.micro_batch_tokens": row * case.shape.row_length * case.shards,
+                "Learner.micro_batch_tokens": row * case.shape.row_length * case.shape.shards,
                 f"{model}.remat": remat,
                 f"{model}.attention_block": block,
                 "Sampler.slots": slot,
             }
 
 
-def in_turn(num_devices: int) -> Iterator[tuple[dict[str, int], None]]:
-    """Yields every mesh of devices that sample and learn in turn."""
-    return ((mesh, None) for mesh in meshes(num_devices))
+def in_turn(num_devices: int, shares: Sequence[int] = (1,)) -> Iterator[tuple[dict[str, int], None]]:
+    """Yields every mesh of devices that sample and learn in turn, rows divided into `shares` or not at all."""
+    for share in shares:
+        for mesh in meshes(num_devices // share) if num_devices % share == 0 else ():
+            yield mesh | ({"sequence": share} if share > 1 else {}), None
 
 
 def splits(config: Config, num_devices: int) -> Iterator[tuple[dict[str, int], MeshShape]]:
@@ -382,6 +389,7 @@ def why_refused(refused: Sequence[Candidate]) -> list[str]:
     by_mesh: dict[tuple, list[Candidate]] = {}
     for c in refused:
         mesh = tuple(c.bindings[f"MeshShape.{axis}"] for axis in ("data", "fsdp", "tensor"))
+        mesh += tuple(c.bindings[name] for name in ("MeshShape.sequence",) if name in c.bindings)
         by_mesh.setdefault((mesh, c.bindings.get(SAMPLER_MESH)), []).append(c)
     lines = []
     for (mesh, sampler), rows in by_mesh.items():
@@ -390,7 +398,8 @@ def why_refused(refused: Sequence[Candidate]) -> list[str]:
         if sampler is not None:
             shape += f", sampling on {sampler.data}x{sampler.fsdp}x{sampler.tensor}"
         many = f"{len(rows)} layouts, the smallest: " if len(rows) > 1 else ""
-        lines.append(f"  data x fsdp x tensor {shape}: {many}{least.refused}")
+        axes = "data x fsdp x tensor" + " x sequence" * (len(mesh) > 3)
+        lines.append(f"  {axes} {shape}: {many}{least.refused}")
     return lines
 
 

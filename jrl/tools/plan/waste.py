@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from jrl.device.sharding import BATCH_AXES
 from jrl.models.attention.kv_cache import cache_shapes, ends
 from jrl.tools.plan import budget
 from jrl.tools.plan.case import Case
@@ -29,7 +30,7 @@ def widest_logits(text: str, vocab_sizes: set[int]) -> int:
 
 def full_logits(name: str, case: Case, positions: int) -> str | None:
     """Returns the problem of a learner program that holds logits of `positions` at once on one device."""
-    chunk = min(case.stage.learner.chunk, case.shape.row_length)
+    chunk = min(case.stage.learner.chunk, case.share_length)
     if positions <= case.rows * chunk:
         return None
     return (
@@ -83,7 +84,7 @@ def gathers_in_loop(name: str, case: Case, rows: list[dict[str, Any]]) -> list[s
     for row in rows:
         if not row["in_loop"]:
             continue
-        if set(row["axes"].split("+")) & {"slices", "data", "fsdp"}:
+        if set(row["axes"].split("+")) & {"slices", *BATCH_AXES}:
             lines.append(f"{name}: {row['op']} over {row['axes']} inside the decode loop, {row['count']} times")
         elif row["op"] == "all-gather" and row["bytes"] > 1.5 * case.decode_steps * offload_buffer_bytes:
             lines.append(

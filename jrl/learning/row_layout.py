@@ -1,0 +1,75 @@
+"""How a model sees packed rows, and where what it says of them is read: row by row, or share by share where the mesh
+axis `sequence` divides rows.
+
+Only the model and its heads see shares. What is read of hidden states is one number for a token, or a few: it is
+gathered, and objectives, reductions over sequences and metrics see rows, on every device of `sequence` the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from jrl.device import row_shares
+from jrl.models.contract import MixedTokens, PrefixSegments, ShareSegments
+from jrl.ops.logprobs import before
+from jrl.types import Array, PackedBatch
+
+
+class RowLayout(NamedTuple):
+    """Functions between packed rows and the layout of their hidden states."""
+
+    predictor: Callable[[Array], Array]  # hidden states -> those that a column's log-prob is computed from
+    columns: Callable[[Array], Array]  # [R, L], of columns -> laid out as what `predictor` returns
+    joined: Callable[[Array], Array]  # laid out as hidden states -> [R, L, ...]
+    rows: Callable[[Array], Array]  # the inverse of `columns`
+
+
+def _same(x: Array) -> Array:
+    return x
+
+
+def _next(x: Array) -> Array:
+    """Returns what the next column has, 0 (False) in the last one."""
+    return jnp.concatenate([x[:, 1:], jnp.zeros_like(x[:, :1])], axis=1)
+
+
+def _previous(x: Array) -> Array:
+    """Returns what the previous column has, 0 in the first one, which has no predecessor."""
+    return jnp.concatenate([jnp.zeros_like(x[:, :1]), x[:, :-1]], axis=1)
+
+
+ROWS = RowLayout(before, _same, _same, _same)
+# Moving tokens to the column that predicts them costs nothing; moving hidden states would cross devices.
+SHARES = RowLayout(
+    _same, lambda x: row_shares.cut(_next(x)), row_shares.joined, lambda x: _previous(row_shares.joined(x))
+)
+
+
+def row_layout() -> RowLayout:
+    """Returns how rows are laid out on the mesh in use."""
+    return ROWS if row_shares.num_shares() == 1 else SHARES
+
+
+def model_inputs(micro: PackedBatch) -> tuple[Array, Array, Any]:
+    """Returns tokens, positions and segments of a micro-batch as a model takes them, [B, L] or [B, L / S]."""
+    segment = micro.segment
+    if micro.shared_prefix is not None:
+        segment = jnp.stack([micro.segment, micro.shared_prefix], axis=-1)
+    if row_shares.num_shares() == 1:
+        if micro.prefix_row is not None:
+            segment = PrefixSegments(segment, segment < micro.sequence.shape[-1], micro.prefix_row)
+        return micro.tokens, micro.positions, segment
+    column = jnp.broadcast_to(jnp.arange(micro.segment.shape[1], dtype=jnp.int32), micro.segment.shape)
+    own = row_shares.cut(segment)
+    shares = ShareSegments(own, row_shares.cut(column), row_shares.copied(segment), row_shares.copied(micro.positions))
+    if micro.prefix_row is not None:
+        shares = PrefixSegments(shares, own < micro.sequence.shape[-1], row_shares.copied(micro.prefix_row))
+    tokens = micro.tokens
+    if isinstance(tokens, MixedTokens):
+        tokens = tokens._replace(tokens=row_shares.cut(tokens.tokens), others=row_shares.cut(tokens.others))
+    else:
+        tokens = row_shares.cut(tokens)
+    return tokens, row_shares.cut(micro.positions), shares
