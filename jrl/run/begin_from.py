@@ -31,8 +31,11 @@ class Origin(NamedTuple):
         return readable(self.run) if self.copy is None else self.copy
 
 
-def origin_of(folder: Path, begin_from: str | Path | None) -> Origin | None:
+def origin_of(folder: Path, begin_from: str | Path | None, location: str | None = None) -> Origin | None:
     """Returns where a run's weights come from: as its manifest has it, else as asked; None: from its configuration.
+
+    Args:
+      location: of the run, for messages, where the folder is a local copy of it; None: the folder.
 
     Raises: RefusedIdentity where the run began with another's weights; ValueError where the other holds no run.
     """
@@ -45,8 +48,8 @@ def origin_of(folder: Path, begin_from: str | Path | None) -> Origin | None:
         return Origin(asked, newest(copy), copy)
     recorded = known.get("from")
     if asked is not None and (recorded is None or recorded["run"] != asked):
-        raise RefusedIdentity(f"{folder} did not begin with the weights of {begin_from}; use another --run, or leave "
-                              "--from out")  # fmt: skip
+        raise RefusedIdentity(f"{location or folder} did not begin with the weights of {begin_from}; use another "
+                              "--run, or leave --from out")  # fmt: skip
     return None if recorded is None else Origin(recorded["run"], recorded["step"])
 
 

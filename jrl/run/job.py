@@ -332,7 +332,7 @@ def open_job(
                 display.note(f"{name}{': ' * bool(name)}{len(one)} examples; dropped or noticed: {counts}")
         data = data_fingerprint(config, source, stored)
         processes.agree("data", {"data": data, "examples": len(source)})
-        origin = origin_of(folder, begin_from)
+        origin = origin_of(folder, begin_from, address)
         processes.agree("the run to begin from", manifest_entry(origin).get("from", {}))
         if beside is not None:
             tokenizer = beside.tokenizer
@@ -342,7 +342,7 @@ def open_job(
         else:
             tokenizer = tokenizer_of_origin(origin, parts, folder, processes)
         manifest = {**identify(config, parts, tokenizer, data), **manifest_entry(origin)}
-        changes = refuse_another(folder, manifest, config, accept_change=accept_change)
+        changes = refuse_another(folder, manifest, config, accept_change=accept_change, location=address)
         started = config  # where weights come from, which a resumed run needs no more
         config = with_saved_model(config, folder)
         if beside is None:
