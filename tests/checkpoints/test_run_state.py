@@ -727,7 +727,8 @@ def test_shards_that_leave_a_gap_are_refused(tmp_path):
     first, second, *others = placed["rows"]
     for wrong, message in [
         ([second, *others], "the shards of leaf rows have 21 elements, and it has 24"),
-        ([second, second, *others], "the shards of leaf rows hold 21 of the 24 elements"),  # one twice, one missing
+        ([second, second, *others], "a shard of leaf rows is there twice"),
+            ([["shards-0.bin", 0, [[0, 2], [0, 2]]], *others], "the shards of leaf rows have 22 elements"),
         ([["../elsewhere", *first[1:]], second, *others], r"at 0 of '../elsewhere', which the step does not hold"),
         ([[first[0], files[first[0]]["bytes"], first[2]], second, *others], "which the step does not hold"),
         ([[*first[:2], [[0, 1], [-3, 0]]], second, *others], "which the step does not hold"),

@@ -95,6 +95,8 @@ def _check_placed(
         if name not in files or offset < 0 or end > files[name]["bytes"] or not within:
             raise ValueError(f"leaf {leaf} has a shard {bounds} at {offset} of {name!r}, which the step does not hold")
         size += count
+    if len({str(bounds) for _, _, bounds in shards}) < len(shards):
+        raise ValueError(f"a shard of leaf {leaf} is there twice")
     if size != math.prod(target.shape):
         raise ValueError(f"the shards of leaf {leaf} have {size} elements, and it has {math.prod(target.shape)}")
 
