@@ -663,7 +663,7 @@ def test_a_checksum_is_the_sum_over_shards():
 
 def test_what_several_processes_save_is_verified_by_checksums_without_a_gather(tmp_path, monkeypatch):
     monkeypatch.setattr(digest, "whole_leaf", None)  # nothing is gathered
-    state = {"w": np.arange(4.0), "key": jax.random.key(3)}
+    state = {"w": np.arange(4.0), "step": np.int32(7)}
 
     def save(processes):
         run_state.save_step(tmp_path / str(processes.index), 1, state, {}, processes, shared=False)
@@ -728,7 +728,7 @@ def test_shards_that_leave_a_gap_are_refused(tmp_path):
     for wrong, message in [
         ([second, *others], "the shards of leaf rows have 21 elements, and it has 24"),
         ([second, second, *others], "a shard of leaf rows is there twice"),
-            ([["shards-0.bin", 0, [[0, 2], [0, 2]]], *others], "the shards of leaf rows have 22 elements"),
+        ([["shards-0.bin", 0, [[0, 2], [0, 2]]], *others], "the shards of leaf rows have 22 elements"),
         ([["../elsewhere", *first[1:]], second, *others], r"at 0 of '../elsewhere', which the step does not hold"),
         ([[first[0], files[first[0]]["bytes"], first[2]], second, *others], "which the step does not hold"),
         ([[*first[:2], [[0, 1], [-3, 0]]], second, *others], "which the step does not hold"),
