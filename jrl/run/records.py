@@ -290,13 +290,13 @@ def policy_beginning(job: Job, key: Array) -> TrainState:
       key: the run's root.
     """
     if job.origin is not None:
-        return state_from_run(job.origin, job.programs, key, abstract(key, job.mesh))
+        return state_from_run(job.origin, job.programs, key, abstract(key, job.mesh), job.processes)
     if job.published is None:
         return job.programs.init(key)
     tenths = lambda done, total: f"{10 * (10 * done // total)} % of {total / 1e9:.1f} GB"
     on_progress = lambda done, total: job.display.phase(f"reading weights: {tenths(done, total)}")
     weights = load(job.published, job.mesh, on_progress)
-    refuse_other_weights(job, int(jax.jit(fingerprint)(weights)))
+    refuse_other_weights(job, int(fetch(jax.jit(fingerprint)(weights))))
     if job.config.adapter is not None and job.config.adapter.base is not None:
         weights = quantized(job, weights)
     return job.programs.init_from(weights, key)
@@ -433,7 +433,7 @@ def emit(job: Job, step: Step) -> Step:
     """Fetches a step's metrics and writes them. Raises StopRun where learning has stopped being possible."""
     if job.run_clock is not None:
         job.run_clock.wait_for(step.metrics[OF_UPDATES])
-    step.metrics = {name: _number(value) for name, value in jax.device_get(step.metrics).items()}
+    step.metrics = {name: _number(value) for name, value in fetch(step.metrics).items()}
     step.metrics |= time_metrics(job, step)
     if step.metrics.get("rollout/valid_share") == 0:  # nothing was judged: there is no reward, not one of 0
         step.metrics |= {name: None for name in step.metrics if name.startswith("reward/")}
@@ -500,13 +500,12 @@ def keep(job: Job, step: Step) -> None:
     """Appends a step's rollouts to the store."""
     if not job.config.log.rollouts or step.batch is None:
         return
-    fields_on_host = step.rollout
+    fields_on_host, fingerprint = step.rollout, fetch(step.batch.rollout.weights_fingerprint)
     if not job.processes.writer:
         return
     prompts, completions = zip(*step.texts)
     ids = [visit.example.id for visit in step.batch.visits]
     uids = np.array([visit.uid for visit in step.batch.visits], np.uint32)
-    fingerprint = jax.device_get(step.batch.rollout.weights_fingerprint)
     sampled = [stage for stage in job.stages if isinstance(stage, OnlineStage)]
     components = tuple(dict.fromkeys(name for stage in sampled for name in stage.sampler.components))
     of_tokens = any(stage.rewards_tokens for stage in sampled)

@@ -25,16 +25,17 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 from orbax.checkpoint import v1 as ocp
 
 from jrl import paths
-from jrl.device.placement import place_on_mesh
+from jrl.device.placement import place_on_mesh, processes_of
 from jrl.device.processes import ONE, OtherProcessFailed, Processes
 from jrl.run.checkpoints import digest
 from jrl.run.checkpoints.shards import read_shards, write_shards
@@ -88,6 +89,7 @@ def open_run_state(
     pinned: Collection[int] = (),
     processes: Processes = ONE,
     shared: bool = True,
+    by_shards: bool = False,
 ) -> RunState:
     """Opens (or makes) a folder of saves and sweeps interrupted ones.
 
@@ -101,6 +103,7 @@ def open_run_state(
     Of several processes all call all of these: each writes and reads its own shards, and process 0 does the rest.
     shared: whether all processes see the folder. False: each has a folder of its own, which at the opening holds all
       that the others' do; a save is what they then hold together.
+    by_shards: each process writes a file of its shards into a shared folder too: some have no device of some arrays.
     Raises ValueError for keep < 1.
     """
     if keep < 1:
@@ -119,7 +122,7 @@ def open_run_state(
 
     def save(step: int, state: PyTree, host: Mapping[str, Any], skipped: int = 0) -> None:
         check_open()
-        save_step(folder, step, state, host, processes, shared=shared)
+        save_step(folder, step, state, host, processes, shared=shared, by_shards=by_shards)
         if not writes:
             return
         present = list_steps(folder)
@@ -205,6 +208,7 @@ def save_step(
     processes: Processes = ONE,
     *,
     shared: bool = True,
+    by_shards: bool = False,
 ) -> None:
     """Writes one step: temporary folder, sync, read back, one rename, sync.
 
@@ -212,7 +216,7 @@ def save_step(
       state: pytree of jax or numpy arrays, typed keys included; None is not a leaf.
       host: JSON values, no NaN (write None); process 0's counts.
       processes: those that hold the state; each writes its own shards.
-      shared: as in `open_run_state`.
+      shared, by_shards: as in `open_run_state`.
     Raises: SaveFailed where the disk is full or the bytes read back differ; TypeError or ValueError for a leaf or a
       host value that cannot be saved, before anything is written.
     """
@@ -231,7 +235,7 @@ def save_step(
             paths.remove_tree(temporary)
             paths.make_dir(temporary)
         processes.barrier(f"save {step}")
-        if shared:
+        if shared and not by_shards:
             _write_together(temporary, step, arrays, described, host_bytes, processes)
         else:
             _write_apart(temporary, step, arrays, described, host_bytes, processes)
@@ -282,7 +286,7 @@ def _write_apart(
     host_bytes: bytes,
     processes: Processes,
 ) -> None:
-    """Writes what this process has of a step into a folder of its own, and reads it back."""
+    """Writes what this process has of a step into a file of its own, and reads it back."""
     files, placed = write_shards(temporary, arrays, processes.index)
     if processes.writer:
         paths.write_bytes_atomic(temporary / "host.json", host_bytes)
@@ -387,6 +391,8 @@ def _read(
         try:
             if body["format"] == SHARDS_FORMAT:
                 loaded = read_shards(step_dir(folder, step), body["shards"], targets, body["files"])
+            elif not _are_everywhere(targets.values(), processes):
+                loaded = _load_alone(step_dir(folder, step) / "state", targets, processes)
             else:
                 with _context():
                     loaded = ocp.load(step_dir(folder, step) / "state", targets) if targets else {}
@@ -409,6 +415,25 @@ def _read(
     _together(processes, step, f"read {step}", compare)
     state = jax.tree_util.tree_map_with_path(lambda path, _: leaves[digest.leaf_path(path)], abstract_state)
     return state, host
+
+
+def _are_everywhere(targets: Iterable[Any], processes: Processes) -> bool:
+    """Whether every process has a device of every array."""
+    meshes = {
+        target.sharding.mesh for target in targets if isinstance(getattr(target, "sharding", None), NamedSharding)
+    }
+    return processes.count == 1 or all(len(processes_of(mesh)) == processes.count for mesh in meshes)
+
+
+def _load_alone(state: Path, targets: Mapping[str, Any], processes: Processes) -> dict[str, Any]:
+    """Returns the arrays of a step that orbax wrote, where some process has no device of some: each process reads them
+    one after the other and places what its devices hold."""
+    loaded = {}
+    for name, target in targets.items():
+        with _context(alone=processes):
+            array = ocp.load(state, {name: np.empty(target.shape, target.dtype)})[name]
+        loaded[name] = array if isinstance(target, np.ndarray) else place_on_mesh(array, target.sharding)
+    return loaded
 
 
 def _together(processes: Processes, step: int, what: str, read: Callable[[], Any]) -> Any:

@@ -3,7 +3,7 @@
     ROOT/00000005/shards-1.bin     the shards of process 1, row-major, each at a multiple of ALIGNMENT bytes
 
 The step's manifest has file, offset and bounds of every shard, so any number of processes reads the arrays, on any
-mesh. Orbax has no such form: its processes must see one folder.
+mesh. Orbax has no such form: its processes must see one folder, and each must have a device of every array.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import Any
 
 import jax
 import numpy as np
+
+from jrl.device.placement import without_shards
 
 Bounds = list[list[int]]  # of every axis [start, stop]
 ALIGNMENT = 64
@@ -112,6 +114,8 @@ def _read_leaf(folder: Path, leaf: str, shards: Sequence[Sequence[Any]], target:
 
     if isinstance(target, np.ndarray):
         return part([slice(None)] * target.ndim)
+    if not target.sharding.addressable_devices:
+        return without_shards(target)
     where = target.sharding.addressable_devices_indices_map(target.shape)
     placed = [jax.device_put(part(index), device) for device, index in where.items()]
     return jax.make_array_from_single_device_arrays(target.shape, target.sharding, placed)
