@@ -168,6 +168,8 @@ def last_checkpoint(args: argparse.Namespace) -> str:
     """Returns a sentence on the newest save of the run that a command trains, "" for the other commands."""
     if args.command != "train" or args.run is None or str(args.run).startswith("gs:"):  # not opened so far
         return ""
+    if (committed := getattr(args, "committed", None)) is not None:  # of a run in a bucket: what others can go on from
+        return f"Last checkpoint: step {max(committed())}." if committed() else "Nothing was committed."
     folder = args.run / "checkpoints"
     readable = os.path.isdir(folder) and os.access(folder, os.R_OK)
     steps = [int(name) for name in os.listdir(folder) if name.isdecimal()] if readable else []
@@ -274,7 +276,7 @@ def train(args: argparse.Namespace) -> int:
                 )
             processes.agree("configuration and code", facts(*loaded, processes))  # before a bucket is written to
             with open_run_folder(run_folder(args.run), processes) as folder:
-                args.run = folder.path
+                args.run, args.committed = folder.path, folder.committed
                 had = steps_summarized(args.run)
                 made = sum(1 for _ in run(args.config, args.bindings, run=folder, stop=stop, processes=processes,
                                           accept_change=args.accept_change, begin_from=args.begin_from,
@@ -691,9 +693,10 @@ def replay(args: argparse.Namespace) -> int:
 
 def repeat(args: argparse.Namespace) -> int:
     prepare_jax(args)
+    from jrl.run.bucket_run import readable
     from jrl.run.replay import repeat as run
 
-    repeated = run(args.source, args.step)
+    repeated = run(readable(args.source), args.step)
     print(f"updates {repeated.first + 1} to {repeated.step} from the rollout store")
     if repeated.different is None:
         print(f"there is no checkpoint of step {repeated.step} to compare with")
@@ -812,7 +815,7 @@ def _sweep_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _compare_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", metavar="RUN", nargs="+", type=_folder,
-                        help="folders of runs, or of sweeps for all their members")  # fmt: skip
+                        help="folders or gs:// addresses of runs, folders of sweeps for all their members")  # fmt: skip
     _comparison(parser)
     parser.add_argument("--out", metavar="DIR", type=_folder, help="write report.html, charts and comparison.json here")
     parser.add_argument("--json", action="store_true", help="one JSON object")

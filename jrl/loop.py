@@ -128,7 +128,7 @@ def resume(job: Job) -> Progress:
         if job.record_change is None:
             raise
         raise StateMismatch(
-            f"--accept-change cannot continue with this change: {error}. Nothing was changed in {job.folder}"
+            f"--accept-change cannot continue with this change: {error}. Nothing was changed in {job.location}"
         ) from error
     if job.record_change is not None:
         job.record_change(job.done)

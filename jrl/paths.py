@@ -36,8 +36,8 @@ def local(path: str | os.PathLike[str]) -> Path:
     if scheme := _SCHEME.match(text):
         raise ValueError(
             f"{text!r} is a {scheme[1]}:// address, and here only local files can be used. A gs:// address may be the "
-            "run that `jrl train --run` trains, what fingerprint, doctor, eval, rollouts, sample, score and export "
-            "read, --from, and the path of a model, a tokenizer or data; else copy it to this machine"
+            "run that `jrl train --run` trains, what fingerprint, doctor, eval, rollouts, sample, score, export, "
+            "replay and compare read, --from, and the path of a model, a tokenizer or data; else copy it here"
         )
     return Path(text)
 

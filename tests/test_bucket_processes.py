@@ -8,7 +8,7 @@ from processes_in_threads import together
 
 from jrl import paths
 from jrl.bucket.client import BucketError
-from jrl.device.processes import OtherProcessFailed, ProcessesDisagree
+from jrl.device.processes import OtherProcessFailed, Processes, ProcessesDisagree
 from jrl.run import bucket_run
 
 
@@ -121,6 +121,15 @@ def test_a_step_of_which_a_file_is_missing_is_not_committed(tmp_path):
     assert "step 1 is not committed: no process has shards-1.bin" in str(found[0])
     assert isinstance(found[1], OtherProcessFailed)
     assert bucket_run.read_commit(client(store), "run", ADDRESS)[0].files == {}
+
+
+def test_a_manifest_that_cannot_be_read_is_not_committed(tmp_path):
+    place = tmp_path / "checkpoints" / "00000003"
+    place.mkdir(parents=True)
+    for damaged in ("{", "[]", '{"body": {}}'):
+        (place / "manifest.json").write_text(damaged)
+        with pytest.raises(BucketError, match="step 3 is not committed: its manifest on this machine cannot be read"):
+            bucket_run.check_steps_complete(tmp_path, {"checkpoints/00000003/manifest.json": ()}, Processes(0, 2))
 
 
 def test_processes_whose_run_was_taken_stop(tmp_path):

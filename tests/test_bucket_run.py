@@ -18,18 +18,20 @@ import numpy as np
 import pytest
 from bucket_stand_in import Died, Store, addressed, client, contents, opened, serving
 from safetensors.numpy import save
+from sweep.run_folders import rewards, write_run
 
-from jrl import api, paths
+from jrl import api, cli, paths
 from jrl.bucket import credentials, local_copies
 from jrl.bucket.client import Bucket, BucketError, Conflict, Missing
 from jrl.bucket.crc32c import crc32c
 from jrl.models.pretrained import peft, published
 from jrl.rollout.reward_gate import Gate, load_gate
-from jrl.run import begin_from, bucket_run, identity, teacher
+from jrl.run import begin_from, bucket_run, fault, identity, records, teacher
 from jrl.run.checkpoints.lock import RunIsHeld
 from jrl.run.lease import take_lease
 from jrl.tasks.tokenizers import pieces
 from jrl.tools import inspect_data
+from jrl.tools.sweep.runs import COMPARED
 
 
 def write_step(folder, step):
@@ -648,3 +650,63 @@ def test_adapters_gates_pieces_and_inspected_rows_may_be_in_a_bucket(served):
         pieces.build(pieces.SentencePiece(path="gs://bucket/pieces.model"), ())
     put("rows.jsonl", b'{"prompt": "1 + 1 =", "answer": "2"}\n')
     assert len(inspect_data.open_file("gs:/bucket/rows.jsonl", None, None, None).source) == 1
+
+
+def test_runs_in_a_bucket_are_compared_by_what_is_small_of_them(served, tmp_path, capsys):
+    for seed in (0, 1):
+        with bucket_run.open_run_folder(f"gs://bucket/run{seed}") as folder:
+            written = write_run(tmp_path / f"run{seed}", rows=rewards(0.5, 0.25 + seed), seed=seed)
+            write_step(folder.path, 1)
+            for name in COMPARED:
+                shutil.copy(written / name, folder.path / name)
+    assert cli.main(["compare", "gs://bucket/run0", "gs://bucket/run1", "--json", "--out", str(tmp_path / "out")]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["metrics"]["reward/mean"]
+    assert [(run["run"], run["score"]) for run in row["runs"]] == [
+        ("gs://bucket/run0", 0.25),
+        ("gs://bucket/run1", 1.25),
+    ]
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "<tr><td>run0</td>" in page and "buckets" not in page
+    read = {
+        name.split("/files/")[1].split("/")[0]
+        for method, name in served.requests
+        if "/files/" in name and method == "GET"
+    }
+    assert read == {*COMPARED}
+    assert cli.main(["compare", "gs://bucket/run0", "gs://bucket/run0"]) == 2
+    assert "a run is given twice: gs://bucket/run0" in capsys.readouterr().err
+    client(served).put("model/config.json", b"{}")
+    assert cli.main(["compare", "gs://bucket/run0", "gs://bucket/model"]) == 2
+    assert "gs://bucket/model is not a run: there is no run.json" in capsys.readouterr().err
+
+
+def test_a_bundle_in_a_bucket_is_read_alone(served):
+    with bucket_run.open_run_folder("gs://bucket/run") as folder:
+        write_step(folder.path, 1)
+        (folder.path / "fault").mkdir()
+        (folder.path / "fault" / "fault.json").write_text("{}")
+    place = fault.readable_bundle("gs://bucket/run/fault")
+    assert contents(place.parent) == {"fault/fault.json": b"{}"}
+    with pytest.raises(ValueError, match="gs://bucket/run is not the bundle of a run; give gs://BUCKET/NAME/fault"):
+        fault.readable_bundle("gs://bucket/run")
+
+
+def test_messages_name_the_address_and_what_is_committed(served, tmp_path, capsys):
+    with pytest.raises(identity.RefusedIdentity, match=r"^gs://bucket/run did not begin with the weights of other"):
+        (tmp_path / "manifest.json").write_text(json.dumps({"format": 1, "identity": {}, "environment": {}}))
+        begin_from.origin_of(tmp_path, "other", "gs://bucket/run")
+    job = types.SimpleNamespace(address="gs://bucket/run", location="gs://bucket/run", folder=tmp_path)
+    assert (
+        records.to_bring_back(job) == "restore the deleted objects below gs://bucket/run, where the bucket keeps them"
+    )
+    job.address = None
+    assert records.to_bring_back(job) == f"put a good copy of one back under {tmp_path / 'checkpoints'}"
+    args = cli.parser_of("train").parse_args(["tiny", "--run", "gs://bucket/run"])
+    assert cli.last_checkpoint(args) == ""
+    with bucket_run.open_run_folder("gs://bucket/run") as folder:
+        args.run, args.committed = folder.path, folder.committed
+        assert cli.last_checkpoint(args) == "Nothing was committed."
+        write_step(folder.path, 1)
+        assert cli.last_checkpoint(args) == "Nothing was committed."  # it is on this machine only
+        folder.publish()
+        assert cli.last_checkpoint(args) == "Last checkpoint: step 1."

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -127,3 +128,35 @@ def test_processes_stand_in_for_slices(tmp_path):
     train(tmp_path / "slices", *mesh, "MeshShape.slices=2")
     train(tmp_path / "mesh", *mesh)
     assert metrics(tmp_path / "slices") == metrics(tmp_path / "mesh")
+
+
+SLICES = ["MeshShape.data=2", "MeshShape.slices=2", *APART[1:], "sample/MeshShape.data=1", "sample/MeshShape.slices=1"]
+
+
+@pytest.mark.slow
+def test_processes_that_only_sample_draw_what_one_process_does(tmp_path):
+    """Two of three learn, each for a slice, and the third samples. A draw under way is saved; by one process, and in
+    turn, the run goes on from that."""
+    train(tmp_path / "three", *SLICES, "Online.steps=2", processes=3, devices=1)
+    shutil.copytree(tmp_path / "three", tmp_path / "alone")
+    train(tmp_path / "three", *SLICES, "Online.steps=4", processes=3, devices=1)
+    again = train(tmp_path / "again", *SLICES, "Online.steps=4", processes=3, devices=1)
+    assert metrics(tmp_path / "three") == metrics(tmp_path / "again")
+    assert "sampling on devices of its own" in again.stdout + again.stderr
+    short_runs.run(ONE_SMALL, tmp_path / "one", *SLICES, "Online.steps=4")
+    assert_same(tmp_path / "three", tmp_path / "one")
+    short_runs.run(ONE_SMALL, tmp_path / "alone", *SLICES, "Online.steps=4")
+    assert_same(tmp_path / "alone", tmp_path / "one")
+
+
+@pytest.mark.slow
+def test_a_run_that_one_process_saved_goes_on_where_processes_only_sample(tmp_path):
+    """Of three slices one learns and two sample, with more lag; what one process saved in orbax's form is read."""
+    bindings = [
+        *APART[1:3], "MeshShape.data=1", "sample/MeshShape.slices=2", "Online.lag=2", "Data.held_out_every=3",
+        "GRPO.importance=@TruncatedImportance()", "Config.eval=@Eval()", "Eval.prompts=4", "Eval.batch=4",
+    ]  # fmt: skip
+    short_runs.run(ONE_SMALL, tmp_path / "run", *bindings, "Online.steps=2")
+    train(tmp_path / "run", *bindings, "Online.steps=4", processes=3, devices=1)
+    short_runs.run(ONE_SMALL, tmp_path / "one", *bindings, "Online.steps=4")
+    assert_same(tmp_path / "run", tmp_path / "one")

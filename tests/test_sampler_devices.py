@@ -14,11 +14,12 @@ import short_runs
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jrl.config.errors import ConfigError
+from jrl.device import program_cache
+from jrl.device import transfer as transfers
 from jrl.device.sharding import AXES, MeshShape, split_devices, split_meshes, split_sizes
 from jrl.device.transfer import publication, replace_leaf, shared_cuts, transfer
 from jrl.ops.fingerprint import fingerprint
 from jrl.run import sampler_devices
-from jrl.run.agreement import check_several
 from jrl.run.records import to_save
 
 TINY = [
@@ -126,13 +127,74 @@ def test_every_process_has_devices_of_both_meshes():
     assert places(learn) == [(0, 0), (0, 1), (1, 0), (1, 1)] and places(sample) == [(0, 2), (1, 2)]
     learn, sample = split_devices(on_hosts(8), 5, 2)
     assert places(learn) == [(0, n) for n in range(5)] and places(sample) == [(0, 5), (0, 6)]
-    # Chips of a host are next to each other in a torus: a plan takes whole hosts, and several of them do not run so.
+    # Chips of a host are next to each other in a torus: hosts learn, and others sample.
     learn, sample = split_devices(on_hosts(4, 4, platform="tpu"), 4, 4)
     assert {device.process_index for device in learn} == {0} and {device.process_index for device in sample} == {1}
-    apart = SimpleNamespace(sampler_mesh=MeshShape())
-    check_several(apart, 2, "gpu")
-    with pytest.raises(ValueError, match="needs one process on TPUs, and there are 2"):
-        check_several(apart, 2, "tpu")
+
+
+def of_slices(*counts):
+    """Returns TPUs, those of several slices in turn."""
+    of = lambda index, n: SimpleNamespace(process_index=index, id=n, platform="tpu", slice_index=index)
+    return [of(index, n) for n in range(max(counts)) for index, count in enumerate(counts) if n < count]
+
+
+def test_slices_learn_and_the_slices_behind_them_sample():
+    indices = lambda part: [device.slice_index for device in part]
+    learn, sample = split_devices(of_slices(4, 4), 4, 4)
+    assert indices(learn) == [0] * 4 and indices(sample) == [1] * 4
+    learn, sample = split_devices(of_slices(2, 2, 2), 4, 2, (2, 1))
+    assert indices(learn) == [0, 0, 1, 1] and indices(sample) == [2, 2]
+    # Devices that know no slices stand in for them in order: the split of the same meshes without.
+    first, second = split_devices(jax.devices()[:6], 4, 2, (2, 1))
+    assert (first, second) == split_devices(jax.devices()[:6], 4, 2)
+    assert split_devices(on_hosts(2, 2, 2), 4, 2, (2, 1))[1] == on_hosts(2, 2, 2)[4:]  # a process that only samples
+
+
+@pytest.mark.parametrize(
+    ("devices", "learn", "sample", "slices"),
+    [
+        (of_slices(4, 4), 4, 2, (1, 1)),  # a part of a slice
+        (of_slices(4, 4), 6, 2, (1, 1)),  # across
+        (of_slices(4, 4), 8, 4, (2, 1)),  # one more than there are
+        (of_slices(4, 4), 4, 4, (2, 1)),
+    ],
+)
+def test_a_mesh_that_crosses_slices_is_refused(devices, learn, sample, slices):
+    with pytest.raises(ValueError, match=f"takes {learn} devices on {slices[0]} slices .* {sample} on {slices[1]}"):
+        split_devices(devices, learn, sample, slices)
+
+
+@pytest.mark.parametrize(
+    ("learner", "sampler", "spec"),
+    [
+        (MeshShape(fsdp=2), MeshShape(fsdp=2), PartitionSpec("fsdp", None)),
+        (MeshShape(data=2, tensor=2), MeshShape(tensor=2), PartitionSpec(None, "tensor")),
+        (MeshShape(fsdp=2), MeshShape(data=2, fsdp=2), PartitionSpec("fsdp")),  # each shard to two devices: two rounds
+        (MeshShape(data=2), MeshShape(data=5), PartitionSpec()),
+    ],
+)
+def test_shards_are_sent_to_the_devices_of_other_processes(learner, sampler, spec):
+    """The program that sends them, here between devices of one process."""
+    learner, sampler = split_meshes(learner, sampler, jax.devices())
+    for x in (np.arange(64, dtype=np.float32).reshape(8, 8), np.array([True, False]), np.int32(7)):
+        own = spec if x.ndim == 2 else PartitionSpec()
+        sent = transfers._sent(jax.device_put(x, NamedSharding(learner, own)), NamedSharding(sampler, own))
+        assert sent.sharding == NamedSharding(sampler, own) and sent.dtype == x.dtype
+        for shard in sent.addressable_shards:
+            np.testing.assert_array_equal(shard.data, x[shard.index])
+
+
+def test_a_process_without_devices_of_a_mesh_runs_its_programs_as_shapes(monkeypatch):
+    learner, _ = split_meshes(MeshShape(fsdp=2), MeshShape(), jax.devices())
+    x = jax.device_put(np.arange(4.0, dtype=np.float32), NamedSharding(learner, PartitionSpec("fsdp")))
+    monkeypatch.setattr(program_cache, "is_here", lambda mesh: False)
+    made = []
+    monkeypatch.setattr(program_cache, "without_shards", lambda shape: made.append(shape) or shape)
+    with jax.set_mesh(learner), contextlib.closing(program_cache.ProgramCache()) as cache:
+        double = cache.program("double", jnp.negative)
+        result = double.compile(x)
+        assert double(x) == result and made == [result] and cache.size() == 0
+    assert (result.shape, result.dtype, result.sharding) == (x.shape, x.dtype, x.sharding)
 
 
 @pytest.mark.parametrize(("hosts", "learn", "sample"), [((4, 4), 3, 2), ((4, 4), 2, 3), ((4, 2), 4, 2)])
@@ -178,6 +240,9 @@ def test_the_bytes_of_a_publication():
     # The same cuts: nothing is gathered. 800 / 8 + 40 + 8, twice while a draw reads the old ones.
     equal = stated(learner, held=2)
     assert equal == (148, 148, 2, 0, 0) and equal.peak == 296
+    # To other processes by a program: the largest leaf as often again.
+    sent = publication(leaves_between(learner, learner, leaves), learner, learner, 1, sent=True)
+    assert sent == (148, 148, 1, 100, 100) and sent.peak == 248
     # Another tensor: whole leaves travel, and are cut at their destination: 800 / 4 + 80 / 4 + 8.
     other = stated({"fsdp": 1, "tensor": 4}, held=1)
     assert other == (228, 888, 1, 800, 800) and other.peak == 1028

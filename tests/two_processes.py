@@ -54,6 +54,9 @@ def main(port, index, folder):
         processes.agree("configuration", {"rate": index, "seed": 3})
     except ProcessesDisagree as error:
         refused = str(error)
+    long = np.arange(1_000_000, dtype=np.float32)  # in four pieces
+    for of, found in enumerate(processes.exchange("long", long + processes.index)):
+        np.testing.assert_array_equal(found, long + of)
     stops = [processes.any("stop", asked) for asked in (False, index == "1")]
 
     saves = open_run_state(folder, keep=2, processes=processes)

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# What the scripts here share: gcloud, the slice, and the dry run. Sourced by each of them, never run.
+# What the scripts here share: gcloud, the slices, and the dry run. Sourced by each of them, never run.
 #
 # Nothing happens without --yes: a command that would spend money, change a machine or remove one is printed instead.
 # Environment: NAME ZONE (of the queued resource), PROJECT (gcloud's own where it is not set).
 
 set -euo pipefail
 
-: "${NAME:?set NAME, the name of the slice}" "${ZONE:?set ZONE, such as us-central2-b}"
+: "${NAME:?set NAME, that of the queued resource}" "${ZONE:?set ZONE, such as us-central2-b}"
 scope=(--zone "$ZONE" ${PROJECT:+--project "$PROJECT"})
 yes=false
 
@@ -21,9 +21,14 @@ run() {
     fi
 }
 
-# on_all COMMAND: on every host of the slice at once. gcloud shows the output when all have ended.
+# on_all COMMAND: on every host of all slices at once. gcloud shows the output when all have ended.
 on_all() {
-    run gcloud compute tpus tpu-vm ssh "$NAME" "${scope[@]}" --worker=all --command "$1"
+    run gcloud compute tpus queued-resources ssh "$NAME" "${scope[@]}" --node=all --worker=all --command "$1"
+}
+
+# on_first COMMAND: on host 0 of slice 0, where process 0 of the run is. It asks only: --yes or not.
+on_first() {
+    gcloud compute tpus queued-resources ssh "$NAME" "${scope[@]}" --node=0 --worker=0 --command "$1"
 }
 
 # state: of the queued resource, such as ACTIVE, WAITING_FOR_RESOURCES, SUSPENDED; NONE where there is none.

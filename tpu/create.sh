@@ -1,17 +1,28 @@
 #!/usr/bin/env bash
-# Asks for a TPU slice as a queued resource, and waits until it is there.
-#   NAME=jrl ZONE=us-central2-b tpu/create.sh TYPE RUNTIME [--spot | --on-demand | --flex-start DURATION] [--yes]
-#   for example: tpu/create.sh v5litepod-16 v2-alpha-tpuv5-lite --spot --yes
+# Asks for a TPU slice as a queued resource, or for N slices with the data center's network between them, and waits
+# until all of them are there.
+#   NAME=jrl ZONE=us-central2-b tpu/create.sh TYPE RUNTIME [--slices N] [--spot | --on-demand | --flex-start DURATION] [--yes]
+#   for example: tpu/create.sh v5litepod-16 v2-alpha-tpuv5-lite --slices 2 --spot --yes
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 type=${1:?TYPE, such as v5litepod-16} runtime=${2:?RUNTIME, such as v2-alpha-tpuv5-lite}
 shift 2
-kind=(--spot)
+kind=(--spot) nodes=(--node-id "$NAME")
 while (($#)); do
     case $1 in
         --spot) kind=(--spot) ;;
         --on-demand) kind=() ;;
         --flex-start)
             kind=(--provisioning-model flex-start --max-run-duration "${2:?--flex-start DURATION, such as 4h}")
+            shift
+            ;;
+        --slices)
+            slices=${2:?--slices N, such as 2}
+            [[ $slices =~ ^[1-9][0-9]*$ ]] || {
+                echo "create.sh: --slices $slices is no count of slices" >&2
+                exit 2
+            }
+            # Their names are NAME-0, NAME-1 ...
+            ((slices > 1)) && nodes=(--node-count "$slices" --node-prefix "$NAME")
             shift
             ;;
         --yes) yes=true ;;
@@ -23,7 +34,7 @@ while (($#)); do
     shift
 done
 
-run gcloud compute tpus queued-resources create "$NAME" --node-id "$NAME" "${scope[@]}" \
+run gcloud compute tpus queued-resources create "$NAME" "${nodes[@]}" "${scope[@]}" \
     --accelerator-type "$type" --runtime-version "$runtime" ${kind[@]+"${kind[@]}"}
 $yes || exit 0
 

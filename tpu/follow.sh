@@ -7,5 +7,5 @@ if [[ ${1:-} == --all ]]; then
     # shellcheck disable=SC2016 # the hosts expand it
     on_all 'tail -n 5 jrl/train.log | sed "s/^/$(hostname): /"'
 else
-    gcloud compute tpus tpu-vm ssh "$NAME" "${scope[@]}" --worker=0 --command 'tail -n 40 -F jrl/train.log'
+    on_first 'tail -n 40 -F jrl/train.log'
 fi

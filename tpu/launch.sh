@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Starts a run on every host of a slice, in the background, under tpu/supervise.sh. RUN is a folder that all hosts see.
+# Starts a run on every host of all slices, in the background, under tpu/supervise.sh. RUN is a folder that all hosts see.
 #   NAME=jrl ZONE=us-central2-b tpu/launch.sh CONFIG RUN [--yes] [NAME=VALUE ...]
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 config=${1:?CONFIG} folder=${2:?RUN, a folder that all hosts see}
@@ -10,5 +10,5 @@ for argument; do
 done
 
 command=$(printf '%q ' tpu/supervise.sh "$config" ${bindings[@]+"${bindings[@]}"} --run "$folder")
-on_all "cd jrl && nohup $command > train.log 2>&1 < /dev/null & sleep 1"
+on_all "cd jrl && rm -f exit_code && EXIT_CODE=exit_code nohup $command > train.log 2>&1 < /dev/null & sleep 1"
 echo "follow it with: NAME=$NAME ZONE=$ZONE tpu/follow.sh"

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Runs `jrl train` on one host and starts it again where another host was lost, until the run is done.
 #   tpu/supervise.sh CONFIG [NAME=VALUE ...] --run DIR
+# With EXIT_CODE=FILE the code that it ends with is written there.
 # Exit codes of jrl: 76, another process is gone: again. 75, asked to stop, and saved: not again. Others: not again.
 set -uo pipefail
 JRL=${JRL:-.venv/bin/jrl}
 most=${MOST_RESTARTS:-20} pause=${RESTART_SECONDS:-10}
 child=
+trap 'code=$?; [[ -z ${EXIT_CODE:-} ]] || echo "$code" > "$EXIT_CODE"' EXIT
 trap '[[ -n $child ]] && kill -TERM "$child"' TERM INT HUP
 
 for ((tries = 0; ; tries++)); do

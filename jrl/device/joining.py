@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from jrl.device.placement import set_joined
 from jrl.device.processes import START_SECONDS, Cluster, HostLost, Processes
 
 
@@ -37,6 +38,7 @@ def join(cluster: Cluster, *, start_seconds: int = START_SECONDS) -> Processes:
     processes = Processes(cluster.index, cluster.count, _ServiceStore(jax_client()))
     mine = f"process {cluster.index} ({socket.gethostname()}, pid {os.getpid()})"
     processes.names = tuple(processes.exchange("names", mine))
+    set_joined(processes)
     return processes
 
 
@@ -63,16 +65,40 @@ def jax_client() -> Any:
     return distributed.global_state.client
 
 
+PIECE_SECONDS = 60.0
+PIECE_BYTES = 1 << 20  # of a value in one message; gRPC refuses some of more than 4 MiB
+_IN_PIECES = b"\0pieces "  # begins what stands for a value in pieces; a value begins with JSON
+
+
 class _ServiceStore:
-    """JAX's coordination service as a Store."""
+    """JAX's coordination service as a Store. A long value is in pieces, KEY#0, KEY#1 ..., and KEY has their number."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
+        self._pieces: dict[str, int] = {}  # of the long values that this process has put
 
     def put(self, key: str, value: bytes) -> None:
+        if len(value) > PIECE_BYTES:
+            starts = range(0, len(value), PIECE_BYTES)
+            for number, start in enumerate(starts):
+                self._set(f"{key}#{number}", value[start : start + PIECE_BYTES])
+            self._pieces[key] = len(starts)
+            value = _IN_PIECES + str(len(starts)).encode()
+        self._set(key, value)
+
+    def _set(self, key: str, value: bytes) -> None:
         self._client.key_value_set_bytes(f"jrl/{key}", value, allow_overwrite=True)
 
     def wait(self, key: str, seconds: float) -> bytes | None:
+        value = self._get(key, seconds)
+        if value is None or not value.startswith(_IN_PIECES):
+            return value
+        pieces = [self._get(f"{key}#{number}", PIECE_SECONDS) for number in range(int(value[len(_IN_PIECES) :]))]
+        if None in pieces:  # they were there before KEY
+            raise HostLost(f"the coordination service of process 0 has lost a part of {key}")
+        return b"".join(pieces)
+
+    def _get(self, key: str, seconds: float) -> bytes | None:
         try:
             return self._client.blocking_key_value_get_bytes(f"jrl/{key}", max(1, int(1000 * seconds)))
         except jax.errors.JaxRuntimeError as error:
@@ -86,4 +112,6 @@ class _ServiceStore:
         }
 
     def delete(self, key: str) -> None:
+        for number in range(self._pieces.pop(key, 0)):
+            self._client.key_value_delete(f"jrl/{key}#{number}")
         self._client.key_value_delete(f"jrl/{key}")

@@ -1,8 +1,13 @@
 """Arrays of several processes: `place_on_mesh` puts rows on the devices of all, `fetch` returns a global array on every
-host. With one process these are `jax.device_put` and `jax.device_get`."""
+host. With one process these are `jax.device_put` and `jax.device_get`.
+
+A process may have no device of a mesh: one that only samples has none of the learner's. Its arrays there have a shape
+and no shards, and what it fetches of them the others send.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,8 +15,32 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
+from jrl.device.processes import ONE, Processes
 from jrl.device.sharding import batch_sharding
 from jrl.types import Array, PyTree
+
+_joined: list[Processes] = [ONE]  # JAX's own group of processes, of which a program has one
+
+
+def set_joined(processes: Processes) -> None:
+    """Sets the processes that have joined, through which `fetch` sends."""
+    _joined[:] = [processes]
+
+
+@functools.cache
+def processes_of(mesh: Mesh) -> frozenset[int]:
+    """Returns the indices of the processes that have devices of a mesh."""
+    return frozenset(device.process_index for device in mesh.devices.flat)
+
+
+def is_here(mesh: Mesh) -> bool:
+    """Whether this process has a device of a mesh."""
+    return mesh.empty or jax.process_index() in processes_of(mesh)
+
+
+def without_shards(shape: jax.ShapeDtypeStruct) -> Array:
+    """Returns an array on a mesh of which this process has no device."""
+    return jax.make_array_from_single_device_arrays(shape.shape, shape.sharding, [], dtype=shape.dtype)
 
 
 def place_on_mesh(x: PyTree, sharding: PyTree) -> PyTree:
@@ -35,6 +64,9 @@ def rows_on_mesh(mesh: Mesh, x: np.ndarray) -> Array:
 def _place_leaf(x: Any, sharding: Sharding) -> Array:
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
         return jax.device_put(x, sharding)  # it is on the devices of all processes already
+    if not sharding.addressable_devices:
+        dtype = x.dtype if isinstance(x, jax.Array) else jax.dtypes.canonicalize_dtype(np.asarray(x).dtype)
+        return without_shards(jax.ShapeDtypeStruct(np.shape(x), dtype, sharding=sharding))
     if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
         # Keys are replicated: their data has one more axis, which `sharding` may not know.
         return jax.random.wrap_key_data(_place_leaf(jax.random.key_data(x), sharding), impl=jax.random.key_impl(x))
@@ -46,7 +78,30 @@ def _place_leaf(x: Any, sharding: Sharding) -> Array:
 
 def fetch(tree: PyTree) -> PyTree:
     """Returns arrays as numpy arrays of all their rows, on every host. Arrays with shards on other processes are
-    gathered by one program, which all processes must call."""
+    gathered by one program, which all processes must call; those on a mesh of which some process has no device are sent
+    to it."""
+    leaves, structure = jax.tree.flatten(tree)
+    processes = _joined[0]
+    senders = [_sender(leaf, processes.count) for leaf in leaves]
+    for sender in sorted({*senders} - {None}):
+        places = [place for place, one in enumerate(senders) if one == sender]
+        here = is_here(leaves[places[0]].sharding.mesh)
+        values = _fetch_here([leaves[place] for place in places]) if here else None
+        sent = processes.exchange("fetch", values if processes.index == sender else None)[sender]
+        for place, value in zip(places, sent):
+            leaves[place] = value
+    return _fetch_here(jax.tree.unflatten(structure, leaves))
+
+
+def _sender(leaf: Any, count: int) -> int | None:
+    """Returns the process that sends an array to those without a device of its mesh; None where there are none."""
+    if count == 1 or not isinstance(leaf, jax.Array) or not isinstance(leaf.sharding, NamedSharding):
+        return None
+    have = processes_of(leaf.sharding.mesh)
+    return min(have) if len(have) < count else None
+
+
+def _fetch_here(tree: PyTree) -> PyTree:
     far = [leaf for leaf in jax.tree.leaves(tree) if not _is_near(leaf)]
     if not far:
         return jax.device_get(tree)

@@ -2,7 +2,8 @@
 
 Every program is called through the program cache, which compiles it for each combination of shapes it meets. Programs
 that are known to be needed are precompiled from shapes while the calling thread continues. Once the cache is frozen, a
-call that would compile is an error that names the program and the shape.
+call that would compile is an error that names the program and the shape. A process without a device of the mesh that a
+program runs on compiles and runs nothing, and returns arrays without shards.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from jrl.device.host_memory import HOST, memory_kind
+from jrl.device.placement import is_here, without_shards
 
 # Weights of the next product are gathered while one computes: of 14 gathers a layer of 8B over fsdp 16 the update waits
 # for 2 in place of all. Source: MaxText's flags for TPUs (async collective fusion), which libtpu takes as options too.
@@ -57,6 +59,8 @@ class Program:
         self._pending: dict[tuple, Future] = {}  # compiling, and not called yet
 
     def __call__(self, *args: Any) -> Any:
+        if not is_here(jax.sharding.get_mesh()):
+            return jax.tree.map(without_shards, self.shape(*args))
         return self._executable(args)(*args)
 
     def shape(self, *args: Any) -> Any:
@@ -75,7 +79,7 @@ class Program:
         """Starts to compile for these arguments and returns what `shape` does. The first call waits for the
         compiler."""
         signature = _signature(args)
-        if not self._knows(signature):
+        if is_here(jax.sharding.get_mesh()) and not self._knows(signature):
             self._check_not_frozen(args, signature)
             # Tracing and lowering hold the interpreter anyway; the compiler does not.
             self._pending[signature] = self._program_cache.compiler.submit(self._jitted.lower(*args).compile)

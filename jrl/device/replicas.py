@@ -29,7 +29,7 @@ def differing_replica(tree: PyTree) -> Difference | None:
     named = [(path, x) for path, x in jax.tree_util.tree_leaves_with_path(tree) if memory_kind(x) != HOST and x.size]
     mesh = jax.sharding.get_mesh()
     leaves = [jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x for _, x in named]
-    sums = fetch(_sums(leaves))  # [devices, leaves]
+    sums = fetch(_sums(leaves))  # [devices, leaves]; the same in all processes, also in those that hold none of them
     devices = list(mesh.devices.flat)
     place_of = {device: i for i, device in enumerate(devices)}
     for column, ((path, _), leaf) in enumerate(zip(named, leaves)):

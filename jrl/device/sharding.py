@@ -136,13 +136,13 @@ def devices_by_slice(devices: Sequence[Any], count: int, slices: int) -> list[li
 
 def split_meshes(learner: MeshShape, sampler: MeshShape, devices: Sequence[Any] | None = None) -> tuple[Mesh, Mesh]:
     """Returns two meshes without a device in common: the learner's over the first devices, the sampler's over the next,
-    in several processes of each.
+    in several processes of each; where there are several slices, over the first slices and the next.
 
-    Raises: ValueError where there are too few devices for both.
+    Raises: ValueError where there are too few devices for both, or a mesh would cross slices.
     """
     devices = list(jax.devices() if devices is None else devices)
     sizes = split_sizes(learner, sampler, len(devices))
-    parts = split_devices(devices, *map(math.prod, sizes))
+    parts = split_devices(devices, *map(math.prod, sizes), (learner.slices, sampler.slices))
     first, second = (
         make_mesh(dataclasses.replace(shape, **dict(zip(AXES, axes))), part)
         for shape, axes, part in zip((learner, sampler), sizes, parts)
@@ -150,16 +150,28 @@ def split_meshes(learner: MeshShape, sampler: MeshShape, devices: Sequence[Any] 
     return first, second
 
 
-def split_devices(devices: Sequence[Any], learn: int, sample: int) -> tuple[list[Any], list[Any]]:
+def split_devices(
+    devices: Sequence[Any], learn: int, sample: int, slices: tuple[int, int] = (1, 1)
+) -> tuple[list[Any], list[Any]]:
     """Returns `learn` devices, and `sample` others. Of several processes each has equally many of both, so that it
-    copies weights between its own devices; of a TPU's hosts, whose chips make a torus, they are one after the other.
+    copies weights between its own devices; of a TPU's hosts, whose chips make a torus, they are one after the other,
+    and so are slices.
 
-    Raises: ValueError where there are several processes and the devices of a mesh cannot be divided over them.
+    Args:
+      slices: of either. Where one of them is above 1, devices that know no slices stand in for them, in their order.
+
+    Raises: ValueError where there are several slices and these are not taken whole, or several processes and the
+      devices of a mesh cannot be divided over them.
     """
+    groups = slices_of(devices)
+    if len(groups) > 1:
+        check_whole_slices((learn, sample), slices, [len(group) for group in groups])
+        flat = lambda parts: [device for part in parts for device in part]
+        return flat(groups[: slices[0]]), flat(groups[slices[0] : sum(slices)])
     hosts: dict[int, list[Any]] = {}
     for device in devices:
         hosts.setdefault(device.process_index, []).append(device)
-    if len(hosts) == 1 or devices[0].platform == "tpu":
+    if len(hosts) == 1 or devices[0].platform == "tpu" or max(slices) > 1:
         return list(devices[:learn]), list(devices[learn : learn + sample])
     first, second = learn // len(hosts), sample // len(hosts)
     if learn % len(hosts) or sample % len(hosts) or any(len(host) < first + second for host in hosts.values()):
@@ -170,6 +182,31 @@ def split_devices(devices: Sequence[Any], learn: int, sample: int) -> tuple[list
         )
     every = lambda a, b: [device for host in hosts.values() for device in host[a:b]]
     return every(0, first), every(first, first + second)
+
+
+def slices_of(devices: Sequence[Any]) -> list[list[Any]]:
+    """Returns the devices of every slice; devices that know none are of one."""
+    groups: dict[int, list[Any]] = {}
+    for device in devices:
+        # On other platforms slice_index, where there is one, is a host. A topology of one slice describes none.
+        index = getattr(device, "slice_index", 0) if device.platform == "tpu" else 0
+        groups.setdefault(index, []).append(device)
+    return [groups[index] for index in sorted(groups)]
+
+
+def check_whole_slices(taken: tuple[int, int], slices: tuple[int, int], sizes: Sequence[int]) -> None:
+    """Raises ValueError unless a learner's mesh takes the first slices whole, and a sampler's the next ones.
+
+    Args:
+      taken: devices of either mesh. slices: of either. sizes: devices of every slice.
+    """
+    first, second = sizes[: slices[0]], sizes[slices[0] : sum(slices)]
+    if sum(slices) > len(sizes) or (sum(first), sum(second)) != tuple(taken):
+        raise ValueError(
+            f"Config.mesh takes {taken[0]} devices on {slices[0]} slices (MeshShape.slices) and Config.sampler_mesh "
+            f"{taken[1]} on {slices[1]}, and the slices here have {' + '.join(map(str, sizes))}: where there are "
+            "several, devices of their own for sampling are whole slices, behind those of Config.mesh"
+        )
 
 
 def split_sizes(learner: MeshShape, sampler: MeshShape, num_devices: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

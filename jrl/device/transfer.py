@@ -3,20 +3,24 @@
 A shard goes from device to device, not through the host, where source and target cut a dimension into equally many.
 Where they do not, a leaf is gathered along that dimension on the source, copied, and cut on the target.
 
-In a run of several processes each copies between its own devices. Where one of them samples with a shard that only
-others have, the leaf is gathered in all dimensions.
+In a run of several processes that have devices of both meshes each copies between its own. Where one of them samples
+with a shard that only others have, the leaf is gathered in all dimensions. Where processes have devices of one mesh
+only, such as the hosts of two slices, a shard is sent by a program over the devices of both, which all of them run.
 """
 
 from __future__ import annotations
 
+import collections
 import functools
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jrl.device.placement import processes_of
 from jrl.types import Array, PyTree
 
 
@@ -31,7 +35,8 @@ def transfer_leaf(x: Array, mesh: Mesh) -> Array:
     source, spec = x.sharding.mesh, x.sharding.spec
     if source == mesh:
         return x
-    if not x.is_fully_addressable and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+    near = x.is_fully_addressable and have_same_processes(source, mesh)
+    if not near and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(transfer_leaf(jax.random.key_data(x), mesh), impl=jax.random.key_impl(x))
     shared = copied_cuts(x.shape, spec, source, mesh)
     if shared != spec:
@@ -55,12 +60,16 @@ def abstract_transfer(tree: PyTree, mesh: Mesh) -> PyTree:
 def replace_leaf(old: Array | None, new: Array, mesh: Mesh) -> Array:
     """Returns `new` on `mesh`, once the memory of `old`, the array in its place, is given back.
 
-    A leaf that must be gathered is waited for, so that of those copies there is one at a time.
+    A leaf that must be gathered, or sent to other processes, is waited for, so that of those copies there is one at a
+    time.
     """
     if old is not None:
         old.delete()
     moved = transfer_leaf(new, mesh)
-    if copied_cuts(new.shape, new.sharding.spec, new.sharding.mesh, mesh) != new.sharding.spec:
+    if (
+        not have_same_processes(new.sharding.mesh, mesh)
+        or copied_cuts(new.shape, new.sharding.spec, new.sharding.mesh, mesh) != new.sharding.spec
+    ):
         jax.block_until_ready(moved)
     return moved
 
@@ -70,6 +79,8 @@ def copied_cuts(shape: tuple[int, ...], spec: PartitionSpec, source: Mesh, targe
     """Returns the cuts that an array is copied under: those that both meshes share, or none at all where a process
     would need a shard that only others have."""
     shared = shared_cuts(spec, source.shape, target.shape)
+    if not have_same_processes(source, target):
+        return shared
     there, needed = ({(device.process_index, _bounds(index, shape))
                       for device, index in NamedSharding(mesh, shared).devices_indices_map(shape).items()}
                      for mesh in (source, target))  # fmt: skip
@@ -90,13 +101,18 @@ def cut(part: Any, sizes: Mapping[str, int]) -> int:
     return math.prod(sizes[axis] for axis in axes)
 
 
+def have_same_processes(a: Mesh, b: Mesh) -> bool:
+    """Whether the processes that have devices of one mesh are those that have devices of another."""
+    return processes_of(a) == processes_of(b)
+
+
 class Publication(NamedTuple):
     """What it takes to publish weights, in bytes of one device."""
 
     weights: int  # one copy on a device that samples
     received: int  # by a device that samples, each time
     held: int  # copies of the weights there while others come
-    learner: int  # the largest leaf as it is gathered on a device that learns; 0 where none has to be
+    learner: int  # the largest leaf as it is gathered or sent on a device that learns; 0 where none has to be
     sampler: int  # the same on a device that samples
 
     @property
@@ -110,6 +126,7 @@ def publication(
     learner: Mapping[str, int],
     sampler: Mapping[str, int],
     held: int,
+    sent: bool = False,
 ) -> Publication:
     """Returns what publishing takes.
 
@@ -117,6 +134,7 @@ def publication(
       leaves: bytes and cuts of every trained leaf, and the cuts that it is copied under.
       learner, sampler: the size of every mesh axis.
       held: copies of the weights on the sampler's devices at once.
+      sent: to other processes, by a program that takes as much again as it receives.
     """
     weights = received = on_learner = on_sampler = 0
     for size, spec, shared in leaves:
@@ -124,19 +142,81 @@ def publication(
         copied = size // ways(shared, sampler)
         weights += size // ways(spec, sampler)
         received += copied
-        if shared != spec:
+        if shared != spec or sent:
             on_learner, on_sampler = max(on_learner, copied), max(on_sampler, copied)
     return Publication(weights, received, held, on_learner, on_sampler)
 
 
 def _copied(x: Array, sharding: NamedSharding) -> Array:
     """Returns an array on other devices, every shard of which a device of the same process has."""
+    if not have_same_processes(x.sharding.mesh, sharding.mesh):
+        return _sent(x, sharding)
     if x.is_fully_addressable and sharding.is_fully_addressable:
         return jax.device_put(x, sharding)
     near = {_bounds(shard.index, x.shape): shard.data for shard in x.addressable_shards}
     where = sharding.addressable_devices_indices_map(x.shape)
     shards = [jax.device_put(near[_bounds(index, x.shape)], device) for device, index in where.items()]
     return jax.make_array_from_single_device_arrays(x.shape, sharding, shards)
+
+
+def _sent(x: Array, sharding: NamedSharding) -> Array:
+    """Returns an array on a mesh of other processes, every shard as one of those that it has."""
+    source, target = x.sharding.mesh, sharding.mesh
+    shape, rounds = sharding.shard_shape(x.shape), _rounds(x.shape, x.sharding, sharding)
+    joint = _joint(source, target)
+    shards = [shard.data for shard in x.addressable_shards]
+    local = [device for device in target.devices.flat if device.process_index == jax.process_index()]
+    shards += [jax.device_put(np.zeros(shape, x.dtype), device) for device in local]
+    # Shards lie one behind the other. Of a scalar each device has its own, though it is called the same everywhere.
+    stacked, over = (), PartitionSpec()
+    if shape:
+        stacked, over = (shape[0] * joint.size, *shape[1:]), PartitionSpec("device")
+    with jax.set_mesh(joint):
+        all_ = jax.make_array_from_single_device_arrays(stacked, NamedSharding(joint, over), shards, dtype=x.dtype)
+        sent = _sending_program(joint, over, rounds)(all_)
+    there = {shard.device: shard.data for shard in sent.addressable_shards}
+    received = [there[device] for device in sharding.addressable_devices_indices_map(x.shape)]
+    return jax.make_array_from_single_device_arrays(x.shape, sharding, received, dtype=x.dtype)
+
+
+@functools.cache
+def _rounds(
+    shape: tuple[int, ...], source: NamedSharding, target: NamedSharding
+) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Returns rounds of (from, to), places among the devices of both meshes. In each a device sends once at most."""
+    place = {device: i for i, device in enumerate(_joint(source.mesh, target.mesh).devices.flat)}
+    senders: dict[Any, list[int]] = {}
+    for device, index in source.devices_indices_map(shape).items():
+        senders.setdefault(_bounds(index, shape), []).append(place[device])
+    rounds: list[list[tuple[int, int]]] = []
+    asked = collections.Counter()
+    for device, index in target.devices_indices_map(shape).items():
+        bounds = _bounds(index, shape)
+        number, which = divmod(asked[bounds], len(senders[bounds]))
+        asked[bounds] += 1
+        if number == len(rounds):
+            rounds.append([])
+        rounds[number].append((senders[bounds][which], place[device]))
+    return tuple(map(tuple, rounds))
+
+
+@functools.cache
+def _joint(source: Mesh, target: Mesh) -> Mesh:
+    """Returns a mesh of one axis over the devices of two."""
+    return Mesh(np.concatenate([source.devices.flat, target.devices.flat]), ("device",))
+
+
+@functools.cache
+def _sending_program(joint: Mesh, over: PartitionSpec, rounds: tuple[tuple[tuple[int, int], ...], ...]) -> Any:
+    def send(shard: Array) -> Array:
+        first, *others = [(jax.lax.ppermute(shard, "device", pairs), pairs) for pairs in rounds]
+        place, received = jax.lax.axis_index("device"), first[0]
+        for arrived, pairs in others:
+            is_target = (place == np.array([to for _, to in pairs])).any()
+            received = jax.numpy.where(is_target, arrived, received)
+        return received
+
+    return jax.jit(jax.shard_map(send, mesh=joint, in_specs=over, out_specs=over, check_vma=False))
 
 
 def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -66,7 +65,8 @@ class Draw(NamedTuple):
     rollout: Rollout
     visits: list[Visit]  # one for each group; groups after them are padding
     position: dict[str, Any]  # of the data stream before these prompts; of a curriculum, also those that it chose
-    under_way: Future[dict[str, float]] | None = None  # on devices of their own: seconds, once it is done
+    under_way: Any = None  # on devices of their own: a Future of its seconds, or what stands for one; else None
+    host: Rollout | None = None  # the same on the host, where it came through that; numpy arrays
 
 
 class Submitted(NamedTuple):
@@ -168,7 +168,8 @@ def submit(
       completions: (draw, its fields on the host, texts) -> what sources beside the verifiers are given.
     """
     drawn, seconds = (drawn, {}) if sampler.devices is None else sampler.devices.collect(drawn)
-    host = fetch({name: getattr(drawn.rollout, name) for name in ON_HOST})
+    source = drawn.rollout if drawn.host is None else drawn.host
+    host = fetch({name: getattr(source, name) for name in ON_HOST})
     rows = range(len(drawn.visits) * samples)
     scored_here = own_rows(sampler, drawn.visits, samples)
     decoded = set(rows if sources or sampler.decodes_all else scored_here)

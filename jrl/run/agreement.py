@@ -64,22 +64,14 @@ def _leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
         yield from _leaves(item, f"{place}.{name}" if place else str(name))
 
 
-def check_several(config: Config, count: int, platform: str) -> None:
-    """Raises ValueError for what a run of several processes cannot do. platform: cpu, gpu or tpu."""
-    if count > 1 and config.sampler_mesh is not None and platform == "tpu":
-        raise ValueError(
-            f"Config.sampler_mesh needs one process on TPUs, and there are {count}: each of several copies weights "
-            "between its own devices, and a part of a host's chips makes no torus. Set it to None"
-        )
-
-
-def check_covered(mesh: Mesh, processes: Processes) -> None:
-    """Raises ValueError where the mesh leaves out all devices of a process."""
-    without = sorted({*range(processes.count)} - {device.process_index for device in mesh.devices.flat})
+def check_covered(mesh: Mesh, sampler_mesh: Mesh | None, processes: Processes) -> None:
+    """Raises ValueError where the meshes leave out all devices of a process, or process 0 does not learn."""
+    devices = [*mesh.devices.flat, *(() if sampler_mesh is None else sampler_mesh.devices.flat)]
+    without = sorted({*range(processes.count)} - {device.process_index for device in devices})
     if without:
         sizes = {axis: size for axis, size in mesh.shape.items() if size > 1}
         raise ValueError(
-            f"the mesh {sizes} takes {mesh.devices.size} of {jax.device_count()} devices, and none of "
+            f"the mesh {sizes} takes {len(devices)} of {jax.device_count()} devices, and none of "
             f"{processes.name(without[0])}; start fewer processes, or set MeshShape.data=-1"
         )
 

@@ -9,6 +9,7 @@ import jax
 
 from jrl import paths
 from jrl.bucket.client import shown
+from jrl.device.processes import ONE, Processes
 from jrl.run.bucket_run import readable
 from jrl.run.checkpoints.run_state import restore_step, verify_step
 from jrl.run.identity import RefusedIdentity
@@ -31,8 +32,11 @@ class Origin(NamedTuple):
         return readable(self.run) if self.copy is None else self.copy
 
 
-def origin_of(folder: Path, begin_from: str | Path | None) -> Origin | None:
+def origin_of(folder: Path, begin_from: str | Path | None, location: str | None = None) -> Origin | None:
     """Returns where a run's weights come from: as its manifest has it, else as asked; None: from its configuration.
+
+    Args:
+      location: of the run, for messages, where the folder is a local copy of it; None: the folder.
 
     Raises: RefusedIdentity where the run began with another's weights; ValueError where the other holds no run.
     """
@@ -45,8 +49,8 @@ def origin_of(folder: Path, begin_from: str | Path | None) -> Origin | None:
         return Origin(asked, newest(copy), copy)
     recorded = known.get("from")
     if asked is not None and (recorded is None or recorded["run"] != asked):
-        raise RefusedIdentity(f"{folder} did not begin with the weights of {begin_from}; use another --run, or leave "
-                              "--from out")  # fmt: skip
+        raise RefusedIdentity(f"{location or folder} did not begin with the weights of {begin_from}; use another "
+                              "--run, or leave --from out")  # fmt: skip
     return None if recorded is None else Origin(recorded["run"], recorded["step"])
 
 
@@ -60,7 +64,9 @@ def manifest_entry(origin: Origin | None) -> dict[str, Any]:
     return {} if origin is None else {"from": {"run": origin.run, "step": origin.step}}
 
 
-def state_from_run(origin: Origin, programs: Programs, key: Array, abstract_key: jax.ShapeDtypeStruct) -> TrainState:
+def state_from_run(
+    origin: Origin, programs: Programs, key: Array, abstract_key: jax.ShapeDtypeStruct, processes: Processes = ONE
+) -> TrainState:
     """Returns the state before the first step with the weights of another run's policy. A run with adapters trains new
     ones over another's whole weights, or goes on with its adapters.
 
@@ -79,7 +85,8 @@ def state_from_run(origin: Origin, programs: Programs, key: Array, abstract_key:
     else:
         target = {"params": policy_state.params if policy_state.frozen is None else policy_state.frozen}
     tree = {"state": {"models": {"policy": target}}}
-    saved = restore_step(checkpoints, tree, origin.step, part=True)[1]["state"]["models"]["policy"]
+    _, restored, _ = restore_step(checkpoints, tree, origin.step, part=True, processes=processes, shared=False)
+    saved = restored["state"]["models"]["policy"]
     if not adapted:
         return programs.init_from(saved["params"], key)
     begun = programs.init_from(saved["frozen"], key)

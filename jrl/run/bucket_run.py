@@ -86,6 +86,7 @@ class RunFolder:
     publish: Callable[[], None] = lambda: None
     address: str | None = None  # gs://BUCKET/NAME; None: a local run
     shared: bool = True  # whether all processes work in this folder; False: each has one of its own
+    committed: Callable[[], list[int]] | None = None  # the steps that are in the bucket; None: a local run
 
 
 @contextlib.contextmanager
@@ -140,7 +141,7 @@ def _opened(
     processes.barrier("fetched")  # from here on commits may remove what others would still read
     publisher = Publisher(bucket, name, address, folder, lease, commit, generation, processes)
     try:
-        yield RunFolder(folder, publisher.publish, address, shared=processes.count == 1)
+        yield RunFolder(folder, publisher.publish, address, processes.count == 1, publisher.steps)
     except BaseException:
         # As after a kill, what is on disk is sound. What ended the run is what its user must read.
         if processes.count == 1 and not publisher.failed:  # of several, others may be gone
@@ -258,6 +259,10 @@ class Publisher:
         self._unchanged: dict[str, tuple[Any, tuple[Part, ...]]] = {}  # what a file was when it was last read
         self._fetched = {} if processes.count == 1 else marks_of(folder)
         self.failed = False  # a commit has failed
+
+    def steps(self) -> list[int]:
+        """Returns the steps whose checkpoints are committed, oldest first."""
+        return self._commit.steps()
 
     def publish_begun(self) -> None:
         """Commits a run that has come as far as its manifest."""
@@ -387,12 +392,17 @@ def marks_of(folder: Path) -> dict[str, tuple[int, int, int]]:
 
 
 def check_steps_complete(folder: Path, files: Mapping[str, Any], processes: Processes) -> None:
-    """Raises BucketError where process 0 has the manifest of a step of which nobody has uploaded a file."""
+    """Raises BucketError where process 0 has the manifest of a step of which nobody has uploaded a file, or one that
+    cannot be read."""
     if processes.count == 1 or not processes.writer:
         return
     for name in files:
         if (match := _STEP.fullmatch(name)) is not None:
-            of_step = json.loads(paths.read_bytes(folder / name))["body"]["files"]
+            try:
+                of_step = [*json.loads(paths.read_bytes(folder / name))["body"]["files"]]
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise BucketError(errno.EIO, f"step {int(match[1])} is not committed: its manifest on this machine "
+                                  f"cannot be read ({type(error).__name__}: {error})") from error  # fmt: skip
             missing = [file for file in of_step if f"checkpoints/{match[1]}/{file}" not in files]
             if missing:
                 raise BucketError(errno.EIO, f"step {int(match[1])} is not committed: no process has {missing[0]}")
@@ -490,6 +500,11 @@ def _name_of_copy(lock: Path) -> str:
     return f"{boot}-{state.st_dev}-{state.st_ino}"
 
 
+def _is_among(file: str, names: tuple[str, ...]) -> bool:
+    """Whether a file is one of these, or below one that ends with a slash."""
+    return any(file == name or (name.endswith("/") and file.startswith(name)) for name in names)
+
+
 def holder_of_run(run: str | os.PathLike[str]) -> str | None:
     """Returns a sentence on who trains a run in a bucket; None for a local folder."""
     place = split_address(run)
@@ -504,9 +519,13 @@ def holder_of_run(run: str | os.PathLike[str]) -> str | None:
     )
 
 
-def readable(source: str | os.PathLike[str]) -> Path:
+def readable(source: str | os.PathLike[str], only: tuple[str, ...] = ()) -> Path:
     """Returns a local folder to read a run or a published model from: of gs://BUCKET/NAME a local copy of what is
     committed now, of a local folder itself.
+
+    Args:
+      only: the files of a run that are copied, and folders, with a slash at the end; (): all. What is not a run is
+        then refused.
 
     Raises: BucketError where it cannot be read; ValueError where a run has committed nothing.
     """
@@ -518,23 +537,31 @@ def readable(source: str | os.PathLike[str]) -> Path:
     if commit is None:
         if bucket.stat(f"{place[1]}/{LOCK}") is not None and not _foreign_names(bucket, place[1]):
             raise ValueError(f"{address} is a run that was begun; it has committed nothing, no step is saved")
+        if only:
+            raise ValueError(f"{address} is not a run: there is no {COMMIT}")
         return local_copy(address)
     if not commit.files:
         raise ValueError(f"{address} is a run that was begun; it has committed nothing, no step is saved")
-    return complete_copy(
-        bucket,
-        place[1],
-        str(generation),
-        lambda folder: fetch_newest(bucket, place[1], address, folder, commit, generation),
-    )
+    copied = "\n".join([place[1], *only])  # copies of a part do not replace those of all
+    fill = lambda folder: fetch_newest(bucket, place[1], address, folder, commit, generation, only)
+    return complete_copy(bucket, copied, str(generation), fill)
 
 
-def fetch_newest(bucket: Bucket, name: str, address: str, folder: Path, commit: Commit, generation: int) -> None:
+def fetch_newest(
+    bucket: Bucket,
+    name: str,
+    address: str,
+    folder: Path,
+    commit: Commit,
+    generation: int,
+    only: tuple[str, ...] = (),
+) -> None:
     """Makes a folder hold the files of a commit or, where that is superseded while it is read, of a later one. What was
-    fetched of a file that has not changed since stays."""
+    fetched of a file that has not changed since stays. only: as in `readable`."""
     for _ in range(READ_TRIES):
+        files = {file: parts for file, parts in commit.files.items() if not only or _is_among(file, only)}
         try:
-            fetch(bucket, name, commit, folder)
+            fetch(bucket, name, Commit(commit.life, files), folder)
             return
         except Missing as error:
             # A run that goes on removes what it has superseded.

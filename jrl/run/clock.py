@@ -88,7 +88,9 @@ class RunClock:
             self.switch(outer)
 
     def dispatched(self, part: str, result: Array) -> None:
-        """Notes work that was dispatched since the present part began."""
+        """Notes work that was dispatched since the present part began, where this process has a device of it."""
+        if not result.sharding.addressable_devices:
+            return
 
         def wait() -> float | None:
             try:

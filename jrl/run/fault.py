@@ -23,6 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrl import paths
 from jrl.algos.contract import Objective
+from jrl.bucket.client import shown
 from jrl.device.sharding import ROW_AXES, MeshShape, replicated, row_shards
 from jrl.experiment import Config, Stage, optimizers, row_of
 from jrl.learning.critic import CRITIC, of_critic, of_policy
@@ -30,7 +31,7 @@ from jrl.learning.nonfinite import Fault, find_fault
 from jrl.learning.step import Learned, StageArrays, StagePrograms
 from jrl.plugins import saved_parts
 from jrl.resolve import load_config
-from jrl.run.bucket_run import LeaseLost
+from jrl.run.bucket_run import LeaseLost, readable
 from jrl.run.checkpoints.run_state import SaveFailed, known_good, restore_step, save_step
 from jrl.run.identity import PUBLISHED, with_saved_model
 from jrl.run.job import Job, Policy, open_policy, stage_arrays
@@ -114,7 +115,7 @@ def stopped(job: Job, progress: Progress, step: Step) -> StopRun:
         job.publish()
     return StopRun(
         not_finite_message(
-            job.folder,
+            job.location,
             first=first,
             last=step.step,
             stage=stage.name,
@@ -149,17 +150,27 @@ def locate(
     return None, None
 
 
-def replay(folder: str | Path) -> Replayed:
+def readable_bundle(source: str | Path) -> Path:
+    """Returns where to read a bundle on this machine: RUN/fault itself, or a local copy of gs://BUCKET/NAME/fault."""
+    if not paths.is_remote(source):
+        return Path(source)
+    run, _, last = shown(source).rstrip("/").rpartition("/")
+    if last != FOLDER:
+        raise ValueError(f"{shown(source)} is not the bundle of a run; give gs://BUCKET/NAME/{FOLDER}")
+    return readable(run, (f"{FOLDER}/",)) / FOLDER
+
+
+def replay(source: str | Path) -> Replayed:
     """Repeats the updates of a bundle on one device of this machine, one after the other, up to the first that is not
     finite.
 
     Raises: ValueError for a folder that holds no bundle; DamagedStep where its state is not what was saved.
     """
-    folder = Path(folder)
+    folder = readable_bundle(source)
     if not paths.exists(folder / "fault.json"):
         raise ValueError(
-            f"{folder} holds no fault.json; give the folder RUN/{FOLDER} of a run that stopped because its updates "
-            "were not finite"
+            f"{shown(source)} holds no fault.json; give the folder RUN/{FOLDER} of a run that stopped because its "
+            "updates were not finite"
         )
     report = paths.read_object(folder / "fault.json")
     config, parts = load_config(str(folder / "config.gin"), ["Config.parts=[]"], saved_parts(folder / "parts"))
@@ -232,7 +243,7 @@ def _finish_bundle(job: Job, learned: Learned, report: Mapping[str, Any]) -> str
         paths.rename(folder, final)
     except OSError as error:
         return f"What would replay it could not be written ({error})."
-    return f"`jrl replay {final}` repeats the last step's updates on a CPU."
+    return f"`jrl replay {job.location}/{FOLDER}` repeats the last step's updates on a CPU."
 
 
 def _unfinished(job: Job) -> Path:

@@ -116,22 +116,30 @@ def free_places(config: Config) -> list[str]:
     return [*places_of(FREE, config), f"stages.{len(config.stages) - 1}.steps"]
 
 
-def refuse_another_model(folder: Path, model: str) -> None:
+def refuse_another_model(folder: Path, model: str, location: str | None = None) -> None:
     """Raises RefusedIdentity where the config.json of a published model is not the one that a run began with. A model
-    that is gone is none: the run has its weights."""
+    that is gone is none: the run has its weights. location: of the run, for messages; None: the folder."""
     theirs = paths.readable_file(model, "config.json")
     if theirs is not None and paths.read_bytes(theirs) != paths.read_bytes(folder / PUBLISHED / "config.json"):
         raise RefusedIdentity(
-            f"{model}/config.json differs from what {folder} began with (see {folder / PUBLISHED}); restore it, or use "
-            "another --run"
+            f"{model}/config.json differs from what {location or folder} began with (see {folder / PUBLISHED}); "
+            "restore it, or use another --run"
         )
 
 
-def refuse_another(folder: Path, manifest: dict[str, Any], config: Config, *, accept_change: bool = False) -> list[str]:
+def refuse_another(
+    folder: Path,
+    manifest: dict[str, Any],
+    config: Config,
+    *,
+    accept_change: bool = False,
+    location: str | None = None,
+) -> list[str]:
     """Raises RefusedIdentity where the folder holds another run; warns of another machine, and of ROUNDED fields.
 
     Args:
       accept_change: differences are returned, a line each, and not refused.
+      location: of the run, for messages, where the folder is a local copy of it; None: the folder.
     """
     if not paths.exists(folder / "manifest.json"):
         return []
@@ -144,17 +152,19 @@ def refuse_another(folder: Path, manifest: dict[str, Any], config: Config, *, ac
         return identity
     if identity and configured and all(": not there, now " in line for line in identity):
         raise RefusedIdentity(
-            f"{folder} was started by a version of jrl that did not have these:\n  " + "\n  ".join(identity) + "\n"
+            f"{location or folder} was started by a version of jrl that did not have these:\n  "
+            + "\n  ".join(identity)
+            + "\n"
             "Continue with that version, or use another --run"
         )
     if identity:
         raise RefusedIdentity(
-            f"{folder} holds another run:\n  " + "\n  ".join(identity) + "\n"
+            f"{location or folder} holds another run:\n  " + "\n  ".join(identity) + "\n"
             f"Use another --run, or its own configuration ({folder / 'config.gin'}), or continue with the change: "
             "--accept-change. To start a new run from its weights: --from"
         )
     if isinstance(config.model, Published):
-        refuse_another_model(folder, config.model.path)
+        refuse_another_model(folder, config.model.path, location)
     for line in environment:
         _log.warning("changed since it began: %s; bit-identity across this is not guaranteed", line)
     return []

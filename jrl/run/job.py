@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jrl import paths
-from jrl.device.placement import place_on_mesh, rows_on_mesh
+from jrl.device.placement import place_on_mesh, processes_of, rows_on_mesh
 from jrl.device.processes import ONE, Processes
 from jrl.device.program_cache import ProgramCache
 from jrl.device.sharding import make_mesh, replicated, split_meshes
@@ -56,7 +56,6 @@ from jrl.rollout.strategies.contract import FIRST_ATTEMPT
 from jrl.run import programs
 from jrl.run.agreement import (
     check_covered,
-    check_several,
     check_shared_folder,
     facts,
     journal_name,
@@ -318,7 +317,6 @@ def open_job(
     with contextlib.ExitStack() as stack:
         stack.callback(run_clock.close)
         processes.agree("configuration and code", facts(config, parts, processes))
-        check_several(config, processes.count, jax.default_backend())
         if processes.writer:
             check_not_foreign(folder)
         check_writers(config.log.writers)
@@ -348,7 +346,7 @@ def open_job(
                 display.note(f"{name}{': ' * bool(name)}{len(one)} examples; dropped or noticed: {counts}")
         data = data_fingerprint(config, source, stored)
         processes.agree("data", {"data": data, "examples": len(source)})
-        origin = origin_of(folder, begin_from)
+        origin = origin_of(folder, begin_from, address)
         processes.agree("the run to begin from", manifest_entry(origin).get("from", {}))
         if beside is not None:
             tokenizer = beside.tokenizer
@@ -358,7 +356,7 @@ def open_job(
         else:
             tokenizer = tokenizer_of_origin(origin, parts, folder, processes)
         manifest = {**identify(config, parts, tokenizer, data), **manifest_entry(origin)}
-        changes = refuse_another(folder, manifest, config, accept_change=accept_change)
+        changes = refuse_another(folder, manifest, config, accept_change=accept_change, location=address)
         started = config  # where weights come from, which a resumed run needs no more
         config = with_saved_model(config, folder)
         if beside is None:
@@ -372,7 +370,7 @@ def open_job(
             display.note(f"chosen: {'; '.join(map(sentence, policy.chosen))}")
         manifest["chosen"] = {choice.field: choice.value for choice in policy.chosen}
         check_host(config, policy.mesh)
-        check_covered(policy.mesh, processes)
+        check_covered(policy.mesh, policy.sampler_mesh, processes)
         if config.teacher is not None and not paths.exists(folder / "manifest.json"):
             check_teacher(config, tokenizer, policy.mesh, parts.tables)
             needs = (row_of(parts.tables, "algos", one.objective).needs(one.objective) for one in config.stages)
@@ -405,14 +403,19 @@ def open_job(
             stack.callback(opened_judge.close)
         ends = [begins + stage.steps for begins, stage in zip(starts(config), config.stages)]
         run_state = open_run_state(
-            folder / "checkpoints", keep=config.checkpoint.keep, pinned=ends[:-1], processes=processes, shared=shared
+            folder / "checkpoints",
+            keep=config.checkpoint.keep,
+            pinned=ends[:-1],
+            processes=processes,
+            shared=shared,
+            by_shards=len(processes_of(policy.mesh)) < processes.count,
         )
         stack.callback(run_state.close)
         key = place_on_mesh(jax.random.key(config.run.seed), replicated(policy.mesh))
         streams = open_streams(config, source, stored, tokenizer)
         devices = None
         if policy.sampler_mesh is not None:
-            devices = SamplerDevices(policy.mesh, policy.sampler_mesh)
+            devices = SamplerDevices(policy.mesh, policy.sampler_mesh, processes)
             stack.callback(devices.close)
         stages = open_stages(policy, streams, scorer, classifier, judges, key, processes, devices)
         job = Job(

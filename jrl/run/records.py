@@ -155,14 +155,14 @@ def restore(job: Job) -> Progress:
     else:
         if job.run_state.steps():
             raise NoIntactStep(
-                f"no checkpoint in {job.folder} is intact; nothing was changed. Put a good copy of one back under "
-                f"{job.folder / 'checkpoints'}, or start a new run in another folder"
+                f"no checkpoint in {job.location} is intact; nothing was changed: {to_bring_back(job)}, or start a "
+                "new run under another --run"
             )
     if host is None:
         if set_aside := job.run_state.condemned():
             job.display.note(condemned_message(set_aside))
         else:
-            check_not_removed(job, f"put one back under {job.folder / 'checkpoints'}")
+            check_not_removed(job, to_bring_back(job))
         begin_files(job)
         return Progress(beginning(job, job.key), (), stage=-1)
     return Progress(tree["state"], take_up(job, tree, host), stage=stage_at(job.config, job.done))
@@ -228,7 +228,7 @@ def check_not_removed(job: Job, remedy: str) -> None:
     """Raises CheckpointsRemoved where a run without a checkpoint has done more steps than it does before its first.
 
     Args:
-      remedy: what would be valid, beside another folder.
+      remedy: what would be valid, beside another --run.
     """
     # One row is written before the save of its step, which may be what a kill has interrupted.
     every, ends = job.config.checkpoint.every, [stage.steps for stage in job.config.stages if stage.steps]
@@ -236,10 +236,17 @@ def check_not_removed(job: Job, remedy: str) -> None:
     last = max((row["step"] for row in read_metrics(job.folder / "metrics.jsonl")), default=0)
     if last > first_save or paths.exists(job.folder / "summary.json"):
         raise CheckpointsRemoved(
-            f"{job.folder} has done {last} steps and holds no checkpoint: they were removed, or it is a member of a "
-            f"population (`jrl sweep --population` continues that). Nothing was changed; {remedy}, or start anew in "
-            "another folder"
+            f"{job.location} has done {last} steps and holds no checkpoint: they were removed, or it is a member of a "
+            f"population (`jrl sweep --population` continues that). Nothing was changed; {remedy}, or start anew under "
+            "another --run"
         )
+
+
+def to_bring_back(job: Job) -> str:
+    """Returns how a checkpoint that is gone or damaged comes back."""
+    if job.address is not None:
+        return f"restore the deleted objects below {job.address}, where the bucket keeps them"
+    return f"put a good copy of one back under {job.folder / 'checkpoints'}"
 
 
 def unused_name(folder: Path, name: str) -> Path:
@@ -283,13 +290,13 @@ def policy_beginning(job: Job, key: Array) -> TrainState:
       key: the run's root.
     """
     if job.origin is not None:
-        return state_from_run(job.origin, job.programs, key, abstract(key, job.mesh))
+        return state_from_run(job.origin, job.programs, key, abstract(key, job.mesh), job.processes)
     if job.published is None:
         return job.programs.init(key)
     tenths = lambda done, total: f"{10 * (10 * done // total)} % of {total / 1e9:.1f} GB"
     on_progress = lambda done, total: job.display.phase(f"reading weights: {tenths(done, total)}")
     weights = load(job.published, job.mesh, on_progress)
-    refuse_other_weights(job, int(jax.jit(fingerprint)(weights)))
+    refuse_other_weights(job, int(fetch(jax.jit(fingerprint)(weights))))
     if job.config.adapter is not None and job.config.adapter.base is not None:
         weights = quantized(job, weights)
     return job.programs.init_from(weights, key)
@@ -315,7 +322,7 @@ def refuse_other_weights(job: Job, fingerprint: int) -> None:
             paths.write_bytes_atomic(record, content)
     elif paths.read_bytes(record) != content:
         raise RefusedIdentity(
-            f"the weights in {job.published.path} are not those that {job.folder} began with; restore those, or use "
+            f"the weights in {job.published.path} are not those that {job.location} began with; restore those, or use "
             "another --run"
         )
 
@@ -426,7 +433,7 @@ def emit(job: Job, step: Step) -> Step:
     """Fetches a step's metrics and writes them. Raises StopRun where learning has stopped being possible."""
     if job.run_clock is not None:
         job.run_clock.wait_for(step.metrics[OF_UPDATES])
-    step.metrics = {name: _number(value) for name, value in jax.device_get(step.metrics).items()}
+    step.metrics = {name: _number(value) for name, value in fetch(step.metrics).items()}
     step.metrics |= time_metrics(job, step)
     if step.metrics.get("rollout/valid_share") == 0:  # nothing was judged: there is no reward, not one of 0
         step.metrics |= {name: None for name in step.metrics if name.startswith("reward/")}
@@ -493,13 +500,12 @@ def keep(job: Job, step: Step) -> None:
     """Appends a step's rollouts to the store."""
     if not job.config.log.rollouts or step.batch is None:
         return
-    fields_on_host = step.rollout
+    fields_on_host, fingerprint = step.rollout, fetch(step.batch.rollout.weights_fingerprint)
     if not job.processes.writer:
         return
     prompts, completions = zip(*step.texts)
     ids = [visit.example.id for visit in step.batch.visits]
     uids = np.array([visit.uid for visit in step.batch.visits], np.uint32)
-    fingerprint = jax.device_get(step.batch.rollout.weights_fingerprint)
     sampled = [stage for stage in job.stages if isinstance(stage, OnlineStage)]
     components = tuple(dict.fromkeys(name for stage in sampled for name in stage.sampler.components))
     of_tokens = any(stage.rewards_tokens for stage in sampled)

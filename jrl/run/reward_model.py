@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jrl import paths
+from jrl.device.placement import fetch
 from jrl.device.processes import ONE, Processes
 from jrl.device.program_cache import ProgramCache
 from jrl.ops.fingerprint import fingerprint
@@ -65,7 +66,7 @@ def open_reward_model(
     classifier = open_classifier(config, mesh, cache.program, on_progress, tokenizer)
     of_config = lambda one: paths.readable_without_weights(one.path) / "config.json"
     content = {
-        "fingerprint": f"{int(jax.jit(fingerprint)(classifier.params)):08x}",  # of the weights
+        "fingerprint": f"{int(fetch(jax.jit(fingerprint)(classifier.params))):08x}",  # of the weights
         "config.json": digest_of([of_config(published) for published in config.published]),
         "tokenizer": tokenizer.fingerprint,  # of its files and its chat template
         "date": tokenizer.chat.date if tokenizer.chat is not None else None,

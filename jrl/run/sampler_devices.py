@@ -13,13 +13,23 @@ import time
 import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
+from jrl.device.placement import fetch, is_here, place_on_mesh
+from jrl.device.processes import ONE, Processes
 from jrl.device.program_cache import Program
-from jrl.device.transfer import Publication, abstract_transfer, copied_cuts, publication, replace_leaf, transfer
+from jrl.device.transfer import (
+    Publication,
+    abstract_transfer,
+    copied_cuts,
+    have_same_processes,
+    publication,
+    replace_leaf,
+    transfer,
+)
 from jrl.experiment import Config, Online
 from jrl.models.contract import Adapted
 from jrl.ops.fingerprint import fingerprint
@@ -35,8 +45,10 @@ class WrongWeights(RuntimeError):
 class SamplerDevices:
     """The sampler's mesh, the weights that are on it, and the draws under way there. Must be closed."""
 
-    def __init__(self, learner: Mesh, sampler: Mesh) -> None:
+    def __init__(self, learner: Mesh, sampler: Mesh, processes: Processes = ONE) -> None:
         self.learner, self.sampler = learner, sampler
+        self._processes = processes
+        self._is_shared = have_same_processes(learner, sampler)  # the processes that learn are those that sample
         self._structure = jax.tree.structure(None)  # of the weights
         self._frozen: dict[int, Array] = {}  # frozen leaves, published once, by their place
         self._weights: list[Array | None] = []  # trained leaves that the last draw was given; None: frozen
@@ -68,7 +80,7 @@ class SamplerDevices:
             pending.exception()  # waits, for draws before it too; whoever collects that draw raises it
         self._older = self._last
         with jax.set_mesh(self.learner):
-            self._expected = _fingerprint(policy)
+            self._expected = _fingerprint(policy) if is_here(self.learner) else None
         if structure != self._structure:  # another stage may draw with other roles
             self._structure, self._frozen, self._weights = structure, {}, [None] * len(leaves)
         frozen = frozen_leaves(weights)
@@ -86,26 +98,30 @@ class SamplerDevices:
         self._source, self._published = [weakref.ref(leaf) for leaf in leaves], published
         return jax.tree.unflatten(structure, published)
 
-    def watch(self, rollout: Rollout) -> Future:
+    def watch(self, rollout: Rollout) -> Future | UnderWayElsewhere:
         """Returns what a draw that was just dispatched will have taken, to be waited for."""
         weights, expected = [x for x in self._weights if x is not None], self._expected
         self._last = self._watcher.submit(self._follow, weights, expected, rollout)
-        return self._last
+        return self._last if self._is_shared else UnderWayElsewhere(self, self._last)
 
-    def _follow(self, weights: list[Array], expected: Array, rollout: Rollout) -> dict[str, float]:
-        """Returns how long the devices waited before a draw, once it is done."""
+    def _follow(self, weights: list[Array], expected: Array | None, rollout: Rollout) -> dict[str, Any]:
+        """Returns how long the devices waited before a draw, once it is done; and what of its fingerprints this process
+        has, where others have the rest."""
+        if not self._is_shared:
+            of_learner = {} if expected is None else {"published": int(jax.device_get(expected))}
+            if not is_here(self.sampler):
+                return of_learner
         jax.block_until_ready(weights)
         begun = time.monotonic()
         del weights
         jax.block_until_ready(rollout)
         begun, before, self._ended = max(begun, self._ended), self._ended, time.monotonic()
-        drawn_with, published = (int(jax.device_get(x)) for x in (rollout.weights_fingerprint, expected))
-        if drawn_with != published:
-            raise WrongWeights(
-                f"the sampler's devices drew with weights of fingerprint {drawn_with:08x}, and the learner published "
-                f"{published:08x}: a device, its memory or a link is at fault. Start again from the last checkpoint"
-            )
-        return {"time/sampler_idle_seconds": begun - before} if before else {}
+        seconds = {"time/sampler_idle_seconds": begun - before} if before else {}
+        drawn_with = int(jax.device_get(rollout.weights_fingerprint))
+        if not self._is_shared:
+            return {**seconds, "time/sample_device_seconds": self._ended - begun, "drawn": drawn_with, **of_learner}
+        check_same_weights(drawn_with, int(jax.device_get(expected)))
+        return seconds
 
     def collect(self, drawn: Draw) -> tuple[Draw, dict[str, float]]:
         """Waits for a draw. Returns it on the learner's mesh, and its seconds.
@@ -115,7 +131,40 @@ class SamplerDevices:
         if drawn.under_way is None:  # of a checkpoint
             return drawn._replace(rollout=transfer(drawn.rollout, self.learner)), {}
         seconds = drawn.under_way.result()
-        return drawn._replace(rollout=transfer(drawn.rollout, self.learner), under_way=None), seconds
+        if self._is_shared:
+            return drawn._replace(rollout=transfer(drawn.rollout, self.learner), under_way=None), seconds
+        # Through the hosts: a program over both meshes would wait for the next draw.
+        place = lambda x, host: place_on_mesh(host, NamedSharding(self.learner, x.sharding.spec))
+        host = fetch(drawn.rollout)
+        return drawn._replace(rollout=jax.tree.map(place, drawn.rollout, host), under_way=None, host=host), seconds
+
+    def wait_together(self, mine: Future) -> dict[str, float]:
+        """Waits for a draw under way on devices of other processes than learn, and returns its seconds. All processes
+        call it. mine: what this one waits for. Raises: WrongWeights."""
+        begun, seconds = time.monotonic(), {}
+        for found in self._processes.exchange("draw", mine.result()):
+            seconds |= found
+        check_same_weights(int(seconds.pop("drawn")), int(seconds.pop("published")))
+        return {**seconds, "time/wait_for_draw_seconds": time.monotonic() - begun}
+
+
+class UnderWayElsewhere(NamedTuple):
+    """A draw under way on devices of other processes than learn, to be waited for by all of them together."""
+
+    devices: SamplerDevices
+    mine: Future
+
+    def result(self) -> dict[str, float]:
+        return self.devices.wait_together(self.mine)
+
+
+def check_same_weights(drawn_with: int, published: int) -> None:
+    """Raises WrongWeights where the fingerprints of weights differ."""
+    if drawn_with != published:
+        raise WrongWeights(
+            f"the sampler's devices drew with weights of fingerprint {drawn_with:08x}, and the learner published "
+            f"{published:08x}: a device, its memory or a link is at fault. Start again from the last checkpoint"
+        )
 
 
 class ProgramApart:
@@ -165,7 +214,8 @@ def publication_of(weights: PyTree, learner: Mesh, sampler: Mesh, lag: int) -> P
     trained = [leaf for leaf in jax.tree.leaves(weights) if id(leaf) not in frozen]
     cuts = lambda x: (x.sharding.spec, copied_cuts(x.shape, x.sharding.spec, learner, sampler))
     leaves = [(math.prod(x.shape) * x.dtype.itemsize, *cuts(x)) for x in trained]
-    return publication(leaves, learner.shape, sampler.shape, copies_for(lag))
+    sent = not have_same_processes(learner, sampler)
+    return publication(leaves, learner.shape, sampler.shape, copies_for(lag), sent)
 
 
 def publishing_lags(config: Config) -> list[int]:
@@ -176,8 +226,10 @@ def publishing_lags(config: Config) -> list[int]:
 def publication_text(p: Publication) -> str:
     """Returns what publishing weights takes, for people."""
     mib = lambda size: f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.2f} MiB"
-    gathered = f"; leaves of up to {mib(p.learner)} are gathered on each device that learns" if p.learner else ""
-    return f"published weights are {mib(p.received)} to each, and take {mib(p.peak)} of it at their peak{gathered}"
+    text = f"published weights are {mib(p.received)} to each, and take {mib(p.peak)} of it at their peak"
+    if not p.learner:
+        return text
+    return f"{text}; leaves of up to {mib(p.learner)} are gathered or sent on each device that learns"
 
 
 def mesh_text(sizes: Mapping[str, int]) -> str:

@@ -636,6 +636,49 @@ def test_a_step_of_shards_moves_between_device_counts_and_names_its_damage(tmp_p
     assert saves.restore(abstract(state))[0] == 1 and saves.skipped[0][0] == 2
 
 
+def test_a_checksum_is_the_sum_over_shards():
+    # Elements 1 and 2 of float32 are the words 0x3f800000 and 0x40000000. In Python's own integers:
+    def mixed(word, place):
+        x = (place + 1) * 0x9E3779B97F4A7C15 % 2**64 ^ word
+        for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
+            x = (x ^ x >> 33) * factor % 2**64
+        return x ^ x >> 33
+
+    two = np.array([1.0, 2.0], np.float32)
+    assert digest.full_checksum(two) == (mixed(0x3F800000, 0) + mixed(0x40000000, 1)) % 2**64 == 0x9DC551BBB1C650FD
+    assert digest.full_checksum(two[::-1]) != digest.full_checksum(two)
+    rng = np.random.default_rng(0)
+    for shape in ((8, 3, 4), (4, 70_000), (70_000, 2), (), (0, 3)):
+        array = rng.normal(size=shape).astype(np.float32)
+        parts = [(slice(None),) * len(shape)]
+        if array.ndim > 1 and array.size:
+            middle = (slice(None),) * (array.ndim - 2)
+            halves = lambda n: (slice(0, n // 2), slice(n // 2, n))
+            parts = [(i, *middle, j) for i in halves(shape[0]) for j in halves(shape[-1])]
+        bounds = lambda index, shape: [part.indices(n)[:2] for part, n in zip(index, shape)]
+        total = sum(digest.checksum(array[index], bounds(index, array.shape), array.shape) for index in parts)
+        assert total % 2**64 == digest.full_checksum(array)
+        assert array.size == 0 or digest.full_checksum(array + 1) != digest.full_checksum(array)
+
+
+def test_what_several_processes_save_is_verified_by_checksums_without_a_gather(tmp_path, monkeypatch):
+    monkeypatch.setattr(digest, "whole_leaf", None)  # nothing is gathered
+    state = {"w": np.arange(4.0), "step": np.int32(7)}
+
+    def save(processes):
+        run_state.save_step(tmp_path / str(processes.index), 1, state, {}, processes, shared=False)
+
+    assert together(2, save)[0] == [None, None]
+    shutil.copy(tmp_path / "1" / "00000001" / "shards-1.bin", tmp_path / "0" / "00000001")
+    entries = run_state.verify_step(tmp_path / "0", 1)["leaves"]
+    assert entries["w"]["checksum"] == f"{digest.full_checksum(state['w']):016x}" and "sha256" not in entries["w"]
+    _, restored, _ = run_state.restore_step(tmp_path / "0", state)
+    np.testing.assert_array_equal(restored["w"], state["w"])
+    monkeypatch.setattr(run_state, "read_shards", lambda *args: shards.read_shards(*args) | {"w": np.ones(4)})
+    with pytest.raises(run_state.NoIntactStep, match="leaf w was read with other values than were saved"):
+        run_state.restore_step(tmp_path / "0", state)
+
+
 def test_processes_without_a_common_folder_verify_all_of_their_own(tmp_path):
     def opened(processes):
         return run_state.open_run_state(tmp_path / str(processes.index), keep=2, processes=processes, shared=False)
@@ -680,8 +723,18 @@ def test_shards_that_leave_a_gap_are_refused(tmp_path):
     files, placed = shards.write_shards(tmp_path, {"rows": rows, "host": np.arange(3)}, 0)
     assert files == digest.tree_digests(tmp_path, files)
     target = {"rows": np.empty((8, 3), np.float32)}
-    np.testing.assert_array_equal(shards.read_shards(tmp_path, placed, target)["rows"], rows)
-    with pytest.raises(ValueError, match="the shards of leaf rows hold 21 of the 24 elements"):
-        shards.read_shards(tmp_path, {"rows": placed["rows"][1:]}, target)
+    np.testing.assert_array_equal(shards.read_shards(tmp_path, placed, target, files)["rows"], rows)
+    first, second, *others = placed["rows"]
+    for wrong, message in [
+        ([second, *others], "the shards of leaf rows have 21 elements, and it has 24"),
+        ([second, second, *others], "a shard of leaf rows is there twice"),
+        ([["shards-0.bin", 0, [[0, 2], [0, 2]]], *others], "the shards of leaf rows have 22 elements"),
+        ([["../elsewhere", *first[1:]], second, *others], r"at 0 of '../elsewhere', which the step does not hold"),
+        ([[first[0], files[first[0]]["bytes"], first[2]], second, *others], "which the step does not hold"),
+        ([[*first[:2], [[0, 1], [-3, 0]]], second, *others], "which the step does not hold"),
+        ([[*first[:2], [[0, 1]]], second, *others], "which the step does not hold"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            shards.read_shards(tmp_path, {"rows": wrong}, target, files)
     _, of_another = shards.write_shards(tmp_path, {"host": np.arange(3)}, 1)
     assert of_another == {}  # process 0 writes what all hold

@@ -286,10 +286,13 @@ def test_the_share_of_lost_requests_is_of_all_processes(tmp_path):
         assert all(isinstance(error, JudgeStopped) and "1 of 6 requests" in str(error) for error in many)
 
 
-def test_the_rate_limits_of_a_judge_are_those_of_all_processes(tmp_path):
+@pytest.mark.parametrize(("concurrency", "threads"), [(16, 4), (9, 2), (3, 1)])
+def test_the_limits_of_a_judge_are_those_of_all_processes(tmp_path, concurrency, threads):
+    limits = dict(requests_per_second=8.0, tokens_per_minute=600, concurrency=concurrency)
     with StandIn() as server:
-        opened = open_judge(config(server, requests_per_second=8.0, tokens_per_minute=600), tmp_path, index=1, count=4)
+        opened = open_judge(config(server, **limits), tmp_path, index=1, count=4)
         try:
             assert opened.client._limit._spacing == 1 / 2 and opened.client._limit._per_second == 600 / 60 / 4
+            assert len(opened.client._threads) == threads
         finally:
             opened.close()

@@ -65,6 +65,21 @@ def test_two_slices_have_their_network_apart(plan):
     assert "at 3.125 GB/s; it is the bound of update" in text
 
 
+def test_a_slice_that_samples_receives_the_weights_over_the_network(plan):
+    mesh = ("MeshShape.fsdp=4", "sampler/MeshShape.fsdp=1", "sampler/MeshShape.data=4")
+    apart = ("configs/plan/0.6b.gin", "--topology", "2xv5e:2x2", "Online.lag=1", *mesh,
+             "Config.sampler_mesh=@sampler/MeshShape()")  # fmt: skip
+    printed = plan(*apart)
+    network, published = printed["network"], printed["publication_gib"]
+    assert network["bytes"] == published["received"] * 2**30 and network["bound"] == []
+    assert network["seconds"] == network["bytes"] / (25e9 / 8)
+    largest = 4 * 151936 * 1024 / 2**30  # the embedding, which is gathered over fsdp and sent
+    assert published["learner"] == published["sampler"] == largest
+    assert published["peak"] == pytest.approx(published["weights"] + largest)
+    text = plan(*apart, json_=False)
+    assert "between slices each device receives" in text and "gathered or sent on each device that learns" in text
+
+
 def test_a_run_of_two_stages_has_rows_of_both_and_one_can_be_planned_alone(plan, two_stages):
     run = ("configs/tiny.gin", "Decoder.vocab_size=320", "GRPO.kl=0.01", *two_stages, "--topology", "v5e:1x1")
     rows = lambda printed: {(program["stage"], program["name"]) for program in printed["programs"]}

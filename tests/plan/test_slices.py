@@ -111,7 +111,12 @@ def test_groups_across_slices_are_named(small):
             "MeshShape.slices is 1, and 2xv5e:2x2 has 2 slices; set MeshShape",
         ),
         (MeshShape(data=2, slices=2), None, "v5e:2x2", r"MeshShape.slices is 2, and v5e:2x2 has 1 slice; set"),
-        (MeshShape(data=4), MeshShape(data=2), "2xv5e:2x2", "takes 2 devices|and Config.sampler_mesh 2 on 1"),
+        (
+            MeshShape(data=4),
+            MeshShape(data=2),
+            "2xv5e:2x2",
+            r"Config.sampler_mesh 2 on 1, and the slices here have 4 \+ 4",
+        ),
         (MeshShape(data=2), MeshShape(data=2, slices=2), "v5e:2x2", "MeshShape.slices is 2, and v5e:2x2 has 1 slice"),
     ],
 )

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 SCRIPTS = Path(__file__).parents[2] / "tpu"
 STAND_IN = """#!/usr/bin/env bash
@@ -16,7 +17,11 @@ case "$*" in
     state=$(head -n 1 "$STATES"); [[ $(wc -l < "$STATES") -gt 1 ]] && sed -i 1d "$STATES"
     [[ $state == NONE ]] && exit 1
     echo "$state" ;;
+  *pgrep*) [[ $(< "$RUNNING") == yes ]] ;;
+  *"nohup tpu/supervise.sh"*) touch "$FINISHED" ;;
   *"test -e"*) [[ -e $FINISHED ]] ;;
+  *"storage cat"*) echo '{"files": {"summary.json": []}}' ;;
+  *"cat jrl/exit_code"*) cat "$ENDED" ;;
 esac
 """
 
@@ -28,16 +33,21 @@ def cloud(tmp_path):
     folder.mkdir()
     (folder / "gcloud").write_text(STAND_IN)
     (folder / "gcloud").chmod(0o755)
-    record, states, finished = (tmp_path / name for name in ("record", "states", "finished"))
+    record, states, finished, running, ended = (
+        tmp_path / name for name in ("record", "states", "finished", "running", "ended")
+    )
 
-    def run(script, *arguments, answers=("ACTIVE",), code=0, ends=True):
+    def run(script, *arguments, answers=("ACTIVE",), runs="yes", code=0, ends=True, exit_code=None):
         states.write_text("".join(f"{answer}\n" for answer in answers))
+        running.write_text(runs)
         record.write_text("")
         if ends:
             finished.touch()
+        if exit_code is not None:
+            ended.write_text(f"{exit_code}\n")
         environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "NAME": "jrl", "ZONE": "here",
                        "RECORD": str(record), "STATES": str(states), "FINISHED": str(finished),
-                       "POLL_SECONDS": "0"}  # fmt: skip
+                       "RUNNING": str(running), "ENDED": str(ended), "POLL_SECONDS": "0"}  # fmt: skip
         done = subprocess.run([SCRIPTS / script, *arguments], env=environment, capture_output=True, text=True,
                               timeout=60)  # fmt: skip
         assert done.returncode == code, done.stdout + done.stderr
@@ -68,6 +78,24 @@ def test_create_asks_once_and_waits_until_the_slice_is_there(cloud):
     calls, shown = cloud("create.sh", "v5litepod-16", "v2", "--yes", answers=waits)
     assert calls[0][:5] == ["compute", "tpus", "queued-resources", "create", "jrl"] and "--spot" in calls[0]
     assert len(calls) == 4 and "jrl: ACTIVE" in shown
+    assert calls[0][calls[0].index("--node-id") + 1] == "jrl" and "--node-count" not in calls[0]
+
+
+def test_several_slices_are_one_queued_resource(cloud):
+    (call, *_), _ = cloud("create.sh", "v5p-32", "v2", "--slices", "2", "--yes")
+    named = {flag: call[call.index(flag) + 1] for flag in ("--node-count", "--node-prefix")}
+    assert named == {"--node-count": "2", "--node-prefix": "jrl"} and "--node-id" not in call
+    (call, *_), _ = cloud("create.sh", "v5p-32", "v2", "--slices", "1", "--yes")
+    assert "--node-id" in call and "--node-count" not in call
+    for wrong in ("0", "two"):
+        assert cloud("create.sh", "v5p-32", "v2", "--slices", wrong, "--yes", code=2)[0] == []
+
+
+@pytest.mark.parametrize("script", [["install.sh", "--yes"], ["launch.sh", "tiny", "r", "--yes"], ["stop.sh", "--yes"],
+                                    ["follow.sh", "--all"]])  # fmt: skip
+def test_hosts_of_all_slices_are_asked(cloud, script):
+    calls, _ = cloud(*script)
+    assert calls and all({"queued-resources", "--node=all", "--worker=all"} <= {*call} for call in calls)
 
 
 @pytest.mark.parametrize(
@@ -107,6 +135,38 @@ def test_a_preempted_slice_is_made_again_and_its_run_goes_on_without_a_person(cl
     assert "Online.steps=9" in asked[7]
 
 
+def test_slices_are_made_again_as_many_as_there_were(cloud):
+    states = ("SUSPENDED", "ACTIVE", "ACTIVE")
+    calls, _ = cloud("resume.sh", "v5p-32", "v2", "tiny", "gs://b/run", "--slices", "2", "--yes", answers=states)
+    create = next(call for call in calls if "create" in call)
+    assert create[create.index("--node-count") + 1] == "2"
+    assert calls[-1] == ["storage", "cat", "gs://b/run/run.json"]  # a run in a bucket has no folder on host 0
+
+
+def test_a_host_that_was_started_anew_gets_the_run_again(cloud):
+    """Cloud TPU makes a lost slice again by itself: the queued resource is ACTIVE, and nothing runs there."""
+    calls, shown = cloud("resume.sh", "v5p-32", "v2", "tiny", "/r", "--yes", runs="no", ends=False)
+    asked = [" ".join(call) for call in calls]
+    again = [place for place, call in enumerate(asked) if "supervise.sh tiny" in call]
+    assert len(again) == 1 and "a host was started anew" in shown
+    assert (
+        "pkill" in asked[again[0] - 4] and "/r/summary.json" in asked[-1]
+    )  # what still runs on the others is stopped first
+
+
+@pytest.mark.parametrize("exit_code", [4, 0])
+def test_a_run_that_has_ended_with_an_error_is_not_waited_for(cloud, exit_code):
+    calls, _ = cloud("resume.sh", "v5p-32", "v2", "tiny", "/r", "--yes", ends=False, exit_code=exit_code,
+                     code=exit_code)  # fmt: skip
+    assert not any("create" in call for call in calls)
+
+
+def test_a_run_in_a_bucket_is_not_fetched_from_a_host(cloud):
+    assert cloud("fetch.sh", "gs://b/run", code=2)[0] == []
+    (call,), _ = cloud("fetch.sh", "/shared/run", "here")
+    assert {"jrl:/shared/run", "--node=0", "--worker=0"} <= {*call}
+
+
 def test_stop_signals_all_hosts_and_follow_reads_one(cloud):
     (call,), _ = cloud("stop.sh", "--yes")
     assert "--worker=all" in call and "-TERM" in call[-1]
@@ -123,10 +183,24 @@ def test_a_host_starts_its_process_again_where_another_was_lost(tmp_path, codes,
     jrl.write_text(f'#!/usr/bin/env bash\ncd {tmp_path}; echo "$@" >> asked; code=$(head -n 1 codes); sed -i 1d codes\n'
                    'exit "$code"\n')  # fmt: skip
     jrl.chmod(0o755)
-    environment = {**os.environ, "JRL": str(jrl), "RESTART_SECONDS": "0", "MOST_RESTARTS": "2"}
+    environment = {**os.environ, "JRL": str(jrl), "RESTART_SECONDS": "0", "MOST_RESTARTS": "2",
+                   "EXIT_CODE": str(tmp_path / "exit_code")}  # fmt: skip
     done = subprocess.run([SCRIPTS / "supervise.sh", "tiny", "--run", "r"], env=environment, timeout=60)
-    assert done.returncode == code
+    assert done.returncode == code and (tmp_path / "exit_code").read_text() == f"{code}\n"
     assert (tmp_path / "asked").read_text().splitlines() == ["train tiny --run r"] * times
+
+
+def test_a_jobset_gives_every_slice_a_node_pool_of_its_own():
+    manifest = yaml.safe_load((SCRIPTS / "jobset.yaml").read_text())
+    assert manifest["metadata"]["annotations"] == {
+        "alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"
+    }
+    (job,) = manifest["spec"]["replicatedJobs"]
+    of_slice = job["template"]["spec"]
+    assert job["replicas"] == 1 and of_slice["parallelism"] == of_slice["completions"]
+    assert of_slice["completionMode"] == "Indexed" and of_slice["backoffLimit"] == 0
+    kept = of_slice["podFailurePolicy"]["rules"][0]["onExitCodes"]
+    assert kept["operator"] == "NotIn" and {75, 76} <= {*kept["values"]}
 
 
 def test_every_script_can_be_run_and_is_clean():

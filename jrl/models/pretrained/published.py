@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl import paths
+from jrl.device.placement import without_shards
 from jrl.device.sharding import TRAIN, shardings
 from jrl.models import decoder
 from jrl.models.attention.kernels import Attention
@@ -314,9 +315,8 @@ def _load(
         def leaf(path: tuple, leaf_spec: Any, sharding: Any) -> jax.Array:
             where = slots[tuple(key.key for key in path)]
             dtype = np.dtype(leaf_spec.dtype)
-            return _placed(
-                leaf_spec.shape, sharding, lambda box: _block(tensors, where, leaf_spec.shape, box, dtype, count)
-            )
+            block = lambda box: _block(tensors, where, leaf_spec.shape, box, dtype, count)
+            return _placed(leaf_spec.shape, dtype, sharding, block)
 
         return jax.tree_util.tree_map_with_path(leaf, spec, placed, is_leaf=is_spec)
 
@@ -335,12 +335,16 @@ def _host_bytes(leaf: Any, sharding: Any) -> int:
     return sum(shares) * np.dtype(leaf.dtype).itemsize
 
 
-def _placed(shape: tuple[int, ...], sharding: Any, block: Callable[[tuple[slice, ...]], np.ndarray]) -> jax.Array:
+def _placed(
+    shape: tuple[int, ...], dtype: np.dtype, sharding: Any, block: Callable[[tuple[slice, ...]], np.ndarray]
+) -> jax.Array:
     """Returns a sharded array. Each distinct shard is read once, and freed once it is on its devices."""
     shares = []
     for box, where in _boxes(shape, sharding).items():
         data = block(tuple(slice(a, b) for a, b in box))
         shares += [jax.device_put(data, device) for device in where]
+    if not shares:
+        return without_shards(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding))
     return jax.make_array_from_single_device_arrays(shape, sharding, shares)
 
 

@@ -3,7 +3,7 @@
     ROOT/00000005/state/...        the array leaves, written by orbax
     ROOT/00000005/shards-1.bin     in place of state/, where each process has a folder of its own (shards.py)
     ROOT/00000005/host.json        what is not an array: data position, counters, offsets
-    ROOT/00000005/manifest.json    sha256 of every file above, and path, dtype, shape and sha256 of every leaf
+    ROOT/00000005/manifest.json    sha256 of every file above, and path, dtype, shape and hash of every leaf
     ROOT/00000005.condemned/       a step that a later one condemned: its updates were not finite. Nothing reads it
 
 Orbax survives a killed save but restores damaged bytes without a word and does not fall back, so the manifest is ours:
@@ -16,6 +16,7 @@ OCDBT + zarr3 without compression or side files 72, orbax defaults 120, one file
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import difflib
@@ -24,21 +25,23 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 from orbax.checkpoint import v1 as ocp
 
 from jrl import paths
-from jrl.device.placement import place_on_mesh
+from jrl.device.placement import place_on_mesh, processes_of
 from jrl.device.processes import ONE, OtherProcessFailed, Processes
 from jrl.run.checkpoints import digest
 from jrl.run.checkpoints.shards import read_shards, write_shards
 
 PyTree = Any
+SHA256, CHECKSUM = "sha256", "checksum"  # of a leaf: of all bytes in order; summed over the shards of processes
 FORMAT, SHARDS_FORMAT = 1, 2  # arrays by orbax; a file of shards from each process
 _READ_BACK_BYTES = 256 << 20
 _SAVING, _REPLACED, _REMOVED = (f"{paths.TEMPORARY}{what}-" for what in ("saving", "replaced", "removed"))
@@ -86,6 +89,7 @@ def open_run_state(
     pinned: Collection[int] = (),
     processes: Processes = ONE,
     shared: bool = True,
+    by_shards: bool = False,
 ) -> RunState:
     """Opens (or makes) a folder of saves and sweeps interrupted ones.
 
@@ -99,6 +103,7 @@ def open_run_state(
     Of several processes all call all of these: each writes and reads its own shards, and process 0 does the rest.
     shared: whether all processes see the folder. False: each has a folder of its own, which at the opening holds all
       that the others' do; a save is what they then hold together.
+    by_shards: each process writes a file of its shards into a shared folder too: some have no device of some arrays.
     Raises ValueError for keep < 1.
     """
     if keep < 1:
@@ -117,7 +122,7 @@ def open_run_state(
 
     def save(step: int, state: PyTree, host: Mapping[str, Any], skipped: int = 0) -> None:
         check_open()
-        save_step(folder, step, state, host, processes, shared=shared)
+        save_step(folder, step, state, host, processes, shared=shared, by_shards=by_shards)
         if not writes:
             return
         present = list_steps(folder)
@@ -203,6 +208,7 @@ def save_step(
     processes: Processes = ONE,
     *,
     shared: bool = True,
+    by_shards: bool = False,
 ) -> None:
     """Writes one step: temporary folder, sync, read back, one rename, sync.
 
@@ -210,7 +216,7 @@ def save_step(
       state: pytree of jax or numpy arrays, typed keys included; None is not a leaf.
       host: JSON values, no NaN (write None); process 0's counts.
       processes: those that hold the state; each writes its own shards.
-      shared: as in `open_run_state`.
+      shared, by_shards: as in `open_run_state`.
     Raises: SaveFailed where the disk is full or the bytes read back differ; TypeError or ValueError for a leaf or a
       host value that cannot be saved, before anything is written.
     """
@@ -219,7 +225,7 @@ def save_step(
         raise ValueError(f"step is {step}; steps are counted from 0")
     leaves = digest.named_leaves(state)
     described = {name: _describe(name, leaf) for name, leaf in leaves.items()}
-    _hash_leaves(leaves, described, processes)
+    _hash_leaves(leaves, described, processes, SHA256 if processes.count == 1 else CHECKSUM)
     host_bytes = _host_bytes(host)
     temporary, final = folder / f"{_SAVING}{step:08d}", step_dir(folder, step)
     arrays = {name: _stored(leaf) for name, leaf in leaves.items() if leaf.size}
@@ -229,7 +235,7 @@ def save_step(
             paths.remove_tree(temporary)
             paths.make_dir(temporary)
         processes.barrier(f"save {step}")
-        if shared:
+        if shared and not by_shards:
             _write_together(temporary, step, arrays, described, host_bytes, processes)
         else:
             _write_apart(temporary, step, arrays, described, host_bytes, processes)
@@ -280,7 +286,7 @@ def _write_apart(
     host_bytes: bytes,
     processes: Processes,
 ) -> None:
-    """Writes what this process has of a step into a folder of its own, and reads it back."""
+    """Writes what this process has of a step into a file of its own, and reads it back."""
     files, placed = write_shards(temporary, arrays, processes.index)
     if processes.writer:
         paths.write_bytes_atomic(temporary / "host.json", host_bytes)
@@ -384,7 +390,9 @@ def _read(
     def load() -> tuple[dict[str, Any], dict[str, Any]]:
         try:
             if body["format"] == SHARDS_FORMAT:
-                loaded = read_shards(step_dir(folder, step), body["shards"], targets)
+                loaded = read_shards(step_dir(folder, step), body["shards"], targets, body["files"])
+            elif not _are_everywhere(targets.values(), processes):
+                loaded = _load_alone(step_dir(folder, step) / "state", targets, processes)
             else:
                 with _context():
                     loaded = ocp.load(step_dir(folder, step) / "state", targets) if targets else {}
@@ -398,14 +406,34 @@ def _read(
 
     def compare() -> None:
         read = {name: dict(saved[name]) for name in leaves}
-        _hash_leaves(leaves, read, processes)
+        for kind in (SHA256, CHECKSUM):
+            _hash_leaves({name: leaf for name, leaf in leaves.items() if kind in saved[name]}, read, processes, kind)
         for name in leaves:
-            if read[name]["sha256"] != saved[name]["sha256"]:
+            if read[name] != saved[name] or not {SHA256, CHECKSUM} & saved[name].keys():
                 raise DamagedStep(step, f"leaf {name} was read with other values than were saved")
 
     _together(processes, step, f"read {step}", compare)
     state = jax.tree_util.tree_map_with_path(lambda path, _: leaves[digest.leaf_path(path)], abstract_state)
     return state, host
+
+
+def _are_everywhere(targets: Iterable[Any], processes: Processes) -> bool:
+    """Whether every process has a device of every array."""
+    meshes = {
+        target.sharding.mesh for target in targets if isinstance(getattr(target, "sharding", None), NamedSharding)
+    }
+    return processes.count == 1 or all(len(processes_of(mesh)) == processes.count for mesh in meshes)
+
+
+def _load_alone(state: Path, targets: Mapping[str, Any], processes: Processes) -> dict[str, Any]:
+    """Returns the arrays of a step that orbax wrote, where some process has no device of some: each process reads them
+    one after the other and places what its devices hold."""
+    loaded = {}
+    for name, target in targets.items():
+        with _context(alone=processes):
+            array = ocp.load(state, {name: np.empty(target.shape, target.dtype)})[name]
+        loaded[name] = array if isinstance(target, np.ndarray) else place_on_mesh(array, target.sharding)
+    return loaded
 
 
 def _together(processes: Processes, step: int, what: str, read: Callable[[], Any]) -> Any:
@@ -422,10 +450,24 @@ def _together(processes: Processes, step: int, what: str, read: Callable[[], Any
     return result
 
 
-def _hash_leaves(leaves: Mapping[str, Any], entries: Mapping[str, dict[str, Any]], processes: Processes) -> None:
-    """Sets "sha256" of every leaf's entry. A leaf with shards in several processes is gathered by all of them and
-    hashed by one, each in its turn."""
-    hashes = {}
+def _hash_leaves(
+    leaves: Mapping[str, Any], entries: Mapping[str, dict[str, Any]], processes: Processes, kind: str
+) -> None:
+    """Sets the hash of every leaf's entry.
+
+    Args:
+      kind: CHECKSUM: each process reads its own shards. SHA256: a leaf with shards in several processes is gathered by
+        all of them and hashed by one, each in its turn; so a step that one process has saved is read by several.
+    """
+    hashes: dict[str, Any] = {}
+    if kind == CHECKSUM:
+        with concurrent.futures.ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+            local = lambda data: digest.local_checksum(data, writer=processes.writer)
+            hashes = dict(zip(leaves, pool.map(local, map(digest.key_data, leaves.values()))))
+        every = processes.exchange("checksums", hashes)
+        for name in leaves:
+            entries[name][CHECKSUM] = _checksum_text(sum(one[name] for one in every))
+        return
     for place, (name, leaf) in enumerate(leaves.items()):
         whole = digest.whole_leaf(leaf)
         if place % processes.count == processes.index:
@@ -433,7 +475,11 @@ def _hash_leaves(leaves: Mapping[str, Any], entries: Mapping[str, dict[str, Any]
         del whole
     for every in processes.exchange("hashes", hashes):
         for name, value in every.items():
-            entries[name]["sha256"] = value
+            entries[name][SHA256] = value
+
+
+def _checksum_text(value: int) -> str:
+    return f"{value % 2**64:016x}"
 
 
 def _read_back(temporary: Path, entries: Mapping[str, dict[str, Any]], processes: Processes) -> None:
@@ -450,7 +496,11 @@ def _read_back(temporary: Path, entries: Mapping[str, dict[str, Any]], processes
             loaded = ocp.load(temporary / "state", group)
         for read, leaf in loaded.items():
             entry = entries[read]
-            if digest.array_digest(entry["dtype"], tuple(entry["shape"]), leaf) != entry["sha256"]:
+            if CHECKSUM in entry:
+                is_same = _checksum_text(digest.full_checksum(leaf)) == entry[CHECKSUM]
+            else:
+                is_same = digest.array_digest(entry["dtype"], tuple(entry["shape"]), leaf) == entry[SHA256]
+            if not is_same:
                 raise ValueError(f"leaf {read} reads back with other values")
         group = {}
 

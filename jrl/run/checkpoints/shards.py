@@ -3,13 +3,14 @@
     ROOT/00000005/shards-1.bin     the shards of process 1, row-major, each at a multiple of ALIGNMENT bytes
 
 The step's manifest has file, offset and bounds of every shard, so any number of processes reads the arrays, on any
-mesh. Orbax has no such form: its processes must see one folder.
+mesh. Orbax has no such form: its processes must see one folder, and each must have a device of every array.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ from typing import Any
 
 import jax
 import numpy as np
+
+from jrl.device.placement import without_shards
 
 Bounds = list[list[int]]  # of every axis [start, stop]
 ALIGNMENT = 64
@@ -61,17 +64,43 @@ def _bounds(index: Sequence[slice], shape: Sequence[int]) -> Bounds:
 
 
 def read_shards(
-    folder: Path, placed: Mapping[str, Sequence[Sequence[Any]]], targets: Mapping[str, Any]
+    folder: Path,
+    placed: Mapping[str, Sequence[Sequence[Any]]],
+    targets: Mapping[str, Any],
+    files: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Returns the arrays that `targets` asks for: numpy arrays for numpy arrays, else arrays of that sharding, of which
     each process reads what its devices hold.
 
     Args:
       placed: by leaf [[file, offset, bounds], ...].
+      files: {file: {"bytes", ...}} of the step: shards are in no others.
 
-    Raises: ValueError where shards do not fill an array; OSError where a file is missing or too short.
+    Raises: ValueError where shards are in another file or behind the end of one, overlap, or do not fill an array;
+      OSError where a file is missing or too short.
     """
+    for leaf in targets:
+        _check_placed(leaf, placed[leaf], targets[leaf], files)
     return {leaf: _read_leaf(folder, leaf, placed[leaf], target) for leaf, target in targets.items()}
+
+
+def _check_placed(
+    leaf: str, shards: Sequence[Sequence[Any]], target: Any, files: Mapping[str, Mapping[str, Any]]
+) -> None:
+    size = 0
+    for name, offset, bounds in shards:
+        count = math.prod(stop - start for start, stop in bounds)
+        end = offset + count * np.dtype(target.dtype).itemsize
+        within = len(bounds) == len(target.shape) and all(
+            0 <= start < stop <= length for (start, stop), length in zip(bounds, target.shape)
+        )
+        if name not in files or offset < 0 or end > files[name]["bytes"] or not within:
+            raise ValueError(f"leaf {leaf} has a shard {bounds} at {offset} of {name!r}, which the step does not hold")
+        size += count
+    if len({str(bounds) for _, _, bounds in shards}) < len(shards):
+        raise ValueError(f"a shard of leaf {leaf} is there twice")
+    if size != math.prod(target.shape):
+        raise ValueError(f"the shards of leaf {leaf} have {size} elements, and it has {math.prod(target.shape)}")
 
 
 def _read_leaf(folder: Path, leaf: str, shards: Sequence[Sequence[Any]], target: Any) -> Any:
@@ -85,6 +114,8 @@ def _read_leaf(folder: Path, leaf: str, shards: Sequence[Sequence[Any]], target:
 
     if isinstance(target, np.ndarray):
         return part([slice(None)] * target.ndim)
+    if not target.sharding.addressable_devices:
+        return without_shards(target)
     where = target.sharding.addressable_devices_indices_map(target.shape)
     placed = [jax.device_put(part(index), device) for device, index in where.items()]
     return jax.make_array_from_single_device_arrays(target.shape, target.sharding, placed)

@@ -25,9 +25,9 @@ class Judge:
     max_tokens: int = 512  # of its answers
     response_format: Literal["json_schema", "json_object"] | None = None  # what the server is told to enforce
     max_characters: int = 20_000  # of a completion; a longer one is masked
-    concurrency: int = 16  # requests under way
-    requests_per_second: float | None = None  # None: no limit
-    tokens_per_minute: int | None = None  # of requests and answers; None: no limit
+    concurrency: int = 16  # requests under way, of all processes of the run together; of each at least one
+    requests_per_second: float | None = None  # of all processes together; None: no limit
+    tokens_per_minute: int | None = None  # of requests and answers, of all processes together; None: no limit
     timeout_seconds: float = 60.0  # of one attempt
     attempts: int = 6  # of a request; waiting for a rate limit does not count
     backoff_seconds: float = 1.0  # before the second attempt; doubles from there, with jitter

@@ -245,7 +245,7 @@ def open_judges(
 def open_judge(config: Judge, folder: pathlib.Path, stop: Stop = never, *, index: int = 0, count: int = 1) -> OpenJudge:
     """Returns a judge with its journal and its answers in a folder. Asks it nothing.
 
-    Of several processes each has an equal part of the rate limits. It reads the journals of all, also of an earlier
+    Of several processes each has an equal part of the limits. It reads the journals of all, also of an earlier
     life of the run with another number of processes, and writes its own.
     """
     mine = f"-{index}" if index else ""
@@ -264,12 +264,13 @@ def open_client(config: Judge, answers: pathlib.Path, count: int = 1) -> Client:
     """Returns what asks a judge, and takes valid answers from a file and adds them to it.
 
     Args:
-      count: of those that ask at a time, each with an equal part of the rate limits.
+      count: of those that ask at a time, each with an equal part of the limits, and of the requests under way.
     """
     endpoint, part = endpoint_of(config), lambda limit: None if limit is None else limit / count
     limit = RateLimit(part(config.requests_per_second), part(config.tokens_per_minute))
     check = lambda content: numbers_of(config, content)
-    return Client(endpoint, check, limits_of(config), limit, AnswerCache(answers))
+    limits = limits_of(config)._replace(concurrency=max(1, config.concurrency // count))
+    return Client(endpoint, check, limits, limit, AnswerCache(answers))
 
 
 def preflight(config: Judge, stop: Stop = never) -> None:

@@ -317,7 +317,10 @@ def publication_of(case: Case) -> Publication | None:
     stored = lambda leaf: train_spec(leaf, learner)
     cuts = lambda leaf: (stored(leaf), shared_cuts(stored(leaf), learner, case.sampler_sizes))
     sizes = [(math.prod(leaf.shape) * leaf.dtype.itemsize, *cuts(leaf)) for leaf in trained]
-    return publication(sizes, learner, case.sampler_sizes, copies_for(case.stage.lag))
+    # A host has 4 or 8 devices: from there on weights are sent from host to host.
+    devices = math.prod(learner.values()) + math.prod(case.sampler_sizes.values())
+    sent = case.slices > 1 or devices > 4
+    return publication(sizes, learner, case.sampler_sizes, copies_for(case.stage.lag), sent)
 
 
 def train_spec(parameter: ParamSpec, sizes: Mapping[str, int]) -> PartitionSpec:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jrl.device.chips import GIB
-from jrl.device.sharding import split_sizes
+from jrl.device.sharding import check_whole_slices, split_sizes
 from jrl.experiment import Config
 from jrl.models.attention.kernels import check_attention
 from jrl.plugins import Parts
@@ -209,13 +209,8 @@ def check_slices(config: Config, topology: Topology) -> None:
         return
     in_slice = topology.num_devices // topology.slices
     sizes = split_sizes(learner, sampler, topology.num_devices)
-    taken = [math.prod(each) for each in sizes]
-    if taken != [learner.slices * in_slice, sampler.slices * in_slice]:
-        raise ValueError(
-            f"Config.mesh takes {taken[0]} devices on {learner.slices} slices and Config.sampler_mesh {taken[1]} on "
-            f"{sampler.slices}, and a slice of {topology.name} has {in_slice}: devices of their own for sampling are "
-            "whole slices where there are several"
-        )
+    learn, sample = (math.prod(each) for each in sizes)
+    check_whole_slices((learn, sample), (learner.slices, sampler.slices), [in_slice] * topology.slices)
 
 
 def rows_of(

@@ -108,7 +108,7 @@ def intervals(metric: str, rows: Sequence[Row]) -> str:
         y = TOP + 28 * i + 10
         parts.append(_text(left - 12, y + 4, _cut(row.variant.label, left - 24), "end"))
         parts += [
-            _dot(x(value), y, 3, i, f"{run.folder.name}: {number(value)}", opacity=0.45)
+            _dot(x(value), y, 3, i, f"{run.name}: {number(value)}", opacity=0.45)
             for run, value in zip(row.variant.runs, (value for task in row.scores for value in task))
             if math.isfinite(value)
         ]

@@ -101,12 +101,12 @@ def compare(
             for metric in metrics}  # fmt: skip
     messages = [
         *notes,
-        *(f"{run.folder} is not finished; its last step is {_last_step(run)}" for run in runs if not run.finished),
+        *(f"{run.source} is not finished; its last step is {_last_step(run)}" for run in runs if not run.finished),
     ]
     for metric, found in rows.items():
         for row in found:
-            lost = [run.folder for run, value in zip(row.variant.runs, _flat(row.scores)) if math.isnan(value)]
-            messages += [f"{folder} has no {metric}, and is left out of it" for folder in lost]
+            lost = [run.source for run, value in zip(row.variant.runs, _flat(row.scores)) if math.isnan(value)]
+            messages += [f"{source} has no {metric}, and is left out of it" for source in lost]
     fewest = min(len(task) for variant in variants for task in variant.tasks)
     if fewest < 2:
         messages.append("a variant of one run has no interval: what another seed would give is unknown")
@@ -135,7 +135,7 @@ def group(
         variant, task = (tuple(run.settings.get(name) for name in part) for part in (compared, others))
         same = keyed.setdefault(variant, {}).setdefault(task, [])
         if twin := [other for other in same if other.seed == run.seed]:
-            raise ValueError(f"{twin[0].folder} and {run.folder} are the same run: one configuration, one seed")
+            raise ValueError(f"{twin[0].source} and {run.source} are the same run: one configuration, one seed")
         same.append(run)
     tasks = list(dict.fromkeys(task for found in keyed.values() for task in found))
     shown = shown_settings(compared, list(keyed))
@@ -344,8 +344,7 @@ def _row_json(row: Row) -> dict[str, Any]:
         "value": _null(row.value.mean),
         "interval": [_null(row.value.low), _null(row.value.high)],
         "runs": [
-            {"run": str(run.folder), "seed": run.seed, "score": _null(value)}
-            for run, value in zip(row.variant.runs, values)
+            {"run": run.source, "seed": run.seed, "score": _null(value)} for run, value in zip(row.variant.runs, values)
         ],
         "probability_of_improvement": None
         if row.better is None

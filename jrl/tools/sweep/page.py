@@ -104,10 +104,11 @@ def _runs(folder: Path, comparison: Comparison) -> str:
     for rows in zip(*by_metric):
         scores = [[value for task in row.scores for value in task] for row in rows]
         for i, run in enumerate(rows[0].variant.runs):
-            place = os.path.relpath(run.folder, folder)
+            name = escape(run.name)
+            if run.address is None:  # a browser reads no gs:// address
+                name = f'<a href="{escape(os.path.relpath(run.folder, folder))}">{name}</a>'
             values = "".join(f'<td class="n">{number(found[i])}</td>' for found in scores)
             lines.append(
-                f'<tr><td><a href="{escape(place)}">{escape(run.folder.name)}</a></td>'
-                f"<td>{escape(rows[0].variant.label)}</td><td>{escape(run.seed)}</td>{values}</tr>"
+                f"<tr><td>{name}</td><td>{escape(rows[0].variant.label)}</td><td>{escape(run.seed)}</td>{values}</tr>"
             )
     return f'<h2>Runs</h2><div class="wide"><table><tr>{head}</tr>{"".join(lines)}</table></div>'

@@ -22,6 +22,7 @@ Array = np.ndarray
 LAST_SHARE = 10  # a run's score is the mean over the last tenth of its rows
 # Settings that config.gin does not say, and where the manifest has them: what data and plugins were, not their names.
 FINGERPRINTS = {"tokenizer": "tokenizer", "data": "data", "plugins": "parts"}
+COMPARED = ("manifest.json", "config.gin", "summary.json", "metrics.jsonl")  # what is read of a run
 EVALUATION = "eval/"  # before the name of an evaluation in summary.json: "eval/after_rl"
 
 
@@ -34,6 +35,16 @@ class RunResult(NamedTuple):
     rows: Sequence[Mapping[str, Any]]  # of metrics.jsonl
     evals: Mapping[str, float]  # "eval/after_rl" -> mean; none while the run is not finished
     finished: bool
+    address: str | None = None  # gs://BUCKET/NAME; None: it is in a local folder
+
+    @property
+    def source(self) -> str:
+        """Where its user finds it."""
+        return self.address or str(self.folder)
+
+    @property
+    def name(self) -> str:
+        return self.source.rsplit("/", 1)[-1]
 
 
 def find_runs(folders: Sequence[Path]) -> tuple[list[Path], list[str]]:
@@ -64,8 +75,9 @@ def find_runs(folders: Sequence[Path]) -> tuple[list[Path], list[str]]:
     return found, notes
 
 
-def read_run(folder: Path) -> RunResult:
-    """Returns a run from its folder. Raises ValueError or ConfigError naming the file that is damaged."""
+def read_run(folder: Path, address: str | None = None) -> RunResult:
+    """Returns a run from its folder, or from a local copy of what is at an address. Raises ValueError or ConfigError
+    naming the file that is damaged."""
     identity = read_manifest(folder / "manifest.json")["identity"]
     seed, settings = settings_of(read_statements(str(folder / "config.gin"), (), Config))
     summary = folder / "summary.json"
@@ -79,6 +91,7 @@ def read_run(folder: Path) -> RunResult:
         rows=rows,
         evals={name: math.nan if value is None else float(value) for name, value in evals.items()},
         finished=bool(found) and (not rows or rows[-1]["step"] == found.get("steps")),
+        address=address,
     )
 
 

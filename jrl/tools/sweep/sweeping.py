@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from jrl import paths
+from jrl.bucket.client import shown
+from jrl.run.bucket_run import readable
 from jrl.run.checkpoints.lock import RunIsHeld, RunLock, hold_run
 from jrl.tools.sweep import manifest
 from jrl.tools.sweep.comparison import Comparison, compare, find_variant, group, to_json
@@ -16,7 +18,7 @@ from jrl.tools.sweep.members import Member, Sweep, train_arguments
 from jrl.tools.sweep.page import PAGE as PAGE
 from jrl.tools.sweep.page import write_page
 from jrl.tools.sweep.progress import PREEMPTED, open_progress
-from jrl.tools.sweep.runs import RunResult, check_metrics, default_metrics, find_runs, read_run
+from jrl.tools.sweep.runs import COMPARED, RunResult, check_metrics, default_metrics, find_runs, read_run
 
 
 class ComparisonOptions(NamedTuple):
@@ -120,9 +122,14 @@ def report_sweep(
 def compare_folders(
     folders: Sequence[Path], options: ComparisonOptions, notes: Sequence[str] = (), swept: Sequence[str] = ()
 ) -> Comparison:
-    """Returns the comparison of runs in folders; a folder of a sweep stands for its members."""
-    found, missing = find_runs(folders)
-    runs = [read_run(folder) for folder in found]
+    """Returns the comparison of runs in folders or at gs:// addresses; a folder of a sweep stands for its members."""
+    remote = {shown(folder).rstrip("/") for folder in folders if paths.is_remote(folder)}
+    if len(remote) < sum(map(paths.is_remote, folders)):
+        raise ValueError(f"a run is given twice: {', '.join(sorted(remote))}")
+    places = [readable(folder, COMPARED) for folder in folders]
+    addresses = {place: shown(folder).rstrip("/") for folder, place in zip(folders, places) if paths.is_remote(folder)}
+    found, missing = find_runs(places)
+    runs = [read_run(folder, addresses.get(folder)) for folder in found]
     if not runs:
         raise ValueError(f"no run has begun: {'; '.join(missing)}")
     metrics = options.metrics or default_metrics(runs)
