@@ -165,6 +165,18 @@ def test_a_vocabulary_larger_than_the_embedding_is_refused(built):
         fit_to_embedding(built["gpt2"], filled - 1)
 
 
+def test_an_embedding_with_fewer_rows_than_ids_is_refused_whatever_their_numbers(built, trials):
+    draw, names = random.Random(0), sorted(built)
+    for trial in range(trials(300)):
+        tokenizer = built[names[trial % len(names)]]
+        rows = tokenizer.filled + draw.randrange(-8, 8) if trial % 2 else draw.randrange(1, 2 * tokenizer.filled)
+        if rows >= tokenizer.filled:
+            assert fit_to_embedding(tokenizer, rows).vocab_size == rows
+            continue
+        with pytest.raises(ValueError, match=f"largest id is {tokenizer.filled - 1} .*embedding has {rows} rows"):
+            fit_to_embedding(tokenizer, rows)
+
+
 def test_options_and_another_template_reach_the_prompt(folders, tmp_path):
     asked = [Message("user", "q")]
     config = HuggingFace(path=str(folders["qwen"]), template_options=("enable_thinking=false",))
