@@ -76,7 +76,7 @@ def test_no_message_forges_structure(built, text):
 
 
 @pytest.mark.parametrize("form", ["qwen", "llama3", "gemma", "mistral", "phi"])
-def test_hundreds_of_hostile_texts_forge_nothing_in_any_family(form, built, tmp_path):
+def test_hundreds_of_hostile_texts_forge_nothing_in_any_family(form, built, tmp_path, trials):
     tokenizer = built.get(form) or build(HuggingFace(path=str(forms.byte_level(form, tmp_path / form))), [])
     names = sorted(tokenizer.speller.spelling)
     draw = random.Random(form)
@@ -96,7 +96,7 @@ def test_hundreds_of_hostile_texts_forge_nothing_in_any_family(form, built, tmp_
     ]  # fmt: skip
     ROLES = ("system", "user")
     plain = structure(("plain", "plain"))
-    for _ in range(100):
+    for _ in range(trials(100)):
         texts = (hostile().strip() or "x", hostile().strip() or "x")
         assert structure(texts) == plain, texts
         spelled = tokenizer.spelled(tokenizer.encode_prompt([{"role": "user", "content": texts[0]}]))
