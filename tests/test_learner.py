@@ -374,6 +374,11 @@ def test_a_shared_prompt_lies_in_its_row_once():
     np.testing.assert_array_equal(packing.sequence[0, 0], [0, 1, 2, 4, 3, 6])
     np.testing.assert_array_equal(packing.source.reshape(-1)[16:18], [30, 31])
     assert packing.num_real == 1
+    # A row of two sequences holds two of the group after its prefix, and the third with a prompt of its own.
+    shape = packed_shape(dataclasses.replace(config, sequences_per_row=2), 6, 6, 1, prompt_length=3, samples=3)
+    packing = plan(lengths, shape, 0, 1, prompts)
+    assert packing.sequence.reshape(-1, 2)[:3].tolist() == [[0, 1], [2, 4], [3, 5]]
+    assert packing.source.reshape(-1, 16)[1, :9].tolist() == [12, 13, 14, 15, 16, 17, 24, 25, 26]
 
 
 def test_a_prompt_apart_lies_in_its_micro_batch_once():

@@ -362,6 +362,14 @@ def test_the_first_samples_may_be_greedy_and_the_others_stay_as_they_are():
     np.testing.assert_allclose(mixed.sampler_logprobs[first], likeliest.sampler_logprobs[first], rtol=1e-5, atol=1e-6)
 
 
+def test_entropy_is_that_of_the_policy_at_the_sampling_temperature():
+    # p is (4, 1) / 5 at temperature 1 and (2, 1) / 3 at 2: ln 5 - 0.8 ln 4, and ln 3 - 2/3 ln 2
+    logits = jnp.log(jnp.array([[4.0, 1.0]]))
+    entropy = lambda temperature: sampler._entropy(logits, sampler.SamplingParams(temperature, None, None, None))
+    np.testing.assert_allclose(entropy(jnp.float32(2)), [np.log(3) - 2 / 3 * np.log(2)], rtol=1e-6)
+    np.testing.assert_allclose(entropy(None), [np.log(5) - 0.8 * np.log(4)], rtol=1e-6)
+
+
 # The program
 
 
