@@ -25,7 +25,7 @@ from jrl.tasks.envs.layouts import LAYOUTS
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # benchmarks is no part of the package
 
-from benchmarks.reliability_goals import GOALS  # noqa: E402
+from benchmarks.reliability_goals import ASKED, GOALS  # noqa: E402
 
 SECTIONS = {
     "S": "Sampling strategies",
@@ -270,8 +270,9 @@ def agreement() -> str:
 RELIABILITY = """\
 What jrl promises to runs that last for weeks and to whoever trains on text that nobody has read, goal by goal, and what
 `python -m benchmarks.reliability --out docs/reliability.json` found. A trial is a test, or one of the cases that a test
-counts. What one host cannot show, and what was not tried, is in the last column. [SECURITY.md](../SECURITY.md) has the
-threat model. {tried} of {goals} goals are tried, {failed} failed. {hardware}; {versions}.
+counts; "32 of 1,000" had fewer than the goal asks for. What one host cannot show, and what was not tried, is in the
+last column. [SECURITY.md](../SECURITY.md) has the threat model. {tried} of {goals} goals are tried, {failed} failed.
+{hardware}; {versions}.
 """
 AREAS = {
     "R": "Exactness and resuming",
@@ -285,6 +286,12 @@ AREAS = {
     "E": "Surroundings",
     "S": "Security",
 }
+
+
+def trials_of(result: dict, asked: int) -> str:
+    """Returns how many trials a goal had, and how many it asks for where it had fewer."""
+    more = f" of {asked:,}" if result["trials"] < asked else ""
+    return f"{result['trials']:,}{more} ({result['size']})"
 
 
 def reliability() -> str:
@@ -302,7 +309,7 @@ def reliability() -> str:
                 continue
             one = tried.get(name)
             result = "" if one is None else f"{len(one['failed'])} failed" if one["failed"] else "none failed"
-            count = "" if one is None else f"{one['trials']:,} ({one['size']})"
+            count = "" if one is None else trials_of(one, ASKED.get(name, 0))
             out.append(f"| {name} | {goal.promise} | {count} | {result or 'not tried'} | {goal.limits} |")
         out.append("")
     return "\n".join(out)
