@@ -366,7 +366,7 @@ GOALS: dict[str, Goal] = {
     "S1": Goal(
         "hostile completions earn nothing, end in time, and reach nothing",
         _in("verifiers/test_gym_score.py", "test_the_reference_answer_is_right_and_junk_is_not")
-        + _in("verifiers/test_gym_score.py", "test_no_junk_has_full_marks_on_tasks_whose_answers_differ")
+        + _in("verifiers/test_gym_score.py", "test_no_junk_has_full_marks")
         + _in("verifiers/test_expressions.py", "test_hostile_text_is_judged_without_an_exception_and_none_is_accepted")
         + _in("verifiers/test_confinement.py")
         + _in("verifiers/test_pool.py", "test_every_hostile_verifier_gets_its_one_verdict_and_disturbs_no_other"),

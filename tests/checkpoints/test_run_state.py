@@ -272,15 +272,15 @@ def deadly_call(real, left, *, after: bool):
     return call
 
 
-@pytest.mark.parametrize("saved_before", [[1], [1, 2]])
+@pytest.mark.parametrize("saved_before", [[0, 1], [1, 2]])
 def test_death_at_any_file_operation_leaves_the_old_or_the_new_step(tmp_path, monkeypatch, saved_before, trials):
-    """`saved_before` with the step itself: a save that replaces one of its own number."""
+    """`saved_before` with the step itself: a save that replaces one of its own number. The other prunes step 0."""
     calls = OPERATIONS
     real = {name: getattr(run_state.paths, name) for name in calls}
     target = {"w": jax.ShapeDtypeStruct((2,), jnp.int32)}
     for deadly in itertools.count():
         root = tmp_path / str(deadly)
-        saves = run_state.open_run_state(root, keep=1 if len(saved_before) == 1 else 2)
+        saves = run_state.open_run_state(root, keep=2 if 2 in saved_before else 1)
         for step in saved_before:
             saves.save(step, {"w": jnp.full((2,), step)}, {"new": False})
 

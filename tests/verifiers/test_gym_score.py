@@ -61,12 +61,23 @@ JUNK = (
 )  # fmt: skip
 
 
-def accepted(name: str, tasks: int) -> list[str]:
-    """Returns the junk that has full marks on every one of some tasks of a dataset whose answers differ."""
+def false_rewards(name: str, tasks: int) -> list[tuple[int, str]]:
+    """Returns (task, junk) wherever junk that is not the task's answer has full marks."""
     examples = [task(name, index) for index in range(tasks)]
-    if len({example.answer for example in examples}) == 1:
-        return []
-    return [junk for junk in JUNK if all(marks(junk, example) == 1 for example in examples)]
+    return [
+        (index, junk)
+        for index, example in enumerate(examples)
+        for junk in JUNK
+        if not says(junk, str(example.answer)) and marks(junk, example) == 1
+    ]
+
+
+def says(text: str, answer: str) -> bool:
+    """Whether two texts are the same, or the same number."""
+    try:
+        return float(text) == float(answer)
+    except ValueError:
+        return text.strip().casefold() == answer.strip().casefold()
 
 
 def marks(answer: str, example: Example) -> float:
@@ -78,16 +89,16 @@ def marks(answer: str, example: Example) -> float:
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_no_junk_has_full_marks_on_tasks_whose_answers_differ(name, trials):
+def test_no_junk_has_full_marks(name, trials):
     trials(3 * len(JUNK))
-    assert accepted(name, 3) == []
+    assert false_rewards(name, 3) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DATASETS)
 def test_no_junk_has_full_marks_on_fifteen_tasks(name, trials):
     trials(15 * len(JUNK))
-    assert accepted(name, 15) == []
+    assert false_rewards(name, 15) == []
 
 
 @pytest.mark.parametrize(
