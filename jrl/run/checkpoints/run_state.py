@@ -35,7 +35,7 @@ from jax.sharding import NamedSharding
 from orbax.checkpoint import v1 as ocp
 
 from jrl import paths
-from jrl.device.placement import place_on_mesh, processes_of
+from jrl.device.placement import fetch, place_on_mesh, processes_of
 from jrl.device.processes import ONE, OtherProcessFailed, Processes
 from jrl.run.checkpoints import digest
 from jrl.run.checkpoints.shards import read_shards, write_shards
@@ -469,10 +469,16 @@ def _hash_leaves(
             entries[name][CHECKSUM] = _checksum_text(sum(one[name] for one in every))
         return
     for place, (name, leaf) in enumerate(leaves.items()):
-        whole = digest.whole_leaf(leaf)
-        if place % processes.count == processes.index:
-            hashes[name] = digest.leaf_digest(whole)
-        del whole
+        hashes_it = place % processes.count == processes.index
+        if _are_everywhere([leaf], processes):
+            whole = digest.whole_leaf(leaf)
+            if hashes_it:
+                hashes[name] = digest.leaf_digest(whole)
+            del whole
+            continue
+        sent = fetch(digest.key_data(leaf))  # by all of them, also by a process that has all of it
+        if hashes_it:
+            hashes[name] = digest.array_digest(str(leaf.dtype), leaf.shape, np.asarray(sent))
     for every in processes.exchange("hashes", hashes):
         for name, value in every.items():
             entries[name][SHA256] = value
