@@ -17,7 +17,7 @@ UPDATE = {"gib": 4.2, "micro_batch_ms": 136.0, "compute_ms": 109.0, "mfu": 0.39,
 
 def test_every_plan_is_measured_on_two_chips():
     plans = {path.stem for path in Path("configs/plan").glob("*.gin")}
-    chips = Counter((source, parse_topology(where).chip.name) for source, where, _ in tpu.ROWS.values())
+    chips = Counter((source, parse_topology(where).chip.name) for source, where, more in tpu.ROWS.values() if not more)
     assert {source for source, _ in chips} == plans
     assert set(chips.values()) == {1} and len(chips) == 2 * len(plans)
 
