@@ -22,15 +22,17 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jrl.types import Array, PyTree
 
 AXES = ("data", "fsdp", "tensor", "sequence", "expert")
-BATCH_AXES = ("data", "fsdp")
+BATCH_AXES = ("data", "fsdp", "expert")
+EXPERT = "expert"
 
 TRAIN = {
-    "embed": "fsdp",
+    "embed": ("fsdp", "expert"),  # of experts, whose number is sharded over expert, fsdp alone: see `spec`
     "heads": "tensor",
     "kv_heads": "tensor",
     "mlp": "tensor",
     "vocab": "tensor",
-    "experts": None,
+    "experts": "expert",
+    "all_experts": None,  # of a router
     "head_dim": None,
     "layers": None,
     "norm": None,
@@ -44,6 +46,7 @@ ACTIVATIONS = {
     "mlp": "tensor",
     "vocab": "tensor",
     "embed_shard": "tensor",
+    "experts": "expert",
     None: None,
 }
 
@@ -56,17 +59,15 @@ class MeshShape:
     fsdp: int = 1  # shards of parameters and optimizer state; also shares of the batch
     tensor: int = 1  # shards of heads, MLP and vocabulary
     sequence: int = 1  # reserved, must be 1
-    expert: int = 1  # reserved, must be 1
+    expert: int = 1  # shards of a sparse layer's experts by number; shards of all else as fsdp, and shares of the batch
     slices: int = 1  # TPU slices that `data` is divided over first: only gradients cross the network between them
 
     def __post_init__(self) -> None:
         sizes = [getattr(self, axis) for axis in AXES]
         if any(size < 1 and size != -1 for size in sizes) or sizes.count(-1) > 1:
             raise ValueError(f"mesh axes must be positive, at most one of them -1; got {dict(zip(AXES, sizes))}")
-        if self.sequence != 1 or self.expert != 1:
-            raise ValueError(
-                "sequence and expert parallelism are not implemented; MeshShape.sequence and MeshShape.expert must be 1"
-            )
+        if self.sequence != 1:
+            raise ValueError("sequence parallelism is not implemented; MeshShape.sequence must be 1")
         if self.slices < 1 or (self.data != -1 and self.data % self.slices):
             raise ValueError(
                 f"MeshShape.data = {self.data} cannot be divided over MeshShape.slices = {self.slices}: every slice "
@@ -202,18 +203,37 @@ def batch_shards(mesh: Mesh) -> int:
 
 
 def spec(axes: Sequence[str | None], rules: dict[str | None, Any]) -> PartitionSpec:
-    """Returns the PartitionSpec of logical `axes` under `rules`, without axes that are manual here."""
+    """Returns the PartitionSpec of logical `axes` under `rules`, without axes that are manual here. A mesh axis shards
+    one dimension of an array, the first that asks for it."""
     mesh = jax.sharding.get_abstract_mesh()
-    manual = set(mesh.manual_axes) if not mesh.empty else set()
+    taken = set(mesh.manual_axes) if not mesh.empty else set()
 
     def place(name: str | None) -> Any:
-        axis = rules[name] if name is not None else None
-        if isinstance(axis, tuple):
-            left = tuple(a for a in axis if a not in manual)
-            return left or None
-        return None if axis in manual else axis
+        left = tuple(axis for axis in mesh_axes(name, rules) if axis not in taken)
+        taken.update(left)
+        return left if len(left) > 1 else left[0] if left else None
 
     return PartitionSpec(*(place(name) for name in axes))
+
+
+def mesh_axes(name: str | None, rules: dict[str | None, Any]) -> tuple[str, ...]:
+    """Returns the mesh axes that a logical axis is sharded over."""
+    axes = None if name is None else rules[name]
+    return axes if isinstance(axes, tuple) else () if axes is None else (axes,)
+
+
+def split_rules(rules: dict[str | None, Any]) -> tuple[dict[str | None, Any], dict[str | None, Any]]:
+    """Returns `rules` twice, with the batch axes alone and without them: for a map over the batch axes."""
+    only = lambda batch: {
+        name: tuple(axis for axis in mesh_axes(name, rules) if (axis in BATCH_AXES) is batch) for name in rules
+    }
+    return only(True), only(False)
+
+
+def expert_shards() -> int:
+    """Returns the number of shards of experts here, 1 outside a mesh."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return 1 if mesh.empty else mesh.shape[EXPERT]
 
 
 def constrain(x: Array, *axes: str | None) -> Array:
@@ -224,7 +244,8 @@ def constrain(x: Array, *axes: str | None) -> Array:
 
 
 def gather(weight: Array, *axes: str | None) -> Array:
-    """Returns a parameter gathered over fsdp, as a block computes with it. Outside a mesh, the parameter."""
+    """Returns a parameter gathered over fsdp, and expert where it is none of experts, as a block computes with it.
+    Outside a mesh, the parameter."""
     if jax.sharding.get_abstract_mesh().empty:
         return weight
     return jax.sharding.reshard(weight, spec(axes, GATHERED))
@@ -340,6 +361,12 @@ def per_shard(
         axis_names=set(mesh.axis_names) - set(mesh.manual_axes),
         check_vma=checked,
     )(*(constrain(x, *axes) for x, axes in zip(args, ins, strict=True)))
+
+
+def varying_axes(x: Array) -> frozenset[str]:
+    """Returns the mesh axes along which devices may differ in `x`, by its type inside a map that is `checked`."""
+    kind = jax.typeof(x)
+    return frozenset(kind.vma if hasattr(kind, "vma") else kind.mat.varying)  # the name differs between versions of JAX
 
 
 def shardings(axes: PyTree, mesh: Mesh, rules: dict[str | None, Any]) -> PyTree:

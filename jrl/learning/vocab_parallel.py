@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jrl.device.sharding import ACTIVATIONS, BATCH_AXES, TRAIN, spec
+from jrl.device.sharding import ACTIVATIONS, BATCH_AXES, TRAIN, mesh_axes, spec
 from jrl.models.contract import Adapted
 from jrl.models.shape import Decoder
 from jrl.ops.logprobs import permute
@@ -74,7 +74,7 @@ def token_logprobs(
     """
     matrix = head.matrix.astype(hidden.dtype)  # before it is gathered
     mesh = jax.sharding.get_abstract_mesh()
-    axes = _Axes((), (), ()) if mesh.empty else _Axes(BATCH_AXES, (TRAIN["embed"],), (TRAIN["vocab"],))
+    axes = _Axes((), (), ()) if mesh.empty else _Axes(BATCH_AXES, mesh_axes("embed", TRAIN), mesh_axes("vocab", TRAIN))
     static = _Static(axes, min(chunk, hidden.shape[1]), head.cap)
     shard = functools.partial(_shard, static=static)
     arrays = (hidden, tokens, mask, matrix, temperature)
@@ -185,8 +185,8 @@ def _backward(static: _Static, residuals: tuple, gradient: tuple[Array, Array]) 
     # Most often one chunk is enough, and a sum in float32 over chunks is as large as the head twice.
     with jax.named_scope(CHUNKS):
         of_hidden, of_head, of_heat = jax.lax.cond(filled <= 1, first, each)
-    for name in axes.gathered:
-        of_head = jax.lax.psum_scatter(of_head, name, scatter_dimension=1, tiled=True)
+    if axes.gathered:
+        of_head = jax.lax.psum_scatter(of_head, axes.gathered, scatter_dimension=1, tiled=True)
     # A barrier: libtpu 0.0.42 tries to move the reduction out of the loop over micro-batches, and fails a check.
     of_head = jax.lax.optimization_barrier(of_head)
     of_heat = _summed(of_heat, everywhere).astype(temperature.dtype)
@@ -222,9 +222,7 @@ def _at(static: _Static, x: Array, i: Array) -> Array:
 
 def _gathered(matrix: Array, axes: _Axes) -> Array:
     """Returns the head with its whole width."""
-    for name in axes.gathered:
-        matrix = jax.lax.all_gather(matrix, name, axis=1, tiled=True)
-    return matrix
+    return jax.lax.all_gather(matrix, axes.gathered, axis=1, tiled=True) if axes.gathered else matrix
 
 
 def _summed(x: Array, names: tuple[str, ...]) -> Array:

@@ -4,9 +4,10 @@ ours: pre-norm, rotary, normalized heads, gated MLP, tied head."""
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, Literal, NamedTuple
 
-from jrl.device.sharding import ACTIVATIONS, TRAIN
+from jrl.device.sharding import ACTIVATIONS, TRAIN, mesh_axes
 from jrl.models.attention.kernels import NO_KERNEL, Attention
 from jrl.models.attention.linear import Linear
 from jrl.models.experts import Experts
@@ -216,20 +217,23 @@ def for_length(cfg: Decoder, length: int) -> Decoder:
 def check_divides(cfg: Decoder, mesh: Any) -> None:
     """Raises ValueError naming the field of Decoder that does not divide over the mesh."""
     fields = {"heads": "heads", "kv_heads": "kv_heads", "mlp": "mlp_width", "vocab": "vocab_size", "embed": "width"}
-    sizes = [(TRAIN[name], f"Decoder.{field}", getattr(cfg, field)) for name, field in fields.items()]
-    looked_up = ACTIVATIONS["embed_shard"]  # what a table's rows are cut over where tokens look them up
+    sizes = [(mesh_axes(name, TRAIN), f"Decoder.{field}", getattr(cfg, field)) for name, field in fields.items()]
+    mlp, kv_heads = mesh_axes("mlp", TRAIN), mesh_axes("kv_heads", TRAIN)
+    looked_up = mesh_axes("embed_shard", ACTIVATIONS)  # what a table's rows are cut over where tokens look them up
     sizes.append((looked_up, "Decoder.width", cfg.width))
     if cfg.experts is not None:
-        sizes.append((TRAIN["mlp"], "Experts.width", cfg.experts.width))
+        sizes.append((mlp, "Experts.width", cfg.experts.width))
+        sizes.append((mesh_axes("experts", TRAIN), "Experts.count", cfg.experts.count))
     if cfg.full is not None:
-        sizes.append((TRAIN["kv_heads"], "FullHeads.kv_heads", cfg.full.kv_heads))
+        sizes.append((kv_heads, "FullHeads.kv_heads", cfg.full.kv_heads))
     if cfg.linear is not None:
-        sizes.append((TRAIN["kv_heads"], "Linear.key_heads", cfg.linear.key_heads))
+        sizes.append((kv_heads, "Linear.key_heads", cfg.linear.key_heads))
     if cfg.shared_mlp_width is not None:
-        sizes.append((TRAIN["mlp"], "Decoder.shared_mlp_width", cfg.shared_mlp_width))
+        sizes.append((mlp, "Decoder.shared_mlp_width", cfg.shared_mlp_width))
     if cfg.layer_inputs is not None:
         every = cfg.layers * cfg.layer_inputs
-        sizes += [(axis, "Decoder.layers * layer_inputs", every) for axis in (TRAIN["embed"], looked_up)]
-    for axis, field, size in sizes:
-        if size % mesh.shape[axis]:
-            raise ValueError(f"{field} = {size} does not divide over MeshShape.{axis} = {mesh.shape[axis]}")
+        sizes += [(axis, "Decoder.layers * layer_inputs", every) for axis in (mesh_axes("embed", TRAIN), looked_up)]
+    for axes, field, size in sizes:
+        if size % math.prod(mesh.shape[axis] for axis in axes):
+            over = " x ".join(f"MeshShape.{axis} = {mesh.shape[axis]}" for axis in axes if mesh.shape[axis] > 1)
+            raise ValueError(f"{field} = {size} does not divide over {over}")

@@ -62,7 +62,15 @@ from jrl.run.agreement import (
 from jrl.run.begin_from import Origin, manifest_entry, origin_of
 from jrl.run.checkpoints.lock import hold_run
 from jrl.run.checkpoints.run_state import RunState, open_run_state
-from jrl.run.checks import check_cache, check_host, check_logprobs, check_router, check_shared, check_split
+from jrl.run.checks import (
+    check_cache,
+    check_expert_axis,
+    check_host,
+    check_logprobs,
+    check_router,
+    check_shared,
+    check_split,
+)  # fmt: skip
 from jrl.run.clock import RunClock
 from jrl.run.identity import (
     check_not_foreign,
@@ -249,6 +257,7 @@ def open_policy(
     if isinstance(cfg, Decoder):
         for each in (mesh, sampler_mesh) if sampler_mesh is not None else (mesh,):
             check_divides(cfg, each)
+            check_expert_axis(cfg, each)
         check_attention(cfg, platform)
         check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
         frozen, trained = split_params(model.spec(cfg))

@@ -46,12 +46,13 @@ def check_bytes(base: PyTree, mesh: Any) -> None:
     mesh."""
     for name, leaf in base["layers"].items():
         for values in leaf.values() if is_quantized(leaf) else ():
-            for size, axis in zip(values.shape, values.axes):
-                shards = 1 if axis is None or TRAIN[axis] is None else mesh.shape[TRAIN[axis]]
-                if size % shards:
+            for size, part in zip(values.shape, spec(values.axes, TRAIN)):
+                axes = () if part is None else (part,) if isinstance(part, str) else part
+                over = {axis: mesh.shape[axis] for axis in axes if mesh.shape[axis] > 1}
+                if size % math.prod(over.values()):
                     raise ValueError(
                         f"LoRA.base puts two inputs of {name!r} in a byte, and {size} bytes do not divide over "
-                        f"MeshShape.{TRAIN[axis]} = {shards}; 'int8' does"
+                        f"{' x '.join(f'MeshShape.{axis} = {count}' for axis, count in over.items())}; 'int8' does"
                     )
 
 

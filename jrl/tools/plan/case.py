@@ -14,8 +14,8 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from jrl import paths
 from jrl.algos.contract import Needs
-from jrl.device.sharding import AXES, BATCH_AXES, TRAIN, split_sizes
-from jrl.device.transfer import Publication, publication, shared_cuts
+from jrl.device.sharding import AXES, BATCH_AXES, TRAIN, spec, split_sizes
+from jrl.device.transfer import Publication, cut, publication, shared_cuts
 from jrl.experiment import Config, Online, Stage, completion_length, optimizers, row_of, stage_names
 from jrl.learning.critic import CRITIC
 from jrl.learning.optimizer import keeps_on_host
@@ -28,7 +28,7 @@ from jrl.models.pretrained.published import Published, decoder_of
 from jrl.models.shape import Decoder, check_divides, check_length, for_length
 from jrl.plugins import Parts
 from jrl.run import programs
-from jrl.run.checks import check_cache, check_logprobs, check_router, check_shared, check_split
+from jrl.run.checks import check_cache, check_expert_axis, check_logprobs, check_router, check_shared, check_split
 from jrl.run.kernels import Choice, choose_kernels
 from jrl.run.sampler_devices import copies_for
 from jrl.tasks.tokenizers.bytes import Bytes, ByteTokenizer
@@ -69,6 +69,11 @@ class Case:
     has_critic = property(lambda self: CRITIC in optimizers(self.stage))
     optimizer = property(lambda self: optimizers(self.stage)[self.updates])
     moments_on_host = property(lambda self: keeps_on_host(self.optimizer))
+
+    @property
+    def gathers(self) -> bool:
+        """Whether weights are gathered before they are used."""
+        return self.sizes["fsdp"] * self.sizes["expert"] > 1
 
     @property
     def mesh_slices(self) -> int:
@@ -219,10 +224,12 @@ def model_fields(config: Config, parts: Parts, num_devices: int) -> dict[str, An
     mesh = abstract_mesh(sizes)
     cfg = decoder_of_run(config)
     check_divides(cfg, mesh)
+    check_expert_axis(cfg, mesh)
     if sampler_sizes is not None:
         sampler_mesh = abstract_mesh(sampler_sizes)
         check_split(config, mesh, sampler_mesh)
         check_divides(cfg, sampler_mesh)
+        check_expert_axis(cfg, sampler_mesh)
         check_cache(config, cfg, sampler_mesh.shape["tensor"])
     check_router(config, cfg)
     check_shared(config, cfg)
@@ -299,7 +306,7 @@ def publication_of(case: Case) -> Publication | None:
 
 def train_spec(parameter: ParamSpec) -> PartitionSpec:
     """Returns how a parameter is cut for training."""
-    return PartitionSpec(*(None if name is None else TRAIN[name] for name in parameter.axes))
+    return spec(parameter.axes, TRAIN)
 
 
 def evaluated_case(case: Case) -> Case:
@@ -372,11 +379,10 @@ def abstract_mesh(sizes: Mapping[str, int]) -> AbstractMesh:
 
 def shard_shape(parameter: ParamSpec, rules: dict[str | None, Any], sizes: dict[str, int]) -> tuple[int, ...]:
     """Returns the shape of a parameter's shard on one device under a table of `jrl.device.sharding`."""
-    cut = lambda name: 1 if name is None or rules[name] is None else sizes[rules[name]]
-    return tuple(size // cut(name) for size, name in zip(parameter.shape, parameter.axes, strict=True))
+    cuts = spec(parameter.axes, rules)
+    return tuple(size // cut(part, sizes) for size, part in zip(parameter.shape, cuts, strict=True))
 
 
 def share(parameter: ParamSpec, rules: dict[str | None, Any], sizes: dict[str, int]) -> int:
     """Returns the elements of a parameter that one device holds under a table of `jrl.device.sharding`."""
-    cut = math.prod(sizes[rules[name]] for name in parameter.axes if name is not None and rules[name] is not None)
-    return math.prod(parameter.shape) // cut
+    return math.prod(parameter.shape) // math.prod(cut(part, sizes) for part in spec(parameter.axes, rules))

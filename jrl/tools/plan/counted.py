@@ -32,6 +32,7 @@ from jrl.learning.vocab_parallel import CHUNKS, MIDDLE
 from jrl.models.attention.fused import MLP_LEAVES, QKV
 from jrl.models.attention.kv_cache import cache_shapes
 from jrl.models.contract import is_spec
+from jrl.models.expert_group import EXPERT_CHUNKS
 from jrl.ops.logprobs import CHUNK
 from jrl.rollout import sampler
 from jrl.tools.plan import cycles, estimate, flops
@@ -144,11 +145,12 @@ def count_of(text: str, kind: str, case: Case, chip: Chip, kernels: float, memor
 
 def frequency(kind: str, case: Case) -> Frequency:
     """Returns how often the loops of a program run whose end only the data decides, where every completion has its most
-    tokens: a shard's sequences get their slots in rounds, and a round decodes all tokens of a completion."""
+    tokens: a shard's sequences get their slots in rounds, and a round decodes all tokens of a completion. Experts are
+    visited evenly."""
     if kind != "sample":
         filled = filled_chunks(case)
         return Frequency(
-            trips={MICRO_BATCHES: case.micro_batches, CHUNKS: filled, MIDDLE: max(filled - 2, 0)},
+            trips={MICRO_BATCHES: case.micro_batches, CHUNKS: filled, MIDDLE: max(filled - 2, 0), EXPERT_CHUNKS: 0},
             taken={CHUNK: filled / all_chunks(case), CHUNKS: float(filled <= 1)},
         )
     sequences, prompts = case.sequences // case.shards, case.prompts // case.shards
@@ -160,6 +162,7 @@ def frequency(kind: str, case: Case) -> Frequency:
             sampler.ADMIT: sequences / rounds,
             sampler.DECODE: case.completion_length,
             sampler.COMPACTED: 0,
+            EXPERT_CHUNKS: 0,
         },
         taken={sampler.PREFILL: prefills / sequences},
     )

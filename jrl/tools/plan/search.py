@@ -38,6 +38,7 @@ SLOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ROWS = (1, 2, 4, 8)  # packed rows of a micro-batch on one batch shard
 SPLITS = (1 / 8, 1 / 4, 1 / 2, 3 / 4)  # of the devices, for sampling alone
 REMAT = ("none", "layer")
+SEARCHED = ("data", "fsdp", "tensor", "expert")  # mesh axes; expert for mixtures of experts
 BLOCK = 512  # queries of attention at a time, tried where rows are longer
 BEST = 5  # layouts that are shown
 COMPILED = 3  # layouts that must pass the compiler before the search of a named topology ends: the finalists
@@ -125,7 +126,7 @@ def smallest(config: Config, parts: Parts, chip: Chip, source: Sequence[str], sa
 def layouts(config: Config, parts: Parts, topology: Topology) -> Iterator[dict[str, Any]]:
     """Yields bindings: every mesh that uses all devices, and for each that can be laid out every smaller choice."""
     model, samples = type(config.model).__name__, any(isinstance(stage, Online) for stage in config.stages)
-    for mesh, sampler in (*in_turn(topology.num_devices), *splits(config, topology.num_devices)):
+    for mesh, sampler in (*in_turn(config, topology.num_devices), *splits(config, topology.num_devices)):
         over: dict[str, Any] = {f"MeshShape.{axis}": size for axis, size in mesh.items()}
         if sampler is not None or config.sampler_mesh is not None:
             over[SAMPLER_MESH] = sampler
@@ -154,31 +155,40 @@ def layouts(config: Config, parts: Parts, topology: Topology) -> Iterator[dict[s
             }
 
 
-def in_turn(num_devices: int) -> Iterator[tuple[dict[str, int], None]]:
+def in_turn(config: Config, num_devices: int) -> Iterator[tuple[dict[str, int], None]]:
     """Yields every mesh of devices that sample and learn in turn."""
-    return ((mesh, None) for mesh in meshes(num_devices))
+    return ((mesh, None) for mesh in meshes(num_devices, expert_shards(config)))
+
+
+def expert_shards(config: Config) -> tuple[int, ...]:
+    """Returns how many the experts may be sharded over by number; () for a model without experts."""
+    experts = getattr(decoder_of_run(config), "experts", None)
+    return () if experts is None else tuple(n for n in range(1, experts.count + 1) if experts.count % n == 0)
 
 
 def splits(config: Config, num_devices: int) -> Iterator[tuple[dict[str, int], MeshShape]]:
     """Yields meshes of devices that learn, each with one of devices that sample meanwhile: SPLITS of them, with the
-    same number of shards over tensor. Only where all stages that sample have a lag: a search changes no method."""
+    same number of shards over tensor and expert. Only where all stages that sample have a lag: a search changes no
+    method."""
     sampled = [stage for stage in config.stages if isinstance(stage, Online)]
     if not sampled or any(stage.lag < 1 for stage in sampled):
         return
     for share in SPLITS:
         count = int(num_devices * share)
-        for mesh in meshes(num_devices - count) if count else ():
-            if count % mesh["tensor"] == 0:
-                yield mesh, MeshShape(data=count // mesh["tensor"], tensor=mesh["tensor"])
+        for mesh in meshes(num_devices - count, expert_shards(config)) if count else ():
+            held = mesh["tensor"] * mesh.get("expert", 1)
+            if count % held == 0:
+                yield mesh, MeshShape(data=count // held, tensor=mesh["tensor"], expert=mesh.get("expert", 1))
 
 
-def meshes(num_devices: int) -> Iterator[dict[str, int]]:
-    """Yields every way to multiply data, fsdp and tensor to the number of devices."""
+def meshes(num_devices: int, shards: Sequence[int] = ()) -> Iterator[dict[str, int]]:
+    """Yields every way to multiply data, fsdp and tensor to the number of devices, and expert too where `shards` says
+    how many it may be."""
     divisors = [n for n in range(1, num_devices + 1) if num_devices % n == 0]
-    for tensor in divisors:
-        for fsdp in divisors:
-            if num_devices % (tensor * fsdp) == 0:
-                yield {"data": num_devices // (tensor * fsdp), "fsdp": fsdp, "tensor": tensor}
+    for tensor, fsdp, expert in itertools.product(divisors, divisors, shards or (1,)):
+        if num_devices % (tensor * fsdp * expert) == 0:
+            mesh = {"data": num_devices // (tensor * fsdp * expert), "fsdp": fsdp, "tensor": tensor}
+            yield {**mesh, "expert": expert} if shards else mesh
 
 
 def case_of_layout(config: Config, parts: Parts, topology: Topology, bindings: Mapping[str, Any]) -> Case:
@@ -312,7 +322,7 @@ def words(bindings: Mapping[str, Any]) -> list[str]:
     for name, value in bindings.items():
         if isinstance(value, MeshShape):  # all axes: those that are left out would be those of the learner's mesh
             lines.append(f"{name}=@sampler/MeshShape()")
-            lines += [f"sampler/MeshShape.{axis}={getattr(value, axis)}" for axis in ("data", "fsdp", "tensor")]
+            lines += [f"sampler/MeshShape.{axis}={getattr(value, axis)}" for axis in SEARCHED]
         else:
             lines.append(f"{name}={value!r}")
     return lines
@@ -381,16 +391,17 @@ def why_refused(refused: Sequence[Candidate]) -> list[str]:
     """Returns a line for every mesh of which layouts were refused: how many, and the reason against the smallest."""
     by_mesh: dict[tuple, list[Candidate]] = {}
     for c in refused:
-        mesh = tuple(c.bindings[f"MeshShape.{axis}"] for axis in ("data", "fsdp", "tensor"))
+        mesh = tuple(c.bindings[name] for axis in SEARCHED if (name := f"MeshShape.{axis}") in c.bindings)
         by_mesh.setdefault((mesh, c.bindings.get(SAMPLER_MESH)), []).append(c)
     lines = []
     for (mesh, sampler), rows in by_mesh.items():
         least = min(rows, key=lambda c: c.gib if c.gib is not None else math.inf)
         shape = "x".join(map(str, mesh))
         if sampler is not None:
-            shape += f", sampling on {sampler.data}x{sampler.fsdp}x{sampler.tensor}"
+            axes = SEARCHED[: len(mesh)]
+            shape += f", sampling on {'x'.join(str(getattr(sampler, axis)) for axis in axes)}"
         many = f"{len(rows)} layouts, the smallest: " if len(rows) > 1 else ""
-        lines.append(f"  data x fsdp x tensor {shape}: {many}{least.refused}")
+        lines.append(f"  {' x '.join(SEARCHED[: len(mesh)])} {shape}: {many}{least.refused}")
     return lines
 
 
