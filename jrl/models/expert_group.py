@@ -22,11 +22,12 @@ import jax
 import jax.numpy as jnp
 
 from jrl.device.sharding import EXPERT, varying_axes
-from jrl.types import Array
+from jrl.types import Array, PyTree
 
-# (x [rows, D] sorted by expert, weights, rows of each expert [experts], each row's expert, what is done to every
-# product) -> [rows, D]
-Multiply = Callable[[Array, tuple[Array, ...], Array, Callable[[], Array], Callable[[Array], Array]], Array]
+# (x [rows, D] sorted by expert, weights, product of rows with their experts' matrices, () -> each row's expert, what is
+# done to the result of each product) -> [rows, D]
+Grouped = Callable[[Array, Array], Array]
+Multiply = Callable[[Array, tuple[Array, ...], Grouped, Callable[[], Array], Callable[[Array], Array]], Array]
 
 EXPERT_CHUNKS = "expert_chunks"  # scope of the loops over filled chunks but the first
 CHUNK_SHARE = (5, 4)  # rows of a chunk, over those that a device has where experts are visited evenly
@@ -86,9 +87,7 @@ def _forward(static: _Static, x: Array, share: Array, expert: Array, weights: tu
         y = _outputs(static, chunk, x[token], share.reshape(-1)[chunk.place], weights)
         return out.at[token].add(y)
 
-    out = add(0, jnp.zeros_like(x))
-    with jax.named_scope(EXPERT_CHUNKS):
-        return jax.lax.fori_loop(1, chunks.filled, add, out), (x, share, expert, weights)
+    return _over_others(static, chunks, add, add(0, jnp.zeros_like(x))), (x, share, expert, weights)
 
 
 def _backward(static: _Static, inputs: tuple, gradient: Array) -> tuple:
@@ -108,12 +107,19 @@ def _backward(static: _Static, inputs: tuple, gradient: Array) -> tuple:
         return of_x, of_share, jax.tree.map(jnp.add, sums[2], of_weights)
 
     first = of_chunk(0, jnp.zeros_like(x), jnp.zeros_like(share.reshape(-1)))
-    with jax.named_scope(EXPERT_CHUNKS):
-        of_x, of_share, of_weights = jax.lax.fori_loop(1, chunks.filled, add, first)
+    of_x, of_share, of_weights = _over_others(static, chunks, add, first)
     return of_x, of_share.reshape(share.shape), None, of_weights
 
 
 _of_group.defvjp(_forward, _backward)
+
+
+def _over_others(static: _Static, chunks: _Chunks, add: Callable[[Array, PyTree], PyTree], first: PyTree) -> PyTree:
+    """Returns `first` with what the filled chunks but the first add to it."""
+    if len(chunks.order) == static.rows:
+        return first
+    with jax.named_scope(EXPERT_CHUNKS):
+        return jax.lax.fori_loop(1, chunks.filled, add, first)
 
 
 class _Chunks(NamedTuple):
@@ -152,5 +158,6 @@ def _outputs(static: _Static, chunk: _Chunk, x: Array, share: Array, weights: tu
     What `ragged_dot` leaves in rows beyond those of the experts is not defined; neither it nor its gradient is read.
     """
     only = lambda y: jnp.where(chunk.filled[:, None], y, 0)
-    y = static.multiply(only(x), weights, chunk.sizes, lambda: chunk.expert, only)
+    grouped = lambda x, matrices: only(jax.lax.ragged_dot(x, matrices, chunk.sizes))
+    y = static.multiply(only(x), weights, grouped, lambda: chunk.expert, only)
     return y * jnp.where(chunk.filled, share, 0)[:, None].astype(y.dtype)

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jrl.device.sharding import einsum, expert_shards, gather, mapped, per_shard
 from jrl.models.adapters.quantized import gathered
 from jrl.models.contract import ADAPTER
-from jrl.models.expert_group import Multiply, mix_group
+from jrl.models.expert_group import Grouped, Multiply, mix_group
 from jrl.models.remat import product
 from jrl.ops.router import route
 from jrl.types import Array, PyTree
@@ -143,7 +143,8 @@ def _mix_shard(h: Array, share: Array, ids: Array, *weights: Array, multiply: Mu
     back = jnp.argsort(order)
     sizes = (expert[:, None] == jnp.arange(count, dtype=expert.dtype)[None]).sum(0, dtype=jnp.int32)
     copies = jnp.broadcast_to(x[:, None], (len(x), per_token, x.shape[1])).reshape(-1, x.shape[1])
-    outputs = multiply(permute(copies, order, back), weights, sizes, lambda: expert[order], product)
+    grouped = lambda x, matrices: jax.lax.ragged_dot(x, matrices, sizes)
+    outputs = multiply(permute(copies, order, back), weights, grouped, lambda: expert[order], product)
     outputs = permute(outputs, back, order).reshape(len(x), per_token, -1)
     return (outputs * share.reshape(len(x), -1, 1).astype(outputs.dtype)).sum(1).reshape(h.shape)
 
@@ -151,7 +152,7 @@ def _mix_shard(h: Array, share: Array, ids: Array, *weights: Array, multiply: Mu
 def _by_expert(
     x: Array,
     weights: tuple[Array, ...],
-    sizes: Array,
+    grouped: Grouped,
     expert: Callable[[], Array],
     each: Callable[[Array], Array],
     *,
@@ -164,18 +165,18 @@ def _by_expert(
     Args:
       x: [rows, D]. weights: gate, up, down; with cfg.bias those of gate and up; a and b of each of the matrices
         `adapted`. Where an adapter's inputs are cut, what comes of b is part of a sum, as what comes of the matrix is.
-      sizes: [experts] int32, rows of each. expert: returns that of every row, [rows] int32.
-      each: what is done to every product.
+      grouped: (rows, matrices of all experts) -> each row times its expert's. expert: returns that of every row.
+      each: what is done to the result of each product.
     """
     gate, up, down, *others = weights
     biases, low = others[: 2 * cfg.bias], others[2 * cfg.bias :]
     pairs = dict(zip(adapted, zip(low[::2], low[1::2])))
 
     def multiply(x: Array, matrix: Array, name: str, *bias: Array) -> Array:
-        y = jax.lax.ragged_dot(x, matrix, sizes)
+        y = grouped(x, matrix)
         if name in pairs:
             a, b = pairs[name]
-            y = y + jax.lax.ragged_dot(jax.lax.ragged_dot(x, a, sizes), b, sizes)
+            y = y + grouped(grouped(x, a), b)
         return each(y + bias[0][expert()] if bias else y)
 
     gated, upward = multiply(x, gate, "gate", *biases[:1]), multiply(x, up, "up", *biases[1:])

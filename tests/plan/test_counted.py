@@ -94,7 +94,8 @@ def count(case, kind="sample", **changed):
 def test_a_sampler_runs_its_loops_as_often_as_it_has_rounds_and_tokens(case):
     # 4 prompts x 2 samples in 3 slots: 3 rounds of 24 tokens; 8 / 3 sequences get a slot in each.
     own = frequency("sample", case)
-    assert own.trips == {sampler.REFILLS: 3, sampler.ADMIT: 8 / 3, sampler.DECODE: 24, sampler.COMPACTED: 0}
+    trips = {sampler.REFILLS: 3, sampler.ADMIT: 8 / 3, sampler.DECODE: 24, sampler.COMPACTED: 0}
+    assert own.trips == {**trips, counted.EXPERT_CHUNKS: 0}
     # Of 4 prompts, ceil(4 / ceil(4 / (ceil(3 / 2) + 2))) = 4 are resident at once: one prefill for 8 sequences.
     assert own.taken == {sampler.PREFILL: 1 / 8}
 
