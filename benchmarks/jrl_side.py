@@ -274,7 +274,7 @@ def parts(case: list[Any]) -> dict[str, float]:
     drawing, drawn = timed(lambda: ready(draw(stage.sampler, policy, state.models["policy"].version)))
     scoring, (batch, minibatches) = timed(lambda: ready(scored()))
     learned = (minibatches, batch.rollout, batch.scores)
-    learning, (state, metrics) = timed(
+    learning, (state, metrics, _) = timed(
         lambda: ready(learn_from_sampled(stage.programs, state, *learned, stage.arrays, epochs=1, warms_up=False))
     )
     run.progress = run.progress._replace(state=state)
