@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jrl.device.sharding import einsum, expert_shards, gather, mapped, per_shard
 from jrl.models.adapters.quantized import gathered
 from jrl.models.contract import ADAPTER
-from jrl.models.expert_group import Grouped, Multiply, mix_group
+from jrl.models.expert_group import Grouped, Multiply, grouped_product, mix_group
 from jrl.models.remat import product
 from jrl.ops.router import route
 from jrl.types import Array, PyTree
@@ -143,7 +143,7 @@ def _mix_shard(h: Array, share: Array, ids: Array, *weights: Array, multiply: Mu
     back = jnp.argsort(order)
     sizes = (expert[:, None] == jnp.arange(count, dtype=expert.dtype)[None]).sum(0, dtype=jnp.int32)
     copies = jnp.broadcast_to(x[:, None], (len(x), per_token, x.shape[1])).reshape(-1, x.shape[1])
-    grouped = lambda x, matrices: jax.lax.ragged_dot(x, matrices, sizes)
+    grouped = lambda x, matrices: grouped_product(x, matrices, sizes)
     outputs = multiply(permute(copies, order, back), weights, grouped, lambda: expert[order], product)
     outputs = permute(outputs, back, order).reshape(len(x), per_token, -1)
     return (outputs * share.reshape(len(x), -1, 1).astype(outputs.dtype)).sum(1).reshape(h.shape)
