@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from sampled import adapted, agree_on_every_mesh, learned
 
-from jrl.device.sharding import TRAIN, MeshShape, constrain, make_mesh, mapped, spec
+from jrl.device.sharding import TRAIN, MeshShape, constrain, make_mesh, mapped, spec, varying_axes
 from jrl.models import expert_group, experts
 from jrl.models.adapters.lora import LoRA
 from jrl.models.contract import ADAPTER
@@ -71,7 +71,12 @@ def undefined_beyond(monkeypatch):
         return jnp.where(beyond(x, sizes), jnp.nan, of_x), of_w, None
 
     poisoned.defvjp(lambda *inputs: (poisoned(*inputs), inputs), backward)
-    monkeypatch.setattr(jax.lax, "ragged_dot", lambda x, w, sizes, precision: poisoned(x, w, sizes))
+
+    def ragged_dot(x, w, sizes, precision):
+        axes = varying_axes(x) | varying_axes(w)
+        return poisoned(*(jax.lax.pcast(a, tuple(axes - varying_axes(a)), to="varying") for a in (x, w)), sizes)
+
+    monkeypatch.setattr(jax.lax, "ragged_dot", ragged_dot)
 
 
 def layer(cfg, low=False):
