@@ -3,6 +3,7 @@
     python -m benchmarks --out FILE.json                     everything; builds the peers' environments when first run
     python -m benchmarks --out FILE.json --only jrl          jrl alone
     python -m benchmarks --out FILE.json --what sampler      one of the parts: sampler, update, step, start, sweeps
+    python -m benchmarks --out FILE.json --only jrl --against DIR   this checkout beside another one, "before"
 
 Prints medians, ratios and the share of what the hardware could do, measured in the same run. A run that other
 processes disturbed is thrown away and counted. Use it on a machine that does nothing else.
@@ -26,7 +27,7 @@ from benchmarks import plots, quiet, table
 from benchmarks.environments import PEERS, Missing, cache_folder, python_of
 from benchmarks.limits import Limits
 from benchmarks.shapes import LEARNING, SAMPLING, SHAPES, SWEEPS, UPDATE, Learning, ModelShape
-from benchmarks.system import System, ask, close, open_system
+from benchmarks.system import BEFORE, ROOT, System, ask, close, open_system
 
 Rows = Iterator[tuple[str, dict]]  # name of a row, and what was found
 WHATS = ("sampler", "update", "step", "start", "sweeps")
@@ -44,6 +45,15 @@ class Bench(NamedTuple):
     in_use: bool  # disturbed runs count
     bindings: list[str]  # of jrl's configuration
     rows: str  # only rows whose name holds this
+    before: Path = ROOT  # the checkout of the system BEFORE
+
+    def open(self, name: str, environment: dict[str, str] | None = None) -> System:
+        root = self.before if name == BEFORE else ROOT
+        return open_system(name, self.pythons[name], self.folder, environment, root)
+
+    def settings(self, name: str) -> dict[str, list[str]]:
+        """What a system is told besides the case."""
+        return {"bindings": self.bindings} if name in ("jrl", BEFORE) else {}
 
 
 def main() -> None:
@@ -55,9 +65,12 @@ def main() -> None:
     parser.add_argument("--rows", default="", help="only rows whose name holds this text")
     parser.add_argument("--repeats", type=int, default=quiet.REPEATS, help="undisturbed runs of each row")
     parser.add_argument("--bind", action="append", default=[], metavar="NAME=VALUE", help="of jrl's configuration")
+    parser.add_argument("--against", type=Path, metavar="DIR", help="another checkout of jrl, in turn with this one")
     parser.add_argument("--cache", help="folder of the peers' environments")
     parser.add_argument("--in-use", action="store_true", help="keep disturbed runs: to try it out, not for a claim")
     args = parser.parse_args()
+    if args.against and not (args.against / "benchmarks" / "jrl_side.py").is_file():
+        parser.error(f"--against {args.against}: no checkout of jrl, it has no benchmarks/jrl_side.py")
     shape, out = SHAPES[args.shape], Path(args.out)
     results = json.loads(out.read_text()) if out.exists() else {"rows": {}}
     with tempfile.TemporaryDirectory() as scratch:
@@ -68,6 +81,8 @@ def main() -> None:
         close(first)
         print(table.limits_line(limits), flush=True)
         pythons, missing = interpreters(args.only, cache_folder(args.cache))
+        if args.against:
+            pythons[BEFORE] = sys.executable
         bench = Bench(
             shape=shape,
             limits=limits,
@@ -78,6 +93,7 @@ def main() -> None:
             in_use=args.in_use,
             bindings=args.bind,
             rows=args.rows,
+            before=(args.against or ROOT).resolve(),
         )
         for what in args.what:
             for name, row in MEASURES[what](bench):
@@ -104,16 +120,15 @@ def interpreters(only: Sequence[str], cache: Path) -> tuple[dict[str, str], dict
 
 
 def open_all(bench: Bench) -> dict[str, System]:
-    return {name: open_system(name, python, bench.folder) for name, python in bench.pythons.items()}
+    return {name: bench.open(name) for name in bench.pythons}
 
 
 def prepare(bench: Bench, systems: dict[str, System], do: str, **arguments: Any) -> dict[str, str]:
     """Asks every system for something once. Returns system -> why it could not, and forgets those."""
     failed = {}
     for name in list(systems):
-        settings = {"bindings": bench.bindings} if name == "jrl" else {}
         try:
-            ask(systems[name], do, folder=str(bench.folder / "model"), **arguments, **settings)
+            ask(systems[name], do, folder=str(bench.folder / "model"), **arguments, **bench.settings(name))
         except RuntimeError as why:
             failed[name] = str(why)
             print(why, file=sys.stderr, flush=True)
@@ -215,7 +230,6 @@ def start(bench: Bench) -> Rows:
     case, caches = LEARNING[0], {name: bench.folder / f"compiled-{name}" for name in bench.pythons}
 
     def first_step(name: str, cached: bool) -> float:
-        settings = {"bindings": bench.bindings} if name == "jrl" else {}
         environment = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
         if cached:
             environment = {
@@ -223,9 +237,9 @@ def start(bench: Bench) -> Rows:
                 "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             }
         begun = time.monotonic()
-        system = open_system(name, bench.pythons[name], bench.folder, environment)
+        system = bench.open(name, environment)
         model, scratch = str(bench.folder / "model"), str(bench.folder)
-        ask(system, "open_learning", folder=model, scratch=scratch, case=case, **settings)
+        ask(system, "open_learning", folder=model, scratch=scratch, case=case, **bench.settings(name))
         ask(system, "step", case=case, seed=0)
         seconds = time.monotonic() - begun
         close(system)  # with the workers that it started, which else would disturb the next run

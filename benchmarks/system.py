@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
+BEFORE = "before"  # jrl of another checkout
 
 
 class System(NamedTuple):
@@ -18,18 +19,21 @@ class System(NamedTuple):
     log: Path  # what it prints
 
 
-def open_system(name: str, python: str, scratch: Path, environment: dict[str, str] | None = None) -> System:
-    """Starts a system under the interpreter `python` of its environment."""
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false", **(environment or {})}
+def open_system(
+    name: str, python: str, scratch: Path, environment: dict[str, str] | None = None, root: Path = ROOT
+) -> System:
+    """Starts a system under the interpreter `python` of its environment, with the sources of the checkout `root`."""
+    variables = {**os.environ, "PYTHONPATH": str(root), "TOKENIZERS_PARALLELISM": "false", **(environment or {})}
+    side = "jrl" if name == BEFORE else name
     log = Path(tempfile.mkdtemp(dir=scratch)) / f"{name}.log"
     with log.open("w") as file:
         process = subprocess.Popen(
-            [python, "-m", f"benchmarks.{name}_side"],
+            [python, "-m", f"benchmarks.{side}_side"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=file,
             text=True,
-            cwd=ROOT,
+            cwd=root,
             env=variables,
         )
     return System(name, process, log)

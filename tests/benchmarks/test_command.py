@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -29,3 +30,14 @@ def test_rows_that_are_not_named_are_not_measured(tmp_path):
     done = subprocess.run([*command, "--rows", "8 rows", "--repeats", "1"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert set(json.loads(out.read_text())["rows"]) == {"8 rows"}
+
+
+def test_another_checkout_is_measured_in_turn_and_does_the_same_work(tmp_path):
+    out = tmp_path / "figures.json"
+    command = [sys.executable, "-m", "benchmarks", "--out", str(out), "--only", "jrl", "--shape", "test", "--in-use"]
+    here = Path(__file__).parents[2]
+    more = ["--against", str(here), "--what", "sampler", "update", "--rows", "update", "--repeats", "1"]
+    done = subprocess.run([*command, *more], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    systems = json.loads(out.read_text())["rows"]["update"]["systems"]
+    assert set(systems) == {"jrl", "before"} and systems["before"]["agrees"]
