@@ -17,7 +17,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jrl.device.sharding import EXPERT, GATHERED, TRAIN, axis_names, num_shards
+from jrl.device.sharding import EXPERT, GATHERED, TRAIN, mesh_axes, num_shards
 from jrl.device.transfer import Publication
 from jrl.experiment import Online
 from jrl.learning.optimizer import begin
@@ -129,11 +129,11 @@ def gathered_over(case: Case, received: float, of_experts: float) -> dict[str, f
     all axes that shard parameters, but for `of_experts` of them, whose number stays sharded over expert."""
 
     def over(axes: Sequence[str], received: float) -> dict[str, float]:
-        n, named = num_shards(axes, case.sizes), [axis for axis in axes if case.sizes[axis] > 1]
-        return {"+".join(named): received * (n - 1) / n} if named else {}
+        n = num_shards(axes, case.sizes)
+        return {"+".join(axes): received * (n - 1) / n}
 
-    every = axis_names(TRAIN["embed"])
-    return add(over([axis for axis in every if axis != EXPERT], of_experts), over(every, received - of_experts))
+    every = mesh_axes("embed", TRAIN, case.sizes)
+    return add(over(tuple(axis for axis in every if axis != EXPERT), of_experts), over(every, received - of_experts))
 
 
 def exchanged_tokens(case: Case, tokens: float, exchanges: int) -> dict[str, float]:
