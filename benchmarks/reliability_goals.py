@@ -135,7 +135,8 @@ GOALS: dict[str, Goal] = {
     "N1": Goal(
         "a step with a value that is not finite changes no bit of the state, and is counted with its cause",
         _in("test_nonfinite.py")
-        + _in("test_learner.py", "test_a_non_finite_update_keeps_every_bit_and_is_counted"),
+        + _in("test_learner.py", "test_a_non_finite_update_keeps_every_bit_and_is_counted")
+        + _in("test_learner.py", "test_a_value_that_is_not_finite_anywhere_keeps_every_bit"),
     ),
     "N2": Goal(
         "five such steps in a row stop the run, with a good checkpoint and a bundle that replays the fault",
@@ -155,7 +156,8 @@ GOALS: dict[str, Goal] = {
     "N6": Goal(
         "faults planted in formulas are noticed by the formulas' tests",
         _in("benchmarks/test_mutants.py"),
-        limits="These tests try the tool. The faults themselves: `python -m benchmarks.mutants --out F.json`.",
+        limits="These tests try the tool. The faults themselves: `python -m benchmarks.mutants --out F.json` for "
+        "formulas and `python -m benchmarks.named_mutants --out F.json` for what is around them. docs/log.md has both.",
     ),
     "V1": Goal(
         "a verifier that hangs is ended at its deadline, and nothing of it stays",
@@ -305,6 +307,10 @@ GOALS: dict[str, Goal] = {
     "D3": Goal(
         "token ids beyond the model's vocabulary are refused before a step",
         _in("tokenizers/test_published.py", "test_a_vocabulary_larger_than_the_embedding_is_refused")
+        + _in(
+            "tokenizers/test_published.py",
+            "test_an_embedding_with_fewer_rows_than_ids_is_refused_whatever_their_numbers",
+        )
         + _in("tokenizers/test_published.py", "test_bad_files_are_refused_with_the_reason")
         + _in("tokenizers/test_pieces.py", "test_a_changed_model_file_is_refused_at_load"),
     ),
@@ -407,8 +413,18 @@ GOALS: dict[str, Goal] = {
     ),
     "S11": Goal(
         "no text of a model or a file is obeyed by a terminal or a table",
-        _in("tools/test_browse_rollouts.py", "test_the_command_shows_rows_without_obeying_them")
+        _in("report/test_display.py", "test_no_text_of_a_model_commands_a_terminal")
+        + _in("tools/test_browse_rollouts.py", "test_the_command_shows_rows_without_obeying_them")
         + _in("test_cli.py", "test_nothing_a_model_says_reaches_the_terminal_raw")
         + _in("test_job.py", "test_error_text_keeps_its_lines_and_nothing_that_a_terminal_obeys"),
     ),
+}  # fmt: skip
+# The trials that a goal asks for, where it names a number.
+ASKED = {
+    "R1": 100, "R2": 60, "R3": 20, "R4": 500, "R5": 52, "R6": 42, "R8": 200, "R9": 30, "K1": 1_000, "K3": 40,
+    "K4": 10_000, "K5": 60, "K6": 200, "K7": 8, "K8": 250, "N1": 200, "N2": 20, "N4": 10_000, "N5": 300, "V1": 1_000,
+    "V2": 1_000, "V3": 4_000, "V4": 500, "V5": 5_000, "H1": 60, "H2": 50, "H3": 40, "H4": 20, "H5": 60, "H6": 60,
+    "H8": 40, "H9": 10, "W1": 300, "W2": 2_000, "W3": 25, "C1": 1_000, "C2": 400, "C4": 60, "C5": 50, "D1": 400,
+    "D2": 5_000, "D3": 300, "D4": 2_400, "D5": 120, "E1": 40, "E4": 30, "E5": 60, "E6": 20, "E7": 40, "S1": 7_000,
+    "S2": 2_000, "S5": 14, "S6": 2_000, "S7": 1_000_000, "S8": 100, "S11": 300,
 }  # fmt: skip

@@ -25,7 +25,7 @@ from jrl.tasks.envs.layouts import LAYOUTS
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # benchmarks is no part of the package
 
-from benchmarks.reliability_goals import GOALS  # noqa: E402
+from benchmarks.reliability_goals import ASKED, GOALS  # noqa: E402
 
 SECTIONS = {
     "S": "Sampling strategies",
@@ -177,9 +177,9 @@ def measured() -> str:
         " the toy task of `toy.gin`: the mean outcome in the first and in the last five sampling calls, of the prompts"
         " sampled in both, and the 95 % interval of the difference, paired by prompt. A recipe has learned on a seed"
         " where its interval lies above 0. Of a recipe of stored rows it is the share of pairs in the right order in"
-        " the first and in the last five steps, with the interval of two shares of so many pairs; of `kto` by how much"
-        " good answers gained more than bad ones; of `a_lol` and `step_awr` the mean of the advantage times the"
-        " log-prob of a token; where neither is, the log-prob; these have Welch's interval over steps. Where"
+        " the first and in the last five steps, with the interval of shares of so many pairs; of `kto` by how much"
+        " good answers gained more than bad ones; of `a_lol` and `step_awr` the mean of advantage times log-prob of a"
+        " token; where neither is, the log-prob; these have Welch's interval over steps. Where"
         " the reward is that of reward models which the recipe trains, the policy can learn no more than their scores:"
         " it is the mean score, and the outcomes, which need not rise, stand behind it.",
         "",
@@ -270,8 +270,9 @@ def agreement() -> str:
 RELIABILITY = """\
 What jrl promises to runs that last for weeks and to whoever trains on text that nobody has read, goal by goal, and what
 `python -m benchmarks.reliability --out docs/reliability.json` found. A trial is a test, or one of the cases that a test
-counts. What one host cannot show, and what was not tried, is in the last column. [SECURITY.md](../SECURITY.md) has the
-threat model. {tried} of {goals} goals are tried, {failed} failed. {hardware}; {versions}.
+counts; "32 of 1,000" had fewer than the goal asks for. What one host cannot show, and what was not tried, is in the
+last column. [SECURITY.md](../SECURITY.md) has the threat model. {tried} of {goals} goals are tried, {failed} failed.
+{hardware}; {versions}.
 """
 AREAS = {
     "R": "Exactness and resuming",
@@ -285,6 +286,12 @@ AREAS = {
     "E": "Surroundings",
     "S": "Security",
 }
+
+
+def trials_of(result: dict, asked: int) -> str:
+    """Returns how many trials a goal had, and how many it asks for where it had fewer."""
+    more = f" of {asked:,}" if result["trials"] < asked else ""
+    return f"{result['trials']:,}{more} ({result['size']})"
 
 
 def reliability() -> str:
@@ -302,7 +309,7 @@ def reliability() -> str:
                 continue
             one = tried.get(name)
             result = "" if one is None else f"{len(one['failed'])} failed" if one["failed"] else "none failed"
-            count = "" if one is None else f"{one['trials']:,} ({one['size']})"
+            count = "" if one is None else trials_of(one, ASKED.get(name, 0))
             out.append(f"| {name} | {goal.promise} | {count} | {result or 'not tried'} | {goal.limits} |")
         out.append("")
     return "\n".join(out)

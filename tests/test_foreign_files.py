@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -127,6 +128,30 @@ def test_values_of_another_kind_are_refused_by_file(tmp_path, family, changes):
     folder = golden.write(tmp_path / "model", family, **changes)
     with pytest.raises(ValueError, match=r"config\.json"):
         decoder_of(Published(path=str(folder)))
+
+
+STRANGE = (
+    True, -1, 0, 1, 2**40, -(2**63), 1.5, 1e-30, float("inf"), float("nan"), "", "x", "\0", [], {}, [[]], [{}], [0],
+    {"a": {}},
+)  # fmt: skip
+
+
+def test_any_value_of_a_config_is_taken_or_refused_by_file(tmp_path, trials):
+    configs = {name: golden.golden_files(name)["config5"] for name in golden.NAMES}
+    cases = [(name, key, value) for name, config in configs.items() for key in config for value in STRANGE]
+    folder = tmp_path / "model"
+    folder.mkdir()
+    random.Random(0).shuffle(cases)
+    raw = []
+    for name, key, value in cases[: trials(500, len(cases))]:
+        (folder / "config.json").write_text(json.dumps(configs[name] | {key: value}))
+        try:
+            assert decoder_of(Published(path=str(folder)))[1].layers <= 4096
+        except ValueError as error:
+            assert str(folder) in str(error), (name, key, value)
+        except Exception as error:
+            raw.append((name, key, value, error))
+    assert raw == []
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])

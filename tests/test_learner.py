@@ -405,6 +405,11 @@ def test_a_shared_prompt_lies_in_its_row_once():
     np.testing.assert_array_equal(packing.sequence[0, 0], [0, 1, 2, 4, 3, 6])
     np.testing.assert_array_equal(packing.source.reshape(-1)[16:18], [30, 31])
     assert packing.num_real == 1
+    # A row of two sequences holds two of the group after its prefix, and the third with a prompt of its own.
+    shape = packed_shape(dataclasses.replace(config, sequences_per_row=2), 6, 6, 1, prompt_length=3, samples=3)
+    packing = plan(lengths, shape, 0, 1, prompts)
+    assert packing.sequence.reshape(-1, 2)[:3].tolist() == [[0, 1], [2, 4], [3, 5]]
+    assert packing.source.reshape(-1, 16)[1, :9].tolist() == [12, 13, 14, 15, 16, 17, 24, 25, 26]
 
 
 def test_a_prompt_apart_lies_in_its_micro_batch_once():
@@ -556,7 +561,9 @@ def updated(mutate):
 
 
 def same_bits(a, b):
-    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b)))
+    return all(
+        np.asarray(x).tobytes() == np.asarray(y).tobytes() for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b))
+    )
 
 
 def test_a_sound_update_moves_the_parameters(mesh):
@@ -589,7 +596,8 @@ def test_what_is_not_trained_keeps_its_bits_under_weight_decay(mesh):
     assert not np.any(gradient["layers"]["layer_scale"]) and np.any(gradient["layers"]["q"])
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
+# The loss of 1e30 is finite, and the squares of its gradient are not.
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
 def test_a_non_finite_update_keeps_every_bit_and_is_counted(mesh, bad):
     def poison(batch):
         advantages = np.array(batch.advantages)
@@ -600,6 +608,33 @@ def test_a_non_finite_update_keeps_every_bit_and_is_counted(mesh, bad):
     assert same_bits(before.params, after.params) and same_bits(before.opt_state, after.opt_state)
     assert skipped == 1
     assert float(metrics["update/skipped_nonfinite"]) == 1
+    assert np.isfinite(metrics["loss"]) == (bad == 1e30)
+
+
+def test_a_value_that_is_not_finite_anywhere_keeps_every_bit(mesh, trials):
+    state, batch, update = update_program()
+    counts = np.argwhere(np.asarray(batch.loss_mask))
+    draw, policy = np.random.default_rng(0), state.models["policy"]
+    leaves, tree = jax.tree.flatten(policy.params["layers"])
+    for trial in range(trials(24, 200)):
+        bad = (np.nan, np.inf, -np.inf)[trial % 3]
+        given, drawn = state, batch
+        if trial % 2:
+            field = ("advantages", "loss_weights")[trial // 2 % 2]
+            values = np.array(getattr(batch, field))
+            values[tuple(draw.choice(counts))] = bad
+            drawn = batch.replace(**{field: jax.device_put(values, getattr(batch, field).sharding)})
+        else:
+            which = int(draw.integers(len(leaves)))
+            place = tuple(draw.integers(0, leaves[which].shape))
+            values = leaves[which].at[place].set(bad)
+            layers = jax.tree.unflatten(tree, [*leaves[:which], values, *leaves[which + 1 :]])
+            params = {**policy.params, "layers": layers}
+            given = state.replace(models={"policy": policy.replace(params=params)})
+        after, metrics = update(given, drawn)
+        assert same_bits(given.models["policy"].params, after.models["policy"].params), trial
+        assert same_bits(policy.opt_state, after.models["policy"].opt_state), trial
+        assert int(after.skipped) == float(metrics["update/skipped_nonfinite"]) == 1
 
 
 def test_a_batch_without_a_token_to_learn_from_is_skipped(mesh):

@@ -137,6 +137,8 @@ def test_draws_depend_on_sample_stream_visit_and_seed():
     config = dataclasses.replace(BASE, temperature=4.0)  # near uniform: chance agreement is out of the question
     out = run(batch, config)
     assert len({row.tobytes() for row in out.tokens}) == 24
+    following = out.action_mask[:, 1:] & out.action_mask[:, :-1]
+    assert (out.tokens[:, 1:] == out.tokens[:, :-1])[following].mean() < 0.1  # each position has noise of its own
     others = [
         run(batch, config, stream=1),
         run(dataclasses.replace(batch, uid=batch.uid ^ 1), config),
@@ -329,18 +331,21 @@ def test_a_stop_string_ends_a_completion_with_the_token_that_completes_it():
     batch = prompts()
     config = dataclasses.replace(BASE, temperature=2.0)
     free = run(batch, config)
-    out = run(batch, dataclasses.replace(config, stop_strings=strings), stop_table=table)
+    stop_ids = (*STOP_IDS, *range(1, 96, 8))  # some of the tokens that complete "ab"
+    out = run(batch, dataclasses.replace(config, stop_strings=strings), stop_table=table, stop_ids=stop_ids)
+    both = 0
     for row in range(24):
         start = batch.length[row // 3]
-        np.testing.assert_array_equal(out.tokens[row, : out.length[row]], free.tokens[row, : out.length[row]])
-        text = b"".join(token_bytes[t] for t in free.tokens[row, start : free.length[row]])
-        ends = [text.index(s.encode()) + len(s) for s in strings if s.encode() in text]
-        if ends and min(ends) < len(text):
-            assert out.finish[row] == Finish.STOP_STRING
-            assert out.length[row] == start + min(ends)  # here a token is a byte
-        elif not ends:
-            assert out.finish[row] == free.finish[row] and out.length[row] == free.length[row]
-    assert (out.finish == Finish.STOP_STRING).sum() > 4
+        drawn = free.tokens[row, start : free.length[row]]
+        text = b"".join(token_bytes[t] for t in drawn)
+        by_string = min((text.index(s.encode()) + len(s) for s in strings if s.encode() in text), default=99)
+        by_token = min(np.flatnonzero(np.isin(drawn, stop_ids)), default=98) + 1
+        end = min(by_string, by_token, len(drawn))  # here a token is a byte
+        finish = Finish.STOP_TOKEN if by_token == end else Finish.STOP_STRING if by_string == end else Finish.LENGTH
+        assert (out.finish[row], out.length[row]) == (finish, start + end)
+        np.testing.assert_array_equal(out.tokens[row, : start + end], free.tokens[row, : start + end])
+        both += by_string == by_token == end
+    assert (out.finish == Finish.STOP_STRING).sum() > 4 and both
 
 
 def test_the_first_samples_may_be_greedy_and_the_others_stay_as_they_are():
@@ -355,6 +360,14 @@ def test_the_first_samples_may_be_greedy_and_the_others_stay_as_they_are():
     assert (mixed.tokens[first] != plain.tokens[first]).any()
     # The policy's own log-probs, not 0: the learner says the same of these tokens.
     np.testing.assert_allclose(mixed.sampler_logprobs[first], likeliest.sampler_logprobs[first], rtol=1e-5, atol=1e-6)
+
+
+def test_entropy_is_that_of_the_policy_at_the_sampling_temperature():
+    # p is (4, 1) / 5 at temperature 1 and (2, 1) / 3 at 2: ln 5 - 0.8 ln 4, and ln 3 - 2/3 ln 2
+    logits = jnp.log(jnp.array([[4.0, 1.0]]))
+    entropy = lambda temperature: sampler._entropy(logits, sampler.SamplingParams(temperature, None, None, None))
+    np.testing.assert_allclose(entropy(jnp.float32(2)), [np.log(3) - 2 / 3 * np.log(2)], rtol=1e-6)
+    np.testing.assert_allclose(entropy(None), [np.log(5) - 0.8 * np.log(4)], rtol=1e-6)
 
 
 # The program

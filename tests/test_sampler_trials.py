@@ -113,11 +113,11 @@ def differing(one, two):
     return [(row, int(parts[row])) for row in np.flatnonzero((one != two).any(axis=1))]
 
 
-def test_2000_sequences_are_the_same_tokens_in_every_layout():
+def test_2000_sequences_are_the_same_tokens_in_every_layout(trials):
     params, batch, samples, temperature = weights(), prompts(256, 8, 0), 8, 0.9
     config = Sampler(completion_length=16, slots=32, temperature=temperature)
     base = run(batch, config, params)
-    total = len(base.tokens)
+    total = trials(len(base.tokens))
 
     def report(name, tokens, must_hold=True):
         parts = differing(base.tokens, tokens)
@@ -158,7 +158,7 @@ LAWS = [{}, {"top_k"}, {"top_p"}, {"min_p"}, {"top_k", "top_p", "min_p"}]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-def test_2000_random_cases_agree_with_the_learner_and_a_plain_forward(dtype):
+def test_2000_random_cases_agree_with_the_learner_and_a_plain_forward(dtype, trials):
     with jax.enable_x64(dtype == "float64"):
         param_dtype = "float64" if dtype == "float64" else "float32"
         cfg = dataclasses.replace(CFG, dtype=dtype, param_dtype=param_dtype)
@@ -198,6 +198,7 @@ def test_2000_random_cases_agree_with_the_learner_and_a_plain_forward(dtype):
                 first += int((mask.sum(1) == 1).sum())
                 single += int((batch.length == 1).sum()) * 2
         error = np.exp(np.concatenate(errors).mean())
+        trials(cases)
         print(
             f"{dtype}: {cases} cases ({first} stop at their first token, {single} prompts of length 1), mean entropy "
             f"{np.mean(entropies):.2f} nats; largest difference / scale to the learner {worst_packed:.2e}, to a plain "

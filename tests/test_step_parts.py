@@ -10,11 +10,11 @@ import test_learner as learning
 
 from jrl.algos import ALGOS
 from jrl.algos.contract import Needs, Objective, Pairs
-from jrl.learning.credit import credit, finish_sampled, kept_rows, targets_of
+from jrl.learning.credit import Credit, credit, finish_sampled, kept_rows, targets_of
 from jrl.learning.layout import Learner
-from jrl.learning.learner import close_step, mean_metrics
+from jrl.learning.learner import Reading, close_step, mean_metrics, token_terms
 from jrl.learning.pack import pack_rollout, unpack
-from jrl.types import ModelState, Recomputed, TrainState
+from jrl.types import ModelState, PackedBatch, Recomputed, TrainBatch, TrainState
 
 GRPO = ALGOS["GRPO"]
 JUDGED = dict(num_groups=learning.B, max_completion=learning.C)
@@ -47,6 +47,61 @@ def test_packed_tokens_keep_their_columns_and_padding_holds_nothing():
     np.testing.assert_array_equal(plan.member, lengths > 0)
 
 
+def test_what_rewards_say_of_a_token_is_packed_into_the_place_of_the_token():
+    rollout, _ = learning.sequences()
+    plan = learning.planned(rollout, Learner(row_length=32, minibatches=2), 1, minibatch=1)
+    numbers = iter(np.random.default_rng(0).normal(size=(3, learning.N, learning.T)))
+    by_row = {
+        "advantages": next(numbers), "loss_weights": next(numbers), "returns": next(numbers),
+        "loss_mask": rollout.action_mask, "selected": rollout.tokens % 2 == 1,
+    }  # fmt: skip
+    by_row = {name: jnp.asarray(x) for name, x in by_row.items()}
+    batch = finish_sampled(
+        pack_rollout(rollout, plan, jnp.float32(1)), Recomputed(), plan, Credit(state=(), metrics={}, **by_row), None,
+        objective=takes_all(), max_completion=learning.C,
+    )  # fmt: skip
+    inside = plan.member[:, None] & (np.arange(learning.T) < rollout.length[:, None])
+    assert 0 < plan.member.sum() < learning.N
+    for name, x in by_row.items():
+        back = unpack(getattr(batch, name), plan.source, learning.T, learning.N)
+        np.testing.assert_array_equal(back, np.where(inside, x, 0), name)
+
+
+def token_batch(old_logprobs):
+    """Returns one micro-batch of a row with three tokens, the last of them masked. Each of its log-probs differs."""
+    mask = np.array([[True, True, False]])
+    packed = PackedBatch(
+        tokens=None, positions=None, segment=np.zeros((1, 3), np.int32), shared_prefix=None, prefix_row=None,
+        action_mask=None, behaviour_logprobs=np.full((1, 3), -5.0), sampler_logprobs=np.full((1, 3), -6.0),
+        sequence=np.zeros((1, 1), np.int32), temperature=None, num_real=None,
+    )  # fmt: skip
+    return TrainBatch(
+        packed=packed, recomputed=Recomputed(old_logprobs=old_logprobs), loss_mask=mask,
+        loss_weights=np.array([[1.0, 0.5, 0.0]]), advantages=None, returns=None, targets=None, denominator=None,
+    )  # fmt: skip
+
+
+NOW = np.array([[-1.0, -2.0, -3.0]])
+OLD_LOSS = Objective(config=GRPO.config, token_loss=lambda config, tokens, state: (tokens.old_logprobs, {}))
+
+
+def old_terms(now, old):
+    reading = Reading(now, None, None, None, None, None)
+    return token_terms(reading, token_batch(old), None, (), OLD_LOSS)[0]
+
+
+def test_old_log_probs_are_those_of_before_the_updates_or_of_now_without_a_gradient():
+    # 1 * -1.5 and 0.5 * -2.5; without recomputed ones 1 * -1 and 0.5 * -2
+    np.testing.assert_array_equal(old_terms(NOW, NOW - 0.5), [[-1.5, -1.25, 0]])
+    np.testing.assert_array_equal(old_terms(NOW, None), [[-1, -1, 0]])
+    np.testing.assert_array_equal(jax.grad(lambda now: old_terms(now, None).sum())(jnp.asarray(NOW)), 0)
+
+
+def test_the_loss_of_a_masked_token_may_be_anything():
+    # In numpy: XLA makes a choice of a product with a mask, so that NaN * 0 does not show under jit.
+    np.testing.assert_array_equal(old_terms(NOW, np.array([[-1.5, -2.5, np.nan]])), [[-1.5, -1.25, 0]])
+
+
 def test_a_minibatch_is_divided_by_its_own_rows():
     rollout, scores = learning.sequences()
     hyper = GRPO.config()
@@ -75,7 +130,10 @@ def test_rows_without_a_verdict_and_tokens_of_older_weights_are_left_out():
     judged = dict(objective=takes_all(), **JUDGED)
     found = credit(rollout, scores, (), None, version=jnp.int32(1), newest_only=True, **judged)
     np.testing.assert_array_equal(found.loss_mask, (version == 1) & scores.valid[:, None])
-    assert not np.asarray(found.loss_weights)[~np.asarray(found.loss_mask)].any()
+    # Weights are 0 off the mask, whatever the objective gives there: NaN times a loss of 0 is NaN in its gradient.
+    judged["objective"] = takes_all()._replace(weights=lambda config, mask, longest: jnp.where(mask, 2.0, jnp.nan))
+    weighted = credit(rollout, scores, (), None, version=jnp.int32(1), newest_only=True, **judged)
+    np.testing.assert_array_equal(weighted.loss_weights, np.where(found.loss_mask, 2, 0))
     every = credit(rollout, scores, (), None, version=jnp.int32(1), **judged)
     np.testing.assert_array_equal(every.loss_mask, rollout.action_mask & scores.valid[:, None])
     np.testing.assert_array_equal(kept_rows(rollout, scores, None, **judged), scores.valid)

@@ -20,7 +20,7 @@ def inputs(cap):
     hidden, matrix = jax.random.normal(keys[0], (R, L, D)), jax.random.normal(keys[1], (V, D))
     tokens = jax.random.randint(keys[2], (R, L), 0, V)
     mask = np.asarray(jax.random.bernoulli(keys[3], 0.4, (R, L))).copy()
-    mask[0], mask[1, :7] = False, True  # a row without a wanted token, and one with more than a chunk of them
+    mask[0], mask[1] = False, True  # a row without a wanted token, and one with all, in three chunks
     weights = jax.random.normal(keys[4], (2, R, L))
     return hidden, matrix, jnp.float32(0.7), tokens, jnp.asarray(mask), weights
 

@@ -62,11 +62,11 @@ def rows_on_mesh(mesh: Mesh, x: np.ndarray) -> Array:
 
 
 def _place_leaf(x: Any, sharding: Sharding) -> Array:
-    if isinstance(x, jax.Array) and not x.is_fully_addressable:
-        return jax.device_put(x, sharding)  # it is on the devices of all processes already
     if not sharding.addressable_devices:
         dtype = x.dtype if isinstance(x, jax.Array) else jax.dtypes.canonicalize_dtype(np.asarray(x).dtype)
         return without_shards(jax.ShapeDtypeStruct(np.shape(x), dtype, sharding=sharding))
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        return jax.device_put(x, sharding)  # it is on the devices of all processes already
     if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
         # Keys are replicated: their data has one more axis, which `sharding` may not know.
         return jax.random.wrap_key_data(_place_leaf(jax.random.key_data(x), sharding), impl=jax.random.key_impl(x))

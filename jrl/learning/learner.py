@@ -170,7 +170,7 @@ def with_predictions(
     columns = layout.columns(micro.tokens), layout.columns(mask)
     found = likeliest_tokens(hidden, *columns, unembed, chunk=chunk, predictor=layout.predictor)
     others = jnp.where(mask, layout.rows(found), micro.tokens)
-    return MixedTokens(micro.tokens, constrain(others, "batch", None), share)
+    return MixedTokens(micro.tokens, constrain(others, "rows", None), share)
 
 
 def hidden_of(params: PyTree, micro: PackedBatch, model: Model, cfg: Any) -> tuple[Array, Array | None]:

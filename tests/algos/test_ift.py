@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 from small_batches import loss_of, tokens
 from small_model import BIGRAM, PARTS
 from test_pair_objectives import FACTS
@@ -13,9 +14,9 @@ from test_pair_objectives import FACTS
 from jrl.algos.contract import Needs
 from jrl.algos.ift import IFT, OBJECTIVE
 from jrl.config import ConfigError
-from jrl.device.sharding import batch_sharding
+from jrl.device.sharding import ROW_AXES, TRAIN, MeshShape, batch_sharding, make_mesh, shardings
 from jrl.learning.learner import Weights, reading_of
-from jrl.models.contract import MixedTokens, init
+from jrl.models.contract import MixedTokens, axes, init
 from jrl.models.decoder import MODEL
 from jrl.models.shape import Decoder
 from jrl.ops.logprobs import likeliest_tokens
@@ -106,6 +107,37 @@ def test_the_second_pass_learns_from_inputs_that_hold_what_the_first_one_said(me
     differentiated = lambda fn: jax.jit(jax.value_and_grad(fn, has_aux=True))
     (_, found), gradient = differentiated(as_read)(weights)
     (_, expected), expected_gradient = differentiated(by_two_passes)(weights, predicted)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), gradient, expected_gradient)
+
+
+def test_both_passes_over_rows_in_shares_are_those_over_rows(weights):
+    token, mask = np.array([[1, 2, 3, 4, 2, 0, 5, 1]], np.int32), np.array([[0, 1, 1, 0, 1, 1, 1, 0]], bool)
+    segment = np.array([[0, 0, 0, 0, 0, 1, 1, 1]], np.int32)  # cut into blocks of two columns: 0 3, 1 2
+    columns = np.array([[0, 1, 2, 3, 4, 0, 1, 2]], np.int32)
+
+    def read(shares):
+        grid = make_mesh(MeshShape(sequence=shares), jax.devices()[:shares])
+        rows = lambda x: jax.device_put(x, NamedSharding(grid, PartitionSpec(ROW_AXES)))
+        everywhere = lambda x: jax.device_put(x, NamedSharding(grid, PartitionSpec()))
+        params = jax.device_put(weights, shardings(axes(MODEL.spec(CFG)), grid, TRAIN))
+
+        def loss(params, token, mask, columns, segment, sequence, share, temperature, real):
+            micro = PackedBatch(
+                tokens=token, positions=columns, segment=segment, action_mask=mask, shared_prefix=None, prefix_row=None,
+                sampler_logprobs=None, behaviour_logprobs=None, sequence=sequence, temperature=temperature,
+                num_real=real,
+            )  # fmt: skip
+            found = reading_of(Weights(params, {}), micro, mask, MODEL, CFG, 4, Needs(input_mix=share)).logprobs
+            return jnp.where(mask, found, 0).sum(), found
+
+        with jax.set_mesh(grid):
+            scalars = map(everywhere, (np.float32(0.5), np.float32(1), np.int32(2)))
+            batch = map(rows, (token, mask, columns, segment, np.array([[0, 1]], np.int32)))
+            (_, found), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params, *batch, *scalars)
+            return np.where(mask, found, 0), jax.tree.map(np.asarray, gradient)
+
+    (found, gradient), (expected, expected_gradient) = read(2), read(1)
     np.testing.assert_allclose(found, expected, atol=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), gradient, expected_gradient)
 

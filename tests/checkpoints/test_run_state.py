@@ -212,6 +212,33 @@ def test_a_step_can_be_saved_again(tmp_path):
     assert os.listdir(tmp_path) == ["00000005"]
 
 
+def test_a_step_whose_second_save_fails_is_as_it_was(tmp_path, monkeypatch):
+    saves = run_state.open_run_state(tmp_path, keep=2)
+    saves.save(5, {"w": jnp.zeros(2)}, {})
+    rename, failures = run_state.paths.rename, iter([OSError(errno.ENOSPC, "full")])
+
+    def fails_once(source, target):
+        if Path(target).name == "00000005" and (error := next(failures, None)):
+            raise error
+        rename(source, target)
+
+    monkeypatch.setattr(run_state.paths, "rename", fails_once)
+    with pytest.raises(run_state.SaveFailed, match="step 5"):
+        saves.save(5, {"w": jnp.ones(2)}, {})
+    assert os.listdir(tmp_path) == ["00000005"]
+    assert saves.restore({"w": jax.ShapeDtypeStruct((2,), jnp.float32)})[1]["w"].tolist() == [0, 0]
+
+
+def test_condemned_steps_are_set_aside_and_removed_by_the_next_save(tmp_path):
+    saves = run_state.open_run_state(tmp_path, keep=3)
+    for step in (2, 4, 6):
+        saves.save(step, {"w": jnp.zeros(2)}, {})
+    assert saves.condemn(4) == [4, 6]
+    assert (saves.steps(), saves.condemned()) == ([2], [4, 6])
+    saves.save(3, {"w": jnp.ones(2)}, {})
+    assert (saves.steps(), saves.condemned(), sorted(os.listdir(tmp_path))) == ([2, 3], [], ["00000002", "00000003"])
+
+
 def test_going_back_leaves_no_later_step_for_a_resume_to_find(tmp_path):
     saves = run_state.open_run_state(tmp_path, keep=3)
     for step in (5, 10, 15):
@@ -231,6 +258,10 @@ class Died(BaseException):
 def deadly_call(real, left, *, after: bool):
     def call(*args):
         last = next(left) == 0
+        if last and real.__name__ == "remove_tree":  # on its way
+            for file in [*Path(args[0]).rglob("*.json")][:1]:
+                file.unlink()
+            raise Died
         if last and not after:
             raise Died
         result = real(*args)
@@ -268,6 +299,8 @@ def test_death_at_any_file_operation_leaves_the_old_or_the_new_step(tmp_path, mo
         assert state["w"].tolist() == [20 if host["new"] else step] * 2
         assert step == 2 if host["new"] else step == max(saved_before)
         assert reopened.skipped == [] and all(name.isdigit() for name in os.listdir(root))
+        for one in reopened.steps():
+            run_state.verify_step(root, one)
         if not died:
             assert host["new"] and deadly > 8
             trials(deadly)
@@ -625,6 +658,8 @@ def test_a_step_of_shards_moves_between_device_counts_and_names_its_damage(tmp_p
     saves.save(1, state, {"n": 1})
     saves.save(2, state, {"n": 2})
     assert sorted(os.listdir(tmp_path / "00000002")) == ["host.json", "manifest.json", "shards-0.bin"]
+    placed = run_state.verify_step(tmp_path, 2)["shards"].values()
+    assert {offset % 64 for shards in placed for _, offset, _ in shards} == {0}
     for devices in (1, MANY // 2 or 1, MANY):
         step, restored, host = run_state.restore_step(tmp_path, abstract(small_state(devices, seed=3)))
         assert (step, host) == (2, {"n": 2}) and digests(restored) == digests(state)

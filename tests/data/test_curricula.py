@@ -172,9 +172,12 @@ def test_examples_that_are_held_out_are_not_among_the_hardest():
     training = np.array([False, True] * 3)
     assert curricula.weights_of(HardFocus(share=0.67), found, training).tolist() == [0, 1, 0, 1, 0, 0]
     assert curricula.order_of(HardFocus(share=0.34), found, 0, 0, training).tolist() == [3]
-    assert curricula.metrics(HardFocus(share=0.34), found, training) == {
-        "curriculum/seen": 1.0, "curriculum/solved": pytest.approx(1 / 3), "curriculum/dropped": pytest.approx(2 / 3),
-    }  # fmt: skip
+    # Of all six, three were judged, one of them is solved, and two are not the hardest.
+    expected = {"curriculum/seen": 3 / 6, "curriculum/solved": 1 / 6, "curriculum/dropped": 2 / 6}
+    assert curricula.metrics(HardFocus(share=0.34), found, training) == expected
+    # The shares of a curriculum that does not ask which are held out are of as many.
+    rest = curricula.metrics(DifficultyBand(low=0.3), found)
+    assert rest == expected
     # Nor in the size of a task: one of the first is left and two of the second.
     sizes = no_outcomes(6, [SizeMixing()], task=[0, 0, 0, 1, 1, 1])
     weights = curricula.weights_of(SizeMixing(alpha=1.0), sizes, training)

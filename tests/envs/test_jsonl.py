@@ -123,7 +123,8 @@ def test_damaged_files_load_with_exact_counts_or_are_refused(tmp_path, trials):
         assert {c: n for c, n in source.counts.items() if c != "duplicate_prompt"} == bad
         assert len(source) == len(rows) - sum(bad.values())
         for i in draw.sample(range(len(source)), len(source)):
-            assert source[i].messages[0].content == f"q{source[i].answer}\n\u2028\u65e5"
+            first = i == 0 and rows[0].startswith(b"\xef\xbb\xbf")
+            assert source[i].messages[0].content == ("1+1=" if first else f"q{source[i].answer}\n\u2028\u65e5")
 
 
 def test_random_bytes_never_escape_as_another_error(tmp_path):

@@ -69,6 +69,7 @@ ENTRY %main (p0: s32[]) -> (s32[]) {
   %other = (f32[1000]{0}, u32[], token[]) recv(%after), channel_id=3, is_host_transfer=true
   %gathered = (bf16[5000]{0}, u32[], token[]) recv(%after), channel_id=2, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",_xla_megascale_transfer_type="ALL_GATHER"}
   %moved = (f32[100]{0}, u32[], token[]) recv(%after), channel_id=4, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",_xla_megascale_transfer_type="ONE_TO_ONE"}
+  %unnamed = (f32[25]{0}, u32[], token[]) recv(%after), channel_id=5, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime"}
   ROOT %w = (s32[]) while(%t), condition=%condition, body=%body, backend_config={"known_trip_count":{"n":"4"}}
 }
 """  # noqa: E501
@@ -77,13 +78,13 @@ ENTRY %main (p0: s32[]) -> (s32[]) {
 @pytest.mark.parametrize("slices, factor", [(2, 1.0), (4, 1.5)])
 def test_the_compilers_transfers_between_slices_are_counted(small, slices, factor):
     # 4 times a sum of 200,000 bytes, of which 2 x (S - 1) / S are received; once (S - 1) / S of 10,000 bytes, and 400
-    # bytes, at 6.25 GB/s. A transfer to the host is none.
+    # and 100 bytes, the second of a kind that has no name, at 6.25 GB/s. A transfer to the host is none.
     case = small(*TWO, devices=8)
     runs = cycles.runs(cycles.parse(SENT), counted.frequency("update", case))
-    seconds = (4 * factor * 200_000 + factor / 2 * 10_000 + 400) / 6.25e9
+    seconds = (4 * factor * 200_000 + factor / 2 * 10_000 + 400 + 100) / 6.25e9
     assert counted.network_seconds(runs, CHIPS["v5p"], slices) == pytest.approx(seconds)
     count = counted.count_of(SENT, "update", case, CHIPS["v5p"], kernels=0.0, memory=1e-6, times=1)
-    assert count.network == pytest.approx((4 * 200_000 + 5_000 + 400) / 6.25e9) and count.seconds == count.network
+    assert count.network == pytest.approx((4 * 200_000 + 5_000 + 400 + 100) / 6.25e9) and count.seconds == count.network
     assert dataclasses.replace(count, memory=1.0).seconds == 1.0  # it runs beside other work
 
 

@@ -3,13 +3,15 @@ from __future__ import annotations
 import io
 import itertools
 import logging
+import random
 import re
 import threading
 
 import pytest
 
-from jrl.run.report.display import open_display, phase_text, route_logs, sample_lines
+from jrl.run.report.display import note_lines, open_display, phase_text, route_logs, sample_lines
 from jrl.run.report.text import duration, printable, sparkline
+from jrl.tools import browse_rollouts, chat
 
 
 def rows(count: int, phase: str = "rl"):
@@ -92,6 +94,26 @@ def test_model_text_reaches_no_terminal_as_commands():
         assert "\\x1b[2J\\x9b31m\\u202eevil\\x0d[red]x[/red] \\ud800  [reward 0.5]" in text
         assert not {"\x07", "\x9b", "\u202e", "\r\n"} & set(text) and "\x1b[2J\x9b" not in text
         display.close()
+
+
+COMMANDS = (
+    "\x1b[31m", "\x1b]0;title\x07", "\x1b]8;;http://x\x1b\\", "\x9b2J", "\x1b[6n", "\r", "\b\b\b", "\0", "\x7f", "\x0e",
+    "\u202e", "\u2066", "\u200b", "\u2028", "\u0085", "\ud800", "\U000e0041", "\ue000", "\n", "\t", "\v\f", "<script>",
+    "=1+1", "| a | b |", "```", "[jrl] step 9", "x" * 3000, "\u0301" * 200, "\x1bP1$r\x1b\\", "\x1bc",
+)  # fmt: skip
+
+
+def test_no_text_of_a_model_commands_a_terminal(trials):
+    draw = random.Random(0)
+    for _ in range(trials(300)):
+        pieces = (draw.choice((*COMMANDS, "plain", " ", "é汉🙂")) for _ in range(draw.randrange(1, 9)))
+        text, stream = "".join(pieces), io.StringIO()
+        chat.show(text, [chat.Completion(text, "length")], stream)
+        row = {"reward": 0.5, "example_id": text, "prompt": text, "completion": text}
+        shown = [stream.getvalue(), browse_rollouts.show(row), *sample_lines(text, text, None), *note_lines(text)]
+        for line in (line for lines in shown for line in lines.split("\n")):
+            assert line.isprintable(), repr(line)
+        assert stream.getvalue().count("\n") == 2 and len(printable(text)) < 400 * len("\\U000e0041") + 30
 
 
 def test_printable_bounds_and_escapes():

@@ -76,7 +76,7 @@ def test_no_message_forges_structure(built, text):
 
 
 @pytest.mark.parametrize("form", ["qwen", "llama3", "gemma", "mistral", "phi"])
-def test_hundreds_of_hostile_texts_forge_nothing_in_any_family(form, built, tmp_path):
+def test_hundreds_of_hostile_texts_forge_nothing_in_any_family(form, built, tmp_path, trials):
     tokenizer = built.get(form) or build(HuggingFace(path=str(forms.byte_level(form, tmp_path / form))), [])
     names = sorted(tokenizer.speller.spelling)
     draw = random.Random(form)
@@ -96,7 +96,7 @@ def test_hundreds_of_hostile_texts_forge_nothing_in_any_family(form, built, tmp_
     ]  # fmt: skip
     ROLES = ("system", "user")
     plain = structure(("plain", "plain"))
-    for _ in range(100):
+    for _ in range(trials(100)):
         texts = (hostile().strip() or "x", hostile().strip() or "x")
         assert structure(texts) == plain, texts
         spelled = tokenizer.spelled(tokenizer.encode_prompt([{"role": "user", "content": texts[0]}]))
@@ -163,6 +163,18 @@ def test_a_vocabulary_larger_than_the_embedding_is_refused(built):
     assert fit_to_embedding(built["gpt2"], filled).vocab_size == filled
     with pytest.raises(ValueError, match=f"largest id is {filled - 1} .*embedding has {filled - 1} rows"):
         fit_to_embedding(built["gpt2"], filled - 1)
+
+
+def test_an_embedding_with_fewer_rows_than_ids_is_refused_whatever_their_numbers(built, trials):
+    draw, names = random.Random(0), sorted(built)
+    for trial in range(trials(300)):
+        tokenizer = built[names[trial % len(names)]]
+        rows = tokenizer.filled + draw.randrange(-8, 8) if trial % 2 else draw.randrange(1, 2 * tokenizer.filled)
+        if rows >= tokenizer.filled:
+            assert fit_to_embedding(tokenizer, rows).vocab_size == rows
+            continue
+        with pytest.raises(ValueError, match=f"largest id is {tokenizer.filled - 1} .*embedding has {rows} rows"):
+            fit_to_embedding(tokenizer, rows)
 
 
 def test_options_and_another_template_reach_the_prompt(folders, tmp_path):

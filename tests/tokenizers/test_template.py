@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 
 import pytest
@@ -87,6 +88,29 @@ def test_a_hostile_template_is_refused_and_the_next_one_renders(renderer, name):
     # 2 seconds of processor time end it; where a machine is so busy that it does not get them, the clock does.
     assert time.monotonic() - start < chat_template.WALL_SECONDS + 30
     assert render(renderer, "{{ messages[0].content }}") == "q"
+
+
+OBJECTS = (
+    "''", "[]", "{}", "()", "1", "none", "true", "messages", "messages[0]", "raise_exception", "strftime_now",
+    "namespace", "namespace()", "range", "range(2)", "dict", "lipsum", "cycler", "joiner", "self", "tools",
+    "undefined_name",
+)  # fmt: skip
+INWARD = (
+    "__class__", "__globals__", "__init__", "__code__", "__subclasses__", "__mro__", "__base__", "__builtins__",
+    "gi_frame", "func_globals", "__dict__", "__reduce__", "__getattribute__", "f_globals", "__import__",
+)  # fmt: skip
+READ = ("{{ %s.%s }}", "{{ %s['%s'] }}", "{{ %s | attr('%s') }}", "{%% set x = %s.%s %%}{{ x() }}")
+
+
+def test_no_attribute_leads_out_of_the_sandbox(renderer, trials):
+    templates = [form % (thing, name) for thing in OBJECTS for name in INWARD for form in READ]
+    random.Random(0).shuffle(templates)
+    for source in templates[: trials(130, len(templates))]:
+        try:
+            found = render(renderer, source)  # {{ dict['x'] }} is a type with a parameter, and shows nothing
+            assert not found or found.startswith("dict['"), source
+        except TemplateError as error:
+            assert "the chat template" in str(error), source
 
 
 def test_a_renderer_that_is_closed_leaves_no_process():

@@ -37,20 +37,39 @@ def test_a_number_or_bool_is_correct_where_it_is_positive(returned, status, rewa
     assert verdict.reward is None or type(verdict.reward) is float
 
 
-@pytest.mark.parametrize(
-    "returned",
-    [
-        float("nan"), float("inf"), -float("inf"), np.float32("nan"), None, "1.0", b"1", 1 + 0j,
-        [1.0], np.ones(1), Decimal(1), 10**400, 1e300, object(),
-        Verdict(Status.CORRECT, None), Verdict(Status.CORRECT, float("nan")),
-        Verdict(Status.INFRA_ERROR, None), Verdict(Status.CPU_LIMIT, None), Verdict(17, 1.0),
-    ],
+NO_NUMBERS = (
+    float("nan"), float("inf"), -float("inf"), np.float32("nan"), None, "1.0", b"1", 1 + 0j, [1.0], np.ones(1),
+    Decimal(1), 10**400, 1e300, object(), np.float16("inf"), np.complex64(1), {}, {"reward": 1.0}, "", set(), range(2),
+    len, int, np.zeros(0), "nan",
 )  # fmt: skip
+
+
+@pytest.mark.parametrize("returned", [
+    *NO_NUMBERS, Verdict(Status.CORRECT, None), Verdict(Status.CORRECT, float("nan")),
+    Verdict(Status.INFRA_ERROR, None), Verdict(Status.CPU_LIMIT, None), Verdict(17, 1.0),
+])  # fmt: skip
 def test_what_is_no_finite_number_is_the_verifiers_error_and_no_reward(returned):
     verdict = to_verdict(returned, Limits(), 10)
     assert verdict.status is Status.VERIFIER_ERROR
     assert verdict.reward is None
     assert verdict.detail
+
+
+RANGES = ((-1e6, 1e6), (0, 1), (-1, 1), (0, 1e6), (1, 1), (-0.5, 0.5))
+WAYS = (
+    lambda x: x, lambda x: Verdict(Status.CORRECT, x), lambda x: Verdict(Status.WRONG, x),
+    lambda x: Verdict(Status.UNPARSABLE, x), lambda x: (x,), lambda x: [x, 1.0], lambda x: {"reward": x},
+)  # fmt: skip
+
+
+def test_no_way_to_return_what_is_no_number_is_a_reward(trials):
+    returned = [way(x) for way in WAYS for x in NO_NUMBERS]
+    trials(len(RANGES) * len(returned))
+    for bounds in RANGES:
+        for value in returned:
+            verifier = Verifier(object, lambda *_, value=value: value, reward_range=bounds, rewards_spans=True)
+            verdict = judge(verifier, None, "x", example())
+            assert (verdict.status, verdict.reward) == (Status.VERIFIER_ERROR, None), (bounds, value)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pathlib
 
+from benchmarks import math_answers
 from jrl.tasks.verdict import Status
 from jrl.tasks.verifiers.expressions.terms import NoAnswer
 from jrl.tasks.verifiers.math_equal import MathEqual, compare
@@ -34,3 +35,8 @@ def test_no_pair_is_misjudged_but_for_the_stated_policy():
 def test_units_and_a_symbol_that_are_declared_leave_no_pair_out():
     pairs = [row for row in ROWS if row[3:]]
     assert all(judged_equal(gold, answer, units="optional", symbol="x") for _, gold, answer, _ in pairs)
+
+
+def test_pairs_that_are_equal_or_not_by_construction(trials):
+    report = math_answers.measure(trials(200, 4_000, seed=2), seed=2, kinds=["near", "equal"])
+    assert (report["wrong"], report["exceptions"]) == ([], [])

@@ -565,7 +565,7 @@ PARTS: list[Part] = [
     {
         "id": "P34",
         "function": "jrl.ops.logprobs:likeliest_tokens",
-        "inputs": ["hidden", "tokens", "mask", "unembed", "chunk"],
+        "inputs": ["hidden", "tokens", "mask", "unembed", "chunk", "predictor"],
         "output": "[R, L] int32",
         "tests": ["tests/algos/test_ift.py::test_what_a_policy_would_have_said_is_its_likeliest_token_where_it_learns"],
     },

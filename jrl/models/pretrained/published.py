@@ -103,7 +103,7 @@ def decoder_of(published: Published) -> tuple[Family, Decoder]:
 
     Raises: ValueError for a folder without a known model, or with a classifier, which generates no tokens.
     """
-    if labels_of(read_config(published.path)) is not None:
+    if labels_of(read_config(published.path), str(Path(published.path) / "config.json")) is not None:
         raise ValueError(f"{published.path} is a classifier: it scores text and does not generate it. Use it with "
                          "`jrl score` or Config.reward = @RewardModel()")  # fmt: skip
     return _decoder_of(published)

@@ -403,15 +403,15 @@ def none_left(config: Any, table: Outcomes) -> str:
 
 
 def metrics(config: Any, table: Outcomes, training: Array | None = None) -> dict[str, float]:
-    """Returns shares of the examples that `training` has, of all where it is None: judged so far, solved (SOLVED), and
-    not visited now; and each task's share of the visits, where the curriculum chooses between tasks."""
-    seen = seen_of(config, table)
+    """Returns shares of all examples of the source: judged so far, solved (SOLVED), and judged but not visited now; and
+    each task's share of the visits, where the curriculum chooses between tasks. Examples that are held out are never
+    judged. training: as `weights_of` has it."""
+    seen, judged = seen_of(config, table), table.judged > 0
     weights = weights_of(config, table, training)
-    share = lambda which: float(np.mean(which if training is None else which[training]))
     found = {
-        "curriculum/seen": share(table.judged > 0),
-        "curriculum/solved": share(seen & (table.rate >= SOLVED)),
-        "curriculum/dropped": share(weights <= 0),
+        "curriculum/seen": float(np.mean(judged)),
+        "curriculum/solved": float(np.mean(seen & (table.rate >= SOLVED))),
+        "curriculum/dropped": float(np.mean(judged & (weights <= 0))),
     }
     if row_of(config).of_tasks and weights.sum() > 0:
         shares = np.bincount(table.task, weights, minlength=len(table.recent)) / weights.sum()

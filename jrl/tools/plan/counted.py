@@ -289,8 +289,10 @@ def network_seconds(runs: Iterable[Run], chip: Chip, slices: int) -> float:
     total = 0.0
     for instruction, times in ((run.instruction, run.likely) for run in runs):
         if instruction.op == "recv" and BETWEEN_SLICES in instruction.attributes:
-            kind = re.search(r'transfer_type="(\w+)"', instruction.attributes)[1]
-            total += times * {"ALL_REDUCE": 2 * part, "ALL_GATHER": part}.get(kind, 1.0) * instruction.shapes[0].bytes
+            kind = re.search(r'transfer_type="(\w+)"', instruction.attributes)
+            # Any other kind, and one that the compiler does not name, moves the array from one slice to another.
+            share = {"ALL_REDUCE": 2 * part, "ALL_GATHER": part}.get(kind[1] if kind else "", 1.0)
+            total += times * share * instruction.shapes[0].bytes
     return total / chip.network_rate if total else 0.0  # of some chips no rate is published
 
 
