@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.device.sharding import TRAIN, MeshShape, make_mesh, spec
+from jrl.device.sharding import BATCH_AXES, TRAIN, MeshShape, make_mesh, spec
 from jrl.learning import vocab_parallel
 from jrl.learning.vocab_parallel import OutputHead
 from jrl.ops import logprobs
@@ -68,7 +68,7 @@ def test_a_mesh_changes_nothing_but_rounding(scale):
     mesh = make_mesh(MeshShape(data=2, fsdp=2, tensor=2), jax.devices()[:8])
     with jax.set_mesh(mesh):
         put = lambda x, *axes: jax.device_put(x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes)))
-        rows = ("data", "fsdp")
+        rows = BATCH_AXES
         sharded = (put(hidden, rows), put(matrix, *spec(("vocab", "embed"), TRAIN)), put(heat))
         _, parallel = both(None, put(mask, rows), put(tokens, rows), put(weights, None, rows))
         actual = jax.jit(parallel)(*sharded)
