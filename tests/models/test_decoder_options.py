@@ -188,8 +188,7 @@ def test_a_state_counts_the_tokens_it_is_told_to():
 )
 def test_a_mesh_computes_the_same_loss_and_gradient(name):
     cfg, params = option_model(name)
-    expert = 1 if cfg.experts is None else 2
-    mesh = make_mesh(MeshShape(fsdp=2, tensor=2, expert=expert), jax.devices()[: 4 * expert])
+    mesh = make_mesh(MeshShape(fsdp=2, tensor=2), jax.devices()[:4])
     with jax.set_mesh(mesh):
         spread = jax.device_put(params, shardings(axes(MODEL.spec(cfg)), mesh, TRAIN))
         rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(BATCH_AXES))
