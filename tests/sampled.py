@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import numpy as np
@@ -55,7 +56,7 @@ def drawn_on(shape, cfg, layers, model, params):
         length=np.array([3, 1, 2, 3, 2, 3, 1, 2], np.int32),
         uid=rng.integers(0, 2**32, (8, 2), dtype=np.uint32),
     )
-    mesh = make_mesh(shape, jax.devices()[: shape.data * shape.tensor])
+    mesh = make_mesh(shape, jax.devices()[: math.prod(shape.sizes(8))])
     with jax.set_mesh(mesh):
         spread = jax.device_put(params, places_of(model, cfg, mesh))
     out = sampler.sample(
@@ -91,10 +92,10 @@ def agree_on_four_devices(cfg, layers, model=MODEL, params=None):
     agree_with_a_plain_forward(drawn_on(ON_FOUR_DEVICES, cfg, layers, model, params), cfg, model, params)
 
 
-def agree_on_every_mesh(cfg, layers, model=MODEL, params=None):
-    """One device and four draw the same tokens, with the log-probs of a plain forward. `params`: as above."""
+def agree_on_every_mesh(cfg, layers, model=MODEL, params=None, many=ON_FOUR_DEVICES):
+    """One device and `many` draw the same tokens, with the log-probs of a plain forward. `params`: as above."""
     params = fresh(model, cfg) if params is None else params
-    one, many = (drawn_on(shape, cfg, layers, model, params) for shape in (MeshShape(), ON_FOUR_DEVICES))
+    one, many = (drawn_on(shape, cfg, layers, model, params) for shape in (MeshShape(), many))
     np.testing.assert_array_equal(one.tokens, many.tokens)
     np.testing.assert_allclose(one.sampler_logprobs, many.sampler_logprobs, atol=1e-5)
     agree_with_a_plain_forward(one, cfg, model, params)

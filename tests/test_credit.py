@@ -13,7 +13,7 @@ import test_learner as learning
 from jrl.algos import ALGOS
 from jrl.algos.contract import Groups, Needs, Objective
 from jrl.algos.reward_shaping import Constraints, Shaping
-from jrl.device.sharding import MeshShape, batch_sharding, batch_shards, replicated
+from jrl.device.sharding import MeshShape, batch_sharding, replicated, row_sharding, row_shards
 from jrl.learning import learner
 from jrl.learning.credit import credit, finish_sampled, hacking_metrics, kept_rows
 from jrl.learning.layout import Learner
@@ -66,10 +66,10 @@ def given(mesh_shape, config, dtype="float32", objective=EVERYTHING):
 
     with jax.set_mesh(mesh):
         put = lambda x: jax.device_put(x, batch_sharding(mesh, x.ndim) if x.ndim else replicated(mesh))
-        rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, ("data", "fsdp")))
+        rows = row_sharding(mesh)
         place = lambda x: jax.device_put(x, rows if np.ndim(x) == 3 else replicated(mesh))
         plans = [
-            jax.tree.map(place, learning.planned(rollout, config, batch_shards(mesh), k))
+            jax.tree.map(place, learning.planned(rollout, config, row_shards(mesh), k))
             for k in range(config.minibatches)
         ]
         found = run(weights, *jax.tree.map(put, (rollout, scores)), plans)

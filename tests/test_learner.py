@@ -11,7 +11,16 @@ import pytest
 
 from jrl.algos import ALGOS
 from jrl.algos.sft import OBJECTIVE as SFT
-from jrl.device.sharding import TRAIN, MeshShape, batch_sharding, make_mesh, replicated, row_shards, shardings
+from jrl.device.sharding import (
+    TRAIN,
+    MeshShape,
+    batch_sharding,
+    make_mesh,
+    replicated,
+    row_sharding,
+    row_shards,
+    shardings,
+)
 from jrl.learning import learner
 from jrl.learning.credit import StoredLabels, credit, finish_sampled, finish_stored
 from jrl.learning.layout import Learner, RouterLoss, packed_shape
@@ -126,7 +135,7 @@ def step_sums(mesh_shape, config, algo="GRPO", dtype="float32", order=None, expe
     with jax.set_mesh(mesh):
         place = lambda x: jax.device_put(x, batch_sharding(mesh, x.ndim) if x.ndim else replicated(mesh))
         packing = planned(rollout, config, row_shards(mesh), shares=mesh.shape["sequence"])
-        rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, ("data", "fsdp")))
+        rows = row_sharding(mesh)
         packing = jax.tree.map(lambda x: jax.device_put(x, rows if np.ndim(x) == 3 else replicated(mesh)), packing)
         loss, magnitude, gradient = run(weights, *jax.tree.map(place, (rollout, scores)), packing)
         return float(loss), float(magnitude), jax.tree.map(np.asarray, gradient)
@@ -151,6 +160,11 @@ def distance(a, b):
     return np.sqrt(square(jax.tree.map(lambda x, y: np.asarray(x, np.float64) - y, a, b)) / square(a))
 
 
+OF_EXPERTS = {
+    "expert 2": (MeshShape(expert=2), Learner(row_length=32, micro_batch_tokens=256)),
+    "expert 2, fsdp 2, tensor 2": (MeshShape(fsdp=2, tensor=2, expert=2), Learner(row_length=32)),
+    "expert 2, rows in shares": (MeshShape(fsdp=2, sequence=2, expert=2), Learner(row_length=32)),
+}
 LAYOUTS = {
     "one sequence a row": (MeshShape(), Learner(row_length=T, sequences_per_row=1, micro_batch_tokens=10_000)),
     "eight micro-batches": (MeshShape(), Learner(row_length=T, sequences_per_row=1, micro_batch_tokens=4 * T)),
@@ -286,7 +300,7 @@ EXPERTS = Experts(count=4, per_token=2, width=8)
 
 
 @pytest.mark.parametrize("layout", ["packed, micro-batches", "data, fsdp, tensor", "shared prompts on all axes",
-                                    "rows in shares on all axes"])  # fmt: skip
+                                    "rows in shares on all axes", *OF_EXPERTS])  # fmt: skip
 def test_terms_of_routers_do_not_depend_on_layout(layout):
     heavy = RouterLoss(balance=0.5, z=0.1)  # so that they cannot hide behind the policy's loss
 
@@ -295,7 +309,7 @@ def test_terms_of_routers_do_not_depend_on_layout(layout):
 
     with jax.enable_x64(True):
         loss, magnitude, gradient = sums(MeshShape(), Learner(row_length=T))
-        other_loss, _, other_gradient = sums(*LAYOUTS[layout])
+        other_loss, _, other_gradient = sums(*{**LAYOUTS, **OF_EXPERTS}[layout])
         assert abs(other_loss - loss) <= 1e-12 * magnitude
         assert distance(gradient, other_gradient) <= 1e-12
         plain, _, _ = sums(MeshShape(), Learner(row_length=T), None)

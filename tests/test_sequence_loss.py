@@ -13,13 +13,13 @@ from jrl.algos.contract import Needs, Objective, other_of_pair
 from jrl.algos.paired import gains
 from jrl.algos.sft import token_loss
 from jrl.device.sharding import (
-    BATCH_AXES,
     TRAIN,
     MeshShape,
     batch_sharding,
-    batch_shards,
     make_mesh,
     replicated,
+    row_sharding,
+    row_shards,
     shardings,
 )
 from jrl.learning import learner
@@ -164,7 +164,7 @@ def program(mesh_shape, config, dtype, names):
 
 
 def place_plan(packing, mesh):
-    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, BATCH_AXES))
+    rows = row_sharding(mesh)
     return jax.tree.map(lambda x: jax.device_put(x, rows if np.ndim(x) == 3 else replicated(mesh)), packing)
 
 
@@ -186,7 +186,7 @@ def step_sums(mesh_shape, config, dtype="float32", order=None, names=BY_LAYOUT):
     rows = stored() if order is None else in_order(stored(), order)
     cfg = model_config(dtype)
     with jax.set_mesh(mesh):
-        packing = place_plan(planned(rows, config, batch_shards(mesh)), mesh)
+        packing = place_plan(planned(rows, config, row_shards(mesh)), mesh)
         weights, reference = (placed(drawn(dtype, seed), cfg, mesh) for seed in (3, 4))
         return jax.tree.map(np.asarray, run(weights, reference, place_rows(rows, mesh), packing))
 
@@ -319,7 +319,7 @@ def test_a_score_is_read_at_the_last_token_of_a_sequence_among_others(layout):
         model_config("float32"),
     )
     with jax.set_mesh(mesh):
-        packing = planned(rows, config, batch_shards(mesh))
+        packing = planned(rows, config, row_shards(mesh))
         assert (packing.sequence < N).sum(-1).max() > 2  # rows hold more than a pair
 
         @jax.jit

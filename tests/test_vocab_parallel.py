@@ -71,11 +71,13 @@ def test_a_mesh_changes_nothing_but_rounding(scale, shape):
     mesh = make_mesh(shape, jax.devices()[:8])
     with jax.set_mesh(mesh):
         put = lambda x, *axes: jax.device_put(x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes)))
-        rows = batch_axes(mesh)
+        rows = batch_axes(mesh.shape)
         sharded = (put(hidden, rows), put(matrix, *spec(("vocab", "embed"), TRAIN)), put(heat))
         _, parallel = both(None, put(mask, rows), put(tokens, rows), put(weights, None, rows))
         actual = jax.jit(parallel)(*sharded)
-    assert actual[1][1].sharding.spec == spec(("vocab", "embed"), TRAIN, mesh)  # the gradient is where the matrix is
+    assert actual[1][1].sharding.spec == spec(
+        ("vocab", "embed"), TRAIN, mesh.shape
+    )  # the gradient is where the matrix is
     assert_close(expected, actual)
 
 

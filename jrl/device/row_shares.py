@@ -17,16 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrl.device.sharding import constrain, per_shard
+from jrl.device.sharding import SEQUENCE, axis_size, constrain, per_shard
 from jrl.types import Array
-
-AXIS = "sequence"
-
-
-def num_shares() -> int:
-    """Returns S, of the mesh in use; 1 without a mesh."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return 1 if mesh.empty else mesh.shape[AXIS]
 
 
 def columns_of_shares(length: int, shares: int) -> np.ndarray:
@@ -37,11 +29,11 @@ def columns_of_shares(length: int, shares: int) -> np.ndarray:
 
 def cut(x: Array) -> Array:
     """Returns the shares of rows, [R S, L / S, ...]: `x` [R, L, ...] is on every device of `sequence`."""
-    shares = num_shares()
+    shares = axis_size(SEQUENCE)
     block = x.shape[1] // (2 * shares)
 
     def own(x: Array) -> tuple[Array]:
-        share = jax.lax.axis_index(AXIS)
+        share = jax.lax.axis_index(SEQUENCE)
         take = lambda i: jax.lax.dynamic_slice_in_dim(x, i * block, block, axis=1)
         return (jnp.concatenate([take(share), take(2 * shares - 1 - share)], axis=1),)
 
@@ -52,7 +44,7 @@ def cut(x: Array) -> Array:
 def copied(x: Array) -> Array:
     """Returns the rows `x` [R, ...] as each of their shares has them, [R S, ...]."""
     rest = (None,) * (x.ndim - 1)
-    own = lambda x: (jax.lax.pcast(x, AXIS, to="varying"),)
+    own = lambda x: (jax.lax.pcast(x, SEQUENCE, to="varying"),)
     return per_shard(own, (x,), (("rows", *rest),), (("batch", *rest),))[0]
 
 
@@ -60,16 +52,16 @@ def joined(x: Array) -> Array:
     """Returns the rows of shares `x` [R S, L / S, ...], [R, L, ...] on every device of `sequence`: undoes `cut`."""
     rest = (None,) * (x.ndim - 2)
     shared = per_shard(lambda x: (x,), (x,), (("batch", None, *rest),), (("rows", "columns", *rest),))[0]
-    return _in_order(constrain(shared, "rows", None, *rest), num_shares(), axis=1)
+    return _in_order(constrain(shared, "rows", None, *rest), axis_size(SEQUENCE), axis=1)
 
 
 def gathered(x: Array) -> Array:
     """Returns the keys, or values, of its row for every share, [R S, J, L, K], of `x` [R S, J, L / S, K]."""
-    shares = num_shares()
+    shares = axis_size(SEQUENCE)
     heads = ("batch", "kv_heads", None, None)
 
     def rows(x: Array) -> tuple[Array]:
-        return (_in_order(jax.lax.all_gather(x, AXIS, axis=2, tiled=True), shares, axis=2),)
+        return (_in_order(jax.lax.all_gather(x, SEQUENCE, axis=2, tiled=True), shares, axis=2),)
 
     return per_shard(rows, (x,), (heads,), (heads,))[0]
 

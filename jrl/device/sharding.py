@@ -22,17 +22,20 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jrl.types import Array, PyTree
 
 AXES = ("data", "fsdp", "tensor", "sequence", "expert")
-ROW_AXES = ("data", "fsdp")  # of packed rows
+SEQUENCE, EXPERT = "sequence", "expert"
+ROW_AXES = ("data", "fsdp", EXPERT)  # of packed rows
 # Of rows of tokens, and of the shares of packed rows: the axis `sequence` divides both (jrl/device/row_shares.py).
-BATCH_AXES = (*ROW_AXES, "sequence")
+BATCH_AXES = (*ROW_AXES, SEQUENCE)
+OPTIONAL_AXES = (SEQUENCE, EXPERT)  # no sharding names them where they are 1: see `mesh_axes`
 
 TRAIN = {
-    "embed": ("fsdp", "sequence"),
+    "embed": ("fsdp", EXPERT, SEQUENCE),  # of experts, whose number is sharded over expert, without it: see `spec`
     "heads": "tensor",
     "kv_heads": "tensor",
     "mlp": "tensor",
     "vocab": "tensor",
-    "experts": None,
+    "experts": EXPERT,
+    "all_experts": None,  # of a router
     "head_dim": None,
     "layers": None,
     "norm": None,
@@ -42,12 +45,13 @@ GATHERED = {**TRAIN, "embed": None}
 ACTIVATIONS = {
     "batch": BATCH_AXES,
     "rows": ROW_AXES,
-    "columns": "sequence",
+    "columns": SEQUENCE,
     "heads": "tensor",
     "kv_heads": "tensor",
     "mlp": "tensor",
     "vocab": "tensor",
     "embed_shard": "tensor",
+    "experts": EXPERT,
     None: None,
 }
 
@@ -60,15 +64,13 @@ class MeshShape:
     fsdp: int = 1  # shards of parameters and optimizer state; also shares of the batch
     tensor: int = 1  # shards of heads, MLP and vocabulary
     sequence: int = 1  # shares of every row that is learned from; also shares of the batch and of parameters
-    expert: int = 1  # reserved, must be 1
+    expert: int = 1  # shards of a sparse layer's experts by number; shards of all else as fsdp, and shares of the batch
     slices: int = 1  # TPU slices that `data` is divided over first: only gradients cross the network between them
 
     def __post_init__(self) -> None:
         sizes = [getattr(self, axis) for axis in AXES]
         if any(size < 1 and size != -1 for size in sizes) or sizes.count(-1) > 1:
             raise ValueError(f"mesh axes must be positive, at most one of them -1; got {dict(zip(AXES, sizes))}")
-        if self.expert != 1:
-            raise ValueError("expert parallelism is not implemented; MeshShape.expert must be 1")
         if self.slices < 1 or (self.data != -1 and self.data % self.slices):
             raise ValueError(
                 f"MeshShape.data = {self.data} cannot be divided over MeshShape.slices = {self.slices}: every slice "
@@ -237,54 +239,84 @@ def split_sizes(learner: MeshShape, sampler: MeshShape, num_devices: int) -> tup
 
 def batch_shards(mesh: Mesh) -> int:
     """Returns the number of shards of the batch."""
-    return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+    return num_shards(BATCH_AXES, mesh.shape)
 
 
 def row_shards(mesh: Mesh) -> int:
     """Returns the number of shards of packed rows, each of which the axis `sequence` divides further."""
-    return math.prod(mesh.shape[axis] for axis in ROW_AXES)
+    return num_shards(ROW_AXES, mesh.shape)
+
+
+def axis_size(axis: str) -> int:
+    """Returns the devices along an axis of the mesh in use, 1 without a mesh."""
+    return jax.sharding.get_abstract_mesh().shape.get(axis, 1)
+
+
+def axis_names(part: Any) -> tuple[str, ...]:
+    """Returns the mesh axes that a part of a PartitionSpec, or an entry of a table, names: an axis, several or None."""
+    return () if part is None else (part,) if isinstance(part, str) else tuple(part)
+
+
+def num_shards(part: Any, sizes: Mapping[str, int]) -> int:
+    """Returns the number of shards that a dimension is cut into. part: as in `axis_names`."""
+    return math.prod(sizes[axis] for axis in axis_names(part))
+
+
+def axis_fields(axes: Sequence[str], sizes: Mapping[str, int]) -> str:
+    """Returns the fields of MeshShape that mesh axes are set by, with their sizes: of those that shard anything."""
+    return " x ".join(f"MeshShape.{axis} = {sizes[axis]}" for axis in axes if sizes[axis] > 1)
 
 
 def mesh_axes(
     name: str | None, rules: dict[str | None, Any], sizes: Mapping[str, int] | None = None
 ) -> tuple[str, ...]:
-    """Returns the mesh axes that a logical axis is sharded over: without `sequence` where it is 1, so that programs
-    without it stay what they were.
+    """Returns the mesh axes that a logical axis is sharded over: without OPTIONAL_AXES where they are 1, so that
+    programs without them stay what they were.
 
     Args:
       sizes: devices along each mesh axis; None: of the mesh in use.
     """
-    axes = None if name is None else rules[name]
-    axes = axes if isinstance(axes, tuple) else () if axes is None else (axes,)
     sizes = jax.sharding.get_abstract_mesh().shape if sizes is None else sizes
-    return tuple(axis for axis in axes if axis != "sequence" or sizes.get(axis, 1) > 1)
+    axes = axis_names(None if name is None else rules[name])
+    return tuple(axis for axis in axes if axis not in OPTIONAL_AXES or sizes.get(axis, 1) > 1)
 
 
-def axis_fields(axes: Sequence[str]) -> str:
-    """Returns the fields of MeshShape that mesh axes are set by."""
-    return " x ".join(f"MeshShape.{axis}" for axis in axes)
+def batch_axes(sizes: Mapping[str, int] | None = None) -> tuple[str, ...]:
+    """Returns the axes that rows of tokens, and shares of packed rows, are divided over. sizes: as in `mesh_axes`."""
+    return mesh_axes("batch", ACTIVATIONS, sizes)
 
 
-def batch_axes(mesh: Any = None) -> tuple[str, ...]:
-    """Returns the axes that rows of tokens are divided over. mesh: None: the one in use."""
-    return mesh_axes("batch", ACTIVATIONS, None if mesh is None else mesh.shape)
+def row_axes(sizes: Mapping[str, int] | None = None) -> tuple[str, ...]:
+    """Returns the axes that packed rows are divided over. sizes: as in `mesh_axes`."""
+    return mesh_axes("rows", ACTIVATIONS, sizes)
 
 
-def spec(axes: Sequence[str | None], rules: dict[str | None, Any], mesh: Any = None) -> PartitionSpec:
-    """Returns the PartitionSpec of logical `axes` under `rules`, without axes that are manual here.
+def spec(
+    axes: Sequence[str | None], rules: dict[str | None, Any], sizes: Mapping[str, int] | None = None
+) -> PartitionSpec:
+    """Returns the PartitionSpec of logical `axes` under `rules`, without axes that are manual here. A mesh axis shards
+    one dimension of an array, the first that asks for it.
 
     Args:
-      mesh: None: the one in use.
+      sizes: as in `mesh_axes`.
     """
     here = jax.sharding.get_abstract_mesh()
-    manual = set(here.manual_axes) if not here.empty else set()
-    sizes = (here if mesh is None else mesh).shape
+    taken = set(here.manual_axes) if not here.empty else set()
 
     def place(name: str | None) -> Any:
-        left = tuple(axis for axis in mesh_axes(name, rules, sizes) if axis not in manual)
+        left = tuple(axis for axis in mesh_axes(name, rules, sizes) if axis not in taken)
+        taken.update(left)
         return left if len(left) > 1 else left[0] if left else None
 
     return PartitionSpec(*(place(name) for name in axes))
+
+
+def split_rules(rules: dict[str | None, Any]) -> tuple[dict[str | None, Any], dict[str | None, Any]]:
+    """Returns `rules` twice, with the batch axes alone and without them: for a map over the batch axes."""
+    only = lambda batch: {
+        name: tuple(axis for axis in mesh_axes(name, rules) if (axis in BATCH_AXES) is batch) for name in rules
+    }
+    return only(True), only(False)
 
 
 def constrain(x: Array, *axes: str | None) -> Array:
@@ -295,7 +327,8 @@ def constrain(x: Array, *axes: str | None) -> Array:
 
 
 def gather(weight: Array, *axes: str | None) -> Array:
-    """Returns a parameter gathered over fsdp, as a block computes with it. Outside a mesh, the parameter."""
+    """Returns a parameter gathered over fsdp, and expert where it is none of experts, as a block computes with it.
+    Outside a mesh, the parameter."""
     if jax.sharding.get_abstract_mesh().empty:
         return weight
     return jax.sharding.reshard(weight, spec(axes, GATHERED))
@@ -413,10 +446,16 @@ def per_shard(
     )(*(constrain(x, *axes) for x, axes in zip(args, ins, strict=True)))
 
 
+def varying_axes(x: Array) -> frozenset[str]:
+    """Returns the mesh axes along which devices may differ in `x`, by its type inside a map that is `checked`."""
+    kind = jax.typeof(x)
+    return frozenset(kind.vma if hasattr(kind, "vma") else kind.mat.varying)  # the name differs between versions of JAX
+
+
 def shardings(axes: PyTree, mesh: Mesh, rules: dict[str | None, Any]) -> PyTree:
     """Returns the NamedSharding of every leaf of `axes`, a tree whose leaves are tuples of logical names."""
     return jax.tree.map(
-        lambda a: NamedSharding(mesh, spec(a, rules, mesh)),
+        lambda a: NamedSharding(mesh, spec(a, rules, mesh.shape)),
         axes,
         is_leaf=lambda a: isinstance(a, tuple) and not hasattr(a, "_fields"),
     )  # no record
@@ -425,8 +464,13 @@ def shardings(axes: PyTree, mesh: Mesh, rules: dict[str | None, Any]) -> PyTree:
 def batch_sharding(mesh: Mesh, rank: int, dimension: int = 0) -> NamedSharding:
     """Returns the sharding of an array whose `dimension` is sharded over the batch axes."""
     parts: list[Any] = [None] * rank
-    parts[dimension] = batch_axes(mesh)
+    parts[dimension] = batch_axes(mesh.shape)
     return NamedSharding(mesh, PartitionSpec(*parts))
+
+
+def row_sharding(mesh: Mesh) -> NamedSharding:
+    """Returns the sharding of an array of packed rows, [M, R, ...]."""
+    return NamedSharding(mesh, PartitionSpec(None, row_axes(mesh.shape)))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

@@ -21,6 +21,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrl.device.placement import processes_of
+from jrl.device.sharding import num_shards
 from jrl.types import Array, PyTree
 
 
@@ -92,13 +93,7 @@ def shared_cuts(spec: PartitionSpec, source: Mapping[str, int], target: Mapping[
 
     The trailing ones that are not cut are left as they are.
     """
-    return PartitionSpec(*(part if cut(part, source) == cut(part, target) else None for part in spec))
-
-
-def cut(part: Any, sizes: Mapping[str, int]) -> int:
-    """Returns into how many a dimension is cut. part: of a PartitionSpec, an axis, several or None."""
-    axes = () if part is None else (part,) if isinstance(part, str) else part
-    return math.prod(sizes[axis] for axis in axes)
+    return PartitionSpec(*(part if num_shards(part, source) == num_shards(part, target) else None for part in spec))
 
 
 def have_same_processes(a: Mesh, b: Mesh) -> bool:
@@ -138,7 +133,7 @@ def publication(
     """
     weights = received = on_learner = on_sampler = 0
     for size, spec, shared in leaves:
-        ways = lambda spec, sizes: math.prod(cut(part, sizes) for part in spec)
+        ways = lambda spec, sizes: math.prod(num_shards(part, sizes) for part in spec)
         copied = size // ways(shared, sampler)
         weights += size // ways(spec, sampler)
         received += copied

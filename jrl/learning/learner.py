@@ -18,7 +18,7 @@ import optax
 
 from jrl.algos.contract import Needs, Objective, Tokens, ValueBins
 from jrl.device import row_shares
-from jrl.device.sharding import BATCH_AXES, ROW_AXES, constrain, per_shard
+from jrl.device.sharding import SEQUENCE, axis_size, batch_axes, constrain, per_shard, row_axes
 from jrl.learning import vocab_parallel
 from jrl.learning.average import AVERAGE, moved_average
 from jrl.learning.credit import sequences_of
@@ -489,13 +489,13 @@ def _router_sums(logits: Array, micro: TrainBatch, places: int, per_token: int) 
         }
         return sums, jax.vmap(lambda z: routers.load(z, mask, per_token))(logits)
 
-    if row_shares.num_shares() == 1:
+    if axis_size(SEQUENCE) == 1:
         return sums_of(logits, mask, micro.packed.segment)
 
     def of_share(logits: Array, mask: Array, segment: Array) -> tuple[Array, ...]:
-        sums, load = sums_of(logits, mask, segment, lambda x: jax.lax.psum(x, row_shares.AXIS))
-        balance = jax.lax.psum(sums["balance"], ROW_AXES)  # each device of `sequence` has that of whole rows
-        return balance, *(jax.lax.psum(x, BATCH_AXES) for x in (sums["z"], sums["entropy"], load))
+        sums, load = sums_of(logits, mask, segment, lambda x: jax.lax.psum(x, SEQUENCE))
+        balance = jax.lax.psum(sums["balance"], row_axes())  # each device of `sequence` has that of whole rows
+        return balance, *(jax.lax.psum(x, batch_axes()) for x in (sums["z"], sums["entropy"], load))
 
     shares = (logits, row_shares.cut(mask), row_shares.cut(micro.packed.segment))
     ins, outs = ((None, "batch", None, None), ("batch", None), ("batch", None)), ((), (), (), (None, None))

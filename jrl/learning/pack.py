@@ -26,7 +26,7 @@ import numpy as np
 from flax import struct
 from jax.sharding import PartitionSpec
 
-from jrl.device.sharding import ROW_AXES
+from jrl.device.sharding import row_axes, row_shards
 from jrl.learning.bin_packing import plan_rows
 from jrl.learning.prefix_packing import PrefixBlock, plan_prefixes
 from jrl.types import Array, PackedBatch, Rollout
@@ -229,7 +229,7 @@ def pack(x: Array, source: Array) -> Array:
         taken = x.reshape(-1)[jnp.maximum(source, 0)]
         return jnp.where(source >= 0, taken, jnp.zeros((), x.dtype))
 
-    return _per_shard(local, x, source, PartitionSpec(None, ROW_AXES))
+    return _per_shard(local, x, source, PartitionSpec(None, row_axes()))
 
 
 def unpack(x: Array, source: Array, width: int, rows: int) -> Array:
@@ -239,7 +239,7 @@ def unpack(x: Array, source: Array, width: int, rows: int) -> Array:
       width: T. rows: N.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    shards = 1 if mesh.empty else int(np.prod([mesh.shape[axis] for axis in ROW_AXES]))
+    shards = 1 if mesh.empty else row_shards(mesh)
 
     def local(x: Array, source: Array) -> Array:
         size = rows // shards * width
@@ -247,18 +247,19 @@ def unpack(x: Array, source: Array, width: int, rows: int) -> Array:
         where = jnp.where(source >= 0, source, size).reshape(-1)
         return flat.at[where].set(x.reshape(-1))[:size].reshape(-1, width)
 
-    return _per_shard(local, x, source, PartitionSpec(ROW_AXES))
+    return _per_shard(local, x, source, PartitionSpec(row_axes()))
 
 
 def _per_shard(fn: Any, x: Array, source: Array, out: PartitionSpec) -> Array:
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return fn(x, source)
-    batch_first, batch_second = PartitionSpec(ROW_AXES), PartitionSpec(None, ROW_AXES)
+    rows = row_axes()
+    batch_first, batch_second = PartitionSpec(rows), PartitionSpec(None, rows)
     x_spec = batch_first if x.ndim == 2 else batch_second
     x = jax.sharding.reshard(x, x_spec)
     source = jax.sharding.reshard(source, batch_second)
-    return jax.shard_map(fn, in_specs=(x_spec, batch_second), out_specs=out, axis_names=set(ROW_AXES), check_vma=False)(
+    return jax.shard_map(fn, in_specs=(x_spec, batch_second), out_specs=out, axis_names=set(rows), check_vma=False)(
         x, source
     )
 
@@ -313,8 +314,9 @@ def by_place(x: Array, sequence: Array) -> Array:
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return local(x, sequence)
-    everywhere, rows = PartitionSpec(), PartitionSpec(None, ROW_AXES)
+    everywhere, axes = PartitionSpec(), row_axes()
+    rows = PartitionSpec(None, axes)
     x, sequence = jax.sharding.reshard(x, everywhere), jax.sharding.reshard(sequence, rows)
-    return jax.shard_map(local, in_specs=(everywhere, rows), out_specs=rows, axis_names=set(ROW_AXES), check_vma=False)(
+    return jax.shard_map(local, in_specs=(everywhere, rows), out_specs=rows, axis_names=set(axes), check_vma=False)(
         x, sequence
     )

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from jrl.device import row_shares
+from jrl.device.sharding import SEQUENCE, axis_size
 from jrl.models.contract import MixedTokens, PrefixSegments, ShareSegments
 from jrl.ops.logprobs import before
 from jrl.types import Array, PackedBatch
@@ -50,7 +51,7 @@ SHARES = RowLayout(
 
 def row_layout() -> RowLayout:
     """Returns how rows are laid out on the mesh in use."""
-    return ROWS if row_shares.num_shares() == 1 else SHARES
+    return ROWS if axis_size(SEQUENCE) == 1 else SHARES
 
 
 def model_inputs(micro: PackedBatch) -> tuple[Array, Array, Any]:
@@ -58,7 +59,7 @@ def model_inputs(micro: PackedBatch) -> tuple[Array, Array, Any]:
     segment = micro.segment
     if micro.shared_prefix is not None:
         segment = jnp.stack([micro.segment, micro.shared_prefix], axis=-1)
-    if row_shares.num_shares() == 1:
+    if axis_size(SEQUENCE) == 1:
         if micro.prefix_row is not None:
             segment = PrefixSegments(segment, segment < micro.sequence.shape[-1], micro.prefix_row)
         return micro.tokens, micro.positions, segment

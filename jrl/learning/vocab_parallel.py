@@ -202,8 +202,8 @@ def _backward(static: _Static, residuals: tuple, gradient: tuple[Array, Array]) 
     # Most often one chunk is enough, and a sum in float32 over chunks is as large as the head twice.
     with jax.named_scope(CHUNKS):
         of_hidden, of_head, of_heat = jax.lax.cond(filled <= 1, first, each)
-    for name in axes.gathered:
-        of_head = jax.lax.psum_scatter(of_head, name, scatter_dimension=1, tiled=True)
+    if axes.gathered:
+        of_head = jax.lax.psum_scatter(of_head, axes.gathered, scatter_dimension=1, tiled=True)
     # A barrier: libtpu 0.0.42 tries to move the reduction out of the loop over micro-batches, and fails a check.
     of_head = jax.lax.optimization_barrier(of_head)
     of_heat = _summed(of_heat, everywhere).astype(temperature.dtype)
@@ -239,9 +239,7 @@ def _at(static: _Static, x: Array, i: Array) -> Array:
 
 def _gathered(matrix: Array, axes: _Axes) -> Array:
     """Returns the head with its whole width."""
-    for name in reversed(axes.gathered):
-        matrix = jax.lax.all_gather(matrix, name, axis=1, tiled=True)
-    return matrix
+    return jax.lax.all_gather(matrix, axes.gathered, axis=1, tiled=True) if axes.gathered else matrix
 
 
 def _summed(x: Array, names: tuple[str, ...]) -> Array:

@@ -4,7 +4,7 @@
 
 Each batch shard sorts its own tokens by expert, so that the tokens of an expert are adjacent, and multiplies them with
 `jax.lax.ragged_dot`. A token's result does not depend on the other tokens. Experts are sharded by width over tensor,
-like any MLP, and not by number; see docs/decisions/mixture-of-experts.md.
+like any MLP, and by number over expert (`expert_group`); see docs/decisions/mixture-of-experts.md.
 
 A sparse layer may also have a shared expert, which every token goes through; `decoder` adds both outputs.
 """
@@ -20,9 +20,10 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from jrl.device.sharding import einsum, gather, mapped, per_shard
+from jrl.device.sharding import EXPERT, axis_size, einsum, gather, mapped, per_shard
 from jrl.models.adapters.quantized import gathered
 from jrl.models.contract import ADAPTER
+from jrl.models.expert_group import Grouped, Multiply, grouped_product, mix_group
 from jrl.models.remat import product
 from jrl.ops.router import route
 from jrl.types import Array, PyTree
@@ -80,7 +81,7 @@ def mix(
     """
     # The router is in float32 or wider: a rounding difference may route a token differently in learner and sampler.
     seen, wide = h if seen is None else seen, jnp.promote_types(h.dtype, jnp.float32)
-    router = gather(weights["router"].astype(wide), "embed", "experts")
+    router = gather(weights["router"].astype(wide), "embed", "all_experts")
     logits = einsum("bld,de->ble", seen.astype(wide), router, ("batch", None, None))
     if cfg.bias:
         logits = logits + weights["router_bias"][None, None].astype(wide)
@@ -89,9 +90,10 @@ def mix(
     inner = ("gate", "up") if cfg.bias else ()
     biases = [gather(weights[f"expert_{name}_bias"], "experts", "mlp").astype(h.dtype) for name in inner]
     low, laid = _adapters(weights.get(ADAPTER, {}), h.dtype)
-    local = functools.partial(_mix_shard, cfg=cfg, activation=activation, adapted=tuple(low))
+    multiply = functools.partial(_by_expert, cfg=cfg, activation=activation, adapted=tuple(low))
+    mix_shard = _mix_shard if axis_size(EXPERT) == 1 else mix_group
     rows = ("batch", None, None)
-    scales = [gather(weights["expert_scale"].astype(wide), "experts")] if cfg.scaled else []
+    scales = [gather(weights["expert_scale"].astype(wide), "all_experts")] if cfg.scaled else []
 
     def chosen(logits: Array, *scale: Array) -> tuple[Array, Array]:
         share, ids = route(logits, per_token=cfg.per_token, softmax=cfg.softmax)
@@ -99,11 +101,11 @@ def mix(
 
     share, ids = per_shard(chosen, (logits, *scales), (rows, *[(None,)] * len(scales)), (rows, rows))
     out = mapped(
-        local,
+        functools.partial(mix_shard, multiply=multiply, count=cfg.count),
         (h, share, ids, gate, up, down, *biases, *itertools.chain(*low.values())),
         (
-            *(rows, rows, rows, (None, None, "mlp"), (None, None, "mlp"), (None, "mlp", None)),
-            *(*[(None, "mlp")] * len(biases), *laid),
+            *(rows, rows, rows, ("experts", None, "mlp"), ("experts", None, "mlp"), ("experts", "mlp", None)),
+            *(*[("experts", "mlp")] * len(biases), *laid),
         ),
         rows,
         summed="mlp",
@@ -113,7 +115,7 @@ def mix(
     # After the sum over tensor, so that the output bias is added once.
     visited = ids[..., None] == jnp.arange(cfg.count, dtype=ids.dtype).reshape(1, 1, 1, -1)
     every = jnp.where(visited, share[..., None], 0).sum(-2).astype(h.dtype)
-    bias = gather(weights["expert_down_bias"], "experts", "norm").astype(h.dtype)
+    bias = gather(weights["expert_down_bias"], "all_experts", "norm").astype(h.dtype)
     return out + einsum("ble,ed->bld", every, bias, rows), logits
 
 
@@ -125,53 +127,65 @@ def _adapters(adapters: PyTree, dtype: Any) -> tuple[dict[str, tuple[Array, Arra
         if f"expert_{name}" in adapters:
             a, b = (adapters[f"expert_{name}"][key].astype(dtype) for key in "ab")
             low[name] = gather(a, "experts", into, "rank"), gather(b, "experts", "rank", out)
-            laid += [(None, "mlp" if into == "mlp" else None, None), (None, None, "mlp" if out == "mlp" else None)]
+            cut = lambda axis: "mlp" if axis == "mlp" else None
+            laid += [("experts", cut(into), None), ("experts", None, cut(out))]
     return low, laid
 
 
-def _mix_shard(
-    h: Array,
-    share: Array,
-    ids: Array,
-    gate: Array,
-    up: Array,
-    down: Array,
-    *others: Array,
+def _mix_shard(h: Array, share: Array, ids: Array, *weights: Array, multiply: Multiply, count: int) -> Array:
+    """Returns the mixture of one batch shard, of its share of every expert's width, without the bias of `down`.
+
+    Args: as of `mix_group`, with the weights of all experts.
+    """
+    x, per_token = h.reshape(-1, h.shape[-1]), share.shape[-1]
+    expert = ids.reshape(-1)
+    order = jnp.argsort(expert, stable=True)
+    back = jnp.argsort(order)
+    sizes = (expert[:, None] == jnp.arange(count, dtype=expert.dtype)[None]).sum(0, dtype=jnp.int32)
+    copies = jnp.broadcast_to(x[:, None], (len(x), per_token, x.shape[1])).reshape(-1, x.shape[1])
+    grouped = lambda x, matrices: grouped_product(x, matrices, sizes)
+    outputs = multiply(permute(copies, order, back), weights, grouped, lambda: expert[order], product)
+    outputs = permute(outputs, back, order).reshape(len(x), per_token, -1)
+    return (outputs * share.reshape(len(x), -1, 1).astype(outputs.dtype)).sum(1).reshape(h.shape)
+
+
+def _by_expert(
+    x: Array,
+    weights: tuple[Array, ...],
+    grouped: Grouped,
+    expert: Callable[[], Array],
+    each: Callable[[Array], Array],
+    *,
     cfg: Experts,
     activation: Callable[[Array], Array],
     adapted: tuple[str, ...],
 ) -> Array:
-    """Returns the mixture of one batch shard, of its share of every expert's width, without the bias of `down`.
+    """Returns the outputs of experts for rows sorted by expert, without the bias of `down`: [rows, D].
 
     Args:
-      others: with cfg.bias those of gate and up; a and b of each of the matrices `adapted`. Where an adapter's inputs
-        are cut, what comes of b is a part of a sum, as what comes of the matrix is.
+      x: [rows, D]. weights: gate, up, down; with cfg.bias those of gate and up; a and b of each of the matrices
+        `adapted`. Where an adapter's inputs are cut, what comes of b is part of a sum, as what comes of the matrix is.
+      grouped: (rows, matrices of all experts) -> each row times its expert's. expert: returns that of every row.
+      each: what is done to the result of each product.
     """
+    gate, up, down, *others = weights
     biases, low = others[: 2 * cfg.bias], others[2 * cfg.bias :]
     pairs = dict(zip(adapted, zip(low[::2], low[1::2])))
-    x = h.reshape(-1, h.shape[-1])
-    expert = ids.reshape(-1)
-    order = jnp.argsort(expert, stable=True)
-    back = jnp.argsort(order)
-    sizes = (expert[:, None] == jnp.arange(cfg.count, dtype=expert.dtype)[None]).sum(0, dtype=jnp.int32)
-    copies = jnp.broadcast_to(x[:, None], (len(x), cfg.per_token, x.shape[1])).reshape(-1, x.shape[1])
-    sorted_ = permute(copies, order, back)
 
     def multiply(x: Array, matrix: Array, name: str, *bias: Array) -> Array:
-        y = jax.lax.ragged_dot(x, matrix, sizes)
+        y = grouped(x, matrix)
         if name in pairs:
             a, b = pairs[name]
-            y = y + jax.lax.ragged_dot(jax.lax.ragged_dot(x, a, sizes), b, sizes)
-        return product(y + bias[0][expert[order]] if bias else y)
+            y = y + grouped(grouped(x, a), b)
+        return each(y + bias[0][expert()] if bias else y)
 
-    gated, upward = multiply(sorted_, gate, "gate", *biases[:1]), multiply(sorted_, up, "up", *biases[1:])
+    gated, upward = multiply(x, gate, "gate", *biases[:1]), multiply(x, up, "up", *biases[1:])
     if cfg.clamp is None:
         inner = activation(gated) * upward
     else:
         gated, upward = jnp.minimum(gated, cfg.clamp), jnp.clip(upward, -cfg.clamp, cfg.clamp)
         inner = gated * jax.nn.sigmoid(GAIN * gated) * (upward + 1)
-    outputs = permute(multiply(inner, down, "down"), back, order).reshape(len(x), cfg.per_token, -1)
-    return (outputs * share.reshape(len(x), -1, 1).astype(outputs.dtype)).sum(1).reshape(h.shape)
+    return multiply(inner, down, "down")
 
 
 @jax.custom_vjp

@@ -61,21 +61,21 @@ def spec(cfg: Decoder) -> PyTree:
         block["shared_mlp_down"] = stacked((mlp_width, width), ("mlp", "embed"), mlp_width**-0.5 * added, wide)
     if sparse:
         count, mlp_width = cfg.experts.count, cfg.experts.width
-        block["router"] = stacked((width, count), ("embed", "experts"), inward, sparse)
+        block["router"] = stacked((width, count), ("embed", "all_experts"), inward, sparse)
         for name in ("expert_gate", "expert_up"):
             block[name] = stacked((count, width, mlp_width), ("experts", "embed", "mlp"), inward, sparse)
         block["expert_down"] = stacked(
             (count, mlp_width, width), ("experts", "mlp", "embed"), mlp_width**-0.5 * added, sparse
         )
         if cfg.experts.bias:
-            block["router_bias"] = stacked((count,), ("experts",), 0.0, sparse)
+            block["router_bias"] = stacked((count,), ("all_experts",), 0.0, sparse)
             for name in ("expert_gate_bias", "expert_up_bias"):
                 block[name] = stacked((count, mlp_width), ("experts", "mlp"), 0.0, sparse)
-            block["expert_down_bias"] = stacked((count, width), ("experts", "norm"), 0.0, sparse)
+            block["expert_down_bias"] = stacked((count, width), ("all_experts", "norm"), 0.0, sparse)
         if cfg.experts.reads == "stream":
             block["router_norm"] = stacked((width,), ("norm",), None, sparse)
         if cfg.experts.scaled:
-            block["expert_scale"] = stacked((count,), ("experts",), None, sparse)
+            block["expert_scale"] = stacked((count,), ("all_experts",), None, sparse)
         if cfg.experts.shared_expert == "gated":
             block["shared_expert_gate"] = stacked((width, 1), ("embed", None), inward, sparse)
     identity = 0.0 if cfg.norm == "rms_plus_one" else None

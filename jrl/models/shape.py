@@ -4,10 +4,9 @@ ours: pre-norm, rotary, normalized heads, gated MLP, tied head."""
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any, Literal, NamedTuple
 
-from jrl.device.sharding import ACTIVATIONS, TRAIN, axis_fields, mesh_axes
+from jrl.device.sharding import ACTIVATIONS, TRAIN, axis_fields, mesh_axes, num_shards
 from jrl.models.attention.kernels import NO_KERNEL, Attention
 from jrl.models.attention.linear import Linear
 from jrl.models.experts import Experts
@@ -224,6 +223,7 @@ def check_divides(cfg: Decoder, mesh: Any) -> None:
     sizes.append((looked_up, "Decoder.width", cfg.width))
     if cfg.experts is not None:
         sizes.append((train("mlp"), "Experts.width", cfg.experts.width))
+        sizes.append((train("experts"), "Experts.count", cfg.experts.count))
     if cfg.full is not None:
         sizes.append((train("kv_heads"), "FullHeads.kv_heads", cfg.full.kv_heads))
     if cfg.linear is not None:
@@ -232,8 +232,7 @@ def check_divides(cfg: Decoder, mesh: Any) -> None:
         sizes.append((train("mlp"), "Decoder.shared_mlp_width", cfg.shared_mlp_width))
     if cfg.layer_inputs is not None:
         every = cfg.layers * cfg.layer_inputs
-        sizes += [(axis, "Decoder.layers * layer_inputs", every) for axis in (train("embed"), looked_up)]
-    for over, field, size in sizes:
-        shards = math.prod(mesh.shape[axis] for axis in over)
-        if size % shards:
-            raise ValueError(f"{field} = {size} does not divide over {axis_fields(over)} = {shards}")
+        sizes += [(axes, "Decoder.layers * layer_inputs", every) for axes in (train("embed"), looked_up)]
+    for axes, field, size in sizes:
+        if size % num_shards(axes, mesh.shape):
+            raise ValueError(f"{field} = {size} does not divide over {axis_fields(axes, mesh.shape)}")

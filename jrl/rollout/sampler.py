@@ -27,7 +27,16 @@ from flax import struct
 from jax.sharding import Mesh, PartitionSpec
 
 from jrl.device.placement import place_on_mesh
-from jrl.device.sharding import GATHERED, batch_axes, batch_sharding, batch_shards, constrain, replicated, spec
+from jrl.device.sharding import (
+    GATHERED,
+    batch_axes,
+    batch_sharding,
+    batch_shards,
+    constrain,
+    replicated,
+    spec,
+    split_rules,
+)
 from jrl.models.attention.fused import fused
 from jrl.models.attention.kernels import OneToken
 from jrl.models.contract import Layout, Model, has_state, unstack_cache
@@ -35,8 +44,8 @@ from jrl.models.mixture import Pair, mixture
 from jrl.ops.draw import draw, greedy
 from jrl.ops.fingerprint import fingerprint
 from jrl.ops.keys import row_key, token_key
-from jrl.ops.members import any_member, most_of_members, where_member
 from jrl.ops.truncate import support
+from jrl.rollout.lockstep import any_shard, most_of_shards, where_shard
 from jrl.rollout.stop_strings import StopTable, build
 from jrl.rollout.strategies.contract import Drawing, Fields, Shard
 from jrl.types import Array, Finish, PromptBatch, PyTree, Rollout, traced
@@ -287,8 +296,11 @@ def program(
     prepared = {role: model.prepare_for_decode(weights, model_cfg) for role, weights in by_role.items()}
     if layout == "single_block":  # which an accelerator's kernel reads
         prepared = {role: fused(*both, model_cfg) for role, both in prepared.items()}
-    place = lambda names: jax.tree.map(lambda axes: spec(axes, GATHERED), names, is_leaf=_is_names)
-    places = {role: place(names) for role, (_, names) in prepared.items()}
+    place = lambda names, rules: jax.tree.map(lambda axes: spec(axes, rules), names, is_leaf=_is_names)
+    places, over_batch, inside_batch = (
+        {role: place(names, rules) for role, (_, names) in prepared.items()}
+        for rules in (GATHERED, *split_rules(GATHERED))
+    )
     params = jax.tree.map(jax.sharding.reshard, {role: weights for role, (weights, _) in prepared.items()}, places)
     if budget is None:
         budget = jnp.full(prompts.tokens.shape[0] * samples, completion_length, jnp.int32)
@@ -312,10 +324,10 @@ def program(
     # At the border of a `shard_map` over some axes, jax 0.10 gathers what is sharded over an explicit axis that stays:
     # every device would hold whole weights. An automatic axis is left alone; inside, it is explicit again.
     everywhere = PartitionSpec()
-    inside = jax.sharding.explicit_axes(shard, axes="tensor", in_sharding=(places, *[everywhere] * 7))
+    inside = jax.sharding.explicit_axes(shard, axes="tensor", in_sharding=(inside_batch, *[everywhere] * 7))
     mapped = jax.shard_map(
         inside,
-        in_specs=(everywhere, rows, rows, everywhere, everywhere, everywhere, everywhere, everywhere),
+        in_specs=(over_batch, rows, rows, everywhere, everywhere, everywhere, everywhere, everywhere),
         out_specs=rows,
         axis_names=set(batch_axes()),
     )
@@ -514,12 +526,12 @@ def _sample_shard(
     )
 
     def more_than(rows: int) -> Callable[[_Loop], Array]:
-        return lambda loop: any_member((loop.waiting < count) | ((loop.slots.sequence < count).sum() > rows))
+        return lambda loop: any_shard((loop.waiting < count) | ((loop.slots.sequence < count).sum() > rows))
 
     sizes = compaction_sizes(options.slots, options.max_batch_compactions)
     more = more_than(sizes[0] if sizes else 0)
     # A loop of its own between two refills: what only a refill reads is then not moved or laid out anew at every token.
-    full = lambda loop: more(loop) & ~any_member(_num_admitted(shard, loop) > 0)
+    full = lambda loop: more(loop) & ~any_shard(_num_admitted(shard, loop) > 0)
 
     def refill_and_decode(loop: _Loop) -> _Loop:
         loop = _refill(shard, loop)
@@ -613,8 +625,8 @@ def _admit(shard: _Shard, loop: _Loop, admits: Array) -> _Loop:
     absent = prompt >= loop.resident.first + shard.num_resident
     with jax.named_scope(PREFILL):
         resident = jax.lax.cond(
-            any_member(absent),
-            lambda resident: where_member(absent, _prefill(shard, prompt), resident),
+            any_shard(absent),
+            lambda resident: where_shard(absent, _prefill(shard, prompt), resident),
             lambda resident: resident,
             loop.resident,
         )
@@ -626,7 +638,7 @@ def _admit(shard: _Shard, loop: _Loop, admits: Array) -> _Loop:
         start = [jnp.zeros_like(slot)] * cache.ndim
         start[dimension] = slot
         before = jax.lax.dynamic_slice(cache, start, row.shape)
-        return jax.lax.dynamic_update_slice_in_dim(cache, where_member(admits, row, before), slot, dimension)
+        return jax.lax.dynamic_update_slice_in_dim(cache, where_shard(admits, row, before), slot, dimension)
 
     admitted = _Slots(
         sequence=jnp.where(shard.budget[sequence] > 0, sequence, count),
@@ -635,9 +647,9 @@ def _admit(shard: _Shard, loop: _Loop, admits: Array) -> _Loop:
         drawn=jnp.zeros_like(last),
         state=jnp.zeros_like(last),
     )
-    fill = lambda slots, new: slots.at[slot].set(where_member(admits, new, slots[slot]))
+    fill = lambda slots, new: slots.at[slot].set(where_shard(admits, new, slots[slot]))
     return loop._replace(
-        waiting=where_member(admits, loop.waiting + 1, loop.waiting),
+        waiting=where_shard(admits, loop.waiting + 1, loop.waiting),
         resident=resident,
         slots=jax.tree.map(fill, loop.slots, admitted),
         cache=jax.tree.map(copy, loop.cache, resident.cache),
@@ -649,7 +661,7 @@ def _refill(shard: _Shard, loop: _Loop) -> _Loop:
     num_admitted = _num_admitted(shard, loop)
     admit = lambda i, loop: _admit(shard, loop, i < num_admitted)
     with jax.named_scope(ADMIT):
-        return jax.lax.fori_loop(0, most_of_members(num_admitted), admit, loop)
+        return jax.lax.fori_loop(0, most_of_shards(num_admitted), admit, loop)
 
 
 def _num_admitted(shard: _Shard, loop: _Loop) -> Array:

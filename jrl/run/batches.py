@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from jrl.device.placement import place_on_mesh
-from jrl.device.sharding import ROW_AXES, replicated
+from jrl.device.sharding import replicated, row_sharding
 from jrl.learning.pack import PackingPlan, Shape, plan
 from jrl.types import PyTree
 
@@ -31,5 +31,5 @@ def host_plans(shape: Shape, minibatches: int, lengths: np.ndarray, prompts: np.
 
 def plan_shardings(plans: PyTree, mesh: Mesh) -> PyTree:
     """Returns how the arrays of packing plans are cut: those of rows as the packed rows are."""
-    rows, everywhere = NamedSharding(mesh, PartitionSpec(None, ROW_AXES)), replicated(mesh)
+    rows, everywhere = row_sharding(mesh), replicated(mesh)
     return jax.tree.map(lambda x: rows if np.ndim(x) == 3 else everywhere, plans)

@@ -8,7 +8,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from jrl.device.host_memory import check_host_memory
-from jrl.device.sharding import batch_shards
+from jrl.device.sharding import EXPERT, SEQUENCE, batch_shards
 from jrl.experiment import Config, Online, optimizers
 from jrl.learning.optimizer import keeps_on_host
 from jrl.models.attention.kernels import NO_KERNEL, check_ragged
@@ -34,8 +34,8 @@ def check_split(config: Config, mesh: Mesh, sampler_mesh: Mesh) -> None:
             and -(-stage.prompts // shards["Config.mesh"]) * shards["Config.mesh"] % (shards["Config.sampler_mesh"])
         ):
             raise ValueError(
-                f"Online.prompts = {stage.prompts} cannot be divided over the batch shards (data x fsdp x sequence) of "
-                f"both meshes, {shards}; use a multiple of {math.lcm(*shards.values())}"
+                f"Online.prompts = {stage.prompts} cannot be divided over the batch shards (data x fsdp x expert x "
+                f"sequence) of both meshes, {shards}; use a multiple of {math.lcm(*shards.values())}"
             )
 
 
@@ -43,6 +43,14 @@ def check_router(config: Config, cfg: Any) -> None:
     """Raises ValueError for a loss of routers where the model has none."""
     if any(stage.learner.router is not None for stage in config.stages) and getattr(cfg, "experts", None) is None:
         raise ValueError("Learner.router is for mixtures of experts, and this model has no experts; leave it out")
+
+
+def check_expert_axis(cfg: Any, mesh: Mesh) -> None:
+    """Raises ValueError for a policy without experts on a mesh with an axis for them."""
+    if mesh.shape[EXPERT] > 1 and getattr(cfg, "experts", None) is None:
+        raise ValueError(
+            f"MeshShape.expert = {mesh.shape[EXPERT]} is for mixtures of experts, and this model has none; use fsdp"
+        )
 
 
 def check_shared(config: Config, cfg: Any) -> None:
@@ -74,8 +82,8 @@ def check_sequence(name: str, cfg: Any, mesh: Mesh) -> None:
     Args:
       name: of the model's field in Config. mesh: that learns.
     """
-    shares = f"MeshShape.sequence = {mesh.shape['sequence']}"
-    if mesh.shape["sequence"] == 1:
+    shares = f"MeshShape.sequence = {mesh.shape[SEQUENCE]}"
+    if mesh.shape[SEQUENCE] == 1:
         return
     if not isinstance(cfg, Decoder):
         raise ValueError(f"{shares} divides rows, which jrl's decoder gathers keys and values for; Config.{name} is a "

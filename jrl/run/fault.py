@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from jrl import paths
 from jrl.algos.contract import Objective
 from jrl.bucket.client import shown
-from jrl.device.sharding import ROW_AXES, MeshShape, replicated, row_shards
+from jrl.device.sharding import MeshShape, replicated, row_sharding, row_shards
 from jrl.experiment import Config, Stage, optimizers, row_of
 from jrl.learning.critic import CRITIC, of_critic, of_policy
 from jrl.learning.nonfinite import Fault, find_fault
@@ -267,7 +267,7 @@ def _read_batches(folder: Path, shards: int, mesh: Mesh) -> list[TrainBatch]:
     """
     with np.load(folder / "batches.npz", allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
-    by_row = NamedSharding(mesh, PartitionSpec(None, ROW_AXES))
+    by_row = row_sharding(mesh)
     place = lambda x: jax.device_put(x, by_row if np.ndim(x) == 3 else replicated(mesh))
 
     def fields(record: type, at: str) -> dict[str, Any]:

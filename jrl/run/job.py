@@ -19,7 +19,7 @@ from jrl import paths
 from jrl.device.placement import place_on_mesh, processes_of, rows_on_mesh
 from jrl.device.processes import ONE, Processes
 from jrl.device.program_cache import ProgramCache
-from jrl.device.sharding import make_mesh, replicated, split_meshes
+from jrl.device.sharding import SEQUENCE, make_mesh, replicated, split_meshes
 from jrl.experiment import (
     Config,
     Offline,
@@ -67,6 +67,7 @@ from jrl.run.checkpoints.lock import hold_run
 from jrl.run.checkpoints.run_state import RunState, open_run_state
 from jrl.run.checks import (
     check_cache,
+    check_expert_axis,
     check_host,
     check_logprobs,
     check_router,
@@ -260,6 +261,7 @@ def open_policy(
     if isinstance(cfg, Decoder):
         for each in (mesh, sampler_mesh) if sampler_mesh is not None else (mesh,):
             check_divides(cfg, each)
+            check_expert_axis(cfg, each)
         check_attention(cfg, platform)
         check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
         frozen, trained = split_params(model.spec(cfg))
@@ -267,7 +269,7 @@ def open_policy(
     check_router(config, cfg)
     check_shared(config, cfg)
     check_sequence("model", cfg, mesh)
-    if made_in is not cache and mesh.shape["sequence"] > 1:
+    if made_in is not cache and mesh.shape[SEQUENCE] > 1:
         raise ValueError("a population computes its members together, each row on one device; use MeshShape.sequence "
                          "= 1, or a sweep")  # fmt: skip
     check_logprobs(config, cfg)

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrl.algos.contract import Needs, Objective
 from jrl.device.program_cache import Program, ProgramCache
-from jrl.device.sharding import ROW_AXES, TRAIN, batch_shards, row_shards, spec
+from jrl.device.sharding import TRAIN, batch_shards, row_sharding, row_shards, spec
 from jrl.experiment import (
     Config,
     Online,
@@ -500,7 +500,7 @@ def abstract(x: PyTree, mesh: Mesh) -> PyTree:
 
 def abstract_plan(shape: Shape, mesh: Mesh) -> PackingPlan:
     """Returns a packing plan as shapes."""
-    rows = NamedSharding(mesh, PartitionSpec(None, ROW_AXES))
+    rows = row_sharding(mesh)
     cut = lambda last: jax.ShapeDtypeStruct((shape.micro_batches, shape.rows, last), np.int32, sharding=rows)
     replicated_shape = lambda dims, dtype: jax.ShapeDtypeStruct(
         dims, dtype, sharding=NamedSharding(mesh, PartitionSpec())

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jrl import paths
-from jrl.device.sharding import ROW_AXES, MeshShape, batch_sharding, batch_shards, make_mesh, replicated, row_shards
+from jrl.device.sharding import MeshShape, batch_sharding, batch_shards, make_mesh, replicated, row_sharding, row_shards
 from jrl.learning import layout, learner, pack
 from jrl.models.attention.kernels import NO_KERNEL
 from jrl.models.contract import Model
@@ -209,7 +209,7 @@ def _placed(trained: Trained, batch: Sequence[Sequence[int]], shape: pack.Shape)
     lengths = np.zeros(shape.sequences, np.int32)
     for i, sequence in enumerate(batch):
         tokens[i, : len(sequence)], mask[i, : len(sequence)], lengths[i] = sequence, True, len(sequence)
-    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, ROW_AXES))
+    rows = row_sharding(mesh)
     place = lambda x: jax.device_put(x, rows if np.ndim(x) == 3 else replicated(mesh))
     by_row = lambda x: jax.device_put(x, batch_sharding(mesh, x.ndim))
     plan = jax.tree.map(place, pack.plan(lengths, shape, 0, 1))

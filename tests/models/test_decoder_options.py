@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from sampled import agree_on_every_mesh
 
-from jrl.device.sharding import TRAIN, MeshShape, make_mesh, shardings
+from jrl.device.sharding import TRAIN, MeshShape, batch_axes, make_mesh, shardings
 from jrl.models import decoder
 from jrl.models.attention.linear import Linear
 from jrl.models.contract import PrefixSegments, abstract, axes, init, unstack_cache
@@ -191,7 +191,7 @@ def test_a_mesh_computes_the_same_loss_and_gradient(name):
     mesh = make_mesh(MeshShape(fsdp=2, tensor=2), jax.devices()[:4])
     with jax.set_mesh(mesh):
         spread = jax.device_put(params, shardings(axes(MODEL.spec(cfg)), mesh, TRAIN))
-        rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(("data", "fsdp")))
+        rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(batch_axes(mesh.shape)))
         actual = gradient(spread, *jax.device_put((TOKENS, np.array(POSITIONS)), rows), cfg)
     close_gradients(actual, expected_gradient(name))
 

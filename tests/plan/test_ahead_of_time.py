@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jrl.device.sharding import BATCH_AXES, MeshShape, gather
+from jrl.device.sharding import MeshShape, batch_axes, gather
 from jrl.models.attention import ragged
 from jrl.resolve import load_config
 from jrl.tools.plan import budget, cycles
@@ -86,12 +86,12 @@ def test_gradients_are_summed_within_a_slice_before_they_cross():
     assert [{device.slice_index for device in copies.flat} for copies in mesh.devices] == [{0}, {0}, {1}, {1}]
 
     def loss(weight, x):
-        y = jnp.einsum("bd,de->be", x, gather(weight, "embed", None), out_sharding=PartitionSpec(BATCH_AXES, None))
+        y = jnp.einsum("bd,de->be", x, gather(weight, "embed", None), out_sharding=PartitionSpec(batch_axes(), None))
         return (y.astype(jnp.float32) ** 2).sum()
 
     of = lambda spec: jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16, sharding=NamedSharding(mesh, spec))
     with jax.set_mesh(mesh):
-        lowered = jax.jit(jax.grad(loss)).lower(of(PartitionSpec("fsdp", None)), of(PartitionSpec(BATCH_AXES, None)))
+        lowered = jax.jit(jax.grad(loss)).lower(of(PartitionSpec("fsdp", None)), of(PartitionSpec(batch_axes(), None)))
         text = compile_now(lowered).text
     runs = cycles.runs(cycles.parse(text), cycles.Frequency({}, {}))
     # Of 2 MiB a device has half, and each of the two copies in a slice sums half of that with the other slice.

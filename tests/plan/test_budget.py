@@ -81,6 +81,31 @@ def test_every_expert_is_kept_and_cut_by_width(small):
               "MeshShape.tensor=64", devices=64)  # fmt: skip
 
 
+MOE = ["Decoder.experts=@Experts()", "Experts.count=4", "Experts.per_token=2", "Experts.width=32"]
+OVER_EXPERT = [*MOE, "MeshShape.fsdp=2", "MeshShape.expert=2"]
+
+
+def test_experts_are_cut_by_number_and_all_else_over_fsdp_and_expert(small):
+    matrices = 2 * (12288 + 4 * 3 * 64 * 32) + 32768  # as above; an expert's inputs over fsdp, the others' over both
+    cut = small(*OVER_EXPERT, devices=4)
+    assert budget.resident_memory(cut).weights == 4 * (matrices // 4 + 2 * (256 // 4 + 160) + 64)
+    # A device reads its 2 experts, of which each of 2 x slots tokens of a group leaves out half.
+    case, experts = small(*MOE, "MeshShape.expert=2", devices=2), 4 * 2 * 2 * 3 * 64 * 32
+    others = 4 * (2 * (12288 + 256 + 160) + 32768 + 64)
+    assert estimate.decode_step_bytes(case) == others + experts * (1 - 0.5 ** (2 * case.slots))
+
+
+def test_what_the_expert_axis_moves_by_hand(small):
+    case = small(*OVER_EXPERT, devices=4)
+    # Of 100 bytes 60 of experts, gathered over fsdp 2; the rest over 4 devices.
+    assert estimate.gathered_over(case, 100.0, 60.0) == {"fsdp": 30.0, "fsdp+expert": 30.0}
+    # Two layers, one other device's 10 tokens: two times 64 numbers of 4 bytes, and 2 ids and weights.
+    assert estimate.exchanged_tokens(case, 10, 2) == {"expert": 2 * 10 * (2 * 64 * 4 + 2 * 8)}
+    assert estimate.exchanged_tokens(small(*MOE), 10, 2) == {}
+    # A chunk has 5/4 of the copies, 2 x (2 x 64 + 3 x 32); beside it tokens and sums of two devices; four logits.
+    assert estimate.mlp_entries(case.cfg, 1, 2) == 448 * 5 // 4 + 2 * 2 * 64 + 4
+
+
 def test_a_turn_of_decoding_reads_the_experts_that_slots_go_to(small):
     # Three slots go to 2 of 4 experts each: one is left alone with 1/2 to the third, 1/8.
     experts = ["Decoder.experts=@Experts()", "Experts.count=4", "Experts.per_token=2", "Experts.width=32"]

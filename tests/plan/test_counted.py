@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
@@ -93,7 +94,8 @@ def count(case, kind="sample", **changed):
 def test_a_sampler_runs_its_loops_as_often_as_it_has_rounds_and_tokens(case):
     # 4 prompts x 2 samples in 3 slots: 3 rounds of 24 tokens; 8 / 3 sequences get a slot in each.
     own = frequency("sample", case)
-    assert own.trips == {sampler.REFILLS: 3, sampler.ADMIT: 8 / 3, sampler.DECODE: 24, sampler.COMPACTED: 0}
+    trips = {sampler.REFILLS: 3, sampler.ADMIT: 8 / 3, sampler.DECODE: 24, sampler.COMPACTED: 0}
+    assert own.trips == {**trips, counted.EXPERT_CHUNKS: 0}
     # Of 4 prompts, ceil(4 / ceil(4 / (ceil(3 / 2) + 2))) = 4 are resident at once: one prefill for 8 sequences.
     assert own.taken == {sampler.PREFILL: 1 / 8}
 
@@ -182,3 +184,35 @@ def test_json_holds_every_field(case):
     assert printed["seconds"] == count(case).seconds and printed["dearest"][0]["times"] == 72
     assert {field.name for field in dataclasses.fields(counted.Count)} <= set(printed)
     assert cycles.ITEMSIZE["bf16"] == 2
+
+
+GROUPED = """HloModule m
+
+ENTRY %main (p: s32[4]) -> bf16[2048,32] {
+  %x = bf16[2048,64]{1,0} parameter(0)
+  %w = bf16[4,64,32]{2,1,0} parameter(1)
+  ROOT %y = bf16[2048,32]{1,0} custom-call(%m, %x, %w), custom_call_target="tpu_custom_call", frontend_attributes={ragged_dot_tiling="128,64,32"}
+}
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize("expert, filled", [(1, 2048), (2, 2048 * 4 / 5)])
+def test_products_of_experts_take_tiles_of_rows_and_read_the_experts_that_are_visited(expert, filled):
+    case = SimpleNamespace(sizes={"expert": expert}, cfg=SimpleNamespace(dtype="bfloat16"))
+    program = cycles.parse(GROUPED)
+    chip = SimpleNamespace(matrix_rate=V5P.matrix_rate, hbm_rate=1e30)
+    # All four experts are visited: filled / 128 tiles, and one more for each expert; 2 x 64 x 32 a row.
+    expected = (filled / 128 + 4) * 128 * 2 * 64 * 32 / (counted.KERNEL_SHARE * chip.matrix_rate)
+    runs = cycles.runs(program, cycles.Frequency())
+    assert counted.expert_seconds(program, runs, case, chip) == pytest.approx(expected, rel=1e-9)
+    # Where the memory decides: 4 x 64 x 32 weights, rows of 64 and 32, in bytes of two.
+    chip = SimpleNamespace(matrix_rate=1e30, hbm_rate=V5P.hbm_rate)
+    moved = 2 * (4 * 64 * 32 + filled * (64 + 32))
+    actual = counted.expert_seconds(program, runs, case, chip)
+    assert actual == pytest.approx(moved / (counted.STREAM_SHARE * chip.hbm_rate), rel=1e-9)
+
+
+def test_few_rows_of_a_group_are_shared_out_evenly():
+    case = SimpleNamespace(sizes={"expert": 4})
+    assert counted.filled_rows(256, case) == 64
+    assert counted.filled_rows(256, SimpleNamespace(sizes={"expert": 1})) == 256

@@ -128,3 +128,25 @@ def test_a_condition_written_anew_has_the_scope_of_its_branches():
     assert cycles.condition_scope(program, cycles.parse_instruction(line)) == "chunks"
     kept = line.replace("shard_map/conditional", "prefill/cond")
     assert cycles.condition_scope(program, cycles.parse_instruction(kept)) == "prefill"
+
+
+def test_what_the_sparse_core_does_is_not_counted():
+    text = """HloModule m
+
+%scattered (p: f32[8]) -> f32[8] {
+  ROOT %scatter = f32[8]{0} fusion(%p), kind=kCustom, backend_config={"estimated_cycles":"9223372036854"}
+}, execution_thread="sparsecore"
+
+%copied (p: f32[8]) -> f32[8] {
+  ROOT %copy = f32[8]{0} copy(%p), backend_config={"estimated_cycles":"5"}
+}
+
+ENTRY %main (p0: f32[8]) -> f32[8] {
+  %beside = (f32[8]{0}, f32[8]{0}) async-start(%p0), async_execution_thread="sparsecore", calls=%scattered
+  %begun = (f32[8]{0}, f32[8]{0}) async-start(%p0), calls=%copied
+  ROOT %done = f32[8]{0} async-done(%begun)
+}
+"""
+    program = cycles.parse(text)
+    assert set(program.computations) == {"scattered", "copied", "main"}
+    assert sum(run.instruction.cycles for run in cycles.runs(program, Frequency())) == 5

@@ -201,6 +201,9 @@ def test_a_mixture_of_experts_by_hand(small):
     assert flops.update(case).weights == 2 * 256 * (3 * layers + 4 * HEAD)
     # What an expert gives is multiplied with its weight, whose gradient needs it: down is computed again.
     assert flops.update(small(*MOE, "Decoder.remat='layer'")).weights == 2 * 256 * (4 * layers + 4 * HEAD)
+    # Sharded by number, what experts make is computed again: 2 x 2 x 3 x 64 x 32 in two layers.
+    over_two = small(*MOE, "MeshShape.expert=2", devices=2)
+    assert flops.update(over_two).weights == 2 * 256 * (3 * layers + 2 * 2 * 3 * 64 * 32 + 4 * HEAD)
     # Every second layer sparse: the first has an MLP.
     mixed = small(*MOE, "Experts.layers=(False, True)")
     assert flops.layer_weights(mixed.spec, mixed.cfg.experts) == LAYERS // 2 + layers // 2

@@ -68,6 +68,16 @@ def test_meshes_use_every_device_once():
     assert all(math.prod(mesh.values()) == 8 for mesh in actual)
 
 
+def test_meshes_of_a_mixture_have_an_axis_for_its_experts():
+    # Four experts over 1, 2 or 4: of 8, 4 or 2 devices among the other three axes there are 10, 6 and 3 meshes.
+    config, _ = load_config("configs/plan/30b_moe.gin", ["Experts.count=4", "Experts.per_token=2"])
+    assert search.expert_shards(config) == (1, 2, 4)
+    actual = list(search.meshes(8, (1, 2, 4)))
+    assert len(actual) == len({tuple(mesh.values()) for mesh in actual}) == 19
+    assert all(math.prod(mesh.values()) == 8 and tuple(mesh) == ("data", "fsdp", "tensor", "expert") for mesh in actual)
+    assert search.expert_shards(load_config("configs/plan/0.6b.gin", [])[0]) == ()
+
+
 def test_the_best_beats_the_configured_layout_and_every_refusal_says_why(without_libtpu, few_choices):
     config, parts = load_config("configs/plan/8b.gin")
     done = search.search(config, parts, parse_topology("v6e:16x16"), [], lambda line: None)

@@ -76,9 +76,7 @@ def test_what_cannot_be_divided_is_refused(small):
               "Linear.value_dim=16", devices=2)  # fmt: skip
     with pytest.raises(ValueError, match=r"row_length=34 does not divide into two blocks for each .* use 36"):
         small(*TWO, "Learner.row_length=34", devices=2)
-    with pytest.raises(
-        ValueError, match=r"Decoder.width = 64 does not divide over MeshShape.fsdp x MeshShape.sequence"
-    ):
+    with pytest.raises(ValueError, match=r"Decoder.width = 64 does not divide over MeshShape.sequence = 3"):
         small("MeshShape.sequence=3", "Decoder.mlp_width=96", devices=3)
     with pytest.raises(ValueError, match=r"sequences a step do not divide into 4 batch shards, of which MeshShape.seq"):
         make_case(*load_config("configs/tiny.gin", ["Decoder.vocab_size=512", "Config.stages=[@Offline()]",

@@ -47,7 +47,7 @@ class Leaf:
         return tuple(range(self.stack + self.inputs, rank))
 
 
-STACKS = ("layers", "experts")
+STACKS = ("layers", "experts", "all_experts")
 
 
 def leaf_of(name: str, axes: Names, trained: bool = True) -> Leaf:

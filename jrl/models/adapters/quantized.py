@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrl.device.sharding import GATHERED, TRAIN, axis_fields, gather, mesh_axes, spec
+from jrl.device.sharding import GATHERED, TRAIN, axis_fields, axis_names, gather, num_shards, spec
 from jrl.models.adapters.matrices import MATRICES
 from jrl.models.contract import Names, ParamSpec
 from jrl.types import Array, PyTree
@@ -46,13 +46,11 @@ def check_bytes(base: PyTree, mesh: Any) -> None:
     mesh."""
     for name, leaf in base["layers"].items():
         for values in leaf.values() if is_quantized(leaf) else ():
-            for size, axis in zip(values.shape, values.axes):
-                over = mesh_axes(axis, TRAIN, mesh.shape)
-                shards = math.prod(mesh.shape[name] for name in over)
-                if size % shards:
+            for size, part in zip(values.shape, spec(values.axes, TRAIN, mesh.shape)):
+                if size % num_shards(part, mesh.shape):
                     raise ValueError(
                         f"LoRA.base puts two inputs of {name!r} in a byte, and {size} bytes do not divide over "
-                        f"{axis_fields(over)} = {shards}; 'int8' does"
+                        f"{axis_fields(axis_names(part), mesh.shape)}; 'int8' does"
                     )
 
 

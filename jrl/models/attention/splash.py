@@ -17,8 +17,8 @@ import numpy as np
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-from jrl.device.row_shares import AXIS, columns_of_shares
-from jrl.device.sharding import per_shard
+from jrl.device.row_shares import columns_of_shares
+from jrl.device.sharding import SEQUENCE, per_shard
 from jrl.models.attention.kernels import block_of, padded_length
 from jrl.models.attention.reference import pad_to
 from jrl.models.contract import ShareSegments
@@ -190,7 +190,7 @@ def _kernel_of_share(
         if x is None or name not in ("data_next", "mask_next", "block_mask", "q_sequence"):
             return x
         size = x.shape[axis] // shares
-        return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(AXIS) * size, size, axis)
+        return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(SEQUENCE) * size, size, axis)
 
     infos = [info and type(info)(*map(own, info._fields, info)) for info in kernel.tree_flatten()[0]]
     return kernels.SplashAttentionKernel.tree_unflatten(kernel.kwargs, infos)

@@ -248,7 +248,12 @@ def layer_workspace_bytes(case: Case, tokens: int) -> int:
     narrow."""
     cfg, tensor = case.cfg, case.sizes["tensor"]
     projected = head_entries(cfg) // tensor
-    return tokens * (2 * cfg.width + projected + mlp_entries(cfg, tensor)) * (itemsize(cfg.dtype) + FLOAT32) // 2
+    return (
+        tokens
+        * (2 * cfg.width + projected + mlp_entries(cfg, tensor, case.sizes["expert"]))
+        * (itemsize(cfg.dtype) + FLOAT32)
+        // 2
+    )
 
 
 def row_scores(case: Case) -> int:
@@ -291,7 +296,7 @@ def layer_activation_bytes(case: Case) -> int:
     cfg, tensor, narrow = case.cfg, case.sizes["tensor"], itemsize(case.cfg.dtype)
     queries_, keys = (entries // tensor for entries in widest_heads(cfg))
     wide = 3 * queries_ + 4 * keys + 4 * cfg.width
-    entries = wide * FLOAT32 + (queries_ + cfg.width + 2 * mlp_entries(cfg, tensor)) * narrow
+    entries = wide * FLOAT32 + (queries_ + cfg.width + 2 * mlp_entries(cfg, tensor, case.sizes["expert"])) * narrow
     blocked = queries(case, case.share_length) < case.share_length  # blocks are always computed again
     weights = layer_elements(case) * narrow if case.weight_shards > 1 else 0
     # Keys and values put before each row's own.
@@ -317,7 +322,9 @@ def layer_matmul_bytes(case: Case) -> int:
         wide = max(cfg.mlp_width, cfg.shared_mlp_width or 0) // tensor
         dense = wide * (2 if cfg.mlp == "gated" else 1) + (0 if cfg.norm_place == "before" else cfg.width)
     if cfg.experts is not None:
-        sparse = cfg.experts.per_token * (2 * cfg.experts.width // tensor + cfg.width)
+        # What is made for other devices is computed again.
+        alone = case.sizes["expert"] == 1
+        sparse = cfg.experts.per_token * (2 * cfg.experts.width // tensor + cfg.width) if alone else 0
     entries += max(dense, sparse) if cfg.experts is None or cfg.experts.shared_expert is None else dense + sparse
     return case.tokens * entries * itemsize(cfg.dtype)
 

@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from jrl import paths
 from jrl.algos.contract import Needs
-from jrl.device.sharding import AXES, BATCH_AXES, TRAIN, mesh_axes, spec, split_sizes
+from jrl.device.sharding import AXES, BATCH_AXES, TRAIN, num_shards, spec, split_sizes
 from jrl.device.transfer import Publication, publication, shared_cuts
 from jrl.experiment import (
     Config,
@@ -37,7 +37,15 @@ from jrl.models.pretrained.published import Published, decoder_of
 from jrl.models.shape import Decoder, check_divides, check_length, for_length
 from jrl.plugins import Parts
 from jrl.run import programs
-from jrl.run.checks import check_cache, check_logprobs, check_router, check_sequence, check_shared, check_split
+from jrl.run.checks import (
+    check_cache,
+    check_expert_axis,
+    check_logprobs,
+    check_router,
+    check_sequence,
+    check_shared,
+    check_split,
+)
 from jrl.run.kernels import Choice, choose_kernels
 from jrl.run.sampler_devices import copies_for
 from jrl.tasks.tokenizers.bytes import Bytes, ByteTokenizer
@@ -71,9 +79,9 @@ class Case:
     learner_sizes: dict[str, int] | None = None  # of a case on those devices: where the weights come from
     slices: int = 1  # of the topology, all meshes together
 
-    shards = property(lambda self: math.prod(self.sizes[axis] for axis in BATCH_AXES))
+    shards = property(lambda self: num_shards(BATCH_AXES, self.sizes))
     shares = property(lambda self: self.sizes["sequence"])  # of a packed row
-    weight_shards = property(lambda self: shards_of("embed", TRAIN, self.sizes))
+    weight_shards = property(lambda self: num_shards(TRAIN["embed"], self.sizes))
     sequences = property(lambda self: self.prompts * self.samples)  # N
     completion_length = property(lambda self: completion_length(self.stage, self.config))  # C
     width = property(lambda self: programs.width_of(self.stage, self.config))  # T
@@ -240,10 +248,12 @@ def model_fields(config: Config, parts: Parts, num_devices: int) -> dict[str, An
     mesh = abstract_mesh(sizes)
     cfg = decoder_of_run(config)
     check_divides(cfg, mesh)
+    check_expert_axis(cfg, mesh)
     if sampler_sizes is not None:
         sampler_mesh = abstract_mesh(sampler_sizes)
         check_split(config, mesh, sampler_mesh)
         check_divides(cfg, sampler_mesh)
+        check_expert_axis(cfg, sampler_mesh)
         check_cache(config, cfg, sampler_mesh.shape["tensor"])
     check_router(config, cfg)
     check_shared(config, cfg)
@@ -325,7 +335,7 @@ def publication_of(case: Case) -> Publication | None:
 
 def train_spec(parameter: ParamSpec, sizes: Mapping[str, int]) -> PartitionSpec:
     """Returns how a parameter is cut for training on a mesh of these sizes."""
-    return spec(parameter.axes, TRAIN, abstract_mesh(sizes))
+    return spec(parameter.axes, TRAIN, sizes)
 
 
 def evaluated_case(case: Case) -> Case:
@@ -407,15 +417,11 @@ def abstract_mesh(sizes: Mapping[str, int]) -> AbstractMesh:
 
 def shard_shape(parameter: ParamSpec, rules: dict[str | None, Any], sizes: dict[str, int]) -> tuple[int, ...]:
     """Returns the shape of a parameter's shard on one device under a table of `jrl.device.sharding`."""
-    cut = functools.partial(shards_of, rules=rules, sizes=sizes)
-    return tuple(size // cut(name) for size, name in zip(parameter.shape, parameter.axes, strict=True))
+    cuts = spec(parameter.axes, rules, sizes)
+    return tuple(size // num_shards(part, sizes) for size, part in zip(parameter.shape, cuts, strict=True))
 
 
 def share(parameter: ParamSpec, rules: dict[str | None, Any], sizes: dict[str, int]) -> int:
     """Returns the elements of a parameter that one device holds under a table of `jrl.device.sharding`."""
-    return math.prod(parameter.shape) // math.prod(shards_of(name, rules, sizes) for name in parameter.axes)
-
-
-def shards_of(name: str | None, rules: dict[str | None, Any], sizes: Mapping[str, int]) -> int:
-    """Returns over how many devices a logical axis is sharded."""
-    return math.prod(sizes[axis] for axis in mesh_axes(name, rules, sizes))
+    cuts = spec(parameter.axes, rules, sizes)
+    return math.prod(parameter.shape) // math.prod(num_shards(part, sizes) for part in cuts)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from jrl.device.sharding import MeshShape
+from jrl.device.sharding import OPTIONAL_AXES, MeshShape
 from jrl.experiment import Config
 from jrl.models.attention.kernels import NO_KERNEL
 from jrl.plugins import Parts
@@ -47,12 +47,12 @@ def candidates(case: Case) -> Iterator[dict[str, object]]:
         yield {"Learner.logprob_chunk": chunk}
     sizes = case.sizes
     slices = config.mesh.slices
-    shares = {"MeshShape.sequence": sizes["sequence"]} if sizes["sequence"] > 1 else {}
+    others = {f"MeshShape.{axis}": sizes[axis] for axis in OPTIONAL_AXES if sizes[axis] > 1}
     if sizes["data"] > slices:
-        yield {"MeshShape.data": slices, "MeshShape.fsdp": sizes["fsdp"] * sizes["data"] // slices, **shares}
+        yield {"MeshShape.data": slices, "MeshShape.fsdp": sizes["fsdp"] * sizes["data"] // slices, **others}
     if sizes["fsdp"] % 2 == 0:
-        halved = {"MeshShape.data": sizes["data"], "MeshShape.fsdp": sizes["fsdp"] // 2}
-        yield {**halved, "MeshShape.tensor": sizes["tensor"] * 2, **shares}
+        halved = {"MeshShape.data": sizes["data"], "MeshShape.fsdp": sizes["fsdp"] // 2, **others}
+        yield {**halved, "MeshShape.tensor": sizes["tensor"] * 2}
         if shape.rows <= shape.shards:  # no smaller micro-batch, but shares of its rows
             yield {**halved, "MeshShape.sequence": sizes["sequence"] * 2}
 

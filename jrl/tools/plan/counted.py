@@ -11,7 +11,7 @@ network: the bytes that a device receives from other slices, at its share of the
 receives them beside other work, a layer's gradients during the layer before.
 kernels: each call CALL_CYCLES, and beside it 'ragged' the keys and values of the columns that it reads at the rate of
 the memory, 'splash' its products at KERNEL_SHARE of the matrix unit's peak, and one that reads a layer's weights these
-at STREAM_SHARE of the memory's rate.
+at STREAM_SHARE of the memory's rate. Products of experts, the compiler's own kernel, take the longer of both.
 memory: the bytes that the program must read and write (`estimate`), at the rate of the memory.
 """
 
@@ -32,6 +32,7 @@ from jrl.learning.vocab_parallel import CHUNKS, MIDDLE
 from jrl.models.attention.fused import MLP_LEAVES, QKV
 from jrl.models.attention.kv_cache import cache_shapes
 from jrl.models.contract import is_spec
+from jrl.models.expert_group import CHUNK_SHARE, EXPERT_CHUNKS, MIN_CHUNK
 from jrl.ops.logprobs import CHUNK
 from jrl.rollout import sampler
 from jrl.tools.plan import cycles, estimate, flops
@@ -119,7 +120,7 @@ def count_of(text: str, kind: str, case: Case, chip: Chip, kernels: float, memor
         streamed = streamed_seconds(inside, case, chip)
         in_step = sum(run.likely * (CALL_CYCLES if is_kernel(run.instruction) else run.instruction.cycles)
                       for run in inside) / clock  # fmt: skip
-        busy = in_step + streamed + ragged_seconds(case, chip)
+        busy = in_step + streamed + ragged_seconds(case, chip) + expert_seconds(program, inside, case, chip)
         step = max(busy / steps, read_bytes(case) / chip.hbm_rate) + waits / steps
         operations = sum(run.likely for run in inside if works(run.instruction)) / steps
     passes = by_dtypes(program, runs)
@@ -127,7 +128,10 @@ def count_of(text: str, kind: str, case: Case, chip: Chip, kernels: float, memor
     return Count(
         compute=compute,
         compute_dearest=dearest,
-        kernels=kernels + streamed_seconds(runs, case, chip) + calls * CALL_CYCLES / clock,
+        kernels=kernels
+        + streamed_seconds(runs, case, chip)
+        + expert_seconds(program, runs, case, chip)
+        + calls * CALL_CYCLES / clock,
         memory=memory,
         links=links,
         links_overlapped=overlapped,
@@ -144,11 +148,12 @@ def count_of(text: str, kind: str, case: Case, chip: Chip, kernels: float, memor
 
 def frequency(kind: str, case: Case) -> Frequency:
     """Returns how often the loops of a program run whose end only the data decides, where every completion has its most
-    tokens: a shard's sequences get their slots in rounds, and a round decodes all tokens of a completion."""
+    tokens: a shard's sequences get their slots in rounds, and a round decodes all tokens of a completion. Experts are
+    visited evenly."""
     if kind != "sample":
         filled = filled_chunks(case)
         return Frequency(
-            trips={MICRO_BATCHES: case.micro_batches, CHUNKS: filled, MIDDLE: max(filled - 2, 0)},
+            trips={MICRO_BATCHES: case.micro_batches, CHUNKS: filled, MIDDLE: max(filled - 2, 0), EXPERT_CHUNKS: 0},
             taken={CHUNK: filled / all_chunks(case), CHUNKS: float(filled <= 1)},
         )
     sequences, prompts = case.sequences // case.shards, case.prompts // case.shards
@@ -160,6 +165,7 @@ def frequency(kind: str, case: Case) -> Frequency:
             sampler.ADMIT: sequences / rounds,
             sampler.DECODE: case.completion_length,
             sampler.COMPACTED: 0,
+            EXPERT_CHUNKS: 0,
         },
         taken={sampler.PREFILL: prefills / sequences},
     )
@@ -217,6 +223,34 @@ def streamed_seconds(runs: Iterable[Run], case: Case, chip: Chip) -> float:
         if is_kernel(run.instruction):
             total += sum(run.likely * n for name, n in entries.items() if f"/{name}" in run.instruction.op_name)
     return total * jnp.dtype(cfg.dtype).itemsize / (STREAM_SHARE * chip.hbm_rate)
+
+
+def expert_seconds(program: Program, runs: Iterable[Run], case: Case, chip: Chip) -> float:
+    """Returns the seconds of the products of rows sorted by expert (`ragged_dot`), which the compiler makes a kernel
+    of. It multiplies a tile of rows with each of the experts that they go to. Experts are visited evenly."""
+    total = 0.0
+    for run in runs:
+        tiling = re.search(r'ragged_dot_tiling="(\d+)', run.instruction.attributes)
+        if not is_kernel(run.instruction) or tiling is None:
+            continue
+        around = program.computations[run.computation]
+        weights = next(around[name].shapes[0] for name in reversed(run.instruction.operands) if name in around)
+        (rows, columns), (count, inputs, _) = run.instruction.shapes[0].dims, weights.dims
+        filled = filled_rows(rows, case)
+        visited = count * (1 - (1 - 1 / count) ** filled)
+        tile = int(tiling[1])
+        computed = (filled / tile + visited) * tile * 2 * inputs * columns
+        moved = visited * weights.bytes / count + filled * (inputs + columns) * jnp.dtype(case.cfg.dtype).itemsize
+        total += run.likely * max(computed / (KERNEL_SHARE * chip.matrix_rate), moved / (STREAM_SHARE * chip.hbm_rate))
+    return total
+
+
+def filled_rows(rows: int, case: Case) -> float:
+    """Returns how many of the rows that experts multiply hold a token."""
+    shards, (more, even) = case.sizes["expert"], CHUNK_SHARE
+    if shards == 1:
+        return rows
+    return rows * even / more if rows > MIN_CHUNK else rows / shards
 
 
 def read_bytes(case: Case) -> float:

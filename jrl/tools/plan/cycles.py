@@ -2,7 +2,8 @@
 
 The compiler writes the program into a folder when asked (`*after_codegen.txt`), each instruction with
 `"estimated_cycles"`. A loop costs its body times its trip count; a condition one of its branches: the dearest, and the
-one that is likely. The estimate leaves out collectives and Pallas kernels: see `jrl.tools.plan.counted`.
+one that is likely. The estimate leaves out collectives and Pallas kernels: see `jrl.tools.plan.counted`. What the
+sparse core does, such as a scatter, runs beside the rest and is not counted.
 Everything here reads text, of the form that libtpu 0.0.42 writes.
 """
 
@@ -19,6 +20,8 @@ ITEMSIZE = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2
             "s64": 8, "u64": 8, "f64": 8, "s4": 0.5, "u4": 0.5}  # fmt: skip
 # Passes of the bfloat16 matrix unit for operands of these dtypes at precision 'highest'.
 PASSES = {("f32", "f32"): 6, ("bf16", "f32"): 3}
+
+SPARSE_CORE = 'async_execution_thread="sparsecore"'  # of an async-start: it runs beside the core, its cycles are none
 
 _ARRAY = re.compile(r"\b([a-z]+\d+|pred)\[([\d,]*)\](?:\{([^}]*)\})?")
 _CALLED = re.compile(r"(?:calls|body|to_apply)=%?([\w.-]+)")
@@ -128,7 +131,7 @@ def parse(text: str) -> Program:
     computations: dict[str, dict[str, Instruction]] = {}
     entry, body = None, None
     for line in _lines(text):
-        if line == "}":
+        if line == "}" or line.startswith("}, execution_thread="):  # of another core
             body = None
         elif body is None and line.endswith("{") and (line.startswith("%") or line.startswith("ENTRY")):
             name = line.removeprefix("ENTRY ").split(" ", 1)[0].lstrip("%")
@@ -197,7 +200,7 @@ def runs(program: Program, frequency: Frequency) -> list[Run]:
             elif instruction.op == "conditional":
                 for branch, is_dearest, share in _branch_shares(program, instruction, frequency, cost):
                     yield from walk(branch, dearest * is_dearest, likely * share, loops)
-            elif instruction.op in ("call", "async-start"):
+            elif instruction.op in ("call", "async-start") and SPARSE_CORE not in instruction.attributes:
                 yield from walk(instruction.called, dearest, likely, loops)
 
     return list(walk(program.entry, 1.0, 1.0, ()))

@@ -11,13 +11,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jrl.device.sharding import GATHERED, TRAIN
+from jrl.device.sharding import EXPERT, GATHERED, TRAIN, mesh_axes, num_shards
 from jrl.device.transfer import Publication
 from jrl.experiment import Online
 from jrl.learning.optimizer import begin
@@ -29,6 +29,7 @@ from jrl.models.attention.kernels import NO_KERNEL, padded_length
 from jrl.models.attention.kv_cache import cache_shapes, ends
 from jrl.models.attention.linear import chunk_of
 from jrl.models.contract import ParamSpec, is_spec
+from jrl.models.expert_group import CHUNK_SHARE
 from jrl.models.leaves import layers_of as layers_with
 from jrl.models.shape import Decoder
 from jrl.tools.plan import flops
@@ -96,9 +97,9 @@ def quantized_bytes(case: Case, rules: dict, counted: Callable[[ParamSpec], bool
     return sum(share(leaf, rules, case.sizes) * leaf.dtype.itemsize for leaf in leaves)
 
 
-def trained_bytes(case: Case, rules: dict) -> int:
-    """Returns the bytes of the trained parameters on one device: all, or the adapters."""
-    leaves = jax.tree.leaves(case.spec if case.adapters is None else case.adapters, is_leaf=is_spec)
+def trained_bytes(case: Case, rules: dict, counted: Callable[[ParamSpec], bool] = lambda leaf: True) -> int:
+    """Returns the bytes of the trained parameters that are `counted`, on one device: of all, or of the adapters."""
+    leaves = filter(counted, jax.tree.leaves(case.spec if case.adapters is None else case.adapters, is_leaf=is_spec))
     return sum(share(leaf, rules, case.sizes) * leaf.dtype.itemsize for leaf in leaves)
 
 
@@ -117,16 +118,33 @@ def moment_bytes(case: Case) -> int:
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(state) if x.ndim)
 
 
-def adapter_bytes(case: Case) -> int:
-    """Returns the bytes of the adapters on one device in the compute dtype; 0 where there are none."""
-    leaves = jax.tree.leaves(case.adapters, is_leaf=is_spec)
+def adapter_bytes(case: Case, counted: Callable[[ParamSpec], bool] = lambda leaf: True) -> int:
+    """Returns the bytes of the adapters that are `counted`, on one device in the compute dtype; 0 without adapters."""
+    leaves = filter(counted, jax.tree.leaves(case.adapters, is_leaf=is_spec))
     return sum(share(leaf, GATHERED, case.sizes) for leaf in leaves) * itemsize(case.cfg.dtype)
 
 
-def gathered_over(case: Case, received: float) -> dict[str, float]:
-    """Returns the bytes that a device receives to gather `received` bytes of weights, of which it had its shard."""
-    n = case.weight_shards
-    return {"fsdp": received * (n - 1) / n}
+def gathered_over(case: Case, received: float, of_experts: float) -> dict[str, float]:
+    """Returns the bytes that a device receives to gather `received` bytes of weights, of which it had its shard: over
+    all axes that shard parameters, but for `of_experts` of them, whose number stays sharded over expert."""
+
+    def over(axes: Sequence[str], received: float) -> dict[str, float]:
+        n = num_shards(axes, case.sizes)
+        return {"+".join(axes): received * (n - 1) / n}
+
+    every = mesh_axes("embed", TRAIN, case.sizes)
+    return add(over(tuple(axis for axis in every if axis != EXPERT), of_experts), over(every, received - of_experts))
+
+
+def exchanged_tokens(case: Case, tokens: float, exchanges: int) -> dict[str, float]:
+    """Returns the bytes over the expert axis of so many `exchanges` of a device's `tokens` in every sparse layer: a
+    gather of their hidden states, or a scatter of sums over experts. Ids and weights are gathered with the first."""
+    cfg, others = case.cfg, case.sizes["expert"] - 1
+    sparse = sum(map(cfg.sparse, range(cfg.layers)))
+    if not others:
+        return {}
+    beside = 8 * cfg.experts.per_token
+    return {"expert": sparse * others * tokens * (exchanges * cfg.width * itemsize(cfg.dtype) + beside)}
 
 
 def row_gathers(case: Case, backward: bool) -> dict[str, float]:
@@ -163,11 +181,12 @@ def sample_traffic(case: Case) -> Traffic:
     weights = decode_step_bytes(case) + (adapter_bytes(case) if flops.decodes_unmerged(case) else 0)
     cache = kv_cache_bytes(case, case.slots, round(flops.read_columns(case)))
     prompts = case.prompts // case.shards * case.config.data.prompt_length
-    gathered = gathered_over(case, held_bytes(case, GATHERED, cfg.dtype))
+    experts = held_bytes(case, GATHERED, cfg.dtype, flops.of_experts)
+    gathered = gathered_over(case, held_bytes(case, GATHERED, cfg.dtype), experts)
     decoded = case.decode_steps * case.slots
     return Traffic(
         hbm=2 * held_bytes(case, GATHERED, cfg.dtype) + case.decode_steps * (weights + cache),
-        links=add(gathered, tensor_sums(case, prompts + decoded, 1)),
+        links=add(gathered, tensor_sums(case, prompts + decoded, 1), exchanged_tokens(case, prompts + decoded, 2)),
     )
 
 
@@ -191,14 +210,18 @@ def kv_cache_bytes(case: Case, rows: int, columns: int) -> int:
     return total // case.sizes["tensor"]
 
 
-def mlp_entries(cfg: Decoder, tensor: int) -> int:
+def mlp_entries(cfg: Decoder, tensor: int, expert: int = 1) -> int:
     """Returns the entries that the widest layer's MLP makes of a token on one device: gate, up and their product. With
-    experts a token and its output are copied for each expert; a shared expert adds its own entries."""
+    experts a token and its output are copied for each expert; a shared expert adds its own entries. With experts
+    sharded by number, a device has the tokens and sums of all along the axis, and copies a chunk of them at once."""
     dense = sparse = 0
     if any(map(cfg.dense, range(cfg.layers))):
         dense = 3 * max(cfg.mlp_width, cfg.shared_mlp_width or 0) // tensor
     if cfg.experts is not None:
-        sparse = cfg.experts.per_token * (2 * cfg.width + 3 * cfg.experts.width // tensor) + cfg.experts.count
+        copies = cfg.experts.per_token * (2 * cfg.width + 3 * cfg.experts.width // tensor)
+        if expert > 1:
+            copies = copies * CHUNK_SHARE[0] // CHUNK_SHARE[1] + 2 * expert * cfg.width
+        sparse = copies + cfg.experts.count
     return max(dense, sparse) if cfg.experts is None or cfg.experts.shared_expert is None else dense + sparse
 
 
@@ -220,10 +243,12 @@ def head_entries(cfg: Decoder) -> int:
 
 
 def decode_step_bytes(case: Case) -> float:
-    """Returns the bytes of the weights that a decode step reads on one device: of experts, those used by a slot."""
+    """Returns the bytes of the weights that a decode step reads on one device: of experts, those used by a slot
+    of the devices that exchange tokens."""
     cfg = case.cfg
     expert_bytes = held_bytes(case, GATHERED, cfg.dtype, flops.of_experts)
-    untouched = 0.0 if cfg.experts is None else (1 - cfg.experts.per_token / cfg.experts.count) ** case.slots
+    slots = case.slots * case.sizes["expert"]
+    untouched = 0.0 if cfg.experts is None else (1 - cfg.experts.per_token / cfg.experts.count) ** slots
     return held_bytes(case, GATHERED, cfg.dtype) - expert_bytes * untouched
 
 
@@ -232,7 +257,7 @@ def layer_traffic(case: Case, tokens: float) -> float:
     of every product once, and the float32 scores written and read around the softmax, which a kernel's are not, or the
     shares of linear attention's chunks."""
     cfg, tensor = case.cfg, case.sizes["tensor"]
-    wide = 2 * cfg.width + head_entries(cfg) / tensor + mlp_entries(cfg, tensor)
+    wide = 2 * cfg.width + head_entries(cfg) / tensor + mlp_entries(cfg, tensor, case.sizes["expert"])
     scores = 4 * 4 * cfg.heads / tensor * case.shape.keys if cfg.attention in NO_KERNEL else 0
     linear = len(layers_with(cfg, "linear_q"))
     shares = 4 * 4 * cfg.linear.value_heads / tensor * chunk_of(case.shape.row_length) if linear else 0
@@ -240,33 +265,42 @@ def layer_traffic(case: Case, tokens: float) -> float:
     return tokens * moved
 
 
-def pass_traffic(case: Case, passes: int) -> Traffic:
-    """Returns the traffic of `passes` runs through the layers (a backward pass is two), of all micro-batches."""
+def pass_traffic(case: Case, passes: int, exchanges: int) -> Traffic:
+    """Returns the traffic of `passes` runs through the layers (a backward pass is two), of all micro-batches, with so
+    many `exchanges` between experts."""
     cfg = case.cfg
     tokens = case.micro_batches * case.tokens
     weights = held_bytes(case, GATHERED, cfg.dtype) + adapter_bytes(case)
     times = case.micro_batches * passes
+    experts = held_bytes(case, GATHERED, cfg.dtype, flops.of_experts) + adapter_bytes(case, flops.of_experts)
     return Traffic(
         hbm=times * 2 * weights + passes * layer_traffic(case, tokens),
         links=add(
-            gathered_over(case, times * weights), tensor_sums(case, tokens, passes), row_gathers(case, passes > 1)
+            gathered_over(case, times * weights, times * experts),
+            tensor_sums(case, tokens, passes),
+            row_gathers(case, passes > 1),
+            exchanged_tokens(case, tokens, exchanges),
         ),
     )
 
 
 def logprobs_traffic(case: Case) -> Traffic:
     """Returns the traffic of one pass forward over a batch, for log-probs or scores."""
-    return pass_traffic(case, 1)
+    return pass_traffic(case, 1, 2)
 
 
 def update_traffic(case: Case) -> Traffic:
     """Returns the traffic of an optimizer step: the passes, the gradient's reduction, the optimizer's trees. Frozen
     weights have no gradient, which is half of a backward pass."""
     backward = 2 if case.adapters is None else 1
-    once = pass_traffic(case, 1 + backward + (case.cfg.remat in ("layer", "offload")))
+    # Tokens and gradients each way, and tokens once more where they are gathered again.
+    exchanges = 4 + (case.cfg.remat != "none")
+    once = pass_traffic(case, 1 + backward + (case.cfg.remat in ("layer", "offload")), exchanges)
     stored = trained_bytes(case, TRAIN)
-    gradient = trained_bytes(case, GATHERED) * case.micro_batches
-    reduced = gathered_over(case, gradient)
+    gradient, of_experts = (
+        trained_bytes(case, GATHERED, counted) * case.micro_batches for counted in (lambda leaf: True, flops.of_experts)
+    )
+    reduced = gathered_over(case, gradient, of_experts)
     # The copies of a slice sum their gradients, each a part; slices sum these parts; the copies exchange them. Until
     # they are added up, a micro-batch's gradients are of the compute dtype.
     narrow = min(itemsize(case.cfg.dtype) / itemsize(case.cfg.param_dtype), 1)

@@ -189,6 +189,10 @@ def update(case: Case) -> Flops:
         summed = case.cfg.norm_place == "before" and case.cfg.layer_inputs is None and not beside
         last = math.prod(case.spec["layers"]["down"].shape) if summed and "down" in case.spec["layers"] else 0
         weights += layers + adapters - 2.0 * tokens * last
+    elif case.sizes["expert"] > 1:  # what experts make for other devices is not kept
+        leaves = [leaf for leaf in case.spec["layers"].values() if of_experts(leaf)]
+        chosen = sum(math.prod(leaf.shape) for leaf in leaves) // case.cfg.experts.count * case.cfg.experts.per_token
+        weights += 2.0 * tokens * chosen
     blocks = 0.0
     if case.cfg.attention_block is not None and case.cfg.attention_block < case.share_length:
         blocks = 0.5 * tokens * softmax_attention(case.cfg, case.shape.keys)

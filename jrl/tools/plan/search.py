@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jrl.device.chips import GIB, Chip
-from jrl.device.sharding import MeshShape
+from jrl.device.sharding import AXES, OPTIONAL_AXES, MeshShape
 from jrl.experiment import Config, Online
 from jrl.models.attention.kernels import NO_KERNEL, check_attention
 from jrl.plugins import Parts
@@ -127,11 +127,11 @@ def smallest(config: Config, parts: Parts, chip: Chip, source: Sequence[str], sa
 def layouts(config: Config, parts: Parts, topology: Topology) -> Iterator[dict[str, Any]]:
     """Yields bindings: every mesh that uses all devices, and for each that can be laid out every smaller choice."""
     model, samples = type(config.model).__name__, any(isinstance(stage, Online) for stage in config.stages)
-    shares = SHARES if config.data.prompt_length + config.sampler.completion_length >= LONG else SHARES[:1]
-    for mesh, sampler in (*in_turn(topology.num_devices, shares), *splits(config, topology.num_devices)):
+    for mesh, sampler in (*in_turn(config, topology.num_devices), *splits(config, topology.num_devices)):
         over: dict[str, Any] = {f"MeshShape.{axis}": size for axis, size in mesh.items()}
-        if config.mesh.sequence != 1:
-            over.setdefault("MeshShape.sequence", 1)
+        for axis in OPTIONAL_AXES:
+            if getattr(config.mesh, axis) != 1:
+                over.setdefault(f"MeshShape.{axis}", 1)
         if sampler is not None or config.sampler_mesh is not None:
             over[SAMPLER_MESH] = sampler
         try:
@@ -159,33 +159,47 @@ def layouts(config: Config, parts: Parts, topology: Topology) -> Iterator[dict[s
             }
 
 
-def in_turn(num_devices: int, shares: Sequence[int] = (1,)) -> Iterator[tuple[dict[str, int], None]]:
-    """Yields every mesh of devices that sample and learn in turn, rows divided into `shares` or not at all."""
-    for share in shares:
-        for mesh in meshes(num_devices // share) if num_devices % share == 0 else ():
-            yield mesh | ({"sequence": share} if share > 1 else {}), None
+def in_turn(config: Config, num_devices: int) -> Iterator[tuple[dict[str, int], None]]:
+    """Yields every mesh of devices that sample and learn in turn, with packed rows divided or not."""
+    for shares in row_shares(config):
+        for mesh in meshes(num_devices // shares, expert_shards(config)) if num_devices % shares == 0 else ():
+            yield mesh | ({"sequence": shares} if shares > 1 else {}), None
+
+
+def row_shares(config: Config) -> tuple[int, ...]:
+    """Returns how many shares a packed row may be divided into."""
+    return SHARES if config.data.prompt_length + config.sampler.completion_length >= LONG else SHARES[:1]
+
+
+def expert_shards(config: Config) -> tuple[int, ...]:
+    """Returns how many the experts may be sharded over by number; () for a model without experts."""
+    experts = getattr(decoder_of_run(config), "experts", None)
+    return () if experts is None else tuple(n for n in range(1, experts.count + 1) if experts.count % n == 0)
 
 
 def splits(config: Config, num_devices: int) -> Iterator[tuple[dict[str, int], MeshShape]]:
     """Yields meshes of devices that learn, each with one of devices that sample meanwhile: SPLITS of them, with the
-    same number of shards over tensor. Only where all stages that sample have a lag: a search changes no method."""
+    same number of shards over tensor and expert. Only where all stages that sample have a lag: a search changes no
+    method."""
     sampled = [stage for stage in config.stages if isinstance(stage, Online)]
     if not sampled or any(stage.lag < 1 for stage in sampled):
         return
     for share in SPLITS:
         count = int(num_devices * share)
-        for mesh in meshes(num_devices - count) if count else ():
-            if count % mesh["tensor"] == 0:
-                yield mesh, MeshShape(data=count // mesh["tensor"], tensor=mesh["tensor"])
+        for mesh in meshes(num_devices - count, expert_shards(config)) if count else ():
+            held = mesh["tensor"] * mesh.get("expert", 1)
+            if count % held == 0:
+                yield mesh, MeshShape(data=count // held, tensor=mesh["tensor"], expert=mesh.get("expert", 1))
 
 
-def meshes(num_devices: int) -> Iterator[dict[str, int]]:
-    """Yields every way to multiply data, fsdp and tensor to the number of devices."""
+def meshes(num_devices: int, shards: Sequence[int] = ()) -> Iterator[dict[str, int]]:
+    """Yields every way to multiply data, fsdp and tensor to the number of devices, and expert too where `shards` says
+    how many it may be."""
     divisors = [n for n in range(1, num_devices + 1) if num_devices % n == 0]
-    for tensor in divisors:
-        for fsdp in divisors:
-            if num_devices % (tensor * fsdp) == 0:
-                yield {"data": num_devices // (tensor * fsdp), "fsdp": fsdp, "tensor": tensor}
+    for tensor, fsdp, expert in itertools.product(divisors, divisors, shards or (1,)):
+        if num_devices % (tensor * fsdp * expert) == 0:
+            mesh = {"data": num_devices // (tensor * fsdp * expert), "fsdp": fsdp, "tensor": tensor}
+            yield {**mesh, "expert": expert} if shards else mesh
 
 
 def case_of_layout(config: Config, parts: Parts, topology: Topology, bindings: Mapping[str, Any]) -> Case:
@@ -319,7 +333,7 @@ def words(bindings: Mapping[str, Any]) -> list[str]:
     for name, value in bindings.items():
         if isinstance(value, MeshShape):  # all axes: those that are left out would be those of the learner's mesh
             lines.append(f"{name}=@sampler/MeshShape()")
-            lines += [f"sampler/MeshShape.{axis}={getattr(value, axis)}" for axis in ("data", "fsdp", "tensor")]
+            lines += [f"sampler/MeshShape.{axis}={getattr(value, axis)}" for axis in AXES]
         else:
             lines.append(f"{name}={value!r}")
     return lines
@@ -388,18 +402,17 @@ def why_refused(refused: Sequence[Candidate]) -> list[str]:
     """Returns a line for every mesh of which layouts were refused: how many, and the reason against the smallest."""
     by_mesh: dict[tuple, list[Candidate]] = {}
     for c in refused:
-        mesh = tuple(c.bindings[f"MeshShape.{axis}"] for axis in ("data", "fsdp", "tensor"))
-        mesh += tuple(c.bindings[name] for name in ("MeshShape.sequence",) if name in c.bindings)
-        by_mesh.setdefault((mesh, c.bindings.get(SAMPLER_MESH)), []).append(c)
+        mesh = {axis: size for axis in AXES if (size := c.bindings.get(f"MeshShape.{axis}")) is not None}
+        by_mesh.setdefault((tuple(mesh.items()), c.bindings.get(SAMPLER_MESH)), []).append(c)
     lines = []
-    for (mesh, sampler), rows in by_mesh.items():
+    for (axes, sampler), rows in by_mesh.items():
+        mesh = dict(axes)
         least = min(rows, key=lambda c: c.gib if c.gib is not None else math.inf)
-        shape = "x".join(map(str, mesh))
+        shape = "x".join(map(str, mesh.values()))
         if sampler is not None:
-            shape += f", sampling on {sampler.data}x{sampler.fsdp}x{sampler.tensor}"
+            shape += f", sampling on {'x'.join(str(getattr(sampler, axis)) for axis in mesh)}"
         many = f"{len(rows)} layouts, the smallest: " if len(rows) > 1 else ""
-        axes = "data x fsdp x tensor" + " x sequence" * (len(mesh) > 3)
-        lines.append(f"  {axes} {shape}: {many}{least.refused}")
+        lines.append(f"  {' x '.join(mesh)} {shape}: {many}{least.refused}")
     return lines
 
 

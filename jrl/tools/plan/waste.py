@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from jrl.device.sharding import BATCH_AXES
+from jrl.device.sharding import BATCH_AXES, EXPERT
 from jrl.models.attention.kv_cache import cache_shapes, ends
 from jrl.tools.plan import budget
 from jrl.tools.plan.case import Case
@@ -84,7 +84,7 @@ def gathers_in_loop(name: str, case: Case, rows: list[dict[str, Any]]) -> list[s
     for row in rows:
         if not row["in_loop"]:
             continue
-        if set(row["axes"].split("+")) & {"slices", *BATCH_AXES}:
+        if set(row["axes"].split("+")) & {"slices", *BATCH_AXES} - {EXPERT}:  # experts exchange tokens
             lines.append(f"{name}: {row['op']} over {row['axes']} inside the decode loop, {row['count']} times")
         elif row["op"] == "all-gather" and row["bytes"] > 1.5 * case.decode_steps * offload_buffer_bytes:
             lines.append(
