@@ -183,7 +183,7 @@ def test_the_same_tokens_are_drawn_where_experts_are_sharded_by_number():
 
 def test_the_same_tokens_are_drawn_by_quantized_experts_with_adapters():
     model = adapted(MODEL, LoRA(rank=2, base="int8", targets=("o", "expert_*")))
-    agree_on_every_mesh(CFG, "scanned", model, learned(model, CFG), many=MeshShape(expert=2, tensor=2))
+    agree_on_every_mesh(CFG, "scanned", model, learned(model, CFG), many=MeshShape(expert=2, tensor=2, sequence=2))
 
 
 def test_a_mesh_that_experts_do_not_divide_over_is_refused():

@@ -99,6 +99,8 @@ def test_what_the_expert_axis_moves_by_hand(small):
     case = small(*OVER_EXPERT, devices=4)
     # Of 100 bytes 60 of experts, gathered over fsdp 2; the rest over 4 devices.
     assert estimate.gathered_over(case, 100.0, 60.0) == {"fsdp": 30.0, "fsdp+expert": 30.0}
+    both = small(*OVER_EXPERT, "MeshShape.sequence=2", devices=8)
+    assert estimate.gathered_over(both, 100.0, 60.0) == {"fsdp+sequence": 45.0, "fsdp+expert+sequence": 35.0}
     # Two layers, one other device's 10 tokens: two times 64 numbers of 4 bytes, and 2 ids and weights.
     assert estimate.exchanged_tokens(case, 10, 2) == {"expert": 2 * 10 * (2 * 64 * 4 + 2 * 8)}
     assert estimate.exchanged_tokens(small(*MOE), 10, 2) == {}

@@ -76,6 +76,9 @@ def test_meshes_of_a_mixture_have_an_axis_for_its_experts():
     assert len(actual) == len({tuple(mesh.values()) for mesh in actual}) == 19
     assert all(math.prod(mesh.values()) == 8 and tuple(mesh) == ("data", "fsdp", "tensor", "expert") for mesh in actual)
     assert search.expert_shards(load_config("configs/plan/0.6b.gin", [])[0]) == ()
+    config, _ = load_config("configs/plan/30b_moe.gin", ["Sampler.completion_length=8192"])
+    tried = [mesh for mesh, _ in search.in_turn(config, 4)]
+    assert {"data": 1, "fsdp": 1, "tensor": 1, "expert": 2, "sequence": 2} in tried
 
 
 def test_the_best_beats_the_configured_layout_and_every_refusal_says_why(without_libtpu, few_choices):

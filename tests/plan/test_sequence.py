@@ -1,6 +1,7 @@
 """Rows divided over the mesh axis `sequence`: what a device holds and receives, by hand, and what a search tries."""
 
 import dataclasses
+import math
 
 import pytest
 from small_model import Bigram
@@ -50,6 +51,15 @@ def test_rows_of_one_are_offered_in_shares(small):
     assert cheaper.applied(one_row.config, change).mesh.sequence == 2
     two_rows = small("MeshShape.fsdp=2", "Learner.micro_batch_tokens=128", devices=2)
     assert change not in list(cheaper.candidates(two_rows))
+
+
+def test_cheaper_meshes_keep_the_axis_of_experts(small):
+    case = small("Decoder.experts=@Experts()", "Experts.count=4", "Experts.per_token=2", "Experts.width=32",
+                 "MeshShape.data=2", "MeshShape.fsdp=2", "MeshShape.expert=2", devices=8)  # fmt: skip
+    meshes = [change for change in cheaper.candidates(case) if "MeshShape.fsdp" in change]
+    assert len(meshes) >= 2
+    for change in meshes:
+        assert math.prod(cheaper.applied(case.config, change).mesh.sizes(8)) == 8 and change["MeshShape.expert"] == 2
 
 
 def test_a_search_divides_long_rows():
