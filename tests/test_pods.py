@@ -147,16 +147,3 @@ def test_processes_that_only_sample_draw_what_one_process_does(tmp_path):
     assert_same(tmp_path / "three", tmp_path / "one")
     short_runs.run(ONE_SMALL, tmp_path / "alone", *SLICES, "Online.steps=4")
     assert_same(tmp_path / "alone", tmp_path / "one")
-
-
-@pytest.mark.slow
-def test_a_run_that_one_process_saved_goes_on_where_processes_only_sample(tmp_path):
-    """Of three slices one learns and two sample, with more lag; what one process saved in orbax's form is read."""
-    bindings = [
-        *APART[1:3], "MeshShape.data=1", "sample/MeshShape.slices=2", "Online.lag=2", "Data.held_out_every=3",
-        "GRPO.importance=@TruncatedImportance()", "Config.eval=@Eval()", "Eval.prompts=4", "Eval.batch=4",
-    ]  # fmt: skip
-    short_runs.run(ONE_SMALL, tmp_path / "run", *bindings, "Online.steps=2")
-    train(tmp_path / "run", *bindings, "Online.steps=4", processes=3, devices=1)
-    short_runs.run(ONE_SMALL, tmp_path / "one", *bindings, "Online.steps=4")
-    assert_same(tmp_path / "run", tmp_path / "one")

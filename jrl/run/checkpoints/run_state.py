@@ -35,7 +35,7 @@ from jax.sharding import NamedSharding
 from orbax.checkpoint import v1 as ocp
 
 from jrl import paths
-from jrl.device.placement import fetch, place_on_mesh, processes_of
+from jrl.device.placement import place_on_mesh, processes_of
 from jrl.device.processes import ONE, OtherProcessFailed, Processes
 from jrl.run.checkpoints import digest
 from jrl.run.checkpoints.shards import read_shards, write_shards
@@ -387,12 +387,16 @@ def _read(
     _match(step, saved, target, part)
     targets = {name: _target(leaf, saved[name]) for name, leaf in target.items() if leaf.size}
 
+    if body["format"] == FORMAT and not _are_everywhere(targets.values(), processes):
+        raise StateMismatch(
+            f"step {step} was saved where every process learns, in a form that processes which only sample cannot "
+            "read; go on with one process, or with processes that all have devices of Config.mesh"
+        )
+
     def load() -> tuple[dict[str, Any], dict[str, Any]]:
         try:
             if body["format"] == SHARDS_FORMAT:
                 loaded = read_shards(step_dir(folder, step), body["shards"], targets, body["files"])
-            elif not _are_everywhere(targets.values(), processes):
-                loaded = _load_alone(step_dir(folder, step) / "state", targets, processes)
             else:
                 with _context():
                     loaded = ocp.load(step_dir(folder, step) / "state", targets) if targets else {}
@@ -423,17 +427,6 @@ def _are_everywhere(targets: Iterable[Any], processes: Processes) -> bool:
         target.sharding.mesh for target in targets if isinstance(getattr(target, "sharding", None), NamedSharding)
     }
     return processes.count == 1 or all(len(processes_of(mesh)) == processes.count for mesh in meshes)
-
-
-def _load_alone(state: Path, targets: Mapping[str, Any], processes: Processes) -> dict[str, Any]:
-    """Returns the arrays of a step that orbax wrote, where some process has no device of some: each process reads them
-    one after the other and places what its devices hold."""
-    loaded = {}
-    for name, target in targets.items():
-        with _context(alone=processes):
-            array = ocp.load(state, {name: np.empty(target.shape, target.dtype)})[name]
-        loaded[name] = array if isinstance(target, np.ndarray) else place_on_mesh(array, target.sharding)
-    return loaded
 
 
 def _together(processes: Processes, step: int, what: str, read: Callable[[], Any]) -> Any:
@@ -469,16 +462,10 @@ def _hash_leaves(
             entries[name][CHECKSUM] = _checksum_text(sum(one[name] for one in every))
         return
     for place, (name, leaf) in enumerate(leaves.items()):
-        hashes_it = place % processes.count == processes.index
-        if _are_everywhere([leaf], processes):
-            whole = digest.whole_leaf(leaf)
-            if hashes_it:
-                hashes[name] = digest.leaf_digest(whole)
-            del whole
-            continue
-        sent = fetch(digest.key_data(leaf))  # by all of them, also by a process that has all of it
-        if hashes_it:
-            hashes[name] = digest.array_digest(str(leaf.dtype), leaf.shape, np.asarray(sent))
+        whole = digest.whole_leaf(leaf)
+        if place % processes.count == processes.index:
+            hashes[name] = digest.leaf_digest(whole)
+        del whole
     for every in processes.exchange("hashes", hashes):
         for name, value in every.items():
             entries[name][SHA256] = value
