@@ -433,7 +433,7 @@ def test_a_teacher_in_a_bucket_is_read_from_its_copy(served, monkeypatch):
     config = lambda path: types.SimpleNamespace(teacher=types.SimpleNamespace(path=path))
     with pytest.raises(ValueError, match="gs://bucket/run is a run"):
         teacher.teacher_shape(config("gs://bucket/run"))
-    for check in ("check_folder", "check_divides", "check_length", "teacher_shape"):
+    for check in ("check_folder", "check_divides", "check_sequence", "check_length", "teacher_shape"):
         monkeypatch.setattr(teacher, check, lambda *_: None)
     bare = config("gs://bucket/bare")
     bare.data, bare.sampler = types.SimpleNamespace(prompt_length=1), types.SimpleNamespace(completion_length=1)

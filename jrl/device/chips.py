@@ -29,6 +29,7 @@ class Chip:
     network_gbit_per_second: float | None  # of a chip's share of its host's, between slices, one direction
     network_source: str
     slices: list[str]  # grids that are rented, the smallest first
+    pod: int  # chips of the largest grid that there is
     source: str
     clock_ghz: float  # of the matrix units; the compiler's cycles are of it
     clock_source: str

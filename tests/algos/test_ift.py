@@ -14,7 +14,7 @@ from test_pair_objectives import FACTS
 from jrl.algos.contract import Needs
 from jrl.algos.ift import IFT, OBJECTIVE
 from jrl.config import ConfigError
-from jrl.device.sharding import ROW_AXES, TRAIN, MeshShape, batch_sharding, make_mesh, shardings
+from jrl.device.sharding import TRAIN, MeshShape, batch_sharding, make_mesh, row_axes, shardings
 from jrl.learning.learner import Weights, reading_of
 from jrl.models.contract import MixedTokens, axes, init
 from jrl.models.decoder import MODEL
@@ -118,7 +118,7 @@ def test_both_passes_over_rows_in_shares_are_those_over_rows(weights):
 
     def read(shares):
         grid = make_mesh(MeshShape(sequence=shares), jax.devices()[:shares])
-        rows = lambda x: jax.device_put(x, NamedSharding(grid, PartitionSpec(ROW_AXES)))
+        rows = lambda x: jax.device_put(x, NamedSharding(grid, PartitionSpec(row_axes(grid.shape))))
         everywhere = lambda x: jax.device_put(x, NamedSharding(grid, PartitionSpec()))
         params = jax.device_put(weights, shardings(axes(MODEL.spec(CFG)), grid, TRAIN))
 

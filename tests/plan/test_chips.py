@@ -40,6 +40,7 @@ def test_half_a_tpu7x_is_a_device():
         ("v7x:2x2x1", "unknown chip 'v7x'"),
         ("v5p:4x4", "3 dimensions, as v5p:4x4x4"),
         ("v5e:4x4x4", "2 dimensions, as v5e:4x4"),
+        ("v5e:1000x1000", "a pod of the v5e has 256 chips, and no slice has more; several have the network between"),
         ("v5e:0x4", "2 dimensions"),
         ("0xv5e:2x4", "write CHIP:GRID"),
         ("x2v5e:2x4", "unknown chip 'x2v5e'"),

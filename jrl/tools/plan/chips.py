@@ -52,10 +52,9 @@ def parse_topology(text: str) -> Topology:
     if len(grid) != chip.dimensions or min(grid) < 1:
         example = f"{name}:{'x'.join(['4'] * chip.dimensions)}"
         raise ValueError(f"--topology {text!r}: a grid of the {name} has {chip.dimensions} dimensions, as {example}")
-    largest = tuple(int(n) for n in chip.slices[-1].split("x"))
-    if any(n > most for n, most in zip(sorted(grid), sorted(largest))):
-        raise ValueError(f"--topology {text!r}: the largest slice of the {name} is {name}:{chip.slices[-1]}; several "
-                         f"have the network between them, as 2x{name}:{chip.slices[-1]}")  # fmt: skip
+    if math.prod(grid) > chip.pod:
+        raise ValueError(f"--topology {text!r}: a pod of the {name} has {chip.pod} chips, and no slice has more; "
+                         f"several have the network between them, as 2x{name}:{chip.slices[-1]}")  # fmt: skip
     if slices > 1 and chip.network_gbit_per_second is None:
         raise ValueError(f"--topology {text!r}: no rate of the network between slices of the {name} is published; "
                          "plan one slice")  # fmt: skip
