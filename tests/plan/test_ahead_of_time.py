@@ -21,7 +21,7 @@ from jrl.tools.plan.case import make_case
 from jrl.tools.plan.chips import parse_topology
 from jrl.tools.plan.compiled import compile_now, topology_mesh
 from jrl.tools.plan.counted import network_seconds
-from jrl.tools.plan.shapes import lower
+from jrl.tools.plan.shapes import lower, topology_meshes
 
 TINY = ["Decoder.attention='splash'", "Sampler.attention='ragged'", "Decoder.window=4",
         "Decoder.window_layers=(True, False)", "Decoder.attention_cap=30.0", "Decoder.sinks=True",
@@ -96,3 +96,15 @@ def test_gradients_are_summed_within_a_slice_before_they_cross():
     runs = cycles.runs(cycles.parse(text), cycles.Frequency({}, {}))
     # Of 2 MiB a device has half, and each of the two copies in a slice sums half of that with the other slice.
     assert network_seconds(runs, topology.chip, 2) * topology.chip.network_rate == pytest.approx(2**19)
+
+
+@COMPILES
+def test_a_slice_that_only_samples_is_compiled_for_by_itself():
+    meshes = ["Config.mesh=@MeshShape()", "MeshShape.fsdp=4", "Config.sampler_mesh=@sampler/MeshShape()"]
+    small = [*meshes, "sampler/MeshShape.fsdp=1", "sampler/MeshShape.data=4", "Decoder.layers=1", "Online.lag=1"]
+    config, parts = load_config("configs/tiny.gin", small)
+    learner, sampler = topology_meshes(config, parse_topology("2xv5e:2x2"))
+    assert learner.shape["fsdp"] == sampler.shape["data"] == 4
+    lowered = lower(config, parts, learner, sampler)
+    for name in ("rl.sample", "rl.update"):
+        assert compile_now(lowered[name]).needed is None  # it fits

@@ -56,7 +56,7 @@ def fake_compiler(monkeypatch):
     monkeypatch.setattr(compiled, "libtpu_version", lambda: "a version")
     monkeypatch.setattr(compiled, "topology_devices", lambda topology: [])
     monkeypatch.setattr(compiled, "compile_all", compile_all)
-    monkeypatch.setattr(shapes, "meshes_of", lambda config, devices: (None, None))
+    monkeypatch.setattr(shapes, "topology_meshes", lambda config, topology: (None, None))
     monkeypatch.setattr(shapes, "lower", lambda *_: dict.fromkeys(("init", "rl.sample", "rl.update")))
     return seen
 

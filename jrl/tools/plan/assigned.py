@@ -82,12 +82,12 @@ def main(out: str, topology: str, names: str, config: str, bindings: Sequence[st
     """Writes the memory of some programs of a run, and ends the process even if it is still compiling."""
     from jrl.resolve import load_config
     from jrl.tools.plan.case import for_tpus, with_known_shape
-    from jrl.tools.plan.shapes import lower, meshes_of
+    from jrl.tools.plan.shapes import lower, topology_meshes
 
     place = parse_topology(topology)
     resolved, parts = load_config(config, bindings)
     resolved, _ = for_tpus(with_known_shape(resolved)[0], place.num_devices)
-    lowered = lower(resolved, parts, *meshes_of(resolved, compiled.topology_devices(place)))
+    lowered = lower(resolved, parts, *topology_meshes(resolved, place))
 
     def memory_of(name: str) -> Compiled:
         options = COMPILER_OPTIONS[place.chip.device_kind]

@@ -156,10 +156,10 @@ def make_plan(
         if compiled.libtpu_version() is None:
             notes.append("libtpu is not installed: nothing was compiled, memory is by arithmetic (pip install libtpu)")
         else:
-            from jrl.tools.plan.shapes import lower, meshes_of
+            from jrl.tools.plan.shapes import lower, topology_meshes
 
             say(f"tracing the programs for {topology.name}")
-            lowered = lower(config, parts, *meshes_of(config, compiled.topology_devices(topology)), stage)
+            lowered = lower(config, parts, *topology_meshes(config, topology), stage)
             say(f"compiling {len(lowered)} programs")
 
             def done(name: str, program: Compiled, cached: bool) -> None:

@@ -294,11 +294,11 @@ def ranked(
 def compiled_to_the_end(config: Config, parts: Parts, topology: Topology, candidate: Candidate) -> Candidate:
     """Returns a layout with the seconds of a step by the compiler's count, as its plan has it. Refused where a program
     does not fit after all: it has no count, and the roofline in its place would be ranked above the others."""
-    from jrl.tools.plan.shapes import lower, meshes_of
+    from jrl.tools.plan.shapes import lower, topology_meshes
 
     config, _ = for_tpus(applied(config, candidate.bindings), topology.num_devices)
     case = make_case(config, parts, topology.num_devices)
-    lowered = lower(config, parts, *meshes_of(config, compiled.topology_devices(topology)))
+    lowered = lower(config, parts, *topology_meshes(config, topology))
     counts = {name: lowered[name] for name in programs_of(case)}
     programs = compiled.compile_all(counts, topology, lambda *_: None)
     if over := {name: program.needed for name, program in programs.items() if program.needed is not None}:

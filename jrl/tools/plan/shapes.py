@@ -34,7 +34,9 @@ from jrl.run.precompile import Inputs
 from jrl.run.teacher import with_teacher
 from jrl.tasks.example import Message
 from jrl.tasks.judges import score_names
+from jrl.tools.plan import compiled
 from jrl.tools.plan.case import decoder_of_run, evaluates
+from jrl.tools.plan.chips import Topology
 
 
 class Lowered(Program):
@@ -78,6 +80,18 @@ def meshes_of(config: Config, devices: Sequence[Any] | None = None) -> tuple[Mes
     if config.sampler_mesh is None:
         return make_mesh(config.mesh, devices), None
     return split_meshes(config.mesh, config.sampler_mesh, devices)
+
+
+def topology_meshes(config: Config, topology: Topology) -> tuple[Mesh, Mesh | None]:
+    """Returns the meshes of a run over the devices of a topology. Slices that only sample are a topology of their own:
+    libtpu compiles no program for later slices without the first ("Slice is empty")."""
+    if config.sampler_mesh is None or topology.slices == 1:
+        return meshes_of(config, compiled.topology_devices(topology))
+    learner, sampler = (
+        make_mesh(shape, compiled.topology_devices(dataclasses.replace(topology, slices=shape.slices)))
+        for shape in (config.mesh, config.sampler_mesh)
+    )
+    return learner, sampler
 
 
 def lower(
