@@ -239,12 +239,15 @@ def test_the_width_of_the_prompts_does_not_matter():
 # Log-probs
 
 
-@pytest.mark.parametrize("layers, option", [("unrolled", {}), ("scanned", LINEAR)], ids=["attention", "linear"])
-def test_a_prompt_prefilled_in_chunks_draws_the_same(layers, option):
-    """Five tokens as two, two and one: the same but for roundings, of products of other shapes."""
+@pytest.mark.parametrize(
+    "layers, option, chunk", [("unrolled", {}, 3), ("scanned", LINEAR, 2)], ids=["attention", "linear"]
+)
+def test_a_prompt_prefilled_in_chunks_draws_the_same(layers, option, chunk):
+    """Five tokens as three and two, or two, two and one: the same but for roundings, of products of other shapes."""
     cfg, config = dataclasses.replace(CFG, **option), dataclasses.replace(BASE, layers=layers)
-    at_once = run(prompts(), config, cfg=cfg)
-    chunked = run(prompts(), dataclasses.replace(config, prefill_chunk=2), cfg=cfg)
+    batch = prompts(lengths=[5, 4, 3, 2, 1, 5, 4, 5])
+    at_once = run(batch, config, cfg=cfg)
+    chunked = run(batch, dataclasses.replace(config, prefill_chunk=chunk), cfg=cfg)
     np.testing.assert_array_equal(chunked.tokens, at_once.tokens)
     largest = np.abs(at_once.sampler_logprobs).max()
     np.testing.assert_allclose(chunked.sampler_logprobs, at_once.sampler_logprobs, rtol=0, atol=1e-6 * largest)
