@@ -305,3 +305,32 @@ def test_a_draw_with_wrong_weights_is_not_saved():
     drawn = SimpleNamespace(under_way=under_way)
     with pytest.raises(sampler_devices.WrongWeights, match="another fingerprint"):
         to_save(SimpleNamespace(), [drawn])
+
+
+def test_of_several_processes_that_sample_every_fingerprint_is_compared_and_the_slowest_counts():
+    seconds = lambda value, **more: {"time/sample_device_seconds": value, **more}
+    learner, first, second = {"published": 7}, seconds(2.0, drawn=7), seconds(1.0, drawn=7)
+    assert sampler_devices.of_every_process([learner, first, second]) == seconds(2.0)
+    with pytest.raises(sampler_devices.WrongWeights, match="the learner published"):
+        sampler_devices.of_every_process([learner, {**first, "drawn": 8}, second])
+    with pytest.raises(sampler_devices.WrongWeights, match="the learner published"):
+        sampler_devices.of_every_process([learner, {"published": 8}, first, second])
+
+
+def test_a_draw_that_fails_in_one_process_ends_all_with_its_cause():
+    told = []
+
+    def exchange(what, own):
+        told.append(own)
+        return [{"published": 7}, {"failed": "OSError: out of memory"}]
+
+    devices = SimpleNamespace(_processes=SimpleNamespace(exchange=exchange))
+    mine = Future()
+    mine.set_result({"published": 7})
+    with pytest.raises(RuntimeError, match="process 1: OSError: out of memory"):
+        sampler_devices.SamplerDevices.wait_together(devices, mine)
+    mine = Future()
+    mine.set_exception(OSError("here"))
+    with pytest.raises(OSError, match="here"):
+        sampler_devices.SamplerDevices.wait_together(devices, mine)
+    assert told[1] == {"failed": "OSError: here"}

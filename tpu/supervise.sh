@@ -3,26 +3,33 @@
 #   tpu/supervise.sh CONFIG [NAME=VALUE ...] --run DIR
 # With EXIT_CODE=FILE the code that it ends with is written there.
 # Exit codes of jrl: 76, another process is gone: again. 75, asked to stop, and saved: not again. Others: not again.
+# Asked to stop itself (TERM), it passes that on and starts nothing more: 75, or the error that jrl ended with.
 set -uo pipefail
 JRL=${JRL:-.venv/bin/jrl}
 most=${MOST_RESTARTS:-20} pause=${RESTART_SECONDS:-10}
-child=
+child= stopping=
 trap 'code=$?; [[ -z ${EXIT_CODE:-} ]] || echo "$code" > "$EXIT_CODE"' EXIT
-trap '[[ -n $child ]] && kill -TERM "$child"' TERM INT HUP
+trap 'stopping=1; [[ -z $child ]] || kill -TERM "$child" 2> /dev/null' TERM INT HUP
 
 for ((tries = 0; ; tries++)); do
     "$JRL" train "$@" &
     child=$!
+    [[ -z $stopping ]] || kill -TERM "$child" # asked before there was a child
     while true; do # a signal ends `wait`, and not the process it waits for
         wait "$child"
         code=$?
         kill -0 "$child" 2> /dev/null || break
     done
+    child=
     ((code == 76)) || exit "$code"
+    [[ -z $stopping ]] || exit 75
     if ((tries >= most)); then
         echo "supervise: another host was lost $((tries + 1)) times; giving up" >&2
         exit "$code"
     fi
     echo "supervise: another host was lost; starting again in $pause s" >&2
-    sleep "$pause"
+    for ((second = 0; second < pause; second++)); do
+        [[ -z $stopping ]] || exit 75
+        sleep 1
+    done
 done

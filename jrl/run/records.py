@@ -245,7 +245,10 @@ def check_not_removed(job: Job, remedy: str) -> None:
 def to_bring_back(job: Job) -> str:
     """Returns how a checkpoint that is gone or damaged comes back."""
     if job.address is not None:
-        return f"restore the deleted objects below {job.address}, where the bucket keeps them"
+        return (
+            f"bring back an earlier version of {job.address}/run.json and the objects that it names, where the bucket "
+            "keeps versions or deleted objects, before anything else trains there"
+        )
     return f"put a good copy of one back under {job.folder / 'checkpoints'}"
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -141,11 +141,34 @@ class SamplerDevices:
     def wait_together(self, mine: Future) -> dict[str, float]:
         """Waits for a draw under way on devices of other processes than learn, and returns its seconds. All processes
         call it. mine: what this one waits for. Raises: WrongWeights."""
-        begun, seconds = time.monotonic(), {}
-        for found in self._processes.exchange("draw", mine.result()):
-            seconds |= found
-        check_same_weights(int(seconds.pop("drawn")), int(seconds.pop("published")))
-        return {**seconds, "time/wait_for_draw_seconds": time.monotonic() - begun}
+        begun, error = time.monotonic(), None
+        try:
+            own = mine.result()
+        except Exception as failed:  # the others wait in the exchange, and are told before this one goes
+            own, error = {"failed": f"{type(failed).__name__}: {failed}"}, failed
+        every = self._processes.exchange("draw", own)
+        if error is not None:
+            raise error
+        if problems := [
+            f"process {place}: {found['failed']}" for place, found in enumerate(every) if "failed" in found
+        ]:
+            raise RuntimeError("a draw failed on devices of its own: " + "; ".join(problems))
+        return {**of_every_process(every), "time/wait_for_draw_seconds": time.monotonic() - begun}
+
+
+def of_every_process(found: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Returns the seconds of a draw: those of the slowest process. Raises WrongWeights where one of them drew with
+    other weights than one has published.
+
+    Args:
+      found: by process: its seconds, and what it knows of "drawn" and "published", fingerprints of weights.
+    """
+    every = lambda name: [one[name] for one in found if name in one]
+    for drawn in every("drawn"):
+        for published in every("published"):
+            check_same_weights(int(drawn), int(published))
+    names = {name for one in found for name in one} - {"drawn", "published"}
+    return {name: max(every(name)) for name in sorted(names)}
 
 
 class UnderWayElsewhere(NamedTuple):

@@ -17,7 +17,10 @@ case "$*" in
     state=$(head -n 1 "$STATES"); [[ $(wc -l < "$STATES") -gt 1 ]] && sed -i 1d "$STATES"
     [[ $state == NONE ]] && exit 1
     echo "$state" ;;
-  *pgrep*) [[ $(< "$RUNNING") == yes ]] ;;
+  *jrl-is-gone*)
+    [[ $(< "$RUNNING") != unreachable ]] || exit 255
+    [[ $(< "$RUNNING") == yes ]] || echo jrl-is-gone ;;
+  *jrl-still-runs*) echo "${STILL:-}" ;;
   *"nohup tpu/supervise.sh"*) touch "$FINISHED" ;;
   *"test -e"*) [[ -e $FINISHED ]] ;;
   *"storage cat"*) echo '{"files": {"summary.json": []}}' ;;
@@ -149,9 +152,32 @@ def test_a_host_that_was_started_anew_gets_the_run_again(cloud):
     asked = [" ".join(call) for call in calls]
     again = [place for place, call in enumerate(asked) if "supervise.sh tiny" in call]
     assert len(again) == 1 and "a host was started anew" in shown
+    # What still runs on the others is stopped, and waited for, before anything is installed.
+    assert "pkill" in asked[again[0] - 5] and "jrl-still-runs" in asked[again[0] - 4]
+    assert "/r/summary.json" in asked[-1]
+
+
+def test_nothing_is_launched_beside_a_run_that_does_not_stop(cloud, monkeypatch):
+    monkeypatch.setenv("STILL", "jrl-still-runs")
+    calls, _ = cloud("resume.sh", "v5p-32", "v2", "tiny", "/r", "--yes", runs="no", ends=False, exit_code=75, code=75)
+    asked = [" ".join(call) for call in calls]
+    assert sum("jrl-still-runs" in call for call in asked) >= 20
+    assert not any("nohup" in call or "pip install" in call for call in asked)
+
+
+def test_hosts_that_cannot_be_asked_are_left_alone(cloud):
+    calls, _ = cloud("resume.sh", "v5p-32", "v2", "tiny", "/r", "--yes", runs="unreachable", ends=False, exit_code=76,
+                     code=76)  # fmt: skip
+    asked = [" ".join(call) for call in calls]
+    assert not any("pkill" in call or "nohup" in call for call in asked)
     assert (
-        "pkill" in asked[again[0] - 4] and "/r/summary.json" in asked[-1]
-    )  # what still runs on the others is stopped first
+        sum("exit_code" in call and "jrl-is-gone" not in call for call in asked) == 11
+    )  # so many polls, then its code
+
+
+def test_slices_that_are_no_number_are_refused_once(cloud):
+    calls, _ = cloud("resume.sh", "v5p-32", "v2", "tiny", "/r", "--yes", "--slices", "two", answers=("NONE",), code=2)
+    assert len(calls) == 1  # what there is
 
 
 @pytest.mark.parametrize("exit_code", [4, 0])
@@ -188,6 +214,18 @@ def test_a_host_starts_its_process_again_where_another_was_lost(tmp_path, codes,
     done = subprocess.run([SCRIPTS / "supervise.sh", "tiny", "--run", "r"], env=environment, timeout=60)
     assert done.returncode == code and (tmp_path / "exit_code").read_text() == f"{code}\n"
     assert (tmp_path / "asked").read_text().splitlines() == ["train tiny --run r"] * times
+
+
+def test_a_stop_between_two_starts_is_a_stop(tmp_path):
+    jrl = tmp_path / "jrl"
+    jrl.write_text(f'#!/usr/bin/env bash\necho "$@" >> {tmp_path}/asked; exit 76\n')
+    jrl.chmod(0o755)
+    environment = {**os.environ, "JRL": str(jrl), "RESTART_SECONDS": "50", "EXIT_CODE": str(tmp_path / "exit_code")}
+    supervise = subprocess.Popen([SCRIPTS / "supervise.sh", "tiny"], env=environment, stderr=subprocess.PIPE, text=True)
+    assert "starting again in 50 s" in supervise.stderr.readline()
+    supervise.terminate()
+    assert supervise.wait(timeout=20) == 75 and (tmp_path / "exit_code").read_text() == "75\n"
+    assert (tmp_path / "asked").read_text() == "train tiny\n"
 
 
 def test_a_jobset_gives_every_slice_a_node_pool_of_its_own():

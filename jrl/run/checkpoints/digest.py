@@ -114,6 +114,8 @@ def full_checksum(array: np.ndarray) -> int:
 
 def checksum(part: np.ndarray, bounds: Bounds, shape: Sequence[int]) -> int:
     """Returns the contribution of a part of an array of some shape to its checksum, as in `local_checksum`."""
+    if not part.size:
+        return 0
     words = np.ascontiguousarray(part).view(np.dtype(f"u{part.dtype.itemsize}"))
     total = 0
     for block, index in _blocks(words.reshape(-1, words.shape[-1] if words.ndim else 1), bounds, shape):
@@ -129,8 +131,6 @@ def checksum(part: np.ndarray, bounds: Bounds, shape: Sequence[int]) -> int:
 
 def _blocks(words: np.ndarray, bounds: Bounds, shape: Sequence[int]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields blocks of a part, whose last dimension is the array's, with the index of every element in the array."""
-    if not words.size:
-        return
     strides = [math.prod(shape[dimension + 1 :]) for dimension in range(len(shape))]
     first = np.zeros(1, np.uint64)  # index of the first element of every row
     for (start, stop), stride in zip(bounds[:-1], strides[:-1]):

@@ -389,8 +389,9 @@ def _read(
 
     if body["format"] == FORMAT and not _are_everywhere(targets.values(), processes):
         raise StateMismatch(
-            f"step {step} was saved where every process learns, in a form that processes which only sample cannot "
-            "read; go on with one process, or with processes that all have devices of Config.mesh"
+            f"step {step} is in a form that processes which only sample cannot read: one process saves in it, and "
+            "several that all learn, in one folder; read it with one process, or with processes that all have devices "
+            "of Config.mesh"
         )
 
     def load() -> tuple[dict[str, Any], dict[str, Any]]:

@@ -76,8 +76,9 @@ def read_shards(
       placed: by leaf [[file, offset, bounds], ...].
       files: {file: {"bytes", ...}} of the step: shards are in no others.
 
-    Raises: ValueError where shards are in another file or behind the end of one, overlap, or do not fill an array;
-      OSError where a file is missing or too short.
+    Raises: ValueError where shards are in another file or behind the end of one, are there twice, or have another
+      number of elements than an array (its checksum finds what else may be wrong); OSError where a file is missing or
+      too short.
     """
     for leaf in targets:
         _check_placed(leaf, placed[leaf], targets[leaf], files)
