@@ -96,7 +96,7 @@ def test_what_a_stop_sets_aside_is_committed_and_the_diagnosis_is_told_whatever_
     stage = SimpleNamespace(name="rl", config=None, arrays=None)
     job = SimpleNamespace(stages=[stage], run_state=run_state, display=SimpleNamespace(phase=lambda text: None),
                           policy=None, mesh=SimpleNamespace(shape=dict.fromkeys(BATCH_AXES, 1)), folder=tmp_path,
-                          publish=publish)  # fmt: skip
+                          location=tmp_path, publish=publish)  # fmt: skip
     learned = SimpleNamespace(epochs=1, warms_up=False)
     step = SimpleNamespace(step=8, learned=learned, examples=[], batch=None, metrics={"loss": 0.0, "grad_norm": 1.0})
     found = fault.stopped(job, SimpleNamespace(stage=0, state=None), step)

@@ -65,6 +65,11 @@ def spread_everywhere(config, groups, reward, state):
     return jnp.broadcast_to(advantages.max(-1, keepdims=True), advantages.shape), state, counters
 
 
+def with_rewards_of_tokens(config, groups, reward, state):
+    advantages, state, counters = ROW.advantages(config, groups, reward, state)
+    return advantages + jnp.where(groups.action_mask, groups.token_reward, 0), state, counters
+
+
 def trusting_advantages(config, groups, reward, state):
     return ROW.advantages(config, groups.replace(valid=jnp.ones_like(groups.valid)), reward, state)
 
@@ -192,6 +197,12 @@ FAULTS = [
         GRPO(),
     ),
     ("only_sampled_tokens_have_advantages", ROW._replace(advantages=spread_everywhere), GRPO()),
+    (
+        "rewards_of_tokens_matter_where_they_are_asked_for",
+        ROW._replace(needs=lambda c: Needs(token_rewards=True)),
+        GRPO(),
+    ),
+    ("rewards_of_tokens_matter_where_they_are_asked_for", ROW._replace(advantages=with_rewards_of_tokens), GRPO()),
     ("a_step_without_tokens_has_loss_zero", ROW._replace(denominator=sum_of_mask), GRPO()),
     ("masked_sequences_do_not_matter", sequence_row(masked_at_the_end), BradleyTerry()),
     ("metrics_of_sequences_carry_no_gradient", PAIRS._replace(sequence_loss=leaky_sequence_metrics), BradleyTerry()),
@@ -224,7 +235,8 @@ def test_a_row_makes_the_contract_tests_of_its_functions():
         "another_float_compiles_nothing",
         "the_state_keeps_its_form",
     }
-    of_tokens = {name for name in CONTRACT_TESTS if "token" in name and "verdict" not in name and "sampled" not in name}
+    of_credit = ("verdict", "sampled", "asked_for")
+    of_tokens = {name for name in CONTRACT_TESTS if "token" in name and not any(word in name for word in of_credit)}
     of_sequences = {name for name in CONTRACT_TESTS if "sequence" in name}
     assert set(contract_tests_of(ALONE)) == of_every_row | of_tokens
     assert set(contract_tests_of(PAIRS)) == of_every_row | of_sequences | {"a_tie_has_one_loss"}
