@@ -433,12 +433,12 @@ def test_a_teacher_in_a_bucket_is_read_from_its_copy(served, monkeypatch):
     config = lambda path: types.SimpleNamespace(teacher=types.SimpleNamespace(path=path))
     with pytest.raises(ValueError, match="gs://bucket/run is a run"):
         teacher.teacher_shape(config("gs://bucket/run"))
-    for check in ("check_folder", "check_divides", "check_sequence", "check_length", "teacher_shape"):
+    for check in ("check_folder", "check_length", "teacher_shape"):
         monkeypatch.setattr(teacher, check, lambda *_: None)
     bare = config("gs://bucket/bare")
     bare.data, bare.sampler = types.SimpleNamespace(prompt_length=1), types.SimpleNamespace(completion_length=1)
     with pytest.raises(ValueError, match="gs://bucket/bare holds no tokenizer"):
-        teacher.check_teacher(bare, None, None, {})
+        teacher.check_teacher(bare, None, {})
 
 
 def test_a_resume_reads_the_shape_of_its_published_model_and_not_the_weights(served, tmp_path):

@@ -73,6 +73,11 @@ def test_a_completion_that_does_not_fit_or_has_an_empty_correction_has_no_reward
     assert not found.token_reward.any() and np.isnan(found.values).all()
 
 
+def test_a_row_without_a_sampled_token_says_so():
+    found, _ = scores(completions("abc", "abc", begun=4), {"qabc>": "adc"})  # the end too was given
+    assert found.problems == ["it has no sampled token"] * 2 and not found.token_reward.any()
+
+
 @pytest.mark.parametrize(
     "binding, why",
     [

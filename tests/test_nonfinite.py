@@ -9,6 +9,7 @@ from test_learner import model_config, update_program
 from jrl.algos import ALGOS
 from jrl.learning import nonfinite
 from jrl.learning.nonfinite import Fault, find_fault
+from jrl.models.contract import MixedTokens
 from jrl.models.decoder import MODEL
 from jrl.types import SequenceTargets
 
@@ -17,13 +18,13 @@ from jrl.types import SequenceTargets
 def found(mesh):
     """(change of the weights, change of the batch) -> the fault of an update on them."""
 
-    def find(weights=lambda params: params, batch=lambda batch: batch):
+    def find(weights=lambda params: params, batch=lambda batch: batch, algo="GRPO"):
         state, sound, _ = update_program()
         policy = state.models["policy"]
         policy = policy.replace(params=weights(policy.params))
-        hyper = jax.tree.map(jnp.float32, ALGOS["GRPO"].config())
+        hyper = jax.tree.map(jnp.float32, ALGOS[algo].config())
         return find_fault(
-            state.replace(models={"policy": policy}), [batch(sound)], hyper, role="policy", objective=ALGOS["GRPO"],
+            state.replace(models={"policy": policy}), [batch(sound)], hyper, role="policy", objective=ALGOS[algo],
             model=MODEL, cfg=model_config("float32"), chunk=16,
         )  # fmt: skip
 
@@ -78,6 +79,16 @@ def test_activations_that_overflow_are_found_in_their_layer(found, index):
     weights = lambda params: layer("gate", index, 1e25)(layer("up", index, 1e25)(params))  # 1e25 * 1e25 overflows
     fault = found(weights)
     assert (fault.place, fault.layer) == ("activations", index) and fault.sequences
+
+
+def test_they_are_looked_for_in_what_the_update_reads(found, monkeypatch):
+    """IFT's second pass reads mixed embeddings; so does the search."""
+    read, hidden_of = [], nonfinite.hidden_of
+    recorded = lambda params, micro, *rest: read.append(type(micro.tokens)) or hidden_of(params, micro, *rest)
+    monkeypatch.setattr(nonfinite, "hidden_of", recorded)
+    nonfinite._compiled.cache_clear()
+    fault = found(lambda params: layer("gate", 1, 1e25)(layer("up", 1, 1e25)(params)), algo="IFT")
+    assert (fault.place, fault.layer) == ("activations", 1) and set(read) == {MixedTokens}
 
 
 def test_a_sum_that_overflows_is_the_loss(found):

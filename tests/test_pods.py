@@ -147,3 +147,16 @@ def test_processes_that_only_sample_draw_what_one_process_does(tmp_path):
     assert_same(tmp_path / "three", tmp_path / "one")
     short_runs.run(ONE_SMALL, tmp_path / "alone", *SLICES, "Online.steps=4")
     assert_same(tmp_path / "alone", tmp_path / "one")
+
+
+@pytest.mark.slow
+def test_more_lag_with_two_processes_that_only_sample(tmp_path):
+    """Three draws are under way over both of them: what is fetched of one must not wait for another, nor change it."""
+    lag = ["Online.lag=3", "GRPO.importance=@TruncatedImportance()"]
+    more = [*SLICES[:3], *lag, "sample/MeshShape.data=2", "sample/MeshShape.slices=2"]
+    train(tmp_path / "four", *more, "Online.steps=3", processes=4, devices=1)
+    train(tmp_path / "four", *more, "Online.steps=6", processes=4, devices=1)
+    train(tmp_path / "again", *more, "Online.steps=6", processes=4, devices=1)
+    assert metrics(tmp_path / "four") == metrics(tmp_path / "again")
+    short_runs.run(ONE_SMALL, tmp_path / "one", *more, "Online.steps=6")
+    assert_same(tmp_path / "four", tmp_path / "one")

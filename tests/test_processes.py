@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src.clusters import cloud_tpu_cluster
@@ -44,6 +45,11 @@ def test_arrays_and_json_come_back_as_they_were():
     np.testing.assert_array_equal(back["a"], value["a"])
     assert back["a"].dtype == np.int8 and back["flags"].dtype == bool and back["nothing"].shape == (0, 4)
     assert back["b"][:3] == value["b"][:3] and back["b"][3]["c"] == np.float32(0.1)
+
+
+def test_an_array_that_would_come_back_as_another_is_not_sent():
+    with pytest.raises(TypeError, match="arrays of bfloat16 cannot be sent"):
+        encode(np.zeros(2, jnp.bfloat16))
 
 
 def test_every_process_gets_the_values_of_all_in_their_order_and_leaves_little_behind():

@@ -20,6 +20,7 @@ from jrl.device.sharding import AXES, MeshShape, split_devices, split_meshes, sp
 from jrl.device.transfer import publication, replace_leaf, shared_cuts, transfer
 from jrl.ops.fingerprint import fingerprint
 from jrl.run import sampler_devices
+from jrl.run.checks import check_split
 from jrl.run.records import to_save
 
 TINY = [
@@ -334,3 +335,13 @@ def test_a_draw_that_fails_in_one_process_ends_all_with_its_cause():
     with pytest.raises(OSError, match="here"):
         sampler_devices.SamplerDevices.wait_together(devices, mine)
     assert told[1] == {"failed": "OSError: here"}
+
+
+@pytest.mark.parametrize("axis", ["expert", "sequence"])
+def test_an_axis_that_the_learner_does_not_have_would_be_published_whole_and_is_refused(axis):
+    config = SimpleNamespace(stages=())
+    learner, sampler = split_meshes(MeshShape(fsdp=2), MeshShape(**{axis: 2}), jax.devices())
+    with pytest.raises(ValueError, match=rf"Config\.sampler_mesh has MeshShape\.{axis} = 2 and Config\.mesh 1"):
+        check_split(config, learner, sampler)
+    check_split(config, *split_meshes(MeshShape(**{axis: 2}), MeshShape(**{axis: 2}), jax.devices()))
+    check_split(config, *split_meshes(MeshShape(**{axis: 2}), MeshShape(fsdp=2), jax.devices()))

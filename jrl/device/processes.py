@@ -215,6 +215,8 @@ def encode(value: Any) -> bytes:
     def plain(x: Any) -> Any:
         if isinstance(x, np.ndarray | np.generic):
             x = np.asarray(x)
+            if x.dtype.kind == "V":  # such as bfloat16, whose name `str` does not give
+                raise TypeError(f"arrays of {x.dtype} cannot be sent to other processes")
             start = sum(map(len, parts))
             parts.append(x.tobytes())
             return {"__array__": [x.dtype.str, list(x.shape), start]}

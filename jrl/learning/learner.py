@@ -115,9 +115,7 @@ def reading_of(
     Args:
       teacher: where Needs.divergence is from it; None: no divergence.
     """
-    read = micro
-    if needs.input_mix is not None:
-        read = micro.replace(tokens=with_predictions(weights.params, micro, mask, model, cfg, chunk, needs.input_mix))
+    read = as_read(weights.params, micro, mask, model, cfg, chunk, needs)
     hidden, router_logits = hidden_of(weights.params, read, model, cfg)
     unembed = lambda h: model.unembed(weights.params, h, cfg)
     logprobs = entropy = None
@@ -159,18 +157,20 @@ def reading_of(
     )
 
 
-def with_predictions(
-    params: PyTree, micro: PackedBatch, mask: Array, model: Model, cfg: Any, chunk: int, share: Array | float
-) -> MixedTokens:
-    """Returns the tokens of one micro-batch, those in `mask` mixed with what the model itself would have said there
-    (P34's IFT)."""
+def as_read(
+    params: PyTree, micro: PackedBatch, mask: Array, model: Model, cfg: Any, chunk: int, needs: Needs
+) -> PackedBatch:
+    """Returns one micro-batch as the model reads it: where Needs.input_mix asks for it, the tokens in `mask` are mixed
+    with what the model itself would have said there (P34's IFT)."""
+    if needs.input_mix is None:
+        return micro
     still = jax.lax.stop_gradient(params)
     hidden, _ = hidden_of(still, micro, model, cfg)
     unembed, layout = lambda h: model.unembed(still, h, cfg), row_layout()
     columns = layout.columns(micro.tokens), layout.columns(mask)
     found = likeliest_tokens(hidden, *columns, unembed, chunk=chunk, predictor=layout.predictor)
     others = jnp.where(mask, layout.rows(found), micro.tokens)
-    return MixedTokens(micro.tokens, constrain(others, "rows", None), share)
+    return micro.replace(tokens=MixedTokens(micro.tokens, constrain(others, "rows", None), needs.input_mix))
 
 
 def hidden_of(params: PyTree, micro: PackedBatch, model: Model, cfg: Any) -> tuple[Array, Array | None]:

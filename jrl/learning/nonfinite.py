@@ -21,6 +21,7 @@ from jrl.learning.layout import RouterLoss
 from jrl.learning.learner import (
     Teacher,
     Weights,
+    as_read,
     frozen_of,
     hidden_of,
     loss_sums,
@@ -34,7 +35,7 @@ from jrl.learning.row_layout import row_layout
 from jrl.models.contract import Model, merge_params
 from jrl.models.leaves import layers_of
 from jrl.models.shape import Decoder
-from jrl.types import Array, PyTree, TrainBatch, TrainState
+from jrl.types import Array, PackedBatch, PyTree, TrainBatch, TrainState
 
 PLACES = ("activations", "log-probs", "values", "scores", "loss", "loss of sequences")  # of a forward pass, in order
 
@@ -77,7 +78,7 @@ def find_fault(
     for place, tree in (("weights", weights), ("optimizer", own.opt_state)):
         for name, layer in _bad_leaves(tree, cfg):
             return Fault(place, name, layer)
-    read, sums = _compiled(objective, model, cfg, chunk, teacher_kind)
+    read, inputs, sums = _compiled(objective, model, cfg, chunk, teacher_kind)
     teacher = teacher_of(state, config, objective)
     for batch in batches:
         if (fault := _bad_field(batch)) is not None:
@@ -89,7 +90,8 @@ def find_fault(
                 if flag.any():
                     layer = None
                     if place == "activations":
-                        layer = _first_bad_layer(weights.params, batch, i, model, cfg)
+                        packed = inputs(weights.params, batch, config, i)
+                        layer = _first_bad_layer(weights.params, packed, model, cfg)
                     return Fault(place, "", layer, _sequences(batch, i, flag))
         trainable = Weights(own.params, own.heads)
         total = sums(trainable, batch, config, state.objective, router, frozen=frozen, teacher=teacher)
@@ -109,10 +111,28 @@ def find_fault(
 @functools.lru_cache(maxsize=4)
 def _compiled(
     objective: Objective, model: Model, cfg: Any, chunk: int, teacher_kind: tuple[Model, Any] | None
-) -> tuple[Callable, Callable]:
-    """Returns what reads a micro-batch and what sums the loss, compiled once for the batches of a step."""
-    static = dict(objective=objective, model=model, cfg=cfg, chunk=chunk, teacher_kind=teacher_kind)
-    return jax.jit(functools.partial(_read, **static)), jax.jit(functools.partial(loss_sums, **static))
+) -> tuple[Callable, Callable, Callable]:
+    """Returns what reads a micro-batch, what it is read as, and what sums the loss, compiled once for the batches of a
+    step."""
+    static = dict(objective=objective, model=model, cfg=cfg, chunk=chunk)
+    read, sums = (functools.partial(fn, **static, teacher_kind=teacher_kind) for fn in (_read, loss_sums))
+    return jax.jit(read), jax.jit(functools.partial(_inputs, **static)), jax.jit(sums)
+
+
+def _inputs(
+    params: PyTree,
+    batch: TrainBatch,
+    config: PyTree,
+    i: Array,
+    *,
+    objective: Objective,
+    model: Model,
+    cfg: Any,
+    chunk: int,
+) -> PackedBatch:
+    """Returns micro-batch `i` as the model reads it."""
+    micro = micro_batch(batch, i)
+    return as_read(params, micro.packed, micro.loss_mask, model, cfg, chunk, objective.needs(config))
 
 
 def _read(
@@ -122,7 +142,8 @@ def _read(
     """Returns where micro-batch `i` is not finite, [R, L] or [R, S] bool each, by PLACES."""
     micro, needs = micro_batch(batch, i), objective.needs(config)
     places = micro.packed.sequence.shape[-1]
-    hidden, _ = hidden_of(weights.params, micro.packed, model, cfg)
+    packed = _inputs(weights.params, batch, config, i, objective=objective, model=model, cfg=cfg, chunk=chunk)
+    hidden, _ = hidden_of(weights.params, packed, model, cfg)
     other = None if teacher is None else Teacher(teacher, *(teacher_kind or (model, cfg)))
     reading = reading_of(weights, micro.packed, micro.loss_mask, model, cfg, chunk, needs, other)
     flags = {"activations": row_layout().joined(~jnp.isfinite(hidden).all(-1)) & (micro.packed.segment < places)}
@@ -206,7 +227,7 @@ def _layer_of(name: str, row: int, cfg: Any) -> int:
     return having[row] if row < len(having) else row
 
 
-def _first_bad_layer(params: PyTree, batch: TrainBatch, i: int, model: Model, cfg: Any) -> int | None:
+def _first_bad_layer(params: PyTree, packed: PackedBatch, model: Model, cfg: Any) -> int | None:
     """Returns the first layer whose output is not finite, by bisection over how many layers are run; None where the
     embedding already is not, or where layers differ and cannot be left out."""
     depth = getattr(cfg, "layers", 0)
@@ -217,7 +238,7 @@ def _first_bad_layer(params: PyTree, batch: TrainBatch, i: int, model: Model, cf
 
     def is_bad(layers: int) -> bool:
         bad = jax.jit(functools.partial(_bad_hidden, model=model, cfg=dataclasses.replace(cfg, layers=layers)))
-        return bool(bad(params, batch, i))
+        return bool(bad(params, packed))
 
     low, high = 1, depth
     while low < high:
@@ -226,9 +247,8 @@ def _first_bad_layer(params: PyTree, batch: TrainBatch, i: int, model: Model, cf
     return low - 1
 
 
-def _bad_hidden(params: PyTree, batch: TrainBatch, i: Array, *, model: Model, cfg: Any) -> Array:
+def _bad_hidden(params: PyTree, packed: PackedBatch, *, model: Model, cfg: Any) -> Array:
     """Returns whether the hidden states behind the first `cfg.layers` layers are not finite, [] bool."""
-    packed = micro_batch(batch, i).packed
     first = jax.tree.map(lambda leaf: leaf[: cfg.layers], params["layers"])
     hidden, _ = hidden_of({**params, "layers": first}, packed, model, cfg)
     bad = row_layout().joined(~jnp.isfinite(hidden).all(-1))

@@ -79,7 +79,7 @@ def grouped_product(x: Array, matrices: Array, sizes: Array) -> Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _of_group(static: _Static, x: Array, share: Array, expert: Array, weights: tuple[Array, ...]) -> Array:
-    """Returns the sum over this device's experts for every token, [tokens, D].
+    """Returns the sum over this device's experts for every token, [tokens, D], added up in float32 or wider.
 
     Args:
       x: [tokens, D]. share: [tokens, k]. expert: [tokens * k] int32, this device's, or `static.count`.
@@ -96,7 +96,8 @@ def _forward(static: _Static, x: Array, share: Array, expert: Array, weights: tu
         y = _outputs(static, chunk, x[token], share.reshape(-1)[chunk.place], weights)
         return out.at[token].add(y)
 
-    return _over_others(static, chunks, add, add(0, jnp.zeros_like(x))), (x, share, expert, weights)
+    out = _over_others(static, chunks, add, add(0, _wide_zeros(x)))
+    return out.astype(x.dtype), (x, share, expert, weights)
 
 
 def _backward(static: _Static, inputs: tuple, gradient: Array) -> tuple:
@@ -109,18 +110,27 @@ def _backward(static: _Static, inputs: tuple, gradient: Array) -> tuple:
         outputs = functools.partial(_outputs, static, chunk)
         _, pull = jax.vjp(outputs, x[token], share.reshape(-1)[chunk.place], weights)
         of_rows, of_shares, of_weights = pull(gradient[token])
-        return of_x.at[token].add(of_rows), of_share.at[chunk.place].add(of_shares), of_weights
+        return of_x.at[token].add(of_rows), of_share.at[chunk.place].add(of_shares), jax.tree.map(_wide, of_weights)
 
     def add(i: Array, sums: tuple) -> tuple:
         of_x, of_share, of_weights = of_chunk(i, *sums[:2])
         return of_x, of_share, jax.tree.map(jnp.add, sums[2], of_weights)
 
-    first = of_chunk(0, jnp.zeros_like(x), jnp.zeros_like(share.reshape(-1)))
+    first = of_chunk(0, _wide_zeros(x), _wide_zeros(share.reshape(-1)))
     of_x, of_share, of_weights = _over_others(static, chunks, add, first)
-    return of_x, of_share.reshape(share.shape), None, of_weights
+    of_weights = jax.tree.map(lambda sum_, w: sum_.astype(w.dtype), of_weights, weights)
+    return of_x.astype(x.dtype), of_share.reshape(share.shape).astype(share.dtype), None, of_weights
 
 
 _of_group.defvjp(_forward, _backward)
+
+
+def _wide(x: Array) -> Array:
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def _wide_zeros(x: Array) -> Array:
+    return _wide(jnp.zeros_like(x))
 
 
 def _over_others(static: _Static, chunks: _Chunks, add: Callable[[Array, PyTree], PyTree], first: PyTree) -> PyTree:

@@ -49,17 +49,22 @@ def sampler_mismatch(behaviour_logprobs: Array, old_logprobs: Array, mask: Array
 def mismatch_terms(sampler_logprobs: Array, old_logprobs: Array, mask: Array) -> dict[str, Array]:
     """Returns what M17 and M18 take means over tokens of, {name: [..., T] float32 or wider}, 0 where masked: k1 = delta
     and k3 = exp(-delta) - 1 + delta with delta = sampler - old, the weight w = exp(-delta) and its square, both
-    log-probs, and of q = 1 - p of both the values, squares and product.
+    log-probs, and of p and of q = 1 - p of both the values, squares and product.
 
-    Their means over parts of a batch add up, where a correlation would not. It is taken of q, whose squares lose less
-    to rounding than those of p: most tokens have p near 1.
+    Their means over parts of a batch add up, where a correlation would not. Of p and of q it is the same; where most
+    tokens have p near 1, means of q lose less to rounding, and where p is small those of p.
 
     Args:
       as of `sampler_mismatch`.
     """
     weight = reduce.masked(ratios.ratio(old_logprobs, sampler_logprobs, mask), mask)
     theirs, ours = (reduce.masked(x, mask) for x in (sampler_logprobs, old_logprobs))
-    q, r = -jnp.expm1(theirs), -jnp.expm1(ours)
+    forms = {"p": (jnp.exp(theirs), jnp.exp(ours)), "q": (-jnp.expm1(theirs), -jnp.expm1(ours))}
+    of_forms = {}
+    for name, both in forms.items():
+        a, b = (reduce.masked(x, mask) for x in both)
+        values = {"sampler": a, "learner": b, "sampler_squared": a**2, "learner_squared": b**2, "product": a * b}
+        of_forms |= {f"{name}_{key}": value for key, value in values.items()}
     return {
         "k1": kl.k1(sampler_logprobs, old_logprobs, mask),
         "k3": kl.k3(sampler_logprobs, old_logprobs, mask),
@@ -67,11 +72,7 @@ def mismatch_terms(sampler_logprobs: Array, old_logprobs: Array, mask: Array) ->
         "weight_squared": weight**2,
         "sampler": theirs,
         "learner": ours,
-        "q": q,
-        "r": r,
-        "q_squared": q**2,
-        "r_squared": r**2,
-        "q_times_r": q * r,
+        **of_forms,
     }
 
 
@@ -98,15 +99,18 @@ def mismatch_of_means(means: dict[str, Array]) -> dict[str, Array]:
     """
     weight, squared = means["weight"], means["weight_squared"]
     some = squared > 0
-    variance = lambda name: means[f"{name}_squared"] - means[name] ** 2
-    varies = lambda name: variance(name) > 1e-6 * means[f"{name}_squared"]
-    both = varies("q") & varies("r")
-    spread = jnp.sqrt(jnp.where(both, variance("q") * variance("r"), 1))
+    smaller = means["p_sampler_squared"] < means["q_sampler_squared"]
+    of = lambda name: jnp.where(smaller, means[f"p_{name}"], means[f"q_{name}"])
+    variance = lambda name: of(f"{name}_squared") - of(name) ** 2
+    varies = lambda name: variance(name) > 1e-6 * of(f"{name}_squared")
+    both = varies("sampler") & varies("learner")
+    spread = jnp.sqrt(jnp.where(both, variance("sampler") * variance("learner"), 1))
+    covariance = of("product") - of("sampler") * of("learner")
     return {
         "k1": means["k1"],
         "k3": means["k3"],
         "chi2": jnp.where(some, squared - 1, 0),
-        "correlation": jnp.where(both, jnp.clip((means["q_times_r"] - means["q"] * means["r"]) / spread, -1, 1), 0),
+        "correlation": jnp.where(both, jnp.clip(covariance / spread, -1, 1), 0),
         "sampler_perplexity": jnp.exp(-means["sampler"]),
         "learner_perplexity": jnp.exp(-means["learner"]),
         "effective_share": jnp.where(some, weight**2 / jnp.where(some, squared, 1), 0),

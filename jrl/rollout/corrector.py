@@ -85,9 +85,11 @@ def corrector_source(
                 problems[row] = "its correction is empty"
                 continue
             sampled = host["action_mask"][row, columns]
+            if not sampled.any():
+                problems[row] = "it has no sampled token"
+                continue
             reward[row, columns] = np.where(sampled, found, 0)
-            if sampled.any():
-                kept[row] = (reward[row, columns] > 0)[sampled].mean()
+            kept[row] = (reward[row, columns] > 0)[sampled].mean()
         return LearnedScores((KEPT,), (0.0,), kept, problems, token_reward=reward)
 
     return RewardSource(submit, collect, (KEPT,), rewards_tokens=True)

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 import jrl
 from jrl import config as gin
 from jrl import paths
+from jrl.device.placement import processes_of
 from jrl.device.processes import Processes, ProcessesDisagree
 from jrl.experiment import Config
 from jrl.plugins import Parts
@@ -66,13 +67,19 @@ def _leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 
 def check_covered(mesh: Mesh, sampler_mesh: Mesh | None, processes: Processes) -> None:
     """Raises ValueError where the meshes leave out all devices of a process, or process 0 does not learn."""
-    devices = [*mesh.devices.flat, *(() if sampler_mesh is None else sampler_mesh.devices.flat)]
-    without = sorted({*range(processes.count)} - {device.process_index for device in devices})
+    meshes = {"Config.mesh": mesh} | ({} if sampler_mesh is None else {"Config.sampler_mesh": sampler_mesh})
+    without = sorted({*range(processes.count)}.difference(*map(processes_of, meshes.values())))
     if without:
-        sizes = {axis: size for axis, size in mesh.shape.items() if size > 1}
+        sizes = {name: {axis: size for axis, size in one.shape.items() if size > 1} for name, one in meshes.items()}
         raise ValueError(
-            f"the mesh {sizes} takes {len(devices)} of {jax.device_count()} devices, and none of "
+            f"{' and '.join(f'{name} {size}' for name, size in sizes.items())} take "
+            f"{sum(one.size for one in meshes.values())} of {jax.device_count()} devices, and none of "
             f"{processes.name(without[0])}; start fewer processes, or set MeshShape.data=-1"
+        )
+    if 0 not in processes_of(mesh):
+        raise ValueError(
+            f"{processes.name(0)}, which writes manifest and metrics, has no device of Config.mesh, which takes the "
+            "first slices; start process 0 on one of them"
         )
 
 

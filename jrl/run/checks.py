@@ -8,7 +8,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from jrl.device.host_memory import check_host_memory
-from jrl.device.sharding import EXPERT, SEQUENCE, batch_shards
+from jrl.device.sharding import EXPERT, OPTIONAL_AXES, SEQUENCE, batch_shards
 from jrl.experiment import Config, Online, optimizers
 from jrl.learning.optimizer import keeps_on_host
 from jrl.models.attention.kernels import NO_KERNEL, check_ragged
@@ -26,7 +26,15 @@ def check_host(config: Config, mesh: Mesh) -> None:
 
 
 def check_split(config: Config, mesh: Mesh, sampler_mesh: Mesh) -> None:
-    """Raises ValueError where the prompts of a step do not divide over the devices that sample."""
+    """Raises ValueError where the prompts of a step do not divide over the devices that sample, or where these cut
+    weights along an axis that the learner does not have."""
+    for axis in OPTIONAL_AXES:
+        if sampler_mesh.shape[axis] > 1 and mesh.shape[axis] == 1:
+            raise ValueError(
+                f"Config.sampler_mesh has MeshShape.{axis} = {sampler_mesh.shape[axis]} and Config.mesh 1: weights are "
+                f"published as they are cut over Config.mesh, so that every device that samples would hold all of what "
+                f"{axis} divides; give Config.mesh that axis too, or sample with fsdp or tensor"
+            )
     shards = {"Config.mesh": batch_shards(mesh), "Config.sampler_mesh": batch_shards(sampler_mesh)}
     for stage in config.stages:
         if (
@@ -46,10 +54,11 @@ def check_router(config: Config, cfg: Any) -> None:
 
 
 def check_expert_axis(cfg: Any, mesh: Mesh) -> None:
-    """Raises ValueError for a policy without experts on a mesh with an axis for them."""
-    if mesh.shape[EXPERT] > 1 and getattr(cfg, "experts", None) is None:
+    """Raises ValueError for a policy without experts, or a model of the user's own, on a mesh with an axis for them."""
+    if mesh.shape[EXPERT] > 1 and not (isinstance(cfg, Decoder) and cfg.experts is not None):
         raise ValueError(
-            f"MeshShape.expert = {mesh.shape[EXPERT]} is for mixtures of experts, and this model has none; use fsdp"
+            f"MeshShape.expert = {mesh.shape[EXPERT]} is for jrl's decoder with a mixture of experts, which this model "
+            "is not; use fsdp"
         )
 
 

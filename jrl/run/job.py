@@ -19,7 +19,7 @@ from jrl import paths
 from jrl.device.placement import place_on_mesh, processes_of, rows_on_mesh
 from jrl.device.processes import ONE, Processes
 from jrl.device.program_cache import ProgramCache
-from jrl.device.sharding import SEQUENCE, make_mesh, replicated, split_meshes
+from jrl.device.sharding import make_mesh, replicated, split_meshes
 from jrl.experiment import (
     Config,
     Offline,
@@ -100,7 +100,7 @@ from jrl.run.report.sinks import check_writers
 from jrl.run.reward_model import open_reward_model
 from jrl.run.sampler_devices import SamplerDevices
 from jrl.run.signals import StopRequest
-from jrl.run.teacher import check_teacher, check_vocabulary
+from jrl.run.teacher import check_mesh_of_teacher, check_teacher, check_vocabulary
 from jrl.run.throughput import Speed, speed_of
 from jrl.tasks.data.curricula import no_outcomes
 from jrl.tasks.data.held_out import held_out
@@ -258,10 +258,11 @@ def open_policy(
     config, chosen = choose_kernels(config, cfg, kernels_for, mesh.shape["tensor"], sampled_over)
     cfg = programs.model_config(config, tokenizer)
     check_kernel("Sampler.attention", config.sampler.attention, platform)
-    if isinstance(cfg, Decoder):
-        for each in (mesh, sampler_mesh) if sampler_mesh is not None else (mesh,):
+    for each in (mesh, sampler_mesh) if sampler_mesh is not None else (mesh,):
+        check_expert_axis(cfg, each)
+        if isinstance(cfg, Decoder):
             check_divides(cfg, each)
-            check_expert_axis(cfg, each)
+    if isinstance(cfg, Decoder):
         check_attention(cfg, platform)
         check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
         frozen, trained = split_params(model.spec(cfg))
@@ -269,9 +270,6 @@ def open_policy(
     check_router(config, cfg)
     check_shared(config, cfg)
     check_sequence("model", cfg, mesh)
-    if made_in is not cache and mesh.shape[SEQUENCE] > 1:
-        raise ValueError("a population computes its members together, each row on one device; use MeshShape.sequence "
-                         "= 1, or a sweep")  # fmt: skip
     check_logprobs(config, cfg)
     check_cache(config, cfg, mesh.shape["tensor"])
     if sampler_mesh is not None:
@@ -373,10 +371,12 @@ def open_job(
         manifest["chosen"] = {choice.field: choice.value for choice in policy.chosen}
         check_host(config, policy.mesh)
         check_covered(policy.mesh, policy.sampler_mesh, processes)
-        if config.teacher is not None and not paths.exists(folder / "manifest.json"):
-            check_teacher(config, tokenizer, policy.mesh, parts.tables)
-            needs = (row_of(parts.tables, "algos", one.objective).needs(one.objective) for one in config.stages)
-            check_vocabulary(config, policy.cfg, needs)
+        if config.teacher is not None:
+            if not paths.exists(folder / "manifest.json"):
+                check_teacher(config, tokenizer, parts.tables)
+                needs = (row_of(parts.tables, "algos", one.objective).needs(one.objective) for one in config.stages)
+                check_vocabulary(config, policy.cfg, needs)
+            check_mesh_of_teacher(config, policy.mesh)  # a resume may have another
         if config.adapter is not None and (bare := without_adapters(policy.model.spec(policy.cfg))):
             display.note(f"LoRA has no adapters to {', '.join(bare)}: these weights stay frozen")
         display.phase("verifiers")

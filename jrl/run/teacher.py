@@ -41,7 +41,14 @@ def teacher_shape(config: Config) -> Decoder | None:
     return for_length(cfg, config.data.prompt_length + config.sampler.completion_length)
 
 
-def check_teacher(config: Config, tokenizer: Any, mesh: Mesh, tables: Mapping[str, Mapping[str, Any]]) -> None:
+def check_mesh_of_teacher(config: Config, mesh: Mesh) -> None:
+    """Raises ValueError for a mesh that the teacher cannot be laid out on."""
+    cfg = teacher_shape(config)
+    check_divides(cfg, mesh)
+    check_sequence("teacher", cfg, mesh)
+
+
+def check_teacher(config: Config, tokenizer: Any, tables: Mapping[str, Mapping[str, Any]]) -> None:
     """Raises ValueError for a folder that cannot teach: no published model, or one of other tokens.
 
     Args:
@@ -49,10 +56,7 @@ def check_teacher(config: Config, tokenizer: Any, mesh: Mesh, tables: Mapping[st
     """
     where = f"Config.teacher: {config.teacher.path}"
     check_folder(config.teacher)
-    cfg = teacher_shape(config)
-    check_divides(cfg, mesh)
-    check_sequence("teacher", cfg, mesh)
-    check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
+    check_length(teacher_shape(config), config.data.prompt_length + config.sampler.completion_length)
     other = tokenizer_of(paths.readable_without_weights(config.teacher.path), tables)
     if other is None:
         raise ValueError(f"{where} holds no tokenizer, so nothing says that its ids mean what the policy's mean; put "

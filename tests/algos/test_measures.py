@@ -220,6 +220,18 @@ def test_probabilities_that_differ_by_rounding_have_no_correlation():
     np.testing.assert_allclose(of(varying, jnp.log1p(-jnp.exp(varying)))["correlation"], -1, rtol=1e-5)
 
 
+@pytest.mark.parametrize("small", [True, False], ids=["near 0", "near 1"])
+def test_the_correlation_of_probabilities_near_0_or_1_is_not_rounding(small):
+    """Of a sampler as likely as a random policy over 200 tokens, and of one that is nearly sure, to five digits."""
+    rng = np.random.default_rng(0)
+    p, r = 0.005 * np.exp(0.3 * rng.normal(size=(2, 200)))
+    r = 0.5 * p + 0.5 * r
+    p, r = (p, r) if small else (1 - p, 1 - r)
+    terms = mismatch_terms(*(jnp.log(jnp.asarray(x, jnp.float32)) for x in (p, r)), jnp.ones(200, bool))
+    found = mismatch_of_means({name: x.mean() for name, x in terms.items()})["correlation"]
+    np.testing.assert_allclose(found, np.corrcoef(p, r)[0, 1], rtol=2e-4 if not small else 1e-5)
+
+
 def test_of_several_updates_the_largest_difference_counts():
     update = lambda largest, k1: {"update/tokens": jnp.int32(2), LARGEST: jnp.float32(largest), "k1": jnp.float32(k1)}
     found = mean_metrics([update(0.25, 1), update(0.5, 3), update(0.125, 2)])

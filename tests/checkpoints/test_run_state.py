@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import types
 from pathlib import Path
 
 import jax
@@ -712,6 +713,18 @@ def test_what_several_processes_save_is_verified_by_checksums_without_a_gather(t
     monkeypatch.setattr(run_state, "read_shards", lambda *args: shards.read_shards(*args) | {"w": np.ones(4)})
     with pytest.raises(run_state.NoIntactStep, match="leaf w was read with other values than were saved"):
         run_state.restore_step(tmp_path / "0", state)
+
+
+def test_a_process_that_writes_its_shards_opens_no_file_of_another(tmp_path):
+    """While it syncs its own, process 0 may replace the manifest: a file that was listed is gone."""
+
+    def exchange(what, own):
+        (tmp_path / ".jrl-tmp-manifest.json-1-1").symlink_to("gone")
+        return [{"files": {}, "placed": {}}, own]
+
+    processes = types.SimpleNamespace(index=1, writer=False, exchange=exchange)
+    run_state._write_apart(tmp_path, 1, {"w": np.arange(4.0)}, {}, b"{}", processes)
+    assert (tmp_path / "shards-1.bin").exists()
 
 
 def test_processes_without_a_common_folder_verify_all_of_their_own(tmp_path):

@@ -43,10 +43,14 @@ def test_an_end_before_which_the_correction_goes_on_is_not_kept():
     assert rewards([0], [1, 0]) == [-1]  # an empty text
     assert rewards([1, 0], [1, 2, 0]) == [1, -1]
     assert rewards([1, 0], [2, 0]) == [-1, 1]  # changed, and then both end
+    assert rewards([1, 0], [2, 3, 4, 0]) == [-1, -1]  # changed, and goes on
+    assert rewards([1, 2, 0], [3, 0]) == [-1, -1, 1]  # shorter, and then both end
     assert rewards([1, 0], [1, 9]) == [1, 1]  # by another end token
     assert rewards([2, 0], [1, 2, 0]) == [1, 1]
     assert rewards([1, 2], [1, 2, 0]) == [1, 1]  # cut: it has no end
-    assert rewards([1, 0], [1, 2]) == [1, -1]  # the correction was cut
+    # The correction was cut: it may have come to the rest, or not.
+    assert rewards([1, 0], [1, 2]) == [1, 0]
+    assert rewards([1, 2, 3, 4, 0], [8, 8, 1, 5, 3]) == [1, -1, 1, 0, 0]
     assert rewards([1, 0], [0]) is None and rewards([1, 0], [9]) is None and rewards([0], [0]) is None
 
 

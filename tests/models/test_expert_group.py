@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from sampled import adapted, agree_on_every_mesh, learned
 
-from jrl.device.sharding import TRAIN, MeshShape, constrain, make_mesh, mapped, spec, varying_axes
+from jrl.device.sharding import TRAIN, MeshShape, constrain, make_mesh, mapped, per_shard, spec, varying_axes
 from jrl.models import expert_group, experts
 from jrl.models.adapters.lora import LoRA
 from jrl.models.contract import ADAPTER
@@ -176,6 +176,22 @@ def test_rows_of_other_devices_are_not_read_even_where_they_are_nan(small_chunks
         assert np.isnan(other[2:]).any()  # of the experts that it goes to
 
 
+def test_sums_over_experts_are_rounded_to_bfloat16_once():
+    """256 + 1 + 1 is 258; rounded after every sum it stays 256. So is the gradient of the input."""
+    ids, share = np.broadcast_to([0, 1, 2], (2, 1, 3)).astype(np.int32), np.broadcast_to([256.0, 1, 1], (2, 1, 3))
+    multiply = lambda x, weights, grouped, expert, only: x
+    run = functools.partial(mix_group, multiply=multiply, count=8)
+    narrow = lambda x: jnp.asarray(x, jnp.bfloat16)
+    inputs = (ROWS, ROWS, ROWS)
+    mixed = lambda h: per_shard(lambda *x: (run(*x),), (h, narrow(share), ids), inputs, (ROWS,))[0]
+    summed = lambda h: mixed(h).astype(jnp.float32)
+    with jax.set_mesh(mesh_of(MeshShape(expert=2))):
+        both = jax.jit(lambda h: (summed(h), jax.grad(lambda h: summed(h).sum())(h)))
+        out, gradient = both(narrow(np.ones((2, 1, 4))))
+        np.testing.assert_array_equal(out, np.full((2, 1, 4), 258))
+        np.testing.assert_array_equal(gradient.astype(jnp.float32), np.full((2, 1, 4), 258))
+
+
 def test_the_same_tokens_are_drawn_where_experts_are_sharded_by_number():
     """Shards have rows of different lengths: those that are done take part until the last is."""
     agree_on_every_mesh(CFG, "unrolled", many=MeshShape(expert=4))
@@ -189,5 +205,7 @@ def test_the_same_tokens_are_drawn_by_quantized_experts_with_adapters():
 def test_a_mesh_that_experts_do_not_divide_over_is_refused():
     with pytest.raises(ValueError, match=r"Experts\.count = 4 does not divide over MeshShape\.expert = 8"):
         check_divides(CFG, mesh_of(MeshShape(expert=8)))
-    with pytest.raises(ValueError, match=r"MeshShape\.expert = 2 is for mixtures of experts, .*use fsdp"):
+    with pytest.raises(ValueError, match=r"MeshShape\.expert = 2 is for jrl's decoder with a mixture .*use fsdp"):
         check_expert_axis(dataclasses.replace(CFG, experts=None), mesh_of(MeshShape(expert=2)))
+    with pytest.raises(ValueError, match="which this model is not"):
+        check_expert_axis(object(), mesh_of(MeshShape(expert=2)))  # a model of the user's own

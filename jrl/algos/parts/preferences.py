@@ -554,9 +554,9 @@ PARTS: list[Part] = [
     },
     {
         "id": "P34",
-        "function": "jrl.learning.learner:with_predictions",
-        "inputs": ["params", "micro", "mask", "model", "cfg", "chunk", "share"],
-        "output": "MixedTokens [R, L]",
+        "function": "jrl.learning.learner:as_read",
+        "inputs": ["params", "micro", "mask", "model", "cfg", "chunk", "needs"],
+        "output": "PackedBatch whose tokens are MixedTokens [R, L]",
         "tests": [
             "tests/algos/test_ift.py::test_the_second_pass_learns_from_inputs_that_hold_what_the_first_one_said",
             "tests/algos/test_ift.py::test_a_mixture_of_two_tokens_is_read_as_the_token_whose_embedding_that_is",

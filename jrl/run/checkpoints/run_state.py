@@ -303,7 +303,7 @@ def _write_apart(
             "shards": {leaf: [shard for one in every for shard in one["placed"].get(leaf, ())] for leaf in arrays},
         }
         _write_manifest(temporary, body)
-    paths.sync_tree(temporary)
+    paths.sync_dir(temporary)  # files were synced as they were written; those of another process may come and go
 
 
 def _write_manifest(temporary: Path, body: dict[str, Any]) -> None:
