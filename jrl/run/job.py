@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jrl import paths
-from jrl.device.placement import place_on_mesh, processes_of, rows_on_mesh
+from jrl.device.placement import place_on_mesh, rows_on_mesh
 from jrl.device.processes import ONE, Processes
 from jrl.device.program_cache import ProgramCache
 from jrl.device.sharding import make_mesh, replicated, split_meshes
@@ -410,7 +410,6 @@ def open_job(
             pinned=ends[:-1],
             processes=processes,
             shared=shared,
-            by_shards=len(processes_of(policy.mesh)) < processes.count,
         )
         stack.callback(run_state.close)
         key = place_on_mesh(jax.random.key(config.run.seed), replicated(policy.mesh))
