@@ -36,7 +36,7 @@ def test_of_few_prompts_it_is_of_their_completions():
 
 
 def test_nothing_compares_where_no_prompt_comes_again():
-    with pytest.raises(ValueError, match="no prompt was sampled in the first and in the last 5"):
+    with pytest.raises(ValueError, match="no prompt was sampled in the first and in the last 5 calls"):
         recipes.improvement([{"a": [0.0, 1.0]}] * 5 + [{"b": [1.0, 1.0]}] * 5)
 
 
