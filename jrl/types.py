@@ -110,6 +110,7 @@ class Recomputed:
     old_logprobs: Array | None = None  # [M, R, L] float32; None: the only update of its batch
     old_values: Array | None = None  # [M, R, L] float32, of the value head
     old_entropy: Array | None = None  # [M, R, L] float32, nats
+    old_sum_squared: Array | None = None  # [M, R, L] float32, sum over the vocabulary of p_v^2
     ref_logprobs: Array | None = None  # [M, R, L] float32, under the role `reference`
     teacher_logprobs: Array | None = None  # [M, R, L] float32, under the role `teacher`
     row_values: Array | None = None  # [M, R, S] float32, mean score of other roles

@@ -29,6 +29,7 @@ OF_CREDIT_FIELDS = (
     "ref_logprobs",
     "teacher_logprobs",
     "old_entropy",
+    "old_sum_squared",
 )  # of Groups, where asked for
 
 
@@ -493,6 +494,7 @@ def sample_groups() -> Groups:
         ref_logprobs=on_actions(old + rng.uniform(-0.5, 0.5, (ROWS, WIDTH))),
         old_entropy=on_actions(rng.uniform(0, 2, (ROWS, WIDTH))),
         teacher_logprobs=on_actions(old + rng.uniform(-0.7, 0.7, (ROWS, WIDTH))),
+        old_sum_squared=on_actions(np.exp(2 * old) + rng.uniform(0, 0.1, (ROWS, WIDTH))),
         sample=jnp.tile(jnp.arange(SAMPLES, dtype=jnp.int32), NUM_GROUPS),
         turn=jnp.asarray(np.broadcast_to(column >= 3, (ROWS, WIDTH)), jnp.int8),
     )
@@ -580,6 +582,7 @@ def _groups(objective: Objective, config: Any) -> Groups:
         "behaviour_logprobs": needs.credit_logprobs,
         "ref_logprobs": needs.credit_logprobs and needs.reference,
         "old_entropy": needs.credit_entropy,
+        "old_sum_squared": needs.credit_sum_squared,
         "teacher_logprobs": needs.teacher,
     }
     return groups.replace(**{name: None for name, wanted in given.items() if not wanted})

@@ -50,6 +50,8 @@ class Groups:
     ref_logprobs: Array | None = None  # [N, T] float32, where there is a reference
     teacher_logprobs: Array | None = None  # [N, T] float32, where Needs.teacher
     old_entropy: Array | None = None  # [N, T] float32, nats, where Needs.credit_entropy
+    # [N, T] float32, sum over the vocabulary of p_v^2, where Needs.credit_sum_squared
+    old_sum_squared: Array | None = None
     sample: Array | None = None  # [N] int32, the row's place among the samples of its prompt; names a draw
     turn: Array | None = None  # [N, T] int8, the turn that a sampled token belongs to
 
@@ -137,6 +139,8 @@ class Needs(NamedTuple):
     # advantages, or a baseline of sequences, are taken of log-probs too: a KL in the reward, V-trace, KTO
     credit_logprobs: bool = False
     credit_entropy: bool = False  # advantages are taken of entropies too: only uncertain tokens learn
+    # advantages are taken of the sum over the vocabulary of p_v^2 too: OTB's squared norms of gradients
+    credit_sum_squared: bool = False
     token_rewards: bool = False  # advantages are taken of the rewards of tokens too (Groups.token_reward)
     greedy_sample: bool = False  # the first sample of every prompt (Groups.sample 0) is the policy's greedy answer
 

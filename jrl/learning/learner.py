@@ -33,7 +33,7 @@ from jrl.models.heads import REWARD, VALUE, read_head, read_values
 from jrl.ops import reduce, segments
 from jrl.ops import router as routers
 from jrl.ops.divergence import token_divergence
-from jrl.ops.logprobs import likeliest_tokens, state_values, token_logprobs
+from jrl.ops.logprobs import likeliest_tokens, squared_probabilities, state_values, token_logprobs
 from jrl.ops.members import most_of_members, where_member
 from jrl.ops.mismatch import mismatch_of_means, mismatch_terms, probability_difference
 from jrl.ops.reference import reset_due
@@ -90,6 +90,7 @@ class Reading(NamedTuple):
     scores: Array | None  # [R, S], of the reward head at the last token of every sequence; [R, S, K] of K outputs
     divergence: Array | None = None  # [R, L], from a teacher
     state_values: Array | None = None  # [R, L], logsumexp of the logits
+    sum_squared: Array | None = None  # [R, L], sum over the vocabulary of p_v^2
 
 
 class Teacher(NamedTuple):
@@ -109,11 +110,13 @@ def reading_of(
     chunk: int,
     needs: Needs,
     teacher: Teacher | None = None,
+    sum_squared: bool = False,
 ) -> Reading:
     """Returns what a model says of one micro-batch, log-probs of the tokens in `mask`.
 
     Args:
       teacher: where Needs.divergence is from it; None: no divergence.
+      sum_squared: whether Reading.sum_squared is asked for.
     """
     read = as_read(weights.params, micro, mask, model, cfg, chunk, needs)
     hidden, router_logits = hidden_of(weights.params, read, model, cfg)
@@ -154,6 +157,7 @@ def reading_of(
         scores=_read_scores(weights.heads[REWARD], hidden, micro, layout) if needs.score else None,
         divergence=divergence,
         state_values=layout.rows(state_values(hidden, mask, unembed, **asked)) if needs.state_values else None,
+        sum_squared=layout.rows(squared_probabilities(hidden, mask, unembed, **asked)) if sum_squared else None,
     )
 
 
@@ -210,8 +214,8 @@ def recompute(
     """Returns fields of Recomputed as `weights` have them, in one pass, [M, R, L] float32 each.
 
     Args:
-      fields: of "old_logprobs", "old_entropy" and, where there is a value head, "old_values"; what is not wanted is not
-        computed.
+      fields: of "old_logprobs", "old_entropy", "old_sum_squared" and, where there is a value head, "old_values"; what
+        is not wanted is not computed.
       value_bins: of that head (Needs.value_bins).
     """
     needs = Needs(
@@ -222,8 +226,10 @@ def recompute(
     dtype = jnp.promote_types(jnp.float32, jnp.dtype(cfg.dtype))
 
     def read(micro: PackedBatch) -> dict[str, Array]:
-        reading = reading_of(weights, micro, micro.action_mask, model, cfg, chunk, needs)
+        squared = "old_sum_squared" in fields
+        reading = reading_of(weights, micro, micro.action_mask, model, cfg, chunk, needs, sum_squared=squared)
         fields_read = {"old_logprobs": reading.logprobs, "old_entropy": reading.entropy}
+        fields_read |= {"old_sum_squared": reading.sum_squared}
         if reading.values is not None:
             fields_read["old_values"] = jnp.where(micro.action_mask, reading.values, 0)
         return {name: fields_read[name] for name in fields}
