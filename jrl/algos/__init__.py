@@ -68,6 +68,7 @@ from jrl.algos import (
     ppo,
     pro,
     process_reward,
+    r_gold,
     raft,
     rationale_dpo,
     reinforce,
@@ -196,4 +197,5 @@ ALGOS: dict[str, Objective] = {
     "SiblingGRPO": sibling_grpo.OBJECTIVE,
     "StepAWR": step_awr.OBJECTIVE,
     "ALoL": a_lol.OBJECTIVE,
+    "RGOLD": r_gold.OBJECTIVE,
 }

@@ -564,6 +564,7 @@ def sample_sequences(unit_size: int = 2, numbers: int = 1) -> Sequences:
         behaviour_logprob=logprob + draw(-0.5, 0.5),
         value=draw(0, 1),
         contrast=draw(-1, 1),
+        floored_logprob=draw(-4, -1),
     )
     if numbers == 1:
         return sequences
@@ -621,6 +622,7 @@ def given_sequences(objective: Objective, config: Any) -> Sequences:
         score=sequences.score if needs.score else None,
         behaviour_logprob=None if objective.pairs is None else sequences.behaviour_logprob,
         contrast=sequences.contrast if needs.contrast else None,
+        floored_logprob=None if needs.probability_floor is None else sequences.floored_logprob,
     )
 
 
@@ -712,8 +714,8 @@ def _sequence_total(objective: Objective, config: Any, sequences: Sequences) -> 
 
 def _differentiated(sequences: Sequences) -> dict[str, Array]:
     """Returns what of the sequences depends on the model that learns."""
-    both = {"logprob": sequences.logprob, "score": sequences.score}
-    return {name: value for name, value in both.items() if value is not None}
+    fields = ("logprob", "score", "contrast", "floored_logprob")
+    return {name: value for name in fields if (value := getattr(sequences, name)) is not None}
 
 
 def _sequence_gradient(objective: Objective, config: Any, sequences: Sequences) -> dict[str, Array]:

@@ -36,6 +36,7 @@ from jrl.ops.divergence import token_divergence
 from jrl.ops.logprobs import likeliest_tokens, squared_probabilities, state_values, token_logprobs
 from jrl.ops.members import most_of_members, where_member
 from jrl.ops.mismatch import mismatch_of_means, mismatch_terms, probability_difference
+from jrl.ops.offline_advantage import r_gold
 from jrl.ops.reference import reset_due
 from jrl.ops.token_regularization import token_contrast
 from jrl.ops.two_hot import bins_of, two_hot_value
@@ -442,7 +443,12 @@ def sequence_terms(
             micro.packed.segment,
             num_segments=targets.label.shape[-1],
         )
-    sequences = sequences.replace(score=reading.scores, contrast=contrast)
+    floored, floor = None, objective.needs(config).probability_floor
+    if floor is not None:
+        by_token = -r_gold(reading.logprobs, jnp.ones_like(reading.logprobs), micro.loss_mask, floor=floor)
+        static = dict(num_segments=targets.label.shape[-1])
+        floored = segments.segment_sum(by_token, micro.loss_mask, micro.packed.segment, **static)
+    sequences = sequences.replace(score=reading.scores, contrast=contrast, floored_logprob=floored)
     per_sequence, metrics = objective.sequence_loss(config, sequences, state)
     sums = {name: jnp.where(targets.counts, value, 0).sum() for name, value in metrics.items()}
     return jnp.where(targets.counts, targets.weight * per_sequence, 0), sums
