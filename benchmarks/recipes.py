@@ -106,9 +106,7 @@ def improvement(calls: list[Outcomes]) -> tuple[float, float, float]:
     first, last = pooled(calls[:WINDOW]), pooled(calls[-WINDOW:])
     both = sorted(first.keys() & last.keys())
     if not both:
-        raise ValueError(
-            f"no prompt was sampled in the first and in the last {WINDOW} calls: nothing compares"
-        )
+        raise ValueError(f"no prompt was sampled in the first and in the last {WINDOW} calls: nothing compares")
     if len(both) < FEWEST:
         early, late = ([reward for prompt in both for reward in found[prompt]] for found in (first, last))
         return fmean(early), fmean(late), welch_width(early, late)

@@ -7,8 +7,8 @@
 p_t is what the policy that learns gives the token now: ALoL weighs by the ratio to the reference in its place. R and
 V(x) are entries of the data: `Rated.values = ('reward', 'expected')`, as ALoL has them.
 
-Source: Baheti et al. 2305.14718, floor 0.1, who put their advantage into GOLD, Pang and He 2009.07839. Rows are drawn in
-proportion to a_i there; here every row is as likely, and has the weight a_i.
+Source: Baheti et al. 2305.14718, floor 0.1, who put their advantage into GOLD, Pang and He 2009.07839. There rows are
+drawn in proportion to a_i; here every row is as likely, and has the weight a_i.
 """
 
 from __future__ import annotations

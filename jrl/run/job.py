@@ -685,11 +685,8 @@ def preflight_data(job: Job) -> None:
         if isinstance(stage, OnlineStage) and stage.config.steps:
             job.scorer.rows_for(open_().next(looked_at)[0].example)
         elif isinstance(stage, OfflineStage):
-            source = next(stored)
-            rows_of = lambda count: stage.source.rows(
-                stage.config.source, open_(source).next(count), job.tokenizer, stage.shape.width
-            )
-            rows, left_out = rows_of(LOOKED_AT)
+            source, given = next(stored), (job.tokenizer, stage.shape.width)
+            rows, left_out = stage.source.rows(stage.config.source, open_(source).next(LOOKED_AT), *given)
             if not len(rows.length):
                 causes = ", ".join(f"{count} {cause}" for cause, count in sorted(left_out.items()))
                 raise ValueError(
@@ -697,7 +694,8 @@ def preflight_data(job: Job) -> None:
                     f"{type(stage.config.source).__name__} ({causes})"
                 )
             if stage.objective.check_stored is not None:
-                rows, _ = rows_of(min(len(source), ENOUGH_SEEN))
+                visits = open_(source).next(min(len(source), ENOUGH_SEEN))
+                rows, _ = stage.source.rows(stage.config.source, visits, *given)
                 stage.objective.check_stored(stage.config.objective, rows.value)
     if config.eval is not None:
         for visit in job.held_out(job.stop.is_set):

@@ -37,8 +37,8 @@ def test_of_few_prompts_it_is_of_their_completions():
 
 
 def test_welch_by_hand():
-    # Variances 1/2 and 2 of two and four values: 1/4 + 1/2; degrees (3/4)^2 / ((1/4)^2 / 1 + (1/2)^2 / 3) = 3.857, whose
-    # t is between those of 3 and 4 degrees, 3.182 and 2.776.
+    # Variances 1/2 and 2 of two and four values: 1/4 + 1/2; degrees of freedom (3/4)^2 / ((1/4)^2 / 1 + (1/2)^2 / 3),
+    # 3.857, whose t is between those of 3 and 4, 3.182 and 2.776.
     found = recipes.welch_width([0.0, 1.0], [0.0, 0.0, np.sqrt(6), np.sqrt(6)])
     np.testing.assert_allclose(found, 2.81747 * np.sqrt(0.75), rtol=1e-4)
     assert recipes.welch_width([1.0, 1.0], [2.0, 2.0]) == 0
