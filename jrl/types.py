@@ -47,6 +47,9 @@ class PromptBatch:
     length: Array  # [B] int32
     uid: Array  # [B, 2] uint32, names one visit of one example; random keys derive from it
     sample: Array | None = None  # [B] int32, the index of the prompt's first sample, for its keys; None: 0
+    # Of a strategy that draws from other prompts than rows hold: those of rows; None: these
+    row_tokens: Array | None = None  # [B, P] int32
+    row_length: Array | None = None  # [B] int32
 
 
 @struct.dataclass
