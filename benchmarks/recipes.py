@@ -58,6 +58,7 @@ from typing import Literal
 from unittest import mock
 
 import numpy as np
+from scipy.special import stdtrit
 
 import jrl
 from jrl import loop
@@ -80,10 +81,6 @@ from jrl.tools.sweep import population as sweep_population
 
 ROOT = Path(__file__).parents[1]
 WINDOW = 5  # sampling calls
-CRITICAL = (
-    1.98  # two-sided 95 % point of Student's t with about 100 degrees of freedom, one less than the toy's prompts
-)
-WELCH = 2.31  # two-sided 95 % point of Student's t with 8 degrees of freedom, two windows of five steps
 FEWEST = 10  # prompts in both; with fewer, the interval is of their completions, Welch's
 
 Outcomes = dict[str, list[float]]  # prompt -> outcomes of its completions, in one sampling call
@@ -109,19 +106,25 @@ def improvement(calls: list[Outcomes]) -> tuple[float, float, float]:
     first, last = pooled(calls[:WINDOW]), pooled(calls[-WINDOW:])
     both = sorted(first.keys() & last.keys())
     if not both:
-        raise ValueError(
-            f"no prompt was sampled in the first and in the last {WINDOW} calls: nothing compares"
-        )
+        raise ValueError(f"no prompt was sampled in the first and in the last {WINDOW} calls: nothing compares")
     if len(both) < FEWEST:
         early, late = ([reward for prompt in both for reward in found[prompt]] for found in (first, last))
-        return (
-            fmean(early),
-            fmean(late),
-            CRITICAL * math.sqrt(variance(early) / len(early) + variance(late) / len(late)),
-        )
+        return fmean(early), fmean(late), welch_width(early, late)
     early, late = ([fmean(found[prompt]) for prompt in both] for found in (first, last))
     differences = [b - a for a, b in zip(early, late)]
-    return fmean(early), fmean(late), CRITICAL * stdev(differences) / math.sqrt(len(both))
+    width = stdtrit(len(both) - 1, 0.975) * stdev(differences) / math.sqrt(len(both))
+    return fmean(early), fmean(late), float(width)
+
+
+def welch_width(first: Sequence[float], last: Sequence[float]) -> float:
+    """Returns the half width of Welch's 95 % interval of the difference of two means, of two values or more each; its
+    degrees of freedom are those of Welch and Satterthwaite."""
+    parts = [variance(values) / len(values) for values in (first, last)]
+    squared = sum(parts)
+    if squared == 0:
+        return 0.0
+    freedom = squared**2 / sum(part**2 / (len(values) - 1) for part, values in zip(parts, (first, last)))
+    return float(stdtrit(freedom, 0.975)) * math.sqrt(squared)
 
 
 def outcomes_of(batch: Collected, of: Literal["outcome", "reward"] = "outcome") -> Outcomes:
@@ -204,7 +207,7 @@ def stored_improvement(rows: list[dict], batch_size: int) -> tuple[float, float,
     if name in SHARES:
         width = share_width(fmean(first), fmean(last), WINDOW * batch_size)
     else:
-        width = WELCH * math.sqrt((variance(first) + variance(last)) / WINDOW)
+        width = welch_width(first, last)
     return fmean(first), fmean(last), width
 
 

@@ -35,6 +35,7 @@ from jrl.rollout.strategies.contract import Setting
 from jrl.rollout.strategies.opponent import MixtureOpponent
 from jrl.rollout.strategies.partial import Partial, num_segments
 from jrl.rollout.strategies.reference_samples import ReferenceSamples
+from jrl.rollout.strategies.refinement import Refinement
 from jrl.rollout.strategies.reset import Reset
 from jrl.rollout.strategies.roll_in import RollIn
 from jrl.rollout.strategies.self_correction import SelfCorrection
@@ -106,7 +107,9 @@ class Online:
     # Most tokens of a completion in this stage, the stop token included; None: as Sampler says, the longest of all.
     completion_length: int | None = None
     # How the completions of a prompt come about; None: each is drawn by itself.
-    strategy: Branching | MixtureOpponent | Partial | ReferenceSamples | Reset | RollIn | SelfCorrection | None = None
+    strategy: (
+        Branching | MixtureOpponent | Partial | ReferenceSamples | Refinement | Reset | RollIn | SelfCorrection | None
+    ) = None
     # Which prompts are visited, by the outcomes of those before; None: all of them in turn.
     curriculum: (
         Prioritized
@@ -468,6 +471,13 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[s
         roles |= {"reference"} if objective.needs(stage.objective).reference else set()
         setting = Setting(stage.samples, longest, config.sampler.stop_strings, frozenset(roles))
         strategy_of(stage.strategy).check(stage.strategy, setting)
+    rewritten = online and strategy_of(stage.strategy).asked is not None
+    if rewritten and not objective.corrects_staleness(stage.objective):
+        raise ValueError(
+            f"@{type(stage.strategy).__name__}() draws after other prompts than rows are learned after, and {name} as "
+            f"configured has no bound on importance weights. Use RAFT or ExpertIteration, which imitate, or set {name}"
+            ".importance = @TruncatedImportance() where it has that field"
+        )
     if online and stage.learner.prefix_sharing != "none" and not strategy_of(stage.strategy).shares_prompt:
         raise ValueError(f"{type(stage.strategy).__name__} draws rows of a prompt that begin differently, which cannot "
                          "share a prefix; set Learner.prefix_sharing = 'none'")  # fmt: skip

@@ -47,6 +47,9 @@ class PromptBatch:
     length: Array  # [B] int32
     uid: Array  # [B, 2] uint32, names one visit of one example; random keys derive from it
     sample: Array | None = None  # [B] int32, the index of the prompt's first sample, for its keys; None: 0
+    # Of a strategy that draws from other prompts than rows hold: those of rows; None: these
+    row_tokens: Array | None = None  # [B, P] int32
+    row_length: Array | None = None  # [B] int32
 
 
 @struct.dataclass
@@ -110,6 +113,7 @@ class Recomputed:
     old_logprobs: Array | None = None  # [M, R, L] float32; None: the only update of its batch
     old_values: Array | None = None  # [M, R, L] float32, of the value head
     old_entropy: Array | None = None  # [M, R, L] float32, nats
+    old_sum_squared: Array | None = None  # [M, R, L] float32, sum over the vocabulary of p_v^2
     ref_logprobs: Array | None = None  # [M, R, L] float32, under the role `reference`
     teacher_logprobs: Array | None = None  # [M, R, L] float32, under the role `teacher`
     row_values: Array | None = None  # [M, R, S] float32, mean score of other roles

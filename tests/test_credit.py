@@ -21,10 +21,12 @@ from jrl.learning.pack import pack_rollout, unpack
 from jrl.models.decoder import MODEL
 from jrl.types import Recomputed
 
+RECOMPUTED = ("old_values", "old_logprobs", "old_entropy", "old_sum_squared")
 CONFIG = ALGOS["PPO"].config()
 TEMPERATURE = 0.8
 NAN = float("nan")
-FIELDS = ("values", "old_logprobs", "behaviour_logprobs", "ref_logprobs", "old_entropy", "token_reward")
+FIELDS = ("values", "old_logprobs", "behaviour_logprobs", "ref_logprobs", "old_entropy", "old_sum_squared",
+          "token_reward")  # fmt: skip
 
 
 def shown(config, groups, reward, state):
@@ -38,7 +40,7 @@ def probe(**needs):
     return Objective(config=type(CONFIG), advantages=shown, needs=lambda config: Needs(**needs))
 
 
-EVERYTHING = probe(values=True, reference=True, credit_logprobs=True, credit_entropy=True)
+EVERYTHING = probe(values=True, reference=True, credit_logprobs=True, credit_entropy=True, credit_sum_squared=True)
 
 
 def given(mesh_shape, config, dtype="float32", objective=EVERYTHING):
@@ -58,7 +60,7 @@ def given(mesh_shape, config, dtype="float32", objective=EVERYTHING):
         before = []
         for plan in plans:
             packed = pack_rollout(rollout, plan, jnp.asarray(TEMPERATURE, dtype))
-            found = learner.recompute(weights, packed, fields=("old_values", "old_logprobs", "old_entropy"), **static)
+            found = learner.recompute(weights, packed, fields=RECOMPUTED, **static)
             reference = learner.logprobs(other, packed, **static)
             before.append((Recomputed(**found, ref_logprobs=reference), plan.source))
         judged = dict(objective=objective, num_groups=learning.B, max_completion=learning.C)
@@ -121,6 +123,8 @@ def test_old_and_reference_log_probs_are_those_of_rows_alone_and_behaviour_is_th
             said = every(weights.params, rollout.tokens)
             entropy = np.where(rollout.action_mask[:, 1:], -(np.exp(said) * said).sum(-1), 0)
             np.testing.assert_allclose(found["old_entropy"][:, 1:], entropy, rtol=1e-6)
+            squared = np.where(rollout.action_mask[:, 1:], np.exp(2 * said).sum(-1), 0)
+            np.testing.assert_allclose(found["old_sum_squared"][:, 1:], squared, rtol=1e-6)
         np.testing.assert_array_equal(found["behaviour_logprobs"], rollout.sampler_logprobs.astype(np.float32))
 
 
@@ -137,7 +141,7 @@ def test_the_sampling_distribution_is_the_truncated_one_where_there_is_one():
 
 def test_without_the_need_there_are_no_log_probs_and_components_keep_their_holes():
     found = given(MeshShape(), Learner(row_length=learning.T), objective=probe())
-    assert not {"values", "old_logprobs", "behaviour_logprobs", "ref_logprobs", "old_entropy"} & found.keys()
+    assert not set(FIELDS[:-1]) & found.keys()
     rollout, scores = learning.sequences()
     np.testing.assert_array_equal(found["component/Exact"], scores.reward)
     assert np.isnan(found["component/Length"]).all()

@@ -18,7 +18,13 @@ import jax
 
 from jrl.algos import common
 from jrl.algos.contract import Facts, Needs, Objective, Sequences
-from jrl.algos.stored_advantages import advantage_metrics, learned_rows, numbers
+from jrl.algos.stored_advantages import (
+    EXPECTATION,
+    advantage_metrics,
+    check_some_better,
+    learned_rows,
+    numbers,
+)
 from jrl.ops import offline_advantage
 from jrl.ops.stored_advantages import better_than_expected
 from jrl.types import PyTree, traced
@@ -69,7 +75,8 @@ OBJECTIVE = Objective(
     needs=lambda config: Needs(
         reference=config.clip is not None or config.kl is not None,
         row_values=True,
-        row_value_names=("the reward", "the expected reward"),
+        row_value_names=EXPECTATION,
     ),
     sequence_loss=sequence_loss,
+    check_stored=check_some_better,
 )

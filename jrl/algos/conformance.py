@@ -29,6 +29,7 @@ OF_CREDIT_FIELDS = (
     "ref_logprobs",
     "teacher_logprobs",
     "old_entropy",
+    "old_sum_squared",
 )  # of Groups, where asked for
 
 
@@ -493,6 +494,7 @@ def sample_groups() -> Groups:
         ref_logprobs=on_actions(old + rng.uniform(-0.5, 0.5, (ROWS, WIDTH))),
         old_entropy=on_actions(rng.uniform(0, 2, (ROWS, WIDTH))),
         teacher_logprobs=on_actions(old + rng.uniform(-0.7, 0.7, (ROWS, WIDTH))),
+        old_sum_squared=on_actions(np.exp(2 * old) + rng.uniform(0, 0.1, (ROWS, WIDTH))),
         sample=jnp.tile(jnp.arange(SAMPLES, dtype=jnp.int32), NUM_GROUPS),
         turn=jnp.asarray(np.broadcast_to(column >= 3, (ROWS, WIDTH)), jnp.int8),
     )
@@ -562,6 +564,7 @@ def sample_sequences(unit_size: int = 2, numbers: int = 1) -> Sequences:
         behaviour_logprob=logprob + draw(-0.5, 0.5),
         value=draw(0, 1),
         contrast=draw(-1, 1),
+        floored_logprob=draw(-4, -1),
     )
     if numbers == 1:
         return sequences
@@ -580,6 +583,7 @@ def _groups(objective: Objective, config: Any) -> Groups:
         "behaviour_logprobs": needs.credit_logprobs,
         "ref_logprobs": needs.credit_logprobs and needs.reference,
         "old_entropy": needs.credit_entropy,
+        "old_sum_squared": needs.credit_sum_squared,
         "teacher_logprobs": needs.teacher,
     }
     return groups.replace(**{name: None for name, wanted in given.items() if not wanted})
@@ -618,6 +622,7 @@ def given_sequences(objective: Objective, config: Any) -> Sequences:
         score=sequences.score if needs.score else None,
         behaviour_logprob=None if objective.pairs is None else sequences.behaviour_logprob,
         contrast=sequences.contrast if needs.contrast else None,
+        floored_logprob=None if needs.probability_floor is None else sequences.floored_logprob,
     )
 
 
@@ -709,8 +714,8 @@ def _sequence_total(objective: Objective, config: Any, sequences: Sequences) -> 
 
 def _differentiated(sequences: Sequences) -> dict[str, Array]:
     """Returns what of the sequences depends on the model that learns."""
-    both = {"logprob": sequences.logprob, "score": sequences.score}
-    return {name: value for name, value in both.items() if value is not None}
+    fields = ("logprob", "score", "contrast", "floored_logprob")
+    return {name: value for name in fields if (value := getattr(sequences, name)) is not None}
 
 
 def _sequence_gradient(objective: Objective, config: Any, sequences: Sequences) -> dict[str, Array]:

@@ -50,6 +50,8 @@ class Groups:
     ref_logprobs: Array | None = None  # [N, T] float32, where there is a reference
     teacher_logprobs: Array | None = None  # [N, T] float32, where Needs.teacher
     old_entropy: Array | None = None  # [N, T] float32, nats, where Needs.credit_entropy
+    # [N, T] float32, sum over the vocabulary of p_v^2, where Needs.credit_sum_squared
+    old_sum_squared: Array | None = None
     sample: Array | None = None  # [N] int32, the row's place among the samples of its prompt; names a draw
     turn: Array | None = None  # [N, T] int8, the turn that a sampled token belongs to
 
@@ -102,6 +104,8 @@ class Sequences:
     behaviour_logprob: Array | None = None
     # [..., S] float32, sum of r_t lp_t with T-REG's token rewards, differentiated in lp, where Needs.contrast
     contrast: Array | None = None
+    # [..., S] float32, sum of max(p_t, floor) lp_t with no gradient through p_t, where Needs.probability_floor
+    floored_logprob: Array | None = None
 
 
 class ValueBins(NamedTuple):
@@ -131,12 +135,16 @@ class Needs(NamedTuple):
     scored_by: tuple[str, ...] = ()  # roles of earlier stages whose mean score is Sequences.value of stored rows
     # of stored rows, token rewards by the reference's contrast of two other prompts (P25), as Sequences.contrast
     contrast: bool = False
+    # least weight of a token in Sequences.floored_logprob, whose own is its probability, [] float; None: no such field
+    probability_floor: Array | float | None = None
     score: bool = False  # a reward head on the trained model, read at the last token of every sequence
     score_outputs: int = 1  # numbers that it gives, such as one for each attribute of a response
     entropy_gradient: bool = False
     # advantages, or a baseline of sequences, are taken of log-probs too: a KL in the reward, V-trace, KTO
     credit_logprobs: bool = False
     credit_entropy: bool = False  # advantages are taken of entropies too: only uncertain tokens learn
+    # advantages are taken of the sum over the vocabulary of p_v^2 too: OTB's squared norms of gradients
+    credit_sum_squared: bool = False
     token_rewards: bool = False  # advantages are taken of the rewards of tokens too (Groups.token_reward)
     greedy_sample: bool = False  # the first sample of every prompt (Groups.sample 0) is the policy's greedy answer
 
@@ -209,6 +217,9 @@ class Objective(NamedTuple):
     # (config, facts) raises ValueError where the combination is illegal; no device is touched
     check: Callable[[Any, Facts], None] = lambda config, facts: None
     needs: Callable[[Any], Needs] = lambda config: Needs()
+    # (config, value [n], or [n, K]) raises ValueError where the numbers of the first n stored rows of a data set
+    # (Needs.row_values) give nothing to learn from; on the host, before a run. None: they always give something
+    check_stored: Callable[[Any, Any], None] | None = None
     # (config) -> whether it may learn from tokens that are several versions old: their importance weights have a bound,
     # the worst are rejected, or it needs no weights since it imitates or compares; False: Online.lag is at most 1
     corrects_staleness: Callable[[Any], bool] = lambda config: False

@@ -11,6 +11,9 @@
 branch is a child of the prompt as a whole; one with no place to branch at is compared with what is drawn again in the
 place of its branches alone.
 
+The counters zero_variance_groups and group_of_one are of siblings, the children of a prompt or of a completion's first
+part; one whose siblings all lack a verdict is a group of one.
+
 Source: Besta et al. 2501.11223 on values of siblings; two levels and the clip are ours.
 """
 
@@ -60,13 +63,25 @@ def advantages(
     parted = group_ops.minimum(begins, stem, is_branch & counts, num_groups=stems)
     before = ~is_branch[:, None] & (column < group_ops.to_rows(jnp.minimum(parted, width), stem)[:, None])
 
-    value = group_ops.mean(reward, stem, counts, num_groups=stems)
-    there = group_ops.count(stem, counts, num_groups=stems) > 0
-    prompt = jnp.arange(stems, dtype=stem.dtype) // config.first
+    left = group_ops.count(stem, counts, num_groups=stems)
+    there, prompt = left > 0, jnp.arange(stems, dtype=stem.dtype) // config.first
+    varies = group_ops.varied(reward, stem, counts, num_groups=stems)
+    # A mean of equal rewards may round, by how many they are: prompts whose rewards are equal would learn from that.
+    mean = group_ops.mean(reward, stem, counts, num_groups=stems)
+    value = jnp.where(varies, mean, group_ops.minimum(reward, stem, counts, num_groups=stems))
     of_stems = tree.sibling_advantages(value, prompt, there, num_nodes=groups.num_groups)
     of_rows = tree.sibling_advantages(reward, stem, counts, num_nodes=stems)
     by_token = jnp.where(before, group_ops.to_rows(of_stems, stem)[:, None], of_rows[:, None])
-    counters = common.count_groups(groups, reward) | {"branched": jnp.sum(is_branch & counts)}
+    prompts = (prompt, there)
+    num_left = group_ops.count(*prompts, num_groups=groups.num_groups)
+    prompts_vary = group_ops.varied(value, *prompts, num_groups=groups.num_groups)
+    drawn = group_ops.count(stem, ~contract.aborted(groups), num_groups=stems)
+    counters = common.count_groups(groups, reward) | {
+        # A group are the children of one node.
+        "zero_variance_groups": jnp.sum((left > 1) & ~varies) + jnp.sum((num_left > 1) & ~prompts_vary),
+        "group_of_one": jnp.sum((left == 1) & (drawn > 1)) + jnp.sum(num_left == 1),
+        "branched": jnp.sum(is_branch & counts),
+    }
     return jnp.where(groups.action_mask & counts[:, None], by_token, 0), state, counters
 
 

@@ -116,6 +116,7 @@ def credit(
         ref_logprobs=by_row("ref_logprobs") if needs.credit_logprobs and needs.reference else None,
         teacher_logprobs=by_row("teacher_logprobs") if needs.teacher else None,
         old_entropy=by_row("old_entropy") if needs.credit_entropy else None,
+        old_sum_squared=by_row("old_sum_squared") if needs.credit_sum_squared else None,
     )
     action_mask, scored = groups.action_mask, groups.reward
     groups = groups if shaping is None else shaped(shaping, groups)

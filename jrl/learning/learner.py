@@ -33,9 +33,10 @@ from jrl.models.heads import REWARD, VALUE, read_head, read_values
 from jrl.ops import reduce, segments
 from jrl.ops import router as routers
 from jrl.ops.divergence import token_divergence
-from jrl.ops.logprobs import likeliest_tokens, state_values, token_logprobs
+from jrl.ops.logprobs import likeliest_tokens, squared_probabilities, state_values, token_logprobs
 from jrl.ops.members import most_of_members, where_member
 from jrl.ops.mismatch import mismatch_of_means, mismatch_terms, probability_difference
+from jrl.ops.offline_advantage import r_gold
 from jrl.ops.reference import reset_due
 from jrl.ops.token_regularization import token_contrast
 from jrl.ops.two_hot import bins_of, two_hot_value
@@ -90,6 +91,7 @@ class Reading(NamedTuple):
     scores: Array | None  # [R, S], of the reward head at the last token of every sequence; [R, S, K] of K outputs
     divergence: Array | None = None  # [R, L], from a teacher
     state_values: Array | None = None  # [R, L], logsumexp of the logits
+    sum_squared: Array | None = None  # [R, L], sum over the vocabulary of p_v^2
 
 
 class Teacher(NamedTuple):
@@ -109,11 +111,13 @@ def reading_of(
     chunk: int,
     needs: Needs,
     teacher: Teacher | None = None,
+    sum_squared: bool = False,
 ) -> Reading:
     """Returns what a model says of one micro-batch, log-probs of the tokens in `mask`.
 
     Args:
       teacher: where Needs.divergence is from it; None: no divergence.
+      sum_squared: whether Reading.sum_squared is asked for.
     """
     read = as_read(weights.params, micro, mask, model, cfg, chunk, needs)
     hidden, router_logits = hidden_of(weights.params, read, model, cfg)
@@ -154,6 +158,7 @@ def reading_of(
         scores=_read_scores(weights.heads[REWARD], hidden, micro, layout) if needs.score else None,
         divergence=divergence,
         state_values=layout.rows(state_values(hidden, mask, unembed, **asked)) if needs.state_values else None,
+        sum_squared=layout.rows(squared_probabilities(hidden, mask, unembed, **asked)) if sum_squared else None,
     )
 
 
@@ -210,8 +215,8 @@ def recompute(
     """Returns fields of Recomputed as `weights` have them, in one pass, [M, R, L] float32 each.
 
     Args:
-      fields: of "old_logprobs", "old_entropy" and, where there is a value head, "old_values"; what is not wanted is not
-        computed.
+      fields: of "old_logprobs", "old_entropy", "old_sum_squared" and, where there is a value head, "old_values"; what
+        is not wanted is not computed.
       value_bins: of that head (Needs.value_bins).
     """
     needs = Needs(
@@ -222,8 +227,10 @@ def recompute(
     dtype = jnp.promote_types(jnp.float32, jnp.dtype(cfg.dtype))
 
     def read(micro: PackedBatch) -> dict[str, Array]:
-        reading = reading_of(weights, micro, micro.action_mask, model, cfg, chunk, needs)
+        squared = "old_sum_squared" in fields
+        reading = reading_of(weights, micro, micro.action_mask, model, cfg, chunk, needs, sum_squared=squared)
         fields_read = {"old_logprobs": reading.logprobs, "old_entropy": reading.entropy}
+        fields_read |= {"old_sum_squared": reading.sum_squared}
         if reading.values is not None:
             fields_read["old_values"] = jnp.where(micro.action_mask, reading.values, 0)
         return {name: fields_read[name] for name in fields}
@@ -436,7 +443,12 @@ def sequence_terms(
             micro.packed.segment,
             num_segments=targets.label.shape[-1],
         )
-    sequences = sequences.replace(score=reading.scores, contrast=contrast)
+    floored, floor = None, objective.needs(config).probability_floor
+    if floor is not None:
+        by_token = -r_gold(reading.logprobs, jnp.ones_like(reading.logprobs), micro.loss_mask, floor=floor)
+        static = dict(num_segments=targets.label.shape[-1])
+        floored = segments.segment_sum(by_token, micro.loss_mask, micro.packed.segment, **static)
+    sequences = sequences.replace(score=reading.scores, contrast=contrast, floored_logprob=floored)
     per_sequence, metrics = objective.sequence_loss(config, sequences, state)
     sums = {name: jnp.where(targets.counts, value, 0).sum() for name, value in metrics.items()}
     return jnp.where(targets.counts, targets.weight * per_sequence, 0), sums

@@ -168,6 +168,7 @@ def _bad_field(batch: TrainBatch) -> Fault | None:
         "old_logprobs": before.old_logprobs,
         "old_values": before.old_values,
         "old_entropy": before.old_entropy,
+        "old_sum_squared": before.old_sum_squared,
         "ref_logprobs": before.ref_logprobs,
         "teacher_logprobs": before.teacher_logprobs,
         "loss_weights": batch.loss_weights,

@@ -75,6 +75,27 @@ def state_values(
     return by_chunk(one, (predictor(hidden),), mask, chunk=chunk)
 
 
+def squared_probabilities(
+    hidden: Array,
+    mask: Array,
+    unembed: Callable[[Array], Array],
+    *,
+    temperature: Array,
+    chunk: int,
+    predictor: Callable[[Array], Array] = before,
+) -> Array:
+    """Returns sum_v p_v^2 over the vocabulary, of the distribution that every token is drawn from (A10's OTB), [R, L]
+    float32 or wider, 0 off the mask: the probability that two draws are the same. Arguments as in `token_logprobs`.
+    """
+
+    def one(h: Array) -> Array:
+        logits = unembed(h)
+        scaled = logits / temperature.astype(logits.dtype)
+        return jnp.exp(jax.nn.logsumexp(2 * scaled, axis=-1) - 2 * jax.nn.logsumexp(scaled, axis=-1))
+
+    return by_chunk(one, (predictor(hidden),), mask, chunk=chunk)
+
+
 def likeliest_tokens(
     hidden: Array,
     tokens: Array,

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from jrl.device.placement import fetch, place_on_mesh
 from jrl.device.processes import ONE, Processes
 from jrl.device.sharding import batch_sharding, replicated
-from jrl.rollout.prompts import TRAIN_STREAM, place_prompts
+from jrl.rollout.prompts import TRAIN_STREAM, place_asked, place_prompts
 from jrl.rollout.sampler import SamplingParams
 from jrl.rollout.scoring import HostScores, Scorer, ScoringTicket, check_range, scores_of_all
 from jrl.rollout.sources import Completions, RewardSource, add_scores
@@ -97,8 +97,14 @@ class Collected(NamedTuple):
 def draw(sampler: PromptSampler, weights: PyTree, version: Array) -> Draw:
     """Dispatches one sampling call on the next prompts of the training stream, and returns at once."""
     position, visits = next_visits(sampler)
-    begun = [visit._replace(prompt=visit.prompt + prefix_of(sampler, visit)) for visit in visits]
-    prompts = place_prompts(begun, sampler.prompts, sampler.prompt_length, sampler.tokenizer.pad_id, sampler.mesh)
+    asked, room = strategy_of(sampler.strategy).asked, sampler.prompt_length
+    placed = (sampler.prompts, room, sampler.tokenizer.pad_id, sampler.mesh)
+    if asked is None:
+        begun = [visit._replace(prompt=visit.prompt + prefix_of(sampler, visit)) for visit in visits]
+        prompts = place_prompts(begun, *placed)
+    else:
+        others = [asked(sampler.strategy, visit, sampler.tokenizer, room) for visit in visits]
+        prompts = place_asked(others, visits, *placed)
     stream = place_on_mesh(np.uint32(TRAIN_STREAM), replicated(sampler.mesh))
     rollout = sampler.program(weights, prompts, sampler.key, stream, version, sampler.params, sampler.stop_table, None)
     return Draw(rollout, visits, position, None if sampler.devices is None else sampler.devices.watch(rollout))

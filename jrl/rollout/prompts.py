@@ -43,6 +43,26 @@ def place_prompts(visits: Sequence[Visit], count: int, width: int, pad_id: int, 
     return jax.tree.map(functools.partial(rows_on_mesh, mesh), host)
 
 
+def place_asked(
+    asked: Sequence[tuple[int, ...]], visits: Sequence[Visit], count: int, width: int, pad_id: int, mesh: Mesh
+) -> PromptBatch:
+    """Returns prompts to draw from, on the device, with those of their rows beside them.
+
+    Args:
+      asked: one for each visit; (): nothing is drawn. The rest as `place_prompts`.
+    """
+    own = padded_prompts(visits, count, width, pad_id, mesh)
+    begun = [visit._replace(prompt=prompt or visit.prompt) for prompt, visit in zip(asked, visits)]
+    drawn = padded_prompts(begun, count, width, pad_id, mesh)
+    drawn.length[[i for i, prompt in enumerate(asked) if not prompt]] = 0
+    return jax.tree.map(functools.partial(rows_on_mesh, mesh), with_rows(drawn, own))
+
+
+def with_rows(prompts: PromptBatch, rows: PromptBatch) -> PromptBatch:
+    """Returns prompts to draw from, with those that their rows hold."""
+    return prompts.replace(row_tokens=rows.tokens, row_length=rows.length)
+
+
 def padded_prompts(visits: Sequence[Visit], count: int, width: int, pad_id: int, mesh: Mesh) -> PromptBatch:
     """Returns what `place_prompts` does, on the host."""
     host = prompt_batch(visits, prompt_length=width, pad_id=pad_id)

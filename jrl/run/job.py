@@ -685,14 +685,18 @@ def preflight_data(job: Job) -> None:
         if isinstance(stage, OnlineStage) and stage.config.steps:
             job.scorer.rows_for(open_().next(looked_at)[0].example)
         elif isinstance(stage, OfflineStage):
-            visits = open_(next(stored)).next(LOOKED_AT)
-            rows, left_out = stage.source.rows(stage.config.source, visits, job.tokenizer, stage.shape.width)
+            source, given = next(stored), (job.tokenizer, stage.shape.width)
+            rows, left_out = stage.source.rows(stage.config.source, open_(source).next(LOOKED_AT), *given)
             if not len(rows.length):
                 causes = ", ".join(f"{count} {cause}" for cause, count in sorted(left_out.items()))
                 raise ValueError(
                     f"stage {stage.name}: none of the first {LOOKED_AT} examples gives a row to "
                     f"{type(stage.config.source).__name__} ({causes})"
                 )
+            if stage.objective.check_stored is not None:
+                visits = open_(source).next(min(len(source), ENOUGH_SEEN))
+                rows, _ = stage.source.rows(stage.config.source, visits, *given)
+                stage.objective.check_stored(stage.config.objective, rows.value)
     if config.eval is not None:
         for visit in job.held_out(job.stop.is_set):
             job.scorer.rows_for(visit.example)

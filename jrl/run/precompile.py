@@ -19,10 +19,11 @@ from jrl.experiment import Config, Offline, Stage, correction_length
 from jrl.learning.learner import weights_of
 from jrl.learning.pack import Shape
 from jrl.learning.step import StageArrays, StagePrograms
-from jrl.rollout.prompts import abstract_prompts
+from jrl.rollout.prompts import abstract_prompts, with_rows
 from jrl.rollout.rewards import OpenClassifier
 from jrl.rollout.sampler import SamplingParams
 from jrl.rollout.stop_strings import StopTable
+from jrl.rollout.strategies import strategy_of
 from jrl.run import offline, online
 from jrl.run.programs import Programs, abstract, abstract_plan
 from jrl.types import Rollout, Scores, TrainState
@@ -66,15 +67,22 @@ def state_shape(inputs: Inputs, done: int) -> TrainState:
 
 def rollout_shape(inputs: Inputs, i: int, state: TrainState) -> Rollout:
     """Returns the rollout that a step of stage `i` draws, as shapes."""
-    arguments = sample_arguments(inputs, inputs.config.stages[i].prompts, state.models["policy"].version)
-    return inputs.programs.stages[i].sample.shape(online.sampling_weights(inputs.config.stages[i], state), *arguments)
+    stage = inputs.config.stages[i]
+    arguments = sample_arguments(inputs, stage.prompts, state.models["policy"].version, strategy=stage.strategy)
+    return inputs.programs.stages[i].sample.shape(online.sampling_weights(stage, state), *arguments)
 
 
 def sample_arguments(
-    inputs: Inputs, count: int, version: jax.ShapeDtypeStruct, params: SamplingParams | None = None
+    inputs: Inputs,
+    count: int,
+    version: jax.ShapeDtypeStruct,
+    params: SamplingParams | None = None,
+    strategy: object = None,
 ) -> tuple:
     """Returns the sampler's arguments behind its weights, as shapes."""
     prompts = abstract_prompts(count, inputs.config.data.prompt_length, inputs.mesh)
+    if strategy_of(strategy).asked is not None:
+        prompts = with_rows(prompts, prompts)
     params = inputs.sampling_params if params is None else params
     return prompts, inputs.key, _scalar(inputs.mesh, np.uint32), version, params, inputs.stop_table, None
 
@@ -146,7 +154,7 @@ def abstract_step(p: StagePrograms, stage: Stage, inputs: Inputs, i: int, state:
             components={name: by_row(np.float32) for name in inputs.components[i]},
         )
 
-    sampling = lambda version: sample_arguments(inputs, stage.prompts, version)
+    sampling = lambda version: sample_arguments(inputs, stage.prompts, version, strategy=stage.strategy)
 
     def correcting(version: jax.ShapeDtypeStruct) -> tuple:
         prompts = abstract_prompts(stage.prompts * stage.samples, correction_length(stage, inputs.config), mesh)

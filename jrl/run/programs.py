@@ -372,7 +372,7 @@ def build_stage(
     fields = ("old_values",) * (needs.values and not has_critic)
     if needs.logprobs and (stage.learner.updates_per_batch > 1 or needs.credit_logprobs):
         fields += ("old_logprobs",)
-    fields += ("old_entropy",) * needs.credit_entropy
+    fields += ("old_entropy",) * needs.credit_entropy + ("old_sum_squared",) * needs.credit_sum_squared
     refills = online and objective.refill(stage.objective) is not None
     starts = dict(trains=stage.trains, optimizer=stage.optimizer, objective=objective, config=stage.objective)
     check_optimizer(stage.optimizer, Weights(*describe(model.spec(cfg), needs.heads)))

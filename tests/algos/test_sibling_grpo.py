@@ -85,10 +85,29 @@ def test_branches_without_a_verdict_part_nothing():
     np.testing.assert_allclose(credited(alone)[0], expected, atol=1e-6)
 
 
+def test_equal_rewards_say_nothing_though_means_of_them_round():
+    # The float32 sum of three 0.9 is not 2.7: the first completion's mean would be another than the second's.
+    groups = branched()
+    level = groups.replace(reward=jnp.where(groups.valid, 0.9, NAN))
+    np.testing.assert_array_equal(credited(level)[0], 0)
+
+
 def test_equal_rewards_say_nothing():
     groups = branched()
     level = groups.replace(reward=jnp.where(groups.valid, 0.3, NAN))
     np.testing.assert_array_equal(credited(level)[0], 0)
+
+
+def test_counters_are_of_siblings():
+    groups = branched()
+    count = lambda g: [int(credited(g)[2][name]) for name in ("zero_variance_groups", "group_of_one")]
+    assert count(groups) == [0, 0]
+    # Three nodes with leaves that are compared, and both prompts: five groups of equal rewards.
+    assert count(groups.replace(reward=jnp.where(groups.valid, 0.3, NAN))) == [5, 0]
+    # Row 4 is the only branch of its completion with a verdict: without, the completion's rest is alone.
+    assert count(groups.replace(valid=groups.valid.at[4].set(False))) == [0, 1]
+    # Of the second prompt completion 1 alone is left: an only child, whose end nothing was compared with.
+    assert count(groups.replace(valid=groups.valid.at[jnp.array([7, 8])].set(False))) == [0, 1]
 
 
 @pytest.mark.parametrize(

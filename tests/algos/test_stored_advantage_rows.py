@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +15,13 @@ from test_pair_objectives import FACTS, sequences
 import jrl
 from jrl.algos import ALGOS
 from jrl.algos.a_lol import ALoL
+from jrl.algos.r_gold import RGOLD
 from jrl.algos.step_awr import StepAWR
 from jrl.config import ConfigError
+from jrl.learning.learner import Reading, micro_batch, sequence_terms
 from jrl.ops import offline_advantage
+from jrl.run.job import open_job
+from jrl.types import PackedBatch, Recomputed, SequenceTargets, TrainBatch
 
 NAN = float("nan")
 
@@ -84,6 +90,52 @@ def test_the_other_forms_of_a_lol_by_hand():
     assert needs == [True, False, True]
 
 
+def test_r_gold_by_hand():
+    batch = answers().replace(ref_logprob=None, floored_logprob=jnp.float32([[-2.0, -3.0, -0.5, NAN, NAN, NAN]]))
+    run = jax.jit(ALGOS["RGOLD"].sequence_loss)
+    loss, metrics = run(RGOLD(), batch, ())
+    # R - V = 0.4, -0.1 and 0.2: 0.4 * 2, 0, 0.2 * 0.5; the others do not count.
+    np.testing.assert_allclose(loss, [[0.8, 0, 0.1, 0, 0, 0]], rtol=1e-5)
+    total = lambda x: run(RGOLD(), batch.replace(floored_logprob=x), ())[0].sum()
+    np.testing.assert_allclose(jax.grad(total)(batch.floored_logprob), [[-0.4, 0, -0.2, 0, 0, 0]], rtol=1e-5)
+    np.testing.assert_allclose(metrics["advantage/logprob"][0], [-0.8, 0.2, -0.2, 0, 0, 0], rtol=1e-5)
+
+
+def test_the_learner_weighs_tokens_by_their_floored_probability():
+    # Two answers, of tokens 1 and 2 and of token 4: p = 0.5 and 0.05, which weighs 0.1; and 0.2. R - V = 0.4 and -1.
+    row = lambda x: jnp.asarray(x)[None, None]
+    segment, mask = row(jnp.array([0, 0, 0, 1, 1, 2])), row(jnp.array([False, True, True, False, True, False]))
+    packed = PackedBatch(
+        tokens=segment, positions=segment, segment=segment, shared_prefix=None, prefix_row=None, action_mask=mask,
+        behaviour_logprobs=None, sampler_logprobs=None, sequence=row(jnp.arange(2)), temperature=jnp.float32(1),
+        num_real=jnp.int32(1),
+    )  # fmt: skip
+    value = row(jnp.array([[0.9, 0.5], [0.0, 1.0]]))
+    targets = SequenceTargets(row(jnp.ones(2, bool)), row(jnp.ones(2)), row(jnp.ones(2)), row(jnp.arange(2)),
+                              jnp.float32(2), value=value)  # fmt: skip
+    batch = TrainBatch(packed, Recomputed(), mask, mask.astype(jnp.float32), None, None, targets, jnp.float32(2))
+    micro = micro_batch(batch, jnp.int32(0))
+    probability = jnp.array([[NAN, 0.5, 0.05, NAN, 0.2, NAN]])
+
+    def total(logprobs):
+        loss, _ = sequence_terms(Reading(logprobs, None, None, None, None, None), micro, RGOLD(), (), ALGOS["RGOLD"])
+        return loss.sum(), loss
+
+    slope, loss = jax.jit(jax.grad(total, has_aux=True))(jnp.log(probability))
+    # -0.4 (0.5 log 0.5 + 0.1 log 0.05); no gradient passes the weight.
+    np.testing.assert_allclose(loss, [[0.258459, 0]], rtol=1e-5)
+    np.testing.assert_allclose(slope, [[0, -0.2, -0.04, 0, 0, 0]], rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["ALoL", "RGOLD"])
+def test_data_without_an_answer_that_is_better_than_expected_are_refused(name):
+    row = ALGOS[name]
+    row.check_stored(row.config(), np.array([[0.0, 1.0], [NAN, 0.0], [1.0, 0.5]]))
+    for value in ([[0.5, 0.5], [0.0, 1.0], [9.0, NAN]], np.zeros((0, 2))):
+        with pytest.raises(ValueError, match=f"{name}: none of the first [03] stored rows earned more than"):
+            row.check_stored(row.config(), np.array(value))
+
+
 def test_step_awr_by_hand():
     # Q before and after: 0.5 to 0.75, 0.75 to 0.25, and less than one rollout of four: 1, which is imitation. The
     # fourth would weigh e^4, and weighs 20. Then a masked one, and one of no token.
@@ -110,6 +162,8 @@ def test_step_awr_by_hand():
         ("ALoL", ALoL(kl=0.1), r"ALoL\.clip = 0\.9 and ALoL\.kl = 0\.1 are two forms"),
         ("ALoL", ALoL(clip=1.0), r"ALoL\.clip = 1\.0 must lie in \(0, 1\)"),
         ("ALoL", ALoL(clip=None, kl=0.0), r"ALoL\.kl = 0\.0 must be above 0"),
+        ("RGOLD", RGOLD(floor=0.0), r"RGOLD\.floor = 0\.0 must be in \(0, 1\]"),
+        ("RGOLD", RGOLD(floor=1.5), r"RGOLD\.floor = 1\.5 must be in \(0, 1\]"),
         ("StepAWR", StepAWR(rollouts=0), r"StepAWR\.rollouts = 0 must be above 0"),
         ("StepAWR", StepAWR(beta=0.0), r"StepAWR\.beta = 0\.0 must be above 0"),
         ("StepAWR", StepAWR(max_weight=0.5), r"StepAWR\.max_weight = 0\.5 must be at least 1"),
@@ -118,6 +172,20 @@ def test_step_awr_by_hand():
 def test_what_makes_no_sense_is_refused(name, config, message):
     with pytest.raises(ValueError, match=message):
         ALGOS[name].check(config, FACTS)
+
+
+def test_a_run_on_data_whose_numbers_are_in_the_wrong_order_does_not_begin(tmp_path):
+    # What was expected first: of answers that earn nothing and are expected to earn something no one is better.
+    rows = [{"id": str(i), "prompt": f"{i}+0=", "answer": str(i), "given": "x", "correctness": 1, "expected": 0}
+            for i in range(4)]  # fmt: skip
+    data = tmp_path / "rated.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    bindings = [f"Jsonl.path='{data}'", "Rated.values=('expected', 'correctness')"]
+    config, parts = jrl.load_config("configs/algos/r_gold.gin", bindings)
+    with pytest.raises(ValueError, match=r"RGOLD: none of the first 4 stored rows earned more than was expected.*"
+                                         r"those of the first row are \[0\.0, 1\.0\]"):  # fmt: skip
+        with open_job(config, parts, tmp_path / "run", threading.Event()):
+            pass
 
 
 def test_data_that_name_another_count_of_numbers_are_refused():

@@ -21,18 +21,27 @@ from jrl.tasks.verdict import Status
 
 
 def test_the_interval_is_of_prompts_sampled_early_and_late():
-    # Twelve prompts in both, better by 0.5 and 0.25 in turns: mean 0.375, deviation 0.13056; 1.98 * that / sqrt(12).
+    # Twelve prompts in both, better by 0.5 and 0.25 in turns: mean 0.375, deviation 0.13056; t of 11
+    # degrees of freedom, 2.20099, * that / sqrt(12).
     early = {str(i): [0.0, 0.5] for i in range(12)} | {"only early": [9.0]}
     late = {str(i): [0.75 if i % 2 else 0.5] for i in range(12)} | {"only late": [9.0]}
     found = recipes.improvement([early] * 5 + [{}] * 3 + [late] * 5)
-    np.testing.assert_allclose(found, [0.25, 0.625, 1.98 * 0.13056 / np.sqrt(12)], rtol=1e-4)
+    np.testing.assert_allclose(found, [0.25, 0.625, 2.20099 * 0.13056 / np.sqrt(12)], rtol=1e-4)
 
 
 def test_of_few_prompts_it_is_of_their_completions():
-    # Four early of mean 0.25 and variance 1/4, eight late of mean 1 and variance 0.
+    # Four early of mean 0.25 and variance 1/4, eight late of mean 1 and variance 0: t of 3 degrees of freedom.
     early, late = {"a": [0.0, 0.0, 0.0, 1.0]}, {"a": [1.0] * 8}
     found = recipes.improvement([early, *[{}] * 4, {}, *[{}] * 4, late])
-    np.testing.assert_allclose(found, [0.25, 1, 1.98 * np.sqrt(0.25 / 4)], rtol=1e-6)
+    np.testing.assert_allclose(found, [0.25, 1, 3.182446 * np.sqrt(0.25 / 4)], rtol=1e-6)
+
+
+def test_welch_by_hand():
+    # Variances 1/2 and 2 of two and four values: 1/4 + 1/2; degrees of freedom (3/4)^2 / ((1/4)^2 / 1 + (1/2)^2 / 3),
+    # 3.857, whose t is between those of 3 and 4, 3.182 and 2.776.
+    found = recipes.welch_width([0.0, 1.0], [0.0, 0.0, np.sqrt(6), np.sqrt(6)])
+    np.testing.assert_allclose(found, 2.81747 * np.sqrt(0.75), rtol=1e-4)
+    assert recipes.welch_width([1.0, 1.0], [2.0, 2.0]) == 0
 
 
 def test_nothing_compares_where_no_prompt_comes_again():
@@ -46,9 +55,9 @@ def test_a_share_of_pairs_has_the_interval_of_its_pairs():
     rows = [row(value) for value in (0.5, 0.5, 0.6, 0.7, 0.7, 0.8, 0.9, 0.9, 0.9, 0.9, 0.9)]
     found = recipes.stored_improvement([{"phase": "warm"}, *rows], 8)
     np.testing.assert_allclose(found, [0.6, 0.9, 1.96 * np.sqrt(0.34581 / 40)], rtol=1e-4)
-    # What is no share has that of its steps: variances 0.01 and 0.
+    # What is no share has that of its steps: variances 0.01 and 0, t of 4 degrees of freedom.
     alone = [{"phase": "pairs", "policy/logprob": row["pairs/accuracy"]} for row in rows]
-    np.testing.assert_allclose(recipes.stored_improvement(alone, 8)[2], 2.31 * np.sqrt(0.01 / 5), rtol=1e-6)
+    np.testing.assert_allclose(recipes.stored_improvement(alone, 8)[2], 2.776445 * np.sqrt(0.01 / 5), rtol=1e-6)
 
 
 def batch(mesh):

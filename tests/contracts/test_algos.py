@@ -236,6 +236,7 @@ def test_it_learns_a_word_of_two_letters(name):
             ref_logprobs=jnp.full((rows, 2), -jnp.log(3.0)),
             teacher_logprobs=teacher[jnp.arange(2)[None, :], tokens],
             old_entropy=jnp.tile(-(jnp.exp(before) * before).sum(-1), (rows, 1)),
+            old_sum_squared=jnp.tile(jnp.exp(2 * before).sum(-1), (rows, 1)),
             sample=jnp.arange(rows, dtype=jnp.int32) // num_groups,
         )
         shaped = objective.shape(config, groups)

@@ -36,6 +36,10 @@ def test_similarity_of_what_cannot_be_compared():
     verdict = similarity.score(Similarity(max_characters=4), "bcdef", example())
     assert (verdict.status, verdict.reward) == (Status.FORBIDDEN, None)
     assert similarity.score(Similarity(), "a", example(answer="")).reward == 0.0
+    told = Similarity(info="feedback")  # 2 * 2 of 2 + 8 characters
+    assert similarity.score(told, "12", example(feedback="It is 12")).reward == pytest.approx(0.4)
+    with pytest.raises(ValueError, match="'e' has no text 'feedback' in its info; Similarity needs one"):
+        similarity.score(told, "12", example())
     with pytest.raises(ValueError, match="'e' has no answer; Similarity needs one"):
         similarity.score(Similarity(), "a", example(answer=None))
 

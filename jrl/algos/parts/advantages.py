@@ -138,6 +138,16 @@ PARTS: list[Part] = [
         ],
     },
     {
+        "id": "A10",
+        "function": "jrl.ops.logprobs:squared_probabilities",
+        "inputs": ["hidden", "mask", "unembed", "temperature", "chunk", "predictor"],
+        "output": "sum_v p_v^2 [R, L] float32",
+        "tests": [
+            "tests/algos/test_otb.py::test_squared_probabilities_by_hand",
+            "tests/test_credit.py::test_old_and_reference_log_probs_are_those_of_rows_alone_and_behaviour_is_the_samplers",
+        ],
+    },
+    {
         "id": "A11",
         "function": "jrl.ops.best_of_k:pass_at_k",
         "inputs": ["correct", "group", "valid", "num_groups", "k"],

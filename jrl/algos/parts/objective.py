@@ -21,6 +21,16 @@ OBJECTIVE_FUNCTIONS: list[Part] = [
     },
     {
         "id": "row",
+        "function": "jrl.algos.contract:Objective.check_stored",
+        "inputs": ["config", "value"],
+        "output": "None; raises ValueError for stored rows that give nothing to learn from",
+        "tests": [
+            "tests/algos/test_stored_advantage_rows.py::"
+            "test_data_without_an_answer_that_is_better_than_expected_are_refused"
+        ],
+    },
+    {
+        "id": "row",
         "function": "jrl.algos.contract:Objective.corrects_staleness",
         "inputs": ["config"],
         "output": "whether Online.lag may be above 1",

@@ -571,6 +571,23 @@ PARTS: list[Part] = [
     },
     {
         "id": "P34",
+        "function": "jrl.rollout.strategies.refinement:asked",
+        "inputs": ["config", "visit", "tokenizer", "room"],
+        "output": "tokens of the prompt with an answer and feedback on it",
+        "tests": ["tests/test_refinement.py::test_answer_and_feedback_are_in_the_prompt_that_is_drawn_from"],
+    },
+    {
+        "id": "P34",
+        "function": "jrl.rollout.strategies.rows:after_prompts",
+        "inputs": ["fields", "drawn_after", "tokens", "length", "pad_id"],
+        "output": "rows of a Rollout",
+        "tests": [
+            "tests/test_refinement.py::test_completions_stand_after_another_prompt_by_hand",
+            "tests/test_refinement.py::test_the_refiner_draws_after_the_asked_prompt",
+        ],
+    },
+    {
+        "id": "P34",
         "function": "jrl.ops.supervised:closest_refinement",
         "inputs": ["feedback", "refinements", "valid"],
         "output": "index [...] int32",

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from jrl.rollout.strategies import branching, opponent, partial, reference_samples, reset, roll_in, self_correction
+from jrl.rollout.strategies import (
+    branching,
+    opponent,
+    partial,
+    reference_samples,
+    refinement,
+    reset,
+    roll_in,
+    self_correction,
+)
 from jrl.rollout.strategies.contract import PLAIN, Strategy
 
 STRATEGIES: dict[type, Strategy] = {
@@ -13,6 +22,7 @@ STRATEGIES: dict[type, Strategy] = {
         opponent.STRATEGY,
         partial.STRATEGY,
         reference_samples.STRATEGY,
+        refinement.STRATEGY,
         reset.STRATEGY,
         roll_in.STRATEGY,
         self_correction.STRATEGY,

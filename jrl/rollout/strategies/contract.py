@@ -74,6 +74,9 @@ class Strategy(NamedTuple):
     drawing: Callable[[Any, Any], Drawing] | None = None
     # (config, visit, tokenizer, room) -> tokens after the prompt, at most `room`, that the policy goes on from
     prefix: Callable[[Any, Visit, Any, int], tuple[int, ...]] = lambda config, visit, tokenizer, room: ()
+    # (config, visit, tokenizer, room) -> the prompt that completions are drawn from, at most `room` tokens, where rows
+    # hold the visit's own in its place (PromptBatch.row_tokens); () from it: no completion. None: rows are as drawn
+    asked: Callable[[Any, Visit, Any, int], tuple[int, ...]] | None = None
     roles: Callable[[Any], tuple[str, ...]] = lambda config: ()  # beside the policy, whose weights it draws with
     attempts: int = 1  # of a row, each scored by itself
     # (config) -> completions of a prompt that others branch from, and how many from each; None: none branches

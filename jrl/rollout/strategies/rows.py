@@ -38,6 +38,33 @@ def appended(tokens: Array, length: Array, more: Array, pad_id: int) -> tuple[Ar
     return wide, length + more.shape[0]
 
 
+def after_prompts(fields: Fields, drawn_after: Array, tokens: Array, length: Array, *, pad_id: int) -> Fields:
+    """Returns the rows with another prompt before their completions (P34's ILF).
+
+    Args:
+      drawn_after: [n] int32, tokens of the prompt that each row has. tokens: [n, P] int32, the other prompt, and
+        length: [n] int32, its tokens; with the completion it fits the row.
+    """
+    width = fields["tokens"].shape[1]
+    column, length = jnp.arange(width)[None, :], length[:, None]
+    written = jnp.maximum(fields["length"] - drawn_after, 0)[:, None]
+    is_completion = (column >= length) & (column < length + written)
+    source = jnp.clip(column - length + drawn_after[:, None], 0, width - 1)
+
+    def moved(name: str, array: Array | None) -> Array | None:
+        if array is None or name not in BY_TOKEN:
+            return array
+        return jnp.where(is_completion, jnp.take_along_axis(array, source, axis=1), EMPTY.get(name, pad_id))
+
+    rows = {name: moved(name, array) for name, array in fields.items()}
+    prompt = jnp.pad(tokens, ((0, 0), (0, width - tokens.shape[1])))
+    return {
+        **rows,
+        "tokens": jnp.where(column < length, prompt, rows["tokens"]),
+        "length": (length + written)[:, 0],
+    }
+
+
 def continued(first: Fields, second: Fields) -> Fields:
     """Returns rows whose actions are those of both calls. Where the second drew nothing, the first is the row.
 

@@ -1,4 +1,4 @@
-"""Similarity: how alike the extracted text and the example's answer are, character by character."""
+"""Similarity: how alike the extracted text and the example's answer, or another text of it, are, by characters."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ class Similarity:
 
     weight: float = 1.0  # of this verifier in the reward
     extract: Extract = "all"  # the place of the answer: all, answer_tag, boxed, hash (after ####) or last_line
+    info: str | None = None  # entry of Example.info to compare with, such as 'feedback'; None: the example's answer
     unparsable: float = -1.0  # reward where there is no answer in that place
     max_characters: int = 5_000  # a longer answer is not scored (FORBIDDEN): time is quadratic in the length
 
@@ -28,10 +29,12 @@ def score(config: Similarity, completion: str, example: Example) -> Verdict:
     """Returns CORRECT with the similarity where it is above 0, WRONG where it is 0, UNPARSABLE without an answer.
 
     Raises:
-        ValueError: the example has no answer to compare with.
+        ValueError: the example has no text to compare with.
     """
-    if example.answer is None:
-        raise ValueError(f"example {example.id!r} has no answer; Similarity needs one")
+    reference = example.answer if config.info is None else example.info.get(config.info)
+    if not isinstance(reference, str):
+        what = "answer" if config.info is None else f"text {config.info!r} in its info"
+        raise ValueError(f"example {example.id!r} has no {what}; Similarity needs one")
     answer = extract_answer(completion, config.extract)
     if answer is None:
         return Verdict(Status.UNPARSABLE, config.unparsable, f"no single answer in {config.extract!r}")
@@ -39,5 +42,5 @@ def score(config: Similarity, completion: str, example: Example) -> Verdict:
         return Verdict(
             Status.FORBIDDEN, None, f"{len(answer)} characters; at most {config.max_characters} are compared"
         )
-    alike = similarity(answer, example.answer.strip())
+    alike = similarity(answer, reference.strip())
     return Verdict(Status.CORRECT if alike > 0 else Status.WRONG, alike)

@@ -273,6 +273,7 @@ def stage_case(config: Config, parts: Parts, index: int, before: Case | None, fi
         previous=stage.lag if online and objective.refill(stage.objective) is not None else 0,
         recomputes=(needs.values and CRITIC not in optimizers(stage))
         or needs.credit_entropy
+        or needs.credit_sum_squared
         or (needs.logprobs and (stage.learner.updates_per_batch > 1 or needs.credit_logprobs)),
         before=before,
         **fields,

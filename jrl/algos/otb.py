@@ -1,0 +1,69 @@
+"""OTB: returns against the baseline of least variance of their token, of a group's other samples; PPO's clip.
+
+    r_t   = R_i on the last sampled token, 0 before; rewards of spans on theirs; -kl_in_reward * k1_t     R16, R17
+    Ret_t = sum of r from t on                                                                           A1
+    W_t   = sum over the sampled tokens up to t of 1 - 2 p(y) + sum_v p_v^2
+    A_t   = Ret_t - sum_j Ret_jt W_jt / sum_j W_jt over the rows of the group that sampled a token there  A10
+    l_t   = max(-rho_t * A_t, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_t)                            L2 (L3)
+    L     = mean over all tokens of the step                                                             G1
+
+W stands for the squared norm of the gradient of a row's log-prob so far: rows that would move the policy most set the
+baseline. p is that of the weights that the updates of a batch begin with, over the whole vocabulary; it takes a pass
+for them where there is one update a batch. What one sample alone goes on to has nothing to be compared with and learns
+nothing: rewards that are counted at the end teach the longest of a group up to the end of the second.
+
+Source: verl's optimal token baseline, which has no clip of its own.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jrl.algos import common, contract
+from jrl.algos.contract import Facts, Groups, Needs, Objective
+from jrl.ops import advantages as advantage_ops
+from jrl.ops import baselines, reduce
+from jrl.types import PyTree, traced
+
+Array = jax.Array
+
+
+@traced
+class OTB(common.Clipped):
+    kl_in_reward: float | None = None  # coefficient of the KL to the reference in the reward; None: no reference
+
+
+def check(config: OTB, facts: Facts) -> None:
+    common.check_clipped(config, facts)
+    common.check_kl_in_reward(config)
+
+
+def needs(config: OTB) -> Needs:
+    of_reward = common.needs_of_reward(config)
+    return common.clipped_needs(config)._replace(**of_reward | {"credit_logprobs": True, "credit_sum_squared": True})
+
+
+def advantages(config: OTB, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
+    rows, mask = contract.eligible(groups), groups.action_mask
+    returns = advantage_ops.discounted_returns(common.rewards_of_tokens(config, groups, reward), mask, discount=1.0)
+    found = baselines.token_optimal(
+        returns,
+        jnp.exp(reduce.masked(groups.old_logprobs, mask)),
+        groups.old_sum_squared,
+        mask,
+        groups.group,
+        rows,
+        num_groups=groups.num_groups,
+    )
+    return found, state, common.count_groups(groups, reward)
+
+
+OBJECTIVE = Objective(
+    config=OTB,
+    check=check,
+    corrects_staleness=common.has_importance,
+    advantages=advantages,
+    token_loss=common.clipped_token_loss,
+    needs=needs,
+)

@@ -1,0 +1,76 @@
+"""Refinements: answers that a role draws after feedback, and the policy learns after the prompt alone (P34's ILF).
+
+An example has an answer and feedback on it. They stand in the prompt that completions are drawn from, by a role that
+Demonstrations with the same `condition` have trained; the rows that are scored and learned from hold the example's own
+prompt in its place. So the sampler's log-probs are of another model and prompt than the learner's, which an objective
+that imitates does not read, and others correct by importance weights; the metrics mismatch/ show the distance. Where an
+example lacks a text, or its conditioned prompt has more than Data.prompt_length tokens, its rows have no action and
+count as aborted.
+
+Source: Scheurer et al. 2303.16755: of several refinements the one most like the feedback is imitated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from jrl.rollout.strategies.contract import Fields, Setting, Shard, Strategy
+from jrl.rollout.strategies.rows import after_prompts
+from jrl.tasks.data.prompts import Visit
+from jrl.tasks.data.stored import LeftOut, Template, with_system
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Refinement:
+    """Completions that refine an answer of the data by feedback of the data."""
+
+    refiner: str = "refiner"  # the role whose weights draw them
+    # what the system message says while they are drawn, or adds to the prompt's own: texts or numbers of Example.info
+    # by name
+    condition: str = "Answer: {given}\nFeedback: {feedback}\n"
+
+    def __post_init__(self) -> None:
+        Template(self.condition, "Refinement.condition")
+
+
+def check(config: Refinement, setting: Setting) -> None:
+    if config.refiner not in setting.roles:
+        raise ValueError(f"Refinement.refiner names the role {config.refiner!r}, which no earlier stage trains "
+                         f"(Offline.trains = {config.refiner!r})")  # fmt: skip
+
+
+def asked(config: Refinement, visit: Visit, tokenizer: Any, room: int) -> tuple[int, ...]:
+    """Returns P34's prompt of ILF, with answer and feedback; () where the example lacks one, or it exceeds `room`."""
+    try:
+        goal = Template(config.condition, "Refinement.condition").fill(visit, numbers=True)
+    except LeftOut:
+        return ()
+    prompt = tuple(tokenizer.encode_prompt(with_system(visit.example.messages, goal)))
+    return prompt if len(prompt) <= room else ()
+
+
+class RefinementDrawing(NamedTuple):
+    """Completions of one prompt in the rows of another."""
+
+    refiner: str
+
+    roles = property(lambda self: (self.refiner,))
+
+    def __call__(self, shard: Shard) -> Fields:
+        prompts, repeated = shard.prompts, lambda x: jnp.repeat(x, shard.samples, axis=0)
+        draws = dict(samples=shard.samples, completion_length=shard.completion_length, role=self.refiner)
+        drawn = shard.sample(prompts, **draws)
+        own = repeated(prompts.row_tokens), repeated(prompts.row_length)
+        return after_prompts(drawn, repeated(prompts.length), *own, pad_id=shard.pad_id)
+
+
+STRATEGY = Strategy(
+    config=Refinement,
+    check=check,
+    drawing=lambda config, tokenizer: RefinementDrawing(config.refiner),
+    asked=asked,
+    roles=lambda config: (config.refiner,),
+)
