@@ -53,6 +53,16 @@ def check_router(config: Config, cfg: Any) -> None:
         raise ValueError("Learner.router is for mixtures of experts, and this model has no experts; leave it out")
 
 
+def check_routes(config: Config, cfg: Any) -> None:
+    """Raises ValueError for routes to replay where the model has no routers."""
+    for stage in config.stages:
+        if stage.learner.replays_routes and not (isinstance(cfg, Decoder) and cfg.experts is not None):
+            raise ValueError(
+                "Learner.routes = 'replayed' is for jrl's decoder with a mixture of experts, and this model has no "
+                "experts; leave it out"
+            )
+
+
 def check_expert_axis(cfg: Any, mesh: Mesh) -> None:
     """Raises ValueError for a policy without experts, or a model of the user's own, on a mesh with an axis for them."""
     if mesh.shape[EXPERT] > 1 and not (isinstance(cfg, Decoder) and cfg.experts is not None):
