@@ -13,10 +13,10 @@ TINY = [
     "Decoder.layers=2", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
     "Decoder.dtype='bfloat16'", "Decoder.experts=@Experts()", "Experts.count=8", "Experts.per_token=2",
     "Experts.width=8", "Config.mesh=@MeshShape()", "Online.prompts=8", "Online.samples=4", "Online.steps=4",
-    "Checkpoint.every=2", "Log.samples=0", "Scoring.workers=1", "GRPO.kl=0.01", "Learner.minibatches=2",
+    "Checkpoint.every=2", "Log.samples=0", "Scoring.workers=1", "Learner.minibatches=2",
     "Learner.routes='replayed'",
 ]  # fmt: skip
-LAG = "Online.lag=1"
+LAG, REFERENCE = "Online.lag=1", "GRPO.kl=0.01"
 APART = ["Config.sampler_mesh=@sample/MeshShape()", "sample/MeshShape.data=1"]
 PARTIAL = ["Online.strategy=@Partial()", "Partial.tokens=2"]
 REFILLS = ["Online.objective=@DAPO()", "DAPO.max_refills=1", LAG]
@@ -32,7 +32,9 @@ def compilation_cache(tmp_path_factory):
 
 
 # With a lag the checkpoint holds the completions that are being drawn, and their routes.
-@pytest.mark.parametrize("bindings", [[], [LAG], PARTIAL, REFILLS], ids=["lag 0", "lag 1", "segments", "refills"])
+@pytest.mark.parametrize(
+    "bindings", [[REFERENCE], [REFERENCE, LAG], PARTIAL, REFILLS], ids=["lag 0", "lag 1", "segments", "refills"]
+)
 def test_a_run_that_is_left_and_resumed_has_the_same_bits(tmp_path, bindings):
     short_runs.run(TINY, tmp_path / "whole", *bindings)
     short_runs.run(TINY, tmp_path / "left", *bindings, stop_after=3)
@@ -53,7 +55,8 @@ def test_devices_of_their_own_for_sampling_change_no_bit(tmp_path):
 
 
 def test_replayed_routes_bring_learner_and_sampler_together(tmp_path):
-    wide = ["Decoder.layers=4", "Experts.count=16", "Learner.minibatches=1", "GRPO.kl=None", "Online.steps=2"]
+    wide = ["Decoder.layers=6", "Decoder.width=64", "Experts.count=32", "Experts.per_token=4", "Online.prompts=16",
+            "Sampler.completion_length=16", "Learner.minibatches=1", "Online.steps=2"]  # fmt: skip
     found = {}
     for routes in ("computed", "replayed"):
         short_runs.run(TINY, tmp_path / routes, *wide, f"Learner.routes={routes!r}")

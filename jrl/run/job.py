@@ -71,7 +71,6 @@ from jrl.run.checks import (
     check_host,
     check_logprobs,
     check_router,
-    check_routes,
     check_sequence,
     check_shared,
     check_split,
@@ -269,7 +268,6 @@ def open_policy(
         frozen, trained = split_params(model.spec(cfg))
         check_bytes(trained if frozen is None else frozen, mesh)
     check_router(config, cfg)
-    check_routes(config, cfg)
     check_shared(config, cfg)
     check_sequence("model", cfg, mesh)
     check_logprobs(config, cfg)
