@@ -480,8 +480,7 @@ def _router_sums(logits: Array, micro: TrainBatch, places: int, per_token: int) 
     Returns:
       name -> []; load: [sparse layers, experts].
     """
-    mask = jnp.concatenate([micro.loss_mask[:, 1:], jnp.zeros_like(micro.loss_mask[:, :1])], axis=1)
-    packed = micro.packed
+    mask, packed = segments.next_column(micro.loss_mask), micro.packed
     routes = [] if packed.routes is None else [routers.by_layer(share_of_rows(packed.routes), len(logits))]
 
     def sums_of(

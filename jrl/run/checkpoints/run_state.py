@@ -89,7 +89,6 @@ def open_run_state(
     pinned: Collection[int] = (),
     processes: Processes = ONE,
     shared: bool = True,
-    by_shards: bool = False,
 ) -> RunState:
     """Opens (or makes) a folder of saves and sweeps interrupted ones.
 
@@ -103,7 +102,6 @@ def open_run_state(
     Of several processes all call all of these: each writes and reads its own shards, and process 0 does the rest.
     shared: whether all processes see the folder. False: each has a folder of its own, which at the opening holds all
       that the others' do; a save is what they then hold together.
-    by_shards: each process writes a file of its shards into a shared folder too: some have no device of some arrays.
     Raises ValueError for keep < 1.
     """
     if keep < 1:
@@ -122,7 +120,7 @@ def open_run_state(
 
     def save(step: int, state: PyTree, host: Mapping[str, Any], skipped: int = 0) -> None:
         check_open()
-        save_step(folder, step, state, host, processes, shared=shared, by_shards=by_shards)
+        save_step(folder, step, state, host, processes, shared=shared)
         if not writes:
             return
         present = list_steps(folder)
@@ -208,7 +206,6 @@ def save_step(
     processes: Processes = ONE,
     *,
     shared: bool = True,
-    by_shards: bool = False,
 ) -> None:
     """Writes one step: temporary folder, sync, read back, one rename, sync.
 
@@ -216,7 +213,8 @@ def save_step(
       state: pytree of jax or numpy arrays, typed keys included; None is not a leaf.
       host: JSON values, no NaN (write None); process 0's counts.
       processes: those that hold the state; each writes its own shards.
-      shared, by_shards: as in `open_run_state`.
+      shared: as in `open_run_state`. False, or where some process has no device of some array: each writes a file of
+        its shards.
     Raises: SaveFailed where the disk is full or the bytes read back differ; TypeError or ValueError for a leaf or a
       host value that cannot be saved, before anything is written.
     """
@@ -235,7 +233,7 @@ def save_step(
             paths.remove_tree(temporary)
             paths.make_dir(temporary)
         processes.barrier(f"save {step}")
-        if shared and not by_shards:
+        if shared and _are_everywhere(arrays.values(), processes):
             _write_together(temporary, step, arrays, described, host_bytes, processes)
         else:
             _write_apart(temporary, step, arrays, described, host_bytes, processes)
@@ -422,11 +420,10 @@ def _read(
     return state, host
 
 
-def _are_everywhere(targets: Iterable[Any], processes: Processes) -> bool:
+def _are_everywhere(arrays: Iterable[Any], processes: Processes) -> bool:
     """Whether every process has a device of every array."""
-    meshes = {
-        target.sharding.mesh for target in targets if isinstance(getattr(target, "sharding", None), NamedSharding)
-    }
+    shardings = [getattr(array, "sharding", None) for array in arrays]
+    meshes = {sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding)}
     return processes.count == 1 or all(len(processes_of(mesh)) == processes.count for mesh in meshes)
 
 
