@@ -19,6 +19,8 @@ TINY = [
 LAG, REFERENCE = "Online.lag=1", "GRPO.kl=0.01"
 APART = ["Config.sampler_mesh=@sample/MeshShape()", "sample/MeshShape.data=1"]
 PARTIAL = ["Online.strategy=@Partial()", "Partial.tokens=2"]
+CRITIC = ["Online.objective=@PPO()", "Online.critic='policy'", "Config.adapter=@LoRA()",
+          "LoRA.targets=('*', 'expert*')"]  # fmt: skip
 REFILLS = ["Online.objective=@DAPO()", "DAPO.max_refills=1", LAG]
 
 
@@ -33,7 +35,9 @@ def compilation_cache(tmp_path_factory):
 
 # With a lag the checkpoint holds the completions that are being drawn, and their routes.
 @pytest.mark.parametrize(
-    "bindings", [[REFERENCE], [REFERENCE, LAG], PARTIAL, REFILLS], ids=["lag 0", "lag 1", "segments", "refills"]
+    "bindings",
+    [[REFERENCE], [REFERENCE, LAG], PARTIAL, REFILLS, CRITIC],
+    ids=["lag 0", "lag 1", "segments", "refills", "adapters and a critic"],
 )
 def test_a_run_that_is_left_and_resumed_has_the_same_bits(tmp_path, bindings):
     short_runs.run(TINY, tmp_path / "whole", *bindings)

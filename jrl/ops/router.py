@@ -33,7 +33,8 @@ def route(
     top, ids = jax.lax.top_k(logits, per_token)
     if recorded is not None:
         ids = replayed(ids, recorded)
-        top = jnp.take_along_axis(logits, ids, axis=-1)
+        # A sum over one number: a gather of single numbers, and the scatter of its gradient, are slow on TPUs.
+        top = jnp.where(_one_hot(ids, logits.shape[-1]), logits[..., None, :], 0).sum(-1)
     if softmax == "chosen":
         return jax.nn.softmax(top, axis=-1), ids
     return jnp.exp(top - jax.nn.logsumexp(logits, axis=-1, keepdims=True)), ids
@@ -71,8 +72,12 @@ def visits(logits: Array, per_token: int, recorded: Array | None = None) -> Arra
     _, ids = jax.lax.top_k(logits, per_token)
     if recorded is not None:
         ids = replayed(ids, recorded)
-    experts = jnp.arange(logits.shape[-1], dtype=ids.dtype).reshape((1,) * ids.ndim + (-1,))
-    return (ids[..., None] == experts).any(-2)
+    return _one_hot(ids, logits.shape[-1]).any(-2)
+
+
+def _one_hot(ids: Array, experts: int) -> Array:
+    """Returns which expert every id is, [..., k, experts] bool."""
+    return ids[..., None] == jnp.arange(experts, dtype=ids.dtype).reshape((1,) * ids.ndim + (-1,))
 
 
 def balance_sum(
