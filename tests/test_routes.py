@@ -27,6 +27,7 @@ from jrl.rollout import sampler
 from jrl.rollout.strategies.rows import continued, widened
 from jrl.run.job import open_policy
 from jrl.tasks.tokenizers.bytes import ByteTokenizer
+from jrl.tools.sweep.population import unsupported
 from jrl.types import ModelState, PromptBatch, Recomputed, TrainBatch, TrainState
 
 NONE = 255  # not recorded
@@ -244,3 +245,10 @@ def test_where_nothing_could_be_replayed_the_option_is_refused(bindings, error):
     with pytest.raises((ConfigError, ValueError), match=error):
         config, parts = load_config("configs/tiny.gin", [*bindings, "Learner.routes='replayed'"])
         open_policy(config, parts, ByteTokenizer())
+
+
+def test_a_population_does_not_replay_routes(mesh):
+    config, _ = load_config("configs/tiny.gin", [*MIXTURE, "MeshShape.data=1", "Learner.routes='replayed'"])
+    assert unsupported(config) == "replayed routes (Learner.routes = 'replayed')"
+    computed, _ = load_config("configs/tiny.gin", [*MIXTURE, "MeshShape.data=1"])
+    assert unsupported(computed) is None
