@@ -77,7 +77,8 @@ def visits(logits: Array, per_token: int, recorded: Array | None = None) -> Arra
 
 def _one_hot(ids: Array, experts: int) -> Array:
     """Returns which expert every id is, [..., k, experts] bool."""
-    return ids[..., None] == jnp.arange(experts, dtype=ids.dtype).reshape((1,) * ids.ndim + (-1,))
+    each = jnp.arange(experts, dtype=ids.dtype).reshape((1,) * ids.ndim + (-1,))
+    return ids[..., None] == each
 
 
 def balance_sum(
