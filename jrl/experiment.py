@@ -398,6 +398,8 @@ def check(config: Config, tables: Tables) -> None:
     curriculum = None
     for stage in config.stages:
         check_stage(stage, config, tables, roles)
+        if stage.learner.replays_routes:
+            check_routes(stage)
         if isinstance(stage, Online) and stage.curriculum is not None:
             if curriculum is not None and isinstance(stage.curriculum, Pilot):
                 raise ValueError(
@@ -627,6 +629,18 @@ def check_partial(stage: Online, objective: Objective, config: Config) -> None:
             f"Partial.tokens = {partial.tokens}: the first tokens of completions are {oldest} versions old, and {name} "
             f"as configured has no bound on importance weights; set {name}.importance = @TruncatedImportance() where it"
             " has that field, Partial.newest_only = True, or Partial.tokens to half of Sampler.completion_length"
+        )
+
+
+def check_routes(stage: Stage) -> None:
+    """Raises ValueError where the rows of a stage have no routes of the policy that could be replayed."""
+    if isinstance(stage, Offline):
+        raise ValueError("Learner.routes = 'replayed' takes what the sampler recorded, and an Offline stage learns "
+                         "from stored rows; leave it out")  # fmt: skip
+    if isinstance(stage.strategy, MixtureOpponent | ReferenceSamples):
+        raise ValueError(
+            f"Learner.routes = 'replayed' does not go with Online.strategy = @{type(stage.strategy).__name__}(): some "
+            "of its rows are drawn with other weights than the policy's, whose routers choose otherwise; leave it out"
         )
 
 

@@ -68,6 +68,9 @@ class Rollout:
     version: Array  # [N, T] int32, the update count of the weights that drew the token; -1 where not an action
     turn: Array  # [N, T] int8, the turn a token belongs to; -1 throughout a row that an opponent drew
     weights_fingerprint: Array  # [] uint32, hash of those weights, as the sampler's program is given them
+    # [N, T, F] uint8 or uint16, which experts `tokens[:, t]` went to as an input, in every sparse layer; the largest
+    # value where that is not known. None: not recorded (Learner.routes)
+    routes: Array | None = None
 
 
 @struct.dataclass
@@ -104,6 +107,7 @@ class PackedBatch:
     sequence: Array  # [M, R, S] int32, which of the N sequences is at a place
     temperature: Array  # [] float32, log-probs are of logits / temperature
     num_real: Array  # [] int32
+    routes: Array | None = None  # [M, R, L, F], as Rollout.routes; None: routers decide
 
 
 @struct.dataclass

@@ -48,8 +48,18 @@ def model_config(dtype, experts=None):
     )  # fmt: skip
 
 
-def sequences(seed=0, dtype=np.float32):
-    """Random rollouts and rewards, as numpy: what a sampler and a verifier would have returned."""
+def routes_of(prompt, length, experts, rng):
+    """Returns experts of every token but the last at random, two layers of them; prompts of a group have the same."""
+    draw = lambda rows: np.argsort(rng.random((rows, T, 2, experts.count)), -1)[..., : experts.per_token]
+    column = np.arange(T)[:, None, None]
+    of_prompt = column < prompt[:, None, None, None] - 1
+    routes = np.where(of_prompt, draw(B).repeat(G, axis=0), draw(N))
+    return np.where(column < length[:, None, None, None] - 1, routes, 255).astype(np.uint8).reshape(N, T, -1)
+
+
+def sequences(seed=0, dtype=np.float32, experts=None):
+    """Random rollouts and rewards, as numpy: what a sampler and a verifier would have returned. experts: those whose
+    routes were recorded; None: none were."""
     rng = np.random.default_rng(seed)
     prompt = rng.integers(1, P + 1, B).repeat(G)
     completion = rng.integers(1, C + 1, N)
@@ -70,6 +80,7 @@ def sequences(seed=0, dtype=np.float32):
         version=np.where(action, 0, -1).astype(np.int32),
         turn=np.zeros((N, T), np.int8),
         weights_fingerprint=np.uint32(0),
+        routes=None if experts is None else routes_of(prompt, length, experts, rng),
     )
     reward = rng.integers(0, 2, N).astype(np.float32)
     scores = Scores(
@@ -126,10 +137,10 @@ def weights(dtype, experts=None, head=False):
     return Weights(drawn, {VALUE: np.random.default_rng(4).normal(size=(1, 16, 1)).astype(dtype) / 4} if head else {})
 
 
-def step_sums(mesh_shape, config, algo="GRPO", dtype="float32", order=None, experts=None):
-    """Returns (loss, magnitude, gradient as numpy) of one optimizer step."""
+def step_sums(mesh_shape, config, algo="GRPO", dtype="float32", order=None, experts=None, replayed=None):
+    """Returns (loss, magnitude, gradient as numpy) of one optimizer step. replayed: the experts whose routes it has."""
     mesh, weights, run = program(mesh_shape, config, algo, dtype, experts)
-    rollout, scores = sequences()
+    rollout, scores = sequences(experts=replayed)
     if order is not None:
         rollout, scores = permute(rollout, scores, order)
     with jax.set_mesh(mesh):
@@ -314,6 +325,22 @@ def test_terms_of_routers_do_not_depend_on_layout(layout):
         assert distance(gradient, other_gradient) <= 1e-12
         plain, _, _ = sums(MeshShape(), Learner(row_length=T), None)
         assert loss - plain > 0.4  # balance is about 1
+
+
+@pytest.mark.parametrize(
+    "layout", ["shared prompts on all axes", "prompts apart in shares", "expert 2, fsdp 2, tensor 2"]
+)
+def test_replayed_routes_do_not_depend_on_layout(layout):
+    def sums(mesh_shape, config, replayed=EXPERTS):
+        return step_sums(mesh_shape, config, dtype="float64", experts=EXPERTS, replayed=replayed)
+
+    with jax.enable_x64(True):
+        loss, magnitude, gradient = sums(MeshShape(), Learner(row_length=T))
+        other_loss, _, other_gradient = sums(*{**LAYOUTS, **OF_EXPERTS}[layout])
+        assert abs(other_loss - loss) <= 1e-12 * magnitude
+        assert distance(gradient, other_gradient) <= 1e-12
+        _, _, computed = sums(MeshShape(), Learner(row_length=T), None)
+        assert distance(gradient, computed) > 0.1
 
 
 @pytest.mark.parametrize("layout", ["packed, micro-batches", "data, fsdp, tensor"])

@@ -42,12 +42,19 @@ class Learner:
     # A group's prompt is computed with each sample; once for each row; or once for all rows of a micro-batch.
     prefix_sharing: Literal["none", "in_row", "cross_row"] = "none"
     router: RouterLoss | None = None  # what a mixture of experts adds to the loss; None: nothing
+    # Where tokens of a mixture go while they are learned from. computed: to the experts that its routers choose then;
+    # replayed: to those that they went to while they were sampled, recorded by the sampler.
+    routes: Literal["computed", "replayed"] = "computed"
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, int) and value < 1:
                 raise ValueError(f"Learner.{field.name} must be at least 1; got {value}")
+
+    @property
+    def replays_routes(self) -> bool:
+        return self.routes == "replayed"
 
     @property
     def chunk(self) -> int:

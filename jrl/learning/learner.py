@@ -27,7 +27,7 @@ from jrl.learning.optimizer import step
 from jrl.learning.optimizers.contract import describe
 from jrl.learning.optimizers.groups import trained_only
 from jrl.learning.previous import with_previous
-from jrl.learning.row_layout import RowLayout, model_inputs, row_layout
+from jrl.learning.row_layout import RowLayout, model_inputs, row_layout, share_of_rows
 from jrl.models.contract import MixedTokens, Model, merge_params, without_gradient
 from jrl.models.heads import REWARD, VALUE, read_head, read_values
 from jrl.ops import reduce, segments
@@ -142,7 +142,7 @@ def reading_of(
     if teacher is not None:
         divergence = layout.rows(token_divergence(
             hidden,
-            jax.lax.stop_gradient(hidden_of(teacher.params, micro, teacher.model, teacher.cfg)[0]),
+            jax.lax.stop_gradient(hidden_of(teacher.params, without_routes(micro), teacher.model, teacher.cfg)[0]),
             mask,
             unembed,
             lambda h: teacher.model.unembed(teacher.params, h, teacher.cfg),
@@ -180,8 +180,14 @@ def as_read(
 
 def hidden_of(params: PyTree, micro: PackedBatch, model: Model, cfg: Any) -> tuple[Array, Array | None]:
     """Returns the last hidden states of one micro-batch, [R, L, D], and the logits of the routers on the way; of rows
-    that are divided, those of their shares."""
-    return model.routed(params, *model_inputs(micro), cfg)
+    that are divided, those of their shares. Routers replay the routes that it has."""
+    routes = () if micro.routes is None else (share_of_rows(micro.routes),)
+    return model.routed(params, *model_inputs(micro), cfg, *routes)
+
+
+def without_routes(packed: PackedBatch) -> PackedBatch:
+    """Returns rows as a model reads them whose routers decide for themselves: any but the one that drew them."""
+    return packed.replace(routes=None)
 
 
 def _read_scores(head: Array, hidden: Array, micro: PackedBatch, layout: RowLayout) -> Array:
@@ -486,10 +492,11 @@ def _router_sums(logits: Array, micro: TrainBatch, places: int, per_token: int) 
     Returns:
       name -> []; load: [sparse layers, experts].
     """
-    mask = segments.next_column(micro.loss_mask)
+    mask, packed = segments.next_column(micro.loss_mask), micro.packed
+    routes = [] if packed.routes is None else [routers.by_layer(share_of_rows(packed.routes), len(logits))]
 
     def sums_of(
-        logits: Array, mask: Array, segment: Array, summed: Callable[[Array], Array] = lambda x: x
+        logits: Array, mask: Array, segment: Array, *routes: Array, summed: Callable[[Array], Array] = lambda x: x
     ) -> tuple[dict[str, Array], Array]:
         balance = lambda z: routers.balance_sum(
             z, mask, segment, num_segments=places, per_token=per_token, summed=summed
@@ -499,20 +506,24 @@ def _router_sums(logits: Array, micro: TrainBatch, places: int, per_token: int) 
             "z": jax.vmap(lambda z: routers.z_sum(z, mask))(logits).mean(),
             "entropy": jax.vmap(lambda z: routers.entropy_sum(z, mask))(logits).mean(),
         }
-        return sums, jax.vmap(lambda z: routers.load(z, mask, per_token))(logits)
+        if routes:
+            sums["mismatch"] = jax.vmap(lambda z, ids: routers.changed_sum(z, mask, ids))(logits, *routes).mean()
+        return sums, jax.vmap(lambda z, *ids: routers.load(z, mask, per_token, *ids))(logits, *routes)
 
     if axis_size(SEQUENCE) == 1:
-        return sums_of(logits, mask, micro.packed.segment)
+        return sums_of(logits, mask, packed.segment, *routes)
 
-    def of_share(logits: Array, mask: Array, segment: Array) -> tuple[Array, ...]:
-        sums, load = sums_of(logits, mask, segment, lambda x: jax.lax.psum(x, SEQUENCE))
-        balance = jax.lax.psum(sums["balance"], row_axes())  # each device of `sequence` has that of whole rows
-        return balance, *(jax.lax.psum(x, batch_axes()) for x in (sums["z"], sums["entropy"], load))
+    def of_share(logits: Array, mask: Array, segment: Array, *routes: Array) -> tuple[Array, ...]:
+        sums, load = sums_of(logits, mask, segment, *routes, summed=lambda x: jax.lax.psum(x, SEQUENCE))
+        # Each device of `sequence` has the balance of whole rows.
+        axes = {name: row_axes() if name == "balance" else batch_axes() for name in sums}
+        return *(jax.lax.psum(x, axes[name]) for name, x in sums.items()), jax.lax.psum(load, batch_axes())
 
-    shares = (logits, row_shares.cut(mask), row_shares.cut(micro.packed.segment))
-    ins, outs = ((None, "batch", None, None), ("batch", None), ("batch", None)), ((), (), (), (None, None))
-    *sums, load = per_shard(of_share, shares, ins, outs)
-    return dict(zip(("balance", "z", "entropy"), sums)), load
+    shares = (logits, row_shares.cut(mask), row_shares.cut(packed.segment), *routes)
+    by_layer, names = (None, "batch", None, None), ("balance", "z", "entropy", *(["mismatch"] if routes else []))
+    ins = (by_layer, ("batch", None), ("batch", None), *[by_layer] * len(routes))
+    *sums, load = per_shard(of_share, shares, ins, (*[()] * len(names), (None, None)))
+    return dict(zip(names, sums)), load
 
 
 def teacher_of(state: TrainState, config: PyTree, objective: Objective) -> PyTree | None:

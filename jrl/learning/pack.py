@@ -29,6 +29,7 @@ from jax.sharding import PartitionSpec
 from jrl.device.sharding import row_axes, row_shards
 from jrl.learning.bin_packing import plan_rows
 from jrl.learning.prefix_packing import PrefixBlock, plan_prefixes
+from jrl.ops.router import not_recorded
 from jrl.types import Array, PackedBatch, Rollout
 
 
@@ -219,15 +220,16 @@ def plan(
     )
 
 
-def pack(x: Array, source: Array) -> Array:
-    """Returns [M, R, L] from [N, T]: the tokens at `source`, zero (False) at padding.
+def pack(x: Array, source: Array, fill: int = 0) -> Array:
+    """Returns [M, R, L, ...] from [N, T, ...]: the tokens at `source`, and `fill` at padding, zero (False).
 
     With `unpack` the only bridge between the two layouts; it stays within a batch shard.
     """
 
     def local(x: Array, source: Array) -> Array:
-        taken = x.reshape(-1)[jnp.maximum(source, 0)]
-        return jnp.where(source >= 0, taken, jnp.zeros((), x.dtype))
+        rest = x.shape[2:]
+        taken = x.reshape(-1, *rest)[jnp.maximum(source, 0)]
+        return jnp.where(source.reshape(*source.shape, *(1,) * len(rest)) >= 0, taken, jnp.full((), fill, x.dtype))
 
     return _per_shard(local, x, source, PartitionSpec(None, row_axes()))
 
@@ -256,7 +258,7 @@ def _per_shard(fn: Any, x: Array, source: Array, out: PartitionSpec) -> Array:
         return fn(x, source)
     rows = row_axes()
     batch_first, batch_second = PartitionSpec(rows), PartitionSpec(None, rows)
-    x_spec = batch_first if x.ndim == 2 else batch_second
+    x_spec = batch_second if out == batch_first else batch_first
     x = jax.sharding.reshard(x, x_spec)
     source = jax.sharding.reshard(source, batch_second)
     return jax.shard_map(fn, in_specs=(x_spec, batch_second), out_specs=out, axis_names=set(rows), check_vma=False)(
@@ -271,12 +273,13 @@ def pack_tokens(
     temperature: Array,
     sampler_logprobs: Array | None = None,
     behaviour_logprobs: Array | None = None,
+    routes: Array | None = None,
 ) -> PackedBatch:
     """Returns the packed sequences of one optimizer step.
 
     Args:
-      tokens: [N, T] int32. action_mask: [N, T] bool. sampler_logprobs, behaviour_logprobs: [N, T] float32, of sampled
-        rows.
+      tokens: [N, T] int32. action_mask: [N, T] bool. sampler_logprobs, behaviour_logprobs: [N, T] float32, and routes:
+        [N, T, F], of sampled rows.
     """
     real = plan.source >= 0
     packed = lambda x: None if x is None else pack(x, plan.source)
@@ -292,13 +295,15 @@ def pack_tokens(
         sequence=plan.sequence,
         temperature=temperature,
         num_real=plan.num_real,
+        routes=None if routes is None else pack(routes, plan.source, not_recorded(routes.dtype)),
     )
 
 
 def pack_rollout(rollout: Rollout, plan: PackingPlan, temperature: Array) -> PackedBatch:
     """Returns the packed sampled rows of one optimizer step."""
     behaviour = rollout.sampler_logprobs if rollout.truncated_logprobs is None else rollout.truncated_logprobs
-    return pack_tokens(rollout.tokens, rollout.action_mask, plan, temperature, rollout.sampler_logprobs, behaviour)
+    given = (rollout.sampler_logprobs, behaviour, rollout.routes)
+    return pack_tokens(rollout.tokens, rollout.action_mask, plan, temperature, *given)
 
 
 def by_place(x: Array, sequence: Array) -> Array:

@@ -45,6 +45,11 @@ def row_layout() -> RowLayout:
     return ROWS if axis_size(SEQUENCE) == 1 else SHARES
 
 
+def share_of_rows(x: Array) -> Array:
+    """Returns what rows have, [R, L, ...], as a model takes it: [B, L, ...], or of their shares [B, L / S, ...]."""
+    return x if axis_size(SEQUENCE) == 1 else row_shares.cut(x)
+
+
 def model_inputs(micro: PackedBatch) -> tuple[Array, Array, Any]:
     """Returns tokens, positions and segments of a micro-batch as a model takes them, [B, L] or [B, L / S]."""
     segment = micro.segment

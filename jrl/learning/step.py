@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from jrl.learning.credit import Credit, StoredLabels
 from jrl.learning.critic import CRITIC
-from jrl.learning.learner import weights_of
+from jrl.learning.learner import weights_of, without_routes
 from jrl.learning.pack import PackingPlan
 from jrl.learning.previous import PREVIOUS
 from jrl.models.heads import REWARD
@@ -86,15 +86,16 @@ def prepare(p: StagePrograms, state: TrainState, role: str, packed: PackedBatch,
     recomputed = Recomputed()
     if p.recompute is not None:
         recomputed = recomputed.replace(**p.recompute(weights_of(state.models, role), packed))
+    others = without_routes(packed)
     if p.reference is not None:
-        recomputed = recomputed.replace(ref_logprobs=p.reference(weights_of(state.models, "reference"), packed))
+        recomputed = recomputed.replace(ref_logprobs=p.reference(weights_of(state.models, "reference"), others))
     if p.teacher is not None:
-        recomputed = recomputed.replace(teacher_logprobs=p.teacher(weights_of(state.models, "teacher"), packed))
+        recomputed = recomputed.replace(teacher_logprobs=p.teacher(weights_of(state.models, "teacher"), others))
     if p.row_values is not None:
         judges = {name: weights_of(state.models, name) for name, model in state.models.items() if REWARD in model.heads}
-        recomputed = recomputed.replace(row_values=p.row_values(judges, packed))
+        recomputed = recomputed.replace(row_values=p.row_values(judges, others))
     if p.critic_values is not None:
-        recomputed = recomputed.replace(**p.critic_values(weights_of(state.models, CRITIC), packed))
+        recomputed = recomputed.replace(**p.critic_values(weights_of(state.models, CRITIC), others))
     return Minibatch(plan, packed, recomputed)
 
 
@@ -179,6 +180,7 @@ def updates(
                 state, update_metrics = p.update(state, batch, arrays.objective, arrays.optimizer, arrays.router)
                 metrics.append(update_metrics)
             if p.update_critic is not None:
-                state, of_this = p.update_critic(state, batch, arrays.objective, arrays.critic_optimizer, arrays.router)
+                own = batch.replace(packed=without_routes(batch.packed))
+                state, of_this = p.update_critic(state, own, arrays.objective, arrays.critic_optimizer, arrays.router)
                 of_critic.append(of_this)
     return state, metrics, of_critic

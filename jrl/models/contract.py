@@ -106,13 +106,22 @@ class MixedTokens(NamedTuple):
     share: Array | float  # [] float, in [0, 1]
 
 
+class Routes(NamedTuple):
+    """How a model says which experts tokens went to: [B, L, F] unsigned integers, F of each token."""
+
+    empty: Callable  # (cfg, batch, length) -> routes of which none is recorded
+    record: Callable  # (params, tokens, positions, segment, cfg, cache=None) -> (hidden, cache, routes)
+
+
 class Model(NamedTuple):
     """The functions of a model. `cfg` is hashable and static; parameters are an explicit pytree."""
 
     spec: Callable  # (cfg) -> tree of ParamSpec
     init: Callable  # (key, cfg, place) -> fresh parameters; `init` of the spec, unless the module initializes itself
     forward: Callable  # (params, tokens, positions, segment, cfg, cache=None) -> (hidden, cache)
-    routed: Callable  # (params, tokens, positions, segment, cfg) -> (hidden, logits of its routers; None: it has none)
+    # (params, tokens, positions, segment, cfg) -> (hidden, logits of its routers; None: it has none); where `routes` is
+    # there also with routes to replay behind cfg
+    routed: Callable
     unembed: Callable  # (params, hidden, cfg) -> logits
     init_cache: Callable  # (cfg, batch, length) -> Cache, in one block
     cut_cache: Callable  # (cache, length, layout) -> the cache in the blocks used to decode `length` columns
@@ -121,6 +130,7 @@ class Model(NamedTuple):
     prepare_for_decode: Callable
     # (params, cfg) -> vocab_parallel.OutputHead, from which the learner computes log-probs; None: by `unembed`
     output_head: Callable | None = None
+    routes: Routes | None = None  # None: it cannot record and replay them
 
 
 class Adapted(NamedTuple):
@@ -148,8 +158,8 @@ def unrolled(model: Model) -> Model:
     def forward(params: PyTree, tokens: Array, positions: Array, segment: Array | None, cfg: Any, cache: Any = None):
         return model.forward(model.unstack(params, cfg), tokens, positions, segment, cfg, cache)
 
-    def routed(params: PyTree, tokens: Array, positions: Array, segment: Array | None, cfg: Any):
-        return model.routed(model.unstack(params, cfg), tokens, positions, segment, cfg)
+    def routed(params: PyTree, tokens: Array, positions: Array, segment: Array | None, cfg: Any, *routes: Array):
+        return model.routed(model.unstack(params, cfg), tokens, positions, segment, cfg, *routes)
 
     return model._replace(forward=forward, routed=routed)
 

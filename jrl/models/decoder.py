@@ -8,7 +8,7 @@ learner (under jit, mesh axes explicit) and the sampler (inside shard_map over t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,14 +20,17 @@ from jrl.models.attention import cudnn, fused, linear
 from jrl.models.attention.cached import attend_cached
 from jrl.models.attention.kv_cache import cut_cache, init_cache, of_layer, row_of, stack_of, with_stack, write
 from jrl.models.attention.reference import Rows, attend
-from jrl.models.contract import Cache, MixedTokens, Model, PrefixSegments, ShareSegments, State, init
+from jrl.models.contract import Cache, MixedTokens, Model, PrefixSegments, Routes, ShareSegments, State, init
 from jrl.models.leaves import prepare_for_decode, some_layers, spec, stretches, unstack
 from jrl.models.norm import layer_norm, rms_norm
 from jrl.models.product import multiply, plus
 from jrl.models.remat import is_narrow, keeping, layer_input, product, stream
 from jrl.models.rope import amplitude, cos_sin, frequencies, rotate
 from jrl.models.shape import Decoder, Variant
+from jrl.ops.router import by_layer, by_token, not_recorded, route_dtype
 from jrl.types import Array, PyTree
+
+Asked = Literal["logits", "ids"] | None  # of every router, where anything is
 
 
 class Kind(NamedTuple):
@@ -53,6 +56,13 @@ class Context(NamedTuple):
     # no more than a block of it at once
     mask: Array | None
     rotary: Rotary | None  # None: no layer rotates
+
+
+class TokenInput(NamedTuple):
+    """What a layer is given of each token beside the stream. In front of [B, L, ...] there may be an axis of layers."""
+
+    embedding: Array | None  # [B, L, E], of Decoder.layer_inputs
+    routes: Array | None  # [B, L, k], of a sparse layer's router, to be replayed; None: they are computed
 
 
 class LayerCache(NamedTuple):
@@ -86,15 +96,42 @@ def forward(
 
 
 def routed(
-    params: PyTree, tokens: Array | MixedTokens, positions: Array, segment: Array | None, cfg: Decoder
+    params: PyTree,
+    tokens: Array | MixedTokens,
+    positions: Array,
+    segment: Array | None,
+    cfg: Decoder,
+    routes: Array | None = None,
 ) -> tuple[Array, Array | None]:
     """Returns the last hidden states as `forward` does, and the logits of every router on the way.
+
+    Args:
+      routes: [B, L, sparse layers * k], as `record_routes` has them, which every router replays; None: they decide.
 
     Returns:
       logits: [sparse layers, B, L, experts] float32 or wider; None where no layer is sparse.
     """
-    hidden, _, logits = _run(params, tokens, positions, segment, cfg, None, routed=True)
+    hidden, _, logits = _run(params, tokens, positions, segment, cfg, None, asked="logits", routes=routes)
     return hidden, logits
+
+
+def record_routes(
+    params: PyTree, tokens: Array, positions: Array, segment: Array | None, cfg: Decoder, cache: Cache | None = None
+) -> tuple[Array, Cache | None, Array]:
+    """Returns what `forward` does, and which experts the tokens went to, [B, L, sparse layers * k] in `route_dtype`."""
+    hidden, cache, ids = _run(params, tokens, positions, segment, cfg, cache, asked="ids")
+    return hidden, cache, by_token(ids)
+
+
+def empty_routes(cfg: Decoder, batch: int, length: int) -> Array:
+    """Returns routes of which none is recorded, [batch, length, sparse layers * k]."""
+    dtype = route_dtype(cfg.experts.count)
+    shape = (batch, length, len(_sparse_layers(cfg)) * cfg.experts.per_token)
+    return jnp.full(shape, not_recorded(dtype), dtype)
+
+
+def _sparse_layers(cfg: Decoder) -> list[int]:
+    return [i for i in range(cfg.layers) if cfg.sparse(i)]
 
 
 def _run(
@@ -105,9 +142,10 @@ def _run(
     cfg: Decoder,
     cache: Cache | None,
     *,
-    routed: bool = False,
+    asked: Asked = None,
+    routes: Array | None = None,
 ) -> tuple[Array, Cache | None, Array | None]:
-    """Returns hidden states, the cache, and the routers' logits where they are asked for."""
+    """Returns hidden states, the cache, and what is asked of the routers, [sparse layers, B, L, experts or k]."""
     dtype = jnp.dtype(cfg.dtype)
     # A lookup needs complete rows of the table: exchange its vocabulary shards for shards of the width.
     table = constrain(params["embed"].astype(dtype), None, "embed_shard")
@@ -121,6 +159,8 @@ def _run(
     mask = visible(positions, segment) if at_once else None
     rotary = _rotary(positions, cfg)
     inputs = None if cfg.layer_inputs is None else _layer_inputs(params, x, tokens, cfg)
+    sparse = _sparse_layers(cfg)
+    routes = None if routes is None else by_layer(routes, len(sparse))
     context = Context(positions, segment, mask, rotary)
     shared = {}  # is the layer windowed? -> keys and values of these tokens, for layers that have none
     shared_kv = lambda kind, variant: shared.get(kind.windowed) if variant.shared else None
@@ -133,37 +173,38 @@ def _run(
     )
     flags = {name: jnp.array([getattr(kind, name) for kind in kinds]) for name in vary}
 
-    router_logits = []  # of each scan, or layer
+    of_routers = []  # of each scan, or layer
     if isinstance(params["layers"], tuple):
         for i, weights in enumerate(params["layers"]):
             variant, row = cfg.variant(i), row_of(cfg, i)
             layer_cache = LayerCache(None if cache is None else stack_of(cache, variant)[row], None)
-            per_layer_input = None if inputs is None else inputs[i]
-            x, new, kv, logits = _layer_once(
-                x, weights, context, layer_cache, per_layer_input, shared_kv(kinds[i], variant),
-                kind=kinds[i], variant=variant, cfg=cfg, routed=routed,
+            replayed = None if routes is None or i not in sparse else routes[sparse.index(i)]
+            token_input = TokenInput(None if inputs is None else inputs[i], replayed)
+            x, new, kv, of_router = _layer_once(
+                x, weights, context, layer_cache, token_input, shared_kv(kinds[i], variant),
+                kind=kinds[i], variant=variant, cfg=cfg, asked=asked,
             )  # fmt: skip
             if cache is not None and not variant.shared:
                 rows = stack_of(cache, variant)
                 cache = with_stack(cache, variant, (*rows[:row], new, *rows[row + 1 :]))
             if variant.source:
                 shared[kinds[i].windowed] = kv
-            router_logits.append(None if logits is None else jnp.expand_dims(logits, 0))
+            of_routers.append(None if of_router is None else jnp.expand_dims(of_router, 0))
     else:
         # The cache is carried and written in place. As inputs and outputs of the scan there would be two of it.
         def step_of(kind: Kind, variant: Variant) -> Callable[[tuple, tuple], tuple[tuple, tuple]]:
             def step(carry: tuple[Array, Any], xs: tuple) -> tuple[tuple[Array, Any], tuple]:
-                ((x, added), cache), (weights, flags, index, layer, per_layer_input) = carry, xs
+                ((x, added), cache), (weights, flags, index, layer, token_input) = carry, xs
                 x = x if added is None else x + jax.lax.stop_gradient(added)  # see _summed_later
                 weights = weights | {name: fused.Stacked(leaves, layer) for name, leaves in unsliced.items()}
                 layer_cache = LayerCache(None if cache is None else stack_of(cache, variant), index)
-                x, new, kv, logits = _layer(
-                    x, weights, context, layer_cache, per_layer_input, shared_kv(kind, variant),
-                    kind=kind._replace(**flags), variant=variant, cfg=cfg, routed=routed, adds=added is None,
+                x, new, kv, of_router = _layer(
+                    x, weights, context, layer_cache, token_input, shared_kv(kind, variant),
+                    kind=kind._replace(**flags), variant=variant, cfg=cfg, asked=asked, adds=added is None,
                 )  # fmt: skip
                 if cache is not None and not variant.shared:
                     cache = with_stack(cache, variant, new)
-                return (x if added is not None else (x, None), cache), (logits, kv)
+                return (x if added is not None else (x, None), cache), (of_router, kv)
 
             return step
 
@@ -179,17 +220,18 @@ def _run(
             some = {name: flag[start:stop] for name, flag in flags.items()}
             stack = some_layers(sliced, cfg, start, stop)
             rows = jnp.full(stop - start, row) if variant.shared else jnp.arange(row, row + stop - start)
-            per_layer_input = None if inputs is None else inputs[start:stop]
-            (x, cache), (logits, kv) = jax.lax.scan(
-                step_of(kinds[start], variant), (x, cache),
-                (stack, some, rows, jnp.arange(start, stop), per_layer_input),
-            )  # fmt: skip
+            first = None if routes is None or start not in sparse else sparse.index(start)
+            replayed = None if first is None else routes[first : first + stop - start]
+            token_input = TokenInput(None if inputs is None else inputs[start:stop], replayed)
+            (x, cache), (of_router, kv) = jax.lax.scan(
+                step_of(kinds[start], variant), (x, cache), (stack, some, rows, jnp.arange(start, stop), token_input)
+            )
             if kv is not None:  # of a stretch of one layer
                 shared[kinds[start].windowed] = jax.tree.map(lambda leaf: leaf[0], kv)
-            router_logits.append(logits)
+            of_routers.append(of_router)
         x = x[0] + jax.lax.stop_gradient(x[1]) if later else x[0]
-    router_logits = [logits for logits in router_logits if logits is not None]
-    return _norm(x, params, "final_norm", cfg), cache, jnp.concatenate(router_logits) if router_logits else None
+    of_routers = [of_router for of_router in of_routers if of_router is not None]
+    return _norm(x, params, "final_norm", cfg), cache, jnp.concatenate(of_routers) if of_routers else None
 
 
 def _layer(
@@ -197,26 +239,25 @@ def _layer(
     weights: PyTree,
     context: Context,
     layer_cache: LayerCache,
-    per_layer_input: Array | None,
+    token_input: TokenInput,
     shared_kv: tuple[Array, Array] | None,
     *,
     kind: Kind,
     variant: Variant,
     cfg: Decoder,
-    routed: bool,
+    asked: Asked,
     adds: bool = True,
 ) -> tuple[Array | tuple[Array, Array], Cache | State | None, tuple[Array, Array] | None, Array | None]:
     """Returns the residual stream after a layer, its cache with these tokens in it, the keys and values that later
-    layers share, and its router's logits.
+    layers share, and what is asked of its router.
 
     Args:
       x: [B, L, D]. weights: of the layer.
-      per_layer_input: [B, L, E], the tokens' input to this layer.
       shared_kv: keys and values that a layer without its own reads where there is no cache.
       adds: False: the stream is returned as the two arrays that it is the sum of.
     """
 
-    def block(x: Array, weights: PyTree, per_layer_input: Array | None, shared_kv: tuple[Array, Array] | None) -> tuple:
+    def block(x: Array, weights: PyTree, token_input: TokenInput, shared_kv: tuple[Array, Array] | None) -> tuple:
         x = layer_input(x)
         before, after = cfg.norm_place != "after", cfg.norm_place != "before"
         weights = fused.with_sliced(weights, x, cfg)
@@ -228,27 +269,35 @@ def _layer(
             y, new, kv = _attention(h, weights, kind, variant, context, layer_cache, shared_kv, cfg)
         between = x if cfg.parallel else stream(x + (_norm(y, weights, "attention_out_norm", cfg) if after else y))
         if fused.MLP in weights:
-            z, logits = _by_fused_mlp(between, weights[fused.MLP], cfg), None
+            z, routing = _by_fused_mlp(between, weights[fused.MLP], cfg), None
         else:
             h = _norm(between, weights, "mlp_norm", cfg) if before else between
             if "router" in weights:
-                z, logits = _sparse(between, h, weights, cfg)
+                z, routing = _sparse(between, h, weights, token_input.routes, cfg)
             else:
-                z, logits = _mlp(h, weights, cfg), None
+                z, routing = _mlp(h, weights, cfg), None
+        of_router = _asked_of(routing, asked, cfg)
         if cfg.parallel:
             between = x + (_norm(y, weights, "attention_out_norm", cfg) if after else y)
         z = _norm(z, weights, "mlp_out_norm", cfg) if after else z
         if not adds:
-            return _summed_later(between, z), new, kv if variant.source else None, logits if routed else None
+            return _summed_later(between, z), new, kv if variant.source else None, of_router
         x = between + z
-        if per_layer_input is not None:
-            x = x + _norm(_from_input(x, weights, per_layer_input, cfg), weights, "input_norm", cfg)
+        if token_input.embedding is not None:
+            x = x + _norm(_from_input(x, weights, token_input.embedding, cfg), weights, "input_norm", cfg)
         if cfg.layer_scale:
             x = x * weights["layer_scale"][0].astype(x.dtype)
-        return x, new, kv if variant.source else None, logits if routed else None
+        return x, new, kv if variant.source else None, of_router
 
     run = keeping(cfg.remat, block) if layer_cache.cache is None else block
-    return run(x, weights, per_layer_input, shared_kv)
+    return run(x, weights, token_input, shared_kv)
+
+
+def _asked_of(routing: experts.Routing | None, asked: Asked, cfg: Decoder) -> Array | None:
+    """Returns what is asked of a layer's router; None where the layer has none."""
+    if routing is None or asked is None:
+        return None
+    return routing.logits if asked == "logits" else routing.ids.astype(route_dtype(cfg.experts.count))
 
 
 @jax.custom_vjp
@@ -262,7 +311,7 @@ _summed_later.defvjp(lambda x, y: ((x, y), None), lambda _, gradients: (gradient
 
 
 # Layers that are alike are traced and lowered once, wherever they stand in a program and however often.
-_layer_once = jax.jit(_layer, static_argnames=("kind", "variant", "cfg", "routed", "adds"))
+_layer_once = jax.jit(_layer, static_argnames=("kind", "variant", "cfg", "asked", "adds"))
 
 
 def _linear(
@@ -586,11 +635,11 @@ def _weight(scale: Array, cfg: Decoder) -> Array:
     return 1 + scale.astype(jnp.promote_types(scale.dtype, jnp.float32))
 
 
-def _sparse(x: Array, h: Array, weights: PyTree, cfg: Decoder) -> tuple[Array, Array]:
-    """Returns the output of a sparse layer's experts, its shared expert's included, and its router's logits.
+def _sparse(x: Array, h: Array, weights: PyTree, routes: Array | None, cfg: Decoder) -> tuple[Array, experts.Routing]:
+    """Returns the output of a sparse layer's experts, its shared expert's included, and what its router said.
 
     Args:
-      x: [B, L, D], the residual stream. h: the same, as the MLP reads it.
+      x: [B, L, D], the residual stream. h: the same, as the MLP reads it. routes: [B, L, k], replayed; None: computed.
 
     Source: transformers' Gemma 4 (normed, and a router that reads the stream) and Qwen3.5-MoE (gated).
     """
@@ -599,13 +648,13 @@ def _sparse(x: Array, h: Array, weights: PyTree, cfg: Decoder) -> tuple[Array, A
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         routed_by = rms_norm(wide, weights["router_norm"], cfg.norm_eps) * jnp.asarray(cfg.width**-0.5, wide.dtype)
     read = _norm(x, weights, "expert_norm", cfg) if sparse.shared_expert == "normed" else h
-    y, logits = experts.mix(read, weights, sparse, ACTIVATIONS[cfg.activation], routed_by)
+    y, routing = experts.mix(read, weights, sparse, ACTIVATIONS[cfg.activation], routed_by, routes)
     if sparse.shared_expert is None:
-        return y, logits
+        return y, routing
     z = _mlp(h, weights, cfg)
     if sparse.shared_expert == "normed":
-        return _norm(y, weights, "expert_out_norm", cfg) + _norm(z, weights, "shared_expert_norm", cfg), logits
-    return y + z * jax.nn.sigmoid(multiply("bld,do->blo", h, weights, "shared_expert_gate", ("embed", None))), logits
+        return _norm(y, weights, "expert_out_norm", cfg) + _norm(z, weights, "shared_expert_norm", cfg), routing
+    return y + z * jax.nn.sigmoid(multiply("bld,do->blo", h, weights, "shared_expert_gate", ("embed", None))), routing
 
 
 def _mlp(h: Array, weights: PyTree, cfg: Decoder) -> Array:
@@ -637,4 +686,5 @@ MODEL = Model(
     cut_cache=cut_cache,
     unstack=unstack,
     prepare_for_decode=prepare_for_decode,
+    routes=Routes(empty=empty_routes, record=record_routes),
 )

@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -68,16 +68,29 @@ class Experts:
         return self.layers[layer % len(self.layers)]
 
 
+class Routing(NamedTuple):
+    """What a router said of each token."""
+
+    logits: Array  # [B, L, experts] float32 or wider
+    ids: Array  # [B, L, k] int32, the experts that it went to
+
+
 def mix(
-    h: Array, weights: PyTree, cfg: Experts, activation: Callable[[Array], Array], seen: Array | None = None
-) -> tuple[Array, Array]:
-    """Returns the output of the experts for h, [B, L, D], and the router's logits, [B, L, experts] float32 or wider.
+    h: Array,
+    weights: PyTree,
+    cfg: Experts,
+    activation: Callable[[Array], Array],
+    seen: Array | None = None,
+    recorded: Array | None = None,
+) -> tuple[Array, Routing]:
+    """Returns the output of the experts for h, [B, L, D], and what the router said.
 
     Args:
       h: [B, L, D]. weights: LEAVES of one layer: router [D, experts], expert_gate and expert_up [experts, D, width],
         expert_down [experts, width, D]; with cfg.bias a bias of each, [experts] and [experts, width] or [experts, D];
         with cfg.scaled expert_scale [experts].
       seen: [B, L, D], what the router reads; None: h.
+      recorded: [B, L, k], routes that are replayed (`ops.router.route`); None: all are computed.
     """
     # The router is in float32 or wider: a rounding difference may route a token differently in learner and sampler.
     seen, wide = h if seen is None else seen, jnp.promote_types(h.dtype, jnp.float32)
@@ -94,12 +107,15 @@ def mix(
     mix_shard = _mix_shard if axis_size(EXPERT) == 1 else mix_group
     rows = ("batch", None, None)
     scales = [gather(weights["expert_scale"].astype(wide), "all_experts")] if cfg.scaled else []
+    routes = [] if recorded is None else [recorded]
 
-    def chosen(logits: Array, *scale: Array) -> tuple[Array, Array]:
-        share, ids = route(logits, per_token=cfg.per_token, softmax=cfg.softmax)
-        return (share * scale[0][ids] if scale else share), ids
+    def chosen(logits: Array, *others: Array) -> tuple[Array, Array]:
+        *known, scale = others if cfg.scaled else (*others, None)
+        share, ids = route(logits, cfg.per_token, cfg.softmax, *known)
+        return (share if scale is None else share * scale[ids]), ids
 
-    share, ids = per_shard(chosen, (logits, *scales), (rows, *[(None,)] * len(scales)), (rows, rows))
+    ins = (rows, *[rows] * len(routes), *[(None,)] * len(scales))
+    share, ids = per_shard(chosen, (logits, *routes, *scales), ins, (rows, rows))
     out = mapped(
         functools.partial(mix_shard, multiply=multiply, count=cfg.count),
         (h, share, ids, gate, up, down, *biases, *itertools.chain(*low.values())),
@@ -111,12 +127,12 @@ def mix(
         summed="mlp",
     )
     if not cfg.bias:
-        return out, logits
+        return out, Routing(logits, ids)
     # After the sum over tensor, so that the output bias is added once.
     visited = ids[..., None] == jnp.arange(cfg.count, dtype=ids.dtype).reshape(1, 1, 1, -1)
     every = jnp.where(visited, share[..., None], 0).sum(-2).astype(h.dtype)
     bias = gather(weights["expert_down_bias"], "all_experts", "norm").astype(h.dtype)
-    return out + einsum("ble,ed->bld", every, bias, rows), logits
+    return out + einsum("ble,ed->bld", every, bias, rows), Routing(logits, ids)
 
 
 def _adapters(adapters: PyTree, dtype: Any) -> tuple[dict[str, tuple[Array, Array]], list[tuple[str | None, ...]]]:

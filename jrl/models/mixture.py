@@ -42,7 +42,8 @@ def mixture(model: Model, weight: float) -> Model:
     def unstack(params: Pair, cfg: Any) -> Pair:
         return Pair(*(model.unstack(own, cfg) for own in params))
 
-    return model._replace(forward=forward, unembed=unembed, init_cache=init_cache, cut_cache=cut_cache, unstack=unstack)
+    functions = dict(forward=forward, unembed=unembed, init_cache=init_cache, cut_cache=cut_cache, unstack=unstack)
+    return model._replace(**functions, routes=None)
 
 
 def _split(cache: Any) -> tuple[PyTree, PyTree]:

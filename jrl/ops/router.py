@@ -15,7 +15,9 @@ import jax.numpy as jnp
 Array = jax.Array
 
 
-def route(logits: Array, per_token: int, softmax: Literal["chosen", "all"]) -> tuple[Array, Array]:
+def route(
+    logits: Array, per_token: int, softmax: Literal["chosen", "all"], recorded: Array | None = None
+) -> tuple[Array, Array]:
     """Returns (weights, ids) of the experts that each token goes to, the likeliest first, [..., per_token].
 
         all:     exp(z_i) / sum over all experts          (OLMoE; Qwen3-MoE without norm_topk_prob)
@@ -23,18 +25,60 @@ def route(logits: Array, per_token: int, softmax: Literal["chosen", "all"]) -> t
 
     A softmax over all, divided by what the chosen have of it, is the softmax over the chosen. Of equal logits the
     expert with the lower number comes first. Source: 2401.04088, 2409.02060, 2505.09388.
+
+    Args:
+      recorded: [..., per_token], routes that are replayed where they are known: the weights are of these experts'
+        logits, which the gradient goes through. Source: rollout routing replay, 2510.11370. None: none is.
     """
     top, ids = jax.lax.top_k(logits, per_token)
+    if recorded is not None:
+        ids = replayed(ids, recorded)
+        # A sum over one number: a gather of single numbers, and the scatter of its gradient, are slow on TPUs.
+        top = jnp.where(_one_hot(ids, logits.shape[-1]), logits[..., None, :], 0).sum(-1)
     if softmax == "chosen":
         return jax.nn.softmax(top, axis=-1), ids
     return jnp.exp(top - jax.nn.logsumexp(logits, axis=-1, keepdims=True)), ids
 
 
-def visits(logits: Array, per_token: int) -> Array:
-    """Returns [..., experts] bool: does the token go to the expert?"""
+def route_dtype(experts: int) -> jnp.dtype:
+    """Returns the dtype that routes over so many experts are recorded in. Its largest value stands for "not recorded"
+    and is no expert."""
+    return jnp.dtype(jnp.uint8 if experts < 256 else jnp.uint16)
+
+
+def not_recorded(dtype: jnp.dtype) -> int:
+    """Returns the value that stands in recorded routes where none is known."""
+    return int(jnp.iinfo(dtype).max)
+
+
+def replayed(ids: Array, recorded: Array) -> Array:
+    """Returns recorded routes, and `ids` where none is recorded, [..., per_token] in the dtype of `ids`."""
+    return jnp.where(recorded == not_recorded(recorded.dtype), ids, recorded.astype(ids.dtype))
+
+
+def by_token(routes: Array) -> Array:
+    """Returns routes [layers, B, L, k] as [B, L, layers * k]: the last dimension is then wide enough for the tiles that
+    accelerators lay arrays out in."""
+    return jnp.moveaxis(routes, 0, 2).reshape(*routes.shape[1:3], -1)
+
+
+def by_layer(routes: Array, layers: int) -> Array:
+    """Returns routes [B, L, layers * k] as [layers, B, L, k]."""
+    return jnp.moveaxis(routes.reshape(*routes.shape[:2], layers, -1), 2, 0)
+
+
+def visits(logits: Array, per_token: int, recorded: Array | None = None) -> Array:
+    """Returns [..., experts] bool: does the token go to the expert? recorded: as `route` has it."""
     _, ids = jax.lax.top_k(logits, per_token)
-    experts = jnp.arange(logits.shape[-1], dtype=ids.dtype).reshape((1,) * ids.ndim + (-1,))
-    return (ids[..., None] == experts).any(-2)
+    if recorded is not None:
+        ids = replayed(ids, recorded)
+    return _one_hot(ids, logits.shape[-1]).any(-2)
+
+
+def _one_hot(ids: Array, experts: int) -> Array:
+    """Returns which expert every id is, [..., k, experts] bool."""
+    each = jnp.arange(experts, dtype=ids.dtype).reshape((1,) * ids.ndim + (-1,))
+    return ids[..., None] == each
 
 
 def balance_sum(
@@ -81,6 +125,19 @@ def entropy_sum(logits: Array, mask: Array) -> Array:
     return (-(jnp.exp(sampling_params) * sampling_params).sum(-1) * mask).sum()
 
 
-def load(logits: Array, mask: Array, per_token: int) -> Array:
-    """Returns how many tokens go to each expert, [experts] in the dtype of `logits`. logits: [R, L, experts]."""
-    return jnp.where(mask[..., None], visits(logits, per_token), False).sum((0, 1)).astype(logits.dtype)
+def load(logits: Array, mask: Array, per_token: int, recorded: Array | None = None) -> Array:
+    """Returns how many tokens go to each expert, [experts] in the dtype of `logits`. logits: [R, L, experts].
+    recorded: as `route` has it."""
+    return jnp.where(mask[..., None], visits(logits, per_token, recorded), False).sum((0, 1)).astype(logits.dtype)
+
+
+def changed_sum(logits: Array, mask: Array, recorded: Array) -> Array:
+    """Returns how many tokens would go to another set of experts than the recorded one, [] in the dtype of `logits`. A
+    token of which no route is recorded counts as one that would not.
+
+    Args:
+      logits: [R, L, experts]. mask: [R, L] bool. recorded: [R, L, k].
+    """
+    per_token = recorded.shape[-1]
+    changed = (visits(logits, per_token) != visits(logits, per_token, recorded)).any(-1)
+    return (mask & changed).sum().astype(logits.dtype)

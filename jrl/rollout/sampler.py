@@ -255,6 +255,7 @@ def sample(
         "stop_ids",
         "pad_id",
         "drawing",
+        "records_routes",
     ),
 )
 def program(
@@ -280,6 +281,7 @@ def program(
     stop_ids: tuple[int, ...],
     pad_id: int,
     drawing: Drawing | None = None,
+    records_routes: bool = False,
 ) -> Rollout:
     """Returns what `sample` does, of arrays already on the mesh. Called under `jax.set_mesh`.
 
@@ -288,6 +290,7 @@ def program(
     Args:
       drawing: how a sampling strategy draws the rows of a shard; None: each by itself. Where it draws with other roles'
         weights too, `params` is {"policy": ..., and each of its roles: ...}, and `budget` is its own.
+      records_routes: the rollout has `routes`, of the forward pass that drew the next token. Needs `Model.routes`.
     """
     by_role = params if drawing is not None and drawing.roles else {POLICY: params}
     # Of the weights as they are stored: the hash does not depend on their sharding, and hashing the gathered ones took
@@ -319,6 +322,7 @@ def program(
         max_batch_compactions=max_batch_compactions,
         stop_ids=stop_ids,
         pad_id=pad_id,
+        records_routes=records_routes,
     )
     shard = functools.partial(_draw_shard, options=options, drawing=drawing)
     # At the border of a `shard_map` over some axes, jax 0.10 gathers what is sharded over an explicit axis that stays:
@@ -352,6 +356,7 @@ class _Options(NamedTuple):
     max_batch_compactions: int
     stop_ids: tuple[int, ...]
     pad_id: int
+    records_routes: bool
     entropy: bool = False  # of the distribution that each token is drawn from is recorded
 
 
@@ -408,6 +413,7 @@ class _Outputs(NamedTuple):
     truncated: Array | None  # [n, T] as logprobs
     support_size: Array | None  # [n, T] int32
     entropy: Array | None  # [n, T] as logprobs
+    routes: Array | None  # [n, T, F], of each token as an input; None: not recorded
     length: Array  # [n] int32
     finish: Array  # [n] int8
 
@@ -417,6 +423,7 @@ class _Resident(NamedTuple):
 
     first: Array  # [] int32, row of the shard's prompts
     cache: PyTree
+    routes: Array | None  # [resident prompts, prompt width, F]; None: not recorded
 
 
 class _Loop(NamedTuple):
@@ -558,6 +565,12 @@ def _decode_cache(shard: _Shard, cache: PyTree) -> PyTree:
     return shard.options.model.cut_cache(cache, shard.shape[1], shard.options.layout)
 
 
+def _empty_routes(shard: _Shard, batch: int, length: int) -> Array | None:
+    """Returns routes of which none is recorded yet; None where they are not recorded."""
+    options = shard.options
+    return _vary(options.model.routes.empty(options.model_cfg, batch, length)) if options.records_routes else None
+
+
 def _start(shard: _Shard) -> _Loop:
     """Returns the loop's state before its first step: every slot is idle, and no prompt is resident."""
     options, count = shard.options, shard.count
@@ -570,6 +583,7 @@ def _start(shard: _Shard) -> _Loop:
         resident=_Resident(
             first=idle[0] * 0 - shard.num_resident,
             cache=_decode_cache(shard, _empty_cache(shard, *shard.prompt_column.shape)),
+            routes=_empty_routes(shard, *shard.prompt_column.shape),
         ),
         slots=_Slots(sequence=idle, token=idle * 0, position=idle * 0, drawn=idle * 0, state=idle * 0),
         cache=_decode_cache(shard, _empty_cache(shard, options.slots, shard.shape[1])),
@@ -579,6 +593,7 @@ def _start(shard: _Shard) -> _Loop:
             truncated=_vary(jnp.zeros(shard.shape, wide)) if truncated else None,
             support_size=_vary(jnp.zeros(shard.shape, jnp.int32)) if truncated else None,
             entropy=_vary(jnp.zeros(shard.shape, wide)) if options.entropy else None,
+            routes=_empty_routes(shard, *shard.shape),
             length=shard.prompt_length,
             finish=_vary(jnp.full(count, Finish.LENGTH, jnp.int8)),
         ),
@@ -591,25 +606,41 @@ def _prefill(shard: _Shard, first: Array) -> _Resident:
     first = jnp.minimum(first, prompts.tokens.shape[0] - shard.num_resident)
     tokens = jax.lax.dynamic_slice_in_dim(prompts.tokens, first, shard.num_resident)
     cache, uncounted = _empty_cache(shard, *shard.prompt_column.shape), None
+    empty = _empty_routes(shard, *shard.prompt_column.shape)
     if has_state(cache):  # which must see neither the last token, which is fed again, nor the padding
         length = jax.lax.dynamic_slice_in_dim(prompts.length, first, shard.num_resident)
         uncounted = (shard.prompt_column >= length[:, None] - 1).astype(jnp.int32)
 
-    def fill(start: Array | int, size: int, cache: PyTree) -> PyTree:
+    def fill(start: Array | int, size: int, filled: tuple[PyTree, Array | None]) -> tuple[PyTree, Array | None]:
         part = lambda x: jax.lax.dynamic_slice_in_dim(x, start, size, axis=1)
         counts = None if uncounted is None else part(uncounted)
         read = (part(tokens), part(shard.prompt_column), counts)
-        return options.model.forward(shard.params, *read, options.model_cfg, cache)[1]
+        _, cache, new = _forward(shard, *read, filled[0])
+        return cache, new if new is None else jax.lax.dynamic_update_slice_in_dim(filled[1], new, start, axis=1)
 
-    width = tokens.shape[1]
+    width, filled = tokens.shape[1], (cache, empty)
     chunk = width if options.prefill_chunk is None else min(options.prefill_chunk, width)
     if chunk == width:
-        cache = fill(0, width, cache)
+        filled = fill(0, width, filled)
     else:
         chunks, rest = divmod(width, chunk)
-        cache = jax.lax.fori_loop(0, chunks, lambda i, cache: fill(i * chunk, chunk, cache), cache)
-        cache = fill(chunks * chunk, rest, cache) if rest else cache
-    return _Resident(first, _decode_cache(shard, cache))
+        filled = jax.lax.fori_loop(0, chunks, lambda i, filled: fill(i * chunk, chunk, filled), filled)
+        filled = fill(chunks * chunk, rest, filled) if rest else filled
+    cache, routes = filled
+    if routes is not None:  # the last token is fed again, and padding is not replayed
+        length = jax.lax.dynamic_slice_in_dim(prompts.length, first, shard.num_resident)
+        routes = jnp.where((shard.prompt_column < length[:, None] - 1)[..., None], routes, empty)
+    return _Resident(first, _decode_cache(shard, cache), routes)
+
+
+def _forward(
+    shard: _Shard, tokens: Array, positions: Array, segment: Array | None, cache: PyTree
+) -> tuple[Array, PyTree, Array | None]:
+    """Returns hidden states, the cache with the tokens in it, and their routes, None where they are not recorded."""
+    model, cfg = shard.options.model, shard.options.model_cfg
+    if shard.options.records_routes:
+        return model.routes.record(shard.params, tokens, positions, segment, cfg, cache)
+    return *model.forward(shard.params, tokens, positions, segment, cfg, cache), None
 
 
 def _admit(shard: _Shard, loop: _Loop, admits: Array) -> _Loop:
@@ -648,11 +679,17 @@ def _admit(shard: _Shard, loop: _Loop, admits: Array) -> _Loop:
         state=jnp.zeros_like(last),
     )
     fill = lambda slots, new: slots.at[slot].set(where_shard(admits, new, slots[slot]))
+    outputs = loop.outputs
+    if outputs.routes is not None:
+        routes = jax.lax.dynamic_index_in_dim(resident.routes, prompt - resident.first, keepdims=False)
+        row = where_shard(admits, sequence, jnp.full_like(sequence, count))  # `count` is out of bounds, dropped
+        outputs = outputs._replace(routes=outputs.routes.at[row, : len(routes)].set(routes, mode="drop"))
     return loop._replace(
         waiting=where_shard(admits, loop.waiting + 1, loop.waiting),
         resident=resident,
         slots=jax.tree.map(fill, loop.slots, admitted),
         cache=jax.tree.map(copy, loop.cache, resident.cache),
+        outputs=outputs,
     )
 
 
@@ -673,9 +710,7 @@ def _num_admitted(shard: _Shard, loop: _Loop) -> Array:
 def _decode_step(shard: _Shard, loop: _Loop) -> _Loop:
     """Draws the next token of every slot and writes it out."""
     options, slots, count = shard.options, loop.slots, shard.count
-    hidden, cache = options.model.forward(
-        shard.params, slots.token[:, None], slots.position[:, None], None, options.model_cfg, loop.cache
-    )
+    hidden, cache, routes = _forward(shard, slots.token[:, None], slots.position[:, None], None, loop.cache)
     logits = options.model.unembed(shard.params, hidden, options.model_cfg)
     logits = constrain(logits, "batch", None, None)[:, 0]
     column = slots.position + 1
@@ -702,6 +737,7 @@ def _decode_step(shard: _Shard, loop: _Loop) -> _Loop:
         truncated=set_column(out.truncated, truncated),
         support_size=set_column(out.support_size, support_size),
         entropy=set_column(out.entropy, _entropy(logits, shard.sampling_params) if options.entropy else None),
+        routes=None if routes is None else out.routes.at[row, slots.position].set(routes[:, 0], mode="drop"),
         length=out.length.at[row].set(column + 1, mode="drop"),
         finish=out.finish.at[row].set(finish.astype(jnp.int8), mode="drop"),
     )
@@ -739,6 +775,7 @@ def _rollout_fields(shard: _Shard, outputs: _Outputs, version: Array) -> dict[st
     action_mask = (shard.column >= shard.prompt_length[:, None]) & (shard.column < outputs.length[:, None])
     return dict(
         **({"entropy": outputs.entropy} if shard.options.entropy else {}),
+        **({"routes": outputs.routes} if shard.options.records_routes else {}),
         tokens=outputs.tokens,
         length=outputs.length,
         action_mask=action_mask,

@@ -73,9 +73,15 @@ def check_model(config: Config, cfg: Any, stored: PyTree, mesh: Mesh, sampler_me
 
 
 def check_router(config: Config, cfg: Any) -> None:
-    """Raises ValueError for a loss of routers where the model has none."""
+    """Raises ValueError for a loss of routers, or routes to replay, where the model has no routers."""
     if any(stage.learner.router is not None for stage in config.stages) and getattr(cfg, "experts", None) is None:
         raise ValueError("Learner.router is for mixtures of experts, and this model has no experts; leave it out")
+    replays = any(stage.learner.replays_routes for stage in config.stages)
+    if replays and not (isinstance(cfg, Decoder) and cfg.experts is not None):
+        raise ValueError(
+            "Learner.routes = 'replayed' is for jrl's decoder with a mixture of experts, and this model has no "
+            "experts; leave it out"
+        )
 
 
 def check_expert_axis(cfg: Any, mesh: Mesh) -> None:

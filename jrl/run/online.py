@@ -13,7 +13,7 @@ from jrl.algos.contract import Objective
 from jrl.device.placement import place_on_mesh
 from jrl.experiment import Online
 from jrl.learning.layout import Learner
-from jrl.learning.learner import weights_of
+from jrl.learning.learner import weights_of, without_routes
 from jrl.learning.pack import PackingPlan, Shape
 from jrl.learning.previous import previous_roles
 from jrl.learning.step import Learned, Minibatch, StageArrays, StagePrograms, learn_from_sampled, prepare
@@ -209,7 +209,7 @@ def send(stage: OnlineStage, state: TrainState, drawn: Draw) -> Submitted:
     """Waits for a draw and hands it to every source of rewards."""
 
     def completions(drawn: Draw, host: dict[str, np.ndarray], texts: list[str]) -> Completions:
-        packed = lambda: [p for _, p in packed_minibatches(stage, drawn.rollout, host)]
+        packed = lambda: [without_routes(p) for _, p in packed_minibatches(stage, drawn.rollout, host)]
         return Completions(drawn.visits, texts, stage.config.samples, host, packed, state)
 
     sampler = stage.sampler
@@ -268,7 +268,7 @@ def abstract_step(
         uid = jax.ShapeDtypeStruct((*rollout.length.shape, 2), np.uint32, sharding=rollout.tokens.sharding)
         rollout = p.next_segment(weights, rollout, uid, *named)
     packed = p.pack(rollout, plan, inputs.temperature)
-    scores_of_roles = [p.scores(weights_of(state.models, role), packed) for role in config.rewards]
+    scores_of_roles = [p.scores(weights_of(state.models, role), without_routes(packed)) for role in config.rewards]
     if p.combine is not None:
         p.combine(scores_of_roles)
     if p.correct is not None:

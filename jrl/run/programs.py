@@ -289,6 +289,7 @@ def sampling(
     tokenizer: Any,
     greedy_samples: int = 0,
     drawing: Drawing | None = None,
+    records_routes: bool = False,
 ) -> Callable[..., Rollout]:
     """Returns the sampler's program of a run, for so many completions of each prompt, of at most `longest` tokens."""
     return functools.partial(
@@ -306,6 +307,7 @@ def sampling(
         stop_ids=tokenizer.end_ids,
         pad_id=tokenizer.pad_id,
         drawing=drawing,
+        records_routes=records_routes,
     )
 
 
@@ -314,6 +316,7 @@ def stage_sampling(
 ) -> Callable[..., Rollout]:
     """Returns the program that draws a stage's completions, or their first segments. needs: its objective's."""
     own = {"greedy_samples": int(needs.greedy_sample), "drawing": drawing_of(stage, tokenizer)}
+    own |= {"records_routes": stage.learner.replays_routes}
     return sampling(config, stage.samples, completion_length(stage, config), model, cfg, tokenizer, **own)
 
 
@@ -322,8 +325,8 @@ def segment_sampling(
 ) -> Callable[..., Rollout]:
     """Returns the program that draws the further segments of a stage's completions. needs: its objective's."""
     own, longest = ("samples", "completion_length", "drawing"), completion_length(stage, config)
-    greedy = int(needs.greedy_sample)
-    options = sampling(config, stage.samples, longest, model, cfg, tokenizer, greedy_samples=greedy).keywords
+    more = {"greedy_samples": int(needs.greedy_sample), "records_routes": stage.learner.replays_routes}
+    options = sampling(config, stage.samples, longest, model, cfg, tokenizer, **more).keywords
     return functools.partial(
         segments.next_segment,
         completion_length=longest,

@@ -107,11 +107,13 @@ class Step:
 
     @property
     def rollout(self) -> dict[str, np.ndarray] | None:
-        """Fields of Rollout and Scores by name, on the host."""
+        """Fields of Rollout and Scores by name, on the host, but routes, which take more than all others together."""
         if self.batch is None:
             return None
         scores = self.batch.host_scores
-        on_host = fetch(fields(self.batch.rollout))  # in a run of several processes all of them ask for it
+        on_host = fetch(
+            fields(self.batch.rollout.replace(routes=None))
+        )  # in a run of several processes all of them ask for it
         return {**on_host, "reward": scores.reward, "valid": scores.valid, "verdict": scores.verdict}
 
     @property

@@ -97,6 +97,9 @@ def repeat(folder: str | Path, step: int, announce: Callable[[str], None] = lamb
         i = stage_at(config, done + 1)
         if not isinstance(config.stages[i], Online) or done >= starts(config)[-1] + config.stages[-1].steps:
             raise ValueError(f"step {done + 1} of {folder} is not of an Online stage: only those have rollouts")
+        if config.stages[i].learner.replays_routes:
+            raise ValueError(f"step {done + 1} of {folder} replayed the sampler's routes (Learner.routes), which the "
+                             "store of rollouts leaves out: its update cannot be repeated")  # fmt: skip
     policy = open_policy(config, parts, load_tokenizer(folder / "tokenizer", parts.tables["tokenizers"]), announce)
     try:
         done = before[-1]

@@ -92,8 +92,8 @@ def value_and_gradients(cfg, names, w, h, shape):
     """Returns the layer's output, and the gradients of a sum that weighs each of its entries differently."""
 
     def loss(w, h):
-        out, logits = experts.mix(constrain(h, *ROWS), w, cfg, jax.nn.silu)
-        return (out**3).sum() + (logits**2).sum(), out
+        out, routing = experts.mix(constrain(h, *ROWS), w, cfg, jax.nn.silu)
+        return (out**3).sum() + (routing.logits**2).sum(), out
 
     with jax.set_mesh(mesh_of(shape)):
         w = jax.tree.map(lambda a, x: jax.device_put(x, spec_of(a)), names, w, is_leaf=is_names)

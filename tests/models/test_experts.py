@@ -26,12 +26,12 @@ def random_layer(seed=0, dtype=np.float64):
     return {name: rng.normal(size=shape).astype(dtype) for name, shape in shapes.items()}
 
 
-def by_hand(h, w, cfg):
-    """One token after the other, one expert after the other."""
+def by_hand(h, w, cfg, routes=None):
+    """One token after the other, one expert after the other. routes: [B, L, k], in place of the likeliest."""
     out = np.zeros_like(h)
     for at in np.ndindex(h.shape[:2]):
         z = h[at] @ w["router"]
-        chosen = np.argsort(-z)[: cfg.per_token]
+        chosen = np.argsort(-z)[: cfg.per_token] if routes is None else routes[at]
         sampling_params = np.exp(z - z.max())
         weights = sampling_params[chosen] / (
             sampling_params[chosen].sum() if cfg.softmax == "chosen" else sampling_params.sum()
@@ -47,9 +47,15 @@ def test_a_layer_by_hand(softmax):
     cfg, w = dataclasses.replace(OWN, softmax=softmax), random_layer()
     h = np.random.default_rng(1).normal(size=(2, 7, 8))
     with jax.enable_x64(True):
-        out, logits = jax.jit(lambda h, w: experts.mix(h, w, cfg, jax.nn.silu))(h, w)
-        np.testing.assert_allclose(logits, h @ w["router"], atol=1e-12)
+        out, routing = jax.jit(lambda h, w: experts.mix(h, w, cfg, jax.nn.silu))(h, w)
+        np.testing.assert_allclose(routing.logits, h @ w["router"], atol=1e-12)
+        np.testing.assert_array_equal(routing.ids, np.argsort(-routing.logits, axis=-1)[..., :2])
         np.testing.assert_allclose(out, by_hand(h, w, cfg), atol=1e-12)
+        # Any other experts, which the router would not have taken.
+        replayed = np.argsort(np.asarray(routing.logits), axis=-1)[..., :2].astype(np.uint8)
+        out, again = jax.jit(lambda h, w: experts.mix(h, w, cfg, jax.nn.silu, None, replayed))(h, w)
+        np.testing.assert_array_equal(again.ids, replayed)
+        np.testing.assert_allclose(out, by_hand(h, w, cfg, replayed), atol=1e-12)
 
 
 def test_a_token_is_routed_once_in_a_layer():

@@ -97,3 +97,48 @@ def test_what_is_masked_reaches_neither_value_nor_gradient(term):
     clean = jnp.nan_to_num(ROW)
     for a, b in zip(jax.value_and_grad(run)(ROW), jax.value_and_grad(run)(clean)):
         np.testing.assert_array_equal(a, b)
+
+
+NONE = 255  # not recorded
+
+
+def test_weights_of_replayed_routes_and_their_gradient():
+    # Recorded are the experts 3 and 1, with 1/8 and 2/8 of all: 1/3 and 2/3 among themselves.
+    recorded = jnp.array([3, 1], jnp.uint8)
+    run = lambda softmax: jax.jit(lambda z: router.route(z, 2, softmax, recorded))
+    weights, ids = run("chosen")(LOGITS)
+    assert ids.tolist() == [3, 1] and ids.dtype == jnp.int32
+    np.testing.assert_allclose(weights, [1 / 3, 2 / 3], rtol=1e-6)
+    np.testing.assert_allclose(run("all")(LOGITS)[0], [1 / 8, 2 / 8], rtol=1e-6)
+    # Of the first weight w: w (1 - w) at its own logit, -w w' at the other's, 0 where it was not recorded.
+    of_first = lambda softmax: jax.grad(lambda z: run(softmax)(z)[0][0])(LOGITS)
+    np.testing.assert_allclose(of_first("chosen"), [0, -2 / 9, 0, 2 / 9], atol=1e-7)
+    # Of all, w (1 - w) at its own and -w w' at every other: 1/8 * (1, 2, 4, 1) / 8.
+    np.testing.assert_allclose(of_first("all"), [-1 / 64, -2 / 64, -4 / 64, 7 / 64], rtol=1e-6)
+
+
+def test_where_no_route_is_recorded_the_router_decides():
+    logits, recorded = jnp.stack([LOGITS, LOGITS]), jnp.array([[NONE, NONE], [0, 3]], jnp.uint8)
+    weights, ids = router.route(logits, 2, "all", recorded)
+    assert ids.tolist() == [[2, 1], [0, 3]]
+    np.testing.assert_allclose(weights, [[1 / 2, 1 / 4], [1 / 8, 1 / 8]], rtol=1e-6)
+
+
+def test_load_and_changes_count_sets_of_recorded_routes():
+    # Of LOGITS the router takes 2 and 1. Recorded: the same in another order; one other; nothing; and a masked other.
+    logits = jnp.stack([LOGITS, LOGITS, LOGITS, jnp.full(4, jnp.nan)])[None]
+    recorded, mask = jnp.array([[[1, 2], [2, 3], [NONE, NONE], [0, 3]]], jnp.uint8), jnp.array([[1, 1, 1, 0]], bool)
+    assert jax.jit(router.changed_sum)(logits, mask, recorded) == 1
+    np.testing.assert_array_equal(router.load(logits, mask, 2, recorded), [0, 2, 3, 1])
+
+
+@pytest.mark.parametrize(("experts", "dtype"), [(255, jnp.uint8), (256, jnp.uint16)])
+def test_recorded_routes_hold_every_expert_and_a_value_that_is_none(experts, dtype):
+    assert router.route_dtype(experts) == dtype and router.not_recorded(dtype) >= experts
+
+
+def test_routes_by_token_and_by_layer():
+    routes = jnp.arange(2 * 3 * 4 * 2).reshape(2, 3, 4, 2)  # layers, B, L, k
+    flat = router.by_token(routes)
+    assert flat.shape == (3, 4, 4) and flat[1, 2].tolist() == [*routes[0, 1, 2].tolist(), *routes[1, 1, 2].tolist()]
+    np.testing.assert_array_equal(router.by_layer(flat, 2), routes)

@@ -170,6 +170,16 @@ def test_the_cache_by_hand(small):
     assert budget.sample(small(*last)).cache == 512 * (8 + 4) * 32
 
 
+def test_routes_that_are_replayed_by_hand(small):
+    # 2 sparse layers of 4, 2 experts a token, of 300: 8 bytes. 8 sequences of 32 tokens.
+    mixture = ("Decoder.layers=4", *MOE, "Experts.count=300", "Experts.layers=(True, False)", "Learner.epochs=2")
+    computed, replayed = small(*mixture), small(*mixture, "Learner.routes='replayed'")
+    more = lambda count: count(replayed).total - count(computed).total
+    assert more(budget.sample) == 8 * (8 * 32 + 2 * 4 * 8)  # 4 prompts of 8 resident, and the next ones
+    # Packed into 8 rows of 32, in which nothing is filled up; and as they were sampled.
+    assert more(budget.update) == more(budget.logprobs) == more(budget.scores) == 8 * (8 * 32 + 8 * 32)
+
+
 def test_the_cache_of_a_kernel_is_filled_up_by_hand(small):
     # Every head to 128 entries: 4096 bytes a column; slots of 32 columns and prompts of 8 to 128 each.
     assert budget.sample(small("Sampler.attention='ragged'")).cache == 4096 * (3 * 128 + 2 * 4 * 128)
@@ -415,6 +425,9 @@ def test_the_queue_of_draws_and_the_older_versions_are_counted(small):
     # A truncated support adds its log-prob and its size.
     assert budget.queue_bytes(small(*corrected, "Online.lag=3", "Sampler.top_k=4")) == 2 * tokens * 22
     assert budget.resident_memory(small()).queue == 0
+    # Routes take a byte for each of 2 experts in 2 layers.
+    replayed = small(*corrected, "Online.lag=3", "MeshShape.data=2", *MOE, "Learner.routes='replayed'", devices=2)
+    assert budget.resident_memory(replayed).queue == tokens * (14 + 4)
     # What refills are drawn by: the policy of 3 versions before it.
     assert small(*corrected[:2], "Online.lag=3").copies == case.copies + 3
 

@@ -150,8 +150,11 @@ def adapted(model: Model, config: LoRA) -> Model:
     def forward(params: PyTree, tokens: Array, positions: Array, segment: Array | None, cfg: Any, cache: Any = None):
         return model.forward(inside(params, cfg), tokens, positions, segment, cfg, cache)
 
-    def routed(params: PyTree, tokens: Array, positions: Array, segment: Array | None, cfg: Any):
-        return model.routed(inside(params, cfg), tokens, positions, segment, cfg)
+    def routed(params: PyTree, tokens: Array, positions: Array, segment: Array | None, cfg: Any, *routes: Array):
+        return model.routed(inside(params, cfg), tokens, positions, segment, cfg, *routes)
+
+    def record(params: PyTree, tokens: Array, positions: Array, segment: Array | None, cfg: Any, cache: Any = None):
+        return model.routes.record(inside(params, cfg), tokens, positions, segment, cfg, cache)
 
     def unembed(params: PyTree, hidden: Array, cfg: Any) -> Array:
         return model.unembed(params.base if isinstance(params, Adapted) else params, hidden, cfg)
@@ -176,6 +179,7 @@ def adapted(model: Model, config: LoRA) -> Model:
         unembed=unembed,
         unstack=unstack,
         prepare_for_decode=prepare_for_decode,
+        routes=model.routes and model.routes._replace(record=record),
     )
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
+from jrl.ops.router import not_recorded, replayed
 from jrl.rollout.strategies.contract import Fields
 from jrl.types import Array
 
 BY_TOKEN = ("tokens", "action_mask", "sampler_logprobs", "truncated_logprobs", "support_size", "version", "turn")
+ROUTES = "routes"  # by token too, and only where they are recorded
 EMPTY = {"action_mask": False, "sampler_logprobs": 0, "truncated_logprobs": 0, "support_size": 0, "version": -1,
          "turn": 0}  # fmt: skip
 
@@ -17,10 +19,11 @@ def widened(fields: Fields, width: int, pad_id: int) -> Fields:
     fill = {**EMPTY, "tokens": pad_id}
 
     def change(name: str, array: Array | None) -> Array | None:
-        if array is None or name not in BY_TOKEN:
+        if array is None or name not in (*BY_TOKEN, ROUTES):
             return array
-        missing = max(0, width - array.shape[1])
-        return jnp.pad(array, ((0, 0), (0, missing)), constant_values=fill[name])[:, :width]
+        missing, rest = max(0, width - array.shape[1]), [(0, 0)] * (array.ndim - 2)
+        empty = not_recorded(array.dtype) if name == ROUTES else fill[name]
+        return jnp.pad(array, ((0, 0), (0, missing), *rest), constant_values=empty)[:, :width]
 
     return {name: change(name, array) for name, array in fields.items()}
 
@@ -68,6 +71,8 @@ def after_prompts(fields: Fields, drawn_after: Array, tokens: Array, length: Arr
 def continued(first: Fields, second: Fields) -> Fields:
     """Returns rows whose actions are those of both calls. Where the second drew nothing, the first is the row.
 
+    A token has the routes of the call that drew the token after it: the first's where it fed the token.
+
     Args:
       first, second: rows of the same width; the second begins with all tokens of the first.
     """
@@ -78,6 +83,8 @@ def continued(first: Fields, second: Fields) -> Fields:
         for name in BY_TOKEN
         if name not in ("tokens", "turn")
     }
+    if ROUTES in first and first[ROUTES] is not None:
+        by_token[ROUTES] = replayed(second[ROUTES], first[ROUTES])
     tokens = jnp.where(went_on[:, None], second["tokens"], first["tokens"])
     by_row = {name: jnp.where(went_on, second[name], first[name]) for name in ("length", "finish")}
     return {**first, **by_token, "tokens": tokens, **by_row}

@@ -23,6 +23,7 @@ from jrl.models.attention.kernels import LANES, NO_KERNEL
 from jrl.models.attention.linear import chunk_of
 from jrl.models.contract import is_spec
 from jrl.models.remat import is_narrow
+from jrl.ops.router import route_dtype
 from jrl.rollout.sampler import compaction_sizes, num_resident_prompts
 from jrl.tools.plan.case import (
     Case,
@@ -158,8 +159,31 @@ def queue_bytes(case: Case) -> int:
     sampler = case.config.sampler
     truncated = any(limit is not None for limit in (sampler.top_k, sampler.top_p, sampler.min_p))
     by_token = 3 * 4 + 2 * 1 + 2 * 4 * truncated  # token, log-prob, version; mask, turn; log-prob and size of a support
+    by_token += route_bytes(case)
     draws = case.stage.lag + segments_of(case.stage, case.config) - 1
     return draws * case.sequences // case.shards * case.width * by_token
+
+
+def route_bytes(case: Case) -> int:
+    """Returns the bytes of a token's routes, which the sampler records to be replayed; 0 where it does not."""
+    if not case.stage.learner.replays_routes:
+        return 0
+    cfg = case.cfg
+    return sum(map(cfg.sparse, range(cfg.layers))) * cfg.experts.per_token * route_dtype(cfg.experts.count).itemsize
+
+
+def sampled_route_bytes(case: Case) -> int:
+    """Returns the bytes of the routes that sampling records on one device: those of all sequences, and of the prompts
+    in flight and the next ones."""
+    resident = 2 * prompts_in_flight(case) * case.config.data.prompt_length
+    return (case.sequences // case.shards * case.width + resident) * route_bytes(case)
+
+
+def learned_route_bytes(case: Case) -> int:
+    """Returns the bytes of the routes that learning holds on one device: as they were sampled, and packed into the rows
+    of every minibatch."""
+    packed = case.stage.learner.minibatches * case.shape.micro_batches * case.rows * case.shape.row_length
+    return (case.sequences // case.shards * case.width + packed) * route_bytes(case)
 
 
 def frozen(case: Case) -> int:
@@ -188,7 +212,11 @@ def sample(case: Case) -> Memory:
     resident = resident_memory(case)
     return resident._replace(
         cache=cache_bytes(case) + max(beside),
-        temporary=resident.temporary + gathered_weight_bytes(case) + relayout_bytes(case) + max(layer, decode_step),
+        temporary=resident.temporary
+        + gathered_weight_bytes(case)
+        + relayout_bytes(case)
+        + max(layer, decode_step)
+        + sampled_route_bytes(case),
     )
 
 
@@ -390,7 +418,9 @@ def update(case: Case) -> Memory:
     return resident_memory(case)._replace(
         gradients=gradient,
         activations=saved_activation_bytes(case),
-        temporary=cast_weight_bytes(case) + max(back, layer, offload_buffer_bytes(case), orthogonalized_bytes(case)),
+        temporary=cast_weight_bytes(case)
+        + max(back, layer, offload_buffer_bytes(case), orthogonalized_bytes(case))
+        + learned_route_bytes(case),
     )
 
 
@@ -400,7 +430,10 @@ def scores(case: Case) -> Memory:
     linear = chunk_bytes(case, tokens, case.shape.row_length) // 2
     layer = max(layer_workspace_bytes(case, tokens) + SCORES * row_scores(case) + gathered_kv_bytes(case), linear)
     return resident_memory(case)._replace(
-        temporary=cast_weight_bytes(case) + layer + layer_elements(case) * itemsize(case.cfg.dtype)
+        temporary=cast_weight_bytes(case)
+        + layer
+        + layer_elements(case) * itemsize(case.cfg.dtype)
+        + learned_route_bytes(case),
     )
 
 
@@ -408,7 +441,7 @@ def logprobs(case: Case) -> Memory:
     """Returns the memory of a log-prob pass: one layer's workspace, or the head and a chunk of logits after the last
     layer."""
     cfg, narrow = case.cfg, itemsize(case.cfg.dtype)
-    last = case.tokens * cfg.width * narrow + logits(case) + head(case) * narrow
+    last = case.tokens * cfg.width * narrow + logits(case) + head(case) * narrow + learned_route_bytes(case)
     layer = scores(case)
     return layer._replace(temporary=max(layer.temporary, cast_weight_bytes(case) + last))
 

@@ -124,6 +124,8 @@ def unsupported(config: Config) -> str | None:
     if {getattr(config.model, "attention", "auto"), config.sampler.attention} - set(NO_KERNEL):
         return "attention kernels; set attention = 'reference'"
     for stage in config.stages:
+        if stage.learner.replays_routes:
+            return "replayed routes (Learner.routes = 'replayed')"
         if any(map(keeps_on_host, optimizers(stage).values())):
             return "AdamW.memory = 'host'"
         if isinstance(stage, Online) and stage.strategy is not None:
