@@ -637,10 +637,11 @@ def check_routes(stage: Stage) -> None:
     if isinstance(stage, Offline):
         raise ValueError("Learner.routes = 'replayed' takes what the sampler recorded, and an Offline stage learns "
                          "from stored rows; leave it out")  # fmt: skip
-    if isinstance(stage.strategy, MixtureOpponent | ReferenceSamples):
+    if isinstance(stage.strategy, MixtureOpponent | ReferenceSamples | Refinement):
         raise ValueError(
-            f"Learner.routes = 'replayed' does not go with Online.strategy = @{type(stage.strategy).__name__}(): some "
-            "of its rows are drawn with other weights than the policy's, whose routers choose otherwise; leave it out"
+            f"Learner.routes = 'replayed' does not go with Online.strategy = @{type(stage.strategy).__name__}(): "
+            "rows of it are drawn with other weights than the policy's, or after another prompt, where routers choose "
+            "otherwise; leave it out"
         )
 
 

@@ -232,14 +232,18 @@ STORED = ("Config.stages=[@Offline()]", "Offline.source=@Demonstrations()", "Off
         ((*MIXTURE, *STORED), "an Offline stage learns from stored rows; leave it out"),
         (
             (*MIXTURE, "Online.objective=@XPO()", "Online.samples=2", "Online.strategy=@ReferenceSamples()"),
-            r"@ReferenceSamples\(\): some of its rows are drawn with other weights",
+            r"@ReferenceSamples\(\): rows of it are drawn with other weights",
         ),
         (
             (*MIXTURE, "Online.objective=@NashMD()", "Online.strategy=@MixtureOpponent()"),
-            r"@MixtureOpponent\(\): some of its rows are drawn with other weights",
+            r"@MixtureOpponent\(\): rows of it are drawn with other weights",
+        ),
+        (
+            (*MIXTURE, "Online.strategy=@Refinement()"),
+            r"@Refinement\(\): rows of it .* after another prompt",
         ),
     ],
-    ids=["dense", "stored rows", "reference samples", "opponents"],
+    ids=["dense", "stored rows", "reference samples", "opponents", "refinements"],
 )
 def test_where_nothing_could_be_replayed_the_option_is_refused(bindings, error):
     with pytest.raises((ConfigError, ValueError), match=error):

@@ -121,8 +121,8 @@ def z_sum(logits: Array, mask: Array) -> Array:
 
 def entropy_sum(logits: Array, mask: Array) -> Array:
     """Returns the sum over tokens of the entropy of softmax(z) over all experts, nats: []."""
-    sampling_params = jax.nn.log_softmax(jnp.where(mask[..., None], logits, 0))
-    return (-(jnp.exp(sampling_params) * sampling_params).sum(-1) * mask).sum()
+    logprobs = jax.nn.log_softmax(jnp.where(mask[..., None], logits, 0))
+    return (-(jnp.exp(logprobs) * logprobs).sum(-1) * mask).sum()
 
 
 def load(logits: Array, mask: Array, per_token: int, recorded: Array | None = None) -> Array:
