@@ -149,6 +149,22 @@ def test_processes_that_only_sample_draw_what_one_process_does(tmp_path):
     assert_same(tmp_path / "alone", tmp_path / "one")
 
 
+# Of two processes with two devices each, as four slices, one learns and one samples.
+ONE_SAMPLES = ["MeshShape.data=2", "MeshShape.slices=2", *APART[1:], "sample/MeshShape.slices=2"]
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_where_processes_only_sample_and_back(tmp_path):
+    """A checkpoint of one process, then one of shards, then one of two processes that both learn."""
+    in_turn = ["MeshShape.data=2", "Online.lag=1"]
+    short_runs.run(ONE_SMALL, tmp_path / "run", *in_turn, "Online.steps=2")
+    train(tmp_path / "run", *ONE_SAMPLES, "Online.steps=3")
+    train(tmp_path / "run", *in_turn, "Online.steps=4", devices=1)
+    train(tmp_path / "run", *ONE_SAMPLES, "Online.steps=5")
+    short_runs.run(ONE_SMALL, tmp_path / "one", *in_turn, "Online.steps=5")
+    assert_same(tmp_path / "run", tmp_path / "one")
+
+
 @pytest.mark.slow
 def test_more_lag_with_two_processes_that_only_sample(tmp_path):
     """Three draws are under way over both of them: what is fetched of one must not wait for another, nor change it."""
