@@ -13,6 +13,7 @@ import pytest
 import short_runs
 from short_runs import assert_same, metrics
 
+from jrl.run.checkpoints.lock import hold_run
 from jrl.run.checkpoints.run_state import restore_step
 from jrl.run.launch import free_port
 
@@ -96,6 +97,18 @@ def test_four_processes_with_fsdp_and_tensor_across_them_train_as_one_does(tmp_p
     train(tmp_path / "four", *mesh, processes=4, devices=1)
     train(tmp_path / "one", *mesh, processes=1, devices=4)
     assert_same(tmp_path / "four", tmp_path / "one")
+
+
+@pytest.mark.slow
+def test_a_second_launch_on_a_run_is_refused_by_every_process(tmp_path):
+    """Process 0 finds the lock. The others end with its message, and not with an abort of JAX's client."""
+    lock = hold_run(tmp_path / "run")
+    done = train(tmp_path / "run", code=2)
+    lock.release()
+    assert done.stderr.count("stop it, wait for it, or choose another --run folder") == 2, done.stderr
+    assert "jrl, process 0: " in done.stderr and "jrl, process 1: process 0 (" in done.stderr
+    assert "Check failure" not in done.stderr and "is gone" not in done.stderr, done.stderr
+    assert os.listdir(tmp_path / "run") == ["lock"]
 
 
 APART = ["MeshShape.data=2", "Config.sampler_mesh=@sample/MeshShape()", "sample/MeshShape.data=2", "Online.lag=1"]

@@ -13,12 +13,13 @@ import jax
 
 from jrl.device.joining import join, not_joined
 from jrl.device.processes import LOST, ONE, START_SECONDS, Cluster, HostLost, OtherProcessFailed, Processes
-from jrl.device.watchdog import BEAT_SECONDS, LOST_SECONDS, at_abort, leave, watching
+from jrl.device.watchdog import BEAT_SECONDS, GRACE_SECONDS, LOST_SECONDS, at_abort, leave, watching
 from jrl.run.signals import write_past_streams
 
 _log = logging.getLogger(__name__)
 
-TOLD_SECONDS = 3 * BEAT_SECONDS  # in which the others read why this process ends
+TOLD_SECONDS = 3 * BEAT_SECONDS  # in which the others read why this process ends, or end once they have
+ALL_SECONDS = GRACE_SECONDS + TOLD_SECONDS  # how long process 0 waits until all have read why the run ends
 
 
 @contextlib.contextmanager
@@ -68,17 +69,25 @@ def join_or_leave(cluster: Cluster, seconds: int) -> Processes:
 
 
 def tell(processes: Processes, error: BaseException, code_of: Callable[[BaseException], int]) -> None:
-    """Tells the others why this process ends, and waits until they have read it.
+    """Tells the others why this process ends, and waits until they have read it. Process 0 leaves last: without the
+    coordination service, which it holds, JAX's clients abort their processes.
 
     An error of a device is mostly the first sign of a process that is gone: the watchdog names it, and does not return.
     """
     if isinstance(error, jax.errors.JaxRuntimeError):
         time.sleep(LOST_SECONDS + 3 * BEAT_SECONDS)
     code = code_of(error) if isinstance(error, Exception) else 130
-    if not isinstance(error, OtherProcessFailed):
-        with contextlib.suppress(Exception):
+    is_told = isinstance(error, OtherProcessFailed)
+    with contextlib.suppress(Exception):
+        if is_told:
+            processes.acknowledge()
+        else:
             processes.fail(str(error) or type(error).__name__, code)
-    time.sleep(TOLD_SECONDS)
+        end = time.monotonic() + ALL_SECONDS
+        while processes.writer and not processes.all_end() and time.monotonic() < end:
+            time.sleep(0.1)
+    if processes.writer or not is_told:
+        time.sleep(TOLD_SECONDS)
 
 
 def cluster_of(address: str | None, count: int | None, index: int | None) -> Cluster | None:
