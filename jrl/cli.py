@@ -332,6 +332,8 @@ def sweep(args: argparse.Namespace) -> int:
         from jrl.tools.sweep.launch import train_members
         from jrl.tools.sweep.members import read_sweep
 
+        if not args.print:
+            sweeping.check_is_local(args.out)
         spec = read_sweep(args.config, args.bindings, args.how, args.count, args.seed)
         options = sweeping.ComparisonOptions(tuple(args.metric), tuple(args.by), args.baseline, args.statistic)
         sweeping.check_options(spec, args.out, options)
