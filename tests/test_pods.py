@@ -178,6 +178,23 @@ def test_a_run_goes_on_where_processes_only_sample_and_back(tmp_path):
     assert_same(tmp_path / "run", tmp_path / "one")
 
 
+EVAL = ["Config.eval=@Eval()", "Eval.prompts=6", "Eval.batch=4", "Eval.every=2", "Data.held_out_every=4"]
+
+
+@pytest.mark.slow
+def test_evaluations_while_a_process_only_samples_are_those_of_one_process(tmp_path):
+    """The learner's process samples them, and each scores its share."""
+    train(tmp_path / "two", *ONE_SAMPLES, *EVAL, "Online.steps=3")
+    train(tmp_path / "two", *ONE_SAMPLES, *EVAL, "Online.steps=4")
+    train(tmp_path / "one", *ONE_SAMPLES, *EVAL, "Online.steps=4", processes=1, devices=4)
+    assert_same(tmp_path / "two", tmp_path / "one")
+    assert ["eval/mean" in row for row in metrics(tmp_path / "two")] == [False, True, False, True]
+    reports = [json.loads((tmp_path / name / "summary.json").read_text())["eval"] for name in ("two", "one")]
+    for report in reports:
+        del report["after_rl"]["weights_fingerprint"]  # sums may round otherwise
+    assert reports[0] == reports[1]
+
+
 @pytest.mark.slow
 def test_more_lag_with_two_processes_that_only_sample(tmp_path):
     """Three draws are under way over both of them: what is fetched of one must not wait for another, nor change it."""
