@@ -1,5 +1,6 @@
 """What processes exchange and agree on, with a table in memory in place of JAX's coordination service."""
 
+import dataclasses
 import subprocess
 import sys
 import time
@@ -202,7 +203,7 @@ def test_process_0_leaves_when_all_have_read_why_the_run_ends(monkeypatch):
         except (ValueError, OtherProcessFailed) as error:
             if not processes.writer:
                 time.sleep(0.3)
-            multihost.tell(processes, error, lambda _: 2)
+            multihost.tell(processes, error, lambda error: (str(error), 2))
             left.append((processes.index, processes.ended_by.code, str(processes.ended_by)))
 
     assert together(3, act)[0] == [None] * 3
@@ -214,7 +215,7 @@ def test_process_0_does_not_wait_forever_for_a_process_that_is_gone(monkeypatch)
     monkeypatch.setattr(multihost, "TOLD_SECONDS", 0)
     monkeypatch.setattr(multihost, "ALL_SECONDS", 0.2)
     began = time.monotonic()
-    multihost.tell(Processes(0, 2, Table()), ValueError("full"), lambda _: 4)
+    multihost.tell(Processes(0, 2, Table()), ValueError("full"), lambda error: (str(error), 4))
     assert 0.2 <= time.monotonic() - began < 5
 
 
@@ -272,11 +273,19 @@ def test_elsewhere_a_process_without_flags_is_alone():
     assert cluster_of(None, None, None) is None
 
 
+@dataclasses.dataclass(eq=False)
+class OneAxis:
+    """What `check_covered` reads of a mesh."""
+
+    devices: np.ndarray
+    size: int
+    shape: dict[str, int]
+
+
 def mesh_of(*processes):
-    """Returns a mesh whose devices are of these processes, for what looks at nothing else."""
-    devices = np.empty(len(processes), object)
-    devices[:] = [types.SimpleNamespace(process_index=index) for index in processes]
-    return types.SimpleNamespace(devices=devices, size=len(processes), shape={"data": len(processes), "fsdp": 1})
+    """Returns a mesh whose devices are of these processes."""
+    devices = np.array([types.SimpleNamespace(process_index=index) for index in processes], object)
+    return OneAxis(devices, len(processes), {"data": len(processes), "fsdp": 1})
 
 
 def test_every_process_has_a_device_of_some_mesh_and_process_0_learns(monkeypatch):

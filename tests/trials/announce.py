@@ -1,6 +1,11 @@
-"""Runs the jrl command and says on standard error what the process is doing: for trials that kill it on purpose."""
+"""Runs the jrl command and says on standard error what the process is doing: for trials that kill it on purpose.
+
+FULL_DISK_AT_SAVE=N in the environment: while the N-th save lasts, no file of this process grows beyond some bytes.
+"""
 
 import functools
+import os
+import resource
 import sys
 
 from jrl import cli
@@ -21,8 +26,27 @@ def announced(function, name, after=None):
     return call
 
 
+def with_full_disk(save, times):
+    """Returns a save whose last of so many calls finds a full disk."""
+    calls = []
+
+    @functools.wraps(save)
+    def call(*args, **kwargs):
+        calls.append(save)
+        if len(calls) != times:
+            return save(*args, **kwargs)
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (500, before[1]))
+        try:
+            return save(*args, **kwargs)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return call
+
+
 if __name__ == "__main__":
-    records.save = announced(records.save, "save", "saved")
+    records.save = announced(with_full_disk(records.save, int(os.environ.get("FULL_DISK_AT_SAVE", 0))), "save", "saved")
     scoring.Scorer.collect = announced(scoring.Scorer.collect, "scoring")
     processes.Processes.exchange = announced(processes.Processes.exchange, "exchange")
     call = program_cache.Program.__call__

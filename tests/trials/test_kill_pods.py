@@ -7,6 +7,7 @@ pytest -m slow tests/trials/test_kill_pods.py -s
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,7 @@ import pytest
 from test_pods import EVAL, ONE_SAMPLES, ONE_SMALL, assert_same, metrics, train
 
 import jrl
+from jrl.run.checkpoints.run_state import list_steps
 from jrl.run.launch import free_port
 
 pytestmark = pytest.mark.slow
@@ -180,6 +182,38 @@ def test_a_process_that_only_samples_or_the_one_that_learns_is_killed(
     train(tmp_path / "run", *apart, f"Online.steps={STEPS}")
     print(f"{'the sampler' if lost else 'the learner'} killed in {doing}, the other ended after {seconds:.1f} s")
     assert contents(tmp_path / "run") == sampled_apart
+
+
+@pytest.mark.parametrize(("full", "apart", "in_save"), [(1, 0, 1), (0, 1, 0), (1, 1, 1), (0, 0, 1), (1, 0, 0)])
+def test_a_full_disk_of_one_process_ends_all_with_its_message(tmp_path, request, full, apart, in_save):
+    """While a step is saved, or from some moment on, where the log of the process is full too."""
+    run, bindings = tmp_path / "run", (*ONE_SAMPLES, *EVAL) if apart else ()
+    machines = start(
+        run, tmp_path / "logs", *bindings, environments={full: {"FULL_DISK_AT_SAVE": "3"}} if in_save else None
+    )
+    every = family(machines)
+    try:
+        machines[full].wait_until("saved", 2)
+        if not in_save:
+            pid = machines[full].process.pid
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (500, resource.RLIM_INFINITY))
+        else:
+            machines[full].wait_until("save", 3)
+        began = time.monotonic()
+        codes = [machine.process.wait(timeout=120) for machine in machines]
+        seconds = time.monotonic() - began
+        assert codes == [4, 4], [machine.messages()[-1500:] for machine in machines]
+        assert left(every) == []
+    finally:
+        end(machines)
+    told = machines[1 - full].messages()
+    line = next(line for line in told.splitlines() if f"process {full} (" in line)
+    print(line)
+    assert "File too large" in line and "Last checkpoint: step 2" in line and "Traceback" not in told, told[-1500:]
+    assert seconds < 30 and list_steps(run / "checkpoints") == [1, 2]
+    train(run, *bindings, f"Online.steps={STEPS}")
+    whole = request.getfixturevalue("sampled_apart" if apart else "uninterrupted")
+    assert contents(run) == (whole if apart else contents(whole[0]))
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 4), (4, 2), (4, 1), (2, 1), (4, 2)])
