@@ -1,13 +1,14 @@
 """What a step costs that is guarded, against the same step without guards: how much do the checks of a run take?
 
-    python -m benchmarks.guards --out FILE.json                       tiny and quickstart, 5 pairs of runs of each
+    python -m benchmarks.guards --out FILE.json                       tiny and quickstart, 3 pairs of runs of each
     python -m benchmarks.guards --out FILE.json --config tiny --pairs 3
     python -m benchmarks.guards --out FILE.json --without range_of_rewards   this one off against all on
 
-A run with guards and one without them take turns, each a process of its own that trains the configuration's first
-steps. Without: the functions of GUARDS are exchanged before anything is compiled. A figure is the median over a run's
-steps, without the first six, and then the median over runs; `ratio` is guarded over unguarded. Seconds are measured
-by the clock, which other processes disturb, and by the processors that the trainer has used.
+Two runs of the same configuration take a step in turn, in one process, so that whatever else the machine does meets
+both. Of one the functions of GUARDS are exchanged: before its programs are traced, and for the time of each of its
+steps. A figure is the median over all steps of all pairs, without each run's first six; `ratio` is guarded over
+unguarded, with a bootstrapped interval (95 %). Seconds are measured by the clock, which other processes disturb, and
+by the processors that the trainer has used.
 
 Not exchanged, since they are no calls of the trainer: the confinement of workers (a filter of system calls, limits that
 the kernel keeps) and checks at a start. A save is part of its step.
@@ -16,6 +17,8 @@ the kernel keeps) and checks at a start. A save is part of its step.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import json
 import resource
 import statistics
@@ -24,13 +27,18 @@ import sys
 import tempfile
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+
+KINDS, UNITS = ("guarded", "unguarded"), ("seconds", "processor_seconds")
 
 # Configuration -> what is trained of it: of the quickstart mostly reinforcement learning.
-BINDINGS = {"tiny": [], "quickstart": ["warm/Offline.steps=3"]}
-STEPS = 33
+BINDINGS = {"tiny": ["Online.steps=66"], "quickstart": ["warm/Offline.steps=3"]}
+STEPS = 66
 FIRST = 6  # steps that are not counted: programs are first called, workers start
 
 
@@ -84,15 +92,16 @@ GUARDS = {
 }  # fmt: skip
 
 
-def switch_off(names: list[str]) -> None:
-    """Exchanges these guards in this process."""
-    import importlib
-
-    for name in names:
-        guard = GUARDS[name]
-        module = importlib.import_module(guard.module)
-        getattr(module, guard.name)  # an AttributeError where the guard has moved
-        setattr(module, guard.name, guard.instead(module))
+@contextlib.contextmanager
+def without(names: Sequence[str]) -> Iterator[None]:
+    """Within it these guards are exchanged in this process."""
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            guard = GUARDS[name]
+            module = importlib.import_module(guard.module)
+            # An AttributeError where the guard has moved.
+            stack.enter_context(mock.patch.object(module, guard.name, guard.instead(module)))
+        yield
 
 
 def used() -> float:
@@ -101,25 +110,30 @@ def used() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def run(config: str, off: list[str]) -> dict[str, Any]:
-    """Trains in this process, and returns the seconds of each step."""
+def run(config: str, off: Sequence[str]) -> dict[str, dict[str, list[float]]]:
+    """Trains twice in this process, with guards and without, a step of each in turn; returns the seconds of steps."""
+    import jax
+
     import jrl
 
-    switch_off(off)
-    seconds, processors = [], []
+    spent = {kind: {unit: [] for unit in UNITS} for kind in KINDS}
     with tempfile.TemporaryDirectory() as folder:
-        before = (time.perf_counter(), used())
-        for step in jrl.steps(config, BINDINGS[config], run=Path(folder) / "run"):
-            now = (time.perf_counter(), used())
-            seconds.append(now[0] - before[0])
-            processors.append(now[1] - before[1])
-            before = now
-            if step.step == STEPS:
-                break
-    return {"seconds": seconds[FIRST:], "processor_seconds": processors[FIRST:]}
+        runs = {kind: jrl.steps(config, BINDINGS[config], run=Path(folder) / kind) for kind in KINDS}
+        for step in range(STEPS):
+            for kind in KINDS if step % 2 == 0 else reversed(KINDS):
+                if step == 0:
+                    jax.clear_caches()  # or a program would be traced as the other run's was
+                with without(off if kind == "unguarded" else ()):
+                    before = (time.perf_counter(), used())
+                    next(runs[kind])
+                    for unit, at, since in zip(UNITS, (time.perf_counter(), used()), before):
+                        spent[kind][unit].append(at - since)
+        for kind in KINDS:
+            runs[kind].close()
+    return {kind: {unit: values[FIRST:] for unit, values in units.items()} for kind, units in spent.items()}
 
 
-def measure(config: str, off: list[str]) -> dict[str, Any]:
+def measure(config: str, off: list[str]) -> dict[str, dict[str, list[float]]]:
     """Returns what `run` does, in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.guards", "--child", config, *off]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
@@ -128,13 +142,15 @@ def measure(config: str, off: list[str]) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def compared(runs: list[dict[str, Any]], unit: str) -> dict[str, float]:
-    """Returns the median step with and without guards, and the guarded over the other one."""
-    medians = {
-        on: statistics.median(statistics.median(each[unit]) for each in runs if each["guarded"] == on)
-        for on in (True, False)
-    }
-    return {"guarded": medians[True], "unguarded": medians[False], "ratio": medians[True] / medians[False]}
+def compared(pairs: Sequence[dict[str, dict[str, list[float]]]], unit: str) -> dict[str, Any]:
+    """Returns the median step with and without guards, and the guarded over the other one with its interval."""
+    values = np.array([[seconds for pair in pairs for seconds in pair[kind][unit]] for kind in KINDS])
+    drawn = np.random.default_rng(0).integers(values.shape[1], size=(1000, values.shape[1]))
+    guarded, unguarded = np.median(values, axis=1)
+    several = np.median(values[:, drawn], axis=2)  # steps are drawn in pairs, which the machine has met together
+    low, high = np.quantile(several[0] / several[1], [0.025, 0.975])
+    ratio = {"ratio": guarded / unguarded, "interval": [float(low), float(high)]}
+    return {"guarded": float(guarded), "unguarded": float(unguarded)} | ratio
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -147,22 +163,23 @@ def main(argv: list[str] | None = None) -> int:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--out", required=True, type=Path, help="JSON file")
     parser.add_argument("--config", nargs="+", choices=[*BINDINGS], default=[*BINDINGS])
-    parser.add_argument("--pairs", type=int, default=5, help="runs with, and as many without")
+    parser.add_argument("--pairs", type=int, default=3, help="processes, each of which trains two runs")
     parser.add_argument("--without", nargs="+", choices=[*GUARDS], default=[*GUARDS], metavar="GUARD",
                         help=f"guards that are switched off, of {', '.join(GUARDS)}")  # fmt: skip
     args = parser.parse_args(argv)
     results: dict[str, Any] = {}
     for config in args.config:
-        runs = []
+        pairs = []
         for pair in range(args.pairs):
-            for guarded in (True, False) if pair % 2 == 0 else (False, True):
-                runs.append({"guarded": guarded} | measure(config, [] if guarded else [*args.without]))
-                print(f"{config}, pair {pair + 1} of {args.pairs}, {'with' if guarded else 'without'} guards: "
-                      f"{statistics.median(runs[-1]['seconds']):.4f} s a step", flush=True)  # fmt: skip
-        figures = {unit: compared(runs, unit) for unit in ("seconds", "processor_seconds")}
+            pairs.append(measure(config, [*args.without]))
+            medians = (f"{statistics.median(pairs[-1][kind]['seconds']):.4f}" for kind in KINDS)
+            print(f"{config}, pair {pair + 1} of {args.pairs}: {' and '.join(medians)} s a step with guards and "
+                  "without", flush=True)  # fmt: skip
+        figures = {unit: compared(pairs, unit) for unit in UNITS}
         for unit, found in figures.items():
+            low, high = (100 * (end - 1) for end in found["interval"])
             print(f"{config}: {found['guarded']:.4f} with and {found['unguarded']:.4f} {unit} a step without: "
-                  f"{100 * (found['ratio'] - 1):+.1f} %", flush=True)  # fmt: skip
+                  f"{100 * (found['ratio'] - 1):+.1f} % ({low:+.1f} to {high:+.1f})", flush=True)  # fmt: skip
         results[config] = figures | {"pairs": args.pairs, "without": args.without}
         args.out.write_text(json.dumps(results, indent=1) + "\n")
     return 0

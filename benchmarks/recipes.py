@@ -104,9 +104,14 @@ def pooled(calls: list[Outcomes]) -> Outcomes:
 
 
 def improvement(calls: list[Outcomes]) -> tuple[float, float, float]:
-    """Returns (first mean, last mean, half width of the interval of their difference)."""
+    """Returns (first mean, last mean, half width of the interval of their difference). Raises ValueError where no
+    prompt is in both."""
     first, last = pooled(calls[:WINDOW]), pooled(calls[-WINDOW:])
     both = sorted(first.keys() & last.keys())
+    if not both:
+        raise ValueError(
+            f"no prompt was sampled in the first and in the last {WINDOW} calls: nothing compares"
+        )
     if len(both) < FEWEST:
         early, late = ([reward for prompt in both for reward in found[prompt]] for found in (first, last))
         return (

@@ -303,7 +303,7 @@ def test_with_two_copies_a_publication_waits_for_draws_with_older_weights_than_t
 def test_a_draw_with_wrong_weights_is_not_saved():
     under_way = Future()
     under_way.set_exception(sampler_devices.WrongWeights("of another fingerprint"))
-    drawn = SimpleNamespace(under_way=under_way)
+    drawn = SimpleNamespace(under_way=under_way.result)
     with pytest.raises(sampler_devices.WrongWeights, match="another fingerprint"):
         to_save(SimpleNamespace(), [drawn])
 

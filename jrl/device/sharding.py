@@ -117,17 +117,14 @@ def devices_by_slice(devices: Sequence[Any], count: int, slices: int) -> list[li
 
     Raises: ValueError where the devices are of fewer slices, or have too few in one.
     """
-    share, by_slice = count // slices, {}
-    for place, device in enumerate(devices):
-        # On other platforms slice_index, where there is one, is a host. A topology of one slice describes none.
-        known = device.platform == "tpu"
-        index = getattr(device, "slice_index", 0) if known else min(place // share, slices - 1)
-        by_slice.setdefault(index, []).append(device)
-    groups = [by_slice[index][:share] for index in sorted(by_slice)][:slices]
+    share, present = count // slices, slices_of(devices)
+    if devices[0].platform != "tpu":  # these know no slices
+        present = [list(devices[place * share :][:share]) for place in range(slices)]
+    groups = [group[:share] for group in present[:slices]]
     if len(groups) < slices or any(len(group) < share for group in groups):
-        sizes = [len(group) for group in by_slice.values()]
-        change = f"set MeshShape.slices = {len(by_slice)}, and data to a multiple of it"
-        if len(by_slice) == slices:
+        sizes = [len(group) for group in present]
+        change = f"set MeshShape.slices = {len(present)}, and data to a multiple of it"
+        if len(present) == slices:
             change = f"make the mesh smaller, at most {slices} x {min(sizes)}"
         raise ValueError(
             f"MeshShape.slices = {slices} needs {slices} x {share} devices, and the slices here have "

@@ -474,7 +474,7 @@ def _router_sums(logits: Array, micro: TrainBatch, places: int, per_token: int) 
     Returns:
       name -> []; load: [sparse layers, experts].
     """
-    mask = jnp.concatenate([micro.loss_mask[:, 1:], jnp.zeros_like(micro.loss_mask[:, :1])], axis=1)
+    mask = segments.next_column(micro.loss_mask)
 
     def sums_of(
         logits: Array, mask: Array, segment: Array, summed: Callable[[Array], Array] = lambda x: x

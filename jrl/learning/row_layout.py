@@ -16,6 +16,7 @@ from jrl.device import row_shares
 from jrl.device.sharding import SEQUENCE, axis_size
 from jrl.models.contract import MixedTokens, PrefixSegments, ShareSegments
 from jrl.ops.logprobs import before
+from jrl.ops.segments import next_column, previous_column
 from jrl.types import Array, PackedBatch
 
 
@@ -32,20 +33,10 @@ def _same(x: Array) -> Array:
     return x
 
 
-def _next(x: Array) -> Array:
-    """Returns what the next column has, 0 (False) in the last one."""
-    return jnp.concatenate([x[:, 1:], jnp.zeros_like(x[:, :1])], axis=1)
-
-
-def _previous(x: Array) -> Array:
-    """Returns what the previous column has, 0 in the first one, which has no predecessor."""
-    return jnp.concatenate([jnp.zeros_like(x[:, :1]), x[:, :-1]], axis=1)
-
-
 ROWS = RowLayout(before, _same, _same, _same)
 # Moving tokens to the column that predicts them costs nothing; moving hidden states would cross devices.
 SHARES = RowLayout(
-    _same, lambda x: row_shares.cut(_next(x)), row_shares.joined, lambda x: _previous(row_shares.joined(x))
+    _same, lambda x: row_shares.cut(next_column(x)), row_shares.joined, lambda x: previous_column(row_shares.joined(x))
 )
 
 

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.models.contract import Names, ParamSpec, init
+from jrl.ops.segments import previous_column
 from jrl.types import Array
 
 REWARD = "reward"  # the name of a reward head: it is read at the last token of a sequence
@@ -66,7 +67,7 @@ def read_values(w: Array, hidden: Array, joined: Callable[[Array], Array] = lamb
     """
     read = read_head(w, hidden)[0]
     read = joined(read[..., 0] if w.shape[-1] == 1 else read)
-    return jnp.concatenate([jnp.zeros_like(read[:, :1]), read[:, :-1]], axis=1)
+    return previous_column(read)
 
 
 def fresh_heads(

@@ -59,6 +59,16 @@ def to_tokens(value: Array, segment: Array) -> Array:
     return jnp.sum(jnp.where(member, value[..., :, None], 0), axis=-2)
 
 
+def next_column(x: Array) -> Array:
+    """Returns what the next column of rows has, [R, L]; 0 (False) in the last one."""
+    return jnp.concatenate([x[:, 1:], jnp.zeros_like(x[:, :1])], axis=1)
+
+
+def previous_column(x: Array) -> Array:
+    """Returns what the previous column of rows has, [R, L, ...]; 0 (False) in the first one."""
+    return jnp.concatenate([jnp.zeros_like(x[:, :1]), x[:, :-1]], axis=1)
+
+
 def _membership(segment: Array, num_segments: int) -> Array:
     """Returns [..., S, L] bool: does the token belong to the sequence?"""
     place = jnp.arange(num_segments, dtype=segment.dtype).reshape((1,) * (segment.ndim - 1) + (num_segments, 1))

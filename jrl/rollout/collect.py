@@ -65,7 +65,7 @@ class Draw(NamedTuple):
     rollout: Rollout
     visits: list[Visit]  # one for each group; groups after them are padding
     position: dict[str, Any]  # of the data stream before these prompts; of a curriculum, also those that it chose
-    under_way: Any = None  # on devices of their own: a Future of its seconds, or what stands for one; else None
+    under_way: Callable[[], dict[str, float]] | None = None  # on devices of their own: waits, and returns its seconds
     host: Rollout | None = None  # the same on the host, where it came through that; numpy arrays
 
 

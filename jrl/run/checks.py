@@ -11,8 +11,10 @@ from jrl.device.host_memory import check_host_memory
 from jrl.device.sharding import EXPERT, OPTIONAL_AXES, SEQUENCE, batch_shards
 from jrl.experiment import Config, Online, optimizers
 from jrl.learning.optimizer import keeps_on_host
+from jrl.models.adapters.quantized import check_bytes
 from jrl.models.attention.kernels import NO_KERNEL, check_ragged
-from jrl.models.shape import Decoder
+from jrl.models.shape import Decoder, check_divides, check_length
+from jrl.types import PyTree
 
 
 def check_host(config: Config, mesh: Mesh) -> None:
@@ -45,6 +47,29 @@ def check_split(config: Config, mesh: Mesh, sampler_mesh: Mesh) -> None:
                 f"Online.prompts = {stage.prompts} cannot be divided over the batch shards (data x fsdp x expert x "
                 f"sequence) of both meshes, {shards}; use a multiple of {math.lcm(*shards.values())}"
             )
+
+
+def check_model(config: Config, cfg: Any, stored: PyTree, mesh: Mesh, sampler_mesh: Mesh | None = None) -> None:
+    """Raises ValueError for a model that cannot train as configured, or not on these meshes.
+
+    Args:
+      cfg: of the policy: a Decoder, or a module of the user's own. stored: ParamSpecs of its weights as the run keeps
+        them. mesh: that learns. sampler_mesh: devices of their own for sampling.
+    """
+    if sampler_mesh is not None:
+        check_split(config, mesh, sampler_mesh)
+    for each in (mesh,) if sampler_mesh is None else (mesh, sampler_mesh):
+        check_expert_axis(cfg, each)
+        if isinstance(cfg, Decoder):
+            check_divides(cfg, each)
+        check_cache(config, cfg, each.shape["tensor"])
+    if isinstance(cfg, Decoder):
+        check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
+        check_bytes(stored, mesh)
+    check_router(config, cfg)
+    check_shared(config, cfg)
+    check_sequence("model", cfg, mesh)
+    check_logprobs(config, cfg)
 
 
 def check_router(config: Config, cfg: Any) -> None:

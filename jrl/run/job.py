@@ -37,11 +37,10 @@ from jrl.learning.critic import CRITIC
 from jrl.learning.learner import weights_of
 from jrl.learning.step import StageArrays, StagePrograms
 from jrl.models.adapters.lora import without_adapters
-from jrl.models.adapters.quantized import check_bytes
 from jrl.models.attention.kernels import check_attention, check_kernel
 from jrl.models.contract import Model, split_params
 from jrl.models.pretrained.published import Published, check_folder
-from jrl.models.shape import Decoder, check_divides, check_length
+from jrl.models.shape import Decoder
 from jrl.plugins import Parts
 from jrl.rollout.collect import PromptSampler
 from jrl.rollout.corrector import corrector_source
@@ -65,16 +64,7 @@ from jrl.run.agreement import (
 from jrl.run.begin_from import Origin, manifest_entry, origin_of
 from jrl.run.checkpoints.lock import hold_run
 from jrl.run.checkpoints.run_state import RunState, open_run_state
-from jrl.run.checks import (
-    check_cache,
-    check_expert_axis,
-    check_host,
-    check_logprobs,
-    check_router,
-    check_sequence,
-    check_shared,
-    check_split,
-)
+from jrl.run.checks import check_host, check_model
 from jrl.run.clock import RunClock
 from jrl.run.identity import (
     check_not_foreign,
@@ -241,7 +231,6 @@ def open_policy(
         mesh = make_mesh(config.mesh)
     else:
         mesh, sampler_mesh = split_meshes(config.mesh, config.sampler_mesh)
-        check_split(config, mesh, sampler_mesh)
     jax.set_mesh(mesh)
     if "float64" in (config.model.dtype, config.model.param_dtype) and not jax.config.jax_enable_x64:
         raise ValueError(f"{type(config.model).__name__}.dtype='float64' needs JAX_ENABLE_X64=1 in the environment")
@@ -258,22 +247,10 @@ def open_policy(
     config, chosen = choose_kernels(config, cfg, kernels_for, mesh.shape["tensor"], sampled_over)
     cfg = programs.model_config(config, tokenizer)
     check_kernel("Sampler.attention", config.sampler.attention, platform)
-    for each in (mesh, sampler_mesh) if sampler_mesh is not None else (mesh,):
-        check_expert_axis(cfg, each)
-        if isinstance(cfg, Decoder):
-            check_divides(cfg, each)
     if isinstance(cfg, Decoder):
         check_attention(cfg, platform)
-        check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
-        frozen, trained = split_params(model.spec(cfg))
-        check_bytes(trained if frozen is None else frozen, mesh)
-    check_router(config, cfg)
-    check_shared(config, cfg)
-    check_sequence("model", cfg, mesh)
-    check_logprobs(config, cfg)
-    check_cache(config, cfg, mesh.shape["tensor"])
-    if sampler_mesh is not None:
-        check_cache(config, cfg, sampler_mesh.shape["tensor"])
+    frozen, trained = split_params(model.spec(cfg))
+    check_model(config, cfg, trained if frozen is None else frozen, mesh, sampler_mesh)
     built = programs.build(config, parts.tables, model, tokenizer, mesh, made_in, sampler_mesh)
     return Policy(config, parts, mesh, tokenizer, cfg, model, cache, built, tuple(chosen), sampler_mesh)
 

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrl.algos.contract import Needs, Objective
 from jrl.device.program_cache import Program, ProgramCache
-from jrl.device.sharding import TRAIN, batch_shards, row_sharding, row_shards, spec
+from jrl.device.sharding import SEQUENCE, TRAIN, batch_shards, row_sharding, row_shards, spec
 from jrl.experiment import (
     Config,
     Online,
@@ -123,8 +123,7 @@ def width_of(stage: Stage, config: Config) -> int:
 
 def packed_shape(stage: Stage, config: Config, tables: Tables, mesh: Mesh) -> Shape:
     """Returns the packed shape of one optimizer step of a stage."""
-    width, shards = width_of(stage, config), row_shards(mesh)
-    shares = batch_shards(mesh) // shards
+    width, shards, shares = width_of(stage, config), row_shards(mesh), mesh.shape[SEQUENCE]
     if isinstance(stage, Online):
         if row_of(tables, "algos", stage.objective).pairs is not None:  # a group is compared, and lies in one row
             sequences = padded_prompts(stage, mesh) * stage.samples

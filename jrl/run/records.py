@@ -397,7 +397,7 @@ def to_save(job: Job, waiting: Sequence[Draw]) -> tuple[dict[str, PyTree], dict[
     """
     for drawn in waiting:
         if drawn.under_way is not None:
-            drawn.under_way.result()  # raises WrongWeights: such a draw is not saved
+            drawn.under_way()  # raises WrongWeights: such a draw is not saved
     tree: dict[str, PyTree] = {}
     offline = [stage for stage in job.stages if isinstance(stage, OfflineStage)]
     stored = {stage.name: stage.stream.get_state() for stage in offline}

@@ -8,12 +8,13 @@ them (`SamplerDevices.collect`). Which version draws which batch is decided by t
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding
@@ -98,11 +99,11 @@ class SamplerDevices:
         self._source, self._published = [weakref.ref(leaf) for leaf in leaves], published
         return jax.tree.unflatten(structure, published)
 
-    def watch(self, rollout: Rollout) -> Future | UnderWayElsewhere:
-        """Returns what a draw that was just dispatched will have taken, to be waited for."""
+    def watch(self, rollout: Rollout) -> Callable[[], dict[str, float]]:
+        """Returns what waits for a draw that was just dispatched, and returns its seconds."""
         weights, expected = [x for x in self._weights if x is not None], self._expected
         self._last = self._watcher.submit(self._follow, weights, expected, rollout)
-        return self._last if self._is_shared else UnderWayElsewhere(self, self._last)
+        return self._last.result if self._is_shared else functools.partial(self.wait_together, self._last)
 
     def _follow(self, weights: list[Array], expected: Array | None, rollout: Rollout) -> dict[str, Any]:
         """Returns how long the devices waited before a draw, once it is done; and what of its fingerprints this process
@@ -130,7 +131,7 @@ class SamplerDevices:
         """
         if drawn.under_way is None:  # of a checkpoint
             return drawn._replace(rollout=transfer(drawn.rollout, self.learner)), {}
-        seconds = drawn.under_way.result()
+        seconds = drawn.under_way()
         if self._is_shared:
             return drawn._replace(rollout=transfer(drawn.rollout, self.learner), under_way=None), seconds
         # Through the hosts: a program over both meshes would wait for the next draw.
@@ -169,16 +170,6 @@ def of_every_process(found: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             check_same_weights(int(drawn), int(published))
     names = {name for one in found for name in one} - {"drawn", "published"}
     return {name: max(every(name)) for name in sorted(names)}
-
-
-class UnderWayElsewhere(NamedTuple):
-    """A draw under way on devices of other processes than learn, to be waited for by all of them together."""
-
-    devices: SamplerDevices
-    mine: Future
-
-    def result(self) -> dict[str, float]:
-        return self.devices.wait_together(self.mine)
 
 
 def check_same_weights(drawn_with: int, published: int) -> None:

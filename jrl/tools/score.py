@@ -13,7 +13,16 @@ import jax
 import numpy as np
 
 from jrl import paths
-from jrl.device.sharding import MeshShape, batch_sharding, batch_shards, make_mesh, replicated, row_sharding, row_shards
+from jrl.device.sharding import (
+    SEQUENCE,
+    MeshShape,
+    batch_sharding,
+    batch_shards,
+    make_mesh,
+    replicated,
+    row_sharding,
+    row_shards,
+)
 from jrl.learning import layout, learner, pack
 from jrl.models.attention.kernels import NO_KERNEL
 from jrl.models.contract import Model
@@ -131,14 +140,14 @@ def _laid(trained: Trained, sequences: Sequence[Sequence[int]]) -> _Laid:
     settings = policy.config.stages[-1].learner
     budget = max(1, settings.micro_batch_tokens // width)
     count = shards * -(-min(SEQUENCES, max(len(sequences), 1), 4 * budget) // shards)
-    rows = row_shards(policy.mesh)
+    rows, shares = row_shards(policy.mesh), policy.mesh.shape[SEQUENCE]
     config = layout.Learner(
-        row_length=layout.divisible_length(width, shards // rows),
+        row_length=layout.divisible_length(width, shares),
         micro_batch_tokens=settings.micro_batch_tokens,
         sequences_per_row=settings.sequences_per_row,
         logprob_chunk=settings.chunk,
     )
-    return _Laid(cfg, config.chunk, layout.packed_shape(config, count, width, rows, shares=shards // rows))
+    return _Laid(cfg, config.chunk, layout.packed_shape(config, count, width, rows, shares=shares))
 
 
 def score(trained: Trained, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:

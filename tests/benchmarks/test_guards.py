@@ -10,13 +10,13 @@ from benchmarks import guards
 
 
 @pytest.mark.parametrize("name", guards.GUARDS)
-def test_a_guard_can_be_switched_off(name, monkeypatch):
+def test_a_guard_can_be_switched_off(name):
     guard = guards.GUARDS[name]
     module = importlib.import_module(guard.module)
     before = getattr(module, guard.name)
-    monkeypatch.setattr(module, guard.name, before)  # put back afterwards
-    guards.switch_off([name])
-    assert getattr(module, guard.name) is not before
+    with guards.without([name]):
+        assert getattr(module, guard.name) is not before
+    assert getattr(module, guard.name) is before
 
 
 def test_without_guards_nothing_is_refused():
@@ -27,11 +27,12 @@ def test_without_guards_nothing_is_refused():
     assert off["hash_of_metrics"].sha256(b"a").hexdigest() == "0" * 64
 
 
-def test_the_median_of_the_runs_medians():
-    runs = [
-        {"guarded": True, "seconds": [1.0, 3.0, 100.0]},  # 3
-        {"guarded": True, "seconds": [2.0, 2.0, 2.0]},  # 2
-        {"guarded": True, "seconds": [4.0, 4.0, 4.0]},  # 4: the median of 3, 2 and 4 is 3
-        {"guarded": False, "seconds": [2.0, 2.0, 9.0]},
+def test_the_ratio_of_medians_over_all_pairs():
+    pairs = [
+        {"guarded": {"seconds": [1.0, 3.0, 100.0]}, "unguarded": {"seconds": [2.0, 2.0, 9.0]}},
+        {"guarded": {"seconds": [3.0, 3.0]}, "unguarded": {"seconds": [2.0, 1.0]}},
     ]
-    assert guards.compared(runs, "seconds") == {"guarded": 3.0, "unguarded": 2.0, "ratio": 1.5}
+    found = guards.compared(pairs, "seconds")  # the medians of five: 3 and 2
+    assert (found["guarded"], found["unguarded"], found["ratio"]) == (3.0, 2.0, 1.5)
+    same = [{kind: {"seconds": [0.1 * i for i in range(1, 40)]} for kind in guards.KINDS}]
+    assert guards.compared(same, "seconds")["interval"] == [1.0, 1.0]  # drawn in pairs, equal steps stay equal

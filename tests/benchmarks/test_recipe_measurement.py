@@ -35,6 +35,11 @@ def test_of_few_prompts_it_is_of_their_completions():
     np.testing.assert_allclose(found, [0.25, 1, 1.98 * np.sqrt(0.25 / 4)], rtol=1e-6)
 
 
+def test_nothing_compares_where_no_prompt_comes_again():
+    with pytest.raises(ValueError, match="no prompt was sampled in the first and in the last 5 calls"):
+        recipes.improvement([{"a": [0.0, 1.0]}] * 5 + [{"b": [1.0, 1.0]}] * 5)
+
+
 def test_a_share_of_pairs_has_the_interval_of_its_pairs():
     # 5 steps of 8 pairs each: 0.6 (24 of 40) and 0.9, shrunk to 25/42 and 37/42; sqrt(0.24093 + 0.10488) / sqrt(40).
     row = lambda value, **more: {"phase": "pairs", "pairs/accuracy": value, "policy/logprob": -value, **more}

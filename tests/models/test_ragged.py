@@ -21,7 +21,8 @@ from jrl.models.shape import Decoder, FullHeads
 from jrl.resolve import load_config
 from jrl.rollout import sampler
 from jrl.rollout.sampler import Sampler
-from jrl.run.job import check_cache, open_policy
+from jrl.run.checks import check_cache
+from jrl.run.job import open_policy
 from jrl.tasks.tokenizers.bytes import ByteTokenizer
 from jrl.types import PromptBatch
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jrl.device.sharding import GATHERED, TRAIN, reshape, spec
+from jrl.device.sharding import GATHERED, TRAIN, axis_size, reshape, spec
 from jrl.models.adapters.quantized import is_quantized
 from jrl.models.attention.fused_blocks import mlp_block, qkv_block
 from jrl.models.attention.kernels import LANES
@@ -61,7 +61,7 @@ def fused(params: PyTree, names: PyTree, cfg: Decoder) -> tuple[PyTree, PyTree]:
     if not plain or scaled or any(part is None or is_quantized(part) for part in parts):
         return params, names
     mesh = jax.sharding.get_abstract_mesh()
-    shares = _shares(mesh)
+    shares = axis_size(TRAIN["heads"])  # each of which has a share of the heads and of the MLP's width
 
     def in_shares(matrix: Array, axes: Names = AXES) -> Array:
         count, width, heads, head_dim = matrix.shape
@@ -150,7 +150,7 @@ def has_kernel(part: str, x: Array, cfg: Decoder, rank: int = 0) -> bool:
       rank: of the adapters in the kernel's leaves; 0: there are none.
     """
     rows, length, width = x.shape
-    shares, itemsize = _shares(jax.sharding.get_abstract_mesh()), x.dtype.itemsize
+    shares, itemsize = axis_size(TRAIN["heads"]), x.dtype.itemsize
     if length != 1:
         return False
     if part == MLP:
@@ -188,7 +188,7 @@ def with_sliced(weights: PyTree, x: Array, cfg: Decoder) -> PyTree:
 def _by_head(matrix: Array, cfg: Decoder) -> Array:
     """Returns QKV as the kernel reads it, [rows, shares n K], as [rows, shares, n, K]."""
     mesh = jax.sharding.get_abstract_mesh()
-    shares = _shares(mesh)
+    shares = axis_size(TRAIN["heads"])  # each of which has a share of the heads and of the MLP's width
     shape = (len(matrix), shares, (cfg.heads + 2 * cfg.kv_heads) // shares, cfg.head_dim)
     return jnp.reshape(matrix, shape, out_sharding=None if mesh.empty else spec(AXES[1:], GATHERED))
 
@@ -229,11 +229,6 @@ def _heads(x: Array) -> Array:
     """Returns [B, L, shares, n, K] as [B, L, shares n, K]."""
     batch, length, shares, count, head_dim = x.shape
     return reshape(x, (batch, length, shares * count, head_dim), "batch", None, "heads", None)
-
-
-def _shares(mesh: jax.sharding.AbstractMesh) -> int:
-    """Returns the devices along tensor, each of which has a share of the heads and of the MLP's width."""
-    return 1 if mesh.empty else mesh.shape[TRAIN["heads"]]
 
 
 def _where(mesh: jax.sharding.AbstractMesh) -> jax.sharding.PartitionSpec | None:

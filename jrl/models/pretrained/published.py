@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl import paths
-from jrl.device.placement import without_shards
 from jrl.device.sharding import TRAIN, shardings
 from jrl.models import decoder
 from jrl.models.attention.kernels import Attention
@@ -343,9 +342,7 @@ def _placed(
     for box, where in _boxes(shape, sharding).items():
         data = block(tuple(slice(a, b) for a, b in box))
         shares += [jax.device_put(data, device) for device in where]
-    if not shares:
-        return without_shards(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding))
-    return jax.make_array_from_single_device_arrays(shape, sharding, shares)
+    return jax.make_array_from_single_device_arrays(shape, sharding, shares, dtype=dtype)
 
 
 def _block(

@@ -19,8 +19,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrl.device.placement import without_shards
-
 Bounds = list[list[int]]  # of every axis [start, stop]
 ALIGNMENT = 64
 
@@ -115,11 +113,9 @@ def _read_leaf(folder: Path, leaf: str, shards: Sequence[Sequence[Any]], target:
 
     if isinstance(target, np.ndarray):
         return part([slice(None)] * target.ndim)
-    if not target.sharding.addressable_devices:
-        return without_shards(target)
     where = target.sharding.addressable_devices_indices_map(target.shape)
     placed = [jax.device_put(part(index), device) for device, index in where.items()]
-    return jax.make_array_from_single_device_arrays(target.shape, target.sharding, placed)
+    return jax.make_array_from_single_device_arrays(target.shape, target.sharding, placed, dtype=target.dtype)
 
 
 def _assemble(folder: Path, leaf: str, shards: Sequence[Sequence[Any]], bounds: Bounds, dtype: np.dtype) -> np.ndarray:

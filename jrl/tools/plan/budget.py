@@ -343,7 +343,7 @@ def offload_buffer_bytes(case: Case) -> int:
     """Returns the bytes of the largest leaf's moments where they are offloaded, before and after the update."""
     if not case.moments_on_host:
         return 0
-    leaves = jax.tree.leaves(case.spec if case.adapters is None else case.adapters, is_leaf=is_spec)
+    leaves = jax.tree.leaves(case.trained, is_leaf=is_spec)
     size = 2 if case.optimizer.moments == "bfloat16" else FLOAT32
     return 4 * max(share(leaf, TRAIN, case.sizes) for leaf in leaves) * size
 
@@ -353,8 +353,7 @@ def orthogonalized_bytes(case: Case) -> int:
     twice, their momentum, and what the iteration adds to them; 0 under other optimizers."""
     if not isinstance(case.stage.optimizer, Muon):
         return 0
-    spec = case.spec if case.adapters is None else case.adapters
-    stacks = [s for s in jax.tree.leaves(spec, is_leaf=is_spec) if leaf_of("", s.axes).hidden]
+    stacks = [s for s in jax.tree.leaves(case.trained, is_leaf=is_spec) if leaf_of("", s.axes).hidden]
     devices = lambda count: math.prod(case.sizes[axis] for axis in spread_over(count, case.sizes))
     return 4 * FLOAT32 * max((math.prod(s.shape) // devices(s.shape[0]) for s in stacks), default=0)
 

@@ -31,21 +31,12 @@ from jrl.learning.optimizer import keeps_on_host
 from jrl.learning.pack import Shape
 from jrl.learning.prefix_packing import micro_batches_of_longest
 from jrl.models import decoder
-from jrl.models.adapters.quantized import check_bytes
 from jrl.models.contract import ParamSpec, is_spec, split_params
 from jrl.models.pretrained.published import Published, decoder_of
-from jrl.models.shape import Decoder, check_divides, check_length, for_length
+from jrl.models.shape import Decoder, for_length
 from jrl.plugins import Parts
 from jrl.run import programs
-from jrl.run.checks import (
-    check_cache,
-    check_expert_axis,
-    check_logprobs,
-    check_router,
-    check_sequence,
-    check_shared,
-    check_split,
-)
+from jrl.run.checks import check_model
 from jrl.run.kernels import Choice, choose_kernels
 from jrl.run.sampler_devices import copies_for
 from jrl.tasks.tokenizers.bytes import Bytes, ByteTokenizer
@@ -87,6 +78,7 @@ class Case:
     width = property(lambda self: programs.width_of(self.stage, self.config))  # T
     has_critic = property(lambda self: CRITIC in optimizers(self.stage))
     optimizer = property(lambda self: optimizers(self.stage)[self.updates])
+    trained = property(lambda self: self.spec if self.adapters is None else self.adapters)  # ParamSpecs
     moments_on_host = property(lambda self: keeps_on_host(self.optimizer))
 
     @property
@@ -245,25 +237,11 @@ def main_stage(config: Config) -> int:
 def model_fields(config: Config, parts: Parts, num_devices: int) -> dict[str, Any]:
     """Returns the fields of a Case that all stages share. Raises ValueError where the model cannot be sharded."""
     sizes, sampler_sizes = mesh_sizes(config, num_devices)
-    mesh = abstract_mesh(sizes)
+    sampler_mesh = None if sampler_sizes is None else abstract_mesh(sampler_sizes)
     cfg = decoder_of_run(config)
-    check_divides(cfg, mesh)
-    check_expert_axis(cfg, mesh)
-    if sampler_sizes is not None:
-        sampler_mesh = abstract_mesh(sampler_sizes)
-        check_split(config, mesh, sampler_mesh)
-        check_divides(cfg, sampler_mesh)
-        check_expert_axis(cfg, sampler_mesh)
-        check_cache(config, cfg, sampler_mesh.shape["tensor"])
-    check_router(config, cfg)
-    check_shared(config, cfg)
-    check_sequence("model", cfg, mesh)
-    check_logprobs(config, cfg)
-    check_cache(config, cfg, mesh.shape["tensor"])
-    check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
     # Heads are as wide as one row of the embedding, and not counted.
     stored, trained = split_params(programs.model_of(config, parts.tables).spec(cfg))
-    check_bytes(stored or trained, mesh)
+    check_model(config, cfg, stored or trained, abstract_mesh(sizes), sampler_mesh)
     return {
         "config": config,
         "cfg": cfg,
@@ -322,7 +300,7 @@ def publication_of(case: Case) -> Publication | None:
     """Returns what publishing weights to devices of their own for sampling takes; None where there are none."""
     if case.sampler_sizes is None or not isinstance(case.stage, Online):
         return None
-    trained = jax.tree.leaves(case.spec if case.adapters is None else case.adapters, is_leaf=is_spec)
+    trained = jax.tree.leaves(case.trained, is_leaf=is_spec)
     learner = case.learner_sizes or case.sizes
     stored = lambda leaf: train_spec(leaf, learner)
     cuts = lambda leaf: (stored(leaf), shared_cuts(stored(leaf), learner, case.sampler_sizes))

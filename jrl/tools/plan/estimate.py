@@ -99,16 +99,15 @@ def quantized_bytes(case: Case, rules: dict, counted: Callable[[ParamSpec], bool
 
 def trained_bytes(case: Case, rules: dict, counted: Callable[[ParamSpec], bool] = lambda leaf: True) -> int:
     """Returns the bytes of the trained parameters that are `counted`, on one device: of all, or of the adapters."""
-    leaves = filter(counted, jax.tree.leaves(case.spec if case.adapters is None else case.adapters, is_leaf=is_spec))
+    leaves = filter(counted, jax.tree.leaves(case.trained, is_leaf=is_spec))
     return sum(share(leaf, rules, case.sizes) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def moment_bytes(case: Case) -> int:
     """Returns the bytes of the optimizer's state of the trained parameters on one device, or on its host, for the
     role that `case.updates` names: its first state, of each device's shard. Counts of updates are left out."""
-    spec = case.spec if case.adapters is None else case.adapters
     shard = lambda s: jax.ShapeDtypeStruct(shard_shape(s, TRAIN, case.sizes), s.dtype)
-    shards, leaves = jax.tree.map(shard, spec, is_leaf=is_spec), describe(spec, ())[0]
+    shards, leaves = jax.tree.map(shard, case.trained, is_leaf=is_spec), describe(case.trained, ())[0]
     config = case.optimizer
     if isinstance(config, AdamW):  # two moments; a search asks for thousands of layouts, and tracing takes 50 ms
         moments = jax.tree.leaves(trained_only(config, shards, leaves))
