@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import errno
 import itertools
@@ -128,12 +129,13 @@ def guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) 
         return DONE
     except Exception as error:
         code = exit_code(error)
-        if code == UNFORESEEN or args.traceback:
-            traceback.print_exc()
-        # A verifier's error may quote what a model wrote: no line of it may command the terminal.
         several = getattr(args, "several", None)
         speaker = "jrl" if several is None else f"jrl, {several}"
-        print(f"{speaker}: {printable_lines(message(error, code, last_checkpoint(args)))}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # a log on the disk that is full
+            if code == UNFORESEEN or args.traceback:
+                traceback.print_exc()
+            # A verifier's error may quote what a model wrote: no line of it may command the terminal.
+            print(f"{speaker}: {printable_lines(message(error, code, last_checkpoint(args)))}", file=sys.stderr)
         return ended(args, code)
 
 
@@ -262,7 +264,8 @@ def train(args: argparse.Namespace) -> int:
         loaded = load_config(args.config, args.bindings)  # a mistake is refused before the slow imports below
         from jrl.run.multihost import joined
 
-        with joined(args.coordinator, args.process_count, args.process_index, exit_code) as processes:
+        outcome = lambda error: (message(error, exit_code(error), last_checkpoint(args)), exit_code(error))
+        with joined(args.coordinator, args.process_count, args.process_index, outcome) as processes:
             from jrl.api import run_folder
             from jrl.api import steps as run
             from jrl.run.agreement import facts
@@ -332,6 +335,8 @@ def sweep(args: argparse.Namespace) -> int:
         from jrl.tools.sweep.launch import train_members
         from jrl.tools.sweep.members import read_sweep
 
+        if not args.print:
+            sweeping.check_is_local(args.out)
         spec = read_sweep(args.config, args.bindings, args.how, args.count, args.seed)
         options = sweeping.ComparisonOptions(tuple(args.metric), tuple(args.by), args.baseline, args.statistic)
         sweeping.check_options(spec, args.out, options)

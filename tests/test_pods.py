@@ -13,6 +13,7 @@ import pytest
 import short_runs
 from short_runs import assert_same, metrics
 
+from jrl.run.checkpoints.lock import hold_run
 from jrl.run.checkpoints.run_state import restore_step
 from jrl.run.launch import free_port
 
@@ -98,6 +99,18 @@ def test_four_processes_with_fsdp_and_tensor_across_them_train_as_one_does(tmp_p
     assert_same(tmp_path / "four", tmp_path / "one")
 
 
+@pytest.mark.slow
+def test_a_second_launch_on_a_run_is_refused_by_every_process(tmp_path):
+    """Process 0 finds the lock. The others end with its message, and not with an abort of JAX's client."""
+    lock = hold_run(tmp_path / "run")
+    done = train(tmp_path / "run", code=2)
+    lock.release()
+    assert done.stderr.count("stop it, wait for it, or choose another --run folder") == 2, done.stderr
+    assert "jrl, process 0: " in done.stderr and "jrl, process 1: process 0 (" in done.stderr
+    assert "Check failure" not in done.stderr and "is gone" not in done.stderr, done.stderr
+    assert os.listdir(tmp_path / "run") == ["lock"]
+
+
 APART = ["MeshShape.data=2", "Config.sampler_mesh=@sample/MeshShape()", "sample/MeshShape.data=2", "Online.lag=1"]
 
 
@@ -147,6 +160,39 @@ def test_processes_that_only_sample_draw_what_one_process_does(tmp_path):
     assert_same(tmp_path / "three", tmp_path / "one")
     short_runs.run(ONE_SMALL, tmp_path / "alone", *SLICES, "Online.steps=4")
     assert_same(tmp_path / "alone", tmp_path / "one")
+
+
+# Of two processes with two devices each, as four slices, one learns and one samples.
+ONE_SAMPLES = ["MeshShape.data=2", "MeshShape.slices=2", *APART[1:], "sample/MeshShape.slices=2"]
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_where_processes_only_sample_and_back(tmp_path):
+    """A checkpoint of one process, then one of shards, then one of two processes that both learn."""
+    in_turn = ["MeshShape.data=2", "Online.lag=1"]
+    short_runs.run(ONE_SMALL, tmp_path / "run", *in_turn, "Online.steps=2")
+    train(tmp_path / "run", *ONE_SAMPLES, "Online.steps=3")
+    train(tmp_path / "run", *in_turn, "Online.steps=4", devices=1)
+    train(tmp_path / "run", *ONE_SAMPLES, "Online.steps=5")
+    short_runs.run(ONE_SMALL, tmp_path / "one", *in_turn, "Online.steps=5")
+    assert_same(tmp_path / "run", tmp_path / "one")
+
+
+EVAL = ["Config.eval=@Eval()", "Eval.prompts=6", "Eval.batch=4", "Eval.every=2", "Data.held_out_every=4"]
+
+
+@pytest.mark.slow
+def test_evaluations_while_a_process_only_samples_are_those_of_one_process(tmp_path):
+    """The learner's process samples them, and each scores its share."""
+    train(tmp_path / "two", *ONE_SAMPLES, *EVAL, "Online.steps=3")
+    train(tmp_path / "two", *ONE_SAMPLES, *EVAL, "Online.steps=4")
+    train(tmp_path / "one", *ONE_SAMPLES, *EVAL, "Online.steps=4", processes=1, devices=4)
+    assert_same(tmp_path / "two", tmp_path / "one")
+    assert ["eval/mean" in row for row in metrics(tmp_path / "two")] == [False, True, False, True]
+    reports = [json.loads((tmp_path / name / "summary.json").read_text())["eval"] for name in ("two", "one")]
+    for report in reports:
+        del report["after_rl"]["weights_fingerprint"]  # sums may round otherwise
+    assert reports[0] == reports[1]
 
 
 @pytest.mark.slow

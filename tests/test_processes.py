@@ -1,8 +1,13 @@
 """What processes exchange and agree on, with a table in memory in place of JAX's coordination service."""
 
+import dataclasses
 import subprocess
 import sys
+import time
+import types
+from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -24,7 +29,8 @@ from jrl.device.processes import (
 )
 from jrl.device.watchdog import LOST_SECONDS, Beats, lost_message
 from jrl.rollout.scoring import HostScores, Scorer, Scoring, ScoringStopped, scores_of_all
-from jrl.run.agreement import journal_name, other_journals, source_digest
+from jrl.run import multihost
+from jrl.run.agreement import check_covered, journal_name, other_journals, source_digest
 from jrl.run.launch import exit_code
 from jrl.run.multihost import cluster_of
 from jrl.tasks.example import Example, Message
@@ -184,6 +190,53 @@ def test_an_abort_of_another_thread_ends_the_process_with_a_code_of_ours():
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 76
 
 
+def test_process_0_leaves_when_all_have_read_why_the_run_ends(monkeypatch):
+    """It holds the coordination service, without which JAX aborts the others."""
+    monkeypatch.setattr(multihost, "TOLD_SECONDS", 0)
+    left = []
+
+    def act(processes):
+        try:
+            if processes.writer:
+                raise ValueError("the folder is held")
+            processes.exchange("folder", None)
+        except (ValueError, OtherProcessFailed) as error:
+            if not processes.writer:
+                time.sleep(0.3)
+            multihost.tell(processes, error, lambda error: (str(error), 2))
+            left.append((processes.index, processes.ended_by.code, str(processes.ended_by)))
+
+    assert together(3, act)[0] == [None] * 3
+    why = "process 0 (machine-0) has ended: the folder is held"
+    assert sorted(left[:2]) == [(1, 2, why), (2, 2, why)] and left[2] == (0, 2, "the folder is held")
+
+
+def test_process_0_does_not_wait_forever_for_a_process_that_is_gone(monkeypatch):
+    monkeypatch.setattr(multihost, "TOLD_SECONDS", 0)
+    monkeypatch.setattr(multihost, "ALL_SECONDS", 0.2)
+    began = time.monotonic()
+    multihost.tell(Processes(0, 2, Table()), ValueError("full"), lambda error: (str(error), 4))
+    assert 0.2 <= time.monotonic() - began < 5
+
+
+def test_an_abort_after_another_process_has_failed_ends_with_that_ones_code():
+    code = (
+        "import os, sys, threading, time\n"
+        "from processes_in_threads import Table\n"
+        "from jrl.device.processes import Processes\n"
+        "from jrl.device.watchdog import watching\n"
+        "table = Table()\n"
+        "processes = Processes(1, 2, table)\n"
+        "Processes(0, 2, table).fail('the folder is held', 2)\n"
+        "with watching(processes, lambda text: print(text, flush=True)):\n"
+        "    processes.failure()\n"
+        "    threading.Thread(target=os.abort).start()\n"
+        "    time.sleep(20)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, cwd=Path(__file__).parent, capture_output=True)
+    assert (done.returncode, done.stdout) == (2, b"process 0 has ended: the folder is held\n"), done.stderr
+
+
 @pytest.mark.parametrize(
     ("codes", "code"),
     [([0, 0], 0), ([75, 75], 75), ([76, -9], 76), ([2, 76], 2), ([76, 4], 4), ([0, -6], 76), ([3, 3], 3)],
@@ -218,6 +271,36 @@ def test_the_hosts_of_a_tpu_slice_are_found_where_there_are_several(monkeypatch,
 
 def test_elsewhere_a_process_without_flags_is_alone():
     assert cluster_of(None, None, None) is None
+
+
+@dataclasses.dataclass(eq=False)
+class OneAxis:
+    """What `check_covered` reads of a mesh."""
+
+    devices: np.ndarray
+    size: int
+    shape: dict[str, int]
+
+
+def mesh_of(*processes):
+    """Returns a mesh whose devices are of these processes."""
+    devices = np.array([types.SimpleNamespace(process_index=index) for index in processes], object)
+    return OneAxis(devices, len(processes), {"data": len(processes), "fsdp": 1})
+
+
+def test_every_process_has_a_device_of_some_mesh_and_process_0_learns(monkeypatch):
+    monkeypatch.setattr(jax, "device_count", lambda: 6)
+    three = Processes(0, 3, Table(), ("process 0 (a)", "process 1 (b)", "process 2 (c)"))
+    check_covered(mesh_of(0, 0, 1, 1, 2, 2), None, three)
+    check_covered(mesh_of(0, 0, 1), mesh_of(2, 2, 1), three)
+    with pytest.raises(ValueError, match=r"Config.mesh {'data': 3} take 3 of 6 devices, and none of process 2 \(c\)"):
+        check_covered(mesh_of(0, 0, 1), None, three)
+    with pytest.raises(ValueError, match=r"Config.sampler_mesh {'data': 2} take 4 of 6 .* none of process 1 \(b\)"):
+        check_covered(mesh_of(0, 0), mesh_of(2, 2), three)
+    with pytest.raises(ValueError, match=r"process 0 \(a\), which writes .* has no device of Config.mesh"):
+        check_covered(mesh_of(1, 1), mesh_of(0, 2), three)
+    with pytest.raises(ValueError, match=r"none of process 0 \(a\)"):
+        check_covered(mesh_of(1, 1), mesh_of(2, 2), three)
 
 
 def test_journals_of_other_processes_are_found_also_by_fewer(tmp_path):

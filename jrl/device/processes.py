@@ -25,6 +25,7 @@ import numpy as np
 START_SECONDS = 30  # how long a process waits for the others when it starts
 LOOK_SECONDS = 0.5  # how often a process that waits for another looks whether that one has failed
 FAILURE = "failure"  # the key under which a process says why it ends
+ENDING = "ending"  # the key under which a process says that it has read that
 RECENT_STEPS, LATE_STEPS, LATE_SECONDS = 20, 3, 30  # a step is late after 3 times the median of 20, and 30 s
 LOST = 76  # exit code: another process is gone or does not answer; restart all
 
@@ -109,6 +110,7 @@ class Processes:
     store: Store | None = None  # None: there is one process
     names: tuple[str, ...] = ()  # of every process: "process 1 (HOST, pid 123)"
     place: Place = dataclasses.field(default_factory=Place)
+    ended_by: OtherProcessFailed | None = None  # why the run ends, once this process knows
     _serial: itertools.count = dataclasses.field(default_factory=itertools.count)
 
     @property
@@ -184,6 +186,7 @@ class Processes:
     def fail(self, message: str, code: int) -> None:
         """Tells the others that this process ends with an error; they end too."""
         if self.store is not None:
+            self.ended_by = OtherProcessFailed(message, code)
             self.store.put(f"{FAILURE}/{self.index}", encode({"message": message, "code": code}))
 
     def failure(self) -> OtherProcessFailed | None:
@@ -193,8 +196,20 @@ class Processes:
         for key, value in sorted(self.store.list(FAILURE).items()):
             index, found = int(key.rsplit("/", 1)[-1]), decode(value)
             if index != self.index:
-                return OtherProcessFailed(f"{self.name(index)} has ended: {found['message']}", found["code"])
+                failure = OtherProcessFailed(f"{self.name(index)} has ended: {found['message']}", found["code"])
+                self.ended_by = self.ended_by or failure
+                return failure
         return None
+
+    def acknowledge(self) -> None:
+        """Tells the others that this process has read why the run ends, and needs them no more."""
+        if self.store is not None:
+            self.store.put(f"{ENDING}/{self.index}", encode(None))
+
+    def all_end(self) -> bool:
+        """Whether every process has failed, or has read that another one has."""
+        told = [*self.store.list(FAILURE), *self.store.list(ENDING)] if self.store is not None else []
+        return len({key.rsplit("/", 1)[-1] for key in told} | {str(self.index)}) == self.count
 
     def _wait(self, key: str, what: str) -> bytes:
         while (value := self.store.wait(key, LOOK_SECONDS)) is None:

@@ -90,6 +90,8 @@ def watching(processes: Processes, say: Callable[[str], None]) -> Iterator[Beats
                 if (failure := processes.failure()) is not None:
                     if not ended.wait(GRACE_SECONDS):
                         say(str(failure))
+                        with contextlib.suppress(Exception):
+                            processes.acknowledge()
                         leave(failure.code)
                     return
 
@@ -104,6 +106,9 @@ def watching(processes: Processes, say: Callable[[str], None]) -> Iterator[Beats
                 leave(LOST)
 
     def aborted() -> None:  # JAX's client aborts its process at once when the coordination service goes away
+        if (failure := processes.ended_by) is not None:
+            say(str(failure))
+            leave(failure.code)
         say(lost_message(processes, beats, beats.lost(processes.index) or [0]))
         leave(LOST)
 

@@ -13,23 +13,24 @@ import jax
 
 from jrl.device.joining import join, not_joined
 from jrl.device.processes import LOST, ONE, START_SECONDS, Cluster, HostLost, OtherProcessFailed, Processes
-from jrl.device.watchdog import BEAT_SECONDS, LOST_SECONDS, at_abort, leave, watching
-from jrl.run.signals import write_past_streams
+from jrl.device.watchdog import BEAT_SECONDS, GRACE_SECONDS, LOST_SECONDS, at_abort, leave, watching
+from jrl.run.signals import INTERRUPTED, write_past_streams
 
 _log = logging.getLogger(__name__)
 
-TOLD_SECONDS = 3 * BEAT_SECONDS  # in which the others read why this process ends
+TOLD_SECONDS = 3 * BEAT_SECONDS  # in which the others read why this process ends, or end once they have
+ALL_SECONDS = GRACE_SECONDS + TOLD_SECONDS  # how long process 0 waits until all have read why the run ends
 
 
 @contextlib.contextmanager
 def joined(
-    address: str | None, count: int | None, index: int | None, code_of: Callable[[BaseException], int]
+    address: str | None, count: int | None, index: int | None, outcome: Callable[[Exception], tuple[str, int]]
 ) -> Iterator[Processes]:
     """Joins the other processes of a run, where there are some, and gives the process up with them.
 
     Args:
       address, count, index: where they meet, as the command line has them; None: as a Cloud TPU slice says, else alone.
-      code_of: the exit code of an error.
+      outcome: the message and the exit code of an error, as the others are told of it.
 
     Ends the process with exit code 76 where the others do not come. Raises: ValueError for arguments that do not go
     together.
@@ -46,7 +47,7 @@ def joined(
             yield processes
             processes.barrier("done")
         except BaseException as error:
-            tell(processes, error, code_of)
+            tell(processes, error, outcome)
             raise
     with contextlib.suppress(RuntimeError):
         jax.distributed.shutdown()
@@ -67,18 +68,25 @@ def join_or_leave(cluster: Cluster, seconds: int) -> Processes:
             give_up(str(error))
 
 
-def tell(processes: Processes, error: BaseException, code_of: Callable[[BaseException], int]) -> None:
-    """Tells the others why this process ends, and waits until they have read it.
+def tell(processes: Processes, error: BaseException, outcome: Callable[[Exception], tuple[str, int]]) -> None:
+    """Tells the others why this process ends, and waits until they have read it. Process 0 leaves last: without the
+    coordination service, which it holds, JAX's clients abort their processes.
 
     An error of a device is mostly the first sign of a process that is gone: the watchdog names it, and does not return.
     """
     if isinstance(error, jax.errors.JaxRuntimeError):
         time.sleep(LOST_SECONDS + 3 * BEAT_SECONDS)
-    code = code_of(error) if isinstance(error, Exception) else 130
-    if not isinstance(error, OtherProcessFailed):
-        with contextlib.suppress(Exception):
-            processes.fail(str(error) or type(error).__name__, code)
-    time.sleep(TOLD_SECONDS)
+    is_told = isinstance(error, OtherProcessFailed)
+    with contextlib.suppress(Exception):
+        if is_told:
+            processes.acknowledge()
+        else:
+            processes.fail(*(outcome(error) if isinstance(error, Exception) else (type(error).__name__, INTERRUPTED)))
+        end = time.monotonic() + ALL_SECONDS
+        while processes.writer and not processes.all_end() and time.monotonic() < end:
+            time.sleep(0.1)
+    if processes.writer or not is_told:
+        time.sleep(TOLD_SECONDS)
 
 
 def cluster_of(address: str | None, count: int | None, index: int | None) -> Cluster | None:

@@ -715,6 +715,37 @@ def test_what_several_processes_save_is_verified_by_checksums_without_a_gather(t
         run_state.restore_step(tmp_path / "0", state)
 
 
+@pytest.mark.parametrize("kind", [run_state.SHA256, run_state.CHECKSUM])  # as one process saves, and several
+def test_what_orbax_wrote_is_read_where_a_process_has_no_device_of_it(tmp_path, monkeypatch, kind):
+    """Here process 1 has none: both are threads of one process, whose devices are those of process 0."""
+    state = small_state(MANY)
+    with monkeypatch.context() as patch:
+        patch.setattr(run_state, "SHA256", kind)
+        run_state.save_step(tmp_path, 1, state, {"n": 1})
+    assert kind in run_state.verify_step(tmp_path, 1)["leaves"]["step"]
+    assert "state" in os.listdir(tmp_path / "00000001")
+    monkeypatch.setattr(digest, "whole_leaf", None)  # nothing is gathered or sent
+    monkeypatch.setattr(run_state, "_READ_BACK_BYTES", 100)  # several groups
+    read = lambda processes: run_state.restore_step(tmp_path, abstract(state), processes=processes)
+    for step, restored, host in together(2, read)[0]:
+        assert (step, host) == (1, {"n": 1}) and digests(restored) == digests(state)
+        assert restored["params"]["layers"][0].sharding == state["params"]["layers"][0].sharding
+    load = run_state.ocp.load
+
+    def altered(folder, targets):
+        return {name: x + 1 if name == "step" else x for name, x in load(folder, targets).items()}
+
+    monkeypatch.setattr(run_state.ocp, "load", altered)
+    for error in together(2, read)[0]:
+        assert isinstance(error, run_state.NoIntactStep) and "leaf step was read with other values" in str(error)
+    monkeypatch.setattr(run_state.ocp, "load", load)
+    place = run_state.place_on_mesh
+    zeros = lambda x: np.zeros_like(x) if isinstance(x, np.ndarray) else x
+    monkeypatch.setattr(run_state, "place_on_mesh", lambda x, where: place(zeros(x), where))
+    for error in together(2, read)[0]:  # right on the host, and other values on the devices
+        assert isinstance(error, run_state.NoIntactStep) and "was read with other values" in str(error)
+
+
 def test_a_process_that_writes_its_shards_opens_no_file_of_another(tmp_path):
     """While it syncs its own, process 0 may replace the manifest: a file that was listed is gone."""
 

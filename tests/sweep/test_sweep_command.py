@@ -85,6 +85,20 @@ def test_print_lists_commands_and_runs_nothing(command, tmp_path):
     ]  # fmt: skip
 
 
+def test_members_in_a_bucket_are_printed_and_not_trained(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    out = "gs://bucket/sweeps/rates"
+    code, text, _ = command("sweep", "tiny", RATES, "--out", out, "--print")
+    assert code == cli.DONE
+    assert [shlex.split(line)[-1] for line in text.splitlines()] == [
+        f"{out}/learning_rate=0.001",
+        f"{out}/learning_rate=0.003",
+    ]
+    code, _, err = command("sweep", "tiny", RATES, "--out", out)
+    assert code == cli.REFUSED and f"jrl: {out} is in a bucket" in err and "--print" in err
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -7,6 +7,7 @@ pytest -m slow tests/trials/test_kill_pods.py -s
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -17,9 +18,10 @@ from typing import NamedTuple
 
 import psutil
 import pytest
-from test_pods import ONE_SMALL, assert_same, metrics, train
+from test_pods import EVAL, ONE_SAMPLES, ONE_SMALL, assert_same, metrics, train
 
 import jrl
+from jrl.run.checkpoints.run_state import list_steps
 from jrl.run.launch import free_port
 
 pytestmark = pytest.mark.slow
@@ -123,12 +125,12 @@ def contents(folder):
     return json.loads(done.stdout), metrics(folder)
 
 
-def killed(folder, logs, lag, doing, times, longest, lost, count=2):
+def killed(folder, logs, bindings, doing, times, longest, lost, count=2):
     """Kills one process and holds the others to their promises."""
-    machines = start(folder, logs, *lag_of(lag), count=count, cached=doing != "compile")
+    machines = start(folder, logs, *bindings, count=count, cached=doing != "compile")
     try:
         machines[lost].wait_until(doing, times)
-        time.sleep(random.Random(f"{doing}{times}{lag}").uniform(0, longest))
+        time.sleep(random.Random(f"{doing}{times}{bindings[-1]}").uniform(0, longest))
         every = family(machines)
         assert machines[lost].process.poll() is None, "the process had ended before it was killed"
         machines[lost].process.kill()
@@ -150,17 +152,77 @@ def killed(folder, logs, lag, doing, times, longest, lost, count=2):
 @pytest.mark.parametrize(("trial", "point"), list(enumerate(POINTS)))
 def test_the_others_end_and_the_run_goes_on_to_the_same_bits(tmp_path, uninterrupted, trial, point):
     lag, lost = trial % 2, trial // 2 % 2
-    seconds = killed(tmp_path / "run", tmp_path / "logs", lag, *point, lost)
+    seconds = killed(tmp_path / "run", tmp_path / "logs", lag_of(lag), *point, lost)
     train(tmp_path / "run", f"Online.steps={STEPS}", *lag_of(lag))
     print(f"lag {lag}: process {lost} killed in {point[0]}, the other ended after {seconds:.1f} s")
     assert contents(tmp_path / "run") == contents(uninterrupted[lag])
+
+
+# Process 0 learns and evaluates, process 1 samples.
+APART_POINTS = [
+    (1, "sample", 2, 0.05), (1, "save", 2, 0.1), (1, "scoring", 3, 0.02), (1, "exchange", 40, 0.01),
+    (1, "sample_eval", 2, 0.05), (0, "update", 2, 0.05), (0, "save", 3, 0.1), (0, "sample_eval", 2, 0.05),
+    (0, "exchange", 47, 0.01), (1, "compile", 1, 0.3),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sampled_apart(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("apart") / "run"
+    train(folder, *ONE_SAMPLES, *EVAL, f"Online.steps={STEPS}")
+    return contents(folder)
+
+
+@pytest.mark.parametrize(("lost", "doing", "times", "longest"), APART_POINTS)
+def test_a_process_that_only_samples_or_the_one_that_learns_is_killed(
+    tmp_path, sampled_apart, lost, doing, times, longest
+):
+    apart = (*ONE_SAMPLES, *EVAL)
+    seconds = killed(tmp_path / "run", tmp_path / "logs", apart, doing, times, longest, lost)
+    train(tmp_path / "run", *apart, f"Online.steps={STEPS}")
+    print(f"{'the sampler' if lost else 'the learner'} killed in {doing}, the other ended after {seconds:.1f} s")
+    assert contents(tmp_path / "run") == sampled_apart
+
+
+# Of copies of an array, process 0 writes one; so process 1 fails in a save only where it alone has a part.
+@pytest.mark.parametrize(("full", "apart", "in_save"), [(0, 0, 1), (1, 1, 1), (0, 1, 0), (1, 0, 0)])
+def test_a_full_disk_of_one_process_ends_all_with_its_message(tmp_path, request, full, apart, in_save):
+    """While a step is saved, or from some moment on, where the log of the process is full too."""
+    run, bindings = tmp_path / "run", (*ONE_SAMPLES, *EVAL) if apart else ()
+    machines = start(
+        run, tmp_path / "logs", *bindings, environments={full: {"FULL_DISK_AT_SAVE": "3"}} if in_save else None
+    )
+    every = family(machines)
+    try:
+        machines[full].wait_until("saved", 2)
+        if not in_save:
+            pid = machines[full].process.pid
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (500, resource.RLIM_INFINITY))
+        else:
+            machines[full].wait_until("save", 3)
+        began = time.monotonic()
+        codes = [machine.process.wait(timeout=120) for machine in machines]
+        seconds = time.monotonic() - began
+        assert codes == [4, 4], [machine.messages()[-1500:] for machine in machines]
+        assert left(every) == []
+    finally:
+        end(machines)
+    told = machines[1 - full].messages()
+    line = next(line for line in told.splitlines() if f"process {full} (" in line)
+    print(line)
+    assert "File too large" in line and "Last checkpoint: step 2" in line and "Traceback" not in told, told[-1500:]
+    assert not in_save or "step 3 could not be saved" in line
+    assert seconds < 30 and list_steps(run / "checkpoints") == [1, 2]
+    train(run, *bindings, f"Online.steps={STEPS}")
+    whole = request.getfixturevalue("sampled_apart" if apart else "uninterrupted")
+    assert contents(run) == (whole if apart else contents(whole[0]))
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 4), (4, 2), (4, 1), (2, 1), (4, 2)])
 @pytest.mark.parametrize("lag", [0])
 def test_after_a_kill_another_number_of_processes_goes_on(tmp_path, uninterrupted, before, after, lag, request):
     point = random.Random(request.node.name).choice([("update", 3, 0.02), ("scoring", 4, 0.01), ("save", 3, 0.1)])
-    killed(tmp_path / "run", tmp_path / "logs", lag, *point, lost=before - 1, count=before)
+    killed(tmp_path / "run", tmp_path / "logs", lag_of(lag), *point, lost=before - 1, count=before)
     train(tmp_path / "run", f"Online.steps={STEPS}", *lag_of(lag), processes=after, devices=4 // after)
     assert_same(tmp_path / "run", uninterrupted[lag])
 

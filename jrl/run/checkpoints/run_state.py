@@ -35,7 +35,7 @@ from jax.sharding import NamedSharding
 from orbax.checkpoint import v1 as ocp
 
 from jrl import paths
-from jrl.device.placement import place_on_mesh, processes_of
+from jrl.device.placement import place_on_mesh, processes_of, without_shards
 from jrl.device.processes import ONE, OtherProcessFailed, Processes
 from jrl.run.checkpoints import digest
 from jrl.run.checkpoints.shards import read_shards, write_shards
@@ -385,26 +385,31 @@ def _read(
     _match(step, saved, target, part)
     targets = {name: _target(leaf, saved[name]) for name, leaf in target.items() if leaf.size}
 
-    if body["format"] == FORMAT and not _are_everywhere(targets.values(), processes):
-        raise StateMismatch(
-            f"step {step} is in a form that processes which only sample cannot read: one process saves in it, and "
-            "several that all learn, in one folder; read it with one process, or with processes that all have devices "
-            "of Config.mesh"
-        )
+    each_reads_all = body["format"] == FORMAT and not _are_everywhere(targets.values(), processes)
 
-    def load() -> tuple[dict[str, Any], dict[str, Any]]:
+    def load() -> tuple[dict[str, Any], dict[str, int], dict[str, Any]]:
+        checksums: dict[str, int] = {}
         try:
             if body["format"] == SHARDS_FORMAT:
                 loaded = read_shards(step_dir(folder, step), body["shards"], targets, body["files"])
+            elif each_reads_all:
+                loaded, checksums = _load_alone(step_dir(folder, step) / "state", targets, saved, processes)
             else:
                 with _context():
                     loaded = ocp.load(step_dir(folder, step) / "state", targets) if targets else {}
-            return loaded, json.loads(paths.read_bytes(step_dir(folder, step) / "host.json"))
+            return loaded, checksums, json.loads(paths.read_bytes(step_dir(folder, step) / "host.json"))
         except Exception as error:
             # The bytes are what was saved and the leaves agree, so what is left is a fault below this file.
             raise DamagedStep(step, f"its arrays could not be read: {_first_line(error)}") from error
 
-    loaded, host = _together(processes, step, f"loaded {step}", load)
+    loaded, checksums, host = _together(processes, step, f"loaded {step}", load)
+    if each_reads_all:  # to hash all bytes in order, leaves would be sent to the processes that have no device of them
+        every = processes.exchange(f"checksums {step}", checksums)
+        checksums = {name: value for one in every for name, value in one.items()}
+        no_hash = lambda entry: {kind: value for kind, value in entry.items() if kind != SHA256}
+        saved = {
+            name: no_hash(entry) | {CHECKSUM: _checksum_text(checksums.get(name, 0))} for name, entry in saved.items()
+        }
     leaves = {name: _returned(leaf, loaded.get(name), saved[name]) for name, leaf in target.items()}
 
     def compare() -> None:
@@ -476,24 +481,56 @@ def _checksum_text(value: int) -> str:
 def _read_back(temporary: Path, entries: Mapping[str, dict[str, Any]], processes: Processes) -> None:
     """Raises ValueError unless a step that is about to be published holds what was in memory. Leaves are read in
     groups, so that the copy on the host stays small; each process reads a share of them."""
+    full = {name: entry for name, entry in entries.items() if 0 not in entry["shape"]}
+    share = dict(list(full.items())[processes.index :: processes.count])
+    for name, data in _read_alone(temporary / "state", share, processes):
+        if not _is_same(data, entries[name]):
+            raise ValueError(f"leaf {name} reads back with other values")
+
+
+def _read_alone(
+    state: Path, entries: Mapping[str, dict[str, Any]], processes: Processes
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields leaves that orbax has written, with all their elements, as this process reads them by itself. They are
+    read in groups, so that few of them are on the host at a time."""
     group: dict[str, Any] = {}
-    full = [(name, entry) for name, entry in entries.items() if 0 not in entry["shape"]]
-    full = full[processes.index :: processes.count]
-    for place, (name, entry) in enumerate(full, start=1):
+    for place, (name, entry) in enumerate(entries.items(), start=1):
         group[name] = np.empty(entry["data_shape"], np.dtype(entry["data_dtype"]))
-        if place < len(full) and sum(target.nbytes for target in group.values()) < _READ_BACK_BYTES:
+        if place < len(entries) and sum(target.nbytes for target in group.values()) < _READ_BACK_BYTES:
             continue
         with _context(alone=processes):
-            loaded = ocp.load(temporary / "state", group)
-        for read, leaf in loaded.items():
-            entry = entries[read]
-            if CHECKSUM in entry:
-                is_same = _checksum_text(digest.full_checksum(leaf)) == entry[CHECKSUM]
-            else:
-                is_same = digest.array_digest(entry["dtype"], tuple(entry["shape"]), leaf) == entry[SHA256]
-            if not is_same:
-                raise ValueError(f"leaf {read} reads back with other values")
+            loaded = ocp.load(state, group)
+        yield from loaded.items()
         group = {}
+
+
+def _load_alone(
+    state: Path, targets: Mapping[str, Any], entries: Mapping[str, dict[str, Any]], processes: Processes
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """Returns what orbax has written as `targets` asks for it, where some process has no device of an array. Orbax
+    needs one in every process that reads with others, so each reads by itself: all elements of the leaves that it has a
+    device of, whose shards it then places. Also returns the checksums of what it has read.
+
+    Raises: ValueError where a leaf is read with other values than were saved.
+    """
+    is_here = lambda target: isinstance(target, np.ndarray) or bool(target.sharding.addressable_devices)
+    loaded = {name: without_shards(target) for name, target in targets.items() if not is_here(target)}
+    checksums: dict[str, int] = {}
+    read = {name: entries[name] for name in targets if name not in loaded}
+    for name, data in _read_alone(state, read, processes):
+        if not _is_same(data, entries[name]):
+            raise ValueError(f"leaf {name} was read with other values than were saved")
+        checksums[name] = digest.full_checksum(data)
+        target = targets[name]
+        loaded[name] = data if isinstance(target, np.ndarray) else place_on_mesh(data, target.sharding)
+    return loaded, checksums
+
+
+def _is_same(data: np.ndarray, entry: Mapping[str, Any]) -> bool:
+    """Whether all elements of a leaf are those that were saved."""
+    if CHECKSUM in entry:
+        return _checksum_text(digest.full_checksum(data)) == entry[CHECKSUM]
+    return digest.array_digest(entry["dtype"], tuple(entry["shape"]), data) == entry[SHA256]
 
 
 def _match(step: int, saved: dict[str, Any], target: dict[str, Any], part: bool) -> None:

@@ -32,7 +32,7 @@ class ComparisonOptions(NamedTuple):
 
 def commands_of(sweep: Sweep, folder: Path, options: Sequence[str] = ()) -> dict[str, list[str]]:
     """Returns member -> the arguments of `jrl` that train it."""
-    return {member.name: train_arguments(sweep, member, str(folder / member.name), options) for member in sweep.members}
+    return {m.name: train_arguments(sweep, m, shown(folder / m.name), options) for m in sweep.members}
 
 
 def planned(sweep: Sweep, folder: Path) -> list[RunResult]:
@@ -40,10 +40,22 @@ def planned(sweep: Sweep, folder: Path) -> list[RunResult]:
     return [RunResult(folder / m.name, m.seed, m.settings, (), {}, finished=False) for m in sweep.members]
 
 
+def check_is_local(folder: Path) -> None:
+    """Raises ValueError for a bucket, where members can be trained and compared, but not by one sweep."""
+    if paths.is_remote(folder):
+        raise ValueError(
+            f"{shown(folder)} is in a bucket, and a sweep needs a local --out: locks, logs and summaries there tell "
+            "which members train, fail and are finished. With --print this command prints the commands that train them "
+            "in the bucket, each of which continues its own run, on any machine; `jrl compare gs://... gs://...` then "
+            "compares them"
+        )
+
+
 def check_options(sweep: Sweep, folder: Path, options: ComparisonOptions) -> None:
     """Raises ValueError, before any member is trained or printed, for a --by or a --baseline that the comparison would
-    refuse, and RefusedIdentity for a folder that holds something else."""
-    manifest.check_folder(folder, sweep)
+    refuse, and RefusedIdentity for a local folder that holds something else."""
+    if not paths.is_remote(folder):
+        manifest.check_folder(folder, sweep)
     variants, compared, _ = group(planned(sweep, folder), options.by)
     if options.baseline is not None:
         find_variant(variants, compared, options.baseline)
