@@ -12,6 +12,7 @@ from sampled import fresh, places_of
 
 from jrl.config.errors import ConfigError
 from jrl.device.sharding import MeshShape, batch_sharding, make_mesh, replicated
+from jrl.experiment import Online, check_routes
 from jrl.learning import learner
 from jrl.learning.layout import Learner, packed_shape
 from jrl.learning.learner import Weights
@@ -24,6 +25,7 @@ from jrl.models.leaves import layers_of
 from jrl.models.shape import Decoder
 from jrl.resolve import load_config
 from jrl.rollout import sampler
+from jrl.rollout.strategies.refinement import Refinement
 from jrl.rollout.strategies.rows import continued, widened
 from jrl.run.job import open_policy
 from jrl.tasks.tokenizers.bytes import ByteTokenizer
@@ -238,12 +240,8 @@ STORED = ("Config.stages=[@Offline()]", "Offline.source=@Demonstrations()", "Off
             (*MIXTURE, "Online.objective=@NashMD()", "Online.strategy=@MixtureOpponent()"),
             r"@MixtureOpponent\(\): rows of it are drawn with other weights",
         ),
-        (
-            (*MIXTURE, "Online.strategy=@Refinement()"),
-            r"@Refinement\(\): rows of it .* after another prompt",
-        ),
     ],
-    ids=["dense", "stored rows", "reference samples", "opponents", "refinements"],
+    ids=["dense", "stored rows", "reference samples", "opponents"],
 )
 def test_where_nothing_could_be_replayed_the_option_is_refused(bindings, error):
     with pytest.raises((ConfigError, ValueError), match=error):
@@ -256,3 +254,8 @@ def test_a_population_does_not_replay_routes(mesh):
     assert unsupported(config) == "replayed routes (Learner.routes = 'replayed')"
     computed, _ = load_config("configs/tiny.gin", [*MIXTURE, "MeshShape.data=1"])
     assert unsupported(computed) is None
+
+
+def test_routes_after_another_prompt_are_refused():
+    with pytest.raises(ValueError, match=r"@Refinement\(\): rows of it .* after another prompt"):
+        check_routes(Online(objective=None, strategy=Refinement(condition="{feedback}")))
