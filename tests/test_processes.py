@@ -20,6 +20,7 @@ from jrl.device.processes import (
     LATE_STEPS,
     ONE,
     Cluster,
+    HostLost,
     OtherProcessFailed,
     Place,
     Processes,
@@ -156,6 +157,15 @@ def test_a_process_whose_beat_stands_still_is_lost_and_one_that_is_slow_is_not()
         assert beats.lost(0) == ([1] if second - 5 > LOST_SECONDS else [])
     message = lost_message(Processes(0, 3, Table(), ("process 0", "process 1 (b)", "process 2")), beats, [1])
     assert "process 1 (b) is gone or does not answer" in message and "step 3, scoring, heard of 24 s ago" in message
+
+
+def test_an_exchange_without_the_service_names_process_0():
+    class Gone(Table):
+        def wait(self, key, seconds):
+            raise HostLost("the coordination service of process 0 does not answer: UNAVAILABLE")
+
+    with pytest.raises(HostLost, match=r"^process 0 \(a\) is gone or does not answer\. Start all .*\n.*UNAVAILABLE$"):
+        Processes(1, 2, Gone(), ("process 0 (a)", "process 1 (b)")).exchange("step", None)
 
 
 def test_a_service_that_does_not_answer_means_that_process_0_is_lost():

@@ -104,7 +104,8 @@ class _ServiceStore:
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" in str(error) or "NOT_FOUND" in str(error):
                 return None
-            raise HostLost(f"the coordination service of process 0 does not answer: {error}") from error
+            reason = str(error).split("\n", 1)[0]
+            raise HostLost(f"the coordination service of process 0 does not answer: {reason}") from error
 
     def list(self, folder: str) -> dict[str, bytes]:
         return {

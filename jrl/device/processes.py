@@ -27,6 +27,7 @@ LOOK_SECONDS = 0.5  # how often a process that waits for another looks whether t
 FAILURE = "failure"  # the key under which a process says why it ends
 ENDING = "ending"  # the key under which a process says that it has read that
 RECENT_STEPS, LATE_STEPS, LATE_SECONDS = 20, 3, 30  # a step is late after 3 times the median of 20, and 30 s
+RESTART = "Start all processes again with the same command: the run continues from its last checkpoint."
 LOST = 76  # exit code: another process is gone or does not answer; restart all
 
 
@@ -212,9 +213,12 @@ class Processes:
         return len({key.rsplit("/", 1)[-1] for key in told} | {str(self.index)}) == self.count
 
     def _wait(self, key: str, what: str) -> bytes:
-        while (value := self.store.wait(key, LOOK_SECONDS)) is None:
-            if (failure := self.failure()) is not None:
-                raise failure
+        try:
+            while (value := self.store.wait(key, LOOK_SECONDS)) is None:
+                if (failure := self.failure()) is not None:
+                    raise failure
+        except HostLost as error:  # of the store, which knows no names
+            raise HostLost(f"{self.name(0)} is gone or does not answer. {RESTART}\n  {error}") from error
         return value
 
 

@@ -17,12 +17,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
-from jrl.device.processes import LOST, Processes, decode, encode
+from jrl.device.processes import LOST, RESTART, Processes, decode, encode
 
 BEAT_SECONDS = 1.0
 LOST_SECONDS = 20.0  # without a beat of a process it counts as gone; a busy machine may be late by seconds
 GRACE_SECONDS = 15.0  # how long the main thread may take to end by itself once another process has failed
-RESTART = "Start all processes again with the same command: the run continues from its last checkpoint."
 SIGABRT = 6
 
 
