@@ -126,6 +126,7 @@ def run(config: str, off: Sequence[str]) -> dict[str, dict[str, list[float]]]:
                 with without(off if kind == "unguarded" else ()):
                     before = (time.perf_counter(), used())
                     next(runs[kind])
+                    jax.block_until_ready(jax.live_arrays())  # what is under way belongs to this step, not to the next
                     for unit, at, since in zip(UNITS, (time.perf_counter(), used()), before):
                         spent[kind][unit].append(at - since)
         for kind in KINDS:

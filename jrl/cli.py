@@ -131,11 +131,12 @@ def guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) 
         code = exit_code(error)
         several = getattr(args, "several", None)
         speaker = "jrl" if several is None else f"jrl, {several}"
+        # A verifier's error may quote what a model wrote: no line of it may command the terminal.
+        text = printable_lines(message(error, code, last_checkpoint(args)))
         with contextlib.suppress(OSError):  # a log on the disk that is full
-            if code == UNFORESEEN or args.traceback:
+            if (code == UNFORESEEN and not is_told(error)) or args.traceback:
                 traceback.print_exc()
-            # A verifier's error may quote what a model wrote: no line of it may command the terminal.
-            print(f"{speaker}: {printable_lines(message(error, code, last_checkpoint(args)))}", file=sys.stderr)
+            print(f"{speaker}: {text}", file=sys.stderr)
         return ended(args, code)
 
 
@@ -149,11 +150,17 @@ def ended(args: argparse.Namespace, code: int) -> int:
     return code
 
 
+def is_told(error: BaseException) -> bool:
+    """Whether another process has failed, with this message and exit code."""
+    names = (f"{cls.__module__}.{cls.__qualname__}" for cls in type(error).__mro__)
+    return "jrl.device.processes.OtherProcessFailed" in names
+
+
 def exit_code(error: BaseException) -> int:
     """Returns the exit code of an exception; UNFORESEEN for one that nobody wrote for a reader."""
-    names = [f"{cls.__module__}.{cls.__qualname__}" for cls in type(error).__mro__]
-    if "jrl.device.processes.OtherProcessFailed" in names:
+    if is_told(error):
         return error.code
+    names = [f"{cls.__module__}.{cls.__qualname__}" for cls in type(error).__mro__]
     for name in names:
         if name in EXITS:
             return EXITS[name]
@@ -185,6 +192,8 @@ def message(error: BaseException, code: int, saved: str = "") -> str:
       saved: a sentence on what was saved before, "" where the command saves nothing.
     """
     text = str(error) or type(error).__name__
+    if is_told(error):
+        return text
     if code == UNFORESEEN:
         return f"Unexpected internal error: {type(error).__name__}: {text}\nThe traceback above shows where it arose."
     if isinstance(error, OSError) and code == REFUSED and error.filename is not None and error.strerror is not None:

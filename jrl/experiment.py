@@ -636,7 +636,8 @@ def check_routes(stage: Stage) -> None:
     """Raises ValueError where the rows of a stage have no routes of the policy that could be replayed."""
     if isinstance(stage, Offline):
         raise ValueError("Learner.routes = 'replayed' takes what the sampler recorded, and an Offline stage learns "
-                         "from stored rows; leave it out")  # fmt: skip
+                         "from stored rows; set it for the stage that samples alone, such as rl/Learner.routes where "
+                         "that stage has Online.learner = @rl/Learner()")  # fmt: skip
     if isinstance(stage.strategy, MixtureOpponent | ReferenceSamples | Refinement):
         raise ValueError(
             f"Learner.routes = 'replayed' does not go with Online.strategy = @{type(stage.strategy).__name__}(): "

@@ -1,5 +1,6 @@
 """What processes exchange and agree on, with a table in memory in place of JAX's coordination service."""
 
+import argparse
 import dataclasses
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from jax._src.clusters import cloud_tpu_cluster
 from processes_in_threads import Table, together
 
+from jrl import cli
 from jrl.device import processes as processes_module
 from jrl.device.processes import (
     LATE_SECONDS,
@@ -29,9 +31,11 @@ from jrl.device.processes import (
     encode,
 )
 from jrl.device.watchdog import LOST_SECONDS, Beats, lost_message
+from jrl.learning.layout import Learner
 from jrl.rollout.scoring import HostScores, Scorer, Scoring, ScoringStopped, scores_of_all
 from jrl.run import multihost
 from jrl.run.agreement import check_covered, journal_name, other_journals, source_digest
+from jrl.run.checks import check_routes_sent
 from jrl.run.launch import exit_code
 from jrl.run.multihost import cluster_of
 from jrl.tasks.example import Example, Message
@@ -283,6 +287,14 @@ def test_elsewhere_a_process_without_flags_is_alone():
     assert cluster_of(None, None, None) is None
 
 
+def test_routes_are_not_sent_from_processes_that_only_sample():
+    replayed = types.SimpleNamespace(stages=[types.SimpleNamespace(learner=Learner(routes="replayed"))])
+    check_routes_sent(replayed, mesh_of(0, 1), 2)
+    check_routes_sent(types.SimpleNamespace(stages=[types.SimpleNamespace(learner=Learner())]), mesh_of(0, 0), 2)
+    with pytest.raises(ValueError, match="give every process devices of Config"):
+        check_routes_sent(replayed, mesh_of(0, 0), 2)
+
+
 @dataclasses.dataclass(eq=False)
 class OneAxis:
     """What `check_covered` reads of a mesh."""
@@ -386,3 +398,13 @@ def test_the_share_of_lost_rows_is_of_all_processes(tmp_path):
         assert isinstance(error, ScoringStopped)
         assert "2 of 8 completions (25%)" in str(error) and "Exact (2): on purpose" in str(error)
     assert (tmp_path / "0.2-1.jsonl").read_bytes() == b"" != (tmp_path / "0.25-1.jsonl").read_bytes()
+
+
+def test_what_another_process_said_is_repeated_as_it_is(capsys):
+    """Also where its error was unforeseen: that traceback is in its own log."""
+
+    def ends(args):
+        raise OtherProcessFailed("process 1 has ended: Unexpected internal error: KeyError: 'x'", 1)
+
+    assert cli.guarded(ends, argparse.Namespace(command="eval", traceback=False)) == 1
+    assert capsys.readouterr().err == "jrl: process 1 has ended: Unexpected internal error: KeyError: 'x'\n"

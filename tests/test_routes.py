@@ -13,7 +13,7 @@ from sampled import fresh, places_of
 from jrl.config.errors import ConfigError
 from jrl.device.sharding import MeshShape, batch_sharding, make_mesh, replicated
 from jrl.experiment import Online, check_routes
-from jrl.learning import learner
+from jrl.learning import learner, nonfinite
 from jrl.learning.layout import Learner, packed_shape
 from jrl.learning.learner import Weights
 from jrl.learning.pack import pack_rollout, plan
@@ -231,7 +231,7 @@ STORED = ("Config.stages=[@Offline()]", "Offline.source=@Demonstrations()", "Off
     ("bindings", "error"),
     [
         ((), "mixture of experts, and this model has no experts; leave it out"),
-        ((*MIXTURE, *STORED), "an Offline stage learns from stored rows; leave it out"),
+        ((*MIXTURE, *STORED), "an Offline stage learns from stored rows; set it for the stage that samples alone"),
         (
             (*MIXTURE, "Online.objective=@XPO()", "Online.samples=2", "Online.strategy=@ReferenceSamples()"),
             r"@ReferenceSamples\(\): rows of it are drawn with other weights",
@@ -259,3 +259,16 @@ def test_a_population_does_not_replay_routes(mesh):
 def test_routes_after_another_prompt_are_refused():
     with pytest.raises(ValueError, match=r"@Refinement\(\): rows of it .* after another prompt"):
         check_routes(Online(objective=None, strategy=Refinement(condition="{feedback}")))
+
+
+@pytest.mark.parametrize("layer", [0, 2])
+def test_the_first_layer_that_is_not_finite_is_found_among_replayed_ones(mesh, layer):
+    """Fewer layers read the routes of the first of them."""
+    uniform = dataclasses.replace(CFG, layers=3, experts=Experts(count=6, per_token=2, width=8))
+    packed = packed_rows(drawn())
+    packed = packed.replace(routes=np.random.default_rng(0).integers(0, 6, (*packed.tokens.shape, 6)).astype(np.uint8))
+    params = jax.tree.map(np.copy, fresh(MODEL, uniform))
+    for name in ("expert_gate", "expert_up"):
+        params["layers"][name][layer] *= 1e25  # 1e25 * 1e25 overflows
+    micro = jax.tree.map(lambda x: x[0] if np.ndim(x) > 1 else x, packed)
+    assert nonfinite._first_bad_layer(params, micro, MODEL, uniform) == layer

@@ -20,12 +20,12 @@ def check_some_better(config: Any, value: np.ndarray) -> None:
     """Raises ValueError where no row of a data set earned more than was expected (A19): nothing would be learned.
 
     Args:
-      value: [n, 2] float, the numbers of EXPECTATION of every row that was looked at; NaN where the data lack one.
+      value: [n, 2] float, the numbers of EXPECTATION of every row; NaN where the data lack one.
     """
     advantage = value[:, 0] - value[:, 1]
     if not (advantage > 0).any():
         raise ValueError(
-            f"{type(config).__name__}: none of the first {len(advantage)} stored rows earned more than was expected: "
+            f"{type(config).__name__}: none of the {len(advantage)} stored rows earned more than was expected: "
             "nothing would be learned. Check that both numbers have one scale, and their order in the source's values: "
             f"{' and '.join(EXPECTATION)}; those of the first row are {value[0].tolist() if len(value) else []}"
         )

@@ -119,7 +119,7 @@ def devices_by_slice(devices: Sequence[Any], count: int, slices: int) -> list[li
     """
     share, present = count // slices, slices_of(devices)
     if devices[0].platform != "tpu":  # these know no slices
-        present = [list(devices[place * share :][:share]) for place in range(slices)]
+        present = [list(part) for place in range(slices) if (part := devices[place * share :][:share])]
     groups = [group[:share] for group in present[:slices]]
     if len(groups) < slices or any(len(group) < share for group in groups):
         sizes = [len(group) for group in present]

@@ -251,6 +251,8 @@ def _first_bad_layer(params: PyTree, packed: PackedBatch, model: Model, cfg: Any
 def _bad_hidden(params: PyTree, packed: PackedBatch, *, model: Model, cfg: Any) -> Array:
     """Returns whether the hidden states behind the first `cfg.layers` layers are not finite, [] bool."""
     first = jax.tree.map(lambda leaf: leaf[: cfg.layers], params["layers"])
+    if packed.routes is not None:  # of one layer after the other, all of them sparse
+        packed = packed.replace(routes=packed.routes[..., : cfg.layers * cfg.experts.per_token])
     hidden, _ = hidden_of({**params, "layers": first}, packed, model, cfg)
     bad = row_layout().joined(~jnp.isfinite(hidden).all(-1))
     return (bad & (packed.segment < packed.sequence.shape[-1])).any()

@@ -167,6 +167,11 @@ def _learn(
     return state, together, learned
 
 
+def batch_of(role: str, batch: TrainBatch) -> TrainBatch:
+    """Returns a batch as a role learns from it: the routers of a critic of its own decide for themselves."""
+    return batch.replace(packed=without_routes(batch.packed)) if role == CRITIC else batch
+
+
 def updates(
     p: StagePrograms, state: TrainState, learned: Learned, arrays: StageArrays
 ) -> tuple[TrainState, list[dict[str, Array]], list[dict[str, Array]]]:
@@ -180,7 +185,9 @@ def updates(
                 state, update_metrics = p.update(state, batch, arrays.objective, arrays.optimizer, arrays.router)
                 metrics.append(update_metrics)
             if p.update_critic is not None:
-                own = batch.replace(packed=without_routes(batch.packed))
-                state, of_this = p.update_critic(state, own, arrays.objective, arrays.critic_optimizer, arrays.router)
+                of_role = batch_of(CRITIC, batch)
+                state, of_this = p.update_critic(
+                    state, of_role, arrays.objective, arrays.critic_optimizer, arrays.router
+                )
                 of_critic.append(of_this)
     return state, metrics, of_critic

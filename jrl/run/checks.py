@@ -8,6 +8,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from jrl.device.host_memory import check_host_memory
+from jrl.device.placement import processes_of
 from jrl.device.sharding import EXPERT, OPTIONAL_AXES, SEQUENCE, batch_shards
 from jrl.experiment import Config, Online, optimizers
 from jrl.learning.optimizer import keeps_on_host
@@ -25,6 +26,15 @@ def check_host(config: Config, mesh: Mesh) -> None:
         wanted.append(f"{type(config.model).__name__}.remat='offload'")
     for said in wanted:
         check_host_memory(said, mesh.local_devices[0])
+
+
+def check_routes_sent(config: Config, mesh: Mesh, processes: int) -> None:
+    """Raises ValueError for routes that are replayed where some of the processes only sample."""
+    if len(processes_of(mesh)) < processes and any(stage.learner.replays_routes for stage in config.stages):
+        raise ValueError(
+            "Learner.routes = 'replayed' where some processes only sample would send routes, hundreds of bytes a "
+            "token, through the hosts with the completions; give every process devices of Config.mesh, or leave it out"
+        )
 
 
 def check_split(config: Config, mesh: Mesh, sampler_mesh: Mesh) -> None:

@@ -28,7 +28,7 @@ from jrl.device.sharding import MeshShape, replicated, row_sharding, row_shards
 from jrl.experiment import Config, Stage, optimizers, row_of
 from jrl.learning.critic import CRITIC, of_critic, of_policy
 from jrl.learning.nonfinite import Fault, find_fault
-from jrl.learning.step import Learned, StageArrays, StagePrograms
+from jrl.learning.step import Learned, StageArrays, StagePrograms, batch_of
 from jrl.plugins import saved_parts
 from jrl.resolve import load_config
 from jrl.run.bucket_run import LeaseLost, readable
@@ -145,7 +145,8 @@ def locate(
     objective = row_of(policy.parts.tables, "algos", stage.objective)
     for batch in learned.batches:
         for role, updated_by in learners(stage, objective, learned.warms_up):
-            if (fault := _fault_of(policy, stage, state, batch, arrays, role, updated_by)) is not None:
+            own = batch_of(role, batch)
+            if (fault := _fault_of(policy, stage, state, own, arrays, role, updated_by)) is not None:
                 return fault, role
     return None, None
 
@@ -195,10 +196,11 @@ def _replay(folder: Path, report: Mapping[str, Any], policy: Policy) -> Replayed
     for _ in range(learned.epochs):
         for batch in learned.batches:
             for role, updated_by in learners(stage, objective, learned.warms_up):
-                fault = _fault_of(policy, stage, state, batch, arrays, role, updated_by)
+                own = batch_of(role, batch)
+                fault = _fault_of(policy, stage, state, own, arrays, role, updated_by)
                 if fault is not None:
                     return Replayed(dict(report), fault, role)
-                state = _updated(programs, state, batch, arrays, is_critic=role == CRITIC)
+                state = _updated(programs, state, own, arrays, is_critic=role == CRITIC)
     return Replayed(dict(report), None, None)
 
 

@@ -64,7 +64,7 @@ from jrl.run.agreement import (
 from jrl.run.begin_from import Origin, manifest_entry, origin_of
 from jrl.run.checkpoints.lock import hold_run
 from jrl.run.checkpoints.run_state import RunState, open_run_state
-from jrl.run.checks import check_host, check_model
+from jrl.run.checks import check_host, check_model, check_routes_sent
 from jrl.run.clock import RunClock
 from jrl.run.identity import (
     check_not_foreign,
@@ -348,6 +348,7 @@ def open_job(
         manifest["chosen"] = {choice.field: choice.value for choice in policy.chosen}
         check_host(config, policy.mesh)
         check_covered(policy.mesh, policy.sampler_mesh, processes)
+        check_routes_sent(config, policy.mesh, processes.count)
         if config.teacher is not None:
             if not paths.exists(folder / "manifest.json"):
                 check_teacher(config, tokenizer, parts.tables)
@@ -693,8 +694,9 @@ def preflight_data(job: Job) -> None:
                     f"stage {stage.name}: none of the first {LOOKED_AT} examples gives a row to "
                     f"{type(stage.config.source).__name__} ({causes})"
                 )
-            if stage.objective.check_stored is not None:
-                visits = open_(source).next(min(len(source), ENOUGH_SEEN))
+            # Of more rows some would be left out, and the ones that teach may be among those.
+            if stage.objective.check_stored is not None and len(source) <= ENOUGH_SEEN:
+                visits = open_(source).next(len(source))
                 rows, _ = stage.source.rows(stage.config.source, visits, *given)
                 stage.objective.check_stored(stage.config.objective, rows.value)
     if config.eval is not None:

@@ -77,11 +77,16 @@ def tell(processes: Processes, error: BaseException, outcome: Callable[[Exceptio
     if isinstance(error, jax.errors.JaxRuntimeError):
         time.sleep(LOST_SECONDS + 3 * BEAT_SECONDS)
     is_told = isinstance(error, OtherProcessFailed)
+    known = type(error).__name__, INTERRUPTED
+    if isinstance(error, Exception):
+        known = f"{type(error).__name__}: {error}", 1  # as Python ends
+        with contextlib.suppress(Exception):  # it looks for the last checkpoint, on a disk that may be what failed
+            known = outcome(error)
     with contextlib.suppress(Exception):
         if is_told:
             processes.acknowledge()
         else:
-            processes.fail(*(outcome(error) if isinstance(error, Exception) else (type(error).__name__, INTERRUPTED)))
+            processes.fail(*known)
         end = time.monotonic() + ALL_SECONDS
         while processes.writer and not processes.all_end() and time.monotonic() < end:
             time.sleep(0.1)

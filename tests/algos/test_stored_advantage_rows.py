@@ -132,7 +132,7 @@ def test_data_without_an_answer_that_is_better_than_expected_are_refused(name):
     row = ALGOS[name]
     row.check_stored(row.config(), np.array([[0.0, 1.0], [NAN, 0.0], [1.0, 0.5]]))
     for value in ([[0.5, 0.5], [0.0, 1.0], [9.0, NAN]], np.zeros((0, 2))):
-        with pytest.raises(ValueError, match=f"{name}: none of the first [03] stored rows earned more than"):
+        with pytest.raises(ValueError, match=f"{name}: none of the [03] stored rows earned more than"):
             row.check_stored(row.config(), np.array(value))
 
 
@@ -182,7 +182,7 @@ def test_a_run_on_data_whose_numbers_are_in_the_wrong_order_does_not_begin(tmp_p
     data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     bindings = [f"Jsonl.path='{data}'", "Rated.values=('expected', 'correctness')"]
     config, parts = jrl.load_config("configs/algos/r_gold.gin", bindings)
-    with pytest.raises(ValueError, match=r"RGOLD: none of the first 4 stored rows earned more than was expected.*"
+    with pytest.raises(ValueError, match=r"RGOLD: none of the 4 stored rows earned more than was expected.*"
                                          r"those of the first row are \[0\.0, 1\.0\]"):  # fmt: skip
         with open_job(config, parts, tmp_path / "run", threading.Event()):
             pass
