@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import types
 
 import jax
@@ -112,3 +113,14 @@ def test_what_was_measured_is_of_recipes_that_are_there():
 @pytest.mark.parametrize("gain, said", [(0.2, True), (0.1, False), (-0.2, False)])
 def test_a_run_has_learned_where_its_interval_is_above_0(gain, said):
     assert recipes.learned({"first": 0.5, "last": 0.5 + gain, "half_width": 0.15}) is said
+
+
+def test_the_header_of_a_recipe_says_what_was_measured():
+    results = json.loads((recipes.ROOT / "docs" / "recipes.json").read_text(encoding="utf-8"))["recipes"]
+    claimed = re.compile(r"rises by ([\d.]+)(?: to ([\d.]+))? in \d+ steps, of three seeds \(docs/recipes\.md\)")
+    headers = {name: claimed.search(path.read_text(encoding="utf-8")) for name, path in recipes.recipes().items()}
+    checked = {name: found for name, found in headers.items() if found}
+    assert len(checked) > 60
+    for name, found in checked.items():
+        rises = [run["last"] - run["first"] for run in results[name]["runs"]]
+        assert found.groups() in {(f"{min(rises):.2f}", f"{max(rises):.2f}"), (f"{max(rises):.2f}", None)}, name
