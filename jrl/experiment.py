@@ -434,24 +434,7 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[s
         raise ValueError(f"{name} compares the samples of a prompt, which are packed whole into one row; set "
                          "Learner.prefix_sharing = 'none'")  # fmt: skip
     if not online:
-        if sampled:
-            raise ValueError(f"{name} learns from sampled rows; use it in an Online stage")
-        source = row_of(tables, "sources", stage.source)
-        if source.unit_size != objective.unit_size:
-            takes = {1: "single rows", 2: "pairs", 3: "pairs with a rationale", 6: "pairs after three prompts",
-                     8: "pairs of one user"}  # fmt: skip
-            raise ValueError(
-                f"{name} takes {takes[objective.unit_size]}, and {type(stage.source).__name__} gives "
-                f"{takes[source.unit_size]}"
-            )
-        if source.mismatched != (objective.sequence_baseline is not None):
-            raise ValueError(f"{name} learns from {'single answers' if objective.sequence_baseline else 'pairs'}, and "
-                             f"{type(stage.source).__name__} gives {'single answers' if source.mismatched else 'pairs'}"
-                             "; Labeled gives single answers, Preferences pairs")  # fmt: skip
-        if getattr(stage.source, "strength", None) is not None and not objective.strengths:
-            raise ValueError(f"{name} takes every preference for certain, and {type(stage.source).__name__}.strength "
-                             "says how strong each is; use ConservativeDPO, or set it to None")  # fmt: skip
-        check_row_values(name, stage, objective)
+        check_stored_rows(stage, objective, tables)
     objective.check(
         stage.objective,
         Facts(
@@ -468,33 +451,7 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[s
         ),
     )
     if online:
-        longest = completion_length(stage, config)
-        roles = {*earlier, *(AVERAGE,) * (stage.optimizer.average is not None)}
-        roles |= {"reference"} if objective.needs(stage.objective).reference else set()
-        setting = Setting(stage.samples, longest, config.sampler.stop_strings, frozenset(roles))
-        strategy_of(stage.strategy).check(stage.strategy, setting)
-    rewritten = online and strategy_of(stage.strategy).asked is not None
-    if rewritten and not objective.corrects_staleness(stage.objective):
-        raise ValueError(
-            f"@{type(stage.strategy).__name__}() draws after other prompts than rows are learned after, and {name} as "
-            f"configured has no bound on importance weights. Use RAFT or ExpertIteration, which imitate, or set {name}"
-            ".importance = @TruncatedImportance() where it has that field"
-        )
-    if online and stage.learner.prefix_sharing != "none" and not strategy_of(stage.strategy).shares_prompt:
-        raise ValueError(f"{type(stage.strategy).__name__} draws rows of a prompt that begin differently, which cannot "
-                         "share a prefix; set Learner.prefix_sharing = 'none'")  # fmt: skip
-    if online and stage.shaping is not None and strategy_of(stage.strategy).attempts > 1:
-        raise ValueError("Online.shaping changes the reward of a row; with two attempts in it (SelfCorrection) the "
-                         "first one would be compared unshaped; set Online.shaping = None")  # fmt: skip
-    if online and stage.shaping is not None and isinstance(stage.strategy, MixtureOpponent):
-        raise ValueError("Online.shaping reads how long the policy's own completions are, and an opponent's tokens "
-                         "(MixtureOpponent) are not: wins would depend on it; set Online.shaping = None")  # fmt: skip
-    if online and isinstance(stage.strategy, ReferenceSamples) != isinstance(stage.objective, XPO):
-        raise ValueError(f"{name} with Online.strategy = {type(stage.strategy).__name__}: XPO compares the policy's "
-                         "samples with the reference's, which @ReferenceSamples() draws, and no other objective reads "
-                         "those; use the two together")  # fmt: skip
-    if online and isinstance(stage.strategy, Partial):
-        check_partial(stage, objective, config)
+        check_strategy(stage, objective, config, earlier)
     if online and stage.lag > 1 and not objective.corrects_staleness(stage.objective):
         raise ValueError(
             f"Online.lag = {stage.lag}, and {name} as configured has no bound on importance weights: tokens of weights "
@@ -506,26 +463,7 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[s
             f"Online.completion_length = {stage.completion_length} exceeds Sampler.completion_length = "
             f"{config.sampler.completion_length}, which is the longest of all stages; raise that one"
         )
-    needs, model = objective.needs(stage.objective), type(config.model).__name__
-    if needs.heads and not isinstance(config.model, Decoder | Published):
-        raise ValueError(
-            f"{name} trains a {needs.heads[0]} head, which reads the hidden states of a Decoder and not those of "
-            f"{model}; use an objective without one, such as GRPO"
-        )
-    if needs.input_mix is not None and not isinstance(config.model, Decoder | Published):
-        raise ValueError(f"{name} mixes the embeddings of tokens, which a Decoder reads and {model} does not; use "
-                         f"{name}.share = None, or SFT")  # fmt: skip
-    if online and stage.reset_reference_every is not None and not needs.reference:
-        raise ValueError(
-            f"Online.reset_reference_every = {stage.reset_reference_every}, and {name} as it is configured compares "
-            "with no reference; give it a KL, such as GRPO.kl = 0.01, or leave it out"
-        )
-    if needs.has_teacher and config.teacher is None and "teacher" not in earlier:
-        raise ValueError(
-            f"{name} learns from the role 'teacher', which no earlier stage trains; set Config.teacher = @Published() "
-            "with its folder, or train one with Offline.trains = 'teacher'"
-        )
-    check_reward_roles(f"{name}.models", needs.scored_by, earlier)
+    check_needs(stage, objective, config, earlier)
     if online and stage.critic is not None:
         check_critic(stage, objective, earlier)
     alone = [j.name for j in config.judges if isinstance(j.grading, Pairwise) and j.grading.against == "group"]
@@ -545,6 +483,94 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[s
         check_attribute_weights(stage, config, tables)
     if online and stage.corrector is not None:
         check_corrector(stage, objective, config)
+
+
+def check_stored_rows(stage: Offline, objective: Objective, tables: Tables) -> None:
+    """Raises ValueError where an objective cannot learn from what a source of stored rows gives."""
+    name = type(stage.objective).__name__
+    if objective.advantages is not None or objective.pairs is not None:
+        raise ValueError(f"{name} learns from sampled rows; use it in an Online stage")
+    source = row_of(tables, "sources", stage.source)
+    if source.unit_size != objective.unit_size:
+        takes = {1: "single rows", 2: "pairs", 3: "pairs with a rationale", 6: "pairs after three prompts",
+                 8: "pairs of one user"}  # fmt: skip
+        raise ValueError(
+            f"{name} takes {takes[objective.unit_size]}, and {type(stage.source).__name__} gives "
+            f"{takes[source.unit_size]}"
+        )
+    if source.mismatched != (objective.sequence_baseline is not None):
+        raise ValueError(f"{name} learns from {'single answers' if objective.sequence_baseline else 'pairs'}, and "
+                         f"{type(stage.source).__name__} gives {'single answers' if source.mismatched else 'pairs'}"
+                         "; Labeled gives single answers, Preferences pairs")  # fmt: skip
+    if getattr(stage.source, "strength", None) is not None and not objective.strengths:
+        raise ValueError(f"{name} takes every preference for certain, and {type(stage.source).__name__}.strength "
+                         "says how strong each is; use ConservativeDPO, or set it to None")  # fmt: skip
+    check_row_values(name, stage, objective)
+
+
+def check_strategy(stage: Online, objective: Objective, config: Config, earlier: Mapping[str, frozenset[str]]) -> None:
+    """Raises ValueError where a stage cannot draw its rows as it asks, or its objective cannot learn from such rows.
+
+    Args:
+      earlier: as in `check_stage`.
+    """
+    name = type(stage.objective).__name__
+    longest = completion_length(stage, config)
+    roles = {*earlier, *(AVERAGE,) * (stage.optimizer.average is not None)}
+    roles |= {"reference"} if objective.needs(stage.objective).reference else set()
+    setting = Setting(stage.samples, longest, config.sampler.stop_strings, frozenset(roles))
+    strategy_of(stage.strategy).check(stage.strategy, setting)
+    rewritten = strategy_of(stage.strategy).asked is not None
+    if rewritten and not objective.corrects_staleness(stage.objective):
+        raise ValueError(
+            f"@{type(stage.strategy).__name__}() draws after other prompts than rows are learned after, and {name} as "
+            f"configured has no bound on importance weights. Use RAFT or ExpertIteration, which imitate, or set {name}"
+            ".importance = @TruncatedImportance() where it has that field"
+        )
+    if stage.learner.prefix_sharing != "none" and not strategy_of(stage.strategy).shares_prompt:
+        raise ValueError(f"{type(stage.strategy).__name__} draws rows of a prompt that begin differently, which cannot "
+                         "share a prefix; set Learner.prefix_sharing = 'none'")  # fmt: skip
+    if stage.shaping is not None and strategy_of(stage.strategy).attempts > 1:
+        raise ValueError("Online.shaping changes the reward of a row; with two attempts in it (SelfCorrection) the "
+                         "first one would be compared unshaped; set Online.shaping = None")  # fmt: skip
+    if stage.shaping is not None and isinstance(stage.strategy, MixtureOpponent):
+        raise ValueError("Online.shaping reads how long the policy's own completions are, and an opponent's tokens "
+                         "(MixtureOpponent) are not: wins would depend on it; set Online.shaping = None")  # fmt: skip
+    if isinstance(stage.strategy, ReferenceSamples) != isinstance(stage.objective, XPO):
+        raise ValueError(f"{name} with Online.strategy = {type(stage.strategy).__name__}: XPO compares the policy's "
+                         "samples with the reference's, which @ReferenceSamples() draws, and no other objective reads "
+                         "those; use the two together")  # fmt: skip
+    if isinstance(stage.strategy, Partial):
+        check_partial(stage, objective, config)
+
+
+def check_needs(stage: Stage, objective: Objective, config: Config, earlier: Mapping[str, frozenset[str]]) -> None:
+    """Raises ValueError where the model or earlier stages do not have what an objective needs.
+
+    Args:
+      earlier: as in `check_stage`.
+    """
+    name = type(stage.objective).__name__
+    needs, model = objective.needs(stage.objective), type(config.model).__name__
+    if needs.heads and not isinstance(config.model, Decoder | Published):
+        raise ValueError(
+            f"{name} trains a {needs.heads[0]} head, which reads the hidden states of a Decoder and not those of "
+            f"{model}; use an objective without one, such as GRPO"
+        )
+    if needs.input_mix is not None and not isinstance(config.model, Decoder | Published):
+        raise ValueError(f"{name} mixes the embeddings of tokens, which a Decoder reads and {model} does not; use "
+                         f"{name}.share = None, or SFT")  # fmt: skip
+    if isinstance(stage, Online) and stage.reset_reference_every is not None and not needs.reference:
+        raise ValueError(
+            f"Online.reset_reference_every = {stage.reset_reference_every}, and {name} as it is configured compares "
+            "with no reference; give it a KL, such as GRPO.kl = 0.01, or leave it out"
+        )
+    if needs.has_teacher and config.teacher is None and "teacher" not in earlier:
+        raise ValueError(
+            f"{name} learns from the role 'teacher', which no earlier stage trains; set Config.teacher = @Published() "
+            "with its folder, or train one with Offline.trains = 'teacher'"
+        )
+    check_reward_roles(f"{name}.models", needs.scored_by, earlier)
 
 
 def check_attribute_weights(stage: Online, config: Config, tables: Tables) -> None:
