@@ -12,8 +12,6 @@ from jrl.tasks.envs.dataset import Dataset, open_dataset, readable_as
 from jrl.tasks.envs.layouts.contract import Answer, Prompted, taken
 from jrl.tasks.example import Message
 
-pytestmark = pytest.mark.fast
-
 
 def opened(path, rows, layout, **config):
     path.write_bytes(rows if isinstance(rows, bytes) else file_of(rows))
