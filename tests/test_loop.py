@@ -4,7 +4,6 @@ import contextlib
 import json
 import threading
 
-import jax
 import pytest
 
 import jrl
@@ -16,22 +15,13 @@ from jrl.run.identity import RefusedIdentity
 from jrl.run.policy import open_trained
 from jrl.run.records import Preempted
 
-pytestmark = pytest.mark.usefixtures("frozen_before_the_first_step")
+pytestmark = pytest.mark.usefixtures("compilation_cache", "frozen_before_the_first_step")
 
 TINY = [
     "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
     "Decoder.mlp_width=32", "Online.prompts=8", "Online.samples=4", "Online.steps=6", "Checkpoint.every=2",
     "Log.samples=0", "Scoring.workers=1",
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compilation_cache(tmp_path_factory):
-    """These runs compile the same programs again and again."""
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("xla")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
 
 
 def run(folder, *bindings, stop_after=None, parts=()):

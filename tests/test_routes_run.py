@@ -1,13 +1,12 @@
 """Runs of a tiny mixture of experts in bfloat16 that replay the sampler's routes."""
 
-import jax
 import pytest
 import short_runs
 
 from jrl.run.replay import repeat
 from jrl.run.report.rollouts import read_rollouts
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("frozen_before_the_first_step")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compilation_cache", "frozen_before_the_first_step")]
 
 TINY = [
     "Decoder.layers=2", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
@@ -22,15 +21,6 @@ PARTIAL = ["Online.strategy=@Partial()", "Partial.tokens=2"]
 CRITIC = ["Online.objective=@PPO()", "Online.critic='policy'", "Config.adapter=@LoRA()",
           "LoRA.targets=('*', 'expert*')"]  # fmt: skip
 REFILLS = ["Online.objective=@DAPO()", "DAPO.max_refills=1", LAG]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compilation_cache(tmp_path_factory):
-    """These runs compile the same programs again and again."""
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("xla")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
 
 
 # With a lag the checkpoint holds the completions that are being drawn, and their routes.
