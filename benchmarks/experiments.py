@@ -37,7 +37,7 @@ from scipy.special import stdtrit
 from benchmarks import shifted_pairs
 from jrl import cli
 from jrl.ops.divergence import DIVERGENCES
-from jrl.run.policy import open_trained
+from jrl.run.trained import open_trained
 from jrl.tools.evaluation import reevaluate
 from jrl.tools.sweep import charts, manifest
 from jrl.tools.sweep.comparison import Comparison, Curve, Row, compare, to_json

@@ -37,9 +37,10 @@ from jrl.rollout.prompts import TRAIN_STREAM, place_prompts
 from jrl.rollout.sampler import params_on_device
 from jrl.run import online, records
 from jrl.run.batches import pack_plans
+from jrl.run.folder import RunFolder
 from jrl.run.job import Job, open_job
-from jrl.run.policy import Trained, open_trained
 from jrl.run.records import Progress
+from jrl.run.trained import Trained, open_trained
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.example import Example, Message, visit_uid
 from jrl.types import Finish, Rollout
@@ -223,7 +224,7 @@ def open_learning(folder: str, scratch: str, case: list[Any], bindings: list[str
         *bindings,
     ]
     config = gin.load(None, learning_bindings, Config, config_classes(TABLES))
-    job = HELD.enter_context(open_job(config, load_parts(()), place / "run", threading.Event()))
+    job = HELD.enter_context(open_job(config, load_parts(()), RunFolder(place / "run"), threading.Event()))
     if case.lengths != "full":
         job.stages = (with_lengths(job.stages[0], shapes.lengths(case)),)
     elif case.name != shapes.UPDATE.name:  # which draws nothing

@@ -70,6 +70,7 @@ from jrl.rollout import collect
 from jrl.rollout.collect import Collected, PromptSampler
 from jrl.run import offline, online
 from jrl.run import population as populations
+from jrl.run.folder import RunFolder
 from jrl.run.job import open_job
 from jrl.run.report.display import open_display
 from jrl.run.report.metrics import read_metrics
@@ -172,19 +173,25 @@ def permuted(batch: Collected, sampler: PromptSampler, draws: np.random.Generato
 
 
 def relabeled(rows: StoredRows, draws: np.random.Generator) -> StoredRows:
-    """Returns stored rows with the labels of every comparison dealt out anew among its weighed rows."""
-    label = rows.label.copy()
+    """Returns stored rows with the labels and values of every comparison dealt out anew among its weighed rows."""
+    label, value = rows.label.copy(), rows.value.copy()
     for unit in np.unique(rows.unit[rows.weight > 0]):
         members = np.flatnonzero((rows.unit == unit) & (rows.weight > 0))
-        # One answer alone has nobody to change labels with: it is good or bad by a coin.
-        label[members] = draws.permutation(label[members]) if len(members) > 1 else draws.integers(2)
-    return rows._replace(label=label)
+        if len(members) == 1:  # one answer alone has nobody to change labels with: it is good or bad by a coin
+            label[members] = draws.integers(2)
+        else:
+            order = draws.permutation(members)
+            label[members], value[members] = label[order], value[order]
+    return rows._replace(label=label, value=value)
 
 
 def dealt(rows: StoredRows, draws: np.random.Generator) -> StoredRows:
-    """Returns demonstrations whose completions are dealt out anew among their prompts; others with new labels."""
+    """Returns stored rows that do not say what is right: rated answers with the ratings of others, demonstrations with
+    the completions of others, comparisons and labeled answers with new labels."""
     if len(np.unique(rows.unit)) < len(rows.unit) or not (rows.label == 1).all():
         return relabeled(rows, draws)
+    if rows.value.any():
+        return rows._replace(value=rows.value[draws.permutation(len(rows.value))])
     count, width = rows.tokens.shape
     starts = np.where(rows.action_mask.any(axis=1), rows.action_mask.argmax(axis=1), rows.length)
     of_prompt = [rows.tokens[i, : starts[i]].tolist() for i in range(count)]
@@ -314,7 +321,7 @@ def train(configs: Mapping[str, Config], parts: Parts, folder: Path) -> list[int
     show = lambda steps: open_display(steps, open(os.devnull, "w", encoding="utf-8"), live=False)
     if len(configs) == 1:
         ((name, config),) = configs.items()
-        with open_job(config, parts, folder / name, stop, show=show) as job:
+        with open_job(config, parts, RunFolder(folder / name), stop, show=show) as job:
             for _ in loop.steps(job):
                 pass
             return [id(job.stream)]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jrl.run.policy import Trained, open_trained
+from jrl.run.trained import Trained, open_trained
 from jrl.tasks.example import Message
 from jrl.tools.score import score, score_rewards
 

@@ -20,7 +20,8 @@ from jrl.experiment import Config
 from jrl.loop import steps as loop_steps
 from jrl.plugins import Part, Parts
 from jrl.resolve import load_config
-from jrl.run.bucket_run import RunFolder, open_run_folder
+from jrl.run.bucket_run import open_run_folder
+from jrl.run.folder import RunFolder
 from jrl.run.job import open_job
 from jrl.run.profile import Steps
 from jrl.run.records import Preempted, Step
@@ -111,15 +112,12 @@ def _steps_in(
     with open_job(
         config,
         parts,
-        folder.path,
+        folder,
         stop,
         accept_change=accept_change,
         begin_from=begin_from,
         processes=processes,
         profile=profile,
-        publish=folder.publish,
-        address=folder.address,
-        shared=folder.shared,
     ) as job:
         if job.stopping():
             raise Preempted("asked to stop before the first step; nothing was changed")

@@ -478,7 +478,7 @@ def new(args: argparse.Namespace) -> int:
 def score(args: argparse.Namespace) -> int:
     prepare_jax(args)
     from jrl.run.bucket_run import readable
-    from jrl.run.policy import open_trained
+    from jrl.run.trained import open_trained
     from jrl.tools.score import is_classifier, judge_file, score_file
 
     args.source = readable(args.source)
@@ -504,7 +504,7 @@ def weights_of(source: Path, step: int) -> str:
 def sample(args: argparse.Namespace) -> int:
     prepare_jax(args)
     from jrl.run.bucket_run import readable
-    from jrl.run.policy import open_trained
+    from jrl.run.trained import open_trained
     from jrl.tools import chat
 
     args.source = readable(args.source)
@@ -538,7 +538,7 @@ def evaluate(args: argparse.Namespace) -> int:
     from jrl import paths
     from jrl.bucket.client import shown as named
     from jrl.run.bucket_run import readable
-    from jrl.run.policy import is_published, open_trained
+    from jrl.run.trained import is_published, open_trained
     from jrl.tools import evaluation, judged_wins
 
     # More sources come before the bindings, which alone have an equals sign.

@@ -23,7 +23,7 @@ from jrl.device.sharding import MeshShape, make_mesh
 from jrl.experiment import TABLES
 from jrl.models import decoder
 from jrl.run.checkpoints.run_state import SaveFailed
-from jrl.run.policy import open_trained
+from jrl.run.trained import open_trained
 from jrl.tasks.envs import ENVS
 from jrl.tasks.envs.mixture import open_source
 from jrl.tasks.example import Message

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 import jrl
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.run.identity import RefusedIdentity
-from jrl.run.policy import open_trained
+from jrl.run.trained import open_trained
 from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.tokenizers import load as load_tokenizer
 from jrl.tools.chat import ask, open_chat

@@ -12,8 +12,8 @@ import jrl
 from jrl.config import load, to_gin, to_json
 from jrl.experiment import FREE, TABLES, Config, config_classes
 from jrl.plugins import load_parts
+from jrl.run.data import data_fingerprint, open_streams, stored_sources
 from jrl.run.identity import RefusedIdentity, check_not_foreign, identify, places_of, refuse_another, remove_unbegun
-from jrl.run.job import data_fingerprint, open_streams, stored_sources
 from jrl.run.report.manifest import compare, make_manifest, write_manifest
 from jrl.run.report.text import printable_lines
 from jrl.run.signals import stop_on_signals

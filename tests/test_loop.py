@@ -12,8 +12,8 @@ from jrl.config.errors import ConfigError
 from jrl.plugins import PartError
 from jrl.rollout import evaluate
 from jrl.run.identity import RefusedIdentity
-from jrl.run.policy import open_trained
 from jrl.run.records import Preempted
+from jrl.run.trained import open_trained
 
 pytestmark = pytest.mark.usefixtures("compilation_cache", "frozen_before_the_first_step")
 

@@ -17,7 +17,7 @@ from jrl.models.adapters.quantized import quantize
 from jrl.models.contract import Adapted
 from jrl.resolve import load_config
 from jrl.run import run_hash
-from jrl.run.policy import open_trained
+from jrl.run.trained import open_trained
 from jrl.tools.export import export_adapter, export_policy
 from jrl.tools.score import score
 

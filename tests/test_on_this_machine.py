@@ -6,7 +6,7 @@ import pytest
 
 from jrl.models.attention.kernels import check_attention
 from jrl.resolve import load_config
-from jrl.run.policy import on_this_machine
+from jrl.run.trained import on_this_machine
 
 SPLASH = "Decoder.attention='splash'"
 

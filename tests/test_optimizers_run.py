@@ -15,7 +15,7 @@ from jrl.config import ConfigError
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.resolve import load_config
 from jrl.run import run_hash
-from jrl.run.policy import open_trained
+from jrl.run.trained import open_trained
 
 pytestmark = pytest.mark.usefixtures("frozen_before_the_first_step")
 

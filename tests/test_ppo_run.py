@@ -13,7 +13,7 @@ from jrl.config import ConfigError
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.models.heads import VALUE
 from jrl.run import run_hash
-from jrl.run.policy import open_trained
+from jrl.run.trained import open_trained
 from jrl.tools.export import export_policy
 from jrl.tools.score import score
 

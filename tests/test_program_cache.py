@@ -11,7 +11,7 @@ import pytest
 from jrl.device.program_cache import COMPILER_OPTIONS, CompileAfterFreeze, ProgramCache, _shared_jit
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.resolve import load_config
-from jrl.run.job import open_policy
+from jrl.run.policy import open_policy
 from jrl.tasks.tokenizers.bytes import ByteTokenizer
 
 

@@ -19,7 +19,7 @@ from jrl.models.contract import init
 from jrl.models.families import FAMILIES
 from jrl.models.pretrained.published import GENERATION, export
 from jrl.models.shape import Decoder
-from jrl.run.policy import generation_defaults, open_trained, unsupported_generation_options
+from jrl.run.trained import generation_defaults, open_trained, unsupported_generation_options
 from jrl.tasks.tokenizers.published import HuggingFace, build, read_files
 from jrl.tools.inspect_model import recognized
 

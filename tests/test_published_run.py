@@ -11,7 +11,7 @@ import pytest
 import jrl
 from jrl import cli
 from jrl.device.sharding import MeshShape, make_mesh
-from jrl.run.policy import open_trained
+from jrl.run.trained import open_trained
 from jrl.tasks.tokenizers.published import HuggingFace, build
 from jrl.tools import chat, doctor
 from jrl.types import Finish

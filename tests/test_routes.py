@@ -27,7 +27,7 @@ from jrl.resolve import load_config
 from jrl.rollout import sampler
 from jrl.rollout.strategies.refinement import Refinement
 from jrl.rollout.strategies.rows import continued, widened
-from jrl.run.job import open_policy
+from jrl.run.policy import open_policy
 from jrl.tasks.tokenizers.bytes import ByteTokenizer
 from jrl.tools.sweep.population import unsupported
 from jrl.types import ModelState, PromptBatch, Recomputed, TrainBatch, TrainState

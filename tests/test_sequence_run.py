@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import short_runs
 
-from jrl.run.policy import open_trained
 from jrl.run.report.rollouts import read_rollouts
+from jrl.run.trained import open_trained
 from jrl.tools.score import score
 
 TINY = [

@@ -12,7 +12,7 @@ import pytest
 from jrl.device import sharding
 from jrl.device.sharding import GATHERED, MeshShape, devices_by_slice, make_mesh, spec
 from jrl.run.identity import mesh_sizes
-from jrl.run.policy import mesh_that_fits
+from jrl.run.trained import mesh_that_fits
 
 SIZES = {"b": 4, "l": 3, "d": 6, "e": 5, "f": 8, "h": 4, "k": 2, "r": 3, "v": 10}
 

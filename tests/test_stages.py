@@ -12,8 +12,8 @@ import pytest
 import jrl
 from jrl import cli
 from jrl.config import ConfigError
-from jrl.run.policy import open_trained
 from jrl.run.run_hash import read_step, run_fingerprint
+from jrl.run.trained import open_trained
 from jrl.tools.score import score_rewards
 
 CONFIG = "configs/rlhf-tiny.gin"

@@ -7,6 +7,7 @@ learner (under jit, mesh axes explicit) and the sampler (inside shard_map over t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -63,6 +64,8 @@ class TokenInput(NamedTuple):
 
     embedding: Array | None  # [B, L, E], of Decoder.layer_inputs
     routes: Array | None  # [B, L, k], of a sparse layer's router, to be replayed; None: they are computed
+    # keys and values that a layer without its own reads where there is no cache, [B, J, L, K] each, of one layer
+    shared_kv: tuple[Array, Array] | None = None
 
 
 class LayerCache(NamedTuple):
@@ -179,9 +182,9 @@ def _run(
             variant, row = cfg.variant(i), row_of(cfg, i)
             layer_cache = LayerCache(None if cache is None else stack_of(cache, variant)[row], None)
             replayed = None if routes is None or i not in sparse else routes[sparse.index(i)]
-            token_input = TokenInput(None if inputs is None else inputs[i], replayed)
+            token_input = TokenInput(None if inputs is None else inputs[i], replayed, shared_kv(kinds[i], variant))
             x, new, kv, of_router = _layer_once(
-                x, weights, context, layer_cache, token_input, shared_kv(kinds[i], variant),
+                x, weights, context, layer_cache, token_input,
                 kind=kinds[i], variant=variant, cfg=cfg, asked=asked,
             )  # fmt: skip
             if cache is not None and not variant.shared:
@@ -198,8 +201,9 @@ def _run(
                 x = x if added is None else x + jax.lax.stop_gradient(added)  # see _summed_later
                 weights = weights | {name: fused.Stacked(leaves, layer) for name, leaves in unsliced.items()}
                 layer_cache = LayerCache(None if cache is None else stack_of(cache, variant), index)
+                token_input = token_input._replace(shared_kv=shared_kv(kind, variant))
                 x, new, kv, of_router = _layer(
-                    x, weights, context, layer_cache, token_input, shared_kv(kind, variant),
+                    x, weights, context, layer_cache, token_input,
                     kind=kind._replace(**flags), variant=variant, cfg=cfg, asked=asked, adds=added is None,
                 )  # fmt: skip
                 if cache is not None and not variant.shared:
@@ -240,7 +244,6 @@ def _layer(
     context: Context,
     layer_cache: LayerCache,
     token_input: TokenInput,
-    shared_kv: tuple[Array, Array] | None,
     *,
     kind: Kind,
     variant: Variant,
@@ -253,11 +256,10 @@ def _layer(
 
     Args:
       x: [B, L, D]. weights: of the layer.
-      shared_kv: keys and values that a layer without its own reads where there is no cache.
       adds: False: the stream is returned as the two arrays that it is the sum of.
     """
 
-    def block(x: Array, weights: PyTree, token_input: TokenInput, shared_kv: tuple[Array, Array] | None) -> tuple:
+    def block(x: Array, weights: PyTree, token_input: TokenInput) -> tuple:
         x = layer_input(x)
         before, after = cfg.norm_place != "after", cfg.norm_place != "before"
         weights = fused.with_sliced(weights, x, cfg)
@@ -266,7 +268,7 @@ def _layer(
             y, new = _linear(h, weights, context, layer_cache, cfg)
             kv = None
         else:
-            y, new, kv = _attention(h, weights, kind, variant, context, layer_cache, shared_kv, cfg)
+            y, new, kv = _attention(h, weights, kind, variant, context, layer_cache, token_input.shared_kv, cfg)
         between = x if cfg.parallel else stream(x + (_norm(y, weights, "attention_out_norm", cfg) if after else y))
         if fused.MLP in weights:
             z, routing = _by_fused_mlp(between, weights[fused.MLP], cfg), None
@@ -290,7 +292,7 @@ def _layer(
         return x, new, kv if variant.source else None, of_router
 
     run = keeping(cfg.remat, block) if layer_cache.cache is None else block
-    return run(x, weights, token_input, shared_kv)
+    return run(x, weights, token_input)
 
 
 def _asked_of(routing: experts.Routing | None, asked: Asked, cfg: Decoder) -> Array | None:
@@ -446,34 +448,7 @@ def _attention(
     """
     positions, segment, mask, rotary = context
     cache, layer = layer_cache
-    name_of = lambda name: f"{variant.prefix}{name}"
-
-    def project(name: str, heads: str) -> Array:
-        return multiply("bld,dhk->blhk", h, weights, name_of(name), ("embed", heads, "head_dim"))
-
-    def normed(x: Array, name: str) -> Array:
-        return x if cfg.qk_norm is None else rms_norm(x, _weight(weights[name_of(name)], cfg), cfg.norm_eps)
-
-    if fused.ATTENTION in weights:
-        q, k, v = _by_fused_qkv(h, weights[fused.ATTENTION], rotary, kind, cfg)
-    elif fused.QKV in weights:
-        scale = _weight(weights[fused.QK_NORM], cfg) if fused.QK_NORM in weights else None
-        both, v = fused.project(h, weights, cfg, scale)
-        q, k = fused.split(_rotate(both, rotary, kind), weights, cfg)
-    elif variant.shared:
-        q = project("q", "heads")
-        q = normed(plus(q, weights, name_of("q_bias")), "q_norm")
-        q = _rotate(q, rotary, kind)
-        k, v = (None, None) if cache is not None else shared_kv
-    else:
-        q = project("q", "heads")
-        k = project("k", "kv_heads")
-        v = project("v", "kv_heads") if name_of("v") in weights else k
-        q, k, v = (plus(x, weights, name_of(f"{name}_bias")) for x, name in ((q, "q"), (k, "k"), (v, "v")))
-        q, k = normed(q, "q_norm"), normed(k, "k_norm")
-        if cfg.value_norm:
-            v = rms_norm(v, jnp.ones(v.shape[-1], v.dtype), cfg.norm_eps)
-        q, k = _rotate(q, rotary, kind), _rotate(k, rotary, kind)
+    q, k, v = _projected(h, weights, kind, variant, rotary, shared_kv if cache is None else (None, None), cfg)
     if not variant.shared:
         # Heads before columns: one head's keys are contiguous, and a decode step reads them without a copy.
         k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
@@ -502,7 +477,7 @@ def _attention(
         near = rows(positions)[:, :, None] - keys[:, None, :] < cfg.window
         return seen & (near if kind.windowed is True else near | ~kind.windowed)
 
-    sinks = weights.get(name_of("sinks"))
+    sinks = weights.get(f"{variant.prefix}sinks")
     if cache is not None and q.shape[1] == 1 and cache.layout == "single_block":
         out = _by_ragged(q, cache, layer, positions[:, 0], kind.windowed, sinks, cfg)
     elif cache is not None and q.shape[1] == 1:
@@ -526,10 +501,56 @@ def _attention(
             out = attend(
                 q, k, v, mask_of, scale=cfg.query_scale, cap=cfg.attention_cap, sinks=sinks, block=cfg.attention_block
             )
+    return _output(out, h, weights, variant, cfg), cache, kv
+
+
+def _projected(
+    h: Array,
+    weights: PyTree,
+    kind: Kind,
+    variant: Variant,
+    rotary: Rotary | None,
+    shared_kv: tuple[Array | None, Array | None] | None,
+    cfg: Decoder,
+) -> tuple[Array, Array | None, Array | None]:
+    """Returns queries [B, L, H, K], keys and values of a layer, rotated: [B, L, J, K], or `shared_kv` of a layer
+    without its own."""
+    name_of = lambda name: f"{variant.prefix}{name}"
+    project = functools.partial(_project, h, weights, variant)
+
+    def normed(x: Array, name: str) -> Array:
+        return x if cfg.qk_norm is None else rms_norm(x, _weight(weights[name_of(name)], cfg), cfg.norm_eps)
+
+    if fused.ATTENTION in weights:
+        return _by_fused_qkv(h, weights[fused.ATTENTION], rotary, kind, cfg)
+    if fused.QKV in weights:
+        scale = _weight(weights[fused.QK_NORM], cfg) if fused.QK_NORM in weights else None
+        both, v = fused.project(h, weights, cfg, scale)
+        return *fused.split(_rotate(both, rotary, kind), weights, cfg), v
+    q = project("q", "heads")
+    if variant.shared:
+        q = normed(plus(q, weights, name_of("q_bias")), "q_norm")
+        return _rotate(q, rotary, kind), *shared_kv
+    k = project("k", "kv_heads")
+    v = project("v", "kv_heads") if name_of("v") in weights else k
+    q, k, v = (plus(x, weights, name_of(f"{name}_bias")) for x, name in ((q, "q"), (k, "k"), (v, "v")))
+    q, k = normed(q, "q_norm"), normed(k, "k_norm")
+    if cfg.value_norm:
+        v = rms_norm(v, jnp.ones(v.shape[-1], v.dtype), cfg.norm_eps)
+    return _rotate(q, rotary, kind), _rotate(k, rotary, kind), v
+
+
+def _project(h: Array, weights: PyTree, variant: Variant, name: str, heads: str) -> Array:
+    """Returns h, [B, L, D], times one of a layer's projections, by head: [B, L, heads, K]."""
+    return multiply("bld,dhk->blhk", h, weights, f"{variant.prefix}{name}", ("embed", heads, "head_dim"))
+
+
+def _output(out: Array, h: Array, weights: PyTree, variant: Variant, cfg: Decoder) -> Array:
+    """Returns what attention adds to the stream, [B, L, D], of its heads' outputs, [B, L, H, K]."""
     if cfg.output_gate:
-        out = out * jax.nn.sigmoid(project("q_gate", "heads"))
-    out = multiply("blhk,hkd->bld", out, weights, name_of("o"), ("heads", "head_dim", "embed"))
-    return plus(out, weights, name_of("o_bias")), cache, kv
+        out = out * jax.nn.sigmoid(_project(h, weights, variant, "q_gate", "heads"))
+    out = multiply("blhk,hkd->bld", out, weights, f"{variant.prefix}o", ("heads", "head_dim", "embed"))
+    return plus(out, weights, f"{variant.prefix}o_bias")
 
 
 def _by_splash(

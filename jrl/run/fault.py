@@ -34,11 +34,13 @@ from jrl.resolve import load_config
 from jrl.run.bucket_run import LeaseLost, readable
 from jrl.run.checkpoints.run_state import SaveFailed, known_good, restore_step, save_step
 from jrl.run.identity import PUBLISHED, with_saved_model
-from jrl.run.job import Job, Policy, open_policy, stage_arrays
-from jrl.run.policy import on_this_machine
+from jrl.run.job import Job
+from jrl.run.policy import Policy, open_policy
 from jrl.run.programs import abstract, teacher_kind
 from jrl.run.records import STOP_AFTER_SKIPPED, Progress, Step, StopRun
 from jrl.run.report.messages import not_finite_message
+from jrl.run.stages import stage_arrays
+from jrl.run.trained import on_this_machine
 from jrl.tasks.tokenizers import load as load_tokenizer
 from jrl.types import PackedBatch, Recomputed, SequenceTargets, TrainBatch, TrainState
 

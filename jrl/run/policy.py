@@ -1,341 +1,79 @@
-"""A policy out of a run folder, or out of a published model's: its configuration, tokenizer and weights. Reads only."""
+"""A policy that can run: mesh, model, tokenizer and the programs of all stages."""
 
 from __future__ import annotations
 
 import dataclasses
-import logging
-import math
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
-from jrl import config as gin
-from jrl import paths
-from jrl.config import ConfigError
-from jrl.device.placement import place_on_mesh
-from jrl.device.sharding import MeshShape, devices_by_slice, replicated
-from jrl.experiment import (
-    TABLES,
-    Config,
-    attribute_weights_of,
-    config_classes,
-    row_of,
-    stage_names,
-    trained_heads,
-)
-from jrl.learning.average import AVERAGE
-from jrl.models.attention.kernels import PLATFORMS
-from jrl.models.contract import merge_params
-from jrl.models.heads import REWARD, VALUE, fresh_heads
-from jrl.models.pretrained.published import GENERATION, OWN_TOKENIZER, Published, decoder_of, load, read_config
+from jrl.device.program_cache import ProgramCache
+from jrl.device.sharding import make_mesh, split_meshes
+from jrl.experiment import Config
+from jrl.models.attention.kernels import check_attention, check_kernel
+from jrl.models.contract import Model, split_params
 from jrl.models.shape import Decoder
-from jrl.plugins import load_parts, saved_parts
-from jrl.resolve import load_config
+from jrl.plugins import Parts
 from jrl.run import programs
-from jrl.run.checkpoints.run_state import restore_step
-from jrl.run.job import Policy, open_policy, with_saved_model
-from jrl.run.precompile import stage_at
-from jrl.run.run_hash import newest, saved_steps
-from jrl.tasks.example import Message
-from jrl.tasks.tokenizers import load as load_tokenizer
-from jrl.tasks.tokenizers.published import VOCABULARIES, HuggingFace
-from jrl.tasks.tokenizers.published import build as build_tokenizer
-from jrl.types import Array, PyTree
-
-# What a run's configuration would say: a published folder has none, and nothing of it is scored or learned from.
-PLAIN_LENGTHS = {"Data.prompt_length": 128, "Sampler.completion_length": 256}
-PLAIN = ("Config.task=@Addition()", "Config.stages=[@Online()]", "Online.objective=@GRPO()",
-         *(f"{name}={value}" for name, value in PLAIN_LENGTHS.items()))  # fmt: skip
-
-_log = logging.getLogger(__name__)
+from jrl.run.checks import check_model
+from jrl.run.kernels import Choice, choose_kernels
+from jrl.run.programs import Programs
 
 
 @dataclasses.dataclass(frozen=True)
-class Trained:
-    """A policy and its weights at one step."""
+class Policy:
+    """What is needed to run a policy: no optimizer, no verifiers."""
 
-    policy: Policy
-    step: int  # 0: a published model, as it came
-    params: PyTree
-    key: Array  # [] typed key, the run's root
-    heads: dict[str, Array] = dataclasses.field(default_factory=dict)  # of a role that has some, by name
-    attribute_weights: tuple[float, ...] | None = None  # of its reward head's outputs; None: their mean is the score
-
-
-def open_trained(
-    folder: str | Path,
-    bindings: Sequence[str] = (),
-    step: int | None = None,
-    config: str | Path | None = None,
-    announce: Callable[[int, int], None] | None = None,
-    *,
-    stage: str | None = None,
-    role: str = "policy",
-) -> Trained:
-    """Opens a model of a run, or of a published folder, on this machine's devices, whatever it was trained on.
-
-    Args:
-      bindings: NAME=VALUE over the run's configuration, or over that of a published folder. `MeshShape.*` lays the
-        policy out over devices; without it the configured mesh is used where it fits, else one device.
-      step: a saved step; None: the newest.
-      config: the configuration of a published folder, which has none: a .gin file; None: PLAIN.
-      announce: called with (bytes read, bytes in all) while a published folder is read.
-      stage: the name of a stage of the run: its newest saved step. None: of any stage.
-      role: which of the run's models.
-
-    Raises: ValueError where the folder holds no run or no such step, stage or role; ConfigError for a binding that does
-      not fit.
-    """
-    folder = Path(folder)
-    if is_published(folder):
-        if step is not None or stage is not None or role != "policy":
-            raise ValueError(f"{folder} is a published model, which has no steps, stages or roles; leave --step, "
-                             "--stage and --role out")  # fmt: skip
-        return open_published(folder, bindings, config, announce)
-    if config is not None:
-        raise ValueError(f"{folder} is a run, which has its own configuration; leave --config out, and override single "
-                         "fields with NAME=VALUE")  # fmt: skip
-    steps = saved_steps(folder)
-    if step is not None and step not in steps:
-        raise ValueError(f"{folder} has no checkpoint of step {step}; there are {', '.join(map(str, steps))}")
-    # The run's parts as they were, whatever became of the files they came from.
-    run_parts = saved_parts(folder / "parts")
-    try:
-        run_config, parts = load_config(str(folder / "config.gin"), [*bindings, "Config.parts=[]"], run_parts)
-    except ConfigError as error:
-        if not paths.exists(folder / "config.gin"):
-            raise ValueError(f"{folder} is not a run folder: it holds no config.gin") from error
-        raise
-    config = with_saved_model(on_this_machine(run_config, bindings), folder)
-    if stage is not None:
-        step = step_of_stage(folder, config, stage, step)
-    tokenizer = load_tokenizer(folder / "tokenizer", parts.tables["tokenizers"])
-    policy = open_policy(config, parts, tokenizer)
-    key = place_on_mesh(jax.random.key(config.run.seed), replicated(policy.mesh))
-    state = policy.programs.init.shape(programs.abstract(key, policy.mesh))
-    policy_state = state.models["policy"]
-    models = {"policy": {"params": policy_state.params, "frozen": policy_state.frozen}}
-    if role != "policy":
-        models = {
-            "policy": {"frozen": policy_state.frozen},
-            role: {"params": policy_state.params, "heads": role_heads(policy, role)},
-        }
-    at, tree, _ = restore_step(folder / "checkpoints", {"state": {"models": models}}, step, part=True)
-    if step is None and at != newest(folder):
-        _log.warning("step %d is damaged; using the weights of step %d", newest(folder), at)
-    saved = tree["state"]["models"]
-    params = merge_params(saved["policy"]["frozen"], saved[role]["params"])
-    return Trained(policy, at, params, key, saved[role].get("heads", {}), attribute_weights_of(config.stages, role))
+    config: Config
+    parts: Parts
+    mesh: Mesh
+    tokenizer: Any
+    cfg: Any  # a Decoder, but where the model is the user's own
+    model: Model
+    program_cache: ProgramCache
+    programs: Programs
+    chosen: tuple[Choice, ...] = ()  # what every 'auto' of the configuration became
+    sampler_mesh: Mesh | None = None  # of training's draws, on devices of their own; None: `mesh`
 
 
-def step_of_stage(folder: Path, config: Config, stage: str, step: int | None) -> int:
-    """Returns `step`, or the newest saved one of a stage where it is None. Raises ValueError where that has none."""
-    names = stage_names(config.stages)
-    if stage not in names:
-        raise ValueError(f"{folder} has no stage {stage!r}. Available: {', '.join(names)}")
-    i = names.index(stage)
-    inside = [saved for saved in saved_steps(folder) if stage_at(config, saved) == i]
-    if (step is not None and step not in inside) or not inside:
-        asked = stage if step is None else f"{stage} at step {step}"
-        raise ValueError(f"{folder} has no checkpoint of stage {asked}; its checkpoints are of steps "
-                         f"{', '.join(map(str, saved_steps(folder)))}")  # fmt: skip
-    return inside[-1] if step is None else step
-
-
-def role_heads(policy: Policy, role: str) -> PyTree:
-    """Returns the heads of a role that a stage trains, or of the moving average of one, as shapes. Raises ValueError
-    where no stage does."""
-    config, tables = policy.config, policy.parts.tables
-    needs = [row_of(tables, "algos", stage.objective).needs(stage.objective) for stage in config.stages]
-    trained = [trained_heads(*pair) for pair in zip(config.stages, needs)]
-    heads = {role: names for of_stage in trained for role, names in of_stage.items()}
-    for stage, of_stage in zip(config.stages, trained):
-        if stage.optimizer.average is not None:
-            heads[AVERAGE] = of_stage[stage.trains]
-    if role not in heads:
-        raise ValueError(f"the run has no role {role!r}. Available: {', '.join(sorted({'policy', *heads}))}")
-    names = heads[role]
-    of_rewards = [
-        need.score_outputs
-        for stage, need in zip(config.stages, needs)
-        if need.score and (stage.optimizer.average is not None if role == AVERAGE else stage.trains == role)
-    ]
-    outputs = {
-        VALUE: max((need.value_outputs for need in needs if need.values), default=1),
-        REWARD: of_rewards[-1] if of_rewards else 1,
-    }
-    key = jax.eval_shape(jax.random.key, 0)
-    fresh = lambda key: fresh_heads(names, key, policy.cfg.width, policy.cfg.param_dtype, outputs=outputs)
-    shapes = jax.eval_shape(fresh, key)
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(policy.mesh)), shapes)
-
-
-def is_published(folder: Path) -> bool:
-    """Whether a folder is a published model's: config.json, and no run's manifest."""
-    return paths.exists(folder / "config.json") and not paths.exists(folder / "manifest.json")
-
-
-def open_published(
-    folder: Path,
-    bindings: Sequence[str],
-    file: str | Path | None = None,
-    announce: Callable[[int, int], None] | None = None,
-) -> Trained:
-    """Opens the policy of a folder with config.json and safetensors.
+def open_policy(
+    config: Config,
+    parts: Parts,
+    tokenizer: Any,
+    announce: Any = lambda what: None,
+    programs_in: Callable[[ProgramCache], Any] = lambda cache: cache,
+) -> Policy:
+    """Returns mesh and programs; nothing is compiled yet. Raises ValueError where the mesh does not fit the devices.
 
     Args:
-      file: what is asked of it and how it is judged, a .gin file. None: PLAIN, and answers are drawn as
-        generation_config.json tells.
-
-    Raises: ValueError for a folder that is not as it says; ConfigError for a binding that does not fit.
+      programs_in: the program cache -> what makes programs in it, such as MemberPrograms.
     """
-    there = [name for name in VOCABULARIES if paths.exists(folder / name)]
-    published_bindings = [f"Published.path={str(folder)!r}", "Config.model=@Published()"]
-    if file is None:
-        published_bindings += [*plain_bindings(folder), *generation_defaults(folder)]
-    elif there:
-        published_bindings += [f"HuggingFace.path={str(folder)!r}", "Config.tokenizer=@HuggingFace()"]
-    bound = {name_of(binding) for binding in bindings}
-    published_bindings = [*(binding for binding in published_bindings if name_of(binding) not in bound), *bindings]
-    if file is None:
-        config, parts = gin.load(None, published_bindings, Config, config_classes(TABLES)), load_parts(())
+    sampler_mesh = None
+    if config.sampler_mesh is None:
+        mesh = make_mesh(config.mesh)
     else:
-        config, parts = load_config(str(file), published_bindings)
-    # A recipe may train adapters; the folder holds none beside its weights.
-    config = dataclasses.replace(on_this_machine(config, bindings), adapter=None)
-    cfg = decoder_of(config.model)[1]
-    if not there and paths.exists(folder / OWN_TOKENIZER):
-        tokenizer = load_tokenizer(folder / OWN_TOKENIZER, parts.tables["tokenizers"])
-    elif not there:
-        tokenizer = without_tokenizer(folder, cfg)
-    else:
-        chosen = config.tokenizer if isinstance(config.tokenizer, HuggingFace) else HuggingFace(path=str(folder))
-        tokenizer = build_tokenizer(chosen, ())
-    policy = open_policy(config, parts, tokenizer)
-    key = place_on_mesh(jax.random.key(config.run.seed), replicated(policy.mesh))
-    return Trained(policy, 0, load(config.model, policy.mesh, announce), key)
-
-
-def plain_bindings(folder: Path) -> list[str]:
-    """Returns PLAIN, with shorter lengths in the same proportion where the model has learned fewer positions."""
-    longest = decoder_of(Published(path=str(folder)))[1].learned_positions
-    if longest is None or longest >= sum(PLAIN_LENGTHS.values()):
-        return list(PLAIN)
-    prompt = max(1, longest * PLAIN_LENGTHS["Data.prompt_length"] // sum(PLAIN_LENGTHS.values()))
-    fitting = zip(PLAIN_LENGTHS, (prompt, longest - prompt))
-    return [*(b for b in PLAIN if name_of(b) not in PLAIN_LENGTHS), *(f"{name}={value}" for name, value in fitting)]
-
-
-def name_of(binding: str) -> str:
-    """Returns what NAME=VALUE binds."""
-    return binding.split("=")[0].strip()
-
-
-def on_this_machine(config: Config, bindings: Sequence[str]) -> Config:
-    """Returns `config` with a mesh and attention kernels that this host has, where the bindings ask for none."""
-    bound = [name_of(binding) for binding in bindings]
-    config = dataclasses.replace(config, sampler_mesh=None)  # which only training uses
-    if not any(name.startswith("MeshShape.") for name in bound):
-        config = dataclasses.replace(config, mesh=mesh_that_fits(config.mesh, jax.devices()))
-    platform = jax.devices()[0].platform
-    for place, asked in (("model", config.model), ("sampler", config.sampler)):
-        kernel, name = getattr(asked, "attention", "reference"), f"{type(asked).__name__}.attention"
-        if PLATFORMS.get(kernel, platform) != platform and not any(other.endswith(name) for other in bound):
-            warning = "%s=%r is not on this %s: using the reference, whose rounding differs"
-            _log.warning(warning, name, kernel, platform.upper())
-            config = dataclasses.replace(config, **{place: dataclasses.replace(asked, attention="reference")})
-    return config
-
-
-def generation_defaults(folder: Path) -> list[str]:
-    """Returns the sampling settings of generation_config.json as bindings; [] where it has none.
-
-    Raises: ValueError for a value that cannot be drawn with.
-    """
-    generation = generation_config(folder)
-    limits = {"temperature": (float, 0.0, math.inf), "top_k": (int, 0, math.inf), "top_p": (float, 0.0, 1.0),
-              "min_p": (float, 0.0, 1.0)}  # fmt: skip
-    for name, (kind, low, high) in limits.items():
-        value = generation.get(name)
-        is_number = type(value) is int or (kind is float and type(value) is float)
-        if value is not None and not (is_number and low <= value <= high):
-            raise ValueError(f"{folder / GENERATION}: {name} is {value!r}; it must be a number from {low} to {high}")
-    if generation.get("do_sample") is False or generation.get("temperature") == 0:
-        return ["Sampler.temperature=None"]
-    # 0 candidates and a share of 1 switch a rule off there.
-    off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-    limits_set = {
-        name: generation[name]
-        for name in limits
-        if generation.get(name) is not None and generation[name] != off.get(name)
-    }
-    return [f"Sampler.{name}={value!r}" for name, value in limits_set.items()]
-
-
-def unsupported_generation_options(folder: Path) -> list[str]:
-    """Returns what generation_config.json tells of drawing that this version does not have, as NAME = VALUE."""
-    generation = generation_config(folder)
-    plain = {"repetition_penalty": 1.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "num_beams": 1,
-             "no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0, "suppress_tokens": None,
-             "begin_suppress_tokens": None, "bad_words_ids": None, "forced_bos_token_id": None,
-             "forced_eos_token_id": None, "penalty_alpha": None, "top_h": None}  # fmt: skip
-    return [
-        f"{name} = {generation[name]!r:.60}"
-        for name, off in plain.items()
-        if generation.get(name) not in (None, off, [])
-    ]
-
-
-def generation_config(folder: Path) -> dict[str, Any]:
-    """Returns generation_config.json; {} where there is none. Raises ValueError for one that is no JSON object."""
-    return paths.read_object(folder / GENERATION, within=folder) if paths.exists(folder / GENERATION) else {}
-
-
-@dataclasses.dataclass(frozen=True)
-class NoTokenizer:
-    """Stands where a published folder brings no tokenizer: such a model reads and says token ids only."""
-
-    folder: Path
-    vocab_size: int
-    pad_id: int
-    end_ids: tuple[int, ...]
-
-    @property
-    def filled(self) -> int:
-        return self.vocab_size
-
-    def encode(self, text: str) -> list[int]:
-        raise ValueError(f"{self.folder} holds no tokenizer ({' or '.join(VOCABULARIES)}); give token ids")
-
-    def encode_prompt(self, messages: Iterable[Message]) -> list[int]:
-        return self.encode("")
-
-    def token_bytes(self) -> list[bytes]:
-        raise ValueError(f"{self.folder} has no tokenizer, so ids cannot be decoded")
-
-    start_ids = ()
-
-
-def without_tokenizer(folder: Path, cfg: Decoder) -> NoTokenizer:
-    """Returns what is known without a tokenizer: which ids end an answer, by generation_config.json or config.json."""
-    settings = {k: v for k, v in [*read_config(folder).items(), *generation_config(folder).items()] if v is not None}
-    ends = settings.get("eos_token_id", [])
-    ends = ends if isinstance(ends, list) else [ends]
-    for i in ends:
-        if type(i) is not int or not 0 <= i < cfg.vocab_size:
-            raise ValueError(f"{folder} names the eos_token_id {i!r}; the model's ids are 0 to {cfg.vocab_size - 1}")
-    return NoTokenizer(folder, cfg.vocab_size, 0, tuple(ends))
-
-
-def mesh_that_fits(shape: MeshShape, devices: Sequence[Any]) -> MeshShape:
-    """Returns `shape` where there are enough devices for it, on one slice where they are of fewer; else one device."""
-    for fits in (shape, dataclasses.replace(shape, slices=1)):
-        try:
-            devices_by_slice(devices, math.prod(fits.sizes(len(devices))), fits.slices)
-        except ValueError:
-            continue
-        return fits
-    _log.warning("the run's mesh does not fit %d devices; using one", len(devices))
-    return MeshShape()
+        mesh, sampler_mesh = split_meshes(config.mesh, config.sampler_mesh)
+    jax.set_mesh(mesh)
+    if "float64" in (config.model.dtype, config.model.param_dtype) and not jax.config.jax_enable_x64:
+        raise ValueError(f"{type(config.model).__name__}.dtype='float64' needs JAX_ENABLE_X64=1 in the environment")
+    # Accelerators multiply float32 in fewer bits by default; sampler and learner would differ by more than rounding.
+    jax.config.update("jax_default_matmul_precision", "highest")
+    platform = mesh.devices.flat[0].platform
+    cache = ProgramCache(announce, platform if platform != "tpu" else mesh.devices.flat[0].device_kind)
+    cfg = programs.model_config(config, tokenizer)
+    model = programs.model_of(config, parts.tables)
+    made_in = programs_in(cache)
+    # The programs of a population are vmapped, which kernels are not.
+    sampled_over = None if sampler_mesh is None else sampler_mesh.shape["tensor"]
+    kernels_for = platform if made_in is cache else "cpu"
+    config, chosen = choose_kernels(config, cfg, kernels_for, mesh.shape["tensor"], sampled_over)
+    cfg = programs.model_config(config, tokenizer)
+    check_kernel("Sampler.attention", config.sampler.attention, platform)
+    if isinstance(cfg, Decoder):
+        check_attention(cfg, platform)
+    frozen, trained = split_params(model.spec(cfg))
+    check_model(config, cfg, trained if frozen is None else frozen, mesh, sampler_mesh)
+    built = programs.build(config, parts.tables, model, tokenizer, mesh, made_in, sampler_mesh)
+    return Policy(config, parts, mesh, tokenizer, cfg, model, cache, built, tuple(chosen), sampler_mesh)

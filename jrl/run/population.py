@@ -47,8 +47,9 @@ from jrl.rollout.scoring import ScoringStopped, WorkersLost
 from jrl.run import offline, online, records
 from jrl.run.batches import plan_shardings
 from jrl.run.checkpoints.run_state import DamagedStep, NoIntactStep, RunState, open_run_state
+from jrl.run.folder import RunFolder
 from jrl.run.identity import PUBLISHED
-from jrl.run.job import Job, open_job
+from jrl.run.job import Job, Member, open_job
 from jrl.run.member_programs import MemberPrograms
 from jrl.run.offline import OfflineStage
 from jrl.run.online import OnlineStage
@@ -133,7 +134,7 @@ def open_population(
         for name, config in configs.items():
             beside = next(iter(jobs.values()), None)
             opened = open_job(
-                config, parts, folder / name, stop, show=show(name), programs_in=programs_in, beside=beside
+                config, parts, RunFolder(folder / name), stop, show=show(name), member=Member(programs_in, beside)
             )
             jobs[name] = stack.enter_context(opened)
             jobs[name].run_clock = None  # one thread does the steps of all members

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrl.algos.contract import Needs, Objective
 from jrl.device.program_cache import Program, ProgramCache
-from jrl.device.sharding import SEQUENCE, TRAIN, batch_shards, row_sharding, row_shards, spec
+from jrl.device.sharding import SEQUENCE, batch_shards, row_sharding, row_shards
 from jrl.experiment import (
     Config,
     Online,
@@ -23,26 +22,22 @@ from jrl.experiment import (
     Tables,
     attribute_weights_of,
     completion_length,
-    is_reserved,
     optimizers,
     row_of,
     stage_names,
 )
 from jrl.learning import credit, layout, learner, pack
-from jrl.learning.average import AVERAGE
-from jrl.learning.critic import CRITIC, begin_critic, of_critic, of_policy
+from jrl.learning.critic import CRITIC, of_critic, of_policy
 from jrl.learning.learner import Weights
-from jrl.learning.optimizer import begin
 from jrl.learning.optimizer import check as check_optimizer
 from jrl.learning.optimizers.contract import describe
 from jrl.learning.pack import PackingPlan, Shape
-from jrl.learning.previous import previous_roles
 from jrl.learning.step import StagePrograms
 from jrl.learning.vocab_parallel import output_head
 from jrl.models import decoder
 from jrl.models.adapters.lora import adapted
-from jrl.models.contract import Model, split_params, unrolled
-from jrl.models.heads import VALUE, fresh_heads
+from jrl.models.contract import Model, unrolled
+from jrl.models.heads import VALUE
 from jrl.models.pretrained.published import Published, decoder_of
 from jrl.models.shape import Decoder, for_length
 from jrl.rollout import sampler, segments
@@ -52,9 +47,9 @@ from jrl.rollout.strategies.contract import Drawing
 from jrl.rollout.strategies.partial import Partial
 from jrl.run.sampler_devices import ProgramApart, copies_for
 from jrl.run.teacher import abstract_teacher, teacher_shape, with_teacher
+from jrl.run.train_state import begin_stage, copy_leaves, initial_state, state_from
 from jrl.types import Array, ModelState, PyTree, Rollout, TrainState
 
-INIT_NAME = 0x6A726C  # folded into the run's key for the weights
 STATE_AS_IT_IS = Objective._field_defaults["next_state"]
 
 
@@ -142,88 +137,6 @@ def packed_shape(stage: Stage, config: Config, tables: Tables, mesh: Mesh) -> Sh
     if stage.learner.prefix_sharing == "cross_row" and (learner.row_length or longest) < longest:
         learner = dataclasses.replace(learner, row_length=None)  # that of continuations; stored rows are not cut
     return layout.packed_shape(learner, stage.batch_size * unit, width, shards, shares=shares, unit=unit)
-
-
-def initial_state(key: Array, *, cfg: Any, model: Model) -> TrainState:
-    """Returns the state before the first stage, parameters sharded for training. `key` is the run's root."""
-    frozen, params = split_params(model.init(jax.random.fold_in(key, INIT_NAME), cfg, lambda names: spec(names, TRAIN)))
-    zero = jnp.zeros((), jnp.int32)
-    policy = ModelState(params=params, frozen=frozen, heads={}, opt_state=None, version=zero)
-    return TrainState(step=zero, models={"policy": policy}, objective=(), key=key, skipped=zero)
-
-
-def state_from(weights: PyTree, key: Array, *, cfg: Any, model: Model) -> TrainState:
-    """Returns `initial_state` with `weights` in the place of those drawn, which the compiler leaves out: of the policy,
-    or frozen under adapters. Adapters, which no folder holds, are drawn."""
-    state = initial_state(key, cfg=cfg, model=model)
-    policy = state.models["policy"]
-    policy = policy.replace(params=weights) if policy.frozen is None else policy.replace(frozen=weights)
-    return state.replace(models={"policy": policy})
-
-
-def begin_stage(
-    state: TrainState,
-    *,
-    trains: str,
-    optimizer: Any,
-    objective: Objective,
-    config: Any,
-    model: Model,
-    cfg: Any,
-    num_previous: int,
-    critic: str | None = None,
-    critic_optimizer: Any = None,
-) -> TrainState:
-    """Returns the state that a stage begins with: a fresh optimizer for the role that it trains, copies of the policy
-    for the roles that it needs, the objective's first state. Roles that earlier stages trained stay, without theirs.
-
-    Args:
-      trains: the role that learns. optimizer: its configuration. config: the objective's. cfg: the model's.
-      num_previous: versions of it before the newest that are held.
-      critic: the role that a critic of its own begins as a copy of; None: there is none.
-      critic_optimizer: that critic's.
-    """
-    needs = objective.needs(config)
-    models = {role: model.replace(opt_state=None) for role, model in state.models.items() if not is_reserved(role)}
-    own = models[trains] if trains in models else copy_of(models["policy"])
-    if critic is not None:
-        needs = needs._replace(values=False)
-        source = models[critic]
-        zeros = lambda: drawn_heads([VALUE], CRITIC, state.key, cfg, needs.head_outputs)[VALUE]
-        models[CRITIC] = begin_critic(source, source.shares or critic, zeros, needs.value_outputs)
-    fits = lambda head: head in own.heads and own.heads[head].shape[-1] == needs.head_outputs[head]
-    missing = [head for head in needs.heads if not fits(head)]
-    if missing:
-        own = own.replace(heads={**own.heads, **drawn_heads(missing, trains, state.key, cfg, needs.head_outputs)})
-    leaves_of = lambda model_state: Weights(*describe(model.spec(cfg), model_state.heads))
-    opt_state = begin(optimizer, Weights(own.params, own.heads), leaves_of(own))
-    own = own.replace(opt_state=opt_state, version=jnp.zeros_like(own.version))
-    if needs.reference:
-        models["reference"] = copy_of(own, own.shares or trains)
-    for role in previous_roles(num_previous):
-        models[role] = copy_of(own)
-    if optimizer.average is not None:
-        models[AVERAGE] = copy_of(own, own.shares or trains).replace(heads=copy_leaves(own.heads))
-    models[trains] = own
-    if critic is not None:
-        begun = models[CRITIC]
-        opt_state = begin(critic_optimizer, Weights(begun.params, begun.heads), leaves_of(begun))
-        models[CRITIC] = begun.replace(opt_state=opt_state)
-    return state.replace(models=models, objective=objective.init_state(config))
-
-
-def drawn_heads(names: Sequence[str], role: str, key: Array, cfg: Any, outputs: Mapping[str, int]) -> dict[str, Array]:
-    """Returns new heads of a role by name. Their draws are named after it; `key` is the run's root."""
-    named = jax.random.fold_in(jax.random.fold_in(key, INIT_NAME), zlib.crc32(role.encode()))
-    return fresh_heads(names, named, cfg.width, cfg.param_dtype, lambda names: spec(names, TRAIN), outputs)
-
-
-def copy_of(model: ModelState, role: str = "policy") -> ModelState:
-    """Returns a model with a copy of the trained parameters of `model`, over the same frozen weights: those of `role`,
-    where it has some. It has no heads and no optimizer."""
-    shares = None if model.frozen is None and model.shares is None else role
-    params = jax.tree.map(jnp.copy, model.params)
-    return ModelState(params, None, {}, None, jnp.zeros_like(model.version), shares=shares)
 
 
 def build(
@@ -345,6 +258,9 @@ def newest_only(strategy: Any) -> bool:
     return isinstance(strategy, Partial) and strategy.newest_only
 
 
+DONATES_STATE = ("begin", "update", "update_critic", "close", "close_warmup")  # fields of StagePrograms
+
+
 def build_stage(
     stage: Stage,
     name: str,
@@ -358,123 +274,149 @@ def build_stage(
 ) -> StagePrograms:
     """Returns the programs of one stage, each named after it in the cache."""
     objective = row_of(tables, "algos", stage.objective)
-    needs, online = objective.needs(stage.objective), isinstance(stage, Online)
     learned = model if stage.learner.layers == "scanned" else unrolled(model)
     if stage.learner.logprobs == "vocab_parallel":
         learned = learned._replace(output_head=output_head)
+    if isinstance(stage, Online):
+        given = sampled_rows(stage, config, objective, model, learned, cfg, tokenizer, mesh)
+    else:
+        given = stored_rows(stage, config, objective)
+    functions = {
+        **given,
+        **state_functions(stage, config, objective, model, cfg),
+        **forward_passes(stage, config, objective, learned, cfg),
+        **updates(stage, config, objective, learned, cfg),
+        "before": functools.partial(version_before, lag=stage.lag if isinstance(stage, Online) else 0),
+        "mean": learner.step_metrics,
+        "copy": copy_leaves,
+    }
+
+    def program(what: str) -> Program | None:
+        if what not in functions:
+            return None
+        options = dict(donate_argnums=0) if what in DONATES_STATE else {}
+        return cache.program(f"{name}.{what}", functions[what], **options)
+
+    return StagePrograms(**{what: program(what) for what in StagePrograms._fields})
+
+
+Functions = dict[str, Callable[..., Any]]  # by the field of StagePrograms; one that a stage does not need is left out
+
+
+def sampled_rows(
+    stage: Online,
+    config: Config,
+    objective: Objective,
+    model: Model,
+    learned: Model,
+    cfg: Any,
+    tokenizer: Any,
+    mesh: Mesh,
+) -> Functions:
+    """Returns what draws a stage's completions, scores them by roles, packs them and turns scores into credit.
+
+    Args:
+      learned: the model as the learner runs it.
+    """
+    needs, drawn_by = objective.needs(stage.objective), (stage, config, model, cfg, tokenizer)
+    judged = dict(objective=objective, max_completion=completion_length(stage, config))
+    of_groups = dict(num_groups=padded_prompts(stage, mesh), **judged)
+    functions: Functions = {
+        "sample": stage_sampling(*drawn_by, needs),
+        "pack": pack.pack_rollout,
+        "credit": functools.partial(credit.credit, newest_only=newest_only(stage.strategy), **of_groups),
+        "finish": functools.partial(credit.finish_sampled, **judged),
+    }
+    if isinstance(stage.strategy, Partial):
+        functions["next_segment"] = segment_sampling(*drawn_by, needs)
+    if stage.rewards:
+        functions["scores"] = functools.partial(
+            learner.sequence_scores, model=learned, cfg=cfg, attribute_weights=stage.attribute_weights
+        )
+    if stage.ensemble is not None:
+        functions["combine"] = functools.partial(combined_scores, ensemble=stage.ensemble)
+    if stage.corrector is not None:
+        functions["correct"] = correcting(*drawn_by)
+    if refills(stage, objective):
+        functions["keep"] = functools.partial(credit.kept_rows, **of_groups)
+    return functions
+
+
+def stored_rows(stage: Stage, config: Config, objective: Objective) -> Functions:
+    """Returns what packs the stored rows of a stage and labels them."""
+    judged = dict(objective=objective, max_completion=completion_length(stage, config))
+    return {"pack": pack.pack_tokens, "finish": functools.partial(credit.finish_stored, **judged)}
+
+
+def refills(stage: Stage, objective: Objective) -> bool:
+    """Whether further prompts take the place of those that teach nothing."""
+    return isinstance(stage, Online) and objective.refill(stage.objective) is not None
+
+
+def state_functions(stage: Stage, config: Config, objective: Objective, model: Model, cfg: Any) -> Functions:
+    """Returns what begins a stage and what closes its steps. Raises ValueError for an optimizer that does not fit."""
+    needs, trained = objective.needs(stage.objective), optimizers(stage)
+    num_previous = stage.lag if refills(stage, objective) else 0
+    starts = dict(trains=stage.trains, optimizer=stage.optimizer, objective=objective, config=stage.objective)
+    check_optimizer(stage.optimizer, Weights(*describe(model.spec(cfg), needs.heads)))
+    if CRITIC in trained:
+        starts |= dict(critic=stage.critic, critic_optimizer=trained[CRITIC])
+        check_optimizer(trained[CRITIC], Weights(*describe(model.spec(cfg), [VALUE])))
+    closes = dict(roles=tuple(trained))
+    if isinstance(stage, Online):
+        closes |= dict(reset_reference_every=stage.reset_reference_every)
+    functions: Functions = {
+        "begin": functools.partial(begin_stage, **starts, model=model, cfg=cfg, num_previous=num_previous),
+        "close": functools.partial(learner.close_step, objective=objective, **closes),
+    }
+    if CRITIC in trained and stage.critic_warmup:
+        # The policy has not learned, and what its metrics would change stays.
+        unchanged = objective._replace(next_state=STATE_AS_IT_IS)
+        functions["close_warmup"] = functools.partial(learner.close_step, objective=unchanged, **closes)
+    return functions
+
+
+def forward_passes(stage: Stage, config: Config, objective: Objective, learned: Model, cfg: Any) -> Functions:
+    """Returns what the weights before a step say of its rows, and what frozen roles say of them."""
+    needs, has_critic = objective.needs(stage.objective), CRITIC in optimizers(stage)
     static = dict(model=learned, cfg=cfg, chunk=stage.learner.chunk)
-    kind = teacher_kind(config) if needs.has_teacher else None
-    of_teacher = {} if kind is None else dict(zip(("model", "cfg"), kind))
-    longest = completion_length(stage, config)
-    judged = dict(objective=objective, max_completion=longest)
-    trained, updated = optimizers(stage), objective
-    has_critic = CRITIC in trained
-    if has_critic:
-        updated = of_policy(objective)
     # The only update of its batch needs no old log-probs; a value head's old values are needed always.
     fields = ("old_values",) * (needs.values and not has_critic)
     if needs.logprobs and (stage.learner.updates_per_batch > 1 or needs.credit_logprobs):
         fields += ("old_logprobs",)
     fields += ("old_entropy",) * needs.credit_entropy + ("old_sum_squared",) * needs.credit_sum_squared
-    refills = online and objective.refill(stage.objective) is not None
-    starts = dict(trains=stage.trains, optimizer=stage.optimizer, objective=objective, config=stage.objective)
-    check_optimizer(stage.optimizer, Weights(*describe(model.spec(cfg), needs.heads)))
-    if has_critic:
-        starts |= dict(critic=stage.critic, critic_optimizer=trained[CRITIC])
-        check_optimizer(trained[CRITIC], Weights(*describe(model.spec(cfg), [VALUE])))
-    closes = dict(roles=tuple(trained), objective=objective)
-    if online:
-        closes |= dict(reset_reference_every=stage.reset_reference_every)
-
-    def program(what: str, fn: Callable, **options: Any) -> Program:
-        return cache.program(f"{name}.{what}", fn, **options)
-
-    def judging(what: str, fn: Callable, **more: Any) -> Program:
-        return program(what, functools.partial(fn, num_groups=padded_prompts(stage, mesh), **judged, **more))
-
-    return StagePrograms(
-        begin=program(
-            "begin",
-            functools.partial(begin_stage, **starts, model=model, cfg=cfg, num_previous=stage.lag if refills else 0),
-            donate_argnums=0,
-        ),
-        sample=program("sample", stage_sampling(stage, config, model, cfg, tokenizer, needs)) if online else None,
-        next_segment=program("next_segment", segment_sampling(stage, config, model, cfg, tokenizer, needs))
-        if online and isinstance(stage.strategy, Partial)
-        else None,
-        pack=program("pack", pack.pack_rollout if online else pack.pack_tokens),
-        recompute=program(
-            "recompute", functools.partial(learner.recompute, fields=fields, value_bins=needs.value_bins, **static)
-        )
-        if fields
-        else None,
-        reference=program("reference", functools.partial(learner.logprobs, **static)) if needs.reference else None,
-        teacher=program("teacher", functools.partial(learner.logprobs, **{**static, **of_teacher}))
-        if needs.teacher
-        else None,
-        row_values=program(
-            "row_values",
-            functools.partial(
-                learner.mean_scores,
-                attribute_weights={role: attribute_weights_of(config.stages, role) for role in needs.scored_by},
-                model=learned,
-                cfg=cfg,
-            ),
-        )
-        if needs.scored_by
-        else None,
-        critic_values=program(
-            "critic_values",
-            functools.partial(learner.recompute, fields=("old_values",), value_bins=needs.value_bins, **static),
-        )
-        if has_critic
-        else None,
-        scores=program(
-            "scores",
-            functools.partial(
-                learner.sequence_scores, model=learned, cfg=cfg, attribute_weights=stage.attribute_weights
-            ),
-        )
-        if online and stage.rewards
-        else None,
-        combine=program("combine", functools.partial(combined_scores, ensemble=stage.ensemble))
-        if online and stage.ensemble is not None
-        else None,
-        correct=program("correct", correcting(stage, config, model, cfg, tokenizer))
-        if online and stage.corrector is not None
-        else None,
-        credit=judging("credit", credit.credit, newest_only=newest_only(stage.strategy)) if online else None,
-        finish=program(
-            "finish", functools.partial(credit.finish_sampled if online else credit.finish_stored, **judged)
-        ),
-        update=program(
-            "update",
-            functools.partial(learner.update, role=stage.trains, objective=updated, teacher_kind=kind, **static),
-            donate_argnums=0,
-        ),
-        update_critic=program(
-            "update_critic",
-            functools.partial(learner.update, role=CRITIC, objective=of_critic(objective), **static),
-            donate_argnums=0,
-        )
-        if has_critic
-        else None,
-        close=program("close", functools.partial(learner.close_step, **closes), donate_argnums=0),
-        # The policy has not learned, and what its metrics would change stays.
-        close_warmup=program(
-            "close_warmup",
-            functools.partial(
-                learner.close_step, **{**closes, "objective": objective._replace(next_state=STATE_AS_IT_IS)}
-            ),
-            donate_argnums=0,
-        )
-        if has_critic and stage.critic_warmup
-        else None,
-        keep=judging("keep", credit.kept_rows) if refills else None,
-        before=program("before", functools.partial(version_before, lag=stage.lag if online else 0)),
-        mean=program("mean", learner.step_metrics),
-        copy=program("copy", copy_leaves),
+    recomputed = lambda *fields: functools.partial(
+        learner.recompute, fields=fields, value_bins=needs.value_bins, **static
     )
+    functions: Functions = {}
+    if fields:
+        functions["recompute"] = recomputed(*fields)
+    if has_critic:
+        functions["critic_values"] = recomputed("old_values")
+    if needs.reference:
+        functions["reference"] = functools.partial(learner.logprobs, **static)
+    if needs.teacher:
+        kind = dict(zip(("model", "cfg"), teacher_kind(config) or ()) if needs.has_teacher else ())
+        functions["teacher"] = functools.partial(learner.logprobs, **{**static, **kind})
+    if needs.scored_by:
+        weights = {role: attribute_weights_of(config.stages, role) for role in needs.scored_by}
+        functions["row_values"] = functools.partial(
+            learner.mean_scores, attribute_weights=weights, model=learned, cfg=cfg
+        )
+    return functions
+
+
+def updates(stage: Stage, config: Config, objective: Objective, learned: Model, cfg: Any) -> Functions:
+    """Returns the updates of the role that a stage trains and of its critic."""
+    static = dict(model=learned, cfg=cfg, chunk=stage.learner.chunk)
+    kind = teacher_kind(config) if objective.needs(stage.objective).has_teacher else None
+    own = dict(role=stage.trains, teacher_kind=kind, **static)
+    if CRITIC not in optimizers(stage):
+        return {"update": functools.partial(learner.update, objective=objective, **own)}
+    return {
+        "update": functools.partial(learner.update, objective=of_policy(objective), **own),
+        "update_critic": functools.partial(learner.update, role=CRITIC, objective=of_critic(objective), **static),
+    }
 
 
 def combined_scores(scores: Sequence[Array], *, ensemble: Ensemble) -> Array:
@@ -485,11 +427,6 @@ def combined_scores(scores: Sequence[Array], *, ensemble: Ensemble) -> Array:
 def version_before(version: Array, *, lag: int) -> Array:
     """Returns max(version - lag, 0)."""
     return jnp.maximum(version - lag, 0)
-
-
-def copy_leaves(tree: PyTree) -> PyTree:
-    """Returns a copy of every leaf."""
-    return jax.tree.map(jnp.copy, tree)
 
 
 def abstract(x: PyTree, mesh: Mesh) -> PyTree:

@@ -27,12 +27,13 @@ from jrl.rollout.scoring import HostScores
 from jrl.run.batches import plan_shardings
 from jrl.run.checkpoints.run_state import restore_step
 from jrl.run.identity import with_saved_model
-from jrl.run.job import Policy, open_policy, stage_arrays
 from jrl.run.online import sampled_plans
+from jrl.run.policy import Policy, open_policy
 from jrl.run.precompile import stage_at, starts
 from jrl.run.programs import abstract, packed_shape
 from jrl.run.report.rollouts import Snapshot, snapshot
 from jrl.run.run_hash import saved_steps
+from jrl.run.stages import stage_arrays
 from jrl.tasks.tokenizers import load as load_tokenizer
 from jrl.types import Rollout, Scores, TrainState
 

@@ -16,8 +16,8 @@ from jrl import paths
 from jrl.rollout import sampler
 from jrl.rollout.prompts import INTERACTIVE_STREAM, place_prompts
 from jrl.rollout.sampler import BehaviorPolicy, Sampler, StopRules, stop_table_on_device
-from jrl.run.policy import Trained
 from jrl.run.report.text import printable
+from jrl.run.trained import Trained
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.example import Example, Message, visit_uid
 from jrl.tasks.tokenizers.incremental import Decoder

@@ -18,13 +18,13 @@ from jrl.resolve import load_config
 from jrl.rollout.scoring import Scoring, open_scoring
 from jrl.run.checkpoints.lock import holder_of
 from jrl.run.checkpoints.run_state import DamagedStep, list_steps, verify_step
+from jrl.run.data import data_fingerprint, stored_sources
 from jrl.run.identity import free_places, identify
-from jrl.run.job import data_fingerprint, stored_sources
-from jrl.run.policy import is_published
 from jrl.run.precompile import stage_at
 from jrl.run.report.goodput import read_goodput
 from jrl.run.report.manifest import compare, read_manifest
 from jrl.run.report.metrics import read_metrics
+from jrl.run.trained import is_published
 from jrl.tasks.envs.mixture import open_source
 from jrl.tasks.example import Example, Message
 from jrl.tasks.judges import preflight

@@ -13,8 +13,8 @@ from jrl import __version__
 from jrl.ops.win_rates import win_rate
 from jrl.rollout.evaluate import measure
 from jrl.rollout.scoring import Scorer, open_scoring
-from jrl.run.job import open_evaluator
-from jrl.run.policy import Trained
+from jrl.run.stages import open_evaluator
+from jrl.run.trained import Trained
 from jrl.tasks.data.held_out import held_out
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.envs import open_source

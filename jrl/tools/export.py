@@ -22,7 +22,7 @@ from jrl.models.pretrained import peft
 from jrl.models.pretrained.adapters import modules_of, transposed
 from jrl.models.pretrained.published import Published, companions_of, decoder_of, export, plans, read_config
 from jrl.models.shape import Decoder
-from jrl.run.policy import OWN_TOKENIZER, NoTokenizer, Trained, is_published, open_trained
+from jrl.run.trained import OWN_TOKENIZER, NoTokenizer, Trained, is_published, open_trained
 from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.tokenizers.contract import SAVED_AS
 from jrl.tasks.tokenizers.published import PublishedTokenizer

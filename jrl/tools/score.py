@@ -31,7 +31,7 @@ from jrl.models.heads import REWARD
 from jrl.models.pretrained.published import Published, classifier_of, read_config
 from jrl.models.shape import Decoder, check_length, for_length
 from jrl.rollout.rewards import RewardModel, classify, open_classifier
-from jrl.run.policy import Trained, is_published, without_tokenizer
+from jrl.run.trained import Trained, is_published, without_tokenizer
 from jrl.tasks.example import Message
 from jrl.tasks.tokenizers.published import VOCABULARIES, HuggingFace, build
 from jrl.types import Array, PyTree

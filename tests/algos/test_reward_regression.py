@@ -19,7 +19,7 @@ from jrl.config import ConfigError
 from jrl.experiment import attribute_weights_of
 from jrl.models.heads import REWARD, fresh_heads
 from jrl.ops.reward_regression import attribute_error, rollout_label, step_cross_entropy, through_first_wrong
-from jrl.run.policy import role_heads
+from jrl.run.trained import role_heads
 
 NAN = jnp.nan
 

@@ -20,6 +20,7 @@ from jrl.algos.step_awr import StepAWR
 from jrl.config import ConfigError
 from jrl.learning.learner import Reading, micro_batch, sequence_terms
 from jrl.ops import offline_advantage
+from jrl.run.folder import RunFolder
 from jrl.run.job import open_job
 from jrl.types import PackedBatch, Recomputed, SequenceTargets, TrainBatch
 
@@ -184,7 +185,7 @@ def test_a_run_on_data_whose_numbers_are_in_the_wrong_order_does_not_begin(tmp_p
     config, parts = jrl.load_config("configs/algos/r_gold.gin", bindings)
     with pytest.raises(ValueError, match=r"RGOLD: none of the 4 stored rows earned more than was expected.*"
                                          r"those of the first row are \[0\.0, 1\.0\]"):  # fmt: skip
-        with open_job(config, parts, tmp_path / "run", threading.Event()):
+        with open_job(config, parts, RunFolder(tmp_path / "run"), threading.Event()):
             pass
 
 

@@ -17,6 +17,7 @@ from jrl.device.placement import rows_on_mesh
 from jrl.rollout.collect import Collected
 from jrl.rollout.scoring import HostScores
 from jrl.tasks.data.prompts import Visit
+from jrl.tasks.data.stored import StoredRows
 from jrl.tasks.example import Example, Message
 from jrl.tasks.verdict import Status
 
@@ -99,6 +100,41 @@ def test_permuted_scores_stay_together_and_padding_stays_where_it_is(mesh):
         orders.add(tuple(order))
     assert len(orders) > 5
     assert given.host_scores.components["row"].tolist() == [0, 1, 2, 3, 4]
+
+
+def stored(label, unit, value):
+    """Rows of a prompt of two tokens, 10 + i, and a completion of one, 20 + i; weighed alike."""
+    count = len(label)
+    tokens = np.stack([np.full(count, 1), 10 + np.arange(count), 20 + np.arange(count)], axis=1).astype(np.int32)
+    return StoredRows(
+        tokens, np.full(count, 3, np.int32), np.broadcast_to(np.arange(3) == 2, (count, 3)), np.float32(label),
+        np.ones(count, np.float32), np.int32(unit), np.float32(value),
+    )  # fmt: skip
+
+
+def test_answers_of_a_comparison_change_labels_and_values_together():
+    rows, seen = stored([1, 0, 1, 0], [0, 0, 1, 1], [5, 4, 3, 2]), set()
+    for seed in range(20):
+        dealt = recipes.dealt(rows, np.random.default_rng(seed))
+        np.testing.assert_array_equal(dealt.tokens, rows.tokens)
+        both = list(zip(dealt.label.tolist(), dealt.value.tolist()))
+        assert set(both[:2]) == {(1, 5), (0, 4)} and set(both[2:]) == {(1, 3), (0, 2)}
+        seen.add(tuple(both))
+    assert len(seen) == 4
+
+
+def test_rated_answers_are_dealt_the_ratings_of_others_and_demonstrations_their_completions():
+    ratings = np.arange(6).reshape(3, 2)
+    rated, shown = stored([1, 1, 1], [0, 1, 2], ratings), stored([1, 1, 1], [0, 1, 2], [0, 0, 0])
+    draws = np.random.default_rng(0)
+    found = [recipes.dealt(rated, draws) for _ in range(20)]
+    assert {tuple(row) for rows in found for row in rows.value.tolist()} == set(map(tuple, ratings.tolist()))
+    assert len({rows.value.tobytes() for rows in found}) > 3
+    assert all(rows.tokens.tolist() == rated.tokens.tolist() for rows in found)
+    found = [recipes.dealt(shown, draws) for _ in range(20)]
+    assert all(rows.tokens[:, :2].tolist() == shown.tokens[:, :2].tolist() for rows in found)
+    assert {tuple(sorted(rows.tokens[:, 2].tolist())) for rows in found} == {(20, 21, 22)}
+    assert len({rows.tokens.tobytes() for rows in found}) > 3
 
 
 def test_what_was_measured_is_of_recipes_that_are_there():

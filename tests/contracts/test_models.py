@@ -27,7 +27,7 @@ from jrl.rollout import sampler
 from jrl.rollout.sampler import Sampler
 from jrl.run import run_hash
 from jrl.run.checks import check_cache, check_prefix_sharing
-from jrl.run.policy import open_trained
+from jrl.run.trained import open_trained
 from jrl.tools.check import check_parts
 from jrl.tools.export import export_policy
 from jrl.tools.score import score

@@ -17,7 +17,7 @@ from jrl.models.decoder import MODEL
 from jrl.models.shape import Decoder
 from jrl.resolve import load_config
 from jrl.run.checks import check_shared
-from jrl.run.job import open_policy
+from jrl.run.policy import open_policy
 from jrl.tasks.tokenizers.bytes import ByteTokenizer
 
 CFG = Decoder(vocab_size=48, layers=2, width=16, heads=4, kv_heads=2, head_dim=8, mlp_width=32, query_scale=0.4,

@@ -15,7 +15,7 @@ from jrl.models.contract import init, merge_params
 from jrl.models.decoder import MODEL
 from jrl.models.heads import REWARD, VALUE, Head, fresh_heads, head_spec, read_head, read_values
 from jrl.models.shape import Decoder
-from jrl.run.programs import begin_stage, initial_state
+from jrl.run.train_state import begin_stage, initial_state
 
 CFG = Decoder(vocab_size=24, layers=1, width=16, heads=2, kv_heads=1, head_dim=8, mlp_width=16)
 

@@ -22,7 +22,7 @@ from jrl.resolve import load_config
 from jrl.rollout import sampler
 from jrl.rollout.sampler import Sampler
 from jrl.run.checks import check_cache
-from jrl.run.job import open_policy
+from jrl.run.policy import open_policy
 from jrl.tasks.tokenizers.bytes import ByteTokenizer
 from jrl.types import PromptBatch
 

@@ -16,7 +16,7 @@ from jrl.models.contract import abstract
 from jrl.models.decoder import MODEL, visible
 from jrl.models.shape import Decoder
 from jrl.resolve import load_config
-from jrl.run.job import open_policy
+from jrl.run.policy import open_policy
 from jrl.tasks.tokenizers.bytes import ByteTokenizer
 
 # 300 tokens are filled up to 384, which three blocks of 128 divide. Rows hold segments of their own lengths, and what

@@ -16,13 +16,13 @@ from jrl.device.sharding import MeshShape, make_mesh
 from jrl.rollout.scoring import ScoringStopped, WorkersLost
 from jrl.run import population as populations
 from jrl.run.checkpoints.run_state import list_steps, restore_step
-from jrl.run.policy import open_trained
 from jrl.run.population import open_population
 from jrl.run.precompile import state_shape
 from jrl.run.records import CheckpointsRemoved, Preempted, inputs_of
 from jrl.run.report.display import open_display
 from jrl.run.report.metrics import read_metrics
 from jrl.run.run_hash import run_fingerprint
+from jrl.run.trained import open_trained
 from jrl.tools.sweep import population as sweep_population
 from jrl.tools.sweep.launch import Progress
 from jrl.tools.sweep.members import read_sweep

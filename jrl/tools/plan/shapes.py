@@ -29,8 +29,8 @@ from jrl.rollout.stop_strings import StopTable
 from jrl.rollout.strategies import strategy_of
 from jrl.rollout.strategies.contract import FIRST_ATTEMPT
 from jrl.run import precompile, programs
-from jrl.run.job import stage_arrays
 from jrl.run.precompile import Inputs
+from jrl.run.stages import stage_arrays
 from jrl.run.teacher import with_teacher
 from jrl.tasks.example import Message
 from jrl.tasks.judges import score_names
@@ -107,7 +107,7 @@ def lower(
     """
     program_cache, names = Lowering(), stage_names(config.stages)
     planned = [stage is None or name == stage for name in names]
-    # The precision of a run; see job.open_policy.
+    # The precision of a run; see policy.open_policy.
     with jax.default_matmul_precision("highest"), jax.set_mesh(mesh):
         inputs = inputs_of(config, parts, mesh, program_cache, sampler_mesh)
         state = with_teacher(inputs.programs.init.compile(inputs.key), inputs.programs.teacher)

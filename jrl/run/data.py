@@ -1,0 +1,125 @@
+"""The examples of a run: those of its task, and of the stages that have a task of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jrl.experiment import Config, Offline, Online, stage_names
+from jrl.rollout.scoring import Scorer
+from jrl.run.offline import OfflineStage
+from jrl.run.online import OnlineStage
+from jrl.tasks.data.curricula import no_outcomes
+from jrl.tasks.data.prompts import Visit
+from jrl.tasks.data.stream import ENOUGH_SEEN, Stream, open_stream
+from jrl.tasks.envs.contract import Source, digest_of, tasks_of
+from jrl.tasks.envs.mixture import open_source
+from jrl.tasks.stopping import Stop
+
+LOOKED_AT = 16  # examples of a source of stored rows that are tried before a run begins
+
+
+class RunData(NamedTuple):
+    """The examples of a run."""
+
+    source: Source  # of Config.task
+    stored: Sequence[Source]  # of every Offline stage, in their order
+
+
+def open_data(config: Config, environments: Any, stop: Stop, note: Callable[[str], None]) -> RunData:
+    """Returns the examples of a run, and notes what was dropped of them. environments: the table of them. Raises:
+    StopRequested where `stop` says."""
+    open_ = lambda task: open_source(task, environments, stop)
+    source = open_(config.task)
+    stored = stored_sources(config, source, open_)
+    for name, one in {"": source, **of_their_own(config, stored)}.items():
+        if one.counts:
+            counts = ", ".join(f"{count} {cause}" for cause, count in sorted(one.counts.items()))
+            note(f"{name}{': ' * bool(name)}{len(one)} examples; dropped or noticed: {counts}")
+    return RunData(source, stored)
+
+
+def stored_sources(config: Config, source: Source, open_: Callable[[Any], Source]) -> list[Source]:
+    """Returns the examples of every Offline stage: of its own task, each of which is opened once, or of the run's.
+
+    Args:
+      source: of Config.task.
+    """
+    tasks = [stage.task for stage in config.stages if isinstance(stage, Offline)]
+    opened: list[tuple[Any, Source]] = [(None, source), (config.task, source)]
+    for task in tasks:
+        if all(task != other for other, _ in opened):
+            opened.append((task, open_(task)))
+    return [next(one for other, one in opened if task == other) for task in tasks]
+
+
+def of_their_own(config: Config, stored: Sequence[Source]) -> dict[str, Source]:
+    """Returns the examples of the Offline stages that have a task of their own, by the name of the stage."""
+    offline = [(name, s) for name, s in zip(stage_names(config.stages), config.stages) if isinstance(s, Offline)]
+    return {name: one for (name, stage), one in zip(offline, stored) if stage.task is not None}
+
+
+def data_fingerprint(config: Config, source: Source, stored: Sequence[Source]) -> str:
+    """Returns what names the examples of a run: those of Config.task, and of stages with tasks of their own."""
+    fingerprint = lambda one: getattr(one, "fingerprint", "")
+    own = of_their_own(config, stored)
+    if not own:
+        return fingerprint(source)
+    return digest_of("stages", fingerprint(source), *(f"{name}={fingerprint(one)}" for name, one in own.items()))
+
+
+def open_streams(config: Config, source: Source, stored: Sequence[Source], tokenizer: Any) -> list[Stream]:
+    """Returns the walks over the training split: first that of the prompts that Online stages sample, then one for each
+    Offline stage, in their order, over its examples in `stored`."""
+    count = 1 + len(stored)
+    seeds = np.random.SeedSequence(config.run.seed).generate_state(max(count, 2))[:count]
+    streams = [
+        open_stream(one, tokenizer, config.data, seed=int(seed), split="train")
+        for one, seed in zip((source, *stored), seeds)
+    ]
+    curricula = [stage.curriculum for stage in config.stages if isinstance(stage, Online) and stage.curriculum]
+    if curricula:
+        streams[0].outcomes = no_outcomes(tasks_of(source), curricula)
+    return streams
+
+
+def preflight_data(
+    config: Config,
+    data: RunData,
+    tokenizer: Any,
+    stages: Sequence[OfflineStage | OnlineStage],
+    scorer: Scorer,
+    held_out: Callable[[Stop], list[Visit]],
+    stop: Stop,
+) -> None:
+    """Raises ValueError for data that a new run would stumble over later: no usable prompt, no stored row, nothing held
+    out for evaluation, or nobody to judge the first. What it reads is read again by the run, from the start."""
+    open_ = lambda source: open_stream(source, tokenizer, config.data, seed=config.run.seed, split="train", stop=stop)
+    stored = iter(data.stored)
+    for stage in stages:
+        if isinstance(stage, OfflineStage):
+            check_stored_source(stage, next(stored), open_, tokenizer)
+        elif stage.config.steps:
+            prompts = open_(data.source).next(min(len(data.source), ENOUGH_SEEN))
+            scorer.rows_for(prompts[0].example)
+    if config.eval is not None:
+        for visit in held_out(stop):
+            scorer.rows_for(visit.example)
+
+
+def check_stored_source(stage: OfflineStage, source: Source, open_: Callable[[Source], Stream], tokenizer: Any) -> None:
+    """Raises ValueError where the first examples of a stage give no row, or its objective can learn from none."""
+    make, given = stage.source.rows, (tokenizer, stage.shape.width)
+    rows, left_out = make(stage.config.source, open_(source).next(LOOKED_AT), *given)
+    if not len(rows.length):
+        causes = ", ".join(f"{count} {cause}" for cause, count in sorted(left_out.items()))
+        raise ValueError(
+            f"stage {stage.name}: none of the first {LOOKED_AT} examples gives a row to "
+            f"{type(stage.config.source).__name__} ({causes})"
+        )
+    # Of more rows some would be left out, and the ones that teach may be among those.
+    if stage.objective.check_stored is not None and len(source) <= ENOUGH_SEEN:
+        rows, _ = make(stage.config.source, open_(source).next(len(source)), *given)
+        stage.objective.check_stored(stage.config.objective, rows.value)

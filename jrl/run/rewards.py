@@ -1,0 +1,122 @@
+"""What scores the completions of a run: verifiers, a published reward model, judges, and roles of the run itself."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jrl.device.placement import place_on_mesh
+from jrl.device.processes import Processes
+from jrl.device.sharding import replicated
+from jrl.experiment import Online, correction_length, written_corrections
+from jrl.learning.learner import weights_of
+from jrl.learning.step import StagePrograms
+from jrl.rollout.corrector import corrector_source
+from jrl.rollout.prompts import TRAIN_STREAM, place_prompts
+from jrl.rollout.rewards import OpenClassifier, reward_model_source
+from jrl.rollout.sampler import untruncated
+from jrl.rollout.scoring import Scorer, open_scoring
+from jrl.rollout.sources import ROLE_ENSEMBLE, RewardSource, judge_source, roles_source
+from jrl.run.agreement import journal_name, other_journals
+from jrl.run.policy import Policy
+from jrl.run.report.display import Display
+from jrl.run.reward_model import open_reward_model
+from jrl.tasks.data.prompts import Visit
+from jrl.tasks.data.survey import answered_conversations
+from jrl.tasks.envs.contract import Source, named_verifiers
+from jrl.tasks.judges import OpenJudge, open_judges
+from jrl.tasks.stopping import Stop
+from jrl.types import Array, PackedBatch, Rollout, TrainState
+
+
+class Judgement(NamedTuple):
+    """What scores the completions of a run, beside the roles that its stages train."""
+
+    scorer: Scorer  # verifiers
+    classifier: OpenClassifier | None  # the published reward model
+    judges: Sequence[OpenJudge]
+
+
+@contextlib.contextmanager
+def open_judgement(
+    policy: Policy,
+    source: Source,
+    folder: Path,
+    display: Display,
+    stop: Stop,
+    processes: Processes,
+    pool: Any = None,
+) -> Iterator[Judgement]:
+    """Starts verifiers and judges, and reads the published reward model. Closes what it has opened.
+
+    Args:
+      source: of Config.task. stop: ends the requests to judges. pool: verifier workers to use; None: new ones.
+    """
+    config, parts = policy.config, policy.parts
+    with contextlib.ExitStack() as stack:
+        display.phase("verifiers")
+        scorer = open_scoring(
+            config.scoring,
+            parts.tables["verifiers"],
+            parts.sources,
+            folder / journal_name(processes.index),
+            other_journals=other_journals(folder, processes.index),
+            also=sorted(named_verifiers(source)),  # what stages learn from stored rows is not judged
+            pool=pool,
+        )
+        stack.callback(scorer.close)
+        classifier = None
+        if config.reward is not None:
+            answered = functools.partial(answered_conversations, source, config.data)
+            classifier = open_reward_model(
+                config.reward, policy.mesh, policy.program_cache, folder, display.phase, answered, processes
+            )
+        if config.judges:
+            display.phase("judges")
+        judges = open_judges(config.judges, folder, stop, index=processes.index, count=processes.count)
+        for opened in judges:
+            stack.callback(opened.close)
+        yield Judgement(scorer, classifier, judges)
+
+
+def reward_sources(
+    stage: Online,
+    own: StagePrograms,
+    judgement: Judgement,
+    processes: Processes,
+) -> tuple[RewardSource, ...]:
+    """Returns the sources of a stage's rewards beside the verifiers."""
+    scores_of = lambda role, state, packed: own.scores(weights_of(state.models, role), packed)
+
+    def from_role(role: str, weight: float) -> RewardSource:
+        return roles_source(f"role/{role}", weight, functools.partial(scores_of, role))
+
+    def together(state: TrainState, packed: PackedBatch) -> Array:
+        return own.combine([scores_of(role, state, packed) for role in stage.rewards])
+
+    if stage.ensemble is None:
+        from_roles = [from_role(role, weight) for role, weight in stage.rewards.items()]
+    else:
+        from_roles = [roles_source(ROLE_ENSEMBLE, next(iter(stage.rewards.values())), together)]
+    from_judges = [judge_source(judge, processes) for judge in judgement.judges]
+    from_model = [] if judgement.classifier is None else [reward_model_source(judgement.classifier)]
+    return (*from_model, *from_judges, *from_roles)
+
+
+def open_corrector(stage: Online, own: StagePrograms, policy: Policy, key: Array) -> RewardSource:
+    """Returns a stage's corrector as a source of rewards of tokens."""
+    config, mesh, tokenizer, role = policy.config, policy.mesh, policy.tokenizer, stage.corrector.role
+    longest, stream = correction_length(stage, config), place_on_mesh(np.uint32(TRAIN_STREAM), replicated(mesh))
+
+    def draw(state: TrainState, visits: Sequence[Visit]) -> Rollout:
+        prompts = place_prompts(visits, stage.prompts * stage.samples, longest, tokenizer.pad_id, mesh)
+        weights, version = weights_of(state.models, role).params, state.models[role].version
+        return own.correct(weights, prompts, key, stream, version, untruncated(None, mesh), None, None)
+
+    written = written_corrections(stage, config.stages)
+    return corrector_source(stage.corrector, written, draw, tokenizer, longest)

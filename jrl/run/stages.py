@@ -1,0 +1,200 @@
+"""The stages of a run, each with all that its steps use."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jrl.device.placement import place_on_mesh, rows_on_mesh
+from jrl.device.processes import ONE, Processes
+from jrl.device.sharding import replicated
+from jrl.experiment import (
+    Offline,
+    Online,
+    Stage,
+    check_components,
+    optimizers,
+    row_of,
+    segments_of,
+    stage_names,
+)
+from jrl.learning.critic import CRITIC
+from jrl.learning.step import StageArrays
+from jrl.rollout.collect import PromptSampler
+from jrl.rollout.evaluate import Evaluator
+from jrl.rollout.rewards import OpenClassifier
+from jrl.rollout.sampler import params_on_device, stop_table_on_device, untruncated
+from jrl.rollout.scoring import Scorer
+from jrl.rollout.strategies import strategy_of
+from jrl.rollout.strategies.contract import FIRST_ATTEMPT
+from jrl.run import programs
+from jrl.run.data import RunData, open_streams
+from jrl.run.offline import OfflineStage
+from jrl.run.online import OnlineStage
+from jrl.run.policy import Policy
+from jrl.run.report.display import Display
+from jrl.run.rewards import Judgement, open_corrector, open_judgement, reward_sources
+from jrl.run.sampler_devices import SamplerDevices
+from jrl.tasks.data.stream import Stream
+from jrl.tasks.stopping import Stop
+from jrl.types import Array
+
+
+class RunningStages(NamedTuple):
+    """The stages of a run and what they have in common."""
+
+    stages: tuple[OfflineStage | OnlineStage, ...]
+    stream: Stream  # of the prompts that Online stages sample
+    scorer: Scorer
+    classifier: OpenClassifier | None  # the published reward model
+    key: Array  # root of every draw
+
+
+@contextlib.contextmanager
+def open_stages(
+    policy: Policy,
+    data: RunData,
+    folder: Path,
+    display: Display,
+    stop: Stop,
+    processes: Processes,
+    pool: Any = None,
+) -> Iterator[RunningStages]:
+    """Opens the run's stages with all that their steps use, and closes what it has opened.
+
+    Args:
+      pool: verifier workers to use; None: new ones.
+    """
+    # One of several processes that is asked to stop ends its step first, as the others do.
+    stops_alone = lambda: processes.count == 1 and stop()
+    with contextlib.ExitStack() as stack:
+        judgement = stack.enter_context(
+            open_judgement(policy, data.source, folder, display, stops_alone, processes, pool)
+        )
+        key = place_on_mesh(jax.random.key(policy.config.run.seed), replicated(policy.mesh))
+        streams = open_streams(policy.config, data.source, data.stored, policy.tokenizer)
+        devices = None
+        if policy.sampler_mesh is not None:
+            devices = SamplerDevices(policy.mesh, policy.sampler_mesh, processes)
+            stack.callback(devices.close)
+        stages = stages_of(policy, streams, judgement, key, processes, devices)
+        yield RunningStages(stages, streams[0], judgement.scorer, judgement.classifier, key)
+
+
+def stages_of(
+    policy: Policy,
+    streams: Sequence[Stream],
+    judgement: Judgement,
+    key: Array,
+    processes: Processes,
+    devices: SamplerDevices | None,
+) -> tuple[OfflineStage | OnlineStage, ...]:
+    """Returns the run's stages.
+
+    Args:
+      streams: as `open_streams` returns them.
+      devices: those that sample alone; None: the learner's sample too.
+    """
+    config, tables, mesh = policy.config, policy.parts.tables, policy.mesh
+    everywhere = replicated(mesh)
+    number = lambda x: place_on_mesh(np.float32(x), everywhere)
+    names, stored = stage_names(config.stages), iter(streams[1:])
+    table = stop_table_on_device(config.sampler, policy.tokenizer, mesh)
+    stages: list[OfflineStage | OnlineStage] = []
+    for name, stage, own in zip(names, config.stages, policy.programs.stages):
+        common = dict(
+            name=name,
+            config=stage,
+            objective=row_of(tables, "algos", stage.objective),
+            programs=own,
+            arrays=stage_arrays(stage, number),
+            shape=programs.packed_shape(stage, config, tables, mesh),
+        )
+        if isinstance(stage, Offline):
+            row = row_of(tables, "sources", stage.source)
+            stages.append(
+                OfflineStage(
+                    **common,
+                    stream=next(stored),
+                    source=row,
+                    tokenizer=policy.tokenizer,
+                    mesh=mesh,
+                    temperature=number(1),
+                )
+            )
+            continue
+        sources = reward_sources(stage, own, judgement, processes)
+        if stage.corrector is not None:
+            sources = (*sources, open_corrector(stage, own, policy, key))
+        components = (*judgement.scorer.component_names, *(name for source in sources for name in source.names))
+        if strategy_of(stage.strategy).attempts > 1:
+            components = (*components, FIRST_ATTEMPT)
+        check_components(stage, components)
+        if devices is not None:
+            own.sample.devices = devices
+        sampler = PromptSampler(
+            program=own.sample,
+            stream=streams[0],
+            tokenizer=policy.tokenizer,
+            mesh=mesh,
+            place=functools.partial(rows_on_mesh, mesh),
+            key=key,
+            params=params_on_device(config.sampler, mesh),
+            stop_table=table,
+            prompts=stage.prompts,
+            samples=stage.samples,
+            prompt_length=config.data.prompt_length,
+            components=components,
+            curriculum=stage.curriculum,
+            strategy=stage.strategy,
+            segments=segments_of(stage, config),
+            next_segment=own.next_segment,
+            processes=processes,
+            decodes_all=processes.writer and config.log.rollouts,
+            devices=devices,
+        )
+        stages.append(
+            OnlineStage(
+                **common,
+                sampler=sampler,
+                scorer=judgement.scorer,
+                sources=sources,
+                temperature=number(config.sampler.temperature or 1.0),
+            )
+        )
+    return tuple(stages)
+
+
+def stage_arrays(stage: Stage, number: Callable[[Any], Any]) -> StageArrays:
+    """Returns the floats of a stage's hyper-parameters, each as `number` makes it."""
+    as_numbers = lambda tree: jax.tree.map(number, tree)
+    return StageArrays(
+        objective=as_numbers(stage.objective),
+        optimizer=as_numbers(stage.optimizer),
+        critic_optimizer=as_numbers(optimizers(stage).get(CRITIC)),
+        router=as_numbers(stage.learner.router),
+        shaping=as_numbers(stage.shaping) if isinstance(stage, Online) else None,
+    )
+
+
+def open_evaluator(policy: Policy, key: Array, processes: Processes = ONE) -> Evaluator:
+    """Returns what evaluates a policy on held-out prompts, of a configuration with an Eval section."""
+    config = policy.config
+    return Evaluator(
+        program=policy.programs.sample_eval,
+        tokenizer=policy.tokenizer,
+        mesh=policy.mesh,
+        key=key,
+        params=untruncated(config.eval.temperature, policy.mesh),
+        stop_table=stop_table_on_device(config.sampler, policy.tokenizer, policy.mesh),
+        samples=config.eval.samples,
+        batch=config.eval.batch,
+        prompt_length=config.data.prompt_length,
+        processes=processes,
+    )

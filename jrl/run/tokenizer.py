@@ -1,0 +1,68 @@
+"""The tokenizer of a run: the one in its folder, that of the run whose weights it begins with, or one of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jrl import paths
+from jrl.device.processes import Processes
+from jrl.experiment import Config, row_of
+from jrl.plugins import Parts
+from jrl.run.begin_from import Origin
+from jrl.tasks.data.survey import texts_of
+from jrl.tasks.envs.contract import Source
+from jrl.tasks.stopping import Stop
+from jrl.tasks.tokenizers import load as load_tokenizer
+
+TOKENIZER_TEXTS = 4096  # most examples of the run whose texts a tokenizer is trained on
+
+
+def open_tokenizer(
+    config: Config,
+    parts: Parts,
+    source: Source,
+    folder: Path,
+    origin: Origin | None,
+    stop: Stop,
+    processes: Processes,
+    open_one: Any = None,
+) -> Any:
+    """Returns the run's tokenizer, which is saved in its folder.
+
+    Args:
+      source: on whose texts one is trained, where the configuration has one that is.
+      origin: another run, whose tokenizer a new one begins with.
+      open_one: that of another member of the same population.
+
+    Raises: ProcessesDisagree where another process has a different one; StopRequested where `stop` says.
+    """
+    saved, tables = folder / "tokenizer", parts.tables
+    if open_one is not None:
+        save_tokenizer(open_one, folder)
+        return open_one
+    # Before the manifest, a folder belongs to no run. A tokenizer that was lost since is trained again; the manifest
+    # holds its fingerprint.
+    if paths.exists(folder / "manifest.json") and paths.exists(saved):
+        return load_tokenizer(saved, tables["tokenizers"])
+    if origin is not None:
+        return shared_tokenizer(load_tokenizer(origin.folder / "tokenizer", tables["tokenizers"]), folder, processes)
+    texts = texts_of(source, config.data, TOKENIZER_TEXTS, stop)
+    tokenizer = row_of(tables, "tokenizers", config.tokenizer).build(config.tokenizer, texts)
+    return shared_tokenizer(tokenizer, folder, processes)
+
+
+def shared_tokenizer(tokenizer: Any, folder: Path, processes: Processes) -> Any:
+    """Returns the tokenizer, which one process saves. Raises ProcessesDisagree where another has a different one."""
+    processes.agree("tokenizer", {"tokenizer": tokenizer.fingerprint})
+    if processes.writer:
+        save_tokenizer(tokenizer, folder)
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Writes a run's tokenizer into its folder, unless the run has begun with one."""
+    saved = folder / "tokenizer"
+    if not (paths.exists(folder / "manifest.json") and paths.exists(saved)):
+        paths.make_dir(saved)
+        tokenizer.save(saved)
