@@ -276,7 +276,9 @@ def parts(case: list[Any]) -> dict[str, float]:
     scoring, (batch, minibatches) = timed(lambda: ready(scored()))
     learned = (minibatches, batch.rollout, batch.scores)
     learning, (state, metrics, _) = timed(
-        lambda: ready(learn_from_sampled(stage.programs, state, *learned, stage.arrays, epochs=1, warms_up=False))
+        lambda: ready(
+            learn_from_sampled(stage.programs, state, *learned, stage.arrays, role="policy", epochs=1, warms_up=False)
+        )
     )
     run.progress = run.progress._replace(state=state)
     taken_step = records.Step(job.done + 1, stage.name, {**metrics, **batch.metrics}, batch)

@@ -34,7 +34,8 @@ stage: the share of pairs in the right order; of labeled answers, by how much th
 ones; of rows with advantages, the mean of these times the log-prob of a token; else the log-prob of what is imitated.
 The interval is Welch's, over steps; of a share that of the comparisons of both windows, since a first window in which
 the share climbs from one half, where a policy is still its own reference, has a variance between steps that is no
-noise. Its control deals the labels of every comparison out anew.
+noise. Its control deals the labels of every comparison out anew, or the ratings of rated answers. Where the measure is
+the log-prob of what is imitated there is no control: that rises whatever is imitated.
 
 Seconds are those of a whole program, from opening its folders to its summaries, and of the processors as well: of this
 process and of its verifiers. `warm`: the same programs had been compiled in this process before.
@@ -207,8 +208,7 @@ def stored_improvement(rows: list[dict], batch_size: int) -> tuple[float, float,
     Args:
       batch_size: comparisons, or rows, of a step of that stage.
     """
-    stage = [row for row in rows if row["phase"] == rows[-1]["phase"]]
-    name = "kto" if "kto/good" in stage[0] else next(name for name in MEASURES if name in stage[0])
+    stage, name = last_stage_of(rows), measure_of(rows)
     values = [row["kto/good"] - row["kto/bad"] if name == "kto" else row[name] for row in stage]
     first, last = values[:WINDOW], values[-WINDOW:]
     if name in SHARES:
@@ -218,8 +218,24 @@ def stored_improvement(rows: list[dict], batch_size: int) -> tuple[float, float,
     return fmean(first), fmean(last), width
 
 
+def last_stage_of(rows: list[dict]) -> list[dict]:
+    """Returns the metrics of a run's last stage."""
+    return [row for row in rows if row["phase"] == rows[-1]["phase"]]
+
+
+def measure_of(rows: list[dict]) -> str:
+    """Returns the name of what is compared of a run whose last stage learns from stored rows."""
+    first = last_stage_of(rows)[0]
+    return "kto" if "kto/good" in first else next(name for name in MEASURES if name in first)
+
+
+IMITATED = ("dft/probability", "policy/logprob")
 SHARES = ("pairs/accuracy", "dpo/accuracy", "reward_model/accuracy")
-MEASURES = (*SHARES[:2], "dft/probability", "advantage/logprob", "policy/logprob", SHARES[2])
+MEASURES = (*SHARES[:2], IMITATED[0], "advantage/logprob", IMITATED[1], SHARES[2])
+
+
+class NoControl(Exception):
+    """What is measured of a recipe rises whatever it learns."""
 
 
 def share_width(first: float, last: float, count: int) -> float:
@@ -238,12 +254,16 @@ def learns_by_scores(config: Config) -> bool:
 
 @contextlib.contextmanager
 def observed(
-    calls: dict[int, list[Outcomes]], control: int | None, rewards: dict[int, list[Outcomes]]
+    calls: dict[int, list[Outcomes]],
+    control: int | None,
+    rewards: dict[int, list[Outcomes]],
+    by_scores: bool = False,
 ) -> Iterator[None]:
     """Within it, the outcomes of every sampling call of this process are appended to those of its run in `calls`, and
     what was earned to `rewards`, by the identity of the run's stream of prompts.
 
     Args:
+      by_scores: only calls that reward models score count: those before train one, and leave the policy as it is.
       control: the seed by which everything is dealt out anew, and outcomes are those above chance; None: nothing is.
     """
     collects, prefixes = collect.collect, collect.prefix_of
@@ -253,9 +273,10 @@ def observed(
 
     def observe(submitted, samples, scorer, sources, sampler, *rest):
         batch = collects(submitted, samples, scorer, sources, sampler, *rest)
-        found = calls.setdefault(id(sampler.stream), [])
-        found.append(outcomes_of(batch) if control is None else above_chance(batch))
-        rewards.setdefault(id(sampler.stream), []).append(outcomes_of(batch, "reward"))
+        if sources or not by_scores:
+            found = calls.setdefault(id(sampler.stream), [])
+            found.append(outcomes_of(batch) if control is None else above_chance(batch))
+            rewards.setdefault(id(sampler.stream), []).append(outcomes_of(batch, "reward"))
         own = draws.setdefault(id(sampler.stream), np.random.default_rng([control or 0, 0, len(draws)]))
         return batch if control is None else permuted(batch, sampler, own)
 
@@ -281,7 +302,8 @@ def processor_seconds() -> float:
 
 def run(path: Path, seeds: Sequence[int], *, control: bool, warm: bool) -> tuple[list[dict], list[list[float]]]:
     """Trains one recipe with several seeds and returns what came of each: in one program where a population can. Where
-    the recipe learns by scores, also what became of the outcomes: first mean, last mean, half width; [] elsewhere."""
+    the recipe learns by scores, also what became of the outcomes: first mean, last mean, half width; [] elsewhere.
+    Raises NoControl where the measure is of what is imitated."""
     name = path.relative_to(ROOT).as_posix()
     loaded = {f"seed={seed}": jrl.load_config(name, [f"Run.seed={seed}"]) for seed in seeds}
     configs, parts = {member: config for member, (config, _) in loaded.items()}, next(iter(loaded.values()))[1]
@@ -292,19 +314,21 @@ def run(path: Path, seeds: Sequence[int], *, control: bool, warm: bool) -> tuple
         single = lambda seed: run(path, [seed], control=control, warm=warm or seed != seeds[0])
         every = [single(seed) for seed in seeds]
         return [one for found, _ in every for one in found], [one for _, outcomes in every for one in outcomes]
+    by_scores = learns_by_scores(next(iter(configs.values())))
     start, used = time.perf_counter(), processor_seconds()
     calls: dict[int, list[Outcomes]] = {}
     rewards: dict[int, list[Outcomes]] = {}
-    with tempfile.TemporaryDirectory() as folder, observed(calls, seeds[0] if control else None, rewards):
+    with tempfile.TemporaryDirectory() as folder, observed(calls, seeds[0] if control else None, rewards, by_scores):
         streams = train(configs, parts, Path(folder))
         rows = [list(read_metrics(Path(folder) / member / "metrics.jsonl")) for member in configs]
     seconds, processor = time.perf_counter() - start, processor_seconds() - used
     found, outcomes, last_stage = [], [], next(iter(configs.values())).stages[-1]
-    by_scores = not control and learns_by_scores(next(iter(configs.values())))
+    if control and not calls and measure_of(rows[0]) in IMITATED:
+        raise NoControl
     for seed, stream, own in zip(seeds, streams, rows):
-        compared = rewards if by_scores else calls
+        compared = rewards if by_scores and not control else calls
         first, last, width = improvement(compared[stream]) if calls else stored_improvement(own, last_stage.batch_size)
-        if by_scores:
+        if by_scores and not control:
             outcomes.append([round(value, 4) for value in improvement(calls[stream])])
         found.append({
             "seed": seed, "together": len(seeds), "warm": warm, "seconds": round(seconds, 1),
@@ -359,11 +383,14 @@ def main() -> None:
         entry = results.get(name, {"runs": [], "controls": []})
         warm = False
         for kind, count in (("runs", args.seeds), ("controls", args.controls)):
-            if len(entry[kind]) >= count:
+            if len(entry[kind]) >= count or (kind == "controls" and entry.get("imitates")):
                 continue
             if time.monotonic() - start > 60 * args.minutes:
                 return
-            entry[kind], outcomes = run(path, range(count), control=kind == "controls", warm=warm)
+            try:
+                entry[kind], outcomes = run(path, range(count), control=kind == "controls", warm=warm)
+            except NoControl:
+                outcomes, entry["imitates"] = [], True
             if outcomes:
                 entry["outcomes"] = outcomes
             warm = True

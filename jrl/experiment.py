@@ -89,14 +89,13 @@ class Offline:
 
     def __post_init__(self) -> None:
         check_counts(self, ("steps", "batch_size"))
-        if not self.trains.isidentifier() or is_reserved(self.trains):
-            raise ValueError(f"Offline.trains is {self.trains!r}; it names a role such as 'policy' or 'reward', and "
-                             f"none of {', '.join(RESERVED_ROLES)}, which stages create")  # fmt: skip
+        check_role(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Online:
-    """A stage that samples completions of prompts, has them scored, and trains the policy on them."""
+    """A stage that samples completions of prompts from the policy, has them scored, and trains on them: the policy, or
+    a reward model."""
 
     objective: Any = dataclasses.field(metadata={"table": "algos"})  # how the stage learns from completions
     steps: int = 100  # each: sample, score, update
@@ -130,6 +129,8 @@ class Online:
     # A role that rewrites every completion, and rewards the sampled tokens that it keeps; None: none does
     corrector: Corrector | None = None
     shaping: Shaping | None = None  # of the reward, before the objective sees it; None: as it is scored
+    # The role that learns; a reward model, which OnlineBradleyTerry trains, begins as a copy of the policy.
+    trains: str = "policy"
     optimizer: AdamW | Muon | Adafactor = dataclasses.field(default_factory=AdamW)  # of the role that learns
     # The role that a critic of its own begins as a copy of, such as 'policy' or 'reward'; 'critic': that of an earlier
     # stage goes on. None: the policy has the value head, where the objective needs one.
@@ -141,6 +142,7 @@ class Online:
 
     def __post_init__(self) -> None:
         check_counts(self, ("prompts", "samples"))
+        check_role(self)
         if not 0 <= self.lag <= MOST_LAG:
             raise ValueError(f"Online.lag must be 0 to {MOST_LAG} versions; got {self.lag}")
         if not 0 <= self.steps <= MOST_STEPS:
@@ -171,8 +173,6 @@ class Online:
             raise ValueError("Online.critic_optimizer.average would be an average of the critic; set average in "
                              "Online.optimizer, for the policy's")  # fmt: skip
 
-    trains = "policy"
-
 
 Stage = Offline | Online
 MOST_STEPS = 10**9
@@ -191,6 +191,15 @@ def check_counts(stage: Any, names: Sequence[str]) -> None:
         value, most = getattr(stage, name), MOST_STEPS if name == "steps" else MOST_SEQUENCES
         if not 1 <= value <= most:
             raise ValueError(f"{type(stage).__name__}.{name} must be 1 to {most}; got {value}")
+
+
+def check_role(stage: Any) -> None:
+    """Raises ValueError where a stage trains what has no name, or what stages create themselves."""
+    if not stage.trains.isidentifier() or is_reserved(stage.trains):
+        raise ValueError(
+            f"{type(stage).__name__}.trains is {stage.trains!r}; it names a role such as 'policy' or 'reward', and "
+            f"none of {', '.join(RESERVED_ROLES)}, which stages create"
+        )
 
 
 def completion_length(stage: Stage, config: Config) -> int:
@@ -464,6 +473,8 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[s
             f"{config.sampler.completion_length}, which is the longest of all stages; raise that one"
         )
     check_needs(stage, objective, config, earlier)
+    if online:
+        check_learner_of_samples(stage, objective)
     if online and stage.critic is not None:
         check_critic(stage, objective, earlier)
     alone = [j.name for j in config.judges if isinstance(j.grading, Pairwise) and j.grading.against == "group"]
@@ -571,6 +582,25 @@ def check_needs(stage: Stage, objective: Objective, config: Config, earlier: Map
             "with its folder, or train one with Offline.trains = 'teacher'"
         )
     check_reward_roles(f"{name}.models", needs.scored_by, earlier)
+
+
+def check_learner_of_samples(stage: Online, objective: Objective) -> None:
+    """Raises ValueError where another role than the policy would learn from the policy's samples as if they were its
+    own, or the policy as a reward model."""
+    name, needs = type(stage.objective).__name__, objective.needs(stage.objective)
+    scores = needs.score and not needs.logprobs
+    if scores and stage.trains == "policy":
+        raise ValueError(f"{name} trains a reward model on samples of the policy; name its role: Online.trains = "
+                         "'reward'")  # fmt: skip
+    if scores or stage.trains == "policy":
+        if scores and stage.learner.replays_routes:
+            raise ValueError(f"Learner.routes = 'replayed' replays the policy's routes, and {name} trains a model "
+                             "whose routers choose for themselves; leave it out")  # fmt: skip
+        return
+    raise ValueError(
+        f"Online.trains = {stage.trains!r}: {name} learns from the log-probs of whoever drew the samples, which is the "
+        "policy; only a reward model learns from them in another role, by OnlineBradleyTerry"
+    )
 
 
 def check_attribute_weights(stage: Online, config: Config, tables: Tables) -> None:

@@ -107,6 +107,7 @@ def learn_from_sampled(
     scores: Scores,
     arrays: StageArrays,
     *,
+    role: str,
     epochs: int,
     warms_up: bool,
 ) -> tuple[TrainState, dict[str, Array], Learned]:
@@ -114,6 +115,7 @@ def learn_from_sampled(
     was learned from.
 
     Args:
+      role: that learns; the policy has drawn the rollout.
       warms_up: a critic of its own learns alone (V3), and the policy keeps its bits.
     """
     before = [(m.recomputed, m.plan.source) for m in minibatches]
@@ -122,7 +124,7 @@ def learn_from_sampled(
     if epochs * len(minibatches) == 1:  # credit may have needed them; the ratio of the only update is exactly 1
         minibatches = [m._replace(recomputed=m.recomputed.replace(old_logprobs=None)) for m in minibatches]
     batches = [p.finish(m.packed, m.recomputed, m.plan, credit, arrays.objective) for m in minibatches]
-    learn = dict(role="policy", epochs=epochs, warms_up=warms_up)
+    learn = dict(role=role, epochs=epochs, warms_up=warms_up)
     return _learn(p, state, batches, credit.state, arrays, credit.metrics, **learn)
 
 

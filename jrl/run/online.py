@@ -149,6 +149,7 @@ def step(
             batch.rollout,
             batch.scores,
             stage.arrays,
+            role=stage.config.trains,
             epochs=stage.config.learner.epochs,
             warms_up=done < stage.config.critic_warmup,
         )
@@ -247,7 +248,7 @@ def pack_and_prepare(
 ) -> list[Minibatch]:
     """Returns the minibatches of a batch with what the weights before the step say of them."""
     return [
-        prepare(stage.programs, state, "policy", packed, plan)
+        prepare(stage.programs, state, stage.config.trains, packed, plan)
         for plan, packed in packed_minibatches(stage, rollout, host)
     ]
 
@@ -274,7 +275,7 @@ def abstract_step(
     if p.correct is not None:
         corrector = state.models[config.corrector.role]
         p.correct(weights_of(state.models, config.corrector.role).params, *inputs.correcting(corrector.version))
-    minibatch = prepare(p, state, "policy", packed, plan)
+    minibatch = prepare(p, state, config.trains, packed, plan)
     scores = inputs.scores(rollout)
     if p.keep is not None:
         p.keep(rollout, scores, inputs.arrays.objective, inputs.arrays.shaping)
@@ -283,7 +284,15 @@ def abstract_step(
     minibatches = [minibatch] * config.learner.minibatches
     for warms_up in (True, False) if config.critic_warmup else (False,):
         learn_from_sampled(
-            p, state, minibatches, rollout, scores, inputs.arrays, epochs=config.learner.epochs, warms_up=warms_up
+            p,
+            state,
+            minibatches,
+            rollout,
+            scores,
+            inputs.arrays,
+            role=config.trains,
+            epochs=config.learner.epochs,
+            warms_up=warms_up,
         )
 
 

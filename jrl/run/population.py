@@ -357,6 +357,7 @@ def _online_step(
         rollout,
         placed_rows(population, [batch.scores for batch in batches]),
         population.arrays[i],
+        role=config.trains,
         epochs=config.learner.epochs,
         warms_up=first.done - starts(first.config)[i] < config.critic_warmup,
     )
@@ -382,7 +383,7 @@ def pack_and_prepare(
     """
     p, plans = stages[0].programs, [online.plans_on_host(stage, host) for stage, host in zip(stages, hosts)]
     together = members.place(plans, plan_shardings(plans[0], stages[0].sampler.mesh))
-    return [prepare(p, state, "policy", p.pack(rollout, plan, temperature), plan) for plan in together]
+    return [prepare(p, state, stages[0].config.trains, p.pack(rollout, plan, temperature), plan) for plan in together]
 
 
 def placed_rows(population: Population, trees: Sequence[PyTree]) -> PyTree:

@@ -141,10 +141,10 @@ def _updated(policy: Policy, state: TrainState, done: int, store: Snapshot) -> T
     plans = place_on_mesh(plans, plan_shardings(plans, mesh))
     temperature = number(config.sampler.temperature or 1.0)
     minibatches = [
-        prepare(programs, state, "policy", programs.pack(rollout, plan, temperature), plan) for plan in plans
+        prepare(programs, state, stage.trains, programs.pack(rollout, plan, temperature), plan) for plan in plans
     ]
     warms_up = done - starts(config)[i] < stage.critic_warmup
-    learn = dict(epochs=stage.learner.epochs, warms_up=warms_up)
+    learn = dict(role=stage.trains, epochs=stage.learner.epochs, warms_up=warms_up)
     return learn_from_sampled(programs, state, minibatches, rollout, scores, arrays, **learn)[0]
 
 

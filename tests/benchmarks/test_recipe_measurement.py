@@ -60,6 +60,7 @@ def test_a_share_of_pairs_has_the_interval_of_its_pairs():
     # What is no share has that of its steps: variances 0.01 and 0, t of 4 degrees of freedom.
     alone = [{"phase": "pairs", "policy/logprob": row["pairs/accuracy"]} for row in rows]
     np.testing.assert_allclose(recipes.stored_improvement(alone, 8)[2], 2.776445 * np.sqrt(0.01 / 5), rtol=1e-6)
+    assert recipes.measure_of(rows) not in recipes.IMITATED and recipes.measure_of(alone) in recipes.IMITATED
 
 
 def batch(mesh):

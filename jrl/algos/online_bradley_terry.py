@@ -1,0 +1,65 @@
+"""Bradley-Terry on the policy's own samples: a reward model that has seen the mistakes which the policy makes.
+
+    pair of a group as in OnlineDPO, by the reward or by the outcome                                       F15
+    l_u = -log sigmoid(s_preferred - s_other - margin) + center * (s_preferred + s_other)^2                P1
+    L   = mean over the pairs of the step
+
+The policy samples and stays as it is; the role in Online.trains learns. What says which sample is better is any source
+of rewards: a verifier, a judge (RLAIF), another reward model.
+
+Sources: pairs of a policy's samples that a judge labels, Lee et al. 2309.00267 section 3; that a known reward labels,
+which the policy never sees, Gao et al. 2210.10760 section 2 (`ranks_by = 'outcome'`, with the verifier's weight 0).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+
+from jrl.algos import bradley_terry, sampled_pairs
+from jrl.algos.contract import Facts, Groups, Needs, Objective
+from jrl.algos.sampled_pairs import Pairing
+from jrl.types import traced
+
+Array = jax.Array
+
+
+@traced
+class OnlineBradleyTerry(Pairing):
+    # What a pair is made by: the reward, or what the first verifier says, whatever its weight in the reward is.
+    ranks_by: Literal["reward", "outcome"] = "reward"
+    score_margin: float = 0.0  # by how much the preferred answer must score higher before the loss is that of a tie
+    center: float | None = None  # weight of the squared sum of a pair's scores; None: scores may drift together
+
+
+def check(config: OnlineBradleyTerry, facts: Facts) -> None:
+    sampled_pairs.check_pairing(config, facts)
+    if not config.score_margin >= 0:
+        raise ValueError(f"OnlineBradleyTerry.score_margin = {config.score_margin} must not be negative; 0 is usual.")
+    if config.center is not None and not config.center > 0:
+        raise ValueError(f"OnlineBradleyTerry.center = {config.center} must be above 0, or None; 0.01 is usual.")
+    if config.ranks_by not in ("reward", "outcome"):
+        raise ValueError(f"OnlineBradleyTerry.ranks_by = {config.ranks_by!r} must be 'reward' or 'outcome'.")
+
+
+def loss_of(config: OnlineBradleyTerry) -> bradley_terry.BradleyTerry:
+    """Returns the options of the loss."""
+    return bradley_terry.BradleyTerry(margin=config.score_margin, center=config.center)
+
+
+def shape(config: OnlineBradleyTerry, groups: Groups) -> Array:
+    """Returns what pairs are made by, [N]."""
+    return sampled_pairs.shape(config, groups if config.ranks_by == "reward" else groups.replace(reward=groups.outcome))
+
+
+OBJECTIVE = Objective(
+    config=OnlineBradleyTerry,
+    check=check,
+    corrects_staleness=lambda config: True,  # the samples are of a policy that does not learn
+    needs=lambda config: Needs(logprobs=False, score=True),
+    shape=shape,
+    pairs=sampled_pairs.pairs,
+    sequence_loss=lambda config, sequences, state: bradley_terry.sequence_loss(loss_of(config), sequences, state),
+    unit_size=2,
+)
