@@ -103,12 +103,12 @@ def pooled(calls: list[Outcomes]) -> Outcomes:
 
 
 def improvement(calls: list[Outcomes]) -> tuple[float, float, float]:
-    """Returns (first mean, last mean, half width of the interval of their difference). Raises ValueError where no
+    """Returns (first mean, last mean, half width of the interval of their difference). Raises NothingCompares where no
     prompt is in both."""
     first, last = pooled(calls[:WINDOW]), pooled(calls[-WINDOW:])
     both = sorted(first.keys() & last.keys())
     if not both:
-        raise ValueError(f"no prompt was sampled in the first and in the last {WINDOW} calls: nothing compares")
+        raise NothingCompares(f"no prompt was sampled in the first and in the last {WINDOW} calls: nothing compares")
     if len(both) < FEWEST:
         early, late = ([reward for prompt in both for reward in found[prompt]] for found in (first, last))
         return fmean(early), fmean(late), welch_width(early, late)
@@ -232,6 +232,10 @@ def measure_of(rows: list[dict]) -> str:
 IMITATED = ("dft/probability", "policy/logprob")
 SHARES = ("pairs/accuracy", "dpo/accuracy", "reward_model/accuracy")
 MEASURES = (*SHARES[:2], IMITATED[0], "advantage/logprob", IMITATED[1], SHARES[2])
+
+
+class NothingCompares(ValueError):
+    """No prompt was sampled at the beginning and at the end of a run."""
 
 
 class NoControl(Exception):
@@ -391,11 +395,16 @@ def main() -> None:
                 entry[kind], outcomes = run(path, range(count), control=kind == "controls", warm=warm)
             except NoControl:
                 outcomes, entry["imitates"] = [], True
+            except NothingCompares as error:
+                print(f"{name:<30} not measured: {error}", flush=True)
+                break
             if outcomes:
                 entry["outcomes"] = outcomes
             warm = True
             results[name] = entry
             args.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        if not entry["runs"]:
+            continue
         found = "learned" if all(map(learned, entry["runs"])) else "NOT"
         print(f"{name:<30} {found:<8} {shown(entry['runs'])}  | control {shown(entry['controls'])}", flush=True)
     made = [entry for entry in results.values() if entry["runs"]]
