@@ -37,7 +37,7 @@ from jrl.rollout.prompts import TRAIN_STREAM, place_prompts
 from jrl.rollout.sampler import params_on_device
 from jrl.run import online, records
 from jrl.run.batches import pack_plans
-from jrl.run.folder import RunFolder
+from jrl.run.bucket_run import RunFolder
 from jrl.run.job import Job, open_job
 from jrl.run.records import Progress
 from jrl.run.trained import Trained, open_trained

@@ -71,7 +71,7 @@ from jrl.rollout import collect
 from jrl.rollout.collect import Collected, PromptSampler
 from jrl.run import offline, online
 from jrl.run import population as populations
-from jrl.run.folder import RunFolder
+from jrl.run.bucket_run import RunFolder
 from jrl.run.job import open_job
 from jrl.run.report.display import open_display
 from jrl.run.report.metrics import read_metrics
@@ -238,10 +238,6 @@ class NothingCompares(ValueError):
     """No prompt was sampled at the beginning and at the end of a run."""
 
 
-class NoControl(Exception):
-    """What is measured of a recipe rises whatever it learns."""
-
-
 def share_width(first: float, last: float, count: int) -> float:
     """Returns the half width of the interval of the difference of two shares, each of `count` comparisons.
 
@@ -267,7 +263,7 @@ def observed(
     what was earned to `rewards`, by the identity of the run's stream of prompts.
 
     Args:
-      by_scores: only calls that reward models score count: those before train one, and leave the policy as it is.
+      by_scores: only calls count whose completions reward models of the run score.
       control: the seed by which everything is dealt out anew, and outcomes are those above chance; None: nothing is.
     """
     collects, prefixes = collect.collect, collect.prefix_of
@@ -277,7 +273,7 @@ def observed(
 
     def observe(submitted, samples, scorer, sources, sampler, *rest):
         batch = collects(submitted, samples, scorer, sources, sampler, *rest)
-        if sources or not by_scores:
+        if not by_scores or any(name.startswith("role/") for source in sources for name in source.names):
             found = calls.setdefault(id(sampler.stream), [])
             found.append(outcomes_of(batch) if control is None else above_chance(batch))
             rewards.setdefault(id(sampler.stream), []).append(outcomes_of(batch, "reward"))
@@ -304,10 +300,10 @@ def processor_seconds() -> float:
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
-def run(path: Path, seeds: Sequence[int], *, control: bool, warm: bool) -> tuple[list[dict], list[list[float]]]:
+def run(path: Path, seeds: Sequence[int], *, control: bool, warm: bool) -> tuple[list[dict], list[list[float]], bool]:
     """Trains one recipe with several seeds and returns what came of each: in one program where a population can. Where
     the recipe learns by scores, also what became of the outcomes: first mean, last mean, half width; [] elsewhere.
-    Raises NoControl where the measure is of what is imitated."""
+    And whether the measure is of what is imitated."""
     name = path.relative_to(ROOT).as_posix()
     loaded = {f"seed={seed}": jrl.load_config(name, [f"Run.seed={seed}"]) for seed in seeds}
     configs, parts = {member: config for member, (config, _) in loaded.items()}, next(iter(loaded.values()))[1]
@@ -317,7 +313,8 @@ def run(path: Path, seeds: Sequence[int], *, control: bool, warm: bool) -> tuple
     except ConfigError:
         single = lambda seed: run(path, [seed], control=control, warm=warm or seed != seeds[0])
         every = [single(seed) for seed in seeds]
-        return [one for found, _ in every for one in found], [one for _, outcomes in every for one in outcomes]
+        found, outcomes = ([one for run_ in every for one in run_[part]] for part in (0, 1))
+        return found, outcomes, every[0][2]
     by_scores = learns_by_scores(next(iter(configs.values())))
     start, used = time.perf_counter(), processor_seconds()
     calls: dict[int, list[Outcomes]] = {}
@@ -327,8 +324,6 @@ def run(path: Path, seeds: Sequence[int], *, control: bool, warm: bool) -> tuple
         rows = [list(read_metrics(Path(folder) / member / "metrics.jsonl")) for member in configs]
     seconds, processor = time.perf_counter() - start, processor_seconds() - used
     found, outcomes, last_stage = [], [], next(iter(configs.values())).stages[-1]
-    if control and not calls and measure_of(rows[0]) in IMITATED:
-        raise NoControl
     for seed, stream, own in zip(seeds, streams, rows):
         compared = rewards if by_scores and not control else calls
         first, last, width = improvement(compared[stream]) if calls else stored_improvement(own, last_stage.batch_size)
@@ -339,7 +334,7 @@ def run(path: Path, seeds: Sequence[int], *, control: bool, warm: bool) -> tuple
             "processor_seconds": round(processor, 1),
             "first": round(first, 4), "last": round(last, 4), "half_width": round(width, 4),
         })  # fmt: skip
-    return found, outcomes
+    return found, outcomes, not calls and measure_of(rows[0]) in IMITATED
 
 
 def train(configs: Mapping[str, Config], parts: Parts, folder: Path) -> list[int]:
@@ -392,14 +387,14 @@ def main() -> None:
             if time.monotonic() - start > 60 * args.minutes:
                 return
             try:
-                entry[kind], outcomes = run(path, range(count), control=kind == "controls", warm=warm)
-            except NoControl:
-                outcomes, entry["imitates"] = [], True
+                entry[kind], outcomes, imitates = run(path, range(count), control=kind == "controls", warm=warm)
             except NothingCompares as error:
                 print(f"{name:<30} not measured: {error}", flush=True)
                 break
             if outcomes:
                 entry["outcomes"] = outcomes
+            if imitates:
+                entry["imitates"] = True
             warm = True
             results[name] = entry
             args.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

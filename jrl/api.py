@@ -20,8 +20,7 @@ from jrl.experiment import Config
 from jrl.loop import steps as loop_steps
 from jrl.plugins import Part, Parts
 from jrl.resolve import load_config
-from jrl.run.bucket_run import open_run_folder
-from jrl.run.folder import RunFolder
+from jrl.run.bucket_run import RunFolder, open_run_folder
 from jrl.run.job import open_job
 from jrl.run.profile import Steps
 from jrl.run.records import Preempted, Step

@@ -129,7 +129,8 @@ class Online:
     # A role that rewrites every completion, and rewards the sampled tokens that it keeps; None: none does
     corrector: Corrector | None = None
     shaping: Shaping | None = None  # of the reward, before the objective sees it; None: as it is scored
-    # The role that learns; a reward model, which OnlineBradleyTerry trains, begins as a copy of the policy.
+    # The role that learns; a reward model, by OnlineBradleyTerry, begins as a copy of the policy, or where an earlier
+    # stage left it.
     trains: str = "policy"
     optimizer: AdamW | Muon | Adafactor = dataclasses.field(default_factory=AdamW)  # of the role that learns
     # The role that a critic of its own begins as a copy of, such as 'policy' or 'reward'; 'critic': that of an earlier
@@ -185,6 +186,11 @@ def is_reserved(role: str) -> bool:
     return role in RESERVED_ROLES or is_previous(role)
 
 
+def trains_online(stage: Stage) -> bool:
+    """Whether a stage trains the policy on its own samples: evaluations are made around such stages and in them."""
+    return isinstance(stage, Online) and stage.trains == "policy"
+
+
 def check_counts(stage: Any, names: Sequence[str]) -> None:
     """Raises ValueError for a count that is out of range."""
     for name in names:
@@ -195,10 +201,10 @@ def check_counts(stage: Any, names: Sequence[str]) -> None:
 
 def check_role(stage: Any) -> None:
     """Raises ValueError where a stage trains what has no name, or what stages create themselves."""
-    if not stage.trains.isidentifier() or is_reserved(stage.trains):
+    if not stage.trains.isidentifier() or is_reserved(stage.trains) or stage.trains == CRITIC:
         raise ValueError(
             f"{type(stage).__name__}.trains is {stage.trains!r}; it names a role such as 'policy' or 'reward', and "
-            f"none of {', '.join(RESERVED_ROLES)}, which stages create"
+            f"none of {', '.join((*RESERVED_ROLES, CRITIC))}, which stages create"
         )
 
 
@@ -288,7 +294,7 @@ def stage_names(stages: Sequence[Stage]) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Eval:
-    """Evaluation on held-out prompts, before every Online stage, after it, and between."""
+    """Evaluation on held-out prompts, before every Online stage that trains the policy, after it, and between."""
 
     prompts: int = 512  # held-out prompts, distinct, disjoint by hash from every training prompt
     samples: int = 1  # completions of each
@@ -527,7 +533,8 @@ def check_strategy(stage: Online, objective: Objective, config: Config, earlier:
     """
     name = type(stage.objective).__name__
     longest = completion_length(stage, config)
-    roles = {*earlier, *(AVERAGE,) * (stage.optimizer.average is not None)}
+    has_average = stage.optimizer.average is not None and stage.trains == "policy"
+    roles = {*earlier, *(AVERAGE,) * has_average}
     roles |= {"reference"} if objective.needs(stage.objective).reference else set()
     setting = Setting(stage.samples, longest, config.sampler.stop_strings, frozenset(roles))
     strategy_of(stage.strategy).check(stage.strategy, setting)
@@ -592,15 +599,22 @@ def check_learner_of_samples(stage: Online, objective: Objective) -> None:
     if scores and stage.trains == "policy":
         raise ValueError(f"{name} trains a reward model on samples of the policy; name its role: Online.trains = "
                          "'reward'")  # fmt: skip
-    if scores or stage.trains == "policy":
-        if scores and stage.learner.replays_routes:
-            raise ValueError(f"Learner.routes = 'replayed' replays the policy's routes, and {name} trains a model "
-                             "whose routers choose for themselves; leave it out")  # fmt: skip
+    if stage.trains == "policy":
         return
-    raise ValueError(
-        f"Online.trains = {stage.trains!r}: {name} learns from the log-probs of whoever drew the samples, which is the "
-        "policy; only a reward model learns from them in another role, by OnlineBradleyTerry"
-    )
+    if not scores or objective.refill(stage.objective) is not None:
+        raise ValueError(
+            f"Online.trains = {stage.trains!r}: {name} trains on log-probs of the model that learns, which must be the "
+            "policy that drew the samples; another role learns as a reward model, by OnlineBradleyTerry"
+        )
+    if stage.learner.replays_routes:
+        raise ValueError(f"Learner.routes = 'replayed' replays the policy's routes, and {name} trains a model whose "
+                         "routers choose for themselves; leave it out")  # fmt: skip
+    if stage.trains in stage.rewards:
+        raise ValueError(f"Online.rewards = {stage.rewards} would let {stage.trains!r} label the pairs that it learns "
+                         "from; leave it out")  # fmt: skip
+    if getattr(stage.objective, "ranks_by", None) == "outcome" and (stage.rewards or stage.shaping is not None):
+        raise ValueError(f"{name}.ranks_by = 'outcome' takes pairs by the first verifier alone, and Online.rewards and "
+                         "Online.shaping change the reward; leave them out, or set it to 'reward'")  # fmt: skip
 
 
 def check_attribute_weights(stage: Online, config: Config, tables: Tables) -> None:

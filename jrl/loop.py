@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 
+from jrl.experiment import trains_online
 from jrl.learning.learner import weights_of
 from jrl.learning.step import Learned
 from jrl.models import decoder
@@ -184,9 +185,9 @@ def begin_stage(job: Job, progress: Progress) -> Progress:
     i = stage_at(job.config, job.done + 1)
     if i == progress.stage:
         return progress
-    if progress.stage >= 0 and isinstance(job.stages[progress.stage], OnlineStage):
+    if progress.stage >= 0 and trains_online(job.config.stages[progress.stage]):
         evaluate_once(job, progress.state, f"after_{job.stages[progress.stage].name}")
-    if isinstance(job.stages[i], OnlineStage):
+    if trains_online(job.config.stages[i]):
         evaluate_once(job, progress.state, f"before_{job.stages[i].name}")
     return Progress(job.programs.stages[i].begin(progress.state), (), stage=i)
 
@@ -204,7 +205,7 @@ def take_step(job: Job, progress: Progress) -> tuple[Progress, Step]:
     clock = job.run_clock
     stepped = online.step(stage, state, progress.waiting, ahead, done, job.display.phase, job.stop_alone, clock)
     step = Step(job.done + 1, stage.name, stepped.metrics, stepped.batch, learned_if_stopping(job, stepped.learned))
-    every = job.config.eval.every if job.config.eval is not None else None
+    every = job.config.eval.every if job.config.eval is not None and trains_online(stage.config) else None
     if every is not None and (job.done + 1 - starts(job.config)[progress.stage]) % every == 0:
         step.metrics |= numbers(evaluate(job, stepped.state, "on the way", interruptible=False))
     records.keep(job, step)

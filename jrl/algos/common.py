@@ -63,13 +63,13 @@ def check_sampling(config: Any, facts: contract.Facts, *, grouped: bool) -> None
     name = type(config).__name__
     if facts.greedy:
         raise ValueError(
-            f"{name} cannot learn from greedy sampling (temperature 0): every sample of a prompt is the same and has "
-            "no log-prob to differentiate. Use a temperature above 0; 1.0 is usual."
+            f"{name} cannot learn from greedy sampling (temperature 0): every sample of a prompt is the same. Use a "
+            "temperature above 0; 1.0 is usual."
         )
     if grouped and facts.samples < 2:
         raise ValueError(
             f"{name} compares the samples of one prompt and needs at least 2 of them, got samples={facts.samples}: "
-            "alone, a sample's advantage is always 0. Use 4 to 16, or Reinforce, which compares over the batch."
+            "one alone has nothing to be compared with. Use 4 to 16, or Reinforce, which compares over the batch."
         )
 
 

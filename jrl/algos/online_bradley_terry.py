@@ -7,8 +7,8 @@
 The policy samples and stays as it is; the role in Online.trains learns. What says which sample is better is any source
 of rewards: a verifier, a judge (RLAIF), another reward model.
 
-Sources: pairs of a policy's samples that a judge labels, Lee et al. 2309.00267 section 3; that a known reward labels,
-which the policy never sees, Gao et al. 2210.10760 section 2 (`ranks_by = 'outcome'`, with the verifier's weight 0).
+Sources: pairs of a policy's samples that a judge labels, Lee et al. 2309.00267; pairs labeled by a gold reward that
+does not train the policy, Gao et al. 2210.10760 (`ranks_by = 'outcome'`, with the verifier's weight 0).
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ import re
 import stat
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +35,6 @@ from jrl.bucket.client import Bucket, BucketError, Conflict, Missing, shown, spl
 from jrl.bucket.local_copies import complete_copy, copies_home, in_parallel, inside, key_of, local_copy
 from jrl.device.processes import ONE, Processes
 from jrl.run.checkpoints.lock import RunIsHeld, hold_run
-from jrl.run.folder import RunFolder
 from jrl.run.lease import NO_LEASE, Lease, holder_in_bucket, take_lease
 
 FORMAT = 1
@@ -76,6 +75,18 @@ class Commit:
 
     def objects(self) -> set[str]:
         return {part.object for parts in self.files.values() for part in parts}
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFolder:
+    """Where a run works. `publish()` commits the folder as it is; of a local run it does nothing. All processes of a
+    run call it."""
+
+    path: Path
+    publish: Callable[[], None] = lambda: None
+    address: str | None = None  # gs://BUCKET/NAME; None: a local run
+    shared: bool = True  # whether all processes work in this folder; False: each has one of its own
+    committed: Callable[[], list[int]] | None = None  # the steps that are in the bucket; None: a local run
 
 
 @contextlib.contextmanager

@@ -28,17 +28,19 @@ class RunData(NamedTuple):
     stored: Sequence[Source]  # of every Offline stage, in their order
 
 
-def open_data(config: Config, environments: Any, stop: Stop, note: Callable[[str], None]) -> RunData:
-    """Returns the examples of a run, and notes what was dropped of them. environments: the table of them. Raises:
-    StopRequested where `stop` says."""
+def open_data(config: Config, environments: Any, stop: Stop) -> RunData:
+    """Returns the examples of a run. environments: the table of them. Raises: StopRequested where `stop` says."""
     open_ = lambda task: open_source(task, environments, stop)
     source = open_(config.task)
-    stored = stored_sources(config, source, open_)
-    for name, one in {"": source, **of_their_own(config, stored)}.items():
+    return RunData(source, stored_sources(config, source, open_))
+
+
+def note_counts(config: Config, data: RunData, note: Callable[[str], None]) -> None:
+    """Notes what was dropped of the examples of a run."""
+    for name, one in {"": data.source, **of_their_own(config, data.stored)}.items():
         if one.counts:
             counts = ", ".join(f"{count} {cause}" for cause, count in sorted(one.counts.items()))
             note(f"{name}{': ' * bool(name)}{len(one)} examples; dropped or noticed: {counts}")
-    return RunData(source, stored)
 
 
 def stored_sources(config: Config, source: Source, open_: Callable[[Any], Source]) -> list[Source]:

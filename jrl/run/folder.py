@@ -1,29 +1,17 @@
-"""The folder that a run works in: where it is, and that one run at a time holds it."""
+"""The folder that a run works in: one process at a time trains there."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from jrl import paths
 from jrl.device.processes import Processes
 from jrl.run.agreement import check_shared_folder
+from jrl.run.bucket_run import RunFolder
 from jrl.run.checkpoints.lock import hold_run
 from jrl.run.identity import remove_unbegun
-
-
-@dataclasses.dataclass(frozen=True)
-class RunFolder:
-    """Where a run works. `publish()` commits the folder as it is; of a local run it does nothing. All processes of a
-    run call it."""
-
-    path: Path
-    publish: Callable[[], None] = lambda: None
-    address: str | None = None  # gs://BUCKET/NAME; None: a local run
-    shared: bool = True  # whether all processes work in this folder; False: each has one of its own
-    committed: Callable[[], list[int]] | None = None  # the steps that are in the bucket; None: a local run
 
 
 @contextlib.contextmanager

@@ -23,11 +23,12 @@ from jrl.rollout.rewards import OpenClassifier
 from jrl.rollout.scoring import Scorer
 from jrl.run.agreement import check_covered, facts, with_place
 from jrl.run.begin_from import Origin, manifest_entry, origin_of
+from jrl.run.bucket_run import RunFolder
 from jrl.run.checkpoints.run_state import RunState, open_run_state
 from jrl.run.checks import check_host, check_routes_sent
 from jrl.run.clock import RunClock
-from jrl.run.data import RunData, data_fingerprint, open_data, preflight_data
-from jrl.run.folder import RunFolder, held_folder
+from jrl.run.data import RunData, data_fingerprint, note_counts, open_data, preflight_data
+from jrl.run.folder import held_folder
 from jrl.run.identity import (
     check_not_foreign,
     identify,
@@ -179,9 +180,11 @@ def open_job(
     """Opens a run folder, new or old, and everything a run needs. Closes all of it, whatever happens.
 
     Args:
+      folder: where the run is; made if it is new.
       accept_change: a run of another configuration, data or parts goes on, and its manifest says so.
       begin_from: another run, whose weights and tokenizer a new one begins with.
       show: (steps of all stages) -> the display.
+      member: what the run shares with the population that it is a member of.
       processes: those that train together, each with its own devices.
       profile: steps to write a trace of.
 
@@ -197,9 +200,10 @@ def open_job(
         display = stack.enter_context(shown(config, show, stop, processes))
         display.phase("data")
         if beside is None:
-            data = open_data(config, parts.tables["envs"], stop.is_set, display.note)
+            data = open_data(config, parts.tables["envs"], stop.is_set)
         else:
             data = RunData(beside.source, beside.stored)
+        note_counts(config, data, display.note)
         digest = data_fingerprint(config, data.source, data.stored)
         processes.agree("data", {"data": digest, "examples": len(data.source)})
         origin = origin_of(path, begin_from, folder.address)
@@ -214,12 +218,15 @@ def open_job(
             policy = open_policy(config, parts, tokenizer, display.phase, member.programs_in)
             stack.callback(policy.program_cache.close)
             policy.program_cache.compiling = lambda: run_clock.on("compile")
-            note_choices(policy, display)
+            if policy.chosen:
+                display.note(f"chosen: {'; '.join(map(sentence, policy.chosen))}")
         else:
             policy = dataclasses.replace(beside.policy, config=config)
         config = policy.config
         manifest["chosen"] = {choice.field: choice.value for choice in policy.chosen}
         check_machine(policy, path, processes)
+        if config.adapter is not None and (bare := without_adapters(policy.model.spec(policy.cfg))):
+            display.note(f"LoRA has no adapters to {', '.join(bare)}: these weights stay frozen")
 
         pool = None if beside is None else beside.scorer.pool
         running = stack.enter_context(open_stages(policy, data, path, display, stop.is_set, processes, pool))
@@ -296,7 +303,8 @@ def shown(
 
 
 def begin_folder(job: Job, config: Config, manifest: dict[str, Any], changes: Sequence[str]) -> None:
-    """Writes down what a new run is, once no process refuses it; of one that goes on, `changes` when it takes a step.
+    """Writes down what a new run is, once no process refuses it. The `changes` of one that goes on are written when its
+    checkpoint is restored.
 
     Args:
       config: as the run was started; the job's has what was chosen since.
@@ -310,14 +318,6 @@ def begin_folder(job: Job, config: Config, manifest: dict[str, Any], changes: Se
         processes.barrier("written")
     elif changes and processes.writer:
         job.record_change = functools.partial(record_change, config, parts, folder, manifest, changes)
-
-
-def note_choices(policy: Policy, display: Display) -> None:
-    """Shows what every 'auto' of the configuration became, and which weights have no adapters."""
-    if policy.chosen:
-        display.note(f"chosen: {'; '.join(map(sentence, policy.chosen))}")
-    if policy.config.adapter is not None and (bare := without_adapters(policy.model.spec(policy.cfg))):
-        display.note(f"LoRA has no adapters to {', '.join(bare)}: these weights stay frozen")
 
 
 def check_machine(policy: Policy, folder: Path, processes: Processes) -> None:

@@ -46,8 +46,8 @@ from jrl.rollout.sampler import SamplingParams
 from jrl.rollout.scoring import ScoringStopped, WorkersLost
 from jrl.run import offline, online, records
 from jrl.run.batches import plan_shardings
+from jrl.run.bucket_run import RunFolder
 from jrl.run.checkpoints.run_state import DamagedStep, NoIntactStep, RunState, open_run_state
-from jrl.run.folder import RunFolder
 from jrl.run.identity import PUBLISHED
 from jrl.run.job import Job, Member, open_job
 from jrl.run.member_programs import MemberPrograms

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrl.device.sharding import batch_sharding
-from jrl.experiment import Config, Offline, Stage, correction_length
+from jrl.experiment import Config, Offline, Stage, correction_length, trains_online
 from jrl.learning.learner import weights_of
 from jrl.learning.pack import Shape
 from jrl.learning.step import StageArrays, StagePrograms
@@ -110,7 +110,7 @@ def compile_run(
         if done >= begins + stage.steps:
             state = p.stages[i].begin.shape(state)
             continue
-        if evaluates and not isinstance(stage, Offline):
+        if evaluates and trains_online(stage):
             evaluates = compile_eval(inputs, state)
         state = compile_stage(inputs, i, state, begun=done > begins)
         if classifier is not None and not isinstance(stage, Offline):

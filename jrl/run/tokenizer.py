@@ -26,21 +26,21 @@ def open_tokenizer(
     origin: Origin | None,
     stop: Stop,
     processes: Processes,
-    open_one: Any = None,
+    member_tokenizer: Any = None,
 ) -> Any:
     """Returns the run's tokenizer, which is saved in its folder.
 
     Args:
-      source: on whose texts one is trained, where the configuration has one that is.
+      source: texts to train it on, if the configured tokenizer is trained.
       origin: another run, whose tokenizer a new one begins with.
-      open_one: that of another member of the same population.
+      member_tokenizer: that of another member of the same population, which is taken.
 
     Raises: ProcessesDisagree where another process has a different one; StopRequested where `stop` says.
     """
     saved, tables = folder / "tokenizer", parts.tables
-    if open_one is not None:
-        save_tokenizer(open_one, folder)
-        return open_one
+    if member_tokenizer is not None:
+        save_tokenizer(member_tokenizer, folder)
+        return member_tokenizer
     # Before the manifest, a folder belongs to no run. A tokenizer that was lost since is trained again; the manifest
     # holds its fingerprint.
     if paths.exists(folder / "manifest.json") and paths.exists(saved):

@@ -130,12 +130,49 @@ def test_a_run_that_is_left_inside_the_stage_goes_on_to_the_same_bits(judged, tm
     "bindings, message",
     [
         (["judge/Online.trains='policy'"], r"OnlineBradleyTerry trains a reward model .* Online\.trains = 'reward'"),
-        (["judge/Online.objective=@OnlineDPO()"], r"Online\.trains = 'reward': OnlineDPO learns from the log-probs"),
+        (
+            ["judge/Online.objective=@OnlineDPO()"],
+            r"Online\.trains = 'reward': OnlineDPO trains on log-probs",
+        ),
         (["judge/Online.trains='reference'"], r"Online\.trains is 'reference'; it names a role"),
-        (["judge/Online.samples=1"], "OnlineBradleyTerry"),
+        (["judge/Online.trains='critic'"], r"Online\.trains is 'critic'; it names a role"),
+        (["judge/Online.samples=1"], "OnlineBradleyTerry compares the samples of one prompt"),
+        (["judge/Online.objective=@DAPO()"], r"Online\.trains = 'reward': DAPO trains on log-probs of the model"),
+        (
+            [
+                "Config.stages=[@first/Offline(), @judge/Online(), @Online()]",
+                "first/Offline.source=@Preferences()",
+                "first/Offline.objective=@BradleyTerry()",
+                "first/Offline.trains='reward'",
+                "judge/Online.rewards={'reward': 1.0}",
+            ],
+            r"Online\.rewards = \{'reward': 1\.0\} would let 'reward' label the pairs",
+        ),
+        (
+            ["OnlineBradleyTerry.ranks_by='outcome'", "judge/Online.shaping=@Shaping()"],
+            r"OnlineBradleyTerry\.ranks_by = 'outcome' takes pairs by the first verifier alone",
+        ),
+        (
+            [
+                "judge/Online.strategy=@RollIn()",
+                "RollIn.guide='average'",
+                "RollIn.tokens=1",
+                "judge/Online.optimizer=@judge/AdamW()",
+                "judge/AdamW.average=0.9",
+            ],
+            r"RollIn\.guide names the role 'average', which no earlier stage trains",
+        ),
     ],
 )
 def test_what_cannot_run_is_refused(bindings, message):
     named = {b.partition("=")[0]: b for b in [*SMALL, *bindings]}
     with pytest.raises(ConfigError, match=message):
         jrl.load_config(CONFIG, list(named.values()))
+
+
+def test_evaluations_are_made_around_stages_that_train_the_policy(tmp_path):
+    evaluated = ["Config.eval=@Eval()", "Eval.prompts=2", "Eval.batch=2", "Eval.every=1", "Data.held_out_every=4"]
+    summary = jrl.train(CONFIG, [*SMALL, *evaluated], run=tmp_path)
+    assert summary["eval"].keys() == {"before_rl", "after_rl"}
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [any(name.startswith("eval/") for name in row) for row in rows] == [False] * 3 + [True] * 2

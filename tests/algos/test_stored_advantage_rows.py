@@ -20,7 +20,7 @@ from jrl.algos.step_awr import StepAWR
 from jrl.config import ConfigError
 from jrl.learning.learner import Reading, micro_batch, sequence_terms
 from jrl.ops import offline_advantage
-from jrl.run.folder import RunFolder
+from jrl.run.bucket_run import RunFolder
 from jrl.run.job import open_job
 from jrl.types import PackedBatch, Recomputed, SequenceTargets, TrainBatch
 

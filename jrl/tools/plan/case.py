@@ -25,6 +25,7 @@ from jrl.experiment import (
     optimizers,
     row_of,
     stage_names,
+    trains_online,
 )
 from jrl.learning.critic import CRITIC
 from jrl.learning.optimizer import keeps_on_host
@@ -366,8 +367,9 @@ def programs_of(case: Case) -> dict[str, Program]:
 
 
 def evaluates(config: Config, planned: Iterable[Stage]) -> bool:
-    """Whether evaluations belong to some of a run's stages: they are made around Online stages, and after the last."""
-    return config.eval is not None and any(isinstance(stage, Online) or stage is config.stages[-1] for stage in planned)
+    """Whether evaluations belong to some of a run's stages: they are made around those that train the policy on its own
+    samples, and after the last."""
+    return config.eval is not None and any(trains_online(stage) or stage is config.stages[-1] for stage in planned)
 
 
 def split_name(name: str) -> tuple[str | None, str]:

@@ -17,7 +17,7 @@ from jrl import loop, paths
 from jrl.config.errors import COMMAND_LINE, ConfigError
 from jrl.device.compile_cache import use_compile_cache
 from jrl.device.sharding import make_mesh
-from jrl.experiment import Config, Offline, Online, Tables, config_classes, optimizers
+from jrl.experiment import Config, Offline, Online, Tables, config_classes, optimizers, trains_online
 from jrl.learning.optimizer import keeps_on_host
 from jrl.models.attention.kernels import NO_KERNEL
 from jrl.plugins import Parts, load_parts
@@ -291,9 +291,9 @@ def begin_stage(population: Population, progress: PopulationProgress) -> Populat
     i = stage_at(first.config, first.done + 1)
     if i == before:
         return progress
-    if before >= 0 and isinstance(first.config.stages[before], Online):
+    if before >= 0 and trains_online(first.config.stages[before]):
         evaluate_all(population, progress.state, f"after_{first.stages[before].name}")
-    if isinstance(first.config.stages[i], Online):
+    if trains_online(first.config.stages[i]):
         evaluate_all(population, progress.state, f"before_{first.stages[i].name}")
     return PopulationProgress(populations.begin_stage(population, progress.state, i), (), stage=i)
 
@@ -310,7 +310,7 @@ def evaluate_on_the_way(population: Population, progress: PopulationProgress, st
     first = population.first
     every = None if first.config.eval is None else first.config.eval.every
     in_stage = first.done - starts(first.config)[progress.stage]
-    if every is None or not isinstance(first.config.stages[progress.stage], Online) or in_stage % every:
+    if every is None or not trains_online(first.config.stages[progress.stage]) or in_stage % every:
         return
     states = population.members.unstack(progress.state)
     for job, state, own in zip(population.jobs.values(), states, step.steps):
