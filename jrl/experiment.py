@@ -122,6 +122,7 @@ class Online:
         | None
     ) = None
     rewards: dict[str, float] = dataclasses.field(default_factory=dict)  # role -> weight of its score in the reward
+    judges: tuple[str, ...] | None = None  # names of those of Config.judges that are asked; None: all of them
     # Of reward heads with several outputs (AttributeRegression): each one's share in the role's score; None: the mean
     attribute_weights: tuple[float, ...] | None = None
     reset_reference_every: int | None = None  # steps after which the reference is the policy again; None: it stays
@@ -184,6 +185,13 @@ RESERVED_ROLES = ("reference", PREVIOUS, AVERAGE)
 def is_reserved(role: str) -> bool:
     """Whether stages create a role of this name themselves."""
     return role in RESERVED_ROLES or is_previous(role)
+
+
+def judges_of(stage: Stage, config: Config) -> tuple[Judge, ...]:
+    """Returns the judges that are asked about the completions of a stage."""
+    if isinstance(stage, Offline):
+        return ()
+    return tuple(judge for judge in config.judges if stage.judges is None or judge.name in stage.judges)
 
 
 def trains_online(stage: Stage) -> bool:
@@ -348,6 +356,12 @@ class Config:
         judges = [judge.name for judge in self.judges]
         if clashing := sorted({name for name in judges if judges.count(name) > 1}):
             raise ValueError(f"two judges have the name {clashing[0]!r}; give each its own Judge.name")
+        for stage in self.stages:
+            if unknown := sorted({*(getattr(stage, "judges", None) or ())} - {*judges}):
+                raise ValueError(
+                    f"Online.judges names {unknown[0]!r}, which is no judge of Config.judges. Available: "
+                    f"{', '.join(judges) or 'none'}"
+                )
 
 
 # Fields that say by what a run computes: the same numbers to a rounding, in the same leaves of a checkpoint. They may
@@ -483,7 +497,8 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[s
         check_learner_of_samples(stage, objective)
     if online and stage.critic is not None:
         check_critic(stage, objective, earlier)
-    alone = [j.name for j in config.judges if isinstance(j.grading, Pairwise) and j.grading.against == "group"]
+    asked = judges_of(stage, config)
+    alone = [j.name for j in asked if isinstance(j.grading, Pairwise) and j.grading.against == "group"]
     if online and stage.samples == 1 and alone:
         raise ValueError(
             f"the judge {alone[0]!r} compares the completions of a prompt, and Online.samples = 1 gives it one; use at "

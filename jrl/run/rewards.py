@@ -103,7 +103,8 @@ def reward_sources(
         from_roles = [from_role(role, weight) for role, weight in stage.rewards.items()]
     else:
         from_roles = [roles_source(ROLE_ENSEMBLE, next(iter(stage.rewards.values())), together)]
-    from_judges = [judge_source(judge, processes) for judge in judgement.judges]
+    asked = [judge for judge in judgement.judges if stage.judges is None or judge.config.name in stage.judges]
+    from_judges = [judge_source(judge, processes) for judge in asked]
     from_model = [] if judgement.classifier is None else [reward_model_source(judgement.classifier)]
     return (*from_model, *from_judges, *from_roles)
 

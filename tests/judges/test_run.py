@@ -61,6 +61,29 @@ def test_the_reward_is_the_verifiers_and_the_weighted_judges(straight):
         known |= set(step.texts)
 
 
+def test_a_judge_labels_pairs_in_one_stage_and_is_not_asked_in_the_next(tmp_path):
+    stages = ["Config.stages=[@label/Online(), @Online()]", "label/Online.objective=@OnlineBradleyTerry()",
+              "label/Online.trains='reward'", "label/Online.name='label'", "label/Online.rewards={}",
+              "label/Online.judges=('judge',)", "label/Online.steps=2", "Online.steps=2",
+              "Online.rewards={'reward': 1.0}", "Online.judges=()", "Regex.weight=0.0"]  # fmt: skip
+    with StandIn() as server:
+        list(steps(server.address, tmp_path, *stages))
+    labeled, learned = rows(tmp_path)[:2], rows(tmp_path)[2:]
+    for row in labeled:
+        assert row["reward/mean"] == pytest.approx(2 * row["reward_component/Judge/judge"], rel=1e-5)
+        assert row["host/judge/judge/requests"] > 0 and row["loss/rows"] > 0
+    for row in learned:
+        assert row["reward/mean"] == pytest.approx(row["reward_component/role/reward"], rel=1e-5)
+        assert not [name for name in row if "judge" in name.lower()]
+
+
+def test_a_judge_that_is_not_there_is_refused():
+    with pytest.raises(ConfigError, match=r"Online\.judges names 'other', which is no judge .* Available: judge"):
+        jrl.load_config(
+            "configs/tiny.gin", [*JUDGE, "Judge.address='http://localhost:1/v1'", "Online.judges=('other',)"]
+        )
+
+
 def test_two_policies_are_compared_by_a_judge_from_the_command_line(straight, tmp_path, capsys):
     out, folder = tmp_path / "eval.json", str(straight[0])
     given = ["Data.held_out_every=3", "Config.eval=@Eval()", "Eval.prompts=2", "Eval.batch=8"]

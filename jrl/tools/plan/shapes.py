@@ -16,7 +16,7 @@ from jrl import paths
 from jrl.algos.reward_shaping import components_read
 from jrl.device.program_cache import Program, ProgramCache
 from jrl.device.sharding import make_mesh, split_meshes
-from jrl.experiment import Config, Online, Stage, row_of, stage_names, stored_attributes
+from jrl.experiment import Config, Online, Stage, judges_of, row_of, stage_names, stored_attributes
 from jrl.models.pretrained.published import classifier_of
 from jrl.plugins import Parts
 from jrl.rollout import stop_strings
@@ -159,7 +159,7 @@ def components_of(config: Config, stage: Stage) -> tuple[str, ...]:
     if isinstance(stage, Online) and stage.ensemble is not None:
         roles = (ROLE_ENSEMBLE,)
     corrected = (KEPT,) if isinstance(stage, Online) and stage.corrector is not None else ()
-    judged = itertools.chain.from_iterable(map(score_names, config.judges))
+    judged = itertools.chain.from_iterable(map(score_names, judges_of(stage, config)))
     first = [FIRST_ATTEMPT] if isinstance(stage, Online) and strategy_of(stage.strategy).attempts > 1 else []
     read = components_read(stage.shaping) if isinstance(stage, Online) else ()
     return tuple(dict.fromkeys((*component_names(config.scoring), *labels, *judged, *roles, *corrected, *read, *first)))
