@@ -225,6 +225,29 @@ def test_process_0_leaves_when_all_have_read_why_the_run_ends(monkeypatch):
     assert sorted(left[:2]) == [(1, 2, why), (2, 2, why)] and left[2] == (0, 2, "the folder is held")
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_an_error_that_a_device_or_the_service_began_waits_for_the_watchdog_to_name_who_is_gone(monkeypatch, wrapped):
+    """Orbax makes a TimeoutError of it, and a save that fails another error; the first to be said would be that."""
+    slept = []
+    monkeypatch.setattr(multihost.time, "sleep", slept.append)
+
+    def failed():
+        try:
+            try:
+                raise jax.errors.JaxRuntimeError("UNAVAILABLE: Socket closed")
+            except jax.errors.JaxRuntimeError as error:
+                raise TimeoutError("waiting at a barrier") from error
+        except TimeoutError as error:
+            return OSError(f"step 5 could not be saved: {error}").with_traceback(None), error
+
+    saved, cause = failed()
+    saved.__cause__ = cause if wrapped else None
+    processes = Processes(1, 2, Table())
+    multihost.tell(processes, saved, lambda error: (str(error), 4))
+    waits = multihost.LOST_SECONDS + 3 * multihost.BEAT_SECONDS
+    assert slept == [*[waits] * wrapped, multihost.TOLD_SECONDS]
+
+
 def test_process_0_does_not_wait_forever_for_a_process_that_is_gone(monkeypatch):
     monkeypatch.setattr(multihost, "TOLD_SECONDS", 0)
     monkeypatch.setattr(multihost, "ALL_SECONDS", 0.2)

@@ -72,9 +72,10 @@ def tell(processes: Processes, error: BaseException, outcome: Callable[[Exceptio
     """Tells the others why this process ends, and waits until they have read it. Process 0 leaves last: without the
     coordination service, which it holds, JAX's clients abort their processes.
 
-    An error of a device is mostly the first sign of a process that is gone: the watchdog names it, and does not return.
+    An error of a device or of the coordination service, whatever was made of it on the way, is mostly the first sign of
+    a process that is gone: the watchdog names it, and does not return.
     """
-    if isinstance(error, jax.errors.JaxRuntimeError):
+    if any(isinstance(cause, jax.errors.JaxRuntimeError) for cause in causes(error)):
         time.sleep(LOST_SECONDS + 3 * BEAT_SECONDS)
     is_told = isinstance(error, OtherProcessFailed)
     known = type(error).__name__, INTERRUPTED
@@ -92,6 +93,15 @@ def tell(processes: Processes, error: BaseException, outcome: Callable[[Exceptio
             time.sleep(0.1)
     if processes.writer or not is_told:
         time.sleep(TOLD_SECONDS)
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yields an error and what it was raised from or beside, back to the first one."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def cluster_of(address: str | None, count: int | None, index: int | None) -> Cluster | None:

@@ -21,7 +21,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDev
 from processes_in_threads import together
 
 from jrl import paths
-from jrl.device.processes import Processes
+from jrl.device.processes import HostLost, Processes
 from jrl.run.checkpoints import digest, run_state, shards
 
 MANY = 8 if jax.device_count() >= 8 else 1
@@ -695,6 +695,15 @@ def test_a_checksum_is_the_sum_over_shards():
         total = sum(digest.checksum(array[index], bounds(index, array.shape), array.shape) for index in parts)
         assert total % 2**64 == digest.full_checksum(array)
         assert array.size == 0 or digest.full_checksum(array + 1) != digest.full_checksum(array)
+
+
+def test_a_save_in_which_another_process_is_lost_says_that(tmp_path):
+    class Alone(Processes):
+        def barrier(self, what):
+            raise HostLost("process 0 is gone or does not answer")
+
+    with pytest.raises(HostLost, match="process 0 is gone"):
+        run_state.save_step(tmp_path, 1, {"x": np.zeros(2)}, {}, Alone())
 
 
 def test_what_several_processes_save_is_verified_by_checksums_without_a_gather(tmp_path, monkeypatch):

@@ -36,7 +36,7 @@ from orbax.checkpoint import v1 as ocp
 
 from jrl import paths
 from jrl.device.placement import place_on_mesh, processes_of, without_shards
-from jrl.device.processes import ONE, OtherProcessFailed, Processes
+from jrl.device.processes import ONE, HostLost, OtherProcessFailed, Processes
 from jrl.run.checkpoints import digest
 from jrl.run.checkpoints.shards import read_shards, write_shards
 
@@ -241,7 +241,7 @@ def save_step(
         if writes:
             _publish(temporary, final)
         processes.barrier(f"published {step}")
-    except OtherProcessFailed:
+    except (OtherProcessFailed, HostLost):
         raise
     except Exception as error:
         # Orbax reports a full disk as ValueError with the system's message inside, so every error is caught here.
