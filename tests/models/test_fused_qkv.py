@@ -21,7 +21,8 @@ from jrl.models.shape import Decoder
 
 CFG = Decoder(vocab_size=32, layers=2, width=256, heads=4, kv_heads=2, head_dim=128, mlp_width=24)
 OPTIONS = [
-    {"qk_norm": None},
+    # Without norms random queries and keys are long: unscaled, their scores turn a rounding into 3e-5 of the state.
+    {"qk_norm": None, "query_scale": 0.01},
     {"norm": "rms_plus_one", "norm_place": "both"},
     # Two stretches of layers, each scanned: the second one's weights do not begin at the stack's first row.
     {"layers": 4, "experts": Experts(count=2, per_token=1, width=8, layers=(False, False, True, True))},

@@ -40,4 +40,4 @@ def test_a_long_row_has_the_logprobs_that_it_has_at_once(monkeypatch):
         laid = score._laid(trained, rows)
         assert laid.shape.width == 192 and laid.cfg.attention_block == 25
         for actual, due in zip(score.score(trained, rows), expected, strict=True):
-            np.testing.assert_allclose(actual, due, rtol=0, atol=1e-6)
+            np.testing.assert_allclose(actual, due, rtol=1e-6)  # log-probs of 3 to 5 round by 5e-7
