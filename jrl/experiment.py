@@ -189,9 +189,12 @@ def is_reserved(role: str) -> bool:
 
 def judges_of(stage: Stage, config: Config) -> tuple[Judge, ...]:
     """Returns the judges that are asked about the completions of a stage."""
-    if isinstance(stage, Offline):
-        return ()
-    return tuple(judge for judge in config.judges if stage.judges is None or judge.name in stage.judges)
+    return () if isinstance(stage, Offline) else tuple(judge for judge in config.judges if asks(stage, judge))
+
+
+def asks(stage: Online, judge: Judge) -> bool:
+    """Whether a stage asks a judge of the run."""
+    return stage.judges is None or judge.name in stage.judges
 
 
 def trains_online(stage: Stage) -> bool:

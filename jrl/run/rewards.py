@@ -13,7 +13,7 @@ import numpy as np
 from jrl.device.placement import place_on_mesh
 from jrl.device.processes import Processes
 from jrl.device.sharding import replicated
-from jrl.experiment import Online, correction_length, written_corrections
+from jrl.experiment import Online, asks, correction_length, written_corrections
 from jrl.learning.learner import weights_of
 from jrl.learning.step import StagePrograms
 from jrl.rollout.corrector import corrector_source
@@ -103,8 +103,7 @@ def reward_sources(
         from_roles = [from_role(role, weight) for role, weight in stage.rewards.items()]
     else:
         from_roles = [roles_source(ROLE_ENSEMBLE, next(iter(stage.rewards.values())), together)]
-    asked = [judge for judge in judgement.judges if stage.judges is None or judge.config.name in stage.judges]
-    from_judges = [judge_source(judge, processes) for judge in asked]
+    from_judges = [judge_source(judge, processes) for judge in judgement.judges if asks(stage, judge.config)]
     from_model = [] if judgement.classifier is None else [reward_model_source(judgement.classifier)]
     return (*from_model, *from_judges, *from_roles)
 
