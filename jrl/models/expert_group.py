@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.device.sharding import EXPERT, varying_axes
-from jrl.models.remat import is_narrow
+from jrl.models.grouped_product import grouped_product
 from jrl.types import Array, PyTree
 
 # (x [rows, D] sorted by expert, weights, product of rows with their experts' matrices, () -> each row's expert, what is
@@ -67,14 +67,6 @@ def chunk_rows(rows: int, shards: int) -> int:
     """Returns the rows of a chunk, of a group's `rows`, tokens times experts of each."""
     more, even = CHUNK_SHARE
     return min(rows, max(MIN_CHUNK, -(-more * rows // (even * shards) // 8) * 8))
-
-
-def grouped_product(x: Array, matrices: Array, sizes: Array) -> Array:
-    """Returns each row of x [rows, in], which are sorted by expert, times its expert's matrix, of [experts, in, out].
-    `sizes` says how many rows each expert has; the result in rows beyond them is undefined."""
-    # Products of narrow numbers are exact in one pass, and the TPU's kernel refuses to compile for more.
-    precision = jax.lax.Precision.DEFAULT if is_narrow(x.dtype) else None
-    return jax.lax.ragged_dot(x, matrices, sizes, precision=precision)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

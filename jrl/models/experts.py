@@ -23,7 +23,8 @@ import jax.numpy as jnp
 from jrl.device.sharding import EXPERT, axis_size, einsum, gather, mapped, per_shard
 from jrl.models.adapters.quantized import gathered
 from jrl.models.contract import ADAPTER
-from jrl.models.expert_group import Grouped, Multiply, grouped_product, mix_group
+from jrl.models.expert_group import Grouped, Multiply, mix_group
+from jrl.models.grouped_product import grouped_product
 from jrl.models.remat import product
 from jrl.ops.router import route
 from jrl.types import Array, PyTree

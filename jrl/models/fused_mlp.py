@@ -19,6 +19,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jrl.device.sharding import mapped
 from jrl.models.attention.fused import LOW_A, LOW_AXES, LOW_B, MLP_LEAVES, Stacked
 from jrl.models.attention.fused_blocks import mlp_block
+from jrl.models.kernel_ops import normed, product
 from jrl.types import Array
 
 
@@ -136,22 +137,3 @@ def _kernel(
     def finish() -> None:
         y = total[...] + product(kept[2][...].astype(h.dtype), low[5][...]) if low else total[...]
         out[...] = y.astype(out.dtype)
-
-
-def normed(x: Array, scale: Array, eps: float, plus_one: bool) -> Array:
-    """Returns `norm.rms_norm` of rows [B, D], as x; inside a kernel."""
-    wide, scale = x.astype(jnp.float32), scale.astype(jnp.float32)
-    wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return (wide * (1 + scale if plus_one else scale)).astype(x.dtype)
-
-
-def product(x: Array, y: Array, inputs: int = 0) -> Array:
-    """Returns x y summed into float32, inside a kernel: of bfloat16 in one pass, of float32 in as many as it needs.
-
-    Args:
-      inputs: the axis of y that is summed over.
-    """
-    precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
-    return jax.lax.dot_general(
-        x, y, (((1,), (inputs,)), ((), ())), precision=precision, preferred_element_type=jnp.float32
-    )

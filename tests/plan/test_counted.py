@@ -212,6 +212,31 @@ def test_products_of_experts_take_tiles_of_rows_and_read_the_experts_that_are_vi
     assert actual == pytest.approx(moved / (counted.STREAM_SHARE * chip.hbm_rate), rel=1e-9)
 
 
+OF_MATRICES = """HloModule m
+
+ENTRY %main (p: s32[4]) -> bf16[4,2048,32] {
+  %x = bf16[4096,2048]{1,0} parameter(0)
+  %g = bf16[4096,32]{1,0} parameter(1)
+  ROOT %y = bf16[4,2048,32]{2,1,0} custom-call(%m, %x, %g), custom_call_target="tpu_custom_call", metadata={op_name="jit(f)/expert_gradient/pallas_call"}
+}
+"""  # noqa: E501
+
+
+def test_gradients_of_experts_take_tiles_of_rows_and_write_every_expert():
+    case = SimpleNamespace(sizes={"expert": 1}, cfg=SimpleNamespace(dtype="bfloat16"))
+    program = cycles.parse(OF_MATRICES)
+    runs = cycles.runs(program, cycles.Frequency())
+    # 4096 / 128 tiles of rows, and one more for each of 4 experts; 2 x 2048 x 32 a row.
+    expected = (32 + 4) * 128 * 2 * 2048 * 32 / (counted.KERNEL_SHARE * V5P.matrix_rate)
+    chip = SimpleNamespace(matrix_rate=V5P.matrix_rate, hbm_rate=1e30)
+    assert counted.expert_seconds(program, runs, case, chip) == pytest.approx(expected, rel=1e-9)
+    # 1024 inputs at once: the gradient of the outputs is read twice, the rows once.
+    chip = SimpleNamespace(matrix_rate=1e30, hbm_rate=V5P.hbm_rate)
+    moved = 2 * (4 * 2048 * 32 + 4096 * (2048 + 2 * 32))
+    expected = moved / (counted.STREAM_SHARE * chip.hbm_rate)
+    assert counted.expert_seconds(program, runs, case, chip) == pytest.approx(expected, rel=1e-9)
+
+
 def test_few_rows_of_a_group_are_shared_out_evenly():
     case = SimpleNamespace(sizes={"expert": 4})
     assert counted.filled_rows(256, case) == 64

@@ -107,8 +107,8 @@ def test_no_attribute_leads_out_of_the_sandbox(renderer, trials):
     random.Random(0).shuffle(templates)
     for source in templates[: trials(130, len(templates))]:
         try:
-            found = render(renderer, source)  # {{ dict['x'] }} is a type with a parameter, and shows nothing
-            assert not found or found.startswith("dict['"), source
+            found = render(renderer, source)  # dict['x'] is a type with a parameter: it shows nothing, and makes {}
+            assert found in ("", "{}") or found.startswith("dict['"), source
         except TemplateError as error:
             assert "the chat template" in str(error), source
 

@@ -17,7 +17,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jrl.device.sharding import per_shard
 from jrl.models.attention.fused import LOW_A, LOW_B, QK_NORM, QKV, Stacked
 from jrl.models.attention.fused_blocks import qkv_block
-from jrl.models.fused_mlp import normed, product
+from jrl.models.kernel_ops import normed, product
 from jrl.models.shape import Decoder
 from jrl.types import Array
 

@@ -11,7 +11,8 @@ network: the bytes that a device receives from other slices, at its share of the
 receives them beside other work, a layer's gradients during the layer before.
 kernels: each call CALL_CYCLES, and beside it 'ragged' the keys and values of the columns that it reads at the rate of
 the memory, 'splash' its products at KERNEL_SHARE of the matrix unit's peak, and one that reads a layer's weights these
-at STREAM_SHARE of the memory's rate. Products of experts, the compiler's own kernel, take the longer of both.
+at STREAM_SHARE of the memory's rate. Products of experts, the compiler's own kernel, and the gradients of their
+matrices take the longer of both.
 memory: the bytes that the program must read and write (`estimate`), at the rate of the memory.
 """
 
@@ -29,6 +30,7 @@ import jax.numpy as jnp
 from jrl.device.sharding import GATHERED
 from jrl.learning.learner import MICRO_BATCHES
 from jrl.learning.vocab_parallel import CHUNKS, MIDDLE
+from jrl.models import expert_tiles
 from jrl.models.attention.fused import MLP_LEAVES, QKV
 from jrl.models.attention.kv_cache import cache_shapes
 from jrl.models.contract import is_spec
@@ -45,6 +47,7 @@ LATENCY = 1e-6  # seconds that a collective takes however small it is: about tha
 CALL_CYCLES = 2122  # of a kernel that does nothing: the least that the compiler gives any operation
 STREAM_SHARE = 0.8  # of the memory's rate at which kernels read weights: blocks are fetched ahead, the first is not
 KERNEL_SHARE = 0.5  # of the matrix unit's peak that attention's kernel reaches
+GRADIENT = "expert_gradient"  # the kernel's name
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 BETWEEN_SLICES = "xla_megascale_runtime"  # what moves arrays between slices, from host to host
 DEAREST = 10  # operations that are named
@@ -227,20 +230,33 @@ def streamed_seconds(runs: Iterable[Run], case: Case, chip: Chip) -> float:
 
 def expert_seconds(program: Program, runs: Iterable[Run], case: Case, chip: Chip) -> float:
     """Returns the seconds of the products of rows sorted by expert (`ragged_dot`), which the compiler makes a kernel
-    of. It multiplies a tile of rows with each of the experts that they go to. Experts are visited evenly."""
-    total = 0.0
+    of, and of the gradients of the experts' matrices, by our own. Both multiply a tile of rows with each of the experts
+    that they go to. Experts are visited evenly."""
+    total, itemsize = 0.0, jnp.dtype(case.cfg.dtype).itemsize
     for run in runs:
         tiling = re.search(r'ragged_dot_tiling="(\d+)', run.instruction.attributes)
-        if not is_kernel(run.instruction) or tiling is None:
+        of_gradient = f"/{GRADIENT}" in run.instruction.op_name
+        if not is_kernel(run.instruction) or not (tiling or of_gradient):
             continue
-        around = program.computations[run.computation]
-        weights = next(around[name].shapes[0] for name in reversed(run.instruction.operands) if name in around)
-        (rows, columns), (count, inputs, _) = run.instruction.shapes[0].dims, weights.dims
+        around, result = program.computations[run.computation], run.instruction.shapes[0]
+        last = next(around[name].shapes[0] for name in reversed(run.instruction.operands) if name in around)
+        if of_gradient:
+            (count, inputs, columns), rows, weights, tile = result.dims, last.dims[0], result, expert_tiles.ROWS
+            times = [-(-size // expert_tiles.columns_at_once(size)) for size in (inputs, columns)]
+        else:
+            (rows, columns), (count, inputs, _), weights, tile, times = (
+                result.dims,
+                last.dims,
+                last,
+                int(tiling[1]),
+                (1, 1),
+            )
         filled = filled_rows(rows, case)
         visited = count * (1 - (1 - 1 / count) ** filled)
-        tile = int(tiling[1])
         computed = (filled / tile + visited) * tile * 2 * inputs * columns
-        moved = visited * weights.bytes / count + filled * (inputs + columns) * jnp.dtype(case.cfg.dtype).itemsize
+        # An expert's gradient is written without a row too; a tile is read for each block of the other's columns.
+        stored = count if of_gradient else visited
+        moved = stored * weights.bytes / count + filled * (inputs * times[1] + columns * times[0]) * itemsize
         total += run.likely * max(computed / (KERNEL_SHARE * chip.matrix_rate), moved / (STREAM_SHARE * chip.hbm_rate))
     return total
 

@@ -1,0 +1,106 @@
+"""The gradient of experts' matrices, of rows that are sorted by expert, by a Pallas kernel of our own for TPUs.
+
+    d matrices_e = sum over the rows r of expert e of x_r^T gradient_r
+
+libtpu multiplies all rows with a mask for every expert. Here an expert is multiplied with the tiles that hold rows of
+its own, and a tile that two experts share is visited by both. The reference is the gradient of `jax.lax.ragged_dot`.
+Compiled for TPUs and interpreted on CPUs so far; no TPU has run it.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from jrl.device.sharding import varying_axes
+from jrl.models.expert_tiles import ROWS, columns_at_once
+from jrl.models.kernel_ops import product
+from jrl.types import Array
+
+
+def of_matrices(x: Array, gradient: Array, sizes: Array, dtype: Any, *, interpret: bool = False) -> Array:
+    """Returns the gradient of matrices [experts, in, out] in `dtype`, summed in float32; 0 of an expert without rows.
+
+    Args:
+      x: [rows, in], sorted by expert. gradient: [rows, out], as x, of each row times its expert's matrix. Rows beyond
+        those of the experts are not read, whatever they hold.
+      sizes: [experts] int32, rows of each.
+      interpret: the kernel's operations are done by XLA, on any device. For tests.
+    """
+    (rows, inputs), outputs, experts = x.shape, gradient.shape[1], len(sizes)
+    by_in, by_out = columns_at_once(inputs), columns_at_once(outputs)
+    visits = _visits(rows, sizes)
+    varying = jax.sharding.ManualAxisType(varying=frozenset().union(*map(varying_axes, (x, gradient, sizes))))
+    grid = (-(-inputs // by_in), -(-outputs // by_out), len(visits[0]))
+    run = pl.pallas_call(
+        _kernel,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(visits),
+            grid=grid,
+            in_specs=[
+                pl.BlockSpec((ROWS, by_in), lambda i, o, visit, expert, tile, *_: (tile[visit], i)),
+                pl.BlockSpec((ROWS, by_out), lambda i, o, visit, expert, tile, *_: (tile[visit], o)),
+            ],
+            out_specs=pl.BlockSpec((None, by_in, by_out), lambda i, o, visit, expert, *_: (expert[visit], i, o)),
+            scratch_shapes=[pltpu.VMEM((by_in, by_out), jnp.float32)],
+        ),
+        out_shape=jax.ShapeDtypeStruct((experts, inputs, outputs), dtype, manual_axis_type=varying),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+        interpret=interpret,
+        name="expert_gradient",
+    )
+    return run(*visits, x, gradient)
+
+
+def _visits(rows: int, sizes: Array) -> tuple[Array, ...]:
+    """Returns what the kernel does, int32: of each visit, in order, its expert and its tile of rows, [tiles + experts];
+    of each expert its first row and the row after its last, [experts]; and the number of visits, [1]. An expert without
+    rows is visited once, for its zeros. Visits after the last repeat it and do nothing."""
+    tiles = -(-rows // ROWS)
+    ends = jnp.cumsum(sizes, dtype=jnp.int32)
+    starts = ends - sizes
+    first = jnp.minimum(starts // ROWS, tiles - 1)
+    last = jnp.where(sizes > 0, (ends - 1) // ROWS, first)
+    begun = jnp.cumsum(last - first + 1, dtype=jnp.int32)
+    visit = jnp.arange(tiles + len(sizes), dtype=jnp.int32)
+    expert = (visit[:, None] >= begun[None]).sum(1, dtype=jnp.int32)
+    expert = jnp.minimum(expert, len(sizes) - 1)
+    tile = jnp.minimum(last[expert] - (begun[expert] - 1 - visit), last[expert])
+    return expert, tile, starts, ends, begun[-1:]
+
+
+# The signature is Pallas's: a reference for each prefetched scalar, input, output and scratch buffer, in their order.
+def _kernel(
+    expert: Any, tile: Any, starts: Any, ends: Any, count: Any, x: Any, gradient: Any, out: Any, total: Any
+) -> None:
+    """Adds a visit to its expert's sum, and writes the sum at the expert's last visit.
+
+    Args:
+      x: [ROWS, inputs], gradient: [ROWS, outputs], a tile of rows. out: [inputs, outputs]. total: the same in float32.
+    """
+    visit, most = pl.program_id(2), pl.num_programs(2) - 1
+    own = expert[visit]
+
+    @pl.when((visit == 0) | (expert[jnp.maximum(visit - 1, 0)] != own))
+    def begin() -> None:
+        total[...] = jnp.zeros_like(total)
+
+    @pl.when((visit < count[0]) & (ends[own] > starts[own]))
+    def add() -> None:
+        inside = functools.partial(_inside, first=tile[visit] * ROWS, start=starts[own], end=ends[own])
+        total[...] += product(inside(x[...]).T, inside(gradient[...]))
+
+    @pl.when((visit == most) | (expert[jnp.minimum(visit + 1, most)] != own))
+    def finish() -> None:
+        out[...] = total[...].astype(out.dtype)
+
+
+def _inside(x: Array, first: Array, start: Array, end: Array) -> Array:
+    """Returns a tile whose first row is row `first`, with 0 in the rows that are not from `start` to before `end`."""
+    row = first + jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)
+    return jnp.where((row >= start) & (row < end), x, jnp.zeros_like(x))
