@@ -24,6 +24,8 @@ from jrl.tools.plan.libtpu import set_environment
 LONG_V6E = ("MeshShape.fsdp=64", "Online.prompts=64", "Learner.micro_batch_tokens=2228224")
 # Half of a row on each device, and half as many rows at once.
 SHARES = ("MeshShape.fsdp=4", "MeshShape.sequence=2", "Learner.micro_batch_tokens=69632")
+# Experts stay on their devices, and tokens move.
+EXPERTS = ("MeshShape.fsdp=2", "MeshShape.expert=8")
 # name of a row: (configuration of configs/plan, topology, bindings)
 ROWS = {
     "0.6b v5e": ("0.6b", "v5e:2x4", ()),
@@ -38,6 +40,7 @@ ROWS = {
     "8b_two_slices v6e": ("8b_two_slices", "2xv6e:8x8", ()),
     "30b_moe v5p": ("30b_moe", "v5p:4x4x4", ()),
     "30b_moe v6e": ("30b_moe", "v6e:8x8", ()),
+    "30b_moe, expert axis v5p": ("30b_moe", "v5p:4x4x4", EXPERTS),
     "32b v5p": ("32b", "v5p:4x4x8", ()),
     "32b v6e": ("32b", "v6e:8x16", ()),
     "1.7b_long v5e": ("1.7b_long", "v5e:4x4", ()),

@@ -195,11 +195,11 @@ def _run(
             of_routers.append(None if of_router is None else jnp.expand_dims(of_router, 0))
     else:
         # The cache is carried and written in place. As inputs and outputs of the scan there would be two of it.
-        def step_of(kind: Kind, variant: Variant) -> Callable[[tuple, tuple], tuple[tuple, tuple]]:
+        def step_of(kind: Kind, variant: Variant, start: int) -> Callable[[tuple, tuple], tuple[tuple, tuple]]:
             def step(carry: tuple[Array, Any], xs: tuple) -> tuple[tuple[Array, Any], tuple]:
                 ((x, added), cache), (weights, flags, index, layer, token_input) = carry, xs
                 x = x if added is None else x + jax.lax.stop_gradient(added)  # see _summed_later
-                weights = weights | {name: fused.Stacked(leaves, layer) for name, leaves in unsliced.items()}
+                weights = weights | in_stack(layer, start)
                 layer_cache = LayerCache(None if cache is None else stack_of(cache, variant), index)
                 token_input = token_input._replace(shared_kv=shared_kv(kind, variant))
                 x, new, kv, of_router = _layer(
@@ -213,7 +213,16 @@ def _run(
             return step
 
         # A kernel reads a layer's blocks in the stack of all layers: a slice would be a copy of their matrices.
-        unsliced = {name: params["layers"][name] for name in (fused.ATTENTION, fused.MLP) if name in params["layers"]}
+        read_in_stack = (fused.ATTENTION, fused.MLP, experts.KERNEL)
+        unsliced = {name: params["layers"][name] for name in read_in_stack if name in params["layers"]}
+
+        def in_stack(layer: Array, start: int) -> PyTree:
+            """Returns what the kernels read of a layer in the stretch from `start`, and where it is in their stacks."""
+            dense = start - sparse.index(start) if start in sparse else None  # layers before that are not
+            some = {name: leaves for name, leaves in unsliced.items() if name != experts.KERNEL or dense is not None}
+            row = lambda name: layer - dense if name == experts.KERNEL and dense else layer
+            return {name: fused.Stacked(leaves, row(name)) for name, leaves in some.items()}
+
         sliced = {name: leaf for name, leaf in params["layers"].items() if name not in unsliced}
         # The layer after adds a layer's output to the stream, where the norm that reads the sum is: by itself the
         # addition would be a pass over both. x + -0 is x.
@@ -228,7 +237,9 @@ def _run(
             replayed = None if first is None else routes[first : first + stop - start]
             token_input = TokenInput(None if inputs is None else inputs[start:stop], replayed)
             (x, cache), (of_router, kv) = jax.lax.scan(
-                step_of(kinds[start], variant), (x, cache), (stack, some, rows, jnp.arange(start, stop), token_input)
+                step_of(kinds[start], variant, start),
+                (x, cache),
+                (stack, some, rows, jnp.arange(start, stop), token_input),
             )
             if kv is not None:  # of a stretch of one layer
                 shared[kinds[start].windowed] = jax.tree.map(lambda leaf: leaf[0], kv)
@@ -615,6 +626,15 @@ def _by_fused_mlp(x: Array, weights: PyTree, cfg: Decoder) -> Array:
     )  # fmt: skip
 
 
+def _by_fused_experts(weights: PyTree, cfg: Decoder, h: Array, share: Array, ids: Array) -> Array:
+    """Returns what `experts.Kernel` does, of one token a row."""
+    from jrl.models import fused_experts  # Pallas is half a second of import, for those who ask for it
+
+    return fused_experts.mix(
+        h, share, ids, fused.stacked(weights), activation=ACTIVATIONS[cfg.activation], clamp=cfg.experts.clamp
+    )
+
+
 def _rotary(positions: Array, cfg: Decoder) -> Rotary | None:
     """Returns the rotary embedding of layers without and with a window; None where no layer rotates."""
     if not any(map(cfg.rotates, range(cfg.layers))):
@@ -669,7 +689,8 @@ def _sparse(x: Array, h: Array, weights: PyTree, routes: Array | None, cfg: Deco
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         routed_by = rms_norm(wide, weights["router_norm"], cfg.norm_eps) * jnp.asarray(cfg.width**-0.5, wide.dtype)
     read = _norm(x, weights, "expert_norm", cfg) if sparse.shared_expert == "normed" else h
-    y, routing = experts.mix(read, weights, sparse, ACTIVATIONS[cfg.activation], routed_by, routes)
+    kernel = functools.partial(_by_fused_experts, weights[experts.KERNEL], cfg) if experts.KERNEL in weights else None
+    y, routing = experts.mix(read, weights, sparse, ACTIVATIONS[cfg.activation], routed_by, routes, kernel)
     if sparse.shared_expert is None:
         return y, routing
     z = _mlp(h, weights, cfg)

@@ -33,6 +33,10 @@ from jrl.types import Array, PyTree
 LEAVES = ("router", "expert_gate", "expert_up", "expert_down", "router_bias", "expert_gate_bias", "expert_up_bias",
           "expert_down_bias", "router_norm", "expert_scale", "shared_expert_gate", "expert_norm", "expert_out_norm",
           "shared_expert_norm")  # fmt: skip
+# Those of LEAVES that the kernel for one token a row reads in their stack (fused_experts.py), and the leaf that holds
+# them then.
+KERNEL_LEAVES = ("expert_gate", "expert_up", "expert_down", "expert_gate_bias", "expert_up_bias")
+KERNEL = "expert_kernel"
 GAIN = 1.702  # in the sigmoid gate of a clamped expert
 
 
@@ -69,6 +73,10 @@ class Experts:
         return self.layers[layer % len(self.layers)]
 
 
+# (h [B, L, D], weights of each token's experts [B, L, k], which they are) -> what `mix` returns, without a bias
+Kernel = Callable[[Array, Array, Array], Array]
+
+
 class Routing(NamedTuple):
     """What a router said of each token."""
 
@@ -83,6 +91,7 @@ def mix(
     activation: Callable[[Array], Array],
     seen: Array | None = None,
     recorded: Array | None = None,
+    kernel: Kernel | None = None,
 ) -> tuple[Array, Routing]:
     """Returns the output of the experts for h, [B, L, D], and what the router said.
 
@@ -92,6 +101,7 @@ def mix(
         with cfg.scaled expert_scale [experts].
       seen: [B, L, D], what the router reads; None: h.
       recorded: [B, L, k], routes that are replayed (`ops.router.route`); None: all are computed.
+      kernel: computes the experts' products, of KERNEL_LEAVES, which it holds; None: XLA does.
     """
     # The router is in float32 or wider: a rounding difference may route a token differently in learner and sampler.
     seen, wide = h if seen is None else seen, jnp.promote_types(h.dtype, jnp.float32)
@@ -99,13 +109,6 @@ def mix(
     logits = einsum("bld,de->ble", seen.astype(wide), router, ("batch", None, None))
     if cfg.bias:
         logits = logits + weights["router_bias"][None, None].astype(wide)
-    gate, up = (gathered(weights, f"expert_{name}", h, "experts", "embed", "mlp") for name in ("gate", "up"))
-    down = gathered(weights, "expert_down", h, "experts", "mlp", "embed")
-    inner = ("gate", "up") if cfg.bias else ()
-    biases = [gather(weights[f"expert_{name}_bias"], "experts", "mlp").astype(h.dtype) for name in inner]
-    low, laid = _adapters(weights.get(ADAPTER, {}), h.dtype)
-    multiply = functools.partial(_by_expert, cfg=cfg, activation=activation, adapted=tuple(low))
-    mix_shard = _mix_shard if axis_size(EXPERT) == 1 else mix_group
     rows = ("batch", None, None)
     scales = [gather(weights["expert_scale"].astype(wide), "all_experts")] if cfg.scaled else []
     routes = [] if recorded is None else [recorded]
@@ -117,7 +120,32 @@ def mix(
 
     ins = (rows, *[rows] * len(routes), *[(None,)] * len(scales))
     share, ids = per_shard(chosen, (logits, *routes, *scales), ins, (rows, rows))
-    out = mapped(
+    out = _products(h, share, ids, weights, cfg, activation) if kernel is None else kernel(h, share, ids)
+    if not cfg.bias:
+        return out, Routing(logits, ids)
+    # After the sum over tensor, so that the output bias is added once.
+    visited = ids[..., None] == jnp.arange(cfg.count, dtype=ids.dtype).reshape(1, 1, 1, -1)
+    every = jnp.where(visited, share[..., None], 0).sum(-2).astype(h.dtype)
+    bias = gather(weights["expert_down_bias"], "all_experts", "norm").astype(h.dtype)
+    return out + einsum("ble,ed->bld", every, bias, rows), Routing(logits, ids)
+
+
+def _products(
+    h: Array, share: Array, ids: Array, weights: PyTree, cfg: Experts, activation: Callable[[Array], Array]
+) -> Array:
+    """Returns the weighted sum of each token's experts, [B, L, D], without the bias of `down`.
+
+    Args: as of `mix`; share: [B, L, k], weights of the token's experts. ids: [B, L, k] int32, which they are.
+    """
+    rows = ("batch", None, None)
+    gate, up = (gathered(weights, f"expert_{name}", h, "experts", "embed", "mlp") for name in ("gate", "up"))
+    down = gathered(weights, "expert_down", h, "experts", "mlp", "embed")
+    inner = ("gate", "up") if cfg.bias else ()
+    biases = [gather(weights[f"expert_{name}_bias"], "experts", "mlp").astype(h.dtype) for name in inner]
+    low, laid = _adapters(weights.get(ADAPTER, {}), h.dtype)
+    multiply = functools.partial(_by_expert, cfg=cfg, activation=activation, adapted=tuple(low))
+    mix_shard = _mix_shard if axis_size(EXPERT) == 1 else mix_group
+    return mapped(
         functools.partial(mix_shard, multiply=multiply, count=cfg.count),
         (h, share, ids, gate, up, down, *biases, *itertools.chain(*low.values())),
         (
@@ -127,13 +155,6 @@ def mix(
         rows,
         summed="mlp",
     )
-    if not cfg.bias:
-        return out, Routing(logits, ids)
-    # After the sum over tensor, so that the output bias is added once.
-    visited = ids[..., None] == jnp.arange(cfg.count, dtype=ids.dtype).reshape(1, 1, 1, -1)
-    every = jnp.where(visited, share[..., None], 0).sum(-2).astype(h.dtype)
-    bias = gather(weights["expert_down_bias"], "all_experts", "norm").astype(h.dtype)
-    return out + einsum("ble,ed->bld", every, bias, rows), Routing(logits, ids)
 
 
 def _adapters(adapters: PyTree, dtype: Any) -> tuple[dict[str, tuple[Array, Array]], list[tuple[str | None, ...]]]:
@@ -196,13 +217,16 @@ def _by_expert(
             y = y + grouped(grouped(x, a), b)
         return each(y + bias[0][expert()] if bias else y)
 
-    gated, upward = multiply(x, gate, "gate", *biases[:1]), multiply(x, up, "up", *biases[1:])
-    if cfg.clamp is None:
-        inner = activation(gated) * upward
-    else:
-        gated, upward = jnp.minimum(gated, cfg.clamp), jnp.clip(upward, -cfg.clamp, cfg.clamp)
-        inner = gated * jax.nn.sigmoid(GAIN * gated) * (upward + 1)
+    inner = gated(multiply(x, gate, "gate", *biases[:1]), multiply(x, up, "up", *biases[1:]), activation, cfg.clamp)
     return multiply(inner, down, "down")
+
+
+def gated(gate: Array, up: Array, activation: Callable[[Array], Array], clamp: float | None) -> Array:
+    """Returns what an expert multiplies with `down`, of its products with gate and up."""
+    if clamp is None:
+        return activation(gate) * up
+    gate, up = jnp.minimum(gate, clamp), jnp.clip(up, -clamp, clamp)
+    return gate * jax.nn.sigmoid(GAIN * gate) * (up + 1)
 
 
 @jax.custom_vjp

@@ -168,7 +168,7 @@ def layers_of(cfg: Decoder, name: str) -> tuple[int, ...]:
     every = [cfg.variant(i) for i in range(cfg.layers)]
     full, bare = name.startswith("full_"), name.removeprefix("full_")
     beside = cfg.experts is not None and cfg.experts.shared_expert is not None
-    if name in experts.LEAVES:
+    if name in (*experts.LEAVES, experts.KERNEL):
         has = lambda v: v.sparse
     elif name in linear.LEAVES:
         has = lambda v: v.linear

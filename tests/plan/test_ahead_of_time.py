@@ -80,6 +80,19 @@ def test_ragged_attention_of_many_heads_fits_into_a_core(heads, head_dim, dtype)
 
 
 @COMPILES
+@pytest.mark.parametrize("dtype, axis", [("bfloat16", "fsdp"), ("float32", "expert")])
+def test_a_mixture_decodes_and_learns_by_kernels(dtype, axis):
+    bindings = ["Decoder.experts=@Experts()", "Experts.count=4", "Experts.per_token=2", "Experts.width=192",
+                "Decoder.width=128", f"Decoder.dtype={dtype!r}", "Sampler.attention='ragged'",
+                "Sampler.layers='scanned'", f"MeshShape.{axis}=2", "MeshShape.tensor=2"]  # fmt: skip
+    config, parts = load_config("configs/tiny.gin", bindings)
+    mesh = topology_mesh(parse_topology("v5e:2x2"), config.mesh)
+    lowered = lower(config, parts, mesh)
+    for program, kernel in (("rl.sample", "fused_experts"), ("rl.update", "expert_gradient")):
+        assert f"/{kernel}" in compile_now(lowered[program]).text
+
+
+@COMPILES
 def test_gradients_are_summed_within_a_slice_before_they_cross():
     topology = parse_topology("2xv5e:2x2")
     mesh = topology_mesh(topology, MeshShape(slices=2, data=4, fsdp=2))

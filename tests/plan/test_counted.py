@@ -237,6 +237,22 @@ def test_gradients_of_experts_take_tiles_of_rows_and_write_every_expert():
     assert counted.expert_seconds(program, runs, case, chip) == pytest.approx(expected, rel=1e-9)
 
 
+def test_decoding_reads_the_experts_that_a_slot_goes_to():
+    text = OF_MATRICES.replace("expert_gradient", "fused_experts")
+    runs = cycles.runs(cycles.parse(text), cycles.Frequency())
+    experts = SimpleNamespace(count=8, per_token=4, width=64)
+    cfg = SimpleNamespace(dtype="bfloat16", width=128, experts=experts)
+    case = SimpleNamespace(sizes={"expert": 2, "tensor": 2}, cfg=cfg, slots=1)
+    # Of the device's four experts two tokens go to 3: half of them by each. Three matrices of 128 x 32 for each.
+    chip = SimpleNamespace(matrix_rate=1e30, hbm_rate=V5P.hbm_rate)
+    expected = 3 * 3 * 128 * 32 * 2 / (counted.STREAM_SHARE * V5P.hbm_rate)
+    assert counted.decoded_seconds(runs, case, chip) == pytest.approx(expected, rel=1e-9)
+    chip = SimpleNamespace(matrix_rate=V5P.matrix_rate, hbm_rate=1e30)
+    expected = 3 * 2 * 2 * 3 * 128 * 32 / (counted.KERNEL_SHARE * V5P.matrix_rate)
+    assert counted.decoded_seconds(runs, case, chip) == pytest.approx(expected, rel=1e-9)
+    assert counted.decoded_seconds([], case, chip) == 0
+
+
 def test_few_rows_of_a_group_are_shared_out_evenly():
     case = SimpleNamespace(sizes={"expert": 4})
     assert counted.filled_rows(256, case) == 64

@@ -13,9 +13,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jrl.device.sharding import GATHERED, TRAIN, axis_size, reshape, spec
+from jrl.device.sharding import EXPERT, GATHERED, TRAIN, axis_size, reshape, spec
+from jrl.models import experts
 from jrl.models.adapters.quantized import is_quantized
-from jrl.models.attention.fused_blocks import mlp_block, qkv_block
+from jrl.models.attention.fused_blocks import expert_block, mlp_block, qkv_block
 from jrl.models.attention.kernels import LANES
 from jrl.models.contract import ADAPTER, Names
 from jrl.models.product import multiply
@@ -47,11 +48,13 @@ class Stacked(NamedTuple):
 
 def fused(params: PyTree, names: PyTree, cfg: Decoder) -> tuple[PyTree, PyTree]:
     """Returns the parameters of a decode loop and their logical axes with one matrix, and one adapter, in place of
-    three; as they are where layers differ, or have biases, DoRA's adapters or matrices in few bits.
+    three; as they are where layers differ, or have biases, DoRA's adapters or matrices in few bits. And with the
+    matrices of experts where their kernel reads them.
 
     Args:
       params, names: of `prepare_for_decode`.
     """
+    params, names = _with_expert_kernel(params, names, cfg)
     layers = params["layers"]
     parts = [layers.get(name) for name in ("q", "k", "v")]
     same = cfg.full is None and cfg.linear is None and not cfg.shared_layers
@@ -126,6 +129,23 @@ def _move_adapter(leaves: PyTree, names: PyTree, name: str, part: str, cfg: Deco
     names[part] |= {name + LOW_A: ("layers", "rank", into), name + LOW_B: ("layers", "rank", out)}
 
 
+def _with_expert_kernel(params: PyTree, names: PyTree, cfg: Decoder) -> tuple[PyTree, PyTree]:
+    """Returns both with the matrices of experts in the leaf that their kernel reads, where it computes them."""
+    leaves, leaf_names = dict(params["layers"]), dict(names["layers"])
+    read = [name for name in experts.KERNEL_LEAVES if name in leaves]
+    there = all(name in leaves and not is_quantized(leaves[name]) for name in experts.KERNEL_LEAVES[:3])
+    if not there or any(name in leaves.get(ADAPTER, ()) for name in read) or cfg.width % LANES:
+        return params, names
+    if cfg.experts.clamp is None and cfg.activation not in KERNEL_ACTIVATIONS:
+        return params, names
+    # A bias has a dimension of 1 more: a kernel reads no single row of a tile.
+    row = lambda name, leaf: jnp.expand_dims(leaf.astype(cfg.dtype), 2) if name.endswith("_bias") else leaf
+    row_names = lambda name, axes: (*axes[:2], None, axes[2]) if name.endswith("_bias") else axes
+    leaves[experts.KERNEL] = {name: row(name, leaves.pop(name)) for name in read}
+    leaf_names[experts.KERNEL] = {name: row_names(name, leaf_names.pop(name)) for name in read}
+    return {**params, "layers": leaves}, {**names, "layers": leaf_names}
+
+
 def _has_qkv_kernel(cfg: Decoder) -> bool:
     """Whether the kernel computes queries, keys and values of every layer, where one matrix does."""
     normed_before = cfg.norm != "layer" and cfg.norm_place != "after" and not cfg.parallel and not cfg.output_gate
@@ -143,8 +163,8 @@ def _has_mlp_kernel(layers: PyTree, cfg: Decoder, shares: int) -> bool:
 
 
 def has_kernel(part: str, x: Array, cfg: Decoder, rank: int = 0) -> bool:
-    """Whether the kernel of ATTENTION or of MLP computes x [B, L, D]: one token a row, and few enough rows for a core's
-    memory. Of B all rows count, also where other devices hold some of them.
+    """Whether the kernel of ATTENTION, of MLP or of experts computes x [B, L, D]: one token a row, and few enough rows
+    for a core's memory. Of B all rows count, also where other devices hold some of them.
 
     Args:
       rank: of the adapters in the kernel's leaves; 0: there are none.
@@ -155,6 +175,8 @@ def has_kernel(part: str, x: Array, cfg: Decoder, rank: int = 0) -> bool:
         return False
     if part == MLP:
         return mlp_block(rows, width, cfg.mlp_width // shares, itemsize, rank) is not None
+    if part == experts.KERNEL:
+        return expert_block(rows * axis_size(EXPERT), width, cfg.experts.width // shares, itemsize) is not None
     heads = (cfg.heads // shares, cfg.kv_heads // shares)
     return qkv_block(rows, width, heads, cfg.head_dim, itemsize, rank) is not None
 
@@ -169,7 +191,7 @@ def stacked(weights: PyTree) -> Stacked:
 def with_sliced(weights: PyTree, x: Array, cfg: Decoder) -> PyTree:
     """Returns the weights of a layer with those in their stack as ordinary leaves, where no kernel computes x [B, L,
     D] of them."""
-    for part in (ATTENTION, MLP):
+    for part in (ATTENTION, MLP, experts.KERNEL):
         if part not in weights or has_kernel(part, x, cfg, rank_of(weights[part])):
             continue
         leaves = weights[part]
@@ -177,6 +199,7 @@ def with_sliced(weights: PyTree, x: Array, cfg: Decoder) -> PyTree:
             leaves, layer = leaves
             leaves = {n: jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False) for n, leaf in leaves.items()}
         leaves = {n: _by_head(leaf, cfg) if n in (QKV, QKV + LOW_B) else leaf for n, leaf in leaves.items()}
+        leaves = {n: leaf[:, 0] if n in experts.KERNEL_LEAVES[3:] else leaf for n, leaf in leaves.items()}
         low = {n: {"a": leaves.pop(n + LOW_A).swapaxes(0, 1), "b": leaves.pop(n + LOW_B)}
                for n in LOW_AXES if n + LOW_A in leaves}  # fmt: skip
         weights = {name: leaf for name, leaf in weights.items() if name != part} | leaves

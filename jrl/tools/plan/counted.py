@@ -11,8 +11,8 @@ network: the bytes that a device receives from other slices, at its share of the
 receives them beside other work, a layer's gradients during the layer before.
 kernels: each call CALL_CYCLES, and beside it 'ragged' the keys and values of the columns that it reads at the rate of
 the memory, 'splash' its products at KERNEL_SHARE of the matrix unit's peak, and one that reads a layer's weights these
-at STREAM_SHARE of the memory's rate. Products of experts, the compiler's own kernel, and the gradients of their
-matrices take the longer of both.
+at STREAM_SHARE of the memory's rate, of experts those that a slot goes to. Products of experts, the compiler's own
+kernel, and the gradients of their matrices take the longer of both.
 memory: the bytes that the program must read and write (`estimate`), at the rate of the memory.
 """
 
@@ -123,7 +123,8 @@ def count_of(text: str, kind: str, case: Case, chip: Chip, kernels: float, memor
         streamed = streamed_seconds(inside, case, chip)
         in_step = sum(run.likely * (CALL_CYCLES if is_kernel(run.instruction) else run.instruction.cycles)
                       for run in inside) / clock  # fmt: skip
-        busy = in_step + streamed + ragged_seconds(case, chip) + expert_seconds(program, inside, case, chip)
+        experts = expert_seconds(program, inside, case, chip) + decoded_seconds(inside, case, chip)
+        busy = in_step + streamed + ragged_seconds(case, chip) + experts
         step = max(busy / steps, read_bytes(case) / chip.hbm_rate) + waits / steps
         operations = sum(run.likely for run in inside if works(run.instruction)) / steps
     passes = by_dtypes(program, runs)
@@ -134,6 +135,7 @@ def count_of(text: str, kind: str, case: Case, chip: Chip, kernels: float, memor
         kernels=kernels
         + streamed_seconds(runs, case, chip)
         + expert_seconds(program, runs, case, chip)
+        + decoded_seconds(runs, case, chip)
         + calls * CALL_CYCLES / clock,
         memory=memory,
         links=links,
@@ -259,6 +261,21 @@ def expert_seconds(program: Program, runs: Iterable[Run], case: Case, chip: Chip
         moved = stored * weights.bytes / count + filled * (inputs * times[1] + columns * times[0]) * itemsize
         total += run.likely * max(computed / (KERNEL_SHARE * chip.matrix_rate), moved / (STREAM_SHARE * chip.hbm_rate))
     return total
+
+
+def decoded_seconds(runs: Iterable[Run], case: Case, chip: Chip) -> float:
+    """Returns the seconds in which the kernel of experts reads those that any slot goes to, or multiplies every slot's
+    token with each of them, where that takes longer."""
+    calls = sum(
+        run.likely for run in runs if is_kernel(run.instruction) and "/fused_experts" in run.instruction.op_name
+    )
+    if not calls:
+        return 0.0
+    cfg, rows = case.cfg, case.slots * case.sizes["expert"]
+    visited = cfg.experts.count / case.sizes["expert"] * (1 - (1 - cfg.experts.per_token / cfg.experts.count) ** rows)
+    entries = 3 * cfg.width * cfg.experts.width / case.sizes["tensor"]
+    read = entries * jnp.dtype(cfg.dtype).itemsize / (STREAM_SHARE * chip.hbm_rate)
+    return calls * visited * max(read, 2 * rows * entries / (KERNEL_SHARE * chip.matrix_rate))
 
 
 def filled_rows(rows: int, case: Case) -> float:

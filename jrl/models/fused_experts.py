@@ -1,0 +1,138 @@
+"""The experts of one new token a row by a Pallas kernel of our own for TPUs: the three matrices of each expert that a
+token goes to are fetched from the stack of all layers while the expert before is multiplied.
+
+    y_t = sum over the experts e that any token goes to of weight_te * expert_e(x_t),   weight_te = 0 where t does not
+
+Every such expert multiplies all tokens: few rows cost a matrix unit what one costs, and nothing is sorted or copied.
+XLA's grouped product reads a copy of the layer's experts, all of them, that is made for every token. The reference is
+`experts.mix`. Compiled for TPUs and interpreted on CPUs so far; no TPU has run it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from jrl.device.sharding import EXPERT, axis_size, mapped
+from jrl.models.attention.fused import Stacked
+from jrl.models.attention.fused_blocks import expert_block
+from jrl.models.experts import KERNEL_LEAVES, gated
+from jrl.models.kernel_ops import product
+from jrl.types import Array
+
+
+def mix(
+    h: Array,
+    share: Array,
+    ids: Array,
+    weights: Stacked,
+    *,
+    activation: Callable[[Array], Array],
+    clamp: float | None,
+    interpret: bool = False,
+) -> Array:
+    """Returns the weighted sum of each token's experts, [B, 1, D], without the bias of `down`.
+
+    Args:
+      h: [B, 1, D]. share: [B, 1, k], weights of the token's experts. ids: [B, 1, k] int32, which they are.
+      weights: expert_gate and expert_up [layers, experts, D, width], expert_down [layers, experts, width, D], as h;
+        biases of the first two, [layers, experts, 1, width], or none.
+      clamp: as in `Experts`.
+      interpret: the kernel's operations are done by XLA, on any device. For tests.
+    """
+    leaves, layer = weights
+    shard = functools.partial(_shard, activation=activation, clamp=clamp, interpret=interpret)
+    names = [name for name in KERNEL_LEAVES if name in leaves]
+    rows, wide = ("batch", None, None), (None, "experts", None, "mlp")
+    axes = [(None, "experts", "mlp", None) if name == "expert_down" else wide for name in names]
+    arrays = (layer, h, share, ids, *(leaves[name] for name in names))
+    # A kernel does not say over which axes of the mesh its result varies.
+    return mapped(shard, arrays, ((), rows, rows, rows, *axes), rows, summed="mlp", checked=False)
+
+
+def _shard(
+    layer: Array, h: Array, share: Array, ids: Array, *weights: Array,
+    activation: Callable[[Array], Array], clamp: float | None, interpret: bool,
+) -> Array:  # fmt: skip
+    """Returns what a device's experts, and its share of their width, add: of the tokens of its group of devices, whose
+    sums are then scattered."""
+    shards = axis_size(EXPERT)
+    if shards > 1:
+        h, share, ids = (jax.lax.all_gather(x, EXPERT, tiled=True) for x in (h, share, ids))
+        ids = ids - jax.lax.axis_index(EXPERT).astype(ids.dtype) * weights[0].shape[1]
+    (rows, _, width), (_, count, _, inner) = h.shape, weights[0].shape
+    chosen = ids[:, 0, :, None] == jnp.arange(count, dtype=ids.dtype)[None, None]  # [rows, k, experts]
+    # Rounded where the reference rounds: the learner's log-probs are compared with the sampler's.
+    weight = jnp.where(chosen, share[:, 0, :, None].astype(h.dtype).astype(jnp.float32), 0).sum(1).T[..., None]
+    visited = chosen.any((0, 1))
+    number = visited.sum(dtype=jnp.int32)
+    visits = min(count, rows * share.shape[2])
+    first = jnp.argsort(~visited, stable=True).astype(jnp.int32)  # those that are visited
+    expert = first[jnp.minimum(jnp.arange(visits), jnp.maximum(number - 1, 0))]
+    block = expert_block(rows, width, inner, h.dtype.itemsize)
+    full = pl.BlockSpec((rows, width), lambda visit, part, *_: (0, 0))
+    of_expert = lambda place, *shape: pl.BlockSpec(
+        (None, None, *shape), lambda visit, part, layer, number, expert: (layer[0], expert[visit], *place(part))
+    )
+    across, down = of_expert(lambda part: (0, part), width, block), of_expert(lambda part: (part, 0), block, width)
+    bias = of_expert(lambda part: (0, part), 1, block)
+    run = pl.pallas_call(
+        functools.partial(_kernel, activation=activation, clamp=clamp),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=3,
+            grid=(visits, inner // block),
+            in_specs=[
+                full,
+                pl.BlockSpec((None, rows, 1), lambda visit, part, layer, number, expert: (expert[visit], 0, 0)),
+                *(across, across, down, *[bias] * (len(weights) - 3)),
+            ],
+            out_specs=full,
+            scratch_shapes=[pltpu.VMEM((rows, width), jnp.float32)],
+        ),
+        out_shape=jax.ShapeDtypeStruct((rows, width), h.dtype),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary", "arbitrary")),
+        interpret=interpret,
+        name="fused_experts",
+    )
+    out = jnp.expand_dims(run(layer[None], number[None], expert, h[:, 0], weight, *weights), 1)
+    return jax.lax.psum_scatter(out, EXPERT, tiled=True) if shards > 1 else out
+
+
+# The signature is Pallas's: a reference for each prefetched scalar, input, output and scratch buffer, in their order.
+def _kernel(
+    layer: Any, number: Any, expert: Any, x: Any, weight: Any, gate: Any, up: Any, down: Any, *rest: Any,
+    activation: Callable[[Array], Array], clamp: float | None,
+) -> None:  # fmt: skip
+    """Adds what a block of an expert's width gives to the sum of all.
+
+    Args:
+      x: [B, D]. weight: [B, 1] float32. gate, up: [D, block]. down: [block, D].
+      rest: biases of gate and up [1, block], or none; out [B, D]; total [B, D] float32.
+    """
+    *biases, out, total = rest
+    visit, part = pl.program_id(0), pl.program_id(1)
+
+    @pl.when((visit == 0) & (part == 0))
+    def begin() -> None:
+        total[...] = jnp.zeros_like(total)
+
+    @pl.when(visit < number[0])
+    def add() -> None:
+        rounded = lambda y: y.astype(x.dtype).astype(jnp.float32)
+
+        def multiplied(i: int, matrix: Any) -> Array:
+            y = rounded(product(x[...], matrix[...]))
+            return rounded(y + biases[i][...].astype(jnp.float32)) if biases else y
+
+        inner = gated(multiplied(0, gate), multiplied(1, up), lambda y: rounded(activation(y)), clamp)
+        total[...] += weight[...] * product(inner.astype(x.dtype), down[...])
+
+    @pl.when((visit == pl.num_programs(0) - 1) & (part == pl.num_programs(1) - 1))
+    def finish() -> None:
+        out[...] = total[...].astype(out.dtype)
