@@ -40,6 +40,7 @@ ROWS = {
     "8b_two_slices v6e": ("8b_two_slices", "2xv6e:8x8", ()),
     "30b_moe v5p": ("30b_moe", "v5p:4x4x4", ()),
     "30b_moe v6e": ("30b_moe", "v6e:8x8", ()),
+    "30b_moe, routes replayed v5p": ("30b_moe", "v5p:4x4x4", ("Learner.routes='replayed'",)),
     "30b_moe, expert axis v5p": ("30b_moe", "v5p:4x4x4", EXPERTS),
     "32b v5p": ("32b", "v5p:4x4x8", ()),
     "32b v6e": ("32b", "v6e:8x16", ()),

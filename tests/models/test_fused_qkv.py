@@ -11,7 +11,7 @@ import pytest
 from test_fused import random_params
 
 from jrl.device.sharding import TRAIN, MeshShape, make_mesh, shardings
-from jrl.models import decoder
+from jrl.models import decoder, fused_experts
 from jrl.models.adapters.lora import LoRA, adapted
 from jrl.models.attention import fused_blocks, fused_qkv
 from jrl.models.attention.fused import ATTENTION, MLP, QK_NORM, QKV, fused, rank_of
@@ -35,6 +35,7 @@ TOKENS, COLUMN = np.array([[3], [9], [31]], np.int32), np.array([[5], [0], [2]],
 @pytest.fixture
 def interpreted(monkeypatch):
     monkeypatch.setattr(fused_qkv, "project", functools.partial(fused_qkv.project, interpret=True))
+    monkeypatch.setattr(fused_experts, "mix", functools.partial(fused_experts.mix, interpret=True))
     monkeypatch.setattr(fused_blocks, "QKV_BUFFER_BYTES", 2 * 128 * 1024 * 4)  # two blocks of 128 entries of the stream
 
 
