@@ -131,7 +131,8 @@ def _kernel(
             return rounded(y + biases[i][...].astype(jnp.float32)) if biases else y
 
         inner = gated(multiplied(0, gate), multiplied(1, up), lambda y: rounded(activation(y)), clamp)
-        total[...] += weight[...] * product(inner.astype(x.dtype), down[...])
+        # What an expert makes of a token that does not go to it may be infinite.
+        total[...] += jnp.where(weight[...] == 0, 0, weight[...] * product(inner.astype(x.dtype), down[...]))
 
     @pl.when((visit == pl.num_programs(0) - 1) & (part == pl.num_programs(1) - 1))
     def finish() -> None:

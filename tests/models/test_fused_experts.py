@@ -111,6 +111,22 @@ def test_experts_that_no_token_goes_to_are_not_read(interpreted):
     np.testing.assert_allclose(actual, expected, rtol=0, atol=4e-6 * np.abs(expected).max())
 
 
+def test_a_token_reads_nothing_of_experts_that_only_others_go_to(interpreted):
+    """Expert 3 makes infinities; the first token goes to 4 and 1, the second to 3."""
+    rng = np.random.default_rng(0)
+    h, ids = rng.normal(size=(2, 1, 128)).astype(np.float32), np.array([[[4, 1]], [[3, 1]]], np.int32)
+    share = np.full((2, 1, 2), 0.5, np.float32)
+    shapes = {"expert_gate": (1, 6, 128, 24), "expert_up": (1, 6, 128, 24), "expert_down": (1, 6, 24, 128)}
+    leaves = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    leaves["expert_up"][:, 3], leaves["expert_down"][:, 3] = 3e38, 3e38
+    weights = decoder.fused.Stacked({name: jnp.asarray(leaf) for name, leaf in leaves.items()}, jnp.int32(0))
+    mixed = lambda h, ids, share: fused_experts.mix(h, share, ids, weights, activation=jax.nn.silu, clamp=None)
+    both = mixed(jnp.asarray(h), ids, share)
+    assert not np.isfinite(both[1]).all()
+    alone = mixed(jnp.asarray(h[:1]), ids[:1], share[:1])
+    np.testing.assert_allclose(both[0], alone[0], rtol=0, atol=4e-6 * np.abs(alone).max())
+
+
 @pytest.mark.parametrize(
     "change", [{"width": 96}, {"activation": "gelu"}], ids=["a width of no whole tiles", "an activation without kernel"]
 )
