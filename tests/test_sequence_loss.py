@@ -68,6 +68,7 @@ OBJECTIVES = {
     "tokens": Objective(config=PairLoss, token_loss=token_loss),
     "pairs and tokens": PAIRS._replace(token_loss=token_loss),
     "KTO": ALGOS["KTO"]._replace(sequence_baseline=mean_gain),
+    "WPO": ALGOS["WPO"],
 }
 
 
@@ -133,7 +134,7 @@ def placed(weights, cfg, mesh):
 
 
 # What the sum of both has says it of each: in other layouts only these are computed.
-BY_LAYOUT = ("BradleyTerry", "pairs and tokens", "KTO")
+BY_LAYOUT = ("BradleyTerry", "pairs and tokens", "KTO", "WPO")
 
 
 @functools.cache
@@ -193,7 +194,8 @@ def step_sums(mesh_shape, config, dtype="float32", order=None, names=BY_LAYOUT):
 
 @functools.cache
 def alone(dtype, seed):
-    """Returns (log-probs [N, T], scores [N]) of a plain forward pass over rows that lie alone, float64."""
+    """Returns (log-probs [N, T], scores [N], log of the sum of squared probabilities [N, T]) of a plain forward pass
+    over rows that lie alone, float64."""
     rows, cfg, weights = stored(), model_config(dtype), drawn(dtype, seed)
     with jax.set_mesh(make_mesh(MeshShape(), jax.devices()[:1])):
 
@@ -204,10 +206,11 @@ def alone(dtype, seed):
 
         hidden, logits = (np.asarray(x, np.float64) for x in forward(weights.params, rows.tokens))
     over = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    logprobs = np.zeros((N, T))
+    logprobs, squared = np.zeros((N, T)), np.zeros((N, T))
     logprobs[:, 1:] = np.take_along_axis(over[:, :-1], rows.tokens[:, 1:, None], -1)[..., 0]
+    squared[:, 1:] = np.log((np.exp(over[:, :-1]) ** 2).sum(-1))
     scores = (hidden @ weights.heads[REWARD][0].astype(np.float64))[..., 0]
-    return logprobs, scores[np.arange(N), np.maximum(rows.length - 1, 0)]
+    return logprobs, scores[np.arange(N), np.maximum(rows.length - 1, 0)], squared
 
 
 def in_rows_of_one_pair():
@@ -225,17 +228,21 @@ def expected(dtype="float32"):
     Of a pair (w, l) with weight a: BradleyTerry a log(1 + exp(-(s_w - s_l))); pairs a log(1 + exp(-beta (g_w - g_l))),
     g the summed log-ratio to the reference; both over the number of pairs, 7. Tokens: -log p over their number. KTO
     with weights a: a (1 - sigmoid(0.1 (g - z))) of what is preferred, a (1 - sigmoid(0.1 (z - g))) of the rest, whose
-    mean g is z; over 7.
+    mean g is z; over 7. WPO a min(1, exp(m_w + m_l)) log(1 + exp(-0.1 (g_w - g_l))), m the mean over tokens of
+    log p - log sum_v p_v^2; over 7.
     """
     rows = stored()
-    (logprobs, scores), (before, _) = alone(dtype, 3), alone(dtype, 4)
+    (logprobs, scores, squared), (before, *_) = alone(dtype, 3), alone(dtype, 4)
+    likely = np.where(rows.action_mask, logprobs - squared, 0).sum(-1) / np.maximum(rows.action_mask.sum(-1), 1)
     gain = np.where(rows.action_mask, logprobs - before, 0).sum(-1)
     pairs = N // 2 - PAD_PAIRS
-    losses = {"BradleyTerry": 0.0, "pairs": 0.0}
+    losses = {"BradleyTerry": 0.0, "pairs": 0.0, "WPO": 0.0}
     for pair in range(pairs):
         w, l = sorted((2 * pair, 2 * pair + 1), key=lambda i: -rows.labels.label[i])
         losses["BradleyTerry"] += rows.labels.weight[w] * softplus(scores[l] - scores[w]) / pairs
         losses["pairs"] += rows.labels.weight[w] * softplus(BETA * (gain[l] - gain[w])) / pairs
+        held = rows.labels.weight[w] * min(1, np.exp(likely[w] + likely[l]))
+        losses["WPO"] += held * softplus(np.float64(np.float32(0.1)) * (gain[l] - gain[w])) / pairs
     real = rows.labels.weight > 0
     above = np.float64(np.float32(0.1)) * (gain - gain[real & (rows.labels.label < 0.5)].mean())
     sigmoid = 1 / (1 + np.exp(np.where(rows.labels.label > 0.5, above, -above)))

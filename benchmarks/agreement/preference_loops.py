@@ -30,6 +30,7 @@ class Answer(NamedTuple):
     logprob: float
     ref_logprob: float
     length: float
+    log_sum_squared: float  # sum over its tokens of the log of the probability that two draws agree there
 
 
 def log_sigmoid(x: float) -> float:
@@ -109,7 +110,8 @@ def cpl(c, w, l, held):
 
 
 def wpo(c, w, l, held):
-    return min(1.0, math.exp(mean(held[0]) + mean(held[1]))) * plain(c, w, l)
+    aligned = [(answer.logprob - answer.log_sum_squared) / answer.length for answer in held]
+    return min(1.0, math.exp(aligned[0] + aligned[1])) * plain(c, w, l)
 
 
 def bradley_terry(c, w, l, held):  # an answer's score is in the place of its log-prob
@@ -180,7 +182,8 @@ def draw_answers(rng: np.random.Generator) -> dict[str, Array]:
     exact = lambda low, high: (np.round(rng.uniform(low, high, 4) * 64) / 64).astype(np.float32)
     logprob = exact(-12, -0.5)
     length = rng.integers(1, 13, 4).astype(np.int32)
-    return {"logprob": logprob, "ref_logprob": logprob + exact(-3, 3), "length": length}
+    of_draws = {"log_sum_squared": exact(-9, -0.5)}
+    return {"logprob": logprob, "ref_logprob": logprob + exact(-3, 3), "length": length, **of_draws}
 
 
 def draw_pairs(rng: np.random.Generator) -> dict[str, Array]:
@@ -194,14 +197,14 @@ def draw_pairs(rng: np.random.Generator) -> dict[str, Array]:
             row["length"][places[0]], row["logprob"][places[0]], row["ref_logprob"][places[0]] = 0, 0, 0
         elif chance < 0.4:
             row["mask"][places] = False
-            row["logprob"][places] = row["ref_logprob"][places] = np.nan
+            row["logprob"][places] = row["ref_logprob"][places] = row["log_sum_squared"][places] = np.nan
     return row
 
 
 def pair_losses(name: str, fields: dict, row: dict[str, Array]) -> tuple[Array, Array]:
     """Returns the loss at every place of a row of pairs, and its derivatives by the log-probs."""
     given = row["logprob"].astype(np.float64)
-    answer = lambda x, i: Answer(float(x[i]), float(row["ref_logprob"][i]), float(row["length"][i]))
+    answer = lambda x, i: Answer(x[i], *(float(row[name][i]) for name in ("ref_logprob", "length", "log_sum_squared")))
 
     def losses(x: Array) -> Array:
         found = np.zeros(4)
@@ -280,6 +283,7 @@ def objective_answers(module: str, configs: Sequence[Any], rows: Sequence[dict[s
             label=row["label"],
             unit=row["unit"],
             mask=row["mask"],
+            log_sum_squared=row["log_sum_squared"] if needs.log_sum_squared else None,
         )
         if objective.sequence_baseline is not None:
             sequences = sequences.replace(baseline=jnp.full(4, objective.sequence_baseline(config, sequences)))

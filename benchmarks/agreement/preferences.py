@@ -70,7 +70,7 @@ ROWS = (
     PreferenceRow("sigmoid and sft", "P30", "RPO", {"beta": "beta", "weight": "weight"}, BETA | {"weight": (0.1, 2.0)},
                   even=True, note="TRL takes the NLL over all preferred tokens of the batch, we of each answer"),
     PreferenceRow("use_weighting", "P30", "WPO",
-                  note="TRL divides every probability by the sum of their squares, which is 1 here"),
+                  note="the sum of the squares of the probabilities is 1 here: all of it is on one token"),
 )  # fmt: skip
 
 
@@ -171,6 +171,8 @@ def of_objective(row: PreferenceRow) -> Callable[[Case], Array]:
         config = objective.config(**{field: given(value) for field, value in row.fields.items()})
         reference = case["ref_logprobs"] if objective.needs(config).reference else None
         sequences = pairs_of_rows(case["logprobs"], reference, case["mask"])
+        if objective.needs(config).log_sum_squared:
+            sequences = sequences.replace(log_sum_squared=jnp.zeros_like(sequences.logprob))
         if objective.sequence_baseline is not None:  # the second half are the mismatched answers
             label = jnp.concatenate([case["good"].astype(jnp.float32), jnp.full(PAIRS, -1.0)])
             sequences = sequences.replace(label=label[None])

@@ -565,6 +565,7 @@ def sample_sequences(unit_size: int = 2, numbers: int = 1) -> Sequences:
         value=draw(0, 1),
         contrast=draw(-1, 1),
         floored_logprob=draw(-4, -1),
+        log_sum_squared=draw(-6, -1),
     )
     if numbers == 1:
         return sequences
@@ -623,6 +624,7 @@ def given_sequences(objective: Objective, config: Any) -> Sequences:
         behaviour_logprob=None if objective.pairs is None else sequences.behaviour_logprob,
         contrast=sequences.contrast if needs.contrast else None,
         floored_logprob=None if needs.probability_floor is None else sequences.floored_logprob,
+        log_sum_squared=sequences.log_sum_squared if needs.log_sum_squared else None,
     )
 
 

@@ -106,6 +106,8 @@ class Sequences:
     contrast: Array | None = None
     # [..., S] float32, sum of max(p_t, floor) lp_t with no gradient through p_t, where Needs.probability_floor
     floored_logprob: Array | None = None
+    # [..., S] float32, sum over the loss mask of ln sum_v p_v^2, without a gradient, where Needs.log_sum_squared
+    log_sum_squared: Array | None = None
 
 
 class ValueBins(NamedTuple):
@@ -137,6 +139,7 @@ class Needs(NamedTuple):
     contrast: bool = False
     # least weight of a token in Sequences.floored_logprob, whose own is its probability, [] float; None: no such field
     probability_floor: Array | float | None = None
+    log_sum_squared: bool = False  # Sequences.log_sum_squared: how likely what the model draws there is
     score: bool = False  # a reward head on the trained model, read at the last token of every sequence
     score_outputs: int = 1  # numbers that it gives, such as one for each attribute of a response
     entropy_gradient: bool = False

@@ -30,6 +30,8 @@ class Pair:
     other_length: Array  # [..., S] float32
     preference: Array  # [..., S] float32, the label: probability that it is the better one
     mask: Array  # [..., S] bool
+    log_sum_squared: Array | None = None  # [..., S] float32, of the preferred answer, where Needs.log_sum_squared
+    other_log_sum_squared: Array | None = None  # [..., S] float32
 
     @property
     def margin(self) -> Array:
@@ -69,6 +71,10 @@ def pairs_of(sequences: Sequences) -> Pair:
     other_length = other_of_pair(length, sequences)
     mask = preferred_of(sequences)
     here = lambda x, fill=0.0: jnp.where(mask, x, fill)
+    squared = {}
+    if sequences.log_sum_squared is not None:
+        own = clean(sequences.log_sum_squared)
+        squared = {"log_sum_squared": here(own), "other_log_sum_squared": here(other_of_pair(own, sequences))}
     return Pair(
         logprob=here(logprob),
         other_logprob=here(other_of_pair(logprob, sequences)),
@@ -78,6 +84,7 @@ def pairs_of(sequences: Sequences) -> Pair:
         other_length=here(other_length, 1.0),
         preference=here(sequences.label, 1.0),
         mask=mask,
+        **squared,
     )
 
 
@@ -118,16 +125,18 @@ def pair_objective(
     check: Callable[[Any, Facts], None],
     *,
     reference: bool = True,
+    log_sum_squared: bool = False,
 ) -> Objective:
     """Returns a row of ALGOS that learns from stored pairs by a loss of one pair.
 
     Args:
       reference: the loss reads gains over the role `reference`; without it Pair.gain is the log-prob.
+      log_sum_squared: the loss reads Pair.log_sum_squared.
     """
     return Objective(
         config=config,
         check=check,
-        needs=lambda config: Needs(reference=reference),
+        needs=lambda config: Needs(reference=reference, log_sum_squared=log_sum_squared),
         sequence_loss=pair_loss(loss),
         unit_size=2,
     )

@@ -1,9 +1,13 @@
 """WPO: DPO that counts a pair by how likely the policy would sample it, which makes stored pairs more like its own.
 
-    l_u = min(1, exp(LPbar_w + LPbar_l)) * -log sigmoid(beta D), no gradient through the weight      P30, P5
+    a   = LPbar - mean over its tokens of ln sum_v p_v^2, of an answer: 0 is as likely as what the policy draws there
+    l_u = min(1, exp(a_w + a_l)) * -log sigmoid(beta D), no gradient through the weight              P30, P5
     L   = mean over the pairs of the step
 
-Source: Zhou et al. 2406.11827 eq. 4, with means over tokens; the paper's alignment of the weights is left out.
+Without ln sum_v p_v^2, the log of the probability that a draw has on average, the weights of long answers and of
+uncertain policies would vanish ("sampled alignment").
+
+Source: Zhou et al. 2406.11827 section 3.2, with means over tokens. TRL's `use_weighting` is the same.
 """
 
 from __future__ import annotations
@@ -29,8 +33,10 @@ def check(config: WPO, facts: Facts) -> None:
 
 def loss(config: WPO, pair: Pair) -> Array:
     """Returns P30's weight times P5, of every pair, [..., S]."""
-    weight = pair_losses.pair_weight(pair.mean_logprob, pair.other_mean_logprob)
+    aligned = pair.mean_logprob - pair.log_sum_squared / pair.length
+    other_aligned = pair.other_mean_logprob - pair.other_log_sum_squared / pair.other_length
+    weight = pair_losses.pair_weight(aligned, other_aligned)
     return weight * jax.nn.softplus(-config.beta * pair.margin)
 
 
-OBJECTIVE = pair_objective(WPO, loss, check)
+OBJECTIVE = pair_objective(WPO, loss, check, log_sum_squared=True)

@@ -354,7 +354,8 @@ def loss_sums(
     def loss_fn(trainable: Weights, micro: TrainBatch) -> tuple[Array, tuple[Array, ...]]:
         params = merge_params(frozen, without_gradient(trainable.params, spec))
         weights = Weights(params, trainable.heads)
-        reading = reading_of(weights, micro.packed, micro.loss_mask, model, cfg, chunk, needs, other)
+        squared = needs.log_sum_squared
+        reading = reading_of(weights, micro.packed, micro.loss_mask, model, cfg, chunk, needs, other, squared)
         if not needs.entropy_gradient and reading.entropy is not None:
             reading = reading._replace(entropy=jax.lax.stop_gradient(reading.entropy))
         loss = magnitude = jnp.zeros((), batch.denominator.dtype)
@@ -454,7 +455,14 @@ def sequence_terms(
         by_token = -r_gold(reading.logprobs, jnp.ones_like(reading.logprobs), micro.loss_mask, floor=floor)
         static = dict(num_segments=targets.label.shape[-1])
         floored = segments.segment_sum(by_token, micro.loss_mask, micro.packed.segment, **static)
-    sequences = sequences.replace(score=reading.scores, contrast=contrast, floored_logprob=floored)
+    squared = None
+    if objective.needs(config).log_sum_squared:
+        by_token = jax.lax.stop_gradient(jnp.log(jnp.where(micro.loss_mask, reading.sum_squared, 1)))
+        static = dict(num_segments=targets.label.shape[-1])
+        squared = segments.segment_sum(by_token, micro.loss_mask, micro.packed.segment, **static)
+    sequences = sequences.replace(
+        score=reading.scores, contrast=contrast, floored_logprob=floored, log_sum_squared=squared
+    )
     per_sequence, metrics = objective.sequence_loss(config, sequences, state)
     sums = {name: jnp.where(targets.counts, value, 0).sum() for name, value in metrics.items()}
     return jnp.where(targets.counts, targets.weight * per_sequence, 0), sums

@@ -185,7 +185,7 @@ def kto(gain: Array, baseline: Array, good: Array, beta: Array | float) -> Array
 
 def pair_weight(mean_logprob: Array, other_mean_logprob: Array) -> Array:
     """Returns P30's weight, min(1, exp(LPbar_w + LPbar_l)), without a gradient: pairs that the policy would hardly
-    sample count for little.
+    sample count for little. WPO gives it means less those that a draw has.
 
     Peers: open-instruct multiplies a [B] weight by a [B, T] mask and lets its gradient through.
 

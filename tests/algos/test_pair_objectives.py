@@ -15,7 +15,7 @@ from jrl.algos.contract import Facts, Sequences
 FACTS = Facts(samples=1, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=8)
 
 
-def sequences(logprob, ref_logprob, length, label=None, mask=None):
+def sequences(logprob, ref_logprob, length, label=None, mask=None, log_sum_squared=None):
     """A row of pairs."""
     row = lambda x: jnp.asarray([x], jnp.float32)
     places = len(logprob)
@@ -27,6 +27,7 @@ def sequences(logprob, ref_logprob, length, label=None, mask=None):
         label=row([1.0, 0.0] * (places // 2) if label is None else label),
         unit=jnp.asarray([np.arange(places) // 2], jnp.int32),
         mask=jnp.ones((1, places), bool) if mask is None else jnp.asarray([mask]),
+        log_sum_squared=None if log_sum_squared is None else row(log_sum_squared),
     )
 
 
@@ -34,6 +35,8 @@ def sequences(logprob, ref_logprob, length, label=None, mask=None):
 RUNNING = sequences([-10.0, -12.0], [-11.0, -11.0], [10, 12])
 # means -0.5 and -1
 MEANS = sequences([-5.0, -12.0], [-6.0, -11.0], [10, 12])
+# the same, and -0.3 and -0.2 of what is drawn there: -0.2 and -0.8 of that
+ALIGNED = sequences([-5.0, -12.0], [-6.0, -11.0], [10, 12], log_sum_squared=[-3.0, -2.4])
 DPO = 0.598139  # -log sigmoid(0.1 * 2)
 
 # name -> (fields that differ from the defaults, pairs, loss)
@@ -53,7 +56,7 @@ BY_HAND = {
     "APOZero": ({}, RUNNING, 0.950042),
     "APODown": ({}, RUNNING, 0.975146),
     "BCO": ({}, RUNNING, 1.288793),
-    "WPO": ({}, MEANS, 0.223130 * DPO),  # e^(-0.5 - 1)
+    "WPO": ({}, ALIGNED, 0.367879 * DPO),  # e^(-0.2 - 0.8)
     "RPO": ({}, RUNNING, DPO + 1.0),
     "VPO": ({}, RUNNING, DPO - 0.01),  # 0.1 * 0.1 * 1
     "CPL": ({}, RUNNING, 0.913015),  # log(1 + e^(0.1 (0.5 * -12 + 10)))
@@ -88,7 +91,8 @@ def test_neither_order_nor_a_masked_pair_is_seen(name):
     nan = np.nan
     places = lambda x: [nan, x[0, 1], nan, x[0, 0]]
     mask = [False, True, False, True]
-    mixed = sequences(places(pairs.logprob), places(pairs.ref_logprob), [0, 12, 7, 10], [1, 0, 0, 1], mask)
+    squared = None if pairs.log_sum_squared is None else places(pairs.log_sum_squared)
+    mixed = sequences(places(pairs.logprob), places(pairs.ref_logprob), [0, 12, 7, 10], [1, 0, 0, 1], mask, squared)
     mixed = as_read(name, dataclasses.replace(mixed, unit=jnp.asarray([[1, 0, 1, 0]], jnp.int32)))
     row = ALGOS[name]
     state = row.init_state(row.config())
@@ -110,7 +114,7 @@ def test_the_gradient_is_that_of_small_differences(name):
         at = lambda lp: row.sequence_loss(row.config(**fields), dataclasses.replace(wide, logprob=lp), state)[0].sum()
         total = at
         if name == "WPO":  # the weight is held: its own change is not the loss's
-            held, sign = np.exp(-1.5), jnp.array([[1.0, -1.0]])
+            held, sign = np.exp(-1.0), jnp.array([[1.0, -1.0]])
             total = lambda lp: held * jax.nn.softplus(-0.1 * ((lp - wide.ref_logprob) * sign).sum())
         step = 1e-5 * jnp.eye(2)[:, None]
         expected = [(total(wide.logprob + d) - total(wide.logprob - d)) / 2e-5 for d in step]
@@ -158,7 +162,7 @@ def test_ipo_of_means_takes_log_ratios_by_their_answers_length():
 
 def test_a_pair_with_an_empty_answer_is_left_out():
     for name in BY_HAND:
-        loss, metrics = loss_of(name, {}, dataclasses.replace(RUNNING, length=jnp.int32([[10, 0]])))
+        loss, metrics = loss_of(name, {}, dataclasses.replace(BY_HAND[name][1], length=jnp.int32([[10, 0]])))
         np.testing.assert_array_equal(loss, 0)
         assert not any(np.any(value) for value in metrics.values())
 

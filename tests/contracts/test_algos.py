@@ -332,6 +332,7 @@ def test_it_learns_which_of_two_is_preferred(name):
         unit=jnp.repeat(jnp.arange(4, dtype=jnp.int32), 2)[None],
         mask=jnp.ones((1, 8), bool),
         baseline=jnp.zeros((1, 8)),
+        log_sum_squared=jnp.full((1, 8), -3 * np.log(2.0), jnp.float32) if needs.log_sum_squared else None,
     )
 
     def loss(w):
