@@ -471,6 +471,16 @@ def test_prompts_apart_need_two_rows_or_one_that_holds_both():
     assert (alone.samples, alone.prefix_columns) == (1, 0)
 
 
+@pytest.mark.parametrize(
+    ("width", "unit", "sharing", "row_length"),
+    [(12, 1, "none", 24), (50, 1, "none", 100), (100, 1, "none", 128), (200, 1, "none", 200), (12, 2, "none", 48),
+     (12, 8, "none", 128), (12, 1, "in_row", 128), (12, 1, "cross_row", 14)],
+)  # fmt: skip
+def test_short_sequences_share_a_row_by_twos(width, unit, sharing, row_length):
+    shape = packed_shape(Learner(prefix_sharing=sharing), 16, width, 1, prompt_length=8, samples=8, unit=unit)
+    assert shape.row_length == row_length  # cross_row: 7 tokens of a prompt before continuations of 5
+
+
 @pytest.mark.parametrize("minibatches", [1, 3])
 @pytest.mark.parametrize(
     ("row_length", "prompts_"),

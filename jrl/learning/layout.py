@@ -30,7 +30,8 @@ class RouterLoss:
 class Learner:
     """How a batch of sequences is learned from."""
 
-    row_length: int | None = None  # L, tokens of a packed row; None: the longest bundle, at least 128
+    # L, tokens of a packed row; None: the longest sequence or comparison, twice that where it is short, up to 128
+    row_length: int | None = None
     micro_batch_tokens: int = 8192  # tokens computed at once, over all batch shards
     sequences_per_row: int = 32  # S, most sequences of a packed row
     minibatches: int = 1  # optimizer steps in one pass over a batch
@@ -106,7 +107,10 @@ def packed_shape(
     cross_row = config.prefix_sharing == "cross_row" and samples > 1
     prefix = prompt_length - 1
     longest = max(prefix, width - prefix) if cross_row else width * unit
-    row_length = divisible_length(max(longest, 128), shares) if config.row_length is None else config.row_length
+    # Attention is computed for every pair of a row's tokens, so short sequences share a row by twos, not by tens; a row
+    # that shares a prompt holds the group.
+    least = 128 if config.prefix_sharing == "in_row" else min(2 * longest, 128)
+    row_length = divisible_length(max(longest, least), shares) if config.row_length is None else config.row_length
     if (fits := divisible_length(row_length, shares)) != row_length:
         raise ValueError(
             f"Learner.row_length={row_length} does not divide into two blocks for each of MeshShape.sequence = "
