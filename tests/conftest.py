@@ -61,6 +61,7 @@ if hasattr(mlir, "make_ir_context"):  # not public
 
 from jrl.device import program_cache
 from jrl.device.sharding import MeshShape, make_mesh
+from jrl.run.report import memory
 
 
 def mesh_restored():
@@ -87,6 +88,25 @@ def programs_cleared():
         gc.unfreeze()
         gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def resident_memory(request):
+    """Runs report resident memory. The proportional size of a worker, which has mapped the kernels of thousands of
+    programs, takes a tenth of a second to read, and every run reads it twice."""
+    if request.path.name == "test_memory.py":
+        yield
+        return
+
+    def resident_bytes(pid):
+        try:
+            return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGESIZE")
+        except (OSError, ValueError, IndexError):
+            return 0
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "_pss_bytes", resident_bytes)
+        yield
 
 
 # Files and folders whose programs are compiled as a user's are: bits of whole runs are compared there, or what the

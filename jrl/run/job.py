@@ -214,20 +214,10 @@ def open_job(
         changes = refuse_another(path, manifest, config, accept_change=accept_change, location=folder.address)
 
         config = with_saved_model(config, path)  # a run that goes on needs no other weights than its own
-        if beside is None:
-            policy = open_policy(config, parts, tokenizer, display.phase, member.programs_in)
-            stack.callback(policy.program_cache.close)
-            policy.program_cache.compiling = lambda: run_clock.on("compile")
-            if policy.chosen:
-                display.note(f"chosen: {'; '.join(map(sentence, policy.chosen))}")
-        else:
-            policy = dataclasses.replace(beside.policy, config=config)
+        policy = stack.enter_context(run_policy(config, parts, tokenizer, display, member, run_clock))
         config = policy.config
         manifest["chosen"] = {choice.field: choice.value for choice in policy.chosen}
         check_machine(policy, path, processes)
-        if config.adapter is not None and (bare := without_adapters(policy.model.spec(policy.cfg))):
-            display.note(f"LoRA has no adapters to {', '.join(bare)}: these weights stay frozen")
-
         pool = None if beside is None else beside.scorer.pool
         running = stack.enter_context(open_stages(policy, data, path, display, stop.is_set, processes, pool))
         ends = [begins + stage.steps for begins, stage in zip(starts(config), config.stages)]
@@ -269,6 +259,24 @@ def open_job(
         begin_folder(job, started, manifest, changes)
         stack.callback(close_files, job)
         yield job
+
+
+@contextlib.contextmanager
+def run_policy(
+    config: Config, parts: Parts, tokenizer: Any, display: Display, member: Member, run_clock: RunClock
+) -> Iterator[Policy]:
+    """Opens the policy of a run, and closes its programs; of a member of a population, that of the members before."""
+    if member.beside is not None:
+        yield dataclasses.replace(member.beside.policy, config=config)
+        return
+    policy = open_policy(config, parts, tokenizer, display.phase, member.programs_in)
+    with contextlib.closing(policy.program_cache):
+        policy.program_cache.compiling = lambda: run_clock.on("compile")
+        if policy.chosen:
+            display.note(f"chosen: {'; '.join(map(sentence, policy.chosen))}")
+        if policy.config.adapter is not None and (bare := without_adapters(policy.model.spec(policy.cfg))):
+            display.note(f"LoRA has no adapters to {', '.join(bare)}: these weights stay frozen")
+        yield policy
 
 
 def close_files(job: Job) -> None:
