@@ -12,10 +12,11 @@ seconds.
 
 For each run: the mean outcome (right or wrong, whatever else is rewarded) in the first and in the last five sampling
 calls, of the prompts sampled in both, each prompt alike, and the interval of the difference (95 %, paired by prompt).
-So it does not matter which prompts a recipe samples more often, or leaves out of its loss. A recipe has learned where
-the interval lies above 0 on every seed. Where the reward is that of reward models which the recipe trains
-(`Online.rewards`), the policy can learn no more than their scores: of such a recipe the mean score is compared in the
-same way, and the outcomes stand beside it in `outcomes`.
+So it does not matter which prompts a recipe samples more often, or leaves out of its loss. Where the last five calls
+have no prompt of the first five, since few were chosen in between, more calls count as first, until one has come. A
+recipe has learned where the interval lies above 0 on every seed. Where the reward is that of reward models which the
+recipe trains (`Online.rewards`), the policy can learn no more than their scores: of such a recipe the mean score is
+compared in the same way, and the outcomes stand beside it in `outcomes`.
 
 The control is the same program where nothing says which answer belongs to which prompt. At every step, what the
 completions of the batch were scored with is dealt out anew among them, so that the batch's statistics stay and no
@@ -104,11 +105,14 @@ def pooled(calls: list[Outcomes]) -> Outcomes:
 
 def improvement(calls: list[Outcomes]) -> tuple[float, float, float]:
     """Returns (first mean, last mean, half width of the interval of their difference). Raises NothingCompares where no
-    prompt is in both."""
-    first, last = pooled(calls[:WINDOW]), pooled(calls[-WINDOW:])
-    both = sorted(first.keys() & last.keys())
-    if not both:
-        raise NothingCompares(f"no prompt was sampled in the first and in the last {WINDOW} calls: nothing compares")
+    prompt of the last window was sampled before it."""
+    last = pooled(calls[-WINDOW:])
+    for number in range(WINDOW, max(len(calls) - WINDOW, WINDOW) + 1):
+        first = pooled(calls[:number])
+        if both := sorted(first.keys() & last.keys()):
+            break
+    else:
+        raise NothingCompares(f"no prompt of the last {WINDOW} sampling calls was sampled before: nothing compares")
     if len(both) < FEWEST:
         early, late = ([reward for prompt in both for reward in found[prompt]] for found in (first, last))
         return fmean(early), fmean(late), welch_width(early, late)

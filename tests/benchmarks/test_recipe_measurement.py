@@ -47,8 +47,14 @@ def test_welch_by_hand():
 
 
 def test_nothing_compares_where_no_prompt_comes_again():
-    with pytest.raises(ValueError, match="no prompt was sampled in the first and in the last 5 calls"):
+    with pytest.raises(ValueError, match="no prompt of the last 5 sampling calls was sampled before"):
         recipes.improvement([{"a": [0.0, 1.0]}] * 5 + [{"b": [1.0, 1.0]}] * 5)
+
+
+def test_a_prompt_that_came_later_and_was_chosen_is_compared_with_its_first_calls():
+    # Call 7 is the first with "b": of its completions 0 and 1 there, a mean of 0.5 and a variance of 1/2.
+    calls = [{"a": [0.0]}] * 6 + [{"b": [0.0, 1.0]}] + [{"b": [0.0, 0.0]}] * 2 + [{"b": [1.0, 1.0]}] * 5
+    np.testing.assert_allclose(recipes.improvement(calls), [0.5, 1, 12.706205 * np.sqrt(0.5 / 2)], rtol=1e-6)
 
 
 def test_a_share_of_pairs_has_the_interval_of_its_pairs():
