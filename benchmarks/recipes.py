@@ -5,6 +5,7 @@ it learn nothing where nothing says what is right?
     python -m benchmarks.recipes --out F.json --only grpo ppo     these
     python -m benchmarks.recipes --out F.json --seeds 1           one seed each
     python -m benchmarks.recipes --out F.json --minutes 4         no new program after 4 minutes; the same call goes on
+    python -m benchmarks.recipes --out F.json --again             the seconds of what is in F.json, on an idle machine
 
 The seeds of a recipe train in one program, as a population; one after the other where the recipe has what no
 population has (a sampling strategy, rewards of roles). `together` says how many shared a program, and with it the
@@ -39,7 +40,8 @@ noise. Its control deals the labels of every comparison out anew, or the ratings
 the log-prob of what is imitated there is no control: that rises whatever is imitated.
 
 Seconds are those of a whole program, from opening its folders to its summaries, and of the processors as well: of this
-process and of its verifiers. `warm`: the same programs had been compiled in this process before.
+process and of its verifiers. `warm`: the same programs had been compiled before, in this process or, with `--again`,
+in the one that wrote F.json, since when the compilation cache has them. What is trained again must come out the same.
 """
 
 from __future__ import annotations
@@ -359,6 +361,16 @@ def train(configs: Mapping[str, Config], parts: Parts, folder: Path) -> list[int
         return [id(job.stream) for job in population.jobs.values()]
 
 
+def again(name: str, path: Path, entry: dict) -> None:
+    """Trains a recipe once more and writes its seconds down. Raises RuntimeError where a run does not come out the
+    same."""
+    found, _, _ = run(path, [one["seed"] for one in entry["runs"]], control=False, warm=True)
+    if (now := shown(found)) != (before := shown(entry["runs"])):
+        raise RuntimeError(f"{name} came out as {now}, and before as {before}: measure it anew with this version")
+    entry["runs"] = found
+    print(f"{name:<30} {found[0]['seconds']:6.1f} s  {found[0]['processor_seconds']:6.1f} s of processors", flush=True)
+
+
 def shown(runs: list[dict]) -> str:
     return "  ".join(f"{one['first']:.2f} -> {one['last']:.2f} +- {one['half_width']:.2f}" for one in runs)
 
@@ -375,6 +387,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="runs of each recipe")
     parser.add_argument("--controls", type=int, default=3, help="runs of each recipe where nothing says what is right")
     parser.add_argument("--minutes", type=float, default=math.inf, help="after which no further program begins")
+    parser.add_argument("--again", action="store_true", help="only measure the seconds of what is in the file")
     args = parser.parse_args()
     start = time.monotonic()
     use_compile_cache()
@@ -384,6 +397,11 @@ def main() -> None:
         if args.only and name not in args.only:
             continue
         entry = results.get(name, {"runs": [], "controls": []})
+        if args.again:
+            if entry["runs"] and time.monotonic() - start <= 60 * args.minutes:
+                again(name, path, entry)
+                args.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+            continue
         warm = False
         for kind, count in (("runs", args.seeds), ("controls", args.controls)):
             if len(entry[kind]) >= count or (kind == "controls" and entry.get("imitates")):
