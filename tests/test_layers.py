@@ -125,6 +125,28 @@ def reachable(module: str) -> set[str]:
     return seen
 
 
+MANY = 10  # parameters
+# Arguments of one jitted call, or of a kernel's body, each an array of its own.
+CALLED_BY_XLA = {
+    "jrl.learning.credit.credit", "jrl.learning.learner.loss_sums", "jrl.learning.learner.update",
+    "jrl.learning.nonfinite._read", "jrl.models.attention.fused_qkv._kernel", "jrl.rollout.sampler.program",
+    "jrl.rollout.sampler.sample",
+}  # fmt: skip
+
+
+def test_no_function_is_longer_than_a_hundred_lines_or_takes_more_than_ten_parameters():
+    long, wide = [], set()
+    for module, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                given, name = node.args, f"{module}.{node.name}"
+                long += [name] if node.end_lineno - node.lineno >= 100 else []
+                if len([*given.posonlyargs, *given.args, *given.kwonlyargs]) > MANY:
+                    wide.add(name)
+    assert not long
+    assert wide == CALLED_BY_XLA
+
+
 @pytest.mark.parametrize("name", NO_JAX)
 def test_no_jax_is_named_below(name):
     for module in MODULES:

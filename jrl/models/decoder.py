@@ -8,7 +8,7 @@ learner (under jit, mesh axes explicit) and the sampler (inside shard_map over t
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -149,15 +149,7 @@ def _run(
     routes: Array | None = None,
 ) -> tuple[Array, Cache | None, Array | None]:
     """Returns hidden states, the cache, and what is asked of the routers, [sparse layers, B, L, experts or k]."""
-    dtype = jnp.dtype(cfg.dtype)
-    # A lookup needs complete rows of the table: exchange its vocabulary shards for shards of the width.
-    table = constrain(params["embed"].astype(dtype), None, "embed_shard")
-    x = _rows_of(table, tokens)
-    if cfg.embed_scale is not None:
-        x = x * jnp.asarray(cfg.embed_scale, dtype)
-    if cfg.learned_positions is not None:
-        table = constrain(params["positions"].astype(dtype), None, "embed_shard")
-        x = x + constrain(take_rows(table, positions, ("batch", None, "embed_shard")), "batch", None, None)
+    x = _embedded(params, tokens, positions, cfg)
     at_once = cache is None and cfg.attention != "splash" and cfg.attention_block is None
     mask = visible(positions, segment) if at_once else None
     rotary = _rotary(positions, cfg)
@@ -199,7 +191,7 @@ def _run(
             def step(carry: tuple[Array, Any], xs: tuple) -> tuple[tuple[Array, Any], tuple]:
                 ((x, added), cache), (weights, flags, index, layer, token_input) = carry, xs
                 x = x if added is None else x + jax.lax.stop_gradient(added)  # see _summed_later
-                weights = weights | in_stack(layer, start)
+                weights = weights | _in_stack(unsliced, layer, start, sparse)
                 layer_cache = LayerCache(None if cache is None else stack_of(cache, variant), index)
                 token_input = token_input._replace(shared_kv=shared_kv(kind, variant))
                 x, new, kv, of_router = _layer(
@@ -212,18 +204,7 @@ def _run(
 
             return step
 
-        # A kernel reads a layer's blocks in the stack of all layers: a slice would be a copy of their matrices.
-        read_in_stack = (fused.ATTENTION, fused.MLP, experts.KERNEL)
-        unsliced = {name: params["layers"][name] for name in read_in_stack if name in params["layers"]}
-
-        def in_stack(layer: Array, start: int) -> PyTree:
-            """Returns what the kernels read of a layer in the stretch from `start`, and where it is in their stacks."""
-            dense = start - sparse.index(start) if start in sparse else None  # layers before that are not
-            some = {name: leaves for name, leaves in unsliced.items() if name != experts.KERNEL or dense is not None}
-            row = lambda name: layer - dense if name == experts.KERNEL and dense else layer
-            return {name: fused.Stacked(leaves, row(name)) for name, leaves in some.items()}
-
-        sliced = {name: leaf for name, leaf in params["layers"].items() if name not in unsliced}
+        sliced, unsliced = _read_in_stack(params["layers"])
         # The layer after adds a layer's output to the stream, where the norm that reads the sum is: by itself the
         # addition would be a pass over both. x + -0 is x.
         later = cache is None and is_narrow(x.dtype) and cfg.layer_inputs is None and not cfg.layer_scale
@@ -247,6 +228,39 @@ def _run(
         x = x[0] + jax.lax.stop_gradient(x[1]) if later else x[0]
     of_routers = [of_router for of_router in of_routers if of_router is not None]
     return _norm(x, params, "final_norm", cfg), cache, jnp.concatenate(of_routers) if of_routers else None
+
+
+def _read_in_stack(layers: PyTree) -> tuple[PyTree, PyTree]:
+    """Returns the leaves of stacked layers that a scan slices, and those that a kernel reads in the stack of all:
+    a slice would be a copy of their matrices."""
+    unsliced = {name: layers[name] for name in (fused.ATTENTION, fused.MLP, experts.KERNEL) if name in layers}
+    return {name: leaf for name, leaf in layers.items() if name not in unsliced}, unsliced
+
+
+def _in_stack(unsliced: PyTree, layer: Array, start: int, sparse: Sequence[int]) -> PyTree:
+    """Returns what the kernels read of a layer in the stretch from `start`, and where it is in their stacks.
+
+    Args:
+      sparse: the layers with experts, which have a stack of their own.
+    """
+    dense = start - sparse.index(start) if start in sparse else None  # layers before that are not
+    some = {name: leaves for name, leaves in unsliced.items() if name != experts.KERNEL or dense is not None}
+    row = lambda name: layer - dense if name == experts.KERNEL and dense else layer
+    return {name: fused.Stacked(leaves, row(name)) for name, leaves in some.items()}
+
+
+def _embedded(params: PyTree, tokens: Array | MixedTokens, positions: Array, cfg: Decoder) -> Array:
+    """Returns what the first layer reads of tokens in their places, [B, L, D]."""
+    dtype = jnp.dtype(cfg.dtype)
+    # A lookup needs complete rows of the table: exchange its vocabulary shards for shards of the width.
+    table = constrain(params["embed"].astype(dtype), None, "embed_shard")
+    x = _rows_of(table, tokens)
+    if cfg.embed_scale is not None:
+        x = x * jnp.asarray(cfg.embed_scale, dtype)
+    if cfg.learned_positions is not None:
+        table = constrain(params["positions"].astype(dtype), None, "embed_shard")
+        x = x + constrain(take_rows(table, positions, ("batch", None, "embed_shard")), "batch", None, None)
+    return x
 
 
 def _layer(
