@@ -14,6 +14,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jrl.device.sharding import MeshShape, batch_axes, gather
+from jrl.models import expert_gradient
 from jrl.models.attention import ragged
 from jrl.resolve import load_config
 from jrl.tools.plan import budget, cycles
@@ -29,6 +30,11 @@ TINY = ["Decoder.attention='splash'", "Sampler.attention='ragged'", "Decoder.win
 
 
 COMPILES = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
+
+
+def placed(mesh, shape, dtype):
+    """Returns an array that every device has, as a shape."""
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec()))
 
 
 @COMPILES
@@ -73,10 +79,23 @@ def test_ragged_attention_reads_the_cache_where_it_lies(tensor, head_dim):
 def test_ragged_attention_of_many_heads_fits_into_a_core(heads, head_dim, dtype):
     mesh = topology_mesh(parse_topology("v4:2x2x1"), MeshShape())  # whose core has 16 MiB, the least of all
     with jax.set_mesh(mesh):
-        of = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec()))
-        query, cache = of((8, 1, heads, head_dim), dtype), of((8, heads, 1024, head_dim), dtype)
+        query, cache = placed(mesh, (8, 1, heads, head_dim), dtype), placed(mesh, (8, heads, 1024, head_dim), dtype)
         attend = jax.jit(lambda q, k, v, first, last: ragged.attend(q, k, v, None, first, last))
-        assert "ragged_attention" in attend.lower(query, cache, cache, *[of((8,), "int32")] * 2).compile().as_text()
+        bounds = [placed(mesh, (8,), "int32")] * 2
+        assert "ragged_attention" in attend.lower(query, cache, cache, *bounds).compile().as_text()
+
+
+@COMPILES
+@pytest.mark.parametrize("topology", ["v4:2x2x1", "v5e:2x2"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_block_of_an_experts_gradient_fits_into_a_core(dtype, topology):
+    mesh = topology_mesh(parse_topology(topology), MeshShape())
+    with jax.set_mesh(mesh):
+        of = lambda *shape, dtype=dtype: placed(mesh, shape, dtype)
+        run = lambda *arrays: expert_gradient.of_matrices(*arrays, dtype)
+        shard = jax.shard_map(run, in_specs=(PartitionSpec(),) * 3, out_specs=PartitionSpec())
+        compiled = jax.jit(shard).lower(of(256, 1024), of(256, 1024), of(2, dtype="int32")).compile()
+        assert "expert_gradient" in compiled.as_text()
 
 
 @COMPILES

@@ -244,7 +244,7 @@ def expert_seconds(program: Program, runs: Iterable[Run], case: Case, chip: Chip
         last = next(around[name].shapes[0] for name in reversed(run.instruction.operands) if name in around)
         if of_gradient:
             (count, inputs, columns), rows, weights, tile = result.dims, last.dims[0], result, expert_tiles.ROWS
-            times = [-(-size // expert_tiles.columns_at_once(size)) for size in (inputs, columns)]
+            times = [-(-size // expert_tiles.columns_at_once(size, itemsize)) for size in (inputs, columns)]
         else:
             (rows, columns), (count, inputs, _), weights, tile, times = (
                 result.dims,
