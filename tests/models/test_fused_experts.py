@@ -71,23 +71,27 @@ def test_a_decoded_token_has_the_same_hidden_state(form, layers, interpreted):
     np.testing.assert_allclose(actual, expected, rtol=0, atol=4e-6 * np.abs(expected).max())
 
 
-def test_a_width_in_blocks_is_the_whole(interpreted, monkeypatch):
-    cfg = dataclasses.replace(CFG, experts=dataclasses.replace(OWN, width=256))
+@pytest.mark.parametrize("form", ["plain", "gpt-oss"])
+def test_a_width_in_blocks_is_the_whole(form, interpreted, monkeypatch):
+    """240 columns are no multiple of 128, and neither are their blocks of 80."""
+    cfg = dataclasses.replace(CFG, **FORMS[form])
+    cfg = dataclasses.replace(cfg, experts=dataclasses.replace(cfg.experts, width=240))
     params = random_params(cfg)
     whole = jax.jit(lambda p: decode(with_kernel(p, cfg), cfg))(params)
-    monkeypatch.setattr(fused_blocks, "CORE_BYTES", fused_blocks.expert_bytes(3, 128, 128, 4))
-    assert fused_blocks.expert_block(3, 128, 256, 4) == 128
+    monkeypatch.setattr(fused_blocks, "CORE_BYTES", fused_blocks.expert_bytes(3, 128, 80, 4))
+    assert fused_blocks.expert_block(3, 128, 240, 4) == 80
     parts = jax.jit(lambda p: decode(with_kernel(p, cfg), cfg))(params)
     np.testing.assert_allclose(parts, whole, rtol=0, atol=4e-6 * np.abs(whole).max())
 
 
+@pytest.mark.parametrize("form", ["plain", "gpt-oss"])
 @pytest.mark.parametrize("shape", [MeshShape(fsdp=2, tensor=2), MeshShape(expert=2, tensor=2)])
-def test_each_device_adds_its_share(shape, interpreted):
+def test_each_device_adds_its_share(shape, form, interpreted):
     """Over `expert` the tokens of two devices go to the experts of both."""
-    mesh = make_mesh(shape, jax.devices()[:4])
+    cfg, mesh = dataclasses.replace(CFG, **FORMS[form]), make_mesh(shape, jax.devices()[:4])
     with jax.set_mesh(mesh):
-        placed = jax.device_put(random_params(CFG), shardings(axes(decoder.MODEL.spec(CFG)), mesh, TRAIN))
-        run = lambda p: (decode(with_kernel(p, CFG), CFG, rows=4), decode(p, CFG, rows=4))
+        placed = jax.device_put(random_params(cfg), shardings(axes(decoder.MODEL.spec(cfg)), mesh, TRAIN))
+        run = lambda p: (decode(with_kernel(p, cfg), cfg, rows=4), decode(p, cfg, rows=4))
         actual, expected = jax.jit(run)(placed)
     np.testing.assert_allclose(actual, expected, rtol=0, atol=4e-6 * np.abs(expected).max())
 
@@ -97,10 +101,10 @@ def test_experts_that_no_token_goes_to_are_not_read(interpreted):
     rng = np.random.default_rng(0)
     h, ids = rng.normal(size=(3, 1, 128)).astype(np.float32), np.broadcast_to([4, 1], (3, 1, 2)).astype(np.int32)
     share = rng.uniform(0.2, 0.8, size=(3, 1, 2)).astype(np.float32)
-    shapes = {"expert_gate": (1, 6, 128, 24), "expert_up": (1, 6, 128, 24), "expert_down": (1, 6, 24, 128)}
+    shapes = {name: (1, 6, 24, 128) for name in ("expert_gate", "expert_up", "expert_down")}
     leaves = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
     expected = sum(
-        share[..., i] * (np.asarray(jax.nn.silu(x @ leaves["expert_gate"][0, e])) * (x @ leaves["expert_up"][0, e]))
+        share[..., i] * (np.asarray(jax.nn.silu(x @ leaves["expert_gate"][0, e].T)) * (x @ leaves["expert_up"][0, e].T))
         @ leaves["expert_down"][0, e]
         for x in [h[:, 0]] for i, e in enumerate([4, 1])
     )  # fmt: skip
@@ -116,7 +120,7 @@ def test_a_token_reads_nothing_of_experts_that_only_others_go_to(interpreted):
     rng = np.random.default_rng(0)
     h, ids = rng.normal(size=(2, 1, 128)).astype(np.float32), np.array([[[4, 1]], [[3, 1]]], np.int32)
     share = np.full((2, 1, 2), 0.5, np.float32)
-    shapes = {"expert_gate": (1, 6, 128, 24), "expert_up": (1, 6, 128, 24), "expert_down": (1, 6, 24, 128)}
+    shapes = {name: (1, 6, 24, 128) for name in ("expert_gate", "expert_up", "expert_down")}
     leaves = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
     leaves["expert_up"][:, 3], leaves["expert_down"][:, 3] = 3e38, 3e38
     weights = decoder.fused.Stacked({name: jnp.asarray(leaf) for name, leaf in leaves.items()}, jnp.int32(0))

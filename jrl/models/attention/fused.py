@@ -138,11 +138,13 @@ def _with_expert_kernel(params: PyTree, names: PyTree, cfg: Decoder) -> tuple[Py
         return params, names
     if cfg.experts.clamp is None and cfg.activation not in KERNEL_ACTIVATIONS:
         return params, names
-    # A bias has a dimension of 1 more: a kernel reads no single row of a tile.
-    row = lambda name, leaf: jnp.expand_dims(leaf.astype(cfg.dtype), 2) if name.endswith("_bias") else leaf
-    row_names = lambda name, axes: (*axes[:2], None, axes[2]) if name.endswith("_bias") else axes
-    leaves[experts.KERNEL] = {name: row(name, leaves.pop(name)) for name in read}
-    leaf_names[experts.KERNEL] = {name: row_names(name, leaf_names.pop(name)) for name in read}
+    swapped = lambda axes: (*axes[:2], axes[3], axes[2])
+    leaves[experts.KERNEL], leaf_names[experts.KERNEL] = (
+        {name: tree.pop(name) for name in read} for tree in (leaves, leaf_names)
+    )
+    for name in experts.KERNEL_SWAPPED:
+        leaves[experts.KERNEL][name] = leaves[experts.KERNEL][name].swapaxes(2, 3)
+        leaf_names[experts.KERNEL][name] = swapped(leaf_names[experts.KERNEL][name])
     return {**params, "layers": leaves}, {**names, "layers": leaf_names}
 
 
@@ -199,7 +201,7 @@ def with_sliced(weights: PyTree, x: Array, cfg: Decoder) -> PyTree:
             leaves, layer = leaves
             leaves = {n: jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False) for n, leaf in leaves.items()}
         leaves = {n: _by_head(leaf, cfg) if n in (QKV, QKV + LOW_B) else leaf for n, leaf in leaves.items()}
-        leaves = {n: leaf[:, 0] if n in experts.KERNEL_LEAVES[3:] else leaf for n, leaf in leaves.items()}
+        leaves = {n: leaf.swapaxes(1, 2) if n in experts.KERNEL_SWAPPED else leaf for n, leaf in leaves.items()}
         low = {n: {"a": leaves.pop(n + LOW_A).swapaxes(0, 1), "b": leaves.pop(n + LOW_B)}
                for n in LOW_AXES if n + LOW_A in leaves}  # fmt: skip
         weights = {name: leaf for name, leaf in weights.items() if name != part} | leaves

@@ -39,18 +39,18 @@ def mlp_bytes(rows: int, width: int, block: int, itemsize: int, rank: int = 0) -
 
 
 def expert_block(rows: int, width: int, expert_width: int, itemsize: int) -> int | None:
-    """Returns the columns of a device's share of an expert that are read at once: all, or the most of BLOCKS that fit;
-    None where the kernel does not fit the core's memory."""
-    sizes = [expert_width, *(size for size in BLOCKS if size < expert_width and not expert_width % size)]
+    """Returns the columns of a device's share of an expert that are read at once: all, or the most that divide them
+    and are whole tiles; None where the kernel does not fit the core's memory."""
+    tiles = range(_padded(1, itemsize), expert_width, _padded(1, itemsize))
+    sizes = [expert_width, *(size for size in reversed(tiles) if not expert_width % size)]
     return next((n for n in sizes if expert_bytes(rows, width, n, itemsize) <= CORE_BYTES), None)
 
 
 def expert_bytes(rows: int, width: int, block: int, itemsize: int) -> int:
     """Returns the bytes of the experts' kernel, as `mlp_bytes` counts them."""
     rows, lanes = _padded(rows, itemsize), -(-block // LANES) * LANES
-    buffers = (
-        6 * width * lanes * itemsize + 4 * rows * width * itemsize + 2 * rows * LANES * 4 + 4 * SUBLANES * lanes * 4
-    )
+    buffers = 6 * width * _padded(block, itemsize) * itemsize + 4 * rows * width * itemsize
+    buffers += 2 * rows * LANES * 4 + 4 * SUBLANES * lanes * 4  # weights of the tokens, biases
     return buffers + rows * (width * (4 + 2 * _unwritten(itemsize)) + 3 * lanes * 4)
 
 
