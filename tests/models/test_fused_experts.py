@@ -71,6 +71,33 @@ def test_a_decoded_token_has_the_same_hidden_state(form, layers, interpreted):
     np.testing.assert_allclose(actual, expected, rtol=0, atol=4e-6 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize(
+    "rows, width, expert_width, itemsize, block",
+    [
+        (8, 2048, 768 // 4, 2, 192),  # configs/plan/30b_moe.gin: 6 x 2048 x 192 x 2 bytes are 4.5 MiB of 6
+        (8, 2048, 768, 2, 256),  # 6 MiB
+        (8, 2048, 192, 4, 96),
+        (8, 2048, 768, 4, 128),
+        (8, 2880, 2880 // 4, 2, 144),  # gpt-oss: 16 x 9 columns; of 16 x 15 the weights are above 6 MiB
+        (8, 2880, 2880 // 8, 2, 360),  # of no whole tiles of 16, so that there is no smaller block
+        (64, 2880, 2880 // 8, 2, None),
+        (2**12, 2048, 192, 2, None),
+    ],
+)
+def test_a_block_is_the_most_columns_whose_weights_fit(rows, width, expert_width, itemsize, block):
+    assert fused_blocks.expert_block(rows, width, expert_width, itemsize) == block
+
+
+def test_bytes_by_hand():
+    # 8 rows are 16 in memory, 24 columns 32 or 128. 6 x 128 x 32 x 2 of weights, 4 x 16 x 128 x 2 of rows, 2 x 16 x 128
+    # x 4 of their weights, 4 x 8 x 128 x 4 of biases; 16 x 128 x 4 of the sum; 16 x 128 x 5 x 4 not written yet.
+    assert fused_blocks.expert_bytes(8, 128, 24, 2) == 49152 + 16384 + 16384 + 16384 + 8192 + 40960
+    # 6 x 128 x 24 x 4 of weights, 4 x 8 x 128 x 4 of rows, 2 x 8 x 128 x 4 of their weights, 4 x 8 x 128 x 4 of biases;
+    # 3 x 2 x 128 x 24 of a block's parts; 8 x 128 x 4 of the sum; 8 x (2 x 128 x 8 + 3 x 128 x 4) not written yet.
+    expected = 73728 + 16384 + 8192 + 16384 + 18432 + 4096 + 28672
+    assert fused_blocks.expert_bytes(8, 128, 24, 4) == expected
+
+
 @pytest.mark.parametrize("form", ["plain", "gpt-oss"])
 def test_a_width_in_blocks_is_the_whole(form, interpreted, monkeypatch):
     """240 columns are no multiple of 128, and neither are their blocks of 80."""
@@ -78,7 +105,7 @@ def test_a_width_in_blocks_is_the_whole(form, interpreted, monkeypatch):
     cfg = dataclasses.replace(cfg, experts=dataclasses.replace(cfg.experts, width=240))
     params = random_params(cfg)
     whole = jax.jit(lambda p: decode(with_kernel(p, cfg), cfg))(params)
-    monkeypatch.setattr(fused_blocks, "CORE_BYTES", fused_blocks.expert_bytes(3, 128, 80, 4))
+    monkeypatch.setattr(fused_blocks, "MLP_BUFFER_BYTES", 6 * 128 * 119 * 4)
     assert fused_blocks.expert_block(3, 128, 240, 4) == 80
     parts = jax.jit(lambda p: decode(with_kernel(p, cfg), cfg))(params)
     np.testing.assert_allclose(parts, whole, rtol=0, atol=4e-6 * np.abs(whole).max())

@@ -1,6 +1,7 @@
 """The kernel and the loops around it, compiled for a TPU that is not there. Needs libtpu: .ci/run puts it beside the
 environment for this file alone, as with it every plan would compile."""
 
+import functools
 import importlib.util
 import json
 import os
@@ -14,8 +15,10 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jrl.device.sharding import MeshShape, batch_axes, gather
-from jrl.models import expert_gradient
-from jrl.models.attention import ragged
+from jrl.models import expert_gradient, fused_experts
+from jrl.models.attention import fused_blocks, ragged
+from jrl.models.attention.fused import Stacked
+from jrl.models.experts import KERNEL_LEAVES
 from jrl.resolve import load_config
 from jrl.tools.plan import budget, cycles
 from jrl.tools.plan.case import make_case
@@ -96,6 +99,31 @@ def test_a_block_of_an_experts_gradient_fits_into_a_core(dtype, topology):
         shard = jax.shard_map(run, in_specs=(PartitionSpec(),) * 3, out_specs=PartitionSpec())
         compiled = jax.jit(shard).lower(of(256, 1024), of(256, 1024), of(2, dtype="int32")).compile()
         assert "expert_gradient" in compiled.as_text()
+
+
+@COMPILES
+@pytest.mark.parametrize(
+    "dtype, width, expert_width, bias",
+    [
+        ("bfloat16", 2048, 192, False),
+        ("bfloat16", 2048, 768, False),
+        ("bfloat16", 2880, 360, True),  # one block that is larger than its buffers
+        ("float32", 2048, 192, False),
+        ("float32", 2048, 768, False),
+        ("float32", 1024, 512, True),
+    ],
+)
+def test_experts_of_as_many_rows_as_are_taken_fit_into_a_core(dtype, width, expert_width, bias):
+    mesh, itemsize = topology_mesh(parse_topology("v4:2x2x1"), MeshShape()), jnp.dtype(dtype).itemsize
+    rows = max(n for n in range(8, 2048, 8) if fused_blocks.expert_block(n, width, expert_width, itemsize) is not None)
+    of = lambda *shape, dtype=dtype: placed(mesh, shape, dtype)
+    leaves = dict.fromkeys(KERNEL_LEAVES[:3], of(1, 2, expert_width, width))
+    leaves |= dict.fromkeys(KERNEL_LEAVES[3:], of(1, 2, expert_width)) if bias else {}
+    run = functools.partial(fused_experts.mix, activation=jax.nn.silu, clamp=7.0 if bias else None)
+    with jax.set_mesh(mesh):
+        mixed = jax.jit(lambda h, share, ids, *weights: run(h, share, ids, Stacked(*weights)))
+        token = of(rows, 1, width), of(rows, 1, 2, dtype="float32"), of(rows, 1, 2, dtype="int32")
+        assert "fused_experts" in mixed.lower(*token, leaves, of(dtype="int32")).compile().as_text()
 
 
 @COMPILES
