@@ -70,25 +70,20 @@ def _shard(
     chosen = ids[:, 0, :, None] == jnp.arange(count, dtype=ids.dtype)[None, None]  # [rows, k, experts]
     # Rounded where the reference rounds: the learner's log-probs are compared with the sampler's.
     weight = jnp.where(chosen, share[:, 0, :, None].astype(h.dtype).astype(jnp.float32), 0).sum(1).T[..., None]
-    visited = chosen.any((0, 1))
-    number = visited.sum(dtype=jnp.int32)
-    visits = min(count, rows * share.shape[2])
-    first = jnp.argsort(~visited, stable=True).astype(jnp.int32)  # those that are visited
-    expert = first[jnp.minimum(jnp.arange(visits), jnp.maximum(number - 1, 0))]
+    expert, number = _visits(chosen)
     block = expert_block(rows, width, inner, h.dtype.itemsize)
+    read = functools.partial(_read, parts=inner // block)
     full = pl.BlockSpec((rows, width), lambda visit, part, *_: (0, 0))
-    matrix = pl.BlockSpec(
-        (None, None, block, width), lambda visit, part, layer, number, expert: (layer[0], expert[visit], part, 0)
-    )
+    matrix = pl.BlockSpec((None, None, block, width), lambda *at: (*read(*at), 0))
     # A kernel reads no part of a tile, so that of a bias every block is an array. They are small: a copy is cheap.
     in_blocks = lambda bias: bias[layer].astype(h.dtype).reshape(count, inner // block, 1, block)
     biases = [in_blocks(bias) for bias in weights[3:]]
-    bias = pl.BlockSpec((None, None, 1, block), lambda visit, part, layer, number, expert: (expert[visit], part, 0, 0))
+    bias = pl.BlockSpec((None, None, 1, block), lambda *at: (*read(*at)[1:], 0, 0))
     run = pl.pallas_call(
         functools.partial(_kernel, activation=activation, clamp=clamp),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
-            grid=(visits, inner // block),
+            grid=(len(expert), inner // block),
             in_specs=[
                 full,
                 pl.BlockSpec((None, rows, 1), lambda visit, part, layer, number, expert: (expert[visit], 0, 0)),
@@ -102,8 +97,33 @@ def _shard(
         interpret=interpret,
         name="fused_experts",
     )
-    out = jnp.expand_dims(run(layer[None], number[None], expert, h[:, 0], weight, *weights[:3], *biases), 1)
+    out = jnp.expand_dims(run(layer[None], number, expert, h[:, 0], weight, *weights[:3], *biases), 1)
     return jax.lax.psum_scatter(out, EXPERT, tiled=True) if shards > 1 else out
+
+
+def _visits(chosen: Array) -> tuple[Array, Array]:
+    """Returns the experts that any token goes to, [visits] int32, and how many these are, [1]. Visits after the last
+    repeat it and do nothing.
+
+    Args:
+      chosen: [rows, k, experts], whether the row's token goes to the expert.
+    """
+    rows, per_token, count = chosen.shape
+    visited = chosen.any((0, 1))
+    number = visited.sum(dtype=jnp.int32)
+    first = jnp.argsort(~visited, stable=True).astype(jnp.int32)  # those that are visited
+    visit = jnp.arange(min(count, rows * per_token))
+    return first[jnp.minimum(visit, jnp.maximum(number - 1, 0))], number[None]
+
+
+def _read(visit: Any, part: Any, layer: Any, number: Any, expert: Any, *, parts: int) -> tuple[Any, Any, Any]:
+    """Returns the layer, the expert and the part of its width that a visit reads. Visits after the last stay where that
+    ends, since what is where it was is not fetched again.
+
+    Args:
+      layer, number, expert: as the kernel has them.
+    """
+    return layer[0], expert[visit], jnp.where(visit < number[0], part, parts - 1)
 
 
 # The signature is Pallas's: a reference for each prefetched scalar, input, output and scratch buffer, in their order.

@@ -123,7 +123,23 @@ def test_each_device_adds_its_share(shape, form, interpreted):
     np.testing.assert_allclose(actual, expected, rtol=0, atol=4e-6 * np.abs(expected).max())
 
 
-def test_experts_that_no_token_goes_to_are_not_read(interpreted):
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("goes_to", [[[4, 1], [1, 2], [4, 1]], [[0, 5], [2, 3], [4, 1]], [[9, 9], [9, 9], [9, 9]]])
+def test_every_visited_expert_is_fetched_once_and_no_other(goes_to, parts):
+    """A block is fetched where it is another than before. Of six experts all, some, or none are this device's."""
+    chosen = np.array(goes_to)[..., None] == np.arange(6)
+    expert, number = fused_experts._visits(jnp.asarray(chosen))
+    layer = np.array([7])
+    read = lambda visit, part: fused_experts._read(visit, part, layer, number, expert, parts=parts)
+    blocks = [tuple(map(int, read(visit, part))) for visit in range(len(expert)) for part in range(parts)]
+    fetched = [block for block, before in zip(blocks, [None, *blocks]) if block != before]
+    visited = sorted({e for row in goes_to for e in row if e < 6})
+    assert len(expert) == 6 and number.tolist() == [len(visited)]
+    every = [(7, e, part) for e in visited for part in range(parts)]
+    assert fetched == (every or [(7, 0, parts - 1)])  # a kernel's first block is always fetched
+
+
+def test_experts_that_no_token_goes_to_add_nothing(interpreted):
     """Their matrices are NaN. All tokens go to experts 4 and 1."""
     rng = np.random.default_rng(0)
     h, ids = rng.normal(size=(3, 1, 128)).astype(np.float32), np.broadcast_to([4, 1], (3, 1, 2)).astype(np.int32)
