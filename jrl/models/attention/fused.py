@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 
-from jrl.device.sharding import EXPERT, GATHERED, TRAIN, axis_size, reshape, spec
+from jrl.device.sharding import EXPERT, GATHERED, TRAIN, axis_size, per_shard, reshape, spec
 from jrl.models import experts
 from jrl.models.adapters.quantized import is_quantized
 from jrl.models.attention.fused_blocks import expert_block, mlp_block, qkv_block
@@ -201,13 +202,20 @@ def with_sliced(weights: PyTree, x: Array, cfg: Decoder) -> PyTree:
             leaves, layer = leaves
             leaves = {n: jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False) for n, leaf in leaves.items()}
         leaves = {n: _by_head(leaf, cfg) if n in (QKV, QKV + LOW_B) else leaf for n, leaf in leaves.items()}
-        leaves = {n: leaf.swapaxes(1, 2) if n in experts.KERNEL_SWAPPED else leaf for n, leaf in leaves.items()}
+        leaves = {n: _inputs_first(leaf) if n in experts.KERNEL_SWAPPED else leaf for n, leaf in leaves.items()}
         low = {n: {"a": leaves.pop(n + LOW_A).swapaxes(0, 1), "b": leaves.pop(n + LOW_B)}
                for n in LOW_AXES if n + LOW_A in leaves}  # fmt: skip
         weights = {name: leaf for name, leaf in weights.items() if name != part} | leaves
         if low:
             weights[ADAPTER] = weights.get(ADAPTER, {}) | low
     return weights
+
+
+def _inputs_first(matrix: Array) -> Array:
+    """Returns a layer's matrices [experts, width, D] as [experts, D, width]."""
+    # XLA would rather lay out the stack of all layers anew, before it slices: a copy of all experts.
+    in_order = lambda matrix: (with_layout_constraint(matrix, Layout((0, 1, 2))).swapaxes(1, 2),)
+    return per_shard(in_order, (matrix,), (("experts", "mlp", None),), (("experts", None, "mlp"),))[0]
 
 
 def _by_head(matrix: Array, cfg: Decoder) -> Array:
