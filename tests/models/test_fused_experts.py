@@ -18,7 +18,7 @@ from jrl.models import decoder, experts, fused_experts
 from jrl.models.adapters.lora import LoRA, adapted
 from jrl.models.attention import fused_blocks
 from jrl.models.attention.fused import fused, has_kernel
-from jrl.models.contract import axes
+from jrl.models.contract import abstract, axes
 from jrl.models.experts import KERNEL, Experts
 from jrl.models.shape import Decoder
 
@@ -27,6 +27,7 @@ CFG = Decoder(vocab_size=32, layers=3, width=128, heads=2, kv_heads=2, head_dim=
 FORMS = {
     "plain": {},
     "gpt-oss": {"qkv_bias": True, "experts": dataclasses.replace(OWN, bias=True, clamp=0.7)},
+    "a width of no whole tiles": {"width": 96},
     "some layers": {"experts": dataclasses.replace(OWN, layers=(False, True, True))},
     "gemma": {
         "activation": "gelu_tanh",
@@ -174,12 +175,15 @@ def test_a_token_reads_nothing_of_experts_that_only_others_go_to(interpreted):
     np.testing.assert_allclose(both[0], alone[0], rtol=0, atol=4e-6 * np.abs(alone).max())
 
 
-@pytest.mark.parametrize(
-    "change", [{"width": 96}, {"activation": "gelu"}], ids=["a width of no whole tiles", "an activation without kernel"]
-)
-def test_what_the_kernel_cannot_do_is_left_to_xla(change):
-    cfg = dataclasses.replace(CFG, **change)
+def test_an_activation_without_kernel_is_left_to_xla():
+    cfg = dataclasses.replace(CFG, activation="gelu")
     assert "expert_up" in with_kernel(random_params(cfg), cfg)["layers"]
+
+
+def test_quantized_experts_are_left_to_xla():
+    model = adapted(decoder.MODEL, LoRA(rank=2, targets=("q",), base="int8"))
+    params = jax.eval_shape(lambda params: with_kernel(params, CFG, model), abstract(model.spec(CFG)))
+    assert "expert_up" in params["layers"] and KERNEL not in params["layers"]
 
 
 def test_adapters_of_experts_are_left_to_xla():

@@ -135,7 +135,7 @@ def _with_expert_kernel(params: PyTree, names: PyTree, cfg: Decoder) -> tuple[Py
     leaves, leaf_names = dict(params["layers"]), dict(names["layers"])
     read = [name for name in experts.KERNEL_LEAVES if name in leaves]
     there = all(name in leaves and not is_quantized(leaves[name]) for name in experts.KERNEL_LEAVES[:3])
-    if not there or any(name in leaves.get(ADAPTER, ()) for name in read) or cfg.width % LANES:
+    if not there or any(name in leaves.get(ADAPTER, ()) for name in read):
         return params, names
     if cfg.experts.clamp is None and cfg.activation not in KERNEL_ACTIVATIONS:
         return params, names

@@ -51,7 +51,7 @@ def expert_block(rows: int, width: int, expert_width: int, itemsize: int) -> int
 
 def expert_bytes(rows: int, width: int, block: int, itemsize: int) -> int:
     """Returns the bytes of the experts' kernel, as `mlp_bytes` counts them."""
-    rows, lanes = _padded(rows, itemsize), -(-block // LANES) * LANES
+    rows, (width, lanes) = _padded(rows, itemsize), (-(-size // LANES) * LANES for size in (width, block))
     buffers = 6 * width * _padded(block, itemsize) * itemsize + 4 * rows * width * itemsize
     buffers += 2 * rows * LANES * 4 + 4 * SUBLANES * lanes * 4  # weights of the tokens, biases
     # A product of float32 in several passes divides a block into three parts of bfloat16.
