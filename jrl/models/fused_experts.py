@@ -68,7 +68,7 @@ def _shard(
         ids = ids - jax.lax.axis_index(EXPERT).astype(ids.dtype) * weights[0].shape[1]
     (rows, _, width), (_, count, inner, _) = h.shape, weights[0].shape
     chosen = ids[:, 0, :, None] == jnp.arange(count, dtype=ids.dtype)[None, None]  # [rows, k, experts]
-    # Rounded where the reference rounds: the learner's log-probs are compared with the sampler's.
+    # Rounded as the reference rounds it: the learner's log-probs are compared with the sampler's.
     weight = jnp.where(chosen, share[:, 0, :, None].astype(h.dtype).astype(jnp.float32), 0).sum(1).T[..., None]
     expert, number = _visits(chosen)
     block = expert_block(rows, width, inner, h.dtype.itemsize)
@@ -146,6 +146,7 @@ def _kernel(
 
     @pl.when(visit < number[0])
     def add() -> None:
+        # As the reference rounds; what it rounds of a clamped gate, of down and of its sums stays in float32.
         rounded = lambda y: y.astype(x.dtype).astype(jnp.float32)
 
         def multiplied(i: int, matrix: Any) -> Array:

@@ -140,6 +140,33 @@ def test_every_visited_expert_is_fetched_once_and_no_other(goes_to, parts):
     assert fetched == (every or [(7, 0, parts - 1)])  # a kernel's first block is always fetched
 
 
+@pytest.mark.parametrize("clamp", [None, 0.7])
+def test_bfloat16_is_within_its_roundings(clamp):
+    """Plain experts; and with biases and a clamp, as gpt-oss has them."""
+    rng, narrow = np.random.default_rng(0), lambda x: jnp.asarray(x, jnp.bfloat16)
+    h, ids = narrow(rng.normal(size=(3, 1, 128))), np.array([[[4, 1]], [[1, 2]], [[5, 0]]], np.int32)
+    share = np.asarray(narrow(rng.uniform(0.2, 0.8, size=(3, 1, 2))), np.float32)
+    names = experts.KERNEL_LEAVES[: 3 if clamp is None else 5]
+    leaves = {n: narrow(0.2 * rng.normal(size=(1, 6, 24, 128)[: 3 if n.endswith("_bias") else 4])) for n in names}
+    weights = decoder.fused.Stacked(leaves, jnp.int32(0))
+    actual = fused_experts.mix(h, share, ids, weights, activation=jax.nn.silu, clamp=clamp, interpret=True)
+    w = {name: np.asarray(leaf[0], np.float64) for name, leaf in leaves.items()}
+    sigmoid, expected = lambda x: 1 / (1 + np.exp(-x)), np.zeros((3, 128))
+    for row, i in np.ndindex(3, 2):
+        e, x = ids[row, 0, i], np.asarray(h[row, 0], np.float64)
+        gate, up = (w[f"expert_{n}"][e] @ x + w.get(f"expert_{n}_bias", np.zeros((6, 24)))[e] for n in ("gate", "up"))
+        if clamp is None:
+            inner = gate * sigmoid(gate) * up
+        else:
+            gate, up = np.minimum(gate, clamp), np.clip(up, -clamp, clamp)
+            inner = gate * sigmoid(1.702 * gate) * (up + 1)
+        expected[row] += share[row, 0, i] * (inner @ w["expert_down"][e])
+    difference = np.linalg.norm(np.asarray(actual[:, 0], np.float64) - expected)
+    # gate and up, silu(gate) or the sums with their biases, what down multiplies, and the result are each rounded by at
+    # most 2^-9 of themselves; down's outputs, and these times their weights, are not.
+    assert 2**-11 * np.linalg.norm(expected) < difference < 6 * 2**-9 * np.linalg.norm(expected)
+
+
 def test_experts_that_no_token_goes_to_add_nothing(interpreted):
     """Their matrices are NaN. All tokens go to experts 4 and 1."""
     rng = np.random.default_rng(0)
