@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sampled import drawn_on, fresh
 from test_fused import random_params
 
 from jrl.device.sharding import TRAIN, MeshShape, make_mesh, shardings
 from jrl.models import decoder, experts, fused_experts
 from jrl.models.adapters.lora import LoRA, adapted
-from jrl.models.attention import fused_blocks
+from jrl.models.attention import fused_blocks, ragged
 from jrl.models.attention.fused import fused, has_kernel
 from jrl.models.contract import abstract, axes
 from jrl.models.experts import KERNEL, Experts
@@ -138,6 +139,26 @@ def test_every_visited_expert_is_fetched_once_and_no_other(goes_to, parts):
     assert len(expert) == 6 and number.tolist() == [len(visited)]
     every = [(7, e, part) for e in visited for part in range(parts)]
     assert fetched == (every or [(7, 0, parts - 1)])  # a kernel's first block is always fetched
+
+
+@pytest.mark.parametrize("shape", [MeshShape(), MeshShape(expert=2, tensor=2)])
+def test_sampling_by_the_kernels_draws_the_same_tokens(shape, monkeypatch):
+    """Inside the sampler's map over batch shards, of which those that share experts take every step together."""
+    calls, shard = [], fused_experts._shard
+
+    def interpreted_shard(layer, h, share, ids, *weights, **how):
+        calls.append(h.shape)
+        # The interpreter's loop wants the types that operations give here: arguments vary over axes of the map around.
+        return shard(layer, h, share, ids, *(1 * leaf for leaf in weights), **how | {"interpret": True})
+
+    monkeypatch.setattr(ragged, "attend", functools.partial(ragged.attend, interpret=True))
+    monkeypatch.setattr(fused_experts, "_shard", interpreted_shard)
+    cfg = dataclasses.replace(CFG, vocab_size=48, layers=2)
+    draw = functools.partial(drawn_on, shape, cfg, "scanned", decoder.MODEL, fresh(decoder.MODEL, cfg))
+    actual, expected = draw("ragged"), draw("reference")
+    assert calls and len(set(expected.length.tolist())) > 2
+    np.testing.assert_array_equal(actual.tokens, expected.tokens)
+    np.testing.assert_allclose(actual.sampler_logprobs, expected.sampler_logprobs, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("clamp", [None, 0.7])
