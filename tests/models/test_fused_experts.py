@@ -239,6 +239,12 @@ def test_adapters_of_experts_are_left_to_xla():
     assert "expert_up" in with_kernel(random_params(CFG, model), CFG, model)["layers"]
 
 
+def test_more_rows_than_a_core_holds_leave_every_matrix_as_it_was():
+    """XLA would transpose gate and up in every layer of every decode step."""
+    leaves = lambda rows: fused(*decoder.MODEL.prepare_for_decode(random_params(CFG), CFG), CFG, rows=rows)[0]["layers"]
+    assert KERNEL in leaves(3) and "expert_up" in leaves(2**16) and KERNEL not in leaves(2**16)
+
+
 def test_several_tokens_a_row_and_many_rows_take_the_sliced_matrices():
     assert has_kernel(KERNEL, jnp.zeros((3, 1, 128)), CFG)
     assert not has_kernel(KERNEL, jnp.zeros((3, 2, 128)), CFG)

@@ -47,15 +47,16 @@ class Stacked(NamedTuple):
     layer: Array  # [] int32
 
 
-def fused(params: PyTree, names: PyTree, cfg: Decoder) -> tuple[PyTree, PyTree]:
+def fused(params: PyTree, names: PyTree, cfg: Decoder, *, rows: int | None = None) -> tuple[PyTree, PyTree]:
     """Returns the parameters of a decode loop and their logical axes with one matrix, and one adapter, in place of
     three; as they are where layers differ, or have biases, DoRA's adapters or matrices in few bits. And with the
     matrices of experts where their kernel reads them.
 
     Args:
       params, names: of `prepare_for_decode`.
+      rows: that a batch shard decodes at once, at most; None: as few as the kernels need.
     """
-    params, names = _with_expert_kernel(params, names, cfg)
+    params, names = _with_expert_kernel(params, names, cfg, rows)
     layers = params["layers"]
     parts = [layers.get(name) for name in ("q", "k", "v")]
     same = cfg.full is None and cfg.linear is None and not cfg.shared_layers
@@ -130,14 +131,17 @@ def _move_adapter(leaves: PyTree, names: PyTree, name: str, part: str, cfg: Deco
     names[part] |= {name + LOW_A: ("layers", "rank", into), name + LOW_B: ("layers", "rank", out)}
 
 
-def _with_expert_kernel(params: PyTree, names: PyTree, cfg: Decoder) -> tuple[PyTree, PyTree]:
-    """Returns both with the matrices of experts in the leaf that their kernel reads, where it computes them."""
+def _with_expert_kernel(params: PyTree, names: PyTree, cfg: Decoder, rows: int | None) -> tuple[PyTree, PyTree]:
+    """Returns both with the matrices of experts in the leaf that their kernel reads, where it computes them. XLA would
+    lay them out anew for every token."""
     leaves, leaf_names = dict(params["layers"]), dict(names["layers"])
     read = [name for name in experts.KERNEL_LEAVES if name in leaves]
     there = all(name in leaves and not is_quantized(leaves[name]) for name in experts.KERNEL_LEAVES[:3])
     if not there or any(name in leaves.get(ADAPTER, ()) for name in read):
         return params, names
-    if cfg.experts.clamp is None and cfg.activation not in KERNEL_ACTIVATIONS:
+    if not has_expert_activation(cfg):
+        return params, names
+    if rows is not None and not has_kernel(experts.KERNEL, jax.ShapeDtypeStruct((rows, 1, cfg.width), cfg.dtype), cfg):
         return params, names
     swapped = lambda axes: (*axes[:2], axes[3], axes[2])
     leaves[experts.KERNEL], leaf_names[experts.KERNEL] = (
@@ -147,6 +151,11 @@ def _with_expert_kernel(params: PyTree, names: PyTree, cfg: Decoder) -> tuple[Py
         leaves[experts.KERNEL][name] = leaves[experts.KERNEL][name].swapaxes(2, 3)
         leaf_names[experts.KERNEL][name] = swapped(leaf_names[experts.KERNEL][name])
     return {**params, "layers": leaves}, {**names, "layers": leaf_names}
+
+
+def has_expert_activation(cfg: Decoder) -> bool:
+    """Whether the kernel of experts has what they put between their products."""
+    return cfg.experts.clamp is not None or cfg.activation in KERNEL_ACTIVATIONS
 
 
 def _has_qkv_kernel(cfg: Decoder) -> bool:
