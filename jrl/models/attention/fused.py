@@ -1,6 +1,7 @@
-"""Queries, keys and values by one product, and their norms and rotation at once: fewer, larger operations a decoded
-token. For decode loops of accelerators, where an operation costs some 2,000 cycles however small it is; on CPUs three
-products are as fast, and keep their bits.
+"""A layer's weights as the decode loops of accelerators read them, where an operation costs some 2,000 cycles however
+small it is: queries, keys and values by one product, and their norms and rotation at once; and what the kernels for one
+token a row read in the stack of all layers, of attention, of an MLP and of experts. On CPUs three products are as fast,
+and keep their bits.
 
 Heads are stored in shares, [layers, D, shares, (H + 2 J) / shares, K]: each of so many devices along tensor has its
 queries, its keys and its values side by side. Every result is that of the three products, to rounding.
@@ -25,7 +26,8 @@ from jrl.models.shape import Decoder
 from jrl.types import Array, PyTree
 
 QKV, QK_NORM = "qkv", "qk_norm"
-# Leaves that the kernels for one token a row read in their stack, a block at a time: fused_qkv.py, models/fused_mlp.py
+# Leaves that the kernels for one token a row read in their stack, a block at a time: fused_qkv.py, models/fused_mlp.py.
+# That of models/fused_experts.py is `experts.KERNEL`.
 ATTENTION, MLP = "attention_kernel", "mlp_kernel"
 MLP_LEAVES = ("mlp_norm", "gate", "up", "down")
 # Beside them the adapters of a matrix, in two leaves: A with its inputs last, which is how tiles hold it, and B.
