@@ -249,6 +249,7 @@ LONG = (
     "checkpoints/test_run_state.py",
     "test_sampler_devices.py",
     "test_teacher.py",
+    "models/test_fused_experts.py",
     "models/test_fused_qkv.py",
     "models/test_linear.py",
     "models/test_row_shares.py",

@@ -47,9 +47,9 @@ def places_of(model, cfg, mesh):
     return shardings(names, mesh, TRAIN)
 
 
-def drawn_on(shape, cfg, layers, model, params):
+def drawn_on(shape, cfg, layers, model, params, attention="auto"):
     """Returns what a mesh of that shape draws: of eight prompts of 1 to 3 tokens two samples of 6 each, in three slots,
-    prefilled in two rounds; `cfg`: 48 ids."""
+    prefilled in two rounds; `cfg`: 48 ids; `attention`: of the sampler."""
     rng = np.random.default_rng(0)
     prompts = PromptBatch(
         tokens=rng.integers(0, 48, (8, 3)).astype(np.int32),
@@ -62,7 +62,7 @@ def drawn_on(shape, cfg, layers, model, params):
     out = sampler.sample(
         sampler.BehaviorPolicy(model, cfg, spread, version=0), prompts, jax.random.key(1), stream=0, mesh=mesh,
         samples=2, stop=sampler.StopRules((7,), 0),
-        config=sampler.Sampler(completion_length=6, slots=3, layers=layers),
+        config=sampler.Sampler(completion_length=6, slots=3, layers=layers, attention=attention),
     )  # fmt: skip
     return jax.tree.map(np.asarray, out)
 

@@ -6,18 +6,24 @@ import dataclasses
 
 import pytest
 
+from jrl.device.sharding import AXES
 from jrl.models.shape import Decoder
 from jrl.resolve import load_config
 from jrl.run.checks import check_logprobs
-from jrl.run.kernels import choose_kernels, sentence
+from jrl.run.kernels import EXPERTS, choose_kernels, sentence
 
 BINDINGS = ["Decoder.head_dim=64", "Decoder.vocab_size=131072"]
 
 
-def choice(*bindings, platform="tpu", tensor=1, sampling_tensor=None):
+def sizes(**axes):
+    return dict.fromkeys(AXES, 1) | axes
+
+
+def choice(*bindings, platform="tpu", tensor=1, sampling_tensor=None, expert=1):
     over = dict(binding.split("=", 1) for binding in [*BINDINGS, *bindings])
     config, _ = load_config("configs/tiny.gin", [f"{name}={value}" for name, value in over.items()])
-    chosen, choices = choose_kernels(config, config.model, platform, tensor, sampling_tensor)
+    apart = None if sampling_tensor is None else sizes(tensor=sampling_tensor)
+    chosen, choices = choose_kernels(config, config.model, platform, sizes(tensor=tensor, expert=expert), apart)
     return chosen, {c.field: c for c in choices}
 
 
@@ -90,6 +96,38 @@ def test_the_reference_has_a_reason_on_tpus(bindings, field, reason):
     assert choices[field].value == "reference" and reason in choices[field].reason
 
 
+MIXTURE = ["Decoder.experts=@Experts()", "Experts.count=8", "Experts.per_token=2", "Experts.width=96",
+           "Decoder.width=2880", "Decoder.dtype='bfloat16'"]  # fmt: skip
+ADAPTERS = "Config.adapter=@LoRA()"
+
+
+def test_experts_of_a_decoded_token_have_their_kernel_on_tpus():
+    _, choices = choice(*MIXTURE)
+    assert sentence(choices[EXPERTS]) == "experts of a decoded token = 'kernel'"
+    merged = choice(*MIXTURE, ADAPTERS, "LoRA.targets=('expert_up',)", "LoRA.sampling='merged'")[1]
+    of_others = choice(*MIXTURE, ADAPTERS, "LoRA.targets=('o',)")[1]
+    clamped = choice(*MIXTURE, "Experts.clamp=7.0", "Decoder.activation='gelu'")[1]
+    assert {it[EXPERTS].value for it in (merged, of_others, clamped)} == {"kernel"}
+    assert EXPERTS not in choice()[1] and EXPERTS not in choice(*MIXTURE, platform="cpu")[1]
+
+
+@pytest.mark.parametrize(
+    "bindings, expert, reason",
+    [
+        (["Sampler.attention='reference'"], 1, "Sampler.attention='reference'"),
+        ([ADAPTERS, "LoRA.base='int8'", "Decoder.remat='layer'"], 1, "LoRA.base='int8'"),
+        ([ADAPTERS, "LoRA.targets=('o', 'expert_*')"], 1, "adapters of experts"),
+        (["Decoder.activation='gelu'"], 1, "'gelu'"),
+        (["Sampler.slots=1024", "Online.prompts=512", "Online.samples=2"], 1, "1024 tokens at once of width 2880"),
+        # Shards that share experts have 64 sequences each, and the tokens of all 8 are computed together.
+        (["Sampler.slots=1024", "Online.prompts=256", "Online.samples=2"], 8, "512 tokens at once"),
+    ],
+)
+def test_experts_that_xla_multiplies_have_a_reason(bindings, expert, reason):
+    _, choices = choice(*MIXTURE, *bindings, expert=expert)
+    assert choices[EXPERTS].value == "XLA" and reason in choices[EXPERTS].reason
+
+
 def test_scanned_layers_never_read_the_references_cache_on_tpus():
     config, _ = choice("Sampler.kv_layout='head_dim_major'")
     assert config.sampler.attention == "reference" and config.sampler.layers == "unrolled"
@@ -104,8 +142,8 @@ def test_the_decoders_head_is_not_that_of_a_model_of_ones_own():
 
 def test_a_model_of_ones_own_has_no_kernels():
     config, _ = load_config("configs/tiny.gin", BINDINGS)
-    chosen, _ = choose_kernels(config, object(), "tpu", 1)
+    chosen, _ = choose_kernels(config, object(), "tpu", sizes())
     assert chosen.sampler.attention == "reference" and chosen.stages[-1].learner.logprobs == "reference"
     wide = dataclasses.replace(config.model, vocab_size=2**20)  # 2^22 bytes a position: 64 would fit
     assert isinstance(wide, Decoder)
-    assert choose_kernels(config, wide, "tpu", 1)[0].stages[-1].learner.logprob_chunk == 128
+    assert choose_kernels(config, wide, "tpu", sizes())[0].stages[-1].learner.logprob_chunk == 128

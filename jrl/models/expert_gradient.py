@@ -33,7 +33,8 @@ def of_matrices(x: Array, gradient: Array, sizes: Array, dtype: Any, *, interpre
       interpret: the kernel's operations are done by XLA, on any device. For tests.
     """
     (rows, inputs), outputs, experts = x.shape, gradient.shape[1], len(sizes)
-    by_in, by_out = columns_at_once(inputs), columns_at_once(outputs)
+    itemsize = max(jnp.dtype(of).itemsize for of in (x.dtype, gradient.dtype, dtype))
+    by_in, by_out = (columns_at_once(columns, itemsize) for columns in (inputs, outputs))
     visits = _visits(rows, sizes)
     varying = jax.sharding.ManualAxisType(varying=frozenset().union(*map(varying_axes, (x, gradient, sizes))))
     grid = (-(-inputs // by_in), -(-outputs // by_out), len(visits[0]))

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 ROWS = 128  # of a tile
-COLUMNS = 1024  # of a matrix's rows or columns that are summed at once, at most
+BLOCK_BYTES = 2**11  # of a row of the block of a matrix's gradient that is summed at once, at most
 
 
-def columns_at_once(columns: int) -> int:
-    """Returns how many rows or columns of an expert's matrix are summed at once: all, or COLUMNS of them."""
-    return min(columns, COLUMNS)
+def columns_at_once(columns: int, itemsize: int) -> int:
+    """Returns how many rows or columns of an expert's matrix are summed at once: all, or as many as leave room in a
+    core's memory for a block's sum, the product that is added to it and two blocks of the result.
+
+    Args:
+      itemsize: bytes of a number, of the widest array that the kernel reads or writes.
+    """
+    return min(columns, BLOCK_BYTES // itemsize)

@@ -37,6 +37,9 @@ LEAVES = ("router", "expert_gate", "expert_up", "expert_down", "router_bias", "e
 # them then.
 KERNEL_LEAVES = ("expert_gate", "expert_up", "expert_down", "expert_gate_bias", "expert_up_bias")
 KERNEL = "expert_kernel"
+# Their inputs are last there: memory holds the last dimension padded to 128, and a device's share of the width is often
+# no multiple of that.
+KERNEL_SWAPPED = ("expert_gate", "expert_up")
 GAIN = 1.702  # in the sigmoid gate of a clamped expert
 
 

@@ -41,16 +41,16 @@ def mix(
 
     Args:
       h: [B, 1, D]. share: [B, 1, k], weights of the token's experts. ids: [B, 1, k] int32, which they are.
-      weights: expert_gate and expert_up [layers, experts, D, width], expert_down [layers, experts, width, D], as h;
-        biases of the first two, [layers, experts, 1, width], or none.
+      weights: expert_gate, expert_up and expert_down, [layers, experts, width, D] each, as h; biases of the first two,
+        [layers, experts, width], or none.
       clamp: as in `Experts`.
       interpret: the kernel's operations are done by XLA, on any device. For tests.
     """
     leaves, layer = weights
     shard = functools.partial(_shard, activation=activation, clamp=clamp, interpret=interpret)
     names = [name for name in KERNEL_LEAVES if name in leaves]
-    rows, wide = ("batch", None, None), (None, "experts", None, "mlp")
-    axes = [(None, "experts", "mlp", None) if name == "expert_down" else wide for name in names]
+    rows = ("batch", None, None)
+    axes = [(None, "experts", "mlp", None)[: leaves[name].ndim] for name in names]
     arrays = (layer, h, share, ids, *(leaves[name] for name in names))
     # A kernel does not say over which axes of the mesh its result varies.
     return mapped(shard, arrays, ((), rows, rows, rows, *axes), rows, summed="mlp", checked=False)
@@ -66,31 +66,28 @@ def _shard(
     if shards > 1:
         h, share, ids = (jax.lax.all_gather(x, EXPERT, tiled=True) for x in (h, share, ids))
         ids = ids - jax.lax.axis_index(EXPERT).astype(ids.dtype) * weights[0].shape[1]
-    (rows, _, width), (_, count, _, inner) = h.shape, weights[0].shape
+    (rows, _, width), (_, count, inner, _) = h.shape, weights[0].shape
     chosen = ids[:, 0, :, None] == jnp.arange(count, dtype=ids.dtype)[None, None]  # [rows, k, experts]
-    # Rounded where the reference rounds: the learner's log-probs are compared with the sampler's.
+    # Rounded as the reference rounds it: the learner's log-probs are compared with the sampler's.
     weight = jnp.where(chosen, share[:, 0, :, None].astype(h.dtype).astype(jnp.float32), 0).sum(1).T[..., None]
-    visited = chosen.any((0, 1))
-    number = visited.sum(dtype=jnp.int32)
-    visits = min(count, rows * share.shape[2])
-    first = jnp.argsort(~visited, stable=True).astype(jnp.int32)  # those that are visited
-    expert = first[jnp.minimum(jnp.arange(visits), jnp.maximum(number - 1, 0))]
+    expert, number = _visits(chosen)
     block = expert_block(rows, width, inner, h.dtype.itemsize)
+    read = functools.partial(_read, parts=inner // block)
     full = pl.BlockSpec((rows, width), lambda visit, part, *_: (0, 0))
-    of_expert = lambda place, *shape: pl.BlockSpec(
-        (None, None, *shape), lambda visit, part, layer, number, expert: (layer[0], expert[visit], *place(part))
-    )
-    across, down = of_expert(lambda part: (0, part), width, block), of_expert(lambda part: (part, 0), block, width)
-    bias = of_expert(lambda part: (0, part), 1, block)
+    matrix = pl.BlockSpec((None, None, block, width), lambda *at: (*read(*at), 0))
+    # A kernel reads no part of a tile, so that of a bias every block is an array. They are small: a copy is cheap.
+    in_blocks = lambda bias: bias[layer].astype(h.dtype).reshape(count, inner // block, 1, block)
+    biases = [in_blocks(bias) for bias in weights[3:]]
+    bias = pl.BlockSpec((None, None, 1, block), lambda *at: (*read(*at)[1:], 0, 0))
     run = pl.pallas_call(
         functools.partial(_kernel, activation=activation, clamp=clamp),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
-            grid=(visits, inner // block),
+            grid=(len(expert), inner // block),
             in_specs=[
                 full,
                 pl.BlockSpec((None, rows, 1), lambda visit, part, layer, number, expert: (expert[visit], 0, 0)),
-                *(across, across, down, *[bias] * (len(weights) - 3)),
+                *([matrix] * 3 + [bias] * len(biases)),
             ],
             out_specs=full,
             scratch_shapes=[pltpu.VMEM((rows, width), jnp.float32)],
@@ -100,8 +97,33 @@ def _shard(
         interpret=interpret,
         name="fused_experts",
     )
-    out = jnp.expand_dims(run(layer[None], number[None], expert, h[:, 0], weight, *weights), 1)
+    out = jnp.expand_dims(run(layer[None], number, expert, h[:, 0], weight, *weights[:3], *biases), 1)
     return jax.lax.psum_scatter(out, EXPERT, tiled=True) if shards > 1 else out
+
+
+def _visits(chosen: Array) -> tuple[Array, Array]:
+    """Returns the experts that any token goes to, [visits] int32, and how many these are, [1]. Visits after the last
+    repeat it and do nothing.
+
+    Args:
+      chosen: [rows, k, experts], whether the row's token goes to the expert.
+    """
+    rows, per_token, count = chosen.shape
+    visited = chosen.any((0, 1))
+    number = visited.sum(dtype=jnp.int32)
+    first = jnp.argsort(~visited, stable=True).astype(jnp.int32)  # those that are visited
+    visit = jnp.arange(min(count, rows * per_token))
+    return first[jnp.minimum(visit, jnp.maximum(number - 1, 0))], number[None]
+
+
+def _read(visit: Any, part: Any, layer: Any, number: Any, expert: Any, *, parts: int) -> tuple[Any, Any, Any]:
+    """Returns the layer, the expert and the part of its width that a visit reads. Visits after the last stay where that
+    ends, since what is where it was is not fetched again.
+
+    Args:
+      layer, number, expert: as the kernel has them.
+    """
+    return layer[0], expert[visit], jnp.where(visit < number[0], part, parts - 1)
 
 
 # The signature is Pallas's: a reference for each prefetched scalar, input, output and scratch buffer, in their order.
@@ -112,7 +134,7 @@ def _kernel(
     """Adds what a block of an expert's width gives to the sum of all.
 
     Args:
-      x: [B, D]. weight: [B, 1] float32. gate, up: [D, block]. down: [block, D].
+      x: [B, D]. weight: [B, 1] float32. gate, up, down: [block, D].
       rest: biases of gate and up [1, block], or none; out [B, D]; total [B, D] float32.
     """
     *biases, out, total = rest
@@ -124,10 +146,11 @@ def _kernel(
 
     @pl.when(visit < number[0])
     def add() -> None:
+        # As the reference rounds; what it rounds of a clamped gate, of down and of its sums stays in float32.
         rounded = lambda y: y.astype(x.dtype).astype(jnp.float32)
 
         def multiplied(i: int, matrix: Any) -> Array:
-            y = rounded(product(x[...], matrix[...]))
+            y = rounded(product(x[...], matrix[...], inputs=1))
             return rounded(y + biases[i][...].astype(jnp.float32)) if biases else y
 
         inner = gated(multiplied(0, gate), multiplied(1, up), lambda y: rounded(activation(y)), clamp)

@@ -33,6 +33,9 @@ def _forward(x: Array, matrices: Array, sizes: Array) -> tuple[Array, tuple]:
 
 
 def _backward(inputs: tuple, gradient: Array) -> tuple[Array, Array, None]:
+    # Pallas is half a second of import, on a CPU too: the branches of all platforms are traced.
+    from jrl.models.expert_gradient import of_matrices
+
     x, matrices, sizes = inputs
     (of_x,) = jax.vjp(lambda x: _ragged(x, matrices, sizes), x)[1](gradient)
 
@@ -40,8 +43,6 @@ def _backward(inputs: tuple, gradient: Array) -> tuple[Array, Array, None]:
         return jax.vjp(lambda matrices: _ragged(x, matrices, sizes), matrices)[1](gradient)[0]
 
     def kernel(x: Array, gradient: Array, sizes: Array) -> Array:
-        from jrl.models.expert_gradient import of_matrices  # imports Pallas, which is slow
-
         return of_matrices(x, gradient, sizes, matrices.dtype)
 
     return of_x, jax.lax.platform_dependent(x, gradient, sizes, tpu=kernel, default=reference), None

@@ -298,7 +298,8 @@ def program(
     weights_fingerprint = fingerprint(by_role[POLICY])
     prepared = {role: model.prepare_for_decode(weights, model_cfg) for role, weights in by_role.items()}
     if layout == "single_block":  # which an accelerator's kernel reads
-        prepared = {role: fused(*both, model_cfg) for role, both in prepared.items()}
+        count = prompts.tokens.shape[0] * samples // batch_shards(jax.sharding.get_abstract_mesh())
+        prepared = {role: fused(*both, model_cfg, rows=min(slots, count)) for role, both in prepared.items()}
     place = lambda names, rules: jax.tree.map(lambda axes: spec(axes, rules), names, is_leaf=_is_names)
     places, over_batch, inside_batch = (
         {role: place(names, rules) for role, (_, names) in prepared.items()}

@@ -1,4 +1,5 @@
-"""What 'auto' stands for on the devices of a run: the attention kernels, and how layers are decoded.
+"""What 'auto' stands for on the devices of a run: the attention kernels, how layers are decoded, and on TPUs what
+multiplies the experts of a decoded token.
 
 On TPUs splash attention stores no scores, and ragged attention reads the cache in place; with the reference and scanned
 layers XLA copies the whole stacked cache in every layer of every decode step (docs/performance.md). The reference is
@@ -8,15 +9,21 @@ for CPUs, GPUs and what the kernels do not compute.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
+
+from jrl.device.sharding import BATCH_AXES, num_shards
 from jrl.experiment import Config, Online, stage_names
 from jrl.learning.layout import Learner
+from jrl.models.attention.fused import has_expert_activation
+from jrl.models.attention.fused_blocks import expert_block
 from jrl.models.attention.kernels import LANES, check_ragged
 from jrl.models.shape import Decoder
 
 AUTO = "auto"
+EXPERTS = "experts of a decoded token"
 LOGITS_BYTES = 2**28  # of a row's logits that exist at once, where nothing else is asked for
 PREFILL_CHUNK = 2048  # tokens of a prompt that a TPU prefills at once: enough to fill the matrix unit
 LARGEST_CHUNK = 1024  # positions: longer chunks compute more positions that nobody reads
@@ -25,27 +32,32 @@ LARGEST_CHUNK = 1024  # positions: longer chunks compute more positions that nob
 class Choice(NamedTuple):
     """What an 'auto' became, and why it is not the kernel where it is not."""
 
-    field: str  # of the configuration
+    field: str  # of the configuration; or EXPERTS, which no field chooses
     value: str | int
     reason: str | None
 
 
 def choose_kernels(
-    config: Config, cfg: Any, platform: str, tensor: int, sampling_tensor: int | None = None
+    config: Config,
+    cfg: Any,
+    platform: str,
+    sizes: Mapping[str, int],
+    sampling_sizes: Mapping[str, int] | None = None,
 ) -> tuple[Config, list[Choice]]:
     """Returns `config` with every 'auto' of a kernel replaced for devices of a platform, and what was chosen.
 
     Args:
       cfg: the model's own configuration, as its functions take it.
-      platform: cpu, gpu or tpu. tensor: devices along the tensor axis.
-      sampling_tensor: the same of devices of their own for sampling; evaluations sample on the learner's. None: there
+      platform: cpu, gpu or tpu. sizes: of the mesh's axes.
+      sampling_sizes: the same of devices of their own for sampling; evaluations sample on the learner's. None: there
         are none.
 
     Raises: ValueError for a choice that aborts the TPUs' compiler.
     """
     model, sampler, choices = config.model, config.sampler, []
-    sampled_over = (tensor,) if sampling_tensor is None else (tensor, sampling_tensor)
-    learners = [chosen_learner(stage.learner, cfg, platform, tensor) for stage in config.stages]
+    meshes = (sizes,) if sampling_sizes is None else (sizes, sampling_sizes)
+    sampled_over = [mesh["tensor"] for mesh in meshes]
+    learners = [chosen_learner(stage.learner, cfg, platform, sizes["tensor"]) for stage in config.stages]
     stages = tuple(dataclasses.replace(stage, learner=own) for stage, own in zip(config.stages, learners))
     for name, stage, own in zip(stage_names(config.stages), config.stages, learners):
         place = f"{name}.Learner" if len(config.stages) > 1 else "Learner"
@@ -73,6 +85,9 @@ def choose_kernels(
         )
     if platform == "tpu" and sampler.prefill_chunk is None and config.data.prompt_length > PREFILL_CHUNK:
         sampler = chosen(sampler, "prefill_chunk", PREFILL_CHUNK, None)
+    if platform == "tpu" and isinstance(cfg, Decoder) and cfg.experts is not None:
+        reason = no_expert_kernel(dataclasses.replace(config, sampler=sampler), cfg, meshes[-1])
+        choices.append(Choice(EXPERTS, "XLA" if reason else "kernel", reason))
     return dataclasses.replace(config, model=model, sampler=sampler, stages=stages), choices
 
 
@@ -122,6 +137,30 @@ def no_ragged(config: Config, cfg: Any, platform: str, tensor: Sequence[int]) ->
             check_ragged(cfg, devices)
     except ValueError as error:
         return str(error).split(";")[0]
+    return None
+
+
+def no_expert_kernel(config: Config, cfg: Decoder, sizes: Mapping[str, int]) -> str | None:
+    """Returns why XLA multiplies the experts of a token that a stage decodes, of which it copies all in every layer;
+    None where the kernel does (`models.attention.fused`).
+
+    Args:
+      sizes: of the axes of the mesh that samples.
+    """
+    sampler, adapter = config.sampler, config.adapter
+    if sampler.attention != "ragged":
+        return f"Sampler.attention={sampler.attention!r}"
+    if adapter is not None and adapter.base is not None:
+        return f"LoRA.base={adapter.base!r}"
+    if adapter is not None and adapter.sampling == "unmerged" and any(t.startswith("expert") for t in adapter.targets):
+        return "adapters of experts with LoRA.sampling='unmerged'"
+    if not has_expert_activation(cfg):
+        return f"no kernel for the activation {cfg.activation!r}"
+    sequences = [stage.prompts * stage.samples for stage in config.stages if isinstance(stage, Online)]
+    rows = min([sampler.slots, *([max(sequences) // num_shards(BATCH_AXES, sizes)] if sequences else [])])
+    together, share = rows * sizes["expert"], cfg.experts.width // sizes["tensor"]
+    if expert_block(together, cfg.width, share, jnp.dtype(cfg.dtype).itemsize) is None:
+        return f"{together} tokens at once of width {cfg.width} do not fit a core's memory"
     return None
 
 

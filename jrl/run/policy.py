@@ -66,9 +66,9 @@ def open_policy(
     model = programs.model_of(config, parts.tables)
     made_in = programs_in(cache)
     # The programs of a population are vmapped, which kernels are not.
-    sampled_over = None if sampler_mesh is None else sampler_mesh.shape["tensor"]
+    sampled_over = None if sampler_mesh is None else sampler_mesh.shape
     kernels_for = platform if made_in is cache else "cpu"
-    config, chosen = choose_kernels(config, cfg, kernels_for, mesh.shape["tensor"], sampled_over)
+    config, chosen = choose_kernels(config, cfg, kernels_for, mesh.shape, sampled_over)
     cfg = programs.model_config(config, tokenizer)
     check_kernel("Sampler.attention", config.sampler.attention, platform)
     if isinstance(cfg, Decoder):

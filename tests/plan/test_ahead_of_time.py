@@ -1,6 +1,7 @@
 """The kernel and the loops around it, compiled for a TPU that is not there. Needs libtpu: .ci/run puts it beside the
 environment for this file alone, as with it every plan would compile."""
 
+import functools
 import importlib.util
 import json
 import os
@@ -14,7 +15,10 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jrl.device.sharding import MeshShape, batch_axes, gather
-from jrl.models.attention import ragged
+from jrl.models import expert_gradient, fused_experts
+from jrl.models.attention import fused_blocks, ragged
+from jrl.models.attention.fused import Stacked
+from jrl.models.experts import KERNEL_LEAVES
 from jrl.resolve import load_config
 from jrl.tools.plan import budget, cycles
 from jrl.tools.plan.case import make_case
@@ -29,6 +33,11 @@ TINY = ["Decoder.attention='splash'", "Sampler.attention='ragged'", "Decoder.win
 
 
 COMPILES = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
+
+
+def placed(mesh, shape, dtype):
+    """Returns an array that every device has, as a shape."""
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec()))
 
 
 @COMPILES
@@ -73,10 +82,48 @@ def test_ragged_attention_reads_the_cache_where_it_lies(tensor, head_dim):
 def test_ragged_attention_of_many_heads_fits_into_a_core(heads, head_dim, dtype):
     mesh = topology_mesh(parse_topology("v4:2x2x1"), MeshShape())  # whose core has 16 MiB, the least of all
     with jax.set_mesh(mesh):
-        of = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec()))
-        query, cache = of((8, 1, heads, head_dim), dtype), of((8, heads, 1024, head_dim), dtype)
+        query, cache = placed(mesh, (8, 1, heads, head_dim), dtype), placed(mesh, (8, heads, 1024, head_dim), dtype)
         attend = jax.jit(lambda q, k, v, first, last: ragged.attend(q, k, v, None, first, last))
-        assert "ragged_attention" in attend.lower(query, cache, cache, *[of((8,), "int32")] * 2).compile().as_text()
+        bounds = [placed(mesh, (8,), "int32")] * 2
+        assert "ragged_attention" in attend.lower(query, cache, cache, *bounds).compile().as_text()
+
+
+@COMPILES
+@pytest.mark.parametrize("topology", ["v4:2x2x1", "v5e:2x2"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_block_of_an_experts_gradient_fits_into_a_core(dtype, topology):
+    mesh = topology_mesh(parse_topology(topology), MeshShape())
+    with jax.set_mesh(mesh):
+        of = lambda *shape, dtype=dtype: placed(mesh, shape, dtype)
+        run = lambda *arrays: expert_gradient.of_matrices(*arrays, dtype)
+        shard = jax.shard_map(run, in_specs=(PartitionSpec(),) * 3, out_specs=PartitionSpec())
+        compiled = jax.jit(shard).lower(of(256, 1024), of(256, 1024), of(2, dtype="int32")).compile()
+        assert "expert_gradient" in compiled.as_text()
+
+
+@COMPILES
+@pytest.mark.parametrize(
+    "dtype, width, expert_width, bias",
+    [
+        ("bfloat16", 2048, 192, False),
+        ("bfloat16", 2048, 768, False),
+        ("bfloat16", 2880, 360, True),  # one block that is larger than its buffers
+        ("float32", 2048, 192, False),
+        ("float32", 2048, 768, False),
+        ("float32", 1024, 512, True),
+    ],
+)
+def test_experts_of_as_many_rows_as_are_taken_fit_into_a_core(dtype, width, expert_width, bias):
+    mesh, itemsize = topology_mesh(parse_topology("v4:2x2x1"), MeshShape()), jnp.dtype(dtype).itemsize
+    rows = max(n for n in range(8, 2048, 8) if fused_blocks.expert_block(n, width, expert_width, itemsize) is not None)
+    of = lambda *shape, dtype=dtype: placed(mesh, shape, dtype)
+    leaves = dict.fromkeys(KERNEL_LEAVES[:3], of(1, 2, expert_width, width))
+    leaves |= dict.fromkeys(KERNEL_LEAVES[3:], of(1, 2, expert_width)) if bias else {}
+    run = functools.partial(fused_experts.mix, activation=jax.nn.silu, clamp=7.0 if bias else None)
+    with jax.set_mesh(mesh):
+        mixed = jax.jit(lambda h, share, ids, *weights: run(h, share, ids, Stacked(*weights)))
+        token = of(rows, 1, width), of(rows, 1, 2, dtype="float32"), of(rows, 1, 2, dtype="int32")
+        assert "fused_experts" in mixed.lower(*token, leaves, of(dtype="int32")).compile().as_text()
 
 
 @COMPILES
@@ -88,8 +135,12 @@ def test_a_mixture_decodes_and_learns_by_kernels(dtype, axis):
     config, parts = load_config("configs/tiny.gin", bindings)
     mesh = topology_mesh(parse_topology("v5e:2x2"), config.mesh)
     lowered = lower(config, parts, mesh)
-    for program, kernel in (("rl.sample", "fused_experts"), ("rl.update", "expert_gradient")):
-        assert f"/{kernel}" in compile_now(lowered[program]).text
+    texts = {name: compile_now(lowered[name]).text for name in ("rl.sample", "rl.update")}
+    assert "/fused_experts" in texts["rl.sample"] and "/expert_gradient" in texts["rl.update"]
+    # A prefill takes a layer's matrices of the stack, and lays out no more than these anew.
+    runs = cycles.runs(cycles.parse(texts["rl.sample"]), cycles.Frequency())
+    copied = {run.instruction.shapes[0].dims for run in runs if run.instruction.op == "copy" and run.loops}
+    assert (2, 4 // config.mesh.expert, 192 // 2, 128) not in copied
 
 
 @COMPILES

@@ -201,13 +201,14 @@ def test_products_of_experts_take_tiles_of_rows_and_read_the_experts_that_are_vi
     case = SimpleNamespace(sizes={"expert": expert}, cfg=SimpleNamespace(dtype="bfloat16"))
     program = cycles.parse(GROUPED)
     chip = SimpleNamespace(matrix_rate=V5P.matrix_rate, hbm_rate=1e30)
-    # All four experts are visited: filled / 128 tiles, and one more for each expert; 2 x 64 x 32 a row.
-    expected = (filled / 128 + 4) * 128 * 2 * 64 * 32 / (counted.KERNEL_SHARE * chip.matrix_rate)
+    # All four experts are visited: filled / 128 tiles, and one more for each expert; 2 x 128 x 128 a row, to which both
+    # dimensions are padded.
+    expected = (filled / 128 + 4) * 128 * 2 * 128 * 128 / (counted.KERNEL_SHARE * chip.matrix_rate)
     runs = cycles.runs(program, cycles.Frequency())
     assert counted.expert_seconds(program, runs, case, chip) == pytest.approx(expected, rel=1e-9)
-    # Where the memory decides: 4 x 64 x 32 weights, rows of 64 and 32, in bytes of two.
+    # Where the memory decides: 4 x 64 x 128 weights, rows of 128 and 128, in bytes of two.
     chip = SimpleNamespace(matrix_rate=1e30, hbm_rate=V5P.hbm_rate)
-    moved = 2 * (4 * 64 * 32 + filled * (64 + 32))
+    moved = 2 * (4 * 64 * 128 + filled * (128 + 128))
     actual = counted.expert_seconds(program, runs, case, chip)
     assert actual == pytest.approx(moved / (counted.STREAM_SHARE * chip.hbm_rate), rel=1e-9)
 
@@ -226,13 +227,14 @@ def test_gradients_of_experts_take_tiles_of_rows_and_write_every_expert():
     case = SimpleNamespace(sizes={"expert": 1}, cfg=SimpleNamespace(dtype="bfloat16"))
     program = cycles.parse(OF_MATRICES)
     runs = cycles.runs(program, cycles.Frequency())
-    # 4096 / 128 tiles of rows, and one more for each of 4 experts; 2 x 2048 x 32 a row.
-    expected = (32 + 4) * 128 * 2 * 2048 * 32 / (counted.KERNEL_SHARE * V5P.matrix_rate)
+    # 4096 / 128 tiles of rows, and one more for each of 4 experts; 2 x 2048 x 128 a row, to which 32 columns
+    # are padded.
+    expected = (32 + 4) * 128 * 2 * 2048 * 128 / (counted.KERNEL_SHARE * V5P.matrix_rate)
     chip = SimpleNamespace(matrix_rate=V5P.matrix_rate, hbm_rate=1e30)
     assert counted.expert_seconds(program, runs, case, chip) == pytest.approx(expected, rel=1e-9)
     # 1024 inputs at once: the gradient of the outputs is read twice, the rows once.
     chip = SimpleNamespace(matrix_rate=1e30, hbm_rate=V5P.hbm_rate)
-    moved = 2 * (4 * 2048 * 32 + 4096 * (2048 + 2 * 32))
+    moved = 2 * (4 * 2048 * 128 + 4096 * (2048 + 2 * 128))
     expected = moved / (counted.STREAM_SHARE * chip.hbm_rate)
     assert counted.expert_seconds(program, runs, case, chip) == pytest.approx(expected, rel=1e-9)
 

@@ -1,6 +1,7 @@
-"""Queries, keys and values by one product, and their norms and rotation at once: fewer, larger operations a decoded
-token. For decode loops of accelerators, where an operation costs some 2,000 cycles however small it is; on CPUs three
-products are as fast, and keep their bits.
+"""A layer's weights as the decode loops of accelerators read them, where an operation costs some 2,000 cycles however
+small it is: queries, keys and values by one product, and their norms and rotation at once; and what the kernels for one
+token a row read in the stack of all layers, of attention, of an MLP and of experts. On CPUs three products are as fast,
+and keep their bits.
 
 Heads are stored in shares, [layers, D, shares, (H + 2 J) / shares, K]: each of so many devices along tensor has its
 queries, its keys and its values side by side. Every result is that of the three products, to rounding.
@@ -12,8 +13,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 
-from jrl.device.sharding import EXPERT, GATHERED, TRAIN, axis_size, reshape, spec
+from jrl.device.sharding import EXPERT, GATHERED, TRAIN, axis_size, per_shard, reshape, spec
 from jrl.models import experts
 from jrl.models.adapters.quantized import is_quantized
 from jrl.models.attention.fused_blocks import expert_block, mlp_block, qkv_block
@@ -24,7 +26,8 @@ from jrl.models.shape import Decoder
 from jrl.types import Array, PyTree
 
 QKV, QK_NORM = "qkv", "qk_norm"
-# Leaves that the kernels for one token a row read in their stack, a block at a time: fused_qkv.py, models/fused_mlp.py
+# Leaves that the kernels for one token a row read in their stack, a block at a time: fused_qkv.py, models/fused_mlp.py.
+# That of models/fused_experts.py is `experts.KERNEL`.
 ATTENTION, MLP = "attention_kernel", "mlp_kernel"
 MLP_LEAVES = ("mlp_norm", "gate", "up", "down")
 # Beside them the adapters of a matrix, in two leaves: A with its inputs last, which is how tiles hold it, and B.
@@ -46,15 +49,16 @@ class Stacked(NamedTuple):
     layer: Array  # [] int32
 
 
-def fused(params: PyTree, names: PyTree, cfg: Decoder) -> tuple[PyTree, PyTree]:
+def fused(params: PyTree, names: PyTree, cfg: Decoder, *, rows: int | None = None) -> tuple[PyTree, PyTree]:
     """Returns the parameters of a decode loop and their logical axes with one matrix, and one adapter, in place of
     three; as they are where layers differ, or have biases, DoRA's adapters or matrices in few bits. And with the
     matrices of experts where their kernel reads them.
 
     Args:
       params, names: of `prepare_for_decode`.
+      rows: that a batch shard decodes at once, at most; None: as few as the kernels need.
     """
-    params, names = _with_expert_kernel(params, names, cfg)
+    params, names = _with_expert_kernel(params, names, cfg, rows)
     layers = params["layers"]
     parts = [layers.get(name) for name in ("q", "k", "v")]
     same = cfg.full is None and cfg.linear is None and not cfg.shared_layers
@@ -129,21 +133,31 @@ def _move_adapter(leaves: PyTree, names: PyTree, name: str, part: str, cfg: Deco
     names[part] |= {name + LOW_A: ("layers", "rank", into), name + LOW_B: ("layers", "rank", out)}
 
 
-def _with_expert_kernel(params: PyTree, names: PyTree, cfg: Decoder) -> tuple[PyTree, PyTree]:
-    """Returns both with the matrices of experts in the leaf that their kernel reads, where it computes them."""
+def _with_expert_kernel(params: PyTree, names: PyTree, cfg: Decoder, rows: int | None) -> tuple[PyTree, PyTree]:
+    """Returns both with the matrices of experts in the leaf that their kernel reads, where it computes them. XLA would
+    lay them out anew for every token."""
     leaves, leaf_names = dict(params["layers"]), dict(names["layers"])
     read = [name for name in experts.KERNEL_LEAVES if name in leaves]
     there = all(name in leaves and not is_quantized(leaves[name]) for name in experts.KERNEL_LEAVES[:3])
-    if not there or any(name in leaves.get(ADAPTER, ()) for name in read) or cfg.width % LANES:
+    if not there or any(name in leaves.get(ADAPTER, ()) for name in read):
         return params, names
-    if cfg.experts.clamp is None and cfg.activation not in KERNEL_ACTIVATIONS:
+    if not has_expert_activation(cfg):
         return params, names
-    # A bias has a dimension of 1 more: a kernel reads no single row of a tile.
-    row = lambda name, leaf: jnp.expand_dims(leaf.astype(cfg.dtype), 2) if name.endswith("_bias") else leaf
-    row_names = lambda name, axes: (*axes[:2], None, axes[2]) if name.endswith("_bias") else axes
-    leaves[experts.KERNEL] = {name: row(name, leaves.pop(name)) for name in read}
-    leaf_names[experts.KERNEL] = {name: row_names(name, leaf_names.pop(name)) for name in read}
+    if rows is not None and not has_kernel(experts.KERNEL, jax.ShapeDtypeStruct((rows, 1, cfg.width), cfg.dtype), cfg):
+        return params, names
+    swapped = lambda axes: (*axes[:2], axes[3], axes[2])
+    leaves[experts.KERNEL], leaf_names[experts.KERNEL] = (
+        {name: tree.pop(name) for name in read} for tree in (leaves, leaf_names)
+    )
+    for name in experts.KERNEL_SWAPPED:
+        leaves[experts.KERNEL][name] = leaves[experts.KERNEL][name].swapaxes(2, 3)
+        leaf_names[experts.KERNEL][name] = swapped(leaf_names[experts.KERNEL][name])
     return {**params, "layers": leaves}, {**names, "layers": leaf_names}
+
+
+def has_expert_activation(cfg: Decoder) -> bool:
+    """Whether the kernel of experts has what they put between their products."""
+    return cfg.experts.clamp is not None or cfg.activation in KERNEL_ACTIVATIONS
 
 
 def _has_qkv_kernel(cfg: Decoder) -> bool:
@@ -199,13 +213,20 @@ def with_sliced(weights: PyTree, x: Array, cfg: Decoder) -> PyTree:
             leaves, layer = leaves
             leaves = {n: jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False) for n, leaf in leaves.items()}
         leaves = {n: _by_head(leaf, cfg) if n in (QKV, QKV + LOW_B) else leaf for n, leaf in leaves.items()}
-        leaves = {n: leaf[:, 0] if n in experts.KERNEL_LEAVES[3:] else leaf for n, leaf in leaves.items()}
+        leaves = {n: _inputs_first(leaf) if n in experts.KERNEL_SWAPPED else leaf for n, leaf in leaves.items()}
         low = {n: {"a": leaves.pop(n + LOW_A).swapaxes(0, 1), "b": leaves.pop(n + LOW_B)}
                for n in LOW_AXES if n + LOW_A in leaves}  # fmt: skip
         weights = {name: leaf for name, leaf in weights.items() if name != part} | leaves
         if low:
             weights[ADAPTER] = weights.get(ADAPTER, {}) | low
     return weights
+
+
+def _inputs_first(matrix: Array) -> Array:
+    """Returns a layer's matrices [experts, width, D] as [experts, D, width]."""
+    # XLA would rather lay out the stack of all layers anew, before it slices: a copy of all experts.
+    in_order = lambda matrix: (with_layout_constraint(matrix, Layout((0, 1, 2))).swapaxes(1, 2),)
+    return per_shard(in_order, (matrix,), (("experts", "mlp", None),), (("experts", None, "mlp"),))[0]
 
 
 def _by_head(matrix: Array, cfg: Decoder) -> Array:

@@ -22,7 +22,7 @@ def mlp_block(rows: int, width: int, mlp_width: int, itemsize: int, rank: int = 
       rank: of the adapters, in whole tiles; 0: there are none.
     """
     weights = lambda size: 6 * width * size * itemsize
-    size = _first(mlp_width, weights, MLP_BUFFER_BYTES)
+    size = _first(_dividing(mlp_width), weights, MLP_BUFFER_BYTES)
     return None if size is None or mlp_bytes(rows, width, size, itemsize, rank) > CORE_BYTES else size
 
 
@@ -39,19 +39,24 @@ def mlp_bytes(rows: int, width: int, block: int, itemsize: int, rank: int = 0) -
 
 
 def expert_block(rows: int, width: int, expert_width: int, itemsize: int) -> int | None:
-    """Returns the columns of a device's share of an expert that are read at once: all, or the most of BLOCKS that fit;
-    None where the kernel does not fit the core's memory."""
-    sizes = [expert_width, *(size for size in BLOCKS if size < expert_width and not expert_width % size)]
-    return next((n for n in sizes if expert_bytes(rows, width, n, itemsize) <= CORE_BYTES), None)
+    """Returns the columns of a device's share of an expert that are read at once: of all, and of whole tiles that
+    divide them, the most whose weights fit the MLP's buffers, or the fewest; None where the kernel does not fit the
+    core's memory."""
+    tile = _padded(1, itemsize)
+    parts = [size for size in range(expert_width - 1, 0, -1) if size % tile == 0 == expert_width % size]
+    sizes = [expert_width, *parts]
+    size = _first(sizes, lambda size: 6 * width * size * itemsize, MLP_BUFFER_BYTES)
+    return None if expert_bytes(rows, width, size, itemsize) > CORE_BYTES else size
 
 
 def expert_bytes(rows: int, width: int, block: int, itemsize: int) -> int:
     """Returns the bytes of the experts' kernel, as `mlp_bytes` counts them."""
-    rows, lanes = _padded(rows, itemsize), -(-block // LANES) * LANES
-    buffers = (
-        6 * width * lanes * itemsize + 4 * rows * width * itemsize + 2 * rows * LANES * 4 + 4 * SUBLANES * lanes * 4
-    )
-    return buffers + rows * (width * (4 + 2 * _unwritten(itemsize)) + 3 * lanes * 4)
+    rows, (width, lanes) = _padded(rows, itemsize), (-(-size // LANES) * LANES for size in (width, block))
+    buffers = 6 * width * _padded(block, itemsize) * itemsize + 4 * rows * width * itemsize
+    buffers += 2 * rows * LANES * 4 + 4 * SUBLANES * lanes * 4  # weights of the tokens, biases
+    # A product of float32 in several passes divides a block into three parts of bfloat16.
+    parts = 3 * 2 * width * block if itemsize > 2 else 0
+    return buffers + parts + rows * (width * (4 + 2 * _unwritten(itemsize)) + 3 * lanes * 4)
 
 
 def qkv_block(rows: int, width: int, heads: tuple[int, int], head_dim: int, itemsize: int, rank: int = 0) -> int | None:
@@ -63,7 +68,7 @@ def qkv_block(rows: int, width: int, heads: tuple[int, int], head_dim: int, item
       rank: of the adapters of all three together, in whole tiles; 0: there are none.
     """
     columns = (heads[0] + 2 * heads[1]) * head_dim
-    size = _first(width, lambda size: 2 * size * columns * itemsize, QKV_BUFFER_BYTES)
+    size = _first(_dividing(width), lambda size: 2 * size * columns * itemsize, QKV_BUFFER_BYTES)
     if size is None or qkv_bytes(rows, width, size, heads, head_dim, itemsize, rank) > CORE_BYTES:
         return None
     return size
@@ -85,9 +90,13 @@ def qkv_bytes(
     return buffers + scratch + rows * width * _unwritten(itemsize)
 
 
-def _first(divided: int, weights: Callable[[int], int], limit: int) -> int | None:
-    """Returns the first of BLOCKS that divides a dimension and whose weights fit, else the smallest that divides."""
-    sizes = [size for size in BLOCKS if divided % size == 0]
+def _dividing(divided: int) -> list[int]:
+    """Returns those of BLOCKS that divide a dimension."""
+    return [size for size in BLOCKS if divided % size == 0]
+
+
+def _first(sizes: list[int], weights: Callable[[int], int], limit: int) -> int | None:
+    """Returns the first of `sizes`, which fall, whose weights fit, else the last; None where there is none."""
     return next((size for size in sizes if weights(size) <= limit), sizes[-1] if sizes else None)
 
 

@@ -163,8 +163,7 @@ def for_tpus(config: Config, num_devices: int) -> tuple[Config, list[Choice]]:
 
     Raises: ValueError where the mesh does not fit the devices, or the configuration has no size of the vocabulary.
     """
-    tensor, apart = (None if sizes is None else sizes["tensor"] for sizes in mesh_sizes(config, num_devices))
-    return choose_kernels(config, decoder_of_run(config), "tpu", tensor, apart)
+    return choose_kernels(config, decoder_of_run(config), "tpu", *mesh_sizes(config, num_devices))
 
 
 def uncounted(config: Config) -> str | None:

@@ -32,6 +32,7 @@ from jrl.learning.learner import MICRO_BATCHES
 from jrl.learning.vocab_parallel import CHUNKS, MIDDLE
 from jrl.models import expert_tiles
 from jrl.models.attention.fused import MLP_LEAVES, QKV
+from jrl.models.attention.kernels import LANES
 from jrl.models.attention.kv_cache import cache_shapes
 from jrl.models.contract import is_spec
 from jrl.models.expert_group import CHUNK_SHARE, EXPERT_CHUNKS, MIN_CHUNK
@@ -235,6 +236,7 @@ def expert_seconds(program: Program, runs: Iterable[Run], case: Case, chip: Chip
     of, and of the gradients of the experts' matrices, by our own. Both multiply a tile of rows with each of the experts
     that they go to. Experts are visited evenly."""
     total, itemsize = 0.0, jnp.dtype(case.cfg.dtype).itemsize
+    padded = lambda size: -(-size // LANES) * LANES  # of an array's last dimension in memory, and in the matrix unit
     for run in runs:
         tiling = re.search(r'ragged_dot_tiling="(\d+)', run.instruction.attributes)
         of_gradient = f"/{GRADIENT}" in run.instruction.op_name
@@ -243,22 +245,17 @@ def expert_seconds(program: Program, runs: Iterable[Run], case: Case, chip: Chip
         around, result = program.computations[run.computation], run.instruction.shapes[0]
         last = next(around[name].shapes[0] for name in reversed(run.instruction.operands) if name in around)
         if of_gradient:
-            (count, inputs, columns), rows, weights, tile = result.dims, last.dims[0], result, expert_tiles.ROWS
-            times = [-(-size // expert_tiles.columns_at_once(size)) for size in (inputs, columns)]
+            (count, inputs, columns), rows, tile = result.dims, last.dims[0], expert_tiles.ROWS
+            times = [-(-size // expert_tiles.columns_at_once(size, itemsize)) for size in (inputs, columns)]
         else:
-            (rows, columns), (count, inputs, _), weights, tile, times = (
-                result.dims,
-                last.dims,
-                last,
-                int(tiling[1]),
-                (1, 1),
-            )
+            (rows, columns), (count, inputs, _) = result.dims, last.dims
+            tile, times = int(tiling[1]), (1, 1)
         filled = filled_rows(rows, case)
         visited = count * (1 - (1 - 1 / count) ** filled)
-        computed = (filled / tile + visited) * tile * 2 * inputs * columns
+        computed = (filled / tile + visited) * tile * 2 * padded(inputs) * padded(columns)
         # An expert's gradient is written without a row too; a tile is read for each block of the other's columns.
-        stored = count if of_gradient else visited
-        moved = stored * weights.bytes / count + filled * (inputs * times[1] + columns * times[0]) * itemsize
+        matrices = (count if of_gradient else visited) * inputs * padded(columns)
+        moved = itemsize * (matrices + filled * (padded(inputs) * times[1] + padded(columns) * times[0]))
         total += run.likely * max(computed / (KERNEL_SHARE * chip.matrix_rate), moved / (STREAM_SHARE * chip.hbm_rate))
     return total
 
