@@ -67,6 +67,11 @@ GOALS: dict[str, Goal] = {
         _in("test_loop.py", "test_another_identity_is_refused_with_the_field_that_differs")
         + _in("test_cli.py", "test_another_seed_in_the_same_folder_is_another_run")
         + _in("test_continue.py", "test_a_comment_in_a_verifier_is_refused_and_can_be_accepted")
+        + _in(
+            "test_job.py",
+            "test_any_change_of_a_setting_is_refused_by_its_name_or_is_one_of_those_that_may_change",
+            "test_any_change_of_data_or_plugin_is_refused",
+        )
         + _in("test_job.py", "test_data_may_be_moved_but_not_renamed_or_changed")
         + _in("test_job.py", "test_a_refusal_names_only_what_makes_another_run"),
     ),
@@ -202,6 +207,7 @@ GOALS: dict[str, Goal] = {
     "H1": Goal(
         "hosts that differ in configuration, code or data do not start",
         _in("test_processes.py", "test_a_difference_names_process_field_and_both_values")
+        + _in("test_processes.py", "test_any_fact_that_one_process_has_otherwise_stops_all_by_its_name")
         + _in("test_processes.py", "test_a_field_that_one_process_does_not_have_is_a_difference")
         + _in("test_processes.py", "test_the_source_digest_sees_a_changed_line_and_a_moved_file"),
         _in("trials/test_kill_pods.py", "test_processes_that_disagree_are_refused"),
@@ -218,25 +224,32 @@ GOALS: dict[str, Goal] = {
     ),
     "H3": Goal(
         "a host that hangs is found and named",
-        _in("test_processes.py", "test_a_step_is_late_by_the_median_of_the_steps_before"),
+        _in("test_processes.py", "test_a_step_is_late_by_the_median_of_the_steps_before")
+        + _in("test_processes.py", "test_a_step_of_any_length_is_late_after_three_medians_and_half_a_minute")
+        + _in("test_processes.py", "test_no_process_that_is_slow_is_lost_and_each_that_ends_is"),
         _in("trials/test_kill_pods.py", "test_a_stopped_process_is_found_and_the_run_goes_on"),
         HOSTS,
     ),
     "H4": Goal(
         "a slow host is not ended",
-        _in("test_processes.py", "test_a_process_whose_beat_stands_still_is_lost_and_one_that_is_slow_is_not"),
+        _in("test_processes.py", "test_a_process_whose_beat_stands_still_is_lost_and_one_that_is_slow_is_not")
+        + _in("test_processes.py", "test_no_process_that_is_slow_is_lost_and_each_that_ends_is")
+        + _in("test_processes.py", "test_a_step_that_takes_long_is_told_once_and_ends_no_process"),
         limits=HOSTS,
     ),
     "H5": Goal("hosts whose weights drift apart are found", _in("test_replicas.py"), limits=HOSTS),
     "H6": Goal(
         "uneven data neither hangs nor is dropped",
         _in("test_processes.py", "test_the_shares_of_all_processes_are_all_rows_once")
+        + _in("test_processes.py", "test_any_number_of_rows_is_shared_out_once_among_any_number_of_processes")
+        + _in("data/test_stream.py", "test_any_number_of_processes_goes_on_where_any_other_number_stood")
         + _in("data/test_stream.py", "test_a_position_saved_by_two_processes_resumes_on_one"),
         limits=HOSTS,
     ),
     "H8": Goal(
         "all hosts save and stop at the same step",
-        _in("test_pods.py", "test_two_processes_exchange_arrays_and_save_what_one_reads"),
+        _in("test_pods.py", "test_two_processes_exchange_arrays_and_save_what_one_reads")
+        + _in("test_processes.py", "test_every_decision_is_the_same_in_all_processes_whoever_asked_for_it"),
         _in("trials/test_kill_pods.py", "test_a_notice_to_one_process_is_one_save_of_all"),
         HOSTS,
     ),
@@ -251,8 +264,13 @@ GOALS: dict[str, Goal] = {
     ),
     "W1": Goal(
         "update t learns from samples of the version that it declares",
-        _in("test_loop.py", "test_update_t_learns_from_the_version_that_the_lag_declares"),
-        limits="Sampler and learner read the same arrays: there is no copy that could be forgotten.",
+        _in("test_loop.py", "test_update_t_learns_from_the_version_that_the_lag_declares")
+        + _in("test_online.py", "test_update_t_learns_from_the_version_that_the_lag_declares_whatever_the_lag")
+        + _in(
+            "test_sampler_devices.py",
+            "test_weights_that_arrive_otherwise_than_they_were_sent_are_noticed_by_the_draw",
+        ),
+        limits="Without devices of its own the sampler reads the learner's arrays: there is no copy to be forgotten.",
     ),
     "W2": Goal(
         "the sampler's log-probs are the learner's",
@@ -340,6 +358,7 @@ GOALS: dict[str, Goal] = {
     "E4": Goal(
         "a tracker that fails costs its rows and no step",
         _in("report/test_metrics.py", "test_a_failing_sink_is_counted_named_once_and_left_alone")
+        + _in("report/test_metrics.py", "test_no_order_of_failures_costs_a_row_of_the_table")
         + _in("report/test_sinks.py"),
         limits="A tracker's client is called between steps: one that blocks is waited for.",
     ),
@@ -383,6 +402,7 @@ GOALS: dict[str, Goal] = {
     "S5": Goal(
         "a layer of the workers' confinement that a machine does not have is named when the run starts",
         _in("verifiers/test_confinement.py", "test_a_layer_that_is_missing_is_named")
+        + _in("verifiers/test_confinement.py", "test_what_a_kernel_refuses_is_a_layer_less_and_named")
         + _in("verifiers/test_confinement.py", "test_workers_without_a_layer_are_warned_of_once"),
         limits=PROGRAMS,
     ),
