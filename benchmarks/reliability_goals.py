@@ -45,7 +45,11 @@ GOALS: dict[str, Goal] = {
         + _in("test_loop.py", "test_a_stop_in_an_evaluation_is_heard_between_its_batches")
         + _in("test_scoring.py", "test_a_stop_request_ends_scoring_soon_and_the_scorer_can_be_used_on")
         + _in("test_signals.py"),
-        _in("trials/test_kill.py", "test_a_run_that_is_asked_to_stop_saves_and_resumes_to_the_same_bits"),
+        _in("trials/test_kill.py", "test_a_run_that_is_asked_to_stop_saves_and_resumes_to_the_same_bits")
+        + _in(
+            "trials/test_exits.py",
+            "test_a_run_that_is_asked_to_stop_anywhere_exits_with_its_code_and_ends_with_the_same_bits",
+        ),
         "A compilation is not interrupted: a stop request during one is heard at its end.",
     ),
     "R3": Goal(
@@ -86,6 +90,7 @@ GOALS: dict[str, Goal] = {
     "R8": Goal(
         "a run with nothing to do says so with an exit code of its own; one whose checkpoints are gone, with another",
         _in("test_finished_run.py") + _in("test_loop.py", "test_more_steps_go_on_where_fewer_ended"),
+        _in("trials/test_exits.py", "test_every_end_has_its_exit_code_whatever_the_steps_epochs_and_saves"),
     ),
     "R9": Goal(
         "from any saved step the later steps come out the same again",
@@ -109,6 +114,10 @@ GOALS: dict[str, Goal] = {
         "a full disk is reported by the save that meets it, and the step before stays",
         _in("checkpoints/test_run_state.py", "test_a_full_disk_is_reported_and_the_earlier_step_stays")
         + _in("checkpoints/test_run_state.py", "test_an_error_at_any_file_operation_is_reported_at_once[ENOSPC]"),
+        _in(
+            "checkpoints/test_run_state.py",
+            "test_a_disk_that_is_full_at_any_byte_is_reported_and_the_earlier_step_stays",
+        ),
     ),
     "K4": Goal(
         "retention never removes the only step that can be restored, and nothing before the new one is verified",
