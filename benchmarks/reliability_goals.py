@@ -190,14 +190,17 @@ GOALS: dict[str, Goal] = {
         _in("verifiers/test_pool.py", "test_verdicts_depend_neither_on_the_number_of_workers_nor_on_the_order")
         + _in("verifiers/test_confinement.py", "test_a_worker_that_is_not_what_it_was_scores_nothing_more")
         + _in("contracts/test_verifiers.py"),
-        limits="A plugin that evaluates text which knows how workers are watched can evade that; `single_use=True` "
+        _in("verifiers/test_pool.py", "test_verdicts_depend_on_no_other_item_in_twenty_orders"),
+        "A plugin that evaluates text which knows how workers are watched can evade that; `single_use=True` "
         "gives every completion a worker of its own.",
     ),
     "V4": Goal(
         "a failure of ours masks a row and is never scored as wrong; too many stop the run",
         _in("verifiers/test_pool.py", "test_a_template_that_cannot_come_back_is_our_failure_and_no_wrong_answer")
         + _in("test_scoring.py", "test_too_many_failures_of_our_own_stop_the_run")
-        + _in("test_scoring.py", "test_a_row_that_one_verifier_cannot_judge_is_masked_and_never_a_zero_reward"),
+        + _in("test_scoring.py", "test_a_row_that_one_verifier_cannot_judge_is_masked_and_never_a_zero_reward")
+        + _in("test_scoring.py", "test_no_fault_of_the_machine_makes_a_right_answer_wrong[20]"),
+        _in("test_scoring.py", "test_no_fault_of_the_machine_makes_a_right_answer_wrong[500]"),
     ),
     "V5": Goal(
         "verdicts are the same on a machine that does much else",
