@@ -94,8 +94,11 @@ GOALS: dict[str, Goal] = {
     ),
     "R9": Goal(
         "from any saved step the later steps come out the same again",
-        _in("trials/test_same_steps.py"),
-        limits="On the same hardware and versions.",
+        _in("trials/test_same_steps.py", "test_the_steps_after_a_saved_one_come_out_the_same"),
+        _in(
+            "trials/test_same_steps.py", "test_the_steps_after_any_saved_one_come_out_the_same_in_every_kind_of_run"
+        ),
+        "On the same hardware and versions.",
     ),
     "K1": Goal(
         "no damage to a checkpoint is restored silently: it is named, and the newest intact one is used",
@@ -372,7 +375,8 @@ GOALS: dict[str, Goal] = {
         _in("report/test_metrics.py", "test_a_failing_sink_is_counted_named_once_and_left_alone")
         + _in("report/test_metrics.py", "test_no_order_of_failures_costs_a_row_of_the_table")
         + _in("report/test_sinks.py"),
-        limits="A tracker's client is called between steps: one that blocks is waited for.",
+        _in("trials/test_trackers.py"),
+        "A tracker's client is called between steps: one that blocks is waited for.",
     ),
     "E5": Goal(
         "remote storage that fails during a save leaves the step before or the new one",
@@ -384,7 +388,9 @@ GOALS: dict[str, Goal] = {
     ),
     "E6": Goal(
         "a folder that was copied from a run that died resumes on another machine",
-        _in("trials/test_same_steps.py", "test_a_copied_folder_goes_on_elsewhere_to_the_same_bits"),
+        _in("trials/test_same_steps.py", "test_a_copy_of_any_moment_goes_on_elsewhere_to_the_same_bits[on policy]"),
+        _in("trials/test_same_steps.py", "test_a_copy_of_any_moment_goes_on_elsewhere_to_the_same_bits")
+        + _in("trials/test_same_steps.py", "test_a_copied_folder_goes_on_elsewhere_to_the_same_bits"),
     ),
     "E7": Goal(
         "secrets of the environment and of configurations appear in no file, message or worker",

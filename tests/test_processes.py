@@ -83,7 +83,7 @@ def test_every_process_gets_the_values_of_all_in_their_order_and_leaves_little_b
 def test_every_decision_is_the_same_in_all_processes_whoever_asked_for_it(trials):
     """Whether to stop, which one process may have been asked to, and what the writer alone knows."""
     draw = random.Random(0)
-    for _ in range(trials(20, 200)):
+    for _ in range(trials(40, 200)):
         count, steps = draw.randrange(2, 6), draw.randrange(1, 12)
         asked = [[draw.random() < 0.15 for _ in range(count)] for _ in range(steps)]
         known = [[draw.randrange(9) for _ in range(count)] for _ in range(steps)]
@@ -139,7 +139,7 @@ def test_any_fact_that_one_process_has_otherwise_stops_all_by_its_name(trials):
     known = facts(config, parts, Processes(0, 2))
     others = [name for name in known if not name.startswith("configuration ")]
     changed = [(leaf, one) for leaf in leaves(config) for one, _ in mutations(config, leaf)]
-    for _ in range(trials(20, 500)):
+    for _ in range(trials(60, 500)):
         if draw.random() < 0.7:
             leaf, other = draw.choice(changed)
             name, theirs = f"configuration {leaf.name}", facts(other, parts, Processes(0, 2))
