@@ -34,7 +34,7 @@ GOALS: dict[str, Goal] = {
         "killed at any point and started again, a run ends with the same bits and the same metrics",
         _in("test_loop.py", "test_a_run_that_is_left_and_resumed_has_the_same_metrics_as_one_that_is_not")
         + _in("trials/test_kill.py", "test_a_killed_run_resumes_to_the_same_bits[save-2-0.15-0]"),
-        _in("trials/test_kill.py") + _in("trials/test_kill_stages.py"),
+        _in("trials/test_kill_often.py") + _in("trials/test_kill.py") + _in("trials/test_kill_stages.py"),
         "On the same hardware and versions.",
     ),
     "R2": Goal(
@@ -382,6 +382,10 @@ GOALS: dict[str, Goal] = {
         "remote storage that fails during a save leaves the step before or the new one",
         _in("test_bucket_run.py", "test_a_process_that_dies_after_any_request_leaves_the_step_before_or_the_new_one")
         + _in("test_bucket_run.py", "test_failing_delayed_and_lost_answers_change_nothing")
+        + _in(
+            "test_bucket_run.py",
+            "test_processes_that_die_while_requests_fail_leave_a_whole_step_that_is_no_older",
+        )
         + _in("test_bucket_run.py", "test_a_commit_whose_answer_was_lost_is_gone_on_from"),
         _in("trials/test_kill_bucket.py"),
         "Tried against a stand-in for Google Cloud Storage, never against the service.",
