@@ -34,7 +34,7 @@ GOALS: dict[str, Goal] = {
         "killed at any point and started again, a run ends with the same bits and the same metrics",
         _in("test_loop.py", "test_a_run_that_is_left_and_resumed_has_the_same_metrics_as_one_that_is_not")
         + _in("trials/test_kill.py", "test_a_killed_run_resumes_to_the_same_bits[save-2-0.15-0]"),
-        _in("trials/test_kill.py") + _in("trials/test_kill_stages.py"),
+        _in("trials/test_kill_often.py") + _in("trials/test_kill.py") + _in("trials/test_kill_stages.py"),
         "On the same hardware and versions.",
     ),
     "R2": Goal(
@@ -45,7 +45,11 @@ GOALS: dict[str, Goal] = {
         + _in("test_loop.py", "test_a_stop_in_an_evaluation_is_heard_between_its_batches")
         + _in("test_scoring.py", "test_a_stop_request_ends_scoring_soon_and_the_scorer_can_be_used_on")
         + _in("test_signals.py"),
-        _in("trials/test_kill.py", "test_a_run_that_is_asked_to_stop_saves_and_resumes_to_the_same_bits"),
+        _in("trials/test_kill.py", "test_a_run_that_is_asked_to_stop_saves_and_resumes_to_the_same_bits")
+        + _in(
+            "trials/test_exits.py",
+            "test_a_run_that_is_asked_to_stop_anywhere_exits_with_its_code_and_ends_with_the_same_bits",
+        ),
         "A compilation is not interrupted: a stop request during one is heard at its end.",
     ),
     "R3": Goal(
@@ -67,6 +71,11 @@ GOALS: dict[str, Goal] = {
         _in("test_loop.py", "test_another_identity_is_refused_with_the_field_that_differs")
         + _in("test_cli.py", "test_another_seed_in_the_same_folder_is_another_run")
         + _in("test_continue.py", "test_a_comment_in_a_verifier_is_refused_and_can_be_accepted")
+        + _in(
+            "test_job.py",
+            "test_any_change_of_a_setting_is_refused_by_its_name_or_is_one_of_those_that_may_change",
+            "test_any_change_of_data_or_plugin_is_refused",
+        )
         + _in("test_job.py", "test_data_may_be_moved_but_not_renamed_or_changed")
         + _in("test_job.py", "test_a_refusal_names_only_what_makes_another_run"),
     ),
@@ -81,11 +90,15 @@ GOALS: dict[str, Goal] = {
     "R8": Goal(
         "a run with nothing to do says so with an exit code of its own; one whose checkpoints are gone, with another",
         _in("test_finished_run.py") + _in("test_loop.py", "test_more_steps_go_on_where_fewer_ended"),
+        _in("trials/test_exits.py", "test_every_end_has_its_exit_code_whatever_the_steps_epochs_and_saves"),
     ),
     "R9": Goal(
         "from any saved step the later steps come out the same again",
-        _in("trials/test_same_steps.py"),
-        limits="On the same hardware and versions.",
+        _in("trials/test_same_steps.py", "test_the_steps_after_a_saved_one_come_out_the_same"),
+        _in(
+            "trials/test_same_steps.py", "test_the_steps_after_any_saved_one_come_out_the_same_in_every_kind_of_run"
+        ),
+        "On the same hardware and versions.",
     ),
     "K1": Goal(
         "no damage to a checkpoint is restored silently: it is named, and the newest intact one is used",
@@ -104,6 +117,10 @@ GOALS: dict[str, Goal] = {
         "a full disk is reported by the save that meets it, and the step before stays",
         _in("checkpoints/test_run_state.py", "test_a_full_disk_is_reported_and_the_earlier_step_stays")
         + _in("checkpoints/test_run_state.py", "test_an_error_at_any_file_operation_is_reported_at_once[ENOSPC]"),
+        _in(
+            "checkpoints/test_run_state.py",
+            "test_a_disk_that_is_full_at_any_byte_is_reported_and_the_earlier_step_stays",
+        ),
     ),
     "K4": Goal(
         "retention never removes the only step that can be restored, and nothing before the new one is verified",
@@ -176,14 +193,17 @@ GOALS: dict[str, Goal] = {
         _in("verifiers/test_pool.py", "test_verdicts_depend_neither_on_the_number_of_workers_nor_on_the_order")
         + _in("verifiers/test_confinement.py", "test_a_worker_that_is_not_what_it_was_scores_nothing_more")
         + _in("contracts/test_verifiers.py"),
-        limits="A plugin that evaluates text which knows how workers are watched can evade that; `single_use=True` "
+        _in("verifiers/test_pool.py", "test_verdicts_depend_on_no_other_item_in_twenty_orders"),
+        "A plugin that evaluates text which knows how workers are watched can evade that; `single_use=True` "
         "gives every completion a worker of its own.",
     ),
     "V4": Goal(
         "a failure of ours masks a row and is never scored as wrong; too many stop the run",
         _in("verifiers/test_pool.py", "test_a_template_that_cannot_come_back_is_our_failure_and_no_wrong_answer")
         + _in("test_scoring.py", "test_too_many_failures_of_our_own_stop_the_run")
-        + _in("test_scoring.py", "test_a_row_that_one_verifier_cannot_judge_is_masked_and_never_a_zero_reward"),
+        + _in("test_scoring.py", "test_a_row_that_one_verifier_cannot_judge_is_masked_and_never_a_zero_reward")
+        + _in("test_scoring.py", "test_no_fault_of_the_machine_makes_a_right_answer_wrong[20]"),
+        _in("test_scoring.py", "test_no_fault_of_the_machine_makes_a_right_answer_wrong[500]"),
     ),
     "V5": Goal(
         "verdicts are the same on a machine that does much else",
@@ -202,6 +222,7 @@ GOALS: dict[str, Goal] = {
     "H1": Goal(
         "hosts that differ in configuration, code or data do not start",
         _in("test_processes.py", "test_a_difference_names_process_field_and_both_values")
+        + _in("test_processes.py", "test_any_fact_that_one_process_has_otherwise_stops_all_by_its_name")
         + _in("test_processes.py", "test_a_field_that_one_process_does_not_have_is_a_difference")
         + _in("test_processes.py", "test_the_source_digest_sees_a_changed_line_and_a_moved_file"),
         _in("trials/test_kill_pods.py", "test_processes_that_disagree_are_refused"),
@@ -218,25 +239,32 @@ GOALS: dict[str, Goal] = {
     ),
     "H3": Goal(
         "a host that hangs is found and named",
-        _in("test_processes.py", "test_a_step_is_late_by_the_median_of_the_steps_before"),
+        _in("test_processes.py", "test_a_step_is_late_by_the_median_of_the_steps_before")
+        + _in("test_processes.py", "test_a_step_of_any_length_is_late_after_three_medians_and_half_a_minute")
+        + _in("test_processes.py", "test_no_process_that_is_slow_is_lost_and_each_that_ends_is"),
         _in("trials/test_kill_pods.py", "test_a_stopped_process_is_found_and_the_run_goes_on"),
         HOSTS,
     ),
     "H4": Goal(
         "a slow host is not ended",
-        _in("test_processes.py", "test_a_process_whose_beat_stands_still_is_lost_and_one_that_is_slow_is_not"),
+        _in("test_processes.py", "test_a_process_whose_beat_stands_still_is_lost_and_one_that_is_slow_is_not")
+        + _in("test_processes.py", "test_no_process_that_is_slow_is_lost_and_each_that_ends_is")
+        + _in("test_processes.py", "test_a_step_that_takes_long_is_told_once_and_ends_no_process"),
         limits=HOSTS,
     ),
     "H5": Goal("hosts whose weights drift apart are found", _in("test_replicas.py"), limits=HOSTS),
     "H6": Goal(
         "uneven data neither hangs nor is dropped",
         _in("test_processes.py", "test_the_shares_of_all_processes_are_all_rows_once")
+        + _in("test_processes.py", "test_any_number_of_rows_is_shared_out_once_among_any_number_of_processes")
+        + _in("data/test_stream.py", "test_any_number_of_processes_goes_on_where_any_other_number_stood")
         + _in("data/test_stream.py", "test_a_position_saved_by_two_processes_resumes_on_one"),
         limits=HOSTS,
     ),
     "H8": Goal(
         "all hosts save and stop at the same step",
-        _in("test_pods.py", "test_two_processes_exchange_arrays_and_save_what_one_reads"),
+        _in("test_pods.py", "test_two_processes_exchange_arrays_and_save_what_one_reads")
+        + _in("test_processes.py", "test_every_decision_is_the_same_in_all_processes_whoever_asked_for_it"),
         _in("trials/test_kill_pods.py", "test_a_notice_to_one_process_is_one_save_of_all"),
         HOSTS,
     ),
@@ -251,8 +279,13 @@ GOALS: dict[str, Goal] = {
     ),
     "W1": Goal(
         "update t learns from samples of the version that it declares",
-        _in("test_loop.py", "test_update_t_learns_from_the_version_that_the_lag_declares"),
-        limits="Sampler and learner read the same arrays: there is no copy that could be forgotten.",
+        _in("test_loop.py", "test_update_t_learns_from_the_version_that_the_lag_declares")
+        + _in("test_online.py", "test_update_t_learns_from_the_version_that_the_lag_declares_whatever_the_lag")
+        + _in(
+            "test_sampler_devices.py",
+            "test_weights_that_arrive_otherwise_than_they_were_sent_are_noticed_by_the_draw",
+        ),
+        limits="Without devices of its own the sampler reads the learner's arrays: there is no copy to be forgotten.",
     ),
     "W2": Goal(
         "the sampler's log-probs are the learner's",
@@ -340,20 +373,28 @@ GOALS: dict[str, Goal] = {
     "E4": Goal(
         "a tracker that fails costs its rows and no step",
         _in("report/test_metrics.py", "test_a_failing_sink_is_counted_named_once_and_left_alone")
+        + _in("report/test_metrics.py", "test_no_order_of_failures_costs_a_row_of_the_table")
         + _in("report/test_sinks.py"),
-        limits="A tracker's client is called between steps: one that blocks is waited for.",
+        _in("trials/test_trackers.py"),
+        "A tracker's client is called between steps: one that blocks is waited for.",
     ),
     "E5": Goal(
         "remote storage that fails during a save leaves the step before or the new one",
         _in("test_bucket_run.py", "test_a_process_that_dies_after_any_request_leaves_the_step_before_or_the_new_one")
         + _in("test_bucket_run.py", "test_failing_delayed_and_lost_answers_change_nothing")
+        + _in(
+            "test_bucket_run.py",
+            "test_processes_that_die_while_requests_fail_leave_a_whole_step_that_is_no_older",
+        )
         + _in("test_bucket_run.py", "test_a_commit_whose_answer_was_lost_is_gone_on_from"),
         _in("trials/test_kill_bucket.py"),
         "Tried against a stand-in for Google Cloud Storage, never against the service.",
     ),
     "E6": Goal(
         "a folder that was copied from a run that died resumes on another machine",
-        _in("trials/test_same_steps.py", "test_a_copied_folder_goes_on_elsewhere_to_the_same_bits"),
+        _in("trials/test_same_steps.py", "test_a_copy_of_any_moment_goes_on_elsewhere_to_the_same_bits[on policy]"),
+        _in("trials/test_same_steps.py", "test_a_copy_of_any_moment_goes_on_elsewhere_to_the_same_bits")
+        + _in("trials/test_same_steps.py", "test_a_copied_folder_goes_on_elsewhere_to_the_same_bits"),
     ),
     "E7": Goal(
         "secrets of the environment and of configurations appear in no file, message or worker",
@@ -383,6 +424,7 @@ GOALS: dict[str, Goal] = {
     "S5": Goal(
         "a layer of the workers' confinement that a machine does not have is named when the run starts",
         _in("verifiers/test_confinement.py", "test_a_layer_that_is_missing_is_named")
+        + _in("verifiers/test_confinement.py", "test_what_a_kernel_refuses_is_a_layer_less_and_named")
         + _in("verifiers/test_confinement.py", "test_workers_without_a_layer_are_warned_of_once"),
         limits=PROGRAMS,
     ),

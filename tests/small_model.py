@@ -56,3 +56,10 @@ MODEL = Model(
 )
 PARTS = {"MODELS": {"Bigram": CustomModel(Bigram, MODEL)}}
 BIGRAM = "Config.model=@Bigram()"  # where PARTS are among the parts
+
+
+def part_in(folder):
+    """Writes a plugin with the model into a folder, and returns the binding that names it."""
+    path = folder / "bigram.py"
+    path.write_text('from small_model import PARTS\n\nMODELS = PARTS["MODELS"]\n')
+    return f"parts=['{path}']"

@@ -5,6 +5,7 @@ import fcntl
 import io
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -53,7 +54,7 @@ def after_step(tmp_path, step):
     return contents(folder)
 
 
-def test_a_process_that_dies_after_any_request_leaves_the_step_before_or_the_new_one(tmp_path):
+def test_a_process_that_dies_after_any_request_leaves_the_step_before_or_the_new_one(tmp_path, trials):
     expected = {step: after_step(tmp_path, step) for step in (1, 2)}
     seen, after = [], 0
     while True:
@@ -81,7 +82,32 @@ def test_a_process_that_dies_after_any_request_leaves_the_step_before_or_the_new
         if ended:
             break
         after += 1
+    trials(after)
     assert after > 8 and seen == sorted(seen) and set(seen) == {1, 2}
+
+
+def test_processes_that_die_while_requests_fail_leave_a_whole_step_that_is_no_older(tmp_path, trials):
+    """Lives one after the other, on one machine or another, each of which finds a step and writes further ones."""
+    expected = {step: after_step(tmp_path, step) for step in range(1, 13)}
+    for trial in range(trials(10, 300)):
+        draw, begun, ended = random.Random(trial), 0, 0
+        store = Store(fails=draw.choice([0, 0.1, 0.3]), seed=trial, delay_seconds=0)
+        for _ in range(draw.randrange(2, 5)):
+            folder = tmp_path / f"run{trial}{draw.choice('ab')}"
+            dying = client(store, draw.choice([None, draw.randrange(40)]), deadline_seconds=1e9)
+            with contextlib.suppress(Died):
+                publisher = opened(dying, folder)
+                held = contents(folder)
+                found = next((step for step, files in expected.items() if files == held), 0)
+                assert (held == {} or found) and ended <= found <= begun, trial
+                for begun in range(found + 1, found + draw.randrange(2, 4)):
+                    write_step(folder, begun)
+                    publisher.publish()
+                    ended = begun
+        store.fails = 0.0
+        opened(client(store), tmp_path / f"again{trial}")
+        last = contents(tmp_path / f"again{trial}")
+        assert last in ([expected[step] for step in range(max(ended, 1), begun + 1)] + [{}] * (ended == 0)), trial
 
 
 @pytest.mark.parametrize("seed", range(10))

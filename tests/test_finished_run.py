@@ -4,27 +4,28 @@ import json
 import shutil
 
 import pytest
+from small_model import BIGRAM, part_in
 
 from jrl import cli
 
-TINY = [
-    "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
-    "Decoder.mlp_width=32", "Online.prompts=4", "Online.samples=2", "Checkpoint.every=1",
-    "Log.samples=0", "Scoring.workers=1",
-]  # fmt: skip
+SMALL = [BIGRAM, "Online.prompts=4", "Online.samples=2", "Checkpoint.every=1", "Log.samples=0", "Scoring.workers=1"]
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("finished") / "run"
+def train(tmp_path_factory):
+    part = part_in(tmp_path_factory.mktemp("part"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cli, "prepare_jax", lambda args, platform=None: None)
-        assert train(folder) == 0
-        yield folder
+        yield lambda folder, steps=2: cli.main(
+            ["train", "configs/tiny.gin", part, *SMALL, f"Online.steps={steps}", "--run", str(folder)]
+        )
 
 
-def train(folder, steps=2):
-    return cli.main(["train", "configs/tiny.gin", *TINY, f"Online.steps={steps}", "--run", str(folder)])
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, train):
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    assert train(folder) == 0
+    return folder
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def test_a_run_is_for_its_owner_only(finished):
     assert finished.stat().st_mode & 0o777 == 0o700
 
 
-def test_nothing_to_do_has_an_exit_code_of_its_own(copied, capsys):
+def test_nothing_to_do_has_an_exit_code_of_its_own(train, copied, capsys):
     before = (copied / "metrics.jsonl").read_bytes()
     assert train(copied) == 5
     assert "already has all 2 steps" in capsys.readouterr().out
@@ -44,7 +45,7 @@ def test_nothing_to_do_has_an_exit_code_of_its_own(copied, capsys):
     assert train(copied, steps=3) == 0  # and further steps are something
 
 
-def test_removed_checkpoints_have_an_exit_code_of_their_own_and_no_row_is_lost(copied, capsys):
+def test_removed_checkpoints_have_an_exit_code_of_their_own_and_no_row_is_lost(train, copied, capsys):
     before = (copied / "metrics.jsonl").read_bytes()
     shutil.rmtree(copied / "checkpoints")
     assert train(copied) == 6
@@ -54,7 +55,7 @@ def test_removed_checkpoints_have_an_exit_code_of_their_own_and_no_row_is_lost(c
     assert (copied / "metrics.jsonl").read_bytes() == before
 
 
-def test_rows_of_steps_that_were_never_saved_are_put_aside(copied):
+def test_rows_of_steps_that_were_never_saved_are_put_aside(train, copied):
     shutil.rmtree(copied / "checkpoints")
     (copied / "summary.json").unlink()
     rows = (copied / "metrics.jsonl").read_bytes()
@@ -66,7 +67,7 @@ def test_rows_of_steps_that_were_never_saved_are_put_aside(copied):
     assert steps == [1, 2]
 
 
-def test_damaged_metrics_are_noticed(copied, capsys):
+def test_damaged_metrics_are_noticed(train, copied, capsys):
     path = copied / "metrics.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"phase": "rl"', b'"phase": "xx"', 1))
     damaged = path.read_bytes()

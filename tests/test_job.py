@@ -1,17 +1,22 @@
 """What a folder is told before a run touches it."""
 
 import dataclasses
+import json
+import random
 import signal
 import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from mutated_config import leaves, mutations
 
 import jrl
 from jrl.config import load, to_gin, to_json
 from jrl.experiment import FREE, TABLES, Config, config_classes
-from jrl.plugins import load_parts
+from jrl.plugins import PartError, load_parts
+from jrl.resolve import load_config
 from jrl.run.data import data_fingerprint, open_streams, stored_sources
 from jrl.run.identity import RefusedIdentity, check_not_foreign, identify, places_of, refuse_another, remove_unbegun
 from jrl.run.report.manifest import compare, make_manifest, write_manifest
@@ -119,6 +124,68 @@ def test_the_last_stage_may_go_on_and_no_other(tmp_path):
     with pytest.raises(RefusedIdentity) as refused:
         refuse_another(tmp_path, say(config), config)
     assert "stages.0.steps: 100, now 2" in str(refused.value) and "stages.1.steps" not in str(refused.value)
+
+
+CONFIGS = sorted(Path(__file__).parents[1].glob("configs/**/*.gin"))
+
+
+def test_any_change_of_a_setting_is_refused_by_its_name_or_is_one_of_those_that_may_change(tmp_path, trials):
+    draw, say = random.Random(0), lambda config: identify(config, PARTS, SimpleNamespace(fingerprint="t"), "d")
+    accepted = 0
+    number = trials(60, 1_000)
+    for _ in range(number):
+        config, _ = load_config(str(draw.choice(CONFIGS)), [])
+        leaf = draw.choice([leaf for leaf in leaves(config) if next(mutations(config, leaf), None)])
+        other, value = draw.choice([*mutations(config, leaf)])
+        write_manifest(tmp_path / "manifest.json", say(config))
+        may_change = {leaf.field, f"{leaf.field.partition('.')[0]}.*"} & {*FREE}
+        if may_change or leaf.place == ("stages", len(config.stages) - 1, "steps"):
+            refuse_another(tmp_path, say(other), other)
+            accepted += 1
+            continue
+        with pytest.raises(RefusedIdentity) as refused:
+            refuse_another(tmp_path, say(other), other)
+        assert leaf.name in str(refused.value), (leaf, value, str(refused.value))
+    assert 0 < accepted < number / 2
+
+
+def test_any_change_of_data_or_plugin_is_refused(tmp_path, trials):
+    """A character of one of the files is another, gone, or new; or a file has another name."""
+    draw = random.Random(1)
+    rows = "".join(json.dumps({"prompt": f"{n} + {n}?", "answer": str(2 * n)}) + "\n" for n in range(9))
+    plugin = "def says(completion, example):\n    return 1.0\n\n\nVERIFIERS = {'says': says}\n"
+
+    def changed(text):
+        at, kept = draw.randrange(len(text)), draw.randrange(2)
+        return text[:at] + draw.choice(["", *"019 x"]) + text[at + kept :]
+
+    def written(folder, files):
+        folder.mkdir(exist_ok=True)
+        paths = [folder / name for name in files]
+        for path, text in zip(paths, files.values()):
+            path.write_text(text)
+        bindings = ["Config.task = @Jsonl()", f"Jsonl.path = '{paths[0]}'", f"parts = ['{paths[1]}']"]
+        config, parts = load_config("configs/tiny.gin", bindings)
+        data = open_source(config.task, ENVS).fingerprint
+        return identify(config, parts, SimpleNamespace(fingerprint="t"), data), config
+
+    usual = {"rows.jsonl": rows, "says.py": plugin}
+    write_manifest(tmp_path / "manifest.json", written(tmp_path / "usual", usual)[0])
+    tried, number = 0, trials(10, 200, seed=1)
+    while tried < number:
+        place, renames = draw.choice(list(usual)), draw.random() < 0.2
+        text = usual[place] if renames else changed(usual[place])
+        files = {(f"{draw.randrange(99)}{name}" if renames else name) if name == place else name:
+                 text if name == place else usual[name] for name in usual}  # fmt: skip
+        if files == usual:
+            continue
+        try:
+            manifest, config = written(tmp_path / "other", files)
+        except (ValueError, PartError):  # what cannot be read is refused before
+            continue
+        tried += 1
+        with pytest.raises(RefusedIdentity, match="data: " if place == "rows.jsonl" else r"parts\."):
+            refuse_another(tmp_path, manifest, config)
 
 
 def test_a_resume_by_another_kernel_is_a_warning(tmp_path, caplog):

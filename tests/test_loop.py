@@ -66,7 +66,12 @@ def test_a_stop_in_an_evaluation_is_heard_between_its_batches(tmp_path, monkeypa
         list(jrl.steps("configs/tiny.gin", bindings, run=tmp_path, stop=stop))
     monkeypatch.undo()
     assert [step.step for step in jrl.steps("configs/tiny.gin", bindings, run=tmp_path)] == [1]
-    assert json.loads((tmp_path / "summary.json").read_text())["eval"]["before_rl"]["n"] == 16
+    evals = json.loads((tmp_path / "summary.json").read_text())["eval"]
+    assert {name: measured["n"] for name, measured in evals.items()} == {"before_rl": 16, "after_rl": 16}
+    # A run that has ended has nothing to do, and measures nothing again.
+    monkeypatch.setattr(evaluate, "place_prompts", lambda *given: pytest.fail("evaluates again"))
+    assert list(jrl.steps("configs/tiny.gin", bindings, run=tmp_path)) == []
+    assert json.loads((tmp_path / "summary.json").read_text())["eval"] == evals
 
 
 # With lag 3, after 3 steps the queue holds draws of the versions 0, 1 and 2.

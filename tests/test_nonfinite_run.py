@@ -2,6 +2,7 @@
 
 import errno
 import json
+import random
 import shutil
 from types import SimpleNamespace
 
@@ -27,18 +28,21 @@ TINY = [
 FAULTY = 4  # the step whose weights are poisoned before it
 
 
-def poisoned(monkeypatch):
-    """A run loses an element of a matrix of layer 1 before a step, as a device with a fault would."""
+def poisoned(monkeypatch, step=FAULTY, name="params/layers/down", place=(1, 0, 0), value=np.nan):
+    """A run loses an element of its weights before a step, as on a device with a fault."""
     sound = loop.take_step
 
+    def poison(path, leaf):
+        if jax.tree_util.keystr(path, simple=True, separator="/") != name.removeprefix("params/"):
+            return leaf
+        values = np.array(jax.device_get(leaf))
+        values[place] = value
+        return jax.device_put(values, leaf.sharding)
+
     def take_step(job, progress):
-        if job.done + 1 == FAULTY:
+        if job.done + 1 == step:
             policy = progress.state.models["policy"]
-            down = policy.params["layers"]["down"]
-            values = np.array(jax.device_get(down))
-            values[1, 0, 0] = np.nan
-            layers = {**policy.params["layers"], "down": jax.device_put(values, down.sharding)}
-            policy = policy.replace(params={**policy.params, "layers": layers})
+            policy = policy.replace(params=jax.tree_util.tree_map_with_path(poison, policy.params))
             progress = progress._replace(
                 state=progress.state.replace(models={**progress.state.models, "policy": policy})
             )
@@ -131,6 +135,32 @@ def test_the_bundle_replays_the_fault_away_from_its_run(stopped, tmp_path, capsy
     assert replayed.role == "policy" and replayed.recorded["last_good_step"] == 2
     assert cli.main(["replay", str(bundle)]) == 0
     assert "weights (params/layers/down) of layer 1 of the role policy" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_fault_of_any_weight_at_any_step_stops_the_run_and_is_replayed(tmp_path, trials):
+    """And the run goes on from the last good step to its end."""
+    draw = random.Random(0)
+    shapes = {  # of the weights that every token meets
+        "layers/attention_norm": (2, 16), "layers/q": (2, 16, 2, 8), "layers/q_norm": (2, 8), "layers/k": (2, 16, 1, 8),
+        "layers/k_norm": (2, 8), "layers/v": (2, 16, 1, 8), "layers/o": (2, 2, 8, 16), "layers/mlp_norm": (2, 16),
+        "layers/gate": (2, 16, 32), "layers/up": (2, 16, 32), "layers/down": (2, 32, 16), "final_norm": (16,),
+    }  # fmt: skip
+    for trial in range(trials(2, 20)):
+        folder, name, step = tmp_path / f"run{trial}", draw.choice(list(shapes)), draw.randrange(4, 8)
+        place = tuple(draw.randrange(size) for size in shapes[name])
+        with pytest.MonkeyPatch.context() as patch:
+            poisoned(patch, step, name, place, draw.choice([np.nan, np.inf, -np.inf]))
+            with pytest.raises(StopRun, match=f"steps {step} to {step + 4} of stage rl"):
+                run(TINY, folder)
+        good = (step - 2) // 2 * 2  # the last save that a sound step learned from
+        assert list_steps(folder / "checkpoints") == [good], (trial, name)
+        bundle = shutil.copytree(folder / "fault", tmp_path / f"bundle{trial}")
+        replayed = replay(bundle)
+        layer = place[0] if name.startswith("layers") else None
+        assert replayed.fault[:3] == ("weights", f"params/{name}", layer), (trial, replayed.fault)
+        assert replayed.recorded["last_good_step"] == good
+        assert [one.step for one in run(TINY, folder)] == list(range(good + 1, 13))
 
 
 def test_a_folder_without_a_bundle_is_refused(tmp_path, capsys):

@@ -1,9 +1,12 @@
 """What processes exchange and agree on, with a table in memory in place of JAX's coordination service."""
 
 import argparse
+import contextlib
 import dataclasses
+import random
 import subprocess
 import sys
+import threading
 import time
 import types
 from pathlib import Path
@@ -13,10 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src.clusters import cloud_tpu_cluster
+from mutated_config import leaves, mutations
 from processes_in_threads import Table, together
 
 from jrl import cli
 from jrl.device import processes as processes_module
+from jrl.device import watchdog
 from jrl.device.processes import (
     LATE_SECONDS,
     LATE_STEPS,
@@ -32,9 +37,10 @@ from jrl.device.processes import (
 )
 from jrl.device.watchdog import LOST_SECONDS, Beats, lost_message
 from jrl.learning.layout import Learner
+from jrl.resolve import load_config
 from jrl.rollout.scoring import HostScores, Scorer, Scoring, ScoringStopped, scores_of_all
 from jrl.run import multihost
-from jrl.run.agreement import check_covered, journal_name, other_journals, source_digest
+from jrl.run.agreement import check_covered, facts, journal_name, other_journals, source_digest
 from jrl.run.checks import check_routes_sent
 from jrl.run.launch import exit_code
 from jrl.run.multihost import cluster_of
@@ -74,6 +80,28 @@ def test_every_process_gets_the_values_of_all_in_their_order_and_leaves_little_b
     assert len(table.list("exchange")) <= 6  # of 22 exchanges
 
 
+def test_every_decision_is_the_same_in_all_processes_whoever_asked_for_it(trials):
+    """Whether to stop, which one process may have been asked to, and what the writer alone knows."""
+    draw = random.Random(0)
+    for _ in range(trials(40, 200)):
+        count, steps = draw.randrange(2, 6), draw.randrange(1, 12)
+        asked = [[draw.random() < 0.15 for _ in range(count)] for _ in range(steps)]
+        known = [[draw.randrange(9) for _ in range(count)] for _ in range(steps)]
+
+        def act(processes, asked=asked, known=known):
+            decided = []
+            for step, (stop, saved) in enumerate(zip(asked, known)):
+                decided.append((processes.from_writer(f"saved {step}", saved[processes.index]),
+                                processes.any(f"stop {step}", stop[processes.index])))  # fmt: skip
+                if decided[-1][1]:
+                    break
+            return decided
+
+        last = next((step for step, stop in enumerate(asked) if any(stop)), steps - 1)
+        expected = [(saved[0], any(stop)) for saved, stop in zip(known, asked)][: last + 1]
+        assert together(count, act)[0] == [expected] * count
+
+
 def test_one_process_exchanges_with_itself():
     assert ONE.exchange("here", 5) == [5] and ONE.any("stop", True) and not ONE.any("stop", False)
     assert ONE.share(7) == range(7) and ONE.writer and ONE.failure() is None
@@ -104,6 +132,29 @@ def test_a_field_that_one_process_does_not_have_is_a_difference():
     assert all("plugin a.py: not there in process 0" in str(error) for error in results)
 
 
+def test_any_fact_that_one_process_has_otherwise_stops_all_by_its_name(trials):
+    """A setting of a configuration, or something else that must be equal, differs in one of two to five processes."""
+    draw = random.Random(0)
+    config, parts = load_config("configs/rlhf-tiny.gin", [])
+    known = facts(config, parts, Processes(0, 2))
+    others = [name for name in known if not name.startswith("configuration ")]
+    changed = [(leaf, one) for leaf in leaves(config) for one, _ in mutations(config, leaf)]
+    for _ in range(trials(60, 500)):
+        if draw.random() < 0.7:
+            leaf, other = draw.choice(changed)
+            name, theirs = f"configuration {leaf.name}", facts(other, parts, Processes(0, 2))
+        else:
+            name = draw.choice(others)
+            theirs = {each: value for each, value in known.items() if each != name}
+            theirs |= draw.choice([{}, {name: f"another {known[name]}"}])
+        count = draw.randrange(2, 6)
+        odd = draw.randrange(count)
+        every = [theirs if i == odd else known for i in range(count)]
+        for error in together(count, lambda p, every=every: p.agree("facts", every[p.index]))[0]:
+            assert isinstance(error, ProcessesDisagree), (name, error)
+            assert name in str(error) and f"process {odd or 1} (machine-{odd or 1})" in str(error), str(error)
+
+
 def test_who_waits_for_a_process_that_has_failed_raises_its_message_and_code():
     def act(processes):
         if processes.index == 1:
@@ -121,6 +172,15 @@ def test_the_shares_of_all_processes_are_all_rows_once(rows, count):
     shares = [Processes(i, count).share(rows) for i in range(count)]
     assert [row for share in shares for row in share] == list(range(rows))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_any_number_of_rows_is_shared_out_once_among_any_number_of_processes(trials):
+    draw = random.Random(0)
+    for _ in range(trials(60, 2_000)):
+        rows, count = draw.randrange(200), draw.randrange(1, 40)
+        shares = [Processes(i, count).share(rows) for i in range(count)]
+        assert [row for share in shares for row in share] == list(range(rows))
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 def test_scores_of_all_processes_are_joined_in_the_order_of_the_processes():
@@ -163,6 +223,29 @@ def test_a_process_whose_beat_stands_still_is_lost_and_one_that_is_slow_is_not()
     assert "process 1 (b) is gone or does not answer" in message and "step 3, scoring, heard of 24 s ago" in message
 
 
+def test_no_process_that_is_slow_is_lost_and_each_that_ends_is(trials):
+    """Beats of two to six processes over ten minutes, seconds apart. One of them ends, in every second trial."""
+    draw = random.Random(0)
+    beat = lambda number: encode({"number": number, "place": "step 4"})
+    now = [0.0]
+    for trial in range(trials(20, 200)):
+        now[0], count = 0.0, draw.randrange(2, 7)
+        beats, mine = Beats(count, clock=lambda: now[0]), draw.randrange(count)
+        slowest = [draw.uniform(1, LOST_SECONDS - 1) for _ in range(count)]
+        ending = draw.choice([i for i in range(count) if i != mine]) if trial % 2 else None
+        ends, numbers, due, last = draw.uniform(60, 500), [0] * count, [0.0] * count, [0.0] * count
+        while now[0] < 600:
+            now[0] += 0.5
+            for i in range(count):
+                if now[0] >= due[i] and not (i == ending and now[0] > ends):
+                    numbers[i], last[i] = numbers[i] + 1, now[0]
+                    due[i] = now[0] + draw.uniform(0.5, slowest[i])
+            beats.hear({f"beat/{i}": beat(number) for i, number in enumerate(numbers) if number})
+            silent = ending is not None and now[0] - last[ending] > LOST_SECONDS
+            assert beats.lost(mine) == ([ending] if silent else []), (trial, now[0])
+        assert (ending is None) or beats.lost(mine) == [ending]
+
+
 def test_an_exchange_without_the_service_names_process_0():
     class Gone(Table):
         def wait(self, key, seconds):
@@ -191,6 +274,50 @@ def test_a_step_is_late_by_the_median_of_the_steps_before(monkeypatch):
     assert place.overdue() is None
     now[0] += 1
     assert place.overdue() == LATE_STEPS * 10 + LATE_SECONDS + 1
+
+
+def test_a_step_of_any_length_is_late_after_three_medians_and_half_a_minute(monkeypatch, trials):
+    draw, now = random.Random(0), [0.0]
+    monkeypatch.setattr(processes_module.time, "monotonic", lambda: now[0])
+    for _ in range(trials(20, 200)):
+        place, median = Place(), 10 ** draw.uniform(-2, 3)
+        for step in range(1, draw.randrange(3, 31)):
+            now[0] += median * (1 if step > 1 else 100)  # the first one compiles
+            place.ended(step)
+        ended, limit = now[0], LATE_STEPS * median + LATE_SECONDS
+        now[0] = ended + 0.999 * limit
+        assert place.overdue() is None
+        now[0] = ended + 1.001 * limit
+        assert place.overdue() == pytest.approx(1.001 * limit)
+
+
+def test_a_step_that_takes_long_is_told_once_and_ends_no_process(monkeypatch, trials):
+    monkeypatch.setattr(watchdog, "BEAT_SECONDS", 0.005)
+    monkeypatch.setattr(processes_module, "LATE_SECONDS", 0.02)
+    left, draw = [], random.Random(0)
+    monkeypatch.setattr(watchdog, "leave", left.append)
+    for _ in range(trials(1, 20)):
+        table, said, late = Table(), [], threading.Event()
+        hosts = [Processes(i, 2, table, ("process 0 (a)", "process 1 (b)")) for i in range(2)]
+        steps = draw.randrange(3, 7)
+
+        def say(text, said=said, late=late, hosts=hosts, steps=steps):
+            if hosts[0].place.step == steps:  # an earlier step may be late on a busy machine
+                said.append(text)
+                late.set()
+
+        with contextlib.ExitStack() as stack:
+            for host in hosts:
+                stack.enter_context(watchdog.watching(host, say))
+            for step in range(1, steps + 1):
+                time.sleep(draw.uniform(0.001, 0.01))
+                for host in hosts:
+                    host.place.ended(step)
+            hosts[1].place.begin("scoring")
+            assert late.wait(60)
+            time.sleep(0.1)
+        assert len(said) == 1 and "no step has ended for" in said[0] and "process 1 (b)" in said[0]
+    assert left == []
 
 
 def test_an_abort_of_another_thread_ends_the_process_with_a_code_of_ours():

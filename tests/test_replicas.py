@@ -1,6 +1,9 @@
 """Copies of weights on devices that should hold the same bits."""
 
+import random
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
@@ -51,3 +54,37 @@ def test_one_bit_of_one_copy_is_found_and_named(placed, cut, device):
 def test_shards_that_only_one_device_holds_have_nothing_to_be_compared_with(placed):
     mesh, place = placed
     assert differing_replica({"x": place(VALUES, PartitionSpec("data", "fsdp"), mesh.devices.flat[0])}) is None
+
+
+# The shapes, cuts and dtypes of a model's leaves, few of each: every combination is a program of its own.
+LEAVES = [
+    (np.float32, (4, 6), PartitionSpec("fsdp")),
+    (jnp.bfloat16, (8, 2), PartitionSpec()),
+    (np.float32, (), PartitionSpec()),
+    (np.int32, (5,), PartitionSpec()),
+    (np.int8, (4, 4), PartitionSpec(None, "data")),
+    (np.uint32, (2, 2), PartitionSpec("data")),
+]
+
+
+def test_any_bit_of_any_copy_of_any_leaf_is_found_and_named(placed, trials):
+    mesh, _ = placed
+    draw, rng = random.Random(0), np.random.default_rng(0)
+    devices = list(mesh.devices.flat)
+    for _ in range(trials(10, 500)):
+        tree, faulty = {}, draw.randrange(len(LEAVES))
+        broken = draw.choice(devices)
+        for i, (dtype, shape, cut) in enumerate(LEAVES):
+            width = np.dtype(dtype).itemsize
+            words = np.dtype(f"u{width}")
+            # Any bits that there are, those of NaN, of infinity and of -0.0 too.
+            values = rng.integers(0, 256, (*shape, width), np.uint8).view(words).reshape(shape)
+            sharding, shards = NamedSharding(mesh, cut), []
+            for device, index in sharding.addressable_devices_indices_map(shape).items():
+                shard = np.array(values[index], words)
+                if i == faulty and device == broken:
+                    shard.reshape(-1)[draw.randrange(shard.size)] ^= words.type(1 << draw.randrange(8 * width))
+                shards.append(jax.device_put(shard.view(dtype), device))
+            tree[f"leaf{i}"] = jax.make_array_from_single_device_arrays(shape, sharding, shards)
+        found = differing_replica(tree)
+        assert found is not None and found.leaf == f"leaf{faulty}" and broken in (found.device, found.other)

@@ -2,9 +2,11 @@
 
 import contextlib
 import json
+import random
 import threading
 from concurrent.futures import Future
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -298,6 +300,70 @@ def test_with_two_copies_a_publication_waits_for_draws_with_older_weights_than_t
         third.join(30)
         assert not third.is_alive()
         second.set_result({})
+
+
+class Drawn(NamedTuple):
+    """What a draw reports of its weights."""
+
+    weights_fingerprint: jax.Array
+
+
+FAULTS = ("none", "a bit", "a stale leaf", "stale weights", "a stale shard", "zeros", "swapped leaves", "another sign")
+
+
+def test_weights_that_arrive_otherwise_than_they_were_sent_are_noticed_by_the_draw(monkeypatch, trials):
+    """Every second publication has a fault: a leaf is damaged on its way, or a copy does not take place."""
+    learner, sampler = split_meshes(MeshShape(fsdp=2), MeshShape(data=1, tensor=2), jax.devices())
+    cuts = {"a": PartitionSpec(), "b": PartitionSpec("fsdp"), "c": PartitionSpec(), "d": PartitionSpec()}
+    draw, rng, published, fault, copy = random.Random(0), np.random.default_rng(0), [], ["none"], replace_leaf
+    dtypes = {"a": np.float32, "b": np.float32, "c": np.float32, "d": jnp.bfloat16}
+    new = lambda: {name: rng.normal(size=(4, 3)).astype(dtype) for name, dtype in dtypes.items()}
+
+    def damaged(old, leaf, mesh):
+        name = next(each for each, sent in published[-1].items() if np.array_equal(sent, leaf))
+        arrived, kind = copy(old, leaf, mesh), fault[0]
+        value, stale = np.array(arrived), published[-2][name]
+        chosen = name == fault[1]
+        words = value.view(f"u{value.dtype.itemsize}").reshape(-1)
+        if kind == "stale weights" or (kind == "a stale leaf" and chosen):
+            value = stale
+        elif kind == "a stale shard" and chosen:
+            value[2:] = stale[2:]
+        elif kind == "a bit" and chosen:
+            words[draw.randrange(words.size)] ^= words.dtype.type(1 << draw.randrange(8 * value.dtype.itemsize))
+        elif kind == "another sign" and chosen:
+            value[:] = -value
+        elif kind == "zeros" and chosen:
+            value[:] = 0
+        elif kind == "swapped leaves" and name in "ac":
+            value = published[-1]["c" if name == "a" else "a"]
+        return jax.device_put(value, arrived.sharding)
+
+    monkeypatch.setattr(sampler_devices, "replace_leaf", damaged)
+    drawn_with = jax.jit(fingerprint)
+    for trial in range(trials(16, 600)):
+        if trial % 4 == 0:
+            devices = sampler_devices.SamplerDevices(learner, sampler)
+            fault[:], published[:] = ("none", "a"), [new(), new()]
+            devices.publish(sent_by(learner, published[-1], cuts), sent_by(learner, published[-1], cuts), 1)
+        kind = FAULTS[1 + trial // 2 % (len(FAULTS) - 1)] if trial % 2 else "none"
+        fault[:] = kind, draw.choice("abcd")
+        published.append(new())
+        weights = sent_by(learner, published[-1], cuts)
+        arrived = devices.publish(weights, weights, draw.choice([1, 2]))
+        with jax.set_mesh(sampler):
+            follow = devices.watch(Drawn(drawn_with(arrived)))
+        if kind == "none":
+            follow()
+        else:
+            with pytest.raises(sampler_devices.WrongWeights, match="the learner published"):
+                follow()
+        if trial % 4 == 3:
+            devices.close()
+
+
+def sent_by(mesh, weights, cuts):
+    return {name: jax.device_put(value, NamedSharding(mesh, cuts[name])) for name, value in weights.items()}
 
 
 def test_a_draw_with_wrong_weights_is_not_saved():

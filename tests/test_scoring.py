@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
+import random
+import signal
 import threading
 import time
 
@@ -229,6 +233,43 @@ def test_too_many_failures_of_our_own_stop_the_run(monkeypatch):
         monkeypatch.setattr(scorer.pool, "collect", lambda *_: [lost, lost, lost, judged, judged])
         with pytest.raises(ScoringStopped, match=r"3 of 5 .* no process could be had"):
             scorer.collect(ticket)
+
+
+@pytest.mark.parametrize("number", [20, pytest.param(500, marks=pytest.mark.slow)])
+def test_no_fault_of_the_machine_makes_a_right_answer_wrong(number, trials):
+    """While completions that are all right are scored, workers are killed and stopped, and what starts them too."""
+    draw, left, lost = random.Random(0), [trials(number)], 0
+    naps = PartSource("naps.py", "import time\ndef naps(completion, example):\n    time.sleep(0.002)\n    return 1.0\n"
+                                 "VERIFIERS = {'naps': naps}")  # fmt: skip
+    config = Scoring(
+        verifiers=(Exact(), as_verifier("naps", lambda c, e: 0.0).config()), wall_seconds=0.5, stop_above=1.0
+    )
+    with open_scoring(config, {**table(), "naps": lambda c, e: 0.0}, (naps,)) as scorer:
+
+        def fault():
+            pids = [*scorer.pool.worker_pids(), *[scorer.pool.template_pid] * (draw.random() < 0.2)]
+            if chosen := [pid for pid in pids if pid is not None]:  # None: it has just been killed
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(draw.choice(chosen), draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP]))
+                    left[0] -= 1
+
+        def faults(ended):
+            while not ended.wait(draw.uniform(0, 0.02)) and left[0] > 0:
+                fault()
+
+        while left[0] > 0:
+            rows, ended = 24, threading.Event()
+            ticket = scorer.submit(["4"] * rows, [example()] * rows, [((0, 0), n) for n in range(rows)])
+            thread = threading.Thread(target=faults, args=(ended,))
+            thread.start()
+            scores = scorer.collect(ticket)
+            ended.set()
+            thread.join()
+            assert set(scores.verdict[scores.valid].tolist()) <= {Status.CORRECT}
+            np.testing.assert_array_equal(scores.reward[scores.valid], 2.0)
+            assert not {Status.WRONG, Status.UNPARSABLE} & set(scores.verdict.tolist()), scores.details
+            lost += int((~scores.valid).sum())
+    assert lost
 
 
 def test_a_stop_request_ends_scoring_soon_and_the_scorer_can_be_used_on(tmp_path):

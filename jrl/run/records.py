@@ -203,6 +203,8 @@ def take_up(job: Job, tree: dict[str, PyTree], host: dict[str, Any]) -> tuple[Dr
         if isinstance(stage, OfflineStage) and stage.name not in data["stages"]:
             raise StateMismatch(f"step {host['done']} was saved by a run without the stage {stage.name!r}")
     job.done, job.evals = host["done"], host["evals"]
+    if job.done >= job.total and job.record_change is None:
+        job.evals |= evaluations_after(job)
     in_a_row = host["in_a_row"]
     job.skipped, job.unscored, job.without_signal = (in_a_row[k] for k in ("skipped", "unscored", "without_signal"))
     before = host["time"]["seconds"]
@@ -224,6 +226,16 @@ def take_up(job: Job, tree: dict[str, PyTree], host: dict[str, Any]) -> tuple[Dr
     if set_aside := job.run_state.condemned():
         job.display.note(condemned_message(set_aside))
     return tuple(waiting)
+
+
+def evaluations_after(job: Job) -> dict[str, Any]:
+    """Returns the evaluations of an earlier life that ended the run after as many steps, {} where there was none. The
+    last checkpoint is older than they are."""
+    path, evals = job.folder / "summary.json", None
+    if job.processes.writer and paths.exists(path):
+        summary = paths.read_object(path)
+        evals = summary["eval"] if summary["steps"] == job.done else None
+    return job.processes.from_writer("evaluations", evals) or {}
 
 
 def check_not_removed(job: Job, remedy: str) -> None:

@@ -11,6 +11,7 @@ import sys
 import textwrap
 import time
 import types
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -562,7 +563,7 @@ def test_no_intact_step_is_a_refusal_that_lists_them(tmp_path):
 # Death and full disks, in processes of their own
 
 CHILD = textwrap.dedent("""
-    import resource, sys
+    import os, resource, sys
     import jax.numpy as jnp, numpy as np
     from jrl.run.checkpoints import run_state
 
@@ -580,9 +581,10 @@ SAVES_FOR_EVER = CHILD + textwrap.dedent("""
     """)
 
 FULL_DISK = CHILD + textwrap.dedent("""
-    saves = run_state.open_run_state(sys.argv[1], keep=1)
+    folder, shared, *limits = sys.argv[1:]
+    saves = run_state.open_run_state(folder, keep=1, shared=shared == "shared")
     saves.save(1, state(1), {"at": 1})
-    for limit in (0, 50, 500, 5_000, 200_000):
+    for limit in map(int, limits):
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
         try:
             saves.save(2, state(2), {"at": 2})
@@ -590,15 +592,16 @@ FULL_DISK = CHILD + textwrap.dedent("""
             print("failed", error, flush=True)
         else:
             print("no error", limit, flush=True)
+        print("left", *sorted(os.listdir(folder)), flush=True)
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     saves.save(3, state(3), {"at": 3})
     """)
 
 
-def child(source: str, folder: Path) -> subprocess.Popen[str]:
+def child(source: str, folder: Path, *arguments: object) -> subprocess.Popen[str]:
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path(__file__).parents[2])}
     return subprocess.Popen(
-        [sys.executable, "-c", source, str(folder)],
+        [sys.executable, "-c", source, str(folder), *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -640,16 +643,31 @@ def test_saves_killed_at_many_points_leave_a_good_step(tmp_path, trial):
     kill_while_saving(tmp_path, 0.004 * trial, after=2 + trial % 2)
 
 
-def test_a_full_disk_is_reported_and_the_earlier_step_stays(tmp_path):
-    process = child(FULL_DISK, tmp_path)
-    out, err = process.communicate(timeout=60)
+def save_on_a_full_disk(folder: Path, shared: str, limits: Sequence[int]) -> str:
+    """Has a step saved where no file may be longer than each of the limits, and another where it may. Returns what
+    the failures say."""
+    process = child(FULL_DISK, folder, shared, *limits)
+    out, err = process.communicate(timeout=60 + len(limits))
     assert process.returncode == 0, err
     failures = [line for line in out.splitlines() if line.startswith("failed")]
-    assert len(failures) == 5 and "no error" not in out
+    assert len(failures) == len(limits) and "no error" not in out
     assert all("step 2 could not be saved" in line and line.endswith("Last checkpoint: step 1") for line in failures)
-    assert any("File too large" in line for line in failures)
+    assert [line for line in out.splitlines() if line.startswith("left")] == ["left 00000001"] * len(limits)
     assert "Traceback" not in err
-    assert sorted(os.listdir(tmp_path)) == ["00000001", "00000003"]
+    assert sorted(os.listdir(folder)) == ["00000001", "00000003"]
+    return "\n".join(failures)
+
+
+def test_a_full_disk_is_reported_and_the_earlier_step_stays(tmp_path):
+    assert "File too large" in save_on_a_full_disk(tmp_path, "shared", (0, 50, 500, 5_000, 200_000))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", ["shared", "apart"])
+def test_a_disk_that_is_full_at_any_byte_is_reported_and_the_earlier_step_stays(tmp_path, shared, trials):
+    draw = random.Random(shared)
+    limits = [int(10 ** draw.uniform(0, 5.3)) for _ in range(trials(30))]
+    save_on_a_full_disk(tmp_path, shared, limits)
 
 
 def test_a_step_of_shards_moves_between_device_counts_and_names_its_damage(tmp_path):

@@ -83,6 +83,29 @@ def test_a_position_saved_by_two_processes_resumes_on_one():
     assert alone.next(7) == stream_of(numbered(9)).next(17)[10:]
 
 
+def test_any_number_of_processes_goes_on_where_any_other_number_stood(trials):
+    """And a run that began with one number of them and went on with others walks the order of one process."""
+    draw = random.Random(0)
+    for trial in range(trials(20, 1_000)):
+        size = draw.randrange(1, 50)
+        config = Data(prompt_length=32, held_out_every=draw.choice([None, 3]))
+        if all(is_held_out(numbered(size)[i], config) for i in range(size)):
+            continue
+        state, walked = None, []
+        for _ in range(draw.randrange(1, 4)):
+            count = draw.randrange(1, 9)
+            options = [{"process_index": p, "process_count": count} for p in range(count)]
+            streams = [stream_of(numbered(size), config, seed=trial, **one) for one in options]
+            for stream in streams if state else ():
+                stream.set_state(json.loads(json.dumps(state)))
+            for _ in range(draw.randrange(1, 4)):
+                rows = draw.randrange(1, 5)
+                walked += [visit for stream in streams for visit in stream.next(rows)]
+            state, *others = (stream.get_state() for stream in streams)
+            assert all(other == state for other in others)
+        assert walked == stream_of(numbered(size), config, seed=trial).next(len(walked))
+
+
 def test_train_and_held_out_share_no_prompt_though_the_source_repeats_texts():
     source = open_addition(Addition(digits=1, size=3000))
     config = Data(prompt_length=32, held_out_every=5)

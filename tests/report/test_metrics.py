@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import asyncio
+import functools
 import json
 import math
+import random
 
 import jax.numpy as jnp
 import numpy as np
@@ -132,6 +135,59 @@ def test_a_failing_sink_is_counted_named_once_and_left_alone(tmp_path, caplog):
     assert len(calls) == FAILURES_IN_A_ROW and len(good) == 10
     assert len(list(read_metrics(tmp_path / "metrics.jsonl"))) == 10
     assert caplog.text.count("metrics writer bad failed (ConnectionError: service is down)") == 1
+
+
+ERRORS = (
+    ConnectionError("down"), TimeoutError(), OSError(28, "no space"), KeyError("step"), RuntimeError("\x1b[2J"),
+    MemoryError(), SystemExit(1), SystemExit(0), asyncio.CancelledError(), AssertionError(), StopIteration(),
+)  # fmt: skip
+
+
+def test_no_order_of_failures_costs_a_row_of_the_table(tmp_path, trials):
+    """Up to four writers fail at random rows, from a row on, or when they are closed; the run is left and resumed."""
+    draw = random.Random(0)
+    for trial in range(trials(20, 300)):
+        path, steps = tmp_path / f"{trial}.jsonl", draw.randrange(1, 40)
+        chance = [draw.choice([0, 0.1, 0.5, 0.9, 1]) for _ in range(draw.randrange(1, 5))]
+        dies = [draw.choice([None, draw.randrange(steps)]) for _ in chance]
+        taken = [[] for _ in chance]
+
+        def fails(number, step=None, chance=chance, dies=dies):
+            dead = step is not None and dies[number] is not None and step >= dies[number]
+            if dead or draw.random() < chance[number]:
+                raise draw.choice(ERRORS)
+
+        def write(row, number, taken=taken, fails=fails):
+            fails(number, row["step"])
+            taken[number].append(dict(row))
+
+        sinks = [
+            Sink(f"w{n}", functools.partial(write, number=n), functools.partial(fails, n)) for n in range(len(chance))
+        ]
+        rows, done, offset, lost = [], 0, 0, [0] * len(chance)
+        while done < steps:
+            metrics = open_metrics(path, offset, sinks=sinks)
+            for step in range(done, draw.randrange(done, steps) + 1):
+                rows.append({"step": step, "reward/mean": draw.random()})
+                metrics.append(rows[-1])
+            done, offset = len(rows), metrics.commit()
+            metrics.close()
+            lost = [before + metrics.failures[f"w{number}"] for number, before in enumerate(lost)]
+        assert list(read_metrics(path)) == rows
+        for number, missed in enumerate(lost):
+            assert all(row in rows for row in taken[number])
+            assert missed >= steps - len(taken[number])
+            if chance[number] == 0 and dies[number] is None:
+                assert taken[number] == rows and missed == 0
+
+
+def test_an_interrupt_during_a_write_is_the_runs(tmp_path):
+    def interrupted(row):
+        raise KeyboardInterrupt
+
+    metrics = open_metrics(tmp_path / "metrics.jsonl", sinks=[Sink("slow", interrupted, lambda: None)])
+    with pytest.raises(KeyboardInterrupt):
+        metrics.append({"step": 1})
 
 
 def test_log_settings_are_checked():

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -59,3 +60,21 @@ def test_a_writer_that_is_missing_is_named_before_a_run_opens(monkeypatch):
 
 def test_text_and_missing_values_are_no_points():
     assert numbers({"step": 1, "phase": "rl", "a": 1, "b": None, "c": float("inf"), "d": 0.5}) == {"a": 1.0, "d": 0.5}
+
+
+@pytest.mark.parametrize("error", [ConnectionError("down"), SystemExit(1), RuntimeError("no account")])
+def test_a_service_that_is_down_stops_no_run_that_goes_on(tmp_path, monkeypatch, caplog, error):
+    """Else a run that was preempted at night would not resume."""
+
+    def init(**options):
+        raise error
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    with pytest.raises(type(error)):  # where the run begins, somebody is there
+        open_sinks(("wandb",), tmp_path)
+    metrics = open_metrics(tmp_path / "metrics.jsonl", sinks=open_sinks(("wandb",), tmp_path, step=5))
+    for step in range(6, 16):
+        metrics.append({"step": step})
+    metrics.close()
+    assert metrics.failures == {"wandb": 10}
+    assert caplog.text.count(f"metrics writer wandb failed ({type(error).__name__}: {error}") == 1

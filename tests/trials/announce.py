@@ -52,7 +52,8 @@ def with_full_disk(save, times):
     return call
 
 
-if __name__ == "__main__":
+def announce():
+    """Has every phase of a run say so before it begins."""
     run_state.save_step = with_full_disk(run_state.save_step, int(os.environ.get("FULL_DISK_AT_SAVE", 0)))
     records.save = announced(records.save, "save", "saved")
     scoring.Scorer.collect = announced(scoring.Scorer.collect, "scoring")
@@ -74,4 +75,8 @@ if __name__ == "__main__":
         return compile_one(self, args)
 
     program_cache.Program._executable = compiling
+
+
+if __name__ == "__main__":
+    announce()
     sys.exit(cli.main(sys.argv[1:]))

@@ -20,7 +20,7 @@ POINTS = [
     ("save", 1, 0.05), ("save", 2, 0.15), ("save", 4, 0.3),
     ("scoring", 2, 0.01), ("scoring", 9, 0.01), ("scoring", 21, 0.02),
     ("compile", 2, 0.3), ("compile", 7, 1.0),
-    ("anywhere", 1, 1.0), ("anywhere", 8, 0.3), ("anywhere", 15, 0.3), ("anywhere", 27, 0.3),
+    ("anywhere", 1, 1.0), ("anywhere", 8, 0.3), ("anywhere", 15, 0.3), ("anywhere", 27, 0.05),
 ]  # fmt: skip
 
 

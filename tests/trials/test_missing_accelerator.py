@@ -13,7 +13,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("platform", ["tpu", "cuda", "rocm", "tpu,cuda"])
+@pytest.mark.parametrize("platform", ["tpu", "cuda", "rocm", "gpu", "tpu,cuda", "rocm,tpu"])
 def test_a_platform_that_is_not_there_is_refused(tmp_path, platform):
     environment = {**os.environ, "JAX_PLATFORMS": platform, "CUDA_VISIBLE_DEVICES": "", "TPU_SKIP_MDS_QUERY": "1"}
     done = subprocess.run(

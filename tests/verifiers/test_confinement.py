@@ -10,6 +10,7 @@ import resource
 import signal
 import sys
 import tempfile
+from types import SimpleNamespace
 
 import pytest
 from verifier_fakes import example, row
@@ -264,6 +265,52 @@ def test_others_can_import_where_every_folder_on_the_way_lets_them(reachable):
 )
 def test_a_layer_that_is_missing_is_named(layers, root, missing):
     assert confine.missing_layers(layers, root=root) == missing
+
+
+@pytest.mark.parametrize("root", [True, False])
+@pytest.mark.parametrize("landlock", [0, 1, 7])  # versions of the kernel's; 0: it has none
+@pytest.mark.parametrize("private", [True, False])  # Python is where only root can read
+@pytest.mark.parametrize("refused", ["nothing", "users", "capabilities", "calls", "restriction", "everything"])
+def test_what_a_kernel_refuses_is_a_layer_less_and_named(monkeypatch, root, landlock, private, refused):
+    """Every kernel is simulated: nothing here confines the process of the tests."""
+    refuses, rights, readable = lambda what: refused in (what, "everything"), [], []
+
+    def set_capabilities(header, data):
+        if refuses("capabilities"):
+            return -1
+        rights.append(any(data))
+        return 0
+
+    def set_user(*ids):
+        if refuses("users"):
+            raise PermissionError(1, "Operation not permitted")
+
+    def restrict(folders):
+        readable.append(folders)
+        return landlock > 0 and not refuses("restriction")
+
+    libc = SimpleNamespace(
+        prctl=lambda *_: 0, capset=set_capabilities, syscall=lambda number, *_: landlock or -1
+    )  # the version is asked for by the one call that is made
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: libc)
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    for name in ("setresuid", "setresgid", "setgroups"):
+        monkeypatch.setattr(os, name, set_user)
+    monkeypatch.setattr(os, "geteuid", lambda: 0 if root else 1000)
+    monkeypatch.setattr(confine, "filter_calls", lambda: not refuses("calls"))
+    monkeypatch.setattr(confine, "_readable_by_others", lambda path: not private)
+    monkeypatch.setattr(confine, "_restrict_by_landlock", restrict)
+
+    layers = confine.confine(512)
+    restricted = landlock > 0 and not refuses("restriction")
+    own_user = root and refused in ("nothing", "calls", "restriction") and (landlock > 0 or not private)
+    assert ("own user" in layers, "landlock" in layers) == (own_user, restricted)
+    missing = ["a filter on system calls"] * refuses("calls") + ["a user of their own"] * (root and not own_user)
+    assert confine.missing_layers(layers, root=root) == missing
+    # The right to read what only root can is kept where Landlock bounds it, and nowhere else.
+    assert (readable[0] is not None) == (root and private and landlock > 0)
+    if own_user:
+        assert rights[-1] == (private and restricted)
 
 
 def test_workers_without_a_layer_are_warned_of_once(caplog):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -315,6 +316,36 @@ def test_a_thousand_deaths_leave_the_pool_as_it_was(nothing_leaks, trials):
         verdicts = verdicts_of(pool, items)
         assert len(pool.worker_pids()) == 2
     assert all(v[0] == v[2] == (Status.CORRECT, 1.0) and not v[1][0].scorable for v in verdicts)
+
+
+@pytest.mark.slow
+def test_verdicts_depend_on_no_other_item_in_twenty_orders(nothing_leaks, trials):
+    """Half of the items are hostile, and most of those end their worker; the first orders are of all items, the others
+    of a few."""
+    draw, benign = random.Random(0), ("good", "draws", "says_true")
+    hostile = (
+        "exits",
+        "segfaults",
+        "aborts",
+        "garbage",
+        "floods",
+        "closes",
+        "forges",
+        "raises",
+        "says_nan",
+        "recurses",
+    )
+    names = (*benign, *hostile)
+    rows = [draw.choice(range(3) if n % 2 else range(3, len(names))) for n in range(trials(4_000))]
+    items = [Item(draw.choice("45"), example(), (row,)) for row in rows]
+    with open_pool(*names) as pool:
+        expected = verdicts_of(pool, items)
+    for (verdict,), place in zip(expected, rows):
+        assert (verdict[1] is None) == (place >= 3), names[place]
+    for turn in range(20):
+        order = draw.sample(range(len(items)), len(items) if turn < 4 else 200)
+        with open_pool(*names, workers=1 + turn % 3) as pool:
+            assert verdicts_of(pool, [items[n] for n in order]) == [expected[n] for n in order], turn
 
 
 @pytest.mark.slow

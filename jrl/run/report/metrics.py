@@ -102,7 +102,11 @@ def open_metrics(
         try:
             call(*args)
             in_a_row[sink.name] = 0
-        except Exception as error:  # a sink is foreign code on a foreign service; metrics.jsonl has the row already
+        except KeyboardInterrupt:  # meant for the run
+            raise
+        # A sink is foreign code on a foreign service. It may ask the process to end (SystemExit) or cancel tasks of its
+        # own (CancelledError). metrics.jsonl has the row already.
+        except BaseException as error:
             failures[sink.name] += 1
             in_a_row[sink.name] += 1
             if failures[sink.name] == 1:

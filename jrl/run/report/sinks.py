@@ -45,7 +45,28 @@ def open_sinks(
       folder: the run folder; its name is the run's name.
       step: completed steps of a resumed run: what a sink holds after them is replaced where it can be.
       config: the resolved configuration as JSON, for services that show it.
-    Raises as `check_writers`.
+    Raises as `check_writers`, and what a writer raises that cannot be opened where the run begins, while whoever
+      started it is there. A run that goes on does so without that writer, whose rows are counted as failures.
     """
     check_writers(writers)
-    return [SINKS[writer](folder, step=step, config=config or {}) for writer in writers]
+    return [open_sink(writer, folder, step, config or {}) for writer in writers]
+
+
+def open_sink(writer: str, folder: str | os.PathLike[str], step: int, config: Mapping[str, Any]) -> Sink:
+    try:
+        return SINKS[writer](folder, step=step, config=config)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # as in `open_metrics`
+        if step == 0:
+            raise
+        return failing(writer, error)
+
+
+def failing(name: str, error: BaseException) -> Sink:
+    """Returns a sink that could not be opened."""
+
+    def write(row: Mapping[str, Any]) -> None:
+        raise error
+
+    return Sink(name, write, lambda: None)

@@ -1,0 +1,66 @@
+"""The queue of draws of an Online stage: with which weights each batch is drawn, by index and not by arrival."""
+
+import random
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+
+from jrl.learning.previous import previous_roles, with_previous
+from jrl.resolve import load_config
+from jrl.run import online, records
+from jrl.run.programs import version_before
+from jrl.types import ModelState
+
+
+def model(version):
+    return ModelState(f"weights {version}", None, {}, None, version)
+
+
+def stage_of(config, segments):
+    before = lambda version: int(version_before(jnp.int32(version), lag=config.lag))
+    programs, sampler = SimpleNamespace(before=before), SimpleNamespace(segments=segments)
+    return SimpleNamespace(config=config, sampler=sampler, programs=programs)
+
+
+def test_update_t_learns_from_the_version_that_the_lag_declares_whatever_the_lag(trials, monkeypatch):
+    """Of stages of any length, one after another, each with a lag and completions of some segments; left and resumed
+    between any two steps, with what a checkpoint holds."""
+    draw = random.Random(0)
+    monkeypatch.setattr(online, "draw", lambda sampler, weights, version: [(weights, int(version))])
+    monkeypatch.setattr(
+        online, "draw_further", lambda sampler, begun, weights, version: [*begun, (weights, int(version))]
+    )
+    for _ in range(trials(20, 300)):
+        names = [f"s{i}" for i in range(draw.randrange(1, 4))]
+        bindings = [f"Config.stages = [{', '.join(f'@{name}/Online()' for name in names)}]",
+                    "GRPO.importance = @TruncatedImportance()"]  # fmt: skip
+        for name in names:
+            lag = [f"{name}/Online.lag = {draw.randrange(5)}"]
+            partial = [f"{name}/Online.strategy = @{name}/Partial()", f"{name}/Partial.tokens = {draw.randrange(1, 4)}"]
+            bindings += [f"{name}/Online.name = '{name}'", f"{name}/Online.steps = {draw.randrange(1, 9)}",
+                         f"{name}/Online.objective = @GRPO()", *draw.choice([lag, partial])]  # fmt: skip
+        config, _ = load_config("configs/tiny.gin", [*bindings, "Sampler.completion_length = 4"])
+        done = 0
+        for settings in config.stages:
+            segments = records.segments_of(settings, config)
+            stage, waiting = stage_of(settings, segments), []
+            roles = previous_roles(settings.lag)
+            models = dict.fromkeys(("policy", *roles), model(0))  # versions count a stage's updates
+            for step in range(settings.steps):
+                state = SimpleNamespace(models=models)
+                ahead = records.draws_ahead(config, done + 1)
+                current, *waiting = online.draws(stage, state, waiting, 1 + ahead)
+                # Each segment is one step newer than the one before it.
+                ages = range(settings.lag + segments - 1, settings.lag - 1, -1)
+                declared = [max(step - age, 0) for age in ages]
+                assert current == [(f"weights {one}", one) for one in declared], (settings, step)
+                if segments == 1:
+                    refills = online.refill_weights(stage, state)
+                    assert refills == (f"weights {declared[0]}", declared[0]), (settings, step)
+                done += 1
+                models = with_previous(models, f"weights {step}", step) if roles else models
+                models = {**models, "policy": model(step + 1)}
+                if draw.random() < 0.3:  # left and resumed: a checkpoint holds the draws under way by their names
+                    saved = dict(zip(records.waiting_names(records.draws_ahead(config, done)), waiting, strict=True))
+                    waiting = [saved[name] for name in records.waiting_names(records.draws_ahead(config, done))]
+            assert len(waiting) == (0 if settings is not config.stages[-1] else settings.lag + segments - 1)
