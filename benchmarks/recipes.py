@@ -52,6 +52,7 @@ import json
 import math
 import os
 import resource
+import sys
 import tempfile
 import threading
 import time
@@ -111,7 +112,8 @@ def improvement(calls: list[Outcomes]) -> tuple[float, float, float]:
     last = pooled(calls[-WINDOW:])
     for number in range(WINDOW, max(len(calls) - WINDOW, WINDOW) + 1):
         first = pooled(calls[:number])
-        if both := sorted(first.keys() & last.keys()):
+        both = sorted(first.keys() & last.keys())
+        if both and min(sum(len(found[prompt]) for prompt in both) for found in (first, last)) > 1:
             break
     else:
         raise NothingCompares(f"no prompt of the last {WINDOW} sampling calls was sampled before: nothing compares")
@@ -361,14 +363,26 @@ def train(configs: Mapping[str, Config], parts: Parts, folder: Path) -> list[int
         return [id(job.stream) for job in population.jobs.values()]
 
 
-def again(name: str, path: Path, entry: dict) -> None:
-    """Trains a recipe once more and writes its seconds down. Raises RuntimeError where a run does not come out the
-    same."""
-    found, _, _ = run(path, [one["seed"] for one in entry["runs"]], control=False, warm=True)
-    if (now := shown(found)) != (before := shown(entry["runs"])):
-        raise RuntimeError(f"{name} came out as {now}, and before as {before}: measure it anew with this version")
-    entry["runs"] = found
+def again(name: str, path: Path, runs: list[dict]) -> list[dict]:
+    """Returns the runs of a recipe with the seconds that they take once everything is compiled, or as they are where
+    they do not come out the same."""
+    found, _, _ = run(path, [one["seed"] for one in runs], control=False, warm=True)
+    if not same(found, runs):
+        print(f"{name:<30} NOT THE SAME: {shown(found)}, and before {shown(runs)}: measure it anew", flush=True)
+        return runs
     print(f"{name:<30} {found[0]['seconds']:6.1f} s  {found[0]['processor_seconds']:6.1f} s of processors", flush=True)
+    return found
+
+
+def same(found: list[dict], before: list[dict]) -> bool:
+    """Whether runs of one recipe came out with the same digits."""
+    results = lambda runs: [tuple(one[name] for name in ("seed", "first", "last", "half_width")) for one in runs]
+    return results(found) == results(before)
+
+
+def is_warm(runs: list[dict]) -> bool:
+    """Whether the seconds of every run hold no compiling."""
+    return all(one["warm"] for one in runs)
 
 
 def shown(runs: list[dict]) -> str:
@@ -398,8 +412,8 @@ def main() -> None:
             continue
         entry = results.get(name, {"runs": [], "controls": []})
         if args.again:
-            if entry["runs"] and time.monotonic() - start <= 60 * args.minutes:
-                again(name, path, entry)
+            if entry["runs"] and not is_warm(entry["runs"]) and time.monotonic() - start <= 60 * args.minutes:
+                entry["runs"] = again(name, path, entry["runs"])
                 args.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
             continue
         warm = False
@@ -425,6 +439,9 @@ def main() -> None:
         found = "learned" if all(map(learned, entry["runs"])) else "NOT"
         print(f"{name:<30} {found:<8} {shown(entry['runs'])}  | control {shown(entry['controls'])}", flush=True)
     made = [entry for entry in results.values() if entry["runs"]]
+    if args.again:
+        cold = [name for name, entry in results.items() if not is_warm(entry["runs"])]
+        sys.exit(f"still with compiling: {', '.join(cold)}" if cold else 0)
     print(f"{sum(all(map(learned, entry['runs'])) for entry in made)} of {len(made)} recipes learn on every seed")
 
 

@@ -121,6 +121,7 @@ def test_experts_of_a_decoded_token_have_their_kernel_on_tpus():
         (["Sampler.slots=1024", "Online.prompts=512", "Online.samples=2"], 1, "1024 tokens at once of width 2880"),
         # Shards that share experts have 64 sequences each, and the tokens of all 8 are computed together.
         (["Sampler.slots=1024", "Online.prompts=256", "Online.samples=2"], 8, "512 tokens at once"),
+        (["Sampler.slots=1024", "Online.prompts=9", "Online.samples=64"], 8, "1024 tokens at once"),  # of 9, 2 a shard
     ],
 )
 def test_experts_that_xla_multiplies_have_a_reason(bindings, expert, reason):

@@ -144,7 +144,7 @@ def test_no_function_is_longer_than_a_hundred_lines_or_takes_more_than_ten_param
                 if len([*given.posonlyargs, *given.args, *given.kwonlyargs]) > MANY:
                     wide.add(name)
     assert not long
-    assert wide == CALLED_BY_XLA
+    assert not wide - CALLED_BY_XLA
 
 
 @pytest.mark.parametrize("name", NO_JAX)

@@ -481,6 +481,11 @@ def test_short_sequences_share_a_row_by_twos(width, unit, sharing, row_length):
     assert shape.row_length == row_length  # cross_row: 7 tokens of a prompt before continuations of 5
 
 
+def test_rows_that_attention_pads_are_as_long_as_it_pads_them():
+    assert packed_shape(Learner(), 16, 12, 1, padded_rows=True).row_length == 128
+    assert packed_shape(Learner(), 16, 5, 1, shares=2).row_length == 12  # two blocks for each share
+
+
 @pytest.mark.parametrize("minibatches", [1, 3])
 @pytest.mark.parametrize(
     ("row_length", "prompts_"),

@@ -26,6 +26,7 @@ from jrl.learning import learner
 from jrl.learning.credit import StoredLabels, finish_stored
 from jrl.learning.layout import Learner, packed_shape
 from jrl.learning.learner import Weights, loss_sums
+from jrl.learning.nonfinite import find_fault
 from jrl.learning.optimizer import begin
 from jrl.learning.optimizers.adamw import AdamW
 from jrl.learning.optimizers.contract import describe
@@ -425,6 +426,31 @@ def test_rows_that_hold_no_pair_are_refused():
         packed_shape(Learner(sequences_per_row=1), N, T, 1, unit=2)
     with pytest.raises(ValueError, match="8 comparisons a step do not divide into 8 batch shards x 2 minibatches"):
         packed_shape(Learner(minibatches=2), N, T, 8, unit=2)
+
+
+@pytest.mark.parametrize("name", ["BradleyTerry", "KTO", "WPO"])
+def test_faults_are_looked_for_in_what_losses_of_sequences_read(name, mesh):
+    rows, cfg, objective = stored(), model_config("float32"), OBJECTIVES[name]
+    hyper, zero = jax.tree.map(jnp.float32, objective.config()), jnp.int32(0)
+    policy, reference = (jax.tree.map(jnp.asarray, drawn("float32", seed)) for seed in (3, 4))
+    role = ModelState(params=policy.params, frozen=None, heads=policy.heads, opt_state=None, version=zero)
+    state = TrainState(step=zero, models={"policy": role}, objective=(), key=jax.random.key(0), skipped=zero)
+    packing, static = planned(rows, Learner(row_length=40), 1), dict(model=MODEL, cfg=cfg, chunk=16)
+
+    @jax.jit
+    def batch_of(rows, packing):
+        packed = pack_tokens(rows.tokens, rows.action_mask, packing, jnp.float32(1))
+        before = {"ref_logprobs": reference, "old_logprobs": policy}
+        recomputed = Recomputed(**{field: learner.logprobs(of, packed, **static) for field, of in before.items()})
+        judged = dict(objective=objective, max_completion=T)
+        return finish_stored(packed, recomputed, packing, rows.labels, hyper, **judged)
+
+    batch = batch_of(jax.tree.map(jnp.asarray, rows), packing)
+    given = dict(role="policy", objective=objective, **static)
+    assert find_fault(state, [batch], hyper, **given) is None
+    wide = {**policy.params, "layers": jax.tree.map(lambda x: x * 1e25, policy.params["layers"])}
+    fault = find_fault(state.replace(models={"policy": role.replace(params=wide)}), [batch], hyper, **given)
+    assert fault.place == "activations"
 
 
 def test_an_update_on_pairs_trains_its_own_role_and_tells_of_pairs(mesh):

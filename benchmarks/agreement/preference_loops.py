@@ -182,8 +182,7 @@ def draw_answers(rng: np.random.Generator) -> dict[str, Array]:
     exact = lambda low, high: (np.round(rng.uniform(low, high, 4) * 64) / 64).astype(np.float32)
     logprob = exact(-12, -0.5)
     length = rng.integers(1, 13, 4).astype(np.int32)
-    of_draws = {"log_sum_squared": exact(-9, -0.5)}
-    return {"logprob": logprob, "ref_logprob": logprob + exact(-3, 3), "length": length, **of_draws}
+    return {"logprob": logprob, "ref_logprob": logprob + exact(-3, 3), "length": length}
 
 
 def draw_pairs(rng: np.random.Generator) -> dict[str, Array]:
@@ -197,14 +196,16 @@ def draw_pairs(rng: np.random.Generator) -> dict[str, Array]:
             row["length"][places[0]], row["logprob"][places[0]], row["ref_logprob"][places[0]] = 0, 0, 0
         elif chance < 0.4:
             row["mask"][places] = False
-            row["logprob"][places] = row["ref_logprob"][places] = row["log_sum_squared"][places] = np.nan
-    return row
+            row["logprob"][places] = row["ref_logprob"][places] = np.nan
+    draws = np.round(rng.uniform(-9, -0.5, 4) * 64) / 64
+    return row | {"log_sum_squared": np.where(row["mask"], draws, np.nan).astype(np.float32)}
 
 
 def pair_losses(name: str, fields: dict, row: dict[str, Array]) -> tuple[Array, Array]:
     """Returns the loss at every place of a row of pairs, and its derivatives by the log-probs."""
     given = row["logprob"].astype(np.float64)
-    answer = lambda x, i: Answer(x[i], *(float(row[name][i]) for name in ("ref_logprob", "length", "log_sum_squared")))
+    given_of = ("ref_logprob", "length", "log_sum_squared")
+    answer = lambda x, i: Answer(float(x[i]), *(float(row[name][i]) for name in given_of))
 
     def losses(x: Array) -> Array:
         found = np.zeros(4)
@@ -283,7 +284,7 @@ def objective_answers(module: str, configs: Sequence[Any], rows: Sequence[dict[s
             label=row["label"],
             unit=row["unit"],
             mask=row["mask"],
-            log_sum_squared=row["log_sum_squared"] if needs.log_sum_squared else None,
+            log_sum_squared=row.get("log_sum_squared") if needs.log_sum_squared else None,
         )
         if objective.sequence_baseline is not None:
             sequences = sequences.replace(baseline=jnp.full(4, objective.sequence_baseline(config, sequences)))

@@ -70,7 +70,7 @@ ROWS = (
     PreferenceRow("sigmoid and sft", "P30", "RPO", {"beta": "beta", "weight": "weight"}, BETA | {"weight": (0.1, 2.0)},
                   even=True, note="TRL takes the NLL over all preferred tokens of the batch, we of each answer"),
     PreferenceRow("use_weighting", "P30", "WPO",
-                  note="the sum of the squares of the probabilities is 1 here: all of it is on one token"),
+                  note="sums of squared probabilities are drawn, not computed from a distribution"),
 )  # fmt: skip
 
 
@@ -144,6 +144,8 @@ def case_of(row: PreferenceRow | ArrayRow, rng: np.random.Generator) -> Case:
         good = rng.random(PAIRS) < 0.5
         case["good"], numbers["good_weight"] = good, numbers.pop("good")
         numbers["bad_weight"] = numbers.pop("bad")
+    if ALGOS[row.objective].needs(ALGOS[row.objective].config()).log_sum_squared:
+        case["log_sum_squared"] = masked(rng.uniform(-3, 0, mask.shape))
     return case | numbers
 
 
@@ -172,7 +174,8 @@ def of_objective(row: PreferenceRow) -> Callable[[Case], Array]:
         reference = case["ref_logprobs"] if objective.needs(config).reference else None
         sequences = pairs_of_rows(case["logprobs"], reference, case["mask"])
         if objective.needs(config).log_sum_squared:
-            sequences = sequences.replace(log_sum_squared=jnp.zeros_like(sequences.logprob))
+            squared = jnp.sum(reduce.masked(case["log_sum_squared"], case["mask"]), axis=-1)
+            sequences = sequences.replace(log_sum_squared=squared[None])
         if objective.sequence_baseline is not None:  # the second half are the mismatched answers
             label = jnp.concatenate([case["good"].astype(jnp.float32), jnp.full(PAIRS, -1.0)])
             sequences = sequences.replace(label=label[None])

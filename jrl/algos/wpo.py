@@ -1,11 +1,11 @@
 """WPO: DPO that counts a pair by how likely the policy would sample it, which makes stored pairs more like its own.
 
-    a   = LPbar - mean over its tokens of ln sum_v p_v^2, of an answer: 0 is as likely as what the policy draws there
+    a   = LPbar - mean over its tokens of ln sum_v p_v^2, of an answer: the log of its probabilities over expected ones
     l_u = min(1, exp(a_w + a_l)) * -log sigmoid(beta D), no gradient through the weight              P30, P5
     L   = mean over the pairs of the step
 
-Without ln sum_v p_v^2, the log of the probability that a draw has on average, the weights of long answers and of
-uncertain policies would vanish ("sampled alignment").
+sum_v p_v^2 is the probability that a token drawn in that place has on average. Without it the weights of an uncertain
+policy would vanish ("sampled alignment").
 
 Source: Zhou et al. 2406.11827 section 3.2, with means over tokens. TRL's `use_weighting` is the same.
 """

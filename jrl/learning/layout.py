@@ -83,6 +83,7 @@ def packed_shape(
     prompt_length: int = 0,
     samples: int = 1,
     unit: int = 1,
+    padded_rows: bool = False,
 ) -> Shape:
     """Returns the shape of one optimizer step on `sequences` rows of `width` tokens.
 
@@ -90,6 +91,7 @@ def packed_shape(
       shards: of packed rows. shares: that each row is divided into, of as many blocks twice.
       prompt_length, samples: the most tokens of a prompt, and how many rows share one; where prompts may be shared.
       unit: adjacent sequences that are compared, which lie in one row whatever their lengths.
+      padded_rows: attention pads rows to a multiple of 128 tokens, so that shorter ones cost as much.
 
     Raises: ValueError where sequences do not divide over shards and minibatches, or do not fit a row.
     """
@@ -109,7 +111,7 @@ def packed_shape(
     longest = max(prefix, width - prefix) if cross_row else width * unit
     # Attention is computed for every pair of a row's tokens, so short sequences share a row by twos, not by tens; a row
     # that shares a prompt holds the group.
-    least = 128 if config.prefix_sharing == "in_row" else min(2 * longest, 128)
+    least = 128 if padded_rows or config.prefix_sharing == "in_row" else min(2 * longest, 128)
     row_length = divisible_length(max(longest, least), shares) if config.row_length is None else config.row_length
     if (fits := divisible_length(row_length, shares)) != row_length:
         raise ValueError(

@@ -117,8 +117,9 @@ def reading_of(
 
     Args:
       teacher: where Needs.divergence is from it; None: no divergence.
-      sum_squared: whether Reading.sum_squared is asked for.
+      sum_squared: whether Reading.sum_squared is asked for, whatever the objective needs.
     """
+    squared = sum_squared or needs.log_sum_squared
     read = as_read(weights.params, micro, mask, model, cfg, chunk, needs)
     hidden, router_logits = hidden_of(weights.params, read, model, cfg)
     unembed = lambda h: model.unembed(weights.params, h, cfg)
@@ -158,7 +159,7 @@ def reading_of(
         scores=_read_scores(weights.heads[REWARD], hidden, micro, layout) if needs.score else None,
         divergence=divergence,
         state_values=layout.rows(state_values(hidden, mask, unembed, **asked)) if needs.state_values else None,
-        sum_squared=layout.rows(squared_probabilities(hidden, mask, unembed, **asked)) if sum_squared else None,
+        sum_squared=layout.rows(squared_probabilities(hidden, mask, unembed, **asked)) if squared else None,
     )
 
 
@@ -354,8 +355,7 @@ def loss_sums(
     def loss_fn(trainable: Weights, micro: TrainBatch) -> tuple[Array, tuple[Array, ...]]:
         params = merge_params(frozen, without_gradient(trainable.params, spec))
         weights = Weights(params, trainable.heads)
-        squared = needs.log_sum_squared
-        reading = reading_of(weights, micro.packed, micro.loss_mask, model, cfg, chunk, needs, other, squared)
+        reading = reading_of(weights, micro.packed, micro.loss_mask, model, cfg, chunk, needs, other)
         if not needs.entropy_gradient and reading.entropy is not None:
             reading = reading._replace(entropy=jax.lax.stop_gradient(reading.entropy))
         loss = magnitude = jnp.zeros((), batch.denominator.dtype)

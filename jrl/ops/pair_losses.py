@@ -189,7 +189,7 @@ def pair_weight(mean_logprob: Array, other_mean_logprob: Array) -> Array:
 
     Peers: open-instruct multiplies a [B] weight by a [B, T] mask and lets its gradient through.
 
-    Source: WPO 2406.11827 eq. 4, means over tokens.
+    Source: WPO 2406.11827 section 3.2, means over tokens.
     """
     return jax.lax.stop_gradient(jnp.exp(jnp.minimum(mean_logprob + other_mean_logprob, 0)))
 

@@ -156,8 +156,10 @@ def no_expert_kernel(config: Config, cfg: Decoder, sizes: Mapping[str, int]) -> 
         return "adapters of experts with LoRA.sampling='unmerged'"
     if not has_expert_activation(cfg):
         return f"no kernel for the activation {cfg.activation!r}"
-    sequences = [stage.prompts * stage.samples for stage in config.stages if isinstance(stage, Online)]
-    rows = min([sampler.slots, *([max(sequences) // num_shards(BATCH_AXES, sizes)] if sequences else [])])
+    shards = num_shards(BATCH_AXES, sizes)
+    # Prompts are padded to a multiple of the shards.
+    local = [-(-stage.prompts // shards) * stage.samples for stage in config.stages if isinstance(stage, Online)]
+    rows = min([sampler.slots, *([max(local)] if local else [])])
     together, share = rows * sizes["expert"], cfg.experts.width // sizes["tensor"]
     if expert_block(together, cfg.width, share, jnp.dtype(cfg.dtype).itemsize) is None:
         return f"{together} tokens at once of width {cfg.width} do not fit a core's memory"

@@ -118,25 +118,19 @@ def width_of(stage: Stage, config: Config) -> int:
 
 def packed_shape(stage: Stage, config: Config, tables: Tables, mesh: Mesh) -> Shape:
     """Returns the packed shape of one optimizer step of a stage."""
-    width, shards, shares = width_of(stage, config), row_shards(mesh), mesh.shape[SEQUENCE]
+    width, shards = width_of(stage, config), row_shards(mesh)
+    given = dict(shares=mesh.shape[SEQUENCE], padded_rows=getattr(config.model, "attention", None) == "splash")
     if isinstance(stage, Online):
+        sequences = padded_prompts(stage, mesh) * stage.samples
         if row_of(tables, "algos", stage.objective).pairs is not None:  # a group is compared, and lies in one row
-            sequences = padded_prompts(stage, mesh) * stage.samples
-            return layout.packed_shape(stage.learner, sequences, width, shards, shares=shares, unit=stage.samples)
-        return layout.packed_shape(
-            stage.learner,
-            padded_prompts(stage, mesh) * stage.samples,
-            width,
-            shards,
-            shares=shares,
-            prompt_length=config.data.prompt_length,
-            samples=stage.samples,
-        )
+            return layout.packed_shape(stage.learner, sequences, width, shards, unit=stage.samples, **given)
+        prompt = dict(prompt_length=config.data.prompt_length, samples=stage.samples)
+        return layout.packed_shape(stage.learner, sequences, width, shards, **prompt, **given)
     unit = row_of(tables, "algos", stage.objective).unit_size
     learner, longest = dataclasses.replace(stage.learner, prefix_sharing="none"), width * unit
     if stage.learner.prefix_sharing == "cross_row" and (learner.row_length or longest) < longest:
         learner = dataclasses.replace(learner, row_length=None)  # that of continuations; stored rows are not cut
-    return layout.packed_shape(learner, stage.batch_size * unit, width, shards, shares=shares, unit=unit)
+    return layout.packed_shape(learner, stage.batch_size * unit, width, shards, unit=unit, **given)
 
 
 def build(

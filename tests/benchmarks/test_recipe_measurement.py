@@ -51,6 +51,13 @@ def test_nothing_compares_where_no_prompt_comes_again():
         recipes.improvement([{"a": [0.0, 1.0]}] * 5 + [{"b": [1.0, 1.0]}] * 5)
 
 
+def test_a_run_that_differs_in_a_digit_did_not_come_out_the_same():
+    run = {"seed": 0, "first": 0.25, "last": 0.41, "half_width": 0.07, "seconds": 9.0, "warm": False}
+    assert recipes.same([run | {"seconds": 3.0, "warm": True}], [run])
+    assert not recipes.same([run | {"last": 0.4101}], [run])
+    assert recipes.is_warm([run | {"warm": True}]) and not recipes.is_warm([run | {"warm": True}, run])
+
+
 def test_a_prompt_that_came_later_and_was_chosen_is_compared_with_its_first_calls():
     # Call 7 is the first with "b": of its completions 0 and 1 there, a mean of 0.5 and a variance of 1/2.
     calls = [{"a": [0.0]}] * 6 + [{"b": [0.0, 1.0]}] + [{"b": [0.0, 0.0]}] * 2 + [{"b": [1.0, 1.0]}] * 5

@@ -28,9 +28,9 @@ def compiled(name, *bindings):
 
 
 def test_logits_of_whole_rows_are_flagged():
-    case, text = compiled("update")
+    case, text = compiled("update", "Learner.row_length=128")
     assert waste.full_logits("update", case, waste.widest_logits(text, {320, 160})) is None
-    _, full_rows = compiled("update", "Learner.logprob_chunk=128")
+    _, full_rows = compiled("update", "Learner.row_length=128", "Learner.logprob_chunk=128")
     warning = waste.full_logits("update", case, waste.widest_logits(full_rows, {320, 160}))
     assert warning.startswith(f"update holds logits of {case.rows * 128} positions at once")
 

@@ -37,11 +37,16 @@ def bare(cls: type, **options: Any) -> Any:
     return trainer
 
 
-def outputs_of(logprobs: torch.Tensor) -> types.SimpleNamespace:
-    """Returns what a model says, log-probs of the completion's tokens and 0 elsewhere; the rest only enters metrics."""
+def outputs_of(logprobs: torch.Tensor, squared: torch.Tensor | None = None) -> types.SimpleNamespace:
+    """Returns what a model says, log-probs of the completion's tokens and 0 elsewhere; the rest only enters metrics.
+
+    Args:
+      squared: log of the sum of squared probabilities at each token; None: 0.
+    """
     zeros = torch.zeros_like(logprobs)
+    squared = zeros if squared is None else squared
     return types.SimpleNamespace(
-        log_probs=logprobs, entropy=zeros, mean_logits=zeros, log_sum_sq_probs=zeros, is_top1=zeros.bool()
+        log_probs=logprobs, entropy=zeros, mean_logits=zeros, log_sum_sq_probs=squared, is_top1=zeros.bool()
     )
 
 
@@ -63,7 +68,7 @@ def within(mask: np.ndarray) -> Callable[[torch.Tensor], torch.Tensor]:
 def dpo(loss_type: tuple[str, ...], weights: Callable[[dict], list] = lambda rest: None, **options: Any) -> Callable:
     """Returns the DPO trainer's loss with these settings as a row. Options that are functions are of the numbers."""
 
-    def row(logprobs, ref_logprobs, mask, **rest) -> Answer:
+    def row(logprobs, ref_logprobs, mask, log_sum_squared=None, **rest) -> Answer:
         numbers = {name: float(value) for name, value in rest.items()}
         reference = torch.tensor((ref_logprobs * mask).sum(axis=1)).chunk(2)
         inputs = batch_of(mask) | {"ref_chosen_logps": reference[0], "ref_rejected_logps": reference[1]}
@@ -78,8 +83,9 @@ def dpo(loss_type: tuple[str, ...], weights: Callable[[dict], list] = lambda res
             **settings,
         )
         kept = within(mask)
+        squared = None if log_sum_squared is None else kept(torch.tensor(log_sum_squared))
         return with_gradient(
-            lambda lp: trainer._compute_loss(lambda **_: outputs_of(kept(lp)), inputs, False), logprobs
+            lambda lp: trainer._compute_loss(lambda **_: outputs_of(kept(lp), squared), inputs, False), logprobs
         )
 
     return row

@@ -42,7 +42,7 @@ def candidates(case: Case) -> Iterator[dict[str, object]]:
         yield {f"{type(config.model).__name__}.remat": "layer"}
     if case.cfg.attention in NO_KERNEL and case.cfg.attention_block is None and case.shape.row_length > 512:
         yield {f"{type(config.model).__name__}.attention_block": 512}
-    chunk = case.stage.learner.chunk // 2
+    chunk = min(case.stage.learner.chunk, shape.row_length) // 2
     if chunk >= 16:
         yield {"Learner.logprob_chunk": chunk}
     sizes = case.sizes
