@@ -197,7 +197,7 @@ def draw_pairs(rng: np.random.Generator) -> dict[str, Array]:
         elif chance < 0.4:
             row["mask"][places] = False
             row["logprob"][places] = row["ref_logprob"][places] = np.nan
-    draws = np.round(rng.uniform(-9, -0.5, 4) * 64) / 64
+    draws = np.round(rng.spawn(1)[0].uniform(-9, -0.5, 4) * 64) / 64  # the rows of others stay what they were
     return row | {"log_sum_squared": np.where(row["mask"], draws, np.nan).astype(np.float32)}
 
 
