@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import time
 
 import pytest
@@ -157,3 +158,15 @@ def test_messages_are_json_with_known_roles():
         plain_messages([{"role": "<|end|>", "content": ""}])
     with pytest.raises(ValueError, match="is not JSON"):
         plain_messages([{"role": "user", "content": object()}])
+
+
+def test_literals_are_the_texts_between_quotes(trials):
+    """As the pattern reads them that says it in one line, and is quadratic where quotes are not closed."""
+    pattern = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
+    draw = random.Random(0)
+    for _ in range(trials(2_000)):
+        source = "".join(draw.choices("'\"\\nab", k=draw.randrange(16)))
+        texts = {first or second for first, second in pattern.findall(source)} - {""}
+        unescaped = {re.sub(r"\\(.)", lambda match: "\n" if match[1] == "n" else match[1], text) for text in texts}
+        assert chat_template._literals(source) == unescaped - {""}
+    assert chat_template._literals("{{ 'it\\'s' }} don't \"a\" 'b") == {"it's", "t \"a\" "}

@@ -11,8 +11,9 @@ import time
 
 import pytest
 
-from jrl.tasks import judges, rewards, verifiers
+from jrl import tasks
 from jrl.tasks.example import Example, Message
+from jrl.tasks.tokenizers import chat_template
 from jrl.tasks.verifiers import VERIFIERS
 
 pytestmark = pytest.mark.slow
@@ -27,10 +28,9 @@ REQUIRED = {"Regex": {"pattern": "[0-9]+"}}
 
 
 def patterns():
-    """Returns name -> pattern of the modules that read what a model wrote."""
-    for package in (verifiers, rewards, judges):
-        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            importlib.import_module(module.name)
+    """Returns name -> pattern of the modules that read what a model or a file says."""
+    for module in pkgutil.walk_packages(tasks.__path__, f"{tasks.__name__}."):
+        importlib.import_module(module.name)
     loaded = [module for name, module in sys.modules.items() if name.startswith("jrl.tasks")]
     return {f"{m.__name__}.{n}": v for m in loaded for n, v in vars(m).items() if isinstance(v, re.Pattern)}
 
@@ -67,3 +67,9 @@ def test_no_verifier_is_slow(name, trials):
     trials(len(texts))
     VERIFIERS[name].score(config, "4", EXAMPLE)  # imports what it needs
     assert [text[:20] for text in texts if slow(VERIFIERS[name].score, config, text, EXAMPLE)] == []
+
+
+def test_literals_of_no_template_are_found_slowly(trials):
+    texts = [unit * (CHARACTERS // len(unit)) for unit in (*UNITS, "\\", "'\\", "\\'\\\"")]
+    trials(len(texts))
+    assert [text[:20] for text in texts if slow(chat_template._literals, text)] == []

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from jrl.tasks.data.contamination import EvaluationIndex, words
 from jrl.tasks.example import Example
 
-_CHOICE = re.compile(r"(?m)^\s*\(?([A-D])[).:]\s")  # a line that begins with "A) " or "(B) "
+_CHOICE = re.compile(r"(?m)^[^\S\n]*\(?([A-D])[).:]\s")  # a line that begins with "A) " or "(B) "
 _PROOF = re.compile(r"\b(?:prove|show) that\b", re.IGNORECASE)
 YES_NO = frozenset(("yes", "no", "true", "false"))
 

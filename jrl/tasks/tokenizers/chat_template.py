@@ -327,13 +327,21 @@ class Neutral:
 ASSISTANTS = ("assistant", "model")
 _NEUTRAL_LETTERS = "QXZJKVWYBFGHCDLMNPRSTUAEIO\u0416\u0429\u042e\u05d0\u05e9\u3042"
 _WORD = re.compile(r"[^\W_]+")
-_LITERAL = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
+_QUOTE = re.compile(r"(?<!\\)(\\*+)(['\"])")  # and the backslashes before it
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 
 
 def _literals(source: str) -> set[str]:
-    """The texts that stand between quotes in a template."""
-    texts = (match[1] if match[1] is not None else match[2] for match in _LITERAL.finditer(source))
+    """The texts that stand between quotes in a template. A quote that nothing closes begins none."""
+    quotes = [(match.start(2), match[2], len(match[1]) % 2 == 0) for match in _QUOTE.finditer(source)]
+    last = {quote: at for at, quote, closes in quotes if closes}
+    texts, opened = [], None
+    for at, quote, closes in quotes:
+        if opened is None and at < last.get(quote, 0):
+            opened = at
+        elif opened is not None and closes and quote == source[opened]:
+            texts.append(source[opened + 1 : at])
+            opened = None
     return {re.sub(r"(?s)\\(.)", lambda match: _ESCAPES.get(match[1], match[1]), text) for text in texts} - {""}
 
 
