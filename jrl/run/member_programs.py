@@ -31,6 +31,7 @@ from jrl.rollout.stop_strings import StopTable
 from jrl.types import ModelState, PyTree
 
 SOLO = ("sample_eval",)  # programs that one member calls at a time
+DRAWS_WEIGHTS = "init"  # where members begin with the same ones it is asked for shapes only
 TAKES_WEIGHTS = ("init_from",)  # those whose first argument are published weights, the same for all members
 
 
@@ -46,7 +47,7 @@ class MemberPrograms:
 
     def program(self, name: str, fn: Callable, **jit_options: Any) -> Program | MemberProgram:
         """Returns `fn` as a program over members. Bind static arguments before."""
-        if name in SOLO:
+        if name in SOLO or (self.shares_base and name == DRAWS_WEIGHTS):
             return self.cache.program(name, fn, **jit_options)
         return MemberProgram(name, fn, self, jit_options)
 

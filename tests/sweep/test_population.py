@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import re
 import threading
@@ -24,6 +25,7 @@ from jrl.run.report.display import open_display
 from jrl.run.report.metrics import read_metrics
 from jrl.run.run_hash import run_fingerprint
 from jrl.run.trained import open_trained
+from jrl.tools.export import export_policy
 from jrl.tools.sweep import population as sweep_population
 from jrl.tools.sweep.launch import Progress
 from jrl.tools.sweep.members import read_sweep
@@ -194,6 +196,26 @@ def test_members_dealt_out_over_devices_learn_what_they_do_on_one_and_go_on_with
         ours, theirs = (list(read_metrics(place / name / "metrics.jsonl")) for place in (folder, trained))
         for metric in ("reward/mean", "grad_norm", "policy/entropy"):
             assert [row[metric] for row in ours] == pytest.approx([row[metric] for row in theirs], rel=1e-4), metric
+
+
+def test_frozen_weights_that_members_share_are_on_every_device_without_an_axis_of_members(trained, tmp_path):
+    export_policy(trained / MEMBERS[0], tmp_path / "base")
+    adapted = [binding for binding in TINY if not binding.startswith("Decoder")] + [
+        "Config.model=@Published()", f"Published.path={str(tmp_path / 'base')!r}", "Config.adapter=@LoRA()",
+        "LoRA.rank=2", "Run.seed=[3,5]",
+    ]  # fmt: skip
+    configs, parts = read_configs(read_sweep("configs/tiny.gin", adapted))
+    show = lambda name: lambda steps: open_display(steps, io.StringIO(), live=False)
+    with open_population(configs, parts, tmp_path, threading.Event(), show) as population:
+        policy = populations.restore(population).state.models["policy"]
+        base, own = jax.tree.leaves(policy.frozen), jax.tree.leaves(policy.params)
+        assert all(x.is_fully_replicated and len(x.addressable_shards) == 2 for x in base)
+        assert all(x.shape[0] == 2 and x.addressable_shards[0].data.shape[0] == 1 for x in own)
+        of_run = jax.tree.leaves(state_shape(inputs_of(population.first), 0).models["policy"].frozen)
+        assert [x.shape for x in base] == [x.shape for x in of_run]
+        sweep_population.run(population, threading.Event(), lambda: None)
+    for name in configs:
+        assert open_trained(tmp_path / name).step == 3
 
 
 def collectives(text):
