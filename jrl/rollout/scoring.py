@@ -22,7 +22,7 @@ from jrl.tasks.rewards.weighted import LARGEST_REWARD, weighted_sum
 from jrl.tasks.stopping import Stop, never
 from jrl.tasks.verdict import Status, Verdict
 from jrl.tasks.verifiers import Row, Verifier, look_up, merge, row_of
-from jrl.tasks.verifiers.journal import Journal, journal_key
+from jrl.tasks.verifiers.journal import Journal, journal_key, rows_text
 from jrl.tasks.verifiers.pool import Item, Pool, ScoringAbandoned, Ticket
 from jrl.tasks.verifiers.source import PartSource
 
@@ -129,6 +129,7 @@ class Scorer:
         self._names = _component_names(self._rows)
         self._weights = [_weight(verifier) for verifier in config.verifiers]
         self._by_name: dict[str, int] = {}
+        self._judges: dict[tuple[int, ...], str] = {}  # the text of rows that judge together
         self.rewards_spans = rewards_spans(config, table)
 
     def __enter__(self) -> Scorer:
@@ -157,7 +158,9 @@ class Scorer:
         rows, names, known, pending, items, replayed = [], [], {}, [], [], 0
         for place, (completion, example, (uid, sample)) in enumerate(zip(completions, examples, keys)):
             judges = self.rows_for(example)
-            name = journal_key(uid, sample, completion, example.id, [self._rows[row] for row in judges])
+            if judges not in self._judges:
+                self._judges[judges] = rows_text([self._rows[row] for row in judges])
+            name = journal_key(uid, sample, completion, example.id, self._judges[judges])
             rows.append(judges)
             names.append(name)
             if len(completion) > self._config.max_characters:
@@ -207,16 +210,16 @@ class Scorer:
     def _lost(self, verdicts: Sequence[tuple[Verdict, ...]], ticket: ScoringTicket) -> dict[str, Any]:
         """Returns how many rows were lost to failures that are not the model's, and by which verifiers, as JSON."""
         lost: dict[str, Any] = {"rows": len(verdicts), "pool": dict(self.pool.counts)}
-        for status in (Status.INFRA_ERROR, Status.VERIFIER_ERROR):
-            failures = [
-                [(self._names[row], verdict.detail) for row, verdict in zip(rows, of_row) if verdict.status is status]
-                for rows, of_row in zip(ticket.rows, verdicts)
-            ]
-            every = [failure for of_row in failures for failure in of_row]
+        failures: dict[Status, list[tuple[int, str, str]]] = {Status.INFRA_ERROR: [], Status.VERIFIER_ERROR: []}
+        for place, (rows, of_row) in enumerate(zip(ticket.rows, verdicts)):
+            for row, verdict in zip(rows, of_row):
+                if verdict.status in failures:
+                    failures[verdict.status].append((place, self._names[row], verdict.detail))
+        for status, every in failures.items():
             lost[status.name] = {
-                "rows": sum(map(bool, failures)),
-                "by_verifier": dict(collections.Counter(verifier for verifier, _ in every)),
-                "first": dict(reversed(every)),  # detail by verifier
+                "rows": len({place for place, _, _ in every}),
+                "by_verifier": dict(collections.Counter(verifier for _, verifier, _ in every)),
+                "first": {verifier: detail for _, verifier, detail in reversed(every)},
             }
         return lost
 
