@@ -61,6 +61,25 @@ def test_by_hand():
     assert ROW.sequence_denominator(CONFIG, jnp.ones(6, bool), jnp.array([0, 0, 0, 0, 1, 1])) == 2  # users
 
 
+def test_numbers_of_a_user_add_up():
+    # D = 2: b, e1, e2, f1, f2, g1, g2. Pair 0 sees of pair 1 mu = (1, -1) and sigma = (1, e^-1), and is scored
+    # 0.5 + 2 * 1 + 1 * -1 = 1.5, with variance 4 * 1 + 1 * e^-2; pair 1 sees mu = (0, 2), sigma = 1 and has e = 0: 1.
+    score = [
+        [0.5, 2.0, 1.0, 0.0, 2.0, 0.0, 0.0], [0.0] * 7,
+        [1.0, 0.0, 0.0, 1.0, -1.0, 0.0, -1.0], [0.0] * 6 + [-1.0],
+    ]  # fmt: skip
+    given = sequences([0.0] * 4, [0.0] * 4, [3] * 4, (1, 0, 3, 2)).replace(
+        logprob=None, ref_logprob=None, score=jnp.float32([score]), unit=jnp.zeros((1, 4), jnp.int32)
+    )
+    loss, metrics = jax.jit(ROW.sequence_loss)(VPL(latent=2, kl_weight=0.1), given, ())
+    np.testing.assert_allclose(metrics["reward_model/margin"], [[0.75, 0, 0.5, 0]], rtol=1e-5)
+    # (1 + 1 - 1 - 0) / 2 + (1 + e^-2 - 1 + 2) / 2; (0 + 0) + 4 / 2
+    kl = [0.5 + (np.exp(-2) + 2) / 2, 2.0]
+    np.testing.assert_allclose(metrics["vpl/kl"], [[kl[0] / 2, 0, kl[1] / 2, 0]], rtol=1e-5)
+    expected = [mean_of_softplus(1.5, np.sqrt(4 + np.exp(-2))) + 0.1 * kl[0], np.log1p(np.exp(-1.0)) + 0.1 * kl[1]]
+    np.testing.assert_allclose(loss, [[expected[0] / 2, 0, expected[1] / 2, 0]], rtol=1e-4)
+
+
 def test_without_a_latent_variable_it_is_bradley_terry():
     flat = [[row[0], 0.0, 0.0, 0.0] for row in SCORE]
     loss, _ = ROW.sequence_loss(CONFIG, users(flat), ())

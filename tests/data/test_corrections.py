@@ -58,6 +58,9 @@ def test_either_answer_is_rewritten_into_the_better_one():
     config = Corrections(ask="|{response}>")
     rows, counts = corrections.rows(config, [visit(0, rejected="no"), visit(1, rejected="no")], TOKENIZER, 40)
     assert texts_of(rows) == [("q|yes>", "yes"), ("q|no>", "yes")] and counts == {}
+    assert rows.unit.tolist() == [0, 1] and rows.label.tolist() == [1, 1]  # each by itself
+    third, _ = corrections.rows(config, [visit(2, rejected="no")], TOKENIZER, 40)
+    assert texts_of(third) == [("q|yes>", "yes")]  # an even uid asks as 0 does
     bad = [visit(), visit(rejected="yes"), visit(answer=None, rejected="no"), visit(rejected="n" * 50)]
     left_out = {"no_rejected": 1, "same_answers": 1, "no_answer": 1}
     assert corrections.rows(config, bad[:3], TOKENIZER, 40)[1] == left_out
@@ -118,8 +121,10 @@ def test_a_pair_has_its_rationale_beside_it_or_a_filler_without_weight():
 
 def test_a_condition_is_in_the_prompt_and_not_learned():
     config = Demonstrations(condition="[{score}]{feedback}")
-    rows, counts = demonstrations.rows(config, [visit(score=4.0, feedback="ok"), visit(score=1)], TOKENIZER, 40)
-    assert texts_of(rows) == [("[4]okq", "yes")] and counts == {"no_feedback": 1}
+    known = visit(score=4.0, feedback="ok")
+    rows, counts = demonstrations.rows(config, [known, visit(score=1), known], TOKENIZER, 40)
+    assert texts_of(rows) == [("[4]okq", "yes")] * 2 and counts == {"no_feedback": 1}
+    assert rows.unit.tolist() == [0, 1] and rows.label.tolist() == [1, 1]  # each by itself
     with pytest.raises(ValueError, match=r"Demonstrations\.condition is 'good'"):
         Demonstrations(condition="good")
 
