@@ -193,6 +193,12 @@ def test_ld_dpo_of_all_tokens_is_dpo_and_of_none_beyond_the_common_length_looks_
     # u^a = common + 0.25 (u - common): D = 0.5 + 0.125 + 0.3 + 0.175 = 1.1; -0.1 sigmoid(-0.11) 0.75
     slope = jax.grad(total)(COMMON.common_gain)
     np.testing.assert_allclose(slope, [[-0.035440, 0.035440]], atol=1e-6)
+    nan = jnp.float32([[0.5, -0.3, np.nan, np.nan]])
+    masked = sequences(
+        [-10.0, -12.0, -1.0, -1.0], [-11.0, -11.0, -1.0, -1.0], [10, 12, 3, 3], mask=[True, True, False, False]
+    )
+    total = lambda x: row.sequence_loss(row.config(alpha=0.25), masked.replace(common_gain=x), ())[0].sum()
+    np.testing.assert_allclose(jax.grad(total)(nan), [[-0.035440, 0.035440, 0, 0]], atol=1e-6)
     with pytest.raises(ValueError, match=r"LDDPO\.alpha = 1\.5"):
         row.check(row.config(alpha=1.5), FACTS)
 

@@ -84,6 +84,18 @@ def test_answers_of_two_pairs_in_a_row_are_contrasted_with_their_own():
     np.testing.assert_allclose(found, jnp.concatenate([jnp.zeros(16), alone]), rtol=1e-5)
 
 
+@pytest.mark.parametrize("offset", [-2, -4])
+def test_what_lacks_one_of_both_is_not_contrasted(offset):
+    # w without the one that asks for a good answer, or for a bad one; l has both.
+    expected = np.zeros(17)
+    expected[9] = 0.122459
+    lacking = jnp.where(LABEL == 1 + offset, -9, LABEL)
+    np.testing.assert_allclose(contrast(label=lacking), expected, rtol=1e-5)
+    at = int(jnp.argmax(LABEL == 1 + offset))  # or it is cut to one token
+    cut = MASK & ~((SEGMENT == at) & (jnp.cumsum(MASK & (SEGMENT == at)) == 2))
+    np.testing.assert_allclose(contrast(mask=cut), expected, rtol=1e-5)
+
+
 def test_rows_may_be_sharded_over_data():
     rows = [jnp.stack([x] * 4) for x in (LOGPROB, MASK, SEGMENT, LABEL, UNIT, COUNTS)]
     mesh = make_mesh(MeshShape(data=4), jax.devices()[:4])

@@ -35,6 +35,7 @@ def test_correction_rewards_by_hand():
     assert correction_rewards([1, 2, 3], [1, 9, 3], scale=0.5) == [0.5, -0.5, 0.5]
     assert correction_rewards([1, 2, 3], [2, 3, 4], scale=1.0) == [-1, 1, 1]  # what is inserted has no place
     assert correction_rewards([1, 2], [1, 2], scale=2.0) == [2, 2]
+    assert correction_rewards([1, 2, 3], [1, 9], scale=1.0) == [1, -1, -1]  # no text has an end: none was cut
     assert correction_rewards([1, 2], [], scale=1.0) is None and correction_rewards([], [1], scale=1.0) == []
 
 
@@ -45,6 +46,9 @@ def test_an_end_before_which_the_correction_goes_on_is_not_kept():
     assert rewards([1, 0], [2, 0]) == [-1, 1]  # changed, and then both end
     assert rewards([1, 0], [2, 3, 4, 0]) == [-1, -1]  # changed, and goes on
     assert rewards([1, 2, 0], [3, 0]) == [-1, -1, 1]  # shorter, and then both end
+    assert rewards([1, 2, 0], [1, 3, 0]) == [1, -1, 1]
+    assert rewards([1, 2, 0], [1, 2, 3, 0]) == [1, 1, -1]
+    assert rewards([1, 0], [2]) == [0, 0]  # cut before anything is kept
     assert rewards([1, 0], [1, 9]) == [1, 1]  # by another end token
     assert rewards([2, 0], [1, 2, 0]) == [1, 1]
     assert rewards([1, 2], [1, 2, 0]) == [1, 1]  # cut: it has no end
@@ -73,6 +77,8 @@ def test_a_pair_is_there_after_prompts_that_ask_for_good_and_bad_answers():
     config = ContrastedPreferences(better="+", worse="-------")
     rows, counts = contrasts.rows(config, [visit(rejected="no"), visit(rejected="yes")], TOKENIZER, 40)
     assert counts == {"same_answers": 1}
+    two, _ = contrasts.rows(config, [visit(rejected="no")] * 2, TOKENIZER, 40)
+    assert two.unit.tolist() == [0] * 6 + [1] * 6
     own = "\x01\x02"
     prompts = [own, own, "q+", "q+", "q-------", "q-------"]
     assert texts_of(rows) == [*zip(prompts, ["yes", "no"] * 3)]

@@ -78,6 +78,8 @@ def test_over_optimization_of_checkpoints_by_hand():
     assert (found["peak"], found["peak_distance"], found["mismatch"]) == (0.6, 2.0, 0.5)
     assert "sqrt(KL) 2.000" in evaluation.over_optimization_lines(found, [])[1]
     assert measures.over_optimized([at(0, 0.1, 0.5), {"mean": 0.6}]) is None
+    assert measures.over_optimized([at(0, 0.1, 0.5), {"mean": 0.6, "kl_k3": {"mean": 1.0}}]) is None
+    assert measures.over_optimized([at(0, 0.1, 0.5), at(4, 0.2, 0.6)])["peak"] == 0.6
 
 
 def example(prompt, answer, rejected, **info):

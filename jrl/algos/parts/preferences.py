@@ -326,6 +326,7 @@ PARTS: list[Part] = [
         "output": "loss [...] float32",
         "tests": [
             "tests/ops/test_pair_losses.py::test_pro_by_hand_whatever_the_order_and_what_is_masked",
+            "tests/ops/test_pair_losses.py::test_pro_of_rewards_that_differ_by_little",
             "tests/algos/test_lists.py::test_pro_by_hand",
             "tests/algos/test_lists.py::test_the_gradient_is_that_of_small_differences_and_none_where_masked",
         ],
@@ -523,6 +524,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/algos/test_t_reg.py::test_an_answers_tokens_are_contrasted_with_those_after_two_other_prompts",
             "tests/algos/test_t_reg.py::test_answers_of_two_pairs_in_a_row_are_contrasted_with_their_own",
+            "tests/algos/test_t_reg.py::test_what_lacks_one_of_both_is_not_contrasted",
         ],
     },
     {
@@ -676,7 +678,10 @@ PARTS: list[Part] = [
         "function": "jrl.ops.latent_user:latent_kl",
         "inputs": ["mean", "log_std"],
         "output": "KL [...] float32",
-        "tests": ["tests/ops/test_feedback.py::test_latent_kl_by_hand"],
+        "tests": [
+            "tests/ops/test_feedback.py::test_latent_kl_by_hand",
+            "tests/ops/test_feedback.py::test_the_kl_of_several_numbers_is_their_sum_in_float32",
+        ],
     },
     {
         "id": "P36",
@@ -690,7 +695,10 @@ PARTS: list[Part] = [
         "function": "jrl.ops.latent_user:latent_preference",
         "inputs": ["score", "other_score", "kl", "weight"],
         "output": "loss [...] float32",
-        "tests": ["tests/ops/test_feedback.py::test_latent_preference_by_hand"],
+        "tests": [
+            "tests/ops/test_feedback.py::test_latent_preference_by_hand",
+            "tests/ops/test_feedback.py::test_the_kl_of_several_numbers_is_their_sum_in_float32",
+        ],
     },
     {
         "id": "P36",
@@ -707,6 +715,8 @@ PARTS: list[Part] = [
         "tests": [
             "tests/algos/test_vpl.py::test_by_hand",
             "tests/algos/test_vpl.py::test_numbers_of_a_user_add_up",
+            "tests/algos/test_vpl.py::test_what_is_known_of_a_user_is_the_mean_over_the_other_pairs",
+            "tests/algos/test_vpl.py::test_nothing_under_the_mask_and_no_filler_gets_through",
             "tests/algos/test_vpl.py::test_without_a_latent_variable_it_is_bradley_terry",
         ],
     },
