@@ -224,6 +224,7 @@ LONG = (
     "test_recipe_runs.py",
     "test_recipe_runs_of_several_updates.py",
     "test_sampler.py",
+    "tools/test_eval_measures.py",
     "models/test_quantized.py",
     "test_sequence_loss.py",
     "test_lora_run.py",

@@ -127,6 +127,9 @@ def test_over_optimization_by_hand():
     assert (found.peak, found.peak_distance) == (0.6, 2.0) and found.lost == pytest.approx(0.05)
     np.testing.assert_array_equal(found.distance, [0, 2, 4])
     assert found.mismatch == 0.5  # the proxy rises twice, gold rises and falls
+    two = over_optimization([0, 1], [1, 2], [0.5, 0.25])
+    assert (two.peak, two.peak_distance, two.lost, two.mismatch) == (0.5, 0.0, 0.25, 1.0)
+    assert over_optimization([0, 1], [2, 1], [0.5, 0.5]).mismatch == 0  # gold stays where the proxy falls
     with pytest.raises(ValueError, match="k3, which is not negative"):
         over_optimization([-0.1, 1], [0, 1], [0, 1])
     with pytest.raises(ValueError, match="1 checkpoints"):

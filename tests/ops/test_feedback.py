@@ -84,11 +84,26 @@ def test_latent_kl_by_hand():
     np.testing.assert_allclose(jnp.concatenate(slope), [1.0, 0.0], atol=1e-6)  # mu, sigma^2 - 1
 
 
+def test_the_kl_of_several_numbers_is_their_sum_in_float32():
+    kl = latent_kl(jnp.array([[1.0, 0.0]]), jnp.log(jnp.array([[1.0, 2.0]])))
+    np.testing.assert_allclose(kl, [1.306853], atol=1e-6)
+    near = 1 + 2.0**-7  # bfloat16 has it, and not its square
+    small, zero = lambda x: jnp.array([x], jnp.bfloat16), jnp.zeros(1)
+    np.testing.assert_allclose(latent_kl(small(near), zero), near**2 / 2, 1e-6)
+    np.testing.assert_allclose(latent_kl(zero, small(near)), (np.exp(2 * near) - 1 - 2 * near) / 2, 1e-6)
+    pair = jnp.array([1.0, near], jnp.bfloat16)
+    found = latent_preference(pair[0], pair[1], jnp.float32(0), weight=1.0)
+    np.testing.assert_allclose(found, np.log1p(np.exp(2.0**-7)), 1e-6)
+
+
 def test_a_user_without_comparisons_has_the_mean_of_the_prior():
     mean, log_std = jnp.array([[1.0, 2.0], [NAN, NAN]]), jnp.array([[0.0, NAN], [NAN, NAN]]).at[0, 1].set(np.log(3.0))
     known = jnp.array([True, False])
     draw = lambda mean: draw_latent(mean, log_std, jnp.array([[0.5, -1.0], [9.0, 9.0]]), known)
     np.testing.assert_allclose(jax.jit(draw)(mean), [[1.5, -1.0], [0, 0]], rtol=1e-6)
+    noise = jnp.array([[0.5, -1.0], [9.0, 9.0]])
+    slope = jax.grad(lambda s: draw_latent(mean, s, noise, known).sum())(log_std)
+    np.testing.assert_allclose(slope, [[0.5, -3.0], [0, 0]], rtol=1e-6)
     np.testing.assert_array_equal(jax.grad(lambda m: draw(m).sum())(mean), [[1, 1], [0, 0]])
 
 
@@ -105,3 +120,6 @@ def test_win_scaled_by_hand():
     # (1/2 + sigmoid(1)) / 2 and (1/2 + sigmoid(-1)) / 2: shifts of a user's rewards do not matter
     np.testing.assert_allclose(jax.jit(win_scaled)(score, mask), [0.615529, 0.384471, 0], rtol=1e-5)
     np.testing.assert_allclose(win_scaled(score + 7, mask), win_scaled(score, mask), rtol=1e-6)
+    # of two users, one with a single answer
+    found = win_scaled(jnp.stack([score, score]), jnp.array([[True, True, False], [False, True, False]]))
+    np.testing.assert_allclose(found, [[0.615529, 0.384471, 0], [0, 0.5, 0]], rtol=1e-5)
