@@ -45,6 +45,19 @@ def test_nothing_to_do_has_an_exit_code_of_its_own(train, copied, capsys):
     assert train(copied, steps=3) == 0  # and further steps are something
 
 
+def test_fewer_steps_than_a_stopped_run_has_are_nothing_to_do_each_time(train, copied, capsys):
+    (copied / "summary.json").unlink()  # as a run that was stopped on its way
+    for _ in range(2):
+        assert train(copied, steps=1) == 5
+        assert "already has 2 steps; you asked for 1. Nothing to do." in capsys.readouterr().out
+    assert train(copied, steps=3) == 0
+
+
+def test_a_run_of_which_only_the_end_is_missing_is_ended(train, copied):
+    (copied / "summary.json").unlink()
+    assert [train(copied), train(copied)] == [0, 5]
+
+
 def test_removed_checkpoints_have_an_exit_code_of_their_own_and_no_row_is_lost(train, copied, capsys):
     before = (copied / "metrics.jsonl").read_bytes()
     shutil.rmtree(copied / "checkpoints")
