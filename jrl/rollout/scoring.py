@@ -72,7 +72,8 @@ class WorkersLost(ScoringStopped):
 
 
 class RewardOverflow(ScoringStopped):
-    """A reward of a token is beyond float32, in which it is learned from. Nothing was learned from the batch."""
+    """A reward of a token, or the sum of a batch's rewards or of their squares, is beyond float32, in which it is
+    learned from. Nothing was learned from the batch."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,6 +258,11 @@ class Scorer:
             self._journal.close()
 
     @property
+    def component_weights(self) -> dict[str, float]:
+        """The weights of `component_names` in the reward."""
+        return dict(zip(self._names, self._weights))
+
+    @property
     def component_names(self) -> tuple[str, ...]:
         """The names of the verifiers that have been loaded so far, as `HostScores.components` has them."""
         return tuple(self._names)
@@ -375,6 +381,27 @@ def check_range(scores: HostScores) -> HostScores:
                 f"{LARGEST_REWARD:g}; bound what verifiers and judges return, or lower their weights"
             )
     return scores
+
+
+def check_sums(scores: HostScores, weights: Mapping[str, float]) -> HostScores:
+    """Returns the scores. Raises RewardOverflow where the rewards of the batch, or their squares, add up to more than
+    float32 holds: their mean and their spread would not be finite.
+
+    Args:
+      weights: of the components, by their names.
+    """
+    rewards = np.where(scores.valid, scores.reward, 0).astype(np.float64)
+    if max(np.abs(rewards).sum(), np.square(rewards).sum()) <= LARGEST_REWARD:
+        return scores
+    worst = int(np.argmax(np.abs(rewards)))
+    part = lambda name: np.nan_to_num(abs(weights[name] * float(scores.components[name][worst])))
+    name = max(weights.keys() & scores.components.keys(), key=part, default=None)
+    of = "" if name is None else f", most of it from {name}, whose weight is {weights[name]:g}"
+    raise RewardOverflow(
+        f"the reward of completion {worst} is {scores.reward[worst]:g}{of}: the batch's rewards, or their squares, add "
+        f"up to more than float32 holds, whose largest number is {LARGEST_REWARD:g}: they have no mean or spread. "
+        "Lower that weight, or bound the reward"
+    )
 
 
 def open_scoring(

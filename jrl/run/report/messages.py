@@ -86,6 +86,20 @@ def scoring_warning(valid_share: float, detail: str) -> str | None:
     return f"Warning: only {share} of completions were scored; the reward is their mean. First failure: {first}"
 
 
+def lost_rollouts_warning(run: str | os.PathLike[str], lost: Sequence[str]) -> str:
+    """Returns a warning that files of the stored rollouts are missing or empty.
+
+    Args:
+      lost: those files, described.
+    """
+    more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
+    return (
+        f"Warning: stored rollouts are lost: {', '.join(lost[:3])}{more}, in {run}/rollouts. Training does not read "
+        "them and goes on; `jrl rollouts` and `jrl replay` cannot read those rows. A resume looks for no "
+        "other damage to older rollouts: `jrl doctor` reads every chunk"
+    )
+
+
 def no_signal_warning(num_steps: int) -> str:
     """Returns the likely causes of a run in which every completion of a prompt gets the same reward.
 
