@@ -420,7 +420,8 @@ def open_scoring(
         config: the run's.
         verifier_table: name -> row, jrl's own and those of the run's parts.
         part_sources: the parts files that define verifiers, as text; the workers load them.
-        journal_path: file of the verdicts that depended on the machine; None: no journal.
+        journal_path: file of the verdicts that depended on the machine, in the run's folder, which no worker of root
+            reads; None: no journal.
         other_journals: files of other processes, whose verdicts are replayed too.
         also: names of verifiers that examples name. Others are loaded at their first example, which may take seconds,
             and add a name to `HostScores.components`.
@@ -441,6 +442,7 @@ def open_scoring(
             cpu_seconds=config.cpu_seconds,
             wall_seconds=config.wall_seconds,
             memory_mb=config.memory_mb,
+            private=() if journal_path is None else [os.path.dirname(os.path.abspath(journal_path))],
         )
     except BaseException:
         if journal is not None:
