@@ -297,7 +297,8 @@ def train(args: argparse.Namespace) -> int:
                 made = sum(1 for _ in run(args.config, args.bindings, run=folder, stop=stop, processes=processes,
                                           accept_change=args.accept_change, begin_from=args.begin_from,
                                           profile=profile))  # fmt: skip
-                return NOTHING_TO_DO if not made and had is not None and had == steps_summarized(args.run) else DONE
+                asked = sum(stage.steps for stage in loaded[0].stages)
+                return NOTHING_TO_DO if not made and had_nothing_to_do(asked, had, steps_summarized(args.run)) else DONE
 
 
 def profiled_steps(args: argparse.Namespace) -> Any:
@@ -337,6 +338,16 @@ def train_locally(args: argparse.Namespace) -> int:
 def steps_summarized(run: Path) -> int | None:
     """Returns the steps of a run that has ended, by its summary.json; None for one that has not."""
     return paths.read_object(run / "summary.json")["steps"] if paths.exists(run / "summary.json") else None
+
+
+def had_nothing_to_do(asked: int, before: int | None, after: int | None) -> bool:
+    """Whether a start that made no step had nothing to do: the run had ended with as many steps, or has more than were
+    asked for. One that only its end was missing from has been ended.
+
+    Args:
+      before, after: `steps_summarized` of the run.
+    """
+    return after is not None and (before == after or after > asked)
 
 
 def sweep(args: argparse.Namespace) -> int:

@@ -217,6 +217,6 @@ def opened(bucket, folder, processes=ONE):
     if processes.writer:
         bucket_run.sweep(bucket, "run", commit)
     folder.mkdir(exist_ok=True)
-    bucket_run.fetch(bucket, "run", commit, folder)
+    damaged = bucket_run.fetch_sound(bucket, "run", ADDRESS, commit, folder)
     processes.barrier("fetched")
-    return bucket_run.Publisher(bucket, "run", ADDRESS, folder, NO_LEASE, commit, generation, processes)
+    return bucket_run.Publisher(bucket, "run", ADDRESS, folder, NO_LEASE, commit, generation, processes, damaged)
