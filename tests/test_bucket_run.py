@@ -229,6 +229,18 @@ def test_a_step_that_was_damaged_and_is_saved_again_is_committed_as_it_is_now(tm
     assert contents(tmp_path / "third") == contents(tmp_path / "again")
 
 
+def test_a_machine_that_has_what_the_bucket_has_lost_uploads_it_again(tmp_path):
+    store = Store()
+    publisher = opened(client(store), tmp_path / "run")
+    write_steps(tmp_path / "run", 2, 4)
+    publisher.publish()
+    for key in [key for key in store.objects if "/files/checkpoints/00000004/" in key[1]]:
+        del store.objects[key]
+    opened(client(store), tmp_path / "run").publish()
+    opened(client(store), tmp_path / "again")
+    assert contents(tmp_path / "again") == contents(tmp_path / "run")
+
+
 def test_another_damaged_file_is_named_and_nothing_is_changed(tmp_path):
     store = Store()
     publisher = opened(client(store), tmp_path / "run")

@@ -139,11 +139,13 @@ def _opened(
         steps = commit.steps()
         what = f"its newest checkpoint is of step {steps[-1]}" if steps else "it has no checkpoint yet"
         _log.warning("%s: continuing in %s from what is committed; %s", address, folder, what)
-    if processes.writer:
-        sweep(bucket, name, commit)
+    lost = sweep(bucket, name, commit) if processes.writer else set()
     damaged = fetch_sound(bucket, name, address, commit, folder)
-    processes.barrier("fetched")  # from here on commits may remove what others would still read
-    publisher = Publisher(bucket, name, address, folder, lease, commit, generation, processes, damaged)
+    lost |= {part.object for parts in damaged.values() for part in parts}
+    # From here on commits may remove what others would still read.
+    lost = {part for found in processes.exchange("fetched", sorted(lost)) for part in found}
+    losses = Losses(damaged, frozenset(lost))
+    publisher = Publisher(bucket, name, address, folder, lease, commit, generation, processes, losses)
     try:
         yield RunFolder(folder, publisher.publish, address, processes.count == 1, publisher.steps)
     except BaseException:
@@ -214,14 +216,17 @@ class ForeignFolder(ValueError):
     """There is something else at the address of a run."""
 
 
-def sweep(bucket: Bucket, name: str, commit: Commit) -> None:
-    """Removes what earlier lives have uploaded and not committed, or not removed. A listing that is behind costs
-    nothing: what it lacks is swept another time."""
+def sweep(bucket: Bucket, name: str, commit: Commit) -> set[str]:
+    """Removes what earlier lives have uploaded and not committed, or not removed. Returns the committed objects that
+    are not listed. A listing that is behind costs nothing but uploads: what it lacks is swept another time."""
     root, used = f"{name}/{FILES}/", commit.objects()
+    lost = set(used)
     for stored in bucket.list(root):
         part = stored.name[len(root) :]
+        lost.discard(part)
         if part not in used and (life := _life_of(part)) is not None and life < commit.life:
             bucket.delete(stored.name)
+    return lost
 
 
 def _life_of(part: str) -> int | None:
@@ -256,6 +261,16 @@ def _to_json(commit: Commit) -> bytes:
     return json.dumps(content, separators=(",", ":")).encode()
 
 
+class Losses(NamedTuple):
+    """What of a commit is damaged in the bucket."""
+
+    files: Mapping[str, tuple[Part, ...]]  # those that this process could not fetch
+    objects: frozenset[str]  # that some process found to be gone or damaged: what has their bytes is uploaded anew
+
+
+NO_LOSSES = Losses({}, frozenset())
+
+
 class Publisher:
     """Commits the local folders of a run's processes to its place in a bucket. Used from one thread."""
 
@@ -269,7 +284,7 @@ class Publisher:
         commit: Commit,
         generation: int,
         processes: Processes = ONE,
-        damaged: Mapping[str, tuple[Part, ...]] | None = None,
+        losses: Losses = NO_LOSSES,
     ):
         self._bucket, self._name, self._address, self._folder, self._lease = bucket, name, address, folder, lease
         self._commit, self._generation, self._processes = commit, generation, processes
@@ -277,12 +292,9 @@ class Publisher:
         self._sent: set[str] = set()  # the nonces of the commits that it tried to write
         self._unchanged: dict[str, tuple[Any, tuple[Part, ...]]] = {}  # what a file was when it was last read
         self._fetched = {} if processes.count == 1 else marks_of(folder)
-        # What could not be fetched stays committed while its step is there, so that its objects can be brought back;
-        # what is written anew with the same bytes is uploaded anew.
-        self._lost = {part.object for parts in (damaged or {}).values() for part in parts}
-        self._damaged = {
-            file: (parts, _identity(_step_folder(folder, file))) for file, parts in (damaged or {}).items()
-        }
+        self._lost = losses.objects
+        # What could not be fetched stays committed while its step is there, so that its objects can be brought back.
+        self._damaged = {file: (parts, _identity(_step_folder(folder, file))) for file, parts in losses.files.items()}
         self.failed = False  # a commit has failed
 
     def steps(self) -> list[int]:

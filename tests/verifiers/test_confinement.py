@@ -62,8 +62,14 @@ def reads_passwords(completion, example): return float(len(open("/etc/shadow").r
 def reads_descriptors(completion, example): return float(len(os.listdir("/proc/%d/fd" % PID)) > 0)
 def reads_keys(completion, example): return float(os.listdir("/etc/ssl/private") is not None)
 def reads_disks(completion, example):
-    nodes = [os.path.join("/dev", name) for name in os.listdir("/dev")]
-    return float(len([os.open(n, os.O_RDONLY) for n in nodes if stat.S_ISBLK(os.stat(n).st_mode)]) > 0)
+    for name in os.listdir("/dev"):
+        node = os.path.join("/dev", name)
+        if stat.S_ISBLK(os.stat(node).st_mode):
+            try:
+                return float(len(open(node, "rb", buffering=0).read(16)) > 0)
+            except OSError:
+                pass
+    raise PermissionError("no disk can be read")
 def limits_parent(completion, example): resource.prlimit(PID, resource.RLIMIT_NOFILE, {files}); return 1.0
 def limits_template(completion, example):
     resource.prlimit(os.getppid(), resource.RLIMIT_CORE, resource.getrlimit(resource.RLIMIT_CORE)); return 1.0
