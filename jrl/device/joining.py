@@ -12,15 +12,22 @@ import jax
 from jrl.device.placement import set_joined
 from jrl.device.processes import START_SECONDS, Cluster, HostLost, Processes
 
+TRY_SECONDS, PAUSE_SECONDS = 5.0, 0.2  # of a try to connect, which a firewall may swallow, and before the next
+LEAST_SECONDS = 5  # for the others to come, where process 0 came late
+
 
 def join(cluster: Cluster, *, start_seconds: int = START_SECONDS) -> Processes:
     """Returns the processes of a run once all of them have come. Call it before JAX has started its devices.
 
     Raises: HostLost where nobody answers at the address, or too few come.
     """
+    end = time.monotonic() + start_seconds
+    if cluster.address is not None and cluster.index != 0 and not wait_for_listener(cluster.address, end):
+        raise HostLost(not_joined(cluster, start_seconds))
     # Its own handler would take SIGTERM away from jrl's, which saves and stops all processes at one step.
     jax.config.update("jax_enable_preemption_service", False)
     began = time.monotonic()
+    seconds = max(LEAST_SECONDS, round(end - began))
     try:
         found = {} if cluster.address is None else dict(
             coordinator_address=cluster.address,
@@ -28,11 +35,9 @@ def join(cluster: Cluster, *, start_seconds: int = START_SECONDS) -> Processes:
             process_id=cluster.index,
             cluster_detection_method="deactivate",
         )  # fmt: skip
-        jax.distributed.initialize(
-            initialization_timeout=start_seconds, shutdown_timeout_seconds=start_seconds, **found
-        )
+        jax.distributed.initialize(initialization_timeout=seconds, shutdown_timeout_seconds=start_seconds, **found)
     except (RuntimeError, ValueError) as error:
-        if time.monotonic() - began < start_seconds / 2 and "ALREADY_EXISTS" not in str(error):
+        if time.monotonic() - began < seconds / 2 and "ALREADY_EXISTS" not in str(error):
             raise
         raise HostLost(not_joined(cluster, start_seconds, str(error))) from error
     processes = Processes(cluster.index, cluster.count, _ServiceStore(jax_client()))
@@ -40,6 +45,25 @@ def join(cluster: Cluster, *, start_seconds: int = START_SECONDS) -> Processes:
     processes.names = tuple(processes.exchange("names", mine))
     set_joined(processes)
     return processes
+
+
+def wait_for_listener(address: str, end: float) -> bool:
+    """Returns whether somebody listens at HOST:PORT before the time `end` of the monotonic clock. Where nobody does,
+    JAX's client aborts its process with a native stack trace."""
+    host, port = host_and_port(address)
+    while (left := end - time.monotonic()) > 0:
+        try:
+            socket.create_connection((host, port), timeout=min(TRY_SECONDS, left)).close()
+            return True
+        except OSError:  # process 0 may start later
+            time.sleep(min(PAUSE_SECONDS, max(0.0, end - time.monotonic())))
+    return False
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Returns the parts of HOST:PORT. An IPv6 address has brackets: [::1]:8476."""
+    host, _, port = address.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def not_joined(cluster: Cluster, seconds: int, error: str = "") -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 import jax
 
-from jrl.device.joining import join, not_joined
+from jrl.device.joining import host_and_port, join, not_joined
 from jrl.device.processes import LOST, ONE, START_SECONDS, Cluster, HostLost, OtherProcessFailed, Processes
 from jrl.device.watchdog import BEAT_SECONDS, GRACE_SECONDS, LOST_SECONDS, at_abort, leave, watching
 from jrl.run.signals import INTERRUPTED, write_past_streams
@@ -115,8 +116,15 @@ def cluster_of(address: str | None, count: int | None, index: int | None) -> Clu
     if count < 1 or not 0 <= index < count:
         raise ValueError(f"--process-index is {index} of --process-count {count}; it counts from 0 to {count - 1}")
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
+    if not host or not port.isascii() or not port.isdecimal():
         raise ValueError(f"--coordinator is {address!r}; it is HOST:PORT, the same for all processes")
+    if not 1 <= int(port) <= 65535:
+        raise ValueError(f"--coordinator is {address!r}; its port must be from 1 to 65535")
+    try:
+        socket.getaddrinfo(*host_and_port(address), type=socket.SOCK_STREAM)
+    except (socket.gaierror, UnicodeError) as error:
+        if getattr(error, "errno", None) != socket.EAI_AGAIN:  # a name server that does not answer now
+            raise ValueError(f"--coordinator is {address!r}; this machine knows no host {host!r}: {error}") from error
     return Cluster(address, count, index)
 
 
