@@ -25,13 +25,19 @@ ALL_SECONDS = GRACE_SECONDS + TOLD_SECONDS  # how long process 0 waits until all
 
 @contextlib.contextmanager
 def joined(
-    address: str | None, count: int | None, index: int | None, outcome: Callable[[Exception], tuple[str, int]]
+    address: str | None,
+    count: int | None,
+    index: int | None,
+    outcome: Callable[[Exception], tuple[str, int]],
+    *,
+    began: float,
 ) -> Iterator[Processes]:
     """Joins the other processes of a run, where there are some, and gives the process up with them.
 
     Args:
       address, count, index: where they meet, as the command line has them; None: as a Cloud TPU slice says, else alone.
       outcome: the message and the exit code of an error, as the others are told of it.
+      began: when this process has, by the monotonic clock. The others have START_SECONDS from then.
 
     Ends the process with exit code 76 where the others do not come. Raises: ValueError for arguments that do not go
     together.
@@ -40,7 +46,7 @@ def joined(
     if cluster is None or cluster.count == 1:
         yield ONE
         return
-    processes = join_or_leave(cluster, int(os.environ.get("JRL_START_SECONDS", START_SECONDS)))
+    processes = join_or_leave(cluster, int(os.environ.get("JRL_START_SECONDS", START_SECONDS)), began)
     if not processes.writer:
         logging.getLogger().setLevel(logging.ERROR)  # process 0 says what all of them have noticed
     with watching(processes, write_past_streams):
@@ -54,7 +60,7 @@ def joined(
         jax.distributed.shutdown()
 
 
-def join_or_leave(cluster: Cluster, seconds: int) -> Processes:
+def join_or_leave(cluster: Cluster, seconds: int, began: float) -> Processes:
     """Returns the processes of a run. Where they do not come, JAX's client aborts its process while the error is on its
     way, so the process ends here."""
 
@@ -64,7 +70,7 @@ def join_or_leave(cluster: Cluster, seconds: int) -> Processes:
 
     with at_abort(lambda: give_up(not_joined(cluster, seconds))):
         try:
-            return join(cluster, start_seconds=seconds)
+            return join(cluster, start_seconds=seconds, began=began)
         except HostLost as error:
             give_up(str(error))
 
