@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -264,6 +265,7 @@ def reading_bar() -> Callable[[int, int], None] | None:
 
 
 def train(args: argparse.Namespace) -> int:
+    began = time.monotonic()
     if args.processes is not None:
         return train_locally(args)
     if args.process_index is not None:
@@ -278,7 +280,7 @@ def train(args: argparse.Namespace) -> int:
         from jrl.run.multihost import joined
 
         outcome = lambda error: (message(error, exit_code(error), last_checkpoint(args)), exit_code(error))
-        with joined(args.coordinator, args.process_count, args.process_index, outcome) as processes:
+        with joined(args.coordinator, args.process_count, args.process_index, outcome, began=began) as processes:
             from jrl.api import run_folder
             from jrl.api import steps as run
             from jrl.run.agreement import facts

@@ -261,6 +261,7 @@ LONG = (
     "families/test_families.py",
     "envs/test_layouts.py",
     "tools/test_tpu_scripts.py",
+    "benchmarks/test_accept.py",
     "ops/test_divergence.py",
     "ops/test_router.py",
     "plan/test_flops.py",
