@@ -54,6 +54,7 @@ DEVICE_ERRORS = ("JaxRuntimeError", "XlaRuntimeError")
 # What is wrong with a path that was given. Any other error of the system stops a run that was sound until then.
 PATH_ERRORS = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
+MOST_CPU_DEVICES = 16  # virtual ones that a population starts unasked, one a core: each holds what members share
 MARKS = {True: "ok", False: "!!", None: "--"}  # of the findings of `jrl doctor`
 
 EXIT_CODES = """exit codes:
@@ -217,24 +218,27 @@ def _module(error: BaseException) -> str:
     return names.get("__name__", "") if spec is None else spec.name
 
 
-def prepare_jax(args: argparse.Namespace, platform: str | None = None) -> None:
+def prepare_jax(args: argparse.Namespace, platform: str | None = None, devices: int | None = None) -> None:
     """Sets what JAX reads from the environment when it starts. What the user has set stays.
 
     Args:
       platform: the only platform the command may start; None: JAX's choice.
+      devices: virtual ones where that platform is a CPU and the user has set none; None: one.
     """
-    environment = os.environ
-    devices = getattr(args, "devices", None)
+    environment, flag = os.environ, "--xla_force_host_platform_device_count"
+    asked = getattr(args, "devices", None)
+    if asked is not None:
+        if asked < 1:
+            raise ValueError(f"--devices is {asked}; it counts virtual CPU devices and must be at least 1")
+        platform, devices = "cpu", asked
+    elif flag in environment.get("XLA_FLAGS", ""):
+        devices = None  # the user has set them
     if devices is not None:
-        if devices < 1:
-            raise ValueError(f"--devices is {devices}; it counts virtual CPU devices and must be at least 1")
-        flag = "--xla_force_host_platform_device_count"
         flags = [f for f in environment.get("XLA_FLAGS", "").split() if not f.startswith(flag)]
         environment["XLA_FLAGS"] = " ".join([*flags, f"{flag}={devices}"])
-        platform = "cpu"
     if platform is not None:
         environment["JAX_PLATFORMS"] = platform
-    if "--xla_force_host_platform_device_count" in environment.get("XLA_FLAGS", ""):
+    if flag in environment.get("XLA_FLAGS", ""):
         # With fewer threads than devices, an executable out of the compilation cache deadlocks in its collectives.
         environment["NPROC"] = str(max(16, 2 * (devices or 1)))
     environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -293,7 +297,8 @@ def train(args: argparse.Namespace) -> int:
                 made = sum(1 for _ in run(args.config, args.bindings, run=folder, stop=stop, processes=processes,
                                           accept_change=args.accept_change, begin_from=args.begin_from,
                                           profile=profile))  # fmt: skip
-                return NOTHING_TO_DO if not made and had is not None and had == steps_summarized(args.run) else DONE
+                asked = sum(stage.steps for stage in loaded[0].stages)
+                return NOTHING_TO_DO if not made and had_nothing_to_do(asked, had, steps_summarized(args.run)) else DONE
 
 
 def profiled_steps(args: argparse.Namespace) -> Any:
@@ -335,10 +340,21 @@ def steps_summarized(run: Path) -> int | None:
     return paths.read_object(run / "summary.json")["steps"] if paths.exists(run / "summary.json") else None
 
 
+def had_nothing_to_do(asked: int, before: int | None, after: int | None) -> bool:
+    """Whether a start that made no step had nothing to do: the run had ended with as many steps, or has more than were
+    asked for. One that only its end was missing from has been ended.
+
+    Args:
+      before, after: `steps_summarized` of the run.
+    """
+    return after is not None and (before == after or after > asked)
+
+
 def sweep(args: argparse.Namespace) -> int:
     stop = StopRequest()
     with stop_on_signals(stop, stop.say):
-        prepare_jax(args)  # its settings, and the compilation cache, are those of the members too
+        # Its settings, and the compilation cache, are those of the members too.
+        prepare_jax(args, devices=min(os.cpu_count() or 1, MOST_CPU_DEVICES) if args.population else None)
         from jrl.tools.sweep import sweeping
         from jrl.tools.sweep.comparison import table
         from jrl.tools.sweep.launch import train_members
@@ -358,12 +374,12 @@ def sweep(args: argparse.Namespace) -> int:
         if args.print:
             print("\n".join(map(sweeping.shell, commands.values())))
             return DONE
-        jobs, how = args.jobs, f"{args.jobs} at a time"
+        jobs, how = args.jobs, lambda count: f"{args.jobs} at a time"
         train = lambda members, progress: train_members(members, commands, args.out, jobs, stop, progress)
         if args.population:
             from jrl.tools.sweep import population
 
-            jobs, how = len(spec.members), "in one program"
+            jobs, how = len(spec.members), population.dealt_out
             configs, parts = population.read_configs(spec)
             population.check_population(configs, parts.tables, [axis.name for axis in spec.axes])
             train = lambda members, progress: population.train_population(
@@ -868,8 +884,8 @@ def _sweep_arguments(parser: argparse.ArgumentParser) -> None:
         "--jobs", type=_number_of("members"), default=1, metavar="N", help="members trained at a time (1)"
     )
     parser.add_argument("--population", action="store_true",
-                        help="train all members in one program, in this process: members that differ in Run.seed and "
-                             "in floats of objectives, optimizers and the sampler only")  # fmt: skip
+                        help="train all members in one program, in this process, dealt out over the devices: members "
+                             "that differ in Run.seed and in floats of objectives, optimizers and the sampler only")  # fmt: skip
     parser.add_argument("--print", action="store_true", help="print the members' commands, for a cluster, and run none")
     _comparison(parser)
     _devices(parser)

@@ -179,9 +179,9 @@ def test_bindings_may_stand_on_both_sides_of_options():
 # Before JAX starts
 
 
-def environment(monkeypatch, arguments, **variables):
+def environment(monkeypatch, arguments, unasked=None, **variables):
     monkeypatch.setattr(os, "environ", dict(variables))
-    cli.prepare_jax(cli.parser_of("train").parse_intermixed_args(["a.gin", *arguments]))
+    cli.prepare_jax(cli.parser_of("train").parse_intermixed_args(["a.gin", *arguments]), devices=unasked)
     return os.environ
 
 
@@ -189,6 +189,14 @@ def test_virtual_devices_come_with_threads_for_them(monkeypatch):
     actual = environment(monkeypatch, ["--devices", "8"], XLA_FLAGS="--a --xla_force_host_platform_device_count=2")
     assert actual["XLA_FLAGS"] == "--a --xla_force_host_platform_device_count=8"
     assert actual["NPROC"] == "16" and actual["JAX_PLATFORMS"] == "cpu"
+
+
+def test_virtual_devices_that_nobody_asked_for_give_way_and_leave_the_platform_open(monkeypatch):
+    flag = "--xla_force_host_platform_device_count"
+    actual = environment(monkeypatch, [], unasked=12)
+    assert (actual["XLA_FLAGS"], actual["NPROC"]) == (f"{flag}=12", "24") and "JAX_PLATFORMS" not in actual
+    assert environment(monkeypatch, ["--devices", "1"], unasked=12)["XLA_FLAGS"] == f"{flag}=1"
+    assert environment(monkeypatch, [], unasked=12, XLA_FLAGS=f"{flag}=3")["XLA_FLAGS"] == f"{flag}=3"
 
 
 def test_without_virtual_devices_the_environment_says_nothing_of_them(monkeypatch):

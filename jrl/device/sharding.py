@@ -27,6 +27,7 @@ ROW_AXES = ("data", "fsdp", EXPERT)  # of packed rows
 # Of rows of tokens, and of the shares of packed rows: the axis `sequence` divides both (jrl/device/row_shares.py).
 BATCH_AXES = (*ROW_AXES, SEQUENCE)
 OPTIONAL_AXES = (SEQUENCE, EXPERT)  # no sharding names them where they are 1: see `mesh_axes`
+MEMBERS = "members"  # of a population (`members_mesh`); no run has it
 
 TRAIN = {
     "embed": ("fsdp", EXPERT, SEQUENCE),  # of experts, whose number is sharded over expert, without it: see `spec`
@@ -110,6 +111,15 @@ def make_mesh(shape: MeshShape, devices: Sequence[Any] | None = None) -> Mesh:
     places = [create_device_mesh((data // shape.slices, *others), group, allow_split_physical_axes=True)
               for group in groups]  # fmt: skip
     return Mesh(np.concatenate(places), AXES, axis_types=(AxisType.Explicit,) * len(AXES))
+
+
+def members_mesh(count: int, devices: Sequence[Any] | None = None) -> Mesh:
+    """Returns the mesh over which the `count` members of a population are dealt out: the first devices, as many of them
+    as divide the members evenly."""
+    devices = list(jax.devices() if devices is None else devices)
+    size = max(n for n in range(1, len(devices) + 1) if count % n == 0)
+    places = np.array(devices[:size]).reshape(size, *[1] * len(AXES))
+    return Mesh(places, (MEMBERS, *AXES), axis_types=(AxisType.Explicit,) * places.ndim)
 
 
 def devices_by_slice(devices: Sequence[Any], count: int, slices: int) -> list[list[Any]]:

@@ -94,7 +94,8 @@ def token_logprobs(
     row = spec(("batch", None), ACTIVATIONS)
     ins = (spec(("batch", None, None), ACTIVATIONS), row, row, spec(("vocab", "embed"), TRAIN), PartitionSpec())
     arrays = tuple(jax.sharding.reshard(x, where) for x, where in zip(arrays, ins, strict=True))
-    return jax.shard_map(shard, in_specs=ins, out_specs=(row, row))(*arrays)
+    names = set(mesh.axis_names) - set(mesh.manual_axes)
+    return jax.shard_map(shard, in_specs=ins, out_specs=(row, row), axis_names=names)(*arrays)
 
 
 def _shard(

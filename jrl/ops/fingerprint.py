@@ -33,6 +33,7 @@ def fingerprint(tree: Any) -> Array:
     if mesh.empty:
         return sum(map(_share, names, steps, [jnp.uint32(0)] * len(names), leaves), jnp.uint32(0))
     cuts = [jax.typeof(leaf).sharding.spec for leaf in leaves]
+    here = [axis for axis in mesh.axis_names if axis not in mesh.manual_axes]
 
     def shard_sum(*shares: Array) -> Array:
         total = jnp.uint32(0)
@@ -40,11 +41,11 @@ def fingerprint(tree: Any) -> Array:
             places = [jnp.uint32(0 if axes is None else jax.lax.axis_index(axes)) for axes in cut]
             first = sum(_u32(at, extent, n) for at, extent, n in zip(places, share.shape, step, strict=True))
             # Of devices that hold the same, one counts.
-            copies = [jax.lax.axis_index(axis) for axis in mesh.axis_names if axis not in jax.tree.leaves(tuple(cut))]
+            copies = [jax.lax.axis_index(axis) for axis in here if axis not in jax.tree.leaves(tuple(cut))]
             total += jnp.where(sum(copies) == 0, _share(name, step, jnp.uint32(first), share), 0)
-        return jax.lax.psum(total, mesh.axis_names)
+        return jax.lax.psum(total, here)
 
-    return jax.shard_map(shard_sum, in_specs=tuple(cuts), out_specs=PartitionSpec())(*leaves)
+    return jax.shard_map(shard_sum, in_specs=tuple(cuts), out_specs=PartitionSpec(), axis_names=set(here))(*leaves)
 
 
 def leaf_sum(x: Array) -> Array:

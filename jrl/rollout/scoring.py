@@ -22,7 +22,7 @@ from jrl.tasks.rewards.weighted import LARGEST_REWARD, weighted_sum
 from jrl.tasks.stopping import Stop, never
 from jrl.tasks.verdict import Status, Verdict
 from jrl.tasks.verifiers import Row, Verifier, look_up, merge, row_of
-from jrl.tasks.verifiers.journal import Journal, journal_key
+from jrl.tasks.verifiers.journal import Journal, journal_key, rows_text
 from jrl.tasks.verifiers.pool import Item, Pool, ScoringAbandoned, Ticket
 from jrl.tasks.verifiers.source import PartSource
 
@@ -72,7 +72,8 @@ class WorkersLost(ScoringStopped):
 
 
 class RewardOverflow(ScoringStopped):
-    """A reward of a token is beyond float32, in which it is learned from. Nothing was learned from the batch."""
+    """A reward of a token, or the sum of a batch's rewards or of their squares, is beyond float32, in which it is
+    learned from. Nothing was learned from the batch."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +130,7 @@ class Scorer:
         self._names = _component_names(self._rows)
         self._weights = [_weight(verifier) for verifier in config.verifiers]
         self._by_name: dict[str, int] = {}
+        self._judges: dict[tuple[int, ...], str] = {}  # the text of rows that judge together
         self.rewards_spans = rewards_spans(config, table)
 
     def __enter__(self) -> Scorer:
@@ -157,7 +159,9 @@ class Scorer:
         rows, names, known, pending, items, replayed = [], [], {}, [], [], 0
         for place, (completion, example, (uid, sample)) in enumerate(zip(completions, examples, keys)):
             judges = self.rows_for(example)
-            name = journal_key(uid, sample, completion, example.id, [self._rows[row] for row in judges])
+            if judges not in self._judges:
+                self._judges[judges] = rows_text([self._rows[row] for row in judges])
+            name = journal_key(uid, sample, completion, example.id, self._judges[judges])
             rows.append(judges)
             names.append(name)
             if len(completion) > self._config.max_characters:
@@ -207,16 +211,16 @@ class Scorer:
     def _lost(self, verdicts: Sequence[tuple[Verdict, ...]], ticket: ScoringTicket) -> dict[str, Any]:
         """Returns how many rows were lost to failures that are not the model's, and by which verifiers, as JSON."""
         lost: dict[str, Any] = {"rows": len(verdicts), "pool": dict(self.pool.counts)}
-        for status in (Status.INFRA_ERROR, Status.VERIFIER_ERROR):
-            failures = [
-                [(self._names[row], verdict.detail) for row, verdict in zip(rows, of_row) if verdict.status is status]
-                for rows, of_row in zip(ticket.rows, verdicts)
-            ]
-            every = [failure for of_row in failures for failure in of_row]
+        failures: dict[Status, list[tuple[int, str, str]]] = {Status.INFRA_ERROR: [], Status.VERIFIER_ERROR: []}
+        for place, (rows, of_row) in enumerate(zip(ticket.rows, verdicts)):
+            for row, verdict in zip(rows, of_row):
+                if verdict.status in failures:
+                    failures[verdict.status].append((place, self._names[row], verdict.detail))
+        for status, every in failures.items():
             lost[status.name] = {
-                "rows": sum(map(bool, failures)),
-                "by_verifier": dict(collections.Counter(verifier for verifier, _ in every)),
-                "first": dict(reversed(every)),  # detail by verifier
+                "rows": len({place for place, _, _ in every}),
+                "by_verifier": dict(collections.Counter(verifier for _, verifier, _ in every)),
+                "first": {verifier: detail for _, verifier, detail in reversed(every)},
             }
         return lost
 
@@ -255,6 +259,11 @@ class Scorer:
         self.pool.close()
         if self._journal is not None:
             self._journal.close()
+
+    @property
+    def component_weights(self) -> dict[str, float]:
+        """The weights of `component_names` in the reward."""
+        return dict(zip(self._names, self._weights))
 
     @property
     def component_names(self) -> tuple[str, ...]:
@@ -377,6 +386,27 @@ def check_range(scores: HostScores) -> HostScores:
     return scores
 
 
+def check_sums(scores: HostScores, weights: Mapping[str, float]) -> HostScores:
+    """Returns the scores. Raises RewardOverflow where the rewards of the batch, or their squares, add up to more than
+    float32 holds: their mean and their spread would not be finite.
+
+    Args:
+      weights: of the components, by their names.
+    """
+    rewards = np.where(scores.valid, scores.reward, 0).astype(np.float64)
+    if max(np.abs(rewards).sum(), np.square(rewards).sum()) <= LARGEST_REWARD:
+        return scores
+    worst = int(np.argmax(np.abs(rewards)))
+    part = lambda name: np.nan_to_num(abs(weights[name] * float(scores.components[name][worst])))
+    name = max(weights.keys() & scores.components.keys(), key=part, default=None)
+    of = "" if name is None else f", most of it from {name}, whose weight is {weights[name]:g}"
+    raise RewardOverflow(
+        f"the reward of completion {worst} is {scores.reward[worst]:g}{of}: the batch's rewards, or their squares, add "
+        f"up to more than float32 holds, whose largest number is {LARGEST_REWARD:g}: they have no mean or spread. "
+        "Lower that weight, or bound the reward"
+    )
+
+
 def open_scoring(
     config: Scoring,
     verifier_table: Mapping[str, Any],
@@ -393,7 +423,8 @@ def open_scoring(
         config: the run's.
         verifier_table: name -> row, jrl's own and those of the run's parts.
         part_sources: the parts files that define verifiers, as text; the workers load them.
-        journal_path: file of the verdicts that depended on the machine; None: no journal.
+        journal_path: file of the verdicts that depended on the machine, in the run's folder, which no worker of root
+            reads; None: no journal.
         other_journals: files of other processes, whose verdicts are replayed too.
         also: names of verifiers that examples name. Others are loaded at their first example, which may take seconds,
             and add a name to `HostScores.components`.
@@ -414,6 +445,7 @@ def open_scoring(
             cpu_seconds=config.cpu_seconds,
             wall_seconds=config.wall_seconds,
             memory_mb=config.memory_mb,
+            private=() if journal_path is None else [os.path.dirname(os.path.abspath(journal_path))],
         )
     except BaseException:
         if journal is not None:

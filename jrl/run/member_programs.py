@@ -1,31 +1,37 @@
-"""Device programs over the members of a population: a run's own programs under `vmap`.
+"""Device programs over the members of a population: a run's own programs under `vmap`, on one device or several.
 
 `programs.build` is given `MemberPrograms` in place of a program cache. What it builds takes and returns trees whose
 arrays have a leading axis of members; asked for shapes, and to compile, it takes and returns those of one run, so that
 whatever follows the shapes of a run (precompilation, the targets of a restore) needs no second form.
 
-Some arrays are the same for all members, and have no such axis: the frozen weights under adapters where all members
-begin with the same ones, which a product with them then reads once for all rows; and the table of stop strings.
+Members are dealt out over devices: each runs the program of its own members (`shard_map`), and none waits for another.
+What is a run's is on a mesh of one device; what is of all members is on `MemberPrograms.mesh`.
+
+Some arrays are the same for all members, and have no axis of members: the frozen weights under adapters where all
+begin with the same ones, which a product with them then reads once for all rows; and the table of stop strings. Each
+device holds them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jrl.device.program_cache import Program, ProgramCache, shared_jit
+from jrl.device.program_cache import Program, ProgramCache
+from jrl.device.sharding import MEMBERS
 from jrl.models.contract import Adapted
 from jrl.rollout.stop_strings import StopTable
 from jrl.types import ModelState, PyTree
 
 SOLO = ("sample_eval",)  # programs that one member calls at a time
+DRAWS_WEIGHTS = "init"  # where members begin with the same ones it is asked for shapes only
 TAKES_WEIGHTS = ("init_from",)  # those whose first argument are published weights, the same for all members
 
 
@@ -36,66 +42,79 @@ class MemberPrograms:
     cache: ProgramCache
     count: int  # members
     shares_base: bool  # they begin with the same frozen weights
+    run_mesh: Mesh  # of a run that is a member, one device
+    mesh: Mesh  # that members are dealt out over
 
     def program(self, name: str, fn: Callable, **jit_options: Any) -> Program | MemberProgram:
         """Returns `fn` as a program over members. Bind static arguments before."""
-        if name in SOLO:
+        if name in SOLO or (self.shares_base and name == DRAWS_WEIGHTS):
             return self.cache.program(name, fn, **jit_options)
         return MemberProgram(name, fn, self, jit_options)
 
     def shapes(self, tree: PyTree) -> PyTree:
         """Returns the shapes of what one run has, with the axis of members."""
 
-        def widened(shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((self.count, *shape.shape), shape.dtype, sharding=over_one(shape.sharding))
+        def widened(x: jax.ShapeDtypeStruct, is_shared: bool) -> jax.ShapeDtypeStruct:
+            return _shape(x.shape if is_shared else (self.count, *x.shape), x, self.over(x.sharding, is_shared))
 
         leaves, structure = jax.tree.flatten(tree)
-        shared = shared_leaves(tree, self.shares_base)
-        return jax.tree.unflatten(structure, [x if same else widened(x) for x, same in zip(leaves, shared)])
+        return jax.tree.unflatten(structure, map(widened, leaves, shared_leaves(tree, self.shares_base)))
+
+    def shapes_of_one(self, tree: PyTree) -> PyTree:
+        """Returns the shapes of what one run has, without the axis of members."""
+
+        def narrowed(x: jax.ShapeDtypeStruct, is_shared: bool) -> jax.ShapeDtypeStruct:
+            return _shape(x.shape if is_shared else x.shape[1:], x, self.of_run(x.sharding, is_shared))
+
+        leaves, structure = jax.tree.flatten(tree)
+        return jax.tree.unflatten(structure, map(narrowed, leaves, shared_leaves(tree, self.shares_base)))
+
+    def over(self, sharding: NamedSharding, is_shared: bool = False) -> NamedSharding:
+        """Returns how an array over members is placed, each of whose parts a run places so; or one that they share."""
+        return NamedSharding(self.mesh, PartitionSpec(*() if is_shared else (MEMBERS,), *sharding.spec))
+
+    def of_run(self, sharding: NamedSharding, is_shared: bool) -> NamedSharding:
+        """Returns how a run places its part of what `over` places."""
+        return NamedSharding(self.run_mesh, PartitionSpec(*sharding.spec[0 if is_shared else 1 :]))
+
+    def share(self, tree: PyTree) -> PyTree:
+        """Returns arrays of a run that are the same for all members, on all devices."""
+        return jax.device_put(tree, jax.tree.map(lambda x: self.over(x.sharding, is_shared=True), tree))
 
     def stack(self, trees: Sequence[PyTree]) -> PyTree:
-        """Returns what every member has of its own as one tree, on the device. For small trees: it goes over the host,
+        """Returns what every member has of its own as one tree, on the devices. For small trees: it goes over the host,
         since a program that stacks would have an argument for every array of every member."""
-        shared = shared_leaves(trees[0], self.shares_base)
-        split = [_split(jax.tree.leaves(tree), shared) for tree in trees]
-        first, same = split[0]
-        is_key = [_is_key(x) for x in first]
-        parts = [_split(own, is_key) for own, _ in split]
-        keys = [jnp.stack(of_members) for of_members in zip(*(keys for _, keys in parts))]
-        shardings = [over_one(x.sharding) for x, key in zip(first, is_key) if not key]
-        host = zip(*jax.device_get([rest for rest, _ in parts]))
-        rest = jax.device_put([np.stack(of_members) for of_members in host], shardings)
-        return jax.tree.unflatten(jax.tree.structure(trees[0]), _joined(_joined(rest, keys, is_key), same, shared))
+        return self.place(trees, jax.tree.map(lambda x: x.sharding, trees[0]))
 
     def place(self, trees: Sequence[PyTree], shardings: PyTree) -> PyTree:
-        """Returns what every member has on the host as one tree, on the device.
+        """Returns what every member has of its own, on the host mostly, as one tree on the devices.
 
         Args:
           shardings: of one member's arrays.
         """
-        together = jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
-        return jax.device_put(together, jax.tree.map(over_one, shardings))
+        return jax.device_put(jax.tree.map(_stacked, *trees), jax.tree.map(self.over, shardings))
 
     def on_host(self, tree: PyTree) -> list[PyTree]:
-        """Returns what each member has of a tree, as views of one copy on the host. Keys stay on the device, and so
-        does what is shared."""
+        """Returns what each member has of a tree, as views of one copy on the host. Keys are on the device, and so is
+        what is shared."""
         leaves, structure = jax.tree.flatten(tree)
         shared = shared_leaves(tree, self.shares_base)
-        own, same = _split(leaves, shared)
-        is_key = [_is_key(x) for x in own]
-        rest, keys = _split(own, is_key)
-        rest, keys = jax.device_get(rest), _unstack(keys, self.count) if keys else [[]] * self.count
-        return [
-            jax.tree.unflatten(structure, _joined(_joined([x[i] for x in rest], keys[i], is_key), same, shared))
-            for i in range(self.count)
-        ]
+        fetched = iter(jax.device_get([x for x, same in zip(leaves, shared) if not same and not _is_key(x)]))
+        parts: list[Sequence] = []  # of each leaf, of each member
+        for x, same in zip(leaves, shared):
+            if same:
+                parts.append([jax.device_put(x, self.of_run(x.sharding, same))] * self.count)
+            elif _is_key(x):
+                parts.append(_unstack(jax.device_put(x, NamedSharding(self.run_mesh, PartitionSpec())), self.count))
+            else:
+                parts.append(next(fetched))
+        return [jax.tree.unflatten(structure, [part[i] for part in parts]) for i in range(self.count)]
 
-    def unstack(self, tree: PyTree) -> list[PyTree]:
-        """Returns what each member has of a tree, on the device; what is shared is not copied."""
-        leaves, structure = jax.tree.flatten(tree)
-        shared = shared_leaves(tree, self.shares_base)
-        own, same = _split(leaves, shared)
-        return [jax.tree.unflatten(structure, _joined(mine, same, shared)) for mine in _unstack(own, self.count)]
+    def unstack(self, tree: PyTree) -> Iterator[PyTree]:
+        """Yields what each member has of a tree, on the device as a run has it: one member's at a time."""
+        shardings = jax.tree.map(lambda x: x.sharding, self.shapes_of_one(tree))
+        for own in self.on_host(tree):
+            yield jax.device_put(own, shardings)
 
 
 class MemberProgram:
@@ -103,7 +122,6 @@ class MemberProgram:
 
     def __init__(self, name: str, fn: Callable, members: MemberPrograms, jit_options: dict[str, Any]) -> None:
         self._members, self._takes_weights = members, name in TAKES_WEIGHTS
-        self._solo = Program(name, fn, members.cache, {})  # for shapes; never compiled
         over = functools.partial(
             over_members, fn=fn, shares_base=members.shares_base, takes_weights=self._takes_weights
         )
@@ -112,44 +130,55 @@ class MemberProgram:
         self._program = members.cache.program(name, over, **jit_options)
 
     def __call__(self, *args: Any) -> Any:
-        return self._program(*args)
+        if self._takes_weights:
+            args = (self._members.share(args[0]), *args[1:])
+        with jax.set_mesh(self._members.mesh):
+            return self._program(*args)
 
     def shape(self, *args: Any) -> Any:
         """Returns shape, dtype and sharding of the result for one member."""
-        return self._solo.shape(*args)
+        return self._abstract(self._program.shape, args)
 
     def compile(self, *args: Any) -> Any:
         """Starts to compile for the population of a member with these arguments; returns what `shape` does."""
-        weights = args[:1] if self._takes_weights else ()
-        self._program.compile(*weights, *map(self._members.shapes, args[len(weights) :]))
-        return self.shape(*args)
+        return self._abstract(self._program.compile, args)
+
+    def _abstract(self, ask: Callable, args: tuple) -> Any:
+        members, shared = self._members, args[:1] if self._takes_weights else ()
+        weights = jax.tree.map(lambda x: _shape(x.shape, x, members.over(x.sharding, is_shared=True)), shared)
+        with jax.set_mesh(members.mesh):
+            return members.shapes_of_one(ask(*weights, *map(members.shapes, args[len(shared) :])))
 
 
 def over_members(*args: Any, fn: Callable, shares_base: bool, takes_weights: bool) -> Any:
-    """Returns what `fn` returns, called once for all members.
+    """Returns what `fn` returns, called once for all members of a device, on every device of the mesh.
 
     Args:
       args: of `fn`, with an axis of members where `shared_leaves` does not say otherwise.
       takes_weights: the first is the same for all members.
     """
-    solo = shared_jit(fn, {})  # traced for its shapes before, and not again
     structure: Any = None
     shared_out: list[bool] = []
 
     def one(flat: list) -> tuple[list, list]:
         nonlocal structure, shared_out
-        result = solo(*jax.tree.unflatten(tree, flat))
+        result = fn(*jax.tree.unflatten(tree, flat))
         leaves, structure = jax.tree.flatten(result)
         shared_out = shared_leaves(result, shares_base)
         return _split(leaves, shared_out)
+
+    def of_device(own: list, same: list) -> tuple[list, list]:
+        axes = [None if is_same else 0 for is_same in shared]
+        return jax.vmap(one, in_axes=(axes,), out_axes=(0, None))(_joined(own, same, shared))
 
     flat, tree = jax.tree.flatten(args)
     shared = shared_leaves(args, shares_base)
     if takes_weights:
         count = len(jax.tree.leaves(args[0]))
         shared = [True] * count + shared[count:]
-    axes = [None if same else 0 for same in shared]
-    own, same = jax.vmap(one, in_axes=(axes,), out_axes=(0, None))(flat)
+    specs = (PartitionSpec(MEMBERS), PartitionSpec())
+    dealt_out = jax.shard_map(of_device, in_specs=specs, out_specs=specs, axis_names={MEMBERS}, check_vma=False)
+    own, same = dealt_out(*_split(flat, shared))
     return jax.tree.unflatten(structure, _joined(own, same, shared_out))
 
 
@@ -178,15 +207,18 @@ def _joined(own: Sequence, same: Sequence, shared: list[bool]) -> list:
     return [next(same if is_same else own) for is_same in shared]
 
 
-def over_one(sharding: NamedSharding) -> NamedSharding:
-    """Returns how an array over members is placed, each of whose parts is placed so."""
-    return NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
+def _shape(dims: Sequence[int], like: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(dims, like.dtype, sharding=sharding)
 
 
 def _is_key(x: Any) -> bool:
-    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _stacked(*leaves: Any) -> Any:
+    return jnp.stack(leaves) if _is_key(leaves[0]) else np.stack(jax.device_get(leaves))
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _unstack(leaves: list[jax.Array], count: int) -> list[list[jax.Array]]:
-    return [[x[i] for x in leaves] for i in range(count)]
+def _unstack(keys: jax.Array, count: int) -> list[jax.Array]:
+    return [keys[i] for i in range(count)]

@@ -22,7 +22,7 @@ import numpy as np
 
 from jrl import paths
 from jrl.device.program_cache import ProgramCache
-from jrl.device.sharding import batch_sharding, replicated
+from jrl.device.sharding import batch_sharding, members_mesh, replicated
 from jrl.experiment import Config
 from jrl.learning.learner import weights_of
 from jrl.learning.step import Minibatch, StageArrays, learn_from_sampled, prepare
@@ -44,6 +44,7 @@ from jrl.rollout.collect import (
 from jrl.rollout.prompts import TRAIN_STREAM, padded_prompts
 from jrl.rollout.sampler import SamplingParams
 from jrl.rollout.scoring import ScoringStopped, WorkersLost
+from jrl.rollout.stop_strings import StopTable
 from jrl.run import offline, online, records
 from jrl.run.batches import plan_shardings
 from jrl.run.bucket_run import RunFolder
@@ -89,6 +90,7 @@ class Population:
     sampling_params: SamplingParams | None  # of all members; None: nothing is sampled
     keys: Array  # [members], the roots of every draw
     streams: Array  # [members] uint32, TRAIN_STREAM
+    stop_table: StopTable | None  # on all devices
     failed: dict[str, str]  # member -> why it cannot go on; its arrays stay, and are not read
 
     @property
@@ -113,6 +115,7 @@ def open_population(
     folder: Path,
     stop: threading.Event,
     show: Callable[[str], Callable[[int], Display]],
+    devices: Sequence[Any] | None = None,
 ) -> Iterator[Population]:
     """Opens the runs of a population, new or old. Closes all of them, whatever happens.
 
@@ -120,13 +123,15 @@ def open_population(
       configs: name of the member -> its configuration. `check_population` has found that they may train together.
       folder: members are in folders of their names below it; checkpoints of all of them in `population/`.
       show: name of the member -> what opens its display.
+      devices: that members are dealt out over, as `members_mesh` does; None: all.
     """
     made: list[MemberPrograms] = []
     first = next(iter(configs.values()))
     shares_base = first.adapter is not None and isinstance(first.model, Published)
 
     def programs_in(cache: ProgramCache) -> MemberPrograms:
-        made.append(MemberPrograms(cache, len(configs), shares_base))
+        meshes = jax.sharding.get_mesh(), members_mesh(len(configs), devices)
+        made.append(MemberPrograms(cache, len(configs), shares_base, *meshes))
         return made[0]
 
     with contextlib.ExitStack() as stack:
@@ -145,6 +150,7 @@ def open_population(
         sampled = next((i for i, stage in enumerate(every[0].stages) if isinstance(stage, OnlineStage)), None)
         stream = jax.device_put(np.uint32(TRAIN_STREAM), replicated(every[0].mesh))
         stages = range(len(every[0].stages))
+        sampler = None if sampled is None else every[0].stages[sampled].sampler
         yield Population(
             members=members,
             jobs=jobs,
@@ -156,6 +162,7 @@ def open_population(
             else members.stack([job.stages[sampled].sampler.params for job in every]),
             keys=members.stack([job.key for job in every]),
             streams=members.stack([stream] * len(every)),
+            stop_table=None if sampler is None else members.share(sampler.stop_table),
             failed={},
         )
 
@@ -460,7 +467,7 @@ def draw(
         population.streams,
         version,
         population.sampling_params,
-        samplers[0].stop_table,
+        population.stop_table,
         None,
     )
     return MembersDraw(rollout, visits, positions)

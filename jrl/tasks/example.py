@@ -34,8 +34,8 @@ class Example:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            **dataclasses.asdict(self),
-            "messages": [dataclasses.asdict(m) for m in self.messages],
+            **vars(self),
+            "messages": [dict(vars(m)) for m in self.messages],
             "verifiers": list(self.verifiers),
             "info": dict(self.info),
         }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import re
 import threading
 
 import jax
@@ -12,7 +14,7 @@ import pytest
 from short_runs import run as train_alone
 
 from jrl.config import ConfigError
-from jrl.device.sharding import MeshShape, make_mesh
+from jrl.device.sharding import MeshShape, make_mesh, members_mesh
 from jrl.rollout.scoring import ScoringStopped, WorkersLost
 from jrl.run import population as populations
 from jrl.run.checkpoints.run_state import list_steps, restore_step
@@ -23,6 +25,7 @@ from jrl.run.report.display import open_display
 from jrl.run.report.metrics import read_metrics
 from jrl.run.run_hash import run_fingerprint
 from jrl.run.trained import open_trained
+from jrl.tools.export import export_policy
 from jrl.tools.sweep import population as sweep_population
 from jrl.tools.sweep.launch import Progress
 from jrl.tools.sweep.members import read_sweep
@@ -52,12 +55,12 @@ def configs_of(*bindings):
 
 
 @contextlib.contextmanager
-def opened(folder, names=MEMBERS, stop=None):
+def opened(folder, names=MEMBERS, stop=None, devices=None):
     configs, parts = configs_of(*SWEPT)
     show = lambda name: lambda steps: open_display(steps, open(folder / f"{name}.log", "w"), live=False)
     folder.mkdir(exist_ok=True)
     chosen = {name: configs[name] for name in names}
-    with open_population(chosen, parts, folder, stop or threading.Event(), show) as population:
+    with open_population(chosen, parts, folder, stop or threading.Event(), show, devices) as population:
         yield population
 
 
@@ -79,14 +82,19 @@ def interrupted(tmp_path_factory):
     stop, order = threading.Event(), [MEMBERS[i] for i in (2, 0, 3, 1)]
     with opened(folder, order, stop) as population, pytest.raises(Preempted):
         sweep_population.run(population, stop, stop.set)
-    saved = folder / populations.FOLDER / "checkpoints"
-    assert list_steps(saved) == [1]
     with opened(folder, order) as population:
-        target = population.members.shapes(state_shape(inputs_of(population.first), 1))
-        state = restore_step(saved, {"state": target}, 1, part=True)[1]["state"]
-        states = dict(zip(order, population.members.unstack(state)))
+        states = states_after_a_step(folder, population)
         sweep_population.run(population, threading.Event(), lambda: None)
     return folder, states
+
+
+def states_after_a_step(folder, population):
+    """Returns the state of every member in the checkpoint of the first step."""
+    saved = folder / populations.FOLDER / "checkpoints"
+    assert list_steps(saved) == [1]
+    target = population.members.shapes(state_shape(inputs_of(population.first), 1))
+    state = restore_step(saved, {"state": target}, 1, part=True)[1]["state"]
+    return dict(zip(population.jobs, population.members.unstack(state)))
 
 
 def test_a_member_leaves_what_a_run_leaves(trained):
@@ -164,6 +172,69 @@ def test_the_first_update_is_that_of_the_member_alone(interrupted, tmp_path):
     assert np.linalg.norm(other - theirs) > 0.1 * np.linalg.norm(theirs)
 
 
+def test_members_dealt_out_over_devices_learn_what_they_do_on_one_and_go_on_with_other_devices(trained, tmp_path):
+    states = []
+    for count in (1, 2):
+        folder, stop = tmp_path / f"{count}", threading.Event()
+        with opened(folder, stop=stop, devices=jax.devices()[:count]) as population, pytest.raises(Preempted):
+            sweep_population.run(population, stop, stop.set)
+        assert population.members.mesh.size == count
+        compiled = [one for program in population.first.program_cache.programs.values()
+                    for one in program._compiled.values()]  # fmt: skip
+        assert len(compiled) > 5 and not [line for one in compiled for line in collectives(one.as_text())]
+        with opened(folder) as population:  # on the four devices that divide the members
+            states.append(states_after_a_step(folder, population))
+    for one, two in ([states[i][name] for i in (0, 1)] for name in MEMBERS):
+        ours, theirs = first_moment(two), first_moment(one)
+        assert np.linalg.norm(ours - theirs) <= 1e-5 * np.linalg.norm(theirs)
+        np.testing.assert_array_equal(jax.random.key_data(one.key), jax.random.key_data(two.key))
+        placed = {x.sharding for x in jax.tree.leaves(two)}
+        assert all(sharding.device_set == {jax.devices()[0]} for sharding in placed), "a member is on one device"
+    with opened(folder, devices=jax.devices()[:1]) as population:
+        sweep_population.run(population, threading.Event(), lambda: None)
+    for name in MEMBERS:
+        ours, theirs = (list(read_metrics(place / name / "metrics.jsonl")) for place in (folder, trained))
+        for metric in ("reward/mean", "grad_norm", "policy/entropy"):
+            assert [row[metric] for row in ours] == pytest.approx([row[metric] for row in theirs], rel=1e-4), metric
+
+
+def test_frozen_weights_that_members_share_are_on_every_device_without_an_axis_of_members(trained, tmp_path):
+    export_policy(trained / MEMBERS[0], tmp_path / "base")
+    adapted = [binding for binding in TINY if not binding.startswith("Decoder")] + [
+        "Config.model=@Published()", f"Published.path={str(tmp_path / 'base')!r}", "Config.adapter=@LoRA()",
+        "LoRA.rank=2", "Run.seed=[3,5]",
+    ]  # fmt: skip
+    configs, parts = read_configs(read_sweep("configs/tiny.gin", adapted))
+    show = lambda name: lambda steps: open_display(steps, io.StringIO(), live=False)
+    with open_population(configs, parts, tmp_path, threading.Event(), show) as population:
+        policy = populations.restore(population).state.models["policy"]
+        base, own = jax.tree.leaves(policy.frozen), jax.tree.leaves(policy.params)
+        assert all(x.is_fully_replicated and len(x.addressable_shards) == 2 for x in base)
+        assert all(x.shape[0] == 2 and x.addressable_shards[0].data.shape[0] == 1 for x in own)
+        of_run = jax.tree.leaves(state_shape(inputs_of(population.first), 0).models["policy"].frozen)
+        assert [x.shape for x in base] == [x.shape for x in of_run]
+        sweep_population.run(population, threading.Event(), lambda: None)
+    for name in configs:
+        assert open_trained(tmp_path / name).step == 3
+
+
+def collectives(text):
+    """Returns the operations by which devices of a compiled program communicate: groups of more than one."""
+    found = re.findall("(?:all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)[^ ]*\\(.*", text)
+    return [line for line in found if not re.search(r"replica_groups=\{(\{\d+\},?)+\}", line)]
+
+
+@pytest.mark.parametrize(("members", "present", "used"), [(16, 8, 8), (12, 8, 6), (3, 8, 3), (11, 8, 1), (4, 1, 1)])
+def test_as_many_devices_are_used_as_divide_the_members(members, present, used):
+    mesh = members_mesh(members, jax.devices()[:present])
+    assert mesh.size == mesh.shape["members"] == used
+
+
+def test_the_sweep_says_how_members_are_dealt_out():
+    assert sweep_population.dealt_out(16) == "in one program, 2 on each of 8 devices"
+    assert sweep_population.dealt_out(12) == "in one program, 2 on each of 6 devices, which divide them; there are 8"
+
+
 def abstract(state):
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
 
@@ -199,7 +270,7 @@ def test_floats_of_programs_may_differ(swept):
 
 
 @pytest.mark.parametrize(
-    ("binding", "what"), [("MeshShape.data=2", "several devices"), ("AdamW.memory='host'", "AdamW.memory")]
+    ("binding", "what"), [("MeshShape.data=2", "several devices for one member"), ("AdamW.memory='host'", "AdamW.memory")]
 )
 def test_what_no_population_has_is_refused_by_name(binding, what):
     configs, parts = configs_of("Run.seed=[0,1]", binding)

@@ -22,7 +22,7 @@ RATES = "AdamW.learning_rate=[1e-3, 3e-3]"
 @pytest.fixture
 def command(capsys, monkeypatch):
     """Returns a function: arguments -> (exit code, standard output, standard error)."""
-    monkeypatch.setattr(cli, "prepare_jax", lambda args, platform=None: None)
+    monkeypatch.setattr(cli, "prepare_jax", lambda args, platform=None, devices=None: None)
 
     def call(*arguments):
         code = cli.main([str(argument) for argument in arguments])

@@ -1,10 +1,12 @@
+import hashlib
+import json
 import os
 
 import pytest
 
 from jrl.tasks.verdict import Status, Verdict
 from jrl.tasks.verifiers import Row
-from jrl.tasks.verifiers.journal import Journal, journal_key
+from jrl.tasks.verifiers.journal import Journal, journal_key, rows_text
 
 LATE = (Verdict(Status.CPU_LIMIT, None, "2.0 s of CPU time"), Verdict(Status.CORRECT, 1.0))
 ROWS = [Row("Exact", {"weight": 1.0})]
@@ -79,15 +81,16 @@ def test_a_line_that_is_no_entry_is_refused_by_its_place(tmp_path):
 
 
 def test_the_key_names_visit_sample_text_example_and_verifiers():
-    base = ((1, 2), 0, "text", "example", ROWS)
+    base = ((1, 2), 0, "text", "example", rows_text(ROWS))
     key = journal_key(*base)
     assert key == journal_key(*base)
-    assert key.startswith("0000000100000002/0/")
+    content = json.dumps(["text", "example", [[row.name, row.fields] for row in ROWS]], sort_keys=True)
+    assert key == f"0000000100000002/0/{hashlib.sha256(content.encode()).hexdigest()}"  # journals outlive versions
     others = [
-        ((1, 3), 0, "text", "example", ROWS),
-        ((1, 2), 1, "text", "example", ROWS),
-        ((1, 2), 0, "text ", "example", ROWS),
-        ((1, 2), 0, "text", "other", ROWS),
-        ((1, 2), 0, "text", "example", [Row("Exact", {"weight": 2.0})]),
+        ((1, 3), 0, "text", "example", rows_text(ROWS)),
+        ((1, 2), 1, "text", "example", rows_text(ROWS)),
+        ((1, 2), 0, "text ", "example", rows_text(ROWS)),
+        ((1, 2), 0, "text", "other", rows_text(ROWS)),
+        ((1, 2), 0, "text", "example", rows_text([Row("Exact", {"weight": 2.0})])),
     ]
     assert len({key, *(journal_key(*other) for other in others)}) == 6

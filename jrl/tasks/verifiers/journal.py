@@ -100,9 +100,17 @@ class Journal:
         self._file.close()
 
 
-def journal_key(uid: Sequence[int], sample: int, completion: str, example_id: str, rows: Sequence[Row]) -> str:
-    """Returns the key of a verdict: "uid hex/sample/sha256 of completion, example id and verifiers"."""
-    content = json.dumps([completion, example_id, [[row.name, row.fields] for row in rows]], sort_keys=True)
+def rows_text(rows: Sequence[Row]) -> str:
+    """Returns what `journal_key` has of verifiers."""
+    return json.dumps([[row.name, row.fields] for row in rows], sort_keys=True)
+
+
+def journal_key(uid: Sequence[int], sample: int, completion: str, example_id: str, judges: str) -> str:
+    """Returns the key of a verdict: "uid hex/sample/sha256 of completion, example id and verifiers".
+
+    Args: judges: `rows_text` of the verifiers, which are those of many completions.
+    """
+    content = f"[{json.dumps(completion)}, {json.dumps(example_id)}, {judges}]"
     digest = hashlib.sha256(content.encode()).hexdigest()
     return f"{''.join(f'{int(word):08x}' for word in uid)}/{int(sample)}/{digest}"
 

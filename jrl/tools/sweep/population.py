@@ -16,7 +16,7 @@ from jrl import config as gin
 from jrl import loop, paths
 from jrl.config.errors import COMMAND_LINE, ConfigError
 from jrl.device.compile_cache import use_compile_cache
-from jrl.device.sharding import make_mesh
+from jrl.device.sharding import make_mesh, members_mesh
 from jrl.experiment import Config, Offline, Online, Tables, config_classes, optimizers, trains_online
 from jrl.learning.optimizer import keeps_on_host
 from jrl.models.attention.kernels import NO_KERNEL
@@ -112,7 +112,7 @@ def unsupported(config: Config) -> str | None:
     if config.sampler_mesh is not None:
         return "devices of their own for sampling (Config.sampler_mesh)"
     if make_mesh(config.mesh).size > 1:
-        return "several devices (MeshShape)"
+        return "several devices for one member (MeshShape); members are dealt out over devices, each on one of them"
     if config.reward is not None:
         return "a published reward model (Config.reward)"
     if config.teacher is not None:
@@ -135,6 +135,15 @@ def unsupported(config: Config) -> str | None:
         if isinstance(stage, Online) and stage.corrector is not None:
             return "a corrector (Online.corrector)"
     return None
+
+
+def dealt_out(count: int) -> str:
+    """Returns on how many devices so many members train, in words."""
+    used, present = members_mesh(count).size if count else 1, len(jax.devices())
+    if present == 1 or not count:
+        return "in one program"
+    unused = f", which divide them; there are {present}" if used < present else ""
+    return f"in one program, {count // used} on each of {used} devices{unused}"
 
 
 def train_population(

@@ -67,20 +67,20 @@ def train_sweep(
     *,
     train: Callable[[Sequence[Member], Progress], dict[str, Ended]],
     jobs: int,
-    how: str,
+    how: Callable[[int], str],
     metric: str,
     stream: TextIO,
 ) -> tuple[dict[str, Ended], int]:
     """Trains what is not finished and returns how those members ended, and how many of all are finished now.
 
     Args:
-      train: trains members and tells of it. jobs: how many train at a time. how: the same in words.
+      train: trains members and tells of it. jobs: how many train at a time. how: that, in words, of so many members.
     """
     waiting = [member for member in sweep.members if not is_finished(folder, member)]
     finished = len(sweep.members) - len(waiting)
     count = f"{len(sweep.members)} members" if len(sweep.members) > 1 else "1 member"
     before = f", {finished} of them finished before" if finished else ""
-    print(f"{count} in {folder}{before}; {how}", file=stream, flush=True)
+    print(f"{count} in {folder}{before}; {how(len(waiting))}", file=stream, flush=True)
     progress = open_progress(folder, len(sweep.members), finished, jobs, metric, stream)
     ended = train(waiting, progress)
     return ended, sum(is_finished(folder, member) for member in sweep.members)
