@@ -185,3 +185,10 @@ def test_rows_without_a_pair_are_refused(run, command, tmp_path):
     file.write_text('{"prompt": "1+2=", "answer": "3"}\n')
     code, _, err = command("eval", run, "--role", "reward", "--pairs", file)
     assert code == 2 and "none of 1 rows" in err
+
+
+def test_a_run_does_not_keep_what_only_comparisons_of_policies_read(run):
+    found = json.loads((run / "summary.json").read_text())["eval"]
+    assert set(found) >= {"before_rl", "after_rl"}
+    for result in found.values():
+        assert "all_of_k" in result and not {"by_prompt", "rewards", "completions"} & set(result)
