@@ -44,7 +44,7 @@ def calibration(verifiers: Sequence[Any], samples: Samples) -> dict[str, Any] | 
         said = [stated_confidence(config, text) for text in samples.of_prompt(prompt)]
         judged = [(sure, verdict == Status.CORRECT) for sure, verdict in zip(said, samples.verdicts[prompt])
                   if sure is not None and verdict in (Status.CORRECT, Status.WRONG)]  # fmt: skip
-        problems.append(np.array(judged, np.float64).reshape(-1, 2))
+        problems.append(np.array(judged, np.float64).reshape(len(judged), 2))
     measures = {"brier": brier, "ece": expected_calibration_error, "auroc": auroc}
     found = {
         name: interval_json(statistics.clustered_bootstrap(problems, lambda rows, of=of: of(rows[:, 0], rows[:, 1])))

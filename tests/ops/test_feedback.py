@@ -54,6 +54,9 @@ def test_propagated_weights_by_hand():
     expected = [[1.183673, 0.816327, 0], [0, 1.183673, 0.816327], [1, 1, 0], [1, 0, 0]]
     np.testing.assert_allclose(jax.jit(of)(lp), expected, rtol=1e-5)
     np.testing.assert_array_equal(jax.grad(lambda lp: of(lp).sum())(lp), 0)
+    counted = lambda lp: (of(lp) * jnp.array([[1.0, 2.0, 3.0]])).sum()
+    np.testing.assert_array_equal(jax.grad(counted)(lp), 0)  # the weights are held, and not their sum alone
+    np.testing.assert_allclose(of(lp / 10), expected, rtol=1e-5)  # shares of the loss, however small
     gap = propagated_weights(
         jnp.array([-1.0, NAN, -2.0]), jnp.array([True, False, True]), jnp.zeros(3, jnp.int32), **alone
     )
@@ -74,6 +77,16 @@ def test_the_refinement_most_like_the_feedback_is_taken():
     )
     valid = jnp.array([[True, True], [True, False], [True, True], [False, False]])
     np.testing.assert_array_equal(jax.jit(closest_refinement)(feedback, refinements, valid), [1, 0, 0, -1])
+
+
+def test_refinements_are_compared_by_direction_and_by_what_is_valid():
+    # (0.1, 0) points where the feedback does, (0.5, 0.5) does not; one that points away is better than none
+    feedback, small = jnp.array([1.0, 0.0]), jnp.array([[0.1, 0.0], [0.5, 0.5]])
+    assert closest_refinement(feedback, small, jnp.array([True, True])) == 0
+    assert closest_refinement(feedback, -small, jnp.array([False, True])) == 1
+    # The feedback's ratio is 1.0078, and 1.0056 of its unit in bfloat16; both are as near at 1.0067.
+    near, both = jnp.array([1, 1 + 2.0**-7], jnp.bfloat16), jnp.array([[1.0, 0.0], [-0.006678, 0.999978]])
+    assert closest_refinement(near, both, jnp.array([True, True])) == 1
 
 
 def test_latent_kl_by_hand():

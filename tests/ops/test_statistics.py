@@ -370,4 +370,6 @@ def test_a_clustered_bootstrap_equals_the_enumeration_of_resampled_problems():
     means = [np.mean(np.concatenate([problems[i] for i in drawn])) for drawn in itertools.product(range(3), repeat=3)]
     found = clustered_bootstrap(problems, np.mean, draws=20_000, confidence=0.8)
     assert (found.low, found.high) == tuple(np.quantile(means, [0.1, 0.9], method="inverted_cdf"))
-    assert np.isnan(clustered_bootstrap(problems[:1], np.mean).low) and np.isnan(clustered_bootstrap([], np.mean).mean)
+    assert np.isnan(clustered_bootstrap(problems[:1], np.mean).low)
+    nothing = clustered_bootstrap([], np.mean)
+    assert np.isnan(nothing.mean) and nothing.n == 0

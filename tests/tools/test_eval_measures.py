@@ -52,6 +52,8 @@ def test_calibration_of_what_samples_say():
     assert found["stated"] == 2 and found["brier"]["mean"] == pytest.approx(0.185)
     assert found["ece"]["mean"] == pytest.approx(0.35) and found["auroc"]["mean"] == 1.0
     assert found["brier"]["low"] == pytest.approx(0.01) and found["brier"]["high"] == pytest.approx(0.36)
+    lost = samples([[C], [W], [Status.INFRA_ERROR]], [said(9), said(6), said(1)])  # it may be right
+    assert measures.calibration([Calibration()], lost)["stated"] == 2
     assert measures.calibration([], samples([[C]], ["1"])) is None
 
 
@@ -59,8 +61,11 @@ def test_diversity_of_a_prompts_samples():
     # a b | a b: 2 of 4 words and 1 of 2 pairs differ, and each is the other; c d | e f: all differ
     found = measures.diversity(samples([[C, C], [W, W]], ["a b", "a b", "c d", "e f"]))
     assert found["distinct"]["1"]["mean"] == pytest.approx(0.75) and found["distinct"]["2"]["mean"] == 0.75
+    assert (found["distinct"]["1"]["low"], found["distinct"]["1"]["high"]) == (0.5, 1.0)
     assert found["distinct"]["3"]["mean"] is None  # no text has three words
     assert found["self_bleu"]["mean"] == pytest.approx(0.5)
+    alone = measures.diversity(samples([[C, C]], ["a b", "a c"]))["distinct"]["1"]
+    assert (alone["mean"], alone["low"], alone["n"]) == (0.75, None, 1)  # of one prompt there is no interval
     assert found["across_prompts"]["1"] == 1.0 and found["across_prompts"]["3"] is None
 
 
@@ -180,3 +185,10 @@ def test_rows_without_a_pair_are_refused(run, command, tmp_path):
     file.write_text('{"prompt": "1+2=", "answer": "3"}\n')
     code, _, err = command("eval", run, "--role", "reward", "--pairs", file)
     assert code == 2 and "none of 1 rows" in err
+
+
+def test_a_run_does_not_keep_what_only_comparisons_of_policies_read(run):
+    found = json.loads((run / "summary.json").read_text())["eval"]
+    assert set(found) >= {"before_rl", "after_rl"}
+    for result in found.values():
+        assert "all_of_k" in result and not {"by_prompt", "rewards", "completions"} & set(result)

@@ -588,6 +588,7 @@ PARTS: list[Part] = [
         "output": "RewardSource of token_reward [N, T] float32",
         "tests": [
             "tests/test_corrector.py::test_sampled_tokens_are_rewarded_where_the_correction_keeps_them",
+            "tests/test_corrector.py::test_what_began_a_completion_is_rewritten_with_it_and_not_rewarded",
             "tests/test_corrector.py::test_a_completion_that_does_not_fit_or_has_an_empty_correction_has_no_reward",
         ],
     },
@@ -606,7 +607,10 @@ PARTS: list[Part] = [
         "function": "jrl.algos.ift:token_loss",
         "inputs": ["config", "tokens", "state"],
         "output": "(loss [..., L] float32, metrics {name: [..., L]})",
-        "tests": ["tests/algos/test_ift.py::test_a_token_counts_by_the_loss_that_follows_from_it"],
+        "tests": [
+            "tests/algos/test_ift.py::test_a_token_counts_by_the_loss_that_follows_from_it",
+            "tests/algos/test_ift.py::test_nothing_under_the_mask_gets_through",
+        ],
     },
     {
         "id": "P34",
@@ -639,6 +643,7 @@ PARTS: list[Part] = [
         "output": "rows of a Rollout",
         "tests": [
             "tests/test_refinement.py::test_completions_stand_after_another_prompt_by_hand",
+            "tests/test_refinement.py::test_a_full_row_and_one_after_an_empty_prompt_move_whole",
             "tests/test_refinement.py::test_the_refiner_draws_after_the_asked_prompt",
         ],
     },
@@ -647,7 +652,10 @@ PARTS: list[Part] = [
         "function": "jrl.ops.supervised:closest_refinement",
         "inputs": ["feedback", "refinements", "valid"],
         "output": "index [...] int32",
-        "tests": ["tests/ops/test_feedback.py::test_the_refinement_most_like_the_feedback_is_taken"],
+        "tests": [
+            "tests/ops/test_feedback.py::test_the_refinement_most_like_the_feedback_is_taken",
+            "tests/ops/test_feedback.py::test_refinements_are_compared_by_direction_and_by_what_is_valid",
+        ],
     },
     {
         "id": "P34",
