@@ -121,6 +121,7 @@ def zero_advantage_gives_zero_policy_gradient(objective: Objective, config: Any)
         old_logprobs=tokens.logprobs,
         ref_logprobs=None if tokens.ref_logprobs is None else tokens.logprobs,
         returns=None if tokens.returns is None else jnp.zeros_like(tokens.returns),
+        positive_weights=None if tokens.positive_weights is None else jnp.zeros_like(tokens.positive_weights),
     )
     gradient = _gradient(objective, config, tokens)
     _true(bool(jnp.all(gradient == 0)), f"advantage 0 gives gradients up to {jnp.max(jnp.abs(gradient))}")
@@ -174,7 +175,7 @@ def rows_without_a_verdict_or_a_token_do_not_matter(objective: Objective, config
         _true(not bool(jnp.any(many["keep"][ROWS:])), "a row without a verdict or without a token enters the loss")
         advantages = many["advantages"][ROWS:]
         _true(bool(jnp.all(advantages == 0)), "a row without a verdict or without a token has an advantage")
-        for name in ("keep", "advantages", "weights", "returns", "selected"):
+        for name in ("keep", "advantages", "weights", "returns", "selected", "positive"):
             _close(many[name][:ROWS], few[name], f"a row without a verdict or a token changes the {name} of others")
         _close(many["state"], few["state"], "a row without a verdict or a token changes the state")
 
@@ -519,6 +520,7 @@ def sample_tokens() -> Tokens:
         old_values=draw(-1, 1),
         returns=draw(-1, 1),
         selected=draw(0, 1) > 0.5,
+        positive_weights=jnp.broadcast_to(jnp.array([[1.75], [0.0]], jnp.float32), (2, WIDTH)),
         divergence=draw(0, 2),
         state_values=draw(0, 3),
     )
@@ -603,6 +605,8 @@ def _tokens(objective: Objective, config: Any) -> Tokens:
         tokens = tokens.replace(behaviour_logprobs=None, advantages=None)
     if objective.select is None:
         tokens = tokens.replace(selected=None)
+    if objective.positive is None:
+        tokens = tokens.replace(positive_weights=None)
     if needs.divergence is None:
         tokens = tokens.replace(divergence=None)
     if not needs.state_values:
@@ -683,6 +687,7 @@ def _credit(objective: Objective, config: Any, groups: Groups, state: PyTree) ->
         "keep": keep,
         "advantages": advantages,
         "selected": nothing if objective.select is None else objective.select(config, groups, advantages),
+        "positive": keep & False if objective.positive is None else objective.positive(config, groups),
         "returns": nothing if objective.returns is None else objective.returns(config, groups, reward),
         "loss_mask": loss_mask,
         "weights": objective.weights(config, loss_mask, groups.max_completion),

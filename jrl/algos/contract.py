@@ -77,6 +77,9 @@ class Tokens:
     old_values: Array | None = None  # [..., L] float32, before the update; these two where the objective reads values
     returns: Array | None = None  # [..., L] float32, as Objective.returns gave them
     selected: Array | None = None  # [..., L] bool, as Objective.select gave them
+    # [..., L] float32, tokens of the optimizer step's loss / tokens of its rows in Objective.positive on the latter, 0
+    # elsewhere: a loss times these has the mean over the latter; None: there is no Objective.positive
+    positive_weights: Array | None = None
     state_values: Array | None = None  # [..., L] float32, V of each token's state, differentiated, where Needs asks
     divergence: Array | None = None  # [..., L] float32, from the teacher, differentiated, where Needs.divergence
 
@@ -241,6 +244,9 @@ class Objective(NamedTuple):
     # (config, groups, advantages [N, T]) -> [N, T] bool, tokens that token_loss treats in another way, chosen by what
     # only the whole step knows; None: no selection
     select: Callable[[Any, Groups, Array], Array] | None = None
+    # (config, groups) -> [N] bool, rows whose tokens have a mean of their own in token_loss (Tokens.positive_weights),
+    # beside the mean over all tokens, which `weights` and `denominator` must leave as it is; None: no such rows
+    positive: Callable[[Any, Groups], Array] | None = None
     # (config, groups, reward [N]) -> [N, T], regression targets of the value head; None: no such head
     returns: Callable[[Any, Groups, Array], Array] | None = None
     # (config, tokens, state) -> loss [..., L], metrics {name: [..., L]}; None: no loss of tokens

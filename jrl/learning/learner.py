@@ -426,6 +426,7 @@ def token_terms(
         old_values=before.old_values,
         returns=micro.returns,
         selected=micro.selected,
+        positive_weights=micro.positive_weights,
         divergence=reading.divergence,
         state_values=reading.state_values,
     )

@@ -19,6 +19,7 @@ from jrl.algos.common import TruncatedImportance
 from jrl.algos.conformance import CONTRACT_TESTS, contract_tests_of, default_config
 from jrl.algos.contract import Facts, Groups, Sequences, Tokens
 from jrl.device.sharding import MeshShape, make_mesh
+from jrl.ops import likelihood
 from jrl.ops.divergence import DIVERGENCES
 from jrl.plugins import load_parts
 
@@ -46,7 +47,6 @@ OPTIONS = {
 REFUSED = {
     "ALoL": {"kl"},  # beside its clip
     "VTracePPO": {"importance"},
-    "VAPO": {"kl_in_reward", "whiten_rewards", "reward_clip"},
     "DreamerPPO": {"value_clip"},
 }
 
@@ -263,6 +263,9 @@ def test_it_learns_a_word_of_two_letters(name):
                 old_values=jnp.zeros((rows, 2)),
                 returns=returns,
                 selected=None if objective.select is None else objective.select(config, groups, advantages),
+                positive_weights=None
+                if objective.positive is None
+                else likelihood.positive_weights(objective.positive(config, groups), mask),
                 divergence=divergence_of(needs, every, teacher, rows),
             )
             per_token, metrics = objective.token_loss(config, batch, state)
@@ -407,6 +410,7 @@ def test_truncated_importance_weighs_the_policy_loss(name):
     objective, tokens = ALGOS[name], conformance.sample_tokens()
     # A policy without a value head, no KL to the reference and no entropy: none is weighted.
     tokens = tokens.replace(values=None, returns=jnp.zeros_like(tokens.returns), ref_logprobs=tokens.logprobs)
+    tokens = tokens.replace(positive_weights=jnp.zeros_like(tokens.returns))
     tokens = tokens.replace(entropy=jnp.zeros_like(tokens.entropy))
     loss_of = lambda config, tokens: objective.token_loss(config, tokens, objective.init_state(config))
     plain, _ = loss_of(objective.config(), tokens)

@@ -90,6 +90,13 @@ OBJECTIVE_FUNCTIONS: list[Part] = [
     },
     {
         "id": "row",
+        "function": "jrl.algos.contract:Objective.positive",
+        "inputs": ["config", "groups"],
+        "output": "rows [N] bool, whose tokens have a mean of their own in token_loss",
+        "tests": ["tests/algos/test_vapo.py::test_right_answers_are_those_of_a_positive_outcome"],
+    },
+    {
+        "id": "row",
         "function": "jrl.algos.contract:Objective.returns",
         "inputs": ["config", "groups", "reward"],
         "output": "returns [N, T] float32, targets of the value head",
