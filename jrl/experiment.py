@@ -10,7 +10,7 @@ from typing import Any
 
 from jrl.algos import ALGOS
 from jrl.algos.contract import Facts, Needs, Objective
-from jrl.algos.reward_shaping import Shaping, check_shaping, components_read
+from jrl.algos.reward_shaping import Shaping, check_shaping, components_read, replaces_infeasible
 from jrl.algos.xpo import XPO
 from jrl.device.sharding import MeshShape
 from jrl.learning.average import AVERAGE
@@ -480,6 +480,7 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[s
             max_completion=completion_length(stage, config),
             attempts=strategy_of(stage.strategy).attempts if online else 1,
             branches=strategy_of(stage.strategy).branches(stage.strategy) if online else None,
+            replaces_infeasible=online and replaces_infeasible(stage.shaping),
         ),
     )
     if online:

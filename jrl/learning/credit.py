@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jrl.algos.contract import Groups, Objective, Pairs, Sequences, eligible
+from jrl.algos.contract import Groups, Objective, Pairs, Sequences, eligible, shaped_reward
 from jrl.algos.reward_shaping import Shaping, shaped
 from jrl.learning.pack import PackingPlan, by_place, pack, unpack
 from jrl.ops import reward_telemetry as telemetry
@@ -119,10 +119,11 @@ def credit(
         teacher_logprobs=by_row("teacher_logprobs") if needs.teacher else None,
         old_entropy=by_row("old_entropy") if needs.credit_entropy else None,
         old_sum_squared=by_row("old_sum_squared") if needs.credit_sum_squared else None,
+        tokens=rollout.tokens if needs.credit_tokens else None,
     )
     action_mask, scored = groups.action_mask, groups.reward
     groups = groups if shaping is None else shaped(shaping, groups)
-    reward = objective.shape(config, groups)
+    reward = shaped_reward(objective, config, groups, state)
     advantages, counters, pairs = None, {}, None
     if objective.advantages is not None:
         advantages, state, counters = objective.advantages(config, groups, reward, state)
@@ -131,6 +132,8 @@ def credit(
         pairs = objective.pairs(config, groups, reward)
         keep = keep & (pairs.unit >= 0)
     loss_mask = action_mask & keep[:, None]
+    if objective.keep_tokens is not None:
+        loss_mask = loss_mask & objective.keep_tokens(config, groups)
     age = None if version is None else token_staleness(version, _everywhere(rollout.version), action_mask)
     if newest_only:
         loss_mask = loss_mask & (age == 0)

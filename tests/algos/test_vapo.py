@@ -55,9 +55,7 @@ def test_right_answers_are_imitated():
     loss, metrics = jax.jit(OBJECTIVE.token_loss)(VAPO(), tokens(), ())
     np.testing.assert_allclose(loss, [-1.28 + 0.0405, 2 + 0.0045, 0], rtol=1e-6)
     np.testing.assert_array_equal(metrics["right"], [0, 1, 0])
-    right = tokens().replace(
-        logprobs=jnp.array([-0.5, -1.5, jnp.nan]), positive_weights=jnp.array([1.0, 1.0, jnp.nan])
-    )
+    right = tokens().replace(logprobs=jnp.array([-0.5, -1.5, jnp.nan]), positive_weights=jnp.array([1.0, 1.0, jnp.nan]))
     loss_of = lambda config, lp: OBJECTIVE.token_loss(config, right.replace(logprobs=lp), ())[0]
     more = loss_of(VAPO(), right.logprobs) - loss_of(VAPO(positive_nll=None), right.logprobs)
     np.testing.assert_allclose(more, [0.05, 0.15, 0], rtol=1e-5)

@@ -17,7 +17,7 @@ import pytest
 from jrl.algos import ALGOS, conformance
 from jrl.algos.common import TruncatedImportance
 from jrl.algos.conformance import CONTRACT_TESTS, contract_tests_of, default_config
-from jrl.algos.contract import Facts, Groups, Sequences, Tokens
+from jrl.algos.contract import Facts, Groups, Sequences, Tokens, shaped_reward
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.ops import likelihood
 from jrl.ops.divergence import DIVERGENCES
@@ -238,11 +238,13 @@ def test_it_learns_a_word_of_two_letters(name):
             old_entropy=jnp.tile(-(jnp.exp(before) * before).sum(-1), (rows, 1)),
             old_sum_squared=jnp.tile(jnp.exp(2 * before).sum(-1), (rows, 1)),
             sample=jnp.arange(rows, dtype=jnp.int32) // num_groups,
+            tokens=tokens.astype(jnp.int32),
         )
-        shaped = objective.shape(config, groups)
+        shaped = shaped_reward(objective, config, groups, state)
         advantages, following, _ = objective.advantages(config, groups, shaped, state)
         returns = jnp.zeros((rows, 2)) if objective.returns is None else objective.returns(config, groups, shaped)
         mask = ones & objective.keep(config, groups)[:, None]
+        mask = mask if objective.keep_tokens is None else mask & objective.keep_tokens(config, groups)
 
         def loss(logits):
             every = jax.nn.log_softmax(logits)
@@ -369,9 +371,10 @@ def row_outputs(name, groups, tokens, sequences):
     config = everything_on(objective)
     state = objective.init_state(config)
     if objective.advantages is not None:
-        reward = objective.shape(config, groups)
+        reward = shaped_reward(objective, config, groups, state)
         advantages, *rest = objective.advantages(config, groups, reward, state)
         mask = groups.action_mask & objective.keep(config, groups)[:, None]
+        mask = mask if objective.keep_tokens is None else mask & objective.keep_tokens(config, groups)
         actual += [mask, advantages, *rest]
         actual += [] if objective.returns is None else [objective.returns(config, groups, reward)]
         actual += [] if objective.select is None else [objective.select(config, groups, advantages)]
@@ -434,7 +437,8 @@ def test_float64_stays_float64(name):
             values += [objective.weights(config, groups.action_mask, 6)]
             values += [objective.denominator(config, groups.action_mask, 12, 6)]
         if objective.advantages is not None:
-            values.append(objective.advantages(config, groups, objective.shape(config, groups), state)[0])
+            reward = shaped_reward(objective, config, groups, state)
+            values.append(objective.advantages(config, groups, reward, state)[0])
         if objective.sequence_loss is not None:
             values.append(objective.sequence_loss(config, sequences, state)[0])
         return values

@@ -62,10 +62,24 @@ OBJECTIVE_FUNCTIONS: list[Part] = [
     },
     {
         "id": "row",
+        "function": "jrl.algos.contract:Objective.keep_tokens",
+        "inputs": ["config", "groups"],
+        "output": "tokens [N, T] bool that may enter the loss where their row does",
+        "tests": ["tests/algos/test_say_self.py::test_tokens_before_the_confidence_do_not_learn"],
+    },
+    {
+        "id": "row",
         "function": "jrl.algos.contract:Objective.shape",
         "inputs": ["config", "groups"],
         "output": "reward [N] float32, what advantages are taken of",
         "tests": ["tests/algos/test_dapo.py::test_the_reward_falls_over_the_last_tokens_before_the_limit"],
+    },
+    {
+        "id": "row",
+        "function": "jrl.algos.contract:Objective.shape_with_state",
+        "inputs": ["config", "groups", "reward", "state"],
+        "output": "reward [N] float32, as what the objective remembers changes it",
+        "tests": ["tests/algos/test_ppo_max.py::test_rewards_are_divided_by_their_running_deviation"],
     },
     {
         "id": "row",

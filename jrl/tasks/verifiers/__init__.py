@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jrl.tasks.verifiers import (
     calibration,
+    confidence_span,
     equation_steps,
     exact,
     expression_tests,
@@ -17,6 +18,7 @@ from jrl.tasks.verifiers import (
     tags,
 )
 from jrl.tasks.verifiers.calibration import Calibration
+from jrl.tasks.verifiers.confidence_span import ConfidenceSpan
 from jrl.tasks.verifiers.contract import Row, Verifier, as_verifier, config_of, look_up, merge, row_of
 from jrl.tasks.verifiers.equation_steps import EquationSteps
 from jrl.tasks.verifiers.exact import Exact
@@ -39,6 +41,7 @@ VERIFIERS = {
     "Length": Verifier(Length, length.score, reward_range=(0, 1)),
     "Similarity": Verifier(Similarity, similarity.score),
     "Calibration": Verifier(Calibration, calibration.score, reward_range=(-1, 1)),
+    "ConfidenceSpan": Verifier(ConfidenceSpan, confidence_span.score, rewards_spans=True, reward_range=(-1, 1)),
     "ExpressionTests": Verifier(ExpressionTests, expression_tests.score, reward_range=(0, 1)),
     "Repetition": Verifier(Repetition, repetition.score, reward_range=(-1, 0)),
     "EquationSteps": Verifier(EquationSteps, equation_steps.score, rewards_spans=True, reward_range=(0, 1)),
