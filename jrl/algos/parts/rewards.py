@@ -382,6 +382,17 @@ PARTS: list[Part] = [
         "tests": ["tests/rewards/test_sums_and_steps.py::test_steps_as_rewards_by_hand"],
     },
     {
+        "id": "R15",
+        "function": "jrl.rollout.process_rewards:process_source",
+        "inputs": ["config", "scores", "tokenizer"],
+        "output": "RewardSource: rewards of tokens",
+        "tests": [
+            "tests/test_process_rewards.py::test_the_tokens_that_end_steps_earn_differences_by_hand",
+            "tests/test_process_rewards.py::test_a_completion_without_a_step_is_one_and_a_score_that_is_no_number_is_missing",
+            "tests/test_process_rewards.py::test_tokens_that_the_policy_did_not_sample_end_no_step",
+        ],
+    },
+    {
         "id": "R16",
         "function": "jrl.rollout.token_rewards:span_rewards",
         "inputs": ["spans", "tokens", "action_mask", "tokenizer"],
@@ -390,6 +401,15 @@ PARTS: list[Part] = [
             "tests/test_token_rewards.py::test_rewards_of_spans_by_hand",
             "tests/test_token_rewards.py::test_a_character_of_several_tokens_is_completed_by_its_last_one",
             "tests/test_token_rewards.py::test_bytes_that_complete_no_character_leave_the_reward_on_the_last_token",
+        ],
+    },
+    {
+        "id": "R16",
+        "function": "jrl.tasks.rewards.segments:segment_rewards",
+        "inputs": ["right", "wanted", "factuality", "completeness"],
+        "output": "reward of every segment, reward of the row",
+        "tests": [
+            "tests/verifiers/test_step_match.py::test_rewards_of_segments_by_hand",
         ],
     },
     {

@@ -15,6 +15,7 @@ from jrl.tasks.verifiers import (
     regex,
     repetition,
     similarity,
+    step_match,
     tags,
 )
 from jrl.tasks.verifiers.calibration import Calibration
@@ -30,6 +31,7 @@ from jrl.tasks.verifiers.reasoning_gym import ReasoningGymScore
 from jrl.tasks.verifiers.regex import Regex
 from jrl.tasks.verifiers.repetition import Repetition
 from jrl.tasks.verifiers.similarity import Similarity
+from jrl.tasks.verifiers.step_match import StepMatch
 from jrl.tasks.verifiers.tags import FormatTags
 
 VERIFIERS = {
@@ -45,6 +47,7 @@ VERIFIERS = {
     "ExpressionTests": Verifier(ExpressionTests, expression_tests.score, reward_range=(0, 1)),
     "Repetition": Verifier(Repetition, repetition.score, reward_range=(-1, 0)),
     "EquationSteps": Verifier(EquationSteps, equation_steps.score, rewards_spans=True, reward_range=(0, 1)),
+    "StepMatch": Verifier(StepMatch, step_match.score, rewards_spans=True),
     "ReasoningGymScore": Verifier(ReasoningGymScore, reasoning_gym.score, reasoning_gym.preload),
 }
 
