@@ -40,8 +40,9 @@ class ProcessRewards:
 
 def step_ends(ids: Sequence[int], separator: str, pieces: Sequence[bytes], leads: bool) -> tuple[list[int], list[int]]:
     """Returns of every step the place of the token after which it is scored, and of the one that is rewarded, both
-    increasing. They are one, which completes a separator; of a last step without a separator the last token with text,
-    and the last token of all, such as a stop token. One token that completes several separators ends one step.
+    increasing. Scored is a step after the token that completes its separator, and a last one without a separator after
+    the last token with text; one token that completes several separators ends one step. The token that is rewarded is
+    the same; of the last step it is the last token of all, such as a stop token, so that none is without a reward.
 
     Args:
       ids: the sampled tokens of a completion. pieces, leads: the tokenizer's (jrl.tasks.tokenizers.contract).
@@ -56,8 +57,8 @@ def step_ends(ids: Sequence[int], separator: str, pieces: Sequence[bytes], leads
             known = count
             ends.append(place)
     if last is not None and text.rpartition(separator)[2].strip() and last not in ends:
-        return [*ends, last], [*ends, len(ids) - 1]
-    return ends, ends
+        ends.append(last)
+    return ends, [*ends[:-1], len(ids) - 1] if ends else []
 
 
 def process_source(
