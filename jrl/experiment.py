@@ -11,7 +11,7 @@ from typing import Any
 from jrl.algos import ALGOS
 from jrl.algos.contract import Facts, Needs, Objective
 from jrl.algos.online_vpo import OnlineVPO
-from jrl.algos.reward_shaping import Shaping, check_shaping, components_read
+from jrl.algos.reward_shaping import Shaping, check_shaping, components_read, replaces_infeasible
 from jrl.algos.xpo import XPO
 from jrl.device.sharding import MeshShape
 from jrl.learning.average import AVERAGE
@@ -27,6 +27,7 @@ from jrl.models.pretrained.published import Published
 from jrl.models.shape import Decoder
 from jrl.rollout.corrector import Corrector
 from jrl.rollout.ensembles import Ensemble
+from jrl.rollout.process_rewards import ProcessRewards
 from jrl.rollout.rewards import RewardModel
 from jrl.rollout.sampler import Sampler
 from jrl.rollout.scoring import Scoring
@@ -130,6 +131,7 @@ class Online:
     ensemble: Ensemble | None = None  # one score from those of the roles in `rewards`; None: all of them are added up
     # A role that rewrites every completion, and rewards the sampled tokens that it keeps; None: none does
     corrector: Corrector | None = None
+    process: ProcessRewards | None = None  # a role that rewards the steps of every completion; None: none does
     shaping: Shaping | None = None  # of the reward, before the objective sees it; None: as it is scored
     # The role that learns; a reward model, by OnlineBradleyTerry, begins as a copy of the policy, or where an earlier
     # stage left it.
@@ -481,6 +483,7 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[s
             max_completion=completion_length(stage, config),
             attempts=strategy_of(stage.strategy).attempts if online else 1,
             branches=strategy_of(stage.strategy).branches(stage.strategy) if online else None,
+            replaces_infeasible=online and replaces_infeasible(stage.shaping),
         ),
     )
     if online:
@@ -519,6 +522,8 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[s
         check_attribute_weights(stage, config, tables)
     if online and stage.corrector is not None:
         check_corrector(stage, objective, config)
+    if online and stage.process is not None:
+        check_process_rewards(stage, objective, earlier)
 
 
 def check_stored_rows(stage: Offline, objective: Objective, tables: Tables) -> None:
@@ -689,6 +694,21 @@ def check_corrector(stage: Online, objective: Objective, config: Config) -> None
             f"{length} tokens: set Online.completion_length = {length}, and Sampler.completion_length, the longest of "
             f"all stages, to at least {2 * length} and the tokens of Corrections.ask"
         )
+
+
+def check_process_rewards(stage: Online, objective: Objective, earlier: Mapping[str, frozenset[str]]) -> None:
+    """Raises ValueError where no role judges the steps of a stage, or nothing would be learned from it."""
+    name = type(stage.objective).__name__
+    check_reward_roles("ProcessRewards.role", [stage.process.role], earlier)
+    if not objective.needs(stage.objective).token_rewards:
+        raise ValueError(f"Online.process rewards tokens, and {name} reads the reward of a completion alone; use "
+                         "PPO, Reinforce or ReinforcePlusPlus")  # fmt: skip
+    if strategy_of(stage.strategy).attempts > 1:
+        raise ValueError(f"Online.process judges the steps of one answer, and @{type(stage.strategy).__name__}() draws "
+                         "two in a row; leave one of them out")  # fmt: skip
+    if stage.trains == stage.process.role:
+        raise ValueError(f"Online.trains = {stage.trains!r} is the role that Online.process judges steps by; train "
+                         "another one")  # fmt: skip
 
 
 def check_reward_roles(field: str, names: Sequence[str], earlier: Mapping[str, frozenset[str]]) -> None:

@@ -150,6 +150,7 @@ class TrainBatch:
     targets: SequenceTargets | None  # None: the loss is of tokens alone
     denominator: Array  # [] float32, what the weighted sum of the whole optimizer step is divided by
     selected: Array | None = None  # [M, R, L] bool, tokens that the loss treats in another way; None: no such choice
+    positive_weights: Array | None = None  # [M, R, L] float32, as Tokens have them; None: no row has a mean of its own
 
 
 @struct.dataclass

@@ -32,7 +32,7 @@ DECODER = [
 EASY = ["Addition.verifiers=()", "Scoring.verifiers=[@Regex()]", "Regex.pattern='.*[0-9].*'"]
 
 # Where a judge must say yes to a policy without training.
-OWN = {"crpg": ["Constraints.components=('Regex',)"]}
+OWN = {name: ["Constraints.components=('Regex',)"] for name in ("crpg", "codpo", "crraft")}
 
 
 def small(name):

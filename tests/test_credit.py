@@ -186,6 +186,29 @@ def test_selected_tokens_are_packed_with_their_sequences():
     assert batch.selected.sum() > 3
 
 
+@pytest.mark.parametrize("row_length, minibatch, minibatches", [(32, 0, 1), (64, 0, 1), (32, 0, 2), (32, 1, 2)])
+def test_rows_with_a_mean_of_their_own_weigh_alike_however_they_are_packed(row_length, minibatch, minibatches):
+    """Each of their tokens has (tokens of the optimizer step) / (tokens of its positive rows), and the others 0."""
+    rollout, scores = learning.sequences()
+    good = np.arange(learning.N) % 3 == 1
+    row = probe()._replace(positive=lambda config, groups: groups.valid & good)
+    plan = learning.planned(rollout, Learner(row_length=row_length, minibatches=minibatches), 1, minibatch)
+    static = dict(objective=row, max_completion=learning.C)
+
+    @jax.jit
+    def run(rollout, scores, plan):
+        found = credit(rollout, scores, (), CONFIG, num_groups=learning.B, **static)
+        packed = pack_rollout(rollout, plan, jnp.float32(TEMPERATURE))
+        return found.loss_mask, finish_sampled(packed, Recomputed(), plan, found, CONFIG, **static)
+
+    loss_mask, batch = run(rollout, scores, jax.tree.map(jnp.asarray, plan))
+    counts = np.asarray(loss_mask) & plan.member[:, None]
+    positive = counts & good[:, None]
+    assert 0 < positive.sum() < counts.sum()
+    got = unpack(batch.positive_weights, plan.source, rollout.tokens.shape[1], learning.N)
+    np.testing.assert_allclose(got, np.where(positive, counts.sum() / positive.sum(), 0), rtol=1e-6)
+
+
 def test_rewards_are_shaped_before_the_objective_sees_them_and_logged_as_they_were_scored():
     rollout, scores = learning.sequences()
     valid = np.asarray(scores.valid)

@@ -37,6 +37,17 @@ def test_a_stage_may_have_shorter_completions_and_the_next_one_longer(tmp_path):
     assert run_fingerprint(tmp_path / "cut") == run_fingerprint(tmp_path / "straight")
 
 
+@pytest.mark.parametrize("name", ["curiosity", "process_rewards"])
+def test_what_was_said_before_and_who_judges_steps_are_in_the_checkpoint(name, tmp_path):
+    path, bindings = small(name)
+    steps = jrl.train(path, bindings, parts=[PARTS], run=tmp_path / "straight")["steps"]
+    for step in jrl.steps(path, bindings, parts=[PARTS], run=tmp_path / "cut"):
+        if step.step == steps - 1:  # the first of two steps on samples
+            break
+    jrl.train(path, bindings, parts=[PARTS], run=tmp_path / "cut")
+    assert run_fingerprint(tmp_path / "cut") == run_fingerprint(tmp_path / "straight")
+
+
 def test_the_reference_becomes_the_policy_again_after_so_many_steps(tmp_path):
     path, bindings = small("prorl")
     further = ["Checkpoint.every=1", "Checkpoint.keep=9", "Online.reset_reference_every=2", "Online.steps=4"]

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jrl.algos import contract
 from jrl.algos.contract import Groups, Objective, Sequences, Tokens
 from jrl.types import Finish, PyTree
 
@@ -121,6 +122,7 @@ def zero_advantage_gives_zero_policy_gradient(objective: Objective, config: Any)
         old_logprobs=tokens.logprobs,
         ref_logprobs=None if tokens.ref_logprobs is None else tokens.logprobs,
         returns=None if tokens.returns is None else jnp.zeros_like(tokens.returns),
+        positive_weights=None if tokens.positive_weights is None else jnp.zeros_like(tokens.positive_weights),
     )
     gradient = _gradient(objective, config, tokens)
     _true(bool(jnp.all(gradient == 0)), f"advantage 0 gives gradients up to {jnp.max(jnp.abs(gradient))}")
@@ -141,7 +143,7 @@ def pad_columns_do_not_matter(objective: Objective, config: Any) -> None:
     """Two columns of padding more change nothing."""
     groups = _groups(objective, config)
     pad = lambda x: jnp.pad(x, ((0, 0), (0, 2))) if x.ndim == 2 else x
-    cut = lambda x: x[:, :WIDTH] if x.ndim == 2 else x
+    cut = lambda x: x[:, :WIDTH] if x.shape == (ROWS, WIDTH + 2) else x
     for state in _states(objective, config):
         _close(
             jax.tree.map(cut, _credit(objective, config, jax.tree.map(pad, groups), state)),
@@ -163,6 +165,8 @@ def rows_without_a_verdict_or_a_token_do_not_matter(objective: Objective, config
         num_groups=NUM_GROUPS,
         max_completion=WIDTH,
         sample=jnp.full(3, SAMPLES, jnp.int32),
+        tokens=jnp.full((3, WIDTH), 9, jnp.int32) if groups.tokens is not None else None,
+        feasible=jnp.ones(3, bool),
         token_reward=jnp.array([[9.0] * WIDTH, [0.0] * WIDTH, [9.0] * WIDTH]),
         components={name: jnp.array([jnp.nan, 9.0, 9.0]) for name in groups.components},
         turn=jnp.zeros((3, WIDTH), jnp.int8),
@@ -174,7 +178,7 @@ def rows_without_a_verdict_or_a_token_do_not_matter(objective: Objective, config
         _true(not bool(jnp.any(many["keep"][ROWS:])), "a row without a verdict or without a token enters the loss")
         advantages = many["advantages"][ROWS:]
         _true(bool(jnp.all(advantages == 0)), "a row without a verdict or without a token has an advantage")
-        for name in ("keep", "advantages", "weights", "returns", "selected"):
+        for name in ("keep", "advantages", "weights", "returns", "selected", "positive"):
             _close(many[name][:ROWS], few[name], f"a row without a verdict or a token changes the {name} of others")
         _close(many["state"], few["state"], "a row without a verdict or a token changes the state")
 
@@ -498,6 +502,8 @@ def sample_groups() -> Groups:
         old_sum_squared=on_actions(np.exp(2 * old) + rng.uniform(0, 0.1, (ROWS, WIDTH))),
         sample=jnp.tile(jnp.arange(SAMPLES, dtype=jnp.int32), NUM_GROUPS),
         turn=jnp.asarray(np.broadcast_to(column >= 3, (ROWS, WIDTH)), jnp.int8),
+        tokens=jnp.asarray(rng.integers(0, 4, (ROWS, WIDTH)), jnp.int32),
+        feasible=jnp.arange(ROWS) % 5 > 0,
     )
 
 
@@ -520,6 +526,7 @@ def sample_tokens() -> Tokens:
         old_values=draw(-1, 1),
         returns=draw(-1, 1),
         selected=draw(0, 1) > 0.5,
+        positive_weights=jnp.broadcast_to(jnp.array([[1.75], [0.0]], jnp.float32), (2, WIDTH)),
         divergence=draw(0, 2),
         state_values=draw(0, 3),
     )
@@ -588,6 +595,7 @@ def _groups(objective: Objective, config: Any) -> Groups:
         "old_entropy": needs.credit_entropy,
         "old_sum_squared": needs.credit_sum_squared,
         "teacher_logprobs": needs.teacher,
+        "tokens": needs.credit_tokens,
     }
     return groups.replace(**{name: None for name, wanted in given.items() if not wanted})
 
@@ -605,6 +613,8 @@ def _tokens(objective: Objective, config: Any) -> Tokens:
         tokens = tokens.replace(behaviour_logprobs=None, advantages=None)
     if objective.select is None:
         tokens = tokens.replace(selected=None)
+    if objective.positive is None:
+        tokens = tokens.replace(positive_weights=None)
     if needs.divergence is None:
         tokens = tokens.replace(divergence=None)
     if not needs.state_values:
@@ -677,15 +687,18 @@ def _form(state: PyTree) -> Any:
 
 
 def _credit(objective: Objective, config: Any, groups: Groups, state: PyTree) -> dict[str, Any]:
-    reward = objective.shape(config, groups)
+    reward = contract.shaped_reward(objective, config, groups, state)
     advantages, following, counters = objective.advantages(config, groups, reward, state)
     nothing = jnp.zeros(groups.action_mask.shape)
     keep = objective.keep(config, groups)
     loss_mask = groups.action_mask & keep[:, None]
+    if objective.keep_tokens is not None:
+        loss_mask = loss_mask & objective.keep_tokens(config, groups)
     return {
         "keep": keep,
         "advantages": advantages,
         "selected": nothing if objective.select is None else objective.select(config, groups, advantages),
+        "positive": keep & False if objective.positive is None else objective.positive(config, groups),
         "returns": nothing if objective.returns is None else objective.returns(config, groups, reward),
         "loss_mask": loss_mask,
         "weights": objective.weights(config, loss_mask, groups.max_completion),

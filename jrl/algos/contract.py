@@ -54,6 +54,8 @@ class Groups:
     old_sum_squared: Array | None = None
     sample: Array | None = None  # [N] int32, the row's place among the samples of its prompt; names a draw
     turn: Array | None = None  # [N, T] int8, the turn that a sampled token belongs to
+    tokens: Array | None = None  # [N, T] int32, where Needs.credit_tokens
+    feasible: Array | None = None  # [N] bool, Shaping.constraints hold; None: there are none
 
 
 @struct.dataclass
@@ -77,6 +79,9 @@ class Tokens:
     old_values: Array | None = None  # [..., L] float32, before the update; these two where the objective reads values
     returns: Array | None = None  # [..., L] float32, as Objective.returns gave them
     selected: Array | None = None  # [..., L] bool, as Objective.select gave them
+    # [..., L] float32, tokens of the optimizer step's loss / tokens of its rows in Objective.positive on the latter, 0
+    # elsewhere: a loss times these has the mean over the latter; None: there is no Objective.positive
+    positive_weights: Array | None = None
     state_values: Array | None = None  # [..., L] float32, V of each token's state, differentiated, where Needs asks
     divergence: Array | None = None  # [..., L] float32, from the teacher, differentiated, where Needs.divergence
 
@@ -152,6 +157,7 @@ class Needs(NamedTuple):
     credit_entropy: bool = False  # advantages are taken of entropies too: only uncertain tokens learn
     # advantages are taken of the sum over the vocabulary of p_v^2 too: OTB's squared norms of gradients
     credit_sum_squared: bool = False
+    credit_tokens: bool = False  # rewards or advantages are taken of what the tokens are (Groups.tokens)
     token_rewards: bool = False  # advantages are taken of the rewards of tokens too (Groups.token_reward)
     greedy_sample: bool = False  # the first sample of every prompt (Groups.sample 0) is the policy's greedy answer
 
@@ -188,6 +194,8 @@ class Facts(NamedTuple):
     attempts: int = 1  # of a row, each scored by itself; 2: turns 0 and 1, and the component `first_attempt`
     # completions of a prompt that others branch from, and how many from each; None: none branches
     branches: tuple[int, int] | None = None
+    # Shaping.constraints give infeasible rows another reward, before the objective sees it
+    replaces_infeasible: bool = False
 
 
 def eligible(groups: Groups) -> Array:
@@ -201,6 +209,14 @@ def eligible(groups: Groups) -> Array:
 def aborted(groups: Groups) -> Array:
     """Returns the rows that hold no sampled token or whose sampling failed, [N] bool."""
     return ~jnp.any(groups.action_mask, axis=-1) | (groups.finish == jnp.int8(Finish.FAILED))
+
+
+def shaped_reward(objective: Objective, config: Any, groups: Groups, state: PyTree) -> Array:
+    """Returns the reward that advantages are taken of, [N]."""
+    reward = objective.shape(config, groups)
+    if objective.shape_with_state is None:
+        return reward
+    return objective.shape_with_state(config, groups, reward, state)
 
 
 def greedy(groups: Groups) -> Array:
@@ -236,8 +252,13 @@ class Objective(NamedTuple):
     keep: Callable[[Any, Groups], Array] = lambda config, groups: eligible(groups)
     # (config) -> most rounds of fresh prompts for groups without signal; None: off
     refill: Callable[[Any], int | None] = lambda config: None
+    # (config, groups) -> [N, T] bool, sampled tokens that may enter the loss where their row does; None: all of them
+    keep_tokens: Callable[[Any, Groups], Array] | None = None
     # (config, groups) -> [N] float32, the reward that advantages are taken of
     shape: Callable[[Any, Groups], Array] = lambda config, groups: groups.reward
+    # (config, groups, reward [N], state) -> [N] float32, that reward as what the objective remembers changes it, such
+    # as a running scale; state is that of before the step. None: it does not
+    shape_with_state: Callable[[Any, Groups, Array, PyTree], Array] | None = None
     # (config, groups, reward [N], state) -> advantages [N, T], next state, counters {name: []}; None: for stored rows
     advantages: Callable[[Any, Groups, Array, PyTree], tuple[Array, PyTree, dict[str, Array]]] | None = None
     # (config, groups, reward [N]) -> which of the kept rows sequence_loss compares; None: it compares no sampled rows
@@ -245,6 +266,9 @@ class Objective(NamedTuple):
     # (config, groups, advantages [N, T]) -> [N, T] bool, tokens that token_loss treats in another way, chosen by what
     # only the whole step knows; None: no selection
     select: Callable[[Any, Groups, Array], Array] | None = None
+    # (config, groups) -> [N] bool, rows whose tokens have a mean of their own in token_loss (Tokens.positive_weights),
+    # beside the mean over all tokens, which `weights` and `denominator` must leave as it is; None: no such rows
+    positive: Callable[[Any, Groups], Array] | None = None
     # (config, groups, reward [N]) -> [N, T], regression targets of the value head; None: no such head
     returns: Callable[[Any, Groups, Array], Array] | None = None
     # (config, tokens, state) -> loss [..., L], metrics {name: [..., L]}; None: no loss of tokens

@@ -1,19 +1,23 @@
-"""CRPG: REINFORCE on a reward that shrinks as the policy leaves its reference, less the batch's mean.
+"""CRPG, of CGPO: REINFORCE on a reward that counts where judges are satisfied, and shrinks as the policy leaves its
+reference.
 
-    R_i = max(1 - d_i / kl_limit, 0) * reward_i,  d_i the sum of the row's log-ratios to the reference   R13
+    Rc_i = sigmoid(reward_i - reward of the prompt's greedy answer) where the row is feasible, else 0     R13
+    R_i = max(1 - d_i / kl_limit, 0) * Rc_i,  d_i the sum of the row's log-ratios to the reference        R13
     A_i = R_i - mean of the rows that count                                                              A2
     l_t = -A_i * logprobs_t                                                                              L1
     L   = mean over all tokens of the step                                                               G1
 
-The reward should be in [0, 1], and 0 where a judge is not satisfied: `Shaping.constraints` makes that of components.
-The factor takes from a reward above 0 what the policy has moved for it; a negative one it would make less bad, so that
-leaving the reference paid. A reward below 0 counts as 0, and `advantage/negative_rewards` says how many there were.
-The reference is the policy as the stage found it.
+The first sample of every prompt is the policy's greedy answer: the baseline, which is not learned from; a prompt whose
+baseline could not be judged has none and is left out. `Shaping.constraints` say which rows are feasible, with
+infeasible_reward = None: the objective gates them itself, after the calibration. Without constraints all rows are
+feasible. The reference is the policy as the stage found it.
 
-Source: CGPO, 2409.20370 section 4.2, whose reward is a reward model's, calibrated by that of a baseline answer.
+Source: CGPO, 2409.20370 section 4.2, whose baseline answer is one of a fixed set.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,18 +40,41 @@ class CRPG:
 
 
 def check(config: CRPG, facts: Facts) -> None:
-    common.check_sampling(config, facts, grouped=False)
+    common.check_sampling(config, facts, grouped=True)
+    check_feasible(config, facts)
     common.check_importance(config)
     common.check_entropy(config)
     common.check_positive(config, {"kl_limit": "it is what a completion's log-ratio is divided by. 10.0 is usual."})
     check_one_update(config, facts)
 
 
+def check_feasible(config: Any, facts: Facts) -> None:
+    """Raises ValueError where rows that fail a constraint have lost the reward that the objective compares."""
+    if facts.replaces_infeasible:
+        raise ValueError(
+            f"{type(config).__name__} reads which rows fail Shaping.constraints, and their reward as it was scored; "
+            "set Constraints.infeasible_reward = None"
+        )
+
+
+def feasible(groups: Groups) -> Array:
+    """Returns the rows that satisfy every constraint, [N] bool."""
+    return jnp.ones_like(groups.valid) if groups.feasible is None else groups.feasible
+
+
+def calibrated(groups: Groups, reward: Array) -> tuple[Array, Array]:
+    """Returns Rc of every row that counts or is a baseline, [N] float32 in (0, 1); and the rows that count, [N] bool:
+    judged samples, not greedy, whose prompt's greedy answer was judged too."""
+    rows, greedy = contract.eligible(groups), contract.greedy(groups)
+    scored = jnp.where(rows, reward, 0)
+    baseline, there = constraints.baseline_score(scored, rows & greedy, groups.group, num_groups=groups.num_groups)
+    return constraints.calibrated_reward(scored, baseline), rows & ~greedy & there
+
+
 def advantages(config: CRPG, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
-    counts = contract.eligible(groups)
-    scored = jnp.where(counts, reward, 0)
+    score, counts = calibrated(groups, reward)
     bounded = constraints.kl_bounded_reward(
-        jnp.maximum(scored, 0),
+        constraints.constrained_reward(score, feasible(groups), infeasible_reward=0.0),
         groups.old_logprobs,
         groups.ref_logprobs,
         groups.action_mask & counts[:, None],
@@ -57,7 +84,7 @@ def advantages(config: CRPG, groups: Groups, reward: Array, state: PyTree) -> tu
     row, _ = advantage_ops.moving_baseline(bounded, counts, jnp.full((), jnp.nan), decay=0.0)
     counters = common.count_groups(groups, reward) | {
         "bounded_reward": reduce.masked_mean(bounded, counts),
-        "negative_rewards": jnp.sum(scored < 0),
+        "infeasible": jnp.sum(counts & ~feasible(groups)),
     }
     return advantage_ops.spread(row, groups.action_mask), state, counters
 
@@ -68,5 +95,11 @@ OBJECTIVE = Objective(
     corrects_staleness=common.has_importance,
     advantages=advantages,
     token_loss=token_loss,
-    needs=lambda config: Needs(reference=True, credit_logprobs=True, entropy_gradient=config.entropy_bonus is not None),
+    keep=lambda config, groups: calibrated(groups, groups.reward)[1],
+    needs=lambda config: Needs(
+        reference=True,
+        credit_logprobs=True,
+        greedy_sample=True,
+        entropy_gradient=config.entropy_bonus is not None,
+    ),
 )

@@ -32,7 +32,8 @@ class Constraints:
 
     components: tuple[str, ...]  # names as in the metrics reward_component/NAME; all of them must hold
     least: float = 0.5  # smallest value with which one holds
-    infeasible_reward: float = 0.0  # of a row that fails one
+    # of a row that fails one; None: as it was, for an objective that reads which rows fail: CRPG, CODPO, CRRAFT
+    infeasible_reward: float | None = 0.0
 
 
 @traced
@@ -106,6 +107,11 @@ def check_shaping(config: Shaping) -> None:
                          "in [0, 1], such as 0.5")  # fmt: skip
 
 
+def replaces_infeasible(config: Shaping | None) -> bool:
+    """Whether rows that fail a constraint get another reward."""
+    return config is not None and config.constraints is not None and config.constraints.infeasible_reward is not None
+
+
 def components_read(config: Shaping | None) -> tuple[str, ...]:
     """Returns the names of the components of the reward that shaping reads."""
     if config is None:
@@ -123,6 +129,8 @@ def shaped(config: Shaping, groups: Groups) -> Groups:
     known = [~jnp.isnan(groups.components[name]) for name in components_read(config)]
     valid = groups.valid & jnp.all(jnp.array([groups.valid, *known]), axis=0)
     groups = groups.replace(valid=valid, reward=jnp.where(valid, groups.reward, 0))
+    if config.constraints is not None:
+        groups = groups.replace(feasible=valid & _feasible(config.constraints, groups))
     for name, shape in ORDER.items():
         if getattr(config, name) is not None:
             reward = shape(getattr(config, name), groups)
@@ -130,10 +138,15 @@ def shaped(config: Shaping, groups: Groups) -> Groups:
     return groups
 
 
-def _constraints(config: Constraints, groups: Groups) -> Array:
+def _feasible(config: Constraints, groups: Groups) -> Array:
     values = jnp.stack([groups.components[name] for name in config.components])
-    feasible = constraints.satisfied(values, least=config.least)
-    return constraints.constrained_reward(groups.reward, feasible, infeasible_reward=config.infeasible_reward)
+    return constraints.satisfied(values, least=config.least)
+
+
+def _constraints(config: Constraints, groups: Groups) -> Array:
+    if config.infeasible_reward is None:
+        return groups.reward
+    return constraints.constrained_reward(groups.reward, groups.feasible, infeasible_reward=config.infeasible_reward)
 
 
 def _exploration(config: ExplorationMix, groups: Groups) -> Array:

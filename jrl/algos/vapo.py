@@ -4,13 +4,12 @@ and right answers are imitated too.
     Ret_t = R_i, GAE with lambda 1                                                                        A14
     A_t   = gae(r, v_old) with lambda 1 - 1 / (length_alpha * length), whitened over the step's tokens     A14, A23
     l_t   = PPO's clip, 0.2 below and 0.28 above, and its value loss                                      L2 (L3), V1
-            - positive_nll * logprobs_t where R_i > 0.5                                                   L17
     L     = mean over all tokens of the step                                                              G1
+            - positive_nll * (mean of logprobs_t over the tokens of the step's right rows)                L17
 
-A token is part of a right answer where its return is above 0.5: with discount 1 that is the row's reward, on every
-token. Published, the
-imitation is a mean over the tokens of right rows; here it is part of the mean over all tokens, so that its weight falls
-with the share of them that is right. Importance weights apply to it as well: it is of the policy's samples.
+A row is right by its outcome, whatever its reward is made of: what the verifier says, above 0. The second mean is over
+the right rows of the whole optimizer step, so that its weight is the same however many are right; without any the term
+is 0. Importance weights apply to it as well: it is of the policy's samples.
 
 Source: VAPO 2504.05118: alpha 0.05, coefficient 0.1, 16 samples a prompt. It trains the value head alone at first, and
 the head begins at 0 here. Answers of at most 1 / length_alpha tokens have lambda 0: no reward reaches a token but
@@ -23,7 +22,7 @@ import dataclasses
 
 import jax
 
-from jrl.algos import common, ppo
+from jrl.algos import common, contract, ppo
 from jrl.algos.contract import Facts, Groups, Tokens
 from jrl.algos.ppo import PPO
 from jrl.ops import gae, likelihood, reduce
@@ -32,7 +31,6 @@ from jrl.types import PyTree, traced
 Array = jax.Array
 
 CRITIC_LAMBDA = 1.0  # targets of the value head are returns
-RIGHT = 0.5  # a return above it is that of a right answer
 
 
 @traced
@@ -46,13 +44,6 @@ class VAPO(PPO):
 def check(config: VAPO, facts: Facts) -> None:
     by_length = config.gae_lambda is None
     ppo.check(dataclasses.replace(config, gae_lambda=1.0) if by_length else config, facts)
-    if config.positive_nll is not None and not (
-        config.discount == 1 and config.kl_in_reward is config.reward_clip is None and not config.whiten_rewards
-    ):
-        raise ValueError(
-            "VAPO.positive_nll tells right answers by their return, which must be their reward: set VAPO.discount = 1, "
-            "kl_in_reward = None, reward_clip = None and whiten_rewards = False, or positive_nll = None."
-        )
     if not config.length_alpha > 0:
         raise ValueError(f"VAPO.length_alpha = {config.length_alpha} must be above 0. 0.05 is usual.")
     if config.positive_nll is not None and not config.positive_nll > 0:
@@ -85,17 +76,22 @@ def token_loss(config: VAPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict
     loss, metrics = ppo.token_loss(config, tokens, state)
     if config.positive_nll is None:
         return loss, metrics
-    right = reduce.masked(tokens.returns, tokens.mask) > RIGHT
-    imitation = likelihood.positive_nll(tokens.logprobs, right, tokens.mask)
+    share = reduce.masked(tokens.positive_weights, tokens.mask)
+    imitation = share * likelihood.positive_nll(tokens.logprobs, share > 0, tokens.mask)
     imitation, _ = common.correct(config.importance, imitation, tokens)
-    own = common.metrics_of(tokens, {"positive_nll": imitation, "right": reduce.widen(right)})
+    own = common.metrics_of(tokens, {"positive_nll": imitation, "right": reduce.widen(share > 0)})
     return loss + config.positive_nll * imitation, metrics | own
+
+
+def positive(config: VAPO, groups: Groups) -> Array:
+    return contract.eligible(groups) & (groups.outcome > 0)
 
 
 OBJECTIVE = ppo.OBJECTIVE._replace(
     config=VAPO,
     check=check,
     advantages=advantages,
+    positive=positive,
     token_loss=token_loss,
     returns=lambda config, groups, reward: estimates(config, groups, reward)[1],
 )

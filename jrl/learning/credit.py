@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jrl.algos.contract import Groups, Objective, Pairs, Sequences, eligible
+from jrl.algos.contract import Groups, Objective, Pairs, Sequences, eligible, shaped_reward
 from jrl.algos.reward_shaping import Shaping, shaped
 from jrl.learning.pack import PackingPlan, by_place, pack, unpack
 from jrl.ops import reward_telemetry as telemetry
+from jrl.ops.likelihood import positive_weights
 from jrl.ops.reduce import masked_mean
 from jrl.ops.segments import segment_count, segment_sum
 from jrl.ops.staleness import token_staleness
@@ -31,6 +32,7 @@ class Credit(NamedTuple):
     returns: Array | None = None  # [N, T] float32, where the objective has a value head
     pairs: Pairs | None = None  # where sampled rows are compared
     selected: Array | None = None  # [N, T] bool, where the objective selects tokens
+    positive: Array | None = None  # [N] bool, where rows have a mean of their own
 
 
 def groups_of(
@@ -117,10 +119,11 @@ def credit(
         teacher_logprobs=by_row("teacher_logprobs") if needs.teacher else None,
         old_entropy=by_row("old_entropy") if needs.credit_entropy else None,
         old_sum_squared=by_row("old_sum_squared") if needs.credit_sum_squared else None,
+        tokens=rollout.tokens if needs.credit_tokens else None,
     )
     action_mask, scored = groups.action_mask, groups.reward
     groups = groups if shaping is None else shaped(shaping, groups)
-    reward = objective.shape(config, groups)
+    reward = shaped_reward(objective, config, groups, state)
     advantages, counters, pairs = None, {}, None
     if objective.advantages is not None:
         advantages, state, counters = objective.advantages(config, groups, reward, state)
@@ -129,6 +132,8 @@ def credit(
         pairs = objective.pairs(config, groups, reward)
         keep = keep & (pairs.unit >= 0)
     loss_mask = action_mask & keep[:, None]
+    if objective.keep_tokens is not None:
+        loss_mask = loss_mask & objective.keep_tokens(config, groups)
     age = None if version is None else token_staleness(version, _everywhere(rollout.version), action_mask)
     if newest_only:
         loss_mask = loss_mask & (age == 0)
@@ -158,8 +163,9 @@ def credit(
         metrics["value/explained_variance"] = explained_variance(groups.values, returns, loss_mask)
         metrics["value/return"] = masked_mean(returns, loss_mask)
     selected = None if objective.select is None else objective.select(config, groups, advantages)
+    positive = None if objective.positive is None else objective.positive(config, groups)
     loss_weights = jnp.where(loss_mask, weights, 0)
-    return Credit(advantages, loss_mask, loss_weights, state, metrics, returns, pairs, selected)
+    return Credit(advantages, loss_mask, loss_weights, state, metrics, returns, pairs, selected, positive)
 
 
 LENGTH_BUCKETS = 4  # equal ranges of a completion's length
@@ -207,7 +213,9 @@ def finish_sampled(
 ) -> TrainBatch:
     """Returns the train batch of one minibatch of sampled rows, with what the rewards say in it."""
     mask = credit.loss_mask & plan.member[:, None]
-    targets = None
+    targets, positive = None, None
+    if credit.positive is not None:
+        positive = pack(positive_weights(credit.positive, mask), plan.source)
     if credit.pairs is not None:
         targets = targets_of(packed, mask.any(-1), credit.pairs, config, objective)
     return TrainBatch(
@@ -218,6 +226,7 @@ def finish_sampled(
         advantages=None if credit.advantages is None else pack(credit.advantages, plan.source),
         returns=None if credit.returns is None else pack(credit.returns, plan.source),
         selected=None if credit.selected is None else pack(credit.selected, plan.source),
+        positive_weights=positive,
         targets=targets,
         denominator=targets.denominator
         if targets is not None and objective.token_loss is None

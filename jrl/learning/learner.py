@@ -272,6 +272,19 @@ def sequence_scores(
     return _over_micro_batches(packed, read, zeros)["score"]
 
 
+def token_scores(weights: Weights, packed: PackedBatch, *, model: Model, cfg: Any) -> Array:
+    """Returns what the reward head says at every token, [M, R, L] float32; of a head with several outputs their mean.
+    Anything where there is padding."""
+    dtype = jnp.promote_types(jnp.float32, jnp.dtype(cfg.dtype))
+
+    def read(micro: PackedBatch) -> dict[str, Array]:
+        hidden, _ = hidden_of(weights.params, micro, model, cfg)
+        values = row_layout().joined(read_head(weights.heads[REWARD], hidden).mean(0).astype(dtype))
+        return {"score": values.mean(-1)}
+
+    return _over_micro_batches(packed, read, {"score": jnp.zeros_like(packed.action_mask, dtype)})["score"]
+
+
 def mean_scores(
     weights: dict[str, Weights],
     packed: PackedBatch,
@@ -426,6 +439,7 @@ def token_terms(
         old_values=before.old_values,
         returns=micro.returns,
         selected=micro.selected,
+        positive_weights=micro.positive_weights,
         divergence=reading.divergence,
         state_values=reading.state_values,
     )

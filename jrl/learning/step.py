@@ -36,6 +36,8 @@ class StagePrograms(NamedTuple):
     row_values: Callable[..., Array] | None  # (weights by role, packed) -> [M, R, S], their mean score; None: no need
     critic_values: Callable[..., dict[str, Array]] | None  # (weights, packed) -> old values; None: no critic of its own
     scores: Callable[..., Array] | None  # (weights, packed) -> [M, R, S], of a role's reward head; None: no such role
+    # (weights, packed) -> [M, R, L], of a role's reward head at every token; None: no role judges steps
+    step_scores: Callable[..., Array] | None
     combine: Callable[..., Array] | None  # (scores of each role) -> [M, R, S]; None: the roles are no ensemble
     correct: Callable[..., Rollout] | None  # as `sample`, of a corrector's weights; None: the stage has no corrector
     # (rollout, scores, state, config, [(recomputed, source)], shaping, version); None: stored rows
@@ -177,8 +179,8 @@ def batch_of(role: str, batch: TrainBatch) -> TrainBatch:
 def updates(
     p: StagePrograms, state: TrainState, learned: Learned, arrays: StageArrays
 ) -> tuple[TrainState, list[dict[str, Array]], list[dict[str, Array]]]:
-    """Returns the state after every update of a step, and the metrics of each: of the role's, and of a critic's of its
-    own."""
+    """Returns the state after every update of a step (O6), and the metrics of each: of the role's, and of a critic's of
+    its own."""
     metrics: list[dict[str, Array]] = []
     of_critic: list[dict[str, Array]] = []
     for _ in range(learned.epochs):

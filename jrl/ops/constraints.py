@@ -13,7 +13,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jrl.ops import reduce
+from jrl.ops import groups, reduce
 
 Array = jax.Array
 
@@ -61,6 +61,43 @@ def kl_bounded_reward(
 
     Returns: [N] float32 or wider, without gradient.
     """
-    ratio = reduce.masked(old_logprobs, action_mask) - reduce.masked(ref_logprobs, action_mask)
-    bound = jnp.maximum(1 - ratio.sum(axis=1) / limit, 0)
+    bound = jnp.maximum(1 - moved(old_logprobs, ref_logprobs, action_mask) / limit, 0)
     return jax.lax.stop_gradient(bound * reward)
+
+
+def moved(old_logprobs: Array, ref_logprobs: Array, action_mask: Array) -> Array:
+    """Returns R13's log pi(y) - log pi_ref(y), the sum of log-ratios of the row's sampled tokens, [N] float32 or wider.
+
+    Args:
+      old_logprobs, ref_logprobs: [N, T] float. action_mask: [N, T] bool.
+    """
+    return (reduce.masked(old_logprobs, action_mask) - reduce.masked(ref_logprobs, action_mask)).sum(axis=1)
+
+
+def baseline_score(score: Array, baseline: Array, group: Array, *, num_groups: int) -> tuple[Array, Array]:
+    """Returns R13's r(x, ybar), for every row the score of its group's baseline answer, [N] float32 or wider, and
+    whether there is one, [N] bool.
+
+    Args:
+      score: [N] float; anything off `baseline`. baseline: [N] bool, at most one row of each group, that has a score.
+    """
+    there = groups.count(group, baseline, num_groups=num_groups) > 0
+    of_group = groups.total(score, group, baseline, num_groups=num_groups)
+    return groups.to_rows(of_group, group), groups.to_rows(there, group)
+
+
+def best_feasible(score: Array, allowed: Array, fallback: Array, group: Array, *, num_groups: int) -> Array:
+    """Returns R13's weights of the answers that CRRAFT imitates, [N] float32 or wider: 1 on the row of the highest
+    score of its group among those that are allowed, n that tie have 1 / n each; where none is allowed, 1 on the group's
+    fallback; without one, nothing.
+
+    Args:
+      score: [N] float. allowed: [N] bool, feasible and near enough to the reference. fallback: [N] bool, at most one
+        row of each group: the baseline answer, where it is feasible.
+    """
+    count = lambda rows: groups.to_rows(groups.count(group, rows, num_groups=num_groups), group)
+    score = reduce.widen(score)
+    top = groups.to_rows(groups.maximum(score, group, allowed, num_groups=num_groups), group)
+    best = allowed & (score == top)
+    chosen = jnp.where(count(allowed) > 0, best, fallback)
+    return jnp.where(chosen, 1 / jnp.maximum(count(best), 1), 0).astype(score.dtype)

@@ -13,7 +13,7 @@ def positive_nll(logprobs: Array, correct: Array, mask: Array) -> Array:
     """Returns L17's term before its mean: -logprobs on tokens of correct rows, 0 elsewhere.
 
     The term is mu * (its mean over the tokens of correct rows). In a loss whose denominator is all tokens of the step,
-    multiply by `positive_weights` too.
+    multiply by `positive_weights`.
 
     Args:
       logprobs: [...] float, differentiated. correct: same shape, bool, the token's row was right. mask: same, bool.

@@ -28,8 +28,35 @@ def best_against_worst(
     Source: RLHF Workflow, 2405.07863, which also drops pairs of one text; equal texts have equal rewards here.
     """
     static = {"num_groups": num_groups}
-    best = _highest(reward, group, valid, **static)
-    return _pairs(reward, group, best, _highest(-reward, group, valid, **static), margin=margin, **static)
+    best = first_highest(reward, group, valid, **static)
+    return _pairs(reward, group, best, first_highest(-reward, group, valid, **static), margin=margin, **static)
+
+
+def feasible_against_infeasible(
+    reward: Array, group: Array, valid: Array, feasible: Array, *, num_groups: int
+) -> tuple[Array, Array]:
+    """Returns R13's pairs, CODPO: of each group the feasible row of the highest reward is preferred to the infeasible
+    row of the lowest; where all are feasible, to the row of the lowest reward.
+
+    No pair without a feasible row, nor where all rows are feasible and have one reward. Of equal rewards the first row
+    is taken (E11).
+
+    Args:
+      feasible: [N] bool, anything where not valid.
+
+    The rest as in `best_against_worst`, without a margin: an infeasible row is the worse one whatever its reward.
+
+    Source: CGPO, 2409.20370 section 4.2.
+    """
+    static = {"num_groups": num_groups}
+    best = first_highest(reward, group, valid & feasible, **static)
+    failed = valid & ~feasible
+    some_failed = groups.to_rows(groups.count(group, failed, **static) > 0, group)
+    worst = first_highest(-reward, group, jnp.where(some_failed, failed, valid), **static)
+    there = lambda rows: groups.to_rows(groups.count(group, rows, **static) > 0, group)
+    apart = some_failed | groups.to_rows(groups.varied(reward, group, valid, **static), group)
+    pair = there(best) & there(worst) & apart
+    return (best & pair).astype(jnp.float32), jnp.where((best | worst) & pair, group, -1)
 
 
 def best_two(reward: Array, group: Array, valid: Array, *, num_groups: int, margin: float) -> tuple[Array, Array]:
@@ -39,8 +66,8 @@ def best_two(reward: Array, group: Array, valid: Array, *, num_groups: int, marg
     `best_against_worst`.
     """
     static = {"num_groups": num_groups}
-    best = _highest(reward, group, valid, **static)
-    return _pairs(reward, group, best, _highest(reward, group, valid & ~best, **static), margin=margin, **static)
+    best = first_highest(reward, group, valid, **static)
+    return _pairs(reward, group, best, first_highest(reward, group, valid & ~best, **static), margin=margin, **static)
 
 
 def best_against_random(
@@ -54,8 +81,8 @@ def best_against_random(
     The rest as in `best_against_worst`.
     """
     static = {"num_groups": num_groups}
-    best = _highest(reward, group, valid, **static)
-    return _pairs(reward, group, best, _highest(draw, group, valid & ~best, **static), margin=margin, **static)
+    best = first_highest(reward, group, valid, **static)
+    return _pairs(reward, group, best, first_highest(draw, group, valid & ~best, **static), margin=margin, **static)
 
 
 def tournament(preference: Array, group: Array, valid: Array, *, num_groups: int, margin: float) -> tuple[Array, Array]:
@@ -79,7 +106,7 @@ def tournament(preference: Array, group: Array, valid: Array, *, num_groups: int
     return best_against_worst(share, group, valid, num_groups=num_groups, margin=margin)
 
 
-def _highest(value: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
+def first_highest(value: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
     """Returns the first row of each group whose value is the highest of its valid ones, [N] bool."""
     static = {"num_groups": num_groups}
     high = groups.to_rows(groups.maximum(value, group, valid, **static), group)

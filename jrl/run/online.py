@@ -270,6 +270,8 @@ def abstract_step(
         rollout = p.next_segment(weights, rollout, uid, *named)
     packed = p.pack(rollout, plan, inputs.temperature)
     scores_of_roles = [p.scores(weights_of(state.models, role), without_routes(packed)) for role in config.rewards]
+    if p.step_scores is not None:
+        p.step_scores(weights_of(state.models, config.process.role), without_routes(packed))
     if p.combine is not None:
         p.combine(scores_of_roles)
     if p.correct is not None:

@@ -327,6 +327,8 @@ def sampled_rows(
         functions["scores"] = functools.partial(
             learner.sequence_scores, model=learned, cfg=cfg, attribute_weights=stage.attribute_weights
         )
+    if stage.process is not None:
+        functions["step_scores"] = functools.partial(learner.token_scores, model=learned, cfg=cfg)
     if stage.ensemble is not None:
         functions["combine"] = functools.partial(combined_scores, ensemble=stage.ensemble)
     if stage.corrector is not None:

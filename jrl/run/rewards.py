@@ -17,6 +17,7 @@ from jrl.experiment import Online, asks, correction_length, written_corrections
 from jrl.learning.learner import weights_of
 from jrl.learning.step import StagePrograms
 from jrl.rollout.corrector import corrector_source
+from jrl.rollout.process_rewards import process_source
 from jrl.rollout.prompts import TRAIN_STREAM, place_prompts
 from jrl.rollout.rewards import OpenClassifier, reward_model_source
 from jrl.rollout.sampler import untruncated
@@ -106,6 +107,13 @@ def reward_sources(
     from_judges = [judge_source(judge, processes) for judge in judgement.judges if asks(stage, judge.config)]
     from_model = [] if judgement.classifier is None else [reward_model_source(judgement.classifier)]
     return (*from_model, *from_judges, *from_roles)
+
+
+def open_process_rewards(stage: Online, own: StagePrograms, policy: Policy) -> RewardSource:
+    """Returns the role that judges a stage's steps as a source of rewards of tokens."""
+    role = stage.process.role
+    scores = lambda state, packed: own.step_scores(weights_of(state.models, role), packed)
+    return process_source(stage.process, scores, policy.tokenizer)
 
 
 def open_corrector(stage: Online, own: StagePrograms, policy: Policy, key: Array) -> RewardSource:

@@ -39,7 +39,7 @@ from jrl.run.offline import OfflineStage
 from jrl.run.online import OnlineStage
 from jrl.run.policy import Policy
 from jrl.run.report.display import Display
-from jrl.run.rewards import Judgement, open_corrector, open_judgement, reward_sources
+from jrl.run.rewards import Judgement, open_corrector, open_judgement, open_process_rewards, reward_sources
 from jrl.run.sampler_devices import SamplerDevices
 from jrl.tasks.data.stream import Stream
 from jrl.tasks.stopping import Stop
@@ -132,6 +132,8 @@ def stages_of(
         sources = reward_sources(stage, own, judgement, processes)
         if stage.corrector is not None:
             sources = (*sources, open_corrector(stage, own, policy, key))
+        if stage.process is not None:
+            sources = (*sources, open_process_rewards(stage, own, policy))
         components = (*judgement.scorer.component_names, *(name for source in sources for name in source.names))
         if strategy_of(stage.strategy).attempts > 1:
             components = (*components, FIRST_ATTEMPT)

@@ -56,7 +56,8 @@ def begin_stage(
     critic_optimizer: Any = None,
 ) -> TrainState:
     """Returns the state that a stage begins with: a fresh optimizer for the role that it trains, copies of the policy
-    for the roles that it needs, the objective's first state. Roles that earlier stages trained stay, without theirs.
+    for the roles that it needs, the objective's first state. Roles that earlier stages trained stay, without theirs. So
+    moments do not go from stage to stage, and stay while a reference is reset (O9).
 
     Args:
       trains: the role that learns. optimizer: its configuration. config: the objective's. cfg: the model's.

@@ -44,16 +44,18 @@ def tokens():
         values=jnp.array([0.9, 0.9, jnp.nan]),
         old_values=jnp.array([0.5, 0.5, jnp.nan]),
         returns=jnp.array([0.0, 1.0, jnp.nan]),
+        positive_weights=jnp.array([0.0, 2.0, jnp.nan]),
     )
 
 
 def test_right_answers_are_imitated():
     # PPO's loss: rho 1.5, A 1, clip 0.28: -1.28 and 0.1 * 0.405; rho 1, A -2: 2 and 0.1 * 0.045, its value is clipped.
-    # The second token's return is 1: 0.1 * -lp = 0. With lp -0.5 and -1.5 on right rows: 0.1 * mean(0.5, 1.5) = 0.1.
+    # The second token is of a right row: 0.1 * -lp = 0. With lp -0.5 and -1.5 on right rows, of all: 0.1 * mean(0.5,
+    # 1.5) = 0.1.
     loss, metrics = jax.jit(OBJECTIVE.token_loss)(VAPO(), tokens(), ())
     np.testing.assert_allclose(loss, [-1.28 + 0.0405, 2 + 0.0045, 0], rtol=1e-6)
     np.testing.assert_array_equal(metrics["right"], [0, 1, 0])
-    right = tokens().replace(logprobs=jnp.array([-0.5, -1.5, jnp.nan]), returns=jnp.ones(3))
+    right = tokens().replace(logprobs=jnp.array([-0.5, -1.5, jnp.nan]), positive_weights=jnp.array([1.0, 1.0, jnp.nan]))
     loss_of = lambda config, lp: OBJECTIVE.token_loss(config, right.replace(logprobs=lp), ())[0]
     more = loss_of(VAPO(), right.logprobs) - loss_of(VAPO(positive_nll=None), right.logprobs)
     np.testing.assert_allclose(more, [0.05, 0.15, 0], rtol=1e-5)
@@ -62,8 +64,30 @@ def test_right_answers_are_imitated():
     np.testing.assert_allclose(gradient(VAPO()) - gradient(VAPO(positive_nll=None)), [-0.1, -0.1, 0], rtol=1e-5)
 
 
+@pytest.mark.parametrize("wrong_tokens", [0, 2, 6])
+def test_the_imitation_is_a_mean_over_the_tokens_of_right_rows(wrong_tokens):
+    # -lp 0.5 and 1.5 on the right row, mean 1, whatever comes beside it: 0.1 * 1 in the step's loss.
+    lp = jnp.array([-0.5, -1.5, *[-9.0] * wrong_tokens])
+    of = lambda x: jnp.full(lp.shape, x)
+    mask = jnp.ones(lp.shape, bool)
+    weights = jnp.where(jnp.arange(len(lp)) < 2, len(lp) / 2, 0.0)
+    batch = tokens().replace(
+        logprobs=lp, old_logprobs=lp, behaviour_logprobs=lp, entropy=of(0.0), advantages=of(0.0), mask=mask,
+        segment=jnp.minimum(jnp.arange(len(lp)) // 2, 1), num_segments=2, values=of(0.0), old_values=of(0.0),
+        returns=of(0.0), positive_weights=weights,
+    )  # fmt: skip
+    np.testing.assert_allclose(OBJECTIVE.token_loss(VAPO(), batch, ())[0].sum() / len(lp), 0.1, rtol=1e-6)
+
+
+def test_right_answers_are_those_of_a_positive_outcome():
+    rows = rows_with_values()
+    found = jax.jit(lambda g: OBJECTIVE.positive(VAPO(), g))(rows.replace(outcome=jnp.array([1.0, 0.0, 1.0, 1.0])))
+    np.testing.assert_array_equal(found, [True, False, False, False])  # one without a verdict, one without a token
+    assert not OBJECTIVE.positive(VAPO(), rows.replace(outcome=jnp.array([0.0, -1.0, jnp.nan, 0.0]))).any()
+
+
 def test_wrong_answers_are_not_imitated():
-    wrong = tokens().replace(returns=jnp.array([0.0, 0.5, 9.0]))
+    wrong = tokens().replace(positive_weights=jnp.zeros(3))
     with_it, without = (OBJECTIVE.token_loss(VAPO(positive_nll=c), wrong, ())[0] for c in (0.1, None))
     np.testing.assert_array_equal(with_it, without)
 
@@ -80,10 +104,6 @@ def test_defaults_are_those_of_the_paper():
     [
         (VAPO(value_clip=0.0), r"VAPO\.value_clip = 0\.0"),
         (VAPO(discount=0.0), r"VAPO\.discount = 0\.0"),
-        (VAPO(discount=0.9), r"VAPO\.positive_nll tells right answers by their return"),
-        (VAPO(kl_in_reward=0.1), r"VAPO\.positive_nll tells right answers by their return"),
-        (VAPO(reward_clip=0.5), r"VAPO\.positive_nll tells right answers by their return"),
-        (VAPO(whiten_rewards=True), r"VAPO\.positive_nll tells right answers by their return"),
         (VAPO(gae_lambda=1.5), r"VAPO\.gae_lambda = 1\.5"),
         (VAPO(length_alpha=0.0), r"VAPO\.length_alpha = 0\.0"),
         (VAPO(positive_nll=0.0), r"VAPO\.positive_nll = 0\.0"),

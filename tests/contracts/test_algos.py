@@ -17,8 +17,9 @@ import pytest
 from jrl.algos import ALGOS, conformance
 from jrl.algos.common import TruncatedImportance
 from jrl.algos.conformance import CONTRACT_TESTS, contract_tests_of, default_config
-from jrl.algos.contract import Facts, Groups, Sequences, Tokens
+from jrl.algos.contract import Facts, Groups, Sequences, Tokens, shaped_reward
 from jrl.device.sharding import MeshShape, make_mesh
+from jrl.ops import likelihood
 from jrl.ops.divergence import DIVERGENCES
 from jrl.plugins import load_parts
 
@@ -46,7 +47,6 @@ OPTIONS = {
 REFUSED = {
     "ALoL": {"kl"},  # beside its clip
     "VTracePPO": {"importance"},
-    "VAPO": {"kl_in_reward", "whiten_rewards", "reward_clip"},
     "DreamerPPO": {"value_clip"},
 }
 
@@ -238,11 +238,13 @@ def test_it_learns_a_word_of_two_letters(name):
             old_entropy=jnp.tile(-(jnp.exp(before) * before).sum(-1), (rows, 1)),
             old_sum_squared=jnp.tile(jnp.exp(2 * before).sum(-1), (rows, 1)),
             sample=jnp.arange(rows, dtype=jnp.int32) // num_groups,
+            tokens=tokens.astype(jnp.int32),
         )
-        shaped = objective.shape(config, groups)
+        shaped = shaped_reward(objective, config, groups, state)
         advantages, following, _ = objective.advantages(config, groups, shaped, state)
         returns = jnp.zeros((rows, 2)) if objective.returns is None else objective.returns(config, groups, shaped)
         mask = ones & objective.keep(config, groups)[:, None]
+        mask = mask if objective.keep_tokens is None else mask & objective.keep_tokens(config, groups)
 
         def loss(logits):
             every = jax.nn.log_softmax(logits)
@@ -263,6 +265,9 @@ def test_it_learns_a_word_of_two_letters(name):
                 old_values=jnp.zeros((rows, 2)),
                 returns=returns,
                 selected=None if objective.select is None else objective.select(config, groups, advantages),
+                positive_weights=None
+                if objective.positive is None
+                else likelihood.positive_weights(objective.positive(config, groups), mask),
                 divergence=divergence_of(needs, every, teacher, rows),
             )
             per_token, metrics = objective.token_loss(config, batch, state)
@@ -368,9 +373,10 @@ def row_outputs(name, groups, tokens, sequences):
     config = everything_on(objective)
     state = objective.init_state(config)
     if objective.advantages is not None:
-        reward = objective.shape(config, groups)
+        reward = shaped_reward(objective, config, groups, state)
         advantages, *rest = objective.advantages(config, groups, reward, state)
         mask = groups.action_mask & objective.keep(config, groups)[:, None]
+        mask = mask if objective.keep_tokens is None else mask & objective.keep_tokens(config, groups)
         actual += [mask, advantages, *rest]
         actual += [] if objective.returns is None else [objective.returns(config, groups, reward)]
         actual += [] if objective.select is None else [objective.select(config, groups, advantages)]
@@ -409,6 +415,7 @@ def test_truncated_importance_weighs_the_policy_loss(name):
     objective, tokens = ALGOS[name], conformance.sample_tokens()
     # A policy without a value head, no KL to the reference and no entropy: none is weighted.
     tokens = tokens.replace(values=None, returns=jnp.zeros_like(tokens.returns), ref_logprobs=tokens.logprobs)
+    tokens = tokens.replace(positive_weights=jnp.zeros_like(tokens.returns))
     tokens = tokens.replace(entropy=jnp.zeros_like(tokens.entropy))
     loss_of = lambda config, tokens: objective.token_loss(config, tokens, objective.init_state(config))
     plain, _ = loss_of(objective.config(), tokens)
@@ -432,7 +439,8 @@ def test_float64_stays_float64(name):
             values += [objective.weights(config, groups.action_mask, 6)]
             values += [objective.denominator(config, groups.action_mask, 12, 6)]
         if objective.advantages is not None:
-            values.append(objective.advantages(config, groups, objective.shape(config, groups), state)[0])
+            reward = shaped_reward(objective, config, groups, state)
+            values.append(objective.advantages(config, groups, reward, state)[0])
         if objective.sequence_loss is not None:
             values.append(objective.sequence_loss(config, sequences, state)[0])
         return values

@@ -13,7 +13,8 @@ from jrl.tasks.verifiers.conformance import CONTRACT_TESTS
 from jrl.tasks.verifiers.source import PartSource
 
 REQUIRED = {"Regex": {"pattern": "(a|b)*c"}}
-TASK = {"dataset": "chain_sum", "entry": {"question": "2 + 2?", "answer": "4", "metadata": {}}, "tests": [[0, 4]]}
+TASK = {"dataset": "chain_sum", "entry": {"question": "2 + 2?", "answer": "4", "metadata": {}}, "tests": [[0, 4]],
+        "steps": ["4"]}  # fmt: skip
 EXAMPLE = Example(id="e", messages=(Message("user", "2 + 2?"),), answer="4", info=TASK)
 BREAKS = PartSource(
     "breaks.py",

@@ -49,3 +49,30 @@ def test_a_bounded_reward_carries_no_gradient():
         jnp.ones(1), lp, jnp.zeros((1, 2)), jnp.ones((1, 2), bool), limit=4.0
     ).sum()
     np.testing.assert_array_equal(jax.grad(total)(jnp.ones((1, 2))), 0)
+
+
+def test_the_score_of_the_baseline_answer_by_hand():
+    # Group 0: its baseline scores 0.5. Group 1 has none.
+    score, group = jnp.array([0.5, 1.5, NAN, 3.0]), jnp.array([0, 0, 0, 1], jnp.int32)
+    baseline = jnp.array([True, False, False, False])
+    found, there = jax.jit(lambda *x: constraints.baseline_score(*x, num_groups=2))(score, baseline, group)
+    np.testing.assert_array_equal(found, [0.5, 0.5, 0.5, 0])
+    np.testing.assert_array_equal(there, [True, True, True, False])
+
+
+def test_the_best_feasible_answer_by_hand():
+    # Group 0: of the allowed 1 and 3 the second. Group 1: two tie. Group 2: none is allowed, the fallback. Group 3:
+    # nothing.
+    score = jnp.array([9.0, 1.0, 3.0, 2.0, 2.0, 1.0, 5.0, 4.0, NAN])
+    group = jnp.array([0, 0, 0, 1, 1, 1, 2, 2, 3], jnp.int32)
+    allowed = jnp.array([0, 1, 1, 1, 1, 1, 0, 0, 0], bool)
+    fallback = jnp.array([1, 0, 0, 0, 0, 0, 1, 0, 0], bool)
+    found = jax.jit(lambda *x: constraints.best_feasible(*x, num_groups=4))(score, allowed, fallback, group)
+    np.testing.assert_array_equal(found, [0, 0, 1, 0.5, 0.5, 0, 1, 0, 0])
+    check_widens(lambda s: constraints.best_feasible(s, allowed[:6], fallback[:6], group[:6], num_groups=4), score[:6])
+
+
+def test_how_far_a_row_has_moved_by_hand():
+    old, reference = jnp.array([[NAN, -1.0, -2.0]]), jnp.array([[NAN, -2.5, -2.5]])
+    action = jnp.array([[False, True, True]])
+    np.testing.assert_allclose(jax.jit(constraints.moved)(old, reference, action), [2.0], rtol=1e-6)

@@ -98,3 +98,26 @@ def test_a_circle_of_wins_has_no_pair_and_order_cancels():
     assert (tournament(circle, group, valid, num_groups=1, margin=0.0)[1] == -1).all()
     first_wins = jnp.ones((3, 3))  # a judge that always takes the first
     assert (tournament(first_wins, group, valid, num_groups=1, margin=0.0)[1] == -1).all()
+
+
+def test_a_feasible_row_is_preferred_to_an_infeasible_one_by_hand():
+    # Group 0: feasible 0.2 and 0.9, infeasible 2.0 and 0.1: 0.9 over 0.1. Group 1: all feasible: 3 over 1. Group 2:
+    # none feasible. Group 3: all feasible and equal. Group 4: an infeasible row that is better than the feasible one.
+    # Group 5: the infeasible row has no verdict, so that one row is left.
+    reward = jnp.array([0.2, 0.9, 2.0, 0.1, 3.0, 1.0, 2.0, 5.0, 4.0, 1.0, 1.0, 0.0, 7.0, 1.0, NAN])
+    group = jnp.array([0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5], jnp.int32)
+    feasible = jnp.array([1, 1, 0, 0, 1, 1, 1, 0, 0, 1, 1, 1, 0, 1, 0], bool)
+    run = jax.jit(lambda *x: pairs.feasible_against_infeasible(*x, num_groups=6))
+    label, unit = run(reward, group, ~jnp.isnan(reward), feasible)
+    np.testing.assert_array_equal(label, [0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0])
+    np.testing.assert_array_equal(unit, [-1, 0, -1, 0, 1, 1, -1, -1, -1, -1, -1, 4, 4, -1, -1])
+
+
+def test_with_every_row_feasible_the_best_is_preferred_to_the_worst():
+    rng = np.random.default_rng(0)
+    reward, group = jnp.asarray(rng.normal(size=24), jnp.float32), jnp.repeat(jnp.arange(4, dtype=jnp.int32), 6)
+    valid = jnp.asarray(rng.uniform(size=24) > 0.3)
+    found = pairs.feasible_against_infeasible(reward, group, valid, jnp.ones(24, bool), num_groups=4)
+    expected = pairs.best_against_worst(reward, group, valid, num_groups=4, margin=0.0)
+    for a, b in zip(found, expected):
+        np.testing.assert_array_equal(a, b)

@@ -6,8 +6,9 @@ import pytest
 
 from jrl.tasks.example import Example, Message
 from jrl.tasks.verdict import Status
-from jrl.tasks.verifiers import calibration, expression_tests, similarity
+from jrl.tasks.verifiers import calibration, confidence_span, expression_tests, similarity
 from jrl.tasks.verifiers.calibration import Calibration
+from jrl.tasks.verifiers.confidence_span import ConfidenceSpan
 from jrl.tasks.verifiers.expression_tests import ExpressionTests
 from jrl.tasks.verifiers.similarity import Similarity
 
@@ -74,6 +75,26 @@ def test_calibration_on_another_scale():
     assert verdict.reward == pytest.approx(0.92)
     with pytest.raises(ValueError, match="it must be above 0"):
         Calibration(scale=0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "spans"),
+    [
+        ("bcde<confidence>8</confidence>", Status.CORRECT, ((5, 0.92),)),
+        ("wrong<confidence>8</confidence>", Status.WRONG, ((6, -0.28),)),
+        ("bcde<confidence>high", Status.UNPARSABLE, ((5, -1.0),)),  # where the confidence begins
+        ("bcde", Status.UNPARSABLE, ((4, -1.0),)),  # there is none
+        ("", Status.UNPARSABLE, ()),
+    ],
+)
+def test_the_reward_of_a_confidence_is_on_its_first_character(text, status, spans):
+    verdict = confidence_span.score(ConfidenceSpan(), text, example())
+    assert verdict.status is status and verdict.reward == 0
+    assert verdict.spans == tuple((end, pytest.approx(reward)) for end, reward in spans)
+    short = ConfidenceSpan(opening="[", closing="]")
+    assert confidence_span.score(short, "bcde[8]", example()).spans == ((5, pytest.approx(0.92)),)
+    with pytest.raises(ValueError, match=r"ConfidenceSpan\.opening and ConfidenceSpan\.closing must be texts"):
+        ConfidenceSpan(opening="")
 
 
 TESTS = [["0", "1"], [1, 3], ["1/2", "2"], [-1, 0]]  # 2 x + 1 passes the first three

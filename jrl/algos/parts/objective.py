@@ -62,10 +62,24 @@ OBJECTIVE_FUNCTIONS: list[Part] = [
     },
     {
         "id": "row",
+        "function": "jrl.algos.contract:Objective.keep_tokens",
+        "inputs": ["config", "groups"],
+        "output": "tokens [N, T] bool that may enter the loss where their row does",
+        "tests": ["tests/algos/test_say_self.py::test_tokens_before_the_confidence_do_not_learn"],
+    },
+    {
+        "id": "row",
         "function": "jrl.algos.contract:Objective.shape",
         "inputs": ["config", "groups"],
         "output": "reward [N] float32, what advantages are taken of",
         "tests": ["tests/algos/test_dapo.py::test_the_reward_falls_over_the_last_tokens_before_the_limit"],
+    },
+    {
+        "id": "row",
+        "function": "jrl.algos.contract:Objective.shape_with_state",
+        "inputs": ["config", "groups", "reward", "state"],
+        "output": "reward [N] float32, as what the objective remembers changes it",
+        "tests": ["tests/algos/test_ppo_max.py::test_rewards_are_divided_by_their_running_deviation"],
     },
     {
         "id": "row",
@@ -87,6 +101,13 @@ OBJECTIVE_FUNCTIONS: list[Part] = [
         "inputs": ["config", "groups", "advantages"],
         "output": "selected [N, T] bool, tokens that token_loss treats in another way",
         "tests": ["tests/algos/test_kl_cov.py::test_the_tokens_of_largest_covariance_are_selected"],
+    },
+    {
+        "id": "row",
+        "function": "jrl.algos.contract:Objective.positive",
+        "inputs": ["config", "groups"],
+        "output": "rows [N] bool, whose tokens have a mean of their own in token_loss",
+        "tests": ["tests/algos/test_vapo.py::test_right_answers_are_those_of_a_positive_outcome"],
     },
     {
         "id": "row",

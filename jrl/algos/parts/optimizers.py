@@ -53,10 +53,49 @@ PARTS: list[Part] = [
         ],
     },
     {
+        "id": "O6",
+        "function": "jrl.learning.step:updates",
+        "inputs": ["p", "state", "learned", "arrays"],
+        "output": "state, metrics of every update",
+        "tests": [
+            "tests/test_step_parts.py::test_a_step_moves_the_objectives_state_where_no_update_was_skipped",
+            "tests/test_learner.py::test_minibatches_share_out_every_sequence_once",
+        ],
+    },
+    {
         "id": "O7",
         "function": "jrl.learning.optimizer:step",
         "inputs": ["config", "gradient", "state", "params", "leaves", "sound"],
         "output": "parameters, state, updates",
         "tests": ["tests/test_optimizer.py::test_an_unsound_step_keeps_every_bit_of_weights_and_state"],
+    },
+    {
+        "id": "O8",
+        "function": "jrl.learning.optimizer:step",
+        "inputs": ["config", "gradient", "state", "params", "leaves", "sound"],
+        "output": "parameters, state, updates",
+        "tests": [
+            "tests/test_learner.py::test_a_batch_without_a_token_to_learn_from_is_skipped",
+        ],
+    },
+    {
+        "id": "O9",
+        "function": "jrl.run.train_state:begin_stage",
+        "inputs": [
+            "state",
+            "trains",
+            "optimizer",
+            "objective",
+            "config",
+            "model",
+            "cfg",
+            "num_previous",
+            "critic",
+            "critic_optimizer",
+        ],
+        "output": "state with fresh moments",
+        "tests": [
+            "tests/test_stages.py::test_a_stage_leaves_its_roles_to_the_next_ones",
+        ],
     },
 ]

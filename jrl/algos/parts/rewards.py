@@ -281,6 +281,43 @@ PARTS: list[Part] = [
         ],
     },
     {
+        "id": "R13",
+        "function": "jrl.ops.constraints:moved",
+        "inputs": ["old_logprobs", "ref_logprobs", "action_mask"],
+        "output": "log-ratio [N] float32",
+        "tests": [
+            "tests/ops/test_constraints.py::test_how_far_a_row_has_moved_by_hand",
+        ],
+    },
+    {
+        "id": "R13",
+        "function": "jrl.ops.constraints:baseline_score",
+        "inputs": ["score", "baseline", "group", "num_groups"],
+        "output": "(score [N] float32, there is one [N] bool)",
+        "tests": [
+            "tests/ops/test_constraints.py::test_the_score_of_the_baseline_answer_by_hand",
+        ],
+    },
+    {
+        "id": "R13",
+        "function": "jrl.ops.constraints:best_feasible",
+        "inputs": ["score", "allowed", "fallback", "group", "num_groups"],
+        "output": "weights [N] float32",
+        "tests": [
+            "tests/ops/test_constraints.py::test_the_best_feasible_answer_by_hand",
+        ],
+    },
+    {
+        "id": "R13",
+        "function": "jrl.ops.pairs:feasible_against_infeasible",
+        "inputs": ["reward", "group", "valid", "feasible", "num_groups"],
+        "output": "label [N] float32, unit [N] int32",
+        "tests": [
+            "tests/ops/test_pairs.py::test_a_feasible_row_is_preferred_to_an_infeasible_one_by_hand",
+            "tests/ops/test_pairs.py::test_with_every_row_feasible_the_best_is_preferred_to_the_worst",
+        ],
+    },
+    {
         "id": "R14",
         "function": "jrl.tasks.rewards.rubric:rubric_score",
         "inputs": ["scores", "weights", "critical"],
@@ -345,6 +382,17 @@ PARTS: list[Part] = [
         "tests": ["tests/rewards/test_sums_and_steps.py::test_steps_as_rewards_by_hand"],
     },
     {
+        "id": "R15",
+        "function": "jrl.rollout.process_rewards:process_source",
+        "inputs": ["config", "scores", "tokenizer"],
+        "output": "RewardSource: rewards of tokens",
+        "tests": [
+            "tests/test_process_rewards.py::test_the_tokens_that_end_steps_earn_differences_by_hand",
+            "tests/test_process_rewards.py::test_a_completion_without_a_step_is_one_and_a_score_that_is_no_number_is_missing",
+            "tests/test_process_rewards.py::test_tokens_that_the_policy_did_not_sample_end_no_step",
+        ],
+    },
+    {
         "id": "R16",
         "function": "jrl.rollout.token_rewards:span_rewards",
         "inputs": ["spans", "tokens", "action_mask", "tokenizer"],
@@ -353,6 +401,15 @@ PARTS: list[Part] = [
             "tests/test_token_rewards.py::test_rewards_of_spans_by_hand",
             "tests/test_token_rewards.py::test_a_character_of_several_tokens_is_completed_by_its_last_one",
             "tests/test_token_rewards.py::test_bytes_that_complete_no_character_leave_the_reward_on_the_last_token",
+        ],
+    },
+    {
+        "id": "R16",
+        "function": "jrl.tasks.rewards.segments:segment_rewards",
+        "inputs": ["right", "wanted", "factuality", "completeness"],
+        "output": "reward of every segment, reward of the row",
+        "tests": [
+            "tests/verifiers/test_step_match.py::test_rewards_of_segments_by_hand",
         ],
     },
     {
@@ -377,6 +434,27 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_shaping.py::test_whitened_rewards_keep_their_mean_by_hand",
             "tests/ops/test_shaping.py::test_rewards_that_are_all_equal_are_not_whitened",
+        ],
+    },
+    {
+        "id": "R18",
+        "function": "jrl.ops.running_scale:add_to_moments",
+        "inputs": ["moments", "x", "mask"],
+        "output": "Moments, [] float32 each",
+        "tests": [
+            "tests/ops/test_running_scale.py::test_the_scale_by_hand",
+            "tests/ops/test_running_scale.py::test_batches_have_the_moments_of_all_numbers_at_once",
+        ],
+    },
+    {
+        "id": "R18",
+        "function": "jrl.ops.running_scale:scale_by_moments",
+        "inputs": ["x", "moments"],
+        "output": "reward [...] float32",
+        "tests": [
+            "tests/ops/test_running_scale.py::test_the_scale_by_hand",
+            "tests/ops/test_running_scale.py::test_one_number_or_equal_ones_scale_nothing_and_there_is_no_gradient",
+            "tests/ops/test_running_scale.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -438,6 +516,45 @@ PARTS: list[Part] = [
         "tests": [
             "tests/rewards/test_text_rewards.py::test_novelty_by_hand",
             "tests/rewards/test_text_rewards.py::test_self_bleu_by_hand",
+        ],
+    },
+    {
+        "id": "R23",
+        "function": "jrl.ops.novelty:ngram_embedding",
+        "inputs": ["tokens", "mask", "max_order", "width"],
+        "output": "embedding [N, D] float32",
+        "tests": [
+            "tests/ops/test_novelty.py::test_the_cosine_of_embeddings_is_that_of_counts",
+            "tests/ops/test_novelty.py::test_masked_tokens_are_none_and_no_ngram_spans_them",
+            "tests/ops/test_novelty.py::test_few_numbers_stand_for_many_ngrams",
+        ],
+    },
+    {
+        "id": "R23",
+        "function": "jrl.ops.novelty:nearest_cosine",
+        "inputs": ["embedding", "history", "neighbors"],
+        "output": "mean cosine [N] float32",
+        "tests": [
+            "tests/ops/test_novelty.py::test_the_nearest_of_the_history_by_hand",
+        ],
+    },
+    {
+        "id": "R23",
+        "function": "jrl.ops.novelty:novelty_reward",
+        "inputs": ["reward", "similarity", "coefficient"],
+        "output": "reward [N] float32",
+        "tests": [
+            "tests/ops/test_novelty.py::test_the_nearest_of_the_history_by_hand",
+        ],
+    },
+    {
+        "id": "R23",
+        "function": "jrl.ops.novelty:add_to_history",
+        "inputs": ["history", "embedding", "counts", "group", "sample", "num_groups"],
+        "output": "History",
+        "tests": [
+            "tests/ops/test_novelty.py::test_the_history_is_a_ring_in_the_order_of_prompts_and_samples",
+            "tests/ops/test_novelty.py::test_of_more_rows_than_it_holds_the_last_stay_and_nan_does_not_enter",
         ],
     },
     {

@@ -98,6 +98,25 @@ PARTS: list[Part] = [
         ],
     },
     {
+        "id": "V3",
+        "function": "jrl.learning.critic:begin_critic",
+        "inputs": ["source", "shares", "zeros", "outputs"],
+        "output": "ModelState of the critic",
+        "tests": [
+            "tests/test_critic_run.py::test_a_critic_begins_with_the_reward_model_and_its_head",
+        ],
+    },
+    {
+        "id": "V3",
+        "function": "jrl.learning.step:learn_from_sampled",
+        "inputs": ["p", "state", "minibatches", "rollout", "scores", "arrays", "role", "epochs", "warms_up"],
+        "output": "state, metrics, what was learned from",
+        "tests": [
+            "tests/test_critic_run.py::test_the_policy_keeps_its_bits_while_the_critic_warms_up",
+            "tests/test_critic_run.py::test_the_value_loss_falls_while_the_policy_stands_still",
+        ],
+    },
+    {
         "id": "V4",
         "function": "jrl.ops.values:explained_variance",
         "inputs": ["values", "returns", "mask"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jrl.tasks.verifiers import (
     calibration,
+    confidence_span,
     equation_steps,
     exact,
     expression_tests,
@@ -14,9 +15,11 @@ from jrl.tasks.verifiers import (
     regex,
     repetition,
     similarity,
+    step_match,
     tags,
 )
 from jrl.tasks.verifiers.calibration import Calibration
+from jrl.tasks.verifiers.confidence_span import ConfidenceSpan
 from jrl.tasks.verifiers.contract import Row, Verifier, as_verifier, config_of, look_up, merge, row_of
 from jrl.tasks.verifiers.equation_steps import EquationSteps
 from jrl.tasks.verifiers.exact import Exact
@@ -28,6 +31,7 @@ from jrl.tasks.verifiers.reasoning_gym import ReasoningGymScore
 from jrl.tasks.verifiers.regex import Regex
 from jrl.tasks.verifiers.repetition import Repetition
 from jrl.tasks.verifiers.similarity import Similarity
+from jrl.tasks.verifiers.step_match import StepMatch
 from jrl.tasks.verifiers.tags import FormatTags
 
 VERIFIERS = {
@@ -39,9 +43,11 @@ VERIFIERS = {
     "Length": Verifier(Length, length.score, reward_range=(0, 1)),
     "Similarity": Verifier(Similarity, similarity.score),
     "Calibration": Verifier(Calibration, calibration.score, reward_range=(-1, 1)),
+    "ConfidenceSpan": Verifier(ConfidenceSpan, confidence_span.score, rewards_spans=True, reward_range=(-1, 1)),
     "ExpressionTests": Verifier(ExpressionTests, expression_tests.score, reward_range=(0, 1)),
     "Repetition": Verifier(Repetition, repetition.score, reward_range=(-1, 0)),
     "EquationSteps": Verifier(EquationSteps, equation_steps.score, rewards_spans=True, reward_range=(0, 1)),
+    "StepMatch": Verifier(StepMatch, step_match.score, rewards_spans=True),
     "ReasoningGymScore": Verifier(ReasoningGymScore, reasoning_gym.score, reasoning_gym.preload),
 }
 

@@ -11,8 +11,6 @@ from jrl.tasks.verdict import Status, Verdict
 from jrl.tasks.verifiers.extract import Extract, extract_answer
 from jrl.tasks.verifiers.numeric import read_number
 
-OPENING, CLOSING = "<confidence>", "</confidence>"
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Calibration:
@@ -21,10 +19,15 @@ class Calibration:
     weight: float = 1.0  # of this verifier in the reward
     extract: Extract = "all"  # the place of the answer before the confidence
     scale: float = 10.0  # the confidence of someone who is certain; 0 is that of someone who guesses
+    opening: str = "<confidence>"  # what a confidence begins with
+    closing: str = "</confidence>"  # what it ends with
 
     def __post_init__(self) -> None:
+        if not self.opening or not self.closing:
+            name = type(self).__name__
+            raise ValueError(f"{name}.opening and {name}.closing must be texts, such as '<confidence>'")
         if not self.scale > 0:
-            raise ValueError(f"Calibration.scale is {self.scale}; it must be above 0")
+            raise ValueError(f"{type(self).__name__}.scale is {self.scale}; it must be above 0")
 
 
 def score(config: Calibration, completion: str, example: Example) -> Verdict:
@@ -36,10 +39,10 @@ def score(config: Calibration, completion: str, example: Example) -> Verdict:
     """
     if example.answer is None:
         raise ValueError(f"example {example.id!r} has no answer; Calibration needs one")
-    answer = extract_answer(completion.partition(OPENING)[0], config.extract)
+    answer = extract_answer(completion.partition(config.opening)[0], config.extract)
     sure = stated_confidence(config, completion)
     if answer is None or sure is None:
-        wanted = f"an answer and {OPENING}a number from 0 to {config.scale:g}{CLOSING} at the end"
+        wanted = f"an answer and {config.opening}a number from 0 to {config.scale:g}{config.closing} at the end"
         return Verdict(Status.UNPARSABLE, UNPARSABLE, f"there is not {wanted}")
     correct = answer == example.answer.strip()
     return Verdict(Status.CORRECT if correct else Status.WRONG, calibration(correct, sure))
@@ -47,7 +50,7 @@ def score(config: Calibration, completion: str, example: Example) -> Verdict:
 
 def stated_confidence(config: Calibration, completion: str) -> float | None:
     """Returns how sure a completion says that it is, in [0, 1]; None where it does not end by saying so."""
-    said, closing, after = completion.partition(OPENING)[2].partition(CLOSING)
+    said, closing, after = completion.partition(config.opening)[2].partition(config.closing)
     number = read_number(said)
     sure = None if number is None else number / Fraction(config.scale)
     return None if not closing or after.strip() or sure is None or not 0 <= sure <= 1 else float(sure)

@@ -347,6 +347,8 @@ def programs_of(case: Case) -> dict[str, Program]:
             programs[f"{stage_case.name}.sample"] = Program("sample", sampling_case(stage_case))
             if stage_case.stage.rewards:
                 programs[f"{stage_case.name}.scores"] = Program("scores", stage_case)
+            if stage_case.stage.process is not None:
+                programs[f"{stage_case.name}.step_scores"] = Program("scores", stage_case)
             if stage_case.stage.corrector is not None:
                 programs[f"{stage_case.name}.correct"] = Program("sample", correcting_case(stage_case))
         if stage_case.recomputes:

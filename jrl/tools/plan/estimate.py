@@ -342,6 +342,7 @@ def calls(case: Case) -> dict[str, int]:
         times = {
             "sample": 1,
             "correct": 1,
+            "step_scores": learner.minibatches,
             "scores": len(stage_case.stage.rewards) if isinstance(stage_case.stage, Online) else 0,
             "recompute": learner.minibatches,
             "reference": learner.minibatches,

@@ -21,6 +21,7 @@ from jrl.models.pretrained.published import classifier_of
 from jrl.plugins import Parts
 from jrl.rollout import stop_strings
 from jrl.rollout.corrector import KEPT
+from jrl.rollout.process_rewards import WORST_STEP
 from jrl.rollout.rewards import RewardModel
 from jrl.rollout.sampler import SamplingParams
 from jrl.rollout.scoring import component_names, rewards_spans
@@ -142,7 +143,8 @@ def inputs_of(
         shapes=tuple(programs.packed_shape(stage, config, parts.tables, mesh) for stage in config.stages),
         components=tuple(map(functools.partial(components_of, config), config.stages)),
         rewards_tokens=tuple(
-            rewards_spans(config.scoring, parts.tables["verifiers"]) or getattr(stage, "corrector", None) is not None
+            rewards_spans(config.scoring, parts.tables["verifiers"])
+            or any(getattr(stage, field, None) is not None for field in ("corrector", "process"))
             for stage in config.stages
         ),
         attributes=tuple(
@@ -159,10 +161,12 @@ def components_of(config: Config, stage: Stage) -> tuple[str, ...]:
     if isinstance(stage, Online) and stage.ensemble is not None:
         roles = (ROLE_ENSEMBLE,)
     corrected = (KEPT,) if isinstance(stage, Online) and stage.corrector is not None else ()
+    judged_steps = (WORST_STEP,) if isinstance(stage, Online) and stage.process is not None else ()
     judged = itertools.chain.from_iterable(map(score_names, judges_of(stage, config)))
     first = [FIRST_ATTEMPT] if isinstance(stage, Online) and strategy_of(stage.strategy).attempts > 1 else []
     read = components_read(stage.shaping) if isinstance(stage, Online) else ()
-    return tuple(dict.fromkeys((*component_names(config.scoring), *labels, *judged, *roles, *corrected, *read, *first)))
+    models = (*labels, *judged, *roles, *corrected, *judged_steps)
+    return tuple(dict.fromkeys((*component_names(config.scoring), *models, *read, *first)))
 
 
 def reward_components(reward: RewardModel) -> tuple[str, ...]:

@@ -134,6 +134,8 @@ def unsupported(config: Config) -> str | None:
             return "rewards of roles (Online.rewards)"
         if isinstance(stage, Online) and stage.corrector is not None:
             return "a corrector (Online.corrector)"
+        if isinstance(stage, Online) and stage.process is not None:
+            return "rewards of steps by a role (Online.process)"
     return None
 
 

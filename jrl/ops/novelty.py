@@ -1,0 +1,106 @@
+"""How unlike a completion is to what was said before, by the cosine of n-gram counts; and what was said before."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jrl.ops import groups, reduce
+
+Array = jax.Array
+
+MULTIPLIER = 2654435761  # an odd number near 2^32 / golden ratio, after which high bits depend on all low ones
+
+
+class History(NamedTuple):
+    """The completions that were said last."""
+
+    embeddings: Array  # [H, D] float32
+    count: Array  # [] int32, of all that were ever added
+
+
+def no_history(size: int, width: int) -> History:
+    """Returns a history of nothing, with room for so many completions of so many numbers each."""
+    return History(jnp.zeros((size, width), jnp.float32), jnp.int32(0))
+
+
+def ngram_embedding(tokens: Array, mask: Array, *, max_order: int, width: int) -> Array:
+    """Returns R23's emb(y) without a model: counts of n-grams, hashed to `width` numbers and scaled to length 1.
+
+    n goes from 1 to max_order; an n-gram is of tokens in a run of the mask, and its count stands at the place that a
+    hash of it names, where others may stand too. A row without a token is all 0.
+
+    Args:
+      tokens: [N, T] int32. mask: [N, T] bool, tokens of the completion.
+
+    Returns:
+      [N, D] float32.
+    """
+    ids = jnp.where(mask, tokens, 0).astype(jnp.uint32) + 1
+    shifted = lambda x, fill: jnp.concatenate([x[:, 1:], jnp.full_like(x[:, :1], fill)], axis=1)
+    place = jnp.arange(width, dtype=jnp.uint32)
+    counts = jnp.zeros((tokens.shape[0], width), jnp.float32)
+    hashed, whole, following, inside = jnp.zeros_like(ids), jnp.ones_like(mask), ids, mask
+    for order in range(1, max_order + 1):
+        hashed, whole = (hashed * jnp.uint32(31) + following) * jnp.uint32(MULTIPLIER), whole & inside
+        bucket = ((hashed + jnp.uint32(order)) >> jnp.uint32(7)) % jnp.uint32(width)
+        counts += jnp.sum((bucket[..., None] == place[None, None]) & whole[..., None], axis=1)
+        following, inside = shifted(following, 0), shifted(inside, False)
+    norm = jnp.sqrt(jnp.sum(counts**2, axis=1, keepdims=True))
+    return counts / jnp.maximum(norm, 1e-6)
+
+
+def nearest_cosine(embedding: Array, history: History, *, neighbors: int) -> Array:
+    """Returns the mean cosine to the `neighbors` nearest of the history, fewer where it holds fewer, [N] float32; 0 for
+    an empty one. R23's Nov_cos is minus that.
+
+    Args:
+      embedding: [N, D] float32 of length 1 (`ngram_embedding`).
+
+    Source: curiosity-driven red teaming, 2402.19464, whose embeddings are a sentence model's.
+    """
+    size = history.embeddings.shape[0]
+    there = jnp.arange(size) < history.count
+    cosine = jnp.where(there[None, :], embedding @ history.embeddings.T, -jnp.inf)
+    nearest = jax.lax.top_k(cosine, min(neighbors, size))[0]
+    found = jnp.isfinite(nearest)
+    return jnp.sum(jnp.where(found, nearest, 0), axis=1) / jnp.maximum(found.sum(axis=1), 1)
+
+
+def novelty_reward(reward: Array, similarity: Array, *, coefficient: float) -> Array:
+    """Returns R23: reward - coefficient * similarity, [N] float32 or wider.
+
+    Args:
+      reward: [N] float. similarity: [N] float, the mean cosine to what was said before.
+    """
+    return reduce.widen(reward) - coefficient * similarity
+
+
+def add_to_history(
+    history: History, embedding: Array, counts: Array, group: Array, sample: Array, *, num_groups: int
+) -> History:
+    """Returns R23's history with the rows that count added, in the place of the oldest; of more rows than it holds, the
+    last ones.
+
+    Rows are added by group, and in a group by sample, in whatever order they come.
+
+    Args:
+      embedding: [N, D] float32. counts: [N] bool. group: [N] int32 in 0..num_groups-1. sample: [N] int32, of rows that
+        count below N / num_groups rounded up; with the group a row's name.
+    """
+    size, more = history.embeddings.shape[0], jnp.sum(counts).astype(jnp.int32)
+    samples = -(-group.shape[0] // num_groups)
+    name = group * samples + sample
+    of_name = groups.count(name, counts, num_groups=num_groups * samples)
+    rank = groups.to_rows(jnp.cumsum(of_name) - of_name, name).astype(jnp.int32)
+    stays = counts & (more - rank <= size)
+    slot = (history.count + rank) % size
+    goes = stays[:, None] & (slot[:, None] == jnp.arange(size)[None, :])  # [N, H], at most one row for a slot
+    # No product of matrices: under explicit axes one that sums over sharded rows must say where its result goes.
+    new = jnp.sum(jnp.where(goes[..., None], embedding[:, None, :], 0), axis=0)
+    old = jnp.where(jnp.any(goes, axis=0)[:, None], new.astype(history.embeddings.dtype), history.embeddings)
+    # Past its size only the place matters, so that the count never overflows.
+    count = history.count + more
+    return History(old, jnp.where(count > 2 * size, size + count % size, count).astype(jnp.int32))
