@@ -44,8 +44,11 @@ class Bench(NamedTuple):
     repeats: int
     in_use: bool  # disturbed runs count
     bindings: list[str]  # of jrl's configuration
-    rows: str  # only rows whose name holds this
+    rows: Sequence[str]  # only rows whose name holds one of these
     before: Path = ROOT  # the checkout of the system BEFORE
+
+    def measures(self, row: str) -> bool:
+        return any(text in row for text in self.rows)
 
     def open(self, name: str, environment: dict[str, str] | None = None) -> System:
         root = self.before if name == BEFORE else ROOT
@@ -62,7 +65,7 @@ def main() -> None:
     parser.add_argument("--only", choices=("jrl", "peers", *PEERS), nargs="+", default=("jrl", "peers"))
     parser.add_argument("--what", choices=WHATS, nargs="+", default=WHATS)
     parser.add_argument("--shape", choices=tuple(SHAPES), default="cpu", help="of the model")
-    parser.add_argument("--rows", default="", help="only rows whose name holds this text")
+    parser.add_argument("--rows", nargs="+", default=[""], metavar="TEXT", help="only rows whose name holds it")
     parser.add_argument("--repeats", type=int, default=quiet.REPEATS, help="undisturbed runs of each row")
     parser.add_argument("--bind", action="append", default=[], metavar="NAME=VALUE", help="of jrl's configuration")
     parser.add_argument("--against", type=Path, metavar="DIR", help="another checkout of jrl, in turn with this one")
@@ -166,7 +169,7 @@ def sampler(bench: Bench) -> Rows:
     systems, failed = open_all(bench), {}
     print(table.SAMPLING_HEAD, flush=True)
     for case in SAMPLING:
-        if bench.rows not in case.name:
+        if not bench.measures(case.name):
             continue
         failed |= prepare(bench, systems, "open_sampling", case=case)  # a system that failed is not asked again
         row = {"roofline_seconds": hardware.sampling_seconds(bench.shape, case, bench.limits)}
@@ -179,7 +182,7 @@ def sampler(bench: Bench) -> Rows:
 
 def update(bench: Bench) -> Rows:
     """Measures one update in every system, in processes that do nothing else, and the most memory of each."""
-    if bench.rows not in "update":
+    if not bench.measures("update"):
         return
     case, systems = UPDATE, open_all(bench)
     failed = prepare(bench, systems, "open_learning", scratch=str(bench.folder), case=case)
@@ -202,7 +205,7 @@ def step(bench: Bench) -> Rows:
     """Measures whole steps of GRPO in every system."""
     print(table.LEARNING_HEAD, flush=True)
     for case in LEARNING:
-        if bench.rows not in f"step, {case.name}":
+        if not bench.measures(f"step, {case.name}"):
             continue
         systems = open_all(bench)
         failed = prepare(bench, systems, "open_learning", scratch=str(bench.folder), case=case)
@@ -247,7 +250,7 @@ def start(bench: Bench) -> Rows:
 
     print(table.START_HEAD, flush=True)
     for cached, title in ((False, "start, cold"), (True, "start, from the cache")):
-        if bench.rows not in title:
+        if not bench.measures(title):
             continue
         names = [name for name in bench.pythons if not cached or name != "trl"]
         if cached:
@@ -263,7 +266,7 @@ def start(bench: Bench) -> Rows:
 def sweeps(bench: Bench) -> Rows:
     """Measures jrl's step against sequences, length, vocabulary and layers, one at a time."""
     for title, points in SWEEPS.items():
-        if bench.rows not in f"sweep, {title}":
+        if not bench.measures(f"sweep, {title}"):
             continue
         rows = []
         for value, change in points:

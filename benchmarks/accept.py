@@ -2,6 +2,7 @@
 
     python -m benchmarks.accept --out DIR            on the machine's own devices
     python -m benchmarks.accept --out DIR --devices 4    on virtual CPU devices, to try the command itself
+    ... --steps 6 --rows "8 rows" update             the same checks of shorter runs, as the tests have them
 
 A run from its start to its end, one that is killed and resumed (the same bits), greedy tokens and log-probs against
 this machine's CPU in float32, attention kernels against the reference, memory as planned and as used, and speed as a
@@ -22,9 +23,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-STEPS, KILLED_AFTER = 12, 5
+STEPS = 12  # of a run; another one is killed in the middle
 ON_ALL_DEVICES = ("Config.mesh=@MeshShape()", "MeshShape.data=-1", "Checkpoint.every=2")
-SETTINGS = (*ON_ALL_DEVICES, f"Online.steps={STEPS}")
 PROMPTS = ("1+1=", "2+3=", "7+2=", "9+9=")
 KERNELS = {"tpu": "splash", "gpu": "cudnn"}
 LARGEST_DIFFERENCE = 1e-3  # of a log-prob between an accelerator and a CPU, both in float32
@@ -47,6 +47,8 @@ class Place(NamedTuple):
     folder: Path
     devices: int | None  # virtual ones; None: the machine's own
     platform: str
+    steps: int = STEPS
+    rows: Sequence[str] = ("",)  # of `python -m benchmarks`: whose names hold one of these
 
     def jrl(self, command: str, *arguments: str, cpu: bool = False) -> str:
         """Returns what a command prints. Raises RuntimeError with its last words where it fails."""
@@ -57,7 +59,8 @@ class Place(NamedTuple):
         return [sys.executable, "-m", "jrl.cli", command, *map(str, arguments), *virtual]
 
     def train(self, run: str, *bindings: str) -> list[str]:
-        return self.command("train", "tiny", *SETTINGS, *bindings, "--run", str(self.folder / run))
+        return self.command("train", "tiny", *ON_ALL_DEVICES, f"Online.steps={self.steps}", *bindings, "--run",
+                            str(self.folder / run))  # fmt: skip
 
 
 WITH_DEVICES = ("train", "sample", "score")
@@ -84,14 +87,16 @@ def check_run(place: Place) -> Finding:
     usual = statistics.median(row["time/step_seconds"] for row in rows[2:])
     numbers = {"seconds": time.monotonic() - start, "first_reward": rows[0]["reward/mean"],
                "last_reward": rows[-1]["reward/mean"], "median_step_seconds": usual}  # fmt: skip
-    return Finding("a run", len(rows) == STEPS, f"{len(rows)} of {STEPS} steps, {usual:.3f} s a step", numbers)
+    return Finding(
+        "a run", len(rows) == place.steps, f"{len(rows)} of {place.steps} steps, {usual:.3f} s a step", numbers
+    )
 
 
 def check_resume(place: Place) -> Finding:
     command, metrics = place.train("killed"), place.folder / "killed" / "metrics.jsonl"
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     end = time.monotonic() + CHECK_SECONDS
-    while process.poll() is None and time.monotonic() < end and len(read_rows(metrics)) < KILLED_AFTER:
+    while process.poll() is None and time.monotonic() < end and len(read_rows(metrics)) < place.steps // 2:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -138,7 +143,9 @@ def check_kernels(place: Place) -> Finding:
 
 
 def check_memory(place: Place) -> Finding:
-    numbers = json.loads(output([sys.executable, "-m", "benchmarks.accept", "--memory"]).splitlines()[-1])
+    virtual = [] if place.devices is None else ["--devices", str(place.devices)]
+    command = [sys.executable, "-m", "benchmarks.accept", "--memory", *virtual]
+    numbers = json.loads(output(command).splitlines()[-1])
     if numbers["used"] is None:
         return Finding("memory", None, "these devices do not say how much they use", numbers)
     ratio = numbers["used"] / numbers["planned"]
@@ -149,7 +156,7 @@ def check_speed(place: Place) -> Finding:
     out = place.folder / "speed.json"
     shape, in_use = ("test", ["--in-use"]) if place.platform == "cpu" else ("1.5b", [])
     output([sys.executable, "-m", "benchmarks", "--out", str(out), "--only", "jrl", "--what", "sampler", "update",
-            "--repeats", "1", "--shape", shape, *in_use])  # fmt: skip
+            "--repeats", "1", "--rows", *place.rows, "--shape", shape, *in_use])  # fmt: skip
     shares = {}
     for name, row in json.loads(out.read_text())["rows"].items():
         seconds = row["systems"].get("jrl", {}).get("seconds")
@@ -178,9 +185,13 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def memory() -> dict[str, float | None]:
+def memory(args: argparse.Namespace) -> dict[str, float | None]:
     """Returns {"planned","used"}: bytes of a device for the programs of a short run."""
     import tempfile
+
+    from jrl.cli import prepare_jax
+
+    prepare_jax(args)
 
     import jax
 
@@ -189,10 +200,11 @@ def memory() -> dict[str, float | None]:
     from jrl.tools.plan import budget
     from jrl.tools.plan.case import make_case
 
-    config, parts = load_config("tiny", list(SETTINGS))
+    bindings = [*ON_ALL_DEVICES, "Online.steps=2"]
+    config, parts = load_config("tiny", bindings)
     _, planned = budget.peak(make_case(config, parts, jax.device_count()))
     with tempfile.TemporaryDirectory() as folder:
-        jrl.train("tiny", [*ON_ALL_DEVICES, "Online.steps=2"], run=Path(folder) / "run")
+        jrl.train("tiny", bindings, run=Path(folder) / "run")
     return {"planned": float(planned), "used": (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")}
 
 
@@ -242,16 +254,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="a new folder, for accept.json, accept.md and the runs")
     parser.add_argument("--devices", type=int, help="virtual CPU devices (default: the machine's own devices)")
+    parser.add_argument("--steps", type=int, default=STEPS, help="of a run, at least 4 (default: %(default)s)")
+    parser.add_argument("--rows", nargs="+", default=[""], metavar="TEXT", help="of the speed, only rows whose name "
+                        "holds one of these texts")  # fmt: skip
     parser.add_argument("--memory", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.memory:
-        print(json.dumps(memory()))
+        print(json.dumps(memory(args)))
         return 0
     if args.out is None or args.out.exists():
         parser.error(f"--out is {args.out}; name a folder that does not exist yet")
+    if args.steps < 4:
+        parser.error(f"--steps is {args.steps}; a run that is killed in the middle and resumed has at least 4")
     args.out.mkdir(parents=True)
     about = machine(args.devices)
-    findings = examine(Place(args.out.absolute(), args.devices, about["platform"]))
+    findings = examine(Place(args.out.absolute(), args.devices, about["platform"], args.steps, args.rows))
     content = {"machine": about, "findings": [found._asdict() for found in findings]}
     (args.out / "accept.json").write_text(json.dumps(content, indent=1) + "\n")
     (args.out / "accept.md").write_text(page(about, findings))

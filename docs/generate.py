@@ -74,6 +74,16 @@ def recipes() -> dict[str, tuple[str, list[str]]]:
     return headers
 
 
+def miniatures() -> dict[str, list[str]]:
+    """Returns {title of a paper: pages of docs/experiments/ on it}, by their lines "Paper: TITLE"."""
+    pages: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "docs" / "experiments").glob("*.md")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if line.startswith("Paper: "):
+                pages.setdefault(line.removeprefix("Paper: "), []).append(path.stem)
+    return pages
+
+
 def methods() -> str:
     """Returns docs/methods.md: a table of parts for each section, then the objectives and what they are made of."""
     users = parts_of_objectives()
@@ -116,6 +126,7 @@ def papers() -> str:
     for path, (_, titles) in recipes().items():
         for title in titles:
             runs.setdefault(title, []).append(path)
+    shown = miniatures()
     with open(ROOT / "docs" / "papers.tsv", encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     out = [
@@ -124,15 +135,18 @@ def papers() -> str:
         f"{len(rows)} papers on fine-tuning language models with reinforcement learning, and what of each is here. Ids "
         'are those of [methods.md](methods.md). "Not yet" names the parts that jrl does not have.',
         "",
-        "| paper | what it brings | here | not yet | run it |",
-        "| --- | --- | --- | --- | --- |",
+        "| paper | what it brings | here | not yet | run it | miniature |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
         wanted = set(row["parts"].split())
         found, missing = ordered(wanted & here), ordered(wanted - here)
         listed = ", ".join(f"`{path}`" for path in runs.pop(row["title"], []))
-        cells = [row["title"], row["contribution"], ", ".join(found), ", ".join(missing), listed]
+        pages = ", ".join(f"[{page}](experiments/{page}.md)" for page in shown.pop(row["title"], []))
+        cells = [row["title"], row["contribution"], ", ".join(found), ", ".join(missing), listed, pages]
         out.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    if shown:
+        raise ValueError(f"docs/experiments: no row of papers.tsv has the title {next(iter(shown))!r}")
     if runs:
         out += ["", "Configurations of papers beside these:", ""]
         out += [f"* {title}: {', '.join(f'`{path}`' for path in paths)}" for title, paths in sorted(runs.items())]

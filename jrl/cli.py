@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -264,6 +265,7 @@ def reading_bar() -> Callable[[int, int], None] | None:
 
 
 def train(args: argparse.Namespace) -> int:
+    began = time.monotonic()
     if args.processes is not None:
         return train_locally(args)
     if args.process_index is not None:
@@ -278,7 +280,7 @@ def train(args: argparse.Namespace) -> int:
         from jrl.run.multihost import joined
 
         outcome = lambda error: (message(error, exit_code(error), last_checkpoint(args)), exit_code(error))
-        with joined(args.coordinator, args.process_count, args.process_index, outcome) as processes:
+        with joined(args.coordinator, args.process_count, args.process_index, outcome, began=began) as processes:
             from jrl.api import run_folder
             from jrl.api import steps as run
             from jrl.run.agreement import facts
@@ -297,7 +299,8 @@ def train(args: argparse.Namespace) -> int:
                 made = sum(1 for _ in run(args.config, args.bindings, run=folder, stop=stop, processes=processes,
                                           accept_change=args.accept_change, begin_from=args.begin_from,
                                           profile=profile))  # fmt: skip
-                return NOTHING_TO_DO if not made and had is not None and had == steps_summarized(args.run) else DONE
+                asked = sum(stage.steps for stage in loaded[0].stages)
+                return NOTHING_TO_DO if not made and had_nothing_to_do(asked, had, steps_summarized(args.run)) else DONE
 
 
 def profiled_steps(args: argparse.Namespace) -> Any:
@@ -337,6 +340,16 @@ def train_locally(args: argparse.Namespace) -> int:
 def steps_summarized(run: Path) -> int | None:
     """Returns the steps of a run that has ended, by its summary.json; None for one that has not."""
     return paths.read_object(run / "summary.json")["steps"] if paths.exists(run / "summary.json") else None
+
+
+def had_nothing_to_do(asked: int, before: int | None, after: int | None) -> bool:
+    """Whether a start that made no step had nothing to do: the run had ended with as many steps, or has more than were
+    asked for. One that only its end was missing from has been ended.
+
+    Args:
+      before, after: `steps_summarized` of the run.
+    """
+    return after is not None and (before == after or after > asked)
 
 
 def sweep(args: argparse.Namespace) -> int:
@@ -540,37 +553,35 @@ def sample(args: argparse.Namespace) -> int:
 
 def evaluate(args: argparse.Namespace) -> int:
     prepare_jax(args)
-    from jrl import paths
-    from jrl.bucket.client import shown as named
-    from jrl.run.bucket_run import readable
-    from jrl.run.trained import is_published, open_trained
     from jrl.tools import evaluation, judged_wins
 
     # More sources come before the bindings, which alone have an equals sign.
     more = list(itertools.takewhile(lambda word: "=" not in word, args.bindings))
     sources, bindings = [args.source, *map(Path, more)], args.bindings[len(more) :]
+    steps = args.steps or [args.step]
+    if args.step is not None and args.steps:
+        raise ValueError("--steps names the steps, too; leave --step out")
+    asked = [(address, step) for address in sources for step in steps]
+    other = lambda address, **of: None if address is None else _opened(args, address, bindings, 1, **of)
+    reference = other(args.reference, step=args.reference_step)
+    opened = lambda address, step: _opened(args, address, bindings, len(sources), step, args.stage, args.role)
+    named = lambda address, step: f"{_shown(address)} {step}" if len(steps) > 1 else _shown(address)
+    if args.pairs is not None:
+        return _evaluate_pairs(args, [(named(*one), lambda one=one: opened(*one)) for one in asked], reference)
+    beside = evaluation.Asked(args.diversity, reference, other(args.proxy, role=args.proxy_role))
     shown = sys.stderr.isatty()
     announce = lambda done, total: shown and print(f"\r{done}/{total} prompts", end="", file=sys.stderr, flush=True)
     results = []
-    for address in sources:
-        source = readable(address)
-        # A run has a configuration of its own, by which it is evaluated.
-        config = args.config if len(sources) == 1 or is_published(source) else None
-        trained = open_trained(source, bindings, args.step, config, reading_bar(), stage=args.stage, role=args.role)
-        results.append({"source": named(address), **evaluation.reevaluate(trained, announce)})
+    for one in asked:
+        trained = opened(*one)
+        results.append({"source": named(*one), **evaluation.reevaluate(trained, announce, beside)})
         trained.policy.program_cache.close()
     if shown:
         print("\r", end="", file=sys.stderr)
     print(evaluation.table(results[0]) if len(results) == 1 else evaluation.side_by_side(results))
-
-    def write() -> None:
-        if args.out is not None:
-            written = results if len(results) > 1 else {k: v for k, v in results[0].items() if k != "source"}
-            paths.write_bytes_atomic(args.out, json.dumps(written, indent=2).encode() + b"\n")
-
-    write()  # a judge that fails costs none of it
+    _write_results(args.out, results)  # a judge that fails costs none of it
     # The last source's judges; all have the same prompts.
-    if len(sources) > 1 and (judges := judged_wins.comparing(trained.policy.config.judges)):
+    if len(results) > 1 and (judges := judged_wins.comparing(trained.policy.config.judges)):
         examples = [visit.example for visit in evaluation.held_out_visits(trained)]
         answers = None if args.out is None else args.out.with_suffix(".judges")
         judged = judged_wins.judged_wins(judges, results, examples, answers)
@@ -578,7 +589,57 @@ def evaluate(args: argparse.Namespace) -> int:
         print("\n".join(line for name, wins in judged.items() for line in judged_wins.lines(name, names, wins)))
         for number, result in enumerate(results):
             result["judged"] = {name: wins[number] for name, wins in judged.items()}
-        write()
+        _write_results(args.out, results)
+    return DONE
+
+
+def _shown(address: Path) -> str:
+    from jrl.bucket.client import shown
+
+    return shown(address)
+
+
+def _opened(
+    args: argparse.Namespace, address: Path, bindings: Sequence[str], sources: int, step: int | None = None,
+    stage: str | None = None, role: str = "policy",
+) -> Any:  # fmt: skip
+    """Returns a model that `jrl eval` reads."""
+    from jrl.run.bucket_run import readable
+    from jrl.run.trained import is_published, open_trained
+
+    source = readable(address)
+    # A run has a configuration of its own, by which it is evaluated.
+    config = args.config if (sources == 1 and address == args.source) or is_published(source) else None
+    return open_trained(source, bindings, step, config, reading_bar(), stage=stage, role=role)
+
+
+def _write_results(out: Path | None, results: Sequence[Mapping[str, Any]]) -> None:
+    if out is not None:
+        written = results if len(results) > 1 else {k: v for k, v in results[0].items() if k != "source"}
+        paths.write_bytes_atomic(out, json.dumps(written, indent=2).encode() + b"\n")
+
+
+def _evaluate_pairs(args: argparse.Namespace, models: Sequence[tuple[str, Callable[[], Any]]], reference: Any) -> int:
+    """Measures rewards on pairs of answers: `jrl eval --pairs`."""
+    from jrl.models.heads import REWARD
+    from jrl.tasks.envs import ENVS
+    from jrl.tools import inspect_data, reward_quality
+
+    if args.proxy is not None or args.diversity:
+        raise ValueError("--pairs measures a reward on answers that are given; leave --proxy and --diversity out")
+    read = inspect_data.Read(args.layout, "all_pairs" if args.layout is not None else None)
+    source = inspect_data.open_named(inspect_data.file_config(str(args.pairs), read), ENVS)
+    compared = reward_quality.comparisons([source[index] for index in range(len(source))])
+    results = []
+    for name, opened in models:
+        model = opened()
+        found = reward_quality.measured(reward_quality.reward_of(model, reference), compared)
+        kind = "head" if REWARD in model.heads else "implicit"
+        pairs = sum(len(worse) for _, worse in compared.problems)
+        results.append({"source": name, "step": model.step, "reward": kind, "n_pairs": pairs, **found})
+        model.policy.program_cache.close()
+    print(reward_quality.table(results))
+    _write_results(args.out, results)
     return DONE
 
 
@@ -851,8 +912,9 @@ def _comparison(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--baseline", metavar="NAME=VALUE,...",
                         help="the variant that the others are compared with: the probability that they improve on "
                              "it")  # fmt: skip
-    parser.add_argument("--statistic", choices=("mean", "iqm"), default="mean",
-                        help="over a variant's runs: the mean, or the interquartile mean (mean)")  # fmt: skip
+    parser.add_argument("--statistic", choices=("mean", "iqm", "gap"), default="mean",
+                        help="over a variant's runs: the mean, the interquartile mean, or the optimality gap, how far "
+                             "they fall short of 1 (mean)")  # fmt: skip
 
 
 def _number_of(what: str, least: int = 1) -> Callable[[str], int]:
@@ -955,9 +1017,32 @@ def _eval_arguments(parser: argparse.ArgumentParser) -> None:
                         help="the task and the verifiers for published models: a .gin file, or a name out of "
                              "`jrl list configs`")  # fmt: skip
     parser.add_argument("--out", metavar="FILE.json", type=Path, help="also write the numbers to this file")
+    parser.add_argument("--diversity", action="store_true",
+                        help="also measure distinct n-grams and self-BLEU of each prompt's samples")  # fmt: skip
+    parser.add_argument("--reference", metavar="SOURCE", type=Path,
+                        help="also measure the KL to the policy of this run or published model, and how far apart its "
+                             "states find a prompt's samples")  # fmt: skip
+    parser.add_argument("--reference-step", metavar="N", type=int, help="a saved step of --reference (the newest)")
+    parser.add_argument("--proxy", metavar="RUN", type=Path,
+                        help="also measure what this run's reward model gives the samples; with --reference and "
+                             "several sources or --steps, where more of it stops paying")  # fmt: skip
+    parser.add_argument("--proxy-role", metavar="NAME", default="reward", help="that reward model's role (reward)")
+    parser.add_argument("--pairs", metavar="FILE", type=Path,
+                        help="measure a reward on pairs of answers instead: --role's reward head, or with --reference "
+                             "the implicit reward of a policy")  # fmt: skip
+    parser.add_argument("--layout", metavar="NAME", help="how the rows of --pairs are written, out of `jrl list "
+                        "layouts` (rows with prompt, answer and rejected)")  # fmt: skip
+    parser.add_argument("--steps", metavar="N,N,...", type=_steps_of, default=[],
+                        help="several saved steps, a row of the table for each")  # fmt: skip
     _step(parser)
     _stage_and_role(parser)
     _devices(parser)
+
+
+def _steps_of(text: str) -> list[int]:
+    if not all(part.isascii() and part.isdecimal() for part in text.split(",")):
+        raise argparse.ArgumentTypeError(f"{text!r} are not steps, such as 10,20,30")
+    return [int(part) for part in text.split(",")]
 
 
 def _export_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from jrl.algos import ALGOS
 from jrl.algos.contract import Facts, Needs, Objective
+from jrl.algos.online_vpo import OnlineVPO
 from jrl.algos.reward_shaping import Shaping, check_shaping, components_read
 from jrl.algos.xpo import XPO
 from jrl.device.sharding import MeshShape
@@ -572,10 +573,10 @@ def check_strategy(stage: Online, objective: Objective, config: Config, earlier:
     if stage.shaping is not None and isinstance(stage.strategy, MixtureOpponent):
         raise ValueError("Online.shaping reads how long the policy's own completions are, and an opponent's tokens "
                          "(MixtureOpponent) are not: wins would depend on it; set Online.shaping = None")  # fmt: skip
-    if isinstance(stage.strategy, ReferenceSamples) != isinstance(stage.objective, XPO):
-        raise ValueError(f"{name} with Online.strategy = {type(stage.strategy).__name__}: XPO compares the policy's "
-                         "samples with the reference's, which @ReferenceSamples() draws, and no other objective reads "
-                         "those; use the two together")  # fmt: skip
+    if isinstance(stage.strategy, ReferenceSamples) != isinstance(stage.objective, XPO | OnlineVPO):
+        raise ValueError(f"{name} with Online.strategy = {type(stage.strategy).__name__}: XPO and OnlineVPO compare "
+                         "the policy's samples with the reference's, which @ReferenceSamples() draws, and no other "
+                         "objective reads those; use the two together")  # fmt: skip
     if isinstance(stage.strategy, Partial):
         check_partial(stage, objective, config)
 

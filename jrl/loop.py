@@ -240,7 +240,7 @@ def evaluate(job: Job, state: TrainState, name: str, *, interruptible: bool = Tr
             result = measure(job.evaluator, weights, job.held_out(stop), job.scorer, announce, stop)
         except StopRequested as error:
             raise Preempted(f"stopped during an evaluation. {saved_message(job.done, job.total)}") from error
-    del result["by_prompt"], result["completions"]  # of each prompt, which `jrl eval` compares policies by
+    del result["by_prompt"], result["rewards"], result["completions"]  # what `jrl eval` compares policies by
     job.display.note(f"{name}, the first held-out prompt:")
     first = result["sample"]
     job.display.sample(first["prompt"], first["completion"], first["reward"])

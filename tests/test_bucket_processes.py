@@ -230,3 +230,32 @@ def test_a_file_that_another_process_removed_is_committed_with_parts_that_are_th
     assert together(2, act)[0] == [None, None]
     opened(client(store), tmp_path / "again")
     assert contents(tmp_path / "again") == {"new-0": b"new", "new-1": b"new", "notes.txt": b"as it was"}
+
+
+@pytest.mark.parametrize("has_copy", [None, 1])  # the process whose machine still has the file; None: none of them
+def test_a_step_that_has_lost_an_object_is_damaged_for_all_and_is_whole_once_it_is_saved_again(tmp_path, has_copy):
+    store = Store()
+    assert train(store, tmp_path / "machines", (1, 2)) == [None, None]
+    lost = next(key for key in store.objects if "/files/checkpoints/00000002/shards-1.bin" in key[1])
+    del store.objects[lost]
+    base = tmp_path / "fresh"
+    base.mkdir()
+    if has_copy is not None:
+        (tmp_path / "machines" / f"machine-{has_copy}").rename(base / f"machine-{has_copy}")
+
+    def act(processes):
+        folder = base / f"machine-{processes.index}"
+        publisher = opened(client(store), folder, processes)
+        held = (folder / "checkpoints" / "00000002" / "shards-1.bin").exists()
+        (folder / f"seen-{processes.index}").write_text("a file of this process")
+        publisher.publish()
+        named = publisher._commit.files["checkpoints/00000002/shards-1.bin"]
+        write_step(folder, 2, processes.index)  # as a run that went back does, with the same bytes
+        publisher.publish()
+        return held, len(named)
+
+    assert together(2, act)[0] == [(False, 1), (has_copy == 1, 1)]
+    opened(client(store), tmp_path / "reader")
+    found = contents(tmp_path / "reader")
+    assert step_of({name: data for name, data in found.items() if not name.startswith("seen")}, tmp_path) == 2
+    assert_nothing_left_over(store)

@@ -176,6 +176,96 @@ def test_overwritten_bytes_are_refused(tmp_path):
         opened(client(store), tmp_path / "again")
 
 
+def write_steps(folder, *steps):
+    """Writes a run of which several checkpoints are kept."""
+    write_step(folder, max(steps))
+    for step in steps:
+        place = folder / "checkpoints" / f"{step:08d}"
+        place.mkdir(exist_ok=True)
+        (place / "manifest.json").write_text(f"manifest {step}")
+        (place / "state").write_bytes(bytes([step]) * 1000)
+
+
+@pytest.mark.parametrize("lost", ["state", "manifest.json"])
+@pytest.mark.parametrize("step", [2, 4])
+@pytest.mark.parametrize("how", ["removed", "overwritten"])
+def test_a_damaged_object_of_a_checkpoint_damages_that_step_alone(tmp_path, caplog, lost, step, how):
+    store = Store()
+    publisher = opened(client(store), tmp_path / "run")
+    write_steps(tmp_path / "run", 2, 4)
+    publisher.publish()
+    file = f"checkpoints/{step:08d}/{lost}"
+    key = next(key for key in store.objects if f"/files/{file}" in key[1])
+    if how == "removed":
+        object_before = store.objects.pop(key)
+    else:
+        object_before, store.objects[key] = store.objects[key], (store.objects[key][0], b"other", 0.0)
+    again = opened(client(store), tmp_path / "again")
+    assert contents(tmp_path / "again") == {n: b for n, b in contents(tmp_path / "run").items() if n != file}
+    assert f"gs://bucket/run: {file} is damaged and left out" in caplog.text
+    (tmp_path / "again" / "metrics.jsonl").write_text("another row")
+    again.publish()  # what it was is still committed: the object may be brought back
+    store.objects[key] = object_before
+    opened(client(store), tmp_path / "third")
+    assert (tmp_path / "third" / file).read_bytes() == (tmp_path / "run" / file).read_bytes()
+
+
+def test_a_step_that_was_damaged_and_is_saved_again_is_committed_as_it_is_now(tmp_path):
+    store = Store()
+    publisher = opened(client(store), tmp_path / "run")
+    write_steps(tmp_path / "run", 2, 4)
+    (tmp_path / "run" / "checkpoints" / "00000004" / "more").write_text("of this save alone")
+    publisher.publish()
+    for key in [key for key in store.objects if "/files/checkpoints/00000004/" in key[1]]:
+        del store.objects[key]
+    again = opened(client(store), tmp_path / "again")
+    place = tmp_path / "again" / "checkpoints" / "00000004"
+    assert list(place.iterdir()) == []  # it is a step, of which nothing is left
+    place.rename(place.with_name("aside"))  # as a save replaces one
+    write_steps(tmp_path / "again", 2, 4)
+    again.publish()
+    assert not any(name.endswith("/more") for name in again._commit.files)
+    opened(client(store), tmp_path / "third")
+    assert contents(tmp_path / "third") == contents(tmp_path / "again")
+
+
+def test_a_machine_that_has_what_the_bucket_has_lost_uploads_it_again(tmp_path):
+    store = Store()
+    publisher = opened(client(store), tmp_path / "run")
+    write_steps(tmp_path / "run", 2, 4)
+    publisher.publish()
+    for key in [key for key in store.objects if "/files/checkpoints/00000004/" in key[1]]:
+        del store.objects[key]
+    opened(client(store), tmp_path / "run").publish()
+    opened(client(store), tmp_path / "again")
+    assert contents(tmp_path / "again") == contents(tmp_path / "run")
+
+
+def test_another_damaged_file_is_named_and_nothing_is_changed(tmp_path):
+    store = Store()
+    publisher = opened(client(store), tmp_path / "run")
+    write_steps(tmp_path / "run", 2, 4)
+    publisher.publish()
+    del store.objects[next(key for key in store.objects if "/files/metrics.jsonl" in key[1])]
+    with pytest.raises(Missing, match=r"gs://bucket/run is damaged: metrics\.jsonl of the run cannot be read"):
+        opened(client(store), tmp_path / "again")
+
+
+def test_a_run_whose_commit_was_removed_is_refused_at_its_start(served):
+    with bucket_run.open_run_folder("gs://bucket/run") as folder:
+        write_step(folder.path, 1)
+    del served.objects["bucket", "run/run.json"]
+    before = {key for key in served.objects if "lock" not in key[1]}
+    with (
+        pytest.raises(bucket_run.ForeignFolder, match=r"holds files of a run, and run\.json.* was removed"),
+        bucket_run.open_run_folder("gs://bucket/run"),
+    ):
+        raise AssertionError("the run was opened as a new one")
+    assert {key for key in served.objects if "lock" not in key[1]} == before
+    with pytest.raises(bucket_run.ForeignFolder, match=r"run\.json.* was removed"):
+        bucket_run.readable("gs://bucket/run")
+
+
 def test_the_lease_is_exclusive_until_it_stands_still(caplog):
     clock = [1000.0]
     store = Store(now=lambda: clock[0])

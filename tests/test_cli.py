@@ -411,8 +411,9 @@ def test_several_sources_are_evaluated_in_one_table(run, command, tmp_path):
     assert code == 0 and first == second and first["source"] == str(run)
     title, head, *rows = text.splitlines()
     assert title.startswith("4 held-out prompts, 2 samples each")
-    assert head.split() == ["source", "step", "avg", "pass@1", "pass@2", "majority@1", "majority@2"]
+    assert head.split() == ["source", "step", "avg", "pass@1", "pass@2", "pass^2", "majority@1", "majority@2"]
     assert rows[0] == rows[1] and rows[0].startswith(f"{run}  ")
+    assert "P(sample higher)" in text and first["all_of_k"]["1"] == first["pass_at_k"]["1"]
 
 
 def test_a_table_of_sources_by_hand():

@@ -57,7 +57,9 @@ def test_sampled_tokens_are_rewarded_where_the_correction_keeps_them():
     expected = [[0, 0.5, -0.5, 0.5, 0.5, 0, 0, 0], [0, 0.5, 0.5, 0.5, 0, 0, 0, 0]]
     np.testing.assert_array_equal(found.token_reward, [*expected, expected[0], expected[0]])
     np.testing.assert_array_equal(found.values[:, 0], [0.75, 1, 0.75, 0.75])
-    assert found.names == (KEPT,) and found.weights == (0.0,) and not any(found.problems)
+    assert (
+        found.values.shape == (4, 1) and found.names == (KEPT,) and found.weights == (0.0,) and not any(found.problems)
+    )
 
 
 def test_what_began_a_completion_is_rewritten_with_it_and_not_rewarded():

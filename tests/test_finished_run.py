@@ -7,6 +7,7 @@ import pytest
 from small_model import BIGRAM, part_in
 
 from jrl import cli
+from jrl.run.report import rollouts
 
 SMALL = [BIGRAM, "Online.prompts=4", "Online.samples=2", "Checkpoint.every=1", "Log.samples=0", "Scoring.workers=1"]
 
@@ -16,8 +17,8 @@ def train(tmp_path_factory):
     part = part_in(tmp_path_factory.mktemp("part"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cli, "prepare_jax", lambda args, platform=None: None)
-        yield lambda folder, steps=2: cli.main(
-            ["train", "configs/tiny.gin", part, *SMALL, f"Online.steps={steps}", "--run", str(folder)]
+        yield lambda folder, *bindings, steps=2: cli.main(
+            ["train", "configs/tiny.gin", part, *SMALL, *bindings, f"Online.steps={steps}", "--run", str(folder)]
         )
 
 
@@ -43,6 +44,19 @@ def test_nothing_to_do_has_an_exit_code_of_its_own(train, copied, capsys):
     assert "already has all 2 steps" in capsys.readouterr().out
     assert (copied / "metrics.jsonl").read_bytes() == before
     assert train(copied, steps=3) == 0  # and further steps are something
+
+
+def test_fewer_steps_than_a_stopped_run_has_are_nothing_to_do_each_time(train, copied, capsys):
+    (copied / "summary.json").unlink()  # as a run that was stopped on its way
+    for _ in range(2):
+        assert train(copied, steps=1) == 5
+        assert "already has 2 steps; you asked for 1. Nothing to do." in capsys.readouterr().out
+    assert train(copied, steps=3) == 0
+
+
+def test_a_run_of_which_only_the_end_is_missing_is_ended(train, copied):
+    (copied / "summary.json").unlink()
+    assert [train(copied), train(copied)] == [0, 5]
 
 
 def test_removed_checkpoints_have_an_exit_code_of_their_own_and_no_row_is_lost(train, copied, capsys):
@@ -74,3 +88,47 @@ def test_damaged_metrics_are_noticed(train, copied, capsys):
     assert train(copied, steps=3) == 2
     assert "has other rows before byte" in capsys.readouterr().err
     assert path.read_bytes() == damaged
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [flip, lambda path: path.unlink()])
+def test_damaged_rollouts_are_noticed_where_the_next_are_written(train, copied, capsys, damage):
+    damage(copied / "rollouts" / "reward" / "c" / "0")
+    assert train(copied, steps=3) == 2
+    assert "rollouts/reward is damaged where the next rollouts are written" in capsys.readouterr().err
+    assert cli.main(["doctor", str(copied)]) == 4
+    shown = capsys.readouterr().out
+    assert "!!  rollouts/reward/c/0 (entries 0 to 15): " in shown and "put back a good copy" in shown
+
+
+def test_damage_to_older_rollouts_is_warned_of_or_found_by_doctor(train, tmp_path, monkeypatch, capsys):
+    for name in ("_CHUNK_ROWS", "_MOST_CHUNK_ROWS"):
+        monkeypatch.setattr(rollouts, name, 8)  # a step
+    run = tmp_path / "run"
+    assert train(run) == 0
+    flip(run / "rollouts" / "tokens" / "c" / "0" / "0")
+    (run / "rollouts" / "reward" / "c" / "0").unlink()
+    assert train(run, steps=3) == 0
+    shown = capsys.readouterr()
+    assert "stored rollouts are lost: reward/c/0 (entries 0 to 7)" in shown.out + shown.err
+    assert cli.main(["doctor", str(run)]) == 4
+    shown = capsys.readouterr().out
+    assert "!!  rollouts/tokens/c/0/0 (entries 0 to 7)" in shown and "!!  rollouts/reward/c/0 (entries 0 to 7)" in shown
+
+
+def test_doctor_reads_every_chunk(copied, capsys):
+    cli.main(["doctor", str(copied)])
+    assert "chunks are intact" in capsys.readouterr().out
+
+
+def test_a_weight_that_overflows_the_mean_stops_the_run_and_is_named(train, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert train(run, "Regex.weight=3.4e38", "Regex.pattern='[^z]*'") == 4
+    said = capsys.readouterr().err
+    assert "most of it from Regex, whose weight is 3.4e+38" in said and "beyond float32" in said
+    assert not (run / "metrics.jsonl").exists() or "Infinity" not in (run / "metrics.jsonl").read_text()

@@ -8,6 +8,7 @@ import random
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import published_forms as forms
 import pytest
@@ -21,7 +22,7 @@ from jrl.tasks.tokenizers.pieces import SentencePiece
 from jrl.tasks.tokenizers.pieces import build as build_pieces
 from jrl.tasks.tokenizers.published import HuggingFace, build
 from jrl.tasks.tokenizers.spelling import MAX_EXPANSION, expansion
-from jrl.tools import chat, score
+from jrl.tools import chat, inspect_model, score
 
 DEEP = "[" * 100_000
 
@@ -188,15 +189,34 @@ def test_vocabularies_that_would_exhaust_the_machine_are_refused(copied, edit, m
         open_tokenizer(copied)
 
 
-@pytest.mark.parametrize(("name", "value"), [
-    ("added_tokens_decoder", {"3": "text"}), ("added_tokens_decoder", {"3": {"special": True}}),
-    ("added_tokens_decoder", {str(TWO_BILLION): {"content": "<x>"}}), ("added_tokens_decoder", [1]),
-    ("chat_template", [1]), ("chat_template", [{"name": "default", "template": [1]}]), ("chat_template", {"a": 1}),
+@pytest.mark.parametrize(("name", "value", "said"), [
+    ("added_tokens_decoder", {"3": "text"}, r"added_tokens_decoder\['3'\] is \"text\", a text; expected an object"),
+    ("added_tokens_decoder", {"3": {"special": True}}, r"added_tokens_decoder\['3'\].content is null, null; expected"),
+    ("added_tokens_decoder", {"x": {"content": "x"}}, r"added_tokens_decoder has the key 'x'; expected the id"),
+    ("added_tokens_decoder", {str(TWO_BILLION): {"content": "<x>"}}, "tokenizer"),
+    ("added_tokens_decoder", [1], r"added_tokens_decoder is \[1\], a list; expected an object"),
+    ("chat_template", 7, r"chat_template is 7, a number; expected a text, or a list"),
+    ("chat_template", True, r"chat_template is true, a truth value; expected a text"),
+    ("chat_template", [1], r"chat_template\[0\] is 1, a number; expected an object with"),
+    ("chat_template", [{"name": "default", "template": [1]}], r"chat_template\[0\].template is \[1\], a list"),
+    ("chat_template", {"a": 1}, r"chat_template is {\"a\": 1}, an object; expected a text"),
 ])  # fmt: skip
-def test_settings_of_another_kind_are_refused(copied, name, value):
+def test_settings_of_another_kind_are_refused_by_file_and_key(copied, name, value, said):
+    (copied / "chat_template.jinja").unlink(missing_ok=True)
     change(copied, "tokenizer_config.json", lambda config: config.update({name: value}))
-    with pytest.raises(ValueError, match="tokenizer"):
+    with pytest.raises(ValueError, match=said) as raised:
         open_tokenizer(copied)
+    assert str(copied) in str(raised.value) and "tokenizer" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["{{ 1 + }}", "{{ raise_exception('never') }}", "{% for m in messages %}{{ m.a.b.c }}"]
+)
+def test_a_template_that_does_not_render_is_a_finding_that_names_its_file(copied, text):
+    (copied / "chat_template.jinja").write_text(text)
+    findings = list(inspect_model.tokenizer(copied, SimpleNamespace(vocab_size=1 << 20)))
+    bad = [finding.text for finding in findings if not finding.good]
+    assert len(bad) == 1 and bad[0].startswith(f"{copied}/chat_template.jinja: the chat template does not render")
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])

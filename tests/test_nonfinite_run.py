@@ -19,6 +19,7 @@ from jrl.run.bucket_run import LeaseLost
 from jrl.run.checkpoints.run_state import list_condemned, list_steps
 from jrl.run.fault import replay
 from jrl.run.records import Preempted, StopRun
+from jrl.run.report.messages import examples_at_fault
 
 TINY = [
     "Decoder.layers=2", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
@@ -97,7 +98,7 @@ def test_what_a_stop_sets_aside_is_committed_and_the_diagnosis_is_told_whatever_
             raise error
 
     run_state = SimpleNamespace(steps=lambda: [2, 6], condemn=lambda first: events.append(f"from {first}") or [6])
-    stage = SimpleNamespace(name="rl", config=None, arrays=None)
+    stage = SimpleNamespace(name="rl", config=None, arrays=None, shape=SimpleNamespace(sequences=4))
     job = SimpleNamespace(stages=[stage], run_state=run_state, display=SimpleNamespace(phase=lambda text: None),
                           policy=None, mesh=SimpleNamespace(shape=dict.fromkeys(BATCH_AXES, 1)), folder=tmp_path,
                           location=tmp_path, publish=publish)  # fmt: skip
@@ -111,9 +112,32 @@ def test_what_a_stop_sets_aside_is_committed_and_the_diagnosis_is_told_whatever_
 def test_the_message_names_the_good_step_and_the_cause(stopped):
     folder, message = stopped
     assert "steps 4 to 8 of stage rl" in message
-    assert "weights (params/layers/down) of layer 1 of the role policy" in message
+    assert (
+        "weights (params/layers/down) of layer 1 of the role policy; no single example: all 16 sequences of the batch"
+        in message
+    )
     assert "Last good checkpoint: step 2" in message and "Checkpoints of step 6 are set aside" in message
     assert f"jrl replay {folder / 'fault'}" in message
+
+
+def test_a_learning_rate_that_loses_the_weights_is_no_single_examples_fault(tmp_path):
+    with pytest.raises(StopRun, match=r"role policy; no single example: all 16 sequences of the batch\. "):
+        run(TINY, tmp_path / "run", "AdamW.learning_rate=1e30")
+
+
+@pytest.mark.parametrize(
+    ("sequences", "ids", "said"),
+    [
+        (None, "abab", "of which examples is not known"),
+        ((), "abab", "no single example: all 4 sequences of the batch"),
+        ((0, 1, 2, 3), "aabb", "no single example: all 4 sequences of the batch"),
+        ((0, 2), "abab", "in rows of the examples 'a'"),
+        (range(6), "abcdefgh", "in rows of the examples 'a', 'b', 'c', 'd' and 2 more"),
+        ((3,), "", "in sequences of the batch whose examples are not known: 3"),
+    ],
+)
+def test_the_examples_at_fault_are_named_where_some_are(sequences, ids, said):
+    assert examples_at_fault(sequences, ids, len(ids) or 4) == said
 
 
 def test_a_rerun_goes_on_from_the_good_step_and_ends(stopped, tmp_path):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import short_runs
 from short_runs import assert_same, metrics
+from small_model import BIGRAM, part_in
 
 from jrl.run.checkpoints.lock import hold_run
 from jrl.run.checkpoints.run_state import restore_step
@@ -31,9 +32,9 @@ ONE_SMALL = [
 ]
 
 
-def command(folder, *bindings, processes=2, devices=2, settings=ONE_SMALL):
+def command(folder, *bindings, processes=2, devices=2, settings=ONE_SMALL, config="configs/tiny.gin"):
     named = {binding.partition("=")[0]: binding for binding in [*settings, *bindings]}
-    return [sys.executable, "-m", "jrl.cli", "train", "configs/tiny.gin", *named.values(), "--run", str(folder),
+    return [sys.executable, "-m", "jrl.cli", "train", config, *named.values(), "--run", str(folder),
             "--processes", str(processes), "--devices", str(devices)]  # fmt: skip
 
 
@@ -74,10 +75,28 @@ def test_two_processes_exchange_arrays_and_save_what_one_reads(tmp_path):
     np.testing.assert_array_equal(state["across"], rows.T)
 
 
+def test_two_processes_train_as_one_does_on_the_same_mesh(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # the other processes import small_model too
+    part, settings = part_in(tmp_path), [*ONE_SMALL[:2], *ONE_SMALL[5:], BIGRAM, "MeshShape.data=2"]
+    train(tmp_path / "two", part, settings=settings, devices=1)
+    short_runs.run(settings, tmp_path / "one")
+    assert_same(tmp_path / "two", tmp_path / "one")
+
+
 @pytest.mark.slow
-def test_two_processes_train_as_one_does_on_the_same_mesh(tmp_path):
-    train(tmp_path / "two")
-    short_runs.run(ONE_SMALL, tmp_path / "one")
+def test_two_processes_with_two_devices_each_train_as_one_does(tmp_path):
+    train(tmp_path / "two", "Online.steps=3")
+    short_runs.run(ONE_SMALL, tmp_path / "one", "Online.steps=3")
+    assert_same(tmp_path / "two", tmp_path / "one")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [["MeshShape.data=4"], ["MeshShape.data=2", "MeshShape.fsdp=2"]], ids=" ".join)
+def test_two_processes_train_the_quickstart_as_one_does(tmp_path, mesh):
+    bindings = ["Config.mesh=@MeshShape()", *mesh, "warm/Offline.steps=2", "Online.steps=2", "Config.eval=None"]
+    shared = {"config": "configs/quickstart.gin", "settings": bindings}
+    train(tmp_path / "two", **shared)
+    train(tmp_path / "one", processes=1, devices=4, **shared)
     assert_same(tmp_path / "two", tmp_path / "one")
 
 

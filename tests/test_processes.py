@@ -3,7 +3,9 @@
 import argparse
 import contextlib
 import dataclasses
+import os
 import random
+import socket
 import subprocess
 import sys
 import threading
@@ -20,8 +22,8 @@ from mutated_config import leaves, mutations
 from processes_in_threads import Table, together
 
 from jrl import cli
+from jrl.device import joining, watchdog
 from jrl.device import processes as processes_module
-from jrl.device import watchdog
 from jrl.device.processes import (
     LATE_SECONDS,
     LATE_STEPS,
@@ -42,7 +44,7 @@ from jrl.rollout.scoring import HostScores, Scorer, Scoring, ScoringStopped, sco
 from jrl.run import multihost
 from jrl.run.agreement import check_covered, facts, journal_name, other_journals, source_digest
 from jrl.run.checks import check_routes_sent
-from jrl.run.launch import exit_code
+from jrl.run.launch import exit_code, free_port
 from jrl.run.multihost import cluster_of
 from jrl.tasks.example import Example, Message
 from jrl.tasks.verdict import Status, Verdict
@@ -416,11 +418,61 @@ def test_the_exit_code_of_all_processes(codes, code):
         (("host:1", 2, 2), "from 0 to 1"),
         (("host", 2, 1), "HOST:PORT"),
         ((None, 2, 0), "--coordinator"),
+        (("localhost:0", 2, 1), "from 1 to 65535"),
+        (("localhost:65536", 2, 1), "from 1 to 65535"),
+        (("localhost:¹", 2, 1), "HOST:PORT"),
+        (("no such host:8476", 2, 1), "knows no host 'no such host'"),
+        (("a" * 70 + ".b:8476", 2, 1), "knows no host"),
     ],
 )
 def test_flags_that_do_not_go_together_are_refused(arguments, part):
     with pytest.raises(ValueError, match=part):
         cluster_of(*arguments)
+
+
+def test_addresses_of_both_families_are_taken():
+    assert cluster_of("127.0.0.1:8476", 2, 1) == Cluster("127.0.0.1:8476", 2, 1)
+    assert cluster_of("[::1]:65535", 2, 0) == Cluster("[::1]:65535", 2, 0)
+    assert joining.host_and_port("[::1]:65535") == ("::1", 65535)
+
+
+def test_a_name_server_that_does_not_answer_is_waited_for(monkeypatch):
+    def fail(*arguments, **options):
+        raise socket.gaierror(socket.EAI_AGAIN, "later")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    assert cluster_of("host:8476", 2, 1) == Cluster("host:8476", 2, 1)
+    assert not joining.wait_for_listener("host:8476", time.monotonic() + 0.1)
+
+
+def test_an_address_that_nobody_answers_is_left_before_a_native_client_starts(tmp_path):
+    """JAX's client would abort with a stack trace."""
+    environment = {**os.environ, "JRL_START_SECONDS": "2"}
+    done = subprocess.run(
+        [sys.executable, "-m", "jrl.cli", "train", "tiny", "--run", str(tmp_path / "run"), "--coordinator",
+         f"127.0.0.1:{free_port()}", "--process-count", "2", "--process-index", "1"],
+        env=environment, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 76, done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    assert "no run of 2 processes began at 127.0.0.1:" in line and "in 2 s" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_process_0_that_starts_later_is_waited_for():
+    port = free_port()
+    listening = socket.socket()
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+    def listen():
+        listening.bind(("127.0.0.1", port))
+        listening.listen()
+
+    later = threading.Timer(0.3, listen)
+    later.start()
+    assert joining.wait_for_listener(f"127.0.0.1:{port}", time.monotonic() + 30)
+    later.join()
+    listening.close()
 
 
 @pytest.mark.parametrize("hosts", ["t1v-0", "t1v-0,t1v-1,t1v-2"])

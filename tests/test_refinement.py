@@ -44,6 +44,20 @@ def test_completions_stand_after_another_prompt_by_hand():
     assert found["truncated_logprobs"] is None and not found["action_mask"][:, 4:].any()
 
 
+def test_a_full_row_and_one_after_an_empty_prompt_move_whole():
+    # Three tokens after three in a row of six, now after one; two after none, now after one.
+    fields = {
+        "tokens": jnp.array([[1, 2, 3, 4, 5, 6], [3, 4, 9, 9, 9, 9]]),
+        "length": jnp.array([6, 2]),
+        "action_mask": jnp.array([[False] * 3 + [True] * 3, [True, True] + [False] * 4]),
+    }
+    own = jnp.array([[7], [8]]), jnp.array([1, 1])
+    found = jax.jit(lambda fields, *rest: rows.after_prompts(fields, *rest, pad_id=9))(fields, jnp.array([3, 0]), *own)
+    np.testing.assert_array_equal(found["tokens"], [[7, 4, 5, 6, 9, 9], [8, 3, 4, 9, 9, 9]])
+    np.testing.assert_array_equal(found["length"], [4, 3])
+    np.testing.assert_array_equal(found["action_mask"], [[0, 1, 1, 1, 0, 0], [0, 1, 1, 0, 0, 0]])
+
+
 def test_the_refiner_draws_after_the_asked_prompt():
     calls = []
 

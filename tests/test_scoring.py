@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -13,7 +14,7 @@ import time
 import numpy as np
 import pytest
 
-from jrl.rollout.scoring import RewardOverflow, Scoring, ScoringAbandoned, ScoringStopped, open_scoring
+from jrl.rollout.scoring import RewardOverflow, Scoring, ScoringAbandoned, ScoringStopped, check_sums, open_scoring
 from jrl.rollout.sources import LearnedScores, add_scores
 from jrl.tasks.example import Example, Message
 from jrl.tasks.verdict import Status, Verdict
@@ -78,6 +79,20 @@ def test_rewards_of_spans_beyond_float32_are_an_error():
         add_scores(once, learned)
     lost = add_scores(once, learned._replace(problems=["lost", "lost"]))  # what does not count may overflow
     assert not lost.valid.any()
+
+
+@pytest.mark.parametrize(
+    ("weight", "fits"), [(1e15, True), (1e19, True), (1.4e19, False), (3.4e38, False), (-3.4e38, False)]
+)
+def test_sums_of_a_batch_beyond_float32_are_an_error_that_names_the_weight(weight, fits):
+    scores = score(Scoring(verifiers=(Length(low=0, high=9), Exact(weight=weight))), ["4", "4", "4", "5"])
+    weights = {"Length": 1.0, "Exact": weight}
+    if fits:  # three squares of 1e19 are 3e38, of 1.4e19 5.9e38
+        assert check_sums(scores, weights) is scores
+        return
+    with pytest.raises(RewardOverflow, match=rf"most of it from Exact, whose weight is {re.escape(f'{weight:g}')}"):
+        check_sums(scores, weights)
+    assert check_sums(dataclasses.replace(scores, valid=np.zeros(4, bool)), weights) is not None  # padding may
 
 
 def test_a_row_that_one_verifier_cannot_judge_is_masked_and_never_a_zero_reward():

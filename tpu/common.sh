@@ -31,7 +31,25 @@ on_first() {
     gcloud compute tpus queued-resources ssh "$NAME" "${scope[@]}" --node=0 --worker=0 --command "$1"
 }
 
-# state: of the queued resource, such as ACTIVE, WAITING_FOR_RESOURCES, SUSPENDED; NONE where there is none.
+# state: of the queued resource, such as ACTIVE, WAITING_FOR_RESOURCES, SUSPENDED; NONE where there is none, and UNKNOWN
+# where gcloud cannot say. Fails where it never will.
 state() {
-    gcloud compute tpus queued-resources describe "$NAME" "${scope[@]}" --format 'value(state.state)' 2> /dev/null || echo NONE
+    local why
+    { why=$(gcloud compute tpus queued-resources describe "$NAME" "${scope[@]}" --format 'value(state.state)' 2>&1 >&3); } 3>&1 && return
+    case $why in
+        *NOT_FOUND* | *"was not found"*) echo NONE ;;
+        *)
+            echo "$why" >&2
+            ! hopeless "$why" || return 2
+            echo UNKNOWN
+            ;;
+    esac
+}
+
+# hopeless TEXT: whether gcloud has said what it says again however often it is asked. Hosts that refuse a connection, and
+# zones without capacity, are not that.
+hopeless() {
+    local said='unrecognized arguments|[Ii]nvalid (choice|value)|[Mm]ust be specified|INVALID_ARGUMENT'
+    said+='|PERMISSION_DENIED|does not have permission|active account|Reauthentication'
+    [[ $1 =~ ERROR:\ \(gcloud.*($said) || $1 =~ gcloud:\ (command\ )?not\ found ]]
 }

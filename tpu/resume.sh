@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes preempted slices again and goes on with their run, without a person. Ends when the run does.
+# Makes preempted slices again and goes on with their run, without a person. Ends when the run does. What fails is tried
+# again after a growing pause; what no other try mends, such as a permission that is missing, ends it with exit code 2.
 #   NAME=jrl ZONE=us-central2-b tpu/resume.sh TYPE RUNTIME CONFIG RUN [--yes] [--slices N] [create's kind] [NAME=VALUE ...]
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 here=$(dirname "${BASH_SOURCE[0]}")
@@ -48,59 +49,87 @@ gone() {
     grep jrl-is-gone <<< "$said" > /dev/null
 }
 
+# try COMMAND...: whether it has worked. Its stderr is shown when it has ended. Ends this script where trying again does
+# not help.
+try() {
+    local why code=0
+    { why=$("$@" 2>&1 >&3); } 3>&1 || code=$?
+    [[ -z $why ]] || echo "$why" >&2
+    ((code)) || return 0
+    echo "$NAME: ${1##*/} failed with exit code $code" >&2
+    if hopeless "$why" || [[ $code == 2 && $1 == */create.sh ]]; then give_up; fi
+    # Slices that were just deleted may count against the quota for a while.
+    if ((failed >= 3)) && [[ $why =~ Quota\ .*(exceeded|exhausted) && $why != *"per minute"* ]]; then give_up; fi
+    return 1
+}
+
+give_up() {
+    echo "$NAME: trying again does not mend this. The slices stay as they are; mend it, and start resume.sh again" >&2
+    exit 2
+}
+
 # stop: asks the run on all hosts to stop, and waits until it has, at most some minutes: another one must not start beside
 # it, on the same chips and the same files.
 stop() {
     local said tries
-    "$here/stop.sh" --yes
+    try "$here/stop.sh" --yes || return
     for ((tries = 0; tries < 20; tries++)); do
         if said=$(on_all "pgrep -f '[t]pu/supervise.sh|[j]rl train' > /dev/null && echo jrl-still-runs || true" 2> /dev/null); then
             grep jrl-still-runs <<< "$said" > /dev/null || return 0
         fi
-        sleep "${POLL_SECONDS:-30}"
+        sleep "$poll"
     done
     echo "$NAME: jrl still runs on a host, or hosts cannot be asked; nothing was started" >&2
     return 1
 }
 
 start() {
-    "$here/install.sh" ${agreed[@]+"${agreed[@]}"}
-    "$here/launch.sh" "$config" "$folder" ${agreed[@]+"${agreed[@]}"} ${bindings[@]+"${bindings[@]}"}
+    due=true
+    try "$here/install.sh" ${agreed[@]+"${agreed[@]}"} || return
+    try "$here/launch.sh" "$config" "$folder" ${agreed[@]+"${agreed[@]}"} ${bindings[@]+"${bindings[@]}"} || return
+    due=false
 }
 
-ended_for=0 # polls in a row at which the run had ended
-while true; do
-    now=$(state)
+# look: at the slices and their run, and does what is due. Fails where something that it tried has failed.
+look() {
+    local now code
+    now=$(state) || give_up
     echo "$NAME: $now"
     case $now in
+        UNKNOWN) return 1 ;;
         SUSPENDED | FAILED) # preempted: what is left of it is in the way
-            run gcloud compute tpus queued-resources delete "$NAME" "${scope[@]}" --force --quiet
+            try "$here/delete.sh" ${agreed[@]+"${agreed[@]}"} || return
             now=NONE
             ;;
     esac
     if [[ $now == NONE ]]; then
-        "$here/create.sh" "$type" "$runtime" ${slices[@]+"${slices[@]}"} ${kind[@]+"${kind[@]}"} ${agreed[@]+"${agreed[@]}"} || {
-            code=$?
-            ((code != 2)) || exit 2 # the arguments are refused: asking again does not help
-            sleep "${POLL_SECONDS:-30}"
-            continue
-        }
+        try "$here/create.sh" "$type" "$runtime" ${slices[@]+"${slices[@]}"} ${kind[@]+"${kind[@]}"} ${agreed[@]+"${agreed[@]}"} || return
         start
+        return
     fi
+    $yes && [[ $now == ACTIVE ]] || return 0
+    finished && exit 0
+    code=$(ended)
+    [[ $code =~ ^[0-9]+$ ]] && ended_for=$((ended_for + 1)) || ended_for=0
+    # 75, stopped, and 76, hosts lost too often, come before a preemption too: then the slices go soon. A start that is
+    # due was preceded by a stop.
+    if ((ended_for > 0)) && { ((code != 75 && code != 76)) || { ((ended_for > 10)) && ! $due; }; }; then
+        echo "$NAME: the run has ended with exit code $code; tpu/follow.sh shows why" >&2
+        exit "$code"
+    fi
+    if $due || gone; then
+        $due && echo "$NAME: launching again" || echo "$NAME: a host was started anew; launching again"
+        stop && start
+    fi
+}
+
+trap 'exit 130' INT # gcloud ends by itself, and this script would try again
+poll=${POLL_SECONDS:-30}
+ended_for=0 # polls in a row at which the run had ended
+failed=0    # looks in a row at which something failed
+due=false   # whether a start was begun and not finished
+while true; do
+    look && failed=0 || failed=$((failed + 1))
     $yes || exit 0
-    if [[ $now == ACTIVE ]]; then
-        finished && exit 0
-        code=$(ended)
-        [[ $code =~ ^[0-9]+$ ]] && ended_for=$((ended_for + 1)) || ended_for=0
-        # 75, stopped, and 76, hosts lost too often, come before a preemption too: then the slices go soon.
-        if ((ended_for > 0)) && { ((code != 75 && code != 76)) || ((ended_for > 10)); }; then
-            echo "$NAME: the run has ended with exit code $code; tpu/follow.sh shows why" >&2
-            exit "$code"
-        fi
-        if gone; then
-            echo "$NAME: a host was started anew; launching again"
-            stop && start
-        fi
-    fi
-    sleep "${POLL_SECONDS:-30}"
+    sleep $((poll << (failed < 4 ? failed : 4)))
 done

@@ -7,7 +7,7 @@
 set -uo pipefail
 JRL=${JRL:-.venv/bin/jrl}
 most=${MOST_RESTARTS:-20} pause=${RESTART_SECONDS:-10}
-child= stopping=
+child='' stopping=''
 trap 'code=$?; [[ -z ${EXIT_CODE:-} ]] || echo "$code" > "$EXIT_CODE"' EXIT
 trap 'stopping=1; [[ -z $child ]] || kill -TERM "$child" 2> /dev/null' TERM INT HUP
 
@@ -20,7 +20,7 @@ for ((tries = 0; ; tries++)); do
         code=$?
         kill -0 "$child" 2> /dev/null || break
     done
-    child=
+    child=''
     ((code == 76)) || exit "$code"
     [[ -z $stopping ]] || exit 75
     if ((tries >= most)); then

@@ -382,6 +382,7 @@ def a_tie_has_one_loss(objective: Objective, config: Any) -> None:
         value=level(sequences.value, 0.0),
         score=level(sequences.score, 0.5),
         length=jnp.full_like(sequences.length, 4),
+        common_gain=level(sequences.common_gain, 0.5),  # all of the log-ratio
     )
     one, other = (
         _by_unit(objective.sequence_loss(config, given, state)[0], given)
@@ -565,6 +566,7 @@ def sample_sequences(unit_size: int = 2, numbers: int = 1) -> Sequences:
         value=draw(0, 1),
         contrast=draw(-1, 1),
         floored_logprob=draw(-4, -1),
+        common_gain=draw(-1, 1),
         log_sum_squared=draw(-6, -1),
     )
     if numbers == 1:
@@ -624,6 +626,7 @@ def given_sequences(objective: Objective, config: Any) -> Sequences:
         behaviour_logprob=None if objective.pairs is None else sequences.behaviour_logprob,
         contrast=sequences.contrast if needs.contrast else None,
         floored_logprob=None if needs.probability_floor is None else sequences.floored_logprob,
+        common_gain=sequences.common_gain if needs.common_length else None,
         log_sum_squared=sequences.log_sum_squared if needs.log_sum_squared else None,
     )
 
@@ -716,7 +719,7 @@ def _sequence_total(objective: Objective, config: Any, sequences: Sequences) -> 
 
 def _differentiated(sequences: Sequences) -> dict[str, Array]:
     """Returns what of the sequences depends on the model that learns."""
-    fields = ("logprob", "score", "contrast", "floored_logprob")
+    fields = ("logprob", "score", "contrast", "floored_logprob", "common_gain")
     return {name: value for name in fields if (value := getattr(sequences, name)) is not None}
 
 

@@ -106,6 +106,9 @@ class Sequences:
     contrast: Array | None = None
     # [..., S] float32, sum of max(p_t, floor) lp_t with no gradient through p_t, where Needs.probability_floor
     floored_logprob: Array | None = None
+    # [..., S] float32, log-ratio to the reference over the first min(len_w, len_l) tokens of a pair's answers,
+    # differentiated, where Needs.common_length
+    common_gain: Array | None = None
     # [..., S] float32, sum over the loss mask of ln sum_v p_v^2, without a gradient, where Needs.log_sum_squared
     log_sum_squared: Array | None = None
 
@@ -139,6 +142,7 @@ class Needs(NamedTuple):
     contrast: bool = False
     # least weight of a token in Sequences.floored_logprob, whose own is its probability, [] float; None: no such field
     probability_floor: Array | float | None = None
+    common_length: bool = False  # Sequences.common_gain, over as many tokens as the shorter answer of a pair has
     log_sum_squared: bool = False  # Sequences.log_sum_squared: how likely what the model draws there is
     score: bool = False  # a reward head on the trained model, read at the last token of every sequence
     score_outputs: int = 1  # numbers that it gives, such as one for each attribute of a response

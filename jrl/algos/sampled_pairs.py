@@ -1,4 +1,8 @@
-"""What objectives of pairs of samples share: which samples of a prompt are compared, and what is refused."""
+"""What objectives of pairs of samples share: which samples of a prompt are compared, and what is refused.
+
+A judge that compares samples with one another (`Judge.grading = @Pairwise()`) gives each its share of wins as a reward,
+so that pairs by reward are those of that judge's tournament.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from jrl.ops import pairs as pair_ops
 from jrl.types import PyTree, traced
 
 Array = jax.Array
+PAIRINGS = ("best_worst", "best_random", "best_two", "tournament")
 
 
 @traced
@@ -22,8 +27,10 @@ class Pairing:
 
     margin: float = 0.0  # rewards of a pair differ by more than this
     length_penalty: float | None = None  # subtracted from the reward for each token where pairs are made; None: nothing
-    # Which row the best one of a group is preferred to: the lowest, any other, or the second highest.
-    pairing: Literal["best_worst", "best_random", "best_two"] = "best_worst"
+    # Which row the best one of a group is preferred to: the lowest, any other, or the second highest. By a tournament:
+    # every two rows meet, and the row of the most wins is preferred to that of the fewest; margin is of their shares
+    # of wins then, whatever the scale of rewards.
+    pairing: Literal["best_worst", "best_random", "best_two", "tournament"] = "best_worst"
 
 
 def check_pairing(config: Any, facts: Facts) -> None:
@@ -34,8 +41,11 @@ def check_pairing(config: Any, facts: Facts) -> None:
         raise ValueError(f"{name}.margin = {config.margin} must not be negative: pairs of equal rewards would count.")
     if config.length_penalty is not None and not config.length_penalty > 0:
         raise ValueError(f"{name}.length_penalty = {config.length_penalty} must be above 0, or None for no penalty.")
-    if config.pairing not in ("best_worst", "best_random", "best_two"):
-        raise ValueError(f"{name}.pairing = {config.pairing!r} must be 'best_worst', 'best_random' or 'best_two'.")
+    if config.pairing not in PAIRINGS:
+        listed = ", ".join(map(repr, PAIRINGS))
+        raise ValueError(f"{name}.pairing = {config.pairing!r} must be one of {listed}.")
+    if config.pairing == "tournament" and not config.margin < 1:
+        raise ValueError(f"{name}.margin = {config.margin} must be below 1: of a tournament it is a share of wins.")
 
 
 def shape(config: Any, groups: Groups) -> Array:
@@ -53,6 +63,9 @@ def pairs(config: Any, groups: Groups, reward: Array) -> Pairs:
         label, unit = pair_ops.best_against_worst(*arrays, **options)
     elif config.pairing == "best_two":
         label, unit = pair_ops.best_two(*arrays, **options)
+    elif config.pairing == "tournament":
+        preference = (1 + jnp.sign(reward[:, None] - reward[None, :])) / 2
+        label, unit = pair_ops.tournament(preference, *arrays[1:], **options)
     else:
         label, unit = pair_ops.best_against_random(*arrays, common.row_draws(groups), **options)
     return Pairs(label, unit, jnp.ones_like(label))

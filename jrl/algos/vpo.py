@@ -1,20 +1,24 @@
 """VPO, offline: DPO with pessimism, the policy held near what the data holds.
 
-    l_u = -log sigmoid(beta D) - weight * beta * u_w                                                P5, P21
+    l_u = -log sigmoid(beta D) - weight * beta * u_cal                                              P5, P21
     L   = mean over the pairs of the step
 
-The term is VPO's with the preferred answers as the calibration distribution and the sign of offline data; a large
-weight is supervised fine-tuning on them.
+u_cal is of a sample of the calibration distribution. That is the preferred answers (u_w), or the reference, whose
+samples both answers of a pair are where it wrote the data: (u_w + u_l) / 2. A large weight is supervised fine-tuning on
+these samples. With the sign of optimism, on the policy's own samples: OnlineVPO.
 
 Source: Cen et al. 2405.19320; sign and form as its abstract states them.
 """
 
 from __future__ import annotations
 
+from typing import Literal
+
 import jax
 
 from jrl.algos.contract import Facts
 from jrl.algos.paired import Pair, pair_objective, positive
+from jrl.ops import pair_losses
 from jrl.types import traced
 
 Array = jax.Array
@@ -24,16 +28,21 @@ Array = jax.Array
 class VPO:
     beta: float = 0.1  # strength of the tie to the reference: log-odds for a margin D of 1
     weight: float = 0.1  # alpha of the paper, above 0
+    # What is calibrated with: the preferred answers, or the reference by both answers, which it must have written.
+    calibration: Literal["preferred", "reference"] = "preferred"
 
 
 def check(config: VPO, facts: Facts) -> None:
     positive("VPO.beta", config.beta, 0.1)
     positive("VPO.weight", config.weight, 0.1)
+    if config.calibration not in ("preferred", "reference"):
+        raise ValueError(f"VPO.calibration = {config.calibration!r} must be 'preferred' or 'reference'.")
 
 
 def loss(config: VPO, pair: Pair) -> Array:
     """Returns P5 plus P21's pessimistic term, of every pair, [..., S]."""
-    return jax.nn.softplus(-config.beta * pair.margin) - config.weight * config.beta * pair.gain
+    calibration = pair.gain if config.calibration == "preferred" else (pair.gain + pair.other_gain) / 2
+    return pair_losses.vpo(config.beta * pair.margin, config.beta * calibration, -config.weight)
 
 
 OBJECTIVE = pair_objective(VPO, loss, check)

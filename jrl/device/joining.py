@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -12,15 +13,28 @@ import jax
 from jrl.device.placement import set_joined
 from jrl.device.processes import START_SECONDS, Cluster, HostLost, Processes
 
+TRY_SECONDS, PAUSE_SECONDS = 5.0, 0.2  # of a try to connect, which a firewall may swallow, and before the next
+LEAST_SECONDS = 5  # for the others to come, where process 0 came late
 
-def join(cluster: Cluster, *, start_seconds: int = START_SECONDS) -> Processes:
+
+def join(cluster: Cluster, *, start_seconds: int = START_SECONDS, began: float | None = None) -> Processes:
     """Returns the processes of a run once all of them have come. Call it before JAX has started its devices.
+
+    Args:
+      start_seconds: how long to wait for them. Nobody at the address is waited for no longer than this after `began`.
+      began: when this process has, by the monotonic clock; None: now.
 
     Raises: HostLost where nobody answers at the address, or too few come.
     """
+    seconds = start_seconds
+    if cluster.address is not None and cluster.index != 0:
+        end = (time.monotonic() if began is None else began) + start_seconds
+        if not wait_for_listener(cluster.address, end):
+            raise HostLost(not_joined(cluster, start_seconds))
+        seconds = max(LEAST_SECONDS, round(end - time.monotonic()))
     # Its own handler would take SIGTERM away from jrl's, which saves and stops all processes at one step.
     jax.config.update("jax_enable_preemption_service", False)
-    began = time.monotonic()
+    called = time.monotonic()
     try:
         found = {} if cluster.address is None else dict(
             coordinator_address=cluster.address,
@@ -28,11 +42,9 @@ def join(cluster: Cluster, *, start_seconds: int = START_SECONDS) -> Processes:
             process_id=cluster.index,
             cluster_detection_method="deactivate",
         )  # fmt: skip
-        jax.distributed.initialize(
-            initialization_timeout=start_seconds, shutdown_timeout_seconds=start_seconds, **found
-        )
+        jax.distributed.initialize(initialization_timeout=seconds, shutdown_timeout_seconds=start_seconds, **found)
     except (RuntimeError, ValueError) as error:
-        if time.monotonic() - began < start_seconds / 2 and "ALREADY_EXISTS" not in str(error):
+        if time.monotonic() - called < seconds / 2 and "ALREADY_EXISTS" not in str(error):
             raise
         raise HostLost(not_joined(cluster, start_seconds, str(error))) from error
     processes = Processes(cluster.index, cluster.count, _ServiceStore(jax_client()))
@@ -40,6 +52,28 @@ def join(cluster: Cluster, *, start_seconds: int = START_SECONDS) -> Processes:
     processes.names = tuple(processes.exchange("names", mine))
     set_joined(processes)
     return processes
+
+
+def wait_for_listener(address: str, end: float) -> bool:
+    """Returns whether somebody listens at HOST:PORT before the time `end` of the monotonic clock. Where nobody does,
+    JAX's client aborts its process with a native stack trace."""
+    while True:
+        seconds = min(TRY_SECONDS, max(PAUSE_SECONDS, end - time.monotonic()))
+        with (
+            contextlib.suppress(OSError),  # process 0 may start later
+            socket.create_connection(host_and_port(address), timeout=seconds) as connection,
+        ):
+            if connection.getsockname() != connection.getpeername():  # on one machine, by chance, with itself
+                return True
+        if time.monotonic() + PAUSE_SECONDS > end:
+            return False
+        time.sleep(PAUSE_SECONDS)
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Returns the parts of HOST:PORT. An IPv6 address has brackets: [::1]:8476."""
+    host, _, port = address.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def not_joined(cluster: Cluster, seconds: int, error: str = "") -> str:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jrl.algos.contract import Needs, Objective, Tokens, ValueBins
+from jrl.algos.contract import Needs, Objective, Tokens, ValueBins, other_of_pair
 from jrl.device import row_shares
 from jrl.device.sharding import SEQUENCE, axis_size, batch_axes, constrain, per_shard, row_axes
 from jrl.learning import vocab_parallel
@@ -460,8 +460,15 @@ def sequence_terms(
         by_token = jax.lax.stop_gradient(jnp.log(jnp.where(micro.loss_mask, reading.sum_squared, 1)))
         static = dict(num_segments=targets.label.shape[-1])
         squared = segments.segment_sum(by_token, micro.loss_mask, micro.packed.segment, **static)
+    common = None
+    if objective.needs(config).common_length:
+        shorter = jnp.minimum(sequences.length, other_of_pair(sequences.length, sequences))
+        first = segments.first_tokens(shorter, micro.loss_mask, micro.packed.segment)
+        gain = reduce.masked(reading.logprobs, micro.loss_mask) - reduce.masked(ref_logprobs, micro.loss_mask)
+        static = dict(num_segments=targets.label.shape[-1])
+        common = segments.segment_sum(gain, first, micro.packed.segment, **static)
     sequences = sequences.replace(
-        score=reading.scores, contrast=contrast, floored_logprob=floored, log_sum_squared=squared
+        score=reading.scores, contrast=contrast, floored_logprob=floored, common_gain=common, log_sum_squared=squared
     )
     per_sequence, metrics = objective.sequence_loss(config, sequences, state)
     sums = {name: jnp.where(targets.counts, value, 0).sum() for name, value in metrics.items()}

@@ -232,6 +232,30 @@ def xpo(margin: Array, ref_sample_logprob: Array, alpha: Array | float) -> Array
     return jax.nn.softplus(-margin) + alpha * ref_sample_logprob
 
 
+def vpo(margin: Array, calibration: Array, weight: Array | float) -> Array:
+    """Returns P21, -log sigmoid(m) + w c: DPO, with optimism where w is above 0, which takes mass off what is
+    calibrated with, and pessimism where it is below, which adds some.
+
+    Args:
+      margin: [...] float, beta * D. calibration: [...] float, c = beta * u of a sample of the calibration distribution.
+      weight: w; above 0 for pairs that the policy samples, below for stored ones.
+
+    Source: Cen et al. 2405.19320; sign and form as its abstract states them.
+    """
+    return jax.nn.softplus(-margin) + weight * calibration
+
+
+def desensitized(gain: Array, common_gain: Array, alpha: Array | float) -> Array:
+    """Returns P13's gain of LD-DPO, that of the common length of both answers plus alpha times the rest, [...].
+
+    Args:
+      gain, common_gain: [...] float, log-ratios summed over all tokens, and over the first min(len_w, len_l).
+
+    Source: LD-DPO, Liu et al. 2409.06411.
+    """
+    return common_gain + alpha * (gain - common_gain)
+
+
 def cpl(logprob: Array, other_logprob: Array, alpha: Array | float, bias: Array | float) -> Array:
     """Returns P26, -log(exp(a_w) / (exp(a_w) + exp(lam a_l))), a = alpha * LP: no reference, and the other answer
     counts for less. LP are sums (or sums of discounted log-probs), so that long answers weigh more.

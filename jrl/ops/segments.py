@@ -46,6 +46,19 @@ def segment_start(mask: Array, segment: Array, *, num_segments: int) -> Array:
     return jnp.min(jnp.where(_membership(segment, num_segments) & mask[..., None, :], column, mask.shape[-1]), axis=-1)
 
 
+def first_tokens(count: Array, mask: Array, segment: Array) -> Array:
+    """Returns which masked tokens are among the first `count` masked ones of their sequence, [..., L] bool: of P13's
+    common length where `count` is the shorter length of a pair.
+
+    Args:
+      count: [..., S] int32. mask: [..., L] bool. segment: [..., L] int32.
+    """
+    place = jnp.cumsum(mask.astype(jnp.int32), axis=-1)  # from 1, over the row
+    member = _membership(segment, count.shape[-1]) & mask[..., None, :]
+    before = jnp.min(jnp.where(member, place[..., None, :], mask.shape[-1] + 1), axis=-1) - 1  # of earlier sequences
+    return mask & (place <= to_tokens(before + count, segment))
+
+
 def to_tokens(value: Array, segment: Array) -> Array:
     """Returns the entry of `value` of each token's sequence, 0 on padding.
 

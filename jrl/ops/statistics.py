@@ -102,6 +102,32 @@ def bootstrap_interval(
     return Interval(float(values.mean()), float(low), float(high), n)
 
 
+def clustered_bootstrap(
+    problems: Sequence[Array], statistic: Statistic, *, confidence: float = 0.95, draws: int = 2000, seed: int = 0
+) -> Interval:  # fmt: skip
+    """Returns a statistic of all rows of all problems with a percentile interval of the bootstrap over problems (M7):
+    the rows of a problem stay together.
+
+    Args:
+      problems: one array [rows, ...] for each; those without rows are left out.
+      statistic: [rows, ...] -> a number. A draw for which it is NaN, such as an AUROC of right answers alone, does not
+        count.
+
+    One problem has no interval: low and high are NaN. Source: 2108.13264, problems in the place of runs.
+    """
+    problems = [np.asarray(rows) for rows in problems if len(rows)]
+    n = len(problems)
+    if n == 0:
+        return Interval(math.nan, math.nan, math.nan, 0)
+    value = float(statistic(np.concatenate(problems)))
+    if n < 2 or not math.isfinite(value):
+        return Interval(value, math.nan, math.nan, n)
+    rng = np.random.default_rng(seed)
+    drawn = [statistic(np.concatenate([problems[i] for i in rng.integers(n, size=n)])) for _ in range(draws)]
+    low, high = np.nanquantile(drawn, _ends(confidence))
+    return Interval(value, float(low), float(high), n)
+
+
 def paired_difference(
     before: Array, after: Array, *, confidence: float = 0.95, draws: int = 10_000, seed: int = 0
 ) -> Interval:  # fmt: skip
@@ -336,7 +362,7 @@ def probability_of_improvement(
     count = sum(map(len, xs))
     if not xs or min(map(len, [*xs, *ys])) == 0:
         return Interval(math.nan, math.nan, math.nan, count)
-    wins = [(x[:, None] > y) + 0.5 * (x[:, None] == y) for x, y in zip(xs, ys)]
+    wins = [pairwise_wins(x, y) for x, y in zip(xs, ys)]
     value = float(np.mean([win.mean() for win in wins]))
     if min(map(len, [*xs, *ys])) < 2:
         return Interval(value, math.nan, math.nan, count)
@@ -350,6 +376,11 @@ def probability_of_improvement(
     ]
     low, high = np.quantile(np.concatenate(drawn), _ends(confidence))
     return Interval(value, float(low), float(high), count)
+
+
+def pairwise_wins(x: Array, y: Array) -> Array:
+    """Returns for every two of [n] and [m] scores whether the first is higher, a tie half, [n, m] float64."""
+    return (x[:, None] > y) + 0.5 * (x[:, None] == y)
 
 
 def optimality_gap(scores: Array, gamma: float) -> Array:

@@ -18,7 +18,7 @@ from jrl.device.processes import ONE, Processes
 from jrl.device.sharding import batch_sharding, replicated
 from jrl.rollout.prompts import TRAIN_STREAM, place_asked, place_prompts
 from jrl.rollout.sampler import SamplingParams
-from jrl.rollout.scoring import HostScores, Scorer, ScoringTicket, check_range, scores_of_all
+from jrl.rollout.scoring import HostScores, Scorer, ScoringTicket, check_range, check_sums, scores_of_all
 from jrl.rollout.sources import Completions, RewardSource, add_scores
 from jrl.rollout.stop_strings import StopTable
 from jrl.rollout.strategies import strategy_of
@@ -234,7 +234,8 @@ def collect(
     Args:
       stop: asked while the verifiers work. progress: called with (scored, all) completions.
 
-    Raises: StopRequested where `stop` says so; RewardOverflow where a reward of a token is beyond float32.
+    Raises: StopRequested where `stop` says so; RewardOverflow where a reward of a token, or what the batch's
+      rewards add up to, is beyond float32.
     """
     scores = scorer.collect(submitted.ticket, stop, progress, sampler.processes)
     drawn, texts, host = submitted.drawn, submitted.texts, submitted.host
@@ -251,8 +252,12 @@ def collect(
         # Of what the policy did not write itself no token is rewarded.
         found = np.where(host["action_mask"], found, 0)[: len(texts)]
         scores = check_range(dataclasses.replace(scores, token_reward=found))
+    weights = scorer.component_weights
     for source, ticket in zip(sources, submitted.others):
-        scores = add_scores(scores, source.collect(ticket))
+        learned = source.collect(ticket)
+        weights |= dict(zip(learned.names, learned.weights))
+        scores = add_scores(scores, learned)
+    scores = check_sums(scores, weights)
     missing = host["length"].shape[0] - len(texts)
     scores = padded(scores, missing)
     return Collected(

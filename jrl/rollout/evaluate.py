@@ -1,11 +1,11 @@
-"""Evaluation on held-out prompts: avg@k, unbiased pass@k, majority@k, best of k, with intervals over prompts."""
+"""Evaluation on held-out prompts: avg@k, pass@k, pass^k, majority@k, best of k, with intervals over prompts."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax.sharding import Mesh
@@ -44,6 +44,27 @@ class Evaluator:
     processes: Processes = ONE  # of the run; each scores its own rows
 
 
+class Samples(NamedTuple):
+    """Judged completions of held-out prompts, those of a prompt adjacent."""
+
+    visits: list[Visit]  # [prompts]
+    texts: list[str]  # [prompts * samples]
+    tokens: list[list[int]]  # [prompts * samples], of the completions, the stop token included
+    verdicts: np.ndarray  # [prompts, samples] int8, a Status
+    rewards: np.ndarray  # [prompts, samples] float, NaN where there is none
+    truncated: float  # share that was cut at its longest
+    weights_fingerprint: str
+
+    @property
+    def count(self) -> int:
+        """Samples of a prompt."""
+        return self.verdicts.shape[1]
+
+    def of_prompt(self, prompt: int) -> list[str]:
+        """Returns the texts of a prompt."""
+        return self.texts[prompt * self.count : (prompt + 1) * self.count]
+
+
 def measure(
     evaluator: Evaluator,
     weights: PyTree,
@@ -52,12 +73,19 @@ def measure(
     announce: Callable[[int, int], None],
     stop: Stop = never,
 ) -> dict[str, Any]:
-    """Returns {"mean","low","high","n","parsed","samples","tasks","sample","by_prompt",...} of a policy on prompts.
+    """Returns `summary` of the samples that `draw` makes; arguments and errors are its own."""
+    return summary(draw(evaluator, weights, visits, scorer, announce, stop))
 
-    `mean` is the share of correct completions (avg@k), with a 95 % interval clustered by prompt. A completion whose
-    verdict is not scorable does not count, and is counted. `by_prompt` is the mean reward of each prompt's samples by
-    the digest of its text, None where none has one; `completions` is the first of each, by the same.
-    `truncated` is the share of completions that were cut at their longest.
+
+def draw(
+    evaluator: Evaluator,
+    weights: PyTree,
+    visits: Sequence[Visit],
+    scorer: Scorer,
+    announce: Callable[[int, int], None],
+    stop: Stop = never,
+) -> Samples:
+    """Returns judged completions of a policy on prompts.
 
     Args:
       weights: the policy's.
@@ -69,7 +97,7 @@ def measure(
     e = evaluator
     stream = place_on_mesh(np.uint32(EVAL_STREAM), replicated(e.mesh))
     version = place_on_mesh(np.int32(0), replicated(e.mesh))
-    pending, truncated = [], 0
+    pending, truncated, tokens = [], 0, []
     for start in range(0, len(visits), e.batch):
         check_stop(stop, "evaluating")
         announce(min(start + e.batch, len(visits)), len(visits))
@@ -81,26 +109,50 @@ def measure(
         share = e.processes.share(len(part))
         rows = range(share.start * e.samples, share.stop * e.samples)
         texts = [completion_text(e.tokenizer, host, row) for row in range(len(part) * e.samples)]
+        tokens += [host["tokens"][row][host["action_mask"][row]].tolist() for row in range(len(part) * e.samples)]
         examples = [part[row // e.samples].example for row in rows]
         keys = [(part[row // e.samples].uid, row % e.samples) for row in rows]
         pending.append((scorer.submit(texts[rows.start : rows.stop], examples, keys), texts))
     scores = [scores_of_all(scorer.collect(ticket, stop, processes=e.processes), e.processes) for ticket, _ in pending]
-    texts = [text for _, part in pending for text in part]
     by_prompt = lambda name: np.concatenate([getattr(batch, name) for batch in scores]).reshape(len(visits), e.samples)
-    rewards = np.where(by_prompt("valid"), by_prompt("reward"), np.nan)
-    result = report(by_prompt("verdict"), texts, [v.example.task for v in visits], rewards)
+    return Samples(
+        visits=[*visits],
+        texts=[text for _, part in pending for text in part],
+        tokens=tokens,
+        verdicts=by_prompt("verdict"),
+        rewards=np.where(by_prompt("valid"), by_prompt("reward"), np.nan),
+        truncated=truncated / (len(visits) * e.samples),
+        weights_fingerprint=f"{int(host['weights_fingerprint']):08x}",
+    )
+
+
+def summary(samples: Samples) -> dict[str, Any]:
+    """Returns {"mean","low","high","n","parsed","samples","tasks","sample","by_prompt",...} of samples.
+
+    `mean` is the share of correct completions (avg@k), with a 95 % interval clustered by prompt. A completion whose
+    verdict is not scorable does not count, and is counted. `by_prompt` is the mean reward of each prompt's samples by
+    the digest of its text, None where none has one; `rewards` is those of all its samples, and
+    `completions` the first of each, by the same. `truncated` is the share of completions that were cut at their
+    longest.
+    """
+    visits, rewards = samples.visits, samples.rewards
+    result = report(samples.verdicts, samples.texts, [v.example.task for v in visits], rewards)
     result["by_prompt"] = {
         visit.example.prompt_digest().hex(): float(row[np.isfinite(row)].mean()) if np.isfinite(row).any() else None
         for visit, row in zip(visits, rewards)
     }
-    result["truncated"] = truncated / (len(visits) * e.samples)
-    result["weights_fingerprint"] = f"{int(host['weights_fingerprint']):08x}"
-    firsts = zip(visits, texts[:: e.samples])
+    result["rewards"] = {
+        visit.example.prompt_digest().hex(): [float(x) if np.isfinite(x) else None for x in row]
+        for visit, row in zip(visits, rewards)
+    }
+    result["truncated"] = samples.truncated
+    result["weights_fingerprint"] = samples.weights_fingerprint
+    firsts = zip(visits, samples.texts[:: samples.count])
     result["completions"] = {visit.example.prompt_digest().hex(): text for visit, text in firsts}
     result["sample"] = {
         "prompt": "\n".join(message.content for message in visits[0].example.messages),
-        "completion": texts[0],
-        "reward": float(scores[0].reward[0]) if scores[0].valid[0] else None,
+        "completion": samples.texts[0],
+        "reward": float(rewards[0, 0]) if np.isfinite(rewards[0, 0]) else None,
     }
     return result
 
@@ -121,7 +173,7 @@ def report(
     samples = verdicts.shape[1]
     scored = np.isin(verdicts, [s for s in Status if s.scorable])
     correct = (verdicts == Status.CORRECT) & scored
-    out: dict[str, Any] = _interval(statistics.proportion_interval(correct, scored))
+    out: dict[str, Any] = interval_json(statistics.proportion_interval(correct, scored))
     out["samples"] = samples
     out["parsed"] = float(((verdicts != Status.UNPARSABLE) & scored).sum() / max(scored.sum(), 1))
     out["unscorable"] = int((~scored).sum())
@@ -129,23 +181,24 @@ def report(
     if len(names) > 1:
         chosen = {name: np.array([task == name for task in tasks]) for name in names}
         out["tasks"] = {
-            name: _interval(statistics.proportion_interval(correct[rows], scored[rows]))
+            name: interval_json(statistics.proportion_interval(correct[rows], scored[rows]))
             for name, rows in chosen.items()
         }
     if samples > 1:
-        out["pass_at_k"], out["majority_at_k"] = {}, {}
+        out["pass_at_k"], out["all_of_k"], out["majority_at_k"] = {}, {}, {}
         full = scored.all(axis=1)
         different = [len({*_answers(texts, verdicts, p)} - {None}) for p in np.flatnonzero(full)]
-        out["distinct"] = _interval(statistics.bootstrap_interval(np.array(different, np.float64)))
+        out["distinct"] = interval_json(statistics.bootstrap_interval(np.array(different, np.float64)))
         k = 1
         while k <= samples:
-            chance = statistics.pass_at_k(correct[full].sum(axis=1), samples, k)
-            out["pass_at_k"][str(k)] = _interval(statistics.bootstrap_interval(chance))
+            for name, chance in (("pass_at_k", statistics.pass_at_k), ("all_of_k", statistics.all_of_k)):
+                of_prompts = chance(correct[full].sum(axis=1), samples, k)
+                out[name][str(k)] = interval_json(statistics.bootstrap_interval(of_prompts))
             votes = [
                 statistics.majority_at_k(_answers(texts, verdicts, p), correct[p].tolist(), k)
                 for p in np.flatnonzero(full)
             ]
-            out["majority_at_k"][str(k)] = _interval(statistics.bootstrap_interval(np.array(votes)))
+            out["majority_at_k"][str(k)] = interval_json(statistics.bootstrap_interval(np.array(votes)))
             k *= 2
         if rewards is not None:
             out["best_of_k"] = {str(k): best_of(rewards[:, :k]) for k in map(int, out["pass_at_k"]) if k > 1}
@@ -161,7 +214,7 @@ def best_of(rewards: np.ndarray) -> dict[str, float]:
     """
     best = statistics.best_of_n(rewards, np.isfinite(rewards))
     chosen = np.flatnonzero(best >= 0)
-    interval = _interval(statistics.bootstrap_interval(rewards[chosen, best[chosen]]))
+    interval = interval_json(statistics.bootstrap_interval(rewards[chosen, best[chosen]]))
     return {**interval, "kl": statistics.best_of_n_kl(rewards.shape[1])}
 
 
@@ -183,6 +236,7 @@ def _answers(texts: list[str], verdicts: np.ndarray, prompt: int) -> list[str | 
     return answers
 
 
-def _interval(interval: statistics.Interval) -> dict[str, float]:
+def interval_json(interval: statistics.Interval) -> dict[str, float | None]:
+    """Returns an interval as JSON values, None for what is not finite."""
     finite = lambda x: x if math.isfinite(x) else None  # of no problems: there is no mean
     return {"mean": finite(interval.mean), "low": finite(interval.low), "high": finite(interval.high), "n": interval.n}

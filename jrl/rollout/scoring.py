@@ -72,7 +72,8 @@ class WorkersLost(ScoringStopped):
 
 
 class RewardOverflow(ScoringStopped):
-    """A reward of a token is beyond float32, in which it is learned from. Nothing was learned from the batch."""
+    """A reward of a token, or the sum of a batch's rewards or of their squares, is beyond float32, in which it is
+    learned from. Nothing was learned from the batch."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,6 +261,11 @@ class Scorer:
             self._journal.close()
 
     @property
+    def component_weights(self) -> dict[str, float]:
+        """The weights of `component_names` in the reward."""
+        return dict(zip(self._names, self._weights))
+
+    @property
     def component_names(self) -> tuple[str, ...]:
         """The names of the verifiers that have been loaded so far, as `HostScores.components` has them."""
         return tuple(self._names)
@@ -380,6 +386,27 @@ def check_range(scores: HostScores) -> HostScores:
     return scores
 
 
+def check_sums(scores: HostScores, weights: Mapping[str, float]) -> HostScores:
+    """Returns the scores. Raises RewardOverflow where the rewards of the batch, or their squares, add up to more than
+    float32 holds: their mean and their spread would not be finite.
+
+    Args:
+      weights: of the components, by their names.
+    """
+    rewards = np.where(scores.valid, scores.reward, 0).astype(np.float64)
+    if max(np.abs(rewards).sum(), np.square(rewards).sum()) <= LARGEST_REWARD:
+        return scores
+    worst = int(np.argmax(np.abs(rewards)))
+    part = lambda name: np.nan_to_num(abs(weights[name] * float(scores.components[name][worst])))
+    name = max(weights.keys() & scores.components.keys(), key=part, default=None)
+    of = "" if name is None else f", most of it from {name}, whose weight is {weights[name]:g}"
+    raise RewardOverflow(
+        f"the reward of completion {worst} is {scores.reward[worst]:g}{of}: the batch's rewards, or their squares, add "
+        f"up to more than float32 holds, whose largest number is {LARGEST_REWARD:g}: they have no mean or spread. "
+        "Lower that weight, or bound the reward"
+    )
+
+
 def open_scoring(
     config: Scoring,
     verifier_table: Mapping[str, Any],
@@ -396,7 +423,8 @@ def open_scoring(
         config: the run's.
         verifier_table: name -> row, jrl's own and those of the run's parts.
         part_sources: the parts files that define verifiers, as text; the workers load them.
-        journal_path: file of the verdicts that depended on the machine; None: no journal.
+        journal_path: file of the verdicts that depended on the machine, in the run's folder, which no worker of root
+            reads; None: no journal.
         other_journals: files of other processes, whose verdicts are replayed too.
         also: names of verifiers that examples name. Others are loaded at their first example, which may take seconds,
             and add a name to `HostScores.components`.
@@ -417,6 +445,7 @@ def open_scoring(
             cpu_seconds=config.cpu_seconds,
             wall_seconds=config.wall_seconds,
             memory_mb=config.memory_mb,
+            private=() if journal_path is None else [os.path.dirname(os.path.abspath(journal_path))],
         )
     except BaseException:
         if journal is not None:

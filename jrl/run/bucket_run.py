@@ -52,6 +52,10 @@ class LeaseLost(RuntimeError):
     """Another process has taken the run."""
 
 
+class DamagedObject(BucketError):
+    """A part of a file has other bytes than were committed."""
+
+
 class Part(NamedTuple):
     """A stretch of a file, which is one object."""
 
@@ -135,11 +139,13 @@ def _opened(
         steps = commit.steps()
         what = f"its newest checkpoint is of step {steps[-1]}" if steps else "it has no checkpoint yet"
         _log.warning("%s: continuing in %s from what is committed; %s", address, folder, what)
-    if processes.writer:
-        sweep(bucket, name, commit)
-    fetch(bucket, name, commit, folder)
-    processes.barrier("fetched")  # from here on commits may remove what others would still read
-    publisher = Publisher(bucket, name, address, folder, lease, commit, generation, processes)
+    lost = sweep(bucket, name, commit) if processes.writer else set()
+    damaged = fetch_sound(bucket, name, address, commit, folder)
+    lost |= {part.object for parts in damaged.values() for part in parts}
+    # From here on commits may remove what others would still read.
+    lost = {part for found in processes.exchange("fetched", sorted(lost)) for part in found}
+    losses = Losses(damaged, frozenset(lost))
+    publisher = Publisher(bucket, name, address, folder, lease, commit, generation, processes, losses)
     try:
         yield RunFolder(folder, publisher.publish, address, processes.count == 1, publisher.steps)
     except BaseException:
@@ -179,11 +185,25 @@ def claim(bucket: Bucket, name: str, address: str) -> tuple[Commit, int]:
 
 
 def _refuse_foreign(bucket: Bucket, name: str, address: str) -> None:
-    """Raises ForeignFolder where there are objects that belong to no run."""
+    """Raises ForeignFolder where there are objects that belong to no run, or to one whose run.json was removed."""
     if others := _foreign_names(bucket, name):
         raise ForeignFolder(
             f"{address} is not a run and already contains {', '.join(others[:3])}; choose another --run"
         )
+    if _has_parts(bucket, name):
+        raise ForeignFolder(_without_commit(address))
+
+
+def _has_parts(bucket: Bucket, name: str) -> bool:
+    """Whether there are files of a run. Whoever begins one writes run.json before any."""
+    return next(bucket.list(f"{name}/{FILES}/"), None) is not None
+
+
+def _without_commit(address: str) -> str:
+    return (
+        f"{address} holds files of a run, and {COMMIT}, which says what they are, was removed. Nothing was changed; "
+        f"bring back its last version, where the bucket keeps versions or deleted objects, or choose another --run"
+    )
 
 
 def _foreign_names(bucket: Bucket, name: str) -> list[str]:
@@ -196,14 +216,17 @@ class ForeignFolder(ValueError):
     """There is something else at the address of a run."""
 
 
-def sweep(bucket: Bucket, name: str, commit: Commit) -> None:
-    """Removes what earlier lives have uploaded and not committed, or not removed. A listing that is behind costs
-    nothing: what it lacks is swept another time."""
+def sweep(bucket: Bucket, name: str, commit: Commit) -> set[str]:
+    """Removes what earlier lives have uploaded and not committed, or not removed. Returns the committed objects that
+    are not listed. A listing that is behind costs nothing but uploads: what it lacks is swept another time."""
     root, used = f"{name}/{FILES}/", commit.objects()
+    lost = set(used)
     for stored in bucket.list(root):
         part = stored.name[len(root) :]
+        lost.discard(part)
         if part not in used and (life := _life_of(part)) is not None and life < commit.life:
             bucket.delete(stored.name)
+    return lost
 
 
 def _life_of(part: str) -> int | None:
@@ -238,6 +261,16 @@ def _to_json(commit: Commit) -> bytes:
     return json.dumps(content, separators=(",", ":")).encode()
 
 
+class Losses(NamedTuple):
+    """What of a commit is damaged in the bucket."""
+
+    files: Mapping[str, tuple[Part, ...]]  # those that this process could not fetch
+    objects: frozenset[str]  # that some process found to be gone or damaged: what has their bytes is uploaded anew
+
+
+NO_LOSSES = Losses({}, frozenset())
+
+
 class Publisher:
     """Commits the local folders of a run's processes to its place in a bucket. Used from one thread."""
 
@@ -251,6 +284,7 @@ class Publisher:
         commit: Commit,
         generation: int,
         processes: Processes = ONE,
+        losses: Losses = NO_LOSSES,
     ):
         self._bucket, self._name, self._address, self._folder, self._lease = bucket, name, address, folder, lease
         self._commit, self._generation, self._processes = commit, generation, processes
@@ -258,6 +292,9 @@ class Publisher:
         self._sent: set[str] = set()  # the nonces of the commits that it tried to write
         self._unchanged: dict[str, tuple[Any, tuple[Part, ...]]] = {}  # what a file was when it was last read
         self._fetched = {} if processes.count == 1 else marks_of(folder)
+        self._lost = losses.objects
+        # What could not be fetched stays committed while its step is there, so that its objects can be brought back.
+        self._damaged = {file: (parts, _identity(_step_folder(folder, file))) for file, parts in losses.files.items()}
         self.failed = False  # a commit has failed
 
     def steps(self) -> list[int]:
@@ -281,7 +318,9 @@ class Publisher:
         if self._lease.lost():
             raise _taken(self._address)
         own = dict(found for found in in_parallel(self._parts_of, self._files_to_upload()) if found is not None)
-        files = {}
+        if self._processes.writer:
+            own |= self._still_damaged()
+        files: dict[str, tuple[Part, ...]] = {}
         for uploaded in self._processes.exchange("uploaded", own):
             files |= {name: tuple(Part(*part) for part in parts) for name, parts in uploaded.items()}
         if files == self._commit.files:
@@ -296,6 +335,15 @@ class Publisher:
             in_parallel(self._remove, superseded[self._processes.index :: self._processes.count])
         except OSError as error:
             _log.warning("%s: what is superseded could not be removed (%s); the next start does", self._address, error)
+
+    def _still_damaged(self) -> dict[str, tuple[Part, ...]]:
+        """Returns the damaged files, as they are committed, whose step is still the one that was fetched."""
+        self._damaged = {
+            file: (parts, identity)
+            for file, (parts, identity) in self._damaged.items()
+            if _identity(_step_folder(self._folder, file)) == identity and not paths.exists(self._folder / file)
+        }
+        return {file: parts for file, (parts, _) in self._damaged.items()}
 
     def _files_to_upload(self) -> list[str]:
         """Returns the files of the commit that this process has: of several, the first that has written a file since
@@ -352,7 +400,8 @@ class Publisher:
             mark = _mark(state)
             if name in self._unchanged and self._unchanged[name][0] == mark:
                 return name, self._unchanged[name][1]
-            parts = _still_there(self._commit.files.get(name, ()), file, state.st_size)
+            sound = itertools.takewhile(lambda part: part.object not in self._lost, self._commit.files.get(name, ()))
+            parts = _still_there(tuple(sound), file, state.st_size)
             start = sum(part.bytes for part in parts)
             file.seek(start)
             while start < state.st_size or not parts:
@@ -445,9 +494,57 @@ def _still_there(parts: tuple[Part, ...], file: Any, size: int) -> list[Part]:
     return same
 
 
-def fetch(bucket: Bucket, name: str, commit: Commit, folder: Path) -> None:
+def fetch_sound(bucket: Bucket, name: str, address: str, commit: Commit, folder: Path) -> dict[str, tuple[Part, ...]]:
+    """Makes a folder hold the files of a commit as `fetch` does, but for files of checkpoints and rollouts of which an
+    object is gone or has other bytes: these are left out, a warning for each, and returned.
+
+    A checkpoint without one of its files is damaged, as it would be in a local run, and a resume passes it over.
+    Raises: BucketError where another file is damaged: nothing goes on without those.
+    """
+    damaged: dict[str, tuple[Part, ...]] = {}
+
+    def note(file: str, error: BucketError) -> None:
+        if not file.startswith(NEEDED):
+            raise type(error)(
+                error.errno,
+                f"{address} is damaged: {file} of the run cannot be read: {error}. Nothing was changed; bring that "
+                "object back, where the bucket keeps versions or deleted objects, or choose another --run",
+            ) from error
+        _log.warning("%s: %s is damaged and left out: %s", address, file, error)
+        paths.make_dir(inside(folder, file).parent)  # a step of which nothing is left is still one
+        damaged[file] = commit.files[file]
+
+    fetch(bucket, name, commit, folder, note)
+    return damaged
+
+
+def _step_folder(folder: Path, file: str) -> Path:
+    """Returns the folder of the checkpoint that a file belongs to; of a file of none the run's folder."""
+    return folder.joinpath(*file.split("/")[:2]) if file.startswith("checkpoints/") else folder
+
+
+def _identity(folder: Path) -> int | None:
+    """Returns what tells a folder from another of the same name; None where there is none."""
+    try:
+        return os.stat(folder).st_ino
+    except FileNotFoundError:
+        return None
+
+
+def fetch(
+    bucket: Bucket,
+    name: str,
+    commit: Commit,
+    folder: Path,
+    damaged: Callable[[str, BucketError], None] | None = None,
+) -> None:
     """Makes a folder hold the files of a commit and no others, but for its lock. What is there already and has the same
-    bytes stays."""
+    bytes stays.
+
+    Args:
+      damaged: is told of a file of which an object is gone or has other bytes. None: Missing or DamagedObject is
+        raised.
+    """
     for file in list(paths.files_below(folder)):
         if file != LOCK and file not in commit.files:
             paths.remove_file(folder / file)
@@ -460,20 +557,35 @@ def fetch(bucket: Bucket, name: str, commit: Commit, folder: Path) -> None:
         place = inside(folder, file)
         if _holds(place, parts):
             return
-        paths.make_dir(place.parent)
-        temporary = place.with_name(f"{paths.TEMPORARY}{place.name}")
+        try:
+            _fetch_file(bucket, name, parts, place)
+        except (Missing, DamagedObject) as error:
+            if damaged is None:
+                raise
+            place.unlink(missing_ok=True)
+            damaged(file, error)
+
+    in_parallel(one, commit.files.items())
+
+
+def _fetch_file(bucket: Bucket, name: str, parts: tuple[Part, ...], place: Path) -> None:
+    """Writes a file from its parts, whole or not at all."""
+    paths.make_dir(place.parent)
+    temporary = place.with_name(f"{paths.TEMPORARY}{place.name}")
+    try:
         with open(temporary, "wb") as target:
             for part in parts:
                 data, _ = bucket.get(f"{name}/{FILES}/{part.object}")
                 if len(data) != part.bytes or hashlib.sha256(data).hexdigest() != part.sha256:
-                    raise BucketError(errno.EIO, f"gs://{bucket.name}/{name}/{FILES}/{part.object} has other bytes "
-                                      "than were committed; it was overwritten")  # fmt: skip
+                    raise DamagedObject(errno.EIO, f"gs://{bucket.name}/{name}/{FILES}/{part.object} has other bytes "
+                                        "than were committed; it was overwritten")  # fmt: skip
                 target.write(data)
             target.flush()
             os.fsync(target.fileno())
-        os.replace(temporary, place)
-
-    in_parallel(one, commit.files.items())
+    except (Missing, DamagedObject):
+        temporary.unlink(missing_ok=True)
+        raise
+    os.replace(temporary, place)
 
 
 def _holds(place: Path, parts: tuple[Part, ...]) -> bool:
@@ -535,6 +647,8 @@ def readable(source: str | os.PathLike[str], only: tuple[str, ...] = ()) -> Path
     bucket, address = Bucket(place[0]), shown(source).rstrip("/")
     commit, generation = read_commit(bucket, place[1], address)
     if commit is None:
+        if not _foreign_names(bucket, place[1]) and _has_parts(bucket, place[1]):
+            raise ForeignFolder(_without_commit(address))
         if bucket.stat(f"{place[1]}/{LOCK}") is not None and not _foreign_names(bucket, place[1]):
             raise ValueError(f"{address} is a run that was begun; it has committed nothing, no step is saved")
         if only:

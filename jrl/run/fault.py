@@ -38,7 +38,7 @@ from jrl.run.job import Job
 from jrl.run.policy import Policy, open_policy
 from jrl.run.programs import abstract, teacher_kind
 from jrl.run.records import STOP_AFTER_SKIPPED, Progress, Step, StopRun
-from jrl.run.report.messages import not_finite_message
+from jrl.run.report.messages import examples_at_fault, not_finite_message
 from jrl.run.stages import stage_arrays
 from jrl.run.trained import on_this_machine
 from jrl.tasks.tokenizers import load as load_tokenizer
@@ -96,6 +96,7 @@ def stopped(job: Job, progress: Progress, step: Step) -> StopRun:
         ids = [visit.example.id for visit in step.batch.visits for _ in range(step.batch.samples)]
     sequences = () if fault is None else fault.sequences
     examples = list(dict.fromkeys(ids[n] for n in sequences if n < len(ids)))
+    count = len(ids) or stage.shape.sequences
     report = {
         "step": step.step,
         "first_skipped": first,
@@ -123,7 +124,7 @@ def stopped(job: Job, progress: Progress, step: Step) -> StopRun:
             stage=stage.name,
             losses=f"loss {step.metrics['loss']}, gradient norm {step.metrics['grad_norm']}",
             fault=where,
-            examples=examples,
+            examples=examples_at_fault(None if fault is None else sequences, ids, count),
             good=good,
             condemned=condemned,
             bundle=bundle,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 import jax
 
-from jrl.device.joining import join, not_joined
+from jrl.device.joining import host_and_port, join, not_joined
 from jrl.device.processes import LOST, ONE, START_SECONDS, Cluster, HostLost, OtherProcessFailed, Processes
 from jrl.device.watchdog import BEAT_SECONDS, GRACE_SECONDS, LOST_SECONDS, at_abort, leave, watching
 from jrl.run.signals import INTERRUPTED, write_past_streams
@@ -24,13 +25,19 @@ ALL_SECONDS = GRACE_SECONDS + TOLD_SECONDS  # how long process 0 waits until all
 
 @contextlib.contextmanager
 def joined(
-    address: str | None, count: int | None, index: int | None, outcome: Callable[[Exception], tuple[str, int]]
+    address: str | None,
+    count: int | None,
+    index: int | None,
+    outcome: Callable[[Exception], tuple[str, int]],
+    *,
+    began: float,
 ) -> Iterator[Processes]:
     """Joins the other processes of a run, where there are some, and gives the process up with them.
 
     Args:
       address, count, index: where they meet, as the command line has them; None: as a Cloud TPU slice says, else alone.
       outcome: the message and the exit code of an error, as the others are told of it.
+      began: when this process has, by the monotonic clock. The others have START_SECONDS from then.
 
     Ends the process with exit code 76 where the others do not come. Raises: ValueError for arguments that do not go
     together.
@@ -39,7 +46,7 @@ def joined(
     if cluster is None or cluster.count == 1:
         yield ONE
         return
-    processes = join_or_leave(cluster, int(os.environ.get("JRL_START_SECONDS", START_SECONDS)))
+    processes = join_or_leave(cluster, int(os.environ.get("JRL_START_SECONDS", START_SECONDS)), began)
     if not processes.writer:
         logging.getLogger().setLevel(logging.ERROR)  # process 0 says what all of them have noticed
     with watching(processes, write_past_streams):
@@ -53,7 +60,7 @@ def joined(
         jax.distributed.shutdown()
 
 
-def join_or_leave(cluster: Cluster, seconds: int) -> Processes:
+def join_or_leave(cluster: Cluster, seconds: int, began: float) -> Processes:
     """Returns the processes of a run. Where they do not come, JAX's client aborts its process while the error is on its
     way, so the process ends here."""
 
@@ -63,7 +70,7 @@ def join_or_leave(cluster: Cluster, seconds: int) -> Processes:
 
     with at_abort(lambda: give_up(not_joined(cluster, seconds))):
         try:
-            return join(cluster, start_seconds=seconds)
+            return join(cluster, start_seconds=seconds, began=began)
         except HostLost as error:
             give_up(str(error))
 
@@ -115,8 +122,15 @@ def cluster_of(address: str | None, count: int | None, index: int | None) -> Clu
     if count < 1 or not 0 <= index < count:
         raise ValueError(f"--process-index is {index} of --process-count {count}; it counts from 0 to {count - 1}")
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
+    if not host or not port.isascii() or not port.isdecimal():
         raise ValueError(f"--coordinator is {address!r}; it is HOST:PORT, the same for all processes")
+    if not 1 <= int(port) <= 65535:
+        raise ValueError(f"--coordinator is {address!r}; its port must be from 1 to 65535")
+    try:
+        socket.getaddrinfo(*host_and_port(address), type=socket.SOCK_STREAM)
+    except (socket.gaierror, UnicodeError) as error:
+        if getattr(error, "errno", None) != socket.EAI_AGAIN:  # a name server that does not answer now
+            raise ValueError(f"--coordinator is {address!r}; this machine knows no host {host!r}: {error}") from error
     return Cluster(address, count, index)
 
 

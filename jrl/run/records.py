@@ -44,12 +44,13 @@ from jrl.run.report.messages import (
     closing_message,
     condemned_message,
     evaluation_line,
+    lost_rollouts_warning,
     no_signal_warning,
     resume_message,
     scoring_warning,
 )
 from jrl.run.report.metrics import no_metrics, open_metrics, read_metrics
-from jrl.run.report.rollouts import open_rollouts
+from jrl.run.report.rollouts import lost_chunks, open_rollouts
 from jrl.run.report.sinks import open_sinks
 from jrl.run.report.summary import write_summary
 from jrl.run.teacher import open_teacher, with_teacher
@@ -357,6 +358,8 @@ def open_files(job: Job, metrics_offset: int, rollout_rows: int, metrics_sha256:
         job.metrics = open_metrics(job.folder / "metrics.jsonl", metrics_offset, sinks, metrics_sha256)
         if job.config.log.rollouts:
             job.rollouts = open_rollouts(job.folder / "rollouts", rows=rollout_rows)
+            if lost := lost_chunks(job.folder / "rollouts") if rollout_rows else []:
+                job.display.warn("rollouts", lost_rollouts_warning(job.location, lost))
     except ValueError as error:
         raise ValueError(f"{error}. Restore it, or start a new run in another folder") from error
     job.rollout_rows = rollout_rows

@@ -24,6 +24,7 @@ from jrl.run.precompile import stage_at
 from jrl.run.report.goodput import read_goodput
 from jrl.run.report.manifest import compare, read_manifest
 from jrl.run.report.metrics import read_metrics
+from jrl.run.report.rollouts import read_every_chunk
 from jrl.run.trained import is_published
 from jrl.tasks.envs.mixture import open_source
 from jrl.tasks.example import Example, Message
@@ -123,6 +124,7 @@ def run_lines(folder: Path) -> Iterator[Line]:
     yield from stages(folder)
     yield from saves(folder)
     yield metrics(folder)
+    yield from rollouts(folder)
     yield from time_spent(folder)
     yield identity(folder)
     yield from judges(folder)
@@ -180,6 +182,30 @@ def metrics(folder: Path) -> Line:
     return Line(True, f"metrics.jsonl has {len(steps)} rows")
 
 
+def rollouts(folder: Path) -> Iterator[Line]:
+    """Yields a line for each damaged chunk of the stored rollouts, after reading every one."""
+    store = folder / "rollouts"
+    if not paths.exists(store / "index.json"):
+        if paths.list_dir(store):
+            yield Line(False, f"rollouts: {store / 'index.json'} is missing; {OF_ROLLOUTS}")
+        return
+    try:
+        count, damaged = read_every_chunk(store)
+    except ValueError as error:
+        yield Line(False, f"rollouts: {error}; {OF_ROLLOUTS}")
+        return
+    for text in damaged:
+        yield Line(False, f"rollouts/{text}; {OF_ROLLOUTS}")
+    if not damaged:
+        yield Line(True, f"rollouts: all {count} chunks are intact")
+
+
+OF_ROLLOUTS = (
+    "put back a good copy of the file. Training does not read it: without one a resume goes on, unless the newest rows "
+    "are in it, but `jrl rollouts` and `jrl replay` cannot read those rows"
+)
+
+
 def time_spent(folder: Path) -> Iterator[Line]:
     """Yields what the run waits for."""
     try:
@@ -229,7 +255,11 @@ def conversations(folder: Path) -> Iterator[Line]:
     except ValueError:
         return  # a tokenizer of the run's own parts; `identity` has opened it
     if isinstance(tokenizer, PublishedTokenizer) and tokenizer.chat is not None:
-        rewritten = rewrites(tokenizer)
+        try:
+            rewritten = rewrites(tokenizer)
+        except ValueError as error:
+            yield Line(False, f"{error}. It was tried on a conversation of three turns")
+            return
         yield Line(True, rewritten or "the chat template leaves earlier turns unchanged when one is added")
 
 

@@ -4,34 +4,57 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jrl import __version__
 from jrl.ops.win_rates import win_rate
-from jrl.rollout.evaluate import measure
+from jrl.rollout.evaluate import draw, summary
 from jrl.rollout.scoring import Scorer, open_scoring
 from jrl.run.stages import open_evaluator
 from jrl.run.trained import Trained
 from jrl.tasks.data.held_out import held_out
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.envs import open_source
+from jrl.tools import measures
+
+# Names in a table, and keys of a report: of k samples, and beside the accuracy.
+OF_K = (("pass@", "pass_at_k"), ("pass^", "all_of_k"), ("majority@", "majority_at_k"))
+BESIDE = {"KL to reference (nats)": "kl", "KL by k3": "kl_k3", "embedding distance": "embedding_distance",
+          "proxy reward": "proxy"}  # fmt: skip
 
 
-def reevaluate(trained: Trained, announce: Callable[[int, int], None]) -> dict[str, Any]:
-    """Returns the report of `jrl.rollout.evaluate.measure`, with the step it speaks of.
+class Asked(NamedTuple):
+    """What is measured beside the accuracy."""
 
-    Raises: ValueError where the configuration has no Eval section.
+    diversity: bool = False
+    reference: Trained | None = None  # the model that a policy's distance is measured from
+    proxy: Trained | None = None  # with a reward head
+
+
+ALONE = Asked()
+
+
+def reevaluate(trained: Trained, announce: Callable[[int, int], None], asked: Asked = ALONE) -> dict[str, Any]:
+    """Returns the report of `jrl.rollout.evaluate.summary` and the measures asked for, with the step it speaks of.
+
+    Raises: ValueError where the configuration has no Eval section, or a model is asked in tokens that are not its own.
     """
     policy, visits = trained.policy, held_out_visits(trained)
     scorer = open_scoring(policy.config.scoring, policy.parts.tables["verifiers"], policy.parts.sources)
     try:
-        result = measure(open_evaluator(policy, trained.key), trained.params, visits, scorer, announce)
+        samples = draw(open_evaluator(policy, trained.key), trained.params, visits, scorer, announce)
         described = protocol(trained, scorer)
     finally:
         scorer.close()
+    result = {**summary(samples), "profile": measures.profile(samples)}
+    calibration = measures.calibration(policy.config.scoring.verifiers, samples)
+    result |= {} if calibration is None else {"calibration": calibration}
+    result |= {"diversity": measures.diversity(samples)} if asked.diversity else {}
+    result |= {} if asked.reference is None else measures.against_reference(trained, asked.reference, samples)
+    result |= {} if asked.proxy is None else measures.proxy(asked.proxy, samples, trained)
     digest = hashlib.sha256(b"".join(sorted(visit.example.prompt_digest() for visit in visits))).hexdigest()[:16]
     return {"step": trained.step, "prompts_digest": digest, "protocol": described, **result}
 
@@ -73,14 +96,15 @@ def held_out_visits(trained: Trained) -> list[Visit]:
 def table(result: dict[str, Any]) -> str:
     """Returns the report as text: a line for each number, in percent with its 95 % interval."""
     lines = [("", "mean", "95 % interval", "prompts"), _line(f"avg@{result['samples']}", result)]
-    for name, key in (("pass", "pass_at_k"), ("majority", "majority_at_k")):
-        lines += [_line(f"{name}@{k}", value) for k, value in result.get(key, {}).items()]
+    for name, key in OF_K:
+        lines += [_line(f"{name}{k}", result[key][k]) for k in _shown_ks(result, key)]
     lines += [_line(task, value) for task, value in result.get("tasks", {}).items()]
     rows = aligned(lines)
     tail = f"{100 * result['parsed']:.1f} % of the answers could be read; {result['unscorable']} could not be judged"
     best = [_best_line(k, value) for k, value in result.get("best_of_k", {}).items() if value["mean"] is not None]
     if "distinct" in result:
         best.append(_distinct_line(result["samples"], result["distinct"]))
+    best += measured(result)
     return "\n".join(
         [f"step {result['step']}, {result['n']} held-out prompts, {result['samples']} samples each", *rows, *best, tail]
     )
@@ -104,21 +128,92 @@ def side_by_side(results: Sequence[dict[str, Any]]) -> str:
         raise ValueError(f"{different[0]} is evaluated on other prompts than {first['source']}: their tasks, Data "
                          "or Run.seed differ; set the same with NAME=VALUE")  # fmt: skip
     columns = {"avg": lambda result: result}
-    for name, key in (("pass", "pass_at_k"), ("majority", "majority_at_k")):
-        for k in first.get(key, {}):
-            columns[f"{name}@{k}"] = lambda result, key=key, k=k: result.get(key, {}).get(k)
-
-    def cell(interval: dict[str, float | None] | None) -> str:
-        if interval is None or interval["mean"] is None:
-            return "-"
-        return "{:.1f} [{:.1f}, {:.1f}]".format(*(100 * interval[key] for key in ("mean", "low", "high")))
+    for name, key in OF_K:
+        for k in _shown_ks(first, key):
+            columns[f"{name}{k}"] = lambda result, key=key, k=k: result.get(key, {}).get(k)
 
     rows = [["source", "step", *columns]]
-    rows += [[r["source"], str(r["step"]), *(cell(column(r)) for column in columns.values())] for r in results]
+    rows += [[r["source"], str(r["step"]), *(_percent_cell(column(r)) for column in columns.values())] for r in results]
     counts = sorted({result["samples"] for result in results})
     samples = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     head = f"{first['n']} held-out prompts, {samples} samples each; percent, 95 % intervals"
-    return "\n".join([head, *aligned(rows), *(win_rates(results) if all("by_prompt" in r for r in results) else [])])
+    lines = [head, *aligned(rows), *_measured_beside(results)]
+    if all("by_prompt" in result for result in results):
+        lines += win_rates(results)
+    if all("rewards" in result for result in results) and max(counts) > 1:
+        lines += improvements(results)
+    return "\n".join(lines + over_optimization_lines(measures.over_optimized(results), results))
+
+
+def _shown_ks(result: dict[str, Any], key: str) -> list[str]:
+    """Returns the k of a measure of k samples that a table shows: pass^1 is pass@1."""
+    return [k for k in result.get(key, {}) if (key, k) != ("all_of_k", "1")]
+
+
+def _measured_beside(results: Sequence[dict[str, Any]]) -> list[str]:
+    """Returns a table of the other measures: a row for each source."""
+    names = list(dict.fromkeys(name for result in results for name in measured_intervals(result)))
+    if not names:
+        return []
+    cells = [measured_intervals(result) for result in results]
+    rows = [[r["source"], *(_number_cell(found.get(name)) for name in names)] for r, found in zip(results, cells)]
+    return ["", *aligned([["measure", *names], *rows])]
+
+
+def measured_intervals(result: dict[str, Any]) -> dict[str, dict[str, float | None]]:
+    """Returns the intervals of what is measured beside the accuracy, by the name that a table has."""
+    found = {name: result[key] for name, key in BESIDE.items() if key in result}
+    if (sure := result.get("calibration")) is not None:
+        found |= {name: sure[key] for name, key in (("Brier", "brier"), ("ECE", "ece"), ("AUROC", "auroc"))}
+    if (words := result.get("diversity")) is not None:
+        found |= {f"distinct-{n}": value for n, value in words["distinct"].items()} | {"self-BLEU": words["self_bleu"]}
+    return found
+
+
+def measured(result: dict[str, Any]) -> list[str]:
+    """Returns the lines on what is measured beside the accuracy."""
+    lines = [f"{name}: {_number_cell(value)}" for name, value in measured_intervals(result).items()]
+    if (sure := result.get("calibration")) is not None:
+        lines.append(f"{sure['stated']} samples state a confidence")
+    if (words := result.get("diversity")) is not None:
+        shown = ", ".join(f"{n}: {'-' if x is None else f'{x:.3f}'}" for n, x in words["across_prompts"].items())
+        lines.append(f"distinct-n across prompts, of n = {shown}")
+    return lines
+
+
+def improvements(results: Sequence[dict[str, Any]]) -> list[str]:
+    """Returns the lines of a table of M9: the chance in percent that a sample of the row has a higher reward than one
+    of the column on the same prompt, a tie counting half, with 95 % intervals over prompts."""
+    rows = [["P(sample higher)", *(r["source"] for r in results)]]
+    for row in results:
+        found = [None if row is other else measures.improvement(row, other) for other in results]
+        rows.append([row["source"], *("" if value is None else _percent_cell(value) for value in found)])
+    return ["", *aligned(rows)]
+
+
+def over_optimization_lines(curve: dict[str, Any] | None, results: Sequence[dict[str, Any]]) -> list[str]:
+    """Returns the lines on M15 of the sources together; [] where there is no curve."""
+    if curve is None:
+        return []
+    return ["", f"over-optimization: the share of right answers is highest, {100 * curve['peak']:.1f} %, at "
+            f"sqrt(KL) {curve['peak_distance']:.3f}; at the farthest of {len(curve['gold'])} it is "
+            f"{100 * curve['lost']:.1f} lower; proxy and share go opposite ways in {100 * curve['mismatch']:.1f} % "
+            "of the steps"]  # fmt: skip
+
+
+def _number_cell(interval: dict[str, float | None] | None) -> str:
+    if interval is None or interval["mean"] is None:
+        return "-"
+    if interval["low"] is None:
+        return f"{interval['mean']:.3f}"
+    return "{:.3f} [{:.3f}, {:.3f}]".format(*(interval[key] for key in ("mean", "low", "high")))
+
+
+def _percent_cell(interval: dict[str, float | None] | None) -> str:
+    scaled = lambda x: "-" if x is None else f"{100 * x:.1f}"
+    if interval is None or interval["mean"] is None:
+        return "-"
+    return "{} [{}, {}]".format(*(scaled(interval[key]) for key in ("mean", "low", "high")))
 
 
 def win_rates(results: Sequence[dict[str, Any]]) -> list[str]:
@@ -141,13 +236,17 @@ def win_rates(results: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _best_line(k: str, value: dict[str, float]) -> str:
-    mean, low, high, kl = (f"{value[key]:.2f}" for key in ("mean", "low", "high", "kl"))
+    mean, low, high, kl = (_hundredths(value[key]) for key in ("mean", "low", "high", "kl"))
     return f"mean reward of the best of {k}: {mean} [{low}, {high}], at most {kl} nats from the policy"
 
 
 def _distinct_line(samples: int, value: dict[str, float]) -> str:
-    mean, low, high = (f"{value[key]:.2f}" for key in ("mean", "low", "high"))
+    mean, low, high = (_hundredths(value[key]) for key in ("mean", "low", "high"))
     return f"different answers of a prompt's {samples} samples: {mean} [{low}, {high}]"
+
+
+def _hundredths(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"  # of one prompt there is no interval
 
 
 def _line(name: str, interval: dict[str, float | None]) -> tuple[str, str, str, str]:

@@ -131,7 +131,12 @@ def tokenizer(folder: Path, cfg: Decoder) -> Iterator[Finding]:
     if opened.chat is None:
         yield Finding(True, "no chat template: a prompt is sent as plain text")
     else:
-        yield Finding(True, rewrites(opened) or "the chat template keeps earlier turns as they are when one is added")
+        try:
+            changed = rewrites(opened)
+        except ValueError as error:  # it refuses a conversation, or is none
+            yield Finding(False, f"{error}. It was tried on a conversation of three turns")
+            return
+        yield Finding(True, changed or "the chat template keeps earlier turns as they are when one is added")
 
 
 def sampling(folder: Path) -> Iterator[Finding]:

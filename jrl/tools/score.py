@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jrl import paths
@@ -24,6 +25,7 @@ from jrl.device.sharding import (
     row_shards,
 )
 from jrl.learning import layout, learner, pack
+from jrl.learning.row_layout import row_layout
 from jrl.models.attention.kernels import NO_KERNEL
 from jrl.models.contract import Model
 from jrl.models.families import labels_of
@@ -190,6 +192,36 @@ def _rewards(
     packed = pack.pack_tokens(tokens, mask, plan, one)
     scores = learner.sequence_scores(weights, packed, model=model, cfg=cfg, attribute_weights=attribute_weights)
     return packed.sequence, scores
+
+
+def embeddings(trained: Trained, sequences: Sequence[Sequence[int]]) -> np.ndarray:
+    """Returns the model's last hidden state at the last token of every sequence, [N, width] float32 or wider."""
+    laid = _laid(trained, sequences)
+    program = jax.jit(functools.partial(_embeddings, model=trained.policy.model, cfg=laid.cfg))
+    out = np.zeros((len(sequences), trained.policy.cfg.width), np.float32)
+    for number, batch in enumerate(laid.batches(sequences)):
+        sequence, states = jax.device_get(program(trained.params, *_placed(trained, batch, laid.shape)))
+        placed = sequence < len(batch)
+        out[number * laid.shape.sequences + sequence[placed]] = states[placed]
+    return out
+
+
+def _embeddings(
+    params: PyTree, tokens: Array, mask: Array, plan: pack.PackingPlan, one: Array, *, model: Model, cfg: Any
+) -> tuple[Array, Array]:
+    packed = pack.pack_tokens(tokens, mask, plan, one)
+
+    def read(i: Array) -> Array:
+        micro = learner.micro_batch(packed, i)
+        hidden = row_layout().joined(learner.hidden_of(params, micro, model, cfg)[0])
+        following = jnp.concatenate([micro.segment[:, 1:], jnp.full_like(micro.segment[:, :1], -1)], axis=1)
+        places = jnp.arange(micro.sequence.shape[-1])[None, :, None]
+        at_last = (micro.segment != following)[:, None, :] & (micro.segment[:, None, :] == places)  # [R, S, L]
+        # Off every sequence a state may be anything, and 0 * NaN is NaN.
+        clean = jnp.where(jnp.any(at_last, axis=1)[..., None], hidden, 0).astype(jnp.float32)
+        return jnp.einsum("rsl,rld->rsd", at_last.astype(jnp.float32), clean)
+
+    return packed.sequence, jax.lax.map(read, jnp.arange(packed.sequence.shape[0]))
 
 
 def _logprobs(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -84,10 +85,15 @@ def test_calibration_by_hand():
     assert brier([0.9, 0.6], [1, 0]) == pytest.approx(0.185)
     assert expected_calibration_error([0.9, 0.6], [1, 0]) == pytest.approx(0.35)  # (0.1 + 0.6) / 2
     assert expected_calibration_error([0.5, 0.5], [1, 0]) == 0 and expected_calibration_error([1.0], [1]) == 0
+    # 1 is in the bin of 0.9: |1 - 1.9| / 2
+    assert expected_calibration_error([1.0, 0.9], [0, 1]) == pytest.approx(0.45)
     # of one bin |1/2 - 0.75|; of ten (0.1 + 0.6) / 2
     assert expected_calibration_error([0.9, 0.6], [1, 0], bins=1) == pytest.approx(0.25)
     assert auroc([0.9, 0.6, 0.6, 0.1], [1, 1, 0, 0]) == pytest.approx((2 + 1.5) / 4)
     assert auroc([0.1, 0.9], [1, 0]) == 0 and np.isnan(auroc([0.5], [1])) and np.isnan(brier([], []))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.isnan(auroc([0.5], [0])) and np.isnan(auroc([], []))
     with pytest.raises(ValueError, match="between 0 and 1"):
         brier([1.2], [1])
     with pytest.raises(ValueError, match="between 0 and 1"):
@@ -120,6 +126,8 @@ def test_diversity_by_hand():
     # cosines 1, 0, 0 of three texts
     assert embedding_distance([[1, 0], [2, 0], [0, 3]]) == pytest.approx(2 / 3)
     assert np.isnan(embedding_distance([[1, 0]]))
+    # (0.6, 0.8) and (0.8, 0.6), however short: 1 - 0.96
+    assert embedding_distance([[0.03, 0.04], [0.004, 0.003]]) == pytest.approx(0.04)
 
 
 def test_over_optimization_by_hand():
@@ -127,6 +135,9 @@ def test_over_optimization_by_hand():
     assert (found.peak, found.peak_distance) == (0.6, 2.0) and found.lost == pytest.approx(0.05)
     np.testing.assert_array_equal(found.distance, [0, 2, 4])
     assert found.mismatch == 0.5  # the proxy rises twice, gold rises and falls
+    two = over_optimization([0, 1], [1, 2], [0.5, 0.25])
+    assert (two.peak, two.peak_distance, two.lost, two.mismatch) == (0.5, 0.0, 0.25, 1.0)
+    assert over_optimization([0, 1], [2, 1], [0.5, 0.5]).mismatch == 0  # gold stays where the proxy falls
     with pytest.raises(ValueError, match="k3, which is not negative"):
         over_optimization([-0.1, 1], [0, 1], [0, 1])
     with pytest.raises(ValueError, match="1 checkpoints"):

@@ -11,11 +11,14 @@ import pytest
 
 from jrl.algos import ALGOS
 from jrl.algos.contract import Facts, Sequences
+from jrl.learning.learner import Reading, micro_batch, sequence_terms
+from jrl.ops import pair_losses
+from jrl.types import PackedBatch, Recomputed, SequenceTargets, TrainBatch
 
 FACTS = Facts(samples=1, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=8)
 
 
-def sequences(logprob, ref_logprob, length, label=None, mask=None, log_sum_squared=None):
+def sequences(logprob, ref_logprob, length, label=None, mask=None, log_sum_squared=None, common_gain=None):
     """A row of pairs."""
     row = lambda x: jnp.asarray([x], jnp.float32)
     places = len(logprob)
@@ -28,6 +31,7 @@ def sequences(logprob, ref_logprob, length, label=None, mask=None, log_sum_squar
         unit=jnp.asarray([np.arange(places) // 2], jnp.int32),
         mask=jnp.ones((1, places), bool) if mask is None else jnp.asarray([mask]),
         log_sum_squared=None if log_sum_squared is None else row(log_sum_squared),
+        common_gain=None if common_gain is None else row(common_gain),
     )
 
 
@@ -37,6 +41,10 @@ RUNNING = sequences([-10.0, -12.0], [-11.0, -11.0], [10, 12])
 MEANS = sequences([-5.0, -12.0], [-6.0, -11.0], [10, 12])
 # the same, and -0.3 and -0.2 of what is drawn there: -0.2 and -0.8 of that
 ALIGNED = sequences([-5.0, -12.0], [-6.0, -11.0], [10, 12], log_sum_squared=[-3.0, -2.4])
+# u_w = 0.5, u_l = -1.5, D = 2
+CALIBRATED = sequences([-10.0, -12.0], [-10.5, -10.5], [10, 12])
+# of u_w = 1 and u_l = -1, 0.5 and -0.3 in the first 10 tokens of both
+COMMON = sequences([-10.0, -12.0], [-11.0, -11.0], [10, 12], common_gain=[0.5, -0.3])
 DPO = 0.598139  # -log sigmoid(0.1 * 2)
 
 # name -> (fields that differ from the defaults, pairs, loss)
@@ -59,6 +67,7 @@ BY_HAND = {
     "WPO": ({}, ALIGNED, 0.367879 * DPO),  # e^(-0.2 - 0.8)
     "RPO": ({}, RUNNING, DPO + 1.0),
     "VPO": ({}, RUNNING, DPO - 0.01),  # 0.1 * 0.1 * 1
+    "LDDPO": ({}, COMMON, 0.625595),  # log(1 + e^(-0.1 * (0.75 + 0.65)))
     "CPL": ({}, RUNNING, 0.913015),  # log(1 + e^(0.1 (0.5 * -12 + 10)))
 }
 
@@ -91,8 +100,9 @@ def test_neither_order_nor_a_masked_pair_is_seen(name):
     nan = np.nan
     places = lambda x: [nan, x[0, 1], nan, x[0, 0]]
     mask = [False, True, False, True]
-    squared = None if pairs.log_sum_squared is None else places(pairs.log_sum_squared)
-    mixed = sequences(places(pairs.logprob), places(pairs.ref_logprob), [0, 12, 7, 10], [1, 0, 0, 1], mask, squared)
+    squared, common = (None if x is None else places(x) for x in (pairs.log_sum_squared, pairs.common_gain))
+    given = places(pairs.logprob), places(pairs.ref_logprob), [0, 12, 7, 10], [1, 0, 0, 1], mask
+    mixed = sequences(*given, squared, common)
     mixed = as_read(name, dataclasses.replace(mixed, unit=jnp.asarray([[1, 0, 1, 0]], jnp.int32)))
     row = ALGOS[name]
     state = row.init_state(row.config())
@@ -155,6 +165,76 @@ def test_a_label_between_is_the_strength_of_a_preference():
     np.testing.assert_allclose(loss_of("ConservativeDPO", {"noise": 0.0}, strong)[0], [[0.638139, 0]], 1e-6)
 
 
+def test_vpo_is_optimistic_or_pessimistic_by_the_sign_of_its_weight():
+    # P21's numbers, of u_cal = 0.5, weight 1 and beta 0.1: DPO + 0.05 on-line and DPO - 0.05 offline
+    np.testing.assert_allclose(pair_losses.vpo(jnp.float32(0.2), jnp.float32(0.05), 1.0), 0.64814, 1e-5)
+    np.testing.assert_allclose(pair_losses.vpo(jnp.float32(0.2), jnp.float32(0.05), -1.0), 0.54814, 1e-5)
+    np.testing.assert_allclose(loss_of("VPO", {"weight": 1.0}, CALIBRATED)[0], [[0.54814, 0]], 1e-5)
+    # By the reference, whose samples both answers are: (0.5 - 1.5) / 2 = -0.5, and 0 of the running example
+    found = loss_of("VPO", {"weight": 1.0, "calibration": "reference"}, CALIBRATED)[0]
+    np.testing.assert_allclose(found, [[0.64814, 0]], 1e-5)
+    np.testing.assert_allclose(loss_of("VPO", {"calibration": "reference"}, RUNNING)[0], [[DPO, 0]], 1e-5)
+    row = ALGOS["VPO"]
+    total = lambda lp: row.sequence_loss(
+        row.config(weight=1.0, calibration="reference"), dataclasses.replace(RUNNING, logprob=lp), ()
+    )[0].sum()
+    # 0.1 sigmoid(-0.2) up and down, and 0.05 up on both
+    np.testing.assert_allclose(jax.grad(total)(RUNNING.logprob), [[-0.095017, -0.004983]], atol=1e-6)
+    with pytest.raises(ValueError, match=r"VPO\.calibration = 'worst'"):
+        row.check(row.config(calibration="worst"), FACTS)
+
+
+def test_ld_dpo_of_all_tokens_is_dpo_and_of_none_beyond_the_common_length_looks_at_that_alone():
+    np.testing.assert_allclose(loss_of("LDDPO", {"alpha": 1.0}, COMMON)[0], [[DPO, 0]], 1e-6)
+    found = loss_of("LDDPO", {"alpha": 0.0}, COMMON)[0]
+    np.testing.assert_allclose(found, [[0.653947, 0]], 1e-6)  # log(1 + e^-0.08)
+    row = ALGOS["LDDPO"]
+    total = lambda x: row.sequence_loss(row.config(alpha=0.25), COMMON.replace(common_gain=x), ())[0].sum()
+    # u^a = common + 0.25 (u - common): D = 0.5 + 0.125 + 0.3 + 0.175 = 1.1; -0.1 sigmoid(-0.11) 0.75
+    slope = jax.grad(total)(COMMON.common_gain)
+    np.testing.assert_allclose(slope, [[-0.035440, 0.035440]], atol=1e-6)
+    nan = jnp.float32([[0.5, -0.3, np.nan, np.nan]])
+    masked = sequences(
+        [-10.0, -12.0, -1.0, -1.0], [-11.0, -11.0, -1.0, -1.0], [10, 12, 3, 3], mask=[True, True, False, False]
+    )
+    total = lambda x: row.sequence_loss(row.config(alpha=0.25), masked.replace(common_gain=x), ())[0].sum()
+    np.testing.assert_allclose(jax.grad(total)(nan), [[-0.035440, 0.035440, 0, 0]], atol=1e-6)
+    with pytest.raises(ValueError, match=r"LDDPO\.alpha = 1\.5"):
+        row.check(row.config(alpha=1.5), FACTS)
+
+
+def test_the_learner_sums_the_first_tokens_that_both_answers_of_a_pair_have():
+    # Answers of 2 tokens and of 3 (one of them beyond the loss mask), and padding: the common length is 2.
+    row = lambda x: jnp.asarray(x)[None, None]
+    segment = row(jnp.array([0, 0, 0, 1, 1, 1, 1, 1, 2]))
+    mask = row(jnp.array([False, True, True, False, True, False, True, True, False]))
+    packed = PackedBatch(
+        tokens=segment, positions=segment, segment=segment, shared_prefix=None, prefix_row=None, action_mask=mask,
+        behaviour_logprobs=None, sampler_logprobs=None, sequence=row(jnp.arange(2)), temperature=jnp.float32(1),
+        num_real=jnp.int32(1),
+    )  # fmt: skip
+    targets = SequenceTargets(row(jnp.ones(2, bool)), row(jnp.float32([1, 0])), row(jnp.ones(2)),
+                              row(jnp.zeros(2, jnp.int32)), jnp.float32(1))  # fmt: skip
+    nan = np.nan
+    reference = row(jnp.float32([nan, -1, -1, nan, -1, nan, -1, -1, nan]))
+    recomputed = Recomputed(ref_logprobs=reference)
+    batch = TrainBatch(packed, recomputed, mask, mask.astype(jnp.float32), None, None, targets, jnp.float32(2))
+    micro = micro_batch(batch, jnp.int32(0))
+    logprobs = jnp.float32([[nan, -0.5, -0.8, nan, -1.2, nan, -0.9, -3.0, nan]])
+
+    def total(logprobs, alpha):
+        config = ALGOS["LDDPO"].config(beta=1.0, alpha=alpha)
+        reading = Reading(logprobs, None, None, None, None, None)
+        return sequence_terms(reading, micro, config, (), ALGOS["LDDPO"])[0].sum()
+
+    # u_w = 0.5 + 0.2 of both tokens; u_l = -0.2 + 0.1 of the first two, and -2 of the third: D = 0.8, or 2.8
+    found, slope = jax.jit(jax.value_and_grad(total))(logprobs, 0.0)
+    np.testing.assert_allclose(found, np.log1p(np.exp(-0.8)), 1e-6)
+    np.testing.assert_allclose(slope[0, [1, 2, 4, 6]], np.array([-1, -1, 1, 1]) / (1 + np.exp(0.8)), 1e-5)
+    np.testing.assert_array_equal(slope[0, [0, 3, 5, 7, 8]], 0)
+    np.testing.assert_allclose(total(logprobs, 1.0), np.log1p(np.exp(-2.8)), 1e-5)
+
+
 def test_ipo_of_means_takes_log_ratios_by_their_answers_length():
     # (1 / 10 + 1 / 12 - 5)^2
     np.testing.assert_allclose(loss_of("IPO", {"over_tokens": "mean"}, RUNNING)[0], [[23.20028, 0]], 1e-6)
@@ -194,6 +274,7 @@ def test_the_shift_of_bco_follows_the_mean_and_begins_at_zero():
         ("BCO", "decay", 1.0),
         ("RPO", "weight", 0.0),
         ("VPO", "weight", 0.0),
+        ("LDDPO", "alpha", -0.5),
         ("CPL", "alpha", 0.0),
         ("CPL", "bias", 0.0),
     ],

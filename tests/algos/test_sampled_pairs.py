@@ -25,12 +25,18 @@ SAMPLED = dataclasses.replace(
 )
 THEIRS = dataclasses.replace(SAMPLED, value=jnp.float32([[0, 1]]))  # the other answer is the reference's
 
+CALIBRATED = dataclasses.replace(
+    THEIRS, logprob=jnp.float32([[-8.5, -10.5]]), ref_logprob=jnp.float32([[-11.0, -11.0]])
+)  # u_w = 2.5, u_l = 0.5, D = 2
+
 BY_HAND = {
     "OnlineIPO": ({}, SAMPLED, 9.0),  # (2 - 1 / 0.2)^2
     "OnlineSimPO": ({}, dataclasses.replace(MEANS, ref_logprob=None), 0.693147),  # log(1 + e^(1 - 2 * 0.5))
     # -(0.8 log sigmoid(0.2) + 0.2 log sigmoid(-0.2))
     "OSP": ({}, dataclasses.replace(SAMPLED, label=jnp.float32([[0.8, 0.2]])), 0.638139),
     "INPO": ({"eta": 0.5, "tau": 0.1}, SAMPLED, 0.04),  # (2 - 0.2 * 0 - 0.8 * 1 - 1)^2
+    # P21: u(y') = 0.5 of the other answer, the reference's; DPO + 1 * 0.1 * 0.5
+    "OnlineVPO": ({"weight": 1.0}, CALIBRATED, 0.64814),
     "XPO": ({"alpha": 0.01}, THEIRS, 0.598139 - 0.12),  # -log sigmoid(0.2) + 0.01 * -12
 }
 
@@ -119,10 +125,40 @@ def test_the_bonus_of_xpo_is_of_the_references_answer_whichever_is_preferred():
     np.testing.assert_allclose(loss, [[0.598139 - 0.10, 0]], 1e-5)
 
 
+def test_online_vpo_moves_as_xpo_does_at_alpha_weight_times_beta():
+    row, other = ALGOS["OnlineVPO"], ALGOS["XPO"]
+    slope = lambda row, config: jax.grad(
+        lambda lp: row.sequence_loss(config, dataclasses.replace(CALIBRATED, logprob=lp), ())[0].sum()
+    )(CALIBRATED.logprob)
+    found = slope(row, row.config(weight=0.3, beta=0.2))
+    np.testing.assert_allclose(found, slope(other, other.config(alpha=0.06, beta=0.2)), 1e-6)
+    assert np.sign(found[0, 1]) == 1  # the reference's answer becomes less likely
+    theirs = dataclasses.replace(CALIBRATED, value=jnp.float32([[1, 0]]))  # its answer is preferred: u = 2.5
+    loss, _ = row.sequence_loss(row.config(weight=1.0), theirs, ())
+    np.testing.assert_allclose(loss, [[0.598139 + 0.25, 0]], 1e-5)
+
+
+def test_pairs_of_a_tournament_are_the_best_and_the_worst_and_their_margin_is_of_wins():
+    groups = sample_groups()  # rewards [1, 0, 0, 1], [1, 1, 1, 1], [0, 1, 0, 0], row 10 without a verdict
+    row, pairs = ALGOS["OnlineDPO"], jax.jit(lambda c, g: ALGOS["OnlineDPO"].pairs(c, g, g.reward))
+    found = pairs(row.config(pairing="tournament"), groups)
+    for scale in (1.0, 1e-3):  # what is beaten by how much does not matter
+        scaled = groups.replace(reward=groups.reward * scale)
+        np.testing.assert_array_equal(pairs(row.config(pairing="tournament"), scaled).unit, found.unit)
+    np.testing.assert_array_equal(found.unit, pairs(row.config(), groups).unit)
+    np.testing.assert_array_equal(found.label, pairs(row.config(), groups).label)
+    # Of group 0 rows 0 and 3 win 2.5 of 3, rows 1 and 2 0.5 of 3: 2/3 apart; of group 2 1 against 0.25: 3/4.
+    at = lambda margin: pairs(row.config(pairing="tournament", margin=margin), groups).unit
+    np.testing.assert_array_equal(at(0.7), [-1] * 8 + [2, 2, -1, -1])
+    np.testing.assert_array_equal(at(0.8), [-1] * 12)
+    with pytest.raises(ValueError, match=r"OnlineDPO\.margin = 1\.0 must be below 1"):
+        row.check(row.config(pairing="tournament", margin=1.0), FACTS)
+
+
 def test_xpo_and_samples_of_the_reference_go_together():
     path = "configs/algos/xpo.gin"
     jrl.load_config(path)
-    with pytest.raises(ConfigError, match=r"XPO with Online\.strategy = NoneType: XPO compares"):
+    with pytest.raises(ConfigError, match=r"XPO with Online\.strategy = NoneType: XPO and OnlineVPO compare"):
         jrl.load_config(path, ["Online.strategy=None"])
     with pytest.raises(ConfigError, match=r"OnlineDPO with Online\.strategy = ReferenceSamples"):
         jrl.load_config(path, ["Online.objective=@OnlineDPO()"])
@@ -138,6 +174,8 @@ def test_xpo_and_samples_of_the_reference_go_together():
         ("OSP", {"temperature": 0.0}, r"OSP\.temperature = 0\.0 must be above 0"),
         ("OSP", {"beta": 0.0}, r"OSP\.beta = 0\.0"),
         ("XPO", {"alpha": 0.0}, r"XPO\.alpha = 0\.0"),
+        ("OnlineVPO", {"weight": 0.0}, r"OnlineVPO\.weight = 0\.0"),
+        ("OnlineVPO", {"beta": 0.0}, r"OnlineVPO\.beta = 0\.0"),
         ("XPO", {"beta": -1.0}, r"XPO\.beta = -1\.0"),
         ("OnlineIPO", {"margin": -1.0}, r"OnlineIPO\.margin = -1\.0"),
         ("OnlineIPO", {"beta": 0.0}, r"OnlineIPO\.beta = 0\.0"),

@@ -70,6 +70,32 @@ def test_an_answers_tokens_are_contrasted_with_those_after_two_other_prompts():
     np.testing.assert_array_equal(jax.jit(jax.grad(of))(LOGPROB), 0)
 
 
+def test_answers_of_two_pairs_in_a_row_are_contrasted_with_their_own():
+    # The same again after it with other log-probs: -1 against -1.1 and -2 against -2.4 of w, -3 against -1 of l.
+    again = jnp.array([NAN, -9, -9, NAN, -1.0, NAN, -1.0, -2.0, NAN, -9, NAN, NAN, -1.1, -2.4, NAN, -3.0, NAN])
+    both = (jnp.concatenate([LOGPROB[:16], again]), jnp.concatenate([MASK[:16], MASK]),
+            jnp.concatenate([SEGMENT[:16], SEGMENT + 6]), jnp.tile(LABEL, 2), jnp.repeat(jnp.arange(2), 6))  # fmt: skip
+    alone = jax.jit(token_contrast)(again, MASK, SEGMENT, LABEL, UNIT, COUNTS)
+    np.testing.assert_allclose(alone[jnp.array([1, 2, 9])], [0.024979, 0.098688, -0.380797], rtol=1e-4)
+    found = jax.jit(token_contrast)(*both, jnp.ones(12, bool))
+    np.testing.assert_allclose(found, jnp.concatenate([contrast()[:16], alone]), rtol=1e-5)
+    # Of a pair that does not count nothing is contrasted, and it stands beside no other.
+    found = jax.jit(token_contrast)(*both, jnp.arange(12) >= 6)
+    np.testing.assert_allclose(found, jnp.concatenate([jnp.zeros(16), alone]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("offset", [-2, -4])
+def test_what_lacks_one_of_both_is_not_contrasted(offset):
+    # w without the one that asks for a good answer, or for a bad one; l has both.
+    expected = np.zeros(17)
+    expected[9] = 0.122459
+    lacking = jnp.where(LABEL == 1 + offset, -9, LABEL)
+    np.testing.assert_allclose(contrast(label=lacking), expected, rtol=1e-5)
+    at = int(jnp.argmax(LABEL == 1 + offset))  # or it is cut to one token
+    cut = MASK & ~((SEGMENT == at) & (jnp.cumsum(MASK & (SEGMENT == at)) == 2))
+    np.testing.assert_allclose(contrast(mask=cut), expected, rtol=1e-5)
+
+
 def test_rows_may_be_sharded_over_data():
     rows = [jnp.stack([x] * 4) for x in (LOGPROB, MASK, SEGMENT, LABEL, UNIT, COUNTS)]
     mesh = make_mesh(MeshShape(data=4), jax.devices()[:4])

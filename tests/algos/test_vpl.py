@@ -40,6 +40,12 @@ def test_the_expected_loss_is_the_integral():
     found = jax.jit(lambda m, v: expected_latent_preference(m, v, jnp.full(4, 2.0), weight=0.1))(mean, variance)
     expected = [0.2 + mean_of_softplus(m, np.sqrt(v)) for m, v in zip(mean, variance)]
     np.testing.assert_allclose(found, expected, rtol=1e-5)
+    two = expected_latent_preference(mean.reshape(2, 2), variance.reshape(2, 2), jnp.full((2, 2), 2.0), weight=0.1)
+    np.testing.assert_allclose(two, found.reshape(2, 2), rtol=1e-6)
+    near = 1 + 2.0**-7  # in bfloat16: computed in float32
+    low = lambda m, v: expected_latent_preference(m, v, jnp.float32(0), weight=0.0)
+    np.testing.assert_allclose(low(jnp.bfloat16(near), jnp.float32(0)), np.log1p(np.exp(-near)), 1e-6)
+    np.testing.assert_allclose(low(jnp.float32(1), jnp.bfloat16(near)), mean_of_softplus(1.0, np.sqrt(near)), 1e-6)
     slope = jax.grad(lambda v: expected_latent_preference(mean, v, mean, weight=0.0).sum())(variance)
     assert np.isfinite(slope).all() and slope[1] > 0  # the loss is convex: what is unknown costs
 
@@ -59,6 +65,32 @@ def test_by_hand():
     np.testing.assert_allclose(metrics["reward_model/margin"], [[-0.5, 0, 0.75, 0, 1.5, 0]], rtol=1e-5)
     np.testing.assert_allclose(metrics["vpl/kl"], [[kl[0] / 2, 0, kl[1] / 2, 0, 0, 0]], rtol=1e-5)
     assert ROW.sequence_denominator(CONFIG, jnp.ones(6, bool), jnp.array([0, 0, 0, 0, 1, 1])) == 2  # users
+
+
+def test_numbers_of_a_user_add_up():
+    # D = 2: b, e1, e2, f1, f2, g1, g2. Pair 0 sees of pair 1 mu = (1, -1) and sigma = (1, e^-1), and is scored
+    # 0.5 + 2 * 1 + 1 * -1 = 1.5, with variance 4 * 1 + 1 * e^-2; pair 1 sees mu = (0, 2), sigma = 1 and has e = 0: 1.
+    score = [
+        [0.5, 2.0, 1.0, 0.0, 2.0, 0.0, 0.0], [0.0] * 7,
+        [1.0, 0.0, 0.0, 1.0, -1.0, 0.0, -1.0], [0.0] * 6 + [-1.0],
+    ]  # fmt: skip
+    given = sequences([0.0] * 4, [0.0] * 4, [3] * 4, (1, 0, 3, 2)).replace(
+        logprob=None, ref_logprob=None, score=jnp.float32([score]), unit=jnp.zeros((1, 4), jnp.int32)
+    )
+    loss, metrics = jax.jit(ROW.sequence_loss)(VPL(latent=2, kl_weight=0.1), given, ())
+    np.testing.assert_allclose(metrics["reward_model/margin"], [[0.75, 0, 0.5, 0]], rtol=1e-5)
+    # (1 + 1 - 1 - 0) / 2 + (1 + e^-2 - 1 + 2) / 2; (0 + 0) + 4 / 2
+    kl = [0.5 + (np.exp(-2) + 2) / 2, 2.0]
+    np.testing.assert_allclose(metrics["vpl/kl"], [[kl[0] / 2, 0, kl[1] / 2, 0]], rtol=1e-5)
+    expected = [mean_of_softplus(1.5, np.sqrt(4 + np.exp(-2))) + 0.1 * kl[0], np.log1p(np.exp(-1.0)) + 0.1 * kl[1]]
+    np.testing.assert_allclose(loss, [[expected[0] / 2, 0, expected[1] / 2, 0]], rtol=1e-4)
+
+
+def test_what_is_known_of_a_user_is_the_mean_over_the_other_pairs():
+    # f = 1, 2 and 6 of three pairs with b = 0, e = 1: mu = 4, 3.5 and 1.5; g = 0, so that sigma = 1
+    score = [row for f in (1.0, 2.0, 6.0) for row in ([0.0, 1.0, f, 0.0], [0.0] * 4)]
+    _, metrics = ROW.sequence_loss(CONFIG, users(score, (1, 0, 3, 2, 5, 4), (0,) * 6), ())
+    np.testing.assert_allclose(metrics["reward_model/margin"], [[4 / 3, 0, 3.5 / 3, 0, 0.5, 0]], rtol=1e-5)
 
 
 def test_without_a_latent_variable_it_is_bradley_terry():

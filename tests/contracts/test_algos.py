@@ -339,6 +339,8 @@ def test_it_learns_which_of_two_is_preferred(name):
         values = features @ w
         logprob = 3 * jax.nn.log_sigmoid(values)
         sequences = given.replace(logprob=logprob if needs.logprobs else None, score=values if needs.score else None)
+        if needs.common_length:  # answers of one length have it in common
+            sequences = sequences.replace(common_gain=logprob - given.ref_logprob)
         return objective.sequence_loss(config, sequences, state)[0].sum()
 
     def update(carry, _):

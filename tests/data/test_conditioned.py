@@ -24,14 +24,14 @@ def pairs_of(visits, width=40, **config):
 
 def test_either_answer_is_right_for_its_own_score():
     scored = {"rejected": "no", "value": 9, "rejected_value": 5.5}
-    rows, counts = pairs_of([visit("a", 0, **scored), visit("a", 1, **scored)], goal="[{score}]")
+    rows, counts = pairs_of([visit("a", uid, **scored) for uid in range(3)], goal="[{score}]")
     prompts = [
         TOKENIZER.decode(tokens[: list(mask).index(True)]) for tokens, mask in zip(rows.tokens, rows.action_mask)
     ]
     answers = [TOKENIZER.decode(tokens[mask]) for tokens, mask in zip(rows.tokens, rows.action_mask)]
-    assert [prompt.replace("\n", "") for prompt in prompts] == ["[9]q", "[9]q", "[5.5]q", "[5.5]q"]
-    assert answers == ["yes", "no", "no", "yes"]
-    assert (rows.label.tolist(), rows.unit.tolist(), counts) == ([1, 0, 1, 0], [0, 0, 1, 1], {})
+    assert [prompt.replace("\n", "") for prompt in prompts] == ["[9]q", "[9]q", "[5.5]q", "[5.5]q", "[9]q", "[9]q"]
+    assert answers == ["yes", "no", "no", "yes", "yes", "no"]
+    assert (rows.label.tolist(), rows.unit.tolist(), counts) == ([1, 0] * 3, [0, 0, 1, 1, 2, 2], {})
 
 
 def test_a_system_message_of_the_prompts_own_goes_before_the_goal():

@@ -35,6 +35,7 @@ def test_correction_rewards_by_hand():
     assert correction_rewards([1, 2, 3], [1, 9, 3], scale=0.5) == [0.5, -0.5, 0.5]
     assert correction_rewards([1, 2, 3], [2, 3, 4], scale=1.0) == [-1, 1, 1]  # what is inserted has no place
     assert correction_rewards([1, 2], [1, 2], scale=2.0) == [2, 2]
+    assert correction_rewards([1, 2, 3], [1, 9], scale=1.0) == [1, -1, -1]  # no text has an end: none was cut
     assert correction_rewards([1, 2], [], scale=1.0) is None and correction_rewards([], [1], scale=1.0) == []
 
 
@@ -45,6 +46,9 @@ def test_an_end_before_which_the_correction_goes_on_is_not_kept():
     assert rewards([1, 0], [2, 0]) == [-1, 1]  # changed, and then both end
     assert rewards([1, 0], [2, 3, 4, 0]) == [-1, -1]  # changed, and goes on
     assert rewards([1, 2, 0], [3, 0]) == [-1, -1, 1]  # shorter, and then both end
+    assert rewards([1, 2, 0], [1, 3, 0]) == [1, -1, 1]
+    assert rewards([1, 2, 0], [1, 2, 3, 0]) == [1, 1, -1]
+    assert rewards([1, 0], [2]) == [0, 0]  # cut before anything is kept
     assert rewards([1, 0], [1, 9]) == [1, 1]  # by another end token
     assert rewards([2, 0], [1, 2, 0]) == [1, 1]
     assert rewards([1, 2], [1, 2, 0]) == [1, 1]  # cut: it has no end
@@ -58,6 +62,9 @@ def test_either_answer_is_rewritten_into_the_better_one():
     config = Corrections(ask="|{response}>")
     rows, counts = corrections.rows(config, [visit(0, rejected="no"), visit(1, rejected="no")], TOKENIZER, 40)
     assert texts_of(rows) == [("q|yes>", "yes"), ("q|no>", "yes")] and counts == {}
+    assert rows.unit.tolist() == [0, 1] and rows.label.tolist() == [1, 1]  # each by itself
+    third, _ = corrections.rows(config, [visit(2, rejected="no")], TOKENIZER, 40)
+    assert texts_of(third) == [("q|yes>", "yes")]  # an even uid asks as 0 does
     bad = [visit(), visit(rejected="yes"), visit(answer=None, rejected="no"), visit(rejected="n" * 50)]
     left_out = {"no_rejected": 1, "same_answers": 1, "no_answer": 1}
     assert corrections.rows(config, bad[:3], TOKENIZER, 40)[1] == left_out
@@ -70,6 +77,8 @@ def test_a_pair_is_there_after_prompts_that_ask_for_good_and_bad_answers():
     config = ContrastedPreferences(better="+", worse="-------")
     rows, counts = contrasts.rows(config, [visit(rejected="no"), visit(rejected="yes")], TOKENIZER, 40)
     assert counts == {"same_answers": 1}
+    two, _ = contrasts.rows(config, [visit(rejected="no")] * 2, TOKENIZER, 40)
+    assert two.unit.tolist() == [0] * 6 + [1] * 6
     own = "\x01\x02"
     prompts = [own, own, "q+", "q+", "q-------", "q-------"]
     assert texts_of(rows) == [*zip(prompts, ["yes", "no"] * 3)]
@@ -118,8 +127,10 @@ def test_a_pair_has_its_rationale_beside_it_or_a_filler_without_weight():
 
 def test_a_condition_is_in_the_prompt_and_not_learned():
     config = Demonstrations(condition="[{score}]{feedback}")
-    rows, counts = demonstrations.rows(config, [visit(score=4.0, feedback="ok"), visit(score=1)], TOKENIZER, 40)
-    assert texts_of(rows) == [("[4]okq", "yes")] and counts == {"no_feedback": 1}
+    known = visit(score=4.0, feedback="ok")
+    rows, counts = demonstrations.rows(config, [known, visit(score=1), known], TOKENIZER, 40)
+    assert texts_of(rows) == [("[4]okq", "yes")] * 2 and counts == {"no_feedback": 1}
+    assert rows.unit.tolist() == [0, 1] and rows.label.tolist() == [1, 1]  # each by itself
     with pytest.raises(ValueError, match=r"Demonstrations\.condition is 'good'"):
         Demonstrations(condition="good")
 

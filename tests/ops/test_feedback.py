@@ -54,6 +54,9 @@ def test_propagated_weights_by_hand():
     expected = [[1.183673, 0.816327, 0], [0, 1.183673, 0.816327], [1, 1, 0], [1, 0, 0]]
     np.testing.assert_allclose(jax.jit(of)(lp), expected, rtol=1e-5)
     np.testing.assert_array_equal(jax.grad(lambda lp: of(lp).sum())(lp), 0)
+    counted = lambda lp: (of(lp) * jnp.array([[1.0, 2.0, 3.0]])).sum()
+    np.testing.assert_array_equal(jax.grad(counted)(lp), 0)  # the weights are held, and not their sum alone
+    np.testing.assert_allclose(of(lp / 10), expected, rtol=1e-5)  # shares of the loss, however small
     gap = propagated_weights(
         jnp.array([-1.0, NAN, -2.0]), jnp.array([True, False, True]), jnp.zeros(3, jnp.int32), **alone
     )
@@ -76,6 +79,16 @@ def test_the_refinement_most_like_the_feedback_is_taken():
     np.testing.assert_array_equal(jax.jit(closest_refinement)(feedback, refinements, valid), [1, 0, 0, -1])
 
 
+def test_refinements_are_compared_by_direction_and_by_what_is_valid():
+    # (0.1, 0) points where the feedback does, (0.5, 0.5) does not; one that points away is better than none
+    feedback, small = jnp.array([1.0, 0.0]), jnp.array([[0.1, 0.0], [0.5, 0.5]])
+    assert closest_refinement(feedback, small, jnp.array([True, True])) == 0
+    assert closest_refinement(feedback, -small, jnp.array([False, True])) == 1
+    # The feedback's ratio is 1.0078, and 1.0056 of its unit in bfloat16; both are as near at 1.0067.
+    near, both = jnp.array([1, 1 + 2.0**-7], jnp.bfloat16), jnp.array([[1.0, 0.0], [-0.006678, 0.999978]])
+    assert closest_refinement(near, both, jnp.array([True, True])) == 1
+
+
 def test_latent_kl_by_hand():
     # (1 + 1 - 1 - log 1) / 2 = 0.5; with sigma = 2, mu = 0: (4 - 1 - log 4) / 2 = 0.806853
     kl = jax.jit(latent_kl)(jnp.array([[1.0], [0.0], [0.0]]), jnp.log(jnp.array([[1.0], [2.0], [1.0]])))
@@ -84,11 +97,26 @@ def test_latent_kl_by_hand():
     np.testing.assert_allclose(jnp.concatenate(slope), [1.0, 0.0], atol=1e-6)  # mu, sigma^2 - 1
 
 
+def test_the_kl_of_several_numbers_is_their_sum_in_float32():
+    kl = latent_kl(jnp.array([[1.0, 0.0]]), jnp.log(jnp.array([[1.0, 2.0]])))
+    np.testing.assert_allclose(kl, [1.306853], atol=1e-6)
+    near = 1 + 2.0**-7  # bfloat16 has it, and not its square
+    small, zero = lambda x: jnp.array([x], jnp.bfloat16), jnp.zeros(1)
+    np.testing.assert_allclose(latent_kl(small(near), zero), near**2 / 2, 1e-6)
+    np.testing.assert_allclose(latent_kl(zero, small(near)), (np.exp(2 * near) - 1 - 2 * near) / 2, 1e-6)
+    pair = jnp.array([1.0, near], jnp.bfloat16)
+    found = latent_preference(pair[0], pair[1], jnp.float32(0), weight=1.0)
+    np.testing.assert_allclose(found, np.log1p(np.exp(2.0**-7)), 1e-6)
+
+
 def test_a_user_without_comparisons_has_the_mean_of_the_prior():
     mean, log_std = jnp.array([[1.0, 2.0], [NAN, NAN]]), jnp.array([[0.0, NAN], [NAN, NAN]]).at[0, 1].set(np.log(3.0))
     known = jnp.array([True, False])
     draw = lambda mean: draw_latent(mean, log_std, jnp.array([[0.5, -1.0], [9.0, 9.0]]), known)
     np.testing.assert_allclose(jax.jit(draw)(mean), [[1.5, -1.0], [0, 0]], rtol=1e-6)
+    noise = jnp.array([[0.5, -1.0], [9.0, 9.0]])
+    slope = jax.grad(lambda s: draw_latent(mean, s, noise, known).sum())(log_std)
+    np.testing.assert_allclose(slope, [[0.5, -3.0], [0, 0]], rtol=1e-6)
     np.testing.assert_array_equal(jax.grad(lambda m: draw(m).sum())(mean), [[1, 1], [0, 0]])
 
 
@@ -105,3 +133,6 @@ def test_win_scaled_by_hand():
     # (1/2 + sigmoid(1)) / 2 and (1/2 + sigmoid(-1)) / 2: shifts of a user's rewards do not matter
     np.testing.assert_allclose(jax.jit(win_scaled)(score, mask), [0.615529, 0.384471, 0], rtol=1e-5)
     np.testing.assert_allclose(win_scaled(score + 7, mask), win_scaled(score, mask), rtol=1e-6)
+    # of two users, one with a single answer
+    found = win_scaled(jnp.stack([score, score]), jnp.array([[True, True, False], [False, True, False]]))
+    np.testing.assert_allclose(found, [[0.615529, 0.384471, 0], [0, 0.5, 0]], rtol=1e-5)

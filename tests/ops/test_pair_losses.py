@@ -129,6 +129,12 @@ def test_pro_by_hand_whatever_the_order_and_what_is_masked():
     assert pro(jnp.float32([-1, -2]), jnp.float32([1, 1]), jnp.ones(2, bool)) == 0  # equal rewards compare nothing
 
 
+def test_pro_of_rewards_that_differ_by_little():
+    # T = 0.25: lse(-0.5 / 4, -1 / 4) + 0.5 / 4
+    found = jax.jit(pro)(jnp.float32([-0.5, -1.0]), jnp.float32([0.5, 0.25]), jnp.ones(2, bool))
+    np.testing.assert_allclose(found, np.log1p(np.exp(-0.125)), 1e-5)
+
+
 def test_rrhf_by_hand():
     # the worse answer is likelier by 0.5; the better one over the third is in order
     s, r = jnp.float32([-1.0, -0.5, -3.0, jnp.nan]), jnp.float32([1.0, 0.0, 0.0, jnp.nan])

@@ -86,6 +86,8 @@ def test_a_tournament_prefers_the_row_of_the_most_wins():
     label, unit = run(jnp.asarray(wins), group, valid)
     np.testing.assert_array_equal(label, [0, 0, 1, 0, 0])
     np.testing.assert_array_equal(unit, [-1, -1, 0, 0, -1])
+    both = jnp.array([0, 9, 9, 0, 9], jnp.int32)  # two rows meet once: 0.9 and 0.1, 0.8 apart
+    assert (tournament(jnp.asarray(wins), both, both == 0, num_groups=1, margin=0.7)[1] >= 0).sum() == 2
     # shares of wins 0.9, 0.5 and 0.1: a margin of 0.81 leaves no pair
     assert (tournament(jnp.asarray(wins), group, valid, num_groups=2, margin=0.81)[1] == -1).all()
 

@@ -66,3 +66,18 @@ def test_gradient_is_one_on_counted_tokens_and_nan_stays_out():
 def test_gradient_of_broadcast_counts_the_tokens_of_a_sequence():
     gradient = jax.grad(lambda value: segments.to_tokens(value, SEGMENT).sum())(jnp.full((2, 3), NAN))
     np.testing.assert_array_equal(gradient, [[2, 2, 0], [4, 0, 0]])
+
+
+def test_the_first_tokens_of_each_sequence():
+    mask = jnp.array([[True, False, True, True, True, True, False, True]])
+    segment = jnp.array([[0, 0, 0, 0, 1, 1, 1, 2]])  # 3 is a sequence without tokens
+    found = jax.jit(segments.first_tokens)(jnp.array([[2, 1, 0, 5]]), mask, segment)
+    np.testing.assert_array_equal(found, [[True, False, True, False, True, False, False, False]])
+    np.testing.assert_array_equal(segments.first_tokens(jnp.array([[9, 9, 9, 9]]), mask, segment), mask)
+    # One axis, three axes, and a last sequence of the row's last token where every token counts.
+    full, ends = jnp.ones(4, bool), jnp.array([0, 0, 0, 1])
+    np.testing.assert_array_equal(segments.first_tokens(jnp.array([1, 1]), full, ends), [True, False, False, True])
+    stacked = segments.first_tokens(
+        jnp.array([[[1, 1]], [[2, 0]]]), full[None, None].repeat(2, 0), ends[None, None].repeat(2, 0)
+    )
+    np.testing.assert_array_equal(stacked, [[[True, False, False, True]], [[True, True, False, False]]])

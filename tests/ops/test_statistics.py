@@ -13,6 +13,7 @@ from jrl.ops.statistics import (
     best_of_n,
     best_of_n_kl,
     bootstrap_interval,
+    clustered_bootstrap,
     interquartile_mean,
     majority,
     majority_at_k,
@@ -357,3 +358,18 @@ def test_optimality_gap_by_hand():
 def test_statistics_import_no_jax():
     code = "import sys, jrl.ops.statistics; print('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+def test_a_clustered_bootstrap_equals_the_enumeration_of_resampled_problems():
+    # Problems of 1 and 3 rows with sums 1 and 0: of both 1/4, drawn twice 1 or 0, so that the interval is [0, 1].
+    problems = [np.array([1.0]), np.array([0.0, 0.0, 0.0]), np.zeros(0)]
+    found = clustered_bootstrap(problems, np.mean)
+    assert found == (0.25, 0.0, 1.0, 2)  # the problem without rows is none
+    # A third draws it with every problem: quantiles of the 27 equally likely means.
+    problems = [np.array([1.0]), np.array([0.0, 0.0, 0.0]), np.array([1.0, 0.0])]
+    means = [np.mean(np.concatenate([problems[i] for i in drawn])) for drawn in itertools.product(range(3), repeat=3)]
+    found = clustered_bootstrap(problems, np.mean, draws=20_000, confidence=0.8)
+    assert (found.low, found.high) == tuple(np.quantile(means, [0.1, 0.9], method="inverted_cdf"))
+    assert np.isnan(clustered_bootstrap(problems[:1], np.mean).low)
+    nothing = clustered_bootstrap([], np.mean)
+    assert np.isnan(nothing.mean) and nothing.n == 0

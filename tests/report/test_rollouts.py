@@ -15,10 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jrl.run.report import rollouts
 from jrl.run.report.rollouts import (
     LOCK,
     WRITER,
+    lost_chunks,
     open_rollouts,
+    read_every_chunk,
     read_rollouts,
     snapshot,
     writer_folder,
@@ -146,6 +149,37 @@ def test_damage_to_any_chunk_is_an_error_of_whoever_reads_it(tmp_path, damage):
             (folder / chunk).write_bytes(data if damage == "flipped" else data[:-1])
         with pytest.raises(ValueError, match=chunk.parts[0]):
             read_rollouts(folder)
+        count, damaged = read_every_chunk(folder)
+        assert count == 15 and len(damaged) == 1 and damaged[0].startswith(f"{chunk} (entries 0 to ")
+        assert [lost.split(" ")[0] for lost in lost_chunks(folder)] == [str(chunk)] * (damage == "removed")
+        with pytest.raises(ValueError, match="is damaged where the next rollouts are written"):
+            open_rollouts(folder, rows=12)
+    assert read_every_chunk(tmp_path / "sound") == (15, []) and lost_chunks(tmp_path / "sound") == []
+
+
+def test_every_chunk_of_a_column_is_looked_for_and_read(tmp_path, monkeypatch):
+    for name in ("_CHUNK_ROWS", "_MOST_CHUNK_ROWS"):
+        monkeypatch.setattr(rollouts, name, 4)
+    store = open_rollouts(tmp_path, rows=0)
+    fill(store, 1, 2, 3)
+    store.close()
+    count, damaged = read_every_chunk(tmp_path)
+    assert (count, damaged) == (3 * 12 + 3, [])  # of 9 columns and the ends of 3 texts; and their bytes
+    flipped, removed = tmp_path / "reward" / "c" / "1", tmp_path / "tokens" / "c" / "0" / "0"
+    data = bytearray(flipped.read_bytes())
+    data[5] ^= 16
+    flipped.write_bytes(data)
+    removed.unlink()
+    count, damaged = read_every_chunk(tmp_path)
+    assert count == 39 and [text.split(": ")[0] for text in damaged] == [
+        "tokens/c/0/0 (entries 0 to 3)",
+        "reward/c/1 (entries 4 to 7)",
+    ]
+    assert "the chunk is missing" in damaged[0] and "Error reading" in damaged[1]
+    assert lost_chunks(tmp_path) == ["tokens/c/0/0 (entries 0 to 3)"]
+    open_rollouts(tmp_path, rows=12).close()  # nothing is written there
+    (tmp_path / "reward" / "zarr.json").write_bytes(b"{")
+    assert any(text.startswith("reward: ") for text in read_every_chunk(tmp_path)[1])
 
 
 def test_padding_rows_are_not_kept(tmp_path):

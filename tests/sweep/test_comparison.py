@@ -82,6 +82,20 @@ def test_the_interquartile_mean_takes_the_place_of_the_mean(tmp_path):
     assert "interquartile mean" in table(found)
 
 
+def test_the_optimality_gap_and_the_profile_of_runs(tmp_path):
+    # M10: 1 - mean of 0.2, 0.6 and 1; M8 at 0.5, of a grid from 0.2 to 1.5: two of three
+    found = compare(
+        [*runs(tmp_path, 0.2, 0.6, 1.5, rate=1), *runs(tmp_path, 1.5, rate=2)], ["reward/mean"], statistic="gap"
+    )
+    assert found.metrics["reward/mean"][0].value.mean == pytest.approx(0.4)
+    assert "optimality gap to 1" in table(found)
+    first, second = (row["profile"] for row in to_json(found)["metrics"]["reward/mean"])
+    assert first["thresholds"] == second["thresholds"] and first["thresholds"][0] == 0.2
+    above = [x > 0.5 for x in first["thresholds"]].index(True)
+    assert first["shares"][above] == pytest.approx(2 / 3) and first["shares"][-1] == 0
+    assert second["shares"][above] == 1.0
+
+
 def test_a_task_is_what_differs_beside_the_setting_compared(tmp_path):
     # on one digit the second rate wins always, on two digits never: 1/2, however the tasks' scores differ
     found = [*runs(tmp_path, 1, 2, rate=1, digits=1), *runs(tmp_path, 10, 20, rate=1, digits=2),

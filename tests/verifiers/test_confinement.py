@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the filter is L
 # Each returns 1 where it had its way. {pid} is the trainer, {address} and {path} hold a secret of it. Where nothing
 # denies them they do no harm: limits, priorities and schedules are set to what they are, and of the trainer alone.
 ATTACKS = """
-import ctypes, fcntl, json, os, resource, signal, socket, struct, sys, time
+import ctypes, fcntl, json, os, resource, signal, socket, stat, struct, sys, time
 
 libc = ctypes.CDLL(None, use_errno=True)
 PID, ADDRESS, PATH, SECRET = {pid}, {address}, {path!r}, {secret!r}
@@ -58,6 +58,18 @@ def reads_memory(completion, example):
         return float(memory.read(len(SECRET)) == SECRET.encode())
 def reads_environment(completion, example): return float(len(open("/proc/%d/environ" % PID, "rb").read()) > 0)
 def reads_run_file(completion, example): return float(open(PATH).read() == SECRET)
+def reads_passwords(completion, example): return float(len(open("/etc/shadow").read()) > 0)
+def reads_descriptors(completion, example): return float(len(os.listdir("/proc/%d/fd" % PID)) > 0)
+def reads_keys(completion, example): return float(os.listdir("/etc/ssl/private") is not None)
+def reads_disks(completion, example):
+    for name in os.listdir("/dev"):
+        node = os.path.join("/dev", name)
+        if stat.S_ISBLK(os.stat(node).st_mode):
+            try:
+                return float(len(open(node, "rb", buffering=0).read(16)) > 0)
+            except OSError:
+                pass
+    raise PermissionError("no disk can be read")
 def limits_parent(completion, example): resource.prlimit(PID, resource.RLIMIT_NOFILE, {files}); return 1.0
 def limits_template(completion, example):
     resource.prlimit(os.getppid(), resource.RLIMIT_CORE, resource.getrlimit(resource.RLIMIT_CORE)); return 1.0
@@ -132,7 +144,7 @@ VERIFIERS = _functions()
 """
 NUMBERS = {"x86_64": {"ioprio_set": 251, "perf_event_open": 298}, "aarch64": {"ioprio_set": 30, "perf_event_open": 241}}
 SECRET = "a secret of the trainer's"
-NEEDS_OWN_USER = ("reads_run_file",)  # a worker of the trainer's user reads that user's files
+NEEDS_OWN_USER = ("reads_run_file", "reads_descriptors")  # a worker of the trainer's user reads that user's files
 
 
 def part(tmp_path):
@@ -233,6 +245,65 @@ def reachable():
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         os.chmod(folder, 0o755)
         yield pathlib.Path(folder)
+
+
+LOOK = """
+import json, os, sys
+from jrl.tasks.verdict import Status, Verdict
+def tried(call):
+    try:
+        call()
+        return "read"
+    except OSError as error:
+        return type(error).__name__
+def look(completion, example):
+    import imported_late, zoneinfo, pwd, ssl, hashlib, random, decimal, multiprocessing
+    zoneinfo.ZoneInfo("Europe/Paris"), pwd.getpwuid(0), ssl.create_default_context(), hashlib.sha256(b"")
+    found = {path: tried(lambda: open(path).read()) for path in PATHS}
+    found["status"] = tried(lambda: open("/proc/self/status").read())
+    return Verdict(Status.CORRECT, 1.0, json.dumps(list(found.values())))
+VERIFIERS = {"look": look}
+"""
+
+
+@pytest.mark.parametrize("layout", ["run", "runs/mine"])
+def test_a_worker_of_root_imports_what_only_root_can_and_reads_no_run(tmp_path, monkeypatch, layout):
+    if os.getuid() != 0 or not confine._landlock_version():
+        pytest.skip("the trainer is not root, or the kernel has no Landlock")
+    project = tmp_path / "project"  # a folder of root's on sys.path, with the run in it
+    project.mkdir(mode=0o700)
+    (project / "package").mkdir()
+    monkeypatch.syspath_prepend(project)
+    paths = {
+        "package/data.txt": "read", "notes.txt": "read", ".ssh": "PermissionError",
+        f"{layout}/config.json": "PermissionError", f"{layout}/checkpoints/1": "PermissionError",
+        "runs/other/config.json": "PermissionError" if layout != "run" else "read",
+    }  # fmt: skip
+    for name in paths:
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text("a text")
+    (project / "imported_late.py").write_text("")
+    source = PartSource("look.py", LOOK.replace("PATHS", repr([str(project / name) for name in paths])))
+    limits = {"cpu_seconds": 4.0, "wall_seconds": 20.0, "memory_mb": 512}
+    with Pool([row("look")], (source,), workers=1, private=[project / layout], **limits) as pool:
+        ((verdict,),) = pool.collect(pool.submit([Item("4", example(), (0,))]))
+    assert {"own user", "landlock"} <= {*pool.layers}
+    assert json.loads(verdict.detail) == [*paths.values(), "read"]
+
+
+def test_what_may_be_read_leaves_out_keys_disks_and_processes(reachable, monkeypatch):
+    (reachable / "lib" / "inside").mkdir(parents=True)
+    (reachable / "lib" / ".hidden").mkdir()
+    (reachable / "run").mkdir()
+    (reachable / "link").symlink_to("/etc")
+    own = {f"/proc/{os.getpid()}", *map(os.path.realpath, confine.SYSTEM)}
+    places = dict(confine.readable_places([str(reachable)], [str(reachable / "run")]))
+    assert places[str(reachable)] == confine.READ_FOLDER  # names, and no file
+    assert places[str(reachable / "lib")] == confine.LANDLOCK_READ  # a dot is looked for in folders of modules alone
+    assert not {str(reachable / "run"), str(reachable / "link"), "/etc", "/proc", "/dev", "/usr"} & places.keys()
+    every = dict(confine.readable_places(["/"], []))
+    assert every["/"] == confine.READ_FOLDER and not {"/etc", "/proc", "/dev", "/sys"} & every.keys()
+    assert {path for path in every if path.startswith(("/etc/", "/proc/", "/dev/"))} <= own
 
 
 def test_others_can_import_where_every_folder_on_the_way_lets_them(reachable):

@@ -203,6 +203,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_pairs.py::test_a_tournament_prefers_the_row_of_the_most_wins",
             "tests/ops/test_pairs.py::test_a_circle_of_wins_has_no_pair_and_order_cancels",
+            "tests/algos/test_sampled_pairs.py::test_pairs_of_a_tournament_are_the_best_and_the_worst_and_their_margin_is_of_wins",
         ],
     },
 ]

@@ -29,11 +29,21 @@ PARTS: list[Part] = [
         ],
     },
     {
+        "id": "M7",
+        "function": "jrl.ops.statistics:clustered_bootstrap",
+        "inputs": ["problems", "statistic", "confidence", "draws", "seed"],
+        "output": "Interval",
+        "tests": [f"{_TESTS}::test_a_clustered_bootstrap_equals_the_enumeration_of_resampled_problems"],
+    },
+    {
         "id": "M8",
         "function": "jrl.ops.statistics:performance_profile",
         "inputs": ["scores", "thresholds"],
         "output": "[thresholds] float64",
-        "tests": [f"{_TESTS}::test_performance_profile_by_hand"],
+        "tests": [
+            f"{_TESTS}::test_performance_profile_by_hand",
+            "tests/sweep/test_comparison.py::test_the_optimality_gap_and_the_profile_of_runs",
+        ],
     },
     {
         "id": "M9",
@@ -184,6 +194,37 @@ PARTS: list[Part] = [
         "inputs": ["kl", "proxy", "gold"],
         "output": "OverOptimization",
         "tests": ["tests/algos/test_measures.py::test_over_optimization_by_hand"],
+    },
+    {
+        "id": "M12",
+        "function": "jrl.tools.measures:calibration",
+        "inputs": ["verifiers", "samples"],
+        "output": "{name: interval}",
+        "tests": ["tests/tools/test_eval_measures.py::test_calibration_of_what_samples_say"],
+    },
+    {
+        "id": "M13",
+        "function": "jrl.tools.reward_quality:measured",
+        "inputs": ["reward", "compared"],
+        "output": "{name: interval}",
+        "tests": [
+            "tests/tools/test_eval_measures.py::test_reward_quality_by_hand",
+            "tests/tools/test_eval_measures.py::test_prompts_that_look_alike_are_asked_crosswise",
+        ],
+    },
+    {
+        "id": "M14",
+        "function": "jrl.tools.measures:diversity",
+        "inputs": ["samples"],
+        "output": "{name: interval}",
+        "tests": ["tests/tools/test_eval_measures.py::test_diversity_of_a_prompts_samples"],
+    },
+    {
+        "id": "M15",
+        "function": "jrl.tools.measures:over_optimized",
+        "inputs": ["results"],
+        "output": "OverOptimization as JSON, or None",
+        "tests": ["tests/tools/test_eval_measures.py::test_over_optimization_of_checkpoints_by_hand"],
     },
     {
         "id": "M16",

@@ -11,6 +11,10 @@ PAIR_TESTS = [
     "tests/algos/test_pair_objectives.py::test_the_gradient_is_that_of_small_differences",
 ]
 GAIN_TESTS = [*PAIR_TESTS, "tests/algos/test_pair_objectives.py::test_gains_count_times_beta"]
+LD_DPO_TEST = (
+    "tests/algos/test_pair_objectives.py::"
+    "test_ld_dpo_of_all_tokens_is_dpo_and_of_none_beyond_the_common_length_looks_at_that_alone"
+)
 
 PARTS: list[Part] = [
     {
@@ -174,6 +178,30 @@ PARTS: list[Part] = [
         "tests": PAIR_TESTS,
     },
     {
+        "id": "P13",
+        "function": "jrl.ops.pair_losses:desensitized",
+        "inputs": ["gain", "common_gain", "alpha"],
+        "output": "gain [...] float32",
+        "tests": [LD_DPO_TEST],
+    },
+    {
+        "id": "P13",
+        "function": "jrl.algos.ld_dpo:sequence_loss",
+        "inputs": ["config", "sequences", "state"],
+        "output": "(loss [..., S] float32, metrics {name: [..., S]})",
+        "tests": [*PAIR_TESTS, LD_DPO_TEST],
+    },
+    {
+        "id": "P13",
+        "function": "jrl.ops.segments:first_tokens",
+        "inputs": ["count", "mask", "segment"],
+        "output": "[..., L] bool",
+        "tests": [
+            "tests/ops/test_segments.py::test_the_first_tokens_of_each_sequence",
+            "tests/algos/test_pair_objectives.py::test_the_learner_sums_the_first_tokens_that_both_answers_of_a_pair_have",
+        ],
+    },
+    {
         "id": "P14",
         "function": "jrl.algos.f_dpo:loss",
         "inputs": ["config", "pair"],
@@ -252,10 +280,34 @@ PARTS: list[Part] = [
     },
     {
         "id": "P21",
+        "function": "jrl.ops.pair_losses:vpo",
+        "inputs": ["margin", "calibration", "weight"],
+        "output": "loss [...] float32",
+        "tests": [
+            "tests/algos/test_pair_objectives.py::test_vpo_is_optimistic_or_pessimistic_by_the_sign_of_its_weight"
+        ],
+    },
+    {
+        "id": "P21",
         "function": "jrl.algos.vpo:loss",
         "inputs": ["config", "pair"],
         "output": "loss [..., S] float32",
-        "tests": GAIN_TESTS,
+        "tests": [
+            *GAIN_TESTS,
+            "tests/algos/test_pair_objectives.py::test_vpo_is_optimistic_or_pessimistic_by_the_sign_of_its_weight",
+        ],
+    },
+    {
+        "id": "P21",
+        "function": "jrl.algos.online_vpo:sequence_loss",
+        "inputs": ["config", "sequences", "state"],
+        "output": "(loss [..., S] float32, metrics {name: [..., S]})",
+        "tests": [
+            "tests/algos/test_sampled_pairs.py::test_by_hand",
+            "tests/algos/test_sampled_pairs.py::test_the_gradient_is_that_of_small_differences",
+            "tests/algos/test_sampled_pairs.py::test_what_is_masked_is_not_read",
+            "tests/algos/test_sampled_pairs.py::test_online_vpo_moves_as_xpo_does_at_alpha_weight_times_beta",
+        ],
     },
     {
         "id": "P22",
@@ -274,6 +326,7 @@ PARTS: list[Part] = [
         "output": "loss [...] float32",
         "tests": [
             "tests/ops/test_pair_losses.py::test_pro_by_hand_whatever_the_order_and_what_is_masked",
+            "tests/ops/test_pair_losses.py::test_pro_of_rewards_that_differ_by_little",
             "tests/algos/test_lists.py::test_pro_by_hand",
             "tests/algos/test_lists.py::test_the_gradient_is_that_of_small_differences_and_none_where_masked",
         ],
@@ -469,7 +522,9 @@ PARTS: list[Part] = [
         "inputs": ["ref_logprobs", "mask", "segment", "label", "unit", "counts"],
         "output": "reward [..., L] float32",
         "tests": [
-            "tests/algos/test_t_reg.py::test_an_answers_tokens_are_contrasted_with_those_after_two_other_prompts"
+            "tests/algos/test_t_reg.py::test_an_answers_tokens_are_contrasted_with_those_after_two_other_prompts",
+            "tests/algos/test_t_reg.py::test_answers_of_two_pairs_in_a_row_are_contrasted_with_their_own",
+            "tests/algos/test_t_reg.py::test_what_lacks_one_of_both_is_not_contrasted",
         ],
     },
     {
@@ -533,6 +588,7 @@ PARTS: list[Part] = [
         "output": "RewardSource of token_reward [N, T] float32",
         "tests": [
             "tests/test_corrector.py::test_sampled_tokens_are_rewarded_where_the_correction_keeps_them",
+            "tests/test_corrector.py::test_what_began_a_completion_is_rewritten_with_it_and_not_rewarded",
             "tests/test_corrector.py::test_a_completion_that_does_not_fit_or_has_an_empty_correction_has_no_reward",
         ],
     },
@@ -551,7 +607,10 @@ PARTS: list[Part] = [
         "function": "jrl.algos.ift:token_loss",
         "inputs": ["config", "tokens", "state"],
         "output": "(loss [..., L] float32, metrics {name: [..., L]})",
-        "tests": ["tests/algos/test_ift.py::test_a_token_counts_by_the_loss_that_follows_from_it"],
+        "tests": [
+            "tests/algos/test_ift.py::test_a_token_counts_by_the_loss_that_follows_from_it",
+            "tests/algos/test_ift.py::test_nothing_under_the_mask_gets_through",
+        ],
     },
     {
         "id": "P34",
@@ -584,6 +643,7 @@ PARTS: list[Part] = [
         "output": "rows of a Rollout",
         "tests": [
             "tests/test_refinement.py::test_completions_stand_after_another_prompt_by_hand",
+            "tests/test_refinement.py::test_a_full_row_and_one_after_an_empty_prompt_move_whole",
             "tests/test_refinement.py::test_the_refiner_draws_after_the_asked_prompt",
         ],
     },
@@ -592,7 +652,10 @@ PARTS: list[Part] = [
         "function": "jrl.ops.supervised:closest_refinement",
         "inputs": ["feedback", "refinements", "valid"],
         "output": "index [...] int32",
-        "tests": ["tests/ops/test_feedback.py::test_the_refinement_most_like_the_feedback_is_taken"],
+        "tests": [
+            "tests/ops/test_feedback.py::test_the_refinement_most_like_the_feedback_is_taken",
+            "tests/ops/test_feedback.py::test_refinements_are_compared_by_direction_and_by_what_is_valid",
+        ],
     },
     {
         "id": "P34",
@@ -623,7 +686,10 @@ PARTS: list[Part] = [
         "function": "jrl.ops.latent_user:latent_kl",
         "inputs": ["mean", "log_std"],
         "output": "KL [...] float32",
-        "tests": ["tests/ops/test_feedback.py::test_latent_kl_by_hand"],
+        "tests": [
+            "tests/ops/test_feedback.py::test_latent_kl_by_hand",
+            "tests/ops/test_feedback.py::test_the_kl_of_several_numbers_is_their_sum_in_float32",
+        ],
     },
     {
         "id": "P36",
@@ -637,7 +703,10 @@ PARTS: list[Part] = [
         "function": "jrl.ops.latent_user:latent_preference",
         "inputs": ["score", "other_score", "kl", "weight"],
         "output": "loss [...] float32",
-        "tests": ["tests/ops/test_feedback.py::test_latent_preference_by_hand"],
+        "tests": [
+            "tests/ops/test_feedback.py::test_latent_preference_by_hand",
+            "tests/ops/test_feedback.py::test_the_kl_of_several_numbers_is_their_sum_in_float32",
+        ],
     },
     {
         "id": "P36",
@@ -653,6 +722,9 @@ PARTS: list[Part] = [
         "output": "(loss [..., S] float32, metrics {name: [..., S]})",
         "tests": [
             "tests/algos/test_vpl.py::test_by_hand",
+            "tests/algos/test_vpl.py::test_numbers_of_a_user_add_up",
+            "tests/algos/test_vpl.py::test_what_is_known_of_a_user_is_the_mean_over_the_other_pairs",
+            "tests/algos/test_vpl.py::test_nothing_under_the_mask_and_no_filler_gets_through",
             "tests/algos/test_vpl.py::test_without_a_latent_variable_it_is_bradley_terry",
         ],
     },

@@ -30,7 +30,9 @@ def check(config: ReferenceSamples, setting: Setting) -> None:
             f"{setting.samples} has no half; 2 is usual"
         )
     if REFERENCE not in setting.roles:
-        raise ValueError("ReferenceSamples draws from the reference, which this objective has none of; use XPO")
+        raise ValueError(
+            "ReferenceSamples draws from the reference, which this objective has none of; use XPO or OnlineVPO"
+        )
 
 
 class ReferenceDrawing(NamedTuple):

@@ -31,6 +31,24 @@ def condemned_message(steps: Sequence[int]) -> str:
     )
 
 
+def examples_at_fault(sequences: Sequence[int] | None, ids: Sequence[str], count: int) -> str:
+    """Returns which examples a value that is not finite concerns.
+
+    Args:
+      sequences: those of the batch that it is in; (): none alone, such as a weight or a sum; None: not known.
+      ids: of the example of every sequence; () where that is not known. count: sequences of the batch.
+    """
+    if sequences is None:
+        return "of which examples is not known"
+    if not sequences or len({*sequences}) >= count:
+        return f"no single example: all {count} sequences of the batch"
+    names = list(dict.fromkeys(ids[n] for n in sequences if n < len(ids)))
+    what = "in rows of the examples" if names else "in sequences of the batch whose examples are not known:"
+    listed = [printable(repr(name), 80) for name in names] or [str(n) for n in sequences]
+    more = f" and {len(listed) - 4} more" if len(listed) > 4 else ""
+    return f"{what} {', '.join(listed[:4])}{more}"
+
+
 def not_finite_message(
     run: str | os.PathLike[str],
     *,
@@ -39,7 +57,7 @@ def not_finite_message(
     stage: str,
     losses: str,
     fault: str,
-    examples: Sequence[str],
+    examples: str,
     good: int | None,
     condemned: Sequence[int],
     bundle: str,
@@ -48,19 +66,16 @@ def not_finite_message(
 
     Args:
       first, last: the steps that were skipped. losses: loss and gradient norm of the last.
-      fault: where it was not finite first. examples: ids of those that it concerns; () where that is not known.
+      fault: where it was not finite first. examples: those that it concerns, as `examples_at_fault` says it.
       good: the newest checkpoint that a later step has learned from. condemned: those that were set aside.
       bundle: how to replay it, or why that is not possible.
     """
-    shown = ", ".join(printable(repr(name), 80) for name in examples[:4])
-    more = f" and {len(examples) - 4} more" if len(examples) > 4 else ""
-    of_examples = f", in rows of the examples {shown}{more}" if examples else ""
     aside = f" Checkpoints of step {', '.join(map(str, condemned))} are set aside as *.condemned." if condemned else ""
     rerun = f"Last good checkpoint: step {good}" if good is not None else "No checkpoint is good"
     again = "a rerun continues from it" if good is not None else "a rerun begins anew"
     return (
         f"{last - first + 1} updates in a row were not finite: steps {first} to {last} of stage {stage} ({losses}). "
-        f"First not finite: {fault}{of_examples}. {rerun}; {again}, and meets the same fault where nothing is changed: "
+        f"First not finite: {fault}; {examples}. {rerun}; {again}, and meets the same fault where nothing is changed: "
         f"see the learning rate, the rewards and the data, and continue with --accept-change.{aside} {bundle}"
     )
 
@@ -84,6 +99,20 @@ def scoring_warning(valid_share: float, detail: str) -> str | None:
         return f"Warning: no completion was scored, so there is no reward. First failure: {first}"
     share = percent(valid_share)
     return f"Warning: only {share} of completions were scored; the reward is their mean. First failure: {first}"
+
+
+def lost_rollouts_warning(run: str | os.PathLike[str], lost: Sequence[str]) -> str:
+    """Returns a warning that files of the stored rollouts are missing or empty.
+
+    Args:
+      lost: those files, described.
+    """
+    more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
+    return (
+        f"Warning: stored rollouts are lost: {', '.join(lost[:3])}{more}, in {run}/rollouts. Training does not read "
+        "them and goes on; `jrl rollouts` and `jrl replay` cannot read those rows. A resume looks for no "
+        "other damage to older rollouts: `jrl doctor` reads every chunk"
+    )
 
 
 def no_signal_warning(num_steps: int) -> str:

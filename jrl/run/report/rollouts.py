@@ -18,9 +18,9 @@ import dataclasses
 import itertools
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorstore as ts
@@ -60,7 +60,8 @@ def open_rollouts(folder: str | os.PathLike[str], *, rows: int, writer: int = 0,
         Every step brings the same fields; a second axis may be narrower (filled with 0) or wider than before.
       prompts, completions: N texts.
       ids, uids: example ids, and [., 2] uint32 visits: one a row, or one a prompt, spread by fields["group"].
-    Raises ValueError where the folder holds less than `rows`, or a step does not fit the columns.
+    Raises ValueError where the folder holds less than `rows`, or a chunk that is appended to is damaged; where a step
+    does not fit the columns.
     """
     if not 0 <= writer < writers:
         raise ValueError(f"writer {writer} of {writers}")
@@ -76,6 +77,7 @@ def open_rollouts(folder: str | os.PathLike[str], *, rows: int, writer: int = 0,
         index = _read_index(root)
         if index["rows"] < rows:
             raise ValueError(f"{root} holds {index['rows']} rollouts but the checkpoint committed {rows}; it was cut")
+        check_last_chunks(root, index, rows)
     paths.make_dir(root)
     remove_locks(root)
     index["rows"] = rows
@@ -258,6 +260,93 @@ def _widened(value: np.ndarray, width: int) -> np.ndarray:
     return np.pad(value, [(0, 0), (0, width - value.shape[1]), *[(0, 0)] * (value.ndim - 2)])
 
 
+class Chunk(NamedTuple):
+    """A file of the store: a stretch of one array."""
+
+    name: str  # "reward/c/0", below the store's folder
+    first: int  # of the entries of the array (rows; bytes of a text), along the first axis
+    last: int
+    path: Path
+    where: tuple[slice, ...]
+
+    @property
+    def described(self) -> str:
+        return f"{self.name} (entries {self.first} to {self.last})"
+
+
+def lost_chunks(folder: str | os.PathLike[str]) -> list[str]:
+    """Returns the chunks of a store whose files are missing or empty, described. Reads none of them, so that it takes
+    no longer for larger ones; `read_every_chunk` finds what else may be wrong.
+
+    Raises: ValueError where there is no store, or an array of it cannot be opened.
+    """
+    return [
+        chunk.described
+        for root, index in snapshot(folder).parts
+        for _, chunk in _stored_chunks(paths.local(folder), root, index)
+        if not chunk.path.is_file() or not chunk.path.stat().st_size
+    ]
+
+
+def read_every_chunk(folder: str | os.PathLike[str]) -> tuple[int, list[str]]:
+    """Returns how many chunks a store has, after reading each, and those that are damaged or missing, described, with
+    the reason. An array that cannot be opened counts as one.
+
+    Raises: ValueError where there is no store.
+    """
+    count, damaged = 0, []
+    for root, index in snapshot(folder).parts:
+        for name in _array_names(index):
+            try:
+                for array, chunk in _stored_chunks(paths.local(folder), root, index, name):
+                    count += 1
+                    try:
+                        array[chunk.where].read().result()
+                    except ValueError as error:
+                        damaged.append(f"{chunk.described}: {_reason(error)}")
+            except ValueError as error:
+                count += 1
+                damaged.append(f"{(root / name).relative_to(paths.local(folder))}: {_reason(error)}")
+    return count, damaged
+
+
+def check_last_chunks(root: Path, index: dict[str, Any], rows: int) -> None:
+    """Raises ValueError where the chunk that holds the end of the first `rows` rows is damaged, of any array: the next
+    rows are written into it."""
+    for name in _array_names(index) if rows else ():
+        try:
+            last = rows - 1
+            if name.endswith(".bytes"):
+                last = int(_open(root, f"{name.removesuffix('bytes')}end", index)[last].read().result()) - 1
+            if last >= 0:
+                _open(root, name, index)[last].read().result()
+        except ValueError as error:
+            raise ValueError(
+                f"{root / name} is damaged where the next rollouts are written: {_reason(error)}"
+            ) from error
+
+
+def _stored_chunks(
+    store: Path, root: Path, index: dict[str, Any], only: str | None = None
+) -> Iterator[tuple[Any, Chunk]]:
+    """Yields every chunk that a writer's arrays must have, with its array. An older store leaves out chunks of zeros,
+    and an array that was widened those of narrow rows: of these, only chunks that are there."""
+    for name in _array_names(index) if only is None else [only]:
+        array, every = _open_all(root, name, index)
+        size = array.chunk_layout.read_chunk.shape
+        for place in itertools.product(*(range(-(-length // step)) for length, step in zip(array.shape, size))):
+            where = tuple(slice(i * n, min((i + 1) * n, length)) for i, n, length in zip(place, size, array.shape))
+            path = root / name / "c" / "/".join(map(str, place))
+            if every or path.is_file():
+                yield array, Chunk(str(path.relative_to(store)), where[0].start, where[0].stop - 1, path, where)
+
+
+def _reason(error: Exception) -> str:
+    """Returns the first line of what TensorStore says, without the place in its source."""
+    text = str(error).split("\n", 1)[0].split(" [", 1)[0]
+    return "the chunk is missing" if text.startswith("NOT_FOUND") else text
+
+
 def _columns(step, fields, prompts, completions, ids, uids) -> tuple[dict[str, np.ndarray], dict[str, list[bytes]]]:
     rows = len(completions)
     if len(prompts) != rows:
@@ -363,12 +452,17 @@ _EVERY_CHUNK = {"store_data_equal_to_fill_value": True}  # also one of zeros, so
 
 
 def _open(root: Path, name: str, index: dict[str, Any]):
+    return _open_all(root, name, index)[0]
+
+
+def _open_all(root: Path, name: str, index: dict[str, Any]) -> tuple[Any, bool]:
+    """Returns an array, and whether each of its chunks must be there."""
     spec = {"driver": "zarr3", "kvstore": _kvstore(root, name), **_EVERY_CHUNK}
     array = ts.open(spec).result()
     widened = array.ndim > 1 and array.shape[1] > array.chunk_layout.read_chunk.shape[1]
     if widened or not index.get("complete"):  # rows of before lie in fewer chunks; older stores leave out zeros
-        return array
-    return ts.open({**spec, "fill_missing_data_reads": False}).result()
+        return array, False
+    return ts.open({**spec, "fill_missing_data_reads": False}).result(), True
 
 
 def _kvstore(root: Path, name: str) -> dict[str, str]:

@@ -81,6 +81,7 @@ class ChatTemplate:
     tool_source: str | None  # another template for conversations that have tools
     variables: Mapping[str, Any]  # bos_token and the like, options
     date: str  # YYYY-MM-DD, what strftime_now shows
+    place: str = ""  # the file that it came from, for messages; "": none
     renderer: Renderer = dataclasses.field(default_factory=Renderer)
 
     def render(
@@ -111,7 +112,10 @@ class ChatTemplate:
             }
             for messages, tools in conversations
         ]
-        return self.renderer.render(source, contexts, self.date)
+        try:
+            return self.renderer.render(source, contexts, self.date)
+        except TemplateError as error:
+            raise type(error)(f"{self.place}: {error}" if self.place else str(error)) from error
 
 
 def plain_messages(messages: Iterable[Message | Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -14,12 +14,13 @@ In text that the template itself writes, all of them mean themselves.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -242,7 +243,8 @@ def build(config: HuggingFace, texts: Iterable[str]) -> PublishedTokenizer:
         datetime.date.fromisoformat(date)
     except ValueError as error:
         raise ValueError(f"HuggingFace.date is {date!r}: it must be YYYY-MM-DD") from error
-    return from_files(files, str(config.path), options=config.template_options, date=date)
+    options = config.template_options
+    return from_files(files, str(config.path), options=options, date=date, template=config.chat_template)
 
 
 def read_files(path: str | Path) -> dict[str, bytes]:
@@ -288,31 +290,37 @@ def fit_to_embedding(tokenizer: PublishedTokenizer, rows: int) -> PublishedToken
     return dataclasses.replace(tokenizer, vocab_size=rows)
 
 
-def from_files(files: Mapping[str, bytes], name: str, *, options: Sequence[str], date: str) -> PublishedTokenizer:
-    """Returns the tokenizer of a published folder's files. `name` says in errors where they came from.
+def from_files(
+    files: Mapping[str, bytes], name: str, *, options: Sequence[str], date: str, template: str | None = None
+) -> PublishedTokenizer:
+    """Returns the tokenizer of a published folder's files. `name` says in errors where they came from, and `template`
+    where the chat template did, if from elsewhere.
 
     Raises: ValueError naming the file that is wrong, and how.
     """
     try:
-        return _from_files(files, name, options=options, date=date)
+        return _from_files(files, name, options=options, date=date, template=template)
     except (TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(
             f"{name}: a value in its files is not of the kind that it should be: {error!r:.300}"
         ) from error
 
 
-def _from_files(files: Mapping[str, bytes], name: str, *, options: Sequence[str], date: str) -> PublishedTokenizer:
+def _from_files(
+    files: Mapping[str, bytes], name: str, *, options: Sequence[str], date: str, template: str | None
+) -> PublishedTokenizer:
     settings = {file: _json(files, file, name) for file in FILES if file.endswith(".json") and file != VOCABULARIES[0]}
     config = settings["tokenizer_config.json"]
-    more = _declared(config, settings["added_tokens.json"])
+    more = _declared(config, settings["added_tokens.json"], name)
     place = next((file for file in VOCABULARIES if file in files), None)
     if place is None:
         raise ValueError(f"{name} holds neither {' nor '.join(VOCABULARIES)}")
-    if place == "tokenizer.json":
-        vocabulary = open_json(files[place], f"{name}/{place}", more)
-    else:
-        legacy = bool(config.get("legacy", True))
-        vocabulary = open_model(files[place], f"{name}/{place}", more, legacy=legacy)
+    with _values_of(f"{name}/{place}"):
+        if place == "tokenizer.json":
+            vocabulary = open_json(files[place], f"{name}/{place}", more)
+        else:
+            legacy = bool(config.get("legacy", True))
+            vocabulary = open_model(files[place], f"{name}/{place}", more, legacy=legacy)
     ids = {added.text: added.id for added in vocabulary.added}
     named = _named(config, settings["special_tokens_map.json"])
     if unknown := sorted(text for text in named.values() if text not in ids):
@@ -322,13 +330,12 @@ def _from_files(files: Mapping[str, bytes], name: str, *, options: Sequence[str]
     begins = _ids_of("bos", named, ids, numbers, size)
     ends = _ids_of("eos", named, ids, numbers, size)
     pads = _ids_of("pad", named, ids, numbers, size)
-    sources = _templates(files, settings, name)
+    file, sources = _templates(files, settings, name)
     chat = None
     if sources:
-        variables = {**named, **_options(options)}
-        chat = ChatTemplate(
-            sources.get("default", next(iter(sources.values()))), sources.get("tool_use"), variables, date
-        )
+        variables, first = {**named, **_options(options)}, next(iter(sources.values()))
+        at = template or f"{name}/{file}"
+        chat = ChatTemplate(sources.get("default", first), sources.get("tool_use"), variables, date, at)
     elif options:
         raise ValueError(f"{name}: HuggingFace.template_options is set, but there is no chat template")
     written = "".join(sources.values())
@@ -440,10 +447,46 @@ def _json(files: Mapping[str, bytes], file: str, name: str) -> dict[str, Any]:
     return paths.parse_object(files.get(file, b"{}"), f"{name}/{file}")
 
 
-def _declared(config: Mapping[str, Any], beside: Mapping[str, Any]) -> list[Added]:
-    """The added tokens that tokenizer_config.json and added_tokens.json declare."""
-    by_id = {int(i): Added(int(i), str(text), False) for text, i in beside.items()}
-    for i, row in (config.get("added_tokens_decoder") or {}).items():
+@contextlib.contextmanager
+def _values_of(file: str) -> Iterator[None]:
+    """Inside, an error that a value of another kind leads to is a ValueError that names the file."""
+    try:
+        yield
+    except (TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(
+            f"{file}: a value in it is not of the kind that it should be: {type(error).__name__}: {error!s:.300}"
+        ) from error
+
+
+_KINDS = {bool: "a truth value", int: "a number", float: "a number", str: "a text", list: "a list", dict: "an object"}
+
+
+def _strange(file: str, key: str, value: Any, expected: str) -> ValueError:
+    """Returns the error of a value of another kind: file, key, what was found and what is expected."""
+    shown = json.dumps(value)
+    found = shown if len(shown) <= 80 else f"{shown[:80]}..."
+    return ValueError(f"{file}: {key} is {found}, {_KINDS.get(type(value), 'null')}; expected {expected}")
+
+
+def _declared(config: Mapping[str, Any], beside: Mapping[str, Any], name: str) -> list[Added]:
+    """The added tokens that tokenizer_config.json and added_tokens.json declare. Raises ValueError for what declares
+    none."""
+    by_id: dict[int, Added] = {}
+    for text, i in beside.items():
+        if not isinstance(i, int):
+            raise _strange(f"{name}/added_tokens.json", repr(text), i, "the id of that token")
+        by_id[i] = Added(i, text, False)
+    file, key = f"{name}/tokenizer_config.json", "added_tokens_decoder"
+    rows = config.get(key) or {}
+    if not isinstance(rows, dict):
+        raise _strange(file, key, rows, "an object: a token's id to what is known of it")
+    for i, row in rows.items():
+        if not i.isdecimal():
+            raise ValueError(f"{file}: {key} has the key {i!r:.80}; expected the id of a token")
+        if not isinstance(row, dict):
+            raise _strange(file, f"{key}[{i!r}]", row, "an object with the token's text as 'content'")
+        if not isinstance(row.get("content"), str):
+            raise _strange(file, f"{key}[{i!r}].content", row.get("content"), "the text of the token")
         strips = (bool(row.get("lstrip")), bool(row.get("rstrip")))
         by_id[int(i)] = Added(int(i), row["content"], bool(row.get("special")), strips, bool(row.get("normalized")))
     return list(by_id.values())
@@ -475,27 +518,40 @@ def _ids_of(
     return end_ids if name == "eos" else end_ids[:1]
 
 
-def _templates(files: Mapping[str, bytes], settings: Mapping[str, Any], name: str) -> dict[str, str]:
-    """The chat templates by name. A file of its own goes before tokenizer_config.json."""
+def _templates(files: Mapping[str, bytes], settings: Mapping[str, Any], name: str) -> tuple[str, dict[str, str]]:
+    """The file that the chat templates are in, and they by name. A file of its own goes before
+    tokenizer_config.json."""
     if TEMPLATE in files:
         try:
-            templates: Any = files[TEMPLATE].decode()
+            file, templates = TEMPLATE, files[TEMPLATE].decode()
         except UnicodeDecodeError as error:
             raise ValueError(f"{name}/{TEMPLATE} is not UTF-8: {error}") from error
     else:
-        templates = settings["chat_template.json"].get("chat_template") or settings["tokenizer_config.json"].get(
-            "chat_template"
-        )
+        places = ("chat_template.json", "tokenizer_config.json")
+        file = next((place for place in places if settings[place].get("chat_template")), places[-1])
+        templates = settings[file].get("chat_template")
     if not templates:
-        return {}
-    sources = (
-        {"default": templates} if isinstance(templates, str) else {row["name"]: row["template"] for row in templates}
-    )
-    if strange := [key for key, source in sources.items() if not (isinstance(key, str) and isinstance(source, str))]:
-        raise ValueError(f"{name}: the chat template {strange[0]!r:.80} is not a text with a name")
+        return file, {}
+    sources = {"default": templates} if isinstance(templates, str) else _listed_templates(templates, f"{name}/{file}")
     if long := [key for key, source in sources.items() if len(source) > MAX_TEMPLATE_CHARACTERS]:
-        raise ValueError(f"{name}: the chat template {long[0]!r} is longer than {MAX_TEMPLATE_CHARACTERS} characters")
-    return sources
+        raise ValueError(
+            f"{name}/{file}: the chat template {long[0]!r} is longer than {MAX_TEMPLATE_CHARACTERS} characters"
+        )
+    return file, sources
+
+
+def _listed_templates(rows: Any, file: str) -> dict[str, str]:
+    """The templates by name of a list of them. Raises ValueError for what is none."""
+    kind = "an object with a text as 'name' and a text as 'template'"
+    if not isinstance(rows, list):
+        raise _strange(file, "chat_template", rows, f"a text, or a list of which each is {kind}")
+    for i, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise _strange(file, f"chat_template[{i}]", row, kind)
+        for key in ("name", "template"):
+            if not isinstance(row.get(key), str):
+                raise _strange(file, f"chat_template[{i}].{key}", row.get(key), "a text")
+    return {row["name"]: row["template"] for row in rows}
 
 
 def _options(options: Sequence[str]) -> dict[str, Any]:

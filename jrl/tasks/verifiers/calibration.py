@@ -36,12 +36,18 @@ def score(config: Calibration, completion: str, example: Example) -> Verdict:
     """
     if example.answer is None:
         raise ValueError(f"example {example.id!r} has no answer; Calibration needs one")
-    before, _, rest = completion.partition(OPENING)
-    said, closing, after = rest.partition(CLOSING)
-    answer, number = extract_answer(before, config.extract), read_number(said)
-    sure = None if number is None else number / Fraction(config.scale)
-    if answer is None or not closing or after.strip() or sure is None or not 0 <= sure <= 1:
+    answer = extract_answer(completion.partition(OPENING)[0], config.extract)
+    sure = stated_confidence(config, completion)
+    if answer is None or sure is None:
         wanted = f"an answer and {OPENING}a number from 0 to {config.scale:g}{CLOSING} at the end"
         return Verdict(Status.UNPARSABLE, UNPARSABLE, f"there is not {wanted}")
     correct = answer == example.answer.strip()
-    return Verdict(Status.CORRECT if correct else Status.WRONG, calibration(correct, float(sure)))
+    return Verdict(Status.CORRECT if correct else Status.WRONG, calibration(correct, sure))
+
+
+def stated_confidence(config: Calibration, completion: str) -> float | None:
+    """Returns how sure a completion says that it is, in [0, 1]; None where it does not end by saying so."""
+    said, closing, after = completion.partition(OPENING)[2].partition(CLOSING)
+    number = read_number(said)
+    sure = None if number is None else number / Fraction(config.scale)
+    return None if not closing or after.strip() or sure is None or not 0 <= sure <= 1 else float(sure)

@@ -15,7 +15,7 @@ import signal
 import stat
 import struct
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from jrl.tasks.verifiers.system_calls import PR_SET_NO_NEW_PRIVS, filter_calls
 
@@ -24,12 +24,24 @@ PR_SET_KEEPCAPS = 8
 CAPABILITY_VERSION = 0x20080522
 CAP_DAC_READ_SEARCH = 1 << 2
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # the same numbers on every machine
-LANDLOCK_READ = 0b1100  # files, folders
+READ_FILE, READ_FOLDER = 0b0100, 0b1000  # Landlock's rights
+LANDLOCK_READ = READ_FILE | READ_FOLDER
 OPEN_FILES = 64
 # Users of a worker's own, by its pid: where ids have 31 bits, and where a container has 65,536 of them, in which case
 # those that systemd gives to services at random. None of them owns files.
 USERS = ((0x40000000, 1 << 22), (61184, 4096))
-SYSTEM_FOLDERS = ("/usr", "/lib", "/lib64", "/etc", "/proc", "/dev")
+# What a worker reads of the system where it keeps the right to read everything: libraries, and what the C library,
+# Python and OpenSSL look up. No folder in which only root's files are: passwords, keys, disks, other processes.
+SYSTEM = (
+    *("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/share", "/usr/local/lib"),
+    *(f"/etc/{name}" for name in (
+        "ld.so.cache", "localtime", "timezone", "passwd", "group", "nsswitch.conf", "hosts", "host.conf", "resolv.conf",
+        "os-release", "mime.types", "locale.alias", "ssl/certs", "ssl/openssl.cnf", "pki/tls/certs",
+    )),
+    *(f"/proc/{name}" for name in ("cpuinfo", "meminfo", "stat", "version", "filesystems", "sys/vm/overcommit_memory")),
+    *(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")),
+)  # fmt: skip
+UNLISTED = ("/etc", "/proc", "/dev", "/sys", "/boot")  # never as a part of a folder of modules, such as "/"
 
 
 def die_with_parent() -> None:
@@ -48,16 +60,17 @@ def detach(keep: int) -> None:
     os.closerange(keep + 1, high)
 
 
-def confine(memory_mb: int) -> list[str]:
+def confine(memory_mb: int, private: Sequence[str] = ()) -> list[str]:
     """Takes from this process what a worker does not need; returns the names of the layers that hold.
 
     "own user": a worker of root is a user that owns nothing. Where root's Python is in folders that only root can read,
-    it keeps the right to read, and Landlock bounds that to the folders of modules and of the system. "no capabilities":
+    it keeps the right to read, and Landlock bounds that to `readable_places`. "no capabilities":
     the kernel has no user or no Landlock for that; it is root without root's rights. "landlock": no memory of, and no
     signal to, processes outside; nothing is written. Ends with `die_with_parent`, which a change of user undoes.
 
     Args:
         memory_mb: address space, in MiB, beyond what the process has now.
+        private: folders that are not read where they are below folders of modules: the run's.
     """
     layers = ["rlimits"]
     held = _address_space_bytes()
@@ -74,11 +87,10 @@ def confine(memory_mb: int) -> list[str]:
         folders = [entry for entry in sys.path if os.path.isabs(entry)]
         readable = None
         if os.geteuid() == 0:
-            private = not all(_readable_by_others(pathlib.Path(folder)) for folder in folders)
-            if private and _landlock_version():
-                libraries = os.environ.get("LD_LIBRARY_PATH", "").split(":")
-                readable = [*folders, *SYSTEM_FOLDERS, sys.prefix, sys.base_prefix, *libraries]
-            changed = (readable is not None or not private) and _become_own_user(may_read=private)
+            of_root = not all(_readable_by_others(pathlib.Path(folder)) for folder in folders)
+            if of_root and _landlock_version():
+                readable = readable_places(folders, private)
+            changed = (readable is not None or not of_root) and _become_own_user(may_read=of_root)
             layers += ["own user"] if changed else ["no capabilities"] if _set_capabilities(0) else []
         if _restrict_by_landlock(readable):
             layers.append("landlock")
@@ -86,6 +98,60 @@ def confine(memory_mb: int) -> list[str]:
             _set_capabilities(0)
     die_with_parent()
     return layers + (["seccomp"] if filter_calls() else [])
+
+
+def readable_places(modules: Sequence[str], private: Sequence[str]) -> list[tuple[str, int]]:
+    """Returns the paths that a worker with the right to read everything may read, each with its rights of READ_FILE and
+    READ_FOLDER; those of a folder hold for all below it.
+
+    That is: Python's libraries, what is below the folders of modules, SYSTEM, and the worker's own /proc. Of a folder
+    of modules that is not Python's, names that begin with a dot are left out. Of a folder with something private below,
+    the entries beside it are allowed one by one, and the folder itself may be listed: so the names in a private folder
+    may be listed too, and nothing in it read.
+
+    Args:
+      modules: absolute entries of sys.path.
+    """
+    real = lambda paths: dict.fromkeys(os.path.realpath(path) for path in paths if os.path.exists(path))
+    prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
+    libraries = [entry for entry in os.environ.get("LD_LIBRARY_PATH", "").split(":") if os.path.isabs(entry)]
+    of_python = real(
+        [f"{prefix}/{name}" for prefix in prefixes for name in ("lib", "lib64", "share", "pyvenv.cfg")] + libraries
+    )
+    runs, folders = real(private), real(modules)
+    hidden = {*runs, *real(UNLISTED)}
+    for run in runs:  # with the other runs beside it
+        beside = os.path.dirname(run)
+        if not any(_is_within(folder, beside) for folder in [*folders, *of_python]):
+            hidden.add(beside)
+    for folder in folders:
+        if os.path.isdir(folder) and not any(_is_within(folder, place) for place in of_python):
+            hidden |= {os.path.join(folder, name) for name in os.listdir(folder) if name.startswith(".")}
+    places: dict[str, int] = {}
+    for path in [*of_python, *folders]:
+        if not any(_is_within(path, run) for run in runs):
+            _allow(path, hidden, places)
+    for path in [*real(SYSTEM), f"/proc/{os.getpid()}"]:
+        places[path] = LANDLOCK_READ
+    return list(places.items())
+
+
+def _allow(path: str, hidden: Collection[str], places: dict[str, int]) -> None:
+    """Adds a path, all of it where nothing below it is hidden."""
+    if path in hidden:
+        return
+    if not any(_is_within(place, path) for place in hidden):
+        places[path] = LANDLOCK_READ
+        return
+    places.setdefault(path, READ_FOLDER)
+    with contextlib.suppress(OSError), os.scandir(path) as entries:
+        for entry in entries:
+            if not entry.is_symlink():  # what it leads to is allowed where that is
+                _allow(entry.path, hidden, places)
+
+
+def _is_within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def missing_layers(layers: Collection[str], *, root: bool) -> list[str]:
@@ -132,9 +198,9 @@ def _landlock_version() -> int:
     return max(ctypes.CDLL(None, use_errno=True).syscall(LANDLOCK_CREATE, None, 0, 1), 0)
 
 
-def _restrict_by_landlock(readable: list[str] | None) -> bool:
-    """Enters a Landlock domain that allows no writing, no signal or view out of it, and reading in `readable` alone
-    (None: everywhere); False where there is none."""
+def _restrict_by_landlock(readable: list[tuple[str, int]] | None) -> bool:
+    """Enters a Landlock domain that allows no writing, no signal or view out of it, and reading in `readable` alone, as
+    `readable_places` has it (None: everywhere); False where there is none."""
     libc = ctypes.CDLL(None, use_errno=True)
     version = _landlock_version()
     if version < 1 or libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
@@ -147,10 +213,10 @@ def _restrict_by_landlock(readable: list[str] | None) -> bool:
     rules = libc.syscall(LANDLOCK_CREATE, struct.pack("QQQ", files, networks, scopes), size, 0)
     if rules < 0:
         return False
-    for path in readable or ():
-        with contextlib.suppress(OSError):  # there is no such folder
+    for path, allowed in readable or ():
+        with contextlib.suppress(OSError):  # it has gone
             fd = os.open(path, os.O_PATH)
-            allowed = LANDLOCK_READ if os.path.isdir(path) else LANDLOCK_READ & 0b0100
+            allowed &= LANDLOCK_READ if stat.S_ISDIR(os.fstat(fd).st_mode) else READ_FILE
             libc.syscall(LANDLOCK_ADD, rules, 1, struct.pack("=Qi", allowed, fd), 0)
             os.close(fd)
     done = libc.syscall(LANDLOCK_RESTRICT, rules, 0) == 0

@@ -17,7 +17,7 @@ import resource
 import signal
 import socket
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 from jrl.tasks.example import Example
 from jrl.tasks.verifiers import VERIFIERS, Row, Verifier, config_of, frames, look_up, merge
@@ -29,6 +29,14 @@ from jrl.tasks.verifiers.source import PartSource, load_part
 
 ERROR_BYTES = 1 << 20  # of standard error, which is a file: a part that floods it while it loads fills no disk
 FORBIDDEN_MODULES = ("jax", "jaxlib")
+
+
+class Bounds(NamedTuple):
+    """What a worker is confined to."""
+
+    memory_mb: int
+    cpu_seconds: float
+    private: list[str]  # folders that it does not read
 
 
 def main(arguments: list[str]) -> int:
@@ -48,7 +56,7 @@ def main(arguments: list[str]) -> int:
         reply(control, {"failed": describe(error)})
         return 1
     reply(control, {"limits": limits_of(rows)})
-    serve(control, table, rows, start["memory_mb"], start["cpu_seconds"])
+    serve(control, table, rows, Bounds(start["memory_mb"], start["cpu_seconds"], start["private"]))
     return 0
 
 
@@ -86,8 +94,7 @@ def serve(
     control: socket.socket,
     table: dict[str, Verifier],
     rows: list[tuple[Verifier, Any]],
-    memory_mb: int,
-    cpu_seconds: float,
+    bounds: Bounds,
 ) -> None:
     """Forks, reaps and loads on request until the trainer's end closes; then kills all children."""
     children: set[int] = set()
@@ -107,7 +114,7 @@ def serve(
                         os.close(fds[0])
                         continue
                     if pid == 0:
-                        become_worker(fds[0], template, control, rows, memory_mb, cpu_seconds)
+                        become_worker(fds[0], template, control, rows, bounds)
                     os.close(fds[0])
                     children.add(pid)
                     reply(control, {"pid": pid})
@@ -130,7 +137,7 @@ def serve(
 
 
 def become_worker(
-    fd: int, template: int, control: socket.socket, rows: list[tuple[Verifier, Any]], memory_mb: int, cpu_seconds: float
+    fd: int, template: int, control: socket.socket, rows: list[tuple[Verifier, Any]], bounds: Bounds
 ) -> None:
     """Runs a worker on descriptor `fd` and ends the process. Never returns into the template's loop.
 
@@ -140,10 +147,10 @@ def become_worker(
         os.setsid()
         control.close()
         detach(fd)
-        layers = confine(memory_mb)
+        layers = confine(bounds.memory_mb, bounds.private)
         if os.getppid() != template:
             return  # it died before the worker asked to die with it
-        work(socket.socket(fileno=fd), rows, layers, cpu_seconds)
+        work(socket.socket(fileno=fd), rows, layers, bounds.cpu_seconds)
     finally:
         os._exit(0)
 

@@ -114,6 +114,7 @@ class Pool:
         cpu_seconds: CPU time one verifier may spend on one completion.
         wall_seconds: the same by the clock on the wall, for what sleeps or blocks.
         memory_mb: MiB of address space a worker may add to what its verifiers hold once loaded.
+        private: folders that no worker of root reads, such as the run's, also where they are below folders of modules.
 
     Raises:
         ValueError: a part does not load, or a row is not in the table; the message is the template's.
@@ -129,6 +130,7 @@ class Pool:
         cpu_seconds: float,
         wall_seconds: float,
         memory_mb: int,
+        private: Sequence[str | os.PathLike[str]] = (),
     ):
         for name, value in (
             ("workers", workers),
@@ -146,6 +148,7 @@ class Pool:
         self._cpu_seconds = cpu_seconds
         self._wall_seconds = wall_seconds
         self._memory_mb = memory_mb
+        self._private = [os.path.abspath(folder) for folder in private]
         self._lock = threading.Lock()
         self._inbox: collections.deque[_Task] = collections.deque()
         self._additions: list[_Addition] = []
@@ -347,7 +350,8 @@ class Pool:
 
     def _start_template(self) -> None:
         self.counts["templates_started"] += 1
-        self._template = Template(self._parts, self._rows, memory_mb=self._memory_mb, cpu_seconds=self._cpu_seconds)
+        limits = {"memory_mb": self._memory_mb, "cpu_seconds": self._cpu_seconds}
+        self._template = Template(self._parts, self._rows, **limits, private=self._private)
         self._loaded = len(self._rows)
 
     def _lose_template(self) -> None:

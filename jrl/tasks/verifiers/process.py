@@ -38,13 +38,22 @@ class Template:
         limits: of each row's verdicts, in the order of the rows. The template has seen no completion.
     """
 
-    def __init__(self, parts: Sequence[PartSource], rows: Sequence[Row], *, memory_mb: int, cpu_seconds: float):
+    def __init__(
+        self,
+        parts: Sequence[PartSource],
+        rows: Sequence[Row],
+        *,
+        memory_mb: int,
+        cpu_seconds: float,
+        private: Sequence[str] = (),
+    ):
         start = {
             "path": [entry for entry in sys.path if os.path.isabs(entry)],
             "parts": [part.to_json() for part in parts],
             "rows": [{"name": row.name, "fields": row.fields} for row in rows],
             "memory_mb": memory_mb,
             "cpu_seconds": cpu_seconds,
+            "private": list(private),
         }
         for left in reversed(range(STARTS)):
             try:

@@ -1,4 +1,4 @@
-"""Runs side by side: which settings make a variant, what each variant scores, and how sure that is. M6, M7 and M9."""
+"""Runs side by side: which settings make a variant, what each variant scores, and how sure that is. M6 to M10."""
 
 from __future__ import annotations
 
@@ -14,13 +14,22 @@ from jrl.config.sweep import gin_text
 from jrl.config.syntax import read_statements
 from jrl.experiment import Config
 from jrl.ops import statistics
-from jrl.ops.statistics import Interval, interquartile_mean, probability_of_improvement, stratified_bootstrap
+from jrl.ops.statistics import (
+    Interval,
+    interquartile_mean,
+    optimality_gap,
+    performance_profile,
+    probability_of_improvement,
+    stratified_bootstrap,
+)
 from jrl.tools.sweep.members import short_names
 from jrl.tools.sweep.runs import FINGERPRINTS, RunResult, score, series
 from jrl.tools.sweep.settings import SEED
 
 Array = np.ndarray
-STATISTICS = {"mean": statistics.mean, "iqm": interquartile_mean}
+STATISTICS = {"mean": statistics.mean, "iqm": interquartile_mean, "gap": lambda scores: optimality_gap(scores, TARGET)}
+TARGET = 1.0  # what an optimality gap is measured to
+PROFILE_POINTS = 100
 CONFIDENCE = 0.95
 FEW_RUNS = 5
 CURVE_POINTS = 200  # at most; a longer curve shows means of that many stretches
@@ -265,9 +274,24 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
         "compared": list(comparison.compared),
         "tasks": list(comparison.tasks),
         "baseline": comparison.baseline,
-        "metrics": {metric: [_row_json(row) for row in rows] for metric, rows in comparison.metrics.items()},
+        "metrics": {
+            metric: [{**_row_json(row), "profile": profile(row, rows)} for row in rows]
+            for metric, rows in comparison.metrics.items()
+        },
         "notes": list(comparison.notes),
     }
+
+
+def profile(row: Row, rows: Sequence[Row]) -> dict[str, list[float]]:
+    """Returns M8 of a variant's runs, {"thresholds", "shares"}: the share of its scores above each threshold, on one
+    grid from the lowest to the highest score of all variants. Tasks must be on one scale."""
+    finite = lambda row: [value for value in _flat(row.scores) if math.isfinite(value)]
+    every = [value for other in rows for value in finite(other)]
+    if not finite(row):
+        return {"thresholds": [], "shares": []}
+    thresholds = np.linspace(min(every), max(every), PROFILE_POINTS)
+    shares = performance_profile(np.array(finite(row)), thresholds)
+    return {"thresholds": thresholds.tolist(), "shares": shares.tolist()}
 
 
 def table(comparison: Comparison) -> str:
@@ -286,7 +310,7 @@ def table(comparison: Comparison) -> str:
     )
 
 
-STATISTIC_NAMES = {"mean": "mean", "iqm": "interquartile mean"}
+STATISTIC_NAMES = {"mean": "mean", "iqm": "interquartile mean", "gap": f"optimality gap to {TARGET:g}"}
 
 
 def cells(row: Row, baseline: str | None) -> list[str]:

@@ -1,0 +1,155 @@
+"""What `jrl eval` measures of a policy's samples beside how often they are right: how sure it says that it is (M12),
+how different its answers are (M14), how far it is from another model (K1), and what a proxy reward says of it (M15)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jrl.ops import statistics
+from jrl.ops.calibration import auroc, brier, expected_calibration_error
+from jrl.ops.over_optimization import over_optimization
+from jrl.rollout.evaluate import Samples, interval_json
+from jrl.run.trained import Trained
+from jrl.tasks.data.diversity import distinct_ngrams, embedding_distance, mean_self_bleu
+from jrl.tasks.verdict import Status
+from jrl.tasks.verifiers.calibration import Calibration, stated_confidence
+from jrl.tools.score import embeddings, score, score_rewards
+
+Array = np.ndarray
+ORDERS = (1, 2, 3, 4)  # of n-grams
+THRESHOLDS = np.linspace(0, 1, 101)  # of the profile
+
+
+def profile(samples: Samples) -> dict[str, list[float]]:
+    """Returns M8 over prompts: the share of them of whose samples more than a threshold are right; of the prompts that
+    have a verdict."""
+    scored = np.isin(samples.verdicts, [status for status in Status if status.scorable])
+    means = statistics.problem_means(samples.verdicts == Status.CORRECT, scored)
+    shares = statistics.performance_profile(means, THRESHOLDS) if len(means) else []
+    return {"thresholds": THRESHOLDS.tolist() if len(means) else [], "shares": [*map(float, shares)]}
+
+
+def calibration(verifiers: Sequence[Any], samples: Samples) -> dict[str, Any] | None:
+    """Returns M12 of the samples that state a confidence: {"brier", "ece", "auroc": intervals over prompts, "stated":
+    how many of all samples do}; None where no verifier reads one."""
+    config = next((one for one in verifiers if isinstance(one, Calibration)), None)
+    if config is None:
+        return None
+    problems = []
+    for prompt in range(len(samples.visits)):
+        said = [stated_confidence(config, text) for text in samples.of_prompt(prompt)]
+        judged = [(sure, verdict == Status.CORRECT) for sure, verdict in zip(said, samples.verdicts[prompt])
+                  if sure is not None and verdict in (Status.CORRECT, Status.WRONG)]  # fmt: skip
+        problems.append(np.array(judged, np.float64).reshape(len(judged), 2))
+    measures = {"brier": brier, "ece": expected_calibration_error, "auroc": auroc}
+    found = {
+        name: interval_json(statistics.clustered_bootstrap(problems, lambda rows, of=of: of(rows[:, 0], rows[:, 1])))
+        for name, of in measures.items()
+    }
+    return {**found, "stated": sum(map(len, problems))}
+
+
+def diversity(samples: Samples) -> dict[str, Any]:
+    """Returns M14 of words: per input {"distinct": {n: share of different n-grams among a prompt's samples},
+    "self_bleu": interval}, with intervals over prompts, and "across_prompts": {n: that share among the first samples of
+    all prompts}, a number of all of them."""
+    words = [[text.split() for text in samples.of_prompt(prompt)] for prompt in range(len(samples.visits))]
+    number = lambda x: x if math.isfinite(x) else None
+    return {
+        "distinct": {str(n): _over_prompts([distinct_ngrams(texts, n) for texts in words]) for n in ORDERS},
+        "self_bleu": _over_prompts([mean_self_bleu(texts) for texts in words]),
+        "across_prompts": {str(n): number(distinct_ngrams([texts[0] for texts in words], n)) for n in ORDERS},
+    }
+
+
+def against_reference(trained: Trained, reference: Trained, samples: Samples) -> dict[str, Any]:
+    """Returns how far a policy is from a reference by its own samples: {"kl": K1's k1 summed over a completion, in
+    nats, "kl_k3": k3, which is not negative, "embedding_distance": M14 of a prompt's samples, by the reference's hidden
+    state at their last token}, with intervals over prompts.
+
+    Raises: ValueError where the models have different tokenizers, or samples are not the policy's own: at another
+      temperature than 1.
+    """
+    check_same_tokenizer(trained, reference, "--reference")
+    if (temperature := trained.policy.config.eval.temperature) != 1:
+        raise ValueError(f"a KL is measured on samples of the policy itself, and Eval.temperature is {temperature}; "
+                         "set it to 1.0, or leave --reference out")  # fmt: skip
+    rows = sequences(samples)
+    differences = [
+        (own - other)[len(row) - len(completion) :]
+        for row, completion, own, other in zip(rows, samples.tokens, score(trained, rows), score(reference, rows))
+    ]
+    k1 = [float(delta.sum()) for delta in differences]
+    k3 = [float((np.expm1(-delta) + delta).sum()) for delta in differences]
+    found = {"kl": _of_samples(k1, samples), "kl_k3": _of_samples(k3, samples)}
+    if samples.count > 1:
+        vectors = embeddings(reference, rows).reshape(len(samples.visits), samples.count, -1)
+        found["embedding_distance"] = _over_prompts([embedding_distance(of_prompt) for of_prompt in vectors])
+    return found
+
+
+def proxy(trained: Trained, samples: Samples, of: Trained) -> dict[str, Any]:
+    """Returns {"proxy": interval} of the mean score that a reward head gives the samples.
+
+    Args:
+      trained: with that head. of: the policy whose samples they are.
+
+    Raises: ValueError where both have different tokenizers.
+    """
+    check_same_tokenizer(of, trained, "--proxy")
+    return {"proxy": _of_samples(score_rewards(trained, sequences(samples)).tolist(), samples)}
+
+
+def check_same_tokenizer(one: Trained, other: Trained, option: str) -> None:
+    """Raises ValueError where two models read other tokens."""
+    if one.policy.tokenizer.fingerprint != other.policy.tokenizer.fingerprint:
+        raise ValueError(f"{option}: it has another tokenizer than the model that is evaluated, and tokens of one are "
+                         "not those of the other")  # fmt: skip
+
+
+def sequences(samples: Samples) -> list[list[int]]:
+    """Returns the tokens of every sample, its prompt first."""
+    return [
+        [*samples.visits[row // samples.count].prompt, *completion] for row, completion in enumerate(samples.tokens)
+    ]
+
+
+def over_optimized(results: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Returns M15 over evaluated checkpoints that have a KL, a proxy reward and a mean of right answers, the gold
+    score; None where fewer than two do."""
+    known = [
+        r for r in results if all(r.get(key, {}).get("mean") is not None for key in ("kl_k3", "proxy"))
+        and r["mean"] is not None
+    ]  # fmt: skip
+    if len(known) < 2:
+        return None
+    arrays = [np.array([value(r) for r in known]) for value in
+              (lambda r: r["kl_k3"]["mean"], lambda r: r["proxy"]["mean"], lambda r: r["mean"])]  # fmt: skip
+    curve = over_optimization(*arrays)._asdict()
+    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in curve.items()}
+
+
+def improvement(row: Mapping[str, Any], column: Mapping[str, Any]) -> dict[str, float | None]:
+    """Returns M9 of two results on the same prompts: the chance that a sample of the first has a higher reward than one
+    of the second, a tie half, the mean over prompts, with an interval over prompts."""
+    wins = []
+    for prompt, mine in row["rewards"].items():
+        theirs = column["rewards"].get(prompt, [])
+        x, y = (np.array([v for v in values if v is not None]) for values in (mine, theirs))
+        if len(x) and len(y):
+            wins.append(statistics.pairwise_wins(x, y).mean())
+    return interval_json(statistics.bootstrap_interval(np.array(wins, np.float64)))
+
+
+def _of_samples(values: Sequence[float], samples: Samples) -> dict[str, float | None]:
+    return _over_prompts(np.reshape(np.asarray(values, np.float64), (-1, samples.count)).mean(axis=1).tolist())
+
+
+def _over_prompts(values: Sequence[float]) -> dict[str, float | None]:
+    """Returns the mean of what is finite, with its interval."""
+    finite = np.array([value for value in values if math.isfinite(value)], np.float64)
+    return interval_json(statistics.bootstrap_interval(finite))

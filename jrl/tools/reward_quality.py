@@ -1,0 +1,139 @@
+"""How good a reward is on pairs of answers whose order is known (M13): what `jrl eval --pairs` prints. The reward is
+that of a run's reward head, of a published classifier, or the implicit one of a policy, its log-probs less those of a
+reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jrl.models.heads import REWARD
+from jrl.ops import statistics
+from jrl.ops.reward_model_quality import best_of_many, instruction_consistency, pair_accuracy
+from jrl.rollout.evaluate import interval_json
+from jrl.run.trained import Trained
+from jrl.tasks.example import Example, Message
+from jrl.tools.evaluation import aligned
+from jrl.tools.measures import check_same_tokenizer
+from jrl.tools.score import score, score_rewards
+
+CONTRAST = "contrast"  # the column that two rows share whose prompts look alike
+COLUMNS = {
+    "pairs": "pair accuracy", "best_of_many": "best of many", "instructions": "instructions", "responses": "responses"
+}  # fmt: skip
+Reward = Callable[[Sequence[tuple[tuple[Message, ...], str]]], np.ndarray]  # of (prompt, answer), [n] float
+
+
+class Comparisons(NamedTuple):
+    """What a reward is asked about: answers by their place among `asked`."""
+
+    asked: list[tuple[tuple[Message, ...], str]]  # (prompt, answer), each once
+    problems: list[tuple[int, list[int]]]  # the better answer of a prompt, and all that are worse
+    contrasts: list[tuple[tuple[int, int], tuple[int, int]]]  # [i][j]: answer j under prompt i
+    left_out: dict[str, int]  # rows that give no pair, by cause
+
+
+def comparisons(examples: Sequence[Example]) -> Comparisons:
+    """Returns the comparisons of examples that have a better answer and a worse one (`rejected`). Rows of one prompt
+    and one better answer are one problem. Two rows with the same `contrast` have prompts that look alike.
+
+    Raises: ValueError where no example gives a pair, and for a `contrast` that is not two rows'.
+    """
+    places: dict[tuple[tuple[Message, ...], str], int] = {}
+    problems: dict[int, list[int]] = {}
+    alike: dict[str, list[Example]] = {}
+    left_out: dict[str, int] = {}
+    place = lambda prompt, text: places.setdefault((tuple(prompt), text), len(places))
+    for example in examples:
+        rejected = example.info.get("rejected")
+        cause = (
+            "no_answer" if example.answer is None
+            else "no_rejected" if not isinstance(rejected, str)
+            else "same_answers" if rejected == example.answer
+            else None
+        )  # fmt: skip
+        if cause is not None:
+            left_out[cause] = left_out.get(cause, 0) + 1
+            continue
+        worse = problems.setdefault(place(example.messages, example.answer), [])
+        if (other := place(example.messages, rejected)) not in worse:
+            worse.append(other)
+        if CONTRAST in example.info:
+            alike.setdefault(str(example.info[CONTRAST]), []).append(example)
+    if not problems:
+        raise ValueError(f"--pairs: none of {len(examples)} rows has an answer and one that was rejected: {left_out}")
+    contrasts = []
+    for name, rows in alike.items():
+        if len(rows) != 2 or rows[0].messages == rows[1].messages:
+            raise ValueError(f"--pairs: {CONTRAST} {name!r} is of {len(rows)} rows; it names two, of different prompts")
+        cell = lambda i, j, rows=rows: place(rows[i].messages, rows[j].answer)
+        contrasts.append(((cell(0, 0), cell(0, 1)), (cell(1, 0), cell(1, 1))))
+    return Comparisons([*places], [*problems.items()], contrasts, left_out)
+
+
+def measured(reward: Reward, compared: Comparisons) -> dict[str, Any]:
+    """Returns {"pairs", "best_of_many", "instructions", "responses": intervals, "left_out"} of M13, the last two only
+    where there are contrasts. Intervals are over problems, or over contrasts; NaN rewards do not count."""
+    values = np.asarray(reward(compared.asked), np.float64)
+    pairs = [np.array([(values[right], values[wrong]) for wrong in worse]) for right, worse in compared.problems]
+    width = max(len(worse) for _, worse in compared.problems)
+    many = [
+        np.array([[values[right], *values[worse], *[np.nan] * (width - len(worse))]])
+        for right, worse in compared.problems
+    ]
+    found = {
+        "pairs": statistics.clustered_bootstrap(pairs, lambda rows: pair_accuracy(rows[:, 0], rows[:, 1])),
+        "best_of_many": statistics.clustered_bootstrap(many, lambda rows: best_of_many(rows[:, 0], rows[:, 1:])),
+    }
+    if compared.contrasts:
+        cells = [values[np.array([cells])] for cells in compared.contrasts]
+        for name in ("instructions", "responses"):
+            found[name] = statistics.clustered_bootstrap(cells, lambda x, name=name: instruction_consistency(x)[name])
+    return {**{name: interval_json(value) for name, value in found.items()}, "left_out": compared.left_out}
+
+
+def reward_of(trained: Trained, reference: Trained | None) -> Reward:
+    """Returns the reward of a model: its head's, or the implicit one, sum over the answer of log pi - log pi_reference.
+
+    Raises: ValueError where it has neither a reward head nor a reference, or the two have different tokenizers.
+    """
+    tokenizer = trained.policy.tokenizer
+
+    def sequences(asked: Sequence[tuple[tuple[Message, ...], str]]) -> tuple[list[list[int]], list[int]]:
+        prompts = [[*tokenizer.encode_prompt(prompt)] for prompt, _ in asked]
+        rows = [[*ids, *tokenizer.encode(text), tokenizer.end_id] for ids, (_, text) in zip(prompts, asked)]
+        return rows, [*map(len, prompts)]
+
+    if REWARD in trained.heads:
+        return lambda asked: score_rewards(trained, sequences(asked)[0])
+    if reference is None:
+        raise ValueError("--pairs: the model has no reward head. --role names one that has; with --reference the "
+                         "implicit reward of a policy is measured")  # fmt: skip
+    check_same_tokenizer(trained, reference, "--reference")
+
+    def implicit(asked: Sequence[tuple[tuple[Message, ...], str]]) -> np.ndarray:
+        rows, lengths = sequences(asked)
+        gains = [own - other for own, other in zip(score(trained, rows), score(reference, rows))]
+        return np.array([gain[length:].sum() for gain, length in zip(gains, lengths)])
+
+    return implicit
+
+
+def table(results: Sequence[dict[str, Any]]) -> str:
+    """Returns the measures of several rewards as text: a row for each, in percent with 95 % intervals."""
+    columns = {key: name for key, name in COLUMNS.items() if any(key in result for result in results)}
+
+    def cell(interval: dict[str, float | None] | None) -> str:
+        if interval is None or interval["mean"] is None:
+            return "-"
+        shown = ["-" if interval[key] is None else f"{100 * interval[key]:.1f}" for key in ("mean", "low", "high")]
+        return "{} [{}, {}]".format(*shown)
+
+    rows = [["source", "step", "reward", *columns.values()]]
+    rows += [[r["source"], str(r["step"]), r["reward"], *(cell(r.get(key)) for key in columns)] for r in results]
+    first = results[0]
+    causes = ", ".join(f"{count} {cause}" for cause, count in first["left_out"].items())
+    head = f"{first['n_pairs']} pairs of {first['pairs']['n']} problems; percent, 95 % intervals over problems"
+    return "\n".join([head + (f"; left out: {causes}" if causes else ""), *aligned(rows)])
