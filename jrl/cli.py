@@ -886,8 +886,9 @@ def _sweep_arguments(parser: argparse.ArgumentParser) -> None:
         "--jobs", type=_number_of("members"), default=1, metavar="N", help="members trained at a time (1)"
     )
     parser.add_argument("--population", action="store_true",
-                        help="train all members in one program, in this process, dealt out over the devices: members "
-                             "that differ in Run.seed and in floats of objectives, optimizers and the sampler only")  # fmt: skip
+                        help="train all members in one program, in this process, dealt out over the devices (on CPUs "
+                             "one a core, unless --devices says otherwise): members that differ in Run.seed and in "
+                             "floats of objectives, optimizers and the sampler only")  # fmt: skip
     parser.add_argument("--print", action="store_true", help="print the members' commands, for a cluster, and run none")
     _comparison(parser)
     _devices(parser)

@@ -115,6 +115,7 @@ def steps(job: Job) -> Iterator[Step]:
     if job.done < job.total:
         raise Preempted(saved_message(job.done, job.total) if job.done else "Stopped before the first step.")
     evaluate_once(job, progress.state, f"after_{job.stages[-1].name}")
+    job.memory.sample(now=True)
     records.summarize(job)
 
 

@@ -130,8 +130,8 @@ def open_population(
     shares_base = first.adapter is not None and isinstance(first.model, Published)
 
     def programs_in(cache: ProgramCache) -> MemberPrograms:
-        meshes = jax.sharding.get_mesh(), members_mesh(len(configs), devices)
-        made.append(MemberPrograms(cache, len(configs), shares_base, *meshes))
+        run_mesh = jax.sharding.get_mesh()  # as `open_policy` has set it
+        made.append(MemberPrograms(cache, len(configs), shares_base, run_mesh, members_mesh(len(configs), devices)))
         return made[0]
 
     with contextlib.ExitStack() as stack:

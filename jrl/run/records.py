@@ -536,7 +536,6 @@ def keep(job: Job, step: Step) -> None:
 
 def summarize(job: Job) -> None:
     """Writes summary.json, and says how the run went and where everything is."""
-    job.memory.sample(now=True)
     if not job.processes.writer:
         return
     sampling = sum(job.seconds.get(stage.name, 0.0) for stage in job.stages if isinstance(stage, OnlineStage))

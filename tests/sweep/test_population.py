@@ -270,7 +270,8 @@ def test_floats_of_programs_may_differ(swept):
 
 
 @pytest.mark.parametrize(
-    ("binding", "what"), [("MeshShape.data=2", "several devices for one member"), ("AdamW.memory='host'", "AdamW.memory")]
+    ("binding", "what"),
+    [("MeshShape.data=2", "several devices for one member"), ("AdamW.memory='host'", "AdamW.memory")],
 )
 def test_what_no_population_has_is_refused_by_name(binding, what):
     configs, parts = configs_of("Run.seed=[0,1]", binding)

@@ -291,6 +291,7 @@ def run(population: Population, stop: threading.Event, tick: Callable[[], None],
         raise Preempted(saved_message(first.done, first.total) if first.done else "Stopped before the first step.")
     evaluate_all(population, progress.state, f"after_{first.stages[-1].name}")
     populations.save_members(population, progress)
+    first.memory.sample(now=True)  # of the one process
     for name, job in population.jobs.items():
         if name not in population.failed:
             records.summarize(job)
