@@ -248,6 +248,11 @@ def prepare_jax(args: argparse.Namespace, platform: str | None = None, devices: 
     environment.update(cache_settings(environment))
 
 
+def cores() -> int:
+    """Returns how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def reading_bar() -> Callable[[int, int], None] | None:
     """Returns what shows (bytes read, bytes in all) of published weights; None without a terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
@@ -356,7 +361,7 @@ def sweep(args: argparse.Namespace) -> int:
     stop = StopRequest()
     with stop_on_signals(stop, stop.say):
         # Its settings, and the compilation cache, are those of the members too.
-        prepare_jax(args, devices=min(os.cpu_count() or 1, MOST_CPU_DEVICES) if args.population else None)
+        prepare_jax(args, devices=min(cores(), MOST_CPU_DEVICES) if args.population else None)
         from jrl.tools.sweep import sweeping
         from jrl.tools.sweep.comparison import table
         from jrl.tools.sweep.launch import train_members
@@ -562,7 +567,7 @@ def evaluate(args: argparse.Namespace) -> int:
     if args.step is not None and args.steps:
         raise ValueError("--steps names the steps, too; leave --step out")
     asked = [(address, step) for address in sources for step in steps]
-    other = lambda address, **of: None if address is None else _opened(args, address, bindings, 1, **of)
+    other = lambda address, **of: None if address is None else _opened(args, address, bindings, len(sources), **of)
     reference = other(args.reference, step=args.reference_step)
     opened = lambda address, step: _opened(args, address, bindings, len(sources), step, args.stage, args.role)
     named = lambda address, step: f"{_shown(address)} {step}" if len(steps) > 1 else _shown(address)

@@ -30,7 +30,7 @@ from jrl.rollout.ensembles import Ensemble
 from jrl.rollout.process_rewards import ProcessRewards
 from jrl.rollout.rewards import RewardModel
 from jrl.rollout.sampler import Sampler
-from jrl.rollout.scoring import Scoring
+from jrl.rollout.scoring import Scoring, rewards_spans
 from jrl.rollout.strategies import strategy_of
 from jrl.rollout.strategies.branching import Branching
 from jrl.rollout.strategies.contract import Setting
@@ -484,6 +484,9 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[s
             attempts=strategy_of(stage.strategy).attempts if online else 1,
             branches=strategy_of(stage.strategy).branches(stage.strategy) if online else None,
             replaces_infeasible=online and replaces_infeasible(stage.shaping),
+            without_spans=online and not (
+                rewards_spans(config.scoring, tables["verifiers"]) and stage.process is stage.corrector is None
+            ),
         ),
     )
     if online:

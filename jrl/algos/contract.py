@@ -196,6 +196,7 @@ class Facts(NamedTuple):
     branches: tuple[int, int] | None = None
     # Shaping.constraints give infeasible rows another reward, before the objective sees it
     replaces_infeasible: bool = False
+    without_spans: bool = False  # no verifier rewards spans of a completion, or something else rewards tokens too
 
 
 def eligible(groups: Groups) -> Array:

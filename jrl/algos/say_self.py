@@ -4,10 +4,9 @@
     m_t = 1 from the token on with which the confidence begins, 0 before
     everything else is PPO's, over the tokens of m                                                       A13, L2, V1, G1
 
-`Calibration.reward = 'confidence'` gives that reward to the span with which the confidence begins. Here it marks where
+The verifier ConfidenceSpan gives that reward to the span with which the confidence begins. Here it marks where
 learning begins, and is moved to the row's last token; a verifier that rewards spans otherwise would be read likewise.
-So what is said before the confidence is learned by imitation alone. A row without such a reward is not learned from;
-where no verifier rewards spans, all tokens are, as in PPO.
+So what is said before the confidence is learned by imitation alone. A row without such a reward is not learned from.
 
 Source: SaySelf, Xu et al. 2405.20974.
 """
@@ -18,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.algos import contract, ppo
-from jrl.algos.contract import Groups
+from jrl.algos.contract import Facts, Groups
 from jrl.algos.ppo import PPO
 from jrl.ops import reduce
 from jrl.types import PyTree, traced
@@ -29,6 +28,16 @@ Array = jax.Array
 @traced
 class SaySelf(PPO):
     pass
+
+
+def check(config: SaySelf, facts: Facts) -> None:
+    ppo.check(config, facts)
+    if facts.without_spans:
+        raise ValueError("SaySelf learns from where the confidence begins: add @ConfidenceSpan() to Scoring.verifiers, "
+                         "and leave out what else rewards tokens (Online.process, Online.corrector)")  # fmt: skip
+    if config.reward_clip is not None:
+        raise ValueError("SaySelf's reward, in [-1, 1], is that of a span, which reward_clip does not limit; leave "
+                         "SaySelf.reward_clip = None")  # fmt: skip
 
 
 def keep_tokens(config: SaySelf, groups: Groups) -> Array:
@@ -60,6 +69,7 @@ def returns(config: SaySelf, groups: Groups, reward: Array) -> Array:
 
 OBJECTIVE = ppo.OBJECTIVE._replace(
     config=SaySelf,
+    check=check,
     keep=lambda config, groups: contract.eligible(of_confidence(config, groups)),
     keep_tokens=keep_tokens,
     advantages=advantages,

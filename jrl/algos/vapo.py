@@ -7,7 +7,7 @@ and right answers are imitated too.
     L     = mean over all tokens of the step                                                              G1
             - positive_nll * (mean of logprobs_t over the tokens of the step's right rows)                L17
 
-A row is right by its outcome, whatever its reward is made of: what the verifier says, above 0. The second mean is over
+A row is right by its outcome, whatever its reward is made of: what the verifier says is 1, without partial credit. The second mean is over
 the right rows of the whole optimizer step, so that its weight is the same however many are right; without any the term
 is 0. Importance weights apply to it as well: it is of the policy's samples.
 
@@ -84,7 +84,7 @@ def token_loss(config: VAPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict
 
 
 def positive(config: VAPO, groups: Groups) -> Array:
-    return contract.eligible(groups) & (groups.outcome > 0)
+    return contract.eligible(groups) & (groups.outcome >= 1)
 
 
 OBJECTIVE = ppo.OBJECTIVE._replace(

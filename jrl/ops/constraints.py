@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.ops import groups, reduce
+from jrl.ops.pairs import first_highest
 
 Array = jax.Array
 
@@ -88,16 +89,14 @@ def baseline_score(score: Array, baseline: Array, group: Array, *, num_groups: i
 
 def best_feasible(score: Array, allowed: Array, fallback: Array, group: Array, *, num_groups: int) -> Array:
     """Returns R13's weights of the answers that CRRAFT imitates, [N] float32 or wider: 1 on the row of the highest
-    score of its group among those that are allowed, n that tie have 1 / n each; where none is allowed, 1 on the group's
+    score of its group among those that are allowed, the first of several; where none is allowed, 1 on the group's
     fallback; without one, nothing.
 
     Args:
       score: [N] float. allowed: [N] bool, feasible and near enough to the reference. fallback: [N] bool, at most one
         row of each group: the baseline answer, where it is feasible.
     """
-    count = lambda rows: groups.to_rows(groups.count(group, rows, num_groups=num_groups), group)
     score = reduce.widen(score)
-    top = groups.to_rows(groups.maximum(score, group, allowed, num_groups=num_groups), group)
-    best = allowed & (score == top)
-    chosen = jnp.where(count(allowed) > 0, best, fallback)
-    return jnp.where(chosen, 1 / jnp.maximum(count(best), 1), 0).astype(score.dtype)
+    some = groups.to_rows(groups.count(group, allowed, num_groups=num_groups), group) > 0
+    best = first_highest(score, group, allowed, num_groups=num_groups)
+    return jnp.where(some, best, fallback).astype(score.dtype)

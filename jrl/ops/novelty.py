@@ -30,7 +30,9 @@ def ngram_embedding(tokens: Array, mask: Array, *, max_order: int, width: int) -
     """Returns R23's emb(y) without a model: counts of n-grams, hashed to `width` numbers and scaled to length 1.
 
     n goes from 1 to max_order; an n-gram is of tokens in a run of the mask, and its count stands at the place that a
-    hash of it names, where others may stand too. A row without a token is all 0.
+    hash of it names, where others may stand too: with a sign that the hash names as well, so that the cosine of texts
+    that share nothing is 0 in the mean, however long they are (Weinberger et al. 0902.2206). A row without a token is
+    all 0.
 
     Args:
       tokens: [N, T] int32. mask: [N, T] bool, tokens of the completion.
@@ -46,7 +48,9 @@ def ngram_embedding(tokens: Array, mask: Array, *, max_order: int, width: int) -
     for order in range(1, max_order + 1):
         hashed, whole = (hashed * jnp.uint32(31) + following) * jnp.uint32(MULTIPLIER), whole & inside
         bucket = ((hashed + jnp.uint32(order)) >> jnp.uint32(7)) % jnp.uint32(width)
-        counts += jnp.sum((bucket[..., None] == place[None, None]) & whole[..., None], axis=1)
+        sign = jnp.where((hashed >> jnp.uint32(6)) & 1, -1.0, 1.0)
+        hits = (bucket[..., None] == place[None, None]) & whole[..., None]
+        counts += jnp.sum(jnp.where(hits, sign[..., None], 0), axis=1)
         following, inside = shifted(following, 0), shifted(inside, False)
     norm = jnp.sqrt(jnp.sum(counts**2, axis=1, keepdims=True))
     return counts / jnp.maximum(norm, 1e-6)

@@ -41,22 +41,27 @@ class ProcessRewards:
 def step_ends(ids: Sequence[int], separator: str, pieces: Sequence[bytes], leads: bool) -> tuple[list[int], list[int]]:
     """Returns of every step the place of the token after which it is scored, and of the one that is rewarded, both
     increasing. Scored is a step after the token that completes its separator, and a last one without a separator after
-    the last token with text; one token that completes several separators ends one step. The token that is rewarded is
+    the last token with text; one token that completes several separators ends one step, and blank text is none. The token that is rewarded is
     the same; of the last step it is the last token of all, such as a stop token, so that none is without a reward.
 
     Args:
       ids: the sampled tokens of a completion. pieces, leads: the tokenizer's (jrl.tasks.tokenizers.contract).
     """
-    decoder, text, known, ends, last = Decoder(pieces, leads), "", 0, [], None
+    decoder, text, done, ends, last = Decoder(pieces, leads), "", 0, [], None
     for place, token in enumerate(ids):
-        more = decoder.feed([token])
+        more, before = decoder.feed([token]), len(text)
         text += more
         if more:
             last = place
-        if (count := text.count(separator)) > known:
-            known = count
+        at = text.find(separator, max(done, before - len(separator) + 1))
+        said = False
+        while at >= 0:
+            said |= bool(text[done:at].strip())
+            done = at + len(separator)
+            at = text.find(separator, done)
+        if said:
             ends.append(place)
-    if last is not None and text.rpartition(separator)[2].strip() and last not in ends:
+    if last is not None and text[done:].strip() and last not in ends:
         ends.append(last)
     return ends, [*ends[:-1], len(ids) - 1] if ends else []
 

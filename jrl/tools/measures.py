@@ -17,10 +17,12 @@ from jrl.run.trained import Trained
 from jrl.tasks.data.diversity import distinct_ngrams, embedding_distance, mean_self_bleu
 from jrl.tasks.verdict import Status
 from jrl.tasks.verifiers.calibration import Calibration, stated_confidence
+from jrl.tasks.verifiers.calibration import score as score_calibration
 from jrl.tools.score import embeddings, score, score_rewards
 
 Array = np.ndarray
 ORDERS = (1, 2, 3, 4)  # of n-grams
+LARGEST_GAP = 20.0  # of log-probs, in nats: one token of exp(88) says nothing of the others
 THRESHOLDS = np.linspace(0, 1, 101)  # of the profile
 
 
@@ -41,9 +43,11 @@ def calibration(verifiers: Sequence[Any], samples: Samples) -> dict[str, Any] | 
         return None
     problems = []
     for prompt in range(len(samples.visits)):
-        said = [stated_confidence(config, text) for text in samples.of_prompt(prompt)]
-        judged = [(sure, verdict == Status.CORRECT) for sure, verdict in zip(said, samples.verdicts[prompt])
-                  if sure is not None and verdict in (Status.CORRECT, Status.WRONG)]  # fmt: skip
+        example = samples.visits[prompt].example
+        said = [(stated_confidence(config, text), score_calibration(config, text, example).status)
+                for text in samples.of_prompt(prompt)]  # fmt: skip
+        judged = [(sure, status == Status.CORRECT) for sure, status in said
+                  if sure is not None and status in (Status.CORRECT, Status.WRONG)]  # fmt: skip
         problems.append(np.array(judged, np.float64).reshape(len(judged), 2))
     measures = {"brier": brier, "ece": expected_calibration_error, "auroc": auroc}
     found = {
@@ -84,7 +88,8 @@ def against_reference(trained: Trained, reference: Trained, samples: Samples) ->
         for row, completion, own, other in zip(rows, samples.tokens, score(trained, rows), score(reference, rows))
     ]
     k1 = [float(delta.sum()) for delta in differences]
-    k3 = [float((np.expm1(-delta) + delta).sum()) for delta in differences]
+    bounded = [np.clip(delta.astype(np.float64), -LARGEST_GAP, LARGEST_GAP) for delta in differences]
+    k3 = [float((np.expm1(-delta) + delta).sum()) for delta in bounded]
     found = {"kl": _of_samples(k1, samples), "kl_k3": _of_samples(k3, samples)}
     if samples.count > 1:
         vectors = embeddings(reference, rows).reshape(len(samples.visits), samples.count, -1)

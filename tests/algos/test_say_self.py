@@ -58,3 +58,7 @@ def test_illegal_combinations_are_refused():
     OBJECTIVE.check(SaySelf(), FACTS)
     with pytest.raises(ValueError, match=r"SaySelf\.value_clip = 0\.0"):
         OBJECTIVE.check(SaySelf(value_clip=0.0), FACTS)
+    with pytest.raises(ValueError, match="reward_clip"):
+        OBJECTIVE.check(SaySelf(reward_clip=1.0), FACTS)
+    with pytest.raises(ValueError, match=r"add @ConfidenceSpan\(\)"):
+        OBJECTIVE.check(SaySelf(), FACTS._replace(without_spans=True))

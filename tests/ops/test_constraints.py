@@ -61,14 +61,14 @@ def test_the_score_of_the_baseline_answer_by_hand():
 
 
 def test_the_best_feasible_answer_by_hand():
-    # Group 0: of the allowed 1 and 3 the second. Group 1: two tie. Group 2: none is allowed, the fallback. Group 3:
+    # Group 0: of the allowed 1 and 3 the second. Group 1: of two that tie the first. Group 2: none is allowed, the fallback. Group 3:
     # nothing.
     score = jnp.array([9.0, 1.0, 3.0, 2.0, 2.0, 1.0, 5.0, 4.0, NAN])
     group = jnp.array([0, 0, 0, 1, 1, 1, 2, 2, 3], jnp.int32)
     allowed = jnp.array([0, 1, 1, 1, 1, 1, 0, 0, 0], bool)
     fallback = jnp.array([1, 0, 0, 0, 0, 0, 1, 0, 0], bool)
     found = jax.jit(lambda *x: constraints.best_feasible(*x, num_groups=4))(score, allowed, fallback, group)
-    np.testing.assert_array_equal(found, [0, 0, 1, 0.5, 0.5, 0, 1, 0, 0])
+    np.testing.assert_array_equal(found, [0, 0, 1, 1, 0, 0, 1, 0, 0])
     check_widens(lambda s: constraints.best_feasible(s, allowed[:6], fallback[:6], group[:6], num_groups=4), score[:6])
 
 

@@ -26,10 +26,11 @@ def distinct_ngrams(texts: Sequence[Sequence[str]], n: int) -> float:
 
 def mean_self_bleu(texts: Sequence[Sequence[str]], *, max_order: int = 4) -> float:
     """Returns M14's self-BLEU, the mean over texts of the BLEU of each against all others: lower is more diverse; NaN
-    of fewer than two texts.
+    of fewer than two texts. Texts without a word are left out.
 
     Source: Zhu et al. 1802.01886.
     """
+    texts = [text for text in texts if text]
     if len(texts) < 2:
         return float("nan")
     others = lambda i: [*texts[:i], *texts[i + 1 :]]
