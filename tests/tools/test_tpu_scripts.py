@@ -28,6 +28,7 @@ case "$*" in
     [[ $(< "$RUNNING") != unreachable ]] || exit 255
     [[ $(< "$RUNNING") == yes ]] || echo jrl-is-gone ;;
   *jrl-still-runs*) echo "${STILL:-}" ;;
+  *"${REFUSED:-nothing is refused}"*) echo "it cannot be installed here" >&2; exit 1 ;;
   *"nohup tpu/supervise.sh"*) touch "$FINISHED" ;;
   *"test -e"*) [[ -e $FINISHED ]] ;;
   *"storage cat"*) [[ -e $FINISHED ]] && echo '{"files": {"summary.json": []}}' ;;
@@ -263,6 +264,16 @@ def test_what_hosts_say_while_they_start_is_not_the_end(cloud, monkeypatch, why)
         monkeypatch.setenv(name, value)
     calls, _ = cloud("resume.sh", "v5p-32", "v2", "tiny", "/r", "--yes", answers=("SUSPENDED",), ends=False)
     assert any("nohup" in " ".join(call) for call in calls)
+
+
+@pytest.mark.parametrize("refused", ["pip install", "nohup tpu/supervise.sh"])
+def test_starts_that_always_fail_end_it_and_say_that_the_slices_are_billed(cloud, monkeypatch, refused):
+    monkeypatch.setenv("LIVE", "yes")
+    monkeypatch.setenv("REFUSED", refused)
+    calls, shown = cloud("resume.sh", "v5p-32", "v2", "tiny", "/r", "--yes", answers=("SUSPENDED",), ends=False, code=2)
+    assert sum(refused in " ".join(call) for call in calls) == 10
+    assert "10 starts in a row have failed" in shown and "still billed" in shown
+    assert "NAME=jrl ZONE=here tpu/delete.sh --yes" in shown
 
 
 def test_create_waits_on_where_it_cannot_ask(cloud, monkeypatch):
