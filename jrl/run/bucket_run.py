@@ -26,7 +26,7 @@ import re
 import stat
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -325,7 +325,7 @@ class Publisher:
             files |= {name: tuple(Part(*part) for part in parts) for name, parts in uploaded.items()}
         if files == self._commit.files:
             return
-        check_steps_complete(self._folder, files, self._processes)
+        check_steps_complete(self._folder, files, self._processes, self._damaged)
         commit = Commit(self._commit.life, files)
         superseded = self._processes.from_writer("committed", self._replace(commit) if self._processes.writer else None)
         self._commit = commit
@@ -440,13 +440,20 @@ def marks_of(folder: Path) -> dict[str, tuple[int, int, int]]:
     return marks
 
 
-def check_steps_complete(folder: Path, files: Mapping[str, Any], processes: Processes) -> None:
+def check_steps_complete(
+    folder: Path, files: Mapping[str, Any], processes: Processes, damaged: Collection[str] = ()
+) -> None:
     """Raises BucketError where process 0 has the manifest of a step of which nobody has uploaded a file, or one that
-    cannot be read."""
+    cannot be read.
+
+    Args:
+      damaged: files that stay committed though nothing of them is in the folder. A step without its manifest is none
+        that a resume takes: it is not checked.
+    """
     if processes.count == 1 or not processes.writer:
         return
     for name in files:
-        if (match := _STEP.fullmatch(name)) is not None:
+        if (match := _STEP.fullmatch(name)) is not None and name not in damaged:
             try:
                 of_step = [*json.loads(paths.read_bytes(folder / name))["body"]["files"]]
             except (OSError, ValueError, KeyError, TypeError) as error:
