@@ -546,7 +546,7 @@ def fetch(
     damaged: Callable[[str, BucketError], None] | None = None,
 ) -> None:
     """Makes a folder hold the files of a commit and no others, but for its lock. What is there already and has the same
-    bytes stays.
+    bytes stays; what goes on behind them is cut.
 
     Args:
       damaged: is told of a file of which an object is gone or has other bytes. None: Missing or DamagedObject is
@@ -562,15 +562,15 @@ def fetch(
     def one(item: tuple[str, tuple[Part, ...]]) -> None:
         file, parts = item
         place = inside(folder, file)
-        if _holds(place, parts):
+        if _cut_to(place, parts):
             return
         try:
             _fetch_file(bucket, name, parts, place)
         except (Missing, DamagedObject) as error:
             if damaged is None:
                 raise
+            damaged(file, error)  # raises where the file that is there may be the last copy
             place.unlink(missing_ok=True)
-            damaged(file, error)
 
     in_parallel(one, commit.files.items())
 
@@ -595,11 +595,19 @@ def _fetch_file(bucket: Bucket, name: str, parts: tuple[Part, ...], place: Path)
     os.replace(temporary, place)
 
 
-def _holds(place: Path, parts: tuple[Part, ...]) -> bool:
-    if not place.is_file() or place.is_symlink() or place.stat().st_size != sum(part.bytes for part in parts):
+def _cut_to(place: Path, parts: tuple[Part, ...]) -> bool:
+    """Cuts a file that begins with these parts to them: what a killed process wrote behind them was not committed.
+    Returns whether it has their bytes."""
+    size = sum(part.bytes for part in parts)
+    if not place.is_file() or place.is_symlink() or place.stat().st_size < size:
         return False
     with open(place, "rb") as file:
-        return all(hashlib.sha256(file.read(part.bytes)).hexdigest() == part.sha256 for part in parts)
+        if not all(hashlib.sha256(file.read(part.bytes)).hexdigest() == part.sha256 for part in parts):
+            return False
+        longer = os.fstat(file.fileno()).st_size > size
+    if longer:
+        os.truncate(place, size)
+    return True
 
 
 def _name_of_folder(name: str, key: str) -> str:
