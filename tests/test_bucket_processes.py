@@ -259,3 +259,30 @@ def test_a_step_that_has_lost_an_object_is_damaged_for_all_and_is_whole_once_it_
     found = contents(tmp_path / "reader")
     assert step_of({name: data for name, data in found.items() if not name.startswith("seen")}, tmp_path) == 2
     assert_nothing_left_over(store)
+
+
+def test_a_step_that_has_lost_its_manifest_does_not_keep_others_from_being_committed(tmp_path):
+    store = Store()
+    assert train(store, tmp_path / "machines", (2,)) == [None, None]
+    lost = next(key for key in store.objects if "/files/checkpoints/00000002/manifest.json" in key[1])
+    object_before = store.objects.pop(lost)
+
+    def act(processes):
+        folder = tmp_path / f"fresh-{processes.index}"
+        publisher = opened(client(store), folder, processes)
+        kept, aside = folder / "checkpoints" / "00000002", folder / "aside"
+        kept.rename(aside)
+        write_step(folder, 6, processes.index)  # which removes the others, and here the last two are kept
+        aside.rename(kept)
+        try:
+            publisher.publish()
+        except BucketError as error:
+            processes.fail(str(error), 4)
+            raise
+        return publisher.steps()
+
+    assert together(2, act)[0] == [[2, 6], [2, 6]]
+    store.objects[lost] = object_before  # as from a bucket that keeps versions
+    opened(client(store), tmp_path / "again")
+    assert step_of({n: b for n, b in contents(tmp_path / "again").items() if "00000002" not in n}, tmp_path) == 6
+    assert (tmp_path / "again" / "checkpoints" / "00000002" / "manifest.json").read_bytes() == object_before[1]

@@ -251,6 +251,36 @@ def test_another_damaged_file_is_named_and_nothing_is_changed(tmp_path):
         opened(client(store), tmp_path / "again")
 
 
+@pytest.mark.parametrize("file", ["metrics.jsonl", "checkpoints/00000004/state", "rollouts/index.json"])
+def test_a_file_that_was_written_on_after_its_commit_is_cut_and_stands_in_for_a_lost_object(tmp_path, file):
+    store, run = Store(), tmp_path / "run"
+    publisher = opened(client(store), run)
+    write_steps(run, 2, 4)
+    (run / "rollouts").mkdir()
+    (run / "rollouts" / "index.json").write_text("rows")
+    publisher.publish()
+    before = contents(run)
+    del store.objects[next(key for key in store.objects if f"/files/{file}" in key[1])]
+    with open(run / file, "ab") as target:
+        target.write(b"what a killed process wrote behind it")
+    opened(client(store), run).publish()
+    assert contents(run) == before
+    opened(client(store), tmp_path / "again")
+    assert contents(tmp_path / "again") == before
+
+
+def test_a_copy_with_other_bytes_stays_where_nothing_goes_on_without_the_file(tmp_path):
+    store, run = Store(), tmp_path / "run"
+    publisher = opened(client(store), run)
+    write_steps(run, 2, 4)
+    publisher.publish()
+    del store.objects[next(key for key in store.objects if "/files/metrics.jsonl" in key[1])]
+    (run / "metrics.jsonl").write_text("Row 0, by hand")
+    with pytest.raises(Missing, match="Nothing was changed"):
+        opened(client(store), run)
+    assert (run / "metrics.jsonl").read_text() == "Row 0, by hand"
+
+
 def test_a_run_whose_commit_was_removed_is_refused_at_its_start(served):
     with bucket_run.open_run_folder("gs://bucket/run") as folder:
         write_step(folder.path, 1)

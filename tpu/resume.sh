@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes preempted slices again and goes on with their run, without a person. Ends when the run does. What fails is tried
-# again after a growing pause; what no other try mends, such as a permission that is missing, ends it with exit code 2.
+# again after a growing pause; what no other try mends, such as a permission that is missing, ends it with exit code 2, and
+# so do ten starts in a row that fail on slices that are there, since those are billed.
 #   NAME=jrl ZONE=us-central2-b tpu/resume.sh TYPE RUNTIME CONFIG RUN [--yes] [--slices N] [create's kind] [NAME=VALUE ...]
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 here=$(dirname "${BASH_SOURCE[0]}")
@@ -68,6 +69,13 @@ give_up() {
     exit 2
 }
 
+# give_up_starting: after starts that failed, whatever the reason, on slices that cost money meanwhile.
+give_up_starting() {
+    echo "$NAME: $failed_starts starts in a row have failed. The slices are ACTIVE and still billed; give them back with" >&2
+    echo "  NAME=$NAME ZONE=$ZONE ${PROJECT:+PROJECT=$PROJECT }tpu/delete.sh --yes" >&2
+    give_up
+}
+
 # stop: asks the run on all hosts to stop, and waits until it has, at most some minutes: another one must not start beside
 # it, on the same chips and the same files.
 stop() {
@@ -85,9 +93,11 @@ stop() {
 
 start() {
     due=true
+    tried=true
     try "$here/install.sh" ${agreed[@]+"${agreed[@]}"} || return
     try "$here/launch.sh" "$config" "$folder" ${agreed[@]+"${agreed[@]}"} ${bindings[@]+"${bindings[@]}"} || return
     due=false
+    failed_starts=0
 }
 
 # look: at the slices and their run, and does what is due. Fails where something that it tried has failed.
@@ -117,6 +127,12 @@ look() {
         echo "$NAME: the run has ended with exit code $code; tpu/follow.sh shows why" >&2
         exit "$code"
     fi
+    # Only a start after which the slices are still there counts: one that a preemption cut short is made again.
+    if $due && $tried; then
+        failed_starts=$((failed_starts + 1))
+        ((failed_starts < 10)) || give_up_starting
+    fi
+    tried=false
     if $due || gone; then
         $due && echo "$NAME: launching again" || echo "$NAME: a host was started anew; launching again"
         stop && start
@@ -128,6 +144,8 @@ poll=${POLL_SECONDS:-30}
 ended_for=0 # polls in a row at which the run had ended
 failed=0    # looks in a row at which something failed
 due=false   # whether a start was begun and not finished
+tried=false # whether the last look began one
+failed_starts=0
 while true; do
     look && failed=0 || failed=$((failed + 1))
     $yes || exit 0

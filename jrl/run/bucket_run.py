@@ -26,7 +26,7 @@ import re
 import stat
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -325,7 +325,7 @@ class Publisher:
             files |= {name: tuple(Part(*part) for part in parts) for name, parts in uploaded.items()}
         if files == self._commit.files:
             return
-        check_steps_complete(self._folder, files, self._processes)
+        check_steps_complete(self._folder, files, self._processes, self._damaged)
         commit = Commit(self._commit.life, files)
         superseded = self._processes.from_writer("committed", self._replace(commit) if self._processes.writer else None)
         self._commit = commit
@@ -440,13 +440,20 @@ def marks_of(folder: Path) -> dict[str, tuple[int, int, int]]:
     return marks
 
 
-def check_steps_complete(folder: Path, files: Mapping[str, Any], processes: Processes) -> None:
+def check_steps_complete(
+    folder: Path, files: Mapping[str, Any], processes: Processes, damaged: Collection[str] = ()
+) -> None:
     """Raises BucketError where process 0 has the manifest of a step of which nobody has uploaded a file, or one that
-    cannot be read."""
+    cannot be read.
+
+    Args:
+      damaged: files that stay committed though nothing of them is in the folder. A step without its manifest is none
+        that a resume takes: it is not checked.
+    """
     if processes.count == 1 or not processes.writer:
         return
     for name in files:
-        if (match := _STEP.fullmatch(name)) is not None:
+        if (match := _STEP.fullmatch(name)) is not None and name not in damaged:
             try:
                 of_step = [*json.loads(paths.read_bytes(folder / name))["body"]["files"]]
             except (OSError, ValueError, KeyError, TypeError) as error:
@@ -539,7 +546,7 @@ def fetch(
     damaged: Callable[[str, BucketError], None] | None = None,
 ) -> None:
     """Makes a folder hold the files of a commit and no others, but for its lock. What is there already and has the same
-    bytes stays.
+    bytes stays; what goes on behind them is cut.
 
     Args:
       damaged: is told of a file of which an object is gone or has other bytes. None: Missing or DamagedObject is
@@ -555,15 +562,15 @@ def fetch(
     def one(item: tuple[str, tuple[Part, ...]]) -> None:
         file, parts = item
         place = inside(folder, file)
-        if _holds(place, parts):
+        if _cut_to(place, parts):
             return
         try:
             _fetch_file(bucket, name, parts, place)
         except (Missing, DamagedObject) as error:
             if damaged is None:
                 raise
+            damaged(file, error)  # raises where the file that is there may be the last copy
             place.unlink(missing_ok=True)
-            damaged(file, error)
 
     in_parallel(one, commit.files.items())
 
@@ -588,11 +595,19 @@ def _fetch_file(bucket: Bucket, name: str, parts: tuple[Part, ...], place: Path)
     os.replace(temporary, place)
 
 
-def _holds(place: Path, parts: tuple[Part, ...]) -> bool:
-    if not place.is_file() or place.is_symlink() or place.stat().st_size != sum(part.bytes for part in parts):
+def _cut_to(place: Path, parts: tuple[Part, ...]) -> bool:
+    """Cuts a file that begins with these parts to them: what a killed process wrote behind them was not committed.
+    Returns whether it has their bytes."""
+    size = sum(part.bytes for part in parts)
+    if not place.is_file() or place.is_symlink() or place.stat().st_size < size:
         return False
     with open(place, "rb") as file:
-        return all(hashlib.sha256(file.read(part.bytes)).hexdigest() == part.sha256 for part in parts)
+        if not all(hashlib.sha256(file.read(part.bytes)).hexdigest() == part.sha256 for part in parts):
+            return False
+        longer = os.fstat(file.fileno()).st_size > size
+    if longer:
+        os.truncate(place, size)
+    return True
 
 
 def _name_of_folder(name: str, key: str) -> str:

@@ -177,9 +177,27 @@ def test_every_chunk_of_a_column_is_looked_for_and_read(tmp_path, monkeypatch):
     ]
     assert "the chunk is missing" in damaged[0] and "Error reading" in damaged[1]
     assert lost_chunks(tmp_path) == ["tokens/c/0/0 (entries 0 to 3)"]
+    empty, data = tmp_path / "group" / "c" / "2", (tmp_path / "group" / "c" / "2").read_bytes()
+    empty.write_bytes(b"")
+    assert {lost.split(" ")[0] for lost in lost_chunks(tmp_path)} == {"tokens/c/0/0", "group/c/2"}
+    empty.write_bytes(data)
     open_rollouts(tmp_path, rows=12).close()  # nothing is written there
     (tmp_path / "reward" / "zarr.json").write_bytes(b"{")
     assert any(text.startswith("reward: ") for text in read_every_chunk(tmp_path)[1])
+
+
+def test_chunks_are_looked_for_by_one_listing_of_each_folder(tmp_path, monkeypatch):
+    for name in ("_CHUNK_ROWS", "_MOST_CHUNK_ROWS"):
+        monkeypatch.setattr(rollouts, name, 4)
+    store = open_rollouts(tmp_path, rows=0)
+    fill(store, 1, 2, 3)
+    store.close()
+    asked, listed, stat, scandir = [], [], os.stat, os.scandir
+    monkeypatch.setattr(os, "stat", lambda path, *a, **k: asked.append(str(path)) or stat(path, *a, **k))
+    monkeypatch.setattr(os, "scandir", lambda path: listed.append(str(path)) or scandir(path))
+    assert lost_chunks(tmp_path) == []
+    assert not [path for path in asked if "/c/" in path]
+    assert len(listed) == len(set(listed)) and str(tmp_path / "tokens" / "c" / "0") in listed
 
 
 def test_padding_rows_are_not_kept(tmp_path):

@@ -28,7 +28,10 @@ case "$*" in
     [[ $(< "$RUNNING") != unreachable ]] || exit 255
     [[ $(< "$RUNNING") == yes ]] || echo jrl-is-gone ;;
   *jrl-still-runs*) echo "${STILL:-}" ;;
-  *"nohup tpu/supervise.sh"*) touch "$FINISHED" ;;
+  *"${REFUSED:-nothing is refused}"*) echo "it cannot be installed here" >&2; exit 1 ;;
+  *"nohup tpu/supervise.sh"*)
+    if [[ -s ${LAUNCHES:-} ]]; then code=$(head -n 1 "$LAUNCHES"); sed -i 1d "$LAUNCHES"; exit "$code"; fi
+    touch "$FINISHED" ;;
   *"test -e"*) [[ -e $FINISHED ]] ;;
   *"storage cat"*) [[ -e $FINISHED ]] && echo '{"files": {"summary.json": []}}' ;;
   *"cat jrl/exit_code"*) cat "$ENDED" ;;
@@ -263,6 +266,24 @@ def test_what_hosts_say_while_they_start_is_not_the_end(cloud, monkeypatch, why)
         monkeypatch.setenv(name, value)
     calls, _ = cloud("resume.sh", "v5p-32", "v2", "tiny", "/r", "--yes", answers=("SUSPENDED",), ends=False)
     assert any("nohup" in " ".join(call) for call in calls)
+
+
+@pytest.mark.parametrize("refused", ["pip install", "nohup tpu/supervise.sh"])
+def test_starts_that_always_fail_end_it_and_say_that_the_slices_are_billed(cloud, monkeypatch, refused):
+    monkeypatch.setenv("LIVE", "yes")
+    monkeypatch.setenv("REFUSED", refused)
+    calls, shown = cloud("resume.sh", "v5p-32", "v2", "tiny", "/r", "--yes", answers=("SUSPENDED",), ends=False, code=2)
+    assert sum(refused in " ".join(call) for call in calls) == 10
+    assert "10 starts in a row have failed" in shown and "still billed" in shown
+    assert "NAME=jrl ZONE=here tpu/delete.sh --yes" in shown
+
+
+def test_failed_starts_are_counted_from_the_last_that_worked(cloud, tmp_path, monkeypatch):
+    launches = tmp_path / "launches"
+    launches.write_text("1\n" * 9 + "0\n" + "1\n" * 9)  # the run that is started is lost, and then one ends
+    monkeypatch.setenv("LAUNCHES", str(launches))
+    calls, shown = cloud("resume.sh", "v5p-32", "v2", "tiny", "/r", "--yes", runs="no", ends=False)
+    assert sum("nohup" in " ".join(call) for call in calls) == 20 and "in a row" not in shown
 
 
 def test_create_waits_on_where_it_cannot_ask(cloud, monkeypatch):

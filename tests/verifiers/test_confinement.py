@@ -291,14 +291,47 @@ def test_a_worker_of_root_imports_what_only_root_can_and_reads_no_run(tmp_path, 
     assert json.loads(verdict.detail) == [*paths.values(), "read"]
 
 
+def test_what_workers_may_read_is_found_once_and_before_they_are_forked(monkeypatch):
+    if os.getuid() != 0 or not confine._landlock_version():
+        pytest.skip("the trainer is not root, or the kernel has no Landlock")
+    source = PartSource(
+        "look.py",
+        """
+import json, os
+from jrl.tasks.verdict import Status, Verdict
+from jrl.tasks.verifiers import confine
+from jrl.tasks.verifiers.contract import Verifier
+import dataclasses
+FOUND, find = [], confine.readable_places
+confine._readable_by_others = lambda path: False
+confine.readable_places = lambda *given: FOUND.append(os.getpid()) or find(*given)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Look:
+    weight: float = 1.0
+def look(config, completion, example):
+    own = [os.getpid(), os.getppid(), len(os.listdir("/proc/self/fd")) > 0]
+    return Verdict(Status.CORRECT, 1.0, json.dumps([FOUND, *own]))
+VERIFIERS = {"look": Verifier(Look, look, single_use=True)}
+""",
+    )
+    verdicts, layers, _ = verdicts_of(source, ["look"], [0] * 3)
+    assert "own user" in layers
+    found = [json.loads(verdict.detail) for verdict in verdicts]
+    assert len({worker for _, worker, _, _ in found}) == 3  # each has a process, and its own /proc, for itself
+    assert all(finders == [template] and reads for finders, _, template, reads in found)
+
+
 def test_what_may_be_read_leaves_out_keys_disks_and_processes(reachable, monkeypatch):
     (reachable / "lib" / "inside").mkdir(parents=True)
     (reachable / "lib" / ".hidden").mkdir()
     (reachable / "run").mkdir()
     (reachable / "link").symlink_to("/etc")
-    own = {f"/proc/{os.getpid()}", *map(os.path.realpath, confine.SYSTEM)}
+    own = {*map(os.path.realpath, confine.SYSTEM)}
     places = dict(confine.readable_places([str(reachable)], [str(reachable / "run")]))
     assert places[str(reachable)] == confine.READ_FOLDER  # names, and no file
+    assert "/usr/local/share" in confine.SYSTEM
+    later = dict(confine.readable_places([str(reachable)], [str(reachable / "later")]))  # it is not there yet
+    assert later[str(reachable)] == confine.READ_FOLDER
     assert places[str(reachable / "lib")] == confine.LANDLOCK_READ  # a dot is looked for in folders of modules alone
     assert not {str(reachable / "run"), str(reachable / "link"), "/etc", "/proc", "/dev", "/usr"} & places.keys()
     every = dict(confine.readable_places(["/"], []))
@@ -372,7 +405,7 @@ def test_what_a_kernel_refuses_is_a_layer_less_and_named(monkeypatch, root, land
     monkeypatch.setattr(confine, "_readable_by_others", lambda path: not private)
     monkeypatch.setattr(confine, "_restrict_by_landlock", restrict)
 
-    layers = confine.confine(512)
+    layers = confine.confine(512, confine.reading([]))
     restricted = landlock > 0 and not refuses("restriction")
     own_user = root and refused in ("nothing", "calls", "restriction") and (landlock > 0 or not private)
     assert ("own user" in layers, "landlock" in layers) == (own_user, restricted)

@@ -131,7 +131,8 @@ def test_a_killed_template_is_replaced_with_its_workers(nothing_leaks):
 
 ORPHAN = """
 import os, socket, time
-from jrl.tasks.verifiers.fork_server import become_worker
+from jrl.tasks.verifiers.confine import reading
+from jrl.tasks.verifiers.fork_server import Bounds, become_worker
 ours, theirs = socket.socketpair()
 template = os.fork()
 if template == 0:
@@ -140,7 +141,7 @@ if template == 0:
         ours.close()
         while os.getppid() == parent:
             time.sleep(0.01)
-        become_worker(theirs.fileno(), parent, socket.socket(), [], 512, 1.0)
+        become_worker(theirs.fileno(), parent, socket.socket(), [], Bounds(512, 1.0, []), reading([]))
     os._exit(0)
 os.waitpid(template, 0)
 theirs.close()

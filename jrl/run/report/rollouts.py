@@ -14,6 +14,7 @@ one writer's after the other's; what is appended meanwhile changes nothing in it
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -266,7 +267,7 @@ class Chunk(NamedTuple):
     name: str  # "reward/c/0", below the store's folder
     first: int  # of the entries of the array (rows; bytes of a text), along the first axis
     last: int
-    path: Path
+    bytes: int | None  # of the file; None: there is none
     where: tuple[slice, ...]
 
     @property
@@ -284,7 +285,7 @@ def lost_chunks(folder: str | os.PathLike[str]) -> list[str]:
         chunk.described
         for root, index in snapshot(folder).parts
         for _, chunk in _stored_chunks(paths.local(folder), root, index)
-        if not chunk.path.is_file() or not chunk.path.stat().st_size
+        if not chunk.bytes
     ]
 
 
@@ -334,11 +335,27 @@ def _stored_chunks(
     for name in _array_names(index) if only is None else [only]:
         array, every = _open_all(root, name, index)
         size = array.chunk_layout.read_chunk.shape
+        sizes = _sizes(root / name / "c")
         for place in itertools.product(*(range(-(-length // step)) for length, step in zip(array.shape, size))):
             where = tuple(slice(i * n, min((i + 1) * n, length)) for i, n, length in zip(place, size, array.shape))
-            path = root / name / "c" / "/".join(map(str, place))
-            if every or path.is_file():
-                yield array, Chunk(str(path.relative_to(store)), where[0].start, where[0].stop - 1, path, where)
+            file = "/".join(map(str, place))
+            if every or file in sizes:
+                chunk = f"{(root / name / 'c').relative_to(store)}/{file}"
+                yield array, Chunk(chunk, where[0].start, where[0].stop - 1, sizes.get(file), where)
+
+
+def _sizes(folder: str | os.PathLike[str], below: str = "") -> dict[str, int]:
+    """Returns the bytes of the files below a folder by their names, from one listing of each folder: a large store has
+    so many files that it is slow to look for each of them."""
+    sizes: dict[str, int] = {}
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                sizes |= _sizes(entry.path, f"{below}{entry.name}/")
+            elif entry.is_file():
+                with contextlib.suppress(FileNotFoundError):  # a temporary file of a writer
+                    sizes[below + entry.name] = entry.stat().st_size
+    return sizes
 
 
 def _reason(error: Exception) -> str:

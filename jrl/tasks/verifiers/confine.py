@@ -16,6 +16,7 @@ import stat
 import struct
 import sys
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from jrl.tasks.verifiers.system_calls import PR_SET_NO_NEW_PRIVS, filter_calls
 
@@ -33,7 +34,8 @@ USERS = ((0x40000000, 1 << 22), (61184, 4096))
 # What a worker reads of the system where it keeps the right to read everything: libraries, and what the C library,
 # Python and OpenSSL look up. No folder in which only root's files are: passwords, keys, disks, other processes.
 SYSTEM = (
-    *("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/share", "/usr/local/lib"),
+    *("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/share", "/usr/local/lib",
+      "/usr/local/share"),
     *(f"/etc/{name}" for name in (
         "ld.so.cache", "localtime", "timezone", "passwd", "group", "nsswitch.conf", "hosts", "host.conf", "resolv.conf",
         "os-release", "mime.types", "locale.alias", "ssl/certs", "ssl/openssl.cnf", "pki/tls/certs",
@@ -60,7 +62,30 @@ def detach(keep: int) -> None:
     os.closerange(keep + 1, high)
 
 
-def confine(memory_mb: int, private: Sequence[str] = ()) -> list[str]:
+class Reading(NamedTuple):
+    """What a worker of this process's user reads."""
+
+    of_root: bool  # Python is in folders that only root can read
+    places: (
+        list[tuple[str, int]] | None
+    )  # of a worker that keeps the right to read: `readable_places`; None: it has none
+
+
+def reading(private: Sequence[str]) -> Reading:
+    """Returns what workers are to read. It is the same for all that are forked from here, and takes a look at every
+    entry of some folders.
+
+    Args:
+        private: folders that are not read where they are below folders of modules: the run's.
+    """
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return Reading(False, None)
+    folders = [entry for entry in sys.path if os.path.isabs(entry)]
+    of_root = not all(_readable_by_others(pathlib.Path(folder)) for folder in folders)
+    return Reading(of_root, readable_places(folders, private) if of_root and _landlock_version() else None)
+
+
+def confine(memory_mb: int, reads: Reading) -> list[str]:
     """Takes from this process what a worker does not need; returns the names of the layers that hold.
 
     "own user": a worker of root is a user that owns nothing. Where root's Python is in folders that only root can read,
@@ -70,7 +95,7 @@ def confine(memory_mb: int, private: Sequence[str] = ()) -> list[str]:
 
     Args:
         memory_mb: address space, in MiB, beyond what the process has now.
-        private: folders that are not read where they are below folders of modules: the run's.
+        reads: what `reading` has found in the process that forked this one.
     """
     layers = ["rlimits"]
     held = _address_space_bytes()
@@ -84,13 +109,10 @@ def confine(memory_mb: int, private: Sequence[str] = ()) -> list[str]:
         with contextlib.suppress(ValueError, OSError):  # a stricter limit may already hold, or (macOS) none can be set
             resource.setrlimit(kind, (bound, bound))
     if sys.platform == "linux":
-        folders = [entry for entry in sys.path if os.path.isabs(entry)]
-        readable = None
+        own = (f"/proc/{os.getpid()}", LANDLOCK_READ)
+        readable = None if reads.places is None else [*reads.places, own]
         if os.geteuid() == 0:
-            of_root = not all(_readable_by_others(pathlib.Path(folder)) for folder in folders)
-            if of_root and _landlock_version():
-                readable = readable_places(folders, private)
-            changed = (readable is not None or not of_root) and _become_own_user(may_read=of_root)
+            changed = (readable is not None or not reads.of_root) and _become_own_user(may_read=reads.of_root)
             layers += ["own user"] if changed else ["no capabilities"] if _set_capabilities(0) else []
         if _restrict_by_landlock(readable):
             layers.append("landlock")
@@ -104,8 +126,8 @@ def readable_places(modules: Sequence[str], private: Sequence[str]) -> list[tupl
     """Returns the paths that a worker with the right to read everything may read, each with its rights of READ_FILE and
     READ_FOLDER; those of a folder hold for all below it.
 
-    That is: Python's libraries, what is below the folders of modules, SYSTEM, and the worker's own /proc. Of a folder
-    of modules that is not Python's, names that begin with a dot are left out. Of a folder with something private below,
+    That is: Python's libraries, what is below the folders of modules, and SYSTEM; not its own /proc. Of a folder of
+    modules that is not Python's, names that begin with a dot are left out. Of a folder with something private below,
     the entries beside it are allowed one by one, and the folder itself may be listed: so the names in a private folder
     may be listed too, and nothing in it read.
 
@@ -118,7 +140,8 @@ def readable_places(modules: Sequence[str], private: Sequence[str]) -> list[tupl
     of_python = real(
         [f"{prefix}/{name}" for prefix in prefixes for name in ("lib", "lib64", "share", "pyvenv.cfg")] + libraries
     )
-    runs, folders = real(private), real(modules)
+    # A run's folder that is not there yet is hidden too.
+    runs, folders = dict.fromkeys(map(os.path.realpath, private)), real(modules)
     hidden = {*runs, *real(UNLISTED)}
     for run in runs:  # with the other runs beside it
         beside = os.path.dirname(run)
@@ -131,7 +154,7 @@ def readable_places(modules: Sequence[str], private: Sequence[str]) -> list[tupl
     for path in [*of_python, *folders]:
         if not any(_is_within(path, run) for run in runs):
             _allow(path, hidden, places)
-    for path in [*real(SYSTEM), f"/proc/{os.getpid()}"]:
+    for path in real(SYSTEM):
         places[path] = LANDLOCK_READ
     return list(places.items())
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from jrl.tasks.example import Example
 from jrl.tasks.verifiers import VERIFIERS, Row, Verifier, config_of, frames, look_up, merge
 from jrl.tasks.verifiers.changes import changed, snapshot
-from jrl.tasks.verifiers.confine import confine, detach, die_with_parent
+from jrl.tasks.verifiers.confine import Reading, confine, detach, die_with_parent, reading
 from jrl.tasks.verifiers.contract import Limits
 from jrl.tasks.verifiers.judge import describe, judge
 from jrl.tasks.verifiers.source import PartSource, load_part
@@ -98,6 +98,7 @@ def serve(
 ) -> None:
     """Forks, reaps and loads on request until the trainer's end closes; then kills all children."""
     children: set[int] = set()
+    reads = reading(bounds.private)
     try:
         while True:
             request, fds = frames.read_with_fds(control, frames.REQUEST_LIMIT, 1)
@@ -114,7 +115,7 @@ def serve(
                         os.close(fds[0])
                         continue
                     if pid == 0:
-                        become_worker(fds[0], template, control, rows, bounds)
+                        become_worker(fds[0], template, control, rows, bounds, reads)
                     os.close(fds[0])
                     children.add(pid)
                     reply(control, {"pid": pid})
@@ -126,6 +127,7 @@ def serve(
                     try:
                         loaded = load_rows(request["rows"], table)
                         rows += loaded
+                        reads = reading(bounds.private)  # imports may have changed sys.path
                         reply(control, {"limits": limits_of(loaded)})
                     except BaseException as error:  # an import may raise anything; the trainer must get its message
                         reply(control, {"failed": describe(error)})
@@ -137,7 +139,12 @@ def serve(
 
 
 def become_worker(
-    fd: int, template: int, control: socket.socket, rows: list[tuple[Verifier, Any]], bounds: Bounds
+    fd: int,
+    template: int,
+    control: socket.socket,
+    rows: list[tuple[Verifier, Any]],
+    bounds: Bounds,
+    reads: Reading,
 ) -> None:
     """Runs a worker on descriptor `fd` and ends the process. Never returns into the template's loop.
 
@@ -147,7 +154,7 @@ def become_worker(
         os.setsid()
         control.close()
         detach(fd)
-        layers = confine(bounds.memory_mb, bounds.private)
+        layers = confine(bounds.memory_mb, reads)
         if os.getppid() != template:
             return  # it died before the worker asked to die with it
         work(socket.socket(fileno=fd), rows, layers, bounds.cpu_seconds)
