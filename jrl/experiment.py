@@ -484,9 +484,8 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[s
             attempts=strategy_of(stage.strategy).attempts if online else 1,
             branches=strategy_of(stage.strategy).branches(stage.strategy) if online else None,
             replaces_infeasible=online and replaces_infeasible(stage.shaping),
-            without_spans=online and not (
-                rewards_spans(config.scoring, tables["verifiers"]) and stage.process is stage.corrector is None
-            ),
+            without_spans=online
+            and not (rewards_spans(config.scoring, tables["verifiers"]) and stage.process is stage.corrector is None),
         ),
     )
     if online:

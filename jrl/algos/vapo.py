@@ -7,9 +7,9 @@ and right answers are imitated too.
     L     = mean over all tokens of the step                                                              G1
             - positive_nll * (mean of logprobs_t over the tokens of the step's right rows)                L17
 
-A row is right by its outcome, whatever its reward is made of: what the verifier says is 1, without partial credit. The second mean is over
-the right rows of the whole optimizer step, so that its weight is the same however many are right; without any the term
-is 0. Importance weights apply to it as well: it is of the policy's samples.
+A row is right by its outcome, whatever its reward is made of: what the verifier says is 1, without partial credit. The
+second mean is over the right rows of the whole optimizer step, so that its weight is the same however many are right;
+without any the term is 0. Importance weights apply to it as well: it is of the policy's samples.
 
 Source: VAPO 2504.05118: alpha 0.05, coefficient 0.1, 16 samples a prompt. It trains the value head alone at first, and
 the head begins at 0 here. Answers of at most 1 / length_alpha tokens have lambda 0: no reward reaches a token but

@@ -61,8 +61,8 @@ def test_the_score_of_the_baseline_answer_by_hand():
 
 
 def test_the_best_feasible_answer_by_hand():
-    # Group 0: of the allowed 1 and 3 the second. Group 1: of two that tie the first. Group 2: none is allowed, the fallback. Group 3:
-    # nothing.
+    # Group 0: of the allowed 1 and 3 the second. Group 1: of two that tie the first. Group 2: none is allowed, the
+    # fallback. Group 3: nothing.
     score = jnp.array([9.0, 1.0, 3.0, 2.0, 2.0, 1.0, 5.0, 4.0, NAN])
     group = jnp.array([0, 0, 0, 1, 1, 1, 2, 2, 3], jnp.int32)
     allowed = jnp.array([0, 1, 1, 1, 1, 1, 0, 0, 0], bool)
