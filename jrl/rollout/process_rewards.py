@@ -41,9 +41,9 @@ class ProcessRewards:
 def step_ends(ids: Sequence[int], separator: str, pieces: Sequence[bytes], leads: bool) -> tuple[list[int], list[int]]:
     """Returns of every step the place of the token after which it is scored, and of the one that is rewarded, both
     increasing. Scored is a step after the token that completes its separator, and a last one without a separator after
-    the last token with text; one token that completes several separators ends one step, and blank text is none. The token
-    that is rewarded is the same; of the last step it is the last token of all, such as a stop token, so that none is
-    without a reward.
+    the last token with text; one token that completes several separators ends one step, and blank text is none. The
+    token that is rewarded is the same; of the last step it is the last token of all, such as a stop token, so that none
+    is without a reward.
 
     Args:
       ids: the sampled tokens of a completion. pieces, leads: the tokenizer's (jrl.tasks.tokenizers.contract).
