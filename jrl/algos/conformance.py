@@ -387,6 +387,7 @@ def a_tie_has_one_loss(objective: Objective, config: Any) -> None:
         score=level(sequences.score, 0.5),
         length=jnp.full_like(sequences.length, 4),
         common_gain=level(sequences.common_gain, 0.5),  # all of the log-ratio
+        log_sum_squared=level(sequences.log_sum_squared, -3.0),
     )
     one, other = (
         _by_unit(objective.sequence_loss(config, given, state)[0], given)

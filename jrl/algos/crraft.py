@@ -1,8 +1,8 @@
 """CRRAFT, of CGPO: imitate the best answer of each prompt that satisfies the judges and is near the reference.
 
     allowed: feasible, and log pi(y) - log pi_ref(y) <= kl_limit                                           R13
-    a_i = Rc_i = sigmoid(reward_i - reward of the greedy answer) on the allowed row of the highest reward, the first of
-          several, 0 elsewhere; where none is allowed, 0.5 on the greedy answer, if it is feasible         L14
+    a_i = Rc_i = sigmoid(reward_i - reward of the greedy answer) on the allowed row of the highest reward, the first
+          sample of several, 0 elsewhere; where none is allowed, 0.5 on the greedy answer, if feasible     L14
     l_t = -a_i * logprobs_t
     L   = mean over the tokens of the rows with a_i > 0                                                    G1
 
@@ -45,7 +45,7 @@ def row_weights(config: CRRAFT, groups: Groups, reward: Array) -> Array:
     tokens = groups.action_mask & contract.eligible(groups)[:, None]
     near = constraints.moved(groups.old_logprobs, groups.ref_logprobs, tokens) <= config.kl_limit
     chosen = constraints.best_feasible(
-        reward, rows & counts & near, rows & greedy, groups.group, num_groups=groups.num_groups
+        reward, rows & counts & near, rows & greedy, groups.group, groups.sample, num_groups=groups.num_groups
     )
     return score * chosen
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jrl.algos import contract, ppo
 from jrl.algos.contract import Facts, Groups
 from jrl.algos.ppo import PPO
-from jrl.ops import reduce
+from jrl.ops import reduce, shaping
 from jrl.types import PyTree, traced
 
 Array = jax.Array
@@ -35,9 +35,6 @@ def check(config: SaySelf, facts: Facts) -> None:
     if facts.without_spans:
         raise ValueError("SaySelf learns from where the confidence begins: add @ConfidenceSpan() to Scoring.verifiers, "
                          "and leave out what else rewards tokens (Online.process, Online.corrector)")  # fmt: skip
-    if config.reward_clip is not None:
-        raise ValueError("SaySelf's reward, in [-1, 1], is that of a span, which reward_clip does not limit; leave "
-                         "SaySelf.reward_clip = None")  # fmt: skip
 
 
 def keep_tokens(config: SaySelf, groups: Groups) -> Array:
@@ -52,19 +49,20 @@ def of_confidence(config: SaySelf, groups: Groups) -> Groups:
     return groups.replace(action_mask=keep_tokens(config, groups), token_reward=None)
 
 
-def reward_of(groups: Groups, reward: Array) -> Array:
-    """Returns the rewards of rows with those of their spans."""
+def reward_of(config: SaySelf, groups: Groups, reward: Array) -> Array:
+    """Returns the rewards of rows with those of their spans, limited by reward_clip."""
     if groups.token_reward is None:
         return reward
-    return reduce.widen(reward) + reduce.masked(groups.token_reward, groups.action_mask).sum(axis=1)
+    whole = reduce.widen(reward) + reduce.masked(groups.token_reward, groups.action_mask).sum(axis=1)
+    return whole if config.reward_clip is None else shaping.clip_reward(whole, limit=config.reward_clip)
 
 
 def advantages(config: SaySelf, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
-    return ppo.advantages(config, of_confidence(config, groups), reward_of(groups, reward), state)
+    return ppo.advantages(config, of_confidence(config, groups), reward_of(config, groups, reward), state)
 
 
 def returns(config: SaySelf, groups: Groups, reward: Array) -> Array:
-    return ppo.returns(config, of_confidence(config, groups), reward_of(groups, reward))
+    return ppo.returns(config, of_confidence(config, groups), reward_of(config, groups, reward))
 
 
 OBJECTIVE = ppo.OBJECTIVE._replace(

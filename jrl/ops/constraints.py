@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 
 from jrl.ops import groups, reduce
-from jrl.ops.pairs import first_highest
 
 Array = jax.Array
 
@@ -87,16 +86,19 @@ def baseline_score(score: Array, baseline: Array, group: Array, *, num_groups: i
     return groups.to_rows(of_group, group), groups.to_rows(there, group)
 
 
-def best_feasible(score: Array, allowed: Array, fallback: Array, group: Array, *, num_groups: int) -> Array:
+def best_feasible(
+    score: Array, allowed: Array, fallback: Array, group: Array, sample: Array, *, num_groups: int
+) -> Array:
     """Returns R13's weights of the answers that CRRAFT imitates, [N] float32 or wider: 1 on the row of the highest
-    score of its group among those that are allowed, the first of several; where none is allowed, 1 on the group's
-    fallback; without one, nothing.
+    score of its group among those that are allowed, of several that of the lowest sample; where none is allowed, 1 on
+    the group's fallback; without one, nothing.
 
     Args:
       score: [N] float. allowed: [N] bool, feasible and near enough to the reference. fallback: [N] bool, at most one
-        row of each group: the baseline answer, where it is feasible.
+        row of each group: the baseline answer, where it is feasible. sample: [N] int32, which of its group a row is.
     """
     score = reduce.widen(score)
     some = groups.to_rows(groups.count(group, allowed, num_groups=num_groups), group) > 0
-    best = first_highest(score, group, allowed, num_groups=num_groups)
+    best = allowed & (score == groups.to_rows(groups.maximum(score, group, allowed, num_groups=num_groups), group))
+    best &= sample == groups.to_rows(groups.minimum(sample, group, best, num_groups=num_groups), group)
     return jnp.where(some, best, fallback).astype(score.dtype)

@@ -58,7 +58,10 @@ def test_illegal_combinations_are_refused():
     OBJECTIVE.check(SaySelf(), FACTS)
     with pytest.raises(ValueError, match=r"SaySelf\.value_clip = 0\.0"):
         OBJECTIVE.check(SaySelf(value_clip=0.0), FACTS)
-    with pytest.raises(ValueError, match="reward_clip"):
-        OBJECTIVE.check(SaySelf(reward_clip=1.0), FACTS)
     with pytest.raises(ValueError, match=r"add @ConfidenceSpan\(\)"):
         OBJECTIVE.check(SaySelf(), FACTS._replace(without_spans=True))
+
+
+def test_the_clip_limits_the_reward_of_the_confidence():
+    returns = credited_values(OBJECTIVE, SaySelf(gae_lambda=1.0, reward_clip=0.5), rows())[1]
+    np.testing.assert_allclose(returns, [[0, 0.5, 0, 0.5], [0, 0, -0.28, 0], [0] * 4, [0] * 4], rtol=1e-5)

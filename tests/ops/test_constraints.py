@@ -67,9 +67,11 @@ def test_the_best_feasible_answer_by_hand():
     group = jnp.array([0, 0, 0, 1, 1, 1, 2, 2, 3], jnp.int32)
     allowed = jnp.array([0, 1, 1, 1, 1, 1, 0, 0, 0], bool)
     fallback = jnp.array([1, 0, 0, 0, 0, 0, 1, 0, 0], bool)
-    found = jax.jit(lambda *x: constraints.best_feasible(*x, num_groups=4))(score, allowed, fallback, group)
+    sample = jnp.array([0, 1, 2, 1, 2, 0, 0, 1, 0], jnp.int32)
+    found = jax.jit(lambda *x: constraints.best_feasible(*x, num_groups=4))(score, allowed, fallback, group, sample)
     np.testing.assert_array_equal(found, [0, 0, 1, 1, 0, 0, 1, 0, 0])
-    check_widens(lambda s: constraints.best_feasible(s, allowed[:6], fallback[:6], group[:6], num_groups=4), score[:6])
+    rest = [x[:6] for x in (allowed, fallback, group, sample)]
+    check_widens(lambda s: constraints.best_feasible(s, *rest, num_groups=4), score[:6])
 
 
 def test_how_far_a_row_has_moved_by_hand():
