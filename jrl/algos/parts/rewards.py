@@ -301,7 +301,7 @@ PARTS: list[Part] = [
     {
         "id": "R13",
         "function": "jrl.ops.constraints:best_feasible",
-        "inputs": ["score", "allowed", "fallback", "group", "num_groups"],
+        "inputs": ["score", "allowed", "fallback", "group", "sample", "num_groups"],
         "output": "weights [N] float32",
         "tests": [
             "tests/ops/test_constraints.py::test_the_best_feasible_answer_by_hand",
