@@ -161,3 +161,11 @@ def test_no_jax_is_loaded_in_a_process_that_imports_all_of_it():
     output = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert output.returncode == 0, output.stderr
     assert output.stdout.strip() == "[]"
+
+
+def test_the_configuration_needs_no_package_of_an_extra():
+    """A plain install trains what needs no published weights."""
+    hidden = "tokenizers", "safetensors", "jinja2", "pyarrow", "psutil", "tensorboardX"
+    code = f"import sys; sys.modules.update(dict.fromkeys({hidden})); import jrl.resolve, jrl.loop"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors.numpy import load_file
 
 from jrl import paths
+from jrl.models.pretrained.tensors import open_file
 from jrl.ops import gated_reward
 from jrl.types import Array, PyTree
 
@@ -45,7 +45,8 @@ def load_gate(config: Gate, labels: Sequence[str], width: int) -> list[tuple[np.
     if config.coefficients and len(config.coefficients) != len(labels):
         raise ValueError(f"Gate.coefficients has {len(config.coefficients)} numbers; the labels are {len(labels)}, "
                          f"{', '.join(labels)}")  # fmt: skip
-    tensors = load_file(paths.readable(config.path))
+    with open_file(paths.readable(config.path)) as file:
+        tensors = {name: file.read(name, tuple(map(slice, shape))) for name, shape in file.shapes.items()}
     layers = [(tensors.pop(f"layers.{i}.weight", None), tensors.pop(f"layers.{i}.bias", None))
               for i in range(max(1, (len(tensors) + 1) // 2))]  # fmt: skip
     sizes = [width]
