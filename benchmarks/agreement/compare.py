@@ -23,8 +23,10 @@ BAR = 1e-5
 
 
 def parts_compared(sections: Sequence[str] = SECTIONS) -> list[Part]:
-    """Returns the parts of the sections that are compared, each function once. How data become rows is no formula."""
-    formulas = [part for part in PARTS if not part["function"].startswith("jrl.tasks.data")]
+    """Returns the parts of the sections that are compared, each function once. How data become rows, and how a step is
+    put together, is no formula; what reads a model's hidden states is compared by its own tests, with a head."""
+    steps = ("jrl.tasks.data", "jrl.learning")
+    formulas = [part for part in PARTS if not part["function"].startswith(steps) and "hidden" not in part["inputs"]]
     parts = {part["function"]: part for part in reversed(formulas) if part["id"][0] in sections}
     return list(reversed(parts.values()))
 
