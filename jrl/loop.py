@@ -66,8 +66,7 @@ def steps(job: Job) -> Iterator[Step]:
                     fault.begin_bundle(job, progress)
                     bundled = True
                 # Host and device meet where `device_put` or `device_get` says so, and nowhere else.
-                with job.spent("trace"):
-                    job.profile.before(job.done + 1)
+                job.profile.before(job.done + 1)
                 with job.timed(stage.name), jax.transfer_guard("disallow"):
                     progress, step = take_step(job, progress)
             except StopRequested:
@@ -78,8 +77,7 @@ def steps(job: Job) -> Iterator[Step]:
             previous, held = held, step
             job.done += 1
             records.clock(job, held, time.monotonic() - start)
-            with job.spent("trace"):
-                job.profile.after(job.done, held.metrics)
+            job.profile.after(job.done, held.metrics)
             if previous is not None:
                 yield records.emit(job, previous)
             job.program_cache.check()  # a stage of hours must not end with what cannot be compiled
@@ -113,8 +111,7 @@ def steps(job: Job) -> Iterator[Step]:
             records.save(job, progress)
         raise
     finally:
-        with job.spent("trace"):
-            job.profile.close(job.done)
+        job.profile.close(job.done)
     if job.done < job.total:
         raise Preempted(saved_message(job.done, job.total) if job.done else "Stopped before the first step.")
     evaluate_once(job, progress.state, f"after_{job.stages[-1].name}")
