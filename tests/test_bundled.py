@@ -126,4 +126,5 @@ def test_configurations_are_listed_with_their_headlines():
     assert rows["tiny"].startswith("The smallest run") and "gsm8k/try" in rows
     assert all(rows.values())
     assert rows["ppo"] == "PPO from random weights: answer a sum with something that begins with a digit."
+    assert rows["algos/dr_grpo"].startswith("Dr. GRPO: rewards less the mean of their group")
     assert f"{'tiny':<{max(map(len, rows))}}  The smallest run" in catalog.table("configs")

@@ -32,8 +32,9 @@ def test_a_comment_in_a_verifier_is_refused_and_can_be_accepted(tmp_path, caplog
     )
     train(2)
     part.write_text("# judges by one digit\n" + PART)
-    with pytest.raises(RefusedIdentity, match="--accept-change"):
+    with pytest.raises(RefusedIdentity, match=r"restore what has changed, or .*--accept-change") as refused:
         train(3)
+    assert "config.gin" not in str(refused.value)  # which names the changed file, and would be refused too
     train(3, accept_change=True)
     manifest = json.loads((run / "manifest.json").read_text())
     # What 'auto' became on CPUs.

@@ -1,10 +1,13 @@
 """A real run that is stopped and resumed: its times, its goodput and its trace."""
 
+import contextlib
 import json
+import time
 
 import pytest
 from short_runs import run
 
+import jrl
 from jrl import cli
 from jrl.run.profile import Profile, parse_steps, profile_folder
 from jrl.run.report.goodput import goodput, read_goodput
@@ -30,7 +33,7 @@ def test_a_stopped_and_resumed_run_accounts_for_all_of_its_time(tmp_path):
     summary = json.loads((folder / "summary.json").read_text())
     found = summary["goodput"]
     assert found["starts"] == 2 and found["seconds"]["restart"] > 0 and found["seconds"]["save"] > 0
-    assert sum(found["seconds"].values()) == pytest.approx(found["total"])
+    assert sum(found["seconds"].values()) == pytest.approx(found["total"]) and found["seconds"]["trace"] == 0
     # The total of a checkpoint is read before it is saved: that of the summary lacks the first process's last save.
     saved = found["seconds"]["save"]
     assert found["total"] == pytest.approx(summary["seconds"]["total"], rel=0.05, abs=saved)
@@ -51,7 +54,7 @@ def test_steps_from_the_first_to_the_last_are_traced(tmp_path, monkeypatch):
 
     def steps(first, last):
         calls.clear(), notes.clear()
-        profile = Profile(parse_steps("3:4"), tmp_path / "profile", notes.append)
+        profile = Profile(parse_steps("3:4"), tmp_path / "profile", notes.append, contextlib.nullcontext)
         seen = []
         for step in range(first, last + 1):
             profile.before(step)
@@ -73,3 +76,13 @@ def test_steps_from_the_first_to_the_last_are_traced(tmp_path, monkeypatch):
 def test_each_of_several_processes_has_a_folder(tmp_path):
     assert profile_folder(tmp_path, 0, 1) == tmp_path / "profile"
     assert profile_folder(tmp_path, 1, 2) == tmp_path / "profile" / "process-1"
+
+
+def test_the_time_of_a_trace_is_that_of_no_step(tmp_path, monkeypatch):
+    monkeypatch.setattr("jax.profiler.start_trace", lambda folder: None)
+    monkeypatch.setattr("jax.profiler.stop_trace", lambda: time.sleep(1.5))
+    list(jrl.steps("configs/tiny.gin", TINY, run=tmp_path, profile=parse_steps("2:2")))
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert max(row.get("time/trace_seconds", 0.0) for row in rows) >= 1.5
+    assert all(row.get("time/other_seconds", 0.0) < 1.5 for row in rows)
+    assert goodput(read_goodput(tmp_path))["seconds"]["trace"] >= 1.5

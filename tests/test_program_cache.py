@@ -10,9 +10,11 @@ import pytest
 
 from jrl.device.program_cache import COMPILER_OPTIONS, CompileAfterFreeze, ProgramCache, _shared_jit
 from jrl.device.sharding import MeshShape, make_mesh
+from jrl.learning.nonfinite import find_fault
 from jrl.resolve import load_config
 from jrl.run.policy import open_policy
 from jrl.tasks.tokenizers.bytes import ByteTokenizer
+from jrl.tools import chat, export, score
 
 
 def test_a_frozen_cache_runs_what_it_has_compiled(mesh):
@@ -146,6 +148,41 @@ def test_a_check_does_not_wait_for_what_is_being_compiled(mesh):
 def test_a_policy_asks_the_compiler_for_what_its_devices_want():
     config, parts = load_config("configs/tiny.gin")
     assert open_policy(config, parts, ByteTokenizer()).program_cache.options == COMPILER_OPTIONS["cpu"] != {}
+    assert jax.config.jax_default_matmul_precision is None  # whoever opens it has JAX as they set it
+
+
+def test_products_of_a_program_have_all_bits_and_no_others(mesh):
+    product, x = lambda x: x @ x, jnp.ones((2, 2))
+    program = ProgramCache().program("product", product)
+    assert "precision = [HIGHEST, HIGHEST]" in program._lowered((x,)).as_text()
+    assert "HIGHEST" not in jax.jit(product).lower(x).as_text()
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda probe: score.score(probe, []),
+        lambda probe: score.score_rewards(probe, []),
+        lambda probe: score.embeddings(probe, []),
+        lambda probe: score.judge_file(probe, "", ""),
+        lambda probe: chat.ask(probe, []),
+        lambda probe: export.merged(probe, "float32"),
+        lambda probe: find_fault(probe, [], None, role="policy", objective=None, model=None, cfg=None, chunk=1),
+    ],
+)
+def test_so_have_those_of_the_commands_that_run_no_program(compute):
+    class Read(Exception):
+        pass
+
+    class Probe:
+        def _read(self, *_):
+            raise Read(jax.config.jax_default_matmul_precision)
+
+        __getattr__ = __str__ = _read
+
+    with pytest.raises(Read, match="highest"):
+        compute(Probe())
+    assert jax.config.jax_default_matmul_precision is None
 
 
 TRACED = []  # what `scaled` was traced with

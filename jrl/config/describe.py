@@ -11,7 +11,7 @@ import tokenize
 from collections.abc import Mapping
 from typing import Any
 
-from jrl.config.errors import ConfigError, suggestion
+from jrl.config.errors import ConfigError, nearest
 from jrl.config.schema import Field, Tables, fields_of, is_config, schema_of
 from jrl.config.typed import type_name
 
@@ -41,8 +41,9 @@ def describe_section(root: type, tables: Tables, name: str) -> str:
         return _section(sections[name], tables)
     if name in tables:
         return "\n".join([_heading(name, tables[name]), *(_section(cls, tables) for cls in tables[name].values())])
-    hint = suggestion(name, [*sections, *tables], kind="sections")
-    raise ConfigError("help config", f"there is no section {name!r}{hint}; `jrl help config` prints them all")
+    guess = nearest(name, [*sections, *tables])
+    hint = f"; did you mean {guess}?" if guess else "."
+    raise ConfigError("help config", f"there is no section {name!r}{hint} `jrl help config` prints them all")
 
 
 @functools.cache

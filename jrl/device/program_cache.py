@@ -20,6 +20,7 @@ from jax.sharding import NamedSharding
 
 from jrl.device.host_memory import HOST, memory_kind
 from jrl.device.placement import is_here, without_shards
+from jrl.device.precision import full_precision
 
 # Weights of the next product are gathered while one computes: of 14 gathers a layer of 8B over fsdp 16 the update waits
 # for 2 in place of all. Source: MaxText's flags for TPUs (async collective fusion), which libtpu takes as options too.
@@ -73,7 +74,9 @@ class Program:
                 x.shape, x.dtype, sharding=NamedSharding(mesh, x.sharding.spec, memory_kind=kind)
             )
 
-        return jax.tree.map(place, self._jitted.trace(*args).out_avals)
+        with full_precision():
+            traced = self._jitted.trace(*args)
+        return jax.tree.map(place, traced.out_avals)
 
     def compile(self, *args: Any) -> Any:
         """Starts to compile for these arguments and returns what `shape` does. The first call waits for the
@@ -82,8 +85,12 @@ class Program:
         if is_here(jax.sharding.get_mesh()) and not self._knows(signature):
             self._check_not_frozen(args, signature)
             # Tracing and lowering hold the interpreter anyway; the compiler does not.
-            self._pending[signature] = self._program_cache.compiler.submit(self._jitted.lower(*args).compile)
+            self._pending[signature] = self._program_cache.compiler.submit(self._lowered(args).compile)
         return self.shape(*args)
+
+    def _lowered(self, args: tuple) -> jax.stages.Lowered:
+        with full_precision():
+            return self._jitted.lower(*args)
 
     def _executable(self, args: tuple) -> Any:
         signature = _signature(args)
@@ -91,7 +98,7 @@ class Program:
             self._check_not_frozen(args, signature)
             self._program_cache.announce(f"compiling {self.name}")
             with self._program_cache.compiling():
-                self._compiled[signature] = self._jitted.lower(*args).compile()
+                self._compiled[signature] = self._lowered(args).compile()
         elif signature in self._pending:
             if not self._pending[signature].done():
                 self._program_cache.announce(f"compiling {self.name}")

@@ -17,6 +17,7 @@ import optax
 
 from jrl.algos.contract import Objective
 from jrl.device.placement import fetch
+from jrl.device.precision import full_precision
 from jrl.learning.layout import RouterLoss
 from jrl.learning.learner import (
     Teacher,
@@ -53,6 +54,7 @@ class Fault(NamedTuple):
         return f"{self.place}{f' ({self.name})' if self.name else ''}{layer}"
 
 
+@full_precision()
 def find_fault(
     state: TrainState,
     batches: Sequence[TrainBatch],

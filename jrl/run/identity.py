@@ -158,10 +158,13 @@ def refuse_another(
             "Continue with that version, or use another --run"
         )
     if identity:
+        # Where the configurations are equal, files that both name have changed: with its own it is refused too.
+        same = begun["identity"]["config"] == manifest["identity"]["config"]
+        own = "restore what has changed" if same else f"its own configuration ({folder / 'config.gin'})"
         raise RefusedIdentity(
             f"{location or folder} holds another run:\n  " + "\n  ".join(identity) + "\n"
-            f"Use another --run, or its own configuration ({folder / 'config.gin'}), or continue with the change: "
-            "--accept-change. To start a new run from its weights: --from"
+            f"Use another --run, or {own}, or continue with the change: --accept-change. To start a new run from its "
+            "weights: --from"
         )
     if isinstance(config.model, Published):
         refuse_another_model(folder, config.model.path, location)

@@ -248,7 +248,9 @@ def open_job(
             opened=opened,
             speed=speed_of(config, policy.mesh, policy.sampler_mesh, policy.model, policy.cfg),
             run_clock=run_clock,
-            profile=Profile(profile, profile_folder(path, processes.index, processes.count), display.note),
+            profile=Profile(
+                profile, profile_folder(path, processes.index, processes.count), display.note, run_clock.on
+            ),
             published=started.model if isinstance(started.model, Published) else None,
             origin=origin,
             publish=folder.publish,

@@ -58,8 +58,6 @@ def open_policy(
     jax.set_mesh(mesh)
     if "float64" in (config.model.dtype, config.model.param_dtype) and not jax.config.jax_enable_x64:
         raise ValueError(f"{type(config.model).__name__}.dtype='float64' needs JAX_ENABLE_X64=1 in the environment")
-    # Accelerators multiply float32 in fewer bits by default; sampler and learner would differ by more than rounding.
-    jax.config.update("jax_default_matmul_precision", "highest")
     platform = mesh.devices.flat[0].platform
     cache = ProgramCache(announce, platform if platform != "tpu" else mesh.devices.flat[0].device_kind)
     cfg = programs.model_config(config, tokenizer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,15 +33,23 @@ def parse_steps(text: str) -> Steps:
 class Profile:
     """The trace of a run, which is written once. Without steps it does nothing."""
 
-    def __init__(self, steps: Steps | None, folder: Path, say: Callable[[str], None]) -> None:
-        self._steps, self._folder, self._say = steps, folder, say
+    def __init__(
+        self,
+        steps: Steps | None,
+        folder: Path,
+        say: Callable[[str], None],
+        spent: Callable[[str], AbstractContextManager],
+    ) -> None:
+        """spent: whose time is that of a part (`RunClock.on`): beginning and writing a trace is no step's."""
+        self._steps, self._folder, self._say, self._spent = steps, folder, say, spent
         self._first: int | None = None  # the step that the trace has begun with
 
     def before(self, step: int) -> None:
         """Begins the trace before its first step, or the first that a resumed run does of them."""
         if self._steps is not None and self._first is None and self._steps.first <= step <= self._steps.last:
-            paths.make_dir(self._folder)
-            jax.profiler.start_trace(str(self._folder))
+            with self._spent("trace"):
+                paths.make_dir(self._folder)
+                jax.profiler.start_trace(str(self._folder))
             self._first = step
 
     def after(self, step: int, result: Any) -> None:
@@ -50,7 +59,8 @@ class Profile:
           result: what is there when the step is.
         """
         if self._first is not None and self._steps is not None and step >= self._steps.last:
-            jax.block_until_ready(result)
+            with self._spent("trace"):
+                jax.block_until_ready(result)
             self._end(step)
 
     def close(self, done: int) -> None:
@@ -65,7 +75,8 @@ class Profile:
             self._steps = None
 
     def _end(self, step: int) -> None:
-        jax.profiler.stop_trace()
+        with self._spent("trace"):
+            jax.profiler.stop_trace()
         self._steps, of = None, f"step {step}" if step == self._first else f"steps {self._first} to {step}"
         self._say(
             f"The trace of {of} is in {self._folder}. Open it with `xprof --port 8791 {self._folder}` or TensorBoard's "

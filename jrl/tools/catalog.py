@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -68,8 +69,7 @@ def headline(path: Path) -> str:
     """Returns the first sentence of the comment that a gin file begins with, "" where it begins with none."""
     with open(path, encoding="utf-8") as file:
         lines = [line.lstrip("#").strip() for line in itertools.takewhile(lambda line: line.startswith("# "), file)]
-    first, end, _ = " ".join(lines).partition(". ")
-    return first + end.strip()
+    return re.split(r"(?<=\.)(?<!\bDr\.) ", " ".join(lines), maxsplit=1)[0]
 
 
 def _row(name: str, row: Any) -> dict[str, Any]:

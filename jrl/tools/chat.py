@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from jrl import paths
+from jrl.device.precision import full_precision
 from jrl.rollout import sampler
 from jrl.rollout.prompts import INTERACTIVE_STREAM, place_prompts
 from jrl.rollout.sampler import BehaviorPolicy, Sampler, StopRules, stop_table_on_device
@@ -69,6 +70,7 @@ def open_chat(
     return Chat(trained, config, samples, trained.policy.config.run.seed if seed is None else seed)
 
 
+@full_precision()
 def ask(chat: Chat, texts: Sequence[str]) -> list[list[Completion]]:
     """Returns `samples` completions of each text, asked as a user's message on its own.
 

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from jrl import paths
+from jrl.device.precision import full_precision
 from jrl.experiment import row_of, trained_heads
 from jrl.models import decoder
 from jrl.models.adapters.lora import dequantize_params, merge
@@ -110,6 +111,7 @@ def note_other_models(trained: Trained, source: str | Path) -> None:
                 _log.warning("the %s head of %s is not part of the policy: it stays in %s", head, role, source)
 
 
+@full_precision()
 def merged(trained: Trained, dtype: str) -> PyTree:
     """Returns the weights without adapters beside them: those of the run, or W + s A B in `dtype` where it has some."""
     policy = trained.policy
@@ -154,7 +156,7 @@ def export_adapter(
         params = params._replace(base=abstract(decoder.spec(policy.cfg)))
     elif policy.config.adapter.base is not None:  # DoRA's lengths are of whole matrices
         full = functools.partial(dequantize_params, names=axes(policy.model.spec(policy.cfg)), dtype="float32")
-        with jax.set_mesh(policy.mesh):
+        with jax.set_mesh(policy.mesh), full_precision():
             params = params._replace(base=jax.jit(full)(params.base))
     modules = dict(modules_of(params, policy.config.adapter, tensor_plans))
     files = peft.write(

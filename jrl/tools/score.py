@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl import paths
+from jrl.device.precision import full_precision
 from jrl.device.sharding import (
     SEQUENCE,
     MeshShape,
@@ -66,6 +67,7 @@ def is_classifier(folder: Path) -> bool:
     return is_published(folder) and labels_of(read_config(folder), str(folder / "config.json")) is not None
 
 
+@full_precision()
 def judge_file(
     folder: Path, rows: str | Path, out: str | Path, announce: Callable[[int, int], None] | None = None
 ) -> int:
@@ -86,7 +88,6 @@ def judge_file(
     config = RewardModel(path=str(folder), weights=(1.0,) * len(labels), length=longest, batch=max(1, 8192 // width))
     mesh = make_mesh(MeshShape())
     jax.set_mesh(mesh)
-    jax.config.update("jax_default_matmul_precision", "highest")
     opened = open_classifier(config, mesh, lambda name, fn: jax.jit(fn), announce, tokenizer, width)
     rewards = classify(opened, sequences)
     lines = [
@@ -152,6 +153,7 @@ def _laid(trained: Trained, sequences: Sequence[Sequence[int]]) -> _Laid:
     return _Laid(cfg, config.chunk, layout.packed_shape(config, count, width, rows, shares=shares))
 
 
+@full_precision()
 def score(trained: Trained, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
     """Returns log p(token t | tokens before t) at temperature 1 for every sequence, [its length] float32 or wider each.
 
@@ -168,6 +170,7 @@ def score(trained: Trained, sequences: Sequence[Sequence[int]]) -> list[np.ndarr
     return out
 
 
+@full_precision()
 def score_rewards(trained: Trained, sequences: Sequence[Sequence[int]]) -> np.ndarray:
     """Returns what the reward head of a role says at the last token of every sequence, [N] float32 or wider: of
     several outputs the sum that the run learned by, or their mean."""
@@ -194,6 +197,7 @@ def _rewards(
     return packed.sequence, scores
 
 
+@full_precision()
 def embeddings(trained: Trained, sequences: Sequence[Sequence[int]]) -> np.ndarray:
     """Returns the model's last hidden state at the last token of every sequence, [N, width] float32 or wider."""
     laid = _laid(trained, sequences)

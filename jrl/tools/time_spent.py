@@ -11,7 +11,7 @@ from jrl.run.report.text import duration, percent
 RECENT = 50  # rows that are looked at
 NAMED = {"sample": "sampling", "score": "scoring", "prepare": "packing", "update": "the update", "save": "saving",
          "evaluate": "evaluating", "wait": "data and other processes", "compile": "compiling",
-         "restart": "restarts", "other": "the rest"}  # fmt: skip
+         "restart": "restarts", "trace": "the trace of --profile", "other": "the rest"}  # fmt: skip
 # What the run waits for -> what it is, and what to try.
 ADVICE = {
     "sample": ("for completions: the device is decoding",
@@ -47,7 +47,8 @@ def time_lines(rows: Iterable[Mapping[str, Any]], records: Iterable[Mapping[str,
     usual = [row for row in timed if "time/start_seconds" not in row] or timed
     lines = []
     if usual:
-        spent = {part: sum(row.get(f"time/{part}_seconds", 0.0) for row in usual) for part in [*PARTS, "prepare"]}
+        of_a_step = [part for part in (*PARTS, "prepare") if part != "trace"]  # which no other run has
+        spent = {part: sum(row.get(f"time/{part}_seconds", 0.0) for row in usual) for part in of_a_step}
         if usual is timed:  # nothing but first steps, which say little about the compiler
             spent["compile"] = 0.0
         total = sum(spent.values())

@@ -45,8 +45,10 @@ def test_one_section_or_one_table_is_described():
 
 
 def test_a_mistyped_section_is_refused_with_the_nearest():
-    with pytest.raises(ConfigError, match=r"there is no section 'Lopo'; did you mean Loop?"):
+    with pytest.raises(ConfigError, match=r"there is no section 'Lopo'; did you mean Loop\? `jrl help config` prints"):
         describe_section(Config, TABLES, "Lopo")
+    with pytest.raises(ConfigError, match=r"there is no section 'Q'\. `jrl help config` prints"):
+        describe_section(Config, TABLES, "Q")
 
 
 @dataclasses.dataclass

@@ -45,7 +45,7 @@ ENTRY %main (p: f32[1]) -> f32[1] {
 
 @pytest.fixture
 def fake_compiler(monkeypatch):
-    """A compiler whose first layout takes 4e13 cycles a program, the second 3e13 and so on; returns how many it saw."""
+    """A compiler whose first layout takes 4e13 cycles a program, the second 3e13 and so on; returns what it saw."""
     seen = []
 
     def compile_all(lowered, topology, announce):
@@ -119,7 +119,7 @@ def test_what_the_compiler_refuses_is_refused(few_choices, monkeypatch, fake_com
     done = search.search(config, parts, topology, source, lambda line: None)
     # What was given goes along, but for what the layout itself binds.
     assert asked == [(["0.6b.gin", "Online.samples=16"], ["rl.sample", "rl.update"])] * (1 + search.COMPILED)
-    assert [c.compiled for c in done.fitting[:4]] == [True, True, True, False]
+    assert [c.compiled for c in done.fitting if c.bindings][:4] == [True, True, True, False]
     as_compiled = [c for c in done.refused if c.refused.endswith("as compiled")]
     assert {c.refused for c in as_compiled} == {"update takes 99.00 of 15.75 GiB a device, as compiled"}
     # What differs in slots alone has the same update, and is refused without being compiled.
@@ -135,10 +135,17 @@ def test_finalists_are_ranked_by_the_count_of_their_cycles(few_choices, monkeypa
     fits = {name: Compiled(temporary=GIB) for name in ("rl.sample", "rl.update")}
     monkeypatch.setattr(assigned, "ask", lambda *_: fits)
     done = search.search(config, parts, topology, ["0.6b.gin"], said.append)
-    assert fake_compiler == [{"rl.sample", "rl.update"}] * search.COMPILED  # no other is compiled to the end
-    finalists, others = done.fitting[: search.COMPILED], done.fitting[search.COMPILED :]
+    # The finalists and the configuration's own layout; no other is compiled to the end.
+    assert fake_compiler == [{"rl.sample", "rl.update"}] * (search.COMPILED + 1)
+    own, finalists, others = done.fitting[0], done.fitting[1:][: search.COMPILED], done.fitting[1 + search.COMPILED :]
     # At 1.5 GHz, of every program 2e13, 3e13 and 4e13 cycles: the fastest by arithmetic, compiled first, is the last.
     assert [c.counted_seconds for c in finalists] == pytest.approx([4e13 / 1.5e9, 6e13 / 1.5e9, 8e13 / 1.5e9], rel=1e-3)
+    # As configured, 1e13: slowest by arithmetic, fastest by the count. No other layout is proposed in its place.
+    assert own == done.default and own.bindings == {} and own.counted_seconds == pytest.approx(2e13 / 1.5e9, rel=1e-3)
+    assert own.step_seconds > finalists[-1].step_seconds
+    assert search.text(done).splitlines()[3].endswith("as configured  (compiled)")
+    assert "MeshShape" not in search.gin_text(done, "0.6b.gin", [])
+    done = done._replace(fitting=done.fitting[1:])
     assert finalists[-1].step_seconds == min(c.step_seconds for c in done.fitting)
     assert all(c.counted_seconds is None for c in others)
     assert [c.step_seconds for c in others] == sorted(c.step_seconds for c in others)
@@ -147,7 +154,7 @@ def test_finalists_are_ranked_by_the_count_of_their_cycles(few_choices, monkeypa
     text = search.gin_text(done, "0.6b.gin", [])
     assert "2.67e+04 s a step by the compiler's count" in text
     assert all(line.replace("=", " = ", 1) in text for line in winner)
-    assert "2.67e+04 s" in search.text(done).splitlines()[4]
+    assert "2.67e+04 s" in search.text(done).splitlines()[3]
 
 
 def test_a_finalist_that_does_not_compile_to_the_end_is_refused(few_choices, monkeypatch, fake_compiler):
@@ -167,10 +174,14 @@ def test_a_finalist_that_does_not_compile_to_the_end_is_refused(few_choices, mon
     done = first_refused(1)
     why = "update takes 17.00 of 15.75 GiB a device, as compiled to the end"
     assert [c.refused for c in done.refused].count(why) == 1
-    # The two that are left took 3e13 and 2e13 cycles a program.
-    assert [c.counted_seconds for c in done.fitting[:2]] == pytest.approx([4e13 / 1.5e9, 6e13 / 1.5e9], rel=1e-3)
-    assert not any(c.compiled for c in done.fitting[2:])
-    assert first_refused(search.COMPILED).fitting == []
+    # The two that are left took 3e13 and 2e13 cycles a program, the configuration's own layout 1e13.
+    counted = [2e13 / 1.5e9, 4e13 / 1.5e9, 6e13 / 1.5e9]
+    assert [c.counted_seconds for c in done.fitting[:3]] == pytest.approx(counted, rel=1e-3)
+    assert not any(c.compiled for c in done.fitting[3:])
+    done = first_refused(search.COMPILED)
+    assert done.fitting == [done.default]
+    done = first_refused(search.COMPILED + 1)
+    assert done.fitting == [] and done.default.refused == why and why in search.text(done).splitlines()[3]
 
 
 def test_what_a_split_gains_is_by_the_count_where_both_have_one():

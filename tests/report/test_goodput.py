@@ -36,6 +36,7 @@ def test_lost_work_and_later_starts_are_restart():
         "evaluate": 0.5,
         "wait": 0.5,
         "restart": 8.0 + (3.0 + 2.0 + 10.0) + 1.0,
+        "trace": 0.0,
         "other": 2.0 + 1.0,  # opening the first time
     }
     assert found["total"] == 30.0 + 15.0 + 8.0 == sum(found["seconds"].values()) and found["starts"] == 3

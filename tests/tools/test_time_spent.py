@@ -42,6 +42,14 @@ def test_a_run_of_one_step_is_judged_without_its_compilation():
     assert "for the update" in time_lines([row(1, start=5.0, compile=90.0, update=2.0)], [])[1]
 
 
+def test_writing_a_trace_is_no_part_of_a_step():
+    rows = [FIRST, row(2, update=2.0), row(3, update=2.0, trace=50.0)]
+    shares, waited, _ = time_lines(rows, [])
+    assert shares.startswith("time of a step, mean of 2: 3.7 s: ") and "for the update" in waited
+    records = [{"start": 0.0, "step": 0, "seconds": {}}, {"step": 1, "seconds": {"update": 30.0, "trace": 10.0}}]
+    assert time_lines([], records)[0].endswith("updates; the trace of --profile 25 %")
+
+
 def test_goodput_is_said_behind_the_three_lines():
     records = [{"start": 0.0, "step": 0, "seconds": {}}, {"step": 2, "seconds": {"update": 90.0, "save": 30.0}}]
     assert time_lines([], records) == [
@@ -51,7 +59,7 @@ def test_goodput_is_said_behind_the_three_lines():
 
 
 def test_every_part_has_advice_that_names_fields_that_exist():
-    assert set(ADVICE) == set(NAMED) - {"restart"}
+    assert set(ADVICE) == set(NAMED) - {"restart", "trace"}
     sections = {s.__name__: s for s in (Data, Eval, Online, Learner, Decoder, Sampler, Scoring, Checkpoint, Log)}
     named = [pair for _, tried in ADVICE.values() for pair in re.findall(r"([A-Z]\w+)\.(\w+)", tried)]
     assert named and all(name in {f.name for f in dataclasses.fields(sections[section])} for section, name in named)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from jrl import paths
 
 NAME = "goodput.jsonl"
-PARTS = ("compile", "sample", "score", "update", "save", "evaluate", "wait", "restart", "other")
+PARTS = ("compile", "sample", "score", "update", "save", "evaluate", "wait", "restart", "trace", "other")
 GOOD = ("sample", "score", "update")
 # Parts of the loop's clock that are counted under another name.
 COUNTED_AS = {"prepare": "update"}

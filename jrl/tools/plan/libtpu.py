@@ -1,4 +1,4 @@
-"""What libtpu and JAX must find in the environment to compile for TPUs that are not there. Imports neither."""
+"""What libtpu and JAX must find in the environment to compile for TPUs without needing one. Imports neither."""
 
 from __future__ import annotations
 

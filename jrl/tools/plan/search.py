@@ -2,7 +2,7 @@
 
 Every candidate has a time, or the reason why it is refused. The fastest are compiled, and what the compiler says does
 not fit is refused too. Those that stand are finalists: compiled to the end, and ranked by the compiler's count of their
-cycles.
+cycles, together with the configuration's own layout.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ def search(
             say(line)
     say(f"searching layouts for {topology.name}")
     all_ = [judged(config, parts, topology, bindings) for bindings in layouts(config, parts, topology)]
+    default = judged(config, parts, topology, {})
     refused = [c for c in all_ if c.refused is not None]
     fitting = sorted((c for c in all_ if c.refused is None), key=lambda c: (c.step_seconds, c.gib))
     say(f"{len(fitting)} of {len(all_)} layouts fit by arithmetic")
@@ -104,12 +105,15 @@ def search(
         finalists, others = ([c for c in fitting if c.compiled is yes] for yes in (True, False))
         if len(finalists) > 1:
             tried = len(finalists)
+            if default.refused is None and all(applied(config, c.bindings) != config for c in finalists):
+                finalists.append(default)
             finalists, rejected = ranked(config, parts, topology, finalists, say)
-            refused += rejected
-            if not finalists:
+            default = next((c for c in (*finalists, *rejected) if not c.bindings), default)
+            refused += [c for c in rejected if c.bindings]
+            if not any(c.bindings for c in finalists):
                 refused, others = [*refused, *not_asked(others, tried)], []
         fitting = [*finalists, *others]
-    return Search(topology, judged(config, parts, topology, {}), fitting, refused)
+    return Search(topology, default, fitting, refused)
 
 
 def smallest(config: Config, parts: Parts, chip: Chip, source: Sequence[str], say: Say) -> Search:
@@ -283,7 +287,7 @@ def ranked(
     """Returns (the finalists with their time by the compiler's count, fastest first; those that it refused)."""
     counted = []
     for candidate in finalists:
-        say(f"counting {' '.join(words(candidate.bindings))}")
+        say(f"counting {shown(candidate)}")
         counted.append(compiled_to_the_end(config, parts, topology, candidate))
         seconds, why = counted[-1].counted_seconds, counted[-1].refused
         say(f"  {seconds:.3g} s a step, at least {candidate.step_seconds:.3g} s" if why is None else f"  {why}")
@@ -306,7 +310,7 @@ def compiled_to_the_end(config: Config, parts: Parts, topology: Topology, candid
         why = f"{shown_name(case, name)} takes {over[name] / GIB:.2f} of {limit / GIB:.2f} GiB a device, as compiled"
         return candidate._replace(gib=over[name] / GIB, compiled=False, refused=f"{why} to the end")
     seconds, _ = planning.step_of(case, topology, planning.rows_of(case, topology, programs, None))
-    return candidate._replace(counted_seconds=seconds)
+    return candidate._replace(counted_seconds=seconds, compiled=True)
 
 
 def depends_on(program: str, bindings: Mapping[str, Any]) -> tuple:
@@ -339,6 +343,11 @@ def words(bindings: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def shown(candidate: Candidate) -> str:
+    """Returns the bindings of a layout in one line; the configuration's own has none."""
+    return " ".join(words(candidate.bindings)) or "as configured"
+
+
 def bound(given: Sequence[str], layout: Mapping[str, Any]) -> list[str]:
     """Returns the bindings of a layout after those that were given and that it does not replace."""
     replaced = {line.split("=")[0] for line in words(layout)}
@@ -369,13 +378,13 @@ def text(done: Search) -> str:
     default = done.default
     if default.step_seconds is None:
         lines.append(f"  as configured: {default.refused}")
-    else:
+    elif default.counted_seconds is None:
         reason = "" if default.refused is None else f": {default.refused}"
         lines.append(f"  {default.step_seconds:8.3g} s           -  {default.gib:6.2f}  as configured{reason}")
     for c in best:
         source = "compiled" if c.compiled else "by arithmetic"
         count = "         -" if c.counted_seconds is None else f"{c.counted_seconds:8.3g} s"
-        lines.append(f"  {c.step_seconds:8.3g} s  {count}  {c.gib:6.2f}  {' '.join(words(c.bindings))}  ({source})")
+        lines.append(f"  {c.step_seconds:8.3g} s  {count}  {c.gib:6.2f}  {shown(c)}  ({source})")
     if not best:
         lines.append("  no layout fits")
     lines += gain(done)

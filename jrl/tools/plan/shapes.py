@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from jrl import paths
 from jrl.algos.reward_shaping import components_read
+from jrl.device.precision import full_precision
 from jrl.device.program_cache import Program, ProgramCache
 from jrl.device.sharding import make_mesh, split_meshes
 from jrl.experiment import Config, Online, Stage, judges_of, row_of, stage_names, stored_attributes
@@ -108,8 +109,7 @@ def lower(
     """
     program_cache, names = Lowering(), stage_names(config.stages)
     planned = [stage is None or name == stage for name in names]
-    # The precision of a run; see policy.open_policy.
-    with jax.default_matmul_precision("highest"), jax.set_mesh(mesh):
+    with full_precision(), jax.set_mesh(mesh):
         inputs = inputs_of(config, parts, mesh, program_cache, sampler_mesh)
         state = with_teacher(inputs.programs.init.compile(inputs.key), inputs.programs.teacher)
         for i, planned_stage in enumerate(planned):
