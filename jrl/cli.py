@@ -19,6 +19,7 @@ from typing import Any
 
 from jrl import __version__, paths
 from jrl.device.compile_cache import ENABLED, cache_settings
+from jrl.device.errors import is_of_device
 from jrl.run.report.text import printable_lines
 from jrl.run.signals import INTERRUPTED, StopRequest, leave_on_second_interrupt, stop_on_signals
 
@@ -51,7 +52,6 @@ EXITS: Mapping[str, int] = {
     "builtins.MemoryError": STOPPED,
 }
 DEVICE_START = "jax._src.xla_bridge"  # where an error arises when JAX finds no device
-DEVICE_ERRORS = ("JaxRuntimeError", "XlaRuntimeError")
 # What is wrong with a path that was given. Any other error of the system stops a run that was sound until then.
 PATH_ERRORS = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
@@ -166,7 +166,7 @@ def exit_code(error: BaseException) -> int:
     for name in names:
         if name in EXITS:
             return EXITS[name]
-    if any(name.rsplit(".", 1)[-1] in DEVICE_ERRORS for name in names):
+    if is_of_device(error):
         return STOPPED
     if isinstance(error, OSError):
         return REFUSED if error.errno in PATH_ERRORS else STOPPED

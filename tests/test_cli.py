@@ -130,6 +130,8 @@ def test_exit_codes_of_the_contract():
     assert cli.exit_code(OSError("rollouts could not be written: no space")) == 4
     assert cli.exit_code(FileNotFoundError(2, "No such file")) == 2
     assert cli.exit_code(MemoryError()) == 4
+    assert cli.exit_code(ValueError("UNKNOWN: Gloo AllGather failed: Connection closed by peer")) == 4
+    assert cli.exit_code(ValueError("UNKNOWN shape")) == 1
     assert cli.exit_code(KeyError("x")) == 1
 
 

@@ -354,8 +354,15 @@ def test_process_0_leaves_when_all_have_read_why_the_run_ends(monkeypatch):
     assert sorted(left[:2]) == [(1, 2, why), (2, 2, why)] and left[2] == (0, 2, "the folder is held")
 
 
+OF_SERVICE = jax.errors.JaxRuntimeError, "UNAVAILABLE: Socket closed"
+OF_COLLECTIVE = ValueError, "UNKNOWN: Gloo AllGather failed: [pair.cc:547] Connection closed by peer [127.0.0.1]:28586"
+
+
+@pytest.mark.parametrize(("kind", "text"), [OF_SERVICE, OF_COLLECTIVE], ids=["service", "collective"])
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_an_error_that_a_device_or_the_service_began_waits_for_the_watchdog_to_name_who_is_gone(monkeypatch, wrapped):
+def test_an_error_that_a_device_or_the_service_began_waits_for_the_watchdog_to_name_who_is_gone(
+    monkeypatch, wrapped, kind, text
+):
     """Orbax makes a TimeoutError of it, and a save that fails another error; the first to be said would be that."""
     slept = []
     monkeypatch.setattr(multihost.time, "sleep", slept.append)
@@ -363,8 +370,8 @@ def test_an_error_that_a_device_or_the_service_began_waits_for_the_watchdog_to_n
     def failed():
         try:
             try:
-                raise jax.errors.JaxRuntimeError("UNAVAILABLE: Socket closed")
-            except jax.errors.JaxRuntimeError as error:
+                raise kind(text)
+            except kind as error:
                 raise TimeoutError("waiting at a barrier") from error
         except TimeoutError as error:
             return OSError(f"step 5 could not be saved: {error}").with_traceback(None), error

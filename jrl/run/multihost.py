@@ -12,6 +12,7 @@ from typing import NoReturn
 
 import jax
 
+from jrl.device.errors import is_of_device
 from jrl.device.joining import host_and_port, join, not_joined
 from jrl.device.processes import LOST, ONE, START_SECONDS, Cluster, HostLost, OtherProcessFailed, Processes
 from jrl.device.watchdog import BEAT_SECONDS, GRACE_SECONDS, LOST_SECONDS, at_abort, leave, watching
@@ -82,7 +83,7 @@ def tell(processes: Processes, error: BaseException, outcome: Callable[[Exceptio
     An error of a device or of the coordination service, whatever was made of it on the way, is mostly the first sign of
     a process that is gone: the watchdog names it, and does not return.
     """
-    if any(isinstance(cause, jax.errors.JaxRuntimeError) for cause in causes(error)):
+    if any(map(is_of_device, causes(error))):
         time.sleep(LOST_SECONDS + 3 * BEAT_SECONDS)
     is_told = isinstance(error, OtherProcessFailed)
     known = type(error).__name__, INTERRUPTED

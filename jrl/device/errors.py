@@ -1,0 +1,20 @@
+"""Errors of a device, told by their names and words. No JAX here: the command line looks at errors without it."""
+
+from __future__ import annotations
+
+import re
+
+_NAMES = ("JaxRuntimeError", "XlaRuntimeError")
+# How the words of a status begin in absl. A program that fails while it is dispatched raises ValueError with them, such
+# as a collective whose peer has gone (jaxlib 0.10.2: "UNKNOWN: Gloo AllGather failed: ... Connection closed by peer").
+_STATUS = re.compile(
+    "(CANCELLED|UNKNOWN|INVALID_ARGUMENT|DEADLINE_EXCEEDED|NOT_FOUND|ALREADY_EXISTS|PERMISSION_DENIED|"
+    "RESOURCE_EXHAUSTED|FAILED_PRECONDITION|ABORTED|OUT_OF_RANGE|UNIMPLEMENTED|INTERNAL|UNAVAILABLE|DATA_LOSS|"
+    "UNAUTHENTICATED): "
+)
+
+
+def is_of_device(error: BaseException) -> bool:
+    """Whether a device, a collective or the coordination service raised it, and not Python code."""
+    named = any(cls.__name__ in _NAMES for cls in type(error).__mro__)
+    return named or (type(error) is ValueError and _STATUS.match(str(error)) is not None)
