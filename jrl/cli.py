@@ -572,7 +572,8 @@ def evaluate(args: argparse.Namespace) -> int:
     opened = lambda address, step: _opened(args, address, bindings, len(sources), step, args.stage, args.role)
     named = lambda address, step: f"{_shown(address)} {step}" if len(steps) > 1 else _shown(address)
     if args.pairs is not None:
-        return _evaluate_pairs(args, [(named(*one), lambda one=one: opened(*one)) for one in asked], reference)
+        models = [(named(*one), one[0], lambda one=one: opened(*one)) for one in asked]
+        return _evaluate_pairs(args, models, bindings, reference)
     beside = evaluation.Asked(args.diversity, reference, other(args.proxy, role=args.proxy_role))
     shown = sys.stderr.isatty()
     announce = lambda done, total: shown and print(f"\r{done}/{total} prompts", end="", file=sys.stderr, flush=True)
@@ -624,24 +625,35 @@ def _write_results(out: Path | None, results: Sequence[Mapping[str, Any]]) -> No
         paths.write_bytes_atomic(out, json.dumps(written, indent=2).encode() + b"\n")
 
 
-def _evaluate_pairs(args: argparse.Namespace, models: Sequence[tuple[str, Callable[[], Any]]], reference: Any) -> int:
-    """Measures rewards on pairs of answers: `jrl eval --pairs`."""
+def _evaluate_pairs(
+    args: argparse.Namespace, models: Sequence[tuple[str, Path, Callable[[], Any]]], bindings: Sequence[str],
+    reference: Any,
+) -> int:  # fmt: skip
+    """Measures rewards on pairs of answers: `jrl eval --pairs`. models: (name, address, what opens it)."""
     from jrl.models.heads import REWARD
+    from jrl.run.bucket_run import readable
     from jrl.tasks.envs import ENVS
     from jrl.tools import inspect_data, reward_quality
+    from jrl.tools.score import is_classifier
 
     if args.proxy is not None or args.diversity:
         raise ValueError("--pairs measures a reward on answers that are given; leave --proxy and --diversity out")
     read = inspect_data.Read(args.layout, "all_pairs" if args.layout is not None else None)
     source = inspect_data.open_named(inspect_data.file_config(str(args.pairs), read), ENVS)
     compared = reward_quality.comparisons([source[index] for index in range(len(source))])
+    pairs = sum(len(worse) for _, worse in compared.problems)
+    result = lambda name, step, kind, found: {"source": name, "step": step, "reward": kind, "n_pairs": pairs, **found}
     results = []
-    for name, opened in models:
+    for name, address, opened in models:
+        if is_classifier(folder := readable(address)):
+            if bindings or args.step is not None or args.steps or args.stage is not None or args.role != "policy":
+                raise ValueError(f"{address} is a classifier: it takes no bindings and has no steps, stages or roles")
+            by_label = reward_quality.of_classifier(folder, compared, reading_bar())
+            results += [result(name, 0, label, found) for label, found in by_label.items()]
+            continue
         model = opened()
         found = reward_quality.measured(reward_quality.reward_of(model, reference), compared)
-        kind = "head" if REWARD in model.heads else "implicit"
-        pairs = sum(len(worse) for _, worse in compared.problems)
-        results.append({"source": name, "step": model.step, "reward": kind, "n_pairs": pairs, **found})
+        results.append(result(name, model.step, "head" if REWARD in model.heads else "implicit", found))
         model.policy.program_cache.close()
     print(reward_quality.table(results))
     _write_results(args.out, results)
@@ -1033,8 +1045,8 @@ def _eval_arguments(parser: argparse.ArgumentParser) -> None:
                              "several sources or --steps, where more of it stops paying")  # fmt: skip
     parser.add_argument("--proxy-role", metavar="NAME", default="reward", help="that reward model's role (reward)")
     parser.add_argument("--pairs", metavar="FILE", type=Path,
-                        help="measure a reward on pairs of answers instead: --role's reward head, or with --reference "
-                             "the implicit reward of a policy")  # fmt: skip
+                        help="measure a reward on pairs of answers instead: --role's reward head, each label of a "
+                             "published classifier, or with --reference the implicit reward of a policy")  # fmt: skip
     parser.add_argument("--layout", metavar="NAME", help="how the rows of --pairs are written, out of `jrl list "
                         "layouts` (rows with prompt, answer and rejected)")  # fmt: skip
     parser.add_argument("--steps", metavar="N,N,...", type=_steps_of, default=[],

@@ -27,6 +27,7 @@ from jrl.models.pretrained.published import Published
 from jrl.models.shape import Decoder
 from jrl.rollout.corrector import Corrector
 from jrl.rollout.ensembles import Ensemble
+from jrl.rollout.pair_model import PairModel
 from jrl.rollout.process_rewards import ProcessRewards
 from jrl.rollout.rewards import RewardModel
 from jrl.rollout.sampler import Sampler
@@ -43,6 +44,7 @@ from jrl.rollout.strategies.roll_in import RollIn
 from jrl.rollout.strategies.self_correction import SelfCorrection
 from jrl.run.checkpoints import Checkpoint
 from jrl.run.report import Log
+from jrl.tasks.data.comparisons import Comparisons
 from jrl.tasks.data.corrections import Corrections
 from jrl.tasks.data.curricula import (
     AdaptiveLevel,
@@ -132,6 +134,8 @@ class Online:
     # A role that rewrites every completion, and rewards the sampled tokens that it keeps; None: none does
     corrector: Corrector | None = None
     process: ProcessRewards | None = None  # a role that rewards the steps of every completion; None: none does
+    # A role that compares every two completions of a prompt, and rewards each by its share of wins; None: none does
+    pair_model: PairModel | None = None
     shaping: Shaping | None = None  # of the reward, before the objective sees it; None: as it is scored
     # The role that learns; a reward model, by OnlineBradleyTerry, begins as a copy of the policy, or where an earlier
     # stage left it.
@@ -486,6 +490,7 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[s
             replaces_infeasible=online and replaces_infeasible(stage.shaping),
             without_spans=online
             and not (rewards_spans(config.scoring, tables["verifiers"]) and stage.process is stage.corrector is None),
+            pair_model=online and stage.pair_model is not None,
         ),
     )
     if online:
@@ -526,6 +531,8 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[s
         check_corrector(stage, objective, config)
     if online and stage.process is not None:
         check_process_rewards(stage, objective, earlier)
+    if online and stage.pair_model is not None:
+        check_pair_model(stage, objective, config, earlier)
 
 
 def check_stored_rows(stage: Offline, objective: Objective, tables: Tables) -> None:
@@ -698,6 +705,57 @@ def check_corrector(stage: Online, objective: Objective, config: Config) -> None
         )
 
 
+def question_length(config: Config) -> int:
+    """Returns the most tokens of a question which of two completions is better: a row of the run."""
+    return config.data.prompt_length + config.sampler.completion_length
+
+
+def asked_comparisons(stage: Online, stages: Sequence[Stage]) -> Comparisons:
+    """Returns how a stage's pair model is asked. Raises ValueError where nothing says so."""
+    pair_model = stage.pair_model
+    if pair_model.comparisons is not None:
+        return pair_model.comparisons
+    for other in reversed([*itertools.takewhile(lambda other: other is not stage, stages)]):
+        if other.trains == pair_model.role and isinstance(other, Offline) and isinstance(other.source, Comparisons):
+            return other.source
+    raise ValueError(f"PairModel.role is {pair_model.role!r}, which no earlier stage trains on comparisons; add one "
+                     f"with Offline.source = @Comparisons(), SFT and Offline.trains = {pair_model.role!r}, or say how "
+                     "it is asked: PairModel.comparisons = @Comparisons()")  # fmt: skip
+
+
+def check_pair_model(
+    stage: Online, objective: Objective, config: Config, earlier: Mapping[str, frozenset[str]]
+) -> None:
+    """Raises ValueError where there is no such role, nothing to compare, or nothing would be learned from it."""
+    name, pair_model = type(stage.objective).__name__, stage.pair_model
+    roles = {*earlier, *("reference",) * objective.needs(stage.objective).reference}
+    roles |= {"teacher"} if config.teacher is not None else set()
+    if pair_model.role not in roles:
+        raise ValueError(f"PairModel.role is {pair_model.role!r}, which no earlier stage trains. Available: "
+                         f"{', '.join(sorted(roles))}")  # fmt: skip
+    asked_comparisons(stage, config.stages)
+    if stage.samples == 1:
+        raise ValueError("Online.pair_model compares the completions of a prompt, and Online.samples = 1 gives it one; "
+                         "use at least 2, usually 8")  # fmt: skip
+    if pair_model.weight == 0 and getattr(stage.objective, "preference", None) != "pair_model":
+        raise ValueError(f"PairModel.weight is 0, and {name} does not read preferences: nothing would be learned from "
+                         f"the pair model. Set the weight, or {name}.preference = 'pair_model' where it has that "
+                         "field")  # fmt: skip
+    if strategy_of(stage.strategy).attempts > 1:
+        raise ValueError(f"Online.pair_model compares single answers, and @{type(stage.strategy).__name__}() draws "
+                         "two in a row; leave one of them out")  # fmt: skip
+    if stage.trains == pair_model.role and stage.trains != "policy":
+        raise ValueError(f"Online.trains = {stage.trains!r} would let it label the pairs that it learns from; train "
+                         "another role")  # fmt: skip
+    longest = completion_length(stage, config)
+    if 2 * longest >= question_length(config):
+        raise ValueError(
+            f"Online.pair_model reads a prompt and two answers, and there is no room for two of {longest} tokens: set "
+            f"Online.completion_length = {longest}, and Sampler.completion_length, the longest of all stages, to at "
+            f"least {2 * longest} and the tokens of Comparisons.ask"
+        )
+
+
 def check_process_rewards(stage: Online, objective: Objective, earlier: Mapping[str, frozenset[str]]) -> None:
     """Raises ValueError where no role judges the steps of a stage, or nothing would be learned from it."""
     name = type(stage.objective).__name__
@@ -812,9 +870,11 @@ def check_teacher(config: Config, tables: Tables, trained: Collection[str]) -> N
             "Config.teacher puts a published model in the role 'teacher', which a stage trains; leave one out"
         )
     needs = [row_of(tables, "algos", stage.objective).needs(stage.objective) for stage in config.stages]
-    if not any(each.has_teacher for each in needs):
+    compared = [getattr(stage, "pair_model", None) for stage in config.stages]
+    compares = any(pair_model is not None and pair_model.role == "teacher" for pair_model in compared)
+    if not any(each.has_teacher for each in needs) and not compares:
         raise ValueError("Config.teacher is read by no objective of the run; use OnPolicyDistillation, GKD or "
-                         "Distillation, or leave it out")  # fmt: skip
+                         "Distillation, set PairModel.role = 'teacher', or leave it out")  # fmt: skip
 
 
 def check_model(config: Config) -> None:

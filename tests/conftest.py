@@ -234,6 +234,7 @@ LONG = (
     "test_critic_run.py",
     "test_credit.py",
     "test_token_rewards.py",
+    "test_pair_model.py",
     "test_cli.py",
     "models/test_expert_group.py",
     "models/test_experts.py",

@@ -467,6 +467,7 @@ def test_every_table_of_a_run_can_be_listed(command):
     assert tables <= set(catalog.KINDS)
     assert all(command("list", kind)[0] == 0 for kind in tables)
     assert {row["name"] for row in catalog.rows("sources")} == {
+        "Comparisons",
         "ConditionedPreferences",
         "ContrastedPreferences",
         "Corrections",

@@ -256,6 +256,32 @@ def test_score_and_doctor_take_a_classifier(folder, tmp_path, monkeypatch, capsy
     assert "takes no bindings and has no steps" in capsys.readouterr().err
 
 
+def test_pairs_are_measured_by_each_label_of_a_classifier(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "prepare_jax", lambda args, platform=None: None)
+    file, out = tmp_path / "pairs.jsonl", tmp_path / "out.json"
+    pairs = [("1+1?", "2", "3"), ("1+2?", "3", "12"), ("2+2?", "4", "5"), ("2+2?", "4", "five")]
+    rows = [{"prompt": prompt, "answer": right, "rejected": wrong} for prompt, right, wrong in pairs]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert cli.main(["eval", str(folder), "--pairs", str(file), "--out", str(out)]) == 0
+    found = json.loads(out.read_text())
+    assert [(result["reward"], result["n_pairs"]) for result in found] == [("helpful", 4), ("honest", 4)]
+    talk = lambda prompt, text: [Message("user", prompt), Message("assistant", text)]
+    values = {}
+    for text in ("2", "3", "12", "4", "5", "five"):
+        for prompt in ("1+1?", "1+2?", "2+2?"):
+            values[prompt, text] = judged(opened(folder), [talk(prompt, text)]).values[0]
+    for k, result in enumerate(found):
+        right = [float(values[prompt, a][k] > values[prompt, b][k]) for prompt, a, b in pairs]
+        assert result["pairs"]["mean"] == pytest.approx(np.mean(right))
+        assert result["best_of_many"]["mean"] == pytest.approx(np.mean([*right[:2], right[2] * right[3]]))
+    assert {result["pairs"]["mean"] for result in found} - {0.0, 1.0}  # the labels order some pairs each way
+    assert str(folder) in capsys.readouterr().out
+    for more in (["--role", "reward"], ["--step", "3"], ["Eval.samples=1"]):
+        assert cli.main(["eval", str(folder), *more[-1:], "--pairs", str(file)] if "=" in more[0] else
+                        ["eval", str(folder), "--pairs", str(file), *more]) == 2  # fmt: skip
+        assert "is a classifier: it takes no bindings" in capsys.readouterr().err
+
+
 LONGROPE = LongRope(short=(1.0, 1.1), long=(3.0, 9.0), original_length=16, factor=4.0)
 GPT2 = dict(norm="layer", qk_norm=None, qkv_bias=True, output_bias=True, mlp="plain", mlp_bias=True, rotary_dim=0,
             activation="gelu_tanh", learned_positions=24, norm_eps=1e-5)  # fmt: skip

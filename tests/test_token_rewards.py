@@ -21,6 +21,7 @@ from jrl.tasks.example import Example, Message
 from jrl.tasks.tokenizers.bytes import ByteTokenizer
 from jrl.tasks.verdict import Status, Verdict
 from jrl.tasks.verifiers import VERIFIERS, Verifier, merge
+from jrl.tasks.verifiers.confidence_span import ConfidenceSpan
 from jrl.tasks.verifiers.judge import judge
 from jrl.tasks.verifiers.length import Length
 from jrl.tasks.verifiers.source import PartSource
@@ -100,6 +101,17 @@ def test_spans_of_a_row_that_does_not_announce_them_are_an_error():
     verdict = judge(Verifier(config=Length, score=score), Length(), "abcd", EXAMPLE)
     assert "rewards_spans=True" in verdict.detail
     assert judge(dataclasses.replace(ROW, score=score), Length(), "abcd", EXAMPLE).spans == ((1, 1.0),)
+
+
+def test_a_stop_token_alone_is_rewarded_and_a_row_without_tokens_is_not():
+    tokenizer = ByteTokenizer()
+    verdict = judge(VERIFIERS["ConfidenceSpan"], ConfidenceSpan(), "", dataclasses.replace(EXAMPLE, answer="4"))
+    assert verdict.spans == ((0, -1.0),)
+    tokens, mask = np.array([[9, tokenizer.end_id, 0]] * 2), np.array([[False, True, False], [False] * 3])
+    found = span_rewards([verdict.spans] * 2, tokens, mask, tokenizer)
+    np.testing.assert_array_equal(found, [[0, -1, 0], [0, 0, 0]])
+    score = lambda config, completion, example: Verdict(Status.CORRECT, 1.0, "", ((0, 1.0),))
+    assert "ends at 0" in judge(dataclasses.replace(ROW, score=score), Length(), "abcd", EXAMPLE).detail
 
 
 PART = """

@@ -197,6 +197,7 @@ class Facts(NamedTuple):
     # Shaping.constraints give infeasible rows another reward, before the objective sees it
     replaces_infeasible: bool = False
     without_spans: bool = False  # no verifier rewards spans of a completion, or something else rewards tokens too
+    pair_model: bool = False  # a pair model compares the samples of every prompt
 
 
 def eligible(groups: Groups) -> Array:
@@ -210,6 +211,19 @@ def eligible(groups: Groups) -> Array:
 def aborted(groups: Groups) -> Array:
     """Returns the rows that hold no sampled token or whose sampling failed, [N] bool."""
     return ~jnp.any(groups.action_mask, axis=-1) | (groups.finish == jnp.int8(Finish.FAILED))
+
+
+PREFERENCE_OVER = "pair_model/over_"  # before a sample's place: the component with the preference for a row over it
+
+
+def preferences(groups: Groups) -> Array:
+    """Returns what a pair model says of the samples of every prompt, [N, S] float32: the probability that row i is
+    better than sample s of its prompt when it is shown first; NaN where the two were not compared."""
+    components = groups.components or {}
+    samples = sum(name.startswith(PREFERENCE_OVER) for name in components)
+    if not samples:
+        raise ValueError("preferences: no pair model has compared these rows")
+    return jnp.stack([components[f"{PREFERENCE_OVER}{s}"] for s in range(samples)], axis=-1)
 
 
 def shaped_reward(objective: Objective, config: Any, groups: Groups, state: PyTree) -> Array:

@@ -2,15 +2,18 @@
 
     pair of a group as in OnlineDPO                                                                       F15
     h   = M - (tau / eta) M_ref - (1 - tau / eta) M_t, M = LP_w - LP_l                                    P19
-    l_u = (h - 1 / (2 eta))^2                                                                             P19
+    l_u = (h - (2 p - 1) / (2 eta))^2, p = 1                                                              P19
     L   = mean over the pairs of the step
 
 M_t is of the policy that drew the pair: by the sampler's log-probs, so that several updates of a batch
 (Learner.epochs, Learner.minibatches) or Online.lag move away from it. The reference is the policy as the stage found
 it. eta is the step of mirror descent, tau the tie to the reference.
 
-Source: Zhang et al. 2407.00617 eq. 8. There the pair is the best and the worst of 8 by a tournament of a preference
-model; a score ranks them without one.
+`INPO.preference = 'pair_model'` with `pairing = 'tournament'` is the paper's: the best and the worst of 8 by a
+tournament of a preference model, where the best one beats the other. p is then how strongly it does, the mean over the
+labels that the paper draws. A score ranks them without one.
+
+Source: Zhang et al. 2407.00617 eq. 8.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import jax.numpy as jnp
 
 from jrl.algos import common, sampled_pairs
 from jrl.algos.contract import Facts, Sequences, other_of_pair
+from jrl.algos.online_ipo import certainty
 from jrl.algos.paired import pair_metrics, pairs_of
 from jrl.algos.sampled_pairs import Pairing
 from jrl.ops import pair_losses, reduce
@@ -61,10 +65,11 @@ def sequence_loss(config: INPO, sequences: Sequences, state: PyTree) -> tuple[Ar
         pair.logprob - pair.other_logprob,
         margin(sequences.ref_logprob),
         margin(sequences.behaviour_logprob),
-        config.eta,
-        config.tau,
+        # As of OnlineIPO: with both divided by 2 p - 1 the target is (2 p - 1) / (2 eta), and tau / eta as it was.
+        config.eta / certainty(pair),
+        config.tau / certainty(pair),
     )
     return reduce.masked(loss, pair.mask), pair_metrics(pair)
 
 
-OBJECTIVE = sampled_pairs.sampled_pair_objective(INPO, sequence_loss, check)
+OBJECTIVE = sampled_pairs.sampled_pair_objective(INPO, sequence_loss, check, strengths=True)

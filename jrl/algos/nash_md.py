@@ -1,27 +1,31 @@
 """Nash-MD: win against a mixture of yourself and the reference.
 
-    P_i = mean over the prompt's opponents j of 1[R_i > R_j] + 1[R_i = R_j] / 2              S14, P18
+    P_i = mean over the prompt's opponents j of 1[R_i > R_j] + 1[R_i = R_j] / 2, or of what
+          the pair model says of i and j                                                     S14, P18
     l_t = max(-rho_t * (P_i - 1/2), -clip(rho_t, 1 - clip_low, 1 + clip_high) * (P_i - 1/2)) + kl * k2_t     L2 (L3), K2
     L   = mean over sequences of the sum over their tokens                                   G3
 
-The reward says who wins and no more, so that its scale does not matter. `Online.strategy = @MixtureOpponent()` draws
-the opponents, which are not learned from. Where a prompt has none with a verdict, its completions are compared with
-each other, and one alone gets 0.
+The reward says who wins and no more, so that its scale does not matter; with `NashMD.preference = 'pair_model'` the
+pair model says how surely. `Online.strategy = @MixtureOpponent()` draws the opponents, which are not learned from.
+Where a prompt has none with a verdict, its completions are compared with each other, and one alone gets 0.
 
-Source: Munos et al. 2312.00886: mixture 1/2, KL 0.1; there a model of preferences gives P. TRL multiplies log-ratios by
+Source: Munos et al. 2312.00886: mixture 1/2, KL 0.1; there a pair model gives P. TRL multiplies log-ratios by
 log-probs token by token, which loses what tokens share; k2 does not.
 """
 
 from __future__ import annotations
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 
-from jrl.algos import common, contract
+from jrl.algos import common, contract, sampled_pairs
 from jrl.algos.contract import Facts, Groups, Needs, Objective, Tokens
 from jrl.ops import advantages as advantage_ops
 from jrl.ops import groups as group_ops
 from jrl.ops import kl, reduce
+from jrl.ops.preferences import win_share
 from jrl.ops.win_rate import win_probability
 from jrl.types import Finish, PyTree, traced
 
@@ -31,11 +35,13 @@ Array = jax.Array
 @traced
 class NashMD(common.Clipped):
     kl: float = 0.1  # coefficient of the KL to the reference
+    preference: Literal["reward", "pair_model"] = "reward"  # who wins: the higher reward, or as Online.pair_model says
 
 
 def check(config: NashMD, facts: Facts) -> None:
     common.check_clipped(config, facts)
     common.check_positive(config, {"kl": "without a tie the policy leaves half of its opponent behind. 0.1 is usual."})
+    sampled_pairs.check_preference(config, facts)
 
 
 def opponents(groups: Groups) -> Array:
@@ -48,7 +54,11 @@ def advantages(config: NashMD, groups: Groups, reward: Array, state: PyTree) -> 
     counted = group_ops.count(groups.group, mixed, num_groups=groups.num_groups)
     alone = group_ops.to_rows(counted, groups.group) == 0
     against = mixed | (players & alone)
-    wins = win_probability(reward, groups.group, players, against, num_groups=groups.num_groups)
+    if config.preference == "pair_model":
+        met = contract.preferences(groups), groups.group, groups.sample, players, against
+        wins = win_share(*met, num_groups=groups.num_groups)
+    else:
+        wins = win_probability(reward, groups.group, players, against, num_groups=groups.num_groups)
     counters = common.count_groups(groups, reward)
     # Opponents have no action, which is what rows that were aborted and padding look like. No prompt is without a row
     # of actions but padding, and one whose rows were all aborted.

@@ -1,15 +1,20 @@
 """Online IPO: of each prompt's samples the best is preferred to the worst, and IPO learns from these pairs.
 
     pair of a group as in OnlineDPO                                                                       F15
-    l_u = (D - 1 / (2 beta))^2                                                                            P8, P16
+    l_u = (D - (2 p - 1) / (2 beta))^2, p = 1                                                             P8, P16
     L   = mean over the pairs of the step
 
-The margin is drawn to 1 / (2 beta) and stays there, so that answers that always win do not run away.
+The margin is drawn to 1 / (2 beta) and stays there, so that answers that always win do not run away. With
+`OnlineIPO.preference = 'pair_model'` p is how strongly the pair model prefers the answer: the mean of the loss over
+labels drawn from p, less what has no gradient, so that the margin is drawn to (p - 1/2) / beta.
 
-Source: Calandriello et al. 2403.08635, with sampled pairs in the place of all; TRL's online trainers have it as "ipo".
+Sources: Calandriello et al. 2403.08635, with sampled pairs in the place of all; TRL's online trainers have it as "ipo".
+Azar et al. 2310.12036 eq. 17 and 9, where p is any preference.
 """
 
 from __future__ import annotations
+
+import dataclasses
 
 import jax
 
@@ -33,8 +38,14 @@ def check(config: OnlineIPO, facts: Facts) -> None:
 
 
 def loss(config: OnlineIPO, pair: Pair) -> Array:
-    """Returns P8 of every sampled pair (P16), [..., S]."""
-    return ipo.loss(config, pair)
+    """Returns P8 of every sampled pair (P16), [..., S], by its strength."""
+    # 1 / (2 (beta / c)) = c / (2 beta); c is 1 where the label is certain.
+    return ipo.loss(dataclasses.replace(config, beta=config.beta / certainty(pair)), pair)
 
 
-OBJECTIVE = sampled_pairs.sampled_pair_objective(OnlineIPO, pair_loss(loss), check)
+def certainty(pair: Pair) -> Array:
+    """Returns 2 p - 1 of every pair, [..., S] in (0, 1]: the mean of a label of 1 or -1 that is drawn from p."""
+    return 2 * pair.preference - 1
+
+
+OBJECTIVE = sampled_pairs.sampled_pair_objective(OnlineIPO, pair_loss(loss), check, strengths=True)

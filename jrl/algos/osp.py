@@ -1,14 +1,15 @@
 """OSP: the policy learns from pairs of its own answers, each as far as its judge prefers one to the other.
 
     pair of a group as in OnlineDPO                                                                       F15
-    p   = sigmoid((R_w - R_l) / temperature), the strength of the preference                              P29
+    p   = sigmoid((R_w - R_l) / temperature), or what the pair model says: the strength of the preference P29
     l_u = -p log sigmoid(beta D) - (1 - p) log sigmoid(-beta D)                                           P29
     L   = mean over the pairs of the step
 
-A pair that the judge hardly tells apart pulls its margin to 0 and no further. The strengths of stored pairs:
+A pair that the judge hardly tells apart pulls its margin to 0 and no further. `OSP.preference = 'pair_model'` asks a
+judge of pairs; with `PairModel.role = 'policy'` that is the policy itself. The strengths of stored pairs:
 ConservativeDPO with Preferences.strength.
 
-Source: OSP 2405.14103, with scores in the place of a judge of pairs: its strength is Bradley and Terry's.
+Source: OSP 2405.14103, where the policy judges pairs itself; of scores the strength is Bradley and Terry's.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Array = jax.Array
 @traced
 class OSP(Pairing):
     beta: float = 0.1  # strength of the tie to the reference: log-odds for a margin D of 1
-    temperature: float = 1.0  # of the judge: rewards apart by so much are log-odds of 1
+    temperature: float = 1.0  # of the judge: rewards apart by so much are log-odds of 1. Of a pair model: not read
 
 
 def check(config: OSP, facts: Facts) -> None:
@@ -41,6 +42,8 @@ def check(config: OSP, facts: Facts) -> None:
 
 def pairs(config: OSP, groups: Groups, reward: Array) -> Pairs:
     """Returns F15's pairs with P29's strengths as labels."""
+    if config.preference == "pair_model":
+        return sampled_pairs.strong_pairs(config, groups, reward)
     found = sampled_pairs.pairs(config, groups, reward)
     paired = found.unit >= 0
     sign = jnp.where(found.label > 0.5, 1, -1)

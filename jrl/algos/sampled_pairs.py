@@ -1,7 +1,8 @@
 """What objectives of pairs of samples share: which samples of a prompt are compared, and what is refused.
 
 A judge that compares samples with one another (`Judge.grading = @Pairwise()`) gives each its share of wins as a reward,
-so that pairs by reward are those of that judge's tournament.
+so that pairs by reward are those of that judge's tournament. A pair model (`Online.pair_model`) says that too, and
+how strongly it prefers each answer to each other one, which need not follow from any reward.
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ import jax.numpy as jnp
 
 from jrl.algos import common, contract
 from jrl.algos.contract import Facts, Groups, Needs, Objective, Pairs, Sequences
+from jrl.ops import groups as group_ops
 from jrl.ops import pairs as pair_ops
+from jrl.ops.preferences import pair_strength
+from jrl.ops.win_rate import win_probability
 from jrl.types import PyTree, traced
 
 Array = jax.Array
 PAIRINGS = ("best_worst", "best_random", "best_two", "tournament")
+PREFERENCES = ("reward", "pair_model")
 
 
 @traced
@@ -31,6 +36,9 @@ class Pairing:
     # every two rows meet, and the row of the most wins is preferred to that of the fewest; margin is of their shares
     # of wins then, whatever the scale of rewards.
     pairing: Literal["best_worst", "best_random", "best_two", "tournament"] = "best_worst"
+    # Who wins: the row of the higher reward, or the one that Online.pair_model prefers. Then a tournament is of its
+    # preferences, and no pair is made against them.
+    preference: Literal["reward", "pair_model"] = "reward"
 
 
 def check_pairing(config: Any, facts: Facts) -> None:
@@ -46,6 +54,17 @@ def check_pairing(config: Any, facts: Facts) -> None:
         raise ValueError(f"{name}.pairing = {config.pairing!r} must be one of {listed}.")
     if config.pairing == "tournament" and not config.margin < 1:
         raise ValueError(f"{name}.margin = {config.margin} must be below 1: of a tournament it is a share of wins.")
+    check_preference(config, facts)
+
+
+def check_preference(config: Any, facts: Facts) -> None:
+    """Raises ValueError where `preference` is none, or is asked of a pair model that is not there."""
+    name = type(config).__name__
+    if config.preference not in PREFERENCES:
+        raise ValueError(f"{name}.preference = {config.preference!r} must be 'reward' or 'pair_model'.")
+    if config.preference == "pair_model" and not facts.pair_model:
+        raise ValueError(f"{name}.preference = 'pair_model', and the stage has none; set Online.pair_model = "
+                         "@PairModel(), or leave it out")  # fmt: skip
 
 
 def shape(config: Any, groups: Groups) -> Array:
@@ -56,7 +75,39 @@ def shape(config: Any, groups: Groups) -> Array:
 
 
 def pairs(config: Any, groups: Groups, reward: Array) -> Pairs:
-    """Returns one pair of every group whose rewards are apart (F15)."""
+    """Returns one pair of every group whose rewards are apart (F15), the preferred row labeled 1."""
+    found = _pairs(config, groups, reward)
+    if config.preference == "reward":
+        return found
+    strength = _strengths(found, groups)
+    preferred = found.label > 0.5
+    agreed = group_ops.count(groups.group, preferred & (strength > 0.5), num_groups=groups.num_groups) > 0
+    agreed = group_ops.to_rows(agreed, groups.group)
+    return found._replace(label=jnp.where(agreed, found.label, 0), unit=jnp.where(agreed, found.unit, -1))
+
+
+def strong_pairs(config: Any, groups: Groups, reward: Array) -> Pairs:
+    """Returns `pairs` whose labels are strengths: how strongly the pair model prefers each of the two rows; 1 and 0 by
+    reward."""
+    found = pairs(config, groups, reward)
+    if config.preference == "reward":
+        return found
+    strength = _strengths(found, groups)
+    preferred = found.label > 0.5
+    of_preferred = group_ops.total(strength, groups.group, preferred, num_groups=groups.num_groups)
+    other = 1 - group_ops.to_rows(of_preferred, groups.group)
+    label = jnp.where(found.unit >= 0, jnp.where(preferred, strength, other), 0)
+    return found._replace(label=label.astype(found.label.dtype))
+
+
+def _strengths(found: Pairs, groups: Groups) -> Array:
+    """Returns the preference for each row over the other one of its pair, [N] float32; NaN where there is none."""
+    preference = contract.preferences(groups)
+    return pair_strength(preference, groups.group, groups.sample, found.unit >= 0, num_groups=groups.num_groups)
+
+
+def _pairs(config: Any, groups: Groups, reward: Array) -> Pairs:
+    """Returns the pairs before what a pair model says of them."""
     arrays = reward, groups.group, contract.eligible(groups)
     options = {"num_groups": groups.num_groups, "margin": config.margin}
     if config.pairing == "best_worst":
@@ -64,11 +115,17 @@ def pairs(config: Any, groups: Groups, reward: Array) -> Pairs:
     elif config.pairing == "best_two":
         label, unit = pair_ops.best_two(*arrays, **options)
     elif config.pairing == "tournament":
-        preference = (1 + jnp.sign(reward[:, None] - reward[None, :])) / 2
-        label, unit = pair_ops.tournament(preference, *arrays[1:], **options)
+        label, unit = _tournament(config, groups, *arrays, **options)
     else:
         label, unit = pair_ops.best_against_random(*arrays, common.row_draws(groups), **options)
     return Pairs(label, unit, jnp.ones_like(label))
+
+
+def _tournament(config: Any, groups: Groups, reward: Array, group: Array, valid: Array, **options: Any):
+    if config.preference == "pair_model":
+        return pair_ops.tournament(contract.preferences(groups), group, groups.sample, valid, **options)
+    wins = win_probability(reward, group, valid, valid, num_groups=groups.num_groups)
+    return pair_ops.best_against_worst(wins, group, valid, **options)
 
 
 def sampled_pair_objective(
@@ -77,12 +134,14 @@ def sampled_pair_objective(
     check: Callable[[Any, Facts], None],
     *,
     reference: bool = True,
+    strengths: bool = False,
 ) -> Objective:
     """Returns a row of ALGOS that learns from pairs of samples. A loss that compares may be of samples that are several
     versions old.
 
     Args:
       config: has the options of `Pairing`. reference: as in `pair_objective`.
+      strengths: the loss reads how strongly the pair model prefers an answer (Pair.preference).
     """
     return Objective(
         config=config,
@@ -90,7 +149,8 @@ def sampled_pair_objective(
         corrects_staleness=lambda config: True,
         needs=lambda config: Needs(reference=reference),
         shape=shape,
-        pairs=pairs,
+        pairs=strong_pairs if strengths else pairs,
         sequence_loss=sequence_loss,
         unit_size=2,
+        strengths=strengths,
     )

@@ -40,6 +40,8 @@ class StagePrograms(NamedTuple):
     step_scores: Callable[..., Array] | None
     combine: Callable[..., Array] | None  # (scores of each role) -> [M, R, S]; None: the roles are no ensemble
     correct: Callable[..., Rollout] | None  # as `sample`, of a corrector's weights; None: the stage has no corrector
+    # (weights, tokens, length, verdicts) -> [n], the preference for the first of two answers; None: no pair model
+    prefer: Callable[..., Array] | None
     # (rollout, scores, state, config, [(recomputed, source)], shaping, version); None: stored rows
     credit: Callable[..., Credit] | None
     finish: Callable[..., TrainBatch]  # (packed, recomputed, plan, credit or labels, config)

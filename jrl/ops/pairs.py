@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.ops import groups
+from jrl.ops.preferences import win_share
 
 Array = jax.Array
 
@@ -85,24 +86,24 @@ def best_against_random(
     return _pairs(reward, group, best, first_highest(draw, group, valid & ~best, **static), margin=margin, **static)
 
 
-def tournament(preference: Array, group: Array, valid: Array, *, num_groups: int, margin: float) -> tuple[Array, Array]:
+def tournament(
+    preference: Array, group: Array, sample: Array, valid: Array, *, num_groups: int, margin: float
+) -> tuple[Array, Array]:
     """Returns F15 by a tournament: every two rows of a group meet, and the row of the most wins is preferred to that of
     the fewest. No pair where the two differ by `margin` or less, as where every row beats another in a circle.
 
     Args:
-      preference: [N, N] float, [i, j] the probability that row i is better than row j, as a pair model or a judge gives
-        it; what is off a group or in a row that is not valid may be NaN. Both orders are read: the wins of i over j are
-        the mean of [i, j] and 1 - [j, i], so that a judge's liking for a place cancels.
+      preference: [N, S] float, [i, s] the probability that row i is better than sample s of its group, as a pair model
+        or a judge gives it, NaN where it gives none. Both orders are read: the wins of i over j are the mean of its own
+        number and 1 less that of j, so that a judge's liking for a place cancels.
+      sample: [N] int32 in 0..S-1, the row's place in its group.
       margin: at least 0, of the mean share of wins.
 
     The rest as in `best_against_worst`.
 
     Source: RLHF Workflow, 2405.07863, whose pair model ranks by such a tournament.
     """
-    meets = (group[:, None] == group[None, :]) & valid[:, None] & valid[None, :] & ~jnp.eye(group.shape[0], dtype=bool)
-    preference = jnp.where(meets, preference, 0.5)
-    wins = jnp.where(meets, (preference + 1 - preference.T) / 2, 0).sum(-1)
-    share = wins / jnp.maximum(meets.sum(-1), 1)
+    share = win_share(preference, group, sample, valid, valid, num_groups=num_groups)
     return best_against_worst(share, group, valid, num_groups=num_groups, margin=margin)
 
 

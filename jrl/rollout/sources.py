@@ -59,7 +59,10 @@ def add_scores(scores: HostScores, learned: LearnedScores) -> HostScores:
     """
     judged = np.array([not problem for problem in learned.problems], bool)
     # In float64, so that the order of the sum is all that decides it.
-    added = np.where(judged[:, None], learned.values, 0).astype(np.float64) @ np.asarray(learned.weights)
+    weights = np.asarray(learned.weights)
+    # A column without a weight may have no number in a row that is judged: the preference for it over itself.
+    counted = judged[:, None] & (weights != 0)
+    added = np.where(counted, learned.values, 0).astype(np.float64) @ weights
     fits = np.abs(scores.reward + added) <= LARGEST_REWARD
     problems = [p if p or ok else f"the reward {r:g} is beyond float32"
                 for p, ok, r in zip(learned.problems, fits, scores.reward + added)]  # fmt: skip

@@ -277,6 +277,8 @@ def abstract_step(
     if p.correct is not None:
         corrector = state.models[config.corrector.role]
         p.correct(weights_of(state.models, config.corrector.role).params, *inputs.correcting(corrector.version))
+    if p.prefer is not None:
+        p.prefer(weights_of(state.models, config.pair_model.role), *inputs.comparing())
     minibatch = prepare(p, state, config.trains, packed, plan)
     scores = inputs.scores(rollout)
     if p.keep is not None:
@@ -306,3 +308,4 @@ class AbstractInputs(NamedTuple):
     sampling: Callable[[jax.ShapeDtypeStruct], tuple]  # version -> the sampler's arguments behind its weights
     scores: Callable[[Rollout], Scores]
     correcting: Callable[[jax.ShapeDtypeStruct], tuple]  # as `sampling`, of a corrector
+    comparing: Callable[[], tuple]  # a pair model's arguments behind its weights

@@ -14,8 +14,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jrl.device.sharding import batch_sharding
-from jrl.experiment import Config, Offline, Stage, correction_length, trains_online
+from jrl.device.sharding import batch_sharding, batch_shards, replicated
+from jrl.experiment import Config, Offline, Stage, correction_length, question_length, trains_online
 from jrl.learning.learner import weights_of
 from jrl.learning.pack import Shape
 from jrl.learning.step import StageArrays, StagePrograms
@@ -161,7 +161,13 @@ def abstract_step(p: StagePrograms, stage: Stage, inputs: Inputs, i: int, state:
         greedy = SamplingParams(None, None, None, None)
         return prompts, inputs.key, _scalar(mesh, np.uint32), version, greedy, None, None
 
-    given = online.AbstractInputs(arrays, _scalar(mesh, np.float32), sampling, scores, correcting)
+    def comparing() -> tuple:
+        rows = -(-stage.pair_model.batch // batch_shards(mesh)) * batch_shards(mesh)
+        of = lambda *dims: jax.ShapeDtypeStruct(dims, np.int32, sharding=batch_sharding(mesh, len(dims)))
+        verdicts = jax.ShapeDtypeStruct((2,), np.int32, sharding=replicated(mesh))
+        return of(rows, question_length(inputs.config)), of(rows), verdicts
+
+    given = online.AbstractInputs(arrays, _scalar(mesh, np.float32), sampling, scores, correcting, comparing)
     online.abstract_step(p, stage, state, plan, given)
 
 

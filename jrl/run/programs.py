@@ -32,6 +32,7 @@ from jrl.learning.learner import Weights
 from jrl.learning.optimizer import check as check_optimizer
 from jrl.learning.optimizers.contract import describe
 from jrl.learning.pack import PackingPlan, Shape
+from jrl.learning.pair_model import first_preferred
 from jrl.learning.step import StagePrograms
 from jrl.learning.vocab_parallel import output_head
 from jrl.models import decoder
@@ -46,7 +47,7 @@ from jrl.rollout.strategies import strategy_of
 from jrl.rollout.strategies.contract import Drawing
 from jrl.rollout.strategies.partial import Partial
 from jrl.run.sampler_devices import ProgramApart, copies_for
-from jrl.run.teacher import abstract_teacher, teacher_shape, with_teacher
+from jrl.run.teacher import TEACHER, abstract_teacher, teacher_shape, with_teacher
 from jrl.run.train_state import begin_stage, copy_leaves, initial_state, state_from
 from jrl.types import Array, ModelState, PyTree, Rollout, TrainState
 
@@ -247,6 +248,17 @@ def correcting(stage: Online, config: Config, model: Model, cfg: Any, tokenizer:
     return sampling(config, 1, completion_length(stage, config), model, cfg, tokenizer)
 
 
+def preferring(stage: Online, config: Config, learned: Model, cfg: Any) -> Callable[..., Array]:
+    """Returns the program by which a pair model compares two completions. Attention kernels want rows of lengths of
+    their own; questions are read without."""
+    model, shape = learned, cfg
+    if stage.pair_model.role == TEACHER and (kind := teacher_kind(config)) is not None:
+        model, shape = kind
+    if getattr(shape, "attention", "reference") != "reference":
+        shape = dataclasses.replace(shape, attention="reference")
+    return functools.partial(first_preferred, model=model, cfg=shape)
+
+
 def newest_only(strategy: Any) -> bool:
     """Whether tokens of older weights are left out of the loss."""
     return isinstance(strategy, Partial) and strategy.newest_only
@@ -333,6 +345,8 @@ def sampled_rows(
         functions["combine"] = functools.partial(combined_scores, ensemble=stage.ensemble)
     if stage.corrector is not None:
         functions["correct"] = correcting(*drawn_by)
+    if stage.pair_model is not None:
+        functions["prefer"] = preferring(stage, config, learned, cfg)
     if refills(stage, objective):
         functions["keep"] = functools.partial(credit.kept_rows, **of_groups)
     return functions

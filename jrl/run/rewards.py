@@ -12,11 +12,19 @@ import numpy as np
 
 from jrl.device.placement import place_on_mesh
 from jrl.device.processes import Processes
-from jrl.device.sharding import replicated
-from jrl.experiment import Online, asks, correction_length, written_corrections
+from jrl.device.sharding import batch_sharding, batch_shards, replicated
+from jrl.experiment import (
+    Online,
+    asked_comparisons,
+    asks,
+    correction_length,
+    question_length,
+    written_corrections,
+)
 from jrl.learning.learner import weights_of
 from jrl.learning.step import StagePrograms
 from jrl.rollout.corrector import corrector_source
+from jrl.rollout.pair_model import pair_model_source
 from jrl.rollout.process_rewards import process_source
 from jrl.rollout.prompts import TRAIN_STREAM, place_prompts
 from jrl.rollout.rewards import OpenClassifier, reward_model_source
@@ -27,6 +35,7 @@ from jrl.run.agreement import journal_name, other_journals
 from jrl.run.policy import Policy
 from jrl.run.report.display import Display
 from jrl.run.reward_model import open_reward_model
+from jrl.tasks.data.comparisons import first_tokens
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.data.survey import answered_conversations
 from jrl.tasks.envs.contract import Source, named_verifiers
@@ -128,3 +137,23 @@ def open_corrector(stage: Online, own: StagePrograms, policy: Policy, key: Array
 
     written = written_corrections(stage, config.stages)
     return corrector_source(stage.corrector, written, draw, tokenizer, longest)
+
+
+def open_pair_model(stage: Online, own: StagePrograms, policy: Policy) -> RewardSource:
+    """Returns a stage's pair model as a source of rewards, and of preferences between completions."""
+    config, mesh, tokenizer, pair_model = policy.config, policy.mesh, policy.tokenizer, stage.pair_model
+    asked, width = asked_comparisons(stage, config.stages), question_length(config)
+    verdicts = place_on_mesh(np.array(first_tokens(asked, tokenizer), np.int32), replicated(mesh))
+    rows = -(-pair_model.batch // batch_shards(mesh)) * batch_shards(mesh)
+    place = lambda x: place_on_mesh(x, batch_sharding(mesh, x.ndim))
+
+    def prefer(state: TrainState, questions: Sequence[Sequence[int]]) -> list[Array]:
+        weights, answers = weights_of(state.models, pair_model.role), []
+        for start in range(0, len(questions), rows):
+            tokens, length = np.full((rows, width), tokenizer.pad_id, np.int32), np.ones(rows, np.int32)
+            for row, ids in enumerate(questions[start : start + rows]):
+                tokens[row, : len(ids)], length[row] = ids, len(ids)
+            answers.append(own.prefer(weights, place(tokens), place(length), verdicts))
+        return answers
+
+    return pair_model_source(pair_model, asked, prefer, tokenizer, stage.samples, width)

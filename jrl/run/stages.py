@@ -39,7 +39,14 @@ from jrl.run.offline import OfflineStage
 from jrl.run.online import OnlineStage
 from jrl.run.policy import Policy
 from jrl.run.report.display import Display
-from jrl.run.rewards import Judgement, open_corrector, open_judgement, open_process_rewards, reward_sources
+from jrl.run.rewards import (
+    Judgement,
+    open_corrector,
+    open_judgement,
+    open_pair_model,
+    open_process_rewards,
+    reward_sources,
+)
 from jrl.run.sampler_devices import SamplerDevices
 from jrl.tasks.data.stream import Stream
 from jrl.tasks.stopping import Stop
@@ -134,6 +141,8 @@ def stages_of(
             sources = (*sources, open_corrector(stage, own, policy, key))
         if stage.process is not None:
             sources = (*sources, open_process_rewards(stage, own, policy))
+        if stage.pair_model is not None:
+            sources = (*sources, open_pair_model(stage, own, policy))
         components = (*judgement.scorer.component_names, *(name for source in sources for name in source.names))
         if strategy_of(stage.strategy).attempts > 1:
             components = (*components, FIRST_ATTEMPT)

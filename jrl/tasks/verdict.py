@@ -34,5 +34,6 @@ class Verdict:
     reward: float | None
     detail: str = ""
     # Rewards of spans of the completion, beside `reward`: (characters of the completion up to the end of the span, its
-    # reward), ends increasing. Only verifiers that say so (Verifier.rewards_spans) give some.
+    # reward), ends increasing, above 0 but where the completion has no character. Only verifiers that say so
+    # (Verifier.rewards_spans) give some.
     spans: tuple[tuple[int, float], ...] = ()

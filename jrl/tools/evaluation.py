@@ -192,9 +192,13 @@ def improvements(results: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def over_optimization_lines(curve: dict[str, Any] | None, results: Sequence[dict[str, Any]]) -> list[str]:
-    """Returns the lines on M15 of the sources together; [] where there is no curve."""
-    if curve is None:
+    """Returns the lines on M15 of the sources together; [] where at most one has what it reads."""
+    known = sum(map(measures.has_curve, results))
+    if curve is None and known < 2:
         return []
+    if curve is None:
+        return ["", f"over-optimization: {known} checkpoints with a KL and a proxy reward; a curve takes at least "
+                f"{measures.FEWEST_CHECKPOINTS} (--steps)"]  # fmt: skip
     return ["", f"over-optimization: the share of right answers is highest, {100 * curve['peak']:.1f} %, at "
             f"sqrt(KL) {curve['peak_distance']:.3f}; at the farthest of {len(curve['gold'])} it is "
             f"{100 * curve['lost']:.1f} lower; proxy and share go opposite ways in {100 * curve['mismatch']:.1f} % "

@@ -123,14 +123,20 @@ def sequences(samples: Samples) -> list[list[int]]:
     ]
 
 
+FEWEST_CHECKPOINTS = 5  # of a curve of over-optimization (M15)
+
+
+def has_curve(result: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint has what M15 reads: a KL, a proxy reward and a mean of right answers."""
+    measured = all(result.get(key, {}).get("mean") is not None for key in ("kl_k3", "proxy"))
+    return measured and result["mean"] is not None
+
+
 def over_optimized(results: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Returns M15 over evaluated checkpoints that have a KL, a proxy reward and a mean of right answers, the gold
-    score; None where fewer than two do."""
-    known = [
-        r for r in results if all(r.get(key, {}).get("mean") is not None for key in ("kl_k3", "proxy"))
-        and r["mean"] is not None
-    ]  # fmt: skip
-    if len(known) < 2:
+    score; None where fewer than FEWEST_CHECKPOINTS do: a peak among two is one of the ends."""
+    known = [*filter(has_curve, results)]
+    if len(known) < FEWEST_CHECKPOINTS:
         return None
     arrays = [np.array([value(r) for r in known]) for value in
               (lambda r: r["kl_k3"]["mean"], lambda r: r["proxy"]["mean"], lambda r: r["mean"])]  # fmt: skip

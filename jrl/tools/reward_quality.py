@@ -5,6 +5,7 @@ reference."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from jrl.run.trained import Trained
 from jrl.tasks.example import Example, Message
 from jrl.tools.evaluation import aligned
 from jrl.tools.measures import check_same_tokenizer
-from jrl.tools.score import score, score_rewards
+from jrl.tools.score import judge_conversations, score, score_rewards
 
 CONTRAST = "contrast"  # the column that two rows share whose prompts look alike
 COLUMNS = {
@@ -109,8 +110,8 @@ def reward_of(trained: Trained, reference: Trained | None) -> Reward:
     if REWARD in trained.heads:
         return lambda asked: score_rewards(trained, sequences(asked)[0])
     if reference is None:
-        raise ValueError("--pairs: the model has no reward head. --role names one that has; with --reference the "
-                         "implicit reward of a policy is measured")  # fmt: skip
+        raise ValueError("--pairs: the model has no reward head. --role names one that has, a published classifier is "
+                         "measured as it is, and with --reference the implicit reward of a policy")  # fmt: skip
     check_same_tokenizer(trained, reference, "--reference")
 
     def implicit(asked: Sequence[tuple[tuple[Message, ...], str]]) -> np.ndarray:
@@ -119,6 +120,17 @@ def reward_of(trained: Trained, reference: Trained | None) -> Reward:
         return np.array([gain[length:].sum() for gain, length in zip(gains, lengths)])
 
     return implicit
+
+
+def of_classifier(folder: Path, compared: Comparisons, announce: Callable[[int, int], None]) -> dict[str, Any]:
+    """Returns `measured` of each label of a published classifier, by the label's name. It reads each answer in the
+    conversation as its own chat template writes that, whatever the tokens of the policies are.
+
+    Raises: ValueError for a folder that cannot judge conversations.
+    """
+    conversations = [[*prompt, Message("assistant", text)] for prompt, text in compared.asked]
+    found = judge_conversations(folder, conversations, announce)
+    return {label: measured(lambda asked, values=values: values, compared) for label, values in found.items()}
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:

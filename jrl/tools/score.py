@@ -77,11 +77,45 @@ def judge_file(
 
     Raises: ValueError naming file and line for a row that cannot be judged; nothing is written then.
     """
-    published = Published(path=str(folder))
-    _, cfg, labels, _ = classifier_of(published)
-    there = any(paths.exists(folder / name) for name in VOCABULARIES)
-    tokenizer = build(HuggingFace(path=str(folder)), ()) if there else without_tokenizer(folder, cfg)
+    cfg, labels, tokenizer = _classifier(folder)
     sequences = read_rows(rows, tokenizer, cfg.vocab_size, templated=True, most_tokens=CLASSIFIER_TOKENS)
+    rewards = classify_sequences(folder, sequences, announce)
+    lines = [
+        json.dumps({"tokens": tokens, "rewards": dict(zip(labels, map(float, values)))})
+        for tokens, values in zip(sequences, rewards)
+    ]
+    paths.write_bytes_atomic(out, "".join(f"{line}\n" for line in lines).encode())
+    return len(lines)
+
+
+def judge_conversations(
+    folder: Path, conversations: Sequence[Sequence[Message]], announce: Callable[[int, int], None] | None = None
+) -> dict[str, np.ndarray]:
+    """Returns what each label of a published classifier is given for conversations, {label: [n] float32}, each as the
+    classifier's own chat template writes the whole of it.
+
+    Raises: ValueError for a folder without a tokenizer or template, and for a conversation that is too long.
+    """
+    _, labels, tokenizer = _classifier(folder)
+    sequences = [tokenizer.encode_conversation(each, add_generation_prompt=False) for each in conversations]
+    if (longest := max(map(len, sequences))) > CLASSIFIER_TOKENS:
+        raise ValueError(f"{folder}: a conversation has {longest} tokens; at most {CLASSIFIER_TOKENS} are judged")
+    rewards = classify_sequences(folder, sequences, announce)
+    return {label: rewards[:, k] for k, label in enumerate(labels)}
+
+
+def _classifier(folder: Path) -> tuple[Decoder, tuple[str, ...], Any]:
+    """Returns (shape, labels, tokenizer) of a published classifier."""
+    _, cfg, labels, _ = classifier_of(Published(path=str(folder)))
+    there = any(paths.exists(folder / name) for name in VOCABULARIES)
+    return cfg, labels, build(HuggingFace(path=str(folder)), ()) if there else without_tokenizer(folder, cfg)
+
+
+def classify_sequences(
+    folder: Path, sequences: Sequence[Sequence[int]], announce: Callable[[int, int], None] | None = None
+) -> np.ndarray:
+    """Returns what the labels of a published classifier are given for rows of ids, [n, labels] float32."""
+    cfg, labels, tokenizer = _classifier(folder)
     longest = max(map(len, sequences), default=1)
     # No wider than the table of positions: the padding beyond it would have none.
     width = max(longest, min(_width(longest), cfg.learned_positions or CLASSIFIER_TOKENS))
@@ -89,13 +123,7 @@ def judge_file(
     mesh = make_mesh(MeshShape())
     jax.set_mesh(mesh)
     opened = open_classifier(config, mesh, lambda name, fn: jax.jit(fn), announce, tokenizer, width)
-    rewards = classify(opened, sequences)
-    lines = [
-        json.dumps({"tokens": tokens, "rewards": dict(zip(labels, map(float, values)))})
-        for tokens, values in zip(sequences, rewards)
-    ]
-    paths.write_bytes_atomic(out, "".join(f"{line}\n" for line in lines).encode())
-    return len(lines)
+    return classify(opened, sequences)
 
 
 def _width(longest: int) -> int:

@@ -69,6 +69,26 @@ def test_rows_are_compared_with_the_opponents_of_their_prompt():
     assert OBJECTIVE.keep(NashMD(), groups).tolist() == [True, True, False, False, True, True, False]
 
 
+def test_a_pair_model_says_how_surely_an_opponent_is_beaten():
+    nan = jnp.nan
+    # Samples 2 and 3 of the first prompt are the mixture's, and 3 has no verdict: 0 beats 2 by 0.9, 1 by 0.25. Of the
+    # second prompt sample 0 beats 1 by 0.7.
+    over = {
+        0: [nan, 0.4, 0.1, nan, nan, 0.3, nan],
+        1: [0.6, nan, 0.75, nan, 0.7, nan, nan],
+        2: [0.9, 0.25, nan, nan, nan, nan, nan],
+        3: [1.0, 1.0, 0.5, nan, nan, nan, nan],
+    }
+    groups = played().replace(
+        components={f"pair_model/over_{s}": jnp.float32(column) for s, column in over.items()},
+        sample=jnp.array([0, 1, 2, 3, 0, 1, 2], jnp.int32),
+    )
+    config = NashMD(preference="pair_model")
+    found, _, counters = jax.jit(lambda g: OBJECTIVE.advantages(config, g, g.reward, ()))(groups)
+    np.testing.assert_allclose(found[:, 0], [0.4, -0.25, 0, 0, 0.2, -0.2, 0], atol=1e-6)
+    assert counters["win_rate"] == pytest.approx((0.9 + 0.25 + 0.7 + 0.3) / 4)
+
+
 def test_an_opponent_that_could_not_be_judged_is_counted():
     counters = OBJECTIVE.advantages(NashMD(), played(), played().reward, ())[2]
     assert int(counters["unscorable"]) == 1  # the second opponent of the first prompt

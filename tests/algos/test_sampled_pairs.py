@@ -11,7 +11,7 @@ import pytest
 from test_pair_objectives import MEANS, RUNNING, sequences
 
 import jrl
-from jrl.algos import ALGOS
+from jrl.algos import ALGOS, sampled_pairs
 from jrl.algos.conformance import sample_groups
 from jrl.algos.contract import Facts
 from jrl.algos.inpo import INPO
@@ -153,6 +153,69 @@ def test_pairs_of_a_tournament_are_the_best_and_the_worst_and_their_margin_is_of
     np.testing.assert_array_equal(at(0.8), [-1] * 12)
     with pytest.raises(ValueError, match=r"OnlineDPO\.margin = 1\.0 must be below 1"):
         row.check(row.config(pairing="tournament", margin=1.0), FACTS)
+
+
+def compared_groups():
+    """Returns `sample_groups` with a pair model's word on them: of group 0 sample 2 beats 0 by 0.75, 1 by 0.9 and 3 by
+    0.6, 0 and 3 beat 1 by 0.7; of group 1 they go in a circle; of group 2 rows 8 and 9 were not compared."""
+    nan = np.nan
+    of_0 = [[nan, 0.7, 0.25, 0.5], [0.3, nan, 0.1, 0.3], [0.75, 0.9, nan, 0.6], [0.5, 0.7, 0.4, nan]]
+    circle = [[nan, 0.9, 0.5, 0.1], [0.1, nan, 0.9, 0.5], [0.5, 0.1, nan, 0.9], [0.9, 0.5, 0.1, nan]]
+    of_2 = [[nan, nan, 0.2, 0.4], [nan, nan, 0.6, 0.8], [0.8, 0.4, nan, 0.5], [0.6, 0.2, 0.5, nan]]
+    preference = jnp.float32([*of_0, *circle, *of_2])
+    groups = sample_groups()  # rewards [1, 0, 0, 1], [1, 1, 1, 1], [0, 1, 0, 0], row 10 without a verdict
+    over = {f"pair_model/over_{s}": preference[:, s] for s in range(4)}
+    return groups.replace(components={**groups.components, **over})
+
+
+def test_labels_by_a_pair_model_are_its_strengths_and_no_pair_is_made_against_it():
+    groups, model = compared_groups(), {"preference": "pair_model"}
+    run = jax.jit(lambda c, g: ALGOS["OSP"].pairs(c, g, g.reward))
+    by_wins = run(OSP(pairing="tournament", **model), groups)
+    # Shares of wins 0.483, 0.233, 0.75 and 0.533: sample 2 meets sample 1. Of group 1 all have a half. Of group 2 row 9
+    # (0.8) would meet row 8 (0.4), and those two were not compared.
+    np.testing.assert_array_equal(by_wins.unit, [-1, 0, 0, *[-1] * 9])
+    np.testing.assert_allclose(by_wins.label, [0, 0.1, 0.9, *[0] * 9], 1e-6)
+    # By reward row 0 is preferred to row 1, which the model says too, by 0.7.
+    by_reward = run(OSP(**model), groups)
+    np.testing.assert_allclose(by_reward.label, [0.7, 0.3, *[0] * 10], 1e-6)
+    assert ALGOS["OnlineIPO"].pairs is ALGOS["INPO"].pairs is sampled_pairs.strong_pairs
+    row = ALGOS["OnlineDPO"]
+    hard = jax.jit(lambda c, g: row.pairs(c, g, g.reward))
+    np.testing.assert_array_equal(hard(row.config(**model), groups).label, [1, *[0] * 11])
+    # Of the rewards row 1 is preferred to row 0, against what the model says: no pair.
+    against = groups.replace(reward=(jnp.arange(12) % 4 == 1).astype(jnp.float32))
+    found = hard(row.config(**model), against)
+    np.testing.assert_array_equal(found.unit[:4], -1)
+    np.testing.assert_array_equal(found.label[:4], 0)
+    with pytest.raises(ValueError, match="no pair model has compared these rows"):
+        row.pairs(row.config(**model), sample_groups(), groups.reward)
+    with pytest.raises(ValueError, match=r"OnlineDPO\.preference = 'pair_model', and the stage has none"):
+        row.check(row.config(**model), FACTS)
+    row.check(row.config(**model), FACTS._replace(pair_model=True))
+
+
+SOFT = dataclasses.replace(SAMPLED, label=jnp.float32([[0.8, 0.2]]))
+
+
+@pytest.mark.parametrize(
+    "name, fields, value",
+    [
+        ("OnlineIPO", {}, 1.0),  # (2 - 0.6 / 0.2)^2
+        ("INPO", {"eta": 0.5, "tau": 0.1}, 0.36),  # (2 - 0.2 * 0 - 0.8 * 1 - 0.6)^2
+    ],
+)
+def test_a_strength_has_the_gradient_of_labels_drawn_from_it(name, fields, value):
+    row = ALGOS[name]
+    config = row.config(**fields)
+    np.testing.assert_allclose(jax.jit(row.sequence_loss)(config, SOFT, ())[0], [[value, 0]], 2e-6)
+
+    def slope(pairs):
+        total = lambda lp: row.sequence_loss(config, dataclasses.replace(pairs, logprob=lp), ())[0].sum()
+        return jax.grad(total)(pairs.logprob)
+
+    certain, other = SAMPLED, dataclasses.replace(SAMPLED, label=jnp.float32([[0, 1]]))
+    np.testing.assert_allclose(slope(SOFT), 0.8 * slope(certain) + 0.2 * slope(other), 1e-5)
 
 
 def test_xpo_and_samples_of_the_reference_go_together():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from data_fakes import TOKENIZER
 
-from jrl.tasks.data import contrasts, corrections, demonstrations, rationales, user_preferences
+from jrl.tasks.data import comparisons, contrasts, corrections, demonstrations, rationales, user_preferences
+from jrl.tasks.data.comparisons import Comparisons
 from jrl.tasks.data.contrasts import ContrastedPreferences
 from jrl.tasks.data.corrections import Corrections
 from jrl.tasks.data.demonstrations import Demonstrations
@@ -73,6 +74,27 @@ def test_either_answer_is_rewritten_into_the_better_one():
         Corrections(ask="so")
 
 
+def test_a_pair_is_shown_in_either_order_and_the_verdict_is_imitated():
+    config = Comparisons(ask="|{first}|{second}>")
+    given = [visit(0, rejected="no"), visit(1, rejected="no"), visit(2, rejected="{second}")]
+    rows, counts = comparisons.rows(config, given, TOKENIZER, 40)
+    asked = [("q|yes|no>", "A"), ("q|no|yes>", "B"), ("q|yes|{second}>", "A")]  # a text in an answer is no place
+    assert texts_of(rows) == asked and counts == {}
+    assert rows.unit.tolist() == [0, 1, 2] and rows.label.tolist() == [1, 1, 1]  # each by itself
+    turned = Comparisons(ask="<{second}<{first}", labels=("one", "two"))
+    assert texts_of(comparisons.rows(turned, given[:1], TOKENIZER, 40)[0]) == [("q<no<yes", "one")]
+    bad = [visit(), visit(rejected="yes"), visit(answer=None, rejected="no"), visit(rejected="n" * 50)]
+    left_out = {"no_rejected": 1, "same_answers": 1, "no_answer": 1, "too_long": 1}
+    assert comparisons.rows(config, bad, TOKENIZER, 40)[1] == left_out
+    assert comparisons.first_tokens(config, TOKENIZER) == (ord("A"), ord("B"))
+    with pytest.raises(ValueError, match=r"Comparisons\.labels is \('same', 'some'\), which begin with the same token"):
+        comparisons.first_tokens(Comparisons(labels=("same", "some")), TOKENIZER)
+    with pytest.raises(ValueError, match=r"Comparisons\.ask is '\{first\}'; it must hold \{second\} once"):
+        Comparisons(ask="{first}")
+    with pytest.raises(ValueError, match=r"must be two different texts"):
+        Comparisons(labels=("A", "A"))
+
+
 def test_a_pair_is_there_after_prompts_that_ask_for_good_and_bad_answers():
     config = ContrastedPreferences(better="+", worse="-------")
     rows, counts = contrasts.rows(config, [visit(rejected="no"), visit(rejected="yes")], TOKENIZER, 40)
@@ -135,6 +157,6 @@ def test_a_condition_is_in_the_prompt_and_not_learned():
         Demonstrations(condition="good")
 
 
-@pytest.mark.parametrize("name", ["Corrections", "RationalePreferences"])
+@pytest.mark.parametrize("name", ["Comparisons", "Corrections", "RationalePreferences"])
 def test_sources_pass_the_contract_test(name):
     assert all(finding.problem is None for finding in check_stored_source(name, SOURCES[name]))

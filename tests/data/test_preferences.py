@@ -114,7 +114,7 @@ def test_a_template_names_what_is_missing_first():
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_source_gives_units_of_adjacent_rows_or_a_cause(name):
     source = SOURCES[name]
-    width = 72 if name == "Corrections" else 24  # its prompts hold an answer, and words around it
+    width = {"Corrections": 72, "Comparisons": 100}.get(name, 24)  # their prompts hold answers, and words around them
     scored = {"label": 1, "value": 2, "rejected_value": 1, "helpfulness": 3, "steps": ["1", "2"], "labels": [1, 0],
               "others": [{"prompt": "p", "chosen": "a", "rejected": "b"}]}  # fmt: skip
     if name == "StepValues":

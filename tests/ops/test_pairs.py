@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrl.ops import groups, pairs
+from jrl.ops import groups, pairs, preferences
 from jrl.ops.pairs import tournament
+from jrl.ops.win_rate import win_probability
 
 NAN = float("nan")
 
@@ -82,22 +83,75 @@ def test_a_tournament_prefers_the_row_of_the_most_wins():
     for winner, loser in ((2, 0), (2, 3), (0, 3)):
         wins[winner, loser], wins[loser, winner] = 0.9, 0.1
     group, valid = jnp.array([0, 1, 0, 0, 0], jnp.int32), jnp.array([True, True, True, True, False])
-    run = jax.jit(functools.partial(tournament, num_groups=2, margin=0.0))
-    label, unit = run(jnp.asarray(wins), group, valid)
+    place = jnp.arange(5, dtype=jnp.int32)
+    run = jax.jit(functools.partial(tournament, num_groups=2))
+    label, unit = run(jnp.asarray(wins), group, place, valid, margin=0.0)
     np.testing.assert_array_equal(label, [0, 0, 1, 0, 0])
     np.testing.assert_array_equal(unit, [-1, -1, 0, 0, -1])
-    both = jnp.array([0, 9, 9, 0, 9], jnp.int32)  # two rows meet once: 0.9 and 0.1, 0.8 apart
-    assert (tournament(jnp.asarray(wins), both, both == 0, num_groups=1, margin=0.7)[1] >= 0).sum() == 2
+    both = jnp.array([0, 1, 1, 0, 1], jnp.int32)  # two rows meet once: 0.9 and 0.1, 0.8 apart
+    assert (run(jnp.asarray(wins), both, place, both == 0, margin=0.7)[1] >= 0).sum() == 2
     # shares of wins 0.9, 0.5 and 0.1: a margin of 0.81 leaves no pair
-    assert (tournament(jnp.asarray(wins), group, valid, num_groups=2, margin=0.81)[1] == -1).all()
+    assert (run(jnp.asarray(wins), group, place, valid, margin=0.81)[1] == -1).all()
 
 
 def test_a_circle_of_wins_has_no_pair_and_order_cancels():
     circle = jnp.array([[0.5, 1, 0], [0, 0.5, 1], [1, 0, 0.5]])
-    group, valid = jnp.zeros(3, jnp.int32), jnp.ones(3, bool)
-    assert (tournament(circle, group, valid, num_groups=1, margin=0.0)[1] == -1).all()
+    group, place, valid = jnp.zeros(3, jnp.int32), jnp.arange(3, dtype=jnp.int32), jnp.ones(3, bool)
+    run = jax.jit(functools.partial(tournament, num_groups=1, margin=0.0))
+    assert (run(circle, group, place, valid)[1] == -1).all()
     first_wins = jnp.ones((3, 3))  # a judge that always takes the first
-    assert (tournament(first_wins, group, valid, num_groups=1, margin=0.0)[1] == -1).all()
+    assert (run(first_wins, group, place, valid)[1] == -1).all()
+
+
+def whole_batch(preference, group, valid, num_groups):
+    """Returns the pairs of a tournament from preferences of all rows of a batch, [N, N], compared one by one."""
+    n = len(group)
+    share = np.zeros(n)
+    for i in range(n):
+        met = [j for j in range(n) if j != i and group[j] == group[i] and valid[i] and valid[j]]
+        wins = [(preference[i, j] + 1 - preference[j, i]) / 2 for j in met]
+        share[i] = sum(wins) / max(len(wins), 1)
+    return paired(share, group, valid, num_groups)
+
+
+def test_a_tournament_of_every_prompt_is_that_of_the_whole_batch():
+    rng = np.random.default_rng(0)
+    group, place = np.repeat(np.arange(3), 4), np.tile(np.arange(4), 3)
+    valid = rng.uniform(size=12) > 0.25
+    all_rows = np.where(valid[:, None] & valid[None, :], rng.integers(0, 9, (12, 12)) / 8, NAN)  # sums are exact
+    order = rng.permutation(12)  # rows may lie in any order, and row 5 is missing
+    order = order[order != 5]
+    by_sample = np.stack([all_rows[i, 4 * group[i] : 4 * group[i] + 4] for i in range(12)])
+    given = [jnp.asarray(x[order]) for x in (by_sample, group, place, valid)]
+    found = jax.jit(functools.partial(tournament, num_groups=3, margin=0.0))(*given)
+    cut = all_rows[np.ix_(order, order)]
+    for a, b in zip(found, whole_batch(cut, group[order], valid[order], 3)):
+        np.testing.assert_array_equal(a, b)
+    assert (np.asarray(found[1]) >= 0).sum() == 6
+
+
+def test_shares_of_wins_and_strengths_of_a_pair_by_hand():
+    # Row 0 is shown first with 0.9 against sample 1, which is shown first with 0.3: (0.9 + 0.7) / 2 = 0.8. Against
+    # sample 2: (0.5 + 1 - 0.1) / 2 = 0.7. Samples 1 and 2 were compared in one order alone.
+    preference = jnp.array([[NAN, 0.9, 0.5], [0.3, NAN, NAN], [0.1, 0.6, NAN], [0.2, NAN, NAN]])
+    group, place = jnp.array([0, 0, 0, 1], jnp.int32), jnp.array([0, 1, 2, 0], jnp.int32)
+    everyone, static = jnp.ones(4, bool), {"num_groups": 2}
+    share = jax.jit(functools.partial(preferences.win_share, **static))
+    np.testing.assert_allclose(share(preference, group, place, everyone, everyone), [0.75, 0.2, 0.3, 0.5], 1e-6)
+    # Against sample 2 alone; who is no player has 1/2.
+    last = place == 2
+    np.testing.assert_allclose(share(preference, group, place, ~last, last), [0.7, 0.5, 0.5, 0.5], 1e-6)
+    strength = jax.jit(functools.partial(preferences.pair_strength, **static))
+    pair = lambda *rows: jnp.zeros(4, bool).at[jnp.array(rows)].set(True)
+    np.testing.assert_allclose(strength(preference, group, place, pair(0, 1)), [0.8, 0.2, 0.5, 0.5], 1e-6)
+    np.testing.assert_allclose(strength(preference, group, place, pair(0, 2)), [0.7, 0.5, 0.3, 0.5], 1e-6)
+    np.testing.assert_array_equal(np.isnan(strength(preference, group, place, pair(1, 2))), [0, 1, 1, 0])
+    # Where who wins follows from scores, the shares are those of the scores.
+    score = jnp.array([0.3, 0.7, 0.3, 0.1, 0.2])
+    certain = (1 + jnp.sign(score[:, None] - score[None, :])) / 2
+    one = jnp.zeros(5, jnp.int32), jnp.arange(5, dtype=jnp.int32), jnp.ones(5, bool), jnp.ones(5, bool)
+    expected = win_probability(score, one[0], one[2], one[3], num_groups=1)
+    np.testing.assert_array_equal(preferences.win_share(certain, *one, num_groups=1), expected)
 
 
 def test_a_feasible_row_is_preferred_to_an_infeasible_one_by_hand():

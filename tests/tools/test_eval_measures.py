@@ -79,12 +79,17 @@ def test_improvement_is_over_samples_of_the_same_prompt():
 
 def test_over_optimization_of_checkpoints_by_hand():
     at = lambda kl, proxy, gold: {"kl_k3": {"mean": kl}, "proxy": {"mean": proxy}, "mean": gold}
-    found = measures.over_optimized([at(0, 0.1, 0.5), at(4, 0.2, 0.6), at(16, 0.3, 0.55)])
+    five = [at(0, 0.1, 0.5), at(1, 0.15, 0.55), at(4, 0.2, 0.6), at(16, 0.3, 0.55), at(25, 0.4, 0.5)]
+    found = measures.over_optimized(five)
+    # Proxy rises four times, gold twice.
     assert (found["peak"], found["peak_distance"], found["mismatch"]) == (0.6, 2.0, 0.5)
-    assert "sqrt(KL) 2.000" in evaluation.over_optimization_lines(found, [])[1]
-    assert measures.over_optimized([at(0, 0.1, 0.5), {"mean": 0.6}]) is None
-    assert measures.over_optimized([at(0, 0.1, 0.5), {"mean": 0.6, "kl_k3": {"mean": 1.0}}]) is None
-    assert measures.over_optimized([at(0, 0.1, 0.5), at(4, 0.2, 0.6)])["peak"] == 0.6
+    assert "sqrt(KL) 2.000" in evaluation.over_optimization_lines(found, five)[1]
+    for lacking in ({"mean": 0.6}, {"mean": 0.6, "kl_k3": {"mean": 1.0}}):
+        four = [*five[:4], lacking]
+        assert measures.over_optimized(four) is None  # a peak among few checkpoints is where they happen to be
+        (_, line) = evaluation.over_optimization_lines(None, four)
+        assert "4 checkpoints with a KL and a proxy reward; a curve takes at least 5" in line
+    assert evaluation.over_optimization_lines(None, [five[0], {"mean": 0.6}]) == []
 
 
 def example(prompt, answer, rejected, **info):
@@ -144,7 +149,7 @@ def test_checkpoints_against_a_reference_and_a_proxy(run, command, tmp_path):
     assert before["source"] == f"{run} 2" and before["proxy"]["n"] == 4 and before["proxy"]["low"] is not None
     assert 0 <= before["embedding_distance"]["mean"] <= 2 and len(before["profile"]["shares"]) == 101
     for name in ("KL by k3", "proxy reward", "embedding distance", "distinct-1", "self-BLEU", "P(sample higher)",
-                 "over-optimization"):  # fmt: skip
+                 "over-optimization: 2 checkpoints"):  # fmt: skip
         assert name in text
     code, _, err = command("eval", run, "--reference", run, "Eval.temperature=0.5")
     assert code == 2 and "Eval.temperature is 0.5" in err

@@ -84,7 +84,7 @@ def test_calibration_on_another_scale():
         ("wrong<confidence>8</confidence>", Status.WRONG, ((6, -0.28),)),
         ("bcde<confidence>high", Status.UNPARSABLE, ((5, -1.0),)),  # where the confidence begins
         ("bcde", Status.UNPARSABLE, ((4, -1.0),)),  # there is none
-        ("", Status.UNPARSABLE, ()),
+        ("", Status.UNPARSABLE, ((0, -1.0),)),  # a stop token alone is not empty
     ],
 )
 def test_the_reward_of_a_confidence_is_on_its_first_character(text, status, spans):

@@ -198,11 +198,12 @@ PARTS: list[Part] = [
     {
         "id": "F15",
         "function": "jrl.ops.pairs:tournament",
-        "inputs": ["preference", "group", "valid", "num_groups", "margin"],
+        "inputs": ["preference", "group", "sample", "valid", "num_groups", "margin"],
         "output": "(label [N] float32, unit [N] int32)",
         "tests": [
             "tests/ops/test_pairs.py::test_a_tournament_prefers_the_row_of_the_most_wins",
             "tests/ops/test_pairs.py::test_a_circle_of_wins_has_no_pair_and_order_cancels",
+            "tests/ops/test_pairs.py::test_a_tournament_of_every_prompt_is_that_of_the_whole_batch",
             "tests/algos/test_sampled_pairs.py::test_pairs_of_a_tournament_are_the_best_and_the_worst_and_their_margin_is_of_wins",
         ],
     },

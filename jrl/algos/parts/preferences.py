@@ -267,6 +267,31 @@ PARTS: list[Part] = [
         ],
     },
     {
+        "id": "P17",
+        "function": "jrl.ops.preferences:pair_strength",
+        "inputs": ["preference", "group", "sample", "paired", "num_groups"],
+        "output": "strength [N] float32",
+        "tests": [
+            "tests/ops/test_pairs.py::test_shares_of_wins_and_strengths_of_a_pair_by_hand",
+            "tests/algos/test_sampled_pairs.py::test_labels_by_a_pair_model_are_its_strengths_and_no_pair_is_made_against_it",
+            "tests/algos/test_sampled_pairs.py::test_a_strength_has_the_gradient_of_labels_drawn_from_it",
+        ],
+    },
+    {
+        "id": "P17",
+        "function": "jrl.learning.pair_model:first_preferred",
+        "inputs": ["weights", "tokens", "length", "verdicts", "model", "cfg"],
+        "output": "preference [N] float32",
+        "tests": ["tests/test_pair_model.py::test_the_verdict_is_read_at_the_last_token_of_a_question"],
+    },
+    {
+        "id": "P17",
+        "function": "jrl.tasks.data.comparisons:rows",
+        "inputs": ["config", "visits", "tokenizer", "width"],
+        "output": "(StoredRows, {cause: visits left out})",
+        "tests": ["tests/data/test_corrections.py::test_a_pair_is_shown_in_either_order_and_the_verdict_is_imitated"],
+    },
+    {
         "id": "P19",
         "function": "jrl.ops.pair_losses:inpo",
         "inputs": ["margin", "ref_margin", "previous_margin", "eta", "tau"],

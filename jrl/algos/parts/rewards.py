@@ -495,6 +495,27 @@ PARTS: list[Part] = [
         "tests": ["tests/rewards/test_text_rewards.py::test_pairwise_scores_by_hand"],
     },
     {
+        "id": "R20",
+        "function": "jrl.rollout.pair_model:pair_model_source",
+        "inputs": ["config", "asked", "prefer", "tokenizer", "samples", "longest"],
+        "output": "RewardSource of shares of wins and preferences",
+        "tests": [
+            "tests/test_pair_model.py::test_every_two_completions_of_a_prompt_are_compared_in_both_orders",
+            "tests/test_pair_model.py::test_a_completion_whose_comparisons_do_not_fit_has_no_reward",
+            "tests/test_pair_model.py::test_a_run_learns_from_a_pair_model_or_from_its_own_word",
+        ],
+    },
+    {
+        "id": "R20",
+        "function": "jrl.ops.preferences:win_share",
+        "inputs": ["preference", "group", "sample", "players", "opponents", "num_groups"],
+        "output": "share [N] float32",
+        "tests": [
+            "tests/ops/test_pairs.py::test_shares_of_wins_and_strengths_of_a_pair_by_hand",
+            "tests/algos/test_nash_md.py::test_a_pair_model_says_how_surely_an_opponent_is_beaten",
+        ],
+    },
+    {
         "id": "R21",
         "function": "jrl.tasks.rewards.calibration:calibration",
         "inputs": ["correct", "confidence"],

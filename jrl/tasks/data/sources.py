@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jrl.tasks.data import (
+    comparisons,
     conditioned,
     contrasts,
     corrections,
@@ -18,6 +19,7 @@ from jrl.tasks.data import (
 from jrl.tasks.data.stored import StoredSource
 
 SOURCES: dict[str, StoredSource] = {
+    "Comparisons": comparisons.SOURCE,
     "ConditionedPreferences": conditioned.SOURCE,
     "ContrastedPreferences": contrasts.SOURCE,
     "Corrections": corrections.SOURCE,

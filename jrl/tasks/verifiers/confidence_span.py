@@ -18,7 +18,7 @@ class ConfidenceSpan(Calibration):
 
 def score(config: ConfidenceSpan, completion: str, example: Example) -> Verdict:
     """Returns Calibration's verdict with a reward of 0, and its reward on the span up to the first character of the
-    opening; where no confidence begins, on the whole completion; none of an empty one.
+    opening; where no confidence begins, on the whole completion: of an empty text on the stop token, if there is one.
 
     Raises:
         ValueError: the example has no answer to compare with.
@@ -26,4 +26,4 @@ def score(config: ConfidenceSpan, completion: str, example: Example) -> Verdict:
     found = calibration.score(config, completion, example)
     begins = completion.find(config.opening)
     end = len(completion) if begins < 0 else begins + 1
-    return dataclasses.replace(found, reward=0.0, spans=((end, found.reward),) if completion else ())
+    return dataclasses.replace(found, reward=0.0, spans=((end, found.reward),))

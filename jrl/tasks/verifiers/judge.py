@@ -60,7 +60,7 @@ def _with_checked_spans(verdict: Verdict, limits: Limits, characters: int) -> Ve
         return _refuse("returned rewards of spans, and its row does not say rewards_spans=True")
     if len(verdict.spans) > SPANS_LIMIT:
         return _refuse(f"returned rewards of {len(verdict.spans)} spans; at most {SPANS_LIMIT} are taken")
-    before, checked = 0, []
+    before, checked = 0 if characters else -1, []  # of an empty text the end is 0
     for span in verdict.spans:
         if not isinstance(span, tuple | list) or len(span) != 2:
             return _refuse(f"returned the span {span!r:.100}; expected (end, reward)")

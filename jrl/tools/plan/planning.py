@@ -44,7 +44,7 @@ Say = Callable[[str], None]
 # Which trees of the run's state are arguments of a program. The others are on the device too.
 HOLDS = {"init": "nothing", "begin": "state", "update": "state", "close": "state", "sample": "weights",
          "correct": "weights", "sample_eval": "weights", "recompute": "weights", "reference": "weights",
-         "scores": "weights", "step_scores": "weights"}  # fmt: skip
+         "scores": "weights", "step_scores": "weights", "prefer": "weights"}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

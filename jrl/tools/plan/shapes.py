@@ -22,6 +22,7 @@ from jrl.models.pretrained.published import classifier_of
 from jrl.plugins import Parts
 from jrl.rollout import stop_strings
 from jrl.rollout.corrector import KEPT
+from jrl.rollout.pair_model import component_names as component_names_of_pairs
 from jrl.rollout.process_rewards import WORST_STEP
 from jrl.rollout.rewards import RewardModel
 from jrl.rollout.sampler import SamplingParams
@@ -162,10 +163,12 @@ def components_of(config: Config, stage: Stage) -> tuple[str, ...]:
         roles = (ROLE_ENSEMBLE,)
     corrected = (KEPT,) if isinstance(stage, Online) and stage.corrector is not None else ()
     judged_steps = (WORST_STEP,) if isinstance(stage, Online) and stage.process is not None else ()
+    compared = isinstance(stage, Online) and stage.pair_model is not None
+    compared = component_names_of_pairs(stage.samples) if compared else ()
     judged = itertools.chain.from_iterable(map(score_names, judges_of(stage, config)))
     first = [FIRST_ATTEMPT] if isinstance(stage, Online) and strategy_of(stage.strategy).attempts > 1 else []
     read = components_read(stage.shaping) if isinstance(stage, Online) else ()
-    models = (*labels, *judged, *roles, *corrected, *judged_steps)
+    models = (*labels, *judged, *roles, *corrected, *judged_steps, *compared)
     return tuple(dict.fromkeys((*component_names(config.scoring), *models, *read, *first)))
 
 

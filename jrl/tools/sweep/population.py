@@ -136,6 +136,8 @@ def unsupported(config: Config) -> str | None:
             return "a corrector (Online.corrector)"
         if isinstance(stage, Online) and stage.process is not None:
             return "rewards of steps by a role (Online.process)"
+        if isinstance(stage, Online) and stage.pair_model is not None:
+            return "a pair model (Online.pair_model)"
     return None
 
 

@@ -1,0 +1,94 @@
+"""Comparisons: two answers to a prompt in one text, which ends with the better one. What a pair model learns from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from jrl.tasks.data.prompts import Visit
+from jrl.tasks.data.stored import (
+    LeftOut,
+    StoredRows,
+    StoredSource,
+    Template,
+    check_fits,
+    completion_of,
+    continued,
+    of_visits,
+    stack,
+)
+from jrl.tasks.example import Message
+
+PLACES = ("{first}", "{second}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparisons:
+    """Pairs out of the examples of the run's task, on its training split, as questions which answer is better."""
+
+    chosen: str = "{answer}"  # the better answer: {answer}, or texts of Example.info by name
+    rejected: str = "{rejected}"  # the other one
+    # What follows the prompt; {first} and {second} are the answers in it.
+    ask: str = "\nResponse A: {first}\nResponse B: {second}\nThe better response:"
+    labels: tuple[str, str] = ("A", "B")  # the verdicts for the first and the second, of different first tokens
+
+    def __post_init__(self) -> None:
+        for name in ("chosen", "rejected"):
+            Template(getattr(self, name), f"Comparisons.{name}")
+        if missing := [place for place in PLACES if self.ask.count(place) != 1]:
+            raise ValueError(f"Comparisons.ask is {self.ask!r}; it must hold {missing[0]} once")
+        if len(self.labels) != 2 or not all(self.labels) or self.labels[0] == self.labels[1]:
+            raise ValueError(f"Comparisons.labels is {self.labels!r}; it must be two different texts, as ('A', 'B')")
+
+
+def rows(config: Comparisons, visits: Sequence[Visit], tokenizer: Any, width: int) -> tuple[StoredRows, dict[str, int]]:
+    """Returns P17's sequence for a pair model, of every visit that gives a pair: both answers in the prompt, of half of
+    the visits, by their uid, the better one first, and the verdict as completion; and how many visits gave none.
+
+    Left out are visits whose example lacks a text ("no_answer", "no_rejected"), whose two answers are the same
+    ("same_answers"), and those that do not fit `width` ("too_long").
+
+    Source: RLHF Workflow, 2405.07863 section 2.2, whose pair model is a language model trained on such rows.
+    """
+    templates = [Template(config.chosen, "Comparisons.chosen"), Template(config.rejected, "Comparisons.rejected")]
+    first_tokens(config, tokenizer)
+
+    def sequence(visit: Visit) -> tuple[Sequence[int], list[int], float]:
+        answers = [template.fill(visit) for template in templates]
+        if answers[0] == answers[1]:
+            raise LeftOut("same_answers")
+        better_is = visit.uid[0] % 2
+        first, second = answers if better_is == 0 else reversed(answers)
+        prompt = tuple(tokenizer.encode_prompt(comparison_prompt(config, visit.example.messages, first, second)))
+        target = completion_of(config.labels[better_is], tokenizer)
+        check_fits(prompt, target, width)
+        return prompt, target, 1.0
+
+    sequences, counts = of_visits(sequence, visits)
+    return stack(sequences, 1, tokenizer.pad_id, width), counts
+
+
+def comparison_prompt(config: Comparisons, messages: Sequence[Message], first: str, second: str) -> tuple[Message, ...]:
+    """Returns a prompt's messages with two answers to them, to be compared."""
+    before, _, rest = config.ask.partition(PLACES[0])
+    if PLACES[1] in before:  # the second answer stands before the first
+        start, _, between = before.partition(PLACES[1])
+        return continued(messages, start + second + between + first + rest)
+    between, _, end = rest.partition(PLACES[1])
+    return continued(messages, before + first + between + second + end)
+
+
+def first_tokens(config: Comparisons, tokenizer: Any) -> tuple[int, int]:
+    """Returns the first tokens of the two verdicts.
+
+    Raises: ValueError where they are the same: the first token would not say which answer is better.
+    """
+    first, second = (tokenizer.encode(label)[0] for label in config.labels)
+    if first == second:
+        raise ValueError(f"Comparisons.labels is {config.labels!r}, which begin with the same token; a pair model says "
+                         "by the first token which answer is better, as of ('A', 'B')")  # fmt: skip
+    return first, second
+
+
+SOURCE = StoredSource(config=Comparisons, rows=rows)
