@@ -282,7 +282,10 @@ def segments_of(stage: Online, config: Config) -> int:
 
 
 def optimizers(stage: Stage) -> dict[str, Any]:
-    """Returns the optimizer of every role that a stage trains, the role that it is about first."""
+    """Returns the optimizer of every role that a stage trains, the role that it is about first (O5).
+
+    A critic of its own has a learning rate of its own, such as 1e-5 beside the policy's 1e-6.
+    """
     if isinstance(stage, Offline) or stage.critic is None:
         return {stage.trains: stage.optimizer}
     of_critic = stage.critic_optimizer or dataclasses.replace(stage.optimizer, average=None)
@@ -827,6 +830,18 @@ def check_model(config: Config) -> None:
             f"LoRA.base = {config.adapter.base!r} quantizes frozen matrices, and without {name}.remat = 'layer' the "
             "backward pass would store all of them dequantized; set it, or LoRA.base = None"
         )
+    check_master_weights(config)
+
+
+def check_master_weights(config: Config) -> None:
+    """Raises ValueError where weights that are trained would be in bfloat16 (O4): master weights are float32 or wider.
+
+    From 1 on the numbers of bfloat16 are 2^-7 apart, and an update of less than half of that changes nothing:
+    Adam's at a learning rate of 1e-6 never does. Frozen weights under adapters may be narrow.
+
+    Source: mixed precision training, 1710.03740 section 3.1.
+    """
+    name = type(config.model).__name__
     if config.model.param_dtype == "bfloat16" and config.adapter is None:
         raise ValueError(
             f"{name}.param_dtype='bfloat16' cannot be trained: bfloat16 rounds small updates away. "
