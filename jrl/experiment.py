@@ -95,6 +95,24 @@ class Offline:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class PretrainingMix:
+    """Stored rows that the policy imitates beside what it learns from its samples (L17, PPO-ptx): the loss gets
+    `coefficient` times the mean over their tokens of -log-prob."""
+
+    source: Any = dataclasses.field(metadata={"table": "sources"})  # where rows come from; single ones, no pairs
+    # Where its examples come from; None: Config.task.
+    task: Any | None = dataclasses.field(default=None, metadata={"table": "envs"})
+    batch_size: int = 64  # rows a step, shared out over Learner.minibatches as the samples are
+    coefficient: float = 0.05  # weight of the term
+
+    def __post_init__(self) -> None:
+        check_counts(self, ("batch_size",))
+        if not self.coefficient > 0:
+            raise ValueError(f"PretrainingMix.coefficient = {self.coefficient} must be above 0; leave "
+                             "Online.pretraining out for no term")  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Online:
     """A stage that samples completions of prompts from the policy, has them scored, and trains on them: the policy, or
     a reward model."""
@@ -142,6 +160,7 @@ class Online:
     critic: str | None = None
     critic_optimizer: AdamW | Muon | Adafactor | None = None  # of that critic; None: as the policy's
     critic_warmup: int = 0  # steps at the beginning in which that critic learns alone
+    pretraining: PretrainingMix | None = None  # stored rows that the policy imitates as well; None: none
     learner: Learner = dataclasses.field(default_factory=Learner)  # how a batch becomes optimizer steps
     name: str = "rl"  # in metrics, checkpoints and evaluations
 
@@ -188,6 +207,11 @@ RESERVED_ROLES = ("reference", PREVIOUS, AVERAGE)
 def is_reserved(role: str) -> bool:
     """Whether stages create a role of this name themselves."""
     return role in RESERVED_ROLES or is_previous(role)
+
+
+def stored_rows_of(stage: Stage) -> Offline | PretrainingMix | None:
+    """Returns what of a stage learns from stored rows: all of it, a part of it, or nothing (None)."""
+    return stage if isinstance(stage, Offline) else stage.pretraining
 
 
 def judges_of(stage: Stage, config: Config) -> tuple[Judge, ...]:
@@ -529,6 +553,20 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[s
         check_corrector(stage, objective, config)
     if online and stage.process is not None:
         check_process_rewards(stage, objective, earlier)
+    if online and stage.pretraining is not None:
+        check_pretraining(stage, tables)
+
+
+def check_pretraining(stage: Online, tables: Tables) -> None:
+    """Raises ValueError where the role that learns has no tokens to imitate, or a source gives rows to compare."""
+    source, name = stage.pretraining.source, type(stage.pretraining.source).__name__
+    if stage.trains != "policy":
+        raise ValueError(f"Online.pretraining is imitated by the policy, and this stage trains {stage.trains!r}; leave "
+                         "it out")  # fmt: skip
+    row = row_of(tables, "sources", source)
+    if row.unit_size != 1 or row.mismatched or getattr(source, "values", None) is not None:
+        raise ValueError(f"PretrainingMix.source = @{name}() gives rows that are compared or rated; use "
+                         "single ones that are to be imitated, such as @Demonstrations()")  # fmt: skip
 
 
 def check_stored_rows(stage: Offline, objective: Objective, tables: Tables) -> None:

@@ -11,14 +11,24 @@ from jax.sharding import PartitionSpec
 
 from jrl.algos.contract import Groups, Objective, Pairs, Sequences, eligible, shaped_reward
 from jrl.algos.reward_shaping import Shaping, shaped
-from jrl.learning.pack import PackingPlan, by_place, pack, unpack
+from jrl.learning.pack import PackingPlan, by_place, pack, pack_tokens, unpack
 from jrl.ops import reward_telemetry as telemetry
 from jrl.ops.likelihood import positive_weights
-from jrl.ops.reduce import masked_mean
+from jrl.ops.reduce import count_tokens, masked_mean
 from jrl.ops.segments import segment_count, segment_sum
 from jrl.ops.staleness import token_staleness
 from jrl.ops.values import explained_variance
-from jrl.types import Array, PackedBatch, PyTree, Recomputed, Rollout, Scores, SequenceTargets, TrainBatch
+from jrl.types import (
+    Array,
+    PackedBatch,
+    PretrainingBatch,
+    PyTree,
+    Recomputed,
+    Rollout,
+    Scores,
+    SequenceTargets,
+    TrainBatch,
+)
 
 
 class Credit(NamedTuple):
@@ -292,6 +302,16 @@ def finish_stored(
         if objective.token_loss is None
         else objective.denominator(config, mask, plan.member.sum(), max_completion).astype(jnp.float32),
     )
+
+
+def pack_pretraining(tokens: Array, mask: Array, plan: PackingPlan, coefficient: Array) -> PretrainingBatch:
+    """Returns the stored rows that an optimizer step on samples imitates as well, at temperature 1.
+
+    Args:
+      tokens: [N, T] int32. mask: [N, T] bool, what is imitated. coefficient: [] float32.
+    """
+    packed = pack_tokens(tokens, mask, plan, jnp.ones_like(coefficient))
+    return PretrainingBatch(packed, count_tokens(_everywhere(mask) & plan.member[:, None]), coefficient)
 
 
 def sequences_of(

@@ -15,7 +15,17 @@ from jrl.learning.learner import weights_of, without_routes
 from jrl.learning.pack import PackingPlan
 from jrl.learning.previous import PREVIOUS
 from jrl.models.heads import REWARD
-from jrl.types import Array, PackedBatch, PyTree, Recomputed, Rollout, Scores, TrainBatch, TrainState
+from jrl.types import (
+    Array,
+    PackedBatch,
+    PretrainingBatch,
+    PyTree,
+    Recomputed,
+    Rollout,
+    Scores,
+    TrainBatch,
+    TrainState,
+)
 
 
 class StagePrograms(NamedTuple):
@@ -42,6 +52,7 @@ class StagePrograms(NamedTuple):
     correct: Callable[..., Rollout] | None  # as `sample`, of a corrector's weights; None: the stage has no corrector
     # (rollout, scores, state, config, [(recomputed, source)], shaping, version); None: stored rows
     credit: Callable[..., Credit] | None
+    pretraining: Callable[..., PretrainingBatch] | None  # (tokens, mask, plan, coefficient) of stored rows; None: none
     finish: Callable[..., TrainBatch]  # (packed, recomputed, plan, credit or labels, config)
     update: Callable[..., tuple[TrainState, dict[str, Array]]]  # (state, batch, config, optimizer, router)
     update_critic: Callable[..., tuple[TrainState, dict[str, Array]]] | None  # the same of a critic of its own
@@ -65,6 +76,7 @@ class StageArrays(NamedTuple):
     critic_optimizer: PyTree | None  # of a critic of its own
     router: PyTree | None  # terms of a mixture of experts
     shaping: PyTree | None = None  # of sampled rows' rewards; None: none
+    pretraining: Array | None = None  # coefficient of the stored rows that are imitated as well; None: there are none
 
 
 class Minibatch(NamedTuple):
@@ -112,11 +124,13 @@ def learn_from_sampled(
     role: str,
     epochs: int,
     warms_up: bool,
+    pretraining: Sequence[PretrainingBatch] = (),
 ) -> tuple[TrainState, dict[str, Array], Learned]:
     """Returns the state after every update on a scored batch, the means of their metrics, still on the device, and what
     was learned from.
 
     Args:
+      pretraining: stored rows that are imitated as well, of every minibatch; (): none.
       role: that learns; the policy has drawn the rollout.
       warms_up: a critic of its own learns alone (V3), and the policy keeps its bits.
     """
@@ -126,6 +140,8 @@ def learn_from_sampled(
     if epochs * len(minibatches) == 1:  # credit may have needed them; the ratio of the only update is exactly 1
         minibatches = [m._replace(recomputed=m.recomputed.replace(old_logprobs=None)) for m in minibatches]
     batches = [p.finish(m.packed, m.recomputed, m.plan, credit, arrays.objective) for m in minibatches]
+    if pretraining:
+        batches = [batch.replace(pretraining=rows) for batch, rows in zip(batches, pretraining, strict=True)]
     learn = dict(role=role, epochs=epochs, warms_up=warms_up)
     return _learn(p, state, batches, credit.state, arrays, credit.metrics, **learn)
 
@@ -172,8 +188,9 @@ def _learn(
 
 
 def batch_of(role: str, batch: TrainBatch) -> TrainBatch:
-    """Returns a batch as a role learns from it: the routers of a critic of its own decide for themselves."""
-    return batch.replace(packed=without_routes(batch.packed)) if role == CRITIC else batch
+    """Returns a batch as a role learns from it: the routers of a critic of its own decide for themselves, and it
+    imitates nothing."""
+    return batch.replace(packed=without_routes(batch.packed), pretraining=None) if role == CRITIC else batch
 
 
 def updates(

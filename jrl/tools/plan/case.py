@@ -171,6 +171,8 @@ def uncounted(config: Config) -> str | None:
     notes = ["the memory and the time of Config.reward are not counted"] * (config.reward is not None)
     notes += ["the memory and the time of Config.teacher are not counted"] * (config.teacher is not None)
     notes += ["the time of Config.judges is not counted"] * bool(config.judges)
+    mixed = any(isinstance(stage, Online) and stage.pretraining is not None for stage in config.stages)
+    notes += ["the stored rows of Online.pretraining are not counted, but where the compiler counts"] * mixed
     strategies = any(isinstance(stage, Online) and stage.strategy is not None for stage in config.stages)
     notes += ["Online.strategy is counted as plain sampling, but where the compiler counts"] * strategies
     return "; ".join(notes) or None
