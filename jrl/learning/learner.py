@@ -446,7 +446,7 @@ def pretraining_sums(
     Args:
       trainable, frozen: as in `loss_sums`.
     """
-    spec = model.spec(cfg)
+    spec, rows = model.spec(cfg), batch.packed
 
     def loss_fn(trainable: Weights, micro: PackedBatch) -> tuple[Array, Array]:
         weights = Weights(merge_params(frozen, without_gradient(trainable.params, spec)), trainable.heads)
@@ -459,14 +459,14 @@ def pretraining_sums(
         (loss, nll), gradient = jax.value_and_grad(loss_fn, has_aux=True)(trainable, micro)
         return gradient, loss, nll
 
-    loss, nll = jax.eval_shape(functools.partial(loss_fn, trainable), micro_batch(batch.packed, 0))
+    loss, nll = jax.eval_shape(functools.partial(loss_fn, trainable), micro_batch(rows, 0))
     zero = (jax.tree.map(jnp.zeros_like, trainable), jnp.zeros((), loss.dtype), jnp.zeros((), nll.dtype))
 
     def add(i: Array, sums: tuple[Weights, Array, Array]) -> tuple[Weights, Array, Array]:
-        added = jax.tree.map(jnp.add, sums, sums_of(micro_batch(batch.packed, i)))
-        return where_member(i < batch.packed.num_real, added, sums)
+        added = jax.tree.map(jnp.add, sums, sums_of(micro_batch(rows, i)))
+        return where_member(i < rows.num_real, added, sums)
 
-    return jax.lax.fori_loop(0, most_of_members(batch.packed.num_real), add, zero)
+    return jax.lax.fori_loop(0, most_of_members(rows.num_real), add, zero)
 
 
 def token_terms(

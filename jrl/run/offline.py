@@ -40,6 +40,7 @@ class OfflineStage:
     tokenizer: Any
     mesh: Mesh
     temperature: Array  # 1
+    chances: np.ndarray | None = None  # [examples] float64, of each to be drawn; None: they come in turn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +52,28 @@ class PretrainingRows:
     stream: Stream
     source: StoredSource
     tokenizer: Any
+    chances: None = None  # its examples come in turn
+
+
+def chances_of(
+    objective: Objective, config: Offline, source: StoredSource, stream: Stream, tokenizer: Any, width: int
+) -> np.ndarray | None:
+    """Returns how likely every example of a stage is to be drawn, [examples] float64; None: they come in turn.
+
+    It reads all of them. Raises ValueError where none can be drawn.
+
+    Args:
+      width: T, the most tokens of a row.
+    """
+    chances = objective.draw(config.objective)
+    if chances is None:
+        return None
+    numbers = np.full(len(objective.needs(config.objective).row_value_names), np.nan, np.float32)
+    values = []
+    for visit in stream.every():
+        rows = source.rows(config.source, [] if visit is None else [visit], tokenizer, width)[0]
+        values.append(rows.value[0] if len(rows.length) else numbers)
+    return chances(np.array(values))
 
 
 class Stepped(NamedTuple):
@@ -93,7 +116,8 @@ def next_on_host(
       minibatches: Learner.minibatches of the stage.
     """
     config = stage.config
-    visits = stage.stream.next(config.batch_size)
+    stream = stage.stream
+    visits = stream.next(config.batch_size) if stage.chances is None else stream.draw(config.batch_size, stage.chances)
     rows, left_out = stage.source.rows(config.source, visits, stage.tokenizer, stage.shape.width)
     rows = padded_rows(rows, stage.shape.sequences)
     prompts = np.where(rows.action_mask.any(axis=1), rows.action_mask.argmax(axis=1), rows.length)

@@ -35,7 +35,7 @@ from jrl.rollout.strategies import strategy_of
 from jrl.rollout.strategies.contract import FIRST_ATTEMPT
 from jrl.run import programs
 from jrl.run.data import RunData, open_streams
-from jrl.run.offline import OfflineStage, PretrainingRows
+from jrl.run.offline import OfflineStage, PretrainingRows, chances_of
 from jrl.run.online import OnlineStage
 from jrl.run.policy import Policy
 from jrl.run.report.display import Display
@@ -117,11 +117,13 @@ def stages_of(
             shape=programs.packed_shape(stage, config, tables, mesh),
         )
         if isinstance(stage, Offline):
-            row = row_of(tables, "sources", stage.source)
+            row, stream = row_of(tables, "sources", stage.source), next(stored)
+            given = (row, stream, policy.tokenizer, common["shape"].width)
             stages.append(
                 OfflineStage(
                     **common,
-                    stream=next(stored),
+                    stream=stream,
+                    chances=chances_of(common["objective"], stage, *given),
                     source=row,
                     tokenizer=policy.tokenizer,
                     mesh=mesh,
