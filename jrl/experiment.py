@@ -146,6 +146,8 @@ class Online:
     # Of reward heads with several outputs (AttributeRegression): each one's share in the role's score; None: the mean
     attribute_weights: tuple[float, ...] | None = None
     reset_reference_every: int | None = None  # steps after which the reference is the policy again; None: it stays
+    # Share of the old reference that stays in the new one then: every step a moving average; None: nothing stays.
+    reference_decay: float | None = None
     ensemble: Ensemble | None = None  # one score from those of the roles in `rewards`; None: all of them are added up
     # A role that rewrites every completion, and rewards the sampled tokens that it keeps; None: none does
     corrector: Corrector | None = None
@@ -178,6 +180,13 @@ class Online:
             raise ValueError(
                 f"Online.reset_reference_every must be at least 1, or None; got {self.reset_reference_every}"
             )
+        if self.reference_decay is not None:
+            if self.reset_reference_every is None:
+                raise ValueError("Online.reference_decay is of a reference that moves; set "
+                                 "Online.reset_reference_every, to 1 for a moving average of every step")  # fmt: skip
+            if not 0 < self.reference_decay < 1:
+                raise ValueError(f"Online.reference_decay must be above 0 and below 1, or None; got "
+                                 f"{self.reference_decay}")  # fmt: skip
         if bad := [role for role, weight in self.rewards.items() if not abs(weight) <= LARGEST_REWARD]:
             raise ValueError(f"Online.rewards has the weight {self.rewards[bad[0]]} for {bad[0]!r}; it must be finite, "
                              "in float32 too")  # fmt: skip

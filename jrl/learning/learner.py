@@ -37,7 +37,7 @@ from jrl.ops.logprobs import likeliest_tokens, squared_probabilities, state_valu
 from jrl.ops.members import most_of_members, where_member
 from jrl.ops.mismatch import mismatch_of_means, mismatch_terms, probability_difference
 from jrl.ops.offline_advantage import r_gold
-from jrl.ops.reference import reset_due
+from jrl.ops.reference import averaged_reference, reset_due
 from jrl.ops.token_regularization import token_contrast
 from jrl.ops.two_hot import bins_of, two_hot_value
 from jrl.types import (
@@ -695,6 +695,7 @@ def close_step(
     metrics: dict[str, Array],
     config: PyTree,
     skipped: Array,
+    reference_decay: Array | None = None,
     *,
     roles: Sequence[str],
     objective: Objective,
@@ -708,6 +709,7 @@ def close_step(
       objective_state: as Credit has it. metrics: means over the step's updates. config: the objective's.
       skipped: [] int32, state.skipped before the step's updates.
       reset_reference_every: steps of the stage after which the reference becomes a copy of the first role (K6).
+      reference_decay: [] float, share of the old reference that stays in it then; None: nothing.
     """
     sound = state.skipped == skipped
     following = objective.next_state(config, objective_state, metrics)
@@ -717,7 +719,9 @@ def close_step(
     if reset_reference_every is not None:
         own = models[roles[0]]
         due = reset_due(own.version, every=reset_reference_every)
-        moved = jax.tree.map(lambda new, old: jnp.where(due, new, old), own.params, models["reference"].params)
+        old = models["reference"].params
+        new = own.params if reference_decay is None else averaged_reference(old, own.params, decay=reference_decay)
+        moved = jax.tree.map(lambda new, old: jnp.where(due, new, old), new, old)
         models["reference"] = models["reference"].replace(params=moved)
     if previous is not None:
         models = with_previous(models, previous, learned[roles[0]].version)

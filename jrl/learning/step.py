@@ -56,7 +56,7 @@ class StagePrograms(NamedTuple):
     finish: Callable[..., TrainBatch]  # (packed, recomputed, plan, credit or labels, config)
     update: Callable[..., tuple[TrainState, dict[str, Array]]]  # (state, batch, config, optimizer, router)
     update_critic: Callable[..., tuple[TrainState, dict[str, Array]]] | None  # the same of a critic of its own
-    close: Callable[..., TrainState]  # (state, previous, objective state, metrics, config, skipped)
+    close: Callable[..., TrainState]  # (state, previous, objective state, metrics, config, skipped, reference decay)
     close_warmup: Callable[..., TrainState] | None  # the same where only the critic has learned; None: it never does
     keep: Callable[..., Array] | None  # (rollout, scores, config, shaping) -> [N] bool; None: never refilled
     before: Callable[[Array], Array]  # version -> max(0, version - lag)
@@ -76,6 +76,7 @@ class StageArrays(NamedTuple):
     critic_optimizer: PyTree | None  # of a critic of its own
     router: PyTree | None  # terms of a mixture of experts
     shaping: PyTree | None = None  # of sampled rows' rewards; None: none
+    reference_decay: Array | None = None  # share of the old reference that stays where it moves; None: nothing
     pretraining: Array | None = None  # coefficient of the stored rows that are imitated as well; None: there are none
 
 
@@ -183,7 +184,7 @@ def _learn(
     state, metrics, of_critic = updates(p, state, learned, arrays)
     together = {**known, **p.mean(metrics, of_critic)}
     close = p.close_warmup if warms_up else p.close
-    state = close(state, previous, objective_state, together, arrays.objective, skipped)
+    state = close(state, previous, objective_state, together, arrays.objective, skipped, arrays.reference_decay)
     return state, together, learned
 
 

@@ -193,6 +193,7 @@ def stage_arrays(stage: Stage, number: Callable[[Any], Any]) -> StageArrays:
         critic_optimizer=as_numbers(optimizers(stage).get(CRITIC)),
         router=as_numbers(stage.learner.router),
         shaping=as_numbers(stage.shaping) if isinstance(stage, Online) else None,
+        reference_decay=as_numbers(stage.reference_decay) if isinstance(stage, Online) else None,
         pretraining=as_numbers(stage.pretraining.coefficient)
         if isinstance(stage, Online) and stage.pretraining
         else None,
