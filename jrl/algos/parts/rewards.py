@@ -415,9 +415,14 @@ PARTS: list[Part] = [
     {
         "id": "R17",
         "function": "jrl.ops.shaping:kl_in_reward",
-        "inputs": ["reward", "old_logprobs", "ref_logprobs", "action_mask", "beta"],
+        "inputs": ["reward", "old_logprobs", "ref_logprobs", "action_mask", "beta", "estimator"],
         "output": "token_reward [N, T] float32",
-        "tests": ["tests/ops/test_shaping.py::test_kl_in_the_reward_by_hand"],
+        "tests": [
+            "tests/ops/test_shaping.py::test_kl_in_the_reward_by_hand",
+            "tests/ops/test_shaping.py::test_kl_in_the_reward_by_other_estimators_by_hand",
+            "tests/ops/test_shaping.py::test_its_returns_sum_the_penalties_and_the_reward",
+            "tests/algos/test_ppo.py::test_the_kl_in_the_reward_is_by_the_estimator_asked_for",
+        ],
     },
     {
         "id": "R18",
@@ -650,7 +655,7 @@ PARTS: list[Part] = [
     {
         "id": "R30",
         "function": "jrl.ops.shaping:kl_in_reward",
-        "inputs": ["reward", "old_logprobs", "ref_logprobs", "action_mask", "beta"],
+        "inputs": ["reward", "old_logprobs", "ref_logprobs", "action_mask", "beta", "estimator"],
         "output": "token_reward [N, T] float32",
         "tests": ["tests/ops/test_shaping.py::test_kl_in_the_reward_by_hand"],
     },
