@@ -564,6 +564,19 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[s
         check_process_rewards(stage, objective, earlier)
     if online and stage.pretraining is not None:
         check_pretraining(stage, tables)
+    if online and stage.shaping is not None and stage.shaping.potential is not None:
+        check_potential(stage, objective, config, tables)
+
+
+def check_potential(stage: Online, objective: Objective, config: Config, tables: Tables) -> None:
+    """Raises ValueError where there are no rewards of tokens that could be potentials, or nobody reads them."""
+    spans = rewards_spans(config.scoring, tables["verifiers"])
+    if not (spans or stage.process is not None or stage.corrector is not None):
+        raise ValueError("Shaping.potential is of rewards of tokens, and nothing gives any; set Online.process or "
+                         "Online.corrector, use a verifier that rewards spans, or leave it out")  # fmt: skip
+    if not objective.needs(stage.objective).token_rewards:
+        raise ValueError(f"Shaping.potential is of rewards of tokens, and {type(stage.objective).__name__} reads the "
+                         "reward of a completion alone; use PPO, Reinforce or ReinforcePlusPlus")  # fmt: skip
 
 
 def check_pretraining(stage: Online, tables: Tables) -> None:

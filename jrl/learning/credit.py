@@ -131,7 +131,7 @@ def credit(
         old_sum_squared=by_row("old_sum_squared") if needs.credit_sum_squared else None,
         tokens=rollout.tokens if needs.credit_tokens else None,
     )
-    action_mask, scored = groups.action_mask, groups.reward
+    action_mask, scored, of_tokens = groups.action_mask, groups.reward, groups.token_reward
     groups = groups if shaping is None else shaped(shaping, groups)
     reward = shaped_reward(objective, config, groups, state)
     advantages, counters, pairs = None, {}, None
@@ -165,8 +165,8 @@ def credit(
     }
     if age is not None:
         metrics["rollout/staleness"] = masked_mean(age, action_mask)
-    if groups.token_reward is not None:
-        metrics["reward/tokens"] = over_valid(groups.token_reward.sum(-1))
+    if of_tokens is not None:
+        metrics["reward/tokens"] = over_valid(of_tokens.sum(-1))
     returns = None
     if objective.returns is not None:
         returns = objective.returns(config, groups, reward)

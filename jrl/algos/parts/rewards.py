@@ -639,6 +639,7 @@ PARTS: list[Part] = [
         "output": "token_reward [N, T] float32",
         "tests": [
             "tests/ops/test_shaping.py::test_potential_shaping_by_hand",
+            "tests/algos/test_reward_shaping.py::test_rewards_of_tokens_as_potentials_by_hand",
             "tests/ops/test_shaping.py::test_a_shaped_return_is_the_return_less_the_potential_of_its_state",
             "tests/ops/test_shaping.py::test_a_row_whose_potential_is_unknown_is_not_shaped_and_there_is_no_gradient",
         ],
