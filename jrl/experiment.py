@@ -40,6 +40,7 @@ from jrl.rollout.strategies.reference_samples import ReferenceSamples
 from jrl.rollout.strategies.refinement import Refinement
 from jrl.rollout.strategies.reset import Reset
 from jrl.rollout.strategies.roll_in import RollIn
+from jrl.rollout.strategies.roll_out import RollOut
 from jrl.rollout.strategies.self_correction import SelfCorrection
 from jrl.run.checkpoints import Checkpoint
 from jrl.run.report import Log
@@ -127,7 +128,16 @@ class Online:
     completion_length: int | None = None
     # How the completions of a prompt come about; None: each is drawn by itself.
     strategy: (
-        Branching | MixtureOpponent | Partial | ReferenceSamples | Refinement | Reset | RollIn | SelfCorrection | None
+        Branching
+        | MixtureOpponent
+        | Partial
+        | ReferenceSamples
+        | Refinement
+        | Reset
+        | RollIn
+        | RollOut
+        | SelfCorrection
+        | None
     ) = None
     # Which prompts are visited, by the outcomes of those before; None: all of them in turn.
     curriculum: (
@@ -812,7 +822,7 @@ def check_routes(stage: Stage) -> None:
         raise ValueError("Learner.routes = 'replayed' takes what the sampler recorded, and an Offline stage learns "
                          "from stored rows; set it for the stage that samples alone, such as rl/Learner.routes where "
                          "that stage has Online.learner = @rl/Learner()")  # fmt: skip
-    if isinstance(stage.strategy, MixtureOpponent | ReferenceSamples | Refinement):
+    if isinstance(stage.strategy, MixtureOpponent | ReferenceSamples | Refinement | RollOut):
         raise ValueError(
             f"Learner.routes = 'replayed' does not go with Online.strategy = @{type(stage.strategy).__name__}(): "
             "rows of it are drawn with other weights than the policy's, or after another prompt, where routers choose "
