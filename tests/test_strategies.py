@@ -179,7 +179,7 @@ def test_what_is_kept_of_a_roll_in_by_hand():
     # floor(place * words): 0, 2 and 3 of 4; all of one token is drawn again; of none nothing is kept.
     words, place = jnp.array([4, 4, 4, 1, 0]), jnp.array([0.0, 0.5, 0.999, 0.999, 0.5])
     assert jax.jit(rolled_in)(words, place).tolist() == [0, 2, 3, 0, 0]
-    assert rolled_in(jnp.array([3]), jnp.array([1.0])).tolist() == [2]
+    assert rolled_in(jnp.array([3, 1]), jnp.array([1.0, 1.0])).tolist() == [2, 0]  # a place that was rounded up
 
 
 def test_what_is_taken_of_a_guide_by_hand():
