@@ -20,9 +20,9 @@ from jrl.learning.credit import StoredLabels, finish_stored, pack_pretraining
 from jrl.learning.critic import CRITIC
 from jrl.learning.layout import Learner, packed_shape
 from jrl.learning.pack import pack_tokens, plan
-from jrl.learning.step import batch_of
+from jrl.learning.step import Learned, batch_of
 from jrl.resolve import load_config
-from jrl.run import replay, run_hash
+from jrl.run import fault, replay, run_hash
 from jrl.types import Recomputed
 
 SETTINGS = [
@@ -89,6 +89,14 @@ def test_a_critic_of_its_own_imitates_nothing():
     mixed = supervised(*rows(0)).replace(pretraining=imitated_too(*rows(1), jnp.float32(0.3)))
     assert batch_of(CRITIC, mixed).pretraining is None
     assert batch_of("policy", mixed) is mixed
+
+
+def test_the_bundle_of_a_fault_holds_the_stored_rows_too(tmp_path):
+    mixed = supervised(*rows(0)).replace(pretraining=imitated_too(*rows(1), jnp.float32(0.3)))
+    fault._write_batches(tmp_path, Learned([mixed], 1, False))
+    (read,) = fault._read_batches(tmp_path, 1, make_mesh(MeshShape(), jax.devices()[:1]))
+    assert jax.tree.structure(read) == jax.tree.structure(mixed)
+    jax.tree.map(np.testing.assert_array_equal, read, mixed)
 
 
 @pytest.fixture(scope="module")
