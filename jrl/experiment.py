@@ -41,6 +41,7 @@ from jrl.rollout.strategies.reference_samples import ReferenceSamples
 from jrl.rollout.strategies.refinement import Refinement
 from jrl.rollout.strategies.reset import Reset
 from jrl.rollout.strategies.roll_in import RollIn
+from jrl.rollout.strategies.roll_out import RollOut
 from jrl.rollout.strategies.self_correction import SelfCorrection
 from jrl.run.checkpoints import Checkpoint
 from jrl.run.report import Log
@@ -97,6 +98,24 @@ class Offline:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class PretrainingMix:
+    """Stored rows that the policy imitates beside what it learns from its samples (L17, PPO-ptx): the loss gets
+    `coefficient` times the mean over their tokens of -log-prob."""
+
+    source: Any = dataclasses.field(metadata={"table": "sources"})  # where rows come from; single ones, no pairs
+    # Where its examples come from; None: Config.task.
+    task: Any | None = dataclasses.field(default=None, metadata={"table": "envs"})
+    batch_size: int = 64  # rows a step, shared out over Learner.minibatches as the samples are
+    coefficient: float = 0.05  # weight of the term
+
+    def __post_init__(self) -> None:
+        check_counts(self, ("batch_size",))
+        if not self.coefficient > 0:
+            raise ValueError(f"PretrainingMix.coefficient = {self.coefficient} must be above 0; leave "
+                             "Online.pretraining out for no term")  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Online:
     """A stage that samples completions of prompts from the policy, has them scored, and trains on them: the policy, or
     a reward model."""
@@ -111,7 +130,16 @@ class Online:
     completion_length: int | None = None
     # How the completions of a prompt come about; None: each is drawn by itself.
     strategy: (
-        Branching | MixtureOpponent | Partial | ReferenceSamples | Refinement | Reset | RollIn | SelfCorrection | None
+        Branching
+        | MixtureOpponent
+        | Partial
+        | ReferenceSamples
+        | Refinement
+        | Reset
+        | RollIn
+        | RollOut
+        | SelfCorrection
+        | None
     ) = None
     # Which prompts are visited, by the outcomes of those before; None: all of them in turn.
     curriculum: (
@@ -130,6 +158,8 @@ class Online:
     # Of reward heads with several outputs (AttributeRegression): each one's share in the role's score; None: the mean
     attribute_weights: tuple[float, ...] | None = None
     reset_reference_every: int | None = None  # steps after which the reference is the policy again; None: it stays
+    # Share of the old reference that stays in the new one then: every step a moving average; None: nothing stays.
+    reference_decay: float | None = None
     ensemble: Ensemble | None = None  # one score from those of the roles in `rewards`; None: all of them are added up
     # A role that rewrites every completion, and rewards the sampled tokens that it keeps; None: none does
     corrector: Corrector | None = None
@@ -146,6 +176,7 @@ class Online:
     critic: str | None = None
     critic_optimizer: AdamW | Muon | Adafactor | None = None  # of that critic; None: as the policy's
     critic_warmup: int = 0  # steps at the beginning in which that critic learns alone
+    pretraining: PretrainingMix | None = None  # stored rows that the policy imitates as well; None: none
     learner: Learner = dataclasses.field(default_factory=Learner)  # how a batch becomes optimizer steps
     name: str = "rl"  # in metrics, checkpoints and evaluations
 
@@ -163,6 +194,13 @@ class Online:
             raise ValueError(
                 f"Online.reset_reference_every must be at least 1, or None; got {self.reset_reference_every}"
             )
+        if self.reference_decay is not None:
+            if self.reset_reference_every is None:
+                raise ValueError("Online.reference_decay is of a reference that moves; set "
+                                 "Online.reset_reference_every, to 1 for a moving average of every step")  # fmt: skip
+            if not 0 < self.reference_decay < 1:
+                raise ValueError(f"Online.reference_decay must be above 0 and below 1, or None; got "
+                                 f"{self.reference_decay}")  # fmt: skip
         if bad := [role for role, weight in self.rewards.items() if not abs(weight) <= LARGEST_REWARD]:
             raise ValueError(f"Online.rewards has the weight {self.rewards[bad[0]]} for {bad[0]!r}; it must be finite, "
                              "in float32 too")  # fmt: skip
@@ -192,6 +230,11 @@ RESERVED_ROLES = ("reference", PREVIOUS, AVERAGE)
 def is_reserved(role: str) -> bool:
     """Whether stages create a role of this name themselves."""
     return role in RESERVED_ROLES or is_previous(role)
+
+
+def stored_rows_of(stage: Stage) -> Offline | PretrainingMix | None:
+    """Returns what of a stage learns from stored rows: all of it, a part of it, or nothing (None)."""
+    return stage if isinstance(stage, Offline) else stage.pretraining
 
 
 def judges_of(stage: Stage, config: Config) -> tuple[Judge, ...]:
@@ -286,7 +329,10 @@ def segments_of(stage: Online, config: Config) -> int:
 
 
 def optimizers(stage: Stage) -> dict[str, Any]:
-    """Returns the optimizer of every role that a stage trains, the role that it is about first."""
+    """Returns the optimizer of every role that a stage trains, the role that it is about first (O5).
+
+    A critic of its own has a learning rate of its own, such as 1e-5 beside the policy's 1e-6.
+    """
     if isinstance(stage, Offline) or stage.critic is None:
         return {stage.trains: stage.optimizer}
     of_critic = stage.critic_optimizer or dataclasses.replace(stage.optimizer, average=None)
@@ -533,6 +579,33 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[s
         check_process_rewards(stage, objective, earlier)
     if online and stage.pair_model is not None:
         check_pair_model(stage, objective, config, earlier)
+    if online and stage.pretraining is not None:
+        check_pretraining(stage, tables)
+    if online and stage.shaping is not None and stage.shaping.potential is not None:
+        check_potential(stage, objective, config, tables)
+
+
+def check_potential(stage: Online, objective: Objective, config: Config, tables: Tables) -> None:
+    """Raises ValueError where there are no rewards of tokens that could be potentials, or nobody reads them."""
+    spans = rewards_spans(config.scoring, tables["verifiers"])
+    if not (spans or stage.process is not None or stage.corrector is not None):
+        raise ValueError("Shaping.potential is of rewards of tokens, and nothing gives any; set Online.process or "
+                         "Online.corrector, use a verifier that rewards spans, or leave it out")  # fmt: skip
+    if not objective.needs(stage.objective).token_rewards:
+        raise ValueError(f"Shaping.potential is of rewards of tokens, and {type(stage.objective).__name__} reads the "
+                         "reward of a completion alone; use PPO, Reinforce or ReinforcePlusPlus")  # fmt: skip
+
+
+def check_pretraining(stage: Online, tables: Tables) -> None:
+    """Raises ValueError where the role that learns has no tokens to imitate, or a source gives rows to compare."""
+    source, name = stage.pretraining.source, type(stage.pretraining.source).__name__
+    if stage.trains != "policy":
+        raise ValueError(f"Online.pretraining is imitated by the policy, and this stage trains {stage.trains!r}; leave "
+                         "it out")  # fmt: skip
+    row = row_of(tables, "sources", source)
+    if row.unit_size != 1 or row.mismatched or getattr(source, "values", None) is not None:
+        raise ValueError(f"PretrainingMix.source = @{name}() gives rows that are compared or rated; use "
+                         "single ones that are to be imitated, such as @Demonstrations()")  # fmt: skip
 
 
 def check_stored_rows(stage: Offline, objective: Objective, tables: Tables) -> None:
@@ -807,7 +880,7 @@ def check_routes(stage: Stage) -> None:
         raise ValueError("Learner.routes = 'replayed' takes what the sampler recorded, and an Offline stage learns "
                          "from stored rows; set it for the stage that samples alone, such as rl/Learner.routes where "
                          "that stage has Online.learner = @rl/Learner()")  # fmt: skip
-    if isinstance(stage.strategy, MixtureOpponent | ReferenceSamples | Refinement):
+    if isinstance(stage.strategy, MixtureOpponent | ReferenceSamples | Refinement | RollOut):
         raise ValueError(
             f"Learner.routes = 'replayed' does not go with Online.strategy = @{type(stage.strategy).__name__}(): "
             "rows of it are drawn with other weights than the policy's, or after another prompt, where routers choose "
@@ -887,6 +960,18 @@ def check_model(config: Config) -> None:
             f"LoRA.base = {config.adapter.base!r} quantizes frozen matrices, and without {name}.remat = 'layer' the "
             "backward pass would store all of them dequantized; set it, or LoRA.base = None"
         )
+    check_master_weights(config)
+
+
+def check_master_weights(config: Config) -> None:
+    """Raises ValueError where weights that are trained would be in bfloat16 (O4): master weights are float32 or wider.
+
+    From 1 on the numbers of bfloat16 are 2^-7 apart, and an update of less than half of that changes nothing:
+    Adam's at a learning rate of 1e-6 never does. Frozen weights under adapters may be narrow.
+
+    Source: mixed precision training, 1710.03740 section 3.1.
+    """
+    name = type(config.model).__name__
     if config.model.param_dtype == "bfloat16" and config.adapter is None:
         raise ValueError(
             f"{name}.param_dtype='bfloat16' cannot be trained: bfloat16 rounds small updates away. "

@@ -138,6 +138,15 @@ class SequenceTargets:
 
 
 @struct.dataclass
+class PretrainingBatch:
+    """Packed stored rows that an optimizer step on samples imitates as well (L17). Every action enters the loss."""
+
+    packed: PackedBatch
+    num_tokens: Array  # [] float32, actions of the whole optimizer step, at least 1
+    coefficient: Array  # [] float32, of the mean over these
+
+
+@struct.dataclass
 class TrainBatch:
     """A packed batch with everything the loss reads."""
 
@@ -151,6 +160,7 @@ class TrainBatch:
     denominator: Array  # [] float32, what the weighted sum of the whole optimizer step is divided by
     selected: Array | None = None  # [M, R, L] bool, tokens that the loss treats in another way; None: no such choice
     positive_weights: Array | None = None  # [M, R, L] float32, as Tokens have them; None: no row has a mean of its own
+    pretraining: PretrainingBatch | None = None  # None: nothing is imitated beside the samples
 
 
 @struct.dataclass

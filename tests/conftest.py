@@ -232,6 +232,7 @@ LONG = (
     "contracts/test_models.py",
     "test_ppo_run.py",
     "test_critic_run.py",
+    "test_pretraining_mix.py",
     "test_credit.py",
     "test_token_rewards.py",
     "test_pair_model.py",

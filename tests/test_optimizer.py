@@ -9,7 +9,9 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jrl.algos.ppo import PPO
 from jrl.device.sharding import MeshShape, make_mesh
+from jrl.experiment import Online, optimizers
 from jrl.learning.average import moved_average
 from jrl.learning.optimizer import begin, check, clip, optimizer, step
 from jrl.learning.optimizers import OPTIMIZERS
@@ -360,6 +362,27 @@ def test_a_group_has_its_learning_rate_and_the_first_that_matches_counts():
     moved = {name: float((params[name] - after[name]).mean()) for name in params}
     expected = {"o": 0.3, "q": 0.2, "expert_up": 0.2, "norm": 0.2, "embed": 0.1}
     assert moved == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_critic_of_its_own_has_its_own_learning_rate():
+    policy, critic = AdamW(learning_rate=1e-6, average=0.9), AdamW(learning_rate=1e-5)
+    assert optimizers(Online(objective=PPO(), optimizer=policy)) == {"policy": policy}
+    both = Online(objective=PPO(), optimizer=policy, critic="policy", critic_optimizer=critic)
+    assert optimizers(both) == {"policy": policy, "critic": critic}
+    # Without one of its own it learns as the policy does; the moving average is the policy's alone.
+    as_policy = dataclasses.replace(both, critic_optimizer=None)
+    assert optimizers(as_policy)["critic"] == AdamW(learning_rate=1e-6)
+
+
+def test_a_small_update_is_lost_in_bfloat16_weights_and_not_in_float32():
+    # Between 1 and 2 bfloat16 has numbers 2^-7 = 0.0078125 apart, float32 2^-23 = 1.2e-7. Adam's first update is the
+    # learning rate: 1e-6 is 8 of the latter and none of the former, however often.
+    config = traced(AdamW(learning_rate=1e-6, clip_norm=None))
+    for dtype, moves in ((jnp.bfloat16, False), (jnp.float32, True)):
+        params, gradient = {"w": jnp.ones(1, dtype)}, {"w": -jnp.ones(1, dtype)}
+        after, _, _ = step(config, gradient, begin(config, params, BIAS), params, BIAS, jnp.bool_(True))
+        assert (float(after["w"][0]) > 1) == moves
+    assert float(jnp.nextafter(jnp.bfloat16(1), jnp.bfloat16(2))) == 1 + 2**-7
 
 
 def test_groups_that_say_nothing_are_refused():

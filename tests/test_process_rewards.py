@@ -121,6 +121,10 @@ def test_scores_of_packed_tokens_come_to_their_rows():
     [
         (["ProcessRewards.role='reward'"], r"ProcessRewards\.role"),
         (["Online.objective=@GRPO()"], r"Online\.process rewards tokens, and GRPO reads"),
+        (
+            ["Online.process=None", "Online.shaping=@Shaping()", "Shaping.potential=@Potential()"],
+            r"Shaping\.potential is of rewards of tokens, and nothing gives any",
+        ),
         (["ProcessRewards.weight=0.0"], r"ProcessRewards\.weight = 0\.0 must not be 0"),
         (["ProcessRewards.separator=''"], r"ProcessRewards\.separator is empty"),
         (["ProcessRewards.prior=2.0"], r"ProcessRewards\.prior = 2\.0 must lie in \[0, 1\]"),

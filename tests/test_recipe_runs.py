@@ -61,9 +61,32 @@ def test_the_reference_becomes_the_policy_again_after_so_many_steps(tmp_path):
     assert same(reference[1], policy[1]) and same(reference[2], policy[1]) and same(reference[3], policy[3])
 
 
+def test_the_reference_is_a_moving_average_of_the_policy(tmp_path):
+    path, bindings = small("prorl")
+    further = [
+        "Checkpoint.every=1",
+        "Checkpoint.keep=9",
+        "Online.reset_reference_every=1",
+        "Online.reference_decay=0.75",
+    ]
+    jrl.train(path, [*bindings, *further], parts=[PARTS], run=tmp_path)
+    begun, *models = [read_step(tmp_path, step)[0]["state"]["models"] for step in (1, 2, 3)]
+    expected = begun["policy"]["params"]
+    for one in models:
+        expected = jax.tree.map(lambda old, new: 0.75 * old + 0.25 * new, expected, one["policy"]["params"])
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), one["reference"]["params"], expected
+        )
+
+
 def test_a_reference_that_nobody_reads_is_not_reset():
     with pytest.raises(ConfigError, match="GRPO as it is configured compares with no reference"):
         jrl.load_config(str(ROOT / "configs" / "algos" / "grpo.gin"), ["Online.reset_reference_every=5"])
+    prorl = str(ROOT / "configs" / "algos" / "prorl.gin")
+    with pytest.raises(ConfigError, match=r"Online\.reference_decay is of a reference that moves"):
+        jrl.load_config(prorl, ["Online.reference_decay=0.9", "Online.reset_reference_every=None"])
+    with pytest.raises(ConfigError, match=r"Online\.reference_decay must be above 0 and below 1, or None; got 1\.0"):
+        jrl.load_config(prorl, ["Online.reference_decay=1.0"])
 
 
 def test_a_stage_cannot_have_longer_completions_than_the_run():

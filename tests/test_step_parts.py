@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -165,6 +167,19 @@ def test_a_step_moves_the_objectives_state_where_no_update_was_skipped(skipped):
     )
     assert after.objective["baseline"] == (0.5 if skipped else 3)
     assert (after.step, after.models["policy"].version, after.models["judge"].version) == (8, 5, 4)
+
+
+@pytest.mark.parametrize("decay, at_due", [(None, 3.0), (0.9, 1.2)])
+def test_a_reference_becomes_the_policy_or_moves_towards_it(decay, at_due):
+    # 0.9 * 1 + 0.1 * 3 = 1.2, after every second step; between them it stays.
+    close = jax.jit(functools.partial(close_step, roles=("policy",), objective=takes_all(), reset_reference_every=2))
+    for version, expected in ((0, 1.0), (1, at_due), (2, 1.0)):
+        own, old = (ModelState({"w": jnp.full(2, x)}, None, {}, None, jnp.int32(version)) for x in (3.0, 1.0))
+        zero = jnp.int32(0)
+        state = TrainState(zero, {"policy": own, "reference": old}, (), jax.random.key(0), zero)
+        after = close(state, None, (), {}, None, zero, None if decay is None else jnp.float32(decay))
+        np.testing.assert_allclose(after.models["reference"].params["w"], expected, rtol=1e-6)
+        np.testing.assert_array_equal(after.models["policy"].params["w"], 3)
 
 
 def test_means_of_updates_are_over_their_tokens():

@@ -30,12 +30,13 @@ from jrl.rollout.strategies.partial import FirstSegment
 from jrl.rollout.strategies.reference_samples import ReferenceDrawing, ReferenceSamples
 from jrl.rollout.strategies.reset import Reset
 from jrl.rollout.strategies.roll_in import RollIn, RollInDrawing, taken_of_guide
+from jrl.rollout.strategies.roll_out import RollOut, RollOutDrawing, rolled_in
 from jrl.rollout.strategies.self_correction import AttemptDrawing
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.example import Example, Message, visit_uid
 from jrl.tasks.tokenizers.bytes import ByteTokenizer
 from jrl.tasks.verdict import Status
-from jrl.types import Finish
+from jrl.types import Finish, PromptBatch
 
 CFG = dataclasses.replace(sampling.CFG, layers=1)
 CONFIG = sampling.BASE  # 9 tokens
@@ -141,6 +142,45 @@ def test_a_guide_begins_and_the_policy_goes_on():
     assert (starts(out) > np.repeat(PROMPTS.length, 3)).any()
 
 
+def test_the_policy_draws_a_token_and_the_guide_goes_on():
+    tokens, guide, policy = 2, sampling.weights(CFG, seed=1), sampling.weights(CFG)
+    drawing = RollOutDrawing(RollOut(guide="guide", tokens=tokens))
+    out = sample(PROMPTS, CONFIG, samples=3, drawing=drawing, params={"policy": policy, "guide": guide})
+    assert out.tokens.shape == (12, WIDTH)
+    np.testing.assert_array_equal(out.group, np.repeat(np.arange(4), 3))
+    np.testing.assert_array_equal(out.sample, np.tile(np.arange(3), 4))
+    sampling.assert_logprobs(out, 1.0, CFG)  # of the policy, on its own tokens
+    np.testing.assert_array_equal(out.version, np.where(out.action_mask, 4, -1))
+    # The roll-in is that of a fourth sample of the prompt; rows of a prompt begin with the same part of it.
+    said = sample(PROMPTS, CONFIG, samples=4, params=policy)
+    begun, drawn = starts(out), out.action_mask.sum(1)
+    for row in range(12):
+        own = 4 * (row // 3) + 3
+        assert begun[row] == begun[3 * (row // 3)] and PROMPTS.length[row // 3] <= begun[row] < said.length[own]
+        np.testing.assert_array_equal(out.tokens[row, : begun[row]], said.tokens[own, : begun[row]])
+    columns = np.arange(WIDTH)
+    np.testing.assert_array_equal(out.action_mask, (columns >= begun[:, None]) & (columns < (begun + drawn)[:, None]))
+    assert (drawn <= tokens).all() and (drawn == tokens).any()
+    assert (out.length <= np.repeat(PROMPTS.length, 3) + LONGEST).all()
+    # From there on a row is what the guide says after it, of the same name.
+    went_on = begun + drawn < out.length
+    given = PromptBatch(
+        tokens=np.asarray(out.tokens)[:, : WIDTH], length=np.where(went_on, begun + drawn, 0).astype(np.int32),
+        uid=np.repeat(PROMPTS.uid, 3, axis=0), sample=np.asarray(out.sample),
+    )  # fmt: skip
+    alone = sample(given, CONFIG, samples=1, params=guide)
+    assert went_on.any()
+    for row in np.flatnonzero(went_on):
+        np.testing.assert_array_equal(alone.tokens[row, : out.length[row]], out.tokens[row, : out.length[row]])
+
+
+def test_what_is_kept_of_a_roll_in_by_hand():
+    # floor(place * words): 0, 2 and 3 of 4; all of one token is drawn again; of none nothing is kept.
+    words, place = jnp.array([4, 4, 4, 1, 0]), jnp.array([0.0, 0.5, 0.999, 0.999, 0.5])
+    assert jax.jit(rolled_in)(words, place).tolist() == [0, 2, 3, 0, 0]
+    assert rolled_in(jnp.array([3, 1]), jnp.array([1.0, 1.0])).tolist() == [2, 0]  # a place that was rounded up
+
+
 def test_what_is_taken_of_a_guide_by_hand():
     words = jnp.array([4, 4, 4, 4, 0, 1])
     chance = jnp.array([0.1, 0.1, 0.1, 0.6, 0.1, 0.1])
@@ -154,6 +194,13 @@ def test_a_guide_that_is_not_there_is_refused(tmp_path):
     bindings = ["Online.strategy=@RollIn()", "RollIn.guide='guide'", "RollIn.tokens=1"]
     with pytest.raises(ConfigError, match=r"RollIn.guide names the role 'guide', which no earlier stage trains"):
         run([], tmp_path, *bindings)
+    out = ["Online.strategy=@RollOut()", "RollOut.guide='guide'"]
+    with pytest.raises(ConfigError, match=r"RollOut.guide names the role 'guide', which no earlier stage trains"):
+        run([], tmp_path, *out)
+    with pytest.raises(ConfigError, match=r"RollOut.tokens = 99 leaves the guide nothing"):
+        run([], tmp_path, *out, "RollOut.tokens=99")
+    with pytest.raises(ConfigError, match=r"Online.samples = 1 draws one"):
+        run([], tmp_path, *out, "Online.samples=1", "Online.objective=@Reinforce()")
     with pytest.raises(ConfigError, match=r"RollIn.tokens = 99 leaves the policy nothing"):
         run([], tmp_path, *bindings[:2], "RollIn.tokens=99")
 

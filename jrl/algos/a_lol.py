@@ -9,10 +9,12 @@ R and V(x) are entries of the data: `Rated.values = ('reward', 'expected')`. V(x
 begins with earns on the prompt, such as the mean reward of its samples (`jrl eval`).
 
 Source: Baheti et al. 2305.14718: clip 0.9. There V is a head on the frozen policy, trained on the rewards of its
-samples, and rows are drawn in proportion to a_i; here every row is as likely, and has the weight a_i.
+samples, and rows are drawn in proportion to a_i: `ALoL.draw = 'proportional'`. By default every row is as likely.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import jax
 
@@ -21,7 +23,9 @@ from jrl.algos.contract import Facts, Needs, Objective, Sequences
 from jrl.algos.stored_advantages import (
     EXPECTATION,
     advantage_metrics,
+    check_draw,
     check_some_better,
+    draw,
     learned_rows,
     numbers,
 )
@@ -36,9 +40,13 @@ Array = jax.Array
 class ALoL:
     clip: float | None = 0.9  # bounds of the ratio to the reference are 1 - clip and 1 + clip; None: a ratio of 1
     kl: float | None = None  # coefficient of the log-ratio to the reference, in the place of the ratio; None: no term
+    # proportional: rows are drawn with replacement, each as likely as it earned more than was expected, in its share of
+    # all; in_turn: every row once before any comes again
+    draw: Literal["in_turn", "proportional"] = "in_turn"
 
 
 def check(config: ALoL, facts: Facts) -> None:
+    check_draw(config)
     if config.clip is not None and config.kl is not None:
         raise ValueError(
             f"ALoL.clip = {config.clip} and ALoL.kl = {config.kl} are two forms of the tie to the reference; set "
@@ -79,4 +87,5 @@ OBJECTIVE = Objective(
     ),
     sequence_loss=sequence_loss,
     check_stored=check_some_better,
+    draw=draw,
 )

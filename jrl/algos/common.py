@@ -142,11 +142,17 @@ def check_entropy(config: Any) -> None:
 
 
 def check_kl_in_reward(config: Any) -> None:
-    """Raises ValueError where the coefficient of the KL in the reward is not above 0."""
+    """Raises ValueError where the KL in the reward has no weight, or an estimator that there is not."""
+    name = type(config).__name__
     if config.kl_in_reward is not None and not config.kl_in_reward > 0:
         raise ValueError(
-            f"{type(config).__name__}.kl_in_reward = {config.kl_in_reward} must be above 0, or None: at 0 a reference "
-            "would be loaded and run for nothing. 0.05 is usual."
+            f"{name}.kl_in_reward = {config.kl_in_reward} must be above 0, or None: at 0 a reference would be loaded "
+            "and run for nothing. 0.05 is usual."
+        )
+    if config.kl_in_reward_estimator not in shaping.KL_ESTIMATORS:
+        raise ValueError(
+            f"{name}.kl_in_reward_estimator = {config.kl_in_reward_estimator!r} must be one of "
+            f"{', '.join(map(repr, shaping.KL_ESTIMATORS))}."
         )
 
 
@@ -161,8 +167,8 @@ def rewards_of_tokens(config: Any, groups: contract.Groups, reward: Array) -> Ar
     eligible: the rewards of its span (R16), the row's on the last one, and the KL to the reference (R17).
 
     Args:
-      config: its `kl_in_reward` is the coefficient of the KL, None: no such term. Where it is set, `needs` must hold
-        `needs_of_reward(config)`.
+      config: its `kl_in_reward` is the coefficient of the KL, None: no such term, `kl_in_reward_estimator` its
+        estimator. Where it is set, `needs` must hold `needs_of_reward(config)`.
       reward: [N] float, as the objective shapes it.
     """
     counts = groups.action_mask & contract.eligible(groups)[:, None]
@@ -170,7 +176,12 @@ def rewards_of_tokens(config: Any, groups: contract.Groups, reward: Array) -> Ar
         rewards = jnp.where(shaping.last_action(counts), reduce.widen(reward)[:, None], 0)
     else:
         rewards = shaping.kl_in_reward(
-            reward, groups.old_logprobs, groups.ref_logprobs, counts, beta=config.kl_in_reward
+            reward,
+            groups.old_logprobs,
+            groups.ref_logprobs,
+            counts,
+            beta=config.kl_in_reward,
+            estimator=config.kl_in_reward_estimator,
         )
     return rewards if groups.token_reward is None else rewards + reduce.masked(groups.token_reward, counts)
 

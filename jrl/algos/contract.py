@@ -258,6 +258,9 @@ class Objective(NamedTuple):
     # (config, value [n], or [n, K]) raises ValueError where the numbers of the first n stored rows of a data set
     # (Needs.row_values) give nothing to learn from; on the host, before a run. None: they always give something
     check_stored: Callable[[Any, Any], None] | None = None
+    # (config) -> a function of what the data say of every example's row, [n, K] with NaN where there is none, that says
+    # how likely each is to be drawn, [n] float of sum 1; on the host. None: examples come in turn. Stored rows only
+    draw: Callable[[Any], Callable[[Any], Any] | None] = lambda config: None
     # (config) -> whether it may learn from tokens that are several versions old: their importance weights have a bound,
     # the worst are rejected, or it needs no weights since it imitates or compares; False: Online.lag is at most 1
     corrects_staleness: Callable[[Any], bool] = lambda config: False

@@ -1,6 +1,6 @@
 """OTB: returns against the baseline of least variance of their token, of a group's other samples; PPO's clip.
 
-    r_t   = R_i on the last sampled token, 0 before; rewards of spans on theirs; -kl_in_reward * k1_t     R16, R17
+    r_t   = R_i on the last sampled token, 0 before; rewards of spans on theirs; -kl_in_reward * k_t     R16, R17
     Ret_t = sum of r from t on                                                                           A1
     W_t   = sum over the sampled tokens up to t of 1 - 2 p(y) + sum_v p_v^2
     A_t   = Ret_t - sum_j Ret_jt W_jt / sum_j W_jt over the rows of the group that sampled a token there  A10
@@ -17,6 +17,8 @@ Source: verl's optimal token baseline, which has no clip of its own.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 
@@ -32,6 +34,7 @@ Array = jax.Array
 @traced
 class OTB(common.Clipped):
     kl_in_reward: float | None = None  # coefficient of the KL to the reference in the reward; None: no reference
+    kl_in_reward_estimator: Literal["k1", "k2", "k3"] = "k1"  # of that KL, token by token
 
 
 def check(config: OTB, facts: Facts) -> None:

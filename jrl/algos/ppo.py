@@ -1,6 +1,6 @@
 """PPO: advantages from a value head, by generalized advantage estimation; PPO's clip; the mean over tokens.
 
-    r_t = R_i on the last sampled token, 0 before; rewards of spans on theirs; -kl_in_reward * k1_t             R16, R17
+    r_t = R_i on the last sampled token, 0 before; rewards of spans on theirs; -kl_in_reward * k_t             R16, R17
     A_t = gae(r, v_old), whitened over all sampled tokens of the step; Ret_t = A_t + v_old before that    A13, A23
     l_t = max(-rho_t * A_t, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_t)                              L2 (L3)
         + value_coefficient * 0.5 * max((v_t - Ret_t)^2, (v_old + clip(v_t - v_old) - Ret_t)^2)           V1
@@ -15,6 +15,8 @@ coefficient is this one. The KL to the reference is off here; Ziegler et al. ada
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import jax
 
@@ -36,6 +38,7 @@ class PPO:
     value_coefficient: float = 0.1  # weight of the value loss where the head is on the policy
     value_clip: float | None = 0.2  # how far a value may move in the updates of a batch; None: no clip
     kl_in_reward: float | None = None  # coefficient of the KL to the reference in the reward; None: no reference
+    kl_in_reward_estimator: Literal["k1", "k2", "k3"] = "k1"  # of that KL, token by token
     reward_clip: float | None = None  # the row's reward is limited to +- this, before the KL; None: no limit
     whiten_rewards: bool = False  # rewards of tokens have variance 1 over the step, and keep their mean
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus

@@ -7,8 +7,8 @@
 The deviation is that of the rewards of this step and of all before, which are remembered; a first reward without others
 is as it is. With Online.critic the critic is a model of its own, as published.
 
-Source: Zheng et al. 2307.04964 (PPO-max); limits of its code: 10 and 0.5. It adds a pre-training loss, which is not
-here.
+Source: Zheng et al. 2307.04964 (PPO-max); limits of its code: 10 and 0.5. Its pre-training term is Online.pretraining
+(L17), which any stage on samples may have; it is off unless asked for, as in its code.
 """
 
 from __future__ import annotations

@@ -8,10 +8,12 @@ p_t is what the policy that learns gives the token now: ALoL weighs by the ratio
 V(x) are entries of the data: `Rated.values = ('reward', 'expected')`, as ALoL has them.
 
 Source: Baheti et al. 2305.14718, floor 0.1, who put their advantage into GOLD, Pang and He 2009.07839. There rows are
-drawn in proportion to a_i; here every row is as likely, and has the weight a_i.
+drawn in proportion to a_i: `RGOLD.draw = 'proportional'`. By default every row is as likely.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import jax
 
@@ -19,7 +21,9 @@ from jrl.algos.contract import Facts, Needs, Objective, Sequences
 from jrl.algos.stored_advantages import (
     EXPECTATION,
     advantage_metrics,
+    check_draw,
     check_some_better,
+    draw,
     learned_rows,
     numbers,
 )
@@ -33,9 +37,13 @@ Array = jax.Array
 @traced
 class RGOLD:
     floor: float = 0.1  # least weight of a token, whose own is its probability
+    # proportional: rows are drawn with replacement, each as likely as it earned more than was expected, in its share of
+    # all; in_turn: every row once before any comes again
+    draw: Literal["in_turn", "proportional"] = "in_turn"
 
 
 def check(config: RGOLD, facts: Facts) -> None:
+    check_draw(config)
     if not 0 < config.floor <= 1:
         raise ValueError(
             f"RGOLD.floor = {config.floor} must be in (0, 1]: the least weight of a token, which is its probability "
@@ -58,4 +66,5 @@ OBJECTIVE = Objective(
     needs=lambda config: Needs(row_values=True, row_value_names=EXPECTATION, probability_floor=config.floor),
     sequence_loss=sequence_loss,
     check_stored=check_some_better,
+    draw=draw,
 )

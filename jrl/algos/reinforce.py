@@ -1,6 +1,6 @@
 """REINFORCE with a moving baseline: the reward against its own running mean, no groups needed.
 
-    r_t = R_i on the last sampled token, 0 before; rewards of spans on theirs; -kl_in_reward * k1_t     R16, R17
+    r_t = R_i on the last sampled token, 0 before; rewards of spans on theirs; -kl_in_reward * k_t     R16, R17
     A_t = (sum of r from t on) - b;  afterwards b <- decay * b + (1 - decay) * mean of the rows' sums    A1, A2
     l_t = -A_t * logprobs_t                                                                             L1
     L   = mean over all tokens of the step                                                              G1
@@ -14,7 +14,7 @@ Source: Williams 1992; the baseline as in prime-rl, which starts it at 0.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,7 @@ Array = jax.Array
 class Reinforce:
     baseline_decay: float = 0.95  # share of the old baseline that stays at each step
     kl_in_reward: float | None = None  # coefficient of the KL to the reference in the reward; None: no reference
+    kl_in_reward_estimator: Literal["k1", "k2", "k3"] = "k1"  # of that KL, token by token
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
     importance: common.TruncatedImportance | None = None  # correction for a sampler that is not the learner; None: none
 

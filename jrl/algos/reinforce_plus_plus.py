@@ -1,6 +1,6 @@
 """REINFORCE++: returns whitened over all tokens of the batch, without a group; PPO's clip; the mean over tokens.
 
-    r_t = R_i on the last sampled token, 0 before; rewards of spans on theirs; -kl_in_reward * k1_t         R16, R17
+    r_t = R_i on the last sampled token, 0 before; rewards of spans on theirs; -kl_in_reward * k_t         R16, R17
     A_t = (Ret_t - mean) / std over all sampled tokens of the step, Ret_t = r_t + discount * Ret_t'        A7, A1
     l_t = max(-rho_t * A_t, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_t)                               L2 (L3)
     L   = mean over all tokens of the step                                                                 G1
@@ -12,6 +12,8 @@ Source: Hu 2501.03262. There the KL is on.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import jax
 
@@ -27,6 +29,7 @@ Array = jax.Array
 class ReinforcePlusPlus(common.Clipped):
     discount: float = 1.0  # gamma, by sampled token
     kl_in_reward: float | None = None  # coefficient of the KL to the reference in the reward; None: no reference
+    kl_in_reward_estimator: Literal["k1", "k2", "k3"] = "k1"  # of that KL, token by token
 
 
 def check(config: ReinforcePlusPlus, facts: Facts) -> None:

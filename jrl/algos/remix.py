@@ -3,10 +3,14 @@
     A_i = (R_i - mean_g) / (std_g + 1e-6)                                                    A3
     rho_t = exp(logprobs_t - behaviour_logprobs_t), c_t = exp(old_logprobs_t - behaviour_logprobs_t)
     l_t = -min(rho_t * A_i, clip(rho_t, c_t - clip, c_t + clip) * A_i)                        L12
+          + kl * (lambda * k3(reference) + (1 - lambda) * k3(policy before the step)), lambda from 1 to 0.5     K6
     L   = mean over all tokens of the step                                                   G1
 
 Its use is a lag of 1, since nothing bounds the ratio of what should become less likely; on its own samples c = 1, and
 it is PPO's clip. The ratio is to the policy that drew the token, so that no importance weight comes on top.
+
+The second KL is to the weights that the step's updates began with, so that it says something from the second update of
+a batch on; Online.reset_reference_every moves the reference.
 
 Source: ReMix, 2507.06892: a share of 0.4 of the rows is from the last 2 policies, 2 updates a batch, and learning ends
 with fresh rows alone. Here all rows are of the version `lag` before.
@@ -15,10 +19,11 @@ with fresh rows alone. Here all rows are of the version `lag` before.
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 
 from jrl.algos import common, grpo
-from jrl.algos.contract import Facts, Objective, Tokens
-from jrl.ops import mix_policy
+from jrl.algos.contract import Facts, Needs, Objective, Tokens
+from jrl.ops import kl, mix_policy, reference
 from jrl.types import PyTree, traced
 
 Array = jax.Array
@@ -28,11 +33,15 @@ Array = jax.Array
 class ReMix:
     clip: float = 0.2  # how far a ratio may move from where the update begins
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
+    # coefficient of the KL to the reference and to the policy of the step before, by a share that moves; None: no KL
+    kl: float | None = None
 
 
 def check(config: ReMix, facts: Facts) -> None:
     common.check_sampling(config, facts, grouped=True)
     common.check_entropy(config)
+    if config.kl is not None:
+        common.check_positive(config, {"kl": "at 0 a reference would be run for nothing; None is no KL."})
     common.check_positive(config, {"clip": "at 0 no token has a gradient. 0.2 is usual."})
     if facts.truncated_sampling:
         raise ValueError(
@@ -43,9 +52,25 @@ def check(config: ReMix, facts: Facts) -> None:
 
 def token_loss(config: ReMix, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
     arrays = (tokens.logprobs, tokens.old_logprobs, tokens.behaviour_logprobs, tokens.advantages, tokens.mask)
-    return common.unweighted_loss(config, mix_policy.mix_policy_clipped(*arrays, clip=config.clip), tokens)
+    loss, metrics = common.unweighted_loss(config, mix_policy.mix_policy_clipped(*arrays, clip=config.clip), tokens)
+    if config.kl is None:
+        return loss, metrics
+    to_base = kl.k3(tokens.logprobs, tokens.ref_logprobs, tokens.mask)
+    to_previous = kl.k3(tokens.logprobs, tokens.old_logprobs, tokens.mask)
+    mixed = reference.mixed_kl(to_base, to_previous, state)
+    return loss + config.kl * mixed, metrics | common.metrics_of(tokens, {"kl_mixed": mixed})
+
+
+def needs(config: ReMix) -> Needs:
+    return common.entropy_needs(config)._replace(reference=config.kl is not None)
 
 
 OBJECTIVE = Objective(
-    config=ReMix, check=check, needs=common.entropy_needs, advantages=grpo.advantages, token_loss=token_loss
+    config=ReMix,
+    check=check,
+    needs=needs,
+    init_state=lambda config: () if config.kl is None else jnp.int32(0),  # steps, which the share is of
+    advantages=grpo.advantages,
+    token_loss=token_loss,
+    next_state=lambda config, state, metrics: state if config.kl is None else state + 1,
 )

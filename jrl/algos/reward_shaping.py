@@ -6,6 +6,10 @@
     length_penalty  R = R - weight * max(0, length - target) / target                                   R8
     missing_stop    R replaced, lowered or scaled where the completion did not end by itself            R9
 
+and, whatever becomes of R, to the rewards of its tokens:
+
+    potential       r_t = discount * Phi(s_{t+1}) - Phi(s_t), Phi(s_t) the sum of those before t        R27
+
 The objective's own shaping comes after it: PPO's reward_clip, DAPO's overlong_buffer, a KL in the reward. What filters
 judge, the outcome, stays as it was scored.
 """
@@ -20,7 +24,7 @@ import jax.numpy as jnp
 
 from jrl.algos import contract
 from jrl.algos.contract import Groups
-from jrl.ops import constraints, length_rewards, missing_stop, shaping
+from jrl.ops import constraints, length_rewards, missing_stop, reduce, shaping
 from jrl.types import Finish, traced
 
 Array = jax.Array
@@ -70,6 +74,15 @@ class MissingStop:
 
 
 @traced
+class Potential:
+    """R27: rewards of tokens say when a reward comes and not how much a completion earns. The potential of a state is
+    the sum of the rewards before it, and 0 at the end: they are paid back with the last token, and no policy becomes
+    better than another by them."""
+
+    discount: float = 1.0  # by sampled token, as in the objective's returns
+
+
+@traced
 class Shaping:
     """What is done to the reward of a row before the objective sees it, in the order of the fields."""
 
@@ -78,6 +91,7 @@ class Shaping:
     group_length: GroupLength | None = None  # None: length does not matter
     length_penalty: LengthPenalty | None = None  # None: likewise
     missing_stop: MissingStop | None = None  # None: it is scored as it is
+    potential: Potential | None = None  # of rewards of tokens; None: they add up to what a completion earns
 
 
 def check_shaping(config: Shaping) -> None:
@@ -99,6 +113,9 @@ def check_shaping(config: Shaping) -> None:
     if config.length_penalty is not None and not (config.length_penalty.target > 0 < config.length_penalty.weight):
         raise ValueError(f"LengthPenalty.target = {config.length_penalty.target} and weight = "
                          f"{config.length_penalty.weight} must be above 0")  # fmt: skip
+    if config.potential is not None and not 0 < config.potential.discount <= 1:
+        raise ValueError(f"Potential.discount = {config.potential.discount} must lie in (0, 1]; use the objective's, "
+                         "1.0 is usual")  # fmt: skip
     if stop is not None and stop.how == "subtract" and not stop.value > 0:
         raise ValueError(f"MissingStop.value = {stop.value} is subtracted, which would reward what was cut; use a "
                          "value above 0, such as 1.0, or MissingStop.how = 'replace'")  # fmt: skip
@@ -135,7 +152,15 @@ def shaped(config: Shaping, groups: Groups) -> Groups:
         if getattr(config, name) is not None:
             reward = shape(getattr(config, name), groups)
             groups = groups.replace(reward=jnp.where(valid, reward, 0).astype(groups.reward.dtype))
+    if config.potential is not None:
+        groups = groups.replace(token_reward=_potential(config.potential, groups))
     return groups
+
+
+def _potential(config: Potential, groups: Groups) -> Array:
+    rewards = reduce.masked(groups.token_reward, groups.action_mask)
+    before = jnp.cumsum(rewards, axis=-1) - rewards
+    return shaping.potential_shaping(jnp.zeros_like(rewards), before, groups.action_mask, discount=config.discount)
 
 
 def _feasible(config: Constraints, groups: Groups) -> Array:

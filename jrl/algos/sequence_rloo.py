@@ -1,6 +1,6 @@
 """SequenceRLOO: RLOO with a whole answer as one action, and the KL to the reference in its reward.
 
-    R'_i = R_i - kl_in_reward * sum_t (old_t - ref_t)                                        R17
+    R'_i = R_i - kl_in_reward * sum_t k(old_t - ref_t)                                       R17
     A_i  = R'_i - mean of the other R' of the group                                          A5
     rho_i = exp(sum over the answer of logprobs_t - old_logprobs_t)
     l_i  = max(-rho_i * A_i, -clip(rho_i, 1 - clip_low, 1 + clip_high) * A_i)                 L7
@@ -13,6 +13,8 @@ tokens and has no KL.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +33,7 @@ class SequenceRLOO:
     clip_low: float = 0.2  # a ratio below 1 - clip_low is not pushed down further
     clip_high: float = 0.2  # a ratio above 1 + clip_high is not pushed up further
     kl_in_reward: float | None = 0.05  # coefficient of the KL to the reference in the reward; None: no reference
+    kl_in_reward_estimator: Literal["k1", "k2", "k3"] = "k1"  # of that KL, token by token
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,9 +11,11 @@ import numpy as np
 
 from jrl.algos.contract import Sequences
 from jrl.ops import reduce
+from jrl.ops.stored_advantages import better_than_expected, sampling_probabilities
 
 Array = jax.Array
 
+DRAWS = ("in_turn", "proportional")
 EXPECTATION = ("the reward", "the expected reward")  # the numbers of a row that A19 reads, in order
 
 
@@ -29,6 +32,31 @@ def check_some_better(config: Any, value: np.ndarray) -> None:
             "nothing would be learned. Check that both numbers have one scale, and their order in the source's values: "
             f"{' and '.join(EXPECTATION)}; those of the first row are {value[0].tolist() if len(value) else []}"
         )
+
+
+def check_draw(config: Any) -> None:
+    """Raises ValueError for a way to draw rows that there is not."""
+    if config.draw not in DRAWS:
+        raise ValueError(f"{type(config).__name__}.draw = {config.draw!r} is none of {', '.join(map(repr, DRAWS))}")
+
+
+def draw(config: Any) -> Callable[[np.ndarray], np.ndarray] | None:
+    """Returns how examples of a data set are drawn (A19): `chances`, or None, in turn."""
+    return chances if config.draw == "proportional" else None
+
+
+def chances(value: np.ndarray) -> np.ndarray:
+    """Returns how likely every example is to be drawn, [n] float64: in proportion to what its row earned above what was
+    expected.
+
+    Args:
+      value: [n, 2] float, the numbers of EXPECTATION; NaN where an example gives no row.
+
+    Raises: ValueError where no row earned more than was expected.
+    """
+    better = better_than_expected(value[:, 0], value[:, 1], ~np.isnan(value).any(axis=-1))
+    wide = np.asarray(sampling_probabilities(better), np.float64)
+    return wide / wide.sum()
 
 
 def learned_rows(sequences: Sequences) -> Array:

@@ -11,14 +11,24 @@ from jax.sharding import PartitionSpec
 
 from jrl.algos.contract import Groups, Objective, Pairs, Sequences, eligible, shaped_reward
 from jrl.algos.reward_shaping import Shaping, shaped
-from jrl.learning.pack import PackingPlan, by_place, pack, unpack
+from jrl.learning.pack import PackingPlan, by_place, pack, pack_tokens, unpack
 from jrl.ops import reward_telemetry as telemetry
 from jrl.ops.likelihood import positive_weights
-from jrl.ops.reduce import masked_mean
+from jrl.ops.reduce import count_tokens, masked_mean
 from jrl.ops.segments import segment_count, segment_sum
 from jrl.ops.staleness import token_staleness
 from jrl.ops.values import explained_variance
-from jrl.types import Array, PackedBatch, PyTree, Recomputed, Rollout, Scores, SequenceTargets, TrainBatch
+from jrl.types import (
+    Array,
+    PackedBatch,
+    PretrainingBatch,
+    PyTree,
+    Recomputed,
+    Rollout,
+    Scores,
+    SequenceTargets,
+    TrainBatch,
+)
 
 
 class Credit(NamedTuple):
@@ -121,7 +131,7 @@ def credit(
         old_sum_squared=by_row("old_sum_squared") if needs.credit_sum_squared else None,
         tokens=rollout.tokens if needs.credit_tokens else None,
     )
-    action_mask, scored = groups.action_mask, groups.reward
+    action_mask, scored, of_tokens = groups.action_mask, groups.reward, groups.token_reward
     groups = groups if shaping is None else shaped(shaping, groups)
     reward = shaped_reward(objective, config, groups, state)
     advantages, counters, pairs = None, {}, None
@@ -155,8 +165,8 @@ def credit(
     }
     if age is not None:
         metrics["rollout/staleness"] = masked_mean(age, action_mask)
-    if groups.token_reward is not None:
-        metrics["reward/tokens"] = over_valid(groups.token_reward.sum(-1))
+    if of_tokens is not None:
+        metrics["reward/tokens"] = over_valid(of_tokens.sum(-1))
     returns = None
     if objective.returns is not None:
         returns = objective.returns(config, groups, reward)
@@ -292,6 +302,16 @@ def finish_stored(
         if objective.token_loss is None
         else objective.denominator(config, mask, plan.member.sum(), max_completion).astype(jnp.float32),
     )
+
+
+def pack_pretraining(tokens: Array, mask: Array, plan: PackingPlan, coefficient: Array) -> PretrainingBatch:
+    """Returns the stored rows that an optimizer step on samples imitates as well, at temperature 1.
+
+    Args:
+      tokens: [N, T] int32. mask: [N, T] bool, what is imitated. coefficient: [] float32.
+    """
+    packed = pack_tokens(tokens, mask, plan, jnp.ones_like(coefficient))
+    return PretrainingBatch(packed, count_tokens(_everywhere(mask) & plan.member[:, None]), coefficient)
 
 
 def sequences_of(

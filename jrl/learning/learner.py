@@ -30,20 +30,21 @@ from jrl.learning.previous import with_previous
 from jrl.learning.row_layout import RowLayout, model_inputs, row_layout, share_of_rows
 from jrl.models.contract import MixedTokens, Model, merge_params, without_gradient
 from jrl.models.heads import REWARD, VALUE, read_head, read_values
-from jrl.ops import reduce, segments
+from jrl.ops import likelihood, reduce, segments
 from jrl.ops import router as routers
 from jrl.ops.divergence import token_divergence
 from jrl.ops.logprobs import likeliest_tokens, squared_probabilities, state_values, token_logprobs
 from jrl.ops.members import most_of_members, where_member
 from jrl.ops.mismatch import mismatch_of_means, mismatch_terms, probability_difference
 from jrl.ops.offline_advantage import r_gold
-from jrl.ops.reference import reset_due
+from jrl.ops.reference import averaged_reference, reset_due
 from jrl.ops.token_regularization import token_contrast
 from jrl.ops.two_hot import bins_of, two_hot_value
 from jrl.types import (
     Array,
     ModelState,
     PackedBatch,
+    PretrainingBatch,
     PyTree,
     TrainBatch,
     TrainState,
@@ -362,6 +363,7 @@ def loss_sums(
       teacher: parameters of a model, where the objective reads the divergence from it.
       teacher_kind: that model and its cfg; None: those of the model that learns.
     """
+    batch, mixed = batch.replace(pretraining=None), batch.pretraining
     needs, spec = objective.needs(config), model.spec(cfg)
     other = None if teacher is None else Teacher(teacher, *(teacher_kind or (model, cfg)))
 
@@ -413,7 +415,58 @@ def loss_sums(
         return where_member(i < batch.packed.num_real, added, sums)
 
     with jax.named_scope(MICRO_BATCHES):
-        return jax.lax.fori_loop(0, most_of_members(batch.packed.num_real), add, zero)
+        sums = jax.lax.fori_loop(0, most_of_members(batch.packed.num_real), add, zero)
+    if mixed is None:
+        return sums
+    static = dict(model=model, cfg=cfg, chunk=chunk, frozen=frozen)
+    gradient, loss, nll = pretraining_sums(trainable, mixed, batch.denominator, **static)
+    # As a sum over the samples' tokens, whose mean is taken of every metric.
+    nll = nll / mixed.num_tokens * jnp.maximum(batch.loss_mask.sum(), 1)
+    return sums._replace(
+        gradient=jax.tree.map(jnp.add, sums.gradient, gradient),
+        loss=sums.loss + loss,
+        magnitude=sums.magnitude + loss,
+        metrics=sums.metrics | {"pretraining/nll": nll},
+    )
+
+
+def pretraining_sums(
+    trainable: Weights,
+    batch: PretrainingBatch,
+    denominator: Array,
+    *,
+    model: Model,
+    cfg: Any,
+    chunk: int,
+    frozen: PyTree | None,
+) -> tuple[Weights, Array, Array]:
+    """Returns gradient and loss of the stored rows that an optimizer step imitates as well (L17), as sums to be divided
+    by the `denominator` of its samples, and the sum over their tokens of -log-prob. Terms of routers are not of these.
+
+    Args:
+      trainable, frozen: as in `loss_sums`.
+    """
+    spec, rows = model.spec(cfg), batch.packed
+
+    def loss_fn(trainable: Weights, micro: PackedBatch) -> tuple[Array, Array]:
+        weights = Weights(merge_params(frozen, without_gradient(trainable.params, spec)), trainable.heads)
+        read = reading_of(weights, micro, micro.action_mask, model, cfg, chunk, Needs()).logprobs
+        given = dict(coefficient=batch.coefficient, num_tokens=batch.num_tokens, denominator=denominator)
+        terms = likelihood.pretraining_nll(read, micro.action_mask, **given)
+        return terms.sum(), -jax.lax.stop_gradient(reduce.masked(read, micro.action_mask)).sum()
+
+    def sums_of(micro: PackedBatch) -> tuple[Weights, Array, Array]:
+        (loss, nll), gradient = jax.value_and_grad(loss_fn, has_aux=True)(trainable, micro)
+        return gradient, loss, nll
+
+    loss, nll = jax.eval_shape(functools.partial(loss_fn, trainable), micro_batch(rows, 0))
+    zero = (jax.tree.map(jnp.zeros_like, trainable), jnp.zeros((), loss.dtype), jnp.zeros((), nll.dtype))
+
+    def add(i: Array, sums: tuple[Weights, Array, Array]) -> tuple[Weights, Array, Array]:
+        added = jax.tree.map(jnp.add, sums, sums_of(micro_batch(rows, i)))
+        return where_member(i < rows.num_real, added, sums)
+
+    return jax.lax.fori_loop(0, most_of_members(rows.num_real), add, zero)
 
 
 def token_terms(
@@ -642,6 +695,7 @@ def close_step(
     metrics: dict[str, Array],
     config: PyTree,
     skipped: Array,
+    reference_decay: Array | None = None,
     *,
     roles: Sequence[str],
     objective: Objective,
@@ -655,6 +709,7 @@ def close_step(
       objective_state: as Credit has it. metrics: means over the step's updates. config: the objective's.
       skipped: [] int32, state.skipped before the step's updates.
       reset_reference_every: steps of the stage after which the reference becomes a copy of the first role (K6).
+      reference_decay: [] float, share of the old reference that stays in it then; None: nothing.
     """
     sound = state.skipped == skipped
     following = objective.next_state(config, objective_state, metrics)
@@ -664,7 +719,9 @@ def close_step(
     if reset_reference_every is not None:
         own = models[roles[0]]
         due = reset_due(own.version, every=reset_reference_every)
-        moved = jax.tree.map(lambda new, old: jnp.where(due, new, old), own.params, models["reference"].params)
+        old = models["reference"].params
+        new = own.params if reference_decay is None else averaged_reference(old, own.params, decay=reference_decay)
+        moved = jax.tree.map(lambda new, old: jnp.where(due, new, old), new, old)
         models["reference"] = models["reference"].replace(params=moved)
     if previous is not None:
         models = with_previous(models, previous, learned[roles[0]].version)

@@ -15,7 +15,17 @@ from jrl.learning.learner import weights_of, without_routes
 from jrl.learning.pack import PackingPlan
 from jrl.learning.previous import PREVIOUS
 from jrl.models.heads import REWARD
-from jrl.types import Array, PackedBatch, PyTree, Recomputed, Rollout, Scores, TrainBatch, TrainState
+from jrl.types import (
+    Array,
+    PackedBatch,
+    PretrainingBatch,
+    PyTree,
+    Recomputed,
+    Rollout,
+    Scores,
+    TrainBatch,
+    TrainState,
+)
 
 
 class StagePrograms(NamedTuple):
@@ -44,10 +54,11 @@ class StagePrograms(NamedTuple):
     prefer: Callable[..., Array] | None
     # (rollout, scores, state, config, [(recomputed, source)], shaping, version); None: stored rows
     credit: Callable[..., Credit] | None
+    pretraining: Callable[..., PretrainingBatch] | None  # (tokens, mask, plan, coefficient) of stored rows; None: none
     finish: Callable[..., TrainBatch]  # (packed, recomputed, plan, credit or labels, config)
     update: Callable[..., tuple[TrainState, dict[str, Array]]]  # (state, batch, config, optimizer, router)
     update_critic: Callable[..., tuple[TrainState, dict[str, Array]]] | None  # the same of a critic of its own
-    close: Callable[..., TrainState]  # (state, previous, objective state, metrics, config, skipped)
+    close: Callable[..., TrainState]  # (state, previous, objective state, metrics, config, skipped, reference decay)
     close_warmup: Callable[..., TrainState] | None  # the same where only the critic has learned; None: it never does
     keep: Callable[..., Array] | None  # (rollout, scores, config, shaping) -> [N] bool; None: never refilled
     before: Callable[[Array], Array]  # version -> max(0, version - lag)
@@ -67,6 +78,8 @@ class StageArrays(NamedTuple):
     critic_optimizer: PyTree | None  # of a critic of its own
     router: PyTree | None  # terms of a mixture of experts
     shaping: PyTree | None = None  # of sampled rows' rewards; None: none
+    reference_decay: Array | None = None  # share of the old reference that stays where it moves; None: nothing
+    pretraining: Array | None = None  # coefficient of the stored rows that are imitated as well; None: there are none
 
 
 class Minibatch(NamedTuple):
@@ -114,11 +127,13 @@ def learn_from_sampled(
     role: str,
     epochs: int,
     warms_up: bool,
+    pretraining: Sequence[PretrainingBatch] = (),
 ) -> tuple[TrainState, dict[str, Array], Learned]:
     """Returns the state after every update on a scored batch, the means of their metrics, still on the device, and what
     was learned from.
 
     Args:
+      pretraining: stored rows that are imitated as well, of every minibatch; (): none.
       role: that learns; the policy has drawn the rollout.
       warms_up: a critic of its own learns alone (V3), and the policy keeps its bits.
     """
@@ -128,6 +143,8 @@ def learn_from_sampled(
     if epochs * len(minibatches) == 1:  # credit may have needed them; the ratio of the only update is exactly 1
         minibatches = [m._replace(recomputed=m.recomputed.replace(old_logprobs=None)) for m in minibatches]
     batches = [p.finish(m.packed, m.recomputed, m.plan, credit, arrays.objective) for m in minibatches]
+    if pretraining:
+        batches = [batch.replace(pretraining=rows) for batch, rows in zip(batches, pretraining, strict=True)]
     learn = dict(role=role, epochs=epochs, warms_up=warms_up)
     return _learn(p, state, batches, credit.state, arrays, credit.metrics, **learn)
 
@@ -169,13 +186,14 @@ def _learn(
     state, metrics, of_critic = updates(p, state, learned, arrays)
     together = {**known, **p.mean(metrics, of_critic)}
     close = p.close_warmup if warms_up else p.close
-    state = close(state, previous, objective_state, together, arrays.objective, skipped)
+    state = close(state, previous, objective_state, together, arrays.objective, skipped, arrays.reference_decay)
     return state, together, learned
 
 
 def batch_of(role: str, batch: TrainBatch) -> TrainBatch:
-    """Returns a batch as a role learns from it: the routers of a critic of its own decide for themselves."""
-    return batch.replace(packed=without_routes(batch.packed)) if role == CRITIC else batch
+    """Returns a batch as a role learns from it: the routers of a critic of its own decide for themselves, and it
+    imitates nothing."""
+    return batch.replace(packed=without_routes(batch.packed), pretraining=None) if role == CRITIC else batch
 
 
 def updates(

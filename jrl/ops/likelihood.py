@@ -1,4 +1,4 @@
-"""Likelihood of the rows that were right, as a term beside a policy loss (VAPO)."""
+"""Likelihood of some rows as a term beside a policy loss: those that were right (VAPO), or stored ones (PPO-ptx)."""
 
 from __future__ import annotations
 
@@ -24,6 +24,27 @@ def positive_nll(logprobs: Array, correct: Array, mask: Array) -> Array:
     Source: Yue et al. 2504.05118 (VAPO), mu = 0.1.
     """
     return -reduce.masked(logprobs, mask & correct)
+
+
+def pretraining_nll(
+    logprobs: Array, mask: Array, *, coefficient: Array, num_tokens: Array, denominator: Array
+) -> Array:
+    """Returns L17's term of stored rows by token: its sum over the step / `denominator` is coefficient * (the mean over
+    their tokens of -logprobs).
+
+    Args:
+      logprobs: [...] float, of stored rows, differentiated. mask: same shape, bool, tokens to imitate.
+      coefficient: [] float, above 0.
+      num_tokens: [] float, tokens of `mask` in the whole optimizer step, at least 1.
+      denominator: [] float, what the loss that the term is added to is divided by.
+
+    Returns:
+      [...] float32 or wider; 0 off the mask.
+
+    Source: Ouyang et al. 2203.02155 eq. 2 (PPO-ptx), a sum over pretraining rows with coefficient 27.8; here it is a
+    mean over tokens, as in OpenRLHF, whose coefficient is 0.05.
+    """
+    return -reduce.masked(logprobs, mask) * (coefficient * denominator / num_tokens)
 
 
 def positive_weights(correct: Array, loss_mask: Array) -> Array:

@@ -9,6 +9,8 @@ from jrl.ops import kl, reduce
 
 Array = jax.Array
 
+KL_ESTIMATORS = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3}
+
 
 def soft_overlong(length: Array, *, max_completion: int, buffer: int, penalty: float = 1.0) -> Array:
     """Returns R7, DAPO's soft overlong punishment, to be added to the reward:
@@ -35,15 +37,20 @@ def kl_in_reward(
     action_mask: Array,
     *,
     beta: float,
+    estimator: str = "k1",
 ) -> Array:
-    """Returns R17 with k1 (R30, detail 20): r_t = -beta * (old_logprobs_t - ref_logprobs_t), plus `reward` on the last
-    sampled token.
+    """Returns R17 (R30, detail 20): r_t = -beta * k(old_logprobs_t - ref_logprobs_t), plus `reward` on the last sampled
+    token, with k one of
 
-    The only per-token KL penalty whose gradient sees what a token does to later states.
+        k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d, d clamped to +-20
+
+    The only per-token KL penalty whose gradient sees what a token does to later states. k1 is unbiased and its sum is
+    the sequence's own log-ratio; k2 and k3 punish every token that moved, whichever way.
 
     Args:
       reward: [N] float. old_logprobs, ref_logprobs: [N, T] float, of the weights that sampled.
       action_mask: [N, T] bool; a row without a sampled token carries no reward (E4).
+      estimator: one of KL_ESTIMATORS.
 
     Returns:
       [N, T] float32 or wider, without gradient, 0 where not an action.
@@ -51,7 +58,7 @@ def kl_in_reward(
     See docs/algorithms.md, R17. TRL's PPO and N+ put the reward one token later, on the first pad; verl puts that of
     an empty row on the last column.
     """
-    penalty = -beta * kl.k1(old_logprobs, ref_logprobs, action_mask)
+    penalty = -beta * KL_ESTIMATORS[estimator](old_logprobs, ref_logprobs, action_mask)
     final = jnp.where(last_action(action_mask), reward[:, None], 0)
     return jax.lax.stop_gradient(penalty + final)
 

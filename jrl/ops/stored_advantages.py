@@ -42,10 +42,11 @@ def sampling_probabilities(advantage: Array) -> Array:
 
     Source: Baheti et al. 2305.14718.
     """
-    total = jnp.sum(reduce.widen(advantage))
+    wide = reduce.widen(advantage)
+    total = jnp.sum(wide)
     if not total > 0:
         raise ValueError(
             f"none of {advantage.shape[0]} stored rows is better than expected (R - V <= 0 for all): there is nothing "
             "to draw. Check that rewards and values have one scale."
         )
-    return reduce.widen(advantage) / total
+    return wide / total

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jrl.experiment import Config, Offline, Online, stage_names
+from jrl.experiment import Config, Online, stage_names, stored_rows_of
 from jrl.rollout.scoring import Scorer
-from jrl.run.offline import OfflineStage
+from jrl.run.offline import OfflineStage, PretrainingRows
 from jrl.run.online import OnlineStage
 from jrl.tasks.data.curricula import no_outcomes
 from jrl.tasks.data.prompts import Visit
@@ -25,7 +25,7 @@ class RunData(NamedTuple):
     """The examples of a run."""
 
     source: Source  # of Config.task
-    stored: Sequence[Source]  # of every Offline stage, in their order
+    stored: Sequence[Source]  # of every stage with stored rows, in their order
 
 
 def open_data(config: Config, environments: Any, stop: Stop) -> RunData:
@@ -44,12 +44,13 @@ def note_counts(config: Config, data: RunData, note: Callable[[str], None]) -> N
 
 
 def stored_sources(config: Config, source: Source, open_: Callable[[Any], Source]) -> list[Source]:
-    """Returns the examples of every Offline stage: of its own task, each of which is opened once, or of the run's.
+    """Returns the examples of every stage with stored rows: of a task of their own, each of which is opened once, or of
+    the run's.
 
     Args:
       source: of Config.task.
     """
-    tasks = [stage.task for stage in config.stages if isinstance(stage, Offline)]
+    tasks = [rows.task for stage in config.stages if (rows := stored_rows_of(stage)) is not None]
     opened: list[tuple[Any, Source]] = [(None, source), (config.task, source)]
     for task in tasks:
         if all(task != other for other, _ in opened):
@@ -58,9 +59,10 @@ def stored_sources(config: Config, source: Source, open_: Callable[[Any], Source
 
 
 def of_their_own(config: Config, stored: Sequence[Source]) -> dict[str, Source]:
-    """Returns the examples of the Offline stages that have a task of their own, by the name of the stage."""
-    offline = [(name, s) for name, s in zip(stage_names(config.stages), config.stages) if isinstance(s, Offline)]
-    return {name: one for (name, stage), one in zip(offline, stored) if stage.task is not None}
+    """Returns the examples of stored rows that have a task of their own, by the name of the stage."""
+    every = [(name, stored_rows_of(stage)) for name, stage in zip(stage_names(config.stages), config.stages)]
+    having = [(name, rows) for name, rows in every if rows is not None]
+    return {name: one for (name, rows), one in zip(having, stored) if rows.task is not None}
 
 
 def data_fingerprint(config: Config, source: Source, stored: Sequence[Source]) -> str:
@@ -74,7 +76,7 @@ def data_fingerprint(config: Config, source: Source, stored: Sequence[Source]) -
 
 def open_streams(config: Config, source: Source, stored: Sequence[Source], tokenizer: Any) -> list[Stream]:
     """Returns the walks over the training split: first that of the prompts that Online stages sample, then one for each
-    Offline stage, in their order, over its examples in `stored`."""
+    stage with stored rows, in their order, over its examples in `stored`."""
     count = 1 + len(stored)
     seeds = np.random.SeedSequence(config.run.seed).generate_state(max(count, 2))[:count]
     streams = [
@@ -101,8 +103,12 @@ def preflight_data(
     open_ = lambda source: open_stream(source, tokenizer, config.data, seed=config.run.seed, split="train", stop=stop)
     stored = iter(data.stored)
     for stage in stages:
+        rows = stage if isinstance(stage, OfflineStage) else stage.pretraining
+        if rows is not None:
+            source = next(stored)
+            check_stored_source(stage.name, rows, source, open_, tokenizer)
         if isinstance(stage, OfflineStage):
-            check_stored_source(stage, next(stored), open_, tokenizer)
+            check_labels(stage, source, open_, tokenizer)
         elif stage.config.steps:
             prompts = open_(data.source).next(min(len(data.source), ENOUGH_SEEN))
             scorer.rows_for(prompts[0].example)
@@ -111,16 +117,27 @@ def preflight_data(
             scorer.rows_for(visit.example)
 
 
-def check_stored_source(stage: OfflineStage, source: Source, open_: Callable[[Source], Stream], tokenizer: Any) -> None:
-    """Raises ValueError where the first examples of a stage give no row, or its objective can learn from none."""
-    make, given = stage.source.rows, (tokenizer, stage.shape.width)
-    rows, left_out = make(stage.config.source, open_(source).next(LOOKED_AT), *given)
+def check_stored_source(
+    name: str,
+    stage: OfflineStage | PretrainingRows,
+    source: Source,
+    open_: Callable[[Source], Stream],
+    tokenizer: Any,
+) -> None:
+    """Raises ValueError where the first examples of a stage's stored rows give no row. name: the stage's."""
+    given = (tokenizer, stage.shape.width)
+    rows, left_out = stage.source.rows(stage.config.source, open_(source).next(LOOKED_AT), *given)
     if not len(rows.length):
         causes = ", ".join(f"{count} {cause}" for cause, count in sorted(left_out.items()))
         raise ValueError(
-            f"stage {stage.name}: none of the first {LOOKED_AT} examples gives a row to "
+            f"stage {name}: none of the first {LOOKED_AT} examples gives a row to "
             f"{type(stage.config.source).__name__} ({causes})"
         )
+
+
+def check_labels(stage: OfflineStage, source: Source, open_: Callable[[Source], Stream], tokenizer: Any) -> None:
+    """Raises ValueError where the objective of a stage can learn from none of its rows."""
+    make, given = stage.source.rows, (tokenizer, stage.shape.width)
     # Of more rows some would be left out, and the ones that teach may be among those.
     if stage.objective.check_stored is not None and len(source) <= ENOUGH_SEEN:
         rows, _ = make(stage.config.source, open_(source).next(len(source)), *given)

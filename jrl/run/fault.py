@@ -42,7 +42,7 @@ from jrl.run.report.messages import examples_at_fault, not_finite_message
 from jrl.run.stages import stage_arrays
 from jrl.run.trained import on_this_machine
 from jrl.tasks.tokenizers import load as load_tokenizer
-from jrl.types import PackedBatch, Recomputed, SequenceTargets, TrainBatch, TrainState
+from jrl.types import PackedBatch, PretrainingBatch, Recomputed, SequenceTargets, TrainBatch, TrainState
 
 FOLDER = "fault"
 FILES = ("manifest.json", "config.gin", "config.json")
@@ -284,10 +284,14 @@ def _read_batches(folder: Path, shards: int, mesh: Mesh) -> list[TrainBatch]:
         if packed["prefix_row"] is not None:
             packed["prefix_row"] = _global_rows(packed["prefix_row"], shards)
         targets = fields(SequenceTargets, f"{i}/targets")
+        mixed = fields(PretrainingBatch, f"{i}/pretraining")
+        if mixed["num_tokens"] is not None:
+            mixed["packed"] = PackedBatch(**fields(PackedBatch, f"{i}/pretraining/packed"))
         parts = {
             "packed": PackedBatch(**packed),
             "recomputed": Recomputed(**fields(Recomputed, f"{i}/recomputed")),
             "targets": None if targets["counts"] is None else SequenceTargets(**targets),
+            "pretraining": None if mixed["num_tokens"] is None else PretrainingBatch(**mixed),
         }
         batches.append(jax.tree.map(place, TrainBatch(**{**fields(TrainBatch, f"{i}"), **parts})))
     return batches

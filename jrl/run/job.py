@@ -69,7 +69,7 @@ class Job:
     policy: Policy
     folder: Path
     source: Source
-    stored: Sequence[Source]  # of every Offline stage, in their order
+    stored: Sequence[Source]  # of every stage with stored rows, in their order
     stream: Stream  # of the prompts that Online stages sample
     stages: tuple[OfflineStage | OnlineStage, ...]
     scorer: Scorer

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jrl.algos.contract import Objective
 from jrl.device.placement import place_on_mesh
 from jrl.device.sharding import batch_sharding, replicated
-from jrl.experiment import Offline
+from jrl.experiment import Offline, PretrainingMix
 from jrl.learning.credit import StoredLabels
 from jrl.learning.pack import PackingPlan, Shape
 from jrl.learning.step import Learned, StageArrays, StagePrograms, learn_from_stored, prepare
@@ -22,7 +22,7 @@ from jrl.run.clock import RunClock
 from jrl.run.throughput import count_packed
 from jrl.tasks.data.stored import StoredSource, padded_rows
 from jrl.tasks.data.stream import Stream
-from jrl.types import Array, TrainState
+from jrl.types import Array, PretrainingBatch, TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +40,40 @@ class OfflineStage:
     tokenizer: Any
     mesh: Mesh
     temperature: Array  # 1
+    chances: np.ndarray | None = None  # [examples] float64, of each to be drawn; None: they come in turn
+
+
+@dataclasses.dataclass(frozen=True)
+class PretrainingRows:
+    """The stored rows of an Online stage that is open."""
+
+    config: PretrainingMix
+    shape: Shape  # packed, of one optimizer step
+    stream: Stream
+    source: StoredSource
+    tokenizer: Any
+    chances: None = None  # its examples come in turn
+
+
+def chances_of(
+    objective: Objective, config: Offline, source: StoredSource, stream: Stream, tokenizer: Any, width: int
+) -> np.ndarray | None:
+    """Returns how likely every example of a stage is to be drawn, [examples] float64; None: they come in turn.
+
+    It reads all of them. Raises ValueError where none can be drawn.
+
+    Args:
+      width: T, the most tokens of a row.
+    """
+    chances = objective.draw(config.objective)
+    if chances is None:
+        return None
+    numbers = np.full(len(objective.needs(config.objective).row_value_names), np.nan, np.float32)
+    values = []
+    for visit in stream.every():
+        rows = source.rows(config.source, [] if visit is None else [visit], tokenizer, width)[0]
+        values.append(rows.value[0] if len(rows.length) else numbers)
+    return chances(np.array(values))
 
 
 class Stepped(NamedTuple):
@@ -55,7 +89,7 @@ def step(stage: OfflineStage, state: TrainState, phase: Callable[[str], None], c
     """Returns the state after one step on stored rows of the training split, with what it learned from."""
     phase("learning from stored rows")
     with clock.on("wait"):
-        batch, left_out, examples = next_on_host(stage)
+        batch, left_out, examples = next_on_host(stage, stage.config.learner.minibatches)
     clock.packed = count_packed([plan.source for plan in batch.plans], batch.labels.mask)
     with clock.on("update"):
         batch = place_on_mesh(batch, shardings(batch, stage.mesh))
@@ -72,15 +106,22 @@ class StoredBatch(NamedTuple):
     plans: list[PackingPlan]  # of every minibatch
 
 
-def next_on_host(stage: OfflineStage) -> tuple[StoredBatch, dict[str, float], list[str]]:
+def next_on_host(
+    stage: OfflineStage | PretrainingRows, minibatches: int
+) -> tuple[StoredBatch, dict[str, float], list[str]]:
     """Returns the next stored rows of the training split and how they are packed, on the host, counts of those
-    left out, as metrics, and the id of every row's example; [] where some examples gave none."""
+    left out, as metrics, and the id of every row's example; [] where some examples gave none.
+
+    Args:
+      minibatches: Learner.minibatches of the stage.
+    """
     config = stage.config
-    visits = stage.stream.next(config.batch_size)
+    stream = stage.stream
+    visits = stream.next(config.batch_size) if stage.chances is None else stream.draw(config.batch_size, stage.chances)
     rows, left_out = stage.source.rows(config.source, visits, stage.tokenizer, stage.shape.width)
     rows = padded_rows(rows, stage.shape.sequences)
     prompts = np.where(rows.action_mask.any(axis=1), rows.action_mask.argmax(axis=1), rows.length)
-    plans = host_plans(stage.shape, config.learner.minibatches, rows.length, prompts)
+    plans = host_plans(stage.shape, minibatches, rows.length, prompts)
     labels = StoredLabels(rows.action_mask, rows.label, rows.weight, rows.unit, rows.value)
     counts = {f"data/left_out_{cause}": float(count) for cause, count in left_out.items()}
     examples = [] if left_out else [visit.example.id for visit in visits for _ in range(stage.source.unit_size)]
@@ -94,6 +135,11 @@ def shardings(batch: StoredBatch, mesh: Mesh) -> StoredBatch:
     return StoredBatch(by_row, labels, plan_shardings(batch.plans, mesh))
 
 
+def pretraining_batches(p: StagePrograms, batch: StoredBatch, coefficient: Array) -> list[PretrainingBatch]:
+    """Returns the stored rows that every optimizer step of an Online stage imitates as well."""
+    return [p.pretraining(batch.tokens, batch.labels.mask, plan, coefficient) for plan in batch.plans]
+
+
 def learn(
     stage: OfflineStage, state: TrainState, batch: StoredBatch, arrays: StageArrays, temperature: Array
 ) -> tuple[TrainState, dict[str, Array], Learned]:
@@ -102,6 +148,11 @@ def learn(
     packed = lambda plan: p.pack(batch.tokens, batch.labels.mask, plan, temperature)
     minibatches = [prepare(p, state, role, packed(plan), plan) for plan in batch.plans]
     return learn_from_stored(p, state, minibatches, batch.labels, arrays, role=role, epochs=stage.config.learner.epochs)
+
+
+def abstract_rows(shape: Shape, mesh: Mesh, dtype: Any) -> jax.ShapeDtypeStruct:
+    """Returns what stored rows have by token, [N, T], as a shape."""
+    return jax.ShapeDtypeStruct((shape.sequences, shape.width), dtype, sharding=batch_sharding(mesh, 2))
 
 
 def abstract_step(
@@ -120,8 +171,7 @@ def abstract_step(
       attributes: as `stored_attributes` has them.
     """
     role = config.trains
-    rows = (shape.sequences, shape.width)
-    by_row = lambda dtype: jax.ShapeDtypeStruct(rows, dtype, sharding=batch_sharding(mesh, 2))
+    by_row = lambda dtype: abstract_rows(shape, mesh, dtype)
     replicated_shape = lambda dims, dtype: jax.ShapeDtypeStruct(dims, dtype, sharding=replicated(mesh))
     packed = p.pack(by_row(np.int32), by_row(bool), plan, replicated_shape((), np.float32))
     minibatch = prepare(p, state, role, packed, plan)

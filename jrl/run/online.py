@@ -34,8 +34,9 @@ from jrl.rollout.sources import Completions, RewardSource
 from jrl.rollout.strategies import strategy_of
 from jrl.run.batches import host_plans, plan_shardings
 from jrl.run.clock import RunClock
+from jrl.run.offline import PretrainingRows, next_on_host, pretraining_batches, shardings
 from jrl.tasks.stopping import Stop
-from jrl.types import Array, PackedBatch, PyTree, Rollout, Scores, TrainState
+from jrl.types import Array, PackedBatch, PretrainingBatch, PyTree, Rollout, Scores, TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +53,7 @@ class OnlineStage:
     scorer: Scorer
     sources: Sequence[RewardSource]  # of rewards, beside the verifiers
     temperature: Array
+    pretraining: PretrainingRows | None = None  # stored rows that are imitated as well; None: none
 
     @property
     def rewards_tokens(self) -> bool:
@@ -141,6 +143,7 @@ def step(
         batch = filled
 
     phase("updating")
+    pretraining, left_out = pretraining_rows(stage)  # from here on nobody can stop the step
     with clock.on("update"):
         state, metrics, learned = learn_from_sampled(
             stage.programs,
@@ -152,12 +155,21 @@ def step(
             role=stage.config.trains,
             epochs=stage.config.learner.epochs,
             warms_up=done < stage.config.critic_warmup,
+            pretraining=pretraining,
         )
         clock.dispatched("update", metrics["update/skipped_nonfinite"])
     outcomes = record_outcomes(stage.sampler, rounds)
-    return Stepped(
-        state, tuple(following), {**metrics, **submitted.seconds, **batch.metrics, **outcomes}, batch, learned
-    )
+    known = {**submitted.seconds, **batch.metrics, **outcomes, **left_out}
+    return Stepped(state, tuple(following), {**metrics, **known}, batch, learned)
+
+
+def pretraining_rows(stage: OnlineStage) -> tuple[list[PretrainingBatch], dict[str, float]]:
+    """Returns the next stored rows that a stage imitates, of every minibatch, and counts of those left out."""
+    if stage.pretraining is None:
+        return [], {}
+    batch, left_out, _ = next_on_host(stage.pretraining, stage.config.learner.minibatches)
+    batch = place_on_mesh(batch, shardings(batch, stage.sampler.mesh))
+    return pretraining_batches(stage.programs, batch, stage.arrays.pretraining), left_out
 
 
 def note_prepared(clock: RunClock, minibatches: Sequence[Minibatch]) -> None:
@@ -286,6 +298,9 @@ def abstract_step(
         if config.lag:
             p.before(policy.version)
     minibatches = [minibatch] * config.learner.minibatches
+    pretraining = []
+    if p.pretraining is not None:
+        pretraining = [p.pretraining(*inputs.pretraining, inputs.arrays.pretraining)] * config.learner.minibatches
     for warms_up in (True, False) if config.critic_warmup else (False,):
         learn_from_sampled(
             p,
@@ -297,6 +312,7 @@ def abstract_step(
             role=config.trains,
             epochs=config.learner.epochs,
             warms_up=warms_up,
+            pretraining=pretraining,
         )
 
 
@@ -309,3 +325,4 @@ class AbstractInputs(NamedTuple):
     scores: Callable[[Rollout], Scores]
     correcting: Callable[[jax.ShapeDtypeStruct], tuple]  # as `sampling`, of a corrector
     comparing: Callable[[], tuple]  # a pair model's arguments behind its weights
+    pretraining: tuple | None  # (tokens, mask, plan) of stored rows that are imitated as well; None: none

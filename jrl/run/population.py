@@ -59,7 +59,7 @@ from jrl.run.records import STOP_AFTER_SKIPPED, Progress, Step, StopRun, draws_a
 from jrl.run.report.display import Display
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.stopping import Stop
-from jrl.types import Array, PyTree, Rollout, TrainState
+from jrl.types import Array, PretrainingBatch, PyTree, Rollout, TrainState
 
 
 class MembersDraw(NamedTuple):
@@ -286,7 +286,9 @@ def take_step(
     i, first, jobs = progress.stage, population.first, list(population.jobs.values())
     stages, start = [job.stages[i] for job in jobs], time.monotonic()
     if isinstance(stages[0], OfflineStage):
-        batches, known, _ = zip(*map(offline.next_on_host, stages))
+        batches, known, _ = zip(
+            *map(offline.next_on_host, stages, [stage.config.learner.minibatches for stage in stages])
+        )
         batch = population.members.place(batches, offline.shardings(batches[0], first.mesh))
         state, metrics, _ = offline.learn(
             stages[0], progress.state, batch, population.arrays[i], population.temperatures[i]
@@ -357,6 +359,7 @@ def _online_step(
         fail(population, name, str(error))
 
     phase("updating")
+    pretraining, left_out = pretraining_rows(population, stages, i)
     state, metrics, _ = learn_from_sampled(
         p,
         state,
@@ -367,12 +370,25 @@ def _online_step(
         role=config.trains,
         epochs=config.learner.epochs,
         warms_up=first.done - starts(first.config)[i] < config.critic_warmup,
+        pretraining=pretraining,
     )
     known = [
-        {**batch.metrics, **record_outcomes(stage.sampler, of_member)}
-        for stage, batch, of_member in zip(stages, batches, rounds)
+        {**batch.metrics, **record_outcomes(stage.sampler, of_member), **counts}
+        for stage, batch, of_member, counts in zip(stages, batches, rounds, left_out)
     ]
     return progress._replace(state=state, waiting=tuple(following)), metrics, batches, known
+
+
+def pretraining_rows(
+    population: Population, stages: Sequence[OnlineStage], i: int
+) -> tuple[list[PretrainingBatch], Sequence[dict[str, float]]]:
+    """Returns the next stored rows that stage `i` of all members imitates, as `online.pretraining_rows` does."""
+    if stages[0].pretraining is None:
+        return [], [{}] * len(stages)
+    given = zip(*((stage.pretraining, stage.config.learner.minibatches) for stage in stages))
+    batches, left_out, _ = zip(*map(offline.next_on_host, *given))
+    batch = population.members.place(batches, offline.shardings(batches[0], population.first.mesh))
+    return offline.pretraining_batches(stages[0].programs, batch, population.arrays[i].pretraining), left_out
 
 
 def pack_and_prepare(

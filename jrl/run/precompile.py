@@ -25,7 +25,7 @@ from jrl.rollout.sampler import SamplingParams
 from jrl.rollout.stop_strings import StopTable
 from jrl.rollout.strategies import strategy_of
 from jrl.run import offline, online
-from jrl.run.programs import Programs, abstract, abstract_plan
+from jrl.run.programs import Programs, abstract, abstract_plan, pretraining_shape
 from jrl.types import Rollout, Scores, TrainState
 
 
@@ -167,7 +167,14 @@ def abstract_step(p: StagePrograms, stage: Stage, inputs: Inputs, i: int, state:
         verdicts = jax.ShapeDtypeStruct((2,), np.int32, sharding=replicated(mesh))
         return of(rows, question_length(inputs.config)), of(rows), verdicts
 
-    given = online.AbstractInputs(arrays, _scalar(mesh, np.float32), sampling, scores, correcting, comparing)
+    pretraining = None
+    if stage.pretraining is not None:
+        stored = pretraining_shape(stage, inputs.config, mesh)
+        rows = (offline.abstract_rows(stored, mesh, np.int32), offline.abstract_rows(stored, mesh, bool))
+        pretraining = (*rows, abstract_plan(stored, mesh))
+    given = online.AbstractInputs(
+        arrays, _scalar(mesh, np.float32), sampling, scores, correcting, comparing, pretraining
+    )
     online.abstract_step(p, stage, state, plan, given)
 
 

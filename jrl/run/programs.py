@@ -28,6 +28,7 @@ from jrl.experiment import (
 )
 from jrl.learning import credit, layout, learner, pack
 from jrl.learning.critic import CRITIC, of_critic, of_policy
+from jrl.learning.layout import Learner
 from jrl.learning.learner import Weights
 from jrl.learning.optimizer import check as check_optimizer
 from jrl.learning.optimizers.contract import describe
@@ -128,10 +129,27 @@ def packed_shape(stage: Stage, config: Config, tables: Tables, mesh: Mesh) -> Sh
         prompt = dict(prompt_length=config.data.prompt_length, samples=stage.samples)
         return layout.packed_shape(stage.learner, sequences, width, shards, **prompt, **given)
     unit = row_of(tables, "algos", stage.objective).unit_size
-    learner, longest = dataclasses.replace(stage.learner, prefix_sharing="none"), width * unit
-    if stage.learner.prefix_sharing == "cross_row" and (learner.row_length or longest) < longest:
+    return stored_shape(stage.learner, stage.batch_size, unit, width, shards, given)
+
+
+def pretraining_shape(stage: Online, config: Config, mesh: Mesh) -> Shape:
+    """Returns the packed shape of the stored rows that one optimizer step of a stage imitates as well."""
+    given = dict(shares=mesh.shape[SEQUENCE], padded_rows=getattr(config.model, "attention", None) == "splash")
+    return stored_shape(
+        stage.learner, stage.pretraining.batch_size, 1, width_of(stage, config), row_shards(mesh), given
+    )
+
+
+def stored_shape(config: Learner, units: int, unit: int, width: int, shards: int, given: dict[str, Any]) -> Shape:
+    """Returns the packed shape of stored rows, `units` comparisons of `unit` each.
+
+    Args:
+      given: as `layout.packed_shape` takes them.
+    """
+    learner, longest = dataclasses.replace(config, prefix_sharing="none"), width * unit
+    if config.prefix_sharing == "cross_row" and (learner.row_length or longest) < longest:
         learner = dataclasses.replace(learner, row_length=None)  # that of continuations; stored rows are not cut
-    return layout.packed_shape(learner, stage.batch_size * unit, width, shards, unit=unit, **given)
+    return layout.packed_shape(learner, units * unit, width, shards, unit=unit, **given)
 
 
 def build(
@@ -347,6 +365,8 @@ def sampled_rows(
         functions["correct"] = correcting(*drawn_by)
     if stage.pair_model is not None:
         functions["prefer"] = preferring(stage, config, learned, cfg)
+    if stage.pretraining is not None:
+        functions["pretraining"] = credit.pack_pretraining
     if refills(stage, objective):
         functions["keep"] = functools.partial(credit.kept_rows, **of_groups)
     return functions

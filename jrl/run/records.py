@@ -201,8 +201,10 @@ def take_up(job: Job, tree: dict[str, PyTree], host: dict[str, Any]) -> tuple[Dr
     """
     data = host["data"]
     for stage in job.stages:
-        if isinstance(stage, OfflineStage) and stage.name not in data["stages"]:
-            raise StateMismatch(f"step {host['done']} was saved by a run without the stage {stage.name!r}")
+        if stored_stream(stage) is not None and stage.name not in data["stages"]:
+            raise StateMismatch(
+                f"step {host['done']} was saved by a run without stored rows in the stage {stage.name!r}"
+            )
     job.done, job.evals = host["done"], host["evals"]
     if job.done >= job.total and job.record_change is None:
         job.evals |= evaluations_after(job)
@@ -213,8 +215,8 @@ def take_up(job: Job, tree: dict[str, PyTree], host: dict[str, Any]) -> tuple[Dr
     job.sampled_tokens = host["time"]["sampled_tokens"]
     open_files(job, host["metrics_offset"], host["rollout_rows"], host.get("metrics_sha256"))
     for stage in job.stages:
-        if isinstance(stage, OfflineStage):
-            stage.stream.set_state(data["stages"][stage.name])
+        if (stream := stored_stream(stage)) is not None:
+            stream.set_state(data["stages"][stage.name])
     names, waiting = waiting_names(draws_ahead(job.config, job.done)), []
     for name in names:
         sampler = job.stages[stage_at(job.config, job.done)].sampler
@@ -416,8 +418,8 @@ def to_save(job: Job, waiting: Sequence[Draw]) -> tuple[dict[str, PyTree], dict[
         if drawn.under_way is not None:
             drawn.under_way()  # raises WrongWeights: such a draw is not saved
     tree: dict[str, PyTree] = {}
-    offline = [stage for stage in job.stages if isinstance(stage, OfflineStage)]
-    stored = {stage.name: stage.stream.get_state() for stage in offline}
+    streams = {stage.name: stored_stream(stage) for stage in job.stages}
+    stored = {name: stream.get_state() for name, stream in streams.items() if stream is not None}
     data: dict[str, Any] = {"train": job.stream.get_state(), "stages": stored}
     for name, drawn in zip(waiting_names(len(waiting)), waiting):
         tree[name], data[name] = drawn.rollout, drawn.position
@@ -549,7 +551,8 @@ def summarize(job: Job) -> None:
         peak_bytes=job.memory.peak,
         goodput=None if job.goodput is None else goodput(read_goodput(job.folder)),
     )
-    for stream in {id(s): s for s in (stream_of(job, stage) for stage in job.stages)}.values():
+    streams = [stream for stage in job.stages for stream in (stream_of(job, stage), stored_stream(stage))]
+    for stream in {id(s): s for s in streams if s is not None}.values():
         if text := dropped_prompts(stream.counts, stream.seen, job.config.data):
             job.display.note(text)
     for name, result in job.evals.items():
@@ -568,6 +571,12 @@ def summarize(job: Job) -> None:
 def stream_of(job: Job, stage: OfflineStage | OnlineStage) -> Stream:
     """Returns the walk over the examples that a stage takes its rows or prompts from."""
     return stage.stream if isinstance(stage, OfflineStage) else job.stream
+
+
+def stored_stream(stage: OfflineStage | OnlineStage) -> Stream | None:
+    """Returns the walk over the examples that a stage takes its stored rows from; None: it has none."""
+    rows = stage if isinstance(stage, OfflineStage) else stage.pretraining
+    return None if rows is None else rows.stream
 
 
 def sequence_texts(batch: Collected) -> list[tuple[str, str]]:

@@ -98,9 +98,7 @@ def repeat(folder: str | Path, step: int, announce: Callable[[str], None] = lamb
         i = stage_at(config, done + 1)
         if not isinstance(config.stages[i], Online) or done >= starts(config)[-1] + config.stages[-1].steps:
             raise ValueError(f"step {done + 1} of {folder} is not of an Online stage: only those have rollouts")
-        if config.stages[i].learner.replays_routes:
-            raise ValueError(f"step {done + 1} of {folder} replayed the sampler's routes (Learner.routes), which the "
-                             "store of rollouts leaves out: its update cannot be repeated")  # fmt: skip
+        check_repeatable(f"step {done + 1} of {folder}", config.stages[i])
     policy = open_policy(config, parts, load_tokenizer(folder / "tokenizer", parts.tables["tokenizers"]), announce)
     try:
         done = before[-1]
@@ -112,6 +110,20 @@ def repeat(folder: str | Path, step: int, announce: Callable[[str], None] = lamb
     finally:
         policy.program_cache.close()
     return Repeated(before[-1], step, different)
+
+
+def check_repeatable(where: str, stage: Online) -> None:
+    """Raises ValueError where updates of a stage learn from what the store of rollouts leaves out.
+
+    Args:
+      where: the step, for the message.
+    ."""
+    if stage.learner.replays_routes:
+        raise ValueError(f"{where} replayed the sampler's routes (Learner.routes), which the store of rollouts leaves "
+                         "out: its update cannot be repeated")  # fmt: skip
+    if stage.pretraining is not None:
+        raise ValueError(f"{where} imitated stored rows too (Online.pretraining), which the store of rollouts leaves "
+                         "out: its update cannot be repeated")  # fmt: skip
 
 
 def _saved(folder: Path, policy: Policy, done: int) -> TrainState:

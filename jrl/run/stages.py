@@ -35,7 +35,7 @@ from jrl.rollout.strategies import strategy_of
 from jrl.rollout.strategies.contract import FIRST_ATTEMPT
 from jrl.run import programs
 from jrl.run.data import RunData, open_streams
-from jrl.run.offline import OfflineStage
+from jrl.run.offline import OfflineStage, PretrainingRows, chances_of
 from jrl.run.online import OnlineStage
 from jrl.run.policy import Policy
 from jrl.run.report.display import Display
@@ -124,11 +124,13 @@ def stages_of(
             shape=programs.packed_shape(stage, config, tables, mesh),
         )
         if isinstance(stage, Offline):
-            row = row_of(tables, "sources", stage.source)
+            row, stream = row_of(tables, "sources", stage.source), next(stored)
+            given = (row, stream, policy.tokenizer, common["shape"].width)
             stages.append(
                 OfflineStage(
                     **common,
-                    stream=next(stored),
+                    stream=stream,
+                    chances=chances_of(common["objective"], stage, *given),
                     source=row,
                     tokenizer=policy.tokenizer,
                     mesh=mesh,
@@ -177,6 +179,15 @@ def stages_of(
                 scorer=judgement.scorer,
                 sources=sources,
                 temperature=number(config.sampler.temperature or 1.0),
+                pretraining=None
+                if stage.pretraining is None
+                else PretrainingRows(
+                    config=stage.pretraining,
+                    shape=programs.pretraining_shape(stage, config, mesh),
+                    stream=next(stored),
+                    source=row_of(tables, "sources", stage.pretraining.source),
+                    tokenizer=policy.tokenizer,
+                ),
             )
         )
     return tuple(stages)
@@ -191,6 +202,10 @@ def stage_arrays(stage: Stage, number: Callable[[Any], Any]) -> StageArrays:
         critic_optimizer=as_numbers(optimizers(stage).get(CRITIC)),
         router=as_numbers(stage.learner.router),
         shaping=as_numbers(stage.shaping) if isinstance(stage, Online) else None,
+        reference_decay=as_numbers(stage.reference_decay) if isinstance(stage, Online) else None,
+        pretraining=as_numbers(stage.pretraining.coefficient)
+        if isinstance(stage, Online) and stage.pretraining
+        else None,
     )
 
 

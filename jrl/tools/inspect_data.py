@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jrl.config.errors import nearest
-from jrl.experiment import Config, Offline, row_of, stage_names
+from jrl.experiment import Config, row_of, stage_names, stored_rows_of
 from jrl.run.report.text import printable
 from jrl.tasks.data.contamination import EvaluationIndex, described, example_digest
 from jrl.tasks.data.prompts import Data, Visit, encode_prompt, is_held_out
@@ -87,7 +87,8 @@ def task_of(config: Config, stage: str | None) -> Any:
     stages = dict(zip(stage_names(config.stages), config.stages))
     if stage not in stages:
         raise ValueError(f"--stage: the configuration has no stage {stage!r}. Available: {', '.join(stages)}")
-    own = stages[stage].task if isinstance(stages[stage], Offline) else None
+    rows = stored_rows_of(stages[stage])
+    own = None if rows is None else rows.task
     return config.task if own is None else own
 
 
@@ -126,7 +127,8 @@ def open_file(
         tokenizer = row_of(tables, "tokenizers", config.tokenizer).build(config.tokenizer, texts)
         width = data.prompt_length + config.sampler.completion_length
     rows = None if name is None else sources[name]
-    staged = [] if config is None else [stage.source for stage in config.stages if isinstance(stage, Offline)]
+    stored = [] if config is None else map(stored_rows_of, config.stages)
+    staged = [rows.source for rows in stored if rows is not None]
     settings = next((one for one in staged if type(one).__name__ == name), None)
     if rows is not None and settings is None:
         settings = rows.config()

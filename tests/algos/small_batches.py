@@ -27,10 +27,10 @@ def tokens(new, old, advantages, behaviour=None, segment=None):
     )
 
 
-def loss_of(objective, config, batch):
+def loss_of(objective, config, batch, state=()):
     """Returns loss, metrics and the gradient of the sum, by log-prob."""
-    loss, metrics = jax.jit(objective.token_loss)(config, batch, ())
-    total = lambda lp: objective.token_loss(config, batch.replace(logprobs=lp), ())[0].sum()
+    loss, metrics = jax.jit(objective.token_loss)(config, batch, state)
+    total = lambda lp: objective.token_loss(config, batch.replace(logprobs=lp), state)[0].sum()
     return loss, metrics, jax.grad(total)(batch.logprobs)
 
 

@@ -68,6 +68,19 @@ def test_the_kl_is_in_advantages_and_returns():
     assert OBJECTIVE.needs(config).reference and OBJECTIVE.needs(config).credit_logprobs
 
 
+def test_the_kl_in_the_reward_is_by_the_estimator_asked_for():
+    # With lambda 1 returns are the rewards to go, of d = 0.5 and 0.2 in row 0: 0.1 * (0.125 + 0.02) less than 1.
+    given = groups().replace(
+        old_logprobs=jnp.array([[-1.0, 0, -1], [0, -1, -2], [0.0] * 3, [0] * 3]),
+        ref_logprobs=jnp.array([[-1.5, 0, -1.2], [0, -1, -1], [9.0] * 3, [0] * 3]),
+    )
+    config = PPO(kl_in_reward=0.1, kl_in_reward_estimator="k2", gae_lambda=1.0)
+    returns = jax.jit(lambda g: OBJECTIVE.returns(config, g, g.reward))(given)
+    # In row 1 d = 0 and -1: the penalty of a token that grew less likely is one too.
+    expected = [[1 - 0.0145, 0, 1 - 0.002], [0, -0.05, -0.05], [0] * 3, [0] * 3]
+    np.testing.assert_allclose(returns, expected, atol=1e-6)
+
+
 def test_rewards_of_spans_are_added_on_their_tokens():
     # With lambda 1 returns are the rewards to go: row 0 has 0.25 on its first token, beside 1 on the last.
     given = groups().replace(token_reward=jnp.array([[0.25, 7, 0], [0, 0, -1], [9] * 3, [0] * 3]))
@@ -157,6 +170,7 @@ def test_it_needs_no_group_no_reference_and_no_refill():
         (PPO(gae_lambda=1.5), r"PPO\.gae_lambda = 1\.5"),
         (PPO(value_coefficient=0.0), r"PPO\.value_coefficient = 0\.0"),
         (PPO(value_clip=0.0), r"PPO\.value_clip = 0\.0 must be above 0, or None"),
+        (PPO(kl_in_reward_estimator="k4"), r"PPO\.kl_in_reward_estimator = 'k4' must be one of 'k1', 'k2', 'k3'"),
         (PPO(kl_in_reward=0.0), r"PPO\.kl_in_reward = 0\.0 must be above 0, or None"),
         (PPO(reward_clip=0.0), r"PPO\.reward_clip = 0\.0 must be above 0"),
         (PPO(clip_low=1.0), r"PPO\.clip_low = 1\.0"),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_batches import loss_of, tokens
@@ -26,7 +27,25 @@ def test_on_its_own_samples_it_is_the_clip_of_ppo():
     np.testing.assert_allclose(loss, [-1.2, -1.1], rtol=1e-6)
 
 
+def test_the_kl_is_to_the_reference_and_to_the_policy_before_by_a_share_that_moves():
+    # d = log 2 to the reference: k3 = 1/2 - 1 + log 2 = 0.193147; log 4 to the policy before: 1/4 - 1 + log 4 =
+    # 0.636294. Up to step 50 the first alone, at step 75 0.7 and 0.3 of them: 0.326091. Gradients: 1 - exp(-d).
+    batch = tokens(np.log([0.5, 0.5]), np.log([0.125, 0.125]), [0.0, 0.0])
+    batch = batch.replace(ref_logprobs=jnp.log(jnp.array([0.25, jnp.nan])), mask=jnp.array([True, False]))
+    for step, expected, slope in ((0, 0.193147, 0.5), (75, 0.326091, 0.7 * 0.5 + 0.3 * 0.75)):
+        loss, metrics, gradient = loss_of(OBJECTIVE, ReMix(kl=0.1), batch, jnp.int32(step))
+        np.testing.assert_allclose(loss, [0.1 * expected, 0], rtol=1e-5)
+        np.testing.assert_allclose(gradient, [0.1 * slope, 0], rtol=1e-5)
+        np.testing.assert_allclose(metrics["kl_mixed"], [expected, 0], rtol=1e-5)
+    assert OBJECTIVE.needs(ReMix(kl=0.1)).reference and not OBJECTIVE.needs(ReMix()).reference
+    state = OBJECTIVE.init_state(ReMix(kl=0.1))
+    assert [int(state), int(OBJECTIVE.next_state(ReMix(kl=0.1), state, {}))] == [0, 1]
+    assert OBJECTIVE.next_state(ReMix(), OBJECTIVE.init_state(ReMix()), {}) == ()
+
+
 def test_illegal_combinations_are_refused():
+    with pytest.raises(ValueError, match=r"ReMix\.kl = 0\.0 must be above 0"):
+        OBJECTIVE.check(ReMix(kl=0.0), FACTS)
     with pytest.raises(ValueError, match=r"ReMix\.clip = 0\.0"):
         OBJECTIVE.check(ReMix(clip=0.0), FACTS)
     with pytest.raises(ValueError, match="top-k, top-p and min-p cut"):

@@ -14,6 +14,7 @@ from jrl.algos.reward_shaping import (
     GroupLength,
     LengthPenalty,
     MissingStop,
+    Potential,
     Shaping,
     check_shaping,
     components_read,
@@ -102,6 +103,24 @@ def test_a_missing_stop_by_hand(how, value, cut):
     groups = rows([2.0, 0.7, 1.0, 0.7, 0.7], [1, 8, 3, 2, 2], [STOP, CUT, TEXT, Finish.FAILED, Finish.TOOL_BUDGET])
     found = rewards(Shaping(missing_stop=MissingStop(how=how, value=value)), groups)
     np.testing.assert_allclose(found, [2, cut, 1, cut, cut], rtol=1e-6)
+
+
+def test_rewards_of_tokens_as_potentials_by_hand():
+    # Rewards 0.4, 0.5 and 0.3 after a prompt's token: potentials 0, 0.4 and 0.9 of the states before, 0 at the end.
+    # Differences 0.4, 0.5, -0.9, and with a discount of 0.5: 0.2, 0.45 - 0.4, -0.9. The second row has one token.
+    groups = rows([1.0, 0.0], [3, 1])
+    acts = jnp.array([[False, True, True, True], [False, True, False, False]])
+    given = jnp.array([[7.0, 0.4, 0.5, 0.3], [jnp.nan, 0.6, jnp.nan, 7.0]])
+    groups = groups.replace(action_mask=acts, token_reward=given)
+    found = RUN(Shaping(potential=Potential()), groups)
+    np.testing.assert_allclose(found.token_reward, [[0, 0.4, 0.5, -0.9], [0, 0, 0, 0]], atol=1e-6)
+    np.testing.assert_array_equal(found.reward, groups.reward)
+    # No completion earns more or less by them than another.
+    np.testing.assert_allclose(found.token_reward.sum(-1), 0, atol=1e-6)
+    halved = RUN(Shaping(potential=Potential(discount=0.5)), groups)
+    np.testing.assert_allclose(halved.token_reward[0], [0, 0.2, 0.05, -0.9], atol=1e-6)
+    with pytest.raises(ValueError, match=r"Potential\.discount = 0\.0 must lie in \(0, 1\]"):
+        check_shaping(Shaping(potential=Potential(discount=0.0)))
 
 
 def test_a_missing_stop_has_the_last_word():

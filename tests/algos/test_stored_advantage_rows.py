@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import dataclasses
+import itertools
 import json
 import threading
 
@@ -10,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_model import BIGRAM, PARTS
 from test_pair_objectives import FACTS, sequences
 
 import jrl
@@ -165,6 +169,8 @@ def test_step_awr_by_hand():
         ("ALoL", ALoL(clip=None, kl=0.0), r"ALoL\.kl = 0\.0 must be above 0"),
         ("RGOLD", RGOLD(floor=0.0), r"RGOLD\.floor = 0\.0 must be in \(0, 1\]"),
         ("RGOLD", RGOLD(floor=1.5), r"RGOLD\.floor = 1\.5 must be in \(0, 1\]"),
+        ("ALoL", ALoL(draw="by_luck"), r"ALoL\.draw = 'by_luck' is none of 'in_turn', 'proportional'"),
+        ("RGOLD", RGOLD(draw="by_luck"), r"RGOLD\.draw = 'by_luck' is none of"),
         ("StepAWR", StepAWR(rollouts=0), r"StepAWR\.rollouts = 0 must be above 0"),
         ("StepAWR", StepAWR(beta=0.0), r"StepAWR\.beta = 0\.0 must be above 0"),
         ("StepAWR", StepAWR(max_weight=0.5), r"StepAWR\.max_weight = 0\.5 must be at least 1"),
@@ -187,6 +193,39 @@ def test_a_run_on_data_whose_numbers_are_in_the_wrong_order_does_not_begin(tmp_p
                                          r"those of the first row are \[0\.0, 1\.0\]"):  # fmt: skip
         with open_job(config, parts, RunFolder(tmp_path / "run"), threading.Event()):
             pass
+
+
+@pytest.mark.parametrize("name", ["ALoL", "RGOLD"])
+def test_rows_are_drawn_in_proportion_to_their_advantage(name):
+    # R - V = 0.4, -0.1, 0.2, one that gives no row, 0: 0.4 and 0.2 of 0.6
+    objective = ALGOS[name]
+    value = np.float32([[0.9, 0.5], [0.4, 0.5], [0.7, 0.5], [NAN, NAN], [0.5, 0.5]])
+    found = objective.draw(objective.config(draw="proportional"))(value)
+    np.testing.assert_allclose(found, [2 / 3, 0, 1 / 3, 0, 0], rtol=1e-6)
+    assert found.dtype == np.float64 and found.sum() == pytest.approx(1, abs=1e-15)
+    assert objective.draw(objective.config()) is None
+    with pytest.raises(ValueError, match="none of 1 stored rows is better than expected"):
+        objective.draw(objective.config(draw="proportional"))(value[1:2])
+
+
+def test_a_run_draws_what_earned_more_and_resumes_with_the_same_rows(tmp_path):
+    # Of 8 answers the third earned 0.75 more than was expected and the sixth 0.25.
+    rows = [{"id": str(i), "prompt": f"{i}+0=", "answer": str(i), "given": "x", "expected": 1,
+             "correctness": {2: 1.75, 5: 1.25}.get(i, 1)} for i in range(8)]  # fmt: skip
+    data = tmp_path / "rated.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    bindings = [f"Jsonl.path='{data}'", "RGOLD.draw='proportional'", "Config.stages=[@pairs/Offline()]",
+                "pairs/Offline.steps=3", "Checkpoint.every=1", "Log.writers=()", BIGRAM, "Config.eval=None",
+                "Data.held_out_every=None"]  # fmt: skip
+    recipe = "configs/algos/r_gold.gin"
+    seen = [step.examples for step in jrl.steps(recipe, bindings, parts=[PARTS], run=tmp_path / "straight")]
+    counts = collections.Counter(itertools.chain(*seen))
+    assert counts.keys() == {"2", "5"} and sum(counts.values()) == 3 * 64
+    # 192 draws of a chance of 3/4 have a deviation of 6.
+    assert abs(counts["2"] - 144) < 24 and len({tuple(ids) for ids in seen}) == 3
+    with contextlib.closing(jrl.steps(recipe, bindings, parts=[PARTS], run=tmp_path / "cut")) as steps:
+        next(steps)
+    assert [step.examples for step in jrl.steps(recipe, bindings, parts=[PARTS], run=tmp_path / "cut")] == seen[1:]
 
 
 def test_data_that_name_another_count_of_numbers_are_refused():

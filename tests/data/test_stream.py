@@ -52,6 +52,30 @@ def test_random_kills_resume_exactly_and_every_epoch_is_whole(trials):
             assert all(v.uid == visit_uid(v.example.id, epoch) for v in part)
 
 
+def test_draws_follow_the_chances_are_named_by_the_position_and_resume():
+    chances = [0.0, 0.25, 0.0, 0.75]
+    stream = stream_of(numbered(4))
+    first = stream.draw(1000, chances)
+    counts = collections.Counter(visit.example.id for visit in first)
+    assert counts.keys() == {"e1", "e3"} and abs(counts["e3"] - 750) < 60  # a deviation is 14
+    assert len({visit.uid for visit in first}) == 1000  # each a visit of its own
+    again = stream_of(numbered(4))
+    again.set_state(json.loads(json.dumps(stream.get_state())))
+    second = stream.draw(1000, chances)
+    assert again.draw(1000, chances) == second
+    assert [v.example.id for v in second] != [v.example.id for v in first]
+    assert stream_of(numbered(4), seed=1).draw(1000, chances) != first
+
+
+def test_every_example_of_the_split_is_listed_by_its_place_and_nothing_moves():
+    config = Data(prompt_length=32, held_out_every=3)
+    stream = stream_of(numbered(20), config)
+    found = list(stream.every())
+    assert [visit is None for visit in found] == [is_held_out(example, config) for example in numbered(20)]
+    assert all(visit.index == i and visit.prompt for i, visit in enumerate(found) if visit is not None)
+    assert stream.get_state() == stream_of(numbered(20), config).get_state()
+
+
 def test_epochs_and_seeds_are_shuffled_differently():
     order = [v.example.id for v in stream_of(numbered(50)).next(100)]
     assert order[:50] != order[50:]

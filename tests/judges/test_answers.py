@@ -132,6 +132,11 @@ def test_configurations_that_cannot_judge_are_refused():
         Rubric(items={"a": 0.0})
     with pytest.raises(ValueError, match=r"Rubric.critical has 'c', which is none of"):
         Rubric(items={"a": 1.0}, critical=("c",))
+    with pytest.raises(ValueError, match=r"Rubric.interactions has \('a', 'a', 1.0\); each is two different items"):
+        Rubric(items={"a": 1.0}, interactions=(("a", "a", 1.0),))
+    for field in ("saturation", "stretch"):
+        with pytest.raises(ValueError, match=rf"Rubric.{field} = 0.0 must be above 0 and at most 100"):
+            Rubric(items={"a": 1.0}, **{field: 0.0})
     with pytest.raises(ValueError, match=r"Pairwise.instructions is empty"):
         Pairwise(instructions=" ")
     for fields, said in [

@@ -16,7 +16,7 @@ from jrl.device.processes import ONE
 from jrl.rollout.sources import Completions, judge_source
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.example import Example, Message
-from jrl.tasks.judges import Grade, Group, Judge, JudgeStopped, Pairwise, Rubric, open_judge
+from jrl.tasks.judges import Gap, Grade, Group, Hindsight, Judge, JudgeStopped, Pairwise, Rubric, gap, open_judge
 from jrl.tasks.stopping import StopRequested, never
 from jrl.tasks.verdict import Status
 
@@ -58,6 +58,54 @@ def test_a_rubric_is_the_weighted_sum_of_its_items_and_each_is_shown(tmp_path):
     assert found.names == ("Judge/judge", "Judge/judge/item_1", "Judge/judge/item_2")
     assert found.weights == (1.0, 0.0, 0.0)
     assert len({row[0] for row in found.rows}) > 1
+
+
+def test_a_rubric_counts_items_that_hold_together_and_stretches_what_is_good(tmp_path):
+    items, together = {"It is short.": 3.0, "It is rude.": -1.0}, ("It is short.", "It is rude.", -1.0)
+    plain = Rubric(items=items, interactions=(together,))
+    with StandIn() as server:
+        found = judged(config(server, grading=plain), tmp_path, GROUPS)
+        further = Rubric(items=items, interactions=(together,), stretch=2.0)
+        stretched = judged(config(server, name="x", grading=further), tmp_path, GROUPS)
+    for (reward, rude, short), (other, *_) in zip(found.rows, stretched.rows):
+        assert reward == (3 * short - rude - short * rude) / 5
+        assert other == pytest.approx(math.expm1(2 * reward) / math.expm1(2) if reward > 0 else reward)
+    assert {row[1:] for row in found.rows} >= {(0.0, 1.0), (1.0, 1.0)} or len({row[0] for row in found.rows}) > 1
+
+
+def test_a_gap_is_to_the_score_of_the_examples_answer(tmp_path):
+    grade = {"0": 0.5, "worse": 0.2, "better": 0.9}.__getitem__
+    with StandIn(grade=grade) as server:
+        texts = ["better", "0", "worse", "x" * 9]
+        found = judged(config(server, grading=Gap(), max_characters=8), tmp_path, [texts])  # e0's answer is "0"
+        # The answer itself is asked about once, and is exactly 0; what is too long is masked.
+        np.testing.assert_allclose([row[0] for row in found.rows], [0.4, 0, -0.3, math.nan], atol=1e-12)
+        assert len(server.asked) == 3 and found.rows[1] == (0.0,)
+        server.content = lambda request, out_of_range: "{}"
+        judge = config(server, name="x", grading=Gap(), attempts=1, stop_above=1.0)
+        found = judged(judge, tmp_path, [["better", "0"]])
+        # Without its grade there is nothing to compare with; the answer itself is no better than itself.
+        assert math.isnan(found.rows[0][0]) and found.rows[1] == (0.0,) and "has no 'score'" in found.problems[0]
+    with pytest.raises(ValueError, match="'e' has no answer; Gap compares with it"):
+        gap.questions(Gap(), Example("e", ()), ["4"])
+
+
+def test_in_hindsight_the_judge_says_what_comes_of_an_answer_first(tmp_path):
+    tasks = []
+    with StandIn() as server:
+        said = {"good": '"they are glad", "score": 8', "blank": '" ", "score": 9', "bad": '"they are lost", "score": 1'}
+
+        def content(request, out_of_range):
+            tasks.append(request["messages"][0]["content"])
+            text = next(name for name in said if f"\n{name}\n" in request["messages"][1]["content"])
+            return '{"outcome": ' + said[text] + "}"
+
+        server.content = content
+        judge = config(server, grading=Hindsight(), attempts=1, stop_above=1.0)
+        found = judged(judge, tmp_path, [["good", "blank", "bad"]])
+    np.testing.assert_allclose([row[0] for row in found.rows], [0.8, math.nan, 0.1])
+    assert "'outcome' is blank" in found.problems[1] and found.statuses[1] is Status.INFRA_ERROR
+    assert all(0 < task.index('"outcome"') < task.index('"score"') for task in tasks) and len(tasks) == 3
 
 
 def test_pairs_become_the_share_of_comparisons_won(tmp_path):

@@ -45,6 +45,20 @@ def test_kl_in_the_reward_by_hand():
     np.testing.assert_array_equal(jax.grad(total)(old), 0)
 
 
+def test_kl_in_the_reward_by_other_estimators_by_hand():
+    # d = 0.5 and -0.2, beta 0.1, R = 1. k2: 0.5^2 / 2 = 0.125, 0.2^2 / 2 = 0.02; k3: exp(-0.5) - 1 + 0.5 = 0.10653,
+    # exp(0.2) - 1 - 0.2 = 0.02140. A prompt's token and padding have none.
+    old, reference = jnp.array([[NAN, -1.0, -2.0, NAN]]), jnp.array([[NAN, -1.5, -1.8, NAN]])
+    action, run = jnp.array([[False, True, True, False]]), jax.jit(shaping.kl_in_reward, static_argnames="estimator")
+    for estimator, penalties in (("k2", (0.125, 0.02)), ("k3", (0.10653, 0.02140))):
+        got = run(jnp.array([1.0]), old, reference, action, beta=0.1, estimator=estimator)
+        np.testing.assert_allclose(got, [[0, -0.1 * penalties[0], 1 - 0.1 * penalties[1], 0]], atol=1e-6)
+        total = lambda lp, by=estimator: run(jnp.ones(1), lp, reference, action, beta=0.1, estimator=by).sum()
+        np.testing.assert_array_equal(jax.grad(total)(old), 0)
+    by_default = shaping.kl_in_reward(jnp.array([1.0]), old, reference, action, beta=0.1)
+    np.testing.assert_array_equal(run(jnp.array([1.0]), old, reference, action, beta=0.1, estimator="k1"), by_default)
+
+
 def test_its_returns_sum_the_penalties_and_the_reward():
     with jax.enable_x64(True):
         old, reference = jax.random.normal(jax.random.key(0), (2, 3, 5), jnp.float64)

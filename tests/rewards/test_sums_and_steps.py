@@ -6,7 +6,6 @@ import math
 
 import pytest
 
-from jrl.tasks.example import Message
 from jrl.tasks.rewards import process
 from jrl.tasks.rewards.hindsight import hindsight_reward
 from jrl.tasks.rewards.outcome import constraints_met, outcome
@@ -66,17 +65,7 @@ def test_repetition_by_hand():
     assert repetition([1], 2) == 0.0 and repetition([], 1) == 0.0 and repetition([1, 1], 2) == 0.0
 
 
-def test_in_hindsight_the_judge_sees_what_came_of_it():
-    asked = [Message("user", "Which one is cheaper?")]
-    seen = []
-
-    def judge(conversation):
-        seen.append([(message.role, message.content) for message in conversation])
-        return -1.0 if conversation[-1].content == "bought the wrong item" else 1.0
-
-    assert hindsight_reward(judge, asked, "The red one.", "bought the wrong item") == -1.0
-    assert seen == [
-        [("user", "Which one is cheaper?"), ("assistant", "The red one."), ("user", "bought the wrong item")]
-    ]
-    # Without a simulated outcome there is no reward, and the judge is not asked.
-    assert hindsight_reward(judge, asked, "The red one.", None) is None and len(seen) == 1
+def test_in_hindsight_the_score_counts_where_there_is_an_outcome():
+    assert hindsight_reward(-1.0, "bought the wrong item") == -1.0 and hindsight_reward(0.0, "went home") == 0.0
+    # Without a simulated outcome there is no reward, which is not a reward of 0.
+    assert math.isnan(hindsight_reward(1.0, None)) and math.isnan(hindsight_reward(1.0, " \n"))

@@ -8,12 +8,12 @@ import math
 import pytest
 
 from jrl.tasks.rewards.calibration import calibration
-from jrl.tasks.rewards.execution import all_passed, share_passed
+from jrl.tasks.rewards.execution import all_passed, share_passed, speed, staged
 from jrl.tasks.rewards.format import format_bonus, format_gate, format_penalty
 from jrl.tasks.rewards.gap import reward_gap
 from jrl.tasks.rewards.novelty import novelty, self_bleu
 from jrl.tasks.rewards.pairwise import pairwise_scores
-from jrl.tasks.rewards.rubric import rubric_score
+from jrl.tasks.rewards.rubric import rubric_score, stretched
 from jrl.tasks.rewards.similarity import similarity
 
 NAN = math.nan
@@ -69,6 +69,41 @@ def test_a_failed_critical_criterion_is_a_veto():
     assert rubric_score([1, 1, 0], [3, 2, -1], (True, False, True)) == pytest.approx(5 / 6)
     assert rubric_score([1, 0], [1, 0], (False, True)) == 0.0  # one without a weight may veto too
     assert math.isnan(rubric_score([0, NAN], [1, 1], (True, False)))
+
+
+def test_terms_of_a_rubric_that_count_together_by_hand():
+    never = (False,) * 3
+    # (3 * 1 + 2 * 0.5 - 1 * 0 + 2 * 1 * 0.5) / (3 + 2 + 1 + 2) = 5 / 8
+    assert rubric_score([1, 0.5, 0], [3, 2, -1], never, [(0, 1, 2.0)]) == 0.625
+    # A pair of flaws: (3 - 1 - 2 * 1 * 1) / 6
+    assert rubric_score([1, 1], [3, -1], never[:2], [(0, 1, -2.0)]) == 0.0
+    assert rubric_score([1, 0.5, 0], [3, 2, -1], never, []) == rubric_score([1, 0.5, 0], [3, 2, -1], never)
+
+
+def test_a_saturated_rubric_by_hand():
+    # 2 sigmoid(x) - 1: 0.90515 of 3, 0.46212 of 1, 0.76159 of 2. (0.90515 + 0.46212) / (0.90515 + 0.76159 + 0.46212)
+    got = rubric_score([1, 0.5, 0], [3, 2, -1], (False,) * 3, saturation=1.0)
+    assert got == pytest.approx(0.64225, abs=5e-6)
+    assert rubric_score([1, 0.5, 1], [3, 2, -1], (False,) * 3, saturation=1.0) == pytest.approx(0.42518, abs=5e-6)
+    # A term of a hundred times the weight does not hide the others; with little saturation it is the weighted sum.
+    assert rubric_score([1, 0], [100, 1], (False, False), saturation=5.0) < 0.51
+    assert rubric_score([1, 0.5, 0], [3, 2, -1], (False,) * 3, saturation=1e-4) == pytest.approx(4 / 6, abs=1e-6)
+
+
+def test_a_stretched_reward_by_hand():
+    # (e - 1) / (e^2 - 1) at 0.5; 0.9 to 1 is more than 0.5 to 0.6; what is not above 0 stays.
+    assert stretched(0.5, 2.0) == pytest.approx(0.26894, abs=5e-6)
+    assert stretched(1.0, 2.0) == 1.0 and stretched(0.0, 2.0) == 0.0 and stretched(-0.4, 2.0) == -0.4
+    assert 1 - stretched(0.9, 2.0) > 2 * (stretched(0.6, 2.0) - stretched(0.5, 2.0))
+    assert stretched(0.3, 1e-6) == pytest.approx(0.3, abs=1e-6) and math.isnan(stretched(NAN, 2.0))
+
+
+def test_stages_and_speed_by_hand():
+    assert staged(False, [False, False]) == 0.1 and staged(True, [True, False]) == 0.3 and staged(True, [True]) == 1.0
+    assert staged(True, [False], parsed=0.2, run=0.5) == 0.5 and math.isnan(staged(True, []))
+    assert speed([True, True], 2, 8) == 0.75  # 1 - 2 / 8
+    assert speed([True], 9, 8) == 0.0 and speed([True, False], 2, 8) == 0.0  # slower; wrong
+    assert math.isnan(speed([], 2, 8)) and math.isnan(speed([True], 2, 0))
 
 
 def test_pairwise_scores_by_hand():

@@ -269,6 +269,21 @@ def test_floats_of_programs_may_differ(swept):
     check_population(configs, parts.tables)
 
 
+def test_the_weight_of_stored_rows_and_the_decay_of_a_reference_may_differ():
+    configs, parts = configs_of(
+        "Online.pretraining=@PretrainingMix()", "PretrainingMix.source=@Demonstrations()", "GRPO.kl=0.1",
+        "Online.reset_reference_every=1", "PretrainingMix.coefficient=[0.1,0.2]", "Online.reference_decay=[0.5,0.9]",
+    )  # fmt: skip
+    assert len(configs) == 4
+    check_population(configs, parts.tables)
+    configs, parts = configs_of(
+        "Online.pretraining=@PretrainingMix()", "PretrainingMix.source=@Demonstrations()",
+        "PretrainingMix.batch_size=[8,16]",
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"one program, and PretrainingMix\.batch_size is part of"):
+        check_population(configs, parts.tables)
+
+
 @pytest.mark.parametrize(
     ("binding", "what"),
     [("MeshShape.data=2", "several devices for one member"), ("AdamW.memory='host'", "AdamW.memory")],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from jrl.tasks.example import Example, Message
@@ -119,6 +121,26 @@ def test_expressions_against_tests(text, status, all_or_nothing, share):
     for reward, wanted in (("all", all_or_nothing), ("share", share)):
         verdict = expression_tests.score(ExpressionTests(reward=reward), text, example(tests=TESTS))
         assert (verdict.status, verdict.reward) == (status, wanted)
+
+
+@pytest.mark.parametrize(
+    ("text", "staged", "speed"),
+    [
+        ("f(x)", 0.0, 0.0),  # it cannot be read
+        ("y", 0.1, 0.0),  # it can, and has no value at an x
+        ("2*x + 1", 0.3, 0.0),  # it has values, and one is wrong
+        ("2*x + 1 - x*(x-1)*(x-1/2)/3", 1.0, 0.1),  # 9 operations against 10
+        ("x - x + 2*x + 1 - x*(x-1)*(x-1/2)/3", 1.0, 0.0),  # 11: no faster, and no reward below 0
+    ],
+)
+def test_stages_and_speed_of_expressions(text, staged, speed):
+    given = dataclasses.replace(example(tests=TESTS), answer="1+1+1+1+1+1+1+1+1+1+x")
+    for reward, wanted in (("staged", staged), ("speed", speed)):
+        verdict = expression_tests.score(ExpressionTests(reward=reward), text, given)
+        assert verdict.reward == pytest.approx(wanted) and verdict.status.scorable
+    for answer in (None, "x"):
+        with pytest.raises(ValueError, match="needs an expression with an operation"):
+            expression_tests.score(ExpressionTests(reward="speed"), "x", dataclasses.replace(given, answer=answer))
 
 
 @pytest.mark.parametrize("tests", [None, [], "1 2", [[1]], [[1, 2, 3]], [["one", 1]], [5]])

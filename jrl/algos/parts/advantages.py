@@ -341,6 +341,7 @@ PARTS: list[Part] = [
         "output": "probabilities [N] float32; raises ValueError where none is above 0",
         "tests": [
             "tests/ops/test_stored_advantages.py::test_sampling_probabilities_by_hand",
+            "tests/algos/test_stored_advantage_rows.py::test_rows_are_drawn_in_proportion_to_their_advantage",
             "tests/ops/test_stored_advantages.py::test_nothing_better_than_expected_is_refused",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
             "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",

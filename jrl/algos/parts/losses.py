@@ -450,6 +450,17 @@ PARTS: list[Part] = [
     },
     {
         "id": "L17",
+        "function": "jrl.ops.likelihood:pretraining_nll",
+        "inputs": ["logprobs", "mask", "coefficient", "num_tokens", "denominator"],
+        "output": "loss [...] float32",
+        "tests": [
+            "tests/ops/test_likelihood.py::test_the_term_of_stored_rows_by_hand",
+            "tests/ops/test_likelihood.py::test_alone_and_at_a_coefficient_of_one_it_is_supervised_learning",
+            "tests/test_pretraining_mix.py::test_the_loss_gets_the_coefficient_times_the_mean_over_stored_tokens",
+        ],
+    },
+    {
+        "id": "L17",
         "function": "jrl.ops.likelihood:positive_weights",
         "inputs": ["correct", "loss_mask"],
         "output": "weights [N, T] float32",

@@ -31,6 +31,15 @@ OBJECTIVE_FUNCTIONS: list[Part] = [
     },
     {
         "id": "row",
+        "function": "jrl.algos.contract:Objective.draw",
+        "inputs": ["config"],
+        "output": "(value [n, K]) -> chances [n] of examples of stored rows, or None: in turn",
+        "tests": [
+            "tests/algos/test_stored_advantage_rows.py::test_rows_are_drawn_in_proportion_to_their_advantage",
+        ],
+    },
+    {
+        "id": "row",
         "function": "jrl.algos.contract:Objective.corrects_staleness",
         "inputs": ["config"],
         "output": "whether Online.lag may be above 1",

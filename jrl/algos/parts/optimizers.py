@@ -53,6 +53,30 @@ PARTS: list[Part] = [
         ],
     },
     {
+        "id": "O4",
+        "function": "jrl.experiment:check_master_weights",
+        "inputs": ["config"],
+        "output": "None; raises ValueError where trained weights are bfloat16",
+        "tests": [
+            "tests/test_optimizer.py::test_a_small_update_is_lost_in_bfloat16_weights_and_not_in_float32",
+            "tests/test_lora_run.py::test_frozen_weights_may_be_bfloat16_and_trained_ones_may_not",
+        ],
+    },
+    {
+        "id": "O5",
+        "function": "jrl.learning.optimizers.groups:peak_rate",
+        "inputs": ["config", "leaf"],
+        "output": "learning rate [] float",
+        "tests": ["tests/test_optimizer.py::test_a_group_has_its_learning_rate_and_the_first_that_matches_counts"],
+    },
+    {
+        "id": "O5",
+        "function": "jrl.experiment:optimizers",
+        "inputs": ["stage"],
+        "output": "{role: optimizer}",
+        "tests": ["tests/test_optimizer.py::test_a_critic_of_its_own_has_its_own_learning_rate"],
+    },
+    {
         "id": "O6",
         "function": "jrl.learning.step:updates",
         "inputs": ["p", "state", "learned", "arrays"],

@@ -135,6 +135,7 @@ PARTS: list[Part] = [
         "output": "reference, a tree",
         "tests": [
             "tests/ops/test_reference.py::test_the_average_by_hand",
+            "tests/test_step_parts.py::test_a_reference_becomes_the_policy_or_moves_towards_it",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
@@ -156,6 +157,7 @@ PARTS: list[Part] = [
         "output": "penalty [...] float32",
         "tests": [
             "tests/ops/test_reference.py::test_the_mixed_kl_by_hand",
+            "tests/algos/test_remix.py::test_the_kl_is_to_the_reference_and_to_the_policy_before_by_a_share_that_moves",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
             "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],

@@ -55,6 +55,26 @@ PARTS: list[Part] = [
         "tests": ["tests/rewards/test_text_rewards.py::test_passed_tests_by_hand"],
     },
     {
+        "id": "R3",
+        "function": "jrl.tasks.rewards.execution:staged",
+        "inputs": ["runs", "passed", "parsed", "run"],
+        "output": "reward",
+        "tests": [
+            "tests/rewards/test_text_rewards.py::test_stages_and_speed_by_hand",
+            "tests/verifiers/test_reward_verifiers.py::test_stages_and_speed_of_expressions",
+        ],
+    },
+    {
+        "id": "R3",
+        "function": "jrl.tasks.rewards.execution:speed",
+        "inputs": ["passed", "cost", "reference_cost"],
+        "output": "reward",
+        "tests": [
+            "tests/rewards/test_text_rewards.py::test_stages_and_speed_by_hand",
+            "tests/verifiers/test_reward_verifiers.py::test_stages_and_speed_of_expressions",
+        ],
+    },
+    {
         "id": "R4",
         "function": "jrl.tasks.rewards.similarity:similarity",
         "inputs": ["text", "reference"],
@@ -320,12 +340,28 @@ PARTS: list[Part] = [
     {
         "id": "R14",
         "function": "jrl.tasks.rewards.rubric:rubric_score",
-        "inputs": ["scores", "weights", "critical"],
+        "inputs": ["scores", "weights", "critical", "interactions", "saturation"],
         "output": "reward; NaN where a score is missing",
         "tests": [
+            "tests/rewards/test_text_rewards.py::test_terms_of_a_rubric_that_count_together_by_hand",
+            "tests/rewards/test_text_rewards.py::test_a_saturated_rubric_by_hand",
             "tests/rewards/test_text_rewards.py::test_a_rubric_by_hand",
             "tests/rewards/test_text_rewards.py::test_a_failed_critical_criterion_is_a_veto",
         ],
+    },
+    {
+        "id": "R14",
+        "function": "jrl.tasks.rewards.rubric:saturated",
+        "inputs": ["x", "steepness"],
+        "output": "term in (-1, 1)",
+        "tests": ["tests/rewards/test_text_rewards.py::test_a_saturated_rubric_by_hand"],
+    },
+    {
+        "id": "R14",
+        "function": "jrl.tasks.rewards.rubric:stretched",
+        "inputs": ["reward", "steepness"],
+        "output": "reward",
+        "tests": ["tests/rewards/test_text_rewards.py::test_a_stretched_reward_by_hand"],
     },
     {
         "id": "R15",
@@ -415,9 +451,14 @@ PARTS: list[Part] = [
     {
         "id": "R17",
         "function": "jrl.ops.shaping:kl_in_reward",
-        "inputs": ["reward", "old_logprobs", "ref_logprobs", "action_mask", "beta"],
+        "inputs": ["reward", "old_logprobs", "ref_logprobs", "action_mask", "beta", "estimator"],
         "output": "token_reward [N, T] float32",
-        "tests": ["tests/ops/test_shaping.py::test_kl_in_the_reward_by_hand"],
+        "tests": [
+            "tests/ops/test_shaping.py::test_kl_in_the_reward_by_hand",
+            "tests/ops/test_shaping.py::test_kl_in_the_reward_by_other_estimators_by_hand",
+            "tests/ops/test_shaping.py::test_its_returns_sum_the_penalties_and_the_reward",
+            "tests/algos/test_ppo.py::test_the_kl_in_the_reward_is_by_the_estimator_asked_for",
+        ],
     },
     {
         "id": "R18",
@@ -595,16 +636,22 @@ PARTS: list[Part] = [
     {
         "id": "R25",
         "function": "jrl.tasks.rewards.hindsight:hindsight_reward",
-        "inputs": ["judge", "prompt", "completion", "outcome"],
-        "output": "reward; None without an outcome",
-        "tests": ["tests/rewards/test_sums_and_steps.py::test_in_hindsight_the_judge_sees_what_came_of_it"],
+        "inputs": ["score", "outcome"],
+        "output": "reward; NaN without an outcome",
+        "tests": [
+            "tests/rewards/test_sums_and_steps.py::test_in_hindsight_the_score_counts_where_there_is_an_outcome",
+            "tests/judges/test_open_judge.py::test_in_hindsight_the_judge_says_what_comes_of_an_answer_first",
+        ],
     },
     {
         "id": "R26",
         "function": "jrl.tasks.rewards.gap:reward_gap",
         "inputs": ["score", "reference_score", "same_text"],
         "output": "reward",
-        "tests": ["tests/rewards/test_text_rewards.py::test_a_reward_gap_by_hand"],
+        "tests": [
+            "tests/rewards/test_text_rewards.py::test_a_reward_gap_by_hand",
+            "tests/judges/test_open_judge.py::test_a_gap_is_to_the_score_of_the_examples_answer",
+        ],
     },
     {
         "id": "R27",
@@ -613,6 +660,7 @@ PARTS: list[Part] = [
         "output": "token_reward [N, T] float32",
         "tests": [
             "tests/ops/test_shaping.py::test_potential_shaping_by_hand",
+            "tests/algos/test_reward_shaping.py::test_rewards_of_tokens_as_potentials_by_hand",
             "tests/ops/test_shaping.py::test_a_shaped_return_is_the_return_less_the_potential_of_its_state",
             "tests/ops/test_shaping.py::test_a_row_whose_potential_is_unknown_is_not_shaped_and_there_is_no_gradient",
         ],
@@ -671,7 +719,7 @@ PARTS: list[Part] = [
     {
         "id": "R30",
         "function": "jrl.ops.shaping:kl_in_reward",
-        "inputs": ["reward", "old_logprobs", "ref_logprobs", "action_mask", "beta"],
+        "inputs": ["reward", "old_logprobs", "ref_logprobs", "action_mask", "beta", "estimator"],
         "output": "token_reward [N, T] float32",
         "tests": ["tests/ops/test_shaping.py::test_kl_in_the_reward_by_hand"],
     },

@@ -94,6 +94,16 @@ PARTS: list[Part] = [
         ],
     },
     {
+        "id": "S7",
+        "function": "jrl.rollout.strategies.roll_out:rolled_in",
+        "inputs": ["words", "place"],
+        "output": "tokens [B] int32",
+        "tests": [
+            "tests/test_strategies.py::test_what_is_kept_of_a_roll_in_by_hand",
+            "tests/test_strategies.py::test_the_policy_draws_a_token_and_the_guide_goes_on",
+        ],
+    },
+    {
         "id": "S8",
         "function": "jrl.ops.branching:most_uncertain",
         "inputs": ["entropy", "eligible", "count"],

@@ -109,7 +109,18 @@ PARTS: list[Part] = [
     {
         "id": "V3",
         "function": "jrl.learning.step:learn_from_sampled",
-        "inputs": ["p", "state", "minibatches", "rollout", "scores", "arrays", "role", "epochs", "warms_up"],
+        "inputs": [
+            "p",
+            "state",
+            "minibatches",
+            "rollout",
+            "scores",
+            "arrays",
+            "role",
+            "epochs",
+            "warms_up",
+            "pretraining",
+        ],
         "output": "state, metrics, what was learned from",
         "tests": [
             "tests/test_critic_run.py::test_the_policy_keeps_its_bits_while_the_critic_warms_up",

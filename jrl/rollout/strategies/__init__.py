@@ -10,6 +10,7 @@ from jrl.rollout.strategies import (
     refinement,
     reset,
     roll_in,
+    roll_out,
     self_correction,
 )
 from jrl.rollout.strategies.contract import PLAIN, Strategy
@@ -25,6 +26,7 @@ STRATEGIES: dict[type, Strategy] = {
         refinement.STRATEGY,
         reset.STRATEGY,
         roll_in.STRATEGY,
+        roll_out.STRATEGY,
         self_correction.STRATEGY,
     )
 }

@@ -4,7 +4,7 @@ A prompt's completions share the guide's tokens. They are prompt to the policy: 
 learned from. The guide is a role of the run, one that an earlier stage trained. With PPO as objective this is PPO++.
 
 Source: RLGF, 2306.11816, and the code of its authors; there the guide may be a model that only answers. AggreVaTeD,
-which takes the guide's values in place of its tokens, is not here.
+in which the guide goes on from what the policy says, is `RollOut`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ process walks past the others' examples too (it makes them, which costs a genera
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,6 +78,34 @@ class Stream:
         if not chosen:
             raise ValueError(none_left(curriculum, self.outcomes))
         return self.revisit([chosen[i % len(chosen)] for i in range(n)])
+
+    def draw(self, n: int, chances: np.ndarray) -> list[Visit]:
+        """Returns the next `n` visits of examples that are drawn with replacement, and moves past them. The position
+        names the draw.
+
+        Args:
+          chances: [size] float64 of sum 1, of every example of the source.
+        """
+        place = np.random.default_rng((self._seed, self._position))
+        return self.revisit(place.choice(self._size, size=n, p=chances).tolist())
+
+    def every(self) -> Iterator[Visit | None]:
+        """Yields the first visit of every example of the source, in its order; None where it is of the other split, or
+        dropped. Moves nothing.
+
+        Raises: ValueError where a prompt is refused; StopRequested as in `next`.
+        """
+        for index in range(self._size):
+            check_stop(self._stop, "reading prompts")
+            example = self._source[index]
+            visit = None
+            if is_held_out(example, self._config) == (self._split == "held_out"):
+                prompt, cause = encode_prompt(example, self._tokenizer, self._config)
+                if cause is not None and self._config.on_bad_prompt == "refuse":
+                    raise refusal(example, cause, len(prompt), self._config)
+                if cause is None:
+                    visit = Visit(example, visit_uid(example.id, 0), prompt, index)
+            yield visit
 
     def in_split(self, curriculum: Any) -> np.ndarray | None:
         """Returns which examples of the source are of this split, [size] bool, for a curriculum that compares them;

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from jrl.tasks.judges.config import Judge
 from jrl.tasks.judges.failures import JudgeStopped
+from jrl.tasks.judges.gap import Gap
 from jrl.tasks.judges.grade import Grade
+from jrl.tasks.judges.hindsight import Hindsight
 from jrl.tasks.judges.judge import (
     Group,
     OpenJudge,
@@ -17,5 +19,5 @@ from jrl.tasks.judges.judge import (
 from jrl.tasks.judges.pairwise import Pairwise
 from jrl.tasks.judges.rubric import Rubric
 
-__all__ = ["Grade", "Group", "Judge", "JudgeStopped", "OpenJudge", "Pairwise", "Rubric", "open_client", "open_judge",
-           "open_judges", "preflight", "score_names"]  # fmt: skip
+__all__ = ["Gap", "Grade", "Group", "Hindsight", "Judge", "JudgeStopped", "OpenJudge", "Pairwise", "Rubric",
+           "open_client", "open_judge", "open_judges", "preflight", "score_names"]  # fmt: skip

@@ -35,7 +35,7 @@ def problem_with(value: Any, schema: Mapping[str, Any], place: str) -> tuple[Fai
 
     Args:
       schema: a part of JSON Schema: type object (properties, required; others are refused), number (minimum, maximum),
-        boolean, or string (enum).
+        boolean, or string (enum; minLength, of what is not blank).
     """
     kind, malformed = schema["type"], Failure.MALFORMED_ANSWER
     if kind == "object":
@@ -60,6 +60,8 @@ def problem_with(value: Any, schema: Mapping[str, Any], place: str) -> tuple[Fai
             return malformed, f"{place} is not a string"
         if value not in schema.get("enum", [value]):
             return malformed, f"{place} is none of {', '.join(schema['enum'])}"
+        if len(value.strip()) < schema.get("minLength", 0):
+            return malformed, f"{place} is blank"
         return None, ""
     raise ValueError(f"the schema of {place} has the type {kind!r}")
 

@@ -6,7 +6,9 @@ import dataclasses
 import re
 from typing import Literal
 
+from jrl.tasks.judges.gap import Gap
 from jrl.tasks.judges.grade import Grade
+from jrl.tasks.judges.hindsight import Hindsight
 from jrl.tasks.judges.pairwise import Pairwise
 from jrl.tasks.judges.rubric import Rubric
 
@@ -19,7 +21,7 @@ class Judge:
     model: str  # its name there
     name: str = "judge"  # in metrics and files; several judges need different ones
     weight: float = 1.0  # of its score in the reward
-    grading: Grade | Rubric | Pairwise = dataclasses.field(default_factory=Grade)  # what it is asked
+    grading: Grade | Rubric | Pairwise | Gap | Hindsight = dataclasses.field(default_factory=Grade)  # what it is asked
     api_key_env: str | None = None  # environment variable that holds the API key; None: no key is sent
     temperature: float = 0.0  # of its answers
     max_tokens: int = 512  # of its answers

@@ -22,7 +22,7 @@ class Grade:
 
     def __post_init__(self) -> None:
         if not self.low < self.high:
-            raise ValueError(f"Grade has low {self.low} and high {self.high}; low must be below high")
+            raise ValueError(f"{type(self).__name__} has low {self.low} and high {self.high}; low must be below high")
 
 
 def schema(cfg: Grade) -> dict[str, Any]:
@@ -41,7 +41,12 @@ def questions(cfg: Grade, example: Example, texts: Sequence[str | None]) -> list
 
 
 def numbers(cfg: Grade, answer: Mapping[str, Any]) -> Numbers:
-    return ((answer["score"] - cfg.low) / (cfg.high - cfg.low),)
+    return (scaled(cfg, answer["score"]),)
+
+
+def scaled(cfg: Grade, score: float) -> float:
+    """Returns a score as a share of the way from the worst one to the best."""
+    return (score - cfg.low) / (cfg.high - cfg.low)
 
 
 def scores(cfg: Grade, asked: Sequence[Question], found: Sequence[Numbers | None], count: int) -> list[Numbers]:

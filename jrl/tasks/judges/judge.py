@@ -15,14 +15,16 @@ from typing import Any, NamedTuple
 
 from jrl.device.processes import ONE, Processes
 from jrl.tasks.example import Example, Message
-from jrl.tasks.judges import grade, pairwise, rubric
+from jrl.tasks.judges import gap, grade, hindsight, pairwise, rubric
 from jrl.tasks.judges.answers import read_answer
 from jrl.tasks.judges.api import Endpoint
 from jrl.tasks.judges.cache import AnswerCache
 from jrl.tasks.judges.client import Client, Limits, Request
 from jrl.tasks.judges.config import Judge
 from jrl.tasks.judges.failures import Failure, JudgeStopped
+from jrl.tasks.judges.gap import Gap
 from jrl.tasks.judges.grade import Grade
+from jrl.tasks.judges.hindsight import Hindsight
 from jrl.tasks.judges.pairwise import Pairwise
 from jrl.tasks.judges.questions import Chat, Grading, Numbers, Question
 from jrl.tasks.judges.rate_limit import RateLimit
@@ -41,6 +43,11 @@ GRADINGS = {
     module_config: Grading(module_config, m.schema, m.questions, m.numbers, m.scores, m.names)
     for module_config, m in ((Grade, grade), (Rubric, rubric), (Pairwise, pairwise))
 }
+# What differs from a grade.
+GRADINGS[Gap] = GRADINGS[Grade]._replace(config=Gap, questions=gap.questions, scores=gap.scores)
+GRADINGS[Hindsight] = GRADINGS[Grade]._replace(
+    config=Hindsight, schema=hindsight.schema, questions=hindsight.questions, numbers=hindsight.numbers
+)
 
 
 def score_names(config: Judge) -> tuple[str, ...]:

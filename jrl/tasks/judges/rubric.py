@@ -9,7 +9,9 @@ from typing import Any
 
 from jrl.tasks.example import Example
 from jrl.tasks.judges.questions import ONE_SENTENCE, Numbers, Question, chat, object_schema, reference_of
-from jrl.tasks.rewards.rubric import rubric_score
+from jrl.tasks.rewards.rubric import rubric_score, stretched
+
+STEEPEST = 100.0  # beyond it exp leaves nothing but the best answer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,6 +20,10 @@ class Rubric:
 
     items: dict[str, float]  # what is true of the answer -> weight; a negative one is a flaw's
     critical: tuple[str, ...] = ()  # items whose failure makes the reward 0
+    # (item, another, weight): terms for items that count when both are true
+    interactions: tuple[tuple[str, str, float], ...] = ()
+    saturation: float | None = None  # how much less than twice as much twice a weight is worth; None: not at all less
+    stretch: float | None = None  # how far differences among good answers grow beyond others; None: they do not
     instructions: str = "Decide for each item whether it is true of the answer."  # before the items
     reference: bool = False  # the judge sees the example's answer
 
@@ -27,6 +33,14 @@ class Rubric:
                              "{'The answer is polite.': 1.0}")  # fmt: skip
         if unknown := [text for text in self.critical if text not in self.items]:
             raise ValueError(f"Rubric.critical has {unknown[0]!r}, which is none of Rubric.items")
+        for interaction in self.interactions:
+            if len(interaction) != 3 or len({*interaction[:2]} & {*self.items}) != 2:
+                raise ValueError(f"Rubric.interactions has {interaction!r}; each is two different items and a "
+                                 "weight, such as ('It is short.', 'It is kind.', 0.5)")  # fmt: skip
+        for name in ("saturation", "stretch"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= STEEPEST:
+                raise ValueError(f"Rubric.{name} = {value} must be above 0 and at most {STEEPEST:g}, or None for off")
 
 
 def in_order(cfg: Rubric) -> list[tuple[str, float]]:
@@ -63,10 +77,14 @@ def scores(cfg: Rubric, asked: Sequence[Question], found: Sequence[Numbers | Non
     missing = (math.nan,) * (1 + len(cfg.items))
     rewards = [missing] * count
     weights = [weight for _, weight in in_order(cfg)]
-    critical = [text in cfg.critical for text, _ in in_order(cfg)]
+    texts = [text for text, _ in in_order(cfg)]
+    critical = [text in cfg.critical for text in texts]
+    interactions = [(texts.index(one), texts.index(other), weight) for one, other, weight in cfg.interactions]
     for question, answer in zip(asked, found):
         if answer is not None:
-            rewards[question.rows[0]] = (rubric_score(answer, weights, critical), *answer)
+            reward = rubric_score(answer, weights, critical, interactions, cfg.saturation)
+            reward = reward if cfg.stretch is None else stretched(reward, cfg.stretch)
+            rewards[question.rows[0]] = (reward, *answer)
     return rewards
 
 

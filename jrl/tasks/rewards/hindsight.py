@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
-from jrl.tasks.example import Message
+import math
 
 
-def hindsight_reward(
-    judge: Callable[[Sequence[Message]], float],
-    prompt: Sequence[Message],
-    completion: str,
-    outcome: str | None,
-) -> float | None:
-    """Returns R25, judge(x, y, outcome) in the place of judge(x, y); None, a missing reward, without an outcome.
-
-    The judge reads the conversation with the outcome as a last message of the user, so that a completion that only
-    looks good is judged by what it led to.
+def hindsight_reward(score: float, outcome: str | None) -> float:
+    """Returns R25, judge(x, y, outcome) in the place of judge(x, y); NaN, a missing reward, without an outcome.
 
     Args:
-      judge: of a whole conversation, such as a reward model. prompt: its messages before the completion.
-      outcome: what happened next, from a simulation of the user or of the world; None: the simulation failed.
+      score: of a judge that has seen the outcome, so that a completion that only looks good is judged by what it leads
+        to.
+      outcome: what happened next, from a simulation of the user or of the world; None or blank: the simulation failed.
 
-    Source: RLHS, 2501.08617, with one simulated continuation.
+    Source: RLHS, 2501.08617, with one simulated continuation; there another model simulates it than judges.
     """
-    if outcome is None:
-        return None
-    return judge([*prompt, Message("assistant", completion), Message("user", outcome)])
+    return score if outcome is not None and outcome.strip() else math.nan

@@ -6,18 +6,25 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Literal
 
 from jrl.tasks.example import Example
-from jrl.tasks.rewards.execution import all_passed, share_passed
+from jrl.tasks.rewards.execution import all_passed, share_passed, speed, staged
 from jrl.tasks.verdict import Status, Verdict
 from jrl.tasks.verifiers.extract import Extract, extract_answer
 from jrl.tasks.verifiers.numeric import read_number
 from jrl.tasks.verifiers.polynomial import NoPolynomial, Polynomial, read_polynomial
 
-REWARDS: dict[str, Callable[[Sequence[bool]], float]] = {"all": all_passed, "share": share_passed}
+# (passed, by test; the completion's expression; the example) -> reward
+REWARDS: dict[str, Callable[[Sequence[bool], str, Example], float]] = {
+    "all": lambda passed, answer, example: all_passed(passed),
+    "share": lambda passed, answer, example: share_passed(passed),
+    "staged": lambda passed, answer, example: staged(True, passed),
+    "speed": lambda passed, answer, example: speed(passed, operations(answer), reference_operations(example)),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,15 +33,17 @@ class ExpressionTests:
 
     weight: float = 1.0  # of this verifier in the reward
     extract: Extract = "all"  # the place of the answer: all, answer_tag, boxed, hash (after ####) or last_line
-    reward: Literal["all", "share"] = "all"  # 1 where all tests pass, or the share that does
+    # all: 1 where all tests pass; share: the share that does; staged: something for what can be read, more for what has
+    # a value, 1 where all pass; speed: where all pass, how many operations fewer than in the example's answer
+    reward: Literal["all", "share", "staged", "speed"] = "all"
 
 
 def score(config: ExpressionTests, completion: str, example: Example) -> Verdict:
     """Returns CORRECT where all tests pass and WRONG otherwise, with the reward; UNPARSABLE with 0 for what is no
-    polynomial in x.
+    polynomial in x, or with the first stage's reward for one in another variable.
 
     Raises:
-        ValueError: the example has no tests, or one that is not two numbers.
+        ValueError: the example has no tests, or one that is not two numbers; or for `speed` no answer with operations.
     """
     tests = tests_of(example)
     answer = extract_answer(completion, config.extract)
@@ -42,10 +51,29 @@ def score(config: ExpressionTests, completion: str, example: Example) -> Verdict
         return Verdict(Status.UNPARSABLE, 0.0, f"no single answer in {config.extract!r}")
     try:
         polynomial = read_polynomial(answer)
-        passed = [value_at(polynomial, x) == value for x, value in tests]
     except NoPolynomial as error:
         return Verdict(Status.UNPARSABLE, 0.0, str(error)[:200])
-    return Verdict(Status.CORRECT if all(passed) else Status.WRONG, REWARDS[config.reward](passed))
+    try:
+        passed = [value_at(polynomial, x) == value for x, value in tests]
+    except NoPolynomial as error:
+        reward = staged(False, [False] * len(tests)) if config.reward == "staged" else 0.0
+        return Verdict(Status.UNPARSABLE, reward, str(error)[:200])
+    reward = REWARDS[config.reward](passed, answer, example)
+    return Verdict(Status.CORRECT if all(passed) else Status.WRONG, reward)
+
+
+def operations(expression: str) -> int:
+    """Returns how many signs of an operation an expression has: what its evaluation costs."""
+    return len(re.findall(r"\*\*|[-+*/]", expression))
+
+
+def reference_operations(example: Example) -> int:
+    """Returns the operations of an example's answer. Raises ValueError where it has none to be compared with."""
+    count = 0 if example.answer is None else operations(example.answer)
+    if not count:
+        raise ValueError(f"example {example.id!r} has the answer {example.answer!r}; ExpressionTests.reward = 'speed' "
+                         "needs an expression with an operation")  # fmt: skip
+    return count
 
 
 def tests_of(example: Example) -> list[tuple[Fraction, Fraction]]:

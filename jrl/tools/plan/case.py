@@ -173,6 +173,8 @@ def uncounted(config: Config) -> str | None:
     notes += ["the time of Config.judges is not counted"] * bool(config.judges)
     compared = any(getattr(stage, "pair_model", None) is not None for stage in config.stages)
     notes += ["the memory and the time of Online.pair_model are not counted"] * compared
+    mixed = any(isinstance(stage, Online) and stage.pretraining is not None for stage in config.stages)
+    notes += ["the stored rows of Online.pretraining are not counted, but where the compiler counts"] * mixed
     strategies = any(isinstance(stage, Online) and stage.strategy is not None for stage in config.stages)
     notes += ["Online.strategy is counted as plain sampling, but where the compiler counts"] * strategies
     return "; ".join(notes) or None

@@ -96,6 +96,10 @@ def with_traced_of(config: Config, other: Config) -> Config:
         if isinstance(own, Online):
             taken["critic_optimizer"] = floats(own.critic_optimizer, theirs.critic_optimizer)
             taken["shaping"] = floats(own.shaping, theirs.shaping)
+            taken["reference_decay"] = floats(own.reference_decay, theirs.reference_decay)
+            if own.pretraining is not None and theirs.pretraining is not None:
+                coefficient = theirs.pretraining.coefficient
+                taken["pretraining"] = dataclasses.replace(own.pretraining, coefficient=coefficient)
         return dataclasses.replace(own, **taken)
 
     return dataclasses.replace(

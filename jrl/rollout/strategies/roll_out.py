@@ -1,0 +1,109 @@
+"""Guided roll-out: the policy begins a completion, draws a token of its own, and a guide goes on to the end (S7).
+
+Of every prompt the policy rolls in once, up to a token drawn uniformly; from there each row draws `tokens` of the
+policy, which are its only actions, and the guide's words after them decide the reward. A group's mean is then the value
+of the state as the guide goes on from what the policy would do, and a row's advantage over it that of its token:
+
+    A = Q^guide(s, a) - mean over the group's tokens of Q^guide(s, .)
+
+This is AggreVaTeD, with one roll-out for each token in the place of a critic. D2LOLS is two stages, this strategy and
+then RollIn. The guide is a role of the run, one that an earlier stage trained.
+
+Source: RLGF, 2306.11816, and the code of its authors, whose baseline is the guide's own value, V^guide(s): the gradient
+is the same in expectation, since a baseline of the state alone does not move it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jrl.ops.keys import row_key, token_key
+from jrl.rollout.strategies.contract import Fields, Setting, Shard, Strategy
+from jrl.rollout.strategies.rows import EMPTY, continued, widened
+from jrl.types import Array, Finish, PromptBatch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RollOut:
+    """Completions that a guide ends."""
+
+    guide: str  # the role whose weights end a completion
+    tokens: int = 1  # tokens of the policy between its roll-in and the guide's words: what is learned from
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1:
+            raise ValueError(f"RollOut.tokens must be at least 1; got {self.tokens}")
+
+
+def check(config: RollOut, setting: Setting) -> None:
+    if config.tokens >= setting.completion_length:
+        raise ValueError(
+            f"RollOut.tokens = {config.tokens} leaves the guide nothing of Sampler.completion_length = "
+            f"{setting.completion_length}"
+        )
+    if setting.samples < 2:
+        raise ValueError("RollOut compares tokens that are drawn after the same ones, and Online.samples = 1 draws "
+                         "one; 8 is usual")  # fmt: skip
+    if config.guide not in setting.roles:
+        raise ValueError(f"RollOut.guide names the role {config.guide!r}, which no earlier stage trains "
+                         f"(Offline.trains = {config.guide!r})")  # fmt: skip
+
+
+def rolled_in(words: Array, place: Array) -> Array:
+    """Returns how many tokens of a roll-in S7's learner keeps, [B] int32: 0 to `words` - 1, uniform, so that every
+    token of it may be the one that is drawn again; 0 of none.
+
+    Args:
+      words: [B] int32, tokens of the roll-in, its stop token too. place: [B] float, uniform in [0, 1).
+    """
+    return jnp.clip(jnp.floor(place * words).astype(jnp.int32), 0, jnp.maximum(words - 1, 0))
+
+
+class RollOutDrawing(NamedTuple):
+    """Roll-out on the device."""
+
+    config: RollOut
+
+    roles = property(lambda self: (self.config.guide,))
+
+    def __call__(self, shard: Shard) -> Fields:
+        config, prompts, longest = self.config, shard.prompts, shard.completion_length
+        width = prompts.tokens.shape[1] + longest
+        # Beyond the samples of the prompt, so that its noise is not theirs.
+        its_sample = jnp.full_like(prompts.length, shard.samples)
+        rolled = shard.sample(prompts.replace(sample=its_sample), samples=1, completion_length=longest)
+        named = jax.vmap(lambda uid: token_key(row_key(shard.key, shard.stream, uid, shard.samples), 0))(prompts.uid)
+        kept = rolled_in(rolled["length"] - prompts.length, jax.vmap(jax.random.uniform)(named))
+        begun = PromptBatch(tokens=rolled["tokens"], length=prompts.length + kept, uid=prompts.uid)
+        repeated = lambda x: jnp.repeat(x, shard.samples, axis=0)
+        left = repeated(longest - kept)
+        drawn = shard.sample(begun, left, samples=shard.samples, completion_length=config.tokens)
+        first = widened(drawn, width, shard.pad_id)
+        goes_on = first["finish"] == jnp.int8(Finish.LENGTH)
+        after = PromptBatch(
+            tokens=first["tokens"],
+            length=jnp.where(goes_on, first["length"], 0),
+            uid=repeated(prompts.uid),
+            sample=first["sample"],
+        )
+        budget = left - first["action_mask"].sum(-1, dtype=left.dtype)
+        second = shard.sample(after, budget, samples=1, completion_length=longest, role=config.guide)
+        rows = continued(first, widened(second, width, shard.pad_id))
+        own = first["action_mask"]
+        by_policy = {
+            name: None if rows[name] is None else jnp.where(own, rows[name], jnp.full_like(rows[name], empty))
+            for name, empty in EMPTY.items()
+        }
+        return {**rows, **by_policy, "group": first["group"], "sample": first["sample"]}
+
+
+STRATEGY = Strategy(
+    config=RollOut,
+    check=check,
+    drawing=lambda config, tokenizer: RollOutDrawing(config),
+    roles=lambda config: (config.guide,),
+)
