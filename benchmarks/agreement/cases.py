@@ -61,6 +61,7 @@ NUMBERS = {
 }
 # Where a name means another quantity in a part.
 NUMBERS_OF = {
+    "pretraining_nll": {"num_tokens": (1.0, 60.0), "denominator": (1.0, 60.0)},
     "dppo": {"delta": (0.05, 0.4)},
     "within_probability": {"delta": (0.05, 0.4)},
     "near_policy": {"delta": (0.05, 0.4)},

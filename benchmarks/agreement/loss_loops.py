@@ -318,6 +318,11 @@ def positive_nll(logprobs, correct, mask):
     return by_token(mask & correct, lambda lp: (-lp, -1.0), logprobs)
 
 
+def pretraining_nll(logprobs, mask, coefficient, num_tokens, denominator):
+    scale = float(coefficient) * float(denominator) / float(num_tokens)
+    return by_token(mask, lambda lp: (-scale * lp, -scale), logprobs)
+
+
 def positive_weights(correct, loss_mask):
     right = [(i, t) for i, t in np.ndindex(loss_mask.shape) if loss_mask[i, t] and correct[i]]
     out = np.zeros(loss_mask.shape)

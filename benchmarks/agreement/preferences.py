@@ -70,7 +70,7 @@ ROWS = (
     PreferenceRow("sigmoid and sft", "P30", "RPO", {"beta": "beta", "weight": "weight"}, BETA | {"weight": (0.1, 2.0)},
                   even=True, note="TRL takes the NLL over all preferred tokens of the batch, we of each answer"),
     PreferenceRow("use_weighting", "P30", "WPO",
-                  note="sums of squared probabilities are drawn, not computed from a distribution"),
+                  note="no weight is above 1, where ours ends; sums of squared probabilities are drawn"),
 )  # fmt: skip
 
 
@@ -145,7 +145,7 @@ def case_of(row: PreferenceRow | ArrayRow, rng: np.random.Generator) -> Case:
         case["good"], numbers["good_weight"] = good, numbers.pop("good")
         numbers["bad_weight"] = numbers.pop("bad")
     if ALGOS[row.objective].needs(ALGOS[row.objective].config()).log_sum_squared:
-        case["log_sum_squared"] = masked(rng.uniform(-3, 0, mask.shape))
+        case["log_sum_squared"] = masked(logprobs * rng.random(mask.shape))  # so that no weight is above 1
     return case | numbers
 
 

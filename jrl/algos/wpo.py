@@ -7,7 +7,7 @@
 sum_v p_v^2 is the probability that a token drawn in that place has on average. Without it the weights of an uncertain
 policy would vanish ("sampled alignment").
 
-Source: Zhou et al. 2406.11827 section 3.2, with means over tokens. TRL's `use_weighting` is the same.
+Source: Zhou et al. 2406.11827 section 3.2, with means over tokens. TRL's `use_weighting` is the same, without the 1.
 """
 
 from __future__ import annotations

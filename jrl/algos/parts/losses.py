@@ -457,6 +457,8 @@ PARTS: list[Part] = [
             "tests/ops/test_likelihood.py::test_the_term_of_stored_rows_by_hand",
             "tests/ops/test_likelihood.py::test_alone_and_at_a_coefficient_of_one_it_is_supervised_learning",
             "tests/test_pretraining_mix.py::test_the_loss_gets_the_coefficient_times_the_mean_over_stored_tokens",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
