@@ -6,6 +6,7 @@ import time
 
 import pytest
 from short_runs import run
+from small_model import BIGRAM, PARTS
 
 import jrl
 from jrl import cli
@@ -13,9 +14,8 @@ from jrl.run.profile import Profile, parse_steps, profile_folder
 from jrl.run.report.goodput import goodput, read_goodput
 from jrl.tools.time_spent import time_lines
 
-TINY = ["Online.steps=4", "Online.prompts=4", "Online.samples=2", "Decoder.layers=1", "Decoder.width=16",
-        "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8", "Decoder.mlp_width=32", "Checkpoint.every=1",
-        "Log.samples=0", "Scoring.workers=1"]  # fmt: skip
+TINY = [BIGRAM, "Online.steps=4", "Online.prompts=4", "Online.samples=2", "Checkpoint.every=1", "Log.samples=0",
+        "Scoring.workers=1"]  # fmt: skip
 
 
 def test_a_stopped_and_resumed_run_accounts_for_all_of_its_time(tmp_path):
@@ -81,7 +81,7 @@ def test_each_of_several_processes_has_a_folder(tmp_path):
 def test_the_time_of_a_trace_is_that_of_no_step(tmp_path, monkeypatch):
     monkeypatch.setattr("jax.profiler.start_trace", lambda folder: None)
     monkeypatch.setattr("jax.profiler.stop_trace", lambda: time.sleep(1.5))
-    list(jrl.steps("configs/tiny.gin", TINY, run=tmp_path, profile=parse_steps("2:2")))
+    list(jrl.steps("configs/tiny.gin", TINY, parts=[PARTS], run=tmp_path, profile=parse_steps("2:2")))
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert max(row.get("time/trace_seconds", 0.0) for row in rows) >= 1.5
     assert all(row.get("time/other_seconds", 0.0) < 1.5 for row in rows)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import test_sampler as sampling
 from short_runs import run
+from small_model import BIGRAM
 
 import jrl
 from jrl.config.errors import ConfigError
@@ -45,9 +46,7 @@ PROMPTS = sampling.prompts(4, seed=3)
 
 
 SMALL = [
-    "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
-    "Decoder.mlp_width=32", "Online.prompts=4", "Online.samples=4", "Online.steps=1", "Log.samples=0",
-    "Scoring.workers=1",
+    BIGRAM, "Online.prompts=4", "Online.samples=4", "Online.steps=1", "Log.samples=0", "Scoring.workers=1",
 ]  # fmt: skip
 
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import sys
 
 import pytest
+from small_model import BIGRAM, part_in
 
 from jrl import cli
 from jrl.tools.sweep import manifest
 from jrl.tools.sweep.members import read_sweep
 from jrl.tools.sweep.sweeping import hold_sweep
 
-TINY = [
-    "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
-    "Decoder.mlp_width=32", "Online.prompts=4", "Online.samples=4", "Scoring.workers=1",
-]  # fmt: skip
+TINY = ["Online.prompts=4", "Online.samples=4", "Scoring.workers=1"]
 RATES = "AdamW.learning_rate=[1e-3, 3e-3]"
 
 
@@ -35,8 +35,9 @@ def command(capsys, monkeypatch):
 def test_members_are_trained_compared_and_not_trained_again(command, tmp_path, monkeypatch):
     # The first member's prompts are longer than their limit: it fails, and does not stop the second.
     monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")  # children of one device
-    out = tmp_path / "sweep"
-    asked = ["sweep", "tiny", *TINY, "Data.prompt_length=[2, 8]", "Online.steps=1", "--out", out]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # they import small_model too
+    out, tiny = tmp_path / "sweep", [*TINY, BIGRAM, part_in(tmp_path)]
+    asked = ["sweep", "tiny", *tiny, "Data.prompt_length=[2, 8]", "Online.steps=1", "--out", out]
     code, text, err = command(*asked)
     assert code == cli.STOPPED
     assert "prompt_length=2 failed with exit code 2: " in err and "more than Data.prompt_length = 2" in err
@@ -60,7 +61,7 @@ def test_members_are_trained_compared_and_not_trained_again(command, tmp_path, m
     code, text, _ = command("compare", out / "prompt_length=8", "--json")
     assert code == cli.DONE and json.loads(text)["metrics"]["reward/mean"][0]["variant"] == "all runs"
 
-    code, _, err = command("sweep", "tiny", *TINY, "Data.prompt_length=[8, 9]", "Online.steps=1", "--out", out)
+    code, _, err = command("sweep", "tiny", *tiny, "Data.prompt_length=[8, 9]", "Online.steps=1", "--out", out)
     assert code == cli.OTHER_RUN and "Data.prompt_length: 2, 8, now 8, 9" in err
 
 
