@@ -583,6 +583,10 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[s
         check_pretraining(stage, tables)
     if online and stage.shaping is not None and stage.shaping.potential is not None:
         check_potential(stage, objective, config, tables)
+    if online and isinstance(stage.strategy, RollOut) and rewards_spans(config.scoring, tables["verifiers"]):
+        raise ValueError("RollOut learns from the tokens before the guide's words, and a verifier that rewards spans "
+                         "rewards those words, which are not learned from; use one that rewards the completion, such "
+                         "as Calibration for ConfidenceSpan")  # fmt: skip
 
 
 def check_potential(stage: Online, objective: Objective, config: Config, tables: Tables) -> None:

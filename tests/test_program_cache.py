@@ -165,6 +165,7 @@ def test_products_of_a_program_have_all_bits_and_no_others(mesh):
         lambda probe: score.score_rewards(probe, []),
         lambda probe: score.embeddings(probe, []),
         lambda probe: score.judge_file(probe, "", ""),
+        lambda probe: score.judge_conversations(probe, []),
         lambda probe: chat.ask(probe, []),
         lambda probe: export.merged(probe, "float32"),
         lambda probe: find_fault(probe, [], None, role="policy", objective=None, model=None, cfg=None, chunk=1),

@@ -198,6 +198,10 @@ def test_a_guide_that_is_not_there_is_refused(tmp_path):
         run([], tmp_path, *out)
     with pytest.raises(ConfigError, match=r"RollOut.tokens = 99 leaves the guide nothing"):
         run([], tmp_path, *out, "RollOut.tokens=99")
+    guided = ["Config.stages=[@guide/Offline(), @Online()]", "guide/Offline.source=@Demonstrations()",
+              "guide/Offline.objective=@SFT()", "guide/Offline.trains='guide'"]  # fmt: skip
+    with pytest.raises(ConfigError, match=r"a verifier that rewards spans rewards those words, which are not learned"):
+        run([], tmp_path, *out, *guided, "Online.objective=@PPO()", "Scoring.verifiers=[@ConfidenceSpan()]")
     with pytest.raises(ConfigError, match=r"Online.samples = 1 draws one"):
         run([], tmp_path, *out, "Online.samples=1", "Online.objective=@Reinforce()")
     with pytest.raises(ConfigError, match=r"RollIn.tokens = 99 leaves the policy nothing"):

@@ -88,6 +88,7 @@ def judge_file(
     return len(lines)
 
 
+@full_precision()
 def judge_conversations(
     folder: Path, conversations: Sequence[Sequence[Message]], announce: Callable[[int, int], None] | None = None
 ) -> dict[str, np.ndarray]:

@@ -73,7 +73,19 @@ def test_every_example_of_the_split_is_listed_by_its_place_and_nothing_moves():
     found = list(stream.every())
     assert [visit is None for visit in found] == [is_held_out(example, config) for example in numbered(20)]
     assert all(visit.index == i and visit.prompt for i, visit in enumerate(found) if visit is not None)
-    assert stream.get_state() == stream_of(numbered(20), config).get_state()
+    seen = sum(visit is not None for visit in found)
+    assert stream.get_state() == {**stream_of(numbered(20), config).get_state(), "seen": seen}
+
+
+def test_what_is_dropped_of_every_example_counts_as_in_a_walk():
+    config = Data(prompt_length=32, held_out_every=3, on_bad_prompt="drop", max_dropped_share=1.0)
+    texts = [f"{i}" * 40 if i % 2 else f"{i}" for i in range(90)]
+    listed, walked = stream_of(numbered(90, texts), config), stream_of(numbered(90, texts), config)
+    assert [*listed.every()] and [*listed.every()] and walked.next(100)
+    assert listed.counts == walked.counts != {} and listed.seen == walked.seen
+    few = dataclasses.replace(config, max_dropped_share=0.1)
+    with pytest.raises(ValueError, match=r"more than Data\.max_dropped_share=0\.1"):
+        [*stream_of(numbered(90, texts), few).every()]
 
 
 def test_epochs_and_seeds_are_shuffled_differently():

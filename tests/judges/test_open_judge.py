@@ -86,6 +86,11 @@ def test_a_gap_is_to_the_score_of_the_examples_answer(tmp_path):
         found = judged(judge, tmp_path, [["better", "0"]])
         # Without its grade there is nothing to compare with; the answer itself is no better than itself.
         assert math.isnan(found.rows[0][0]) and found.rows[1] == (0.0,) and "has no 'score'" in found.problems[0]
+        asked = len(server.asked)
+        found = judged(config(server, name="y", grading=Gap(), max_characters=2), tmp_path, [["long", "longer"]])
+        # No completion is compared with the answer, which nobody asks about then.
+        assert len(server.asked) == asked and np.isnan(found.rows).all()
+        assert found.problems[0].endswith("4 characters; Judge.max_characters is 2")
     with pytest.raises(ValueError, match="'e' has no answer; Gap compares with it"):
         gap.questions(Gap(), Example("e", ()), ["4"])
 

@@ -193,6 +193,9 @@ def test_what_a_split_gains_is_by_the_count_where_both_have_one():
         candidate(True, 1.0, 4.0), candidate(False, 2.0, 6.0), candidate(False, 1.0, None)
     )
     assert "1 s a step at least, in turn 2 s; x 2.00" in gain(candidate(True, 1.0, 4.0), candidate(False, 2.0, None))
+    # As configured, which may be a split too.
+    own = search.Candidate({}, 1.0, 1.0, None, True, 3.0)
+    assert search.gain(search.Search(None, own, [own, candidate(True, 1.0, 4.0)], [])) == []
 
 
 def test_prompts_apart_are_tried_in_micro_batches_of_a_whole_group():

@@ -91,10 +91,12 @@ class Stream:
 
     def every(self) -> Iterator[Visit | None]:
         """Yields the first visit of every example of the source, in its order; None where it is of the other split, or
-        dropped. Moves nothing.
+        dropped. Moves nothing, and counts what is dropped, as the first pass of a walk does.
 
-        Raises: ValueError where a prompt is refused; StopRequested as in `next`.
+        Raises: ValueError where a prompt is refused, or more than Data.max_dropped_share of them are dropped;
+            StopRequested as in `next`.
         """
+        self.counts, self.seen = {}, 0
         for index in range(self._size):
             check_stop(self._stop, "reading prompts")
             example = self._source[index]
@@ -103,9 +105,11 @@ class Stream:
                 prompt, cause = encode_prompt(example, self._tokenizer, self._config)
                 if cause is not None and self._config.on_bad_prompt == "refuse":
                     raise refusal(example, cause, len(prompt), self._config)
+                self._count(cause)
                 if cause is None:
                     visit = Visit(example, visit_uid(example.id, 0), prompt, index)
             yield visit
+        self._check_dropped()
 
     def in_split(self, curriculum: Any) -> np.ndarray | None:
         """Returns which examples of the source are of this split, [size] bool, for a curriculum that compares them;

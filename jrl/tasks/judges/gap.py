@@ -21,10 +21,12 @@ class Gap(Grade):
 
 def questions(cfg: Gap, example: Example, texts: Sequence[str | None]) -> list[Question]:
     """Returns a question about the example's answer, which all rows are compared with, and one for each completion that
-    is another text. Raises ValueError where the example has no answer."""
+    is another text; none where no completion can be asked about. Raises ValueError where the example has no answer."""
     if example.answer is None:
         raise ValueError(f"example {example.id!r} has no answer; Gap compares with it")
     judged = tuple(row for row, text in enumerate(texts) if text is not None)
+    if not judged:
+        return []
     (of_answer,) = grade.questions(cfg, example, [example.answer])
     return [
         of_answer._replace(rows=judged),
@@ -33,8 +35,10 @@ def questions(cfg: Gap, example: Example, texts: Sequence[str | None]) -> list[Q
 
 
 def scores(cfg: Gap, asked: Sequence[Question], found: Sequence[Numbers | None], count: int) -> list[Numbers]:
-    of_row = {question.rows[0]: answer for question, answer in zip(asked[1:], found[1:])}
     rewards = [(math.nan,)] * count
+    if not asked:
+        return rewards
+    of_row = {question.rows[0]: answer for question, answer in zip(asked[1:], found[1:])}
     number = lambda answer: math.nan if answer is None else answer[0]
     for row in asked[0].rows:
         same = row not in of_row

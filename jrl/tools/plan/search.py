@@ -394,8 +394,10 @@ def text(done: Search) -> str:
 def gain(done: Search) -> list[str]:
     """Returns what the fastest split of the devices gains over the fastest mesh that samples and learns in turn; []
     where not both were found."""
-    apart = [c for c in done.fitting if c.bindings.get(SAMPLER_MESH) is not None]
-    together = [c for c in done.fitting if c.bindings.get(SAMPLER_MESH) is None]
+    # The configuration's own layout has no bindings, which would say that it samples and learns in turn.
+    proposed = [c for c in done.fitting if c.bindings]
+    apart = [c for c in proposed if c.bindings.get(SAMPLER_MESH) is not None]
+    together = [c for c in proposed if c.bindings.get(SAMPLER_MESH) is None]
     if not apart or not together:
         return []
     # By the count only where both have one: a time from below beside a count would always win.
