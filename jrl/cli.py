@@ -577,10 +577,10 @@ def evaluate(args: argparse.Namespace) -> int:
     beside = evaluation.Asked(args.diversity, reference, other(args.proxy, role=args.proxy_role))
     shown = sys.stderr.isatty()
     announce = lambda done, total: shown and print(f"\r{done}/{total} prompts", end="", file=sys.stderr, flush=True)
-    results = []
+    results, private = [], [address for address in sources if not paths.is_remote(address)]
     for one in asked:
         trained = opened(*one)
-        results.append({"source": named(*one), **evaluation.reevaluate(trained, announce, beside)})
+        results.append({"source": named(*one), **evaluation.reevaluate(trained, announce, beside, private)})
         trained.policy.program_cache.close()
     if shown:
         print("\r", end="", file=sys.stderr)

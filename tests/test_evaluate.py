@@ -12,6 +12,7 @@ from jrl.rollout.evaluate import numbers, report
 from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.tokenizers.bytes import Bytes
 from jrl.tasks.verdict import Status
+from jrl.tools import evaluation
 from jrl.tools.evaluation import reevaluate, table, win_rates
 
 C, W, U, E = Status.CORRECT, Status.WRONG, Status.UNPARSABLE, Status.INFRA_ERROR
@@ -83,6 +84,24 @@ def test_a_mixture_of_a_users_environment_is_opened(tmp_path):
     # It has been opened where its prompts are counted.
     with pytest.raises(ValueError, match=r"512 held-out prompts asked for.* among 20 examples"):
         reevaluate(trained, lambda done, total: None)
+
+
+def test_workers_of_an_evaluation_read_no_run_that_is_evaluated(tmp_path, monkeypatch):
+    config, parts = jrl.load_config("configs/tiny.gin", ["Config.eval=@Eval()", "Eval.prompts=8",
+                                                         "Data.held_out_every=2"])  # fmt: skip
+    tokenizer = TOKENIZERS["Bytes"].build(Bytes(), ())
+    trained = SimpleNamespace(policy=SimpleNamespace(config=config, parts=parts, tokenizer=tokenizer))
+
+    class Seen(Exception):
+        pass
+
+    def opened(*args, private):
+        raise Seen(private)
+
+    monkeypatch.setattr(evaluation, "open_scoring", opened)
+    with pytest.raises(Seen) as seen:
+        reevaluate(trained, lambda done, total: None, private=[tmp_path])
+    assert seen.value.args == ([tmp_path],)
 
 
 def test_policies_are_compared_prompt_by_prompt():

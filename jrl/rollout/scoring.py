@@ -414,6 +414,7 @@ def open_scoring(
     journal_path: str | os.PathLike[str] | None = None,
     *,
     other_journals: Sequence[str | os.PathLike[str]] = (),
+    private: Sequence[str | os.PathLike[str]] = (),
     also: Sequence[str] = (),
     pool: Pool | None = None,
 ) -> Scorer:
@@ -423,9 +424,9 @@ def open_scoring(
         config: the run's.
         verifier_table: name -> row, jrl's own and those of the run's parts.
         part_sources: the parts files that define verifiers, as text; the workers load them.
-        journal_path: file of the verdicts that depended on the machine, in the run's folder, which no worker of root
-            reads; None: no journal.
+        journal_path: file of the verdicts that depended on the machine; None: no journal.
         other_journals: files of other processes, whose verdicts are replayed too.
+        private: folders that no worker of root reads, such as the run's.
         also: names of verifiers that examples name. Others are loaded at their first example, which may take seconds,
             and add a name to `HostScores.components`.
         pool: workers that another scorer of the same configuration has started; None: they are started.
@@ -445,7 +446,7 @@ def open_scoring(
             cpu_seconds=config.cpu_seconds,
             wall_seconds=config.wall_seconds,
             memory_mb=config.memory_mb,
-            private=() if journal_path is None else [os.path.dirname(os.path.abspath(journal_path))],
+            private=private,
         )
     except BaseException:
         if journal is not None:

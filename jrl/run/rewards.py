@@ -76,6 +76,7 @@ def open_judgement(
             parts.sources,
             folder / journal_name(processes.index),
             other_journals=other_journals(folder, processes.index),
+            private=[folder],
             also=sorted(named_verifiers(source)),  # what stages learn from stored rows is not judged
             pool=pool,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -37,13 +38,19 @@ class Asked(NamedTuple):
 ALONE = Asked()
 
 
-def reevaluate(trained: Trained, announce: Callable[[int, int], None], asked: Asked = ALONE) -> dict[str, Any]:
+def reevaluate(
+    trained: Trained, announce: Callable[[int, int], None], asked: Asked = ALONE, private: Sequence[Path] = ()
+) -> dict[str, Any]:
     """Returns the report of `jrl.rollout.evaluate.summary` and the measures asked for, with the step it speaks of.
+
+    Args:
+      private: folders that no worker of root reads, such as the runs that are evaluated.
 
     Raises: ValueError where the configuration has no Eval section, or a model is asked in tokens that are not its own.
     """
     policy, visits = trained.policy, held_out_visits(trained)
-    scorer = open_scoring(policy.config.scoring, policy.parts.tables["verifiers"], policy.parts.sources)
+    table = policy.parts.tables["verifiers"]
+    scorer = open_scoring(policy.config.scoring, table, policy.parts.sources, private=private)
     try:
         samples = draw(open_evaluator(policy, trained.key), trained.params, visits, scorer, announce)
         described = protocol(trained, scorer)
