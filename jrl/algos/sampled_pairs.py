@@ -92,11 +92,7 @@ def strong_pairs(config: Any, groups: Groups, reward: Array) -> Pairs:
     found = pairs(config, groups, reward)
     if config.preference == "reward":
         return found
-    strength = _strengths(found, groups)
-    preferred = found.label > 0.5
-    of_preferred = group_ops.total(strength, groups.group, preferred, num_groups=groups.num_groups)
-    other = 1 - group_ops.to_rows(of_preferred, groups.group)
-    label = jnp.where(found.unit >= 0, jnp.where(preferred, strength, other), 0)
+    label = jnp.where(found.unit >= 0, _strengths(found, groups), 0)
     return found._replace(label=label.astype(found.label.dtype))
 
 

@@ -249,6 +249,11 @@ def batch_shards(mesh: Mesh) -> int:
     return num_shards(BATCH_AXES, mesh.shape)
 
 
+def rows_over_shards(count: int, mesh: Mesh) -> int:
+    """Returns the fewest rows, at least `count`, that the shards of the batch divide."""
+    return -(-count // batch_shards(mesh)) * batch_shards(mesh)
+
+
 def row_shards(mesh: Mesh) -> int:
     """Returns the number of shards of packed rows, each of which the axis `sequence` divides further."""
     return num_shards(ROW_AXES, mesh.shape)

@@ -63,6 +63,21 @@ def micro_batch(batch: PyTree, i: Array) -> PyTree:
     )
 
 
+def over_micro_batches(
+    rows: PyTree, num_real: Array, sums_of: Callable[[PyTree], PyTree], zero: PyTree, join: Callable[..., PyTree]
+) -> PyTree:
+    """Returns what `sums_of` gives for every micro-batch of `rows` that is not padding, joined to `zero` in turn.
+
+    Args:
+      num_real: [] int32, how many those are. join: (sums so far, of one more) -> both.
+    """
+
+    def add(i: Array, sums: PyTree) -> PyTree:
+        return where_member(i < num_real, join(sums, sums_of(micro_batch(rows, i))), sums)
+
+    return jax.lax.fori_loop(0, most_of_members(num_real), add, zero)
+
+
 class Weights(NamedTuple):
     """The weights of one model as its functions take them, and its heads."""
 
@@ -408,14 +423,12 @@ def loss_sums(
     loss, rest = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     zero = Sums(jax.tree.map(jnp.zeros_like, trainable), loss, *rest)
 
-    def add(i: Array, sums: Sums) -> Sums:
-        more = sums_of(micro_batch(batch, i))
+    def join(sums: Sums, more: Sums) -> Sums:
         added = jax.tree.map(jnp.add, sums, more)
-        added = added._replace(largest=jax.tree.map(jnp.maximum, sums.largest, more.largest))
-        return where_member(i < batch.packed.num_real, added, sums)
+        return added._replace(largest=jax.tree.map(jnp.maximum, sums.largest, more.largest))
 
     with jax.named_scope(MICRO_BATCHES):
-        sums = jax.lax.fori_loop(0, most_of_members(batch.packed.num_real), add, zero)
+        sums = over_micro_batches(batch, batch.packed.num_real, sums_of, zero, join)
     if mixed is None:
         return sums
     static = dict(model=model, cfg=cfg, chunk=chunk, frozen=frozen)
@@ -462,11 +475,7 @@ def pretraining_sums(
     loss, nll = jax.eval_shape(functools.partial(loss_fn, trainable), micro_batch(rows, 0))
     zero = (jax.tree.map(jnp.zeros_like, trainable), jnp.zeros((), loss.dtype), jnp.zeros((), nll.dtype))
 
-    def add(i: Array, sums: tuple[Weights, Array, Array]) -> tuple[Weights, Array, Array]:
-        added = jax.tree.map(jnp.add, sums, sums_of(micro_batch(rows, i)))
-        return where_member(i < rows.num_real, added, sums)
-
-    return jax.lax.fori_loop(0, most_of_members(rows.num_real), add, zero)
+    return over_micro_batches(rows, rows.num_real, sums_of, zero, functools.partial(jax.tree.map, jnp.add))
 
 
 def token_terms(

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jrl.device.placement import rows_on_mesh
-from jrl.device.sharding import batch_sharding, batch_shards
+from jrl.device.sharding import batch_sharding, rows_over_shards
 from jrl.tasks.data.prompts import Visit
 from jrl.types import PromptBatch
 
@@ -66,13 +66,13 @@ def with_rows(prompts: PromptBatch, rows: PromptBatch) -> PromptBatch:
 def padded_prompts(visits: Sequence[Visit], count: int, width: int, pad_id: int, mesh: Mesh) -> PromptBatch:
     """Returns what `place_prompts` does, on the host."""
     host = prompt_batch(visits, prompt_length=width, pad_id=pad_id)
-    rows = -(-count // batch_shards(mesh)) * batch_shards(mesh)
+    rows = rows_over_shards(count, mesh)
     return jax.tree.map(lambda x: np.concatenate([x, np.zeros((rows - len(x), *x.shape[1:]), x.dtype)]), host)
 
 
 def abstract_prompts(count: int, width: int, mesh: Mesh) -> PromptBatch:
     """Returns a batch of prompts as shapes."""
-    rows = -(-count // batch_shards(mesh)) * batch_shards(mesh)
+    rows = rows_over_shards(count, mesh)
     shape = lambda dims, dtype: jax.ShapeDtypeStruct(dims, dtype, sharding=batch_sharding(mesh, len(dims)))
     return PromptBatch(
         tokens=shape((rows, width), np.int32), length=shape((rows,), np.int32), uid=shape((rows, 2), np.uint32)

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jrl.device.placement import fetch, place_on_mesh
-from jrl.device.sharding import batch_sharding, batch_shards, constrain, replicated
+from jrl.device.sharding import batch_sharding, constrain, replicated, rows_over_shards
 from jrl.models import decoder
 from jrl.models.heads import REWARD, read_head
 from jrl.models.pretrained.published import Published, classifier_of, load_classifier
@@ -121,7 +121,7 @@ def open_classifier(
     for other in others:
         check_alike(first, other)
     params = stacked([load_classifier(published, mesh, announce) for published in config.published], mesh)
-    batch = -(-config.batch // batch_shards(mesh)) * batch_shards(mesh)
+    batch = rows_over_shards(config.batch, mesh)
     each = functools.partial(member_rewards, members=len(config.published), cfg=cfg, pad_id=pad_id)
     names = tuple(f"RewardModel/{label}" for label in labels)
     if config.gate is None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from jrl.experiment import Config, Online, stage_names, stored_rows_of
 from jrl.rollout.scoring import Scorer
-from jrl.run.offline import OfflineStage, PretrainingRows
+from jrl.run.offline import OfflineStage, PretrainingRows, stored_rows
 from jrl.run.online import OnlineStage
 from jrl.tasks.data.curricula import no_outcomes
 from jrl.tasks.data.prompts import Visit
@@ -103,7 +103,7 @@ def preflight_data(
     open_ = lambda source: open_stream(source, tokenizer, config.data, seed=config.run.seed, split="train", stop=stop)
     stored = iter(data.stored)
     for stage in stages:
-        rows = stage if isinstance(stage, OfflineStage) else stage.pretraining
+        rows = stored_rows(stage)
         if rows is not None:
             source = next(stored)
             check_stored_source(stage.name, rows, source, open_, tokenizer)

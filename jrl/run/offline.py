@@ -55,6 +55,11 @@ class PretrainingRows:
     chances: None = None  # its examples come in turn
 
 
+def stored_rows(stage: Any) -> OfflineStage | PretrainingRows | None:
+    """Returns where an open stage, Offline or Online, has its stored rows from; None: it has none."""
+    return stage if isinstance(stage, OfflineStage) else stage.pretraining
+
+
 def chances_of(
     objective: Objective, config: Offline, source: StoredSource, stream: Stream, tokenizer: Any, width: int
 ) -> np.ndarray | None:

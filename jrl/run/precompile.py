@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jrl.device.sharding import batch_sharding, batch_shards, replicated
+from jrl.device.sharding import batch_sharding, replicated, rows_over_shards
 from jrl.experiment import Config, Offline, Stage, correction_length, question_length, trains_online
 from jrl.learning.learner import weights_of
 from jrl.learning.pack import Shape
@@ -162,7 +162,7 @@ def abstract_step(p: StagePrograms, stage: Stage, inputs: Inputs, i: int, state:
         return prompts, inputs.key, _scalar(mesh, np.uint32), version, greedy, None, None
 
     def comparing() -> tuple:
-        rows = -(-stage.pair_model.batch // batch_shards(mesh)) * batch_shards(mesh)
+        rows = rows_over_shards(stage.pair_model.batch, mesh)
         of = lambda *dims: jax.ShapeDtypeStruct(dims, np.int32, sharding=batch_sharding(mesh, len(dims)))
         verdicts = jax.ShapeDtypeStruct((2,), np.int32, sharding=replicated(mesh))
         return of(rows, question_length(inputs.config)), of(rows), verdicts

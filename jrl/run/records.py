@@ -34,7 +34,7 @@ from jrl.run.checkpoints.run_state import DamagedStep, NoIntactStep, StateMismat
 from jrl.run.clock import StepWork
 from jrl.run.identity import PUBLISHED, RefusedIdentity
 from jrl.run.job import Job
-from jrl.run.offline import OfflineStage
+from jrl.run.offline import OfflineStage, stored_rows
 from jrl.run.online import OnlineStage
 from jrl.run.precompile import Inputs, rollout_shape, stage_at, starts, state_shape
 from jrl.run.programs import abstract
@@ -575,7 +575,7 @@ def stream_of(job: Job, stage: OfflineStage | OnlineStage) -> Stream:
 
 def stored_stream(stage: OfflineStage | OnlineStage) -> Stream | None:
     """Returns the walk over the examples that a stage takes its stored rows from; None: it has none."""
-    rows = stage if isinstance(stage, OfflineStage) else stage.pretraining
+    rows = stored_rows(stage)
     return None if rows is None else rows.stream
 
 

@@ -117,7 +117,7 @@ def check_repeatable(where: str, stage: Online) -> None:
 
     Args:
       where: the step, for the message.
-    ."""
+    """
     if stage.learner.replays_routes:
         raise ValueError(f"{where} replayed the sampler's routes (Learner.routes), which the store of rollouts leaves "
                          "out: its update cannot be repeated")  # fmt: skip

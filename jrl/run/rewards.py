@@ -12,7 +12,7 @@ import numpy as np
 
 from jrl.device.placement import place_on_mesh
 from jrl.device.processes import Processes
-from jrl.device.sharding import batch_sharding, batch_shards, replicated
+from jrl.device.sharding import batch_sharding, replicated, rows_over_shards
 from jrl.experiment import (
     Online,
     asked_comparisons,
@@ -145,7 +145,7 @@ def open_pair_model(stage: Online, own: StagePrograms, policy: Policy) -> Reward
     config, mesh, tokenizer, pair_model = policy.config, policy.mesh, policy.tokenizer, stage.pair_model
     asked, width = asked_comparisons(stage, config.stages), question_length(config)
     verdicts = place_on_mesh(np.array(first_tokens(asked, tokenizer), np.int32), replicated(mesh))
-    rows = -(-pair_model.batch // batch_shards(mesh)) * batch_shards(mesh)
+    rows = rows_over_shards(pair_model.batch, mesh)
     place = lambda x: place_on_mesh(x, batch_sharding(mesh, x.ndim))
 
     def prefer(state: TrainState, questions: Sequence[Sequence[int]]) -> list[Array]:

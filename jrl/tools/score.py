@@ -77,11 +77,11 @@ def judge_file(
 
     Raises: ValueError naming file and line for a row that cannot be judged; nothing is written then.
     """
-    cfg, labels, tokenizer = _classifier(folder)
-    sequences = read_rows(rows, tokenizer, cfg.vocab_size, templated=True, most_tokens=CLASSIFIER_TOKENS)
-    rewards = classify_sequences(folder, sequences, announce)
+    judge = _classifier(folder)
+    sequences = read_rows(rows, judge.tokenizer, judge.cfg.vocab_size, templated=True, most_tokens=CLASSIFIER_TOKENS)
+    rewards = classify_sequences(judge, sequences, announce)
     lines = [
-        json.dumps({"tokens": tokens, "rewards": dict(zip(labels, map(float, values)))})
+        json.dumps({"tokens": tokens, "rewards": dict(zip(judge.labels, map(float, values)))})
         for tokens, values in zip(sequences, rewards)
     ]
     paths.write_bytes_atomic(out, "".join(f"{line}\n" for line in lines).encode())
@@ -97,26 +97,35 @@ def judge_conversations(
 
     Raises: ValueError for a folder without a tokenizer or template, and for a conversation that is too long.
     """
-    _, labels, tokenizer = _classifier(folder)
-    sequences = [tokenizer.encode_conversation(each, add_generation_prompt=False) for each in conversations]
+    judge = _classifier(folder)
+    sequences = [judge.tokenizer.encode_conversation(each, add_generation_prompt=False) for each in conversations]
     if (longest := max(map(len, sequences))) > CLASSIFIER_TOKENS:
         raise ValueError(f"{folder}: a conversation has {longest} tokens; at most {CLASSIFIER_TOKENS} are judged")
-    rewards = classify_sequences(folder, sequences, announce)
-    return {label: rewards[:, k] for k, label in enumerate(labels)}
+    rewards = classify_sequences(judge, sequences, announce)
+    return {label: rewards[:, k] for k, label in enumerate(judge.labels)}
 
 
-def _classifier(folder: Path) -> tuple[Decoder, tuple[str, ...], Any]:
-    """Returns (shape, labels, tokenizer) of a published classifier."""
+class _Classifier(NamedTuple):
+    """A published classifier, without its weights."""
+
+    folder: Path
+    cfg: Decoder
+    labels: tuple[str, ...]
+    tokenizer: Any
+
+
+def _classifier(folder: Path) -> _Classifier:
     _, cfg, labels, _ = classifier_of(Published(path=str(folder)))
     there = any(paths.exists(folder / name) for name in VOCABULARIES)
-    return cfg, labels, build(HuggingFace(path=str(folder)), ()) if there else without_tokenizer(folder, cfg)
+    tokenizer = build(HuggingFace(path=str(folder)), ()) if there else without_tokenizer(folder, cfg)
+    return _Classifier(folder, cfg, labels, tokenizer)
 
 
 def classify_sequences(
-    folder: Path, sequences: Sequence[Sequence[int]], announce: Callable[[int, int], None] | None = None
+    judge: _Classifier, sequences: Sequence[Sequence[int]], announce: Callable[[int, int], None] | None = None
 ) -> np.ndarray:
     """Returns what the labels of a published classifier are given for rows of ids, [n, labels] float32."""
-    cfg, labels, tokenizer = _classifier(folder)
+    folder, cfg, labels, tokenizer = judge
     longest = max(map(len, sequences), default=1)
     # No wider than the table of positions: the padding beyond it would have none.
     width = max(longest, min(_width(longest), cfg.learned_positions or CLASSIFIER_TOKENS))

@@ -64,6 +64,14 @@ class Setting(NamedTuple):
     roles: frozenset[str]  # that there are when the stage begins
 
 
+def check_role(config: Any, field: str, setting: Setting) -> None:
+    """Raises ValueError where a field of a strategy names a role that there is not."""
+    role = getattr(config, field)
+    if role not in setting.roles:
+        raise ValueError(f"{type(config).__name__}.{field} names the role {role!r}, which no earlier stage trains "
+                         f"(Offline.trains = {role!r})")  # fmt: skip
+
+
 class Strategy(NamedTuple):
     """A row of STRATEGIES. `config` is a frozen dataclass; each function takes an instance of it first."""
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from jrl.rollout.strategies.contract import Fields, Setting, Shard, Strategy
+from jrl.rollout.strategies.contract import Fields, Setting, Shard, Strategy, check_role
 from jrl.rollout.strategies.rows import after_prompts
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.data.stored import LeftOut, Template, with_system
@@ -37,9 +37,7 @@ class Refinement:
 
 
 def check(config: Refinement, setting: Setting) -> None:
-    if config.refiner not in setting.roles:
-        raise ValueError(f"Refinement.refiner names the role {config.refiner!r}, which no earlier stage trains "
-                         f"(Offline.trains = {config.refiner!r})")  # fmt: skip
+    check_role(config, "refiner", setting)
 
 
 def asked(config: Refinement, visit: Visit, tokenizer: Any, room: int) -> tuple[int, ...]:

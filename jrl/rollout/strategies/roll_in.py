@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.ops.keys import row_key, token_key
-from jrl.rollout.strategies.contract import Fields, Setting, Shard, Strategy
+from jrl.rollout.strategies.contract import Fields, Setting, Shard, Strategy, check_role
 from jrl.rollout.strategies.rows import widened
 from jrl.types import Array, Finish, PromptBatch
 
@@ -42,9 +42,7 @@ def check(config: RollIn, setting: Setting) -> None:
             f"RollIn.tokens = {config.tokens} leaves the policy nothing of Sampler.completion_length = "
             f"{setting.completion_length}, which counts the guide's tokens too"
         )
-    if config.guide not in setting.roles:
-        raise ValueError(f"RollIn.guide names the role {config.guide!r}, which no earlier stage trains "
-                         f"(Offline.trains = {config.guide!r})")  # fmt: skip
+    check_role(config, "guide", setting)
 
 
 def taken_of_guide(words: Array, chance: Array, place: Array, *, probability: float) -> Array:

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.ops.keys import row_key, token_key
-from jrl.rollout.strategies.contract import Fields, Setting, Shard, Strategy
+from jrl.rollout.strategies.contract import Fields, Setting, Shard, Strategy, check_role
 from jrl.rollout.strategies.rows import EMPTY, continued, widened
 from jrl.types import Array, Finish, PromptBatch
 
@@ -48,9 +48,7 @@ def check(config: RollOut, setting: Setting) -> None:
     if setting.samples < 2:
         raise ValueError("RollOut compares tokens that are drawn after the same ones, and Online.samples = 1 draws "
                          "one; 8 is usual")  # fmt: skip
-    if config.guide not in setting.roles:
-        raise ValueError(f"RollOut.guide names the role {config.guide!r}, which no earlier stage trains "
-                         f"(Offline.trains = {config.guide!r})")  # fmt: skip
+    check_role(config, "guide", setting)
 
 
 def rolled_in(words: Array, place: Array) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,12 +72,9 @@ def rows(config: Comparisons, visits: Sequence[Visit], tokenizer: Any, width: in
 
 def comparison_prompt(config: Comparisons, messages: Sequence[Message], first: str, second: str) -> tuple[Message, ...]:
     """Returns a prompt's messages with two answers to them, to be compared."""
-    before, _, rest = config.ask.partition(PLACES[0])
-    if PLACES[1] in before:  # the second answer stands before the first
-        start, _, between = before.partition(PLACES[1])
-        return continued(messages, start + second + between + first + rest)
-    between, _, end = rest.partition(PLACES[1])
-    return continued(messages, before + first + between + second + end)
+    answers = dict(zip(PLACES, (first, second)))
+    # In one pass, so that an answer that holds "{second}" is left as it is.
+    return continued(messages, re.sub("|".join(map(re.escape, PLACES)), lambda place: answers[place[0]], config.ask))
 
 
 def first_tokens(config: Comparisons, tokenizer: Any) -> tuple[int, int]:

@@ -171,7 +171,7 @@ def uncounted(config: Config) -> str | None:
     notes = ["the memory and the time of Config.reward are not counted"] * (config.reward is not None)
     notes += ["the memory and the time of Config.teacher are not counted"] * (config.teacher is not None)
     notes += ["the time of Config.judges is not counted"] * bool(config.judges)
-    compared = any(getattr(stage, "pair_model", None) is not None for stage in config.stages)
+    compared = any(isinstance(stage, Online) and stage.pair_model is not None for stage in config.stages)
     notes += ["the memory and the time of Online.pair_model are not counted"] * compared
     mixed = any(isinstance(stage, Online) and stage.pretraining is not None for stage in config.stages)
     notes += ["the stored rows of Online.pretraining are not counted, but where the compiler counts"] * mixed
