@@ -33,11 +33,11 @@ is none.
 
 A recipe without an Online stage learns from stored rows. Of it, in the first and in the last five steps of its last
 stage: the share of pairs in the right order; of labeled answers, by how much the good ones gained more than the bad
-ones; of rows with advantages, the mean of these times the log-prob of a token; else the log-prob of what is imitated.
-The interval is Welch's, over steps; of a share that of the comparisons of both windows, since a first window in which
-the share climbs from one half, where a policy is still its own reference, has a variance between steps that is no
-noise. Its control deals the labels of every comparison out anew, or the ratings of rated answers. Where the measure is
-the log-prob of what is imitated there is no control: that rises whatever is imitated.
+ones; of rows with advantages, the covariance of these and the log-prob of a token; else the log-prob of what is
+imitated. The interval is Welch's, over steps; of a share that of the comparisons of both windows, since a first window
+in which the share climbs from one half, where a policy is still its own reference, has a variance between steps that is
+no noise. Its control deals the labels of every comparison out anew, or the ratings of rated answers. Where the measure
+is the log-prob of what is imitated there is no control: that rises whatever is imitated.
 
 Seconds are those of a whole program, from opening its folders to its summaries, and of the processors as well: of this
 process and of its verifiers. `warm`: the same programs had been compiled before, in this process or, with `--again`,
@@ -217,13 +217,22 @@ def stored_improvement(rows: list[dict], batch_size: int) -> tuple[float, float,
       batch_size: comparisons, or rows, of a step of that stage.
     """
     stage, name = last_stage_of(rows), measure_of(rows)
-    values = [row["kto/good"] - row["kto/bad"] if name == "kto" else row[name] for row in stage]
+    values = [measured(row, name) for row in stage]
     first, last = values[:WINDOW], values[-WINDOW:]
     if name in SHARES:
         width = share_width(fmean(first), fmean(last), WINDOW * batch_size)
     else:
         width = welch_width(first, last)
     return fmean(first), fmean(last), width
+
+
+def measured(row: dict, name: str) -> float:
+    """Returns what is compared of a step on stored rows."""
+    if name == "kto":
+        return row["kto/good"] - row["kto/bad"]
+    if name == "advantage/logprob":  # their covariance: the mean product rises too where all rows grow likelier
+        return row[name] - row["advantage/mean"] * row["advantage/mean_logprob"]
+    return row[name]
 
 
 def last_stage_of(rows: list[dict]) -> list[dict]:

@@ -73,15 +73,22 @@ def numbers(sequences: Sequences) -> tuple[Array, Array]:
 def advantage_metrics(sequences: Sequences, advantage: Array, weight: Array) -> dict[str, Array]:
     """Returns the metrics of such a method, {name: [..., S] float32}.
 
-    advantage/logprob: the advantage times the mean log-prob of the row's tokens: it rises as what is better than
-    expected grows likelier, and what is worse less likely. advantage/weight: what the row is imitated with.
+    advantage/mean: the advantage. advantage/mean_logprob: the mean log-prob of the row's tokens. advantage/logprob:
+    their product. What of it exceeds the product of the two means rises as what is better than expected grows likelier
+    than what is worse; it rises too where all rows grow likelier and most are better. advantage/weight: what the row is
+    imitated with.
 
     Args:
       advantage: [..., S] float, R - V of whatever sign. weight: [..., S] float.
     """
     mask = learned_rows(sequences)
     mean = reduce.masked(sequences.logprob, mask) / jnp.maximum(sequences.length, 1)
-    metrics = {"advantage/logprob": advantage * mean, "advantage/weight": weight}
+    metrics = {
+        "advantage/logprob": advantage * mean,
+        "advantage/mean": advantage,
+        "advantage/mean_logprob": mean,
+        "advantage/weight": weight,
+    }
     return {
         name: jax.lax.stop_gradient(reduce.masked(value, mask)).astype(jnp.float32) for name, value in metrics.items()
     }

@@ -156,6 +156,8 @@ def test_step_awr_by_hand():
     np.testing.assert_allclose(loss, [2 * np.exp(1), 3 * np.exp(-2), 4, 20, 0, 0], rtol=1e-5)
     np.testing.assert_allclose(slope, -weights, rtol=1e-5)
     np.testing.assert_allclose(metrics["advantage/weight"][0], weights, rtol=1e-5)
+    np.testing.assert_allclose(metrics["advantage/mean"][0], [0.25, -0.5, 0, 1, 0, 0], atol=1e-6)
+    np.testing.assert_allclose(metrics["advantage/mean_logprob"][0], [-2, -1.5, -1, -1, 0, 0], rtol=1e-6)
     np.testing.assert_allclose(metrics["advantage/logprob"][0], [-0.5, 0.75, 0, -1, 0, 0], atol=1e-6)
     # Of ten rollouts a tenth is one of them: exp(0.1 / 0.25).
     np.testing.assert_allclose(loss_of("StepAWR", StepAWR(rollouts=10), batch)[0][2], 4 * np.exp(0.4), rtol=1e-5)

@@ -76,6 +76,15 @@ def test_a_share_of_pairs_has_the_interval_of_its_pairs():
     assert recipes.measure_of(rows) not in recipes.IMITATED and recipes.measure_of(alone) in recipes.IMITATED
 
 
+def test_of_rows_with_advantages_only_what_grows_likelier_than_the_others_counts():
+    # Advantages 1 and 0.5 with log-probs -2 and -4, then -1 and -3: all rows grow likelier alike, and the mean product
+    # rises from -2 to -1.25, but the covariance stays: -2 + 0.75 * 3 = 0.25 and -1.25 + 0.75 * 2 = 0.25.
+    step = lambda product, logprob: {"phase": "rows", "policy/logprob": 0.0, "advantage/logprob": product,
+                                     "advantage/mean": 0.75, "advantage/mean_logprob": logprob}  # fmt: skip
+    rows = [step(-2.0, -3.0)] * 5 + [step(-1.25, -2.0)] * 5
+    np.testing.assert_allclose(recipes.stored_improvement(rows, 8), [0.25, 0.25, 0], atol=1e-12)
+
+
 def batch(mesh):
     """Two prompts of two completions each, the last without a verdict, and a row of padding."""
     verdict = np.array([Status.CORRECT, Status.WRONG, Status.WRONG, Status.CRASH, Status.PADDING], np.int8)
