@@ -568,13 +568,13 @@ def evaluate(args: argparse.Namespace) -> int:
         raise ValueError("--steps names the steps, too; leave --step out")
     asked = [(address, step) for address in sources for step in steps]
     other = lambda address, **of: None if address is None else _opened(args, address, bindings, len(sources), **of)
-    reference = other(args.reference, step=args.reference_step)
+    open_reference = lambda: other(args.reference, step=args.reference_step)
     opened = lambda address, step: _opened(args, address, bindings, len(sources), step, args.stage, args.role)
     named = lambda address, step: f"{_shown(address)} {step}" if len(steps) > 1 else _shown(address)
     if args.pairs is not None:
         models = [(named(*one), one[0], lambda one=one: opened(*one)) for one in asked]
-        return _evaluate_pairs(args, models, bindings, reference)
-    beside = evaluation.Asked(args.diversity, reference, other(args.proxy, role=args.proxy_role))
+        return _evaluate_pairs(args, models, bindings, open_reference)
+    beside = evaluation.Asked(args.diversity, open_reference(), other(args.proxy, role=args.proxy_role))
     shown = sys.stderr.isatty()
     announce = lambda done, total: shown and print(f"\r{done}/{total} prompts", end="", file=sys.stderr, flush=True)
     results, private = [], [address for address in sources if not paths.is_remote(address)]
@@ -627,7 +627,7 @@ def _write_results(out: Path | None, results: Sequence[Mapping[str, Any]]) -> No
 
 def _evaluate_pairs(
     args: argparse.Namespace, models: Sequence[tuple[str, Path, Callable[[], Any]]], bindings: Sequence[str],
-    reference: Any,
+    open_reference: Callable[[], Any],
 ) -> int:  # fmt: skip
     """Measures rewards on pairs of answers: `jrl eval --pairs`. models: (name, address, what opens it)."""
     from jrl.models.heads import REWARD
@@ -644,11 +644,17 @@ def _evaluate_pairs(
     pairs = sum(len(worse) for _, worse in compared.problems)
     result = lambda name, step, kind, found: {"source": name, "step": step, "reward": kind, "n_pairs": pairs, **found}
     results = []
+    folders = {address: readable(address) for _, address, _ in models}
+    classifiers = {address for address, folder in folders.items() if is_classifier(folder)}
+    if args.reference is not None and len(classifiers) == len(folders):
+        raise ValueError("--reference is for the implicit reward of a policy, and every source is a classifier; leave "
+                         "it out")  # fmt: skip
+    reference = open_reference()
     for name, address, opened in models:
-        if is_classifier(folder := readable(address)):
+        if address in classifiers:
             if bindings or args.step is not None or args.steps or args.stage is not None or args.role != "policy":
                 raise ValueError(f"{address} is a classifier: it takes no bindings and has no steps, stages or roles")
-            by_label = reward_quality.of_classifier(folder, compared, reading_bar())
+            by_label = reward_quality.of_classifier(folders[address], compared, reading_bar())
             results += [result(name, 0, label, found) for label, found in by_label.items()]
             continue
         model = opened()

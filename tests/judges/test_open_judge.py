@@ -16,7 +16,19 @@ from jrl.device.processes import ONE
 from jrl.rollout.sources import Completions, judge_source
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.example import Example, Message
-from jrl.tasks.judges import Gap, Grade, Group, Hindsight, Judge, JudgeStopped, Pairwise, Rubric, gap, open_judge
+from jrl.tasks.judges import (
+    Gap,
+    Grade,
+    Group,
+    Hindsight,
+    Judge,
+    JudgeStopped,
+    Pairwise,
+    Rubric,
+    SelfReference,
+    gap,
+    open_judge,
+)
 from jrl.tasks.stopping import StopRequested, never
 from jrl.tasks.verdict import Status
 
@@ -93,6 +105,8 @@ def test_a_gap_is_to_the_score_of_the_examples_answer(tmp_path):
         assert found.problems[0].endswith("4 characters; Judge.max_characters is 2")
     with pytest.raises(ValueError, match="'e' has no answer; Gap compares with it"):
         gap.questions(Gap(), Example("e", ()), ["4"])
+    with pytest.raises(ValueError, match=r"Gap.reference = True shows the judge the very answer that it grades"):
+        Gap(reference=True)
 
 
 def test_in_hindsight_the_judge_says_what_comes_of_an_answer_first(tmp_path):
@@ -123,6 +137,41 @@ def test_pairs_become_the_share_of_comparisons_won(tmp_path):
         grading = Pairwise(against="answer")  # e0's answer is "0"
         found = judged(config(server, name="b", grading=grading), tmp_path, [["8", "0"]])
         assert [row[0] for row in found.rows] == [1.0, 0.5]
+
+
+def test_in_self_reference_the_judge_answers_itself_before_it_compares(tmp_path):
+    tasks, grade = [], {"worst": 0.1, "good": 0.7, "same": 0.7, "0": 0.1}.__getitem__
+    with StandIn(grade=grade) as server:
+        compare = server.content
+
+        def content(request, out_of_range, answer="mine"):
+            tasks.append(request["messages"][0]["content"])
+            winner = json.loads(compare(request))["winner"]
+            return json.dumps({"answer": answer, "criticism": "by mine", "winner": winner})
+
+        server.content = content
+        found = judged(config(server, name="a", grading=SelfReference()), tmp_path, [["good", "worst", "same"]])
+        # As Pairwise: good beats worst and ties with same, (1 + 0.5) / 2. No answer of the example is shown.
+        assert [row[0] for row in found.rows] == [0.75, 0.0, 0.75] and len(tasks) == 6
+        assert not any("<reference" in body["messages"][1]["content"] for body in server.bodies)
+        against = SelfReference(against="answer")  # e0's answer is "0"
+        assert judged(config(server, name="b", grading=against), tmp_path, [["good", "worst"]]).rows == [(1.0,), (0.5,)]
+        quick = dict(grading=SelfReference(), attempts=1, stop_above=1.0)
+        # One that always prefers what it reads first says nothing.
+        server.content = lambda request, out_of_range: '{"answer": "a", "criticism": "b", "winner": "first"}'
+        found = judged(config(server, name="c", **quick), tmp_path, [["good", "worst"]])
+        assert [row[0] for row in found.rows] == [0.5, 0.5]
+        server.content = lambda request, out_of_range: content(request, out_of_range, answer=" ")
+        found = judged(config(server, name="d", **quick), tmp_path, [["good", "worst"]])
+        assert np.isnan(found.rows).all() and "'answer' is blank" in found.problems[0]
+        # A verdict alone, as a plain comparison has it, does not count.
+        server.content = compare
+        found = judged(config(server, name="e", **quick), tmp_path, [["good", "worst"]])
+        assert np.isnan(found.rows).all() and "has no 'answer'" in found.problems[0]
+    order = [task.rsplit("Reply with one JSON object", 1)[1] for task in tasks]
+    assert all(0 < said.index('"answer"') < said.index('"criticism"') < said.index('"winner"') for said in order)
+    with pytest.raises(ValueError, match=r"SelfReference.instructions is empty"):
+        SelfReference(instructions=" ")
 
 
 def test_a_position_bias_is_a_tie(tmp_path):

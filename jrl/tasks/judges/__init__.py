@@ -18,6 +18,7 @@ from jrl.tasks.judges.judge import (
 )
 from jrl.tasks.judges.pairwise import Pairwise
 from jrl.tasks.judges.rubric import Rubric
+from jrl.tasks.judges.self_reference import SelfReference
 
 __all__ = ["Gap", "Grade", "Group", "Hindsight", "Judge", "JudgeStopped", "OpenJudge", "Pairwise", "Rubric",
-           "open_client", "open_judge", "open_judges", "preflight", "score_names"]  # fmt: skip
+           "SelfReference", "open_client", "open_judge", "open_judges", "preflight", "score_names"]  # fmt: skip

@@ -11,6 +11,7 @@ from jrl.tasks.judges.grade import Grade
 from jrl.tasks.judges.hindsight import Hindsight
 from jrl.tasks.judges.pairwise import Pairwise
 from jrl.tasks.judges.rubric import Rubric
+from jrl.tasks.judges.self_reference import SelfReference
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,7 +22,8 @@ class Judge:
     model: str  # its name there
     name: str = "judge"  # in metrics and files; several judges need different ones
     weight: float = 1.0  # of its score in the reward
-    grading: Grade | Rubric | Pairwise | Gap | Hindsight = dataclasses.field(default_factory=Grade)  # what it is asked
+    # what it is asked
+    grading: Grade | Rubric | Pairwise | Gap | Hindsight | SelfReference = dataclasses.field(default_factory=Grade)
     api_key_env: str | None = None  # environment variable that holds the API key; None: no key is sent
     temperature: float = 0.0  # of its answers
     max_tokens: int = 512  # of its answers

@@ -18,6 +18,11 @@ class Gap(Grade):
     """One number for a completion and one for the example's answer. The reward is R26, their difference as a share of
     high - low, -1 to 1; 0 for the answer itself."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.reference:
+            raise ValueError("Gap.reference = True shows the judge the very answer that it grades; leave it False")
+
 
 def questions(cfg: Gap, example: Example, texts: Sequence[str | None]) -> list[Question]:
     """Returns a question about the example's answer, which all rows are compared with, and one for each completion that

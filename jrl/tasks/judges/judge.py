@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from jrl.device.processes import ONE, Processes
 from jrl.tasks.example import Example, Message
-from jrl.tasks.judges import gap, grade, hindsight, pairwise, rubric
+from jrl.tasks.judges import gap, grade, hindsight, pairwise, rubric, self_reference
 from jrl.tasks.judges.answers import read_answer
 from jrl.tasks.judges.api import Endpoint
 from jrl.tasks.judges.cache import AnswerCache
@@ -29,6 +29,7 @@ from jrl.tasks.judges.pairwise import Pairwise
 from jrl.tasks.judges.questions import Chat, Grading, Numbers, Question
 from jrl.tasks.judges.rate_limit import RateLimit
 from jrl.tasks.judges.rubric import Rubric
+from jrl.tasks.judges.self_reference import SelfReference
 from jrl.tasks.stopping import Stop, StopRequested, never
 from jrl.tasks.verdict import Status, Verdict
 from jrl.tasks.verifiers.journal import Journal
@@ -43,10 +44,13 @@ GRADINGS = {
     module_config: Grading(module_config, m.schema, m.questions, m.numbers, m.scores, m.names)
     for module_config, m in ((Grade, grade), (Rubric, rubric), (Pairwise, pairwise))
 }
-# What differs from a grade.
+# What differs from a grade, and from a comparison.
 GRADINGS[Gap] = GRADINGS[Grade]._replace(config=Gap, questions=gap.questions, scores=gap.scores)
 GRADINGS[Hindsight] = GRADINGS[Grade]._replace(
     config=Hindsight, schema=hindsight.schema, questions=hindsight.questions, numbers=hindsight.numbers
+)
+GRADINGS[SelfReference] = GRADINGS[Pairwise]._replace(
+    config=SelfReference, schema=self_reference.schema, questions=self_reference.questions
 )
 
 

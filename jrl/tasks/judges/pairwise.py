@@ -24,7 +24,8 @@ class Pairwise:
 
     def __post_init__(self) -> None:
         if not self.instructions.strip():
-            raise ValueError("Pairwise.instructions is empty; write what makes one answer better than another")
+            name = type(self).__name__
+            raise ValueError(f"{name}.instructions is empty; write what makes one answer better than another")
 
 
 def schema(cfg: Pairwise) -> dict[str, Any]:
@@ -34,15 +35,20 @@ def schema(cfg: Pairwise) -> dict[str, Any]:
 def questions(cfg: Pairwise, example: Example, texts: Sequence[str | None]) -> list[Question]:
     """Returns a question for each ordered pair. The example's answer is number len(texts)."""
     reply = f'{{{ONE_SENTENCE}, "winner": <"first", "second" or "tie">}}'
+    return comparisons(cfg, example, texts, cfg.instructions, reply)
+
+
+def comparisons(cfg: Pairwise, example: Example, texts: Sequence[str | None], task: str, reply: str) -> list[Question]:
+    """Returns the question `task` about each ordered pair, as `questions` numbers them; `reply` says what is wanted."""
     present = [row for row, text in enumerate(texts) if text is not None]
     shown = list(texts)
     if cfg.against == "answer":
         anchor = len(texts)
-        shown.append(reference_of(example, True, "Pairwise.against = 'answer'"))
+        shown.append(reference_of(example, True, f"{type(cfg).__name__}.against = 'answer'"))
         pairs = [pair for row in present for pair in ((row, anchor), (anchor, row))]
     else:
         pairs = [(i, j) for i in present for j in present if i != j]
-    ask = lambda i, j: chat(cfg.instructions, reply, example, {"first": shown[i], "second": shown[j]}, reference=None)
+    ask = lambda i, j: chat(task, reply, example, {"first": shown[i], "second": shown[j]}, reference=None)
     return [Question(ask(i, j), (i, j)) for i, j in pairs]
 
 

@@ -1,0 +1,41 @@
+"""Self-reference: the judge answers the prompt itself, and compares two answers by its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from jrl.tasks.example import Example
+from jrl.tasks.judges import pairwise
+from jrl.tasks.judges.pairwise import WINS, Pairwise
+from jrl.tasks.judges.questions import Question, object_schema
+
+TASK = "Answer the last message of the conversation yourself. Criticize the two answers with your own as the reference."
+REPLY = (
+    '{"answer": "<your own answer>", "criticism": "<what each of the two lacks beside it>", '
+    '"winner": <"first", "second" or "tie">}'
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SelfReference(Pairwise):
+    """Comparisons of two answers by a third, which the judge writes first in every reply. Reward and requests are those
+    of Pairwise: R20, a vote of both orders.
+
+    Source: 2406.11190, whose judge writes its answer once for a prompt and is asked again with it, and whose vote is of
+    several samples by their probability. Here the answer is a part of each reply, and each order has one vote.
+    """
+
+    # what is compared, once the judge's own answer is written
+    instructions: str = "Then decide which of the two answers serves the people who asked better."
+
+
+def schema(cfg: SelfReference) -> dict[str, Any]:
+    written = {"type": "string", "minLength": 1}
+    return object_schema({"answer": written, "criticism": written, "winner": {"type": "string", "enum": list(WINS)}})
+
+
+def questions(cfg: SelfReference, example: Example, texts: Sequence[str | None]) -> list[Question]:
+    """Returns a question for each ordered pair, as Pairwise has them."""
+    return pairwise.comparisons(cfg, example, texts, f"{TASK}\n\n{cfg.instructions}", REPLY)
