@@ -24,8 +24,9 @@ from jrl.rollout.collect import last_of_two, scored_columns
 from jrl.rollout.sampler import SamplingParams
 from jrl.rollout.scoring import HostScores
 from jrl.rollout.segments import next_segment
-from jrl.rollout.strategies import branching, reset, rows, self_correction
+from jrl.rollout.strategies import branching, reset, roll_in, roll_out, rows, self_correction
 from jrl.rollout.strategies.branching import BranchDrawing, Branching
+from jrl.rollout.strategies.contract import Setting
 from jrl.rollout.strategies.opponent import MixtureOpponent, OpponentDrawing
 from jrl.rollout.strategies.partial import FirstSegment
 from jrl.rollout.strategies.reference_samples import ReferenceDrawing, ReferenceSamples
@@ -112,7 +113,7 @@ def test_branches_go_on_from_within_the_first_rows():
 
 
 def test_a_group_has_as_many_rows_as_branching_draws():
-    setting = types.SimpleNamespace(samples=8)
+    setting = types.SimpleNamespace(samples=8, stop_strings=())
     with pytest.raises(ValueError, match=r"4 \* \(1 \+ 3\) = 16 .* Online.samples is 8"):
         branching.check(Branching(), setting)
     setting.samples = 16
@@ -206,6 +207,22 @@ def test_a_guide_that_is_not_there_is_refused(tmp_path):
         run([], tmp_path, *out, "Online.samples=1", "Online.objective=@Reinforce()")
     with pytest.raises(ConfigError, match=r"RollIn.tokens = 99 leaves the policy nothing"):
         run([], tmp_path, *bindings[:2], "RollIn.tokens=99")
+
+
+@pytest.mark.parametrize(
+    ("row", "config"),
+    [
+        (branching, Branching()),
+        (roll_in, RollIn(guide="guide", tokens=2)),
+        (roll_out, RollOut(guide="guide")),
+    ],
+)
+def test_stop_strings_are_refused_where_one_may_cross_a_seam(row, config):
+    setting = Setting(samples=16, completion_length=9, stop_strings=(), roles=frozenset({"guide"}))
+    row.check(config, setting)
+    refusal = rf"{type(config).__name__} does not look for stop strings .*Sampler.stop_strings = \('ab',\)"
+    with pytest.raises(ValueError, match=refusal):
+        row.check(config, setting._replace(stop_strings=("ab",)))
 
 
 # Opponents (S14)

@@ -5,6 +5,9 @@ draw among them, and goes on `continuations` times from there. All first * (1 + 
 tokens that a continuation shares are prompt to it: it is scored with the whole text, and learns from its own alone.
 
 Source: CURE, 2508.11016 and the code of its authors: 4, 3 and 20; stage two is plain sampling.
+
+Rules of length (R6 to R8, DAPO's overlong_buffer, the metrics) count a row's own tokens, so that a continuation is
+shorter to them than the text that is scored. Stop strings are refused: one may begin before the place.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import numpy as np
 
 from jrl.ops.branching import branch_column, most_uncertain
 from jrl.ops.keys import row_key, token_key
-from jrl.rollout.strategies.contract import Fields, Setting, Shard, Strategy
+from jrl.rollout.strategies.contract import Fields, Setting, Shard, Strategy, check_no_stop_strings
 from jrl.rollout.strategies.rows import interleaved, widened
 from jrl.types import PromptBatch
 
@@ -45,6 +48,7 @@ def check(config: Branching, setting: Setting) -> None:
             f"Branching draws first * (1 + continuations) = {config.first} * (1 + {config.continuations}) = {rows} "
             f"completions of a prompt, and Online.samples is {setting.samples}; set it to {rows}"
         )
+    check_no_stop_strings(config, setting)
 
 
 class BranchDrawing(NamedTuple):

@@ -72,6 +72,16 @@ def check_role(config: Any, field: str, setting: Setting) -> None:
                          f"(Offline.trains = {role!r})")  # fmt: skip
 
 
+def check_no_stop_strings(config: Any, setting: Setting) -> None:
+    """Raises ValueError where there are stop strings: each call of the sampler looks for them from its first token on,
+    so that one which begins before a seam and ends after it would not be found."""
+    if setting.stop_strings:
+        raise ValueError(
+            f"{type(config).__name__} does not look for stop strings across segments, and Sampler.stop_strings = "
+            f"{setting.stop_strings!r}; leave them out"
+        )
+
+
 class Strategy(NamedTuple):
     """A row of STRATEGIES. `config` is a frozen dataclass; each function takes an instance of it first."""
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from jrl.rollout.strategies.contract import Fields, Setting, Shard, Strategy
+from jrl.rollout.strategies.contract import Fields, Setting, Shard, Strategy, check_no_stop_strings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,11 +41,7 @@ def check(config: Partial, setting: Setting) -> None:
             f"Partial.tokens = {config.tokens} draws every completion at once: Sampler.completion_length is "
             f"{setting.completion_length}. A quarter of it is usual"
         )
-    if setting.stop_strings:
-        raise ValueError(
-            "Partial does not look for stop strings across segments, and Sampler.stop_strings = "
-            f"{setting.stop_strings!r}; leave them out"
-        )
+    check_no_stop_strings(config, setting)
 
 
 class FirstSegment(NamedTuple):

@@ -5,6 +5,9 @@ learned from. The guide is a role of the run, one that an earlier stage trained.
 
 Source: RLGF, 2306.11816, and the code of its authors; there the guide may be a model that only answers. AggreVaTeD,
 in which the guide goes on from what the policy says, is `RollOut`.
+
+Rules of length (R6 to R8, DAPO's overlong_buffer, the metrics) count the policy's tokens alone, also where a limit is
+Sampler.completion_length, which the guide's are part of. Stop strings are refused: one may begin in the guide's tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.ops.keys import row_key, token_key
-from jrl.rollout.strategies.contract import Fields, Setting, Shard, Strategy, check_role
+from jrl.rollout.strategies.contract import Fields, Setting, Shard, Strategy, check_no_stop_strings, check_role
 from jrl.rollout.strategies.rows import widened
 from jrl.types import Array, Finish, PromptBatch
 
@@ -42,6 +45,7 @@ def check(config: RollIn, setting: Setting) -> None:
             f"RollIn.tokens = {config.tokens} leaves the policy nothing of Sampler.completion_length = "
             f"{setting.completion_length}, which counts the guide's tokens too"
         )
+    check_no_stop_strings(config, setting)
     check_role(config, "guide", setting)
 
 

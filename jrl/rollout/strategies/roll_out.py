@@ -11,6 +11,9 @@ then RollIn. The guide is a role of the run, one that an earlier stage trained.
 
 Source: RLGF, 2306.11816, and the code of its authors, whose baseline is the guide's own value, V^guide(s): the gradient
 is the same in expectation, since a baseline of the state alone does not move it.
+
+Rules of length (R6 to R8, DAPO's overlong_buffer, the metrics) count actions alone, at most `tokens`, and not what the
+guide says. Stop strings are refused: one may begin in what is kept of the roll-in, or in the policy's tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.ops.keys import row_key, token_key
-from jrl.rollout.strategies.contract import Fields, Setting, Shard, Strategy, check_role
+from jrl.rollout.strategies.contract import Fields, Setting, Shard, Strategy, check_no_stop_strings, check_role
 from jrl.rollout.strategies.rows import EMPTY, continued, widened
 from jrl.types import Array, Finish, PromptBatch
 
@@ -48,6 +51,7 @@ def check(config: RollOut, setting: Setting) -> None:
     if setting.samples < 2:
         raise ValueError("RollOut compares tokens that are drawn after the same ones, and Online.samples = 1 draws "
                          "one; 8 is usual")  # fmt: skip
+    check_no_stop_strings(config, setting)
     check_role(config, "guide", setting)
 
 
