@@ -352,7 +352,6 @@ REPEATS = (
     "test_learner.py::test_loss_and_gradient_*[GRPO-packed]",
     "test_learner.py::test_loss_and_gradient_*[GRPO-data 8]",
     "test_learner.py::test_loss_and_gradient_*[GRPO-fsdp 8]",
-    "test_learner.py::test_loss_and_gradient_*[DrGRPO-packed, micro-batches]",
     "test_learner.py::test_a_mixture_of_experts_learns_*",
     "test_learner.py::test_terms_of_routers_*[shared *",
     "test_learner.py::test_terms_of_routers_*[expert 2]",

