@@ -300,9 +300,8 @@ def test_the_value_loss_teaches_the_head_and_the_layers_under_it():
 EXPERTS = Experts(count=4, per_token=2, width=8)
 
 
-@pytest.mark.parametrize(
-    "layout", ["packed, micro-batches", "data, fsdp, tensor", "shared prompts on all axes", *OF_EXPERTS]
-)
+@pytest.mark.parametrize("layout", ["packed, micro-batches", "data, fsdp, tensor", "shared prompts on all axes",
+                                    "rows in shares on all axes", *OF_EXPERTS])  # fmt: skip
 def test_terms_of_routers_do_not_depend_on_layout(layout):
     heavy = RouterLoss(balance=0.5, z=0.1)  # so that they cannot hide behind the policy's loss
 
