@@ -23,8 +23,8 @@ class SelfReference(Pairwise):
     """Comparisons of two answers by a third, which the judge writes first in every reply. Reward and requests are those
     of Pairwise: R20, a vote of both orders.
 
-    Source: 2406.11190, whose judge writes its answer once for a prompt and is asked again with it, and whose vote is of
-    several samples by their probability. Here the answer is a part of each reply, and each order has one vote.
+    Source: 2406.11190 (abstract): answer, criticize, decide. It adds self-consistency against position bias, and strengths
+    by semantic perplexity. Here position bias is met by both orders, with one vote each.
     """
 
     # what is compared, once the judge's own answer is written
