@@ -23,8 +23,8 @@ class SelfReference(Pairwise):
     """Comparisons of two answers by a third, which the judge writes first in every reply. Reward and requests are those
     of Pairwise: R20, a vote of both orders.
 
-    Source: 2406.11190 (abstract): answer, criticize, decide. It adds self-consistency against position bias, and strengths
-    by semantic perplexity. Here position bias is met by both orders, with one vote each.
+    Source: 2406.11190 (abstract): answer, criticize, decide. It adds self-consistency against position bias, and
+    strengths by semantic perplexity. Here position bias is met by both orders, with one vote each.
     """
 
     # what is compared, once the judge's own answer is written
