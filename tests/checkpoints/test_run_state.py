@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import json
 import os
 import random
 import shutil
@@ -524,6 +525,16 @@ def test_files_of_another_step_and_other_names_are_damage(tmp_path):
     shutil.copytree(tmp_path / "00000005", tmp_path / "00000007")
     with pytest.raises(run_state.DamagedStep, match="the manifest is of format 1, step 5"):
         run_state.verify_step(tmp_path, 7)
+
+
+def test_a_manifest_with_another_number_is_damage_although_every_file_is_as_it_was(tmp_path):
+    run_state.save_step(tmp_path, 5, {"w": jnp.arange(4.0)}, {"at": 5})
+    path = tmp_path / "00000005" / "manifest.json"
+    sealed = json.loads(path.read_bytes())
+    sealed["body"]["format"] = {1: 2, 2: 1}[sealed["body"]["format"]]  # the other one that there is
+    path.write_text(json.dumps(sealed))
+    with pytest.raises(run_state.DamagedStep, match=r"manifest\.json has other contents than were saved"):
+        run_state.verify_step(tmp_path, 5)
 
 
 def test_processes_that_verify_together_hash_each_file_once(tmp_path):

@@ -23,7 +23,8 @@ UNITS = [
     *"0-a([{}\\<>=+/eij_^$|,\n\t\"' ", "1,", "1,000", "\\frac", "\\\\", "<answer>", "</answer>", "\\boxed{", "1/", "0.",
     "E+1", ", ", "a b", "xyz", "f(a", "f(a,", "(a,", "AB", "\u0660", "\u00e9", "\ud800", "\x00", "#### ", "**", "\\\"",
 ]  # fmt: skip
-EXAMPLE = Example(id="e", messages=(Message("user", "2 + 2?"),), answer="4", info={"tests": [[0, 4]]})
+# With what verifiers read of an example.
+EXAMPLE = Example(id="e", messages=(Message("user", "2 + 2?"),), answer="4", info={"tests": [[0, 4]], "steps": ["4"]})
 REQUIRED = {"Regex": {"pattern": "[0-9]+"}}
 
 
