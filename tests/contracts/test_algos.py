@@ -81,22 +81,13 @@ def given_tokens(objective, config):
 
 
 WITH_OPTIONS = [name for name, row in ALGOS.items() if everything_on(row) != default_config(row)]
-# Where there is nothing to switch on and no later state, `test_rows_may_be_sharded_over_data` compares what is compiled
-# with what is not.
-JITTED = [name for name, row in ALGOS.items() if name in WITH_OPTIONS or jax.tree.leaves(
-    row.init_state(default_config(row)))]  # fmt: skip
-CASES = [
-    (name, contract_test)
-    for name, objective in ALGOS.items()
-    for contract_test in contract_tests_of(objective)
-    if contract_test != "jit_changes_nothing" or name in JITTED
-]
+CASES = [(name, contract_test) for name, objective in ALGOS.items() for contract_test in contract_tests_of(objective)]
 
 
 def among_neighbors(name, results):
     """Returns results((names of rows))[name]: of a stretch of the table, whose rows share much of one program, or of
     the row alone where another of them fails."""
-    names = JITTED if results is compiled else list(ALGOS)
+    names = list(ALGOS)
     start = names.index(name) // AT_ONCE * AT_ONCE
     try:
         return results(tuple(names[start : start + AT_ONCE]))[name]
