@@ -215,14 +215,15 @@ def test_a_guide_that_is_not_there_is_refused(tmp_path):
         (branching, Branching()),
         (roll_in, RollIn(guide="guide", tokens=2)),
         (roll_out, RollOut(guide="guide")),
+        (reset, reset.Reset()),
     ],
 )
 def test_stop_strings_are_refused_where_one_may_cross_a_seam(row, config):
     setting = Setting(samples=16, completion_length=9, stop_strings=(), roles=frozenset({"guide"}))
-    row.check(config, setting)
+    row.STRATEGY.check(config, setting)
     refusal = rf"{type(config).__name__} does not look for stop strings .*Sampler.stop_strings = \('ab',\)"
     with pytest.raises(ValueError, match=refusal):
-        row.check(config, setting._replace(stop_strings=("ab",)))
+        row.STRATEGY.check(config, setting._replace(stop_strings=("ab",)))
 
 
 # Opponents (S14)

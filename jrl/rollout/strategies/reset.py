@@ -5,7 +5,8 @@ its completions go on from there. The prefix is prompt to the policy: it is scor
 from. Prompt and prefix together have at most Data.prompt_length tokens; where they would have more, h is smaller.
 
 Source: DR-PO, 2404.08495, and the code of its authors, which resets every visit. There each rollout has a prefix of its
-own; here the completions of a prompt share one, so that they can be compared.
+own; here the completions of a prompt share one, so that they can be compared. Stop strings are refused: one may begin
+in the prefix.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from jrl.rollout.strategies.contract import Strategy
+from jrl.rollout.strategies.contract import Strategy, check_no_stop_strings
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.data.stored import LeftOut, Template
 
@@ -54,4 +55,4 @@ def prefix(config: Reset, visit: Visit, tokenizer: Any, room: int) -> tuple[int,
     return tuple(ids[: min(int(draw.integers(1, len(ids))), room)])
 
 
-STRATEGY = Strategy(config=Reset, prefix=prefix)
+STRATEGY = Strategy(config=Reset, check=check_no_stop_strings, prefix=prefix)
