@@ -33,11 +33,12 @@ is none.
 
 A recipe without an Online stage learns from stored rows. Of it, in the first and in the last five steps of its last
 stage: the share of pairs in the right order; of labeled answers, by how much the good ones gained more than the bad
-ones; of rows with advantages, the covariance of these and the log-prob of a token; else the log-prob of what is
-imitated. The interval is Welch's, over steps; of a share that of the comparisons of both windows, since a first window
-in which the share climbs from one half, where a policy is still its own reference, has a variance between steps that is
-no noise. Its control deals the labels of every comparison out anew, or the ratings of rated answers. Where the measure
-is the log-prob of what is imitated there is no control: that rises whatever is imitated.
+ones; of rows with advantages, the covariance of these and the log-prob of a token, or of their rewards where values are
+learned; else the log-prob of what is imitated. The interval is Welch's, over steps; of a share that of the comparisons
+of both windows, since a first window in which the share climbs from one half, where a policy is still its own
+reference, has a variance between steps that is no noise. Its control deals the labels of every comparison out anew, or
+the ratings of rated answers. Where the measure is the log-prob of what is imitated there is no control: that rises
+whatever is imitated.
 
 Seconds are those of a whole program, from opening its folders to its summaries, and of the processors as well: of this
 process and of its verifiers. `warm`: the same programs had been compiled before, in this process or, with `--again`,
@@ -232,6 +233,8 @@ def measured(row: dict, name: str) -> float:
         return row["kto/good"] - row["kto/bad"]
     if name == "advantage/logprob":  # their covariance: the mean product rises too where all rows grow likelier
         return row[name] - row["advantage/mean"] * row["advantage/mean_logprob"]
+    if name == "reward/logprob":  # the same of tokens and the reward of their row
+        return row[name] - row["reward/mean"] * row["policy/logprob"]
     return row[name]
 
 
@@ -248,7 +251,7 @@ def measure_of(rows: list[dict]) -> str:
 
 IMITATED = ("dft/probability", "policy/logprob")
 SHARES = ("pairs/accuracy", "dpo/accuracy", "reward_model/accuracy")
-MEASURES = (*SHARES[:2], IMITATED[0], "advantage/logprob", IMITATED[1], SHARES[2])
+MEASURES = (*SHARES[:2], IMITATED[0], "advantage/logprob", "reward/logprob", IMITATED[1], SHARES[2])
 
 
 class NothingCompares(ValueError):

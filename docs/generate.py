@@ -206,7 +206,8 @@ def measured() -> str:
         " where its interval lies above 0. Of a recipe of stored rows it is the share of pairs in the right order in"
         " the first and in the last five steps, with the interval of shares of so many pairs; of `kto` by how much"
         " good answers gained more than bad ones; of `a_lol`, `r_gold` and `step_awr` the covariance of the advantage"
-        " and the log-prob of a token; where neither is, the log-prob; these have Welch's interval over steps. Where"
+        " and the log-prob of a token, of `iql` that of the row's reward; where neither is, the log-prob; these have"
+        " Welch's interval over steps. Where"
         " the reward is that of reward models which the recipe trains, the policy can learn no more than their scores:"
         " it is the mean score, and the outcomes, which need not rise, stand behind it.",
         "",

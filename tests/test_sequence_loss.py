@@ -33,7 +33,7 @@ from jrl.learning.optimizers.contract import describe
 from jrl.learning.pack import by_place, pack_tokens, plan
 from jrl.models.contract import axes, init
 from jrl.models.decoder import MODEL
-from jrl.models.heads import REWARD
+from jrl.models.heads import REWARD, VALUE
 from jrl.models.shape import Decoder
 from jrl.ops.reduce import masked_mean
 from jrl.types import ModelState, Recomputed, TrainState, traced
@@ -70,6 +70,7 @@ OBJECTIVES = {
     "pairs and tokens": PAIRS._replace(token_loss=token_loss),
     "KTO": ALGOS["KTO"]._replace(sequence_baseline=mean_gain),
     "WPO": ALGOS["WPO"],
+    "IQL": ALGOS["IQL"],
 }
 
 
@@ -107,6 +108,7 @@ def stored(dtype="float32"):
             label=label.astype(np.float32),
             weight=(rng.uniform(0.5, 2, N // 2).repeat(2) * real).astype(np.float32),
             unit=np.where(real, np.arange(N) // 2, -1).astype(np.int32),
+            value=(rng.uniform(-1, 1, (N, 1)) * real[:, None]).astype(np.float32),
         ),
     )
 
@@ -115,17 +117,19 @@ def in_order(rows, order):
     """Returns the pairs in another order, the padding where it was."""
     take = np.array([2 * pair + i for pair in order for i in range(2)])
     action_mask = rows.action_mask[take]
-    labels = StoredLabels(action_mask, rows.labels.label[take], rows.labels.weight[take], rows.labels.unit)
+    of_rows = rows.labels.label[take], rows.labels.weight[take], rows.labels.unit, rows.labels.value[take]
+    labels = StoredLabels(action_mask, *of_rows)
     return Stored(rows.tokens[take], action_mask, rows.length[take], labels)
 
 
 @functools.cache
 def drawn(dtype, seed):
-    """Returns random weights with a reward head, as numpy."""
+    """Returns random weights with a reward head and a value head, as numpy."""
     cfg = model_config(dtype)
     with jax.set_mesh(make_mesh(MeshShape(), jax.devices()[:1])):
         params = jax.tree.map(np.asarray, jax.jit(lambda k: init(k, MODEL.spec(cfg)))(jax.random.key(seed)))
-    return Weights(params, {REWARD: np.random.default_rng(seed).normal(size=(1, 16, 1)).astype(dtype)})
+    heads = np.random.default_rng(seed).normal(size=(2, 1, 16, 1)).astype(dtype)
+    return Weights(params, dict(zip((REWARD, VALUE), heads)))
 
 
 def placed(weights, cfg, mesh):
@@ -135,7 +139,7 @@ def placed(weights, cfg, mesh):
 
 
 # What the sum of both has says it of each: in other layouts only these are computed.
-BY_LAYOUT = ("BradleyTerry", "pairs and tokens", "KTO", "WPO")
+BY_LAYOUT = ("BradleyTerry", "pairs and tokens", "KTO", "WPO", "IQL")
 
 
 @functools.cache
@@ -195,8 +199,8 @@ def step_sums(mesh_shape, config, dtype="float32", order=None, names=BY_LAYOUT):
 
 @functools.cache
 def alone(dtype, seed):
-    """Returns (log-probs [N, T], scores [N], log of the sum of squared probabilities [N, T]) of a plain forward pass
-    over rows that lie alone, float64."""
+    """Returns (log-probs [N, T], scores [N], log of the sum of squared probabilities [N, T], values [N, T]) of a plain
+    forward pass over rows that lie alone, float64."""
     rows, cfg, weights = stored(), model_config(dtype), drawn(dtype, seed)
     with jax.set_mesh(make_mesh(MeshShape(), jax.devices()[:1])):
 
@@ -210,8 +214,9 @@ def alone(dtype, seed):
     logprobs, squared = np.zeros((N, T)), np.zeros((N, T))
     logprobs[:, 1:] = np.take_along_axis(over[:, :-1], rows.tokens[:, 1:, None], -1)[..., 0]
     squared[:, 1:] = np.log((np.exp(over[:, :-1]) ** 2).sum(-1))
-    scores = (hidden @ weights.heads[REWARD][0].astype(np.float64))[..., 0]
-    return logprobs, scores[np.arange(N), np.maximum(rows.length - 1, 0)], squared
+    scores, values = ((hidden @ weights.heads[head][0].astype(np.float64))[..., 0] for head in (REWARD, VALUE))
+    before = np.pad(values[:, :-1], ((0, 0), (1, 0)))
+    return logprobs, scores[np.arange(N), np.maximum(rows.length - 1, 0)], squared, before
 
 
 def in_rows_of_one_pair():
@@ -230,10 +235,11 @@ def expected(dtype="float32"):
     g the summed log-ratio to the reference; both over the number of pairs, 7. Tokens: -log p over their number. KTO
     with weights a: a (1 - sigmoid(0.1 (g - z))) of what is preferred, a (1 - sigmoid(0.1 (z - g))) of the rest, whose
     mean g is z; over 7. WPO a min(1, exp(m_w + m_l)) log(1 + exp(-0.1 (g_w - g_l))), m the mean over tokens of
-    log p - log sum_v p_v^2; over 7.
+    log p - log sum_v p_v^2; over 7. IQL: of the columns of a row, d the next value, or the reward, less this one:
+    -min(exp(d / 0.25), 20) log p + (0.7 or, d < 0, 0.3) d^2, over the number of tokens.
     """
     rows = stored()
-    (logprobs, scores, squared), (before, *_) = alone(dtype, 3), alone(dtype, 4)
+    (logprobs, scores, squared, values), (before, *_) = alone(dtype, 3), alone(dtype, 4)
     likely = np.where(rows.action_mask, logprobs - squared, 0).sum(-1) / np.maximum(rows.action_mask.sum(-1), 1)
     gain = np.where(rows.action_mask, logprobs - before, 0).sum(-1)
     pairs = N // 2 - PAD_PAIRS
@@ -249,6 +255,12 @@ def expected(dtype="float32"):
     sigmoid = 1 / (1 + np.exp(np.where(rows.labels.label > 0.5, above, -above)))
     losses["KTO"] = (rows.labels.weight * sigmoid)[real].sum() / pairs
     losses["tokens"] = -logprobs[rows.action_mask].sum() / rows.action_mask.sum()
+    losses["IQL"], tau, largest = 0.0, np.float64(np.float32(0.7)), np.float64(np.log(np.float32(20)))
+    for i, t in zip(*np.nonzero(rows.action_mask)):
+        follows = values[i, t + 1] if t + 1 < rows.length[i] else np.float64(rows.labels.value[i, 0])
+        d = follows - values[i, t]
+        losses["IQL"] += abs(tau - (d < 0)) * d**2 - np.exp(min(d / 0.25, largest)) * logprobs[i, t]
+    losses["IQL"] /= rows.action_mask.sum()
     return losses | {"pairs and tokens": losses["pairs"] + losses["tokens"]}
 
 

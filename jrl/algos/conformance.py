@@ -45,7 +45,9 @@ def its_functions_go_together(objective: Objective, config: Any) -> None:
     _true(needs.logprobs or not of_tokens, "it has a token_loss, which needs log-probs, and Needs.logprobs is False")
     answer = objective.corrects_staleness(config)
     _true(isinstance(answer, bool), f"corrects_staleness says {answer!r}, which is neither True nor False")
-    _true(needs.values == (objective.returns is not None), "it needs a value head and has no returns, or the reverse")
+    credits, has_returns = objective.advantages is not None, objective.returns is not None
+    _true(credits or not has_returns, "it has returns and no advantages: stored rows are not credited")
+    _true(not credits or needs.values == has_returns, "it needs a value head and has no returns, or the reverse")
     of_units = objective.unit_size == 1 or objective.sequence_loss is not None
     _true(of_units, f"it compares units of {objective.unit_size} sequences and has no sequence_loss")
 
@@ -530,6 +532,7 @@ def sample_tokens() -> Tokens:
         positive_weights=jnp.broadcast_to(jnp.array([[1.75], [0.0]], jnp.float32), (2, WIDTH)),
         divergence=draw(0, 2),
         state_values=draw(0, 3),
+        row_values=jnp.array([[0.2], [0.9], [0.5]])[jnp.array([[0, 0, 0, 1, 1, 2], [1, 1, 1, 1, 1, 1]])],
     )
 
 
@@ -606,7 +609,9 @@ def _tokens(objective: Objective, config: Any) -> Tokens:
     if not needs.reference:
         tokens = tokens.replace(ref_logprobs=None)
     if not needs.values:
-        tokens = tokens.replace(values=None, old_values=None, returns=None)
+        tokens = tokens.replace(values=None)
+    if not contract.reads_old_values(objective, config):
+        tokens = tokens.replace(old_values=None, returns=None)
     if needs.values and needs.value_bins is not None:
         logits = np.random.default_rng(4).uniform(-1, 1, (*tokens.mask.shape, needs.value_outputs))
         tokens = tokens.replace(value_logits=jnp.asarray(logits, jnp.float32))
@@ -620,7 +625,8 @@ def _tokens(objective: Objective, config: Any) -> Tokens:
         tokens = tokens.replace(divergence=None)
     if not needs.state_values:
         tokens = tokens.replace(state_values=None)
-    return tokens
+    numbers = [tokens.row_values + k / 10 for k in range(len(needs.row_value_names))]
+    return tokens.replace(row_values=jnp.concatenate(numbers, axis=-1) if numbers else None)
 
 
 def given_sequences(objective: Objective, config: Any) -> Sequences:

@@ -76,7 +76,7 @@ class Tokens:
     values: Array | None = None
     # [..., L, K] float32, differentiated, where Needs.value_bins; `values` are then what they expect
     value_logits: Array | None = None
-    old_values: Array | None = None  # [..., L] float32, before the update; these two where the objective reads values
+    old_values: Array | None = None  # [..., L] float32, before the update; these two where there are Objective.returns
     returns: Array | None = None  # [..., L] float32, as Objective.returns gave them
     selected: Array | None = None  # [..., L] bool, as Objective.select gave them
     # [..., L] float32, tokens of the optimizer step's loss / tokens of its rows in Objective.positive on the latter, 0
@@ -84,6 +84,9 @@ class Tokens:
     positive_weights: Array | None = None
     state_values: Array | None = None  # [..., L] float32, V of each token's state, differentiated, where Needs asks
     divergence: Array | None = None  # [..., L] float32, from the teacher, differentiated, where Needs.divergence
+    # [..., L, K] float32, what the data say of the stored row that a token is part of, K numbers in the order of
+    # Needs.row_value_names; None: it names none
+    row_values: Array | None = None
 
 
 @struct.dataclass
@@ -139,7 +142,8 @@ class Needs(NamedTuple):
     input_mix: Array | float | None = None
     values: bool = False  # a value head on the trained model, or on a critic of its own (Online.critic)
     value_bins: ValueBins | None = None  # of that head, whose values are then expectations; None: it gives numbers
-    row_values: bool = False  # of stored rows, what the data say that each is worth (Sequences.value)
+    # of stored rows, what the data say that each is worth (Sequences.value, Tokens.row_values)
+    row_values: bool = False
     # what the numbers of a row are, in order, where it reads several; (): one, or one for each output of its head
     row_value_names: tuple[str, ...] = ()
     scored_by: tuple[str, ...] = ()  # roles of earlier stages whose mean score is Sequences.value of stored rows
@@ -198,6 +202,11 @@ class Facts(NamedTuple):
     replaces_infeasible: bool = False
     without_spans: bool = False  # no verifier rewards spans of a completion, or something else rewards tokens too
     pair_model: bool = False  # a pair model compares the samples of every prompt
+
+
+def reads_old_values(objective: Objective, config: Any) -> bool:
+    """Returns whether the values from before the update are asked for: sampled rows are credited by them."""
+    return objective.needs(config).values and objective.returns is not None
 
 
 def eligible(groups: Groups) -> Array:
@@ -287,7 +296,8 @@ class Objective(NamedTuple):
     # (config, groups) -> [N] bool, rows whose tokens have a mean of their own in token_loss (Tokens.positive_weights),
     # beside the mean over all tokens, which `weights` and `denominator` must leave as it is; None: no such rows
     positive: Callable[[Any, Groups], Array] | None = None
-    # (config, groups, reward [N]) -> [N, T], regression targets of the value head; None: no such head
+    # (config, groups, reward [N]) -> [N, T], regression targets of the value head; None: no such head, or one that
+    # learns from stored rows, which have none
     returns: Callable[[Any, Groups, Array], Array] | None = None
     # (config, tokens, state) -> loss [..., L], metrics {name: [..., L]}; None: no loss of tokens
     token_loss: Callable[[Any, Tokens, PyTree], tuple[Array, dict[str, Array]]] | None = None

@@ -281,7 +281,7 @@ def finish_stored(
     targets = None
     mask = _everywhere(labels.mask) & plan.member[:, None]
     weights = objective.weights(config, labels.mask, max_completion)
-    if objective.sequence_loss is not None:
+    if objective.sequence_loss is not None or objective.needs(config).row_value_names:
         pairs = Pairs(labels.label, labels.unit, labels.weight, labels.value)
         targets = targets_of(packed, plan.member, pairs, config, objective)
         if recomputed.row_values is not None:

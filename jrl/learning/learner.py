@@ -504,10 +504,17 @@ def token_terms(
         positive_weights=micro.positive_weights,
         divergence=reading.divergence,
         state_values=reading.state_values,
+        row_values=_of_rows(micro) if objective.needs(config).row_value_names else None,
     )
     per_token, metrics = objective.token_loss(config, tokens, state)
     # Select, do not multiply: a masked token's loss may be anything.
     return jnp.where(micro.loss_mask, micro.loss_weights * per_token, 0), metrics
+
+
+def _of_rows(micro: TrainBatch) -> Array:
+    """Returns the numbers that the data say of the stored row of every token, [R, L, K]; 0 on padding."""
+    of_places = jnp.moveaxis(micro.targets.value, -1, 0)
+    return jnp.stack([segments.to_tokens(number, micro.packed.segment) for number in of_places], axis=-1)
 
 
 def sequence_terms(

@@ -72,6 +72,22 @@ def to_tokens(value: Array, segment: Array) -> Array:
     return jnp.sum(jnp.where(member, value[..., :, None], 0), axis=-2)
 
 
+def following(x: Array, mask: Array, segment: Array) -> tuple[Array, Array]:
+    """Returns what the next masked token of the same sequence has, [..., L], 0 where there is none; and where there is
+    one, [..., L] bool. Tokens off the mask are stepped over, such as another speaker's turn.
+
+    Args:
+      x: [..., L] float; masked entries may be NaN. mask: [..., L] bool. segment: [..., L] int32.
+    """
+    columns = mask.shape[-1]
+    place = jnp.where(mask, jnp.arange(columns, dtype=jnp.int32), columns)
+    here_or_after = jax.lax.cummin(place, axis=mask.ndim - 1, reverse=True)
+    after = jnp.concatenate([here_or_after[..., 1:], jnp.full_like(place[..., :1], columns)], axis=-1)
+    at_next = lambda value: jnp.take_along_axis(value, jnp.minimum(after, columns - 1), axis=-1)
+    there = mask & (after < columns) & (at_next(segment) == segment)
+    return jnp.where(there, at_next(reduce.masked(x, mask)), 0), there
+
+
 def next_column(x: Array) -> Array:
     """Returns what the next column of rows has, [R, L]; 0 (False) in the last one."""
     return jnp.concatenate([x[:, 1:], jnp.zeros_like(x[:, :1])], axis=1)

@@ -81,3 +81,13 @@ def test_the_first_tokens_of_each_sequence():
         jnp.array([[[1, 1]], [[2, 0]]]), full[None, None].repeat(2, 0), ends[None, None].repeat(2, 0)
     )
     np.testing.assert_array_equal(stacked, [[[True, False, False, True]], [[True, True, False, False]]])
+
+
+def test_what_follows_is_of_the_next_masked_token_of_the_same_sequence():
+    # Row 0: 1 is followed by 2, after which only another sequence's token comes; row 1: 6, 7, 8, and padding's 9.
+    value, there = jax.jit(segments.following)(X, MASK, SEGMENT)
+    np.testing.assert_array_equal(value, [[2, 0, 0, 0, 0], [0, 7, 8, 0, 0]])
+    np.testing.assert_array_equal(there, [[True, False, False, False, False], [False, True, True, False, False]])
+    # A token off the mask is stepped over.
+    value, _ = segments.following(jnp.array([1.0, NAN, 3.0]), jnp.array([True, False, True]), jnp.zeros(3, jnp.int32))
+    np.testing.assert_array_equal(value, [3, 0, 0])

@@ -427,6 +427,19 @@ PARTS: list[Part] = [
         ],
     },
     {
+        "id": "P31",
+        "function": "jrl.algos.iql:token_loss",
+        "inputs": ["config", "tokens", "state"],
+        "output": "(loss [..., L] float32, metrics {name: [..., L]})",
+        "tests": [
+            "tests/algos/test_iql.py::test_by_hand",
+            "tests/algos/test_iql.py::test_no_gradient_goes_through_what_follows_or_through_the_weights",
+            "tests/algos/test_iql.py::test_the_value_rests_at_the_expectile_of_the_rewards",
+            "tests/algos/test_iql.py::test_where_values_are_right_it_is_sft",
+            "tests/algos/test_iql.py::test_what_follows_is_the_next_learned_token_of_the_answer",
+        ],
+    },
+    {
         "id": "P32",
         "function": "jrl.ops.soft_q:inverse_soft_q",
         "inputs": ["logprob", "value", "next_value", "discount", "weight"],

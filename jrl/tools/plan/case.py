@@ -13,7 +13,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from jrl import paths
-from jrl.algos.contract import Needs
+from jrl.algos.contract import Needs, reads_old_values
 from jrl.device.sharding import AXES, BATCH_AXES, TRAIN, num_shards, spec, split_sizes
 from jrl.device.transfer import Publication, publication, shared_cuts
 from jrl.experiment import (
@@ -275,7 +275,7 @@ def stage_case(config: Config, parts: Parts, index: int, before: Case | None, fi
         updates=stage.trains,
         roles=len({"policy", *(role for one in config.stages[: index + 1] for role in optimizers(one))}),
         previous=stage.lag if online and objective.refill(stage.objective) is not None else 0,
-        recomputes=(needs.values and CRITIC not in optimizers(stage))
+        recomputes=(reads_old_values(objective, stage.objective) and CRITIC not in optimizers(stage))
         or needs.credit_entropy
         or needs.credit_sum_squared
         or (needs.logprobs and (stage.learner.updates_per_batch > 1 or needs.credit_logprobs)),
