@@ -233,8 +233,8 @@ def measured(row: dict, name: str) -> float:
         return row["kto/good"] - row["kto/bad"]
     if name == "advantage/logprob":  # their covariance: the mean product rises too where all rows grow likelier
         return row[name] - row["advantage/mean"] * row["advantage/mean_logprob"]
-    if name == "reward/logprob":  # the same of tokens and the reward of their row
-        return row[name] - row["reward/mean"] * row["policy/logprob"]
+    if name == "stored/reward_logprob":  # the same of tokens and the reward of their row
+        return row[name] - row["stored/reward"] * row["policy/logprob"]
     return row[name]
 
 
@@ -251,7 +251,7 @@ def measure_of(rows: list[dict]) -> str:
 
 IMITATED = ("dft/probability", "policy/logprob")
 SHARES = ("pairs/accuracy", "dpo/accuracy", "reward_model/accuracy")
-MEASURES = (*SHARES[:2], IMITATED[0], "advantage/logprob", "reward/logprob", IMITATED[1], SHARES[2])
+MEASURES = (*SHARES[:2], IMITATED[0], "advantage/logprob", "stored/reward_logprob", IMITATED[1], SHARES[2])
 
 
 class NothingCompares(ValueError):

@@ -85,8 +85,8 @@ def token_loss(config: IQL, tokens: Tokens, state: PyTree) -> tuple[Array, dict[
     metrics = {
         "advantage/mean": advantage,
         "advantage/weight": awr.awr_weights(advantage, **weighting),
-        "reward/logprob": earned * reduce.masked(tokens.logprobs, mask),
-        "reward/mean": earned,
+        "stored/reward_logprob": earned * reduce.masked(tokens.logprobs, mask),
+        "stored/reward": earned,
         "value/loss": wrong,
         "value/mean": values,
     }

@@ -46,7 +46,9 @@ def test_by_hand():
     np.testing.assert_allclose(metrics["advantage/mean"], [0.3, -0.2, 0.5], rtol=1e-5)
     np.testing.assert_allclose(metrics["value/loss"], [0.063, 0.012, 0.175], rtol=1e-5)
     np.testing.assert_allclose(metrics["advantage/weight"], [1.822119, 0.670320, 2.718282], rtol=1e-5)
-    np.testing.assert_allclose(metrics["reward/logprob"], LOGPROBS, rtol=1e-5)  # reward 1 at every token of the row
+    np.testing.assert_allclose(
+        metrics["stored/reward_logprob"], LOGPROBS, rtol=1e-5
+    )  # reward 1 at every token of the row
     # exp(1 / 0.1) is cut at 20; half of what follows: 0.35 - 0.4, 0.25 - 0.7 and 1 - 0.5
     assert loss_of(answer([-1.0], [0.0], 1.0), beta=0.1, value_coefficient=1e-9)[0][0] == pytest.approx(20)
     halved = loss_of(answer(LOGPROBS, VALUES, 1.0), discount=0.5)[1]["advantage/mean"]
@@ -96,7 +98,7 @@ def test_the_learner_gives_every_token_the_reward_of_its_row():
     still = jnp.zeros((1, 6))
     reading = Reading(still - 1, still, None, still, None, None)
     _, metrics = token_terms(reading, micro_batch(batch, jnp.int32(0)), IQL(), (), ROW)
-    np.testing.assert_allclose(metrics["reward/mean"], [[0, 0.9, 0.9, 0, -0.5, 0]], rtol=1e-6)
+    np.testing.assert_allclose(metrics["stored/reward"], [[0, 0.9, 0.9, 0, -0.5, 0]], rtol=1e-6)
     np.testing.assert_allclose(metrics["advantage/mean"], [[0, 0, 0.9, 0, -0.5, 0]], rtol=1e-6)
 
 

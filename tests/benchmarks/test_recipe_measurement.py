@@ -83,6 +83,11 @@ def test_of_rows_with_advantages_only_what_grows_likelier_than_the_others_counts
                                      "advantage/mean": 0.75, "advantage/mean_logprob": logprob}  # fmt: skip
     rows = [step(-2.0, -3.0)] * 5 + [step(-1.25, -2.0)] * 5
     np.testing.assert_allclose(recipes.stored_improvement(rows, 8), [0.25, 0.25, 0], atol=1e-12)
+    # Of rows with rewards the same: 1 and 0.5.
+    step = lambda product, logprob: {"phase": "rows", "policy/logprob": logprob, "stored/reward_logprob": product,
+                                     "stored/reward": 0.75}  # fmt: skip
+    rows = [step(-2.0, -3.0)] * 5 + [step(-1.25, -2.0)] * 5
+    np.testing.assert_allclose(recipes.stored_improvement(rows, 8), [0.25, 0.25, 0], atol=1e-12)
 
 
 def batch(mesh):
