@@ -172,6 +172,18 @@ def test_the_policy_draws_a_token_and_the_guide_goes_on():
     assert went_on.any()
     for row in np.flatnonzero(went_on):
         np.testing.assert_array_equal(alone.tokens[row, : out.length[row]], out.tokens[row, : out.length[row]])
+    # LOLS: of some prompts the policy goes on itself, after the same tokens; a prompt's rows are ended by one of them.
+    lols = RollOutDrawing(RollOut(guide="guide", tokens=tokens, probability=0.5))
+    mixed = sample(PROMPTS, CONFIG, samples=3, drawing=lols, params={"policy": policy, "guide": guide})
+    itself = sample(given, CONFIG, samples=1, params=policy)
+    same = lambda row, other: bool(
+        (mixed.tokens[row, : mixed.length[row]] == other.tokens[row, : mixed.length[row]]).all()
+    )
+    by_guide, by_policy = ([all(same(row, whose) for row in range(3 * p, 3 * p + 3) if went_on[row]) for p in range(4)]
+                           for whose in (alone, itself))  # fmt: skip
+    assert all(a or b for a, b in zip(by_guide, by_policy)) and not all(by_guide) and not all(by_policy)
+    for name in ("action_mask", "sampler_logprobs", "version"):
+        np.testing.assert_array_equal(getattr(mixed, name), getattr(out, name))
 
 
 def test_what_is_kept_of_a_roll_in_by_hand():
@@ -205,6 +217,8 @@ def test_a_guide_that_is_not_there_is_refused(tmp_path):
         run([], tmp_path, *out, *guided, "Online.objective=@PPO()", "Scoring.verifiers=[@ConfidenceSpan()]")
     with pytest.raises(ConfigError, match=r"Online.samples = 1 draws one"):
         run([], tmp_path, *out, "Online.samples=1", "Online.objective=@Reinforce()")
+    with pytest.raises(ConfigError, match=r"RollOut.probability must be above 0 and at most 1; got 0"):
+        run([], tmp_path, *out, "RollOut.probability=0")
     with pytest.raises(ConfigError, match=r"RollIn.tokens = 99 leaves the policy nothing"):
         run([], tmp_path, *bindings[:2], "RollIn.tokens=99")
 

@@ -6,8 +6,9 @@ of the state as the guide goes on from what the policy would do, and a row's adv
 
     A = Q^guide(s, a) - mean over the group's tokens of Q^guide(s, .)
 
-This is AggreVaTeD, with one roll-out for each token in the place of a critic. D2LOLS is two stages, this strategy and
-then RollIn. The guide is a role of the run, one that an earlier stage trained.
+This is AggreVaTeD, with one roll-out for each token in the place of a critic. With `RollOut.probability` below 1 the
+policy itself ends the completions of the other visits, and A is of its own Q there: LOLS. D2LOLS is two stages, this
+strategy and then RollIn. The guide is a role of the run, one that an earlier stage trained.
 
 Source: RLGF, 2306.11816, and the code of its authors, whose baseline is the guide's own value, V^guide(s): the gradient
 is the same in expectation, since a baseline of the state alone does not move it.
@@ -36,10 +37,13 @@ class RollOut:
 
     guide: str  # the role whose weights end a completion
     tokens: int = 1  # tokens of the policy between its roll-in and the guide's words: what is learned from
+    probability: float = 1.0  # share of the visits that the guide ends; part of the compiled program
 
     def __post_init__(self) -> None:
         if self.tokens < 1:
             raise ValueError(f"RollOut.tokens must be at least 1; got {self.tokens}")
+        if not 0 < self.probability <= 1:
+            raise ValueError(f"RollOut.probability must be above 0 and at most 1; got {self.probability}")
 
 
 def check(config: RollOut, setting: Setting) -> None:
@@ -79,23 +83,29 @@ class RollOutDrawing(NamedTuple):
         its_sample = jnp.full_like(prompts.length, shard.samples)
         rolled = shard.sample(prompts.replace(sample=its_sample), samples=1, completion_length=longest)
         named = jax.vmap(lambda uid: token_key(row_key(shard.key, shard.stream, uid, shard.samples), 0))(prompts.uid)
-        kept = rolled_in(rolled["length"] - prompts.length, jax.vmap(jax.random.uniform)(named))
+        place, chance = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(named).T
+        kept = rolled_in(rolled["length"] - prompts.length, place)
         begun = PromptBatch(tokens=rolled["tokens"], length=prompts.length + kept, uid=prompts.uid)
         repeated = lambda x: jnp.repeat(x, shard.samples, axis=0)
         left = repeated(longest - kept)
         drawn = shard.sample(begun, left, samples=shard.samples, completion_length=config.tokens)
         first = widened(drawn, width, shard.pad_id)
         goes_on = first["finish"] == jnp.int8(Finish.LENGTH)
-        after = PromptBatch(
-            tokens=first["tokens"],
-            length=jnp.where(goes_on, first["length"], 0),
-            uid=repeated(prompts.uid),
-            sample=first["sample"],
-        )
-        budget = left - first["action_mask"].sum(-1, dtype=left.dtype)
-        second = shard.sample(after, budget, samples=1, completion_length=longest, role=config.guide)
-        rows = continued(first, widened(second, width, shard.pad_id))
         own = first["action_mask"]
+        budget = left - own.sum(-1, dtype=left.dtype)
+        guided = repeated(chance < config.probability)
+        rows, by_role = first, {config.guide: goes_on & guided}
+        if config.probability < 1:
+            by_role["policy"] = goes_on & ~guided
+        for role, ends in by_role.items():
+            after = PromptBatch(
+                tokens=first["tokens"],
+                length=jnp.where(ends, first["length"], 0),
+                uid=repeated(prompts.uid),
+                sample=first["sample"],
+            )
+            second = shard.sample(after, budget, samples=1, completion_length=longest, role=role)
+            rows = continued(rows, widened(second, width, shard.pad_id))
         by_policy = {
             name: None if rows[name] is None else jnp.where(own, rows[name], jnp.full_like(rows[name], empty))
             for name, empty in EMPTY.items()
