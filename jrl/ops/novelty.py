@@ -102,8 +102,10 @@ def add_to_history(
     stays = counts & (more - rank <= size)
     slot = (history.count + rank) % size
     goes = stays[:, None] & (slot[:, None] == jnp.arange(size)[None, :])  # [N, H], at most one row for a slot
-    # No product of matrices: under explicit axes one that sums over sharded rows must say where its result goes.
-    new = jnp.sum(jnp.where(goes[..., None], embedding[:, None, :], 0), axis=0)
+    there = jnp.where(stays[:, None], embedding, 0)
+    # Of sharded rows the sum is said to go where the history is: under explicit axes it would be an error.
+    where = jax.typeof(history.embeddings).sharding
+    new = jnp.einsum("nh,nd->hd", goes.astype(there.dtype), there, out_sharding=None if where.mesh.empty else where)
     old = jnp.where(jnp.any(goes, axis=0)[:, None], new.astype(history.embeddings.dtype), history.embeddings)
     # Past its size only the place matters, so that the count never overflows.
     count = history.count + more
