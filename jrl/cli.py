@@ -566,6 +566,8 @@ def evaluate(args: argparse.Namespace) -> int:
     steps = args.steps or [args.step]
     if args.step is not None and args.steps:
         raise ValueError("--steps names the steps, too; leave --step out")
+    if args.reference_step is not None and args.reference is None:
+        raise ValueError("--reference-step is a saved step of --reference, which is not given")
     asked = [(address, step) for address in sources for step in steps]
     other = lambda address, **of: None if address is None else _opened(args, address, bindings, len(sources), **of)
     open_reference = lambda: other(args.reference, step=args.reference_step)
@@ -646,11 +648,14 @@ def _evaluate_pairs(
     results = []
     folders = {address: readable(address) for _, address, _ in models}
     classifiers = {address for address, folder in folders.items() if is_classifier(folder)}
-    if args.reference is not None and len(classifiers) == len(folders):
-        raise ValueError("--reference is for the implicit reward of a policy, and every source is a classifier; leave "
-                         "it out")  # fmt: skip
+    unread = args.reference is not None  # until a source reads it
+    refusal = (
+        "--reference is for the implicit reward of a policy, and every source has a reward of its own; leave it out"
+    )
+    if unread and len(classifiers) == len(folders):
+        raise ValueError(refusal)
     reference = open_reference()
-    for name, address, opened in models:
+    for i, (name, address, opened) in enumerate(models):
         if address in classifiers:
             if bindings or args.step is not None or args.steps or args.stage is not None or args.role != "policy":
                 raise ValueError(f"{address} is a classifier: it takes no bindings and has no steps, stages or roles")
@@ -658,8 +663,12 @@ def _evaluate_pairs(
             results += [result(name, 0, label, found) for label, found in by_label.items()]
             continue
         model = opened()
+        kind = "head" if REWARD in model.heads else "implicit"
+        unread = unread and kind == "head"
+        if unread and not any(other not in classifiers for _, other, _ in models[i + 1 :]):
+            raise ValueError(refusal)
         found = reward_quality.measured(reward_quality.reward_of(model, reference), compared)
-        results.append(result(name, model.step, "head" if REWARD in model.heads else "implicit", found))
+        results.append(result(name, model.step, kind, found))
         model.policy.program_cache.close()
     print(reward_quality.table(results))
     _write_results(args.out, results)

@@ -558,11 +558,11 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[s
     if online and stage.critic is not None:
         check_critic(stage, objective, earlier)
     asked = judges_of(stage, config)
-    alone = [j.name for j in asked if isinstance(j.grading, Pairwise) and j.grading.against == "group"]
+    alone = [j for j in asked if isinstance(j.grading, Pairwise) and j.grading.against == "group"]
     if online and stage.samples == 1 and alone:
         raise ValueError(
-            f"the judge {alone[0]!r} compares the completions of a prompt, and Online.samples = 1 gives it one; use at "
-            "least 2, usually 8, or Pairwise.against = 'answer'"
+            f"the judge {alone[0].name!r} compares the completions of a prompt, and Online.samples = 1 gives it one; "
+            f"use at least 2, usually 8, or {type(alone[0].grading).__name__}.against = 'answer'"
         )
     if online and stage.curriculum is not None and config.data.on_bad_prompt == "drop":
         raise ValueError(
@@ -685,6 +685,9 @@ def check_needs(stage: Stage, objective: Objective, config: Config, earlier: Map
             f"{name} trains a {needs.heads[0]} head, which reads the hidden states of a Decoder and not those of "
             f"{model}; use an objective without one, such as GRPO"
         )
+    if needs.row_values and isinstance(stage, Online):
+        raise ValueError(f"{name} reads what the data say that an answer is worth (Needs.row_values), and samples have "
+                         "no such number; use it in an Offline stage")  # fmt: skip
     if needs.input_mix is not None and not isinstance(config.model, Decoder | Published):
         raise ValueError(f"{name} mixes the embeddings of tokens, which a Decoder reads and {model} does not; use "
                          f"{name}.share = None, or SFT")  # fmt: skip

@@ -281,7 +281,7 @@ def test_pairs_are_measured_by_each_label_of_a_classifier(folder, tmp_path, monk
                         ["eval", str(folder), "--pairs", str(file), *more]) == 2  # fmt: skip
         assert "is a classifier: it takes no bindings" in capsys.readouterr().err
     assert cli.main(["eval", str(folder), "--pairs", str(file), "--reference", str(tmp_path / "none")]) == 2
-    assert "every source is a classifier; leave it out" in capsys.readouterr().err
+    assert "every source has a reward of its own; leave it out" in capsys.readouterr().err
 
 
 LONGROPE = LongRope(short=(1.0, 1.1), long=(3.0, 9.0), original_length=16, factor=4.0)

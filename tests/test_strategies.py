@@ -184,13 +184,23 @@ def test_the_policy_draws_a_token_and_the_guide_goes_on():
     assert all(a or b for a, b in zip(by_guide, by_policy)) and not all(by_guide) and not all(by_policy)
     for name in ("action_mask", "sampler_logprobs", "version"):
         np.testing.assert_array_equal(getattr(mixed, name), getattr(out, name))
+    # Where the guide is the policy, who goes on makes no difference.
+    drawings = [RollOutDrawing(RollOut(guide="policy", tokens=tokens, probability=p)) for p in (0.5, 1.0)]
+    some, every = (
+        sample(PROMPTS, CONFIG, samples=3, drawing=drawing, params={"policy": policy}) for drawing in drawings
+    )
+    np.testing.assert_array_equal(some.tokens, every.tokens)
 
 
 def test_what_is_kept_of_a_roll_in_by_hand():
-    # floor(place * words): 0, 2 and 3 of 4; all of one token is drawn again; of none nothing is kept.
+    # floor(place * words): 0, 2 and 3 of 4; all of one token is drawn again; of none nothing is kept. The guide ends
+    # what chance gives it, wherever the roll-in was cut.
     words, place = jnp.array([4, 4, 4, 1, 0]), jnp.array([0.0, 0.5, 0.999, 0.999, 0.5])
-    assert jax.jit(rolled_in)(words, place).tolist() == [0, 2, 3, 0, 0]
-    assert rolled_in(jnp.array([3, 1]), jnp.array([1.0, 1.0])).tolist() == [2, 0]  # a place that was rounded up
+    chance = jnp.array([0.9, 0.1, 0.6, 0.59, 0.0])
+    kept, guided = jax.jit(rolled_in, static_argnames="probability")(words, place, chance, probability=0.6)
+    assert kept.tolist() == [0, 2, 3, 0, 0] and guided.tolist() == [False, True, False, True, True]
+    kept, guided = rolled_in(jnp.array([3, 1]), jnp.array([1.0, 1.0]), jnp.array([0.0, 0.999]), probability=1.0)
+    assert kept.tolist() == [2, 0] and guided.tolist() == [True, True]  # a place that was rounded up
 
 
 def test_what_is_taken_of_a_guide_by_hand():

@@ -47,6 +47,7 @@ def its_functions_go_together(objective: Objective, config: Any) -> None:
     _true(isinstance(answer, bool), f"corrects_staleness says {answer!r}, which is neither True nor False")
     credits, has_returns = objective.advantages is not None, objective.returns is not None
     _true(credits or not has_returns, "it has returns and no advantages: stored rows are not credited")
+    _true(not (credits and needs.row_values), "it credits samples, of which no data say what they are worth")
     _true(not credits or needs.values == has_returns, "it needs a value head and has no returns, or the reverse")
     of_units = objective.unit_size == 1 or objective.sequence_loss is not None
     _true(of_units, f"it compares units of {objective.unit_size} sequences and has no sequence_loss")

@@ -7,9 +7,10 @@
 
 V is a value head on the policy: the better part (tau) of what its state leads to in the data, so that a token is
 imitated by what it changed, also where no whole answer in the data is the best. The state after the last learned token
-has value 0; turns of others are stepped over. No gradient goes through V(s_{t+1}) or the weights.
+has value 0. No gradient goes through V(s_{t+1}) or the weights.
 
-A token leads to one state: its Q is r_t + discount * V(s_{t+1}), and no network of its own learns it.
+A token leads to one state: its Q is r_t + discount * V(s_{t+1}), and no network of its own learns it. Another speaker's
+turn is stepped over; after it there are several states, and V, an expectile, takes the better ones for more likely.
 
 Source: Kostrikov et al. 2110.06169 and, of tokens, ILQL, Snell et al. 2206.11871. ILQL learns Q with two heads, their
 moving averages and a conservative term, and adds (Q - V) / beta to the logits of a frozen model when it samples. Here
@@ -72,8 +73,9 @@ def check_stored(config: IQL, value: np.ndarray) -> None:
 
 
 def token_loss(config: IQL, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
-    """Returns P31 and L16 of every token, [..., L], 0 where masked; and metrics."""
-    mask = tokens.mask
+    """Returns P31 and L16 of every token, [..., L], 0 where masked or of a row without a reward; and metrics."""
+    mask = tokens.mask & ~jnp.isnan(tokens.row_values[..., 0])
+    tokens = tokens.replace(mask=mask)
     values = reduce.masked(tokens.values, mask)
     following, goes_on = segments.following(jax.lax.stop_gradient(values), mask, tokens.segment)
     earned = reduce.masked(tokens.row_values[..., 0], mask)

@@ -102,6 +102,12 @@ def test_the_learner_gives_every_token_the_reward_of_its_row():
     np.testing.assert_allclose(metrics["advantage/mean"], [[0, 0, 0.9, 0, -0.5, 0]], rtol=1e-6)
 
 
+def test_an_answer_without_a_reward_is_not_learned_from():
+    batch = answer([-1.0, -2.0], [0.4, 0.7], [NAN, 1.0], segment=[0, 1])
+    np.testing.assert_allclose(loss_of(batch)[0], [0, 2 * np.exp(0.3 / 0.25) + 0.7 * 0.09], rtol=1e-5)
+    assert all(slope[0] == 0 and np.isfinite(slope).all() for slope in slopes(batch))
+
+
 @pytest.mark.parametrize(
     "field, value", [("tau", 0.4), ("tau", 1.0), ("beta", 0.0), ("max_weight", 0.5), ("discount", 1.5),
                      ("value_coefficient", 0.0)],

@@ -28,6 +28,7 @@ from jrl.tasks.judges import (
     SelfReference,
     gap,
     open_judge,
+    self_reference,
 )
 from jrl.tasks.stopping import StopRequested, never
 from jrl.tasks.verdict import Status
@@ -168,6 +169,8 @@ def test_in_self_reference_the_judge_answers_itself_before_it_compares(tmp_path)
         server.content = compare
         found = judged(config(server, name="e", **quick), tmp_path, [["good", "worst"]])
         assert np.isnan(found.rows).all() and "has no 'answer'" in found.problems[0]
+    first = f"{self_reference.TASK}\n\n{SelfReference().instructions}\n\n"
+    assert all(task.startswith(first) for task in tasks) and "Answer the last message" in first
     order = [task.rsplit("Reply with one JSON object", 1)[1] for task in tasks]
     assert all(0 < said.index('"answer"') < said.index('"criticism"') < said.index('"winner"') for said in order)
     with pytest.raises(ValueError, match=r"SelfReference.instructions is empty"):

@@ -173,6 +173,10 @@ def test_pairs_are_judged_by_a_reward_head_and_by_what_a_policy_implies(run, com
     found = json.loads(out.read_text())
     assert code == 0 and found["reward"] == "implicit"
     assert (found["pairs"]["mean"], found["best_of_many"]["mean"]) == (0.5, 0.0)
+    code, _, err = command("eval", run, "--pairs", file, "--role", "reward", "--reference", run)
+    assert code == 2 and "every source has a reward of its own; leave it out" in err
+    code, _, err = command("eval", run, "--pairs", file, "--reference-step", 2)
+    assert code == 2 and "--reference-step is a saved step of --reference, which is not given" in err
 
 
 def test_an_embedding_is_the_state_at_the_last_token_alone_or_packed(run):

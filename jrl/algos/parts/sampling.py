@@ -96,8 +96,8 @@ PARTS: list[Part] = [
     {
         "id": "S7",
         "function": "jrl.rollout.strategies.roll_out:rolled_in",
-        "inputs": ["words", "place"],
-        "output": "tokens [B] int32",
+        "inputs": ["words", "place", "chance", "probability"],
+        "output": "(tokens [B] int32, the guide ends it [B] bool)",
         "tests": [
             "tests/test_strategies.py::test_what_is_kept_of_a_roll_in_by_hand",
             "tests/test_strategies.py::test_the_policy_draws_a_token_and_the_guide_goes_on",

@@ -77,8 +77,8 @@ def check_no_stop_strings(config: Any, setting: Setting) -> None:
     so that one which begins before a seam and ends after it would not be found."""
     if setting.stop_strings:
         raise ValueError(
-            f"{type(config).__name__} does not look for stop strings across segments, and Sampler.stop_strings = "
-            f"{setting.stop_strings!r}; leave them out"
+            f"{type(config).__name__} does not look for stop strings across the parts of a completion, and "
+            f"Sampler.stop_strings = {setting.stop_strings!r}; leave them out"
         )
 
 

@@ -43,7 +43,8 @@ class RollOut:
         if self.tokens < 1:
             raise ValueError(f"RollOut.tokens must be at least 1; got {self.tokens}")
         if not 0 < self.probability <= 1:
-            raise ValueError(f"RollOut.probability must be above 0 and at most 1; got {self.probability}")
+            raise ValueError(f"RollOut.probability must be above 0 and at most 1; got {self.probability}. Where the "
+                             "guide ends no completion, leave Online.strategy out")  # fmt: skip
 
 
 def check(config: RollOut, setting: Setting) -> None:
@@ -59,14 +60,16 @@ def check(config: RollOut, setting: Setting) -> None:
     check_role(config, "guide", setting)
 
 
-def rolled_in(words: Array, place: Array) -> Array:
+def rolled_in(words: Array, place: Array, chance: Array, *, probability: float) -> tuple[Array, Array]:
     """Returns how many tokens of a roll-in S7's learner keeps, [B] int32: 0 to `words` - 1, uniform, so that every
-    token of it may be the one that is drawn again; 0 of none.
+    token of it may be the one that is drawn again; 0 of none. And whether the guide goes on from there, [B] bool, with
+    `probability`; else the learner does.
 
     Args:
-      words: [B] int32, tokens of the roll-in, its stop token too. place: [B] float, uniform in [0, 1).
+      words: [B] int32, tokens of the roll-in, its stop token too. place, chance: [B] float, uniform in [0, 1).
     """
-    return jnp.clip(jnp.floor(place * words).astype(jnp.int32), 0, jnp.maximum(words - 1, 0))
+    kept = jnp.clip(jnp.floor(place * words).astype(jnp.int32), 0, jnp.maximum(words - 1, 0))
+    return kept, chance < probability
 
 
 class RollOutDrawing(NamedTuple):
@@ -84,7 +87,8 @@ class RollOutDrawing(NamedTuple):
         rolled = shard.sample(prompts.replace(sample=its_sample), samples=1, completion_length=longest)
         named = jax.vmap(lambda uid: token_key(row_key(shard.key, shard.stream, uid, shard.samples), 0))(prompts.uid)
         place, chance = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(named).T
-        kept = rolled_in(rolled["length"] - prompts.length, place)
+        words = rolled["length"] - prompts.length
+        kept, guided = rolled_in(words, place, chance, probability=config.probability)
         begun = PromptBatch(tokens=rolled["tokens"], length=prompts.length + kept, uid=prompts.uid)
         repeated = lambda x: jnp.repeat(x, shard.samples, axis=0)
         left = repeated(longest - kept)
@@ -93,11 +97,10 @@ class RollOutDrawing(NamedTuple):
         goes_on = first["finish"] == jnp.int8(Finish.LENGTH)
         own = first["action_mask"]
         budget = left - own.sum(-1, dtype=left.dtype)
-        guided = repeated(chance < config.probability)
-        rows, by_role = first, {config.guide: goes_on & guided}
+        rows, ended_by = first, [(config.guide, goes_on & repeated(guided))]
         if config.probability < 1:
-            by_role["policy"] = goes_on & ~guided
-        for role, ends in by_role.items():
+            ended_by.append(("policy", goes_on & ~repeated(guided)))
+        for role, ends in ended_by:
             after = PromptBatch(
                 tokens=first["tokens"],
                 length=jnp.where(ends, first["length"], 0),
