@@ -169,6 +169,8 @@ FAULTS = [
     ("its_functions_go_together", ALONE._replace(unit_size=2), None),
     ("its_functions_go_together", ALONE._replace(needs=no_logprobs), None),
     ("its_functions_go_together", ROW._replace(needs=lambda config: Needs(values=True)), GRPO()),
+    ("its_functions_go_together", ROW._replace(needs=lambda config: Needs(row_values=True)), GRPO()),
+    ("its_functions_go_together", ALONE._replace(returns=lambda config, groups, reward: reward), None),
     ("jit_changes_nothing", ROW._replace(token_loss=of_host), GRPO()),
     (
         "another_float_compiles_nothing",

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from small_batches import tokens
 
+import jrl
 from jrl.algos import ALGOS
-from jrl.algos.contract import Facts
+from jrl.algos.contract import Facts, Needs
 from jrl.algos.iql import IQL
+from jrl.experiment import TABLES, check
 from jrl.learning.learner import Reading, micro_batch, token_terms
 from jrl.types import PackedBatch, Recomputed, SequenceTargets, TrainBatch
 
@@ -121,3 +123,13 @@ def test_data_whose_rewards_are_all_one_are_refused():
     with pytest.raises(ValueError, match=r"the 3 stored rows have the rewards \[1\.0\]: no answer is better"):
         ROW.check_stored(IQL(), np.float32([[1.0], [1.0], [NAN]]))
     ROW.check_stored(IQL(), np.float32([[1.0], [0.0]]))
+
+
+def test_what_the_data_say_of_an_answer_is_refused_of_samples():
+    config, _ = jrl.load_config("configs/algos/grpo.gin")
+    reads = ALGOS["GRPO"]._replace(needs=lambda config: Needs(row_values=True))
+    tables = {**TABLES, "algos": {**ALGOS, "GRPO": reads}}
+    with pytest.raises(
+        ValueError, match="GRPO reads what the data say that an answer is worth .* samples have no such"
+    ):
+        check(config, tables)
