@@ -31,14 +31,15 @@ def discounted_returns(token_reward: Array, action_mask: Array, *, discount: flo
       [N, T] float32 or wider, 0 where not an action.
     """
     reward = reduce.masked(token_reward, action_mask)
+    start = jnp.zeros_like(reward[:, 0]), jnp.asarray(discount)
+    return jax.lax.scan(_return_before, start, (reward.T, action_mask.T), reverse=True)[1].T
 
-    def step(later, column):
-        reward_now, is_action = column
-        now = jnp.where(is_action, reward_now + discount * later, later)
-        return now.astype(later.dtype), jnp.where(is_action, now, 0).astype(later.dtype)
 
-    _, returns = jax.lax.scan(step, jnp.zeros_like(reward[:, 0]), (reward.T, action_mask.T), reverse=True)
-    return returns.T
+def _return_before(later: tuple[Array, Array], column: tuple[Array, Array]) -> tuple[tuple[Array, Array], Array]:
+    """A1 of one column of rows; as in `jrl.ops.gae`, a function of the module with its rate carried along."""
+    (following, discount), (reward, is_action) = later, column
+    now = jnp.where(is_action, reward + discount * following, following).astype(following.dtype)
+    return (now, discount), jnp.where(is_action, now, 0).astype(following.dtype)
 
 
 def moving_baseline(reward: Array, valid: Array, baseline: Array, *, decay: float) -> tuple[Array, Array]:

@@ -34,22 +34,25 @@ def gae(token_reward: Array, values: Array, action_mask: Array, *, discount: flo
     """
     values = reduce.masked(values, action_mask)
     dtype = jnp.promote_types(reduce.widen(token_reward).dtype, values.dtype)
-
-    def step(later, column):
-        next_value, next_advantage, waiting = later
-        reward, value, is_action = column
-        reward = reward + waiting
-        advantage = (reward + discount * next_value - value + discount * gae_lambda * next_advantage).astype(dtype)
-        carry = (
-            jnp.where(is_action, value, next_value),
-            jnp.where(is_action, advantage, next_advantage),
-            jnp.where(is_action, 0, reward),
-        )
-        return carry, jnp.where(is_action, advantage, 0)
-
     start = jnp.zeros_like(values[:, 0], dtype)
+    rates = jnp.asarray(discount), jnp.asarray(discount * gae_lambda)
     columns = (token_reward.T.astype(dtype), values.T.astype(dtype), action_mask.T)
-    return jax.lax.scan(step, (start, start, start), columns, reverse=True)[1].T
+    return jax.lax.scan(_token_before, ((start, start, start), rates), columns, reverse=True)[1].T
+
+
+def _token_before(later: tuple, column: tuple) -> tuple[tuple, Array]:
+    """A13 of one column of rows. A function of the module, and its rates carried along: outside jit a scan is compiled
+    again for every new function."""
+    (next_value, next_advantage, waiting), (discount, decay) = later
+    reward, value, is_action = column
+    reward = reward + waiting
+    advantage = (reward + discount * next_value - value + decay * next_advantage).astype(value.dtype)
+    carry = (
+        jnp.where(is_action, value, next_value),
+        jnp.where(is_action, advantage, next_advantage),
+        jnp.where(is_action, 0, reward),
+    )
+    return (carry, (discount, decay)), jnp.where(is_action, advantage, 0)
 
 
 def length_adaptive_lambda(action_mask: Array, *, alpha: float) -> Array:
@@ -108,13 +111,13 @@ def ngram_starts(action_mask: Array, *, size: int) -> Array:
 
     Source: MA-RLHF, 2410.02743, fixed n-grams; 5 there.
     """
-
-    def step(place, is_action):
-        return jnp.where(is_action, place + 1, 0), place
-
     first = jnp.zeros_like(action_mask[:, 0], jnp.int32)
-    place = jax.lax.scan(step, first, action_mask.T)[1].T  # in the run of sampled tokens
+    place = jax.lax.scan(_place_in_run, first, action_mask.T)[1].T  # of sampled tokens
     return action_mask & (place % size == 0)
+
+
+def _place_in_run(place: Array, is_action: Array) -> tuple[Array, Array]:
+    return jnp.where(is_action, place + 1, 0), place
 
 
 def macro_gae(
@@ -142,30 +145,32 @@ def macro_gae(
     """
     values = reduce.masked(values, action_mask)
     dtype = jnp.promote_types(reduce.widen(token_reward).dtype, values.dtype)
-
-    def backward(later, column):
-        next_value, next_advantage, summed_reward, summed_value, count = later
-        reward, value, is_action, is_start = column
-        summed_reward, summed_value, count = summed_reward + reward, summed_value + value, count + is_action
-        mean = summed_value / jnp.maximum(count, 1)
-        advantage = summed_reward + discount * next_value - mean + discount * gae_lambda * next_advantage
-        advantage = advantage.astype(dtype)
-        carry = (
-            jnp.where(is_start, mean, next_value),
-            jnp.where(is_start, advantage, next_advantage),
-            jnp.where(is_start, 0, summed_reward),
-            jnp.where(is_start, 0, summed_value),
-            jnp.where(is_start, 0, count),
-        )
-        return carry, (advantage, advantage + mean)
-
-    def forward(macro, column):
-        advantage, returns, is_action, is_start = column
-        macro = (jnp.where(is_start, advantage, macro[0]), jnp.where(is_start, returns, macro[1]))
-        return macro, tuple(jnp.where(is_action, x, 0) for x in macro)
-
     zero = jnp.zeros_like(values[:, 0], dtype)
     columns = (token_reward.T.astype(dtype), values.T.astype(dtype), action_mask.T, (macro_start & action_mask).T)
-    of_macros = jax.lax.scan(backward, (zero,) * 5, columns, reverse=True)[1]
-    advantages, returns = jax.lax.scan(forward, (zero, zero), (*of_macros, *columns[2:]))[1]
+    rates = jnp.asarray(discount), jnp.asarray(discount * gae_lambda)
+    of_macros = jax.lax.scan(_macro_before, ((zero,) * 5, rates), columns, reverse=True)[1]
+    advantages, returns = jax.lax.scan(_to_tokens_of_macro, (zero, zero), (*of_macros, *columns[2:]))[1]
     return advantages.T, returns.T
+
+
+def _macro_before(later: tuple, column: tuple) -> tuple[tuple, tuple[Array, Array]]:
+    """A15 of one column of rows."""
+    (next_value, next_advantage, summed_reward, summed_value, count), (discount, decay) = later
+    reward, value, is_action, is_start = column
+    summed_reward, summed_value, count = summed_reward + reward, summed_value + value, count + is_action
+    mean = summed_value / jnp.maximum(count, 1)
+    advantage = (summed_reward + discount * next_value - mean + decay * next_advantage).astype(value.dtype)
+    carry = (
+        jnp.where(is_start, mean, next_value),
+        jnp.where(is_start, advantage, next_advantage),
+        jnp.where(is_start, 0, summed_reward),
+        jnp.where(is_start, 0, summed_value),
+        jnp.where(is_start, 0, count),
+    )
+    return (carry, (discount, decay)), (advantage, advantage + mean)
+
+
+def _to_tokens_of_macro(macro: tuple, column: tuple) -> tuple[tuple, tuple[Array, Array]]:
+    advantage, returns, is_action, is_start = column
+    macro = (jnp.where(is_start, advantage, macro[0]), jnp.where(is_start, returns, macro[1]))
+    return macro, tuple(jnp.where(is_action, x, 0) for x in macro)

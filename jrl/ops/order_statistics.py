@@ -6,6 +6,7 @@ Selections by a threshold keep or drop elements that tie together, so that they 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -16,19 +17,29 @@ from jrl.ops import reduce
 Array = jax.Array
 
 
-def largest_key(holds: Callable[[Array], Array], dtype: jnp.dtype) -> Array:
-    """Returns the largest unsigned integer for which `holds` is true, [] dtype; 0 where it is true of none.
+def largest_key(holds: Callable[..., Array], keys: Array, *given: Array) -> Array:
+    """Returns the largest unsigned integer for which `holds` is true, [] of the keys' dtype; 0 where it is true of
+    none.
 
     Args:
-      holds: [] dtype -> [] bool, true up to some number and false above it.
+      holds: (number [], keys, *given) -> [] bool, true up to some number and false above it; a function of a module.
+      keys: [...] unsigned integers.
     """
-    bits = jnp.iinfo(dtype).bits
+    bits, start = jnp.iinfo(keys.dtype).bits, jnp.zeros((), keys.dtype)
+    return jax.lax.fori_loop(0, bits, _trying_bits(holds), (start, (keys, *given)))[0]
 
-    def try_bit(i: Array, found: Array) -> Array:
-        candidate = found | (jnp.ones((), dtype) << (bits - 1 - i).astype(dtype))
-        return jnp.where(holds(candidate), candidate, found)
 
-    return jax.lax.fori_loop(0, bits, try_bit, jnp.zeros((), dtype))
+@functools.cache
+def _trying_bits(holds: Callable[..., Array]) -> Callable[[Array, tuple], tuple]:
+    """Returns the loop's body, one for each function: outside jit a loop with a new body is compiled again."""
+
+    def try_bit(i: Array, carried: tuple[Array, tuple]) -> tuple[Array, tuple]:
+        found, given = carried
+        highest = jnp.iinfo(found.dtype).bits - 1
+        candidate = found | (jnp.ones((), found.dtype) << (highest - i).astype(found.dtype))
+        return jnp.where(holds(candidate, *given), candidate, found), given
+
+    return try_bit
 
 
 def order_keys(x: Array) -> Array:
@@ -50,8 +61,12 @@ def largest(keys: Array, mask: Array, count: Array) -> Array:
     Args:
       keys: [...] unsigned integers (order_keys of floats). mask: same shape, bool. count: [] number.
     """
-    threshold = largest_key(lambda key: jnp.sum(mask & (keys >= key)) >= count, keys.dtype)
+    threshold = largest_key(_enough_above, keys, mask, count)
     return mask & (keys >= threshold) & (count >= 1)
+
+
+def _enough_above(key: Array, keys: Array, mask: Array, count: Array) -> Array:
+    return jnp.sum(mask & (keys >= key)) >= count
 
 
 def share_of(mask: Array, share: float) -> Array:

@@ -45,11 +45,15 @@ def _quantile(x: Array, mask: Array, q: float) -> Array:
     position = jnp.maximum(q * (jnp.sum(mask) - 1), 0)
 
     def at(rank: Array) -> Array:
-        found = order_statistics.largest_key(lambda key: jnp.sum(mask & (keys < key)) <= rank, keys.dtype)
+        found = order_statistics.largest_key(_rank_of, keys, mask, rank)
         return jnp.max(jnp.where(mask & (keys == found), x, -jnp.inf))
 
     below, above = at(jnp.floor(position)), at(jnp.ceil(position))
     return below + (position - jnp.floor(position)) * jnp.where(above > below, above - below, 0)
+
+
+def _rank_of(key: Array, keys: Array, mask: Array, rank: Array) -> Array:
+    return jnp.sum(mask & (keys < key)) <= rank
 
 
 def percentile_scaled(advantages: Array, scale: Array) -> Array:

@@ -57,5 +57,8 @@ def within_second_moment(logprobs: Array, behaviour_logprobs: Array, mask: Array
     """
     square = jnp.square(ratios.log_ratio(logprobs, behaviour_logprobs, mask))
     keys = order_statistics.order_keys(square)
-    holds = lambda key: reduce.masked_mean(square, mask & (keys <= key)) <= limit
-    return mask & (keys <= order_statistics.largest_key(holds, keys.dtype))
+    return mask & (keys <= order_statistics.largest_key(_mean_within, keys, square, mask, jnp.asarray(limit)))
+
+
+def _mean_within(key: Array, keys: Array, square: Array, mask: Array, limit: Array) -> Array:
+    return reduce.masked_mean(square, mask & (keys <= key)) <= limit

@@ -43,23 +43,25 @@ def vtrace(
     """
     values, weights = reduce.masked(values, action_mask), reduce.masked(weights, action_mask)
     dtype = jnp.result_type(reduce.widen(token_reward), values, weights)
-
-    def step(later, column):
-        next_value, next_target, waiting = later
-        reward, value, weight, is_action = column
-        reward = reward + waiting
-        rho, trace = jnp.minimum(weight, max_weight), gae_lambda * jnp.minimum(weight, max_trace)
-        target = value + rho * (reward + discount * next_value - value) + discount * trace * (next_target - next_value)
-        target = target.astype(dtype)
-        advantage = (rho * (reward + discount * next_target - value)).astype(dtype)
-        carry = (
-            jnp.where(is_action, value, next_value),
-            jnp.where(is_action, target, next_target),
-            jnp.where(is_action, 0, reward),
-        )
-        return carry, (jnp.where(is_action, advantage, 0), jnp.where(is_action, target, 0))
-
     start = jnp.zeros_like(values[:, 0], dtype)
-    columns = (*(x.T.astype(dtype) for x in (token_reward, values, weights)), action_mask.T)
-    advantages, targets = jax.lax.scan(step, (start, start, start), columns, reverse=True)[1]
+    rho, trace = jnp.minimum(weights, max_weight), gae_lambda * jnp.minimum(weights, max_trace)
+    columns = (*(x.T.astype(dtype) for x in (token_reward, values, rho, trace)), action_mask.T)
+    carry = (start, start, start), jnp.asarray(discount)
+    advantages, targets = jax.lax.scan(_token_before, carry, columns, reverse=True)[1]
     return advantages.T, targets.T
+
+
+def _token_before(later: tuple, column: tuple) -> tuple[tuple, tuple[Array, Array]]:
+    """A16 of one column of rows; as in `jrl.ops.gae`, a function of the module with its rate carried along."""
+    (next_value, next_target, waiting), discount = later
+    reward, value, rho, trace, is_action = column
+    reward = reward + waiting
+    target = value + rho * (reward + discount * next_value - value) + discount * trace * (next_target - next_value)
+    target = target.astype(value.dtype)
+    advantage = (rho * (reward + discount * next_target - value)).astype(value.dtype)
+    carry = (
+        jnp.where(is_action, value, next_value),
+        jnp.where(is_action, target, next_target),
+        jnp.where(is_action, 0, reward),
+    )
+    return (carry, discount), (jnp.where(is_action, advantage, 0), jnp.where(is_action, target, 0))

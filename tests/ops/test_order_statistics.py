@@ -55,9 +55,11 @@ def test_it_equals_a_sort():
 
 
 def test_the_largest_key_is_where_a_condition_ends():
-    assert order_statistics.largest_key(lambda k: k <= 1234567, jnp.uint32) == 1234567
-    assert order_statistics.largest_key(lambda k: k > k, jnp.uint32) == 0
-    assert int(order_statistics.largest_key(lambda k: k == k, jnp.uint32)) == 2**32 - 1
+    keys = jnp.array([1234567, 9], jnp.uint32)
+    assert order_statistics.largest_key(lambda k, keys: k <= keys[0], keys) == 1234567
+    assert order_statistics.largest_key(lambda k, keys: k > k, keys) == 0
+    assert order_statistics.largest_key(lambda k, keys, given: k <= given, keys, jnp.uint32(77)) == 77
+    assert int(order_statistics.largest_key(lambda k, keys: k == k, keys)) == 2**32 - 1
 
 
 def test_a_share_is_rounded_down_but_not_by_its_own_rounding():
