@@ -33,8 +33,8 @@ from jrl.types import ModelState, PyTree
 SOLO = ("sample_eval",)  # programs that one member calls at a time
 DRAWS_WEIGHTS = "init"  # where members begin with the same ones it is asked for shapes only
 TAKES_WEIGHTS = ("init_from",)  # those whose first argument are published weights, the same for all members
-# Fields of StagePrograms that read whole batches. On a CPU a device takes members through them one after the other: what
-# one member writes in between stays in the caches, where that of all is mapped from the kernel and given back each time.
+# Fields of StagePrograms that read whole batches. On a CPU a device takes members through them one after the other:
+# what one member writes in between stays in caches; that of all is mapped from the kernel and given back each time.
 IN_TURN = ("update", "update_critic", "recompute", "critic_values", "reference", "teacher", "row_values")
 
 
@@ -197,7 +197,9 @@ def over_members(*args: Any, fn: Callable, shares_base: bool, takes_weights: boo
         count = len(jax.tree.leaves(args[0]))
         shared = [True] * count + shared[count:]
     specs = (PartitionSpec(MEMBERS), PartitionSpec())
-    dealt_out = jax.shard_map(functools.partial(call, one), in_specs=specs, out_specs=specs, axis_names={MEMBERS}, check_vma=False)
+    dealt_out = jax.shard_map(
+        functools.partial(call, one), in_specs=specs, out_specs=specs, axis_names={MEMBERS}, check_vma=False
+    )
     own, same = dealt_out(*_split(flat, shared))
     return jax.tree.unflatten(structure, _joined(own, same, shared_out))
 
