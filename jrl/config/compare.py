@@ -24,9 +24,10 @@ def identity(config: Any, ignore: Collection[str] = ()) -> str:
 
     Raises ValueError where `ignore` names a field that its class, present in the configuration, does not have.
     """
+    present = set(_classes(config))
     for name in ignore:
         section, _, field = name.partition(".")
-        for cls in _classes(config):
+        for cls in present:
             if cls.__name__ == section and field != "*" and field not in fields_of(cls):
                 raise ValueError(f"identity: {section} has no field {field!r}")
     text = json.dumps(_canonical(config, frozenset(ignore)), sort_keys=True, ensure_ascii=True, allow_nan=False)

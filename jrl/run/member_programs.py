@@ -33,6 +33,9 @@ from jrl.types import ModelState, PyTree
 SOLO = ("sample_eval",)  # programs that one member calls at a time
 DRAWS_WEIGHTS = "init"  # where members begin with the same ones it is asked for shapes only
 TAKES_WEIGHTS = ("init_from",)  # those whose first argument are published weights, the same for all members
+# Fields of StagePrograms that read whole batches. On a CPU a device takes members through them one after the other:
+# what one member writes in between stays in caches; that of all is mapped from the kernel and given back each time.
+IN_TURN = ("update", "update_critic", "recompute", "critic_values", "reference", "teacher", "row_values")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +53,10 @@ class MemberPrograms:
         if name in SOLO or (self.shares_base and name == DRAWS_WEIGHTS):
             return self.cache.program(name, fn, **jit_options)
         return MemberProgram(name, fn, self, jit_options)
+
+    def takes_in_turn(self, name: str) -> bool:
+        """Whether a device computes a program for one member after the other. name: in the cache."""
+        return name.rpartition(".")[2] in IN_TURN and self.mesh.devices.flat[0].platform == "cpu"
 
     def shapes(self, tree: PyTree) -> PyTree:
         """Returns the shapes of what one run has, with the axis of members."""
@@ -123,7 +130,11 @@ class MemberProgram:
     def __init__(self, name: str, fn: Callable, members: MemberPrograms, jit_options: dict[str, Any]) -> None:
         self._members, self._takes_weights = members, name in TAKES_WEIGHTS
         over = functools.partial(
-            over_members, fn=fn, shares_base=members.shares_base, takes_weights=self._takes_weights
+            over_members,
+            fn=fn,
+            shares_base=members.shares_base,
+            takes_weights=self._takes_weights,
+            call=in_turn if members.takes_in_turn(name) else together,
         )
         if self._takes_weights and not members.shares_base:
             jit_options = {**jit_options, "donate_argnums": ()}  # every member gets a copy
@@ -150,26 +161,35 @@ class MemberProgram:
             return members.shapes_of_one(ask(*weights, *map(members.shapes, args[len(shared) :])))
 
 
-def over_members(*args: Any, fn: Callable, shares_base: bool, takes_weights: bool) -> Any:
-    """Returns what `fn` returns, called once for all members of a device, on every device of the mesh.
+def together(one: Callable, own: list, same: list) -> tuple[list, list]:
+    """Returns what `one` returns of each member's own arrays and of what is the same for all, computed at once."""
+    return jax.vmap(one, in_axes=(0, None), out_axes=(0, None))(own, same)
+
+
+def in_turn(one: Callable, own: list, same: list) -> tuple[list, list]:
+    """Returns what `together` does, computed for one member after the other."""
+    one = jax.jit(one, inline=True)  # traced once
+    found = jax.lax.map(lambda of_member: one(of_member, same)[0], own)
+    return found, one([x[0] for x in own], same)[1]  # the compiler leaves out what this does not return
+
+
+def over_members(*args: Any, fn: Callable, shares_base: bool, takes_weights: bool, call: Callable) -> Any:
+    """Returns what `fn` returns for every member of a device, on every device of the mesh.
 
     Args:
       args: of `fn`, with an axis of members where `shared_leaves` does not say otherwise.
       takes_weights: the first is the same for all members.
+      call: `together` or `in_turn`.
     """
     structure: Any = None
     shared_out: list[bool] = []
 
-    def one(flat: list) -> tuple[list, list]:
+    def one(own: list, same: list) -> tuple[list, list]:
         nonlocal structure, shared_out
-        result = fn(*jax.tree.unflatten(tree, flat))
+        result = fn(*jax.tree.unflatten(tree, _joined(own, same, shared)))
         leaves, structure = jax.tree.flatten(result)
         shared_out = shared_leaves(result, shares_base)
         return _split(leaves, shared_out)
-
-    def of_device(own: list, same: list) -> tuple[list, list]:
-        axes = [None if is_same else 0 for is_same in shared]
-        return jax.vmap(one, in_axes=(axes,), out_axes=(0, None))(_joined(own, same, shared))
 
     flat, tree = jax.tree.flatten(args)
     shared = shared_leaves(args, shares_base)
@@ -177,7 +197,9 @@ def over_members(*args: Any, fn: Callable, shares_base: bool, takes_weights: boo
         count = len(jax.tree.leaves(args[0]))
         shared = [True] * count + shared[count:]
     specs = (PartitionSpec(MEMBERS), PartitionSpec())
-    dealt_out = jax.shard_map(of_device, in_specs=specs, out_specs=specs, axis_names={MEMBERS}, check_vma=False)
+    dealt_out = jax.shard_map(
+        functools.partial(call, one), in_specs=specs, out_specs=specs, axis_names={MEMBERS}, check_vma=False
+    )
     own, same = dealt_out(*_split(flat, shared))
     return jax.tree.unflatten(structure, _joined(own, same, shared_out))
 
