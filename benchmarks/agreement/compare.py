@@ -32,8 +32,9 @@ def parts_compared(sections: Sequence[str] = SECTIONS) -> list[Part]:
 
 
 def preferences_compared() -> dict[str, Part]:
-    """Returns the parts of section P that have a loop, by the names of their functions or of their objectives."""
-    parts = {preference_loops.name_of(part): part for part in parts_compared("P")}
+    """Returns the parts of sections P and R that have a loop in `preference_loops`, by the names of their functions or
+    of their objectives."""
+    parts = {preference_loops.name_of(part): part for part in parts_compared("PR")}
     return {name: part for name, part in parts.items() if preference_loops.comparison_of(name) is not None}
 
 
@@ -76,7 +77,7 @@ def against_loop(part: Part, count: int, seed: int) -> tuple[float, float | None
 
 
 def against_preference_loop(part: Part, count: int, seed: int) -> tuple[float, float | None]:
-    """Returns the same for a part of section P, whose cases are rows of pairs or of answers, or numbers."""
+    """Returns the same for a part of section P or R, whose cases are rows of pairs or of answers, or numbers."""
     name = preference_loops.name_of(part)
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     answers = preference_loops.comparison_of(name)(part, count, rng)

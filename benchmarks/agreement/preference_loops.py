@@ -1,4 +1,4 @@
-"""Section P against plain Python: losses of stored pairs, of labeled answers, of tokens, and of single numbers.
+"""Section P, and R20, against plain Python: losses of stored pairs, labeled answers, tokens, numbers; preferences.
 
 Written from docs/algorithms.md, one pair or number at a time in float64. Derivatives are central differences of these
 loops; what carries no gradient is given to them a second time, as it is (`held`).
@@ -19,6 +19,7 @@ import numpy as np
 from jrl.algos.contract import Sequences, Tokens
 from jrl.algos.parts import Part
 from jrl.ops.divergence import teacher_advantage
+from jrl.ops.preferences import pair_strength, win_share
 from jrl.ops.win_rate import win_probability
 
 Array = np.ndarray
@@ -464,6 +465,69 @@ def of_win_probability(part: Part, count: int, rng: np.random.Generator) -> tupl
     return (([np.asarray(ours)], [theirs]),)
 
 
+# R20 and P17: what a pair model says of the samples of a prompt, in both orders.
+
+
+def both_orders(first: Array, i: int, j: int) -> float:
+    """Returns P_ij, the mean of both orders; NaN where one of them was not asked."""
+    return (float(first[i, j]) + (1 - float(first[j, i]))) / 2
+
+
+def draw_compared(rng: np.random.Generator) -> tuple[Array, Array, Array]:
+    """Returns (preferences of all rows [8, 8], prompts, samples) of three prompts, of up to four samples each. Some
+    comparisons are NaN, and so is every row with itself and with those of other prompts."""
+    order = rng.permutation(12)[:8]
+    group, sample = (order // 4).astype(np.int32), (order % 4).astype(np.int32)
+    first = np.where(rng.uniform(size=(8, 8)) < 0.8, rng.uniform(size=(8, 8)), np.nan).astype(np.float32)
+    first[(group[:, None] != group[None, :]) | np.eye(8, dtype=bool)] = np.nan
+    return first, group, sample
+
+
+def by_sample(first: Array, group: Array, sample: Array) -> Array:
+    """Returns the preferences by sample of a row's prompt, [8, 4]; NaN where that sample is missing."""
+    found = np.full((8, 4), np.nan, np.float32)
+    for i, j in np.ndindex(8, 8):
+        if group[i] == group[j]:
+            found[i, sample[j]] = first[i, j]
+    return found
+
+
+def of_win_share(part: Part, count: int, rng: np.random.Generator) -> tuple[Answers]:
+    """Returns the shares, which carry no derivative."""
+    cases, theirs = [], np.full((count, 8), 0.5)
+    for case in range(count):
+        first, group, sample = draw_compared(rng)
+        players, opponents = rng.uniform(size=(2, 8)) < 0.7
+        cases.append((by_sample(first, group, sample), group, sample, players, opponents))
+        for i in np.flatnonzero(players):
+            others = [j for j in range(8) if j != i and group[j] == group[i] and opponents[j]]
+            verdicts = [both_orders(first, i, j) for j in others]
+            verdicts = [verdict for verdict in verdicts if not math.isnan(verdict)]
+            if verdicts:
+                theirs[case, i] = sum(verdicts) / len(verdicts)
+    stacked = [jnp.asarray(np.stack(column)) for column in zip(*cases)]
+    ours = jax.jit(jax.vmap(lambda *x: win_share(*x, num_groups=3)))(*stacked)
+    return (([np.asarray(ours)], [theirs]),)
+
+
+def of_pair_strength(part: Part, count: int, rng: np.random.Generator) -> tuple[Answers]:
+    """Returns the strengths, which carry no derivative; of pairs that were not compared NaN on both sides."""
+    cases, theirs = [], np.full((count, 8), 0.5)
+    for case in range(count):
+        first, group, sample = draw_compared(rng)
+        paired = np.zeros(8, bool)
+        for prompt in range(3):
+            rows = np.flatnonzero(group == prompt)
+            if len(rows) > 1 and rng.uniform() < 0.8:
+                i, j = rng.permutation(rows)[:2]
+                paired[[i, j]] = True
+                theirs[case, i], theirs[case, j] = both_orders(first, i, j), both_orders(first, j, i)
+        cases.append((by_sample(first, group, sample), group, sample, paired))
+    stacked = [jnp.asarray(np.stack(column)) for column in zip(*cases)]
+    ours = jax.jit(jax.vmap(lambda *x: pair_strength(*x, num_groups=3)))(*stacked)
+    return (([np.asarray(ours)], [theirs]),)
+
+
 # P37: what a teacher gives a sampled token more.
 
 
@@ -484,12 +548,18 @@ def name_of(part: Part) -> str:
     return module.rpartition(".")[2] if function in OBJECTIVE_FUNCTIONS else function
 
 
+COMPARED = {
+    "win_probability": of_win_probability,
+    "win_share": of_win_share,
+    "pair_strength": of_pair_strength,
+    "teacher_advantage": of_teacher_advantage,
+}
+
+
 def comparison_of(name: str) -> Callable[[Part, int, np.random.Generator], tuple[Answers, ...]] | None:
     """Returns what compares a part of section P with its loop, from the part, a number of cases and a generator."""
-    if name == "win_probability":
-        return of_win_probability
-    if name == "teacher_advantage":
-        return of_teacher_advantage
+    if name in COMPARED:
+        return COMPARED[name]
     if name in NUMBERS:
         return of_numbers
     return of_objective if name in (*PAIRS, "kto", "sequence_baseline", "sft", "dft") else None

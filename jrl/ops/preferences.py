@@ -68,7 +68,6 @@ def _flags(rows: Array, group: Array, sample: Array, table: Array) -> Array:
 
 
 def _both_orders(table: Array) -> tuple[Array, Array]:
-    """Returns (P [num_groups, S, S], where two were compared in both orders); P is 1/2 elsewhere."""
+    """Returns (P [num_groups, S, S], anything where two were not compared; where they were, in both orders)."""
     both = (table + 1 - jnp.swapaxes(table, 1, 2)) / 2
-    compared = jnp.isfinite(both) & ~jnp.eye(table.shape[-1], dtype=bool)[None]
-    return jnp.where(compared, both, 0.5), compared
+    return both, jnp.isfinite(both) & ~jnp.eye(table.shape[-1], dtype=bool)[None]

@@ -55,7 +55,7 @@ def test_cases_of_libraries_have_nothing_in_which_they_differ():
         assert min(np.unique(case["group"], return_counts=True)[1]) >= 2
 
 
-@pytest.mark.parametrize("name", ["bradley_terry", "kto", "pro", "win_probability"])
+@pytest.mark.parametrize("name", ["bradley_terry", "kto", "pro", "win_probability", "win_share", "pair_strength"])
 def test_losses_of_preferences_equal_their_loops(name):
     worst = compare.against_preference_loop(compare.preferences_compared()[name], count=20, seed=0)
     assert all(difference <= compare.BAR for difference in worst if difference is not None)

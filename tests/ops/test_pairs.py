@@ -141,6 +141,12 @@ def test_shares_of_wins_and_strengths_of_a_pair_by_hand():
     # Against sample 2 alone; who is no player has 1/2.
     last = place == 2
     np.testing.assert_allclose(share(preference, group, place, ~last, last), [0.7, 0.5, 0.5, 0.5], 1e-6)
+    # Row 0 is no player, and row 2, which is the only opponent, has none.
+    np.testing.assert_array_equal(share(preference, group, place, last, last), [0.5, 0.5, 0.5, 0.5])
+    # Row 0 has two opponents, to whom it is none.
+    np.testing.assert_allclose(share(preference, group, place, place == 0, place > 0), [0.75, 0.5, 0.5, 0.5], 1e-6)
+    narrow = share(preference.astype(jnp.bfloat16), group, place, ~last, last)  # sums are not of the narrow type
+    assert narrow.dtype == jnp.float32
     strength = jax.jit(functools.partial(preferences.pair_strength, **static))
     pair = lambda *rows: jnp.zeros(4, bool).at[jnp.array(rows)].set(True)
     np.testing.assert_allclose(strength(preference, group, place, pair(0, 1)), [0.8, 0.2, 0.5, 0.5], 1e-6)
