@@ -7,7 +7,7 @@ import pathlib
 import re
 
 import numpy as np
-from small_model import BIGRAM, PARTS
+from small_model import BIGRAM, PARTS, PLAIN_DECODER
 
 import jrl
 from jrl.experiment import row_of
@@ -26,13 +26,14 @@ SMALL = [
 # Where the optimizer treats the matrices of layers by themselves, a head reads hidden states, or embeddings are mixed.
 DECODER = [
     "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
-    "Decoder.mlp_width=32",
+    "Decoder.mlp_width=32", *PLAIN_DECODER,
 ]  # fmt: skip
 # A verifier that a policy without training satisfies now and then, where the recipe has none of its own.
 EASY = ["Addition.verifiers=()", "Scoring.verifiers=[@Regex()]", "Regex.pattern='.*[0-9].*'"]
 
-# Where a judge must say yes to a policy without training.
+# Where a judge must say yes to a policy without training, and where much is remembered.
 OWN = {name: ["Constraints.components=('Regex',)"] for name in ("crpg", "codpo", "crraft")}
+SHORT = {"curiosity": ["Curiosity.history=64", "Curiosity.width=32"]}
 
 
 def small(name):
@@ -47,7 +48,7 @@ def small(name):
         bound.append("Learner.minibatches=2")
     if "@Regex()" in text:
         bound.append(EASY[-1])
-    bindings = [*SMALL, *bound, *OWN.get(name, [] if "verifiers" in text else EASY)]
+    bindings = [*SMALL, *bound, *OWN.get(name, [] if "verifiers" in text else EASY), *SHORT.get(name, [])]
     if "Config.stages = [@warm/Offline(), @pairs/Offline()]" in text:  # it samples nothing
         bindings = [one for one in bindings if not one.startswith("Online.")]
     path = str(ROOT / "configs" / "algos" / f"{name}.gin")
