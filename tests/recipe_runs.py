@@ -26,7 +26,7 @@ SMALL = [
 # Where the optimizer treats the matrices of layers by themselves, a head reads hidden states, or embeddings are mixed.
 DECODER = [
     "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
-    "Decoder.mlp_width=32", *PLAIN_DECODER,
+    "Decoder.mlp_width=32",
 ]  # fmt: skip
 # A verifier that a policy without training satisfies now and then, where the recipe has none of its own.
 EASY = ["Addition.verifiers=()", "Scoring.verifiers=[@Regex()]", "Regex.pattern='.*[0-9].*'"]
@@ -52,7 +52,8 @@ def small(name):
     if "Config.stages = [@warm/Offline(), @pairs/Offline()]" in text:  # it samples nothing
         bindings = [one for one in bindings if not one.startswith("Online.")]
     path = str(ROOT / "configs" / "algos" / f"{name}.gin")
-    return path, [*bindings, *(DECODER if "optimizer = " in text or reads_states(path, bindings) else [BIGRAM])]
+    decoder = "optimizer = " in text or reads_states(path, bindings)
+    return path, [*bindings, *([*DECODER, *PLAIN_DECODER] if decoder else [BIGRAM])]
 
 
 def reads_states(path, bindings):
