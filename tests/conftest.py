@@ -171,6 +171,16 @@ def frozen_before_the_first_step():
         yield
 
 
+@pytest.fixture(scope="module")
+def programs_of_many_runs():
+    """For runs of many kinds, one after another: what an early one compiled is there for a late one. Each function kept
+    has about 60 maps of kernels (see programs_cleared), which is why not all are."""
+    compiled = functools.lru_cache(maxsize=256)(program_cache._shared_jit.__wrapped__)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(program_cache, "_shared_jit", compiled)
+        yield
+
+
 def pytest_addoption(parser):
     parser.addoption("--trials", choices=("smoke", "full"), default="smoke", help="how many cases trials try")
 

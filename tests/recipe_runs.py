@@ -7,7 +7,7 @@ import pathlib
 import re
 
 import numpy as np
-from small_model import BIGRAM, PARTS
+from small_model import BIGRAM, PARTS, PLAIN_DECODER
 
 import jrl
 from jrl.experiment import row_of
@@ -31,8 +31,9 @@ DECODER = [
 # A verifier that a policy without training satisfies now and then, where the recipe has none of its own.
 EASY = ["Addition.verifiers=()", "Scoring.verifiers=[@Regex()]", "Regex.pattern='.*[0-9].*'"]
 
-# Where a judge must say yes to a policy without training.
+# Where a judge must say yes to a policy without training, and where much is remembered.
 OWN = {name: ["Constraints.components=('Regex',)"] for name in ("crpg", "codpo", "crraft")}
+SHORT = {"curiosity": ["Curiosity.history=64", "Curiosity.width=32"]}
 
 
 def small(name):
@@ -47,11 +48,12 @@ def small(name):
         bound.append("Learner.minibatches=2")
     if "@Regex()" in text:
         bound.append(EASY[-1])
-    bindings = [*SMALL, *bound, *OWN.get(name, [] if "verifiers" in text else EASY)]
+    bindings = [*SMALL, *bound, *OWN.get(name, [] if "verifiers" in text else EASY), *SHORT.get(name, [])]
     if "Config.stages = [@warm/Offline(), @pairs/Offline()]" in text:  # it samples nothing
         bindings = [one for one in bindings if not one.startswith("Online.")]
     path = str(ROOT / "configs" / "algos" / f"{name}.gin")
-    return path, [*bindings, *(DECODER if "optimizer = " in text or reads_states(path, bindings) else [BIGRAM])]
+    decoder = "optimizer = " in text or reads_states(path, bindings)
+    return path, [*bindings, *([*DECODER, *PLAIN_DECODER] if decoder else [BIGRAM])]
 
 
 def reads_states(path, bindings):

@@ -63,3 +63,11 @@ def part_in(folder):
     path = folder / "bigram.py"
     path.write_text('from small_model import PARTS\n\nMODELS = PARTS["MODELS"]\n')
     return f"parts=['{path}']"
+
+
+# Where a run needs a decoder and is not about it: one without what most of the others have, whose programs compile in
+# less time.
+PLAIN_DECODER = [
+    "Decoder.rotary_dim=0", "Decoder.qk_norm=None", "Decoder.mlp='plain'", "Decoder.activation='relu'",
+    "Decoder.parallel=True",
+]  # fmt: skip

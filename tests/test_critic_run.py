@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 import short_runs
+from small_model import PLAIN_DECODER
 
 import jrl
 from jrl.config import ConfigError
@@ -26,6 +27,7 @@ TINY = [
     "Checkpoint.keep=9", "Log.samples=0", "Log.writers=()", "Scoring.workers=1", "Online.objective=@PPO()",
     "Learner.minibatches=2", "Online.critic='policy'", "Online.critic_optimizer=@critic/AdamW()",
     "critic/AdamW.learning_rate=1e-2",
+    *PLAIN_DECODER,
 ]  # fmt: skip
 
 

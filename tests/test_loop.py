@@ -5,6 +5,7 @@ import json
 import threading
 
 import pytest
+from small_model import PLAIN_DECODER
 
 import jrl
 from jrl import config as gin
@@ -21,6 +22,7 @@ TINY = [
     "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
     "Decoder.mlp_width=32", "Online.prompts=8", "Online.samples=4", "Online.steps=6", "Checkpoint.every=2",
     "Log.samples=0", "Scoring.workers=1",
+    *PLAIN_DECODER,
 ]  # fmt: skip
 
 

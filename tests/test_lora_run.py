@@ -25,8 +25,9 @@ pytestmark = pytest.mark.usefixtures("frozen_before_the_first_step")
 
 TINY = [
     "Decoder.layers=2", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
-    "Decoder.mlp_width=32", "Online.prompts=8", "Online.samples=4", "Online.steps=4", "Checkpoint.every=2",
-    "Log.samples=0", "Log.writers=()", "Scoring.workers=1", "Config.adapter=@LoRA()", "LoRA.rank=4", "LoRA.alpha=8.0",
+    "Decoder.mlp_width=32", "Decoder.qk_norm=None", "Online.prompts=8", "Online.samples=4", "Online.steps=4",
+    "Checkpoint.every=2", "Log.samples=0", "Log.writers=()", "Scoring.workers=1", "Config.adapter=@LoRA()",
+    "LoRA.rank=4", "LoRA.alpha=8.0",
 ]  # fmt: skip
 ROWS = [[1, 2, 3, 40], [9], [5, 6] * 20]
 
@@ -58,7 +59,7 @@ def models(folder, step):
 @pytest.fixture(scope="module")
 def trained_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "lora"
-    run(folder, "Checkpoint.every=1", "Checkpoint.keep=9")
+    run(folder, "Checkpoint.every=1", "Checkpoint.keep=9", "GRPO.kl=0.1")
     return folder
 
 
@@ -93,9 +94,8 @@ def test_the_first_completions_are_those_of_the_base(trained_run, tmp_path):
     np.testing.assert_array_equal(actual["tokens"], expected["tokens"])
 
 
-def test_the_reference_is_the_base_without_a_copy(tmp_path):
-    run(tmp_path / "run", "GRPO.kl=0.1", "Online.steps=2")
-    saved = models(tmp_path / "run", 2)
+def test_the_reference_is_the_base_without_a_copy(trained_run):
+    saved = models(trained_run, 2)
     assert "frozen" not in saved["reference"]
     reference, policy = saved["reference"]["params"], saved["policy"]["params"]
     assert reference.keys() == policy.keys()  # adapters, as they were: B is 0

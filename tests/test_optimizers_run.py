@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 import short_runs
+from small_model import PLAIN_DECODER
 
 import jrl
 from jrl.config import ConfigError
@@ -23,6 +24,7 @@ TINY = [
     "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
     "Decoder.mlp_width=32", "Online.prompts=8", "Online.samples=4", "Online.steps=3", "Checkpoint.every=1",
     "Checkpoint.keep=9", "Log.samples=0", "Log.writers=()", "Scoring.workers=1",
+    *PLAIN_DECODER,
 ]  # fmt: skip
 
 

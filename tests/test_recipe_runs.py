@@ -13,6 +13,8 @@ from jrl.config import ConfigError
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.run.run_hash import read_step, run_fingerprint
 
+pytestmark = pytest.mark.usefixtures("programs_of_many_runs")
+
 
 @pytest.fixture(scope="module", autouse=True)
 def mesh_of_the_runs():

@@ -8,6 +8,8 @@ from recipe_runs import SEVERAL_UPDATES, check_that_it_learns_and_writes_its_sum
 
 from jrl.device.sharding import MeshShape, make_mesh
 
+pytestmark = pytest.mark.usefixtures("programs_of_many_runs")
+
 
 @pytest.fixture(scope="module", autouse=True)
 def mesh_of_the_runs():

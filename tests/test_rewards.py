@@ -15,6 +15,7 @@ import numpy as np
 import published_forms as forms
 import pytest
 from safetensors.numpy import load_file, save_file
+from small_model import PLAIN_DECODER
 
 import jrl
 from jrl import cli, paths
@@ -317,8 +318,9 @@ def test_score_judges_by_the_longest_row_and_not_by_its_columns(name, options, t
 def test_a_run_learns_from_it_and_resumes_with_the_same_weights_only(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "judge")
     bindings = ["Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
-                "Decoder.mlp_width=32", "Online.prompts=4", "Online.samples=2", "Online.steps=1", "Scoring.workers=1",
-                "Log.samples=0", "Log.writers=()", "Config.reward=@RewardModel()", "RewardModel.weights=(0.5, -1.0)",
+                "Decoder.mlp_width=32", *PLAIN_DECODER, "Online.prompts=4", "Online.samples=2", "Online.steps=1",
+                "Scoring.workers=1", "Log.samples=0", "Log.writers=()", "Config.reward=@RewardModel()",
+                "RewardModel.weights=(0.5, -1.0)",
                 "RewardModel.length=64", f"RewardModel.path={str(tmp_path / 'judge')!r}"]  # fmt: skip
     step = next(iter(list(jrl.steps("configs/tiny.gin", bindings, run=tmp_path / "run"))))
     conversations = [[Message("user", prompt), answer(text)] for prompt, text in step.texts]

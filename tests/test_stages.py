@@ -8,6 +8,7 @@ import json
 
 import numpy as np
 import pytest
+from small_model import PLAIN_DECODER
 
 import jrl
 from jrl import cli
@@ -19,7 +20,8 @@ from jrl.tools.score import score_rewards
 CONFIG = "configs/rlhf-tiny.gin"
 SHORT = ["warm/Offline.steps=3", "judge/Offline.steps=3", "Online.steps=3", "Online.prompts=4", "Online.samples=2",
          "warm/Offline.batch_size=8", "judge/Offline.batch_size=8", "Decoder.width=16", "Decoder.heads=2",
-         "Decoder.head_dim=8", "Decoder.mlp_width=32", "Checkpoint.every=2", "Checkpoint.keep=9"]  # fmt: skip
+         "Decoder.head_dim=8", "Decoder.mlp_width=32", "Decoder.layers=1", *PLAIN_DECODER, "Checkpoint.every=2",
+         "Checkpoint.keep=9"]  # fmt: skip
 NAMES = ["sft"] * 3 + ["judge"] * 3 + ["rl"] * 3
 
 
@@ -71,8 +73,8 @@ def test_the_reward_is_the_verifiers_and_the_weighted_roles(straight):
             np.testing.assert_allclose(row["reward/mean"], parts, rtol=1e-5)
 
 
-# The stages of stored rows end at 3 and 6, and have no lag.
-@pytest.mark.parametrize(("lag", "cut"), [(0, 1), (0, 3), (0, 4), (0, 6), (0, 7), (1, 6), (1, 7)])
+# The stages of stored rows end at 3 and 6, and have no lag; with one, samples that wait are kept too.
+@pytest.mark.parametrize(("lag", "cut"), [(0, 1), (0, 3), (0, 4), (1, 6), (1, 7)])
 def test_a_run_that_is_left_anywhere_goes_on_to_the_same_bits(straight_at, tmp_path, lag, cut):
     bindings, folder = straight_at(lag)
     for step in jrl.steps(CONFIG, bindings, run=tmp_path):

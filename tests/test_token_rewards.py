@@ -9,6 +9,7 @@ import functools
 import jax
 import numpy as np
 import pytest
+from small_model import PLAIN_DECODER
 
 import jrl
 from jrl.device.placement import rows_on_mesh
@@ -180,7 +181,7 @@ def test_token_rewards_of_sources_are_added_and_a_masked_row_has_none():
 
 TINY = [
     "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
-    "Decoder.mlp_width=32", "Online.prompts=16", "Online.samples=2", "Checkpoint.every=2",
+    "Decoder.mlp_width=32", *PLAIN_DECODER, "Online.prompts=16", "Online.samples=2", "Checkpoint.every=2",
     "Log.samples=0", "Log.writers=()", "Scoring.workers=1",
 ]  # fmt: skip
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_model import PLAIN_DECODER
 from test_bradley_terry import pairs
 
 import jrl
@@ -80,8 +81,9 @@ CONFIG = "configs/rlhf-tiny.gin"
 SMALL = ["Config.stages=[@judge/Online(), @Online()]", "judge/Online.objective=@OnlineBradleyTerry()",
          "judge/Online.trains='reward'", "judge/Online.name='judge'", "judge/Online.steps=3", "judge/Online.rewards={}",
          "judge/Online.samples=4", "Online.steps=2", "Online.prompts=8", "Online.samples=2", "Decoder.width=16",
-         "Decoder.heads=2", "Decoder.head_dim=8", "Decoder.mlp_width=32", "Checkpoint.every=1", "Checkpoint.keep=9",
-         "AdamW.learning_rate=1e-2", "Regex.pattern='[ -~](.|\\n)*'"]  # fmt: skip
+         "Decoder.heads=2", "Decoder.head_dim=8", "Decoder.mlp_width=32", "Decoder.layers=1", *PLAIN_DECODER,
+         "Checkpoint.every=1", "Checkpoint.keep=9", "AdamW.learning_rate=1e-2",
+         "Regex.pattern='[ -~](.|\\n)*'"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

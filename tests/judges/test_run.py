@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+from small_model import PLAIN_DECODER
 from stand_in import Faults, StandIn, digits
 from test_pods import assert_same, train
 
@@ -24,6 +25,7 @@ TINY = [
     "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
     "Decoder.mlp_width=32", "Online.prompts=4", "Online.samples=4", "Online.steps=4", "Checkpoint.every=2",
     "Log.samples=0", "Scoring.workers=1",
+    *PLAIN_DECODER,
 ]  # fmt: skip
 JUDGE = ["Config.judges=[@Judge()]", "Judge.model='stand-in'", "Judge.backoff_seconds=0.01", "Judge.weight=2.0"]
 
