@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import errno
+import gc
 import itertools
 import json
 import logging
@@ -83,6 +84,9 @@ class Command:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code. Errors are one message on standard error."""
+    if argv is None:
+        # What a command traces and compiles stays: to look through it again and again is a tenth of a short run.
+        gc.set_threshold(50_000, 10, 10)
     argv = list(sys.argv[1:] if argv is None else argv)
     logging.basicConfig(format="jrl: %(message)s", level=logging.WARNING, stream=sys.stderr)
     logging.getLogger("absl").setLevel(logging.ERROR)
