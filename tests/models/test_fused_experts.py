@@ -259,7 +259,7 @@ def test_several_tokens_a_row_and_many_rows_take_the_sliced_matrices():
 
 def test_a_decoded_token_lowered_for_tpus_makes_no_copy_of_a_layers_experts():
     cfg = dataclasses.replace(CFG, dtype="bfloat16")
-    params = jax.eval_shape(lambda: with_kernel(random_params(cfg), cfg))
+    params = jax.eval_shape(lambda params: with_kernel(params, cfg), random_params(cfg))
     text = jax.jit(lambda p: decode(p, cfg)).trace(params).lower(lowering_platforms=("tpu",)).as_text()
     assert len(re.findall(r'kernel_name = "fused_experts"', text)) == 1 and "ragged_dot" not in text
     assert not re.search(r"dynamic_slice.*-> tensor<1x6x(128x24|24x128)xbf16>", text)
