@@ -221,12 +221,6 @@ def test_keys_that_lie_by_entry_draw_the_same(layers, shape):
     np.testing.assert_allclose(plain.sampler_logprobs, out.sampler_logprobs, atol=2e-5)
 
 
-def test_scanned_layers_draw_the_same():
-    batch = prompts()
-    scanned = run(batch, dataclasses.replace(BASE, layers="scanned"))
-    assert_same(run(batch, BASE), scanned, None, ("tokens", "length", "finish"))
-
-
 def test_the_width_of_the_prompts_does_not_matter():
     batch = prompts()
     wider = dataclasses.replace(batch, tokens=np.pad(batch.tokens, ((0, 0), (0, 3)), constant_values=1))
@@ -528,15 +522,13 @@ def long_prompts(count, lengths):
 
 
 OPTIONS = [
-    ("scanned", {}),
-    ("unrolled", {}),
     ("unrolled", {"window": 50, "window_layers": (True, False)}),
     ("scanned", {"layers": 3, "shared_layers": 1}),
     ("unrolled", {"full": FullHeads(head_dim=16, kv_heads=1), "window": 120, "window_layers": (True, False)}),
 ]
 
 
-@pytest.mark.parametrize("layers, option", OPTIONS, ids=["scanned", "unrolled", "windows", "shared", "two shapes"])
+@pytest.mark.parametrize("layers, option", OPTIONS, ids=["windows", "shared", "two shapes"])
 def test_a_cache_of_several_blocks_gives_the_logprobs_of_a_plain_forward(layers, option):
     """Blocks end at 64, 128 and 174 columns. Prompts end on both sides of the first end, completions beyond the second,
     and slots pass from rows that have been there to rows that have not."""

@@ -13,7 +13,7 @@ import pytest
 from jrl.device.sharding import TRAIN, MeshShape, make_mesh, shardings
 from jrl.models import decoder
 from jrl.models.attention.fused import QK_NORM, QKV, fused
-from jrl.models.contract import axes, init
+from jrl.models.contract import axes, is_spec
 from jrl.models.shape import Decoder
 
 CFG = Decoder(vocab_size=32, layers=2, width=16, heads=4, kv_heads=2, head_dim=8, mlp_width=24)
@@ -23,10 +23,13 @@ POSITIONS = np.broadcast_to(np.arange(6, dtype=np.int32), TOKENS.shape)
 
 def random_params(cfg, model=decoder.MODEL):
     """Every leaf random: norms and adapters too."""
-    params = init(jax.random.key(0), model.spec(cfg))
-    key = lambda path: jax.random.key(zlib.crc32(str(path).encode()))
-    noise = lambda path, x: x + 0.3 * jax.random.normal(key(path), x.shape, x.dtype)
-    return jax.tree_util.tree_map_with_path(noise, params)
+
+    def draw(path, s):
+        rng = np.random.default_rng(zlib.crc32(str(path).encode()))
+        fresh = 1 if s.scale is None else s.scale * rng.normal(size=s.shape)
+        return jnp.asarray((fresh + 0.3 * rng.normal(size=s.shape)).astype(s.dtype))
+
+    return jax.tree_util.tree_map_with_path(draw, model.spec(cfg), is_leaf=is_spec)
 
 
 def hidden_of(params, cfg):
