@@ -80,19 +80,18 @@ def token_loss(config: IQL, tokens: Tokens, state: PyTree) -> tuple[Array, dict[
     following, goes_on = segments.following(jax.lax.stop_gradient(values), mask, tokens.segment)
     earned = reduce.masked(tokens.row_values[..., 0], mask)
     delta = jnp.where(goes_on, 0, earned) + config.discount * following - values
-    advantage = jax.lax.stop_gradient(delta)
     weighting = dict(beta=config.beta, max_weight=config.max_weight)
-    imitation = awr.awr(tokens.logprobs, advantage, mask, **weighting)
+    imitation = awr.awr(tokens.logprobs, delta, mask, **weighting)
     wrong = expectile(delta, config.tau)
     metrics = {
-        "advantage/mean": advantage,
-        "advantage/weight": awr.awr_weights(advantage, **weighting),
-        "stored/reward_logprob": earned * reduce.masked(tokens.logprobs, mask),
+        "advantage/mean": delta,
+        "advantage/weight": awr.awr_weights(delta, **weighting),
+        "stored/reward_logprob": earned * tokens.logprobs,
         "stored/reward": earned,
         "value/loss": wrong,
         "value/mean": values,
     }
-    return reduce.masked(imitation + config.value_coefficient * wrong, mask), common.metrics_of(tokens, metrics)
+    return imitation + config.value_coefficient * wrong, common.metrics_of(tokens, metrics)
 
 
 OBJECTIVE = Objective(

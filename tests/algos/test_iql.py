@@ -25,7 +25,7 @@ LOGPROBS, VALUES = [-1.0, -2.0, -0.5], [0.4, 0.7, 0.5]
 def answer(logprobs, values, reward, segment=None, mask=None):
     """Returns tokens of stored answers; reward: one for all of them, or one for each token."""
     batch = tokens(logprobs, [0.0] * len(logprobs), [0.0] * len(logprobs), segment=segment)
-    reward = jnp.broadcast_to(jnp.float32(reward), len(logprobs))[:, None]
+    reward = jnp.stack([jnp.broadcast_to(jnp.float32(reward), len(logprobs)), jnp.full(len(logprobs), NAN)], axis=-1)
     mask = batch.mask if mask is None else jnp.array(mask)
     return batch.replace(values=jnp.float32(values), row_values=reward, mask=mask, advantages=None)
 
@@ -77,7 +77,7 @@ def test_where_values_are_right_it_is_sft():
 
 def test_what_follows_is_the_next_learned_token_of_the_answer():
     # The second token is another speaker's; the fourth is of another answer, with a reward of its own.
-    batch = answer([-1.0, NAN, -2.0, -0.5], [0.4, NAN, 0.7, 0.5], [1.0, NAN, 1.0, 0.0], segment=[0, 0, 0, 1],
+    batch = answer([-1.0, NAN, -2.0, -0.5], [0.4, NAN, 0.7, 0.5], [1.0, 1.0, 1.0, 0.0], segment=[0, 0, 0, 1],
                    mask=[True, False, True, True])  # fmt: skip
     loss, metrics = loss_of(batch)
     np.testing.assert_allclose(metrics["advantage/mean"], [0.3, 0, 0.3, -0.5], rtol=1e-5)

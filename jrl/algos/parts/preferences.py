@@ -404,7 +404,10 @@ PARTS: list[Part] = [
         "function": "jrl.ops.soft_q:expectile",
         "inputs": ["error", "tau"],
         "output": "loss [...] float32",
-        "tests": ["tests/ops/test_pair_losses.py::test_by_hand"],
+        "tests": [
+            "tests/ops/test_pair_losses.py::test_by_hand",
+            "tests/ops/test_pair_losses.py::test_values_and_ranks_are_computed_wide",
+        ],
     },
     {
         "id": "P31",
