@@ -23,7 +23,8 @@ SMALL = [
     "Online.prompts=4", "Online.samples=8", "Online.steps=2", "Sampler.slots=8", "Scoring.workers=1",
     "Log.writers=()",
 ]  # fmt: skip
-# Where the optimizer treats the matrices of layers by themselves, a head reads hidden states, or embeddings are mixed.
+# Where the optimizer treats the matrices of layers by themselves, a head reads hidden states, embeddings are mixed, or
+# a pair model compares: after the last token alone, both orders of two answers are a tie.
 DECODER = [
     "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
     "Decoder.mlp_width=32",
@@ -52,7 +53,7 @@ def small(name):
     if "Config.stages = [@warm/Offline(), @pairs/Offline()]" in text:  # it samples nothing
         bindings = [one for one in bindings if not one.startswith("Online.")]
     path = str(ROOT / "configs" / "algos" / f"{name}.gin")
-    decoder = "optimizer = " in text or reads_states(path, bindings)
+    decoder = "optimizer = " in text or "pair_model = @" in text or reads_states(path, bindings)
     return path, [*bindings, *([*DECODER, *PLAIN_DECODER] if decoder else [BIGRAM])]
 
 
