@@ -669,7 +669,7 @@ def _evaluate_pairs(
         model = opened()
         kind = "head" if REWARD in model.heads else "implicit"
         unread = unread and kind == "head"
-        if unread and not any(other not in classifiers for _, other, _ in models[i + 1 :]):
+        if unread and all(other in classifiers for _, other, _ in models[i + 1 :]):
             raise ValueError(refusal)
         found = reward_quality.measured(reward_quality.reward_of(model, reference), compared)
         results.append(result(name, model.step, kind, found))

@@ -35,10 +35,7 @@ def check(config: AWR, facts: Facts) -> None:
     common.check_sampling(config, facts, grouped=True)
     common.check_entropy(config)
     common.check_positive(config, {"beta": "weights are exp(A / beta). 1.0 is usual."})
-    if not config.max_weight >= 1:
-        raise ValueError(
-            f"AWR.max_weight = {config.max_weight} must be at least 1, the weight of an advantage of 0. 20.0 is usual."
-        )
+    common.check_largest_weight(config)
 
 
 def keep(config: AWR, groups: Groups) -> Array:

@@ -312,6 +312,15 @@ def check_positive(config: Any, usual: dict[str, str]) -> None:
             raise ValueError(f"{type(config).__name__}.{field} = {value} must be above 0: {hint}")
 
 
+def check_largest_weight(config: Any) -> None:
+    """Raises ValueError for a largest weight of L16 that cuts what is as good as expected."""
+    if not config.max_weight >= 1:
+        raise ValueError(
+            f"{type(config).__name__}.max_weight = {config.max_weight} must be at least 1, the weight of an advantage "
+            "of 0. 20.0 is usual."
+        )
+
+
 def check_weighted(config: Any, facts: contract.Facts) -> None:
     """Raises ValueError where the options that most group methods share are illegal."""
     check_sampling(config, facts, grouped=True)

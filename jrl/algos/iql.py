@@ -54,10 +54,7 @@ def check(config: IQL, facts: Facts) -> None:
             f"IQL.tau = {config.tau} must be at least 0.5, the mean, and below 1, the best that the data have. 0.7 is "
             "usual."
         )
-    if not config.max_weight >= 1:
-        raise ValueError(
-            f"IQL.max_weight = {config.max_weight} must be at least 1, the weight of an advantage of 0. 20.0 is usual."
-        )
+    common.check_largest_weight(config)
     if not 0 < config.discount <= 1:
         raise ValueError(f"IQL.discount = {config.discount} must be above 0 and at most 1; 1 is usual")
 

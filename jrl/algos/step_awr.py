@@ -40,11 +40,7 @@ def check(config: StepAWR, facts: Facts) -> None:
             "beta": "weights are exp(A / beta), A a difference of success rates. 0.25 is usual.",
         },
     )
-    if not config.max_weight >= 1:
-        raise ValueError(
-            f"StepAWR.max_weight = {config.max_weight} must be at least 1, the weight of an advantage of 0. 20.0 is "
-            "usual."
-        )
+    common.check_largest_weight(config)
 
 
 def sequence_loss(config: StepAWR, sequences: Sequences, state: PyTree) -> tuple[Array, dict[str, Array]]:

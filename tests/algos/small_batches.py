@@ -9,6 +9,8 @@ import numpy as np
 from jrl.algos import ALGOS
 from jrl.algos.contract import Groups, Tokens
 from jrl.algos.grpo import GRPO
+from jrl.learning.learner import micro_batch
+from jrl.types import PackedBatch, Recomputed, SequenceTargets, TrainBatch
 
 
 def tokens(new, old, advantages, behaviour=None, segment=None):
@@ -25,6 +27,23 @@ def tokens(new, old, advantages, behaviour=None, segment=None):
         segment=jnp.zeros(len(new), jnp.int32) if segment is None else jnp.array(segment),
         num_segments=2,
     )
+
+
+def two_stored_answers(value, denominator):
+    """Returns a micro-batch of a row with two stored answers, of tokens 1 and 2 and of token 4, with what the data say
+    of each, [2, K]."""
+    row = lambda x: jnp.asarray(x)[None, None]
+    segment, mask = row([0, 0, 0, 1, 1, 2]), row([False, True, True, False, True, False])
+    packed = PackedBatch(
+        tokens=segment, positions=segment, segment=segment, shared_prefix=None, prefix_row=None, action_mask=mask,
+        behaviour_logprobs=None, sampler_logprobs=None, sequence=row(jnp.arange(2)), temperature=jnp.float32(1),
+        num_real=jnp.int32(1),
+    )  # fmt: skip
+    targets = SequenceTargets(row(jnp.ones(2, bool)), row(jnp.ones(2)), row(jnp.ones(2)), row(jnp.arange(2)),
+                              jnp.float32(2), value=row(jnp.float32(value)))  # fmt: skip
+    weights = mask.astype(jnp.float32)
+    batch = TrainBatch(packed, Recomputed(), mask, weights, None, None, targets, jnp.float32(denominator))
+    return micro_batch(batch, jnp.int32(0))
 
 
 def loss_of(objective, config, batch, state=()):

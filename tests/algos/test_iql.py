@@ -6,15 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_batches import tokens
+from small_batches import tokens, two_stored_answers
 
 import jrl
 from jrl.algos import ALGOS
 from jrl.algos.contract import Facts, Needs
 from jrl.algos.iql import IQL
 from jrl.experiment import TABLES, check
-from jrl.learning.learner import Reading, micro_batch, token_terms
-from jrl.types import PackedBatch, Recomputed, SequenceTargets, TrainBatch
+from jrl.learning.learner import Reading, token_terms
 
 ROW = ALGOS["IQL"]
 FACTS = Facts(samples=1, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=8)
@@ -87,19 +86,10 @@ def test_what_follows_is_the_next_learned_token_of_the_answer():
 
 def test_the_learner_gives_every_token_the_reward_of_its_row():
     # Answers of tokens 1 and 2, reward 0.9, and of token 4, reward -0.5; V = 0.
-    row = lambda x: jnp.asarray(x)[None, None]
-    segment, mask = row(jnp.array([0, 0, 0, 1, 1, 2])), row(jnp.array([False, True, True, False, True, False]))
-    packed = PackedBatch(
-        tokens=segment, positions=segment, segment=segment, shared_prefix=None, prefix_row=None, action_mask=mask,
-        behaviour_logprobs=None, sampler_logprobs=None, sequence=row(jnp.arange(2)), temperature=jnp.float32(1),
-        num_real=jnp.int32(1),
-    )  # fmt: skip
-    targets = SequenceTargets(row(jnp.ones(2, bool)), row(jnp.ones(2)), row(jnp.ones(2)), row(jnp.arange(2)),
-                              jnp.float32(2), value=row(jnp.array([[0.9], [-0.5]])))  # fmt: skip
-    batch = TrainBatch(packed, Recomputed(), mask, mask.astype(jnp.float32), None, None, targets, jnp.float32(3))
+    micro = two_stored_answers([[0.9], [-0.5]], 3)
     still = jnp.zeros((1, 6))
     reading = Reading(still - 1, still, None, still, None, None)
-    _, metrics = token_terms(reading, micro_batch(batch, jnp.int32(0)), IQL(), (), ROW)
+    _, metrics = token_terms(reading, micro, IQL(), (), ROW)
     np.testing.assert_allclose(metrics["stored/reward"], [[0, 0.9, 0.9, 0, -0.5, 0]], rtol=1e-6)
     np.testing.assert_allclose(metrics["advantage/mean"], [[0, 0, 0.9, 0, -0.5, 0]], rtol=1e-6)
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_batches import two_stored_answers
 from small_model import BIGRAM, PARTS
 from test_pair_objectives import FACTS, sequences
 
@@ -22,11 +23,10 @@ from jrl.algos.a_lol import ALoL
 from jrl.algos.r_gold import RGOLD
 from jrl.algos.step_awr import StepAWR
 from jrl.config import ConfigError
-from jrl.learning.learner import Reading, micro_batch, sequence_terms
+from jrl.learning.learner import Reading, sequence_terms
 from jrl.ops import offline_advantage
 from jrl.run.bucket_run import RunFolder
 from jrl.run.job import open_job
-from jrl.types import PackedBatch, Recomputed, SequenceTargets, TrainBatch
 
 NAN = float("nan")
 
@@ -108,18 +108,7 @@ def test_r_gold_by_hand():
 
 def test_the_learner_weighs_tokens_by_their_floored_probability():
     # Two answers, of tokens 1 and 2 and of token 4: p = 0.5 and 0.05, which weighs 0.1; and 0.2. R - V = 0.4 and -1.
-    row = lambda x: jnp.asarray(x)[None, None]
-    segment, mask = row(jnp.array([0, 0, 0, 1, 1, 2])), row(jnp.array([False, True, True, False, True, False]))
-    packed = PackedBatch(
-        tokens=segment, positions=segment, segment=segment, shared_prefix=None, prefix_row=None, action_mask=mask,
-        behaviour_logprobs=None, sampler_logprobs=None, sequence=row(jnp.arange(2)), temperature=jnp.float32(1),
-        num_real=jnp.int32(1),
-    )  # fmt: skip
-    value = row(jnp.array([[0.9, 0.5], [0.0, 1.0]]))
-    targets = SequenceTargets(row(jnp.ones(2, bool)), row(jnp.ones(2)), row(jnp.ones(2)), row(jnp.arange(2)),
-                              jnp.float32(2), value=value)  # fmt: skip
-    batch = TrainBatch(packed, Recomputed(), mask, mask.astype(jnp.float32), None, None, targets, jnp.float32(2))
-    micro = micro_batch(batch, jnp.int32(0))
+    micro = two_stored_answers([[0.9, 0.5], [0.0, 1.0]], 2)
     probability = jnp.array([[NAN, 0.5, 0.05, NAN, 0.2, NAN]])
 
     def total(logprobs):

@@ -15,12 +15,10 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
-from jrl.ops.keys import row_key, token_key
 from jrl.rollout.strategies.contract import Fields, Setting, Shard, Strategy, check_no_stop_strings, check_role
-from jrl.rollout.strategies.rows import widened
+from jrl.rollout.strategies.rows import drawn_by_visit, widened
 from jrl.types import Array, Finish, PromptBatch
 
 
@@ -75,8 +73,7 @@ class RollInDrawing(NamedTuple):
         )
         ended = (guided["finish"] == Finish.STOP_TOKEN).astype(jnp.int32)
         most = guided["length"] - prompts.length - ended
-        named = jax.vmap(lambda uid: token_key(row_key(shard.key, shard.stream, uid, shard.samples), 0))(prompts.uid)
-        chance, place = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(named).T
+        chance, place = drawn_by_visit(shard)
         taken = taken_of_guide(most, chance, place, probability=config.probability)
         begun = PromptBatch(tokens=guided["tokens"], length=prompts.length + taken, uid=prompts.uid)
         left = jnp.repeat(longest - taken, shard.samples)

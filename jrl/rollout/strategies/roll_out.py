@@ -22,12 +22,10 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
-from jrl.ops.keys import row_key, token_key
 from jrl.rollout.strategies.contract import Fields, Setting, Shard, Strategy, check_no_stop_strings, check_role
-from jrl.rollout.strategies.rows import EMPTY, continued, widened
+from jrl.rollout.strategies.rows import EMPTY, continued, drawn_by_visit, widened
 from jrl.types import Array, Finish, PromptBatch
 
 
@@ -85,8 +83,7 @@ class RollOutDrawing(NamedTuple):
         # Beyond the samples of the prompt, so that its noise is not theirs.
         its_sample = jnp.full_like(prompts.length, shard.samples)
         rolled = shard.sample(prompts.replace(sample=its_sample), samples=1, completion_length=longest)
-        named = jax.vmap(lambda uid: token_key(row_key(shard.key, shard.stream, uid, shard.samples), 0))(prompts.uid)
-        place, chance = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(named).T
+        place, chance = drawn_by_visit(shard)
         words = rolled["length"] - prompts.length
         kept, guided = rolled_in(words, place, chance, probability=config.probability)
         begun = PromptBatch(tokens=rolled["tokens"], length=prompts.length + kept, uid=prompts.uid)

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 
+from jrl.ops.keys import row_key, token_key
 from jrl.ops.router import not_recorded, replayed
-from jrl.rollout.strategies.contract import Fields
+from jrl.rollout.strategies.contract import Fields, Shard
 from jrl.types import Array
 
 BY_TOKEN = ("tokens", "action_mask", "sampler_logprobs", "truncated_logprobs", "support_size", "version", "turn")
 ROUTES = "routes"  # by token too, and only where they are recorded
 EMPTY = {"action_mask": False, "sampler_logprobs": 0, "truncated_logprobs": 0, "support_size": 0, "version": -1,
          "turn": 0}  # fmt: skip
+
+
+def drawn_by_visit(shard: Shard) -> Array:
+    """Returns two numbers for every prompt, [2, b] float32, uniform in [0, 1), named beyond its samples so that their
+    noise is not theirs."""
+    of = lambda uid: jax.random.uniform(token_key(row_key(shard.key, shard.stream, uid, shard.samples), 0), (2,))
+    return jax.vmap(of)(shard.prompts.uid).T
 
 
 def widened(fields: Fields, width: int, pad_id: int) -> Fields:
