@@ -3,7 +3,7 @@
     delta_t = r_t + discount * V(s_{t+1}) - V(s_t), r_t the reward of the row at its last token and 0 before
     l_t     = -min(exp(delta_t / beta), max_weight) * lp_t                                                L16
               + value_coefficient * |tau - 1[delta_t < 0]| * delta_t^2                                    P31
-    L       = mean over all tokens of the step                                                            G1
+    L       = mean over all tokens of the step, of which those of a row without a reward are 0            G1
 
 V is a value head on the policy: the better part (tau) of what its state leads to in the data, so that a token is
 imitated by what it changed, also where no whole answer in the data is the best. The state after the last learned token

@@ -1,4 +1,5 @@
-"""Device programs over the members of a population: a run's own programs under `vmap`, on one device or several.
+"""Device programs over the members of a population: a run's own programs for all of them at once or in turn, on one or
+several devices.
 
 `programs.build` is given `MemberPrograms` in place of a program cache. What it builds takes and returns trees whose
 arrays have a leading axis of members; asked for shapes, and to compile, it takes and returns those of one run, so that
