@@ -84,6 +84,7 @@ class Scores:
     # Beside `reward`, on sampled tokens: [N, T] float32, 0 where a row is not valid; None: no source gives any
     token_reward: Array | None = None
     components: dict[str, Array] | None = None  # {name: [N] float32}, unweighted; NaN where there is no number
+    task: Array | None = None  # [N] uint32, a hash of the name of the task that the prompt is of; 0 on padding
 
 
 @struct.dataclass
@@ -160,6 +161,7 @@ class TrainBatch:
     denominator: Array  # [] float32, what the weighted sum of the whole optimizer step is divided by
     selected: Array | None = None  # [M, R, L] bool, tokens that the loss treats in another way; None: no such choice
     positive_weights: Array | None = None  # [M, R, L] float32, as Tokens have them; None: no row has a mean of its own
+    staleness: Array | None = None  # [M, R, L] int32, versions that a sampled token is old; None: nothing asks for it
     pretraining: PretrainingBatch | None = None  # None: nothing is imitated beside the samples
 
 

@@ -34,6 +34,7 @@ EASY = ["Addition.verifiers=()", "Scoring.verifiers=[@Regex()]", "Regex.pattern=
 
 # Where a judge must say yes to a policy without training, and where much is remembered.
 OWN = {name: ["Constraints.components=('Regex',)"] for name in ("crpg", "codpo", "crraft")}
+OWN["task_normalized_grpo"] = [*EASY, "Jsonl.verifiers=()"]
 SHORT = {"curiosity": ["Curiosity.history=64", "Curiosity.width=32"]}
 
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn_params import drawn_params
 
 from jrl.algos import ALGOS
 from jrl.algos.sft import OBJECTIVE as SFT
@@ -29,7 +30,7 @@ from jrl.learning.optimizer import begin
 from jrl.learning.optimizers.adamw import AdamW
 from jrl.learning.optimizers.contract import describe
 from jrl.learning.pack import pack, pack_rollout, plan, unpack
-from jrl.models.contract import axes, init
+from jrl.models.contract import axes
 from jrl.models.decoder import MODEL
 from jrl.models.experts import Experts
 from jrl.models.heads import VALUE
@@ -132,9 +133,8 @@ def program(mesh_shape, config, algo, dtype, experts):
 def weights(dtype, experts=None, head=False):
     """Returns random weights as numpy, with a value head that is not 0 where asked."""
     spec = MODEL.spec(model_config(dtype, experts))
-    with jax.set_mesh(make_mesh(MeshShape(), jax.devices()[:1])):
-        drawn = jax.tree.map(np.asarray, jax.jit(lambda k: init(k, spec))(jax.random.key(3)))
-    return Weights(drawn, {VALUE: np.random.default_rng(4).normal(size=(1, 16, 1)).astype(dtype) / 4} if head else {})
+    params = jax.tree.map(np.asarray, drawn_params(spec, seed=3))
+    return Weights(params, {VALUE: np.random.default_rng(4).normal(size=(1, 16, 1)).astype(dtype) / 4} if head else {})
 
 
 def step_sums(mesh_shape, config, algo="GRPO", dtype="float32", order=None, experts=None, replayed=None):
@@ -534,7 +534,7 @@ def test_no_buffer_of_the_update_holds_all_logits():
     spec = MODEL.spec(cfg)
     mesh = make_mesh(MeshShape(), jax.devices()[:1])
     with jax.set_mesh(mesh):
-        params = init(jax.random.key(0), spec)
+        params = drawn_params(spec)
         rollout, _ = sequences()
         shape = packed_shape(config, N, T, 1)
         packing = plan(rollout.length, shape, 0, 1)
@@ -613,7 +613,7 @@ def test_what_is_not_trained_keeps_its_bits_under_weight_decay(mesh):
     cfg = dataclasses.replace(model_config("float32"), layers=1, layer_scale=True)
     state, batch, _ = update_program()
     adamw = jax.tree.map(jnp.float32, AdamW(learning_rate=1e-2, weight_decay=0.1))
-    params = init(jax.random.key(0), MODEL.spec(cfg))
+    params = drawn_params(MODEL.spec(cfg))
     params["layers"]["layer_scale"] = jnp.full((1, 1), 0.7)
     own = Weights(params, {})
     policy = state.models["policy"].replace(

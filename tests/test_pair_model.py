@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn_params import drawn_params
 from recipe_runs import DECODER as SMALL_DECODER
 from small_model import MODEL as BIGRAM_MODEL
 from small_model import Bigram
@@ -19,7 +20,6 @@ from jrl.config import ConfigError
 from jrl.learning.learner import Weights
 from jrl.learning.pair_model import first_preferred
 from jrl.models import decoder
-from jrl.models.contract import init
 from jrl.models.shape import Decoder
 from jrl.rollout.pair_model import WINS, PairModel, component_names, pair_model_source
 from jrl.rollout.scoring import HostScores
@@ -76,7 +76,7 @@ def test_a_completion_whose_comparisons_do_not_fit_has_no_reward():
 @pytest.mark.parametrize("model, cfg", [(BIGRAM_MODEL, Bigram(vocab_size=16)), (decoder.MODEL, None)])
 def test_the_verdict_is_read_at_the_last_token_of_a_question(model, cfg):
     cfg = cfg or Decoder(vocab_size=16, layers=1, width=16, heads=2, kv_heads=1, head_dim=8, mlp_width=16)
-    weights = Weights(init(jax.random.key(0), model.spec(cfg)), {})
+    weights = Weights(drawn_params(model.spec(cfg)), {})
     tokens, length = jnp.int32([[3, 5, 7, 9], [4, 6, 1, 1]]), jnp.int32([4, 2])
     columns = jnp.broadcast_to(jnp.arange(4), (2, 4))
     logits = model.unembed(weights.params, model.forward(weights.params, tokens, columns, None, cfg)[0], cfg)

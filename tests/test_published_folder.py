@@ -9,13 +9,13 @@ import jax
 import numpy as np
 import published_forms as forms
 import pytest
+from drawn_params import drawn_params
 from families import golden
 from safetensors.numpy import load_file, save_file
 
 from jrl import cli
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.models import decoder
-from jrl.models.contract import init
 from jrl.models.families import FAMILIES
 from jrl.models.pretrained.published import GENERATION, export
 from jrl.models.shape import Decoder
@@ -67,7 +67,7 @@ def published_model(tmp_path_factory):
     files[GENERATION] = json.dumps(generation).encode()
     cfg = Decoder(vocab_size=576, **QWEN)
     folder = tmp_path_factory.mktemp("model") / "qwen"
-    params = jax.jit(lambda key: init(key, decoder.spec(cfg)))(jax.random.key(0))
+    params = drawn_params(decoder.spec(cfg))
     export(params, cfg, folder, dtype="float32", max_bytes=1 << 30, family=FAMILIES["Qwen2"], companions=files)
     return folder
 

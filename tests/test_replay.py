@@ -61,13 +61,16 @@ def scores(**more):
 
 
 def test_what_a_store_has_no_column_for_is_left_out_and_what_it_lacks_is_nothing():
-    columns = replay.score_columns(scores(), ("A/b", "C"), of_tokens=True)
-    assert list(columns) == ["outcome", "component.A%2Fb", "component.C", "token_reward"]
+    task = np.array([5, 0], np.uint32)
+    columns = replay.score_columns(scores(), task, ("A/b", "C"), of_tokens=True)
+    assert list(columns) == ["outcome", "task", "component.A%2Fb", "component.C", "token_reward"]
     np.testing.assert_array_equal(columns["component.C"], [np.nan, np.nan])
     assert columns["token_reward"].tolist() == [[0], [0]]
     tokens = np.array([[1, 2], [3, 4]], np.float32)
-    assert replay.score_columns(scores(token_reward=tokens), (), True)["token_reward"].tolist() == [[1, 2], [0, 0]]
+    with_tokens = replay.score_columns(scores(token_reward=tokens), task, (), True)
+    assert with_tokens["token_reward"].tolist() == [[1, 2], [0, 0]]
     assert replay.fitting(columns, set()) == columns
     assert replay.fitting(columns, {"tokens", "reward"}) == {}  # begun by an earlier version
-    found = replay.fitting(replay.score_columns(scores(), ("A/b",), False), {"outcome", "component.D", "token_reward"})
+    columns = replay.score_columns(scores(), task, ("A/b",), False)
+    found = replay.fitting(columns, {"outcome", "component.D", "token_reward"})
     assert set(found) == {"outcome", "component.D", "token_reward"} and np.isnan(found["component.D"]).all()

@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn_params import drawn_params
 
 from jrl.device.program_cache import COMPILER_OPTIONS
 from jrl.device.sharding import TRAIN, MeshShape, batch_sharding, make_mesh, replicated, shardings
 from jrl.models import decoder
 from jrl.models.attention.linear import Linear
-from jrl.models.contract import abstract, axes, init
+from jrl.models.contract import abstract, axes
 from jrl.models.shape import FullHeads
 from jrl.ops.truncate import support_of_size
 from jrl.rollout import sampler, stop_strings
@@ -33,7 +34,7 @@ FIELDS = ("tokens", "length", "action_mask", "sampler_logprobs", "finish", "vers
 def weights(cfg=CFG, seed=0):
     """Random weights whose policy is far from uniform (about 2 nats). Norms inside stay 1: attention scores scaled up
     make a net that amplifies roundings a hundred times, and then nothing could be compared."""
-    params = init(jax.random.key(seed), decoder.spec(cfg))
+    params = drawn_params(decoder.spec(cfg), seed)
     return {**params, "final_norm": params["final_norm"] * 2}
 
 

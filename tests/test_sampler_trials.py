@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn_params import drawn_params
 
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.learning import layout, learner, pack
 from jrl.models import decoder
-from jrl.models.contract import init
 from jrl.ops.draw import race
 from jrl.ops.keys import row_key, token_key
 from jrl.ops.truncate import support_of_size
@@ -27,7 +27,7 @@ KEY = 21
 
 
 def weights(cfg=CFG, seed=0, gain=4.0):
-    params = init(jax.random.key(seed), decoder.spec(cfg))
+    params = drawn_params(decoder.spec(cfg), seed)
     return {**params, "final_norm": params["final_norm"] * gain}
 
 

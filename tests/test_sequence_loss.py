@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn_params import drawn_params
 
 from jrl.algos import ALGOS
 from jrl.algos.contract import Needs, Objective, other_of_pair
@@ -31,7 +32,7 @@ from jrl.learning.optimizer import begin
 from jrl.learning.optimizers.adamw import AdamW
 from jrl.learning.optimizers.contract import describe
 from jrl.learning.pack import by_place, pack_tokens, plan
-from jrl.models.contract import axes, init
+from jrl.models.contract import axes
 from jrl.models.decoder import MODEL
 from jrl.models.heads import REWARD, VALUE
 from jrl.models.shape import Decoder
@@ -126,8 +127,7 @@ def in_order(rows, order):
 def drawn(dtype, seed):
     """Returns random weights with a reward head and a value head, as numpy."""
     cfg = model_config(dtype)
-    with jax.set_mesh(make_mesh(MeshShape(), jax.devices()[:1])):
-        params = jax.tree.map(np.asarray, jax.jit(lambda k: init(k, MODEL.spec(cfg)))(jax.random.key(seed)))
+    params = jax.tree.map(np.asarray, drawn_params(MODEL.spec(cfg), seed))
     heads = np.random.default_rng(seed).normal(size=(2, 1, 16, 1)).astype(dtype)
     return Weights(params, dict(zip((REWARD, VALUE), heads)))
 

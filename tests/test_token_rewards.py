@@ -173,7 +173,7 @@ def test_token_rewards_of_sources_are_added_and_a_masked_row_has_none():
     assert neither.token_reward is None
     mesh = make_mesh(MeshShape(), jax.devices()[:1])
     with jax.set_mesh(mesh):
-        found = scores_to_learn_from(padded(both, 1), ("role/a", "Later"), functools.partial(rows_on_mesh, mesh))
+        found = scores_to_learn_from(padded(both, 1), [], 1, ("role/a", "Later"), functools.partial(rows_on_mesh, mesh))
     np.testing.assert_array_equal(found.token_reward, [[2, 4], [0, 0], [0, 0]])
     np.testing.assert_array_equal(found.components["role/a"], [0, 0, np.nan])
     assert np.isnan(found.components["Later"]).all()

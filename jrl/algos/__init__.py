@@ -4,6 +4,7 @@ gin."""
 from __future__ import annotations
 
 from jrl.algos import (
+    a3po,
     a_lol,
     adaptive_entropy_grpo,
     adaptive_kl_grpo,
@@ -101,6 +102,7 @@ from jrl.algos import (
     step_apo,
     step_awr,
     t_reg,
+    task_normalized_grpo,
     two_sided_grpo,
     vapo,
     vpl,
@@ -150,6 +152,7 @@ ALGOS: dict[str, Objective] = {
     "GSPO": gspo.OBJECTIVE,
     "GSPOToken": gspo_token.OBJECTIVE,
     "GMPO": gmpo.OBJECTIVE,
+    "TaskNormalizedGRPO": task_normalized_grpo.OBJECTIVE,
     "CISPO": cispo.OBJECTIVE,
     "SAPO": sapo.OBJECTIVE,
     "DPPO": dppo.OBJECTIVE,
@@ -158,6 +161,7 @@ ALGOS: dict[str, Objective] = {
     "ClipCov": clip_cov.OBJECTIVE,
     "KLCov": kl_cov.OBJECTIVE,
     "DecoupledPPO": decoupled_ppo.OBJECTIVE,
+    "A3PO": a3po.OBJECTIVE,
     "IcePop": icepop.OBJECTIVE,
     "MaskedGRPO": masked_grpo.OBJECTIVE,
     "KimiMirrorDescent": kimi_mirror_descent.OBJECTIVE,

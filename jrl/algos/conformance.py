@@ -170,6 +170,7 @@ def rows_without_a_verdict_or_a_token_do_not_matter(objective: Objective, config
         sample=jnp.full(3, SAMPLES, jnp.int32),
         tokens=jnp.full((3, WIDTH), 9, jnp.int32) if groups.tokens is not None else None,
         feasible=jnp.ones(3, bool),
+        task=jnp.array([0, 0, 2], jnp.int32),
         token_reward=jnp.array([[9.0] * WIDTH, [0.0] * WIDTH, [9.0] * WIDTH]),
         components={name: jnp.array([jnp.nan, 9.0, 9.0]) for name in groups.components},
         turn=jnp.zeros((3, WIDTH), jnp.int8),
@@ -508,6 +509,7 @@ def sample_groups() -> Groups:
         turn=jnp.asarray(np.broadcast_to(column >= 3, (ROWS, WIDTH)), jnp.int8),
         tokens=jnp.asarray(rng.integers(0, 4, (ROWS, WIDTH)), jnp.int32),
         feasible=jnp.arange(ROWS) % 5 > 0,
+        task=jnp.repeat(jnp.array([0, 0, 2], jnp.int32), SAMPLES),
     )
 
 
@@ -530,6 +532,7 @@ def sample_tokens() -> Tokens:
         old_values=draw(-1, 1),
         returns=draw(-1, 1),
         selected=draw(0, 1) > 0.5,
+        staleness=jnp.asarray(np.arange(2 * WIDTH).reshape(2, WIDTH) % 3, jnp.int32),
         positive_weights=jnp.broadcast_to(jnp.array([[1.75], [0.0]], jnp.float32), (2, WIDTH)),
         divergence=draw(0, 2),
         state_values=draw(0, 3),
@@ -624,6 +627,10 @@ def _tokens(objective: Objective, config: Any) -> Tokens:
         tokens = tokens.replace(positive_weights=None)
     if needs.divergence is None:
         tokens = tokens.replace(divergence=None)
+    if not needs.old_logprobs:
+        tokens = tokens.replace(old_logprobs=None)
+    if not needs.staleness:
+        tokens = tokens.replace(staleness=None)
     if not needs.state_values:
         tokens = tokens.replace(state_values=None)
     numbers = [tokens.row_values + k / 10 for k in range(len(needs.row_value_names))]

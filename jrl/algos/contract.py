@@ -56,6 +56,8 @@ class Groups:
     turn: Array | None = None  # [N, T] int8, the turn that a sampled token belongs to
     tokens: Array | None = None  # [N, T] int32, where Needs.credit_tokens
     feasible: Array | None = None  # [N] bool, Shaping.constraints hold; None: there are none
+    # [N] int32, 0..num_groups-1, the same in all rows of a task: the smallest group that is of it; None: not known
+    task: Array | None = None
 
 
 @struct.dataclass
@@ -63,7 +65,8 @@ class Tokens:
     """Packed tokens. What is masked may hold anything, NaN included."""
 
     logprobs: Array | None  # [..., L] float32, differentiated; None: Needs.logprobs is False
-    # [..., L] float32, recomputed by the learner: never the sampler's, that would count twice
+    # [..., L] float32, recomputed by the learner: never the sampler's, that would count twice; None without
+    # Needs.logprobs or Needs.old_logprobs
     old_logprobs: Array | None
     behaviour_logprobs: Array | None  # [..., L] float32, of the sampling distribution; None: rows were not sampled
     ref_logprobs: Array | None  # [..., L] float32, where the objective needs a reference
@@ -82,6 +85,9 @@ class Tokens:
     # [..., L] float32, tokens of the optimizer step's loss / tokens of its rows in Objective.positive on the latter, 0
     # elsewhere: a loss times these has the mean over the latter; None: there is no Objective.positive
     positive_weights: Array | None = None
+    # [..., L] int32, versions between the weights that drew a token and those that the updates of its batch begin with,
+    # where Needs.staleness
+    staleness: Array | None = None
     state_values: Array | None = None  # [..., L] float32, V of each token's state, differentiated, where Needs asks
     divergence: Array | None = None  # [..., L] float32, from the teacher, differentiated, where Needs.divergence
     # [..., L, K] float32, what the data say of the stored row that a token is part of, K numbers in the order of
@@ -132,6 +138,9 @@ class Needs(NamedTuple):
     """What an objective reads beside the log-probs of the model that it trains."""
 
     logprobs: bool = True  # of that model; False: no logits are computed
+    # log-probs of the weights before the updates of a batch, for which a pass over it is made where there are several
+    old_logprobs: bool = True
+    staleness: bool = False  # how many versions old every sampled token is
     reference: bool = False  # log-probs under the role `reference`: the model as the stage found it
     teacher: bool = False  # log-probs under the role `teacher`, which an earlier stage has trained
     divergence: Divergence | None = None  # from the teacher's distribution at every token, by this measure
@@ -202,6 +211,13 @@ class Facts(NamedTuple):
     replaces_infeasible: bool = False
     without_spans: bool = False  # no verifier rewards spans of a completion, or something else rewards tokens too
     pair_model: bool = False  # a pair model compares the samples of every prompt
+
+
+def recomputes_logprobs(needs: Needs, updates_per_batch: int) -> bool:
+    """Returns whether the weights before the updates are asked for the log-probs of a batch. Its only update needs none
+    for its ratio, which is 1; what rows are credited by is needed always."""
+    of_updates = needs.old_logprobs and updates_per_batch > 1
+    return needs.logprobs and (of_updates or needs.credit_logprobs)
 
 
 def reads_old_values(objective: Objective, config: Any) -> bool:

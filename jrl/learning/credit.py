@@ -13,6 +13,7 @@ from jrl.algos.contract import Groups, Objective, Pairs, Sequences, eligible, sh
 from jrl.algos.reward_shaping import Shaping, shaped
 from jrl.learning.pack import PackingPlan, by_place, pack, pack_tokens, unpack
 from jrl.ops import reward_telemetry as telemetry
+from jrl.ops.groups import first_group
 from jrl.ops.likelihood import positive_weights
 from jrl.ops.reduce import count_tokens, masked_mean
 from jrl.ops.segments import segment_count, segment_sum
@@ -43,6 +44,7 @@ class Credit(NamedTuple):
     pairs: Pairs | None = None  # where sampled rows are compared
     selected: Array | None = None  # [N, T] bool, where the objective selects tokens
     positive: Array | None = None  # [N] bool, where rows have a mean of their own
+    staleness: Array | None = None  # [N, T] int32, where the objective reads how old tokens are
 
 
 def groups_of(
@@ -67,6 +69,9 @@ def groups_of(
         max_completion=max_completion,
         token_reward=everywhere(scores.token_reward),
         components=everywhere(scores.components),
+        task=None
+        if scores.task is None
+        else first_group(_everywhere(scores.task), _everywhere(rollout.group), num_groups=num_groups),
         **everywhere(by_token),
     )
 
@@ -107,7 +112,7 @@ def credit(
       state, config: the objective's.
       before: what the weights before the updates say of every minibatch, and its PackingPlan.source.
       shaping: of rewards before the objective's own; None: they are as they were scored.
-      version: [] int32, of those weights; None: the metrics do not say how old the tokens are.
+      version: [] int32, of those weights; None: nothing says how old the tokens are.
       newest_only: tokens that older weights drew do not enter the loss.
     """
     needs = objective.needs(config)
@@ -175,7 +180,18 @@ def credit(
     selected = None if objective.select is None else objective.select(config, groups, advantages)
     positive = None if objective.positive is None else objective.positive(config, groups)
     loss_weights = jnp.where(loss_mask, weights, 0)
-    return Credit(advantages, loss_mask, loss_weights, state, metrics, returns, pairs, selected, positive)
+    return Credit(
+        advantages=advantages,
+        loss_mask=loss_mask,
+        loss_weights=loss_weights,
+        state=state,
+        metrics=metrics,
+        returns=returns,
+        pairs=pairs,
+        selected=selected,
+        positive=positive,
+        staleness=age if needs.staleness else None,
+    )
 
 
 LENGTH_BUCKETS = 4  # equal ranges of a completion's length
@@ -237,6 +253,7 @@ def finish_sampled(
         returns=None if credit.returns is None else pack(credit.returns, plan.source),
         selected=None if credit.selected is None else pack(credit.selected, plan.source),
         positive_weights=positive,
+        staleness=None if credit.staleness is None else pack(credit.staleness, plan.source),
         targets=targets,
         denominator=targets.denominator
         if targets is not None and objective.token_loss is None

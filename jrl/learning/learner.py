@@ -482,9 +482,11 @@ def token_terms(
     reading: Reading, micro: TrainBatch, config: PyTree, state: PyTree, objective: Objective
 ) -> tuple[Array, dict[str, Array]]:
     """Returns weight times loss of every token, [R, L], and the objective's metrics, [R, L] each."""
-    packed, before = micro.packed, micro.recomputed
+    packed, before, needs = micro.packed, micro.recomputed, objective.needs(config)
     old = before.old_logprobs
-    if old is None and reading.logprobs is not None:
+    if not needs.old_logprobs:
+        old = None
+    elif old is None and reading.logprobs is not None:
         old = jax.lax.stop_gradient(reading.logprobs)
     tokens = Tokens(
         logprobs=reading.logprobs,
@@ -503,8 +505,9 @@ def token_terms(
         selected=micro.selected,
         positive_weights=micro.positive_weights,
         divergence=reading.divergence,
+        staleness=micro.staleness,
         state_values=reading.state_values,
-        row_values=_of_rows(micro) if objective.needs(config).row_value_names else None,
+        row_values=_of_rows(micro) if needs.row_value_names else None,
     )
     per_token, metrics = objective.token_loss(config, tokens, state)
     # Select, do not multiply: a masked token's loss may be anything.

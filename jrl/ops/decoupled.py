@@ -58,7 +58,7 @@ def interpolated_logprobs(
     Returns:
       [..., L] float32 or wider, without gradient, 0 where masked.
 
-    Source: AReaL, "loglinear" proximal approximation.
+    Source: Li et al. 2512.06547 (A-3PO); AReaL's "loglinear" proximal log-probs.
     """
     new, behaviour = (reduce.masked(jax.lax.stop_gradient(x), mask) for x in (logprobs, behaviour_logprobs))
     behind = version - behaviour_version

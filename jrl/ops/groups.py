@@ -56,6 +56,17 @@ def first_row(flag: Array, group: Array, *, num_groups: int) -> Array:
     return jnp.min(jnp.where(flagged, jnp.arange(rows, dtype=jnp.int32)[:, None], rows), axis=0)
 
 
+def first_group(label: Array, group: Array, *, num_groups: int) -> Array:
+    """Returns the smallest group among the rows of each row's label, [N] int32: a number for the label that does not
+    depend on the order of the rows.
+
+    Args:
+      label: [N] int or uint, the same in all rows of a group. group: [N] int32, 0..num_groups-1.
+    """
+    alike = label[:, None] == label[None, :]
+    return jnp.min(jnp.where(alike, group[None, :], num_groups), axis=1)
+
+
 def varied(x: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
     """Returns whether a group's valid values differ, [num_groups] bool, by comparison and not through an epsilon (E1).
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -262,7 +263,7 @@ def collect(
     scores = padded(scores, missing)
     return Collected(
         drawn.rollout,
-        scores_to_learn_from(scores, sampler.components, sampler.place),
+        scores_to_learn_from(scores, drawn.visits, samples, sampler.components, sampler.place),
         submitted.host,
         scores,
         drawn.visits,
@@ -300,7 +301,7 @@ def unscored(submitted: Submitted, samples: int, sampler: PromptSampler, *, rewa
     )
     return Collected(
         submitted.drawn.rollout,
-        scores_to_learn_from(scores, sampler.components, sampler.place),
+        scores_to_learn_from(scores, submitted.drawn.visits, samples, sampler.components, sampler.place),
         submitted.host,
         scores,
         submitted.drawn.visits,
@@ -412,7 +413,7 @@ def merge(rounds: list[Collected], kept: list[list[int]], samples: int, sampler:
     visits = [rounds[r].visits[g] for r, g in chosen]
     return Collected(
         rollout=rounds[0].rollout.replace(**{name: sampler.place(value) for name, value in taken.items()}),
-        scores=scores_to_learn_from(scores, sampler.components, sampler.place),
+        scores=scores_to_learn_from(scores, visits, samples, sampler.components, sampler.place),
         host={name: taken[name] for name in ON_HOST},
         host_scores=scores,
         visits=visits,
@@ -423,10 +424,17 @@ def merge(rounds: list[Collected], kept: list[list[int]], samples: int, sampler:
     )
 
 
-def scores_to_learn_from(scores: HostScores, components: Sequence[str], place: Callable[[np.ndarray], Array]) -> Scores:
+def scores_to_learn_from(
+    scores: HostScores,
+    visits: Sequence[Visit],
+    samples: int,
+    components: Sequence[str],
+    place: Callable[[np.ndarray], Array],
+) -> Scores:
     """Returns what learning needs of the scores.
 
     Args:
+      visits, samples: the prompts that the rows are of, and how many rows are of each; the rest is padding.
       components: the names of those that learning may see, whatever verifiers have been met since the run began.
       place: puts an array, by row, where learning takes it from.
     """
@@ -441,7 +449,14 @@ def scores_to_learn_from(scores: HostScores, components: Sequence[str], place: C
         if scores.token_reward is None
         else place(np.where(scores.valid[:, None], scores.token_reward, 0).astype(np.float32)),
         components={name: place(scores.components.get(name, nothing)) for name in components},
+        task=place(task_hashes(visits, samples, len(scores.reward))),
     )
+
+
+def task_hashes(visits: Sequence[Visit], samples: int, rows: int) -> np.ndarray:
+    """Returns a number for the task of every row, [rows] uint32: CRC-32 of its name, 0 on padding."""
+    of_prompts = np.array([zlib.crc32(visit.example.task.encode()) for visit in visits], np.uint32)
+    return np.pad(np.repeat(of_prompts, samples), (0, rows - len(visits) * samples))
 
 
 def verdict_metrics(scores: HostScores, visits: list[Visit], samples: int) -> dict[str, float]:

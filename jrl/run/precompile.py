@@ -152,6 +152,7 @@ def abstract_step(p: StagePrograms, stage: Stage, inputs: Inputs, i: int, state:
             by_row(np.float32),
             token_reward=place(rollout.tokens, np.float32) if inputs.rewards_tokens[i] else None,
             components={name: by_row(np.float32) for name in inputs.components[i]},
+            task=by_row(np.uint32),
         )
 
     sampling = lambda version: sample_arguments(inputs, stage.prompts, version, strategy=stage.strategy)

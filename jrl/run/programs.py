@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jrl.algos.contract import Needs, Objective, reads_old_values
+from jrl.algos.contract import Needs, Objective, reads_old_values, recomputes_logprobs
 from jrl.device.program_cache import Program, ProgramCache
 from jrl.device.sharding import SEQUENCE, batch_shards, row_sharding, row_shards
 from jrl.experiment import (
@@ -410,10 +410,8 @@ def forward_passes(stage: Stage, config: Config, objective: Objective, learned: 
     """Returns what the weights before a step say of its rows, and what frozen roles say of them."""
     needs, has_critic = objective.needs(stage.objective), CRITIC in optimizers(stage)
     static = dict(model=learned, cfg=cfg, chunk=stage.learner.chunk)
-    # The only update of its batch needs no old log-probs; what rows are credited by is needed always.
     fields = ("old_values",) * (reads_old_values(objective, stage.objective) and not has_critic)
-    if needs.logprobs and (stage.learner.updates_per_batch > 1 or needs.credit_logprobs):
-        fields += ("old_logprobs",)
+    fields += ("old_logprobs",) * recomputes_logprobs(needs, stage.learner.updates_per_batch)
     fields += ("old_entropy",) * needs.credit_entropy + ("old_sum_squared",) * needs.credit_sum_squared
     recomputed = lambda *fields: functools.partial(
         learner.recompute, fields=fields, value_bins=needs.value_bins, **static

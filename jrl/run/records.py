@@ -27,7 +27,7 @@ from jrl.models.adapters.quantized import quantize
 from jrl.models.contract import axes
 from jrl.models.pretrained.published import load
 from jrl.ops.fingerprint import fingerprint
-from jrl.rollout.collect import Collected, Draw, fields, redraw_prompts
+from jrl.rollout.collect import Collected, Draw, fields, redraw_prompts, task_hashes
 from jrl.rollout.sampler import stop_table_on_device
 from jrl.run.begin_from import state_from_run
 from jrl.run.checkpoints.run_state import DamagedStep, NoIntactStep, StateMismatch
@@ -531,7 +531,9 @@ def keep(job: Job, step: Step) -> None:
     sampled = [stage for stage in job.stages if isinstance(stage, OnlineStage)]
     components = tuple(dict.fromkeys(name for stage in sampled for name in stage.sampler.components))
     of_tokens = any(stage.rewards_tokens for stage in sampled)
-    scored = score_columns(step.batch.host_scores, components, of_tokens)
+    scores = step.batch.host_scores
+    task = task_hashes(step.batch.visits, step.batch.samples, len(scores.reward))
+    scored = score_columns(scores, task, components, of_tokens)
     stored = {**fields_on_host, "weights_fingerprint": fingerprint, **fitting(scored, job.rollouts.columns())}
     job.rollouts.append(step.step, stored, list(prompts), list(completions), ids, uids)
 

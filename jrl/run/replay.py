@@ -49,14 +49,17 @@ class Repeated(NamedTuple):
     different: list[str] | None  # leaves that differ from the checkpoint of that step; None: there is none
 
 
-def score_columns(scores: HostScores, components: tuple[str, ...], of_tokens: bool) -> dict[str, np.ndarray]:
+def score_columns(
+    scores: HostScores, task: np.ndarray, components: tuple[str, ...], of_tokens: bool
+) -> dict[str, np.ndarray]:
     """Returns the columns of a rollout store from which an update has its scores, beside those that it always has.
 
     Args:
+      task: [N] uint32, Scores.task.
       components: of the reward, that any stage of the run sees. of_tokens: a stage of the run rewards tokens.
     """
     nothing = np.full(scores.reward.shape, np.nan, np.float32)
-    columns = {"outcome": scores.outcome}
+    columns = {"outcome": scores.outcome, "task": task}
     columns |= {f"{COMPONENT}{quote(name, safe='')}": scores.components.get(name, nothing) for name in components}
     if of_tokens:
         none = np.zeros((len(scores.reward), 1), np.float32)
@@ -199,7 +202,7 @@ def _batch(rows: Mapping[str, np.ndarray], width: int, mesh: jax.sharding.Mesh) 
     fingerprint = jax.device_put(rows["weights_fingerprint"][0], replicated(mesh))
     components = {unquote(name.removeprefix(COMPONENT)): place(name) for name in rows if name.startswith(COMPONENT)}
     return Rollout(**{name: place(name) for name in by_row}, weights_fingerprint=fingerprint), Scores(
-        **{name: place(name) for name in ("reward", "valid", "verdict", "outcome", "token_reward")},
+        **{name: place(name) for name in ("reward", "valid", "verdict", "outcome", "token_reward", "task")},
         components=components,
     )
 

@@ -17,7 +17,7 @@ FACTS = Facts(samples=8, lag=0, updates_per_batch=1, truncated_sampling=False, g
 CLIPPED = {
     "GDPO": {}, "LitePPO": {}, "MaxRL": {}, "OnPolicyDistillation": {}, "OPO": {}, "OTB": {}, "PassAtK": {},
     "ReinforcePlusPlus": {}, "ReinforcePlusPlusBaseline": {"kl": None}, "RLOO": {}, "ReMax": {}, "SELF": {},
-    "SiblingGRPO": {},
+    "SiblingGRPO": {}, "TaskNormalizedGRPO": {},
 }  # fmt: skip
 GROUPED = sorted(set(CLIPPED) - {"OnPolicyDistillation", "ReinforcePlusPlus", "SiblingGRPO"})
 

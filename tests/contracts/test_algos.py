@@ -241,6 +241,7 @@ def learn_from_answers(name, logits, before, tokens, state):
         old_sum_squared=jnp.tile(jnp.exp(2 * before).sum(-1), (rows, 1)),
         sample=np.arange(rows, dtype=np.int32) // 8,
         tokens=tokens,
+        task=np.zeros(rows, np.int32),
     )
     groups = jax.tree.map(jnp.asarray, groups)
     shaped = shaped_reward(objective, config, groups, state)
@@ -266,6 +267,7 @@ def learn_from_answers(name, logits, before, tokens, state):
         positive_weights=None
         if objective.positive is None
         else likelihood.positive_weights(objective.positive(config, groups), mask),
+        staleness=np.zeros((rows, 2), np.int32),
     )
     given = jax.tree.map(jnp.asarray, given)
 

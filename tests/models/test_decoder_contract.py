@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn_params import drawn_params
 
-from jrl.models.contract import abstract, init, num_params, unrolled, unstack_cache
+from jrl.models.contract import abstract, num_params, unrolled, unstack_cache
 from jrl.models.decoder import MODEL
 from jrl.models.shape import Decoder
 from jrl.ops.logprobs import token_logprobs
@@ -21,7 +22,7 @@ POSITIONS = np.broadcast_to(np.arange(10, dtype=np.int32), TOKENS.shape)
 
 @functools.cache
 def params(cfg=CFG):
-    return jax.jit(lambda key: init(key, MODEL.spec(cfg)))(jax.random.key(0))
+    return drawn_params(MODEL.spec(cfg))
 
 
 @functools.partial(jax.jit, static_argnums=3)

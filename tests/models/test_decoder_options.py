@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn_params import drawn_params
 from sampled import agree_on_every_mesh
 
 from jrl.device.sharding import TRAIN, MeshShape, batch_axes, make_mesh, shardings
 from jrl.models import decoder
 from jrl.models.attention.linear import Linear
-from jrl.models.contract import PrefixSegments, abstract, axes, init, unstack_cache
+from jrl.models.contract import PrefixSegments, abstract, axes, unstack_cache
 from jrl.models.decoder import MODEL
 from jrl.models.experts import Experts
 from jrl.models.norm import layer_norm
@@ -71,7 +72,7 @@ def run(params, tokens, positions, segment, cfg):
 
 @functools.cache
 def fresh(cfg):
-    return jax.jit(lambda key: init(key, MODEL.spec(cfg)))(jax.random.key(0))
+    return drawn_params(MODEL.spec(cfg))
 
 
 def logits(name, tokens=TOKENS, positions=POSITIONS, segment=None):
@@ -318,7 +319,7 @@ def test_a_mesh_that_does_not_divide_is_refused_by_name(options, shape, message)
 def test_gates_of_full_layers_are_cast_for_decoding():
     cfg = dataclasses.replace(CFG, output_gate=True, window=4, window_layers=(True, False), dtype="bfloat16",
                               full=FullHeads(head_dim=8, kv_heads=2))  # fmt: skip
-    ready = jax.eval_shape(lambda: MODEL.prepare_for_decode(init(jax.random.key(0), MODEL.spec(cfg)), cfg)[0])
+    ready = jax.eval_shape(lambda: MODEL.prepare_for_decode(drawn_params(MODEL.spec(cfg)), cfg)[0])
     assert ready["layers"]["full_q_gate"].dtype == ready["layers"]["full_q"].dtype == jnp.bfloat16
 
 

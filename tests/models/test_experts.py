@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn_params import drawn_params
 from sampled import agree_on_four_devices
 
 from jrl.models import experts
-from jrl.models.contract import init, is_spec, num_params, unrolled
+from jrl.models.contract import is_spec, num_params, unrolled
 from jrl.models.decoder import MODEL
 from jrl.models.experts import Experts
 from jrl.models.leaves import layers_of
@@ -119,14 +120,14 @@ def test_parameters_are_counted():
 def test_routers_say_what_they_decided_by(cfg):
     tokens = np.random.default_rng(0).integers(0, 48, (2, 6)).astype(np.int32)
     positions = np.broadcast_to(np.arange(6, dtype=np.int32), tokens.shape)
-    params = init(jax.random.key(0), MODEL.spec(cfg))
+    params = drawn_params(MODEL.spec(cfg))
     plain, _ = MODEL.forward(params, tokens, positions, None, cfg)
     for model in (MODEL, unrolled(MODEL)):
         hidden, logits = model.routed(params, tokens, positions, None, cfg)
         np.testing.assert_allclose(hidden, plain, atol=1e-5)
         assert logits.shape == (len(layers_of(cfg, "router")), 2, 6, 5) and logits.dtype == jnp.float32
     no_experts = dataclasses.replace(cfg, experts=None)
-    params = init(jax.random.key(0), MODEL.spec(no_experts))
+    params = drawn_params(MODEL.spec(no_experts))
     assert MODEL.routed(params, tokens, positions, None, no_experts)[1] is None
 
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn_params import drawn_params
 
 from jrl.config.compare import identity
 from jrl.device.sharding import MeshShape, constrain, make_mesh
@@ -16,7 +17,7 @@ from jrl.models.attention import ragged
 from jrl.models.attention.cached import attend_cached
 from jrl.models.attention.kernels import cache_block, check_ragged
 from jrl.models.attention.kv_cache import cut_cache, ends
-from jrl.models.contract import Cache, init
+from jrl.models.contract import Cache
 from jrl.models.shape import Decoder, FullHeads
 from jrl.resolve import load_config
 from jrl.rollout import sampler
@@ -147,7 +148,7 @@ def interpreted(monkeypatch):
 def test_greedy_sampling_takes_the_same_tokens(kind, interpreted):
     layers, shape, options, max_batch_compactions = KINDS[kind]
     cfg = dataclasses.replace(CFG, **options)
-    params = init(jax.random.key(0), decoder.spec(cfg))
+    params = drawn_params(decoder.spec(cfg))
     rng, lengths = np.random.default_rng(0), np.array([1, 129, 40, 125, 2, 130, 126, 60], np.int32)
     prompts = PromptBatch(rng.integers(0, 96, (8, 130)).astype(np.int32), lengths, np.zeros((8, 2), np.uint32))
     mesh = make_mesh(MeshShape(**shape), jax.devices()[: int(np.prod(list(shape.values()), initial=1))])

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn_params import drawn_params
 
 from jrl.models.adapters.lora import LoRA, adapted
-from jrl.models.contract import init, unrolled
+from jrl.models.contract import unrolled
 from jrl.models.decoder import MODEL
 from jrl.models.experts import Experts
 from jrl.models.shape import Decoder
@@ -37,7 +38,7 @@ def loss(params, name, remat, dtype="float32"):
 @functools.cache
 def weights(name):
     cfg, model = MODELS[name]
-    return jax.tree.map(lambda x: x + 0.01, init(jax.random.key(0), model.spec(cfg)))  # adapters begin at 0
+    return jax.tree.map(lambda x: x + 0.01, drawn_params(model.spec(cfg)))  # adapters begin at 0
 
 
 @functools.cache

@@ -13,7 +13,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from jrl import paths
-from jrl.algos.contract import Needs, reads_old_values
+from jrl.algos.contract import Needs, reads_old_values, recomputes_logprobs
 from jrl.device.sharding import AXES, BATCH_AXES, TRAIN, num_shards, spec, split_sizes
 from jrl.device.transfer import Publication, publication, shared_cuts
 from jrl.experiment import (
@@ -278,7 +278,7 @@ def stage_case(config: Config, parts: Parts, index: int, before: Case | None, fi
         recomputes=(reads_old_values(objective, stage.objective) and CRITIC not in optimizers(stage))
         or needs.credit_entropy
         or needs.credit_sum_squared
-        or (needs.logprobs and (stage.learner.updates_per_batch > 1 or needs.credit_logprobs)),
+        or recomputes_logprobs(needs, stage.learner.updates_per_batch),
         before=before,
         **fields,
     )
