@@ -688,6 +688,9 @@ def check_needs(stage: Stage, objective: Objective, config: Config, earlier: Map
     if needs.row_values and isinstance(stage, Online):
         raise ValueError(f"{name} reads what the data say that an answer is worth (Needs.row_values), and samples have "
                          "no such number; use it in an Offline stage")  # fmt: skip
+    if (needs.staleness or needs.task) and not isinstance(stage, Online):
+        raise ValueError(f"{name} reads the age or the task of samples (Needs.staleness, Needs.task), which stored "
+                         "rows do not have; use it in an Online stage")  # fmt: skip
     if needs.input_mix is not None and not isinstance(config.model, Decoder | Published):
         raise ValueError(f"{name} mixes the embeddings of tokens, which a Decoder reads and {model} does not; use "
                          f"{name}.share = None, or SFT")  # fmt: skip

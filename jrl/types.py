@@ -115,7 +115,7 @@ class PackedBatch:
 class Recomputed:
     """What the weights from before an update say of a packed batch. A field is None where the objective has no need."""
 
-    old_logprobs: Array | None = None  # [M, R, L] float32; None: the only update of its batch
+    old_logprobs: Array | None = None  # [M, R, L] float32; None: the only update of its batch, or nothing asks for them
     old_values: Array | None = None  # [M, R, L] float32, of the value head
     old_entropy: Array | None = None  # [M, R, L] float32, nats
     old_sum_squared: Array | None = None  # [M, R, L] float32, sum over the vocabulary of p_v^2

@@ -186,6 +186,35 @@ def test_selected_tokens_are_packed_with_their_sequences():
     assert batch.selected.sum() > 3
 
 
+def test_tokens_are_packed_with_their_age_and_rows_are_told_apart_by_task():
+    """Tokens of versions 3, 4 and 5, learned from by version 7, are 4, 3 and 2 versions old in the packed rows too.
+    Prompts are of the tasks 9, 5, 7 and 9 in turn."""
+    rollout, scores = learning.sequences()
+    drawn = 3 + np.arange(rollout.tokens.size, dtype=np.int32).reshape(rollout.tokens.shape) % 3
+    rollout = rollout.replace(version=np.where(rollout.action_mask, drawn, -1))
+    hashes = np.resize(np.array([9, 5, 7, 9], np.uint32), learning.B)
+    scores = scores.replace(task=hashes[rollout.group])
+    found_tasks = lambda config, groups, reward, state: (jnp.zeros(drawn.shape), state, {"task": groups.task})
+    row = probe(staleness=True, task=True)._replace(advantages=found_tasks)
+    plan = learning.planned(rollout, Learner(row_length=32), 1, 0)
+    judged = dict(objective=row, num_groups=learning.B, max_completion=learning.C)
+
+    @jax.jit
+    def run(rollout, scores, plan):
+        found = credit(rollout, scores, (), CONFIG, version=jnp.int32(7), **judged)
+        packed = pack_rollout(rollout, plan, jnp.float32(TEMPERATURE))
+        static = dict(objective=row, max_completion=learning.C)
+        return found.metrics["advantage/task"], finish_sampled(packed, Recomputed(), plan, found, CONFIG, **static)
+
+    task, batch = run(rollout, scores, jax.tree.map(jnp.asarray, plan))
+    width, count = rollout.tokens.shape[1], rollout.tokens.shape[0]
+    age = np.where(rollout.action_mask, 7 - drawn, 0)
+    np.testing.assert_array_equal(unpack(batch.staleness, plan.source, width, count), age)
+    assert set(np.unique(age)) == {0, 2, 3, 4}
+    first = [int(np.argmax(hashes == hashes[group])) for group in rollout.group]
+    np.testing.assert_array_equal(task, first)
+
+
 @pytest.mark.parametrize("row_length, minibatch, minibatches", [(32, 0, 1), (64, 0, 1), (32, 0, 2), (32, 1, 2)])
 def test_rows_with_a_mean_of_their_own_weigh_alike_however_they_are_packed(row_length, minibatch, minibatches):
     """Each of their tokens has (tokens of the optimizer step) / (tokens of its positive rows), and the others 0."""

@@ -18,7 +18,7 @@ VARIED = [*COMPONENTS, "Online.lag=1", "Learner.minibatches=2", "Sampler.top_k=4
 HELD = ("DAPO's refills", ["Online.objective=@DAPO()", "Online.steps=3"]), (
     "two epochs of PPO with a critic",
     ["Online.objective=@PPO()", "Learner.epochs=2", "Online.steps=3", "Online.critic='policy'"],
-)  # fmt: skip
+), ("advantages by task", ["Online.objective=@TaskNormalizedGRPO()", "Online.steps=3"])  # fmt: skip
 
 
 def test_updates_from_the_store_have_the_bits_of_the_run(tmp_path, monkeypatch, capsys):
@@ -63,7 +63,7 @@ def scores(**more):
 def test_what_a_store_has_no_column_for_is_left_out_and_what_it_lacks_is_nothing():
     task = np.array([5, 0], np.uint32)
     columns = replay.score_columns(scores(), task, ("A/b", "C"), of_tokens=True)
-    assert list(columns) == ["outcome", "task", "component.A%2Fb", "component.C", "token_reward"]
+    assert list(columns) == ["outcome", "task_hash", "component.A%2Fb", "component.C", "token_reward"]
     np.testing.assert_array_equal(columns["component.C"], [np.nan, np.nan])
     assert columns["token_reward"].tolist() == [[0], [0]]
     tokens = np.array([[1, 2], [3, 4]], np.float32)

@@ -170,7 +170,7 @@ def rows_without_a_verdict_or_a_token_do_not_matter(objective: Objective, config
         sample=jnp.full(3, SAMPLES, jnp.int32),
         tokens=jnp.full((3, WIDTH), 9, jnp.int32) if groups.tokens is not None else None,
         feasible=jnp.ones(3, bool),
-        task=jnp.array([0, 0, 2], jnp.int32),
+        task=jnp.array([0, 0, 2], jnp.int32) if groups.task is not None else None,
         token_reward=jnp.array([[9.0] * WIDTH, [0.0] * WIDTH, [9.0] * WIDTH]),
         components={name: jnp.array([jnp.nan, 9.0, 9.0]) for name in groups.components},
         turn=jnp.zeros((3, WIDTH), jnp.int8),
@@ -604,6 +604,7 @@ def _groups(objective: Objective, config: Any) -> Groups:
         "old_sum_squared": needs.credit_sum_squared,
         "teacher_logprobs": needs.teacher,
         "tokens": needs.credit_tokens,
+        "task": needs.task,
     }
     return groups.replace(**{name: None for name, wanted in given.items() if not wanted})
 

@@ -56,7 +56,7 @@ class Groups:
     turn: Array | None = None  # [N, T] int8, the turn that a sampled token belongs to
     tokens: Array | None = None  # [N, T] int32, where Needs.credit_tokens
     feasible: Array | None = None  # [N] bool, Shaping.constraints hold; None: there are none
-    # [N] int32, 0..num_groups-1, the same in all rows of a task: the smallest group that is of it; None: not known
+    # [N] int32, 0..num_groups-1, the same in all rows of a task: the smallest group that is of it, where Needs.task
     task: Array | None = None
 
 
@@ -65,8 +65,8 @@ class Tokens:
     """Packed tokens. What is masked may hold anything, NaN included."""
 
     logprobs: Array | None  # [..., L] float32, differentiated; None: Needs.logprobs is False
-    # [..., L] float32, recomputed by the learner: never the sampler's, that would count twice; None without
-    # Needs.logprobs or Needs.old_logprobs
+    # [..., L] float32, recomputed by the learner: never the sampler's, that would count twice; None where one of
+    # Needs.logprobs and Needs.old_logprobs is False
     old_logprobs: Array | None
     behaviour_logprobs: Array | None  # [..., L] float32, of the sampling distribution; None: rows were not sampled
     ref_logprobs: Array | None  # [..., L] float32, where the objective needs a reference
@@ -171,6 +171,7 @@ class Needs(NamedTuple):
     # advantages are taken of the sum over the vocabulary of p_v^2 too: OTB's squared norms of gradients
     credit_sum_squared: bool = False
     credit_tokens: bool = False  # rewards or advantages are taken of what the tokens are (Groups.tokens)
+    task: bool = False  # rewards or advantages are compared by task (Groups.task)
     token_rewards: bool = False  # advantages are taken of the rewards of tokens too (Groups.token_reward)
     greedy_sample: bool = False  # the first sample of every prompt (Groups.sample 0) is the policy's greedy answer
 
@@ -214,8 +215,8 @@ class Facts(NamedTuple):
 
 
 def recomputes_logprobs(needs: Needs, updates_per_batch: int) -> bool:
-    """Returns whether the weights before the updates are asked for the log-probs of a batch. Its only update needs none
-    for its ratio, which is 1; what rows are credited by is needed always."""
+    """Returns whether the weights before the updates are asked for the log-probs of a batch. The only update of a batch
+    needs none: its ratio is 1. What rows are credited by is needed always."""
     of_updates = needs.old_logprobs and updates_per_batch > 1
     return needs.logprobs and (of_updates or needs.credit_logprobs)
 

@@ -8,8 +8,9 @@
 Rewards of tasks may differ in scale and in spread: a task whose rewards are ten times as large moves the policy no
 further than another one. GRPO's division by a prompt's own deviation does that too, and favors prompts that are nearly
 all right or all wrong; whitening over the whole step lets the task of large rewards drown the others. Of a single task
-it is whitening over the step. A task is what examples call it (`Example.task`, such as the name of a file); which one
-they are of is told apart by a hash of 32 bits.
+it is whitening over the step. Where rows differ in length the mean of a task's tokens is not 0, so that prompts without
+a signal have a small advantage too. A task is what examples call it (`Example.task`): files of one name are one task
+unless `Jsonl.task` or `Dataset.task` tells them apart. Tasks are told apart by a 32-bit hash of the name.
 
 Source: task advantage normalization of AgentRL, Zhang et al. 2510.04206, which normalizes advantages that GRPO has
 divided by the prompt's deviation; here they are normalized once.
@@ -49,5 +50,5 @@ OBJECTIVE = Objective(
     corrects_staleness=common.has_importance,
     advantages=advantages,
     token_loss=common.clipped_token_loss,
-    needs=common.clipped_needs,
+    needs=lambda config: common.clipped_needs(config)._replace(task=True),
 )

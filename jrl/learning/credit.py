@@ -69,9 +69,6 @@ def groups_of(
         max_completion=max_completion,
         token_reward=everywhere(scores.token_reward),
         components=everywhere(scores.components),
-        task=None
-        if scores.task is None
-        else first_group(_everywhere(scores.task), _everywhere(rollout.group), num_groups=num_groups),
         **everywhere(by_token),
     )
 
@@ -136,6 +133,8 @@ def credit(
         old_sum_squared=by_row("old_sum_squared") if needs.credit_sum_squared else None,
         tokens=rollout.tokens if needs.credit_tokens else None,
     )
+    if needs.task:
+        groups = groups.replace(task=first_group(_everywhere(scores.task), groups.group, num_groups=num_groups))
     action_mask, scored, of_tokens = groups.action_mask, groups.reward, groups.token_reward
     groups = groups if shaping is None else shaped(shaping, groups)
     reward = shaped_reward(objective, config, groups, state)

@@ -562,7 +562,11 @@ def sequence_terms(
 
 
 def _common(reading: Reading, micro: TrainBatch) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Returns the metrics of tokens that every objective has, [R, L] each, and those that are maxima, [] each."""
+    """Returns the metrics of tokens that every objective has, [R, L] each, and those that are maxima, [] each.
+
+    The sampler is compared with the weights before the updates of a batch, and with those that learn where nothing has
+    asked the former.
+    """
     if reading.logprobs is None:
         return {}, {}
     metrics = {"policy/entropy": reading.entropy, "policy/logprob": reading.logprobs}

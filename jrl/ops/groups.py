@@ -61,10 +61,12 @@ def first_group(label: Array, group: Array, *, num_groups: int) -> Array:
     depend on the order of the rows.
 
     Args:
-      label: [N] int or uint, the same in all rows of a group. group: [N] int32, 0..num_groups-1.
+      label: [N] uint32, the same in all rows of a group. group: [N] int32, 0..num_groups-1.
     """
-    alike = label[:, None] == label[None, :]
-    return jnp.min(jnp.where(alike, group[None, :], num_groups), axis=1)
+    by_group = jnp.max(jnp.where(_members(group, num_groups), label[:, None], 0), axis=0)
+    numbers = jnp.arange(num_groups, dtype=group.dtype)
+    first = jnp.min(jnp.where(by_group[:, None] == by_group[None, :], numbers[None, :], num_groups), axis=1)
+    return to_rows(first, group)
 
 
 def varied(x: Array, group: Array, valid: Array, *, num_groups: int) -> Array:

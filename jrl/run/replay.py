@@ -19,7 +19,7 @@ import numpy as np
 
 from jrl.device.placement import place_on_mesh
 from jrl.device.sharding import batch_sharding, replicated
-from jrl.experiment import Online
+from jrl.experiment import Online, row_of
 from jrl.learning.step import learn_from_sampled, prepare
 from jrl.plugins import saved_parts
 from jrl.resolve import load_config
@@ -37,6 +37,7 @@ from jrl.run.stages import stage_arrays
 from jrl.tasks.tokenizers import load as load_tokenizer
 from jrl.types import Rollout, Scores, TrainState
 
+TASK = "task_hash"  # the column of Scores.task
 COMPONENT = "component."  # before the quoted name of a component of the reward, in the name of its column
 STEPS_READ = 4096  # rows of which the step is looked at, at once
 
@@ -59,7 +60,7 @@ def score_columns(
       components: of the reward, that any stage of the run sees. of_tokens: a stage of the run rewards tokens.
     """
     nothing = np.full(scores.reward.shape, np.nan, np.float32)
-    columns = {"outcome": scores.outcome, "task": task}
+    columns = {"outcome": scores.outcome, TASK: task}
     columns |= {f"{COMPONENT}{quote(name, safe='')}": scores.components.get(name, nothing) for name in components}
     if of_tokens:
         none = np.zeros((len(scores.reward), 1), np.float32)
@@ -151,6 +152,10 @@ def _updated(policy: Policy, state: TrainState, done: int, store: Snapshot) -> T
     if len(rows["reward"]) != shape.sequences:
         raise ValueError(f"the store holds {len(rows['reward'])} rows of step {done + 1}, whose batch has "
                          f"{shape.sequences} rows{' with padding' if count < shape.sequences else ''}")  # fmt: skip
+    objective = row_of(policy.parts.tables, "algos", stage.objective)
+    if objective.needs(stage.objective).task and TASK not in rows:
+        raise ValueError(f"the rollout store was begun by a version that stored no tasks, by which "
+                         f"{type(stage.objective).__name__} compares rows")  # fmt: skip
     rollout, scores = _batch(rows, shape.width, mesh)
     plans = sampled_plans(shape, stage.learner, rows)
     plans = place_on_mesh(plans, plan_shardings(plans, mesh))
@@ -202,8 +207,9 @@ def _batch(rows: Mapping[str, np.ndarray], width: int, mesh: jax.sharding.Mesh) 
     fingerprint = jax.device_put(rows["weights_fingerprint"][0], replicated(mesh))
     components = {unquote(name.removeprefix(COMPONENT)): place(name) for name in rows if name.startswith(COMPONENT)}
     return Rollout(**{name: place(name) for name in by_row}, weights_fingerprint=fingerprint), Scores(
-        **{name: place(name) for name in ("reward", "valid", "verdict", "outcome", "token_reward", "task")},
+        **{name: place(name) for name in ("reward", "valid", "verdict", "outcome", "token_reward")},
         components=components,
+        task=place(TASK),
     )
 
 

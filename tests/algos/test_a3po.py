@@ -7,12 +7,17 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_batches import loss_of, tokens
+from small_batches import loss_of, tokens, two_stored_answers
 
 from jrl.algos import ALGOS
 from jrl.algos.a3po import A3PO
 from jrl.algos.contract import Facts, Needs, recomputes_logprobs
 from jrl.algos.decoupled_ppo import DecoupledPPO
+from jrl.learning.learner import Reading, token_terms
+from jrl.models.decoder import MODEL
+from jrl.resolve import load_config
+from jrl.run.programs import forward_passes
+from jrl.types import Recomputed
 
 OBJECTIVE = ALGOS["A3PO"]
 FACTS = Facts(samples=4, lag=2, updates_per_batch=2, truncated_sampling=False, greedy=False, max_completion=3)
@@ -34,6 +39,16 @@ def test_the_loss_by_hand():
     np.testing.assert_allclose(gradient, [0, -1.3498588, -1.3498588], rtol=1e-6)
     np.testing.assert_allclose(metrics["importance_weight"], [1, np.exp(0.15), np.exp(0.2)], rtol=1e-6)
     np.testing.assert_array_equal(metrics["clip_fraction_high"], [1, 0, 0])
+    assert not any(name.startswith("mismatch") for name in metrics)
+
+
+def test_the_clip_of_an_older_token_by_hand():
+    # u = 1: prox -1.05, ratio exp(0.15) = 1.1618 cut to 1.1: -exp(0.15) * 1.1 = -1.2780176, and no gradient.
+    # u = 2: prox -1, ratio exp(0.1) = 1.1052 cut to 1.1: -exp(0.2) * 1.1 = -1.3435430.
+    # u = 5: prox -1.2 + 0.3 * 5 / 6 = -0.95, ratio exp(0.05) within: -exp(0.3) = -1.3498588.
+    loss, _, gradient = loss_of(OBJECTIVE, A3PO(clip_high=0.1), aged([1, 2, 5]))
+    np.testing.assert_allclose(loss, [-1.2780176, -1.3435430, -1.3498588], rtol=1e-6)
+    np.testing.assert_allclose(gradient, [0, 0, -1.3498588], rtol=1e-6)
 
 
 def test_it_is_decoupled_ppo_around_the_interpolated_policy():
@@ -59,6 +74,35 @@ def test_no_pass_over_the_batch_is_made_for_old_log_probs():
     assert not recomputes_logprobs(Needs(), 1) and recomputes_logprobs(Needs(), 2)
     assert recomputes_logprobs(needs._replace(credit_logprobs=True), 1)  # a KL in the reward reads them
     assert not recomputes_logprobs(Needs(logprobs=False, credit_logprobs=True), 2)
+    config, _ = load_config("configs/algos/a3po.gin")
+    passes = lambda objective: forward_passes(
+        dataclasses.replace(config.stages[-1], objective=objective),
+        config,
+        ALGOS[type(objective).__name__],
+        MODEL,
+        None,
+    )
+    assert passes(A3PO()) == {} and list(passes(DecoupledPPO())) == ["recompute"]
+
+
+def test_what_credit_has_recomputed_does_not_reach_the_loss():
+    """Of a batch with old log-probs the loss sees none, and its age."""
+    batch = two_stored_answers(np.zeros((2, 1)), 3)
+    ones = jnp.ones(batch.loss_mask.shape)
+    batch = batch.replace(
+        recomputed=Recomputed(old_logprobs=ones), advantages=ones, staleness=batch.loss_mask.astype(jnp.int32),
+        packed=batch.packed.replace(behaviour_logprobs=-ones),
+    )  # fmt: skip
+    seen = []
+    row = OBJECTIVE._replace(token_loss=lambda config, tokens, state: (seen.append(tokens), (ones, {}))[1])
+    token_terms(Reading(-ones, ones, None, None, None, None), batch, A3PO(), (), row)
+    assert seen[0].old_logprobs is None
+    np.testing.assert_array_equal(seen[0].staleness, batch.loss_mask)
+
+
+def test_a_truncated_sampler_is_refused():
+    with pytest.raises(ValueError, match="A3PO puts its clip around the sampler's log-probs"):
+        OBJECTIVE.check(A3PO(), FACTS._replace(truncated_sampling=True))
 
 
 def test_its_options_are_those_of_decoupled_ppo():
