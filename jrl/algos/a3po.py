@@ -42,8 +42,8 @@ def check(config: A3PO, facts: Facts) -> None:
     decoupled_ppo.check(config, facts)
     if facts.truncated_sampling:
         raise ValueError(
-            "A3PO puts its clip around the sampler's log-probs, and top-k, top-p and min-p raise these: ratios would not "
-            "begin at 1. Leave them out, or use DecoupledPPO, which computes old log-probs."
+            "A3PO puts its clip around the sampler's log-probs, and top-k, top-p and min-p raise these: ratios would "
+            "not begin at 1. Leave them out, or use DecoupledPPO, which computes old log-probs."
         )
 
 
