@@ -243,6 +243,7 @@ def test_whitened_returns_with_centred_rewards_equal_whitened_centered():
 
 def test_clip_by_hand():
     np.testing.assert_array_equal(advantages.clip_advantages(jnp.array([3.0, -1.0, -5.0]), limit=2.0), [2, -1, -2])
+    assert advantages.clip_advantages(jnp.ones(2, jnp.bfloat16), limit=2.0).dtype == jnp.float32
 
 
 def test_spread_puts_a_row_on_its_sampled_tokens_only():

@@ -55,6 +55,9 @@ def test_whiten_by_hand():
     x, mask = jnp.array([1.0, 1.0, 0.0, 0.0, NAN]), jnp.array([True, True, True, True, False])
     expected = [0.8660254, 0.8660254, -0.8660254, -0.8660254, 0.0]
     np.testing.assert_allclose(jax.jit(reduce.whiten)(x, mask), expected, atol=1e-6)
+    # +-1e-4: variance 2e-8, 1e-4 / sqrt(2e-8 + 1e-8) = 0.577350
+    small = reduce.whiten(jnp.array([1e-4, -1e-4]), jnp.ones(2, bool))
+    np.testing.assert_allclose(small, [0.5773503, -0.5773503], rtol=1e-4)
     # seven times 0.4 over 7 is 0.40000004 in float32, and still all are equal; the eighth is masked
     equal = reduce.whiten(jnp.full(8, 0.4), jnp.arange(8) < 7)
     np.testing.assert_array_equal(equal, 0)
