@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jrl.algos.contract import Groups, Objective, Pairs, Sequences, eligible, shaped_reward
+from jrl.algos.contract import Groups, Needs, Objective, Pairs, Sequences, eligible, shaped_reward
 from jrl.algos.reward_shaping import Shaping, shaped
 from jrl.learning.pack import PackingPlan, by_place, pack, pack_tokens, unpack
 from jrl.ops import reward_telemetry as telemetry
@@ -89,6 +89,40 @@ def kept_rows(
     return objective.keep(config, groups) & groups.valid
 
 
+def groups_with_needs(
+    rollout: Rollout,
+    scores: Scores,
+    before: Sequence[tuple[Recomputed, Array]],
+    needs: Needs,
+    num_groups: int,
+    max_completion: int,
+) -> Groups:
+    """Returns what an objective judges rows by, with what it asks for beside the rewards. before: as in `credit`."""
+
+    def by_row(field: str) -> Array:
+        """Returns a field of Recomputed as [N, T]: every row is in one minibatch, and 0 in the others."""
+        return sum(unpack(getattr(packed, field), source, *rollout.tokens.shape[::-1]) for packed, source in before)
+
+    behaviour = rollout.sampler_logprobs if rollout.truncated_logprobs is None else rollout.truncated_logprobs
+    groups = groups_of(
+        rollout,
+        scores,
+        num_groups,
+        max_completion,
+        values=by_row("old_values") if needs.values else None,
+        old_logprobs=by_row("old_logprobs") if needs.credit_logprobs else None,
+        behaviour_logprobs=behaviour if needs.credit_logprobs else None,
+        ref_logprobs=by_row("ref_logprobs") if needs.credit_logprobs and needs.reference else None,
+        teacher_logprobs=by_row("teacher_logprobs") if needs.teacher else None,
+        old_entropy=by_row("old_entropy") if needs.credit_entropy else None,
+        old_sum_squared=by_row("old_sum_squared") if needs.credit_sum_squared else None,
+        tokens=rollout.tokens if needs.credit_tokens else None,
+    )
+    if needs.task:
+        groups = groups.replace(task=first_group(_everywhere(scores.task), groups.group, num_groups=num_groups))
+    return groups
+
+
 def credit(
     rollout: Rollout,
     scores: Scores,
@@ -113,28 +147,7 @@ def credit(
       newest_only: tokens that older weights drew do not enter the loss.
     """
     needs = objective.needs(config)
-
-    def by_row(field: str) -> Array:
-        """Returns a field of Recomputed as [N, T]: every row is in one minibatch, and 0 in the others."""
-        return sum(unpack(getattr(packed, field), source, *rollout.tokens.shape[::-1]) for packed, source in before)
-
-    behaviour = rollout.sampler_logprobs if rollout.truncated_logprobs is None else rollout.truncated_logprobs
-    groups = groups_of(
-        rollout,
-        scores,
-        num_groups,
-        max_completion,
-        values=by_row("old_values") if needs.values else None,
-        old_logprobs=by_row("old_logprobs") if needs.credit_logprobs else None,
-        behaviour_logprobs=behaviour if needs.credit_logprobs else None,
-        ref_logprobs=by_row("ref_logprobs") if needs.credit_logprobs and needs.reference else None,
-        teacher_logprobs=by_row("teacher_logprobs") if needs.teacher else None,
-        old_entropy=by_row("old_entropy") if needs.credit_entropy else None,
-        old_sum_squared=by_row("old_sum_squared") if needs.credit_sum_squared else None,
-        tokens=rollout.tokens if needs.credit_tokens else None,
-    )
-    if needs.task:
-        groups = groups.replace(task=first_group(_everywhere(scores.task), groups.group, num_groups=num_groups))
+    groups = groups_with_needs(rollout, scores, before, needs, num_groups, max_completion)
     action_mask, scored, of_tokens = groups.action_mask, groups.reward, groups.token_reward
     groups = groups if shaping is None else shaped(shaping, groups)
     reward = shaped_reward(objective, config, groups, state)
