@@ -35,7 +35,7 @@ Array = jax.Array
 
 @traced
 class A3PO(DecoupledPPO):
-    """Its fields are those of DecoupledPPO."""
+    """Decoupled PPO whose old log-probs are interpolated."""
 
 
 def check(config: A3PO, facts: Facts) -> None:

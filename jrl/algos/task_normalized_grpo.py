@@ -30,7 +30,7 @@ Array = jax.Array
 
 @traced
 class TaskNormalizedGRPO(common.Clipped):
-    """Its fields are those of a clipped objective."""
+    """GRPO with advantages in standard deviations of their task."""
 
 
 def advantages(
