@@ -55,6 +55,16 @@ def test_updates_of_other_objectives_have_the_bits_of_the_run(name, settings, tm
     assert replay.repeat(tmp_path / "run", 3) == (2, 3, [])
 
 
+@pytest.mark.slow
+def test_a_store_that_was_begun_without_tasks_is_refused_where_they_are_read(tmp_path, monkeypatch):
+    run([*SETTINGS, *HELD[2][1]], tmp_path / "run")
+    stored = replay._rows_of
+    without = lambda store, step: {name: v for name, v in stored(store, step).items() if name != replay.TASK}
+    monkeypatch.setattr(replay, "_rows_of", without)
+    with pytest.raises(ValueError, match="stored no tasks, by which TaskNormalizedGRPO compares rows"):
+        replay.repeat(tmp_path / "run", 3)
+
+
 def scores(**more):
     column = np.array([1, 0], np.float32)
     return HostScores(column, np.array([True, False]), np.zeros(2, np.int8), column, {"A/b": column}, [], {}, 0, **more)

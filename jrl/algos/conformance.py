@@ -547,13 +547,16 @@ def _values(tokens: Tokens) -> tuple[str, Array]:
 
 
 def _poisoned(tokens: Tokens) -> Tokens:
-    """Returns the tokens with NaN in every number that is masked."""
+    """Returns the tokens with NaN in every number that is masked, and an age of -1: A-3PO's factor divides by 0."""
 
     def poison(x: Array) -> Array:
         mask = tokens.mask.reshape(*tokens.mask.shape, *[1] * (x.ndim - 2))
         return jnp.where(mask, x, jnp.nan) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
-    return jax.tree.map(poison, tokens)
+    poisoned = jax.tree.map(poison, tokens)
+    if tokens.staleness is None:
+        return poisoned
+    return poisoned.replace(staleness=jnp.where(tokens.mask, tokens.staleness, -1))
 
 
 def sample_sequences(unit_size: int = 2, numbers: int = 1) -> Sequences:

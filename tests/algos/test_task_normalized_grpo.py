@@ -12,10 +12,12 @@ import pytest
 
 from jrl.algos import ALGOS
 from jrl.algos.conformance import sample_groups
-from jrl.algos.contract import Facts, Groups
+from jrl.algos.contract import Facts, Groups, Needs
 from jrl.algos.task_normalized_grpo import TaskNormalizedGRPO
+from jrl.experiment import check_needs
 from jrl.ops import reduce
 from jrl.ops.groups import first_group
+from jrl.resolve import load_config
 from jrl.rollout.collect import task_hashes
 from jrl.types import Finish
 
@@ -91,6 +93,16 @@ def test_every_row_has_the_hash_of_its_prompts_task():
     found = task_hashes(visits, 2, 8)
     assert found.dtype == np.uint32 and none == 0
     np.testing.assert_array_equal(found, [sums, sums, none, none, sums, sums, 0, 0])
+
+
+@pytest.mark.parametrize("asked", ["task", "staleness"])
+def test_stored_rows_have_neither_a_task_nor_an_age(asked):
+    config, _ = load_config("configs/algos/toy.gin")
+    warm, rl = config.stages
+    row = ALGOS["SFT"]._replace(needs=lambda config: Needs(**{asked: True}))
+    with pytest.raises(ValueError, match="SFT reads the age or the task of samples"):
+        check_needs(warm, row, config, {})
+    check_needs(rl, row, config, {})
 
 
 def test_illegal_settings_are_refused():
