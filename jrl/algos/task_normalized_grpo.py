@@ -10,7 +10,8 @@ further than another one. GRPO's division by a prompt's own deviation does that 
 all right or all wrong; whitening over the whole step lets the task of large rewards drown the others. Of a single task
 it is whitening over the step. Where rows differ in length the mean of a task's tokens is not 0, so that prompts without
 a signal have a small advantage too. A task is what examples call it (`Example.task`): files of one name are one task
-unless `Jsonl.task` or `Dataset.task` tells them apart. Tasks are told apart by a 32-bit hash of the name.
+unless `Jsonl.task` or `Dataset.task` tells them apart (the run's first lines count `task_of_same_name`). Tasks are told
+apart by a 32-bit hash of the name.
 
 Source: task advantage normalization of AgentRL, Zhang et al. 2510.04206, which normalizes advantages that GRPO has
 divided by the prompt's deviation; here they are normalized once.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import pathlib
@@ -15,6 +16,13 @@ from jrl.algos.parts import OBJECTIVE_FUNCTIONS, PARTS
 
 ROOT = pathlib.Path(__file__).parents[2]
 NAMES = [f"{part['id']}-{part['function'].split(':')[1]}" for part in PARTS]
+
+
+@functools.cache
+def functions_in(path):
+    """Returns the names of the functions of a module."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
 @pytest.mark.parametrize("part", PARTS, ids=NAMES)
@@ -50,8 +58,7 @@ def test_its_tests_are_there(part):
     assert part["tests"]
     for test in part["tests"]:
         path, name = test.split("::")
-        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-        assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        assert name in functions_in(ROOT / path)
 
 
 def test_a_part_and_its_function_are_listed_once():
@@ -71,6 +78,6 @@ def test_every_public_function_of_the_parts_modules_is_listed_or_serves_a_listed
     formulas += ("robust_scale",)
     formulas += ("baselines", "best_of_k", "gae", "stored_advantages", "tree", "turns", "vtrace")
     for module in formulas:
-        tree = ast.parse((ROOT / "jrl" / "ops" / f"{module}.py").read_text(encoding="utf-8"))
-        public = {n.name for n in tree.body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_")} - helpers
+        functions = functions_in(ROOT / "jrl" / "ops" / f"{module}.py")
+        public = {name for name in functions if not name.startswith("_")} - helpers
         assert {f"jrl.ops.{module}:{name}" for name in public} <= listed

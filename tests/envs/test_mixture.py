@@ -74,6 +74,11 @@ def test_counts_add_up_and_the_fingerprint_names_tasks_and_weights():
     assert len({p.fingerprint for p in prints}) == 4
 
 
+def test_tasks_of_one_name_are_noticed():
+    assert mix([source("x", 4), source("x", 2), source("y", 2), source("x", 3)]).counts["task_of_same_name"] == 3
+    assert "task_of_same_name" not in mix([source("x", 4), source("y", 2)]).counts
+
+
 def test_a_mixture_may_hold_rows_of_the_user_and_other_mixtures():
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Mine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import difflib
 import math
@@ -91,6 +92,9 @@ def mix(sources: list[Source], weights: tuple[float, ...] = ()) -> Source:
     for source in sources:
         for cause, count in source.counts.items():
             counted[cause] = counted.get(cause, 0) + count
+    named = collections.Counter(source[0].task for source in sources)
+    if alike := sum(count for count in named.values() if count > 1):
+        counted["task_of_same_name"] = alike  # noticed: metrics and objectives take them for one
     return Generated(
         size,
         make,
