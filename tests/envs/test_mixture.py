@@ -74,6 +74,11 @@ def test_counts_add_up_and_the_fingerprint_names_tasks_and_weights():
     assert len({p.fingerprint for p in prints}) == 4
 
 
+def test_a_task_without_examples_is_refused():
+    with pytest.raises(ValueError, match=r"Mixture\.tasks\[1\] has no examples"):
+        mix([source("x", 4), source("y", 0)])
+
+
 def test_tasks_of_one_name_are_noticed():
     assert mix([source("x", 4), source("x", 2), source("y", 2), source("x", 3)]).counts["task_of_same_name"] == 3
     assert "task_of_same_name" not in mix([source("x", 4), source("y", 2)]).counts

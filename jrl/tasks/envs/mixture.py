@@ -64,11 +64,13 @@ def mix(sources: list[Source], weights: tuple[float, ...] = ()) -> Source:
     One cycle holds task k exactly w_k times (the weights as least whole numbers), spread out by always taking the task
     that is furthest behind its share; index i is place i mod cycle of cycle i // cycle.
 
-    Raises: ValueError where there is no task, weights do not match the tasks, are not positive, or have no small common
-        measure.
+    Raises: ValueError where there is no task, one has no examples, weights do not match the tasks, are not positive, or
+        have no small common measure.
     """
     if not sources:
         raise ValueError("Mixture.tasks is empty")
+    if empty := [place for place, source in enumerate(sources) if not len(source)]:
+        raise ValueError(f"Mixture.tasks[{empty[0]}] has no examples; leave it out")
     counts = integer_weights(weights or (1.0,) * len(sources), len(sources))
     cycle = sum(counts)
     taken = [0] * len(sources)
