@@ -11,6 +11,7 @@ import gc
 import itertools
 import os
 import shutil
+import sys
 import tempfile
 import threading
 from concurrent.futures import Executor, Future
@@ -18,6 +19,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
+# Hundreds of processes import the same modules: they are compiled to bytecode once, whatever the shell asks for.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # On a busy machine eight devices on two cores may wait for each other for longer than the default of 40 s.
 os.environ["XLA_FLAGS"] = " ".join(
     [
@@ -77,6 +81,18 @@ if hasattr(mlir, "make_ir_context"):  # not public
         return of_thousand(next(lowered) // 1000)
 
     mlir.make_ir_context = context_of_many
+
+if hasattr(mlir, "lower_with_sharding_in_types"):  # not public
+    lower_with_sharding = mlir.lower_with_sharding_in_types
+
+    def lower_without_sharding(ctx, op, aval):
+        """On a mesh of one device no result is told its sharding, of which there is one: the programs are half as long.
+        What is compiled as shipped (below) keeps them."""
+        if program_cache.COMPILER_OPTIONS["cpu"] is QUICKLY and aval.sharding.mesh.size == 1:
+            return op
+        return lower_with_sharding(ctx, op, aval)
+
+    mlir.lower_with_sharding_in_types = lower_without_sharding
 
 
 def mesh_restored():
