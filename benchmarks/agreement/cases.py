@@ -157,6 +157,8 @@ def case(function: str, inputs: list[str], rng: np.random.Generator, shared: boo
         "weights": rng.uniform(0.2, 2.0, COMPONENTS).astype(np.float32),
         "advantage": np.maximum(numbers(rng, ROWS), 0).astype(np.float32) + np.float32(1e-3) * (np.arange(ROWS) == 0),
     }
+    if "sample" in inputs:  # drawn for those alone, so that the cases of others stay as they were
+        rest["sample"] = rng.permutation(ROWS)
     if function == "positive_nll":
         rest["correct"] = np.broadcast_to(rest["correct"][:, None], mask.shape)
     if function == "moving_baseline" and rng.random() < 0.2:

@@ -246,21 +246,22 @@ def mean_mirror_descent(logprobs, old_logprobs, advantages, mask, segment, num_s
     return by_sequence(mask, segment, at, logprobs, old_logprobs, advantages)
 
 
-def best_of_group(reward, group, valid, num_groups):
+def best_of_group(reward, group, sample, valid, num_groups):
     out = np.zeros(len(reward))
-    for i in range(len(reward)):
-        rewards = [float(reward[j]) for j in range(len(reward)) if group[j] == group[i] and valid[j]]
-        if valid[i] and reward[i] == max(rewards) and min(rewards) < max(rewards):
-            out[i] = 1 / rewards.count(max(rewards))
+    for g in range(num_groups):
+        rows = sorted((i for i in range(len(reward)) if group[i] == g and valid[i]), key=lambda i: sample[i])
+        rewards = [float(reward[i]) for i in rows]
+        if rewards and min(rewards) < max(rewards):
+            out[rows[rewards.index(max(rewards))]] = 1
     return out
 
 
-def above_threshold(reward, group, valid, num_groups, threshold, max_kept):
+def above_threshold(reward, group, sample, valid, num_groups, threshold, max_kept):
     out = np.zeros(len(reward))
-    for i in range(len(reward)):
-        same = [j for j in range(len(reward)) if group[j] == group[i] and valid[j] and reward[j] >= threshold]
-        if i in same:
-            out[i] = 1.0 if len(same) <= max_kept else max_kept / len(same)
+    for g in range(num_groups):
+        good = [i for i in range(len(reward)) if group[i] == g and valid[i] and reward[i] >= threshold]
+        for i in sorted(good, key=lambda i: sample[i])[:max_kept]:
+            out[i] = 1
     return out
 
 

@@ -3,7 +3,8 @@
     e    = clip(KL / target - 1, -0.2, 0.2)
     beta <- beta * (1 + e * rows / horizon), after the updates of a step                                    K4
 
-KL is the k1 estimate against the reference, summed over a sequence (or a token's mean: `kl_per`), mean over the step.
+KL is the k1 estimate against the reference, summed over a sequence (or a token's mean: `kl_per`), mean over the step;
+where other weights drew the tokens it is times the ratio to them (K1), so that it is the KL of the policy as it is.
 beta begins at `kl` and is the objective's state, saved with the run; a step that was skipped leaves it. All else is
 GRPO.
 

@@ -266,7 +266,8 @@ def common_metrics(tokens: contract.Tokens) -> dict[str, Array]:
 
     ratio: of new to old log-probs. approx_kl_k2, approx_kl_k3: the step's own KL, from the same. mismatch_k1,
     mismatch_k3: KL(sampler to learner) on the sampler's tokens. clamped: the share of log-ratios that E9 clamped.
-    kl_ref_k1, kl_ref_k3: to the reference, where there is one.
+    kl_ref_k1, kl_ref_k3: of the policy as it is to the reference, where there is one: each token's estimate times the
+    ratio of new to the sampler's log-probs, without which earlier versions' tokens tell of them (K1).
     """
     new, old, behaviour, mask = tokens.logprobs, tokens.old_logprobs, tokens.behaviour_logprobs, tokens.mask
     clamped = ratios.clamped(ratios.log_ratio(new, old, mask)) | ratios.clamped(ratios.log_ratio(old, behaviour, mask))
@@ -279,8 +280,9 @@ def common_metrics(tokens: contract.Tokens) -> dict[str, Array]:
     }
     if tokens.ref_logprobs is not None:
         clamped |= ratios.clamped(ratios.log_ratio(new, tokens.ref_logprobs, mask))
-        metrics["kl_ref_k1"] = kl.k1(new, tokens.ref_logprobs, mask)
-        metrics["kl_ref_k3"] = kl.k3(new, tokens.ref_logprobs, mask)
+        since_drawn = ratios.ratio(new, behaviour, mask)
+        metrics["kl_ref_k1"] = since_drawn * kl.k1(new, tokens.ref_logprobs, mask)
+        metrics["kl_ref_k3"] = since_drawn * kl.k3(new, tokens.ref_logprobs, mask)
     return metrics | {"clamped": clamped}
 
 

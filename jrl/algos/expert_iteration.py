@@ -1,11 +1,12 @@
 """Expert iteration: imitate every answer that is good enough.
 
-    a_i = 1 where R_i >= threshold, 0 elsewhere; where a group has n > max_kept of them, max_kept / n    L14
+    a_i = 1 where R_i >= threshold, 0 elsewhere; on the first max_kept of them that a group has          L14
     l_t = -a_i * logprobs_t
     L   = mean over the tokens of the rows with a_i > 0                                                  G1
 
-Rejection sampling with learning at every step. `max_kept` bounds what an easy prompt weighs. Samples come from the
-policy as it is (as in RAFT; ReST-EM begins each round from the base model). Duplicates count as often as they came.
+Rejection sampling with learning at every step. `max_kept` bounds how much of the step is of easy prompts. Samples come
+from the policy as it is (as in RAFT; ReST-EM begins each round from the base model). Duplicates count as often as they
+came.
 
 Source: rejection sampling as in Xin et al. 2405.14333 (DeepSeek-Prover).
 """
@@ -28,14 +29,16 @@ Array = jax.Array
 @traced
 class ExpertIteration:
     threshold: float = 1.0  # smallest reward that is imitated
-    max_kept: float = 4.0  # total weight that the rows of a prompt may have
+    max_kept: int = 4  # rows of a prompt that are imitated at most
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
 
 
 def check(config: ExpertIteration, facts: Facts) -> None:
     common.check_sampling(config, facts, grouped=False)
     common.check_entropy(config)
-    common.check_positive(config, {"max_kept": "no row would have a weight. 4 is usual."})
+    if config.max_kept < 1:
+        raise ValueError(f"ExpertIteration.max_kept = {config.max_kept} must be at least 1: no row would be kept. 4 is "
+                         "usual.")  # fmt: skip
     if not math.isfinite(config.threshold):
         raise ValueError(
             f"ExpertIteration.threshold = {config.threshold} must be a number: the smallest reward to keep."
@@ -43,8 +46,9 @@ def check(config: ExpertIteration, facts: Facts) -> None:
 
 
 def row_weights(config: ExpertIteration, groups: Groups, reward: Array) -> Array:
-    rows, limits = contract.eligible(groups), {"threshold": config.threshold, "max_kept": config.max_kept}
-    return rejection_sampling.above_threshold(reward, groups.group, rows, num_groups=groups.num_groups, **limits)
+    arrays = reward, groups.group, groups.sample, contract.eligible(groups)
+    limits = {"threshold": config.threshold, "max_kept": config.max_kept}
+    return rejection_sampling.above_threshold(*arrays, num_groups=groups.num_groups, **limits)
 
 
 def advantages(

@@ -7,7 +7,8 @@
 
 The reward says who wins and no more, so that its scale does not matter; with `NashMD.preference = 'pair_model'` the
 pair model says how surely. `Online.strategy = @MixtureOpponent()` draws the opponents, which are not learned from.
-Where a prompt has none with a verdict, its completions are compared with each other, and one alone gets 0.
+Where a prompt has none with a verdict, its completions are compared with each other. A row that was compared with
+nobody is left out, its KL too.
 
 Source: Munos et al. 2312.00886: mixture 1/2, KL 0.1; there a pair model gives P. TRL multiplies log-ratios by
 log-probs token by token, which loses what tokens share; k2 does not.
@@ -25,7 +26,7 @@ from jrl.algos.contract import Facts, Groups, Needs, Objective, Tokens
 from jrl.ops import advantages as advantage_ops
 from jrl.ops import groups as group_ops
 from jrl.ops import kl, reduce
-from jrl.ops.preferences import win_share
+from jrl.ops.preferences import compared_with_any, win_share
 from jrl.ops.win_rate import win_probability
 from jrl.types import Finish, PyTree, traced
 
@@ -49,14 +50,30 @@ def opponents(groups: Groups) -> Array:
     return groups.valid & (groups.turn[:, 0] < 0)
 
 
-def advantages(config: NashMD, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
-    players, mixed = contract.eligible(groups), opponents(groups)
+def met(groups: Groups) -> Array:
+    """Returns the rows that a prompt's completions are compared with, [N] bool."""
+    mixed = opponents(groups)
     counted = group_ops.count(groups.group, mixed, num_groups=groups.num_groups)
-    alone = group_ops.to_rows(counted, groups.group) == 0
-    against = mixed | (players & alone)
+    return mixed | (contract.eligible(groups) & (group_ops.to_rows(counted, groups.group) == 0))
+
+
+def keep(config: NashMD, groups: Groups) -> Array:
+    """Returns the completions that were compared with another, [N] bool."""
+    against = met(groups)
     if config.preference == "pair_model":
-        met = contract.preferences(groups), groups.group, groups.sample, players, against
-        wins = win_share(*met, num_groups=groups.num_groups)
+        places = groups.group, groups.sample, against
+        compared = compared_with_any(contract.preferences(groups), *places, num_groups=groups.num_groups)
+    else:
+        there = group_ops.count(groups.group, against, num_groups=groups.num_groups)
+        compared = group_ops.to_rows(there, groups.group) > against
+    return contract.eligible(groups) & compared
+
+
+def advantages(config: NashMD, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
+    players, mixed, against = keep(config, groups), opponents(groups), met(groups)
+    if config.preference == "pair_model":
+        arrays = contract.preferences(groups), groups.group, groups.sample, players, against
+        wins = win_share(*arrays, num_groups=groups.num_groups)
     else:
         wins = win_probability(reward, groups.group, players, against, num_groups=groups.num_groups)
     counters = common.count_groups(groups, reward)
@@ -65,7 +82,8 @@ def advantages(config: NashMD, groups: Groups, reward: Array, state: PyTree) -> 
     prompts = group_ops.count(groups.group, groups.action_mask.any(-1), num_groups=groups.num_groups)
     drawn = (groups.turn[:, 0] < 0) & (group_ops.to_rows(prompts, groups.group) > 0)
     failed = groups.finish == jnp.int8(Finish.FAILED)
-    rows = group_ops.count(groups.group, players, num_groups=groups.num_groups)
+    counted = group_ops.count(groups.group, mixed, num_groups=groups.num_groups)
+    rows = group_ops.count(groups.group, contract.eligible(groups), num_groups=groups.num_groups)
     counters |= {
         "win_rate": reduce.masked_mean(wins, players),
         "aborted": counters["aborted"] - jnp.sum(mixed & ~failed),
@@ -84,6 +102,7 @@ OBJECTIVE = Objective(
     config=NashMD,
     check=check,
     corrects_staleness=common.has_importance,
+    keep=keep,
     advantages=advantages,
     token_loss=token_loss,
     denominator=lambda config, loss_mask, rows, max_completion: reduce.count_sequences(loss_mask),

@@ -101,12 +101,14 @@ def pair_loss(loss: Callable[[Any, Pair], Array]) -> Callable[[Any, Sequences, P
 
 def pair_metrics(pair: Pair) -> dict[str, Array]:
     """Returns what is logged of every pair (P0), [..., S] float32: the share whose margin is above 0 (a tie is half),
-    the margin, and both gains."""
+    the margin D of sums over tokens, without beta and whatever the loss is of, both gains, and the preferred answer's
+    NLL, a token's mean."""
     values = {
         "pairs/accuracy": 0.5 * (1 + jnp.sign(pair.margin)),
         "pairs/margin": pair.margin,
         "pairs/preferred": pair.gain,
         "pairs/other": pair.other_gain,
+        "pairs/nll": -pair.mean_logprob,
     }
     return of_pairs(values, pair)
 

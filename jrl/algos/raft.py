@@ -1,13 +1,14 @@
 """RAFT: imitate the best answer of each prompt.
 
-    a_i = 1 / n on each of the n best rows of a group, 0 elsewhere                           L14
+    a_i = 1 on the best row of a group, 0 elsewhere                                          L14
     l_t = -a_i * logprobs_t
     L   = mean over the tokens of the rows with a_i > 0                                      G1
 
-A group whose rewards are all equal has no best row and is left out. Many samples a prompt make a better best: 8 to 32.
+Of several that tie the first sample is taken. A group whose rewards are all equal has no best row and is left out. Many
+samples a prompt make a better best: 8 to 32.
 It learns from successes alone, so that the entropy falls fast. Duplicates of an answer count as often as they came.
 
-Source: Dong et al. 2304.06767, which takes one row where several tie. For a threshold in the place of the best:
+Source: Dong et al. 2304.06767. For a threshold in the place of the best:
 ExpertIteration.
 """
 
@@ -36,7 +37,7 @@ def check(config: RAFT, facts: Facts) -> None:
 
 def row_weights(config: RAFT, groups: Groups, reward: Array) -> Array:
     rows = contract.eligible(groups)
-    return rejection_sampling.best_of_group(reward, groups.group, rows, num_groups=groups.num_groups)
+    return rejection_sampling.best_of_group(reward, groups.group, groups.sample, rows, num_groups=groups.num_groups)
 
 
 def advantages(config: RAFT, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:

@@ -3,14 +3,15 @@
     A_i = (R_i - mean_g) / (std_g + 1e-6)                                                    A3
     rho_t = exp(logprobs_t - behaviour_logprobs_t), c_t = exp(old_logprobs_t - behaviour_logprobs_t)
     l_t = -min(rho_t * A_i, clip(rho_t, c_t - clip, c_t + clip) * A_i)                        L12
-          + kl * (lambda * k3(reference) + (1 - lambda) * k3(policy before the step)), lambda from 1 to 0.5     K6
+          + kl * (lambda * k2(reference) + (1 - lambda) * k2(policy before the step)), lambda from 1 to 0.5     K6
     L   = mean over all tokens of the step                                                   G1
 
 Its use is a lag of 1, since nothing bounds the ratio of what should become less likely; on its own samples c = 1, and
 it is PPO's clip. The ratio is to the policy that drew the token, so that no importance weight comes on top.
 
-The second KL is to the weights that the step's updates began with, so that it says something from the second update of
-a batch on; Online.reset_reference_every moves the reference.
+Both are the KL of the policy to the other, whose gradient k2 has and k3 has not (K2). The second is to the weights that
+the step's updates began with, so that it says something from the second update of a batch on;
+Online.reset_reference_every moves the reference.
 
 Source: ReMix, 2507.06892: a share of 0.4 of the rows is from the last 2 policies, 2 updates a batch, and learning ends
 with fresh rows alone. Here all rows are of the version `lag` before.
@@ -55,8 +56,8 @@ def token_loss(config: ReMix, tokens: Tokens, state: PyTree) -> tuple[Array, dic
     loss, metrics = common.unweighted_loss(config, mix_policy.mix_policy_clipped(*arrays, clip=config.clip), tokens)
     if config.kl is None:
         return loss, metrics
-    to_base = kl.k3(tokens.logprobs, tokens.ref_logprobs, tokens.mask)
-    to_previous = kl.k3(tokens.logprobs, tokens.old_logprobs, tokens.mask)
+    to_base = kl.k2(tokens.logprobs, tokens.ref_logprobs, tokens.mask)
+    to_previous = kl.k2(tokens.logprobs, tokens.old_logprobs, tokens.mask)
     mixed = reference.mixed_kl(to_base, to_previous, state)
     return loss + config.kl * mixed, metrics | common.metrics_of(tokens, {"kl_mixed": mixed})
 

@@ -31,12 +31,16 @@ def win_share(
 
     Sources: SALMON 2310.05910 (shares of wins); Nash-MD 2312.00886 (against opponents).
     """
-    table = _by_prompt(preference, group, sample, num_groups)
-    both, compared = _both_orders(table)
-    compared &= _flags(opponents, group, sample, table)[:, None, :]
+    both, compared = _against(preference, group, sample, opponents, num_groups)
     share = jnp.where(compared, both, 0).sum(-1) / jnp.maximum(compared.sum(-1), 1)
     share = jnp.where(compared.any(-1), share, 0.5)[group, sample]
     return jnp.where(players, share, 0.5)
+
+
+def compared_with_any(preference: Array, group: Array, sample: Array, opponents: Array, *, num_groups: int) -> Array:
+    """Returns the rows that were compared with an opponent of their prompt in both orders, [N] bool. Arguments as in
+    `win_share`, whose number means nothing for other rows."""
+    return _against(preference, group, sample, opponents, num_groups)[1].any(-1)[group, sample]
 
 
 def pair_strength(preference: Array, group: Array, sample: Array, paired: Array, *, num_groups: int) -> Array:
@@ -53,6 +57,13 @@ def pair_strength(preference: Array, group: Array, sample: Array, paired: Array,
     strength = jnp.where(met & compared, both, 0).sum(-1)
     strength = jnp.where((met & compared).any(-1), strength, jnp.nan)[group, sample]
     return jnp.where(paired, strength, 0.5)
+
+
+def _against(preference: Array, group: Array, sample: Array, opponents: Array, num_groups: int) -> tuple[Array, Array]:
+    """Returns (P [num_groups, S, S], whether the second is an opponent that was compared with the first)."""
+    table = _by_prompt(preference, group, sample, num_groups)
+    both, compared = _both_orders(table)
+    return both, compared & _flags(opponents, group, sample, table)[:, None, :]
 
 
 def _by_prompt(preference: Array, group: Array, sample: Array, num_groups: int) -> Array:

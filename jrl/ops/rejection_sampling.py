@@ -1,7 +1,8 @@
 """Which samples of a prompt are good enough to imitate: best of n (RAFT) and a threshold (expert iteration).
 
-Both return the weight of a row in a likelihood loss, -weight * logprobs; 0 leaves the row out. Weights do not depend on
-the order of rows: among rows that are alike none is picked, they share. Nothing is deduplicated.
+Both return the weight of a row in a likelihood loss, -weight * logprobs; 0 leaves the row out. Among rows that are
+alike the first samples of a prompt are taken (E11), whatever the order of rows: samples are exchangeable, and a mean
+over the tokens of what is kept has the same size however many tied. Nothing is deduplicated.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from jrl.ops import groups, reduce
 Array = jax.Array
 
 
-def best_of_group(reward: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
-    """Returns L14 for RAFT: 1 on the best row of each group, 0 elsewhere; n rows that tie for it have 1 / n each.
+def best_of_group(reward: Array, group: Array, sample: Array, valid: Array, *, num_groups: int) -> Array:
+    """Returns L14 for RAFT: 1 on the best row of each group, of several that tie on the first sample; 0 elsewhere.
 
-    That is what a fair draw among them would give on average. A group whose rewards are all equal has no best row and
-    is left out, as is a group of one.
+    A group whose rewards are all equal has no best row and is left out, as is a group of one.
 
     Args:
       reward: [N] float; invalid entries may be NaN. group: [N] int32 in 0..num_groups-1. valid: [N] bool.
+      sample: [N] int32 of at least 0, which of its group a row is.
 
     Returns:
       [N] float32 or wider.
@@ -32,17 +33,17 @@ def best_of_group(reward: Array, group: Array, valid: Array, *, num_groups: int)
     top = groups.to_rows(groups.maximum(reward, group, valid, num_groups=num_groups), group)
     varied = groups.to_rows(groups.varied(reward, group, valid, num_groups=num_groups), group)
     best = valid & varied & (reward == top)
-    return _shared(best, group, 1.0, num_groups, reward.dtype)
+    return _first_sample(best, group, sample, num_groups).astype(reward.dtype)
 
 
 def above_threshold(
-    reward: Array, group: Array, valid: Array, *, num_groups: int, threshold: float, max_kept: float
+    reward: Array, group: Array, sample: Array, valid: Array, *, num_groups: int, threshold: float, max_kept: float
 ) -> Array:
     """Returns L14 for expert iteration: 1 on every row whose reward is at least the threshold, 0 elsewhere; where a
-    group has n > max_kept such rows they have max_kept / n each, so that easy prompts do not dominate.
+    group has more than max_kept such rows, on the first samples of them, so that easy prompts do not dominate.
 
     Args:
-      reward, group, valid: as in `best_of_group`. max_kept: above 0, total weight that a prompt may have.
+      reward, group, sample, valid: as in `best_of_group`. max_kept: at least 1, rows of a prompt that are imitated.
 
     Returns:
       [N] float32 or wider.
@@ -50,9 +51,24 @@ def above_threshold(
     Source: rejection sampling as in Xin et al. 2405.14333 (DeepSeek-Prover).
     """
     reward = reduce.widen(reward)
-    return _shared(valid & (reward >= threshold), group, max_kept, num_groups, reward.dtype)
+    good = valid & (reward >= threshold)
+    _, _, kept = jax.lax.while_loop(
+        lambda carry: (carry[0] < max_kept) & carry[1].any(),
+        lambda carry: _keep_one(*carry, group, sample, num_groups),
+        (jnp.zeros((), jnp.int32), good, jnp.zeros_like(good)),
+    )
+    return kept.astype(reward.dtype)
 
 
-def _shared(rows: Array, group: Array, most: float, num_groups: int, dtype: jnp.dtype) -> Array:
-    count = groups.to_rows(groups.count(group, rows, num_groups=num_groups), group)
-    return jnp.where(rows, jnp.minimum(1.0, most / jnp.maximum(count, 1)), 0).astype(dtype)
+def _keep_one(
+    number: Array, left: Array, kept: Array, group: Array, sample: Array, num_groups: int
+) -> tuple[Array, Array, Array]:
+    """Returns (rows kept of a prompt so far, what is left, what is kept) with the first sample left of every group."""
+    first = _first_sample(left, group, sample, num_groups)
+    return number + 1, left & ~first, kept | first
+
+
+def _first_sample(rows: Array, group: Array, sample: Array, num_groups: int) -> Array:
+    """Returns which of `rows` is the first sample of its group, [N] bool."""
+    first = groups.to_rows(groups.minimum(sample, group, rows, num_groups=num_groups), group)
+    return rows & (sample == first)

@@ -42,7 +42,7 @@ def kl_in_reward(
     """Returns R17 (R30, detail 20): r_t = -beta * k(old_logprobs_t - ref_logprobs_t), plus `reward` on the last sampled
     token, with k one of
 
-        k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d, d clamped to +-20
+        k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d, of k3 d is clamped to +-20 (E9)
 
     The only per-token KL penalty whose gradient sees what a token does to later states. k1 is unbiased and its sum is
     the sequence's own log-ratio; k2 and k3 punish every token that moved, whichever way.

@@ -39,7 +39,8 @@ def vtrace(
     Returns:
       [N, T] float32 or wider each, 0 where not an action.
 
-    Source: Espeholt et al. 1802.01561 eq. 1; rlax.vtrace_td_error_and_advantage. Both bounds 1 there.
+    Source: Espeholt et al. 1802.01561 eq. 1 and section 4.2, both bounds 1. rlax.vtrace_td_error_and_advantage is the
+    same at gae_lambda = 1; below it, its advantages bootstrap from gae_lambda * vs' + (1 - gae_lambda) * v'.
     """
     values, weights = reduce.masked(values, action_mask), reduce.masked(weights, action_mask)
     dtype = jnp.result_type(reduce.widen(token_reward), values, weights)

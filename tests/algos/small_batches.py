@@ -96,11 +96,13 @@ def clipped_tokens():
 def groups_of(reward, group, valid=None):
     """Returns rows of two sampled tokens each."""
     row, count = jnp.asarray(reward, jnp.float32), len(reward)
+    sample = [list(group[:i]).count(group[i]) for i in range(count)]
     return Groups(
         reward=row,
         outcome=row,
         valid=jnp.ones(count, bool) if valid is None else jnp.array(valid),
         group=jnp.asarray(group, jnp.int32),
+        sample=jnp.array(sample, jnp.int32),
         action_mask=jnp.array([[False, True, True]] * count),
         finish=jnp.zeros(count, jnp.int8),
         num_groups=3,

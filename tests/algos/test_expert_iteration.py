@@ -16,9 +16,9 @@ FACTS = Facts(samples=4, lag=0, updates_per_batch=1, truncated_sampling=False, g
 
 
 def test_rows_on_or_above_the_threshold_are_imitated():
-    # threshold 0.5, at most a weight of 2: group 0 one row on it; group 1 three rows; group 2 none
+    # threshold 0.5, at most two rows: group 0 one row on it; group 1 three rows, of which the first two; group 2 none
     groups = groups_of([0.5, 0.4, 1, 1, 0.7, 0, 0], [0, 0, 1, 1, 1, 2, 2])
-    config, weights = ExpertIteration(threshold=0.5, max_kept=2.0), np.array([1, 0, 2 / 3, 2 / 3, 2 / 3, 0, 0])
+    config, weights = ExpertIteration(threshold=0.5, max_kept=2), np.array([1, 0, 1, 1, 0, 0, 0])
     found, _, _ = OBJECTIVE.advantages(config, groups, groups.reward, ())
     np.testing.assert_allclose(found, [[0, w, w] for w in weights], rtol=1e-6)
     np.testing.assert_array_equal(OBJECTIVE.keep(config, groups), weights > 0)
@@ -48,7 +48,7 @@ def test_the_step_is_a_mean_over_tokens():
 @pytest.mark.parametrize(
     "config, message",
     [
-        (ExpertIteration(max_kept=0.0), r"ExpertIteration\.max_kept = 0\.0 must be above 0"),
+        (ExpertIteration(max_kept=0), r"ExpertIteration\.max_kept = 0 must be at least 1"),
         (ExpertIteration(threshold=float("nan")), r"ExpertIteration\.threshold = nan"),
     ],
 )

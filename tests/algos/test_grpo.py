@@ -137,7 +137,19 @@ def test_the_kl_is_added_with_its_coefficient_and_is_not_importance_weighted(est
     np.testing.assert_allclose(loss(batch.logprobs), 0.04 * value, rtol=1e-5)
     np.testing.assert_allclose(jax.grad(loss)(batch.logprobs), [0.04 * coefficient], rtol=1e-5)
     metrics = OBJECTIVE.token_loss(config, batch, ())[1]
-    np.testing.assert_allclose([metrics["kl_ref_k1"][0], metrics["kl_ref_k3"][0]], [0.5, 0.1065307], rtol=1e-5)
+    # The sampler's log-prob is 1 below: e * 0.5 and e * 0.1065307.
+    np.testing.assert_allclose([metrics["kl_ref_k1"][0], metrics["kl_ref_k3"][0]], [1.3591409, 0.2895805], rtol=1e-5)
+
+
+def test_the_kl_that_is_reported_is_of_the_policy_as_it_is():
+    # Drawn evenly from two tokens, and now the policy is [0.8, 0.2], the reference [0.5, 0.5]: its KL is
+    # 0.8 log 1.6 + 0.2 log 0.4 = 0.192745, whichever estimator; the mean of k1 alone is (log 1.6 + log 0.4) / 2 =
+    # -0.223144.
+    even = np.log([0.5, 0.5])
+    batch = tokens(np.log([0.8, 0.2]), even, [0.0, 0.0], behaviour=even, reference=even)
+    metrics = OBJECTIVE.token_loss(GRPO(kl=0.04), batch, ())[1]
+    np.testing.assert_allclose(metrics["kl_ref_k1"].mean(), 0.192745, rtol=1e-5)
+    np.testing.assert_allclose(metrics["kl_ref_k3"].mean(), 0.192745, rtol=1e-5)
 
 
 def test_the_entropy_bonus_is_subtracted():

@@ -69,6 +69,26 @@ def test_rows_are_compared_with_the_opponents_of_their_prompt():
     assert OBJECTIVE.keep(NashMD(), groups).tolist() == [True, True, False, False, True, True, False]
 
 
+def test_a_row_that_was_compared_with_nobody_is_left_out():
+    # One row alone by its reward; by a pair model the second of two, of which nothing was said.
+    alone = played().replace(group=jnp.array([0, 0, 0, 0, 1, 2, 2]), num_groups=3)
+    assert OBJECTIVE.keep(NashMD(), alone).tolist() == [True, True, False, False, False, False, False]
+    found, _, counters = OBJECTIVE.advantages(NashMD(), alone, alone.reward, ())
+    assert counters["win_rate"] == pytest.approx((1 + 0.5) / 2) and int(counters["group_of_one"]) == 2
+    np.testing.assert_array_equal(found[4:], 0)
+    over = {0: [NAN] * 7, 1: [NAN] * 7, 2: [0.9, NAN, NAN, NAN, NAN, NAN, NAN], 3: [NAN] * 7}
+    over[0][2] = 0.3
+    groups = played().replace(
+        components={f"pair_model/over_{s}": jnp.float32(column) for s, column in over.items()},
+        sample=jnp.array([0, 1, 2, 3, 0, 1, 2], jnp.int32),
+    )
+    config = NashMD(preference="pair_model")
+    assert jax.jit(lambda g: OBJECTIVE.keep(config, g))(groups).tolist() == [True] + [False] * 6
+    found, _, counters = OBJECTIVE.advantages(config, groups, groups.reward, ())
+    # (0.9 + 1 - 0.3) / 2 = 0.8
+    assert counters["win_rate"] == pytest.approx(0.8) and found[0, 0] == pytest.approx(0.3)
+
+
 def test_a_pair_model_says_how_surely_an_opponent_is_beaten():
     nan = jnp.nan
     # Samples 2 and 3 of the first prompt are the mixture's, and 3 has no verdict: 0 beats 2 by 0.9, 1 by 0.25. Of the

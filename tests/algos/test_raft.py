@@ -16,9 +16,9 @@ FACTS = Facts(samples=4, lag=0, updates_per_batch=1, truncated_sampling=False, g
 
 
 def test_the_best_row_of_a_prompt_is_imitated():
-    # group 0: the second; group 1: two tie; group 2: no best
+    # group 0: the second; group 1: two tie, of which the first is taken; group 2: no best
     groups = groups_of([0.2, 0.9, 1, 0, 1, 3, 3], [0, 0, 1, 1, 1, 2, 2])
-    weights = [0, 1, 0.5, 0, 0.5, 0, 0]
+    weights = [0, 1, 1, 0, 0, 0, 0]
     found, _, counters = OBJECTIVE.advantages(RAFT(), groups, groups.reward, ())
     np.testing.assert_array_equal(found, [[0, w, w] for w in weights])
     np.testing.assert_array_equal(OBJECTIVE.keep(RAFT(), groups), [w > 0 for w in weights])

@@ -28,11 +28,11 @@ def test_on_its_own_samples_it_is_the_clip_of_ppo():
 
 
 def test_the_kl_is_to_the_reference_and_to_the_policy_before_by_a_share_that_moves():
-    # d = log 2 to the reference: k3 = 1/2 - 1 + log 2 = 0.193147; log 4 to the policy before: 1/4 - 1 + log 4 =
-    # 0.636294. Up to step 50 the first alone, at step 75 0.7 and 0.3 of them: 0.326091. Gradients: 1 - exp(-d).
+    # d = log 2 to the reference: k2 = 0.693147^2 / 2 = 0.240227; log 4 to the policy before: 1.386294^2 / 2 = 0.960906.
+    # Up to step 50 the first alone, at step 75 0.7 and 0.3 of them: 0.168159 + 0.288272 = 0.456431. Gradients: d.
     batch = tokens(np.log([0.5, 0.5]), np.log([0.125, 0.125]), [0.0, 0.0])
     batch = batch.replace(ref_logprobs=jnp.log(jnp.array([0.25, jnp.nan])), mask=jnp.array([True, False]))
-    for step, expected, slope in ((0, 0.193147, 0.5), (75, 0.326091, 0.7 * 0.5 + 0.3 * 0.75)):
+    for step, expected, slope in ((0, 0.240227, 0.693147), (75, 0.456431, 0.7 * 0.693147 + 0.3 * 1.386294)):
         loss, metrics, gradient = loss_of(OBJECTIVE, ReMix(kl=0.1), batch, jnp.int32(step))
         np.testing.assert_allclose(loss, [0.1 * expected, 0], rtol=1e-5)
         np.testing.assert_allclose(gradient, [0.1 * slope, 0], rtol=1e-5)

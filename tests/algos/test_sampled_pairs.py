@@ -256,3 +256,11 @@ def test_what_makes_no_sense_is_refused_by_name(name, fields, message):
 def test_inpo_refuses_a_distribution_that_is_not_the_policys():
     with pytest.raises(ValueError, match="INPO compares with the log-probs of the distribution that drew a pair"):
         ALGOS["INPO"].check(INPO(), FACTS._replace(truncated_sampling=True))
+
+
+def test_a_pair_that_lost_a_side_is_no_pair_of_the_denominator():
+    # rows 0 and 1, of which the second has no token left; rows 2 and 3
+    mask, unit = jnp.array([True, False, True, True, True]), jnp.array([0, 0, 1, 1, -1])
+    for name in ("OnlineDPO", "XPO", "CODPO"):
+        assert jax.jit(ALGOS[name].sequence_denominator, static_argnums=0)(None, mask, unit) == 1
+    assert ALGOS["OnlineDPO"].sequence_denominator(None, jnp.zeros(5, bool), unit) == 1  # none at all

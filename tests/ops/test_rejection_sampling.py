@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,23 +12,30 @@ from jrl.ops import reduce, rejection_sampling
 NAN = float("nan")
 
 
-def best(reward, group, valid=None):
-    valid = jnp.ones(len(reward), bool) if valid is None else jnp.array(valid)
-    fn = jax.jit(lambda *arrays: rejection_sampling.best_of_group(*arrays, num_groups=3))
-    return fn(jnp.asarray(reward, jnp.float32), jnp.asarray(group, jnp.int32), valid)
+def run(fn, reward, group, sample, valid, **limits):
+    """Returns a function's weights; `sample` None: rows are samples in their order."""
+    group, count = np.asarray(group), len(reward)
+    sample = [list(group[:i]).count(group[i]) for i in range(count)] if sample is None else sample
+    valid = jnp.ones(count, bool) if valid is None else jnp.array(valid)
+    fn = jax.jit(functools.partial(fn, num_groups=3, **limits))
+    return fn(jnp.asarray(reward, jnp.float32), jnp.asarray(group, jnp.int32), jnp.asarray(sample, jnp.int32), valid)
 
 
-def above(reward, group, threshold=0.5, max_kept=2.0, valid=None):
-    valid = jnp.ones(len(reward), bool) if valid is None else jnp.array(valid)
+def best(reward, group, sample=None, valid=None):
+    return run(rejection_sampling.best_of_group, reward, group, sample, valid)
+
+
+def above(reward, group, sample=None, threshold=0.5, max_kept=2, valid=None):
     limits = {"threshold": threshold, "max_kept": max_kept}
-    fn = jax.jit(lambda *arrays: rejection_sampling.above_threshold(*arrays, num_groups=3, **limits))
-    return fn(jnp.asarray(reward, jnp.float32), jnp.asarray(group, jnp.int32), valid)
+    return run(rejection_sampling.above_threshold, reward, group, sample, valid, **limits)
 
 
 def test_best_of_group_by_hand():
-    # R = [0.2, 0.9] -> the second. Group 1: two tie for the best. Group 2: all equal.
+    # R = [0.2, 0.9] -> the second. Group 1: two tie for the best, of which the earlier sample. Group 2: all equal.
     got = best([0.2, 0.9, 1, 0, 1, 3, 3], [0, 0, 1, 1, 1, 2, 2])
-    np.testing.assert_array_equal(got, [0, 1, 0.5, 0, 0.5, 0, 0])
+    np.testing.assert_array_equal(got, [0, 1, 1, 0, 0, 0, 0])
+    got = best([0.2, 0.9, 1, 0, 1, 3, 3], [0, 0, 1, 1, 1, 2, 2], sample=[0, 1, 2, 1, 0, 0, 1])
+    np.testing.assert_array_equal(got, [0, 1, 0, 0, 1, 0, 0])
 
 
 def test_the_loss_is_the_mean_over_the_tokens_of_the_best_row():
@@ -36,6 +45,14 @@ def test_the_loss_is_the_mean_over_the_tokens_of_the_best_row():
     logprobs = jnp.where(mask, jnp.array([[-1.0], [-2.0]]), NAN)
     loss = -weights[:, None] * reduce.masked(logprobs, mask)
     np.testing.assert_allclose(reduce.token_mean(loss, mask & (weights > 0)[:, None]), 2.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize("reward", [[0.2, 0.9], [1, 1, 0], [1, 1, 1, 1, 1, 1, 1, 0]])
+def test_the_loss_is_as_large_however_many_rows_tie(reward):
+    # log-probs of -2, 4 tokens a row: 2 for one best row and for seven
+    weights = best(reward, [0] * len(reward))
+    kept = jnp.broadcast_to((weights > 0)[:, None], (len(reward), 4))
+    np.testing.assert_allclose(reduce.token_mean(jnp.where(kept, 2.0 * weights[:, None], 0), kept), 2.0, rtol=1e-6)
 
 
 def test_rows_that_do_not_count_are_neither_best_nor_compared_with():
@@ -49,9 +66,11 @@ def test_negative_rewards_have_a_best_too():
 
 
 def test_above_threshold_by_hand():
-    # Group 0: one of two, on the threshold itself. Group 1: three for a weight of 2. Group 2: none.
-    got = above([0.5, 0.4, 1, 1, 0.7, 0, 0], [0, 0, 1, 1, 1, 2, 2])
-    np.testing.assert_allclose(got, [1, 0, 2 / 3, 2 / 3, 2 / 3, 0, 0], rtol=1e-6)
+    # Group 0: one of two, on the threshold itself. Group 1: three, of which two are kept. Group 2: none.
+    rows = [0.5, 0.4, 1, 1, 0.7, 0, 0], [0, 0, 1, 1, 1, 2, 2]
+    np.testing.assert_array_equal(above(*rows), [1, 0, 1, 1, 0, 0, 0])
+    np.testing.assert_array_equal(above(*rows, sample=[1, 0, 2, 1, 0, 1, 0]), [1, 0, 0, 1, 1, 0, 0])
+    np.testing.assert_array_equal(above(*rows, max_kept=9), [1, 0, 1, 1, 1, 0, 0])
 
 
 def test_a_row_without_a_verdict_is_not_imitated():
@@ -63,5 +82,6 @@ def test_a_row_without_a_verdict_is_not_imitated():
 def test_row_order_does_not_matter(fn):
     rng = np.random.default_rng(0)
     reward, group = rng.integers(0, 3, 12) / 2, rng.integers(0, 3, 12)
-    order = rng.permutation(12)
-    np.testing.assert_array_equal(fn(reward[order], group[order]), fn(reward, group)[order])
+    order, sample = rng.permutation(12), rng.permutation(12)
+    expected = fn(reward, group, sample)[order]
+    np.testing.assert_array_equal(fn(reward[order], group[order], sample[order]), expected)

@@ -319,7 +319,7 @@ PARTS: list[Part] = [
     {
         "id": "L14",
         "function": "jrl.ops.rejection_sampling:best_of_group",
-        "inputs": ["reward", "group", "valid", "num_groups"],
+        "inputs": ["reward", "group", "sample", "valid", "num_groups"],
         "output": "weights [N] float32",
         "tests": [
             "tests/ops/test_rejection_sampling.py::test_best_of_group_by_hand",
@@ -333,7 +333,7 @@ PARTS: list[Part] = [
     {
         "id": "L14",
         "function": "jrl.ops.rejection_sampling:above_threshold",
-        "inputs": ["reward", "group", "valid", "num_groups", "threshold", "max_kept"],
+        "inputs": ["reward", "group", "sample", "valid", "num_groups", "threshold", "max_kept"],
         "output": "weights [N] float32",
         "tests": [
             "tests/ops/test_rejection_sampling.py::test_above_threshold_by_hand",
