@@ -84,6 +84,16 @@ class Command:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code. Errors are one message on standard error."""
+    try:
+        code = _run(argv)
+        flush_output()
+        return code
+    except BrokenPipeError:  # of help, before there is a command
+        nobody_reads()
+        return DONE
+
+
+def _run(argv: Sequence[str] | None) -> int:
     if argv is None:
         # What a command traces and compiles stays: to look through it again and again is a tenth of a short run.
         gc.set_threshold(50_000, 10, 10)
@@ -111,6 +121,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return guarded(COMMANDS[name].run, args)
 
 
+def flush_output() -> None:
+    if sys.stdout is not None:  # None: started with it closed
+        sys.stdout.flush()
+
+
+def nobody_reads() -> None:
+    """Sends to nowhere what is left to print: the reader of a pipe has left, and there is nothing to say."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def unknown_command(name: str, known: Iterable[str]) -> int:
     from jrl.config.errors import nearest
 
@@ -124,14 +144,13 @@ def guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) 
     """Runs a command; an error becomes its exit code and one message."""
     try:
         code = run(args)
-        if sys.stdout is not None:  # None: started with it closed
-            sys.stdout.flush()
+        flush_output()
         return code
     except KeyboardInterrupt:
         print(f"jrl: interrupted. {last_checkpoint(args)}", file=sys.stderr)
         return ended(args, INTERRUPTED)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has left: nothing to say
+        nobody_reads()
         return DONE
     except Exception as error:
         code = exit_code(error)

@@ -659,3 +659,14 @@ def test_an_unknown_verifier_or_environment_is_named_with_those_there_are():
         look_up(VERIFIERS, "Exakt", "the run")
     with pytest.raises(ValueError, match=r"Unknown environment 'int'\. Available: "):
         open_source(3, ENVS)
+
+
+@pytest.mark.parametrize("asked", [["help"], ["--version"], ["help", "train"]])
+def test_help_says_nothing_of_a_reader_that_has_left(asked):
+    """As in `jrl help | true`: the pipe has nobody at its end when the command begins to print."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "jrl.cli", *asked]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -235,6 +235,9 @@ def test_a_folder_that_is_not_there_is_named_by_what_asked_for_it(tmp_path):
     config = RewardModel(path=str(tmp_path / "none"))
     with pytest.raises(ValueError, match=r"Config\.reward: '.*none' is not there; it must be the folder of a class"):
         open_reward_model(config, one_device(), None, tmp_path, print, None)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(ValueError, match=r"Config\.reward: '.*none' has no config\.json; it must be the folder of a"):
+        open_reward_model(config, one_device(), None, tmp_path, print, None)
 
 
 def test_score_and_doctor_take_a_classifier(folder, tmp_path, monkeypatch, capsys):

@@ -43,9 +43,12 @@ def open_reward_model(
       the file that says which is gone or incomplete.
     """
     for published in config.published:
-        if not paths.exists(paths.readable_without_weights(published.path)):
+        if not paths.exists(at := paths.readable_without_weights(published.path)):
             raise ValueError(f"Config.reward: {published.path!r} is not there; it must be the folder of a classifier: "
                              "config.json, safetensors and a tokenizer")  # fmt: skip
+        if not paths.exists(at / "config.json"):
+            raise ValueError(f"Config.reward: {published.path!r} has no config.json; it must be the folder of a "
+                             "classifier: config.json, safetensors and a tokenizer")  # fmt: skip
     record = folder / REWARD
     where = ", ".join(published.path for published in config.published)
     resumed = paths.exists(folder / "manifest.json")
