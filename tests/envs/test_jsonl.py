@@ -81,6 +81,12 @@ def test_every_cause_has_a_row_that_shows_it():
     assert set(BAD) == set(CAUSES)
 
 
+def test_an_integer_that_python_does_not_convert_is_said_to_be_too_long(tmp_path):
+    path = write(tmp_path / "rows.jsonl", [GOOD, b'{"prompt": "a", "answer": ' + b"9" * 5000 + b"}"])
+    with pytest.raises(ValueError, match=r"line 2: .*an integer has more than 4300 digits; write it as a string"):
+        open_jsonl(Jsonl(path=path))
+
+
 @pytest.mark.parametrize(("cause", "row"), EVERY_BAD, ids=[f"{c}-{i}" for i, (c, _) in enumerate(EVERY_BAD)])
 def test_a_bad_row_is_refused_by_file_and_line_or_dropped_and_counted(tmp_path, cause, row):
     path = write(tmp_path / "rows.jsonl", [FIRST, row, GOOD])

@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, NoReturn, Protocol
@@ -218,8 +219,11 @@ def _parse(line: bytes, max_row_bytes: int) -> dict[str, Any]:
         row = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse, parse_float=_finite)
     except BadRow:
         raise
-    except ValueError as error:
+    except json.JSONDecodeError as error:
         raise BadRow("bad_json", str(error)) from error
+    except ValueError as error:  # the only other one: Python converts no longer integers
+        digits = sys.get_int_max_str_digits()
+        raise BadRow("bad_json", f"an integer has more than {digits} digits; write it as a string") from error
     if not isinstance(row, dict):
         raise BadRow("not_object", f"it is {kind(row)}")
     if "\\u" in text:
