@@ -100,5 +100,5 @@ def best_feasible(
     score = reduce.widen(score)
     some = groups.to_rows(groups.count(group, allowed, num_groups=num_groups), group) > 0
     best = allowed & (score == groups.to_rows(groups.maximum(score, group, allowed, num_groups=num_groups), group))
-    best &= sample == groups.to_rows(groups.minimum(sample, group, best, num_groups=num_groups), group)
+    best = groups.first_sample(best, group, sample, num_groups=num_groups)
     return jnp.where(some, best, fallback).astype(score.dtype)

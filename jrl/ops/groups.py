@@ -56,6 +56,15 @@ def first_row(flag: Array, group: Array, *, num_groups: int) -> Array:
     return jnp.min(jnp.where(flagged, jnp.arange(rows, dtype=jnp.int32)[:, None], rows), axis=0)
 
 
+def first_sample(flag: Array, group: Array, sample: Array, *, num_groups: int) -> Array:
+    """Returns which row with the flag is the first sample of its group, [N] bool (E11).
+
+    Args:
+      flag: [N] bool. group, sample: [N] int32.
+    """
+    return flag & (sample == to_rows(minimum(sample, group, flag, num_groups=num_groups), group))
+
+
 def first_group(label: Array, group: Array, *, num_groups: int) -> Array:
     """Returns the smallest group among the rows of each row's label, [N] int32: a number for the label that does not
     depend on the order of the rows.

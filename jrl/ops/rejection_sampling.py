@@ -33,7 +33,7 @@ def best_of_group(reward: Array, group: Array, sample: Array, valid: Array, *, n
     top = groups.to_rows(groups.maximum(reward, group, valid, num_groups=num_groups), group)
     varied = groups.to_rows(groups.varied(reward, group, valid, num_groups=num_groups), group)
     best = valid & varied & (reward == top)
-    return _first_sample(best, group, sample, num_groups).astype(reward.dtype)
+    return groups.first_sample(best, group, sample, num_groups=num_groups).astype(reward.dtype)
 
 
 def above_threshold(
@@ -64,11 +64,5 @@ def _keep_one(
     number: Array, left: Array, kept: Array, group: Array, sample: Array, num_groups: int
 ) -> tuple[Array, Array, Array]:
     """Returns (rows kept of a prompt so far, what is left, what is kept) with the first sample left of every group."""
-    first = _first_sample(left, group, sample, num_groups)
+    first = groups.first_sample(left, group, sample, num_groups=num_groups)
     return number + 1, left & ~first, kept | first
-
-
-def _first_sample(rows: Array, group: Array, sample: Array, num_groups: int) -> Array:
-    """Returns which of `rows` is the first sample of its group, [N] bool."""
-    first = groups.to_rows(groups.minimum(sample, group, rows, num_groups=num_groups), group)
-    return rows & (sample == first)

@@ -92,6 +92,8 @@ def test_by_hand(name):
     margin = 2.0 if reference else float(pairs.logprob[0, 0] - pairs.logprob[0, 1])
     np.testing.assert_allclose(metrics["pairs/margin"], [[margin, 0]], 1e-6)
     np.testing.assert_array_equal(metrics["pairs/accuracy"], [[1, 0]])
+    nll = -float(pairs.logprob[0, 0]) / float(pairs.length[0, 0])  # a mean over the preferred answer's tokens
+    np.testing.assert_allclose(metrics["pairs/nll"], [[nll, 0]], 1e-6)
 
 
 @pytest.mark.parametrize("name", BY_HAND)
