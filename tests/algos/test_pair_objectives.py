@@ -11,6 +11,7 @@ import pytest
 
 from jrl.algos import ALGOS
 from jrl.algos.contract import Facts, Sequences
+from jrl.algos.paired import gains, preferred_of
 from jrl.learning.learner import Reading, micro_batch, sequence_terms
 from jrl.ops import pair_losses
 from jrl.types import PackedBatch, Recomputed, SequenceTargets, TrainBatch
@@ -133,12 +134,38 @@ def test_the_gradient_is_that_of_small_differences(name):
         np.testing.assert_allclose(jax.grad(at)(wide.logprob)[0], expected, 1e-6, 1e-9)
 
 
+def test_which_sequence_of_a_pair_is_preferred_by_hand():
+    # In turn: the first, the second by a soft label; a tie, an empty answer on either side, one that is masked, and one
+    # alone are no pairs.
+    label = [1.0, 0.0, 0.2, 0.8, 0.5, 0.5, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0]
+    length = [1, 1, 3, 2, 1, 1, 0, 4, 4, 0, 2, 2, 5]
+    mask = np.ones(13, bool)
+    mask[10] = False
+    places = [float("nan") if not there else -1.0 for there in mask]
+    given = sequences(places, places, length, label, mask)
+    expected = np.zeros((1, 13), bool)
+    expected[0, [0, 3]] = True
+    np.testing.assert_array_equal(jax.jit(preferred_of)(given), expected)
+
+
+def test_gains_by_hand():
+    # -10 + 11, -12 + 11, and nothing of a sequence that is masked; without a reference the log-probs themselves.
+    mask = [True, True, False, False]
+    given = sequences([-10.0, -12.0, np.nan, np.nan], [-11.0, -11.0, np.nan, -1.0], [1] * 4, mask=mask)
+    np.testing.assert_array_equal(jax.jit(gains)(given), [[1, -1, 0, 0]])
+    alone = dataclasses.replace(given, ref_logprob=None)
+    np.testing.assert_array_equal(jax.jit(gains)(alone), [[-10, -12, 0, 0]])
+    slope = jax.grad(lambda x: gains(dataclasses.replace(given, logprob=x)).sum())(given.logprob)
+    np.testing.assert_array_equal(slope, [[1, 1, 0, 0]])
+
+
 def test_what_is_logged_of_a_pair_by_hand():
     # u_w = -10 + 11, u_l = -12 + 11, D = 2; where D = 0 half of a pair is in order, where it is below 0 none.
     cases = [((-10.0, -12.0), 1.0, 1.0, -1.0), ((-10.0, -10.0), 0.5, 1.0, 1.0), ((-12.0, -10.0), 0.0, -1.0, 1.0)]
     for logprobs, accuracy, preferred, other in cases:
         found = loss_of("IPO", {}, sequences(list(logprobs), [-11.0, -11.0], [10, 12]))[1]
         logged = {"accuracy": accuracy, "margin": preferred - other, "preferred": preferred, "other": other}
+        logged["nll"] = -logprobs[0] / 10
         for name, value in logged.items():
             np.testing.assert_allclose(found[f"pairs/{name}"], [[value, 0]], atol=1e-6, err_msg=name)
 

@@ -62,14 +62,14 @@ def test_the_score_of_the_baseline_answer_by_hand():
 
 def test_the_best_feasible_answer_by_hand():
     # Group 0: of the allowed 1 and 3 the second. Group 1: of two that tie the first. Group 2: none is allowed, the
-    # fallback. Group 3: nothing.
-    score = jnp.array([9.0, 1.0, 3.0, 2.0, 2.0, 1.0, 5.0, 4.0, NAN])
-    group = jnp.array([0, 0, 0, 1, 1, 1, 2, 2, 3], jnp.int32)
-    allowed = jnp.array([0, 1, 1, 1, 1, 1, 0, 0, 0], bool)
-    fallback = jnp.array([1, 0, 0, 0, 0, 0, 1, 0, 0], bool)
-    sample = jnp.array([0, 1, 2, 1, 2, 0, 0, 1, 0], jnp.int32)
-    found = jax.jit(lambda *x: constraints.best_feasible(*x, num_groups=4))(score, allowed, fallback, group, sample)
-    np.testing.assert_array_equal(found, [0, 0, 1, 1, 0, 0, 1, 0, 0])
+    # fallback. Group 3: nothing. Group 4: the only one that is allowed, and not the fallback.
+    score = jnp.array([9.0, 1.0, 3.0, 2.0, 2.0, 1.0, 5.0, 4.0, NAN, 1.0, 0.0])
+    group = jnp.array([0, 0, 0, 1, 1, 1, 2, 2, 3, 4, 4], jnp.int32)
+    allowed = jnp.array([0, 1, 1, 1, 1, 1, 0, 0, 0, 0, 1], bool)
+    fallback = jnp.array([1, 0, 0, 0, 0, 0, 1, 0, 0, 1, 0], bool)
+    sample = jnp.array([0, 1, 2, 1, 2, 0, 0, 1, 0, 0, 1], jnp.int32)
+    found = jax.jit(lambda *x: constraints.best_feasible(*x, num_groups=5))(score, allowed, fallback, group, sample)
+    np.testing.assert_array_equal(found, [0, 0, 1, 1, 0, 0, 1, 0, 0, 0, 1])
     rest = [x[:6] for x in (allowed, fallback, group, sample)]
     check_widens(lambda s: constraints.best_feasible(s, *rest, num_groups=4), score[:6])
 

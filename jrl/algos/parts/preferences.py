@@ -22,14 +22,20 @@ PARTS: list[Part] = [
         "function": "jrl.algos.paired:gains",
         "inputs": ["sequences"],
         "output": "u [..., S] float32",
-        "tests": ["tests/algos/test_pair_objectives.py::test_what_is_logged_of_a_pair_by_hand"],
+        "tests": [
+            "tests/algos/test_pair_objectives.py::test_gains_by_hand",
+            "tests/algos/test_pair_objectives.py::test_what_is_logged_of_a_pair_by_hand",
+        ],
     },
     {
         "id": "P0",
         "function": "jrl.algos.paired:preferred_of",
         "inputs": ["sequences"],
         "output": "mask [..., S] bool",
-        "tests": ["tests/algos/test_pair_objectives.py::test_a_pair_with_an_empty_answer_is_left_out"],
+        "tests": [
+            "tests/algos/test_pair_objectives.py::test_which_sequence_of_a_pair_is_preferred_by_hand",
+            "tests/algos/test_pair_objectives.py::test_a_pair_with_an_empty_answer_is_left_out",
+        ],
     },
     {
         "id": "P0",
@@ -516,6 +522,7 @@ PARTS: list[Part] = [
         "output": "loss [..., S] float32",
         "tests": [
             "tests/algos/test_sampled_pairs.py::test_by_hand",
+            "tests/algos/test_sampled_pairs.py::test_a_strength_has_the_gradient_of_labels_drawn_from_it",
             "tests/algos/test_sampled_pairs.py::test_the_gradient_is_that_of_small_differences",
         ],
     },
