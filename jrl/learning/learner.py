@@ -52,7 +52,8 @@ from jrl.types import (
 
 MISMATCH = "mismatch/"  # before the names of metrics
 LARGEST = f"{MISMATCH}probability"  # a metric that is a maximum over tokens, and not a mean
-MICRO_BATCHES = "micro_batches"  # scope of the loops over them: `jrl plan` counts by its name
+# Scopes of the loops over micro-batches, of samples and of stored rows: `jrl plan` counts by these names.
+MICRO_BATCHES, PRETRAINING = "micro_batches", "pretraining_micro_batches"
 
 
 def micro_batch(batch: PyTree, i: Array) -> PyTree:
@@ -475,7 +476,8 @@ def pretraining_sums(
     loss, nll = jax.eval_shape(functools.partial(loss_fn, trainable), micro_batch(rows, 0))
     zero = (jax.tree.map(jnp.zeros_like, trainable), jnp.zeros((), loss.dtype), jnp.zeros((), nll.dtype))
 
-    return over_micro_batches(rows, rows.num_real, sums_of, zero, functools.partial(jax.tree.map, jnp.add))
+    with jax.named_scope(PRETRAINING):
+        return over_micro_batches(rows, rows.num_real, sums_of, zero, functools.partial(jax.tree.map, jnp.add))
 
 
 def token_terms(

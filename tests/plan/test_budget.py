@@ -10,7 +10,7 @@ import pytest
 from jrl.device.sharding import GATHERED
 from jrl.resolve import load_config
 from jrl.tools.plan import budget, cheaper, estimate, flops
-from jrl.tools.plan.case import make_case, programs_of, publication_of
+from jrl.tools.plan.case import learned_cases, make_case, programs_of, publication_of
 from jrl.tools.plan.chips import CHIPS
 from jrl.tools.plan.compiled import hbm_assigned
 
@@ -191,6 +191,42 @@ def test_gradients_and_layer_inputs_by_hand(small):
     actual = budget.update(small("Decoder.remat='layer'"))
     assert actual.gradients == 4 * PARAMETERS  # the sum; the micro-batch's own is there while a layer goes back
     assert actual.activations == 2 * (2 * 32) * 64 * 4  # layers, rows x length, width, float32
+
+
+MIXED = ("Online.pretraining=@PretrainingMix()", "PretrainingMix.source=@Demonstrations()")
+
+
+def test_stored_rows_that_a_step_imitates_by_hand(small):
+    alone = small("Decoder.remat='layer'")
+    # 16 stored rows beside 8 completions: twice as many of them, in rows of the same 32 tokens.
+    both = small("Decoder.remat='layer'", *MIXED, "PretrainingMix.batch_size=16")
+    one, two = budget.update(alone), budget.update(both)
+    assert two == one._replace(gradients=2 * one.gradients)
+    assert flops.update(both) == flops.plus(*[flops.update(alone)] * 3)
+    one, two = estimate.update_traffic(alone), estimate.update_traffic(both)
+    fixed = 6 * 4 * PARAMETERS + 2 * 2 * 4 * PARAMETERS  # the optimizer's weights and moments
+    assert two.hbm - fixed == 3 * (one.hbm - fixed)
+    # Of another role's step, such as a critic's, they are no part.
+    assert learned_cases(dataclasses.replace(both, updates="critic")) == [dataclasses.replace(both, updates="critic")]
+
+
+def test_models_that_are_read_from_folders_by_hand(small):
+    # Parameters as published, the embedding once: a classifier has no token head.
+    small_one, large_one = 596_049_920, 1_720_574_976
+    reward = ("Config.reward=@RewardModel()", "RewardModel.path='models/Qwen3-0.6B'")
+    ensemble = (*reward, "RewardModel.members=('models/Qwen3-1.7B',)", "RewardModel.param_dtype='bfloat16'")
+    taught = ("Online.objective=@OnPolicyDistillation()", "Config.teacher=@Published()")
+    alone, judged = small(), small(*ensemble)
+    both = small(*ensemble, *taught, "Published.path='models/Qwen3-1.7B'")
+    assert alone.read == (0, 0) and judged.read == (0, 2 * (small_one + large_one))
+    assert both.read == (4 * large_one, 2 * (small_one + large_one))
+    divided = small(*reward, "MeshShape.fsdp=2", devices=2).read.reward  # all but norms
+    assert 0.5 < divided / (4 * small_one) < 0.501
+    assert small(*taught, "Published.path='models/mine'").read == (None, 0)
+    # The teacher is part of the state. The reward model is not, and is there whatever else is.
+    for count in (budget.resident_memory, budget.update, budget.logprobs, budget.scores, budget.sample):
+        one, two = count(dataclasses.replace(both, read=alone.read)), count(both)
+        assert two == one._replace(weights=one.weights + both.read.teacher, temporary=one.temporary + both.read.reward)
 
 
 def test_what_layers_keep_by_hand(small):

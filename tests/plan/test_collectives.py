@@ -74,6 +74,14 @@ def test_loops_multiply_what_is_in_them():
     ]
 
 
+def test_a_loop_in_a_scope_has_turns_of_its_own():
+    line = "body=%outer"
+    assert TEXT.count(line) == 1
+    text = TEXT.replace(line, line + ', metadata={op_name="jit(update)/stored/while"}')
+    assert collectives(text, MESH, 10, {"stored": 4})[0].count == 12
+    assert collectives(text, MESH, 10, {"red": 4})[0].count == 30
+
+
 def test_a_reduction_that_the_cpu_widened_counts_as_it_was():
     text = TEXT.replace("to_apply=%add", "to_apply=%add.clone_promoted")
     assert collectives(text, MESH, trips=1)[0].bytes == 3 * 256

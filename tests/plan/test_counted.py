@@ -108,6 +108,16 @@ def test_an_update_skips_the_chunks_that_nobody_reads(small):
     assert own.taken == {"chunk": 0.75, "chunks": 0.0}  # there is more than one chunk
 
 
+def test_stored_rows_that_a_step_imitates_have_a_loop_of_their_own(small):
+    # 6 rows of 32 tokens, 2 in a micro-batch, beside 8 rows of samples.
+    mixed = ("Online.pretraining=@PretrainingMix()", "PretrainingMix.source=@Demonstrations()")
+    case = small(*mixed, "PretrainingMix.batch_size=6", "Learner.row_length=32")
+    assert (frequency("update", case).trips | {"chunks": 0, "middle": 0}) == (
+        frequency("update", small("Learner.row_length=32")).trips
+        | {"pretraining_micro_batches": 3, "chunks": 0, "middle": 0}
+    )
+
+
 def test_seconds_are_cycles_at_the_clock_and_what_nothing_overlaps(case):
     actual = count(case)
     steps, clock = 3 * 24, 1.75e9

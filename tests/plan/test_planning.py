@@ -113,10 +113,23 @@ def test_a_shape_that_stands_in_is_named(plan):
     assert "models/Qwen3-0.6B does not exist; the plan uses the shape of Qwen3-0.6B as published" in printed["notes"]
 
 
-def test_a_reward_model_that_is_not_counted_is_named(plan):
-    over = ["Config.reward=@RewardModel()", "RewardModel.path='models/judge'"]
-    printed = plan("configs/plan/0.6b.gin", *over, "--topology", "v5e:2x4")
-    assert "the memory and the time of Config.reward are not counted" in printed["notes"]
+def test_models_that_are_read_from_folders_are_counted_where_their_shape_is_known(plan):
+    reward = ["Config.reward=@RewardModel()", "RewardModel.path='models/judge'"]
+    teacher = [
+        "Online.objective=@OnPolicyDistillation()",
+        "Config.teacher=@Published()",
+        "Published.path='models/master'",
+    ]
+    both = [*reward, *teacher]
+    printed = plan("configs/plan/0.6b.gin", *both, "--topology", "v5e:2x4")
+    assert {
+        "the memory and time of Config.reward are not counted; the time of Config.teacher is counted as of a model "
+        "like the policy; the memory of Config.teacher is not counted"
+    } <= set(printed["notes"])
+    known = [one.replace("judge", "Qwen3-0.6B").replace("master", "Qwen3-1.7B") for one in both]
+    printed = plan("configs/plan/0.6b.gin", *known, "--topology", "v5e:2x4")
+    assert "the time and workspace of Config.reward are not counted; the time of Config.teacher is counted as of a " \
+        "model like the policy" in printed["notes"]  # fmt: skip
 
 
 def test_a_gate_has_a_component_for_each_label_that_it_mixes(tmp_path):

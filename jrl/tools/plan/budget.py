@@ -30,6 +30,7 @@ from jrl.tools.plan.case import (
     case_of,
     cases_of,
     evaluated_case,
+    learned_cases,
     programs_of,
     publication_of,
     sampling_case,
@@ -87,15 +88,17 @@ class HostMemory(NamedTuple):
 
 
 def resident_memory(case: Case) -> Memory:
-    """Returns the memory of the run's state during a stage. On devices of their own for sampling: the published
-    weights, and the completions that wait there."""
+    """Returns the memory of the run's state during a stage, and beside it of the reward model that is read from a
+    folder, which is no argument of the stage's programs. On devices of their own for sampling: the published weights,
+    and the completions that wait there."""
     if case.learner_sizes is not None:
         p = publication_of(case)
         return Memory(weights=frozen(case) + p.held * p.weights, queue=queue_bytes(case), temporary=p.sampler)
     return Memory(
-        weights=frozen(case) + trained_bytes(case, TRAIN) * case.copies,
+        weights=frozen(case) + trained_bytes(case, TRAIN) * case.copies + (case.read.teacher or 0),
         optimizer=device_moment_bytes(case),
         queue=queue_bytes(case),
+        temporary=case.read.reward or 0,
     )
 
 
@@ -111,7 +114,7 @@ def begin(case: Case) -> Memory:
     if ended is None:
         return memory
     copies = trained_bytes(ended, TRAIN) * (ended.copies - ended.roles)
-    return memory._replace(temporary=device_moment_bytes(ended) + copies)
+    return memory._replace(temporary=memory.temporary + device_moment_bytes(ended) + copies)
 
 
 def resident_beside(case: Case, name: str) -> Memory:
@@ -404,24 +407,31 @@ def update(case: Case) -> Memory:
     activations: every layer's input, or without remat all that the backward pass needs. Then the backward pass of a
     chunk of logits: the gathered head, its gradient in float32 and a narrow one, summed over shards. Later the backward
     pass of a layer: the micro-batch's gradient of all layers, and the layer's weights and their gradient. At the end
-    moments transferred from the host, or Muon's matrices."""
+    moments transferred from the host, or Muon's matrices. Stored rows that the step imitates as well come after its
+    samples, whose gradient waits for theirs."""
+    learned, resident = learned_cases(case), resident_memory(case)
+    return resident._replace(
+        gradients=len(learned) * trained_bytes(case, TRAIN),
+        activations=max(map(saved_activation_bytes, learned)),
+        temporary=resident.temporary
+        + cast_weight_bytes(case)
+        + max(*map(backward_workspace_bytes, learned), offload_buffer_bytes(case), orthogonalized_bytes(case))
+        + learned_route_bytes(case),
+    )
+
+
+def backward_workspace_bytes(case: Case) -> int:
+    """Returns the workspace of a micro-batch's backward pass: of a chunk of logits, or of a layer."""
     narrow = itemsize(case.cfg.dtype)
     tokens = case.tokens
-    gradient = trained_bytes(case, TRAIN)
     full_weights = case.adapters is None  # frozen weights have no gradient
     back = logits(case) + head(case) * (2 * narrow + FLOAT32 if full_weights else narrow) if case.needs.logprobs else 0
-    layer = gradient + layer_elements(case) * (narrow + FLOAT32 if full_weights else narrow)
+    layer = trained_bytes(case, TRAIN) + layer_elements(case) * (narrow + FLOAT32 if full_weights else narrow)
     layer += max(
         layer_workspace_bytes(case, tokens) + SCORES * row_scores(case) + 2 * gathered_kv_bytes(case),
         chunk_bytes(case, tokens, case.shape.row_length),
     )
-    return resident_memory(case)._replace(
-        gradients=gradient,
-        activations=saved_activation_bytes(case),
-        temporary=cast_weight_bytes(case)
-        + max(back, layer, offload_buffer_bytes(case), orthogonalized_bytes(case))
-        + learned_route_bytes(case),
-    )
+    return max(back, layer)
 
 
 def scores(case: Case) -> Memory:
@@ -429,8 +439,10 @@ def scores(case: Case) -> Memory:
     tokens = case.tokens
     linear = chunk_bytes(case, tokens, case.shape.row_length) // 2
     layer = max(layer_workspace_bytes(case, tokens) + SCORES * row_scores(case) + gathered_kv_bytes(case), linear)
-    return resident_memory(case)._replace(
-        temporary=cast_weight_bytes(case)
+    resident = resident_memory(case)
+    return resident._replace(
+        temporary=resident.temporary
+        + cast_weight_bytes(case)
         + layer
         + layer_elements(case) * itemsize(case.cfg.dtype)
         + learned_route_bytes(case),
@@ -442,8 +454,8 @@ def logprobs(case: Case) -> Memory:
     layer."""
     cfg, narrow = case.cfg, itemsize(case.cfg.dtype)
     last = case.tokens * cfg.width * narrow + logits(case) + head(case) * narrow + learned_route_bytes(case)
-    layer = scores(case)
-    return layer._replace(temporary=max(layer.temporary, cast_weight_bytes(case) + last))
+    layer, held = scores(case), resident_memory(case).temporary
+    return layer._replace(temporary=max(layer.temporary, held + cast_weight_bytes(case) + last))
 
 
 def of_programs(case: Case) -> dict[str, Memory]:

@@ -33,7 +33,7 @@ from jrl.learning.pack import Shape
 from jrl.learning.prefix_packing import micro_batches_of_longest
 from jrl.models import decoder
 from jrl.models.contract import ParamSpec, is_spec, split_params
-from jrl.models.pretrained.published import Published, decoder_of
+from jrl.models.pretrained.published import Published, classifier_of, decoder_of
 from jrl.models.shape import Decoder, for_length
 from jrl.plugins import Parts
 from jrl.run import programs
@@ -42,6 +42,14 @@ from jrl.run.kernels import Choice, choose_kernels
 from jrl.run.sampler_devices import copies_for
 from jrl.tasks.tokenizers.bytes import Bytes, ByteTokenizer
 from jrl.types import PyTree
+
+
+class ReadWeights(NamedTuple):
+    """Bytes on one device of the weights of models that are read from folders and stay as they are; None: the shape of
+    one is not known."""
+
+    teacher: int | None = 0
+    reward: int | None = 0  # of all members of an ensemble
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +73,7 @@ class Case:
     roles: int  # models with trained parameters: the policy, and those that this stage and earlier ones train
     previous: int  # older versions of the policy that are held
     recomputes: bool  # the weights before the update are asked for old log-probs or values
+    read: ReadWeights  # bytes on one device of the models beside the policy
     before: Case | None  # the stage that ends when this one begins
     others: tuple[Case, ...] = ()  # the run's other stages that are planned
     sampler_sizes: dict[str, int] | None = None  # of the devices of their own for sampling; None: `sizes`
@@ -168,16 +177,43 @@ def for_tpus(config: Config, num_devices: int) -> tuple[Config, list[Choice]]:
 
 def uncounted(config: Config) -> str | None:
     """Returns a note about the parts of a run that are not counted; None where everything is."""
-    notes = ["the memory and the time of Config.reward are not counted"] * (config.reward is not None)
-    notes += ["the memory and the time of Config.teacher are not counted"] * (config.teacher is not None)
+    known = {name: size is not None for name, size in read_weights(config, dict.fromkeys(AXES, 1))._asdict().items()}
+    notes = []
+    if config.reward is not None:
+        of = "time and workspace" if known["reward"] else "memory and time"
+        notes.append(f"the {of} of Config.reward are not counted")
+    if config.teacher is not None:
+        notes.append("the time of Config.teacher is counted as of a model like the policy")
+        notes += ["the memory of Config.teacher is not counted"] * (not known["teacher"])
     notes += ["the time of Config.judges is not counted"] * bool(config.judges)
     compared = any(isinstance(stage, Online) and stage.pair_model is not None for stage in config.stages)
     notes += ["the memory and the time of Online.pair_model are not counted"] * compared
-    mixed = any(isinstance(stage, Online) and stage.pretraining is not None for stage in config.stages)
-    notes += ["the stored rows of Online.pretraining are not counted, but where the compiler counts"] * mixed
     strategies = any(isinstance(stage, Online) and stage.strategy is not None for stage in config.stages)
     notes += ["Online.strategy is counted as plain sampling, but where the compiler counts"] * strategies
     return "; ".join(notes) or None
+
+
+def read_weights(config: Config, sizes: dict[str, int]) -> ReadWeights:
+    """Returns the weights of the teacher and the reward model on one device of a mesh of these sizes, in the dtypes
+    that they are kept in: of folders that exist, or that have the name of a known model."""
+
+    def size(published: Published, classifier: bool) -> int | None:
+        if paths.readable_file(published.path, "config.json") is not None:
+            cfg = classifier_of(published).cfg if classifier else decoder_of(published)[1]
+        elif (known := KNOWN / Path(published.path).name).is_dir():
+            cfg = decoder_of(dataclasses.replace(published, path=str(known)))[1]
+            cfg = dataclasses.replace(cfg, tied=True) if classifier else cfg  # which has no token head
+        else:
+            return None
+        leaves = jax.tree.leaves(decoder.spec(cfg), is_leaf=is_spec)
+        return sum(share(leaf, TRAIN, sizes) * leaf.dtype.itemsize for leaf in leaves)
+
+    members = () if config.reward is None else config.reward.published
+    each = [size(member, classifier=True) for member in members]
+    return ReadWeights(
+        teacher=0 if config.teacher is None else size(config.teacher, classifier=False),
+        reward=None if None in each else sum(each),
+    )
 
 
 def vocab_size_of(config: Config) -> int | None:
@@ -251,6 +287,7 @@ def model_fields(config: Config, parts: Parts, num_devices: int) -> dict[str, An
         "cfg": cfg,
         "sizes": sizes,
         "sampler_sizes": sampler_sizes,
+        "read": read_weights(config, sizes),
         "spec": decoder.spec(cfg),
         "stored": stored or trained,
         "adapters": None if stored is None else trained,
@@ -333,6 +370,21 @@ def correcting_case(case: Case) -> Case:
     data = dataclasses.replace(case.config.data, prompt_length=correction_length(case.stage, case.config))
     config = dataclasses.replace(case.config, data=data)
     return dataclasses.replace(case, config=config, prompts=case.prompts * case.samples, samples=1)
+
+
+def pretraining_case(case: Case) -> Case | None:
+    """Returns the shapes of the stored rows that an optimizer step imitates as well; None where there are none."""
+    stage = case.stage
+    if not isinstance(stage, Online) or stage.pretraining is None or case.updates != stage.trains:
+        return None
+    shape = programs.pretraining_shape(stage, case.config, abstract_mesh(case.sizes))
+    return dataclasses.replace(case, shape=shape, prompts=shape.sequences, samples=1, needs=Needs())
+
+
+def learned_cases(case: Case) -> list[Case]:
+    """Returns the case, and that of the stored rows where an optimizer step learns from them too."""
+    stored = pretraining_case(case)
+    return [case] if stored is None else [case, stored]
 
 
 class Program(NamedTuple):

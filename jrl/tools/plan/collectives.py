@@ -12,7 +12,7 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,13 +42,16 @@ class Collective(NamedTuple):
     in_loop: bool  # inside a loop whose length only the data knows
 
 
-def collectives(text: str, sizes: Sequence[tuple[str, int]], trips: int) -> list[Collective]:
+def collectives(
+    text: str, sizes: Sequence[tuple[str, int]], trips: int, by_scope: Mapping[str, int] | None = None
+) -> list[Collective]:
     """Returns the collectives of a compiled program, merged by kind and axes, the most bytes first.
 
     Args:
       text: HLO after all passes.
       sizes: (mesh axis, devices) in the order of the mesh.
       trips: how often a loop of unknown length runs; such a loop inside another counts once.
+      by_scope: the same of loops in some scopes (`jax.named_scope`).
     """
     totals: dict[tuple[str, str, bool], list[int]] = {}
     computations, entry = split(text)
@@ -67,7 +70,8 @@ def collectives(text: str, sizes: Sequence[tuple[str, int]], trips: int) -> list
             ]
             if " while(" in line:
                 known = re.search(r'"known_trip_count":\{"n":"(\d+)"', line)
-                n = int(known[1]) if known else 1 if dynamic else trips
+                own = next((n for scope, n in (by_scope or {}).items() if f"/{scope}/while" in line), trips)
+                n = int(known[1]) if known else 1 if dynamic else own
                 for other in called:
                     visit(other, times * n, dynamic or known is None)
             else:
@@ -157,9 +161,19 @@ def axes_of(groups: list[list[int]], sizes: Sequence[tuple[str, int]]) -> str:
 def main(out: str, devices: int, stage: str | None, config: str, bindings: Sequence[str]) -> None:
     """Writes data from the compiled text of every program of a run on virtual CPU devices: its collectives, the
     most positions that an array of logits has, and of a sampler whether a loop carries a second cache."""
+    from jrl.learning.learner import PRETRAINING
     from jrl.resolve import load_config
     from jrl.tools.plan import waste
-    from jrl.tools.plan.case import Program, case_of, for_tpus, make_case, programs_of, shown_name, with_known_shape
+    from jrl.tools.plan.case import (
+        Program,
+        case_of,
+        for_tpus,
+        make_case,
+        pretraining_case,
+        programs_of,
+        shown_name,
+        with_known_shape,
+    )
     from jrl.tools.plan.shapes import lower, meshes_of
 
     resolved, parts = load_config(config, bindings)
@@ -178,10 +192,12 @@ def main(out: str, devices: int, stage: str | None, config: str, bindings: Seque
         kind, stage_case = known.get(name, Program("update", case_of(case, name)))
         text = program.compile().as_text()
         trips = stage_case.decode_steps if kind == "sample" else stage_case.micro_batches
+        stored = pretraining_case(stage_case)
+        by_scope = {} if stored is None else {PRETRAINING: stored.micro_batches}
         shares = {case.cfg.vocab_size, case.cfg.vocab_size // case.sizes["tensor"]}
         carried = waste.caches_carried(text, stage_case)
         results[name] = {
-            "collectives": [row._asdict() for row in collectives(text, stage_case.network_sizes, trips)],
+            "collectives": [row._asdict() for row in collectives(text, stage_case.network_sizes, trips, by_scope)],
             "logits": waste.widest_logits(text, shares),
             "second_cache": waste.second_cache(shown_name(case, name), stage_case, carried)
             if kind == "sample"

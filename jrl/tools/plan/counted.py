@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.device.sharding import GATHERED
-from jrl.learning.learner import MICRO_BATCHES
+from jrl.learning.learner import MICRO_BATCHES, PRETRAINING
 from jrl.learning.vocab_parallel import CHUNKS, MIDDLE
 from jrl.models import expert_tiles
 from jrl.models.attention.fused import MLP_LEAVES, QKV
@@ -39,7 +39,7 @@ from jrl.models.expert_group import CHUNK_SHARE, EXPERT_CHUNKS, MIN_CHUNK
 from jrl.ops.logprobs import CHUNK
 from jrl.rollout import sampler
 from jrl.tools.plan import cycles, estimate, flops
-from jrl.tools.plan.case import Case, shard_shape
+from jrl.tools.plan.case import Case, learned_cases, pretraining_case, shard_shape
 from jrl.tools.plan.chips import Chip
 from jrl.tools.plan.collectives import groups_of
 from jrl.tools.plan.cycles import Frequency, Instruction, Program, Run
@@ -157,9 +157,10 @@ def frequency(kind: str, case: Case) -> Frequency:
     tokens: a shard's sequences get their slots in rounds, and a round decodes all tokens of a completion. Experts are
     visited evenly."""
     if kind != "sample":
-        filled = filled_chunks(case)
+        filled, stored = filled_chunks(case), pretraining_case(case)
+        batches = {MICRO_BATCHES: case.micro_batches, PRETRAINING: 0 if stored is None else stored.micro_batches}
         return Frequency(
-            trips={MICRO_BATCHES: case.micro_batches, CHUNKS: filled, MIDDLE: max(filled - 2, 0), EXPERT_CHUNKS: 0},
+            trips={**batches, CHUNKS: filled, MIDDLE: max(filled - 2, 0), EXPERT_CHUNKS: 0},
             taken={CHUNK: filled / all_chunks(case), CHUNKS: float(filled <= 1)},
         )
     sequences, prompts = case.sequences // case.shards, case.prompts // case.shards
@@ -198,10 +199,11 @@ def kernel_seconds(kind: str, case: Case, chip: Chip) -> float:
             total += flops.of_rows(cfg, case.prompts * length, length).weights
         return ragged_seconds(case, chip) + total / devices / (KERNEL_SHARE * chip.matrix_rate)
     if cfg.attention == "splash":
-        tokens = case.micro_batches * case.shape.rows * case.shape.row_length
-        attended = flops.of_rows(cfg, tokens, case.shape.keys, flops.carried(case)).weights
         again = 0 if cfg.remat in ("none", "dots") else 1  # dots keeps what the kernel made
-        total = attended * (1 + 3.5 + again if kind == "update" else 1)
+        for rows in learned_cases(case) if kind == "update" else [case]:
+            tokens = rows.micro_batches * rows.shape.rows * rows.shape.row_length
+            attended = flops.of_rows(cfg, tokens, rows.shape.keys, flops.carried(rows)).weights
+            total += attended * (1 + 3.5 + again if kind == "update" else 1)
     return total / devices / (KERNEL_SHARE * chip.matrix_rate)
 
 

@@ -33,7 +33,7 @@ from jrl.models.expert_group import CHUNK_SHARE
 from jrl.models.leaves import layers_of as layers_with
 from jrl.models.shape import Decoder
 from jrl.tools.plan import flops
-from jrl.tools.plan.case import Case, cases_of, programs_of, publication_of, shard_shape, share
+from jrl.tools.plan.case import Case, cases_of, learned_cases, programs_of, publication_of, shard_shape, share
 from jrl.tools.plan.chips import Chip
 from jrl.tools.plan.flops import Flops
 
@@ -289,8 +289,18 @@ def logprobs_traffic(case: Case) -> Traffic:
 
 
 def update_traffic(case: Case) -> Traffic:
-    """Returns the traffic of an optimizer step: the passes, the gradient's reduction, the optimizer's trees. Frozen
-    weights have no gradient, which is half of a backward pass."""
+    """Returns the traffic of an optimizer step: gradients of all that it learns from, and the optimizer's trees."""
+    gradients = [gradient_traffic(learned) for learned in learned_cases(case)]
+    return Traffic(
+        hbm=sum(each.hbm for each in gradients) + 6 * trained_bytes(case, TRAIN) + 2 * moment_bytes(case),
+        links=add(*(each.links for each in gradients)),
+        network=sum(each.network for each in gradients),
+    )
+
+
+def gradient_traffic(case: Case) -> Traffic:
+    """Returns the traffic of a batch's gradient: the passes, and its reduction. Frozen weights have no gradient, which
+    is half of a backward pass."""
     backward = 2 if case.adapters is None else 1
     # Tokens and gradients each way, and tokens once more where they are gathered again.
     exchanges = 4 + (case.cfg.remat != "none")
@@ -306,7 +316,7 @@ def update_traffic(case: Case) -> Traffic:
     slices, summed = case.mesh_slices, 2 * narrow * stored * case.micro_batches
     copies = case.sizes["data"] // slices
     return Traffic(
-        hbm=once.hbm + 3 * stored * case.micro_batches + 6 * stored + 2 * moment_bytes(case),
+        hbm=once.hbm + 3 * stored * case.micro_batches,
         links=add(once.links, reduced, {"data": summed * (copies - 1) / copies}),
         network=summed / copies * (slices - 1) / slices,
     )

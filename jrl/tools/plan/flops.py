@@ -17,7 +17,7 @@ from jrl.models.attention.kv_cache import ends
 from jrl.models.flops import attention, head_weights, layer_weights, linear_attention, of_experts, softmax_attention
 from jrl.models.leaves import layers_of as layers_with
 from jrl.models.shape import Decoder
-from jrl.tools.plan.case import Case, programs_of
+from jrl.tools.plan.case import Case, learned_cases, programs_of
 
 
 class Flops(NamedTuple):
@@ -169,13 +169,18 @@ def logprobs(case: Case) -> Flops:
 
 
 def update(case: Case) -> Flops:
-    """Returns the operations of one optimizer step on a full batch: forward, backward at twice that, and forward again
-    for what is not kept: always the head; attention, where Decoder.remat keeps only what matrices made (what 'splash'
-    made is kept with it); all of the layers but their last product, where it keeps only their inputs (that is needed
-    where more than a sum comes after it: a norm, a layer's own input, an expert's weight, whose gradient is its product
-    with what comes back); and once more the scores of attention, which are half of it, where they are computed a block
-    at a time. A kernel's way back has seven products of the size of scores, three for the queries and four for keys and
-    values, where forward has two. Frozen weights have no gradient, which is half of their backward pass."""
+    """Returns the operations of one optimizer step on a full batch, and on full rows of what it imitates as well."""
+    return plus(*map(forward_and_backward, learned_cases(case)))
+
+
+def forward_and_backward(case: Case) -> Flops:
+    """Returns the operations of a full batch's gradient: forward, backward at twice that, and forward again for what is
+    not kept: always the head; attention, where Decoder.remat keeps only what matrices made (what 'splash' made is kept
+    with it); all of the layers but their last product, where it keeps only their inputs (that is needed where more than
+    a sum comes after it: a norm, a layer's own input, an expert's weight, whose gradient is its product with what comes
+    back); and once more the scores of attention, which are half of it, where they are computed a block at a time. A
+    kernel's way back has seven products of the size of scores, three for the queries and four for keys and values,
+    where forward has two. Frozen weights have no gradient, which is half of their backward pass."""
     tokens = case.micro_batches * case.shape.rows * case.shape.row_length
     layers, adapters = (2.0 * tokens * n for n in (layers_of(case), adapter_weights(case)))
     attended = of_rows(case.cfg, tokens, case.shape.keys, carried(case))

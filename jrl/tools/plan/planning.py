@@ -288,7 +288,7 @@ def by_kind(name: str, program: Compiled, arithmetic: Memory | None, resident: M
     held = sizes[HOLDS.get(part, "nothing")]
     total = program.total + (resident.total - held if part != "init" else 0)
     if part == "begin" and arithmetic is not None:
-        total += arithmetic.temporary  # of the stage that ends, which is not an argument
+        total += arithmetic.temporary - resident.temporary  # of the stage that ends, which is not an argument
     if part == "init":
         return resident._replace(temporary=max(total - resident.total, 0))
     by_arithmetic = {
@@ -298,7 +298,7 @@ def by_kind(name: str, program: Compiled, arithmetic: Memory | None, resident: M
     for kind, size in by_arithmetic.items():
         by_arithmetic[kind] = max(min(size, left), 0)
         left -= by_arithmetic[kind]
-    return resident._replace(temporary=max(left, 0), **by_arithmetic)
+    return resident._replace(temporary=resident.temporary + max(left, 0), **by_arithmetic)
 
 
 class Counting:
