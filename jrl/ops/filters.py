@@ -50,8 +50,7 @@ def best(reward: Array, group: Array, valid: Array, *, num_groups: int) -> Array
     Source: PF-PPO, 2409.06957 section 3.2. verl draws the whole batch again by |score|^p: another algorithm.
     """
     high = groups.maximum(reward, group, valid, num_groups=num_groups)
-    top = valid & (reward == groups.to_rows(jnp.where(high > -jnp.inf, high, 0), group))
-    return _first(top, group, num_groups)
+    return _first(valid & (reward == groups.to_rows(high, group)), group, num_groups)
 
 
 def best_and_worst(reward: Array, group: Array, valid: Array, *, num_groups: int) -> Array:

@@ -75,11 +75,19 @@ def test_a_head_of_bins_begins_at_0_and_is_read_before_every_token():
     assert of_critic(OBJECTIVE).needs(config).value_bins == needs.value_bins
 
 
-def test_a_critic_takes_only_a_head_that_fits():
-    state = lambda outputs: ModelState({}, None, {VALUE: jnp.ones((1, 4, outputs))}, None, jnp.int32(0))
+def test_a_critic_takes_a_head_that_fits_and_stands_on_frozen_weights():
+    state = lambda outputs: ModelState({}, None, {VALUE: jnp.ones((1, 4, outputs))}, None, jnp.int32(7))
     zeros = lambda: jnp.zeros((1, 4, 5))
-    assert begin_critic(state(5), "policy", zeros, 5).heads[VALUE].all()
+    critic = begin_critic(state(5), "policy", zeros, 5)
+    assert critic.heads[VALUE].all() and critic.version == 0 and critic.shares is None
     assert not begin_critic(state(1), "policy", zeros, 5).heads[VALUE].any()
+    # The reward model's head where there is no value head, and zeros where there is none at all.
+    assert begin_critic(state(5).replace(heads={REWARD: jnp.ones((1, 4, 5))}), "policy", zeros, 5).heads[VALUE].all()
+    assert not begin_critic(state(5).replace(heads={}), "policy", zeros, 5).heads[VALUE].any()
+    # Adapters: of a role with frozen weights of its own, or of one that stands on another's.
+    for adapters in ({"frozen": {}}, {"shares": "policy"}):
+        critic = begin_critic(state(5).replace(**adapters), "policy", zeros, 5)
+        assert (critic.frozen, critic.shares) == (None, "policy")
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,7 @@ def test_missing_epochs_take_the_next_one_known():
     np.testing.assert_array_equal(enough, [True, False, True])
     assert np.isnan(rates[0, 0])  # the input is as it was
     np.testing.assert_array_equal(selection.fill_epochs(np.array([[0.5, NAN, NAN]]), fewest=1)[0], [[0.5, 0.5, 0.5]])
+    np.testing.assert_array_equal(selection.fill_epochs(np.array([[0.5, NAN, 1.0]]), fewest=1)[0], [[0.5, 1, 1]])
     assert selection.fill_epochs(rates, fewest=3)[1].tolist() == [False, False, True]
     assert selection.fill_epochs(rates, fewest=0)[1].tolist() == [True, False, True]
 

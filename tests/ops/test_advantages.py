@@ -314,6 +314,9 @@ def test_one_task_is_whitening_and_equal_advantages_are_exactly_zero():
     x = jnp.full((3, 7), 0.1).at[2].set(jnp.arange(7.0))
     found = advantages.whiten_by_task(x, jnp.array([0, 0, 1], jnp.int32), jnp.ones((3, 7), bool), num_tasks=2)
     assert jnp.all(found[:2] == 0) and jnp.all(jnp.diff(found[2]) > 0)
+    # Below 0 as well, with tokens that are masked.
+    x, mask = jnp.full((1, 8), -0.4).at[0, 7].set(NAN), jnp.arange(8)[None] < 7
+    assert jnp.all(advantages.whiten_by_task(x, jnp.zeros(1, jnp.int32), mask, num_tasks=1) == 0)
 
 
 def test_gradient_of_whitening_by_task_sums_to_zero_and_skips_what_is_masked():

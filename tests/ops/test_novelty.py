@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+from narrow_inputs import check_widens
 
 from jrl.ops import novelty
 from jrl.ops.novelty import History
@@ -53,6 +54,7 @@ def test_the_nearest_of_the_history_by_hand():
     # R_target 0.8, cosine 0.6, c = 0.5
     found = novelty.novelty_reward(jnp.array([0.8]), jnp.array([0.6]), coefficient=0.5)
     np.testing.assert_allclose(found, [0.5], rtol=1e-6)
+    check_widens(lambda r, s: novelty.novelty_reward(r, s, coefficient=0.5), jnp.array([0.8, 0.3]), jnp.array([0.6, 0]))
 
 
 def added(history, rows, counts=None, order=None):

@@ -103,6 +103,17 @@ def test_a_circle_of_wins_has_no_pair_and_order_cancels():
     assert (run(first_wins, group, place, valid)[1] == -1).all()
 
 
+def test_who_meets_nobody_is_neither_best_nor_worst_and_two_that_meet_once_have_whole_shares():
+    # Sample 0 beats 1 by 0.8 to 0.2; nobody was asked about sample 2.
+    wins = jnp.array([[NAN, 0.8, NAN], [0.2, NAN, NAN], [NAN, NAN, NAN]])
+    group, place, valid = jnp.zeros(3, jnp.int32), jnp.arange(3, dtype=jnp.int32), jnp.ones(3, bool)
+    run = jax.jit(functools.partial(tournament, num_groups=1))
+    label, unit = run(wins, group, place, valid, margin=0.55)
+    np.testing.assert_array_equal(label, [1, 0, 0])
+    np.testing.assert_array_equal(unit, [0, 0, -1])
+    assert (run(wins, group, place, valid, margin=0.65)[1] == -1).all()
+
+
 def whole_batch(preference, group, valid, num_groups):
     """Returns the pairs of a tournament from preferences of all rows of a batch, [N, N], compared one by one."""
     n = len(group)

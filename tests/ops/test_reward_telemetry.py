@@ -63,6 +63,8 @@ def test_correlation_by_hand():
     # Deviations -1, 0, 1 and -1, 2, -1: orthogonal.
     assert abs(float(run(jnp.array([1.0, 2.0, 3.0, 9.0]), jnp.array([0.0, 3.0, 0.0, 9.0]), valid))) < 1e-6
     # The mean of seven times 0.3 misses it by a rounding, which is no spread.
+    constant = run(jnp.array([2.0, 2.0, 2.0, 5.0]), jnp.array([1.0, 2.0, 3.0, 9.0]), valid)
+    assert float(constant) == 0  # no spread at all, and not 0 / 0
     steady, seven = jnp.full(7, 0.3), jnp.ones(7, bool)
     assert float(run(steady, jnp.arange(7.0), seven)) == float(run(jnp.arange(7.0), steady, seven)) == 0
     check_widens(lambda a, b: reward_telemetry.correlation(a, b, seven), jnp.arange(7.0) / 7, jnp.arange(7.0) ** 2 / 7)

@@ -122,6 +122,8 @@ def test_rewards_that_are_all_equal_are_not_whitened():
     # seven times 0.4 over 7 is 0.40000004 in float32
     seven = jnp.full((1, 7), 0.4)
     np.testing.assert_array_equal(shaping.whiten_rewards(seven, jnp.ones((1, 7), bool)), seven)
+    beside = jnp.concatenate([seven, jnp.full((1, 1), NAN)], axis=1), jnp.arange(8)[None] < 7
+    np.testing.assert_array_equal(shaping.whiten_rewards(*beside)[:, :7], seven)
 
 
 def test_exploration_is_mixed_in_by_hand():

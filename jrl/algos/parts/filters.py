@@ -204,6 +204,7 @@ PARTS: list[Part] = [
             "tests/ops/test_pairs.py::test_a_tournament_prefers_the_row_of_the_most_wins",
             "tests/ops/test_pairs.py::test_a_circle_of_wins_has_no_pair_and_order_cancels",
             "tests/ops/test_pairs.py::test_a_tournament_of_every_prompt_is_that_of_the_whole_batch",
+            "tests/ops/test_pairs.py::test_who_meets_nobody_is_neither_best_nor_worst_and_two_that_meet_once_have_whole_shares",
             "tests/algos/test_sampled_pairs.py::test_pairs_of_a_tournament_are_the_best_and_the_worst_and_their_margin_is_of_wins",
         ],
     },

@@ -154,6 +154,7 @@ PARTS: list[Part] = [
         "output": "weights [..., L] float32",
         "tests": [
             "tests/ops/test_importance.py::test_token_weights_by_hand",
+            "tests/ops/test_importance.py::test_weights_carry_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
             "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],

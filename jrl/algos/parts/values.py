@@ -103,6 +103,7 @@ PARTS: list[Part] = [
         "inputs": ["source", "shares", "zeros", "outputs"],
         "output": "ModelState of the critic",
         "tests": [
+            "tests/algos/test_dreamer_ppo.py::test_a_critic_takes_a_head_that_fits_and_stands_on_frozen_weights",
             "tests/test_critic_run.py::test_a_critic_begins_with_the_reward_model_and_its_head",
         ],
     },
