@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from jrl.learning.credit import Credit, credit, finish_sampled, kept_rows, targe
 from jrl.learning.layout import Learner
 from jrl.learning.learner import Reading, close_step, mean_metrics, token_terms
 from jrl.learning.pack import pack_rollout, unpack
+from jrl.learning.step import Minibatch, learn_from_sampled
 from jrl.types import ModelState, PackedBatch, Recomputed, TrainBatch, TrainState
 
 GRPO = ALGOS["GRPO"]
@@ -180,6 +182,30 @@ def test_a_reference_becomes_the_policy_or_moves_towards_it(decay, at_due):
         after = close(state, None, (), {}, None, zero, None if decay is None else jnp.float32(decay))
         np.testing.assert_allclose(after.models["reference"].params["w"], expected, rtol=1e-6)
         np.testing.assert_array_equal(after.models["policy"].params["w"], 3)
+
+
+@pytest.mark.parametrize("epochs, minibatches", [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_old_log_probs_are_given_up_where_there_is_one_update(epochs, minibatches):
+    """Then they are those of now, and the ratio is exactly 1."""
+    given, updates = [], []
+    policy = ModelState({}, None, {}, None, jnp.int32(0))
+    state = SimpleNamespace(models={"policy": policy}, objective=(), skipped=jnp.int32(0))
+    programs = SimpleNamespace(
+        credit=lambda *arrays: Credit(None, None, None, (), {}),
+        finish=lambda packed, recomputed, *rest: given.append(recomputed.old_logprobs),
+        copy=lambda arrays: arrays,
+        update=lambda state, *arrays: updates.append(1) or (state, {}),
+        update_critic=None,
+        mean=lambda *metrics: {},
+        close=lambda state, *arrays: state,
+    )
+    arrays = SimpleNamespace(objective=None, shaping=None, optimizer=None, router=None, reference_decay=None)
+    old = jnp.zeros((2, 3))
+    each = Minibatch(SimpleNamespace(source=None), None, Recomputed(old_logprobs=old))
+    static = dict(role="policy", epochs=epochs, warms_up=False)
+    learn_from_sampled(programs, state, [each] * minibatches, None, None, arrays, **static)
+    assert len(updates) == epochs * minibatches
+    assert given == [None] if len(updates) == 1 else all(x is old for x in given) and len(given) == minibatches
 
 
 def test_means_of_updates_are_over_their_tokens():

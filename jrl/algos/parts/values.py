@@ -124,6 +124,7 @@ PARTS: list[Part] = [
         ],
         "output": "state, metrics, what was learned from",
         "tests": [
+            "tests/test_step_parts.py::test_old_log_probs_are_given_up_where_there_is_one_update",
             "tests/test_critic_run.py::test_the_policy_keeps_its_bits_while_the_critic_warms_up",
             "tests/test_critic_run.py::test_the_value_loss_falls_while_the_policy_stands_still",
         ],
