@@ -38,7 +38,7 @@ def sequence_loss(config: BradleyTerry, sequences: Sequences, state: PyTree) -> 
     score = jnp.where(sequences.mask, sequences.score, 0)
     other = other_of_pair(score, sequences)
     preferred = preferred_of(sequences)
-    difference = jnp.where(preferred, score - other, 0)
+    difference = score - other
     loss = jax.nn.softplus(config.margin - difference)
     if config.center is not None:
         loss = loss + config.center * (score + other) ** 2

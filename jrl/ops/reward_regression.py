@@ -60,6 +60,6 @@ def through_first_wrong(label: Array, steps: Array) -> Array:
 
     Source: PRM800K, Lightman et al. 2305.20050.
     """
-    wrong = steps & (reduce.masked(label, steps) <= 0.5)
+    wrong = steps & (label <= 0.5)
     before = jnp.cumsum(wrong, axis=-1) - wrong
     return steps & (before == 0)

@@ -192,6 +192,8 @@ def test_a_label_between_is_the_strength_of_a_preference():
     # -(0.8 log sigmoid(0.2) + 0.2 log sigmoid(-0.2))
     strong = dataclasses.replace(RUNNING, label=jnp.float32([[0.8, 0.2]]))
     np.testing.assert_allclose(loss_of("ConservativeDPO", {"noise": 0.0}, strong)[0], [[0.638139, 0]], 1e-6)
+    # With a tenth of labels turned round 0.8 * 0.9 + 0.2 * 0.1 = 0.74: 0.74 * 0.598139 + 0.26 * 0.798139
+    np.testing.assert_allclose(loss_of("ConservativeDPO", {"noise": 0.1}, strong)[0], [[0.650139, 0]], 1e-6)
 
 
 def test_vpo_is_optimistic_or_pessimistic_by_the_sign_of_its_weight():

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from narrow_inputs import check_widens
 from test_pair_objectives import FACTS, sequences
 
 import jrl
@@ -49,13 +50,18 @@ def test_step_cross_entropy_by_hand():
     np.testing.assert_allclose(loss[:2].mean(), 0.30809, atol=1e-5)
     slope = jax.grad(lambda s: step_cross_entropy(s, jnp.float32([1, 0.25])).sum())(jnp.float32([0.0, 0.0]))
     np.testing.assert_allclose(slope, [-0.5, 0.25], 1e-6)  # sigmoid(s) - y
+    check_widens(step_cross_entropy, jnp.array([0.3, -2.1]), jnp.array([0.7, 0.1]))
 
 
 def test_labels_of_completions():
-    correct = jnp.array([[True, False, False, True], [False, False, False, True], [True] * 4])
-    scored = jnp.array([[True, True, True, True], [True, True, True, False], [False] * 4])
-    np.testing.assert_array_equal(rollout_label(correct, scored, soft=False), [1, 0, NAN])
-    np.testing.assert_array_equal(rollout_label(correct, scored, soft=True), [0.5, 0, NAN])
+    # Two of four; the only one that is right was not scored; none was; the only one that was is right.
+    correct = jnp.array(
+        [[True, False, False, True], [False, False, False, True], [True] * 4, [True, True, False, True]]
+    )
+    scored = jnp.array([[True] * 4, [True, True, True, False], [False] * 4, [False, True, False, False]])
+    for rows in (jnp.asarray, lambda x: jnp.asarray(x)[None]):  # of every step, whatever axes they have
+        np.testing.assert_array_equal(rollout_label(rows(correct), rows(scored), soft=False), rows([1, 0, NAN, 1]))
+        np.testing.assert_array_equal(rollout_label(rows(correct), rows(scored), soft=True), rows([0.5, 0, NAN, 1]))
 
 
 def test_steps_after_the_first_wrong_one_are_left_out():
