@@ -251,8 +251,8 @@ def measure_of(rows: list[dict]) -> str:
 
 
 IMITATED = ("dft/probability", "policy/logprob")
-SHARES = ("pairs/accuracy", "dpo/accuracy", "reward_model/accuracy")
-MEASURES = (*SHARES[:2], IMITATED[0], "advantage/logprob", "stored/reward_logprob", IMITATED[1], SHARES[2])
+SHARES = ("pairs/accuracy", "reward_model/accuracy")
+MEASURES = (SHARES[0], IMITATED[0], "advantage/logprob", "stored/reward_logprob", IMITATED[1], SHARES[1])
 
 
 class NothingCompares(ValueError):

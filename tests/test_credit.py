@@ -95,6 +95,21 @@ def test_what_credit_is_taken_of_does_not_depend_on_layout(layout):
         np.testing.assert_allclose(other[name], found[name], rtol=1.2e-7, err_msg=name)
 
 
+@pytest.mark.parametrize("name", ["OnlineDPO", "OnlineIPO", "CODPO", "PRO"])
+def test_a_step_whose_comparisons_all_lost_a_side_learns_nothing(name):
+    """So that its update is skipped (O8), and weights do not decay for it."""
+    rollout, scores = learning.sequences()
+    reward = np.random.default_rng(0).permutation(learning.N).astype(np.float32)
+    scores = scores.replace(reward=reward, valid=np.ones(learning.N, bool))
+    best = reward == np.array([reward[rollout.group == g].max() for g in rollout.group])
+    version = np.where(rollout.action_mask, np.where(best, 0, 1)[:, None], -1).astype(np.int32)
+    rollout, row = rollout.replace(version=version), ALGOS[name]
+    static = dict(version=jnp.int32(1), objective=row, num_groups=learning.B, max_completion=learning.C)
+    whole, cut = (credit(rollout, scores, (), row.config(), newest_only=newest, **static) for newest in (False, True))
+    assert whole.loss_mask.any() and whole.metrics["loss/rows"] > 0
+    assert not cut.loss_mask.any() and cut.metrics["loss/rows"] == 0
+
+
 def test_old_and_reference_log_probs_are_those_of_rows_alone_and_behaviour_is_the_samplers():
     """In float64, where only a wrong place could differ."""
     with jax.enable_x64(True):

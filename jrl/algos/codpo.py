@@ -53,6 +53,5 @@ OBJECTIVE = Objective(
     needs=lambda config: Needs(reference=True),
     pairs=pairs,
     sequence_loss=pair_loss(rpo.loss),
-    sequence_denominator=lambda config, mask, unit: contract.count_pairs(mask, unit),
     unit_size=2,
 )

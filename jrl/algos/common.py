@@ -280,6 +280,7 @@ def common_metrics(tokens: contract.Tokens) -> dict[str, Array]:
     }
     if tokens.ref_logprobs is not None:
         clamped |= ratios.clamped(ratios.log_ratio(new, tokens.ref_logprobs, mask))
+        clamped |= ratios.clamped(ratios.log_ratio(new, behaviour, mask))
         since_drawn = ratios.ratio(new, behaviour, mask)
         metrics["kl_ref_k1"] = since_drawn * kl.k1(new, tokens.ref_logprobs, mask)
         metrics["kl_ref_k3"] = since_drawn * kl.k3(new, tokens.ref_logprobs, mask)

@@ -354,14 +354,6 @@ def count_units(mask: Array, unit: Array) -> Array:
     return jnp.maximum(jnp.sum(first), 1).astype(jnp.float32)
 
 
-def count_pairs(mask: Array, unit: Array) -> Array:
-    """Returns max(comparisons of two with both in the mask, 1), [] float32: a pair that lost a side is none (P0).
-    Arguments as in `count_units`."""
-    ordered = jnp.sort(jnp.where(mask, unit, -1))
-    both = (ordered[1:] == ordered[:-1]) & (ordered[1:] >= 0)
-    return jnp.maximum(jnp.sum(both), 1).astype(jnp.float32)
-
-
 def other_of_pair(x: Array, sequences: Sequences) -> Array:
     """Returns for each sequence the value of the other one of its pair, [..., S]; 0 where there is none.
 

@@ -12,12 +12,10 @@ Source: Rafailov et al. 2305.18290 eq. 7; beta 0.1 as there.
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 
-from jrl.algos.contract import Facts, Needs, Objective, Sequences
-from jrl.algos.paired import of_pairs, pairs_of, positive
-from jrl.ops import reduce
-from jrl.types import PyTree, traced
+from jrl.algos.contract import Facts
+from jrl.algos.paired import Pair, pair_objective, positive
+from jrl.types import traced
 
 Array = jax.Array
 
@@ -31,22 +29,9 @@ def check(config: DPO, facts: Facts) -> None:
     positive("DPO.beta", config.beta, 0.1)
 
 
-def sequence_loss(config: DPO, sequences: Sequences, state: PyTree) -> tuple[Array, dict[str, Array]]:
-    """Returns P5, -log sigmoid(beta * D), on the preferred sequence of each pair, [..., S], and metrics."""
-    pair = pairs_of(sequences)
-    metrics = {
-        "dpo/accuracy": jnp.where(pair.margin == 0, 0.5, pair.margin > 0),
-        "dpo/margin": config.beta * pair.margin,
-        "dpo/preferred": pair.gain,
-        "dpo/other": pair.other_gain,
-    }
-    return reduce.masked(jax.nn.softplus(-config.beta * pair.margin), pair.mask), of_pairs(metrics, pair)
+def loss(config: DPO, pair: Pair) -> Array:
+    """Returns P5, -log sigmoid(beta * D), of every pair, [..., S]."""
+    return jax.nn.softplus(-config.beta * pair.margin)
 
 
-OBJECTIVE = Objective(
-    config=DPO,
-    check=check,
-    needs=lambda config: Needs(reference=True),
-    sequence_loss=sequence_loss,
-    unit_size=2,
-)
+OBJECTIVE = pair_objective(DPO, loss, check)

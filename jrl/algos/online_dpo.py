@@ -30,4 +30,4 @@ def check(config: OnlineDPO, facts: Facts) -> None:
     positive("OnlineDPO.beta", config.beta, 0.1)
 
 
-OBJECTIVE = sampled_pairs.sampled_pair_objective(OnlineDPO, dpo.sequence_loss, check)
+OBJECTIVE = sampled_pairs.sampled_pair_objective(OnlineDPO, dpo.OBJECTIVE.sequence_loss, check)

@@ -9,7 +9,8 @@
 Its use is a lag of 1, since nothing bounds the ratio of what should become less likely; on its own samples c = 1, and
 it is PPO's clip. The ratio is to the policy that drew the token, so that no importance weight comes on top.
 
-Both are the KL of the policy to the other, whose gradient k2 has and k3 has not (K2). The second is to the weights that
+Both are the KL of the policy to the other, whose gradient k2 has on the policy's own samples, and k3 has not (K2); on
+those of an earlier policy it lacks the ratio to that one, as GRPO's KL does. The second is to the weights that
 the step's updates began with, so that it says something from the second update of a batch on;
 Online.reset_reference_every moves the reference.
 

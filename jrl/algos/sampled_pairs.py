@@ -147,7 +147,6 @@ def sampled_pair_objective(
         shape=shape,
         pairs=strong_pairs if strengths else pairs,
         sequence_loss=sequence_loss,
-        sequence_denominator=lambda config, mask, unit: contract.count_pairs(mask, unit),
         unit_size=2,
         strengths=strengths,
     )

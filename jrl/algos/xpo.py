@@ -71,6 +71,5 @@ OBJECTIVE = Objective(
     needs=lambda config: Needs(reference=True),
     pairs=pairs,
     sequence_loss=sequence_loss,
-    sequence_denominator=lambda config, mask, unit: contract.count_pairs(mask, unit),
     unit_size=2,
 )

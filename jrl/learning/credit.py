@@ -13,7 +13,7 @@ from jrl.algos.contract import Groups, Needs, Objective, Pairs, Sequences, eligi
 from jrl.algos.reward_shaping import Shaping, shaped
 from jrl.learning.pack import PackingPlan, by_place, pack, pack_tokens, unpack
 from jrl.ops import reward_telemetry as telemetry
-from jrl.ops.groups import first_group
+from jrl.ops.groups import count, first_group, to_rows
 from jrl.ops.likelihood import positive_weights
 from jrl.ops.reduce import count_tokens, masked_mean
 from jrl.ops.segments import segment_count, segment_sum
@@ -157,13 +157,15 @@ def credit(
     keep = objective.keep(config, groups) & groups.valid
     if objective.pairs is not None:
         pairs = objective.pairs(config, groups, reward)
-        keep = keep & (pairs.unit >= 0)
     loss_mask = action_mask & keep[:, None]
     if objective.keep_tokens is not None:
         loss_mask = loss_mask & objective.keep_tokens(config, groups)
     age = None if version is None else token_staleness(version, _everywhere(rollout.version), action_mask)
     if newest_only:
         loss_mask = loss_mask & (age == 0)
+    if pairs is not None:
+        keep = keep & compared(pairs, loss_mask.any(-1))
+        loss_mask = loss_mask & keep[:, None]
     weights = objective.weights(config, loss_mask, max_completion)
     length = action_mask.sum(-1)
     rows = jnp.maximum((groups.valid).sum(), 1)
@@ -204,6 +206,18 @@ def credit(
         positive=positive,
         staleness=age if needs.staleness else None,
     )
+
+
+def compared(pairs: Pairs, rows: Array) -> Array:
+    """Returns the rows of comparisons that still have a preferred row and another, [N] bool: a pair that lost a side is
+    none (P0), nor is a list that lost its best.
+
+    Args:
+      rows: [N] bool, those with a token in the loss.
+    """
+    rows, unit, units = rows & (pairs.unit >= 0), jnp.maximum(pairs.unit, 0), dict(num_groups=rows.shape[0])
+    of_unit = lambda counted: count(unit, counted, **units)
+    return rows & to_rows((of_unit(rows) > 1) & (of_unit(rows & (pairs.label > 0.5)) > 0), unit)
 
 
 LENGTH_BUCKETS = 4  # equal ranges of a completion's length

@@ -1,8 +1,9 @@
 """Which samples of a prompt are good enough to imitate: best of n (RAFT) and a threshold (expert iteration).
 
 Both return the weight of a row in a likelihood loss, -weight * logprobs; 0 leaves the row out. Among rows that are
-alike the first samples of a prompt are taken (E11), whatever the order of rows: samples are exchangeable, and a mean
-over the tokens of what is kept has the same size however many tied. Nothing is deduplicated.
+alike the first samples of a prompt are taken (E11), whatever the order of rows: samples are exchangeable (of
+branches, `Branching`, stems come first), and a mean over the tokens of what is kept has the same size however many
+tied. Nothing is deduplicated.
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from jrl.algos.contract import Facts, Sequences
-from jrl.algos.dpo import DPO, OBJECTIVE, sequence_loss
+from jrl.algos.dpo import DPO, OBJECTIVE
 
+sequence_loss = OBJECTIVE.sequence_loss
 FACTS = Facts(samples=1, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=8)
 
 
@@ -38,15 +39,16 @@ def test_the_running_example_by_hand():
     loss, metrics = jax.jit(sequence_loss)(DPO(beta=0.1), RUNNING, ())
     # -log sigmoid(0.1 * 2) = log(1 + e^-0.2) = log(1.818731) = 0.598139, on the preferred sequence's place
     np.testing.assert_allclose(loss, [[0.598139, 0]], 1e-6)
-    np.testing.assert_allclose(metrics["dpo/margin"], [[0.2, 0]], 1e-6)
-    np.testing.assert_allclose(metrics["dpo/preferred"], [[1, 0]], 1e-6)
-    np.testing.assert_allclose(metrics["dpo/other"], [[-1, 0]], 1e-6)
-    np.testing.assert_array_equal(metrics["dpo/accuracy"], [[1, 0]])
+    np.testing.assert_allclose(metrics["pairs/margin"], [[2, 0]], 1e-6)
+    np.testing.assert_allclose(metrics["pairs/preferred"], [[1, 0]], 1e-6)
+    np.testing.assert_allclose(metrics["pairs/other"], [[-1, 0]], 1e-6)
+    np.testing.assert_allclose(metrics["pairs/nll"], [[1, 0]], 1e-6)  # 10 / 10 tokens
+    np.testing.assert_array_equal(metrics["pairs/accuracy"], [[1, 0]])
     tie = sequence_loss(DPO(beta=0.1), pairs([-10.0, -10.0], [-11.0, -11.0]), ())[1]
-    np.testing.assert_array_equal(tie["dpo/accuracy"], [[0.5, 0]])
+    np.testing.assert_array_equal(tie["pairs/accuracy"], [[0.5, 0]])
     near = sequence_loss(DPO(beta=0.1), pairs([-10.5, -11.0], [-11.0, -11.0]), ())[1]  # D = 0.5
-    np.testing.assert_array_equal(near["dpo/accuracy"], [[1, 0]])
-    margin = lambda lp: sequence_loss(DPO(), dataclasses.replace(RUNNING, logprob=lp), ())[1]["dpo/margin"].sum()
+    np.testing.assert_array_equal(near["pairs/accuracy"], [[1, 0]])
+    margin = lambda lp: sequence_loss(DPO(), dataclasses.replace(RUNNING, logprob=lp), ())[1]["pairs/margin"].sum()
     np.testing.assert_array_equal(jax.grad(margin)(RUNNING.logprob), 0)
 
 
@@ -60,7 +62,7 @@ def test_a_policy_at_its_reference_has_the_loss_of_a_tie():
     same = pairs([-3.0, -7.0, -1.0, -1.0], [-3.0, -7.0, -1.0, -1.0])
     loss, metrics = sequence_loss(DPO(), same, ())
     np.testing.assert_allclose(loss, np.log(2) * np.array([[1, 0, 1, 0]]), 1e-6)
-    np.testing.assert_array_equal(metrics["dpo/accuracy"], [[0.5, 0, 0.5, 0]])
+    np.testing.assert_array_equal(metrics["pairs/accuracy"], [[0.5, 0, 0.5, 0]])
 
 
 def test_swapped_labels_change_the_sign_of_the_margin():

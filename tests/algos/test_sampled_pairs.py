@@ -13,11 +13,12 @@ from test_pair_objectives import MEANS, RUNNING, sequences
 import jrl
 from jrl.algos import ALGOS, sampled_pairs
 from jrl.algos.conformance import sample_groups
-from jrl.algos.contract import Facts
+from jrl.algos.contract import Facts, Pairs
 from jrl.algos.inpo import INPO
 from jrl.algos.osp import OSP
 from jrl.algos.xpo import XPO
 from jrl.config import ConfigError
+from jrl.learning.credit import compared
 
 FACTS = Facts(samples=4, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=6)
 SAMPLED = dataclasses.replace(
@@ -258,9 +259,11 @@ def test_inpo_refuses_a_distribution_that_is_not_the_policys():
         ALGOS["INPO"].check(INPO(), FACTS._replace(truncated_sampling=True))
 
 
-def test_a_pair_that_lost_a_side_is_no_pair_of_the_denominator():
-    # rows 0 and 1, of which the second has no token left; rows 2 and 3
-    mask, unit = jnp.array([True, False, True, True, True]), jnp.array([0, 0, 1, 1, -1])
-    for name in ("OnlineDPO", "XPO", "CODPO"):
-        assert jax.jit(ALGOS[name].sequence_denominator, static_argnums=0)(None, mask, unit) == 1
-    assert ALGOS["OnlineDPO"].sequence_denominator(None, jnp.zeros(5, bool), unit) == 1  # none at all
+def test_a_comparison_needs_its_preferred_row_and_another():
+    # In turn: a pair that lost its other side, one that lost its preferred one, a whole one; a list without its best,
+    # and one with its best and one more; no comparison.
+    unit = jnp.array([0, 0, 1, 1, 2, 2, 3, 3, 3, 4, 4, 4, -1], jnp.int32)
+    label = jnp.array([1.0, 0, 1, 0, 0.8, 0.2, 1, 0, 0, 0, 1, 0, 1])
+    rows = jnp.array([1, 0, 0, 1, 1, 1, 0, 1, 1, 0, 1, 1, 1], bool)
+    found = jax.jit(compared)(Pairs(label, unit, jnp.ones(13)), rows)
+    np.testing.assert_array_equal(found, np.isin(np.arange(13), [4, 5, 10, 11]))

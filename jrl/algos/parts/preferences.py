@@ -103,8 +103,8 @@ PARTS: list[Part] = [
     },
     {
         "id": "P5",
-        "function": "jrl.algos.dpo:sequence_loss",
-        "inputs": ["config", "sequences", "state"],
+        "function": "jrl.algos.dpo:loss",
+        "inputs": ["config", "pair"],
         "output": "loss [..., S] float32",
         "tests": [
             "tests/algos/test_dpo.py::test_the_running_example_by_hand",
