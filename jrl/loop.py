@@ -55,8 +55,8 @@ def steps(job: Job) -> Iterator[Step]:
     bundled = False
     try:
         while job.done < job.total:
-            start = time.monotonic()
             progress = begin_stage(job, progress)
+            start = time.monotonic()
             stage, position = job.stages[progress.stage], job.stream.get_state()
             try:
                 if bundled and not job.skipped:

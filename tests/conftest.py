@@ -178,15 +178,6 @@ def compiled_as_shipped(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def compilation_cache(tmp_path_factory):
-    """For runs that compile the same programs again and again: a cache of the module's own."""
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("xla")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
-
-
-@pytest.fixture(scope="module")
 def frozen_before_the_first_step():
     """Whatever these runs call must have been compiled before: what would be compiled by a call is an error."""
     from jrl import loop

@@ -16,7 +16,7 @@ from jrl.run.identity import RefusedIdentity
 from jrl.run.records import Preempted
 from jrl.run.trained import open_trained
 
-pytestmark = pytest.mark.usefixtures("compilation_cache", "frozen_before_the_first_step")
+pytestmark = pytest.mark.usefixtures("frozen_before_the_first_step")
 
 TINY = [
     "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",

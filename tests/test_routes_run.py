@@ -6,7 +6,7 @@ import short_runs
 from jrl.run.replay import repeat
 from jrl.run.report.rollouts import read_rollouts
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compilation_cache", "frozen_before_the_first_step")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("frozen_before_the_first_step")]
 
 TINY = [
     "Decoder.layers=2", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",

@@ -49,8 +49,7 @@ def best(reward: Array, group: Array, valid: Array, *, num_groups: int) -> Array
 
     Source: PF-PPO, 2409.06957 section 3.2. verl draws the whole batch again by |score|^p: another algorithm.
     """
-    high = groups.maximum(reward, group, valid, num_groups=num_groups)
-    return _first(valid & (reward == groups.to_rows(high, group)), group, num_groups)
+    return groups.first_highest(reward, group, valid, num_groups=num_groups)
 
 
 def best_and_worst(reward: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
@@ -114,11 +113,3 @@ def not_truncated(finish: Array) -> Array:
     Source: DAPO, 2503.14476 section 3.4; TRL's `mask_truncated_completions`. open-instruct deletes the rows.
     """
     return finish != jnp.int8(Finish.LENGTH)
-
-
-def _first(mask: Array, group: Array, num_groups: int) -> Array:
-    """Returns the first row of each group that is in the mask, [N] bool."""
-    index = jnp.arange(mask.shape[0], dtype=jnp.int32)
-    member = mask[:, None] & (group[:, None] == jnp.arange(num_groups, dtype=group.dtype)[None, :])
-    first = jnp.min(jnp.where(member, index[:, None], mask.shape[0]), axis=0)
-    return mask & (index == groups.to_rows(first, group))

@@ -56,6 +56,14 @@ def first_row(flag: Array, group: Array, *, num_groups: int) -> Array:
     return jnp.min(jnp.where(flagged, jnp.arange(rows, dtype=jnp.int32)[:, None], rows), axis=0)
 
 
+def first_highest(value: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
+    """Returns the first row of each group whose value is the highest of its valid ones, [N] bool."""
+    static = {"num_groups": num_groups}
+    high = to_rows(maximum(value, group, valid, **static), group)
+    first = first_row(valid & (value == high), group, **static)
+    return jnp.arange(value.shape[0], dtype=jnp.int32) == to_rows(first, group)
+
+
 def first_sample(flag: Array, group: Array, sample: Array, *, num_groups: int) -> Array:
     """Returns which row with the flag is the first sample of its group, [N] bool (E11).
 

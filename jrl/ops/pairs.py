@@ -29,8 +29,8 @@ def best_against_worst(
     Source: RLHF Workflow, 2405.07863, which also drops pairs of one text; equal texts have equal rewards here.
     """
     static = {"num_groups": num_groups}
-    best = first_highest(reward, group, valid, **static)
-    return _pairs(reward, group, best, first_highest(-reward, group, valid, **static), margin=margin, **static)
+    best = groups.first_highest(reward, group, valid, **static)
+    return _pairs(reward, group, best, groups.first_highest(-reward, group, valid, **static), margin=margin, **static)
 
 
 def feasible_against_infeasible(
@@ -50,10 +50,10 @@ def feasible_against_infeasible(
     Source: CGPO, 2409.20370 section 4.2.
     """
     static = {"num_groups": num_groups}
-    best = first_highest(reward, group, valid & feasible, **static)
+    best = groups.first_highest(reward, group, valid & feasible, **static)
     failed = valid & ~feasible
     some_failed = groups.to_rows(groups.count(group, failed, **static) > 0, group)
-    worst = first_highest(-reward, group, jnp.where(some_failed, failed, valid), **static)
+    worst = groups.first_highest(-reward, group, jnp.where(some_failed, failed, valid), **static)
     there = lambda rows: groups.to_rows(groups.count(group, rows, **static) > 0, group)
     apart = some_failed | groups.to_rows(groups.varied(reward, group, valid, **static), group)
     pair = there(best) & there(worst) & apart
@@ -67,8 +67,10 @@ def best_two(reward: Array, group: Array, valid: Array, *, num_groups: int, marg
     `best_against_worst`.
     """
     static = {"num_groups": num_groups}
-    best = first_highest(reward, group, valid, **static)
-    return _pairs(reward, group, best, first_highest(reward, group, valid & ~best, **static), margin=margin, **static)
+    best = groups.first_highest(reward, group, valid, **static)
+    return _pairs(
+        reward, group, best, groups.first_highest(reward, group, valid & ~best, **static), margin=margin, **static
+    )
 
 
 def best_against_random(
@@ -82,8 +84,10 @@ def best_against_random(
     The rest as in `best_against_worst`.
     """
     static = {"num_groups": num_groups}
-    best = first_highest(reward, group, valid, **static)
-    return _pairs(reward, group, best, first_highest(draw, group, valid & ~best, **static), margin=margin, **static)
+    best = groups.first_highest(reward, group, valid, **static)
+    return _pairs(
+        reward, group, best, groups.first_highest(draw, group, valid & ~best, **static), margin=margin, **static
+    )
 
 
 def tournament(
@@ -105,14 +109,6 @@ def tournament(
     """
     share = win_share(preference, group, sample, valid, valid, num_groups=num_groups)
     return best_against_worst(share, group, valid, num_groups=num_groups, margin=margin)
-
-
-def first_highest(value: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
-    """Returns the first row of each group whose value is the highest of its valid ones, [N] bool."""
-    static = {"num_groups": num_groups}
-    high = groups.to_rows(groups.maximum(value, group, valid, **static), group)
-    first = groups.first_row(valid & (value == high), group, **static)
-    return jnp.arange(value.shape[0], dtype=jnp.int32) == groups.to_rows(first, group)
 
 
 def _pairs(

@@ -172,7 +172,10 @@ def _rows_of(store: Snapshot, step: int) -> dict[str, Any]:
     """Returns the rows of one step, in the order in which they were appended. Raises: ValueError where the store has
     none, or was begun without the columns of scores."""
     steps = np.concatenate(
-        [store.read(start, min(start + STEPS_READ, store.rows))["step"] for start in range(0, store.rows, STEPS_READ)]
+        [
+            store.read(start, min(start + STEPS_READ, store.rows), only=["step"])["step"]
+            for start in range(0, store.rows, STEPS_READ)
+        ]
         or [np.zeros(0, np.int32)]
     )
     places = np.flatnonzero(steps == step)

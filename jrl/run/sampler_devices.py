@@ -114,7 +114,7 @@ class SamplerDevices:
                 return of_learner
         jax.block_until_ready(weights)
         begun = time.monotonic()
-        del weights
+        weights.clear()  # what the caller has handed over is kept as long as this function runs
         jax.block_until_ready(rollout)
         begun, before, self._ended = max(begun, self._ended), self._ended, time.monotonic()
         seconds = {"time/sampler_idle_seconds": begun - before} if before else {}

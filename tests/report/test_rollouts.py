@@ -411,6 +411,12 @@ def test_the_rows_of_writers_are_read_as_one_store(tmp_path):
     fill(first, 2)
     first.commit()
     assert (before.rows, len(before.read()["prompt"]), snapshot(tmp_path).rows) == (4, 4, 12)
+    every = snapshot(tmp_path).read(1, 11)
+    for only in (["step"], ["completion", "reward"], []):
+        some = snapshot(tmp_path).read(1, 11, only=only)
+        assert sorted(some) == sorted(only)
+        assert all(np.array_equal(some[name], every[name]) for name in only)
+    assert list(snapshot(tmp_path).read(3, 3, only=["prompt"])) == ["prompt"]
     rows = read_rollouts(tmp_path)
     assert rows["step"].tolist() == [1] * 4 + [2] * 4 + [WRITER_STEP + 1] * 4
     assert rows["tokens"].shape == (12, 9) and not rows["tokens"][:8, 6:].any()

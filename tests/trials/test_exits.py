@@ -21,7 +21,7 @@ from jrl.run import records
 from jrl.run.checkpoints import run_state
 from jrl.run.run_hash import run_fingerprint
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compilation_cache")]
+pytestmark = pytest.mark.slow
 
 SMALL = [
     BIGRAM, "Online.prompts=2", "Online.samples=2", "Sampler.completion_length=4", "Log.samples=0",

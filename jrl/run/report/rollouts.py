@@ -19,7 +19,7 @@ import dataclasses
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -181,9 +181,9 @@ class Snapshot:
     def rows(self) -> int:
         return sum(index["rows"] for _, index in self.parts)
 
-    def read(self, start: int = 0, stop: int | None = None) -> dict[str, Any]:
+    def read(self, start: int = 0, stop: int | None = None, only: Collection[str] | None = None) -> dict[str, Any]:
         """Returns rows `start` to `stop` (None: all): arrays by field, and lists of str for prompt, completion,
-        example_id.
+        example_id. only: the names of those that are read; None: all of them.
 
         Raises: ValueError where the rows are not in it, or a chunk of them is damaged or missing.
         """
@@ -194,12 +194,13 @@ class Snapshot:
         for root, index in self.parts:
             low, high = max(start - first, 0), min(stop - first, index["rows"])
             if low < high:
-                found.append(_read(root, index, low, high))
+                found.append(_read(root, index, low, high, only))
             first += index["rows"]
         if not found:
             fields = self.parts[0][1]["fields"]
             empty = {name: np.zeros((0, *shape), dtype) for name, (dtype, shape) in fields.items()}
-            return {**empty, **{name: [] for name in TEXTS}}
+            every = {**empty, **{name: [] for name in TEXTS}}
+            return every if only is None else {name: every[name] for name in only}
         return found[0] if len(found) == 1 else _together(found)
 
 
@@ -226,12 +227,17 @@ def read_rollouts(folder: str | os.PathLike[str], start: int = 0, stop: int | No
     return snapshot(folder).read(start, stop)
 
 
-def _read(root: Path, index: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
+def _read(
+    root: Path, index: dict[str, Any], start: int, stop: int, only: Collection[str] | None = None
+) -> dict[str, Any]:
     """Returns rows of one writer, at least one."""
-    arrays = {name: _open(root, name, index) for name in _array_names(index)}
-    fields = {name: arrays[name][start:stop].read() for name in index["fields"]}
+    wanted = lambda names: [name for name in names if only is None or name in only]
+    texts = wanted(TEXTS)
+    parts = [f"{name}.{part}" for name in texts for part in ("end", "bytes")]
+    arrays = {name: _open(root, name, index) for name in [*wanted(index["fields"]), *parts]}
+    fields = {name: arrays[name][start:stop].read() for name in wanted(index["fields"])}
     result: dict[str, Any] = {name: value.result() for name, value in fields.items()}
-    for name in TEXTS:
+    for name in texts:
         first = max(start - 1, 0)
         ends = arrays[f"{name}.end"][first:stop].read().result()
         bounds = ends if start else np.concatenate([[0], ends])
