@@ -11,7 +11,7 @@ from jrl import paths
 from jrl.bucket.client import shown
 from jrl.device.processes import ONE, Processes
 from jrl.run.bucket_run import readable
-from jrl.run.checkpoints.run_state import restore_step, verify_step
+from jrl.run.checkpoints.run_state import read_step_manifest, restore_step
 from jrl.run.identity import RefusedIdentity
 from jrl.run.programs import Programs
 from jrl.run.report.manifest import read_manifest
@@ -75,7 +75,7 @@ def state_from_run(
     state = programs.init.shape(abstract_key)
     policy_state = state.models["policy"]
     checkpoints = origin.folder / "checkpoints"
-    leaves = verify_step(checkpoints, origin.step)["leaves"]
+    leaves = read_step_manifest(checkpoints, origin.step)["leaves"]
     adapted = any(name.startswith("state/models/policy/frozen") for name in leaves)
     if adapted and policy_state.frozen is None:
         raise ValueError(f"{origin.run} trained adapters, and this run has none: export it and start from that folder, "

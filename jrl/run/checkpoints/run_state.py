@@ -348,6 +348,20 @@ def restore_step(
     raise NoIntactStep(f"nothing can be restored from {folder}: {listed}")
 
 
+def read_step_manifest(root: str | os.PathLike[str], step: int) -> dict[str, Any]:
+    """Returns the manifest of a step: what was saved, and the digests of its files, which are not looked at. Raises
+    DamagedStep where it is missing or not as it was written."""
+    folder = step_dir(root, step)
+    try:
+        digest.check_plain_file(folder / "manifest.json")
+        body = _unseal(paths.read_bytes(folder / "manifest.json"))
+        if body["format"] not in (FORMAT, SHARDS_FORMAT) or body["step"] != step:
+            raise ValueError(f"the manifest is of format {body['format']}, step {body['step']}")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedStep(step, _first_line(error)) from error
+    return body
+
+
 def verify_step(root: str | os.PathLike[str], step: int, processes: Processes = ONE) -> dict[str, Any]:
     """Returns the manifest of a step after hashing every file of it. Raises DamagedStep naming the first fault.
 
@@ -355,12 +369,8 @@ def verify_step(root: str | os.PathLike[str], step: int, processes: Processes = 
       processes: those that verify a folder that all of them see: each hashes its share of the files, and does not find
         the faults of the others' shares.
     """
-    folder = step_dir(root, step)
+    folder, body = step_dir(root, step), read_step_manifest(root, step)
     try:
-        digest.check_plain_file(folder / "manifest.json")
-        body = _unseal(paths.read_bytes(folder / "manifest.json"))
-        if body["format"] not in (FORMAT, SHARDS_FORMAT) or body["step"] != step:
-            raise ValueError(f"the manifest is of format {body['format']}, step {body['step']}")
         present = set(paths.files_below(folder)) - {"manifest.json"}
         if missing := sorted(body["files"].keys() - present):
             raise ValueError(f"{missing[0]} is missing")
