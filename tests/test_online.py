@@ -4,6 +4,7 @@ import random
 from types import SimpleNamespace
 
 import jax.numpy as jnp
+import pytest
 
 from jrl.learning.previous import previous_roles, with_previous
 from jrl.resolve import load_config
@@ -18,7 +19,7 @@ def model(version):
 
 def stage_of(config, segments):
     before = lambda version: int(version_before(jnp.int32(version), lag=config.lag))
-    programs, sampler = SimpleNamespace(before=before), SimpleNamespace(segments=segments)
+    programs, sampler = SimpleNamespace(before=before), SimpleNamespace(segments=segments, devices=None)
     return SimpleNamespace(config=config, sampler=sampler, programs=programs)
 
 
@@ -30,6 +31,7 @@ def test_update_t_learns_from_the_version_that_the_lag_declares_whatever_the_lag
     monkeypatch.setattr(
         online, "draw_further", lambda sampler, begun, weights, version: [*begun, (weights, int(version))]
     )
+    monkeypatch.setattr(online, "hand_out", lambda drawn: drawn)
     for _ in range(trials(20, 300)):
         names = [f"s{i}" for i in range(draw.randrange(1, 4))]
         bindings = [f"Config.stages = [{', '.join(f'@{name}/Online()' for name in names)}]",
@@ -64,3 +66,21 @@ def test_update_t_learns_from_the_version_that_the_lag_declares_whatever_the_lag
                     saved = dict(zip(records.waiting_names(records.draws_ahead(config, done)), waiting, strict=True))
                     waiting = [saved[name] for name in records.waiting_names(records.draws_ahead(config, done))]
             assert len(waiting) == (0 if settings is not config.stages[-1] else settings.lag + segments - 1)
+
+
+@pytest.mark.parametrize("segments", [1, 2])
+def test_a_steps_tokens_are_handed_out_before_the_next_ones_are_drawn(segments, monkeypatch):
+    """Devices run programs in order: handed out after them, they would be scored when the next ones are there."""
+    order = []
+    monkeypatch.setattr(online, "draw", lambda *_: order.append("draw") or "new")
+    monkeypatch.setattr(online, "draw_further", lambda sampler, begun, *_: order.append(f"further {begun}") or begun)
+    monkeypatch.setattr(online, "hand_out", lambda drawn: order.append(f"hand out {drawn}") or drawn)
+    config, _ = load_config("configs/tiny.gin", ["Online.lag=2", "GRPO.importance=@TruncatedImportance()"])
+    stage, state = stage_of(config.stages[0], segments), SimpleNamespace(models={"policy": model(3)})
+    online.draws(stage, state, ["first", "second"], 3)
+    further = ["further first", "further second"] if segments > 1 else []
+    assert order == [*further, "hand out first", "draw"]
+    # Devices of their own do nothing else: there the host waits for the draw before it publishes weights.
+    stage.sampler.devices, order[:] = object(), []
+    online.draws(stage, state, ["first", "second"], 3)
+    assert order == [*further, "draw"]

@@ -101,13 +101,19 @@ def _sender(leaf: Any, count: int) -> int | None:
     return min(have) if len(have) < count else None
 
 
-def _fetch_here(tree: PyTree) -> PyTree:
+def gathered(tree: PyTree) -> PyTree:
+    """Returns arrays with shards on other processes whole on every device of their mesh, all others as they are. The
+    program that gathers them, which all processes must call, is dispatched and not waited for."""
     far = [leaf for leaf in jax.tree.leaves(tree) if not _is_near(leaf)]
     if not far:
-        return jax.device_get(tree)
+        return tree
     with jax.set_mesh(far[0].sharding.mesh):
-        gathered = iter(_gather_program(far[0].sharding.mesh)(far))
-    return jax.device_get(jax.tree.map(lambda leaf: leaf if _is_near(leaf) else next(gathered), tree))
+        whole = iter(_gather_program(far[0].sharding.mesh)(far))
+    return jax.tree.map(lambda leaf: leaf if _is_near(leaf) else next(whole), tree)
+
+
+def _fetch_here(tree: PyTree) -> PyTree:
+    return jax.device_get(gathered(tree))
 
 
 def _is_near(leaf: Any) -> bool:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jrl.device.placement import fetch, place_on_mesh
+from jrl.device.placement import fetch, gathered, place_on_mesh
 from jrl.device.processes import ONE, Processes
 from jrl.device.sharding import batch_sharding, replicated
 from jrl.rollout.prompts import TRAIN_STREAM, place_asked, place_prompts
@@ -68,6 +68,7 @@ class Draw(NamedTuple):
     position: dict[str, Any]  # of the data stream before these prompts; of a curriculum, also those that it chose
     under_way: Callable[[], dict[str, float]] | None = None  # on devices of their own: waits, and returns its seconds
     host: Rollout | None = None  # the same on the host, where it came through that; numpy arrays
+    gathered: dict[str, Array] | None = None  # the rollout's fields ON_HOST, on their way to every process
 
 
 class Submitted(NamedTuple):
@@ -118,7 +119,13 @@ def draw_further(sampler: PromptSampler, drawn: Draw, weights: PyTree, version: 
     uid = place_on_mesh(uid, batch_sharding(sampler.mesh, 2))
     stream = place_on_mesh(np.uint32(TRAIN_STREAM), replicated(sampler.mesh))
     rollout = sampler.next_segment(weights, drawn.rollout, uid, sampler.key, stream, version, sampler.params)
-    return drawn._replace(rollout=rollout)
+    return drawn._replace(rollout=rollout, gathered=None)
+
+
+def hand_out(drawn: Draw) -> Draw:
+    """Dispatches what hands a draw's tokens to every process, and returns at once: devices run programs in order, so
+    that behind the next draw it would wait for that one too."""
+    return drawn._replace(gathered=gathered({name: getattr(drawn.rollout, name) for name in ON_HOST}))
 
 
 def prefix_of(sampler: PromptSampler, visit: Visit) -> tuple[int, ...]:
@@ -176,7 +183,7 @@ def submit(
     """
     drawn, seconds = (drawn, {}) if sampler.devices is None else sampler.devices.collect(drawn)
     source = drawn.rollout if drawn.host is None else drawn.host
-    host = fetch({name: getattr(source, name) for name in ON_HOST})
+    host = fetch(drawn.gathered or {name: getattr(source, name) for name in ON_HOST})
     rows = range(len(drawn.visits) * samples)
     scored_here = own_rows(sampler, drawn.visits, samples)
     decoded = set(rows if sources or sampler.decodes_all else scored_here)

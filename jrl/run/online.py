@@ -25,6 +25,7 @@ from jrl.rollout.collect import (
     collect,
     draw,
     draw_further,
+    hand_out,
     record_outcomes,
     refilled,
     submit,
@@ -109,7 +110,7 @@ def step(
     with clock.on("sample"):
         current, *following = draws(stage, state, waiting, 1 + draws_ahead)
         for drawn in [current, *following]:
-            if all(drawn is not other for other in waiting):
+            if all(drawn.rollout is not other.rollout for other in waiting):
                 clock.dispatched("sample", drawn.rollout.length)
     if submitted is None:
         submitted = sent(current)
@@ -189,6 +190,8 @@ def draws(stage: OnlineStage, state: TrainState, waiting: Sequence[Draw], count:
     weights = sampling_weights(stage.config, state)
     further = lambda begun: draw_further(sampler, begun, weights, version)
     queue = [further(begun) for begun in waiting] if sampler.segments > 1 else list(waiting)
+    if queue and sampler.devices is None:
+        queue[0] = hand_out(queue[0])  # before new ones are drawn
     for place in range(len(queue), count):
         drawn = draw(sampler, weights, version)
         for _ in range(sampler.segments - 1 - place):
