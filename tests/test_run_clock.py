@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import pytest
 from jrl.device.chips import CHIPS, Peak, peak_of
 from jrl.models import decoder, flops
 from jrl.models.shape import Decoder
+from jrl.run import job
 from jrl.run.clock import RunClock, StepWork, split_wait
 from jrl.run.throughput import (
     Count,
@@ -49,6 +51,18 @@ def test_a_wait_is_the_time_of_what_ended_meanwhile():
     ended = [("update", 14.0), ("sample", 19.0), ("prepare", 9.0), ("save", 25.0)]
     assert split_wait(10.0, 20.0, ended, "sample") == {"update": 4.0, "sample": 5.0 + 1.0}
     assert split_wait(10.0, 20.0, [], "sample") == {"sample": 10.0}
+
+
+def test_seconds_of_a_stage_are_without_those_of_an_evaluation_inside(monkeypatch):
+    # A step from 0 to 10 s, evaluated from 4 to 7; a second one from 10 to 12.
+    now = iter([0.0, 4.0, 7.0, 10.0, 10.0, 12.0])
+    monkeypatch.setattr(job.time, "monotonic", lambda: next(now))
+    run = SimpleNamespace(seconds={"total": 100.0})  # of earlier lives
+    with job.Job.timed(run, "rl"), job.Job.timed(run, "eval"):
+        pass
+    with job.Job.timed(run, "rl"):
+        pass
+    assert run.seconds == {"total": 100.0, "eval": 3.0, "rl": 9.0}
 
 
 def test_parts_add_up_and_what_is_nested_counts_once():
