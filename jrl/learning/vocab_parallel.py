@@ -6,7 +6,8 @@ way forward and once on the way back, its gradient reduced once, and chunks with
 Each device computes the logits of its share of the vocabulary; the highest score and the three sums cross tensor. The
 backward pass is written out: JAX's own gathers the head, and reduces its gradient, once for every chunk.
 `jrl.ops.logprobs` is the reference, and computes the same to rounding. In bfloat16 the gradient of the logits is
-rounded to bfloat16 before its two products, which are summed in float32.
+rounded to bfloat16 before its two products, which are summed in float32; the head's own is rounded to it once a
+micro-batch, before devices sum it, as those of all other matrices are.
 
 Source: Megatron-LM (1909.08053), section 3, for the sharded cross-entropy; the derivatives are those of
 `jrl.ops.categorical`.
@@ -226,9 +227,7 @@ def _logits(static: _Static, h: Array, head: Array) -> tuple[Array, Array | floa
 
 def _matches(static: _Static, tokens: Array, z: Array) -> Array:
     """Returns where the vocabulary's share holds the token, [R, c, V] bool."""
-    first = 0
-    for name in static.axes.vocab:
-        first = jax.lax.axis_index(name) * z.shape[-1]
+    first = jax.lax.axis_index(static.axes.vocab) * z.shape[-1] if static.axes.vocab else 0
     vocabulary = jnp.arange(z.shape[-1], dtype=tokens.dtype) + jnp.asarray(first, tokens.dtype)
     return tokens[..., None] == vocabulary[None, None]
 
