@@ -76,10 +76,3 @@ def max_rows(num_sequences: int, num_tokens: int, row_length: int, max_per_row: 
     """
     opened = max(1, -(-2 * num_tokens // row_length) - 1)
     return min(num_sequences, num_sequences // max_per_row + opened)
-
-
-def padding_share(lengths: np.ndarray, num_rows: int, row_length: int) -> float:
-    """Returns the share of a packed batch's columns that hold no token: 1 - sum(lengths) / (num_rows * row_length)."""
-    if num_rows == 0:
-        return 0.0
-    return 1.0 - float(np.sum(lengths)) / (num_rows * row_length)

@@ -7,7 +7,6 @@ from jrl.run.report.messages import (
     resume_message,
     saved_message,
     scoring_warning,
-    skipped_prompts,
 )
 from jrl.run.report.text import percent
 
@@ -36,15 +35,6 @@ def test_a_run_without_signal_names_the_likely_causes():
     assert text.startswith("Warning: no learning signal in 20 steps.") and "in 1 step." in no_signal_warning(1)
     for cause in ("too strict or too lenient", "too hard or too easy", "Online.samples", "Sampler.temperature"):
         assert cause in text
-
-
-def test_skipped_prompts_are_counted_by_cause():
-    assert skipped_prompts({"too_long": 24, "empty": 1, "no_answer": 2}, 40) == [
-        "1 of 40 prompts are empty and were skipped",
-        "2 of 40 prompts were skipped: no answer",
-        "24 of 40 prompts exceed Data.prompt_length and were skipped",
-    ]
-    assert skipped_prompts({}, 40) == []
 
 
 def test_an_evaluation_is_one_line():

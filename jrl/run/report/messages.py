@@ -11,7 +11,6 @@ from jrl.run.report.text import duration, percent, printable
 
 SCORED_ENOUGH = 0.9  # share of completions scored, below which a run warns
 _DETAIL_WIDTH = 300
-_SKIPPED = {"too_long": "exceed Data.prompt_length", "empty": "are empty"}
 
 
 def resume_message(done: int, total: int) -> str:
@@ -130,19 +129,6 @@ def no_signal_warning(num_steps: int) -> str:
         "  - too few samples per prompt (Online.samples)\n"
         "  - sampling is nearly greedy (Sampler.temperature)"
     )
-
-
-def skipped_prompts(counts: Mapping[str, int], total: int) -> list[str]:
-    """Returns one line for each cause that prompts were skipped for.
-
-    Args:
-      counts: prompts skipped, by cause. total: prompts of the data.
-    """
-    lines = []
-    for cause, count in sorted(counts.items()):
-        why = f"{_SKIPPED[cause]} and were skipped" if cause in _SKIPPED else f"were skipped: {cause.replace('_', ' ')}"
-        lines.append(f"{count} of {total} prompts {why}")
-    return lines
 
 
 def evaluation_line(name: str, result: Mapping[str, Any]) -> str:
