@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 
 from jrl.algos.contract import Groups, Needs, Objective, Pairs, Sequences, eligible, shaped_reward
 from jrl.algos.reward_shaping import Shaping, shaped
+from jrl.device.sharding import row_axes
 from jrl.learning.pack import PackingPlan, by_place, pack, pack_tokens, unpack
 from jrl.ops import reward_telemetry as telemetry
 from jrl.ops.groups import count, first_group, to_rows
@@ -33,7 +34,7 @@ from jrl.types import (
 
 
 class Credit(NamedTuple):
-    """What the rewards say about every token of the batch."""
+    """What the rewards say about every token of the batch, on the shard of its row; of rows, on every shard."""
 
     advantages: Array | None  # [N, T] float32; None: the loss is of sequences that are compared
     loss_mask: Array  # [N, T] bool
@@ -193,19 +194,15 @@ def credit(
         metrics["value/return"] = masked_mean(returns, loss_mask)
     selected = None if objective.select is None else objective.select(config, groups, advantages)
     positive = None if objective.positive is None else objective.positive(config, groups)
-    loss_weights = jnp.where(loss_mask, weights, 0)
-    return Credit(
+    by_token = dict(
         advantages=advantages,
         loss_mask=loss_mask,
-        loss_weights=loss_weights,
-        state=state,
-        metrics=metrics,
+        loss_weights=jnp.where(loss_mask, weights, 0),
         returns=returns,
-        pairs=pairs,
         selected=selected,
-        positive=positive,
         staleness=age if needs.staleness else None,
     )
+    return Credit(state=state, metrics=metrics, pairs=pairs, positive=positive, **jax.tree.map(_by_rows, by_token))
 
 
 def compared(pairs: Pairs, rows: Array) -> Array:
@@ -385,3 +382,8 @@ def sequences_of(
 def _everywhere(x: Array) -> Array:
     """Returns the array on every shard."""
     return x if jax.sharding.get_abstract_mesh().empty else jax.sharding.reshard(x, PartitionSpec())
+
+
+def _by_rows(x: Array) -> Array:
+    """Returns an array of rows, each on its own shard."""
+    return x if jax.sharding.get_abstract_mesh().empty else jax.sharding.reshard(x, PartitionSpec(row_axes()))

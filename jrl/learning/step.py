@@ -143,10 +143,12 @@ def learn_from_sampled(
     if epochs * len(minibatches) == 1:  # credit may have needed them; the ratio of the only update is exactly 1
         minibatches = [m._replace(recomputed=m.recomputed.replace(old_logprobs=None)) for m in minibatches]
     batches = [p.finish(m.packed, m.recomputed, m.plan, credit, arrays.objective) for m in minibatches]
+    objective_state, known = credit.state, credit.metrics
+    del credit  # its tokens are in the batches
     if pretraining:
         batches = [batch.replace(pretraining=rows) for batch, rows in zip(batches, pretraining, strict=True)]
     learn = dict(role=role, epochs=epochs, warms_up=warms_up)
-    return _learn(p, state, batches, credit.state, arrays, credit.metrics, **learn)
+    return _learn(p, state, batches, objective_state, arrays, known, **learn)
 
 
 def learn_from_stored(
