@@ -63,6 +63,13 @@ def test_every_two_completions_of_a_prompt_are_compared_in_both_orders():
     np.testing.assert_allclose(added.reward, [1.4, 1.1, 1.25, 1.25], 1e-6)
 
 
+def test_a_question_that_several_pairs_put_is_answered_once():
+    found, asked = judged(["a", "a", "a", "a"], {"qa<a?": 0.7})
+    assert asked == ["qa<a?"]
+    np.testing.assert_allclose(found.values[:, 0], [0.5] * 4)  # (0.7 + 1 - 0.7) / 2
+    np.testing.assert_array_equal(found.values[:, 1:], np.float32([[np.nan, 0.7], [0.7, np.nan]] * 2))
+
+
 def test_a_completion_whose_comparisons_do_not_fit_has_no_reward():
     found, asked = judged(["abcdef", "b", "x", "y"], {"qx<y?": 1.0, "qy<x?": 0.0}, longest=9)
     assert asked == ["qx<y?", "qy<x?"]

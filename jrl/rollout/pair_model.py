@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +23,8 @@ WINS = "pair_model/wins"  # R20, the mean preference for a completion over the o
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PairModel:
-    """A role that compares every two completions of a prompt, in both orders: of G samples G (G - 1) questions."""
+    """A role that compares every two completions of a prompt, in both orders: of G samples G (G - 1) questions, fewer
+    where some are equal."""
 
     # Which one: that of an earlier stage that learned Comparisons, 'teacher' for the folder of Config.teacher, or
     # 'policy', which then judges itself.
@@ -46,7 +49,8 @@ def component_names(samples: int) -> tuple[str, ...]:
 
 class _Asked(NamedTuple):
     batch: Completions
-    pairs: list[tuple[int, int, int]]  # of the questions: (prompt, sample shown first, sample shown second)
+    pairs: list[tuple[int, int, int]]  # that are compared: (prompt, sample shown first, sample shown second)
+    numbers: list[int]  # of each pair, which question asks about it
     problems: dict[tuple[int, int], str]  # (prompt, sample) -> why a question about it was not asked
     answers: list[Array]  # on the device, a number for each question, in batches
 
@@ -64,7 +68,7 @@ def pair_model_source(
 
     Two completions whose question does not fit are not compared; the mean is over the others. One that was compared
     with no other has no reward (MISSING) and is masked. Equal texts are asked about too: what is preferred then is a
-    place.
+    place. A question that several pairs put is answered once.
 
     Args:
       asked: how questions are put.
@@ -73,29 +77,32 @@ def pair_model_source(
     """
 
     def submit(batch: Completions) -> _Asked:
-        pairs, questions, problems = [], [], {}
-        for prompt, visit in enumerate(batch.visits):
+        pairs, numbers, problems = [], [], {}
+        questions: dict[tuple[int, ...], int] = {}
+
+        @functools.cache
+        def question(prompt: int, first: str, second: str) -> tuple[int, ...]:
+            messages = comparison_prompt(asked, batch.visits[prompt].example.messages, first, second)
+            return tuple(tokenizer.encode_prompt(messages))
+
+        for prompt in range(len(batch.visits)):
             texts = batch.texts[prompt * samples : (prompt + 1) * samples]
-            for i in range(samples):
-                for j in range(samples):
-                    if i == j:
-                        continue
-                    question = comparison_prompt(asked, visit.example.messages, texts[i], texts[j])
-                    ids = tokenizer.encode_prompt(question)
-                    if len(ids) > longest:
-                        why = f"a comparison of it has {len(ids)} tokens, and {longest} are read"
-                        problems[prompt, i] = problems[prompt, j] = why
-                        continue
-                    pairs.append((prompt, i, j))
-                    questions.append(ids)
-        return _Asked(batch, pairs, problems, prefer(batch.state, questions))
+            for i, j in itertools.permutations(range(samples), 2):
+                ids = question(prompt, texts[i], texts[j])
+                if len(ids) > longest:
+                    why = f"a comparison of it has {len(ids)} tokens, and {longest} are read"
+                    problems[prompt, i] = problems[prompt, j] = why
+                    continue
+                pairs.append((prompt, i, j))
+                numbers.append(questions.setdefault(ids, len(questions)))
+        return _Asked(batch, pairs, numbers, problems, prefer(batch.state, list(questions)))
 
     def collect(ticket: _Asked) -> LearnedScores:
         prompts = len(ticket.batch.visits)
         first = np.full((prompts, samples, samples), np.nan)
         if ticket.pairs:
-            answers = np.concatenate(fetch(ticket.answers))[: len(ticket.pairs)]
-            first[tuple(np.array(ticket.pairs).T)] = answers
+            answers = np.concatenate(fetch(ticket.answers))
+            first[tuple(np.array(ticket.pairs).T)] = answers[ticket.numbers]
         wins = np.array([pairwise_scores(of_prompt) for of_prompt in first]).reshape(-1)
         problems = [""] * len(wins)
         for row in np.flatnonzero(np.isnan(wins)):
