@@ -16,6 +16,7 @@ import numpy as np
 import optax
 
 from jrl.algos.contract import Objective
+from jrl.device.host_memory import to_device
 from jrl.device.placement import fetch
 from jrl.device.precision import full_precision
 from jrl.learning.layout import RouterLoss
@@ -210,18 +211,23 @@ def _sequences(batch: TrainBatch, i: int, flag: np.ndarray) -> tuple[int, ...]:
 
 
 def _bad_leaves(tree: PyTree, cfg: Any) -> Iterator[tuple[str, int | None]]:
-    """Yields (name, first layer that is not finite) of every leaf that holds such a value. One is on the host at a
-    time."""
+    """Yields (name, first layer that is not finite) of every leaf that holds such a value. Each is looked at where it
+    lies: the host is given a flag for each row."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             continue
-        bad = ~np.isfinite(fetch(leaf))
+        bad = fetch(_bad_rows(leaf))
         if bad.any():
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             *above, last = name.split("/")
-            stacked = "layers" in above and bad.ndim > 1
-            row = int(np.flatnonzero(bad.reshape(len(bad), -1).any(1))[0]) if stacked else None
-            yield name, row if row is None else _layer_of(last, row, cfg)
+            stacked = "layers" in above and leaf.ndim > 1
+            yield name, _layer_of(last, int(bad.argmax()), cfg) if stacked else None
+
+
+@jax.jit
+def _bad_rows(leaf: Array) -> Array:
+    """Returns which rows of an array hold a value that is not finite, [rows] bool; of a number, [] bool."""
+    return ~jnp.isfinite(to_device(leaf)).all(axis=tuple(range(1, leaf.ndim)))
 
 
 def _layer_of(name: str, row: int, cfg: Any) -> int:
