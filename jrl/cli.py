@@ -64,7 +64,7 @@ EXIT_CODES = """exit codes:
   1   unexpected internal error
   2   the configuration or an input is refused; the message says where
   3   the folder contains another run, or files that are not a run
-  4   stopped by an error; fix the cause and rerun to continue from the last checkpoint
+  4   stopped by an error; fix the cause and rerun to continue from the last checkpoint (jrl doctor: something is wrong)
   5   nothing to do: the run already has all the steps asked for
   6   the run's checkpoints were removed; nothing was changed
   75  stopped on request (SIGTERM, Ctrl-C) and saved; rerun to continue

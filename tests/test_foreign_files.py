@@ -257,6 +257,9 @@ def test_rows_and_prompts_come_from_plain_files(tmp_path):
     assert chat.read_prompts(tmp_path / "deep") == [DEEP]
     with pytest.raises(ValueError, match="line 1: not JSON"):
         score.read_rows(tmp_path / "deep", None, 8)
+    (tmp_path / "empty").touch()
+    with pytest.raises(ValueError, match="empty is empty; give it a row a line"):
+        score.read_rows(tmp_path / "empty", None, 8)
 
 
 def test_a_sentencepiece_model_that_is_none_is_refused(tmp_path):

@@ -323,6 +323,8 @@ def _rows(
         raise ValueError(f"the rows to score cannot be read: {error}") from error
     if lines and not lines[-1].strip():
         lines.pop()
+    if not lines:
+        raise ValueError(f"{path} is empty; give it a row a line")
     for number, line in enumerate(lines, start=1):
         place = f"{path}, line {number}"
         try:
