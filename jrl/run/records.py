@@ -112,9 +112,8 @@ class Step:
         if self.batch is None:
             return None
         scores = self.batch.host_scores
-        on_host = fetch(
-            fields(self.batch.rollout.replace(routes=None))
-        )  # in a run of several processes all of them ask for it
+        # In a run of several processes all of them ask for it, and each device has one field of all rows at a time.
+        on_host = {name: fetch(value) for name, value in fields(self.batch.rollout.replace(routes=None)).items()}
         return {**on_host, "reward": scores.reward, "valid": scores.valid, "verdict": scores.verdict}
 
     @property
