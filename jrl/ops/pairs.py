@@ -26,7 +26,8 @@ def best_against_worst(
     Returns:
       label [N] float32, 1: preferred, 0: not; unit [N] int32, the group of a pair's rows, -1 for all others.
 
-    Source: RLHF Workflow, 2405.07863, which also drops pairs of one text; equal texts have equal rewards here.
+    Source: RLHF Workflow, 2405.07863, which also drops pairs of one text: here they tie, unless a judge that samples
+    tells them apart.
     """
     static = {"num_groups": num_groups}
     best = groups.first_highest(reward, group, valid, **static)
