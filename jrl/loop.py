@@ -10,7 +10,6 @@ the queue too.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -56,8 +55,8 @@ def steps(job: Job) -> Iterator[Step]:
     try:
         while job.done < job.total:
             progress = begin_stage(job, progress)
-            start = time.monotonic()
             stage, position = job.stages[progress.stage], job.stream.get_state()
+            before = job.seconds.get(stage.name, 0.0)
             try:
                 if bundled and not job.skipped:
                     fault.discard(job)
@@ -76,7 +75,7 @@ def steps(job: Job) -> Iterator[Step]:
             step.metrics |= {f"data/dropped_{cause}": float(count) for cause, count in counts.items()}
             previous, held = held, step
             job.done += 1
-            records.clock(job, held, time.monotonic() - start)
+            records.clock(job, held, job.seconds[stage.name] - before)
             job.profile.after(job.done, held.metrics)
             if previous is not None:
                 yield records.emit(job, previous)

@@ -108,6 +108,27 @@ def test_what_is_known_of_tokens_lies_on_the_shards_of_their_rows():
     assert {tuple(x.sharding.spec) for x in by_token} == {(("data", "fsdp"), None)}
 
 
+def test_a_denominator_may_compare_any_rows_of_a_mesh():
+    """Here the longest rows, which a sharded array cannot be sorted for."""
+    longest = lambda config, mask, rows, width: jnp.sort(mask.sum(-1))[-4:].sum()
+    objective, mesh = ALGOS["GRPO"]._replace(denominator=longest), make_mesh(MeshShape(data=2), jax.devices()[:2])
+    rollout, scores = learning.sequences()
+    judged = dict(objective=objective, max_completion=learning.C)
+
+    def denominator(rollout, scores, plan):
+        found = credit(rollout, scores, (), objective.config(), num_groups=learning.B, **judged)
+        packed = pack_rollout(rollout, plan, jnp.float32(1))
+        return finish_sampled(packed, Recomputed(), plan, found, objective.config(), **judged).denominator
+
+    with jax.set_mesh(mesh):
+        place = lambda x: jax.device_put(x, batch_sharding(mesh, x.ndim) if x.ndim else replicated(mesh))
+        of_plan = lambda x: jax.device_put(x, row_sharding(mesh) if np.ndim(x) == 3 else replicated(mesh))
+        plan = jax.tree.map(of_plan, learning.planned(rollout, Learner(row_length=32), row_shards(mesh)))
+        found = jax.jit(denominator)(*jax.tree.map(place, (rollout, scores)), plan)
+    actions = (rollout.action_mask & scores.valid[:, None]).sum(-1)
+    assert found == np.sort(actions)[-4:].sum()
+
+
 @pytest.mark.parametrize("name", ["OnlineDPO", "OnlineIPO", "CODPO", "PRO"])
 def test_a_step_whose_comparisons_all_lost_a_side_learns_nothing(name):
     """So that its update is skipped (O8), and weights do not decay for it."""

@@ -41,6 +41,15 @@ def test_a_stopped_and_resumed_run_accounts_for_all_of_its_time(tmp_path):
     assert len(time_lines(rows, read_goodput(folder))) == 4
 
 
+def test_a_step_does_not_contain_its_evaluation(tmp_path):
+    held_out = ["Config.eval=@Eval()", "Eval.every=1", "Eval.prompts=4", "Data.held_out_every=2"]
+    run([*TINY, "Online.steps=2", *held_out], tmp_path / "run")
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    seconds = json.loads((tmp_path / "run" / "summary.json").read_text())["seconds"]
+    assert seconds["eval"] > 0
+    assert sum(row["time/step_seconds"] for row in rows) == pytest.approx(seconds["rl"])
+
+
 @pytest.mark.parametrize("text", ["6:3", "a:b", "3", "0:2", "3:6:9", ""])
 def test_steps_to_profile_that_are_none_are_refused(text, capsys):
     assert cli.main(["train", "configs/tiny.gin", f"--profile={text}"]) == 2

@@ -261,7 +261,7 @@ def finish_sampled(
     max_completion: int,
 ) -> TrainBatch:
     """Returns the train batch of one minibatch of sampled rows, with what the rewards say in it."""
-    mask = credit.loss_mask & plan.member[:, None]
+    mask = _everywhere(credit.loss_mask) & plan.member[:, None]  # a denominator may be of any rows
     targets, positive = None, None
     if credit.positive is not None:
         positive = pack(positive_weights(credit.positive, mask), plan.source)

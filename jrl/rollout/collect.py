@@ -184,6 +184,7 @@ def submit(
     drawn, seconds = (drawn, {}) if sampler.devices is None else sampler.devices.collect(drawn)
     source = drawn.rollout if drawn.host is None else drawn.host
     host = fetch(drawn.gathered or {name: getattr(source, name) for name in ON_HOST})
+    drawn = drawn._replace(gathered=None)  # on every device; nobody reads it again
     rows = range(len(drawn.visits) * samples)
     scored_here = own_rows(sampler, drawn.visits, samples)
     decoded = set(rows if sources or sampler.decodes_all else scored_here)

@@ -109,11 +109,12 @@ def step(
     submitted = sent(waiting[0]) if waiting and stage.sampler.devices is not None else None
     with clock.on("sample"):
         current, *following = draws(stage, state, waiting, 1 + draws_ahead)
-        for drawn in [current, *following]:
-            if all(drawn.rollout is not other.rollout for other in waiting):
-                clock.dispatched("sample", drawn.rollout.length)
+        for rollout in [drawn.rollout for drawn in (current, *following)]:
+            if all(rollout is not other.rollout for other in waiting):
+                clock.dispatched("sample", rollout.length)
     if submitted is None:
         submitted = sent(current)
+    del current  # what was gathered of it would stay on every device
     phase("scoring", done=0, total=len(submitted.texts))
     with clock.on("prepare"):
         minibatches = pack_and_prepare(stage, state, submitted.drawn.rollout, submitted.host)

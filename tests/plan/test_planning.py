@@ -8,6 +8,7 @@ import pytest
 
 from jrl import cli
 from jrl.device.chips import GIB
+from jrl.learning.step import StagePrograms
 from jrl.resolve import load_config
 from jrl.rollout.reward_gate import Gate
 from jrl.rollout.rewards import RewardModel
@@ -156,6 +157,12 @@ def test_what_the_run_keeps_beside_a_program_counts():
     assert planning.by_kind("rl.sample", actual, arithmetic, resident) == budget.Memory(
         weights=resident.weights, optimizer=resident.optimizer, cache=GIB, temporary=2 * GIB
     )
+
+
+def test_every_program_that_is_given_weights_is_known_to_hold_them():
+    """Else they count twice: as arguments, and as what lies beside the program."""
+    without = {"pack", "credit", "finish", "pretraining", "keep", "combine", "before", "mean", "copy"}
+    assert without == set(StagePrograms._fields) - planning.HOLDS.keys()
 
 
 def test_a_program_with_a_text_has_a_count(small, tmp_path):

@@ -13,6 +13,7 @@ import pytest
 
 from jrl import cli
 from jrl.device.sharding import MeshShape
+from jrl.models.pretrained.published import decoder_of
 from jrl.resolve import load_config
 from jrl.tools.plan import assigned, budget, compiled, every, libtpu, planning, search, shapes
 from jrl.tools.plan.case import vocab_size_of, with_known_shape
@@ -317,6 +318,10 @@ def test_a_known_shape_stands_in_only_where_the_model_is_not_here(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     here = dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(tmp_path)))
     assert with_known_shape(here) == (here, None)
+    taught = dataclasses.replace(here, teacher=config.model)
+    actual, note = with_known_shape(taught)
+    assert note.startswith("models/Qwen3-0.6B does not exist") and actual.model == here.model
+    assert decoder_of(actual.teacher)[1].vocab_size == 151936
     strange = dataclasses.replace(config, model=dataclasses.replace(config.model, path="models/nobody-s"))
     assert with_known_shape(strange) == (strange, None)
 

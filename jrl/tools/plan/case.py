@@ -155,16 +155,18 @@ KNOWN = Path(__file__).with_name("published")
 
 
 def with_known_shape(config: Config) -> tuple[Config, str | None]:
-    """Returns (`config`, None), or where a published model's folder is missing but its shape is known, `config` with
-    that shape, and a note about it."""
-    model = config.model
-    if not isinstance(model, Published) or paths.readable_file(model.path, "config.json") is not None:
-        return config, None
-    known = KNOWN / Path(model.path).name
-    if not known.is_dir():
-        return config, None
-    note = f"{model.path} does not exist; the plan uses the shape of {known.name} as published"
-    return dataclasses.replace(config, model=dataclasses.replace(model, path=str(known))), note
+    """Returns (`config`, None), or where the folder of its published model or teacher is missing but the shape is
+    known, `config` with that shape, and a note about it."""
+    notes = []
+    for field in ("model", "teacher"):
+        published = getattr(config, field)
+        if not isinstance(published, Published) or paths.readable_file(published.path, "config.json") is not None:
+            continue
+        known = KNOWN / Path(published.path).name
+        if known.is_dir():
+            notes.append(f"{published.path} does not exist; the plan uses the shape of {known.name} as published")
+            config = dataclasses.replace(config, **{field: dataclasses.replace(published, path=str(known))})
+    return config, "; ".join(notes) or None
 
 
 def for_tpus(config: Config, num_devices: int) -> tuple[Config, list[Choice]]:

@@ -42,9 +42,11 @@ from jrl.tools.plan.estimate import Estimate
 Say = Callable[[str], None]
 
 # Which trees of the run's state are arguments of a program. The others are on the device too.
-HOLDS = {"init": "nothing", "begin": "state", "update": "state", "close": "state", "sample": "weights",
-         "correct": "weights", "sample_eval": "weights", "recompute": "weights", "reference": "weights",
-         "scores": "weights", "step_scores": "weights", "prefer": "weights"}  # fmt: skip
+HOLDS = {"init": "nothing", "begin": "state", "update": "state", "update_critic": "state", "close": "state",
+         "close_warmup": "state", "sample": "weights", "next_segment": "weights", "correct": "weights",
+         "sample_eval": "weights", "recompute": "weights", "reference": "weights", "critic_values": "weights",
+         "row_values": "weights", "scores": "weights", "step_scores": "weights", "prefer": "weights",
+         "teacher": "weights"}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
