@@ -73,6 +73,10 @@ class Run:
 
     seed: int = 0  # root of every random draw: weights, data order, tokens
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"Run.seed must be in [0, {2**32 - 1}], the keys of JAX; got {self.seed}")
+
 
 MOST_SEQUENCES = 2**24  # of a step: what a configuration may ask for without being taken for a typo
 
@@ -347,12 +351,15 @@ def trained_heads(stage: Stage, needs: Needs) -> dict[str, tuple[str, ...]]:
 
 
 def stage_names(stages: Sequence[Stage]) -> tuple[str, ...]:
-    """Returns the name of every stage, all different: a second `sft` is `sft_2`."""
-    names: list[str] = []
-    for stage in stages:
+    """Returns the name of every stage, all different: a second `sft` is `sft_2`, or the next number that is free. Names
+    that Offline stages were given are theirs."""
+    given = [stage.name if isinstance(stage, Offline) else None for stage in stages]
+    taken, names = {*given}, []
+    for stage, own in zip(stages, given):
         name = type(stage.objective).__name__.lower() if stage.name is None else stage.name
-        count = sum(other == name or other.rsplit("_", 1)[0] == name for other in names)
-        names.append(name if count == 0 else f"{name}_{count + 1}")
+        numbered = (name if i == 1 else f"{name}_{i}" for i in itertools.count(1))
+        names.append(own or next(free for free in numbered if free not in taken))
+        taken.add(names[-1])
     return tuple(names)
 
 
@@ -493,7 +500,7 @@ def check(config: Config, tables: Tables) -> None:
                 )
             curriculum = type(stage.curriculum).__name__
         needs = row_of(tables, "algos", stage.objective).needs(stage.objective)
-        for role, heads in trained_heads(stage, needs).items():
+        for role, heads in trained_heads(stage, needs).items() if stage.steps else ():  # without steps none begins
             roles[role] = roles.get(role, frozenset()).union(heads)
     check_model(config)
     check_sampler_mesh(config)

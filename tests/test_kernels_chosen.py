@@ -62,6 +62,12 @@ def test_long_prompts_are_prefilled_in_chunks_on_tpus():
     assert chunk("Data.prompt_length=2048") is None and chunk("Data.prompt_length=2049") == 2048
     assert chunk("Data.prompt_length=4096", "Sampler.prefill_chunk=512") == 512
     assert chunk("Data.prompt_length=4096", platform="cpu") is None
+    # Before the last of four segments of 1,000 a row has its prompt and 3,000 tokens.
+    segments = ("Online.strategy=@Partial()", "Partial.tokens=1000", "Partial.newest_only=True",
+                "Sampler.completion_length=4000")  # fmt: skip
+    assert chunk(*segments, "Data.prompt_length=256") == 2048
+    assert chunk(*segments, "Data.prompt_length=256", "Partial.tokens=2500") == 2048
+    assert chunk(*segments, "Data.prompt_length=256", "Sampler.completion_length=1100") is None
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])

@@ -248,6 +248,32 @@ def test_a_prompt_prefilled_in_chunks_draws_the_same(layers, option, chunk):
     np.testing.assert_allclose(chunked.sampler_logprobs, at_once.sampler_logprobs, rtol=0, atol=1e-6 * largest)
 
 
+def test_prefill_ends_at_the_longest_prompt():
+    """Rows of eight columns in chunks of three, three and two; the last token of a prompt is fed when it is decoded.
+    A chunk with the token `bad` in it, after every prompt's end, makes the whole cache NaN: which columns are run?"""
+    bad = 94
+
+    def forward(params, tokens, *rest):
+        hidden, cache = decoder.forward(params, tokens, *rest)
+        spoilt = (tokens == bad).any() & (tokens.shape[1] > 1)
+        return hidden, jax.tree.map(lambda x: jnp.where(spoilt, jnp.nan, x), cache)
+
+    batch = prompts(count=3)
+    config = dataclasses.replace(BASE, completion_length=2, prefill_chunk=3)
+    policy = sampler.BehaviorPolicy(decoder.MODEL._replace(forward=forward), CFG, weights(), 4)
+    options = dict(stream=0, config=config, samples=1, stop=sampler.StopRules(STOP_IDS, PAD), mesh=one_device())
+
+    def is_run(column, longest):
+        tokens = np.pad(np.minimum(batch.tokens, bad - 1), ((0, 0), (0, 3)))
+        tokens[:, column] = bad
+        spoilt = dataclasses.replace(batch, tokens=tokens, length=np.int32([1, longest, min(longest, 2)]))
+        return bool(np.isnan(sampler.sample(policy, spoilt, jax.random.key(11), **options).sampler_logprobs).any())
+
+    for longest, end in ((1, 0), (4, 3), (5, 6), (7, 6)):
+        after = range(longest, 8)
+        assert [is_run(column, longest) for column in after] == [column < end for column in after]
+
+
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
 def test_logprobs_are_those_of_a_plain_forward(temperature):
     out = run(prompts(), dataclasses.replace(BASE, temperature=temperature))
@@ -546,9 +572,12 @@ def test_a_cache_of_several_blocks_gives_the_logprobs_of_a_plain_forward(layers,
 def test_at_most_so_many_prompts_are_resident_and_hardly_one_is_computed_twice():
     # local prompts, slots, samples -> resident prompts. At most 32 / 8 + 2 = 6: 8 prompts in two rounds of 4, 11 in
     # two of 6.
-    assert [sampler.num_resident_prompts(n, 32, 8) for n in (1, 6, 8, 11, 13)] == [1, 6, 4, 6, 5]
+    assert [sampler.num_resident_prompts(n, 32, 8, 64) for n in (1, 6, 8, 11, 13)] == [1, 6, 4, 6, 5]
+    # 2,048 tokens of each at once are 16,384 of eight: 64 completions of a prompt each in eight rounds, not in one.
+    assert [sampler.num_resident_prompts(64, 64, 1, chunk) for chunk in (256, 257, 2048, 20_000)] == [64, 32, 8, 1]
     for local in range(1, 60):
-        for slots, samples in ((1, 1), (3, 2), (32, 4), (64, 8)):
-            held = sampler.num_resident_prompts(local, slots, samples)
+        for slots, samples, chunk in ((1, 1, 5), (3, 2, 5), (32, 4, 5), (64, 8, 5), (32, 4, 4096)):
+            held = sampler.num_resident_prompts(local, slots, samples, chunk)
             rounds = -(-local // held)
             assert held <= -(-slots // samples) + 2 and rounds * held - local < rounds
+            assert held * chunk <= sampler.PREFILL_TOKENS

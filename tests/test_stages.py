@@ -13,6 +13,7 @@ from small_model import PLAIN_DECODER
 import jrl
 from jrl import cli
 from jrl.config import ConfigError
+from jrl.experiment import stage_names
 from jrl.run.run_hash import read_step, run_fingerprint
 from jrl.run.trained import open_trained
 from jrl.tools.score import score_rewards
@@ -107,12 +108,48 @@ def test_a_role_and_a_stage_of_a_run_can_be_opened(straight):
         ("Online.objective=@BradleyTerry()", "BradleyTerry learns from stored rows"),
         ("judge/Offline.trains='reference'", "Offline.trains is 'reference'"),
         ("judge/Offline.batch_size=0", "Offline.batch_size must be 1 to"),
+        ("Run.seed=-1", r"Run.seed must be in \[0, 4294967295\]"),
+        ("Run.seed=4294967296", r"Run.seed must be in \[0, 4294967295\]"),
+        ("Sampler.top_k=2147483648", r"Sampler.top_k must be at least 1 and below 2\*\*31"),
+        ("Sampler.stop_strings=['\\ud800']", "half of a surrogate pair"),
         ("Online.prompts=100000000", "Online.prompts must be 1 to"),
     ],
 )
 def test_stages_that_cannot_run_are_refused_before_anything_is_made(binding, message):
     with pytest.raises(ConfigError, match=message):
         jrl.load_config(CONFIG, [binding])
+
+
+def test_a_stage_without_steps_leaves_no_role_to_the_next_ones():
+    stages = "Config.stages=[@first/Online(), @Online()]"
+    critics = ["first/Online.critic='policy'", "Online.critic='critic'", "Online.objective=@PPO()"]
+    with pytest.raises(ConfigError, match="names the role 'critic', which no earlier stage trains"):
+        jrl.load_config("configs/tiny.gin", [stages, *critics, "first/Online.steps=0"])
+    reward = ["first/Online.trains='reward'", "first/Online.objective=@OnlineBradleyTerry()", "first/Online.rewards={}"]
+    bindings = [stages, *reward, "Online.rewards={'reward': 0.5}"]
+    jrl.load_config("configs/tiny.gin", bindings)
+    with pytest.raises(ConfigError, match="names the role 'reward', which no earlier stage trains"):
+        jrl.load_config("configs/tiny.gin", [*bindings, "first/Online.steps=0"])
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ([None, None, "rl", "rl"], ["sft", "sft_2", "rl", "rl_2"]),
+        (["rl_2", "rl", "rl"], ["rl_2", "rl", "rl_3"]),
+        (["rl", "rl", "rl", "rl_2"], ["rl", "rl_3", "rl_4", "rl_2"]),
+        ([None, "sft", None, "sft_2"], ["sft_3", "sft", "sft_4", "sft_2"]),
+    ],
+    ids=str,
+)
+def test_names_of_stages_differ(given, names):
+    """What an Offline stage was given is its name; others take the next number that is free. Here a stage without a
+    name, or with one of two parts, is Offline."""
+    config, _ = jrl.load_config(CONFIG, SHORT)
+    offline, online = config.stages[0], config.stages[-1]
+    is_offline = lambda name: name != "rl"
+    stages = [dataclasses.replace(offline if is_offline(name) else online, name=name) for name in given]
+    assert list(stage_names(stages)) == names
 
 
 def test_pairs_that_the_data_do_not_hold_are_refused_at_the_start(tmp_path):

@@ -17,7 +17,7 @@ from jrl.learning.credit import Credit, credit, finish_sampled, kept_rows, targe
 from jrl.learning.layout import Learner
 from jrl.learning.learner import Reading, close_step, mean_metrics, token_terms
 from jrl.learning.pack import pack_rollout, unpack
-from jrl.learning.step import Minibatch, learn_from_sampled
+from jrl.learning.step import Learned, Minibatch, learn_from_sampled, updates
 from jrl.types import ModelState, PackedBatch, Recomputed, TrainBatch, TrainState
 
 GRPO = ALGOS["GRPO"]
@@ -184,17 +184,42 @@ def test_a_reference_becomes_the_policy_or_moves_towards_it(decay, at_due):
         np.testing.assert_array_equal(after.models["policy"].params["w"], 3)
 
 
+@pytest.mark.parametrize("warms_up", [False, True])
+@pytest.mark.parametrize("has_critic", [False, True])
+def test_every_epoch_updates_by_every_minibatch_in_order(warms_up, has_critic):
+    """The state is a list of what was done to it: each update adds its role and its minibatch."""
+    arrays = SimpleNamespace(objective="objective", optimizer="policy's", critic_optimizer="critic's", router="router")
+
+    def update(role, optimizer):
+        def apply(state, batch, *given):
+            assert given == ("objective", optimizer, "router")
+            assert batch.pretraining is (None if role == "critic" else "imitated")
+            return [*state, (role, batch.packed.tokens)], {role: len(state)}
+
+        return apply
+
+    update_critic = update("critic", "critic's") if has_critic else None
+    programs = SimpleNamespace(update=update("policy", "policy's"), update_critic=update_critic)
+    empty = dict.fromkeys(PackedBatch.__dataclass_fields__)
+    batches = [TrainBatch(PackedBatch(**{**empty, "tokens": i}), *[None] * 7, pretraining="imitated") for i in range(3)]
+    state, metrics, of_critic = updates(programs, [], Learned(batches, 2, warms_up), arrays)
+    roles = ["policy"] * (not warms_up) + ["critic"] * has_critic
+    assert state == [(role, i) for _ in range(2) for i in range(3) for role in roles]
+    of = lambda role: [{role: at} for at, (updated, _) in enumerate(state) if updated == role]
+    assert (metrics, of_critic) == (of("policy"), of("critic"))
+
+
 @pytest.mark.parametrize("epochs, minibatches", [(1, 1), (2, 1), (1, 2), (2, 2)])
 def test_old_log_probs_are_given_up_where_there_is_one_update(epochs, minibatches):
     """Then they are those of now, and the ratio is exactly 1."""
-    given, updates = [], []
+    given, updated = [], []
     policy = ModelState({}, None, {}, None, jnp.int32(0))
     state = SimpleNamespace(models={"policy": policy}, objective=(), skipped=jnp.int32(0))
     programs = SimpleNamespace(
         credit=lambda *arrays: Credit(None, None, None, (), {}),
         finish=lambda packed, recomputed, *rest: given.append(recomputed.old_logprobs),
         copy=lambda arrays: arrays,
-        update=lambda state, *arrays: updates.append(1) or (state, {}),
+        update=lambda state, *arrays: updated.append(1) or (state, {}),
         update_critic=None,
         mean=lambda *metrics: {},
         close=lambda state, *arrays: state,
@@ -204,8 +229,8 @@ def test_old_log_probs_are_given_up_where_there_is_one_update(epochs, minibatche
     each = Minibatch(SimpleNamespace(source=None), None, Recomputed(old_logprobs=old))
     static = dict(role="policy", epochs=epochs, warms_up=False)
     learn_from_sampled(programs, state, [each] * minibatches, None, None, arrays, **static)
-    assert len(updates) == epochs * minibatches
-    assert given == [None] if len(updates) == 1 else all(x is old for x in given) and len(given) == minibatches
+    assert len(updated) == epochs * minibatches
+    assert given == [None] if len(updated) == 1 else all(x is old for x in given) and len(given) == minibatches
 
 
 def test_means_of_updates_are_over_their_tokens():

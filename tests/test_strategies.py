@@ -414,19 +414,19 @@ def test_each_attempt_is_scored():
 
 def test_segments_of_the_same_weights_are_what_one_call_draws():
     whole = sample(PROMPTS, CONFIG, samples=3)
-    parts = sample(PROMPTS, CONFIG, samples=3, drawing=FirstSegment(1))
-    assert parts.tokens.shape == (12, WIDTH) and (parts.length - np.repeat(PROMPTS.length, 3) <= 1).all()
+    parts = sample(PROMPTS, CONFIG, samples=3, drawing=FirstSegment(4))
+    assert parts.tokens.shape == (12, WIDTH) and (parts.length - np.repeat(PROMPTS.length, 3) <= 4).all()
     mesh = sampling.one_device()
     options = dict(
         model=sampling.decoder.MODEL, model_cfg=CFG, slots=5, layers="unrolled", layout="token_major",
-        max_batch_compactions=0, stop_ids=sampling.STOP_IDS, pad_id=sampling.PAD, completion_length=LONGEST, tokens=5,
+        max_batch_compactions=0, stop_ids=sampling.STOP_IDS, pad_id=sampling.PAD, completion_length=LONGEST, tokens=4,
     )  # fmt: skip
     further = jax.jit(functools.partial(next_segment, **options))
     uid = jnp.repeat(PROMPTS.uid, 3, axis=0)
     params = SamplingParams(jnp.float32(1.0), None, None, None)
     expected = np.where(whole.action_mask, 4, -1)
     place = np.arange(WIDTH) - np.repeat(PROMPTS.length, 3)[:, None]
-    for version, begin in ((5, 1), (6, 6)):  # 1 token, 5, and the last 3
+    for version, begin in ((5, 4), (6, 8)):  # 4 tokens, 4, and the last 1
         with jax.set_mesh(mesh):
             parts = further(
                 sampling.weights(CFG), parts, uid, jax.random.key(11), np.uint32(0), np.int32(version), params

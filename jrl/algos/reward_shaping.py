@@ -100,7 +100,8 @@ def check_shaping(config: Shaping) -> None:
     for option in filter(None, options.values()):
         for name, value in vars(option).items():
             if isinstance(value, float) and not abs(value) <= LARGEST:
-                raise ValueError(f"{type(option).__name__}.{name} = {value} is no number that float32 can hold")
+                raise ValueError(f"{type(option).__name__}.{name} = {value} is no number within +-{LARGEST:g}; beyond "
+                                 "it the squares of rewards add up to more than float32 holds")  # fmt: skip
     constraints, exploration, stop = config.constraints, config.exploration, config.missing_stop
     if constraints is not None and not constraints.components:
         raise ValueError("Constraints.components is empty; name what must hold, such as ['Regex'], or set "
@@ -213,7 +214,7 @@ def stopped(groups: Groups) -> Array:
     return (groups.finish == jnp.int8(Finish.STOP_TOKEN)) | (groups.finish == jnp.int8(Finish.STOP_STRING))
 
 
-LARGEST = float(jnp.finfo(jnp.float32).max)
+LARGEST = 1e15  # of 2**24 rows, the squares add up to 2e37, and float32 holds 3e38
 ORDER: dict[str, Callable[..., Array]] = {
     "constraints": _constraints,
     "exploration": _exploration,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jrl.config.errors import ConfigError, nearest, suggestion
@@ -41,8 +42,7 @@ def to_gin(config: Any, tables: Tables) -> str:
         value = json.dumps(to_json(part), sort_keys=True)
         if (kind, value) not in names:
             taken = {name for (other, _), name in names.items() if other == kind}
-            candidates = [kind, f"{hint}/{kind}", *(f"{hint}_{i}/{kind}" for i in range(2, len(taken) + 3))]
-            names[kind, value] = next(name for name in candidates if name not in taken)
+            names[kind, value] = next(name for name in scoped_names(kind, hint) if name not in taken)
             waiting.append((part, names[kind, value]))
         return f"@{names[kind, value]}()"
 
@@ -60,6 +60,13 @@ def to_gin(config: Any, tables: Tables) -> str:
         lines = [f"{name}.{field} = {text(getattr(part, field), field)}\n" for field in fields_of(type(part))]
         blocks.append("".join(lines))
     return "\n".join(block for block in blocks if block)
+
+
+def scoped_names(kind: str, hint: str) -> Iterator[str]:
+    """Yields the names that a part of a class may have, the first that is free first. hint: the field that holds it."""
+    yield kind
+    yield f"{hint}/{kind}"
+    yield from (f"{hint}_{i}/{kind}" for i in itertools.count(2))
 
 
 def _is_open(field: Field) -> bool:

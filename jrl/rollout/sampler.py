@@ -53,6 +53,8 @@ from jrl.types import Array, Finish, PromptBatch, PyTree, Rollout, traced
 POLICY = "policy"
 # Scopes of the loops and the condition whose frequency only the data decides: `jrl plan` counts by their names.
 REFILLS, ADMIT, PREFILL, DECODE, COMPACTED = "refills", "admit", "prefill", "decode", "compacted"
+PREFILL_CHUNKS, PREFILL_REST = "prefill_chunks", "prefill_rest"  # within a prefill in chunks
+PREFILL_TOKENS = 16_384  # the most that a batch shard prefills at once, but for a single prompt that has more
 
 
 @traced
@@ -89,8 +91,11 @@ class Sampler:
             raise ValueError(f"Sampler.prefill_chunk must be at least 1, or None for all; got {self.prefill_chunk}")
         if self.max_batch_compactions < 0:
             raise ValueError(f"Sampler.max_batch_compactions must be at least 0; got {self.max_batch_compactions}")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"Sampler.top_k must be at least 1, or None for off; got {self.top_k}")
+        if self.top_k is not None and isinstance(self.top_k, int) and not 1 <= self.top_k < 2**31:
+            raise ValueError(f"Sampler.top_k must be at least 1 and below 2**31, or None for off; got {self.top_k}")
+        if any("\ud800" <= character <= "\udfff" for text in self.stop_strings for character in text):
+            raise ValueError("Sampler.stop_strings has half of a surrogate pair, which UTF-8 does not know; got "
+                             f"{self.stop_strings!a}")  # fmt: skip
         for name, low_open in (("temperature", True), ("top_p", True), ("min_p", False)):
             value = {"temperature": self.temperature, "top_p": self.top_p, "min_p": self.min_p}[name]
             if not isinstance(value, (int, float)):  # None, or traced
@@ -435,11 +440,20 @@ class _Loop(NamedTuple):
     outputs: _Outputs
 
 
-def num_resident_prompts(local_prompts: int, slots: int, samples: int) -> int:
+def num_resident_prompts(local_prompts: int, slots: int, samples: int, chunk: int) -> int:
     """Returns how many prompts of a batch shard are prefilled together and are resident: parts of the shard's as equal
-    as possible, so that nearly none is computed twice, and at most slots / G + 2."""
-    rounds = -(-local_prompts // (-(-slots // samples) + 2))
-    return -(-local_prompts // rounds)
+    as possible, so that nearly none is computed twice, and at most slots / G + 2.
+
+    Args:
+      chunk: tokens of each that are prefilled at once. Of all together they are at most PREFILL_TOKENS.
+    """
+    most = min(-(-slots // samples) + 2, max(PREFILL_TOKENS // chunk, 1))
+    return -(-local_prompts // -(-local_prompts // most))
+
+
+def chunk_of_prompts(width: int, prefill_chunk: int | None) -> int:
+    """Returns how many tokens of prompts in rows of `width` are prefilled at once."""
+    return width if prefill_chunk is None else min(prefill_chunk, width)
 
 
 def compaction_sizes(slots: int, max_batch_compactions: int) -> tuple[int, ...]:
@@ -515,7 +529,8 @@ def _sample_shard(
     budget = jnp.where(prompt_length > 0, jnp.minimum(budget, options.completion_length), 0)
     row_keys = jax.vmap(row_key, in_axes=(None, None, 0, 0))(key, stream, prompts.uid[prompt_of], sample_of)
 
-    resident = num_resident_prompts(local_prompts, options.slots, samples)
+    chunk = chunk_of_prompts(prompt_width, options.prefill_chunk)
+    resident = num_resident_prompts(local_prompts, options.slots, samples, chunk)
     decoded = options.model.unstack(params, options.model_cfg) if options.unrolled else params
     prompt_column = jnp.broadcast_to(jnp.arange(prompt_width, dtype=jnp.int32), (resident, prompt_width))
     shard = _Shard(
@@ -606,10 +621,10 @@ def _prefill(shard: _Shard, first: Array) -> _Resident:
     prompts, options = shard.prompts, shard.options
     first = jnp.minimum(first, prompts.tokens.shape[0] - shard.num_resident)
     tokens = jax.lax.dynamic_slice_in_dim(prompts.tokens, first, shard.num_resident)
+    length = jax.lax.dynamic_slice_in_dim(prompts.length, first, shard.num_resident)
     cache, uncounted = _empty_cache(shard, *shard.prompt_column.shape), None
     empty = _empty_routes(shard, *shard.prompt_column.shape)
     if has_state(cache):  # which must see neither the last token, which is fed again, nor the padding
-        length = jax.lax.dynamic_slice_in_dim(prompts.length, first, shard.num_resident)
         uncounted = (shard.prompt_column >= length[:, None] - 1).astype(jnp.int32)
 
     def fill(start: Array | int, size: int, filled: tuple[PyTree, Array | None]) -> tuple[PyTree, Array | None]:
@@ -620,16 +635,20 @@ def _prefill(shard: _Shard, first: Array) -> _Resident:
         return cache, new if new is None else jax.lax.dynamic_update_slice_in_dim(filled[1], new, start, axis=1)
 
     width, filled = tokens.shape[1], (cache, empty)
-    chunk = width if options.prefill_chunk is None else min(options.prefill_chunk, width)
+    chunk = chunk_of_prompts(width, options.prefill_chunk)
     if chunk == width:
         filled = fill(0, width, filled)
-    else:
-        chunks, rest = divmod(width, chunk)
-        filled = jax.lax.fori_loop(0, chunks, lambda i, filled: fill(i * chunk, chunk, filled), filled)
-        filled = fill(chunks * chunk, rest, filled) if rest else filled
+    else:  # as far as the longest of these prompts goes: what is after it is never read
+        (chunks, rest), longest = divmod(width, chunk), most_of_shards(length.max() - 1)
+        with jax.named_scope(PREFILL_CHUNKS):
+            needed = jnp.minimum(-(-longest // chunk), chunks)
+            filled = jax.lax.fori_loop(0, needed, lambda i, filled: fill(i * chunk, chunk, filled), filled)
+        if rest:
+            with jax.named_scope(PREFILL_REST):
+                last = functools.partial(fill, chunks * chunk, rest)
+                filled = jax.lax.cond(longest > chunks * chunk, last, lambda filled: filled, filled)
     cache, routes = filled
     if routes is not None:  # the last token is fed again, and padding is not replayed
-        length = jax.lax.dynamic_slice_in_dim(prompts.length, first, shard.num_resident)
         routes = jnp.where((shard.prompt_column < length[:, None] - 1)[..., None], routes, empty)
     return _Resident(first, _decode_cache(shard, cache), routes)
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from jrl.rollout import sampler
 from jrl.rollout.sampler import SamplingParams
+from jrl.rollout.strategies.partial import tokens_before_last
 from jrl.rollout.strategies.rows import continued, widened
 from jrl.types import Array, Finish, PromptBatch, PyTree, Rollout
 
@@ -30,15 +31,17 @@ def next_segment(
     A token has the noise of its place, so that segments of the same weights are together what one call draws.
 
     Args:
-      rollout: rows [N, P + C], of which each has drawn a segment or more. uid: [N, 2] uint32, of their visits.
+      rollout: rows [N, P + C], of which each has drawn one or more segments of `tokens`. uid: [N, 2] uint32, of their
+        visits.
       version: [] int32, of `params`. completion_length: C. options: of `sampler.program`.
     """
     drawn = rollout.action_mask.sum(axis=-1, dtype=jnp.int32)
     goes_on = (rollout.finish == jnp.int8(Finish.LENGTH)) & (drawn > 0) & (drawn < completion_length)
-    begun = PromptBatch(rollout.tokens, jnp.where(goes_on, rollout.length, 0), uid, rollout.sample)
+    width = rollout.tokens.shape[1]
+    begun = width - completion_length + tokens_before_last(completion_length, tokens)
+    prompts = PromptBatch(rollout.tokens[:, :begun], jnp.where(goes_on, rollout.length, 0), uid, rollout.sample)
     left = jnp.minimum(tokens, completion_length - drawn)
-    more = sampler.program(
-        params, begun, key, stream, version, sampling_params, None, left, samples=1, completion_length=tokens, **options
-    )
-    first, second = vars(rollout), widened(vars(more), rollout.tokens.shape[1], options["pad_id"])
+    static = dict(samples=1, completion_length=tokens, **options)
+    more = sampler.program(params, prompts, key, stream, version, sampling_params, None, left, **static)
+    first, second = vars(rollout), widened(vars(more), width, options["pad_id"])
     return rollout.replace(**{**continued(first, second), "weights_fingerprint": more.weights_fingerprint})

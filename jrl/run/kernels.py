@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from jrl.device.sharding import BATCH_AXES, num_shards
-from jrl.experiment import Config, Online, stage_names
+from jrl.experiment import Config, Online, completion_length, correction_length, stage_names
 from jrl.learning.layout import Learner
 from jrl.models.attention.fused import has_expert_activation
 from jrl.models.attention.fused_blocks import expert_block
 from jrl.models.attention.kernels import LANES, check_ragged
 from jrl.models.shape import Decoder
+from jrl.rollout.strategies.partial import Partial, tokens_before_last
 
 AUTO = "auto"
 EXPERTS = "experts of a decoded token"
@@ -83,12 +84,25 @@ def choose_kernels(
             "TPUs' compiler (libtpu 0.0.42.1) aborts where heads are sharded; set Sampler.layers='scanned' or leave "
             "it out"
         )
-    if platform == "tpu" and sampler.prefill_chunk is None and config.data.prompt_length > PREFILL_CHUNK:
+    if platform == "tpu" and sampler.prefill_chunk is None and longest_prefilled(config) > PREFILL_CHUNK:
         sampler = chosen(sampler, "prefill_chunk", PREFILL_CHUNK, None)
     if platform == "tpu" and isinstance(cfg, Decoder) and cfg.experts is not None:
         reason = no_expert_kernel(dataclasses.replace(config, sampler=sampler), cfg, meshes[-1])
         choices.append(Choice(EXPERTS, "XLA" if reason else "kernel", reason))
     return dataclasses.replace(config, model=model, sampler=sampler, stages=stages), choices
+
+
+def longest_prefilled(config: Config) -> int:
+    """Returns the most tokens of a row that the sampler of any stage prefills: a prompt, one with a completion that is
+    to be corrected, or one with the segments of a completion that are drawn."""
+    lengths = [config.data.prompt_length]
+    for stage in config.stages:
+        if isinstance(stage, Online) and stage.corrector is not None:
+            lengths.append(correction_length(stage, config))
+        if isinstance(stage, Online) and isinstance(stage.strategy, Partial):
+            before = tokens_before_last(completion_length(stage, config), stage.strategy.tokens)
+            lengths.append(config.data.prompt_length + before)
+    return max(lengths)
 
 
 def chosen_learner(learner: Learner, cfg: Any, platform: str, tensor: int) -> Learner:

@@ -40,6 +40,13 @@ def test_the_next_state_is_of_the_same_sequence_and_learned():
     cut = tokens([LOGPROBS[0], np.nan], [0.0] * 2, [0.0] * 2)
     cut = cut.replace(state_values=jnp.float32([VALUES[0], np.nan]), mask=jnp.array([True, False]))
     np.testing.assert_allclose(of(cut, IQLearn(weight=0.5))[0], [0.126928 + 0.5 * 4, 0], rtol=1e-5)
+    total = lambda x: ROW.token_loss(IQLearn(), cut.replace(logprobs=x, state_values=x), ())[0].sum()
+    assert np.isfinite(jax.grad(total)(cut.logprobs)).all()
+    # A masked token implies no reward, although the state after it has a value.
+    prompt = tokens(LOGPROBS, [0.0] * 2, [0.0] * 2).replace(state_values=jnp.float32(VALUES))
+    loss, metrics = of(prompt.replace(mask=jnp.array([False, True])), IQLearn(weight=0.5))
+    np.testing.assert_allclose(metrics["iq_learn/implied_reward"], [0, 1.0], rtol=1e-5)
+    np.testing.assert_allclose(loss, [0, 1.193147], rtol=1e-5)
 
 
 def test_the_gradient_is_that_of_small_differences_through_both_values():

@@ -33,6 +33,8 @@ def test_by_hand():
     np.testing.assert_allclose(metrics["pairs/rationale_nll"], [[0, 0, 1.2, 0]], rtol=1e-6)
     np.testing.assert_array_equal(metrics["pairs/rationale_share"], [[0, 0, 1, 0]])
     np.testing.assert_allclose(metrics["pairs/margin"], [[2, 0, 0, 0]])
+    short, _ = ROW.sequence_loss(config, BATCH.replace(length=jnp.int32([[10, 12, 1, 10]])), ())
+    np.testing.assert_allclose(short, [[DPO, 0, 0.6, 0]], rtol=1e-5)  # a rationale of one token
     slope = jax.grad(total, argnums=2)(config, BATCH, BATCH.logprob)
     # -beta sigmoid(-0.2) of the better answer, + of the other, -weight / 5 of the rationale
     np.testing.assert_allclose(slope, [[-0.0450166, 0.0450166, -0.02, 0]], rtol=1e-5)

@@ -149,7 +149,11 @@ def test_components_that_are_read():
         (Shaping(constraints=Constraints(components=())), r"Constraints\.components is empty"),
         (Shaping(exploration=ExplorationMix(share=1.5)), r"ExplorationMix\.share = 1\.5 must lie in \[0, 1\]"),
         (Shaping(group_length=GroupLength(weight=0.0)), r"GroupLength\.weight = 0\.0 must be above 0"),
-        (Shaping(group_length=GroupLength(weight=1e39)), r"GroupLength\.weight = 1e\+39 is no number that float32"),
+        (Shaping(group_length=GroupLength(weight=1e39)), r"GroupLength\.weight = 1e\+39 is no number within"),
+        (
+            Shaping(missing_stop=MissingStop(how="replace", value=-1e20)),
+            r"value = -1e\+20 is no number within",
+        ),
         (Shaping(length_penalty=LengthPenalty(target=0.0)), r"LengthPenalty\.target = 0\.0 and weight = 1\.0 must be"),
         (Shaping(length_penalty=LengthPenalty(target=1.0, weight=-1.0)), r"weight = -1\.0 must be above 0"),
         (Shaping(missing_stop=MissingStop(how="subtract")), r"MissingStop\.value = -1\.0 is subtracted, which would"),

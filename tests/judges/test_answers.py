@@ -118,6 +118,7 @@ def test_retry_after_is_seconds_or_a_date():
     assert retry_after("12", 0.0) == 12.0
     assert retry_after("0.25", 0.0) == 0.25
     assert retry_after("-3", 0.0) == 0.0
+    assert retry_after("Mon, 01 Jan 99999999999999999999 00:00:00 GMT", 0.0) is None
     # 1994-11-06 08:49:37 UTC is 784111777 seconds after the epoch.
     assert retry_after("Sun, 06 Nov 1994 08:49:37 GMT", 784111770.0) == 7.0
     assert retry_after("Sun, 06 Nov 1994 08:49:37 GMT", 784111999.0) == 0.0

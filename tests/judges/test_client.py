@@ -148,7 +148,18 @@ def test_a_key_that_is_missing_or_no_header_is_refused_without_showing_it(monkey
 
 
 @pytest.mark.parametrize(
-    "address", ["localhost:8000/v1", "ftp://x/v1", "http://", "http:///v1", "http://x:99999/v1", "http://a b/v1", ""]
+    "address",
+    [
+        "localhost:8000/v1",
+        "ftp://x/v1",
+        "http://",
+        "http:///v1",
+        "http://x:99999/v1",
+        "http://a b/v1",
+        "",
+        "http://a..b/v1",
+        f"http://{'a' * 64}.example/v1",
+    ],
 )
 def test_an_address_that_is_no_url_is_refused(address):
     with pytest.raises(ValueError, match=r"Judge.address is"):
@@ -239,7 +250,22 @@ def test_a_rate_limit_on_the_way_makes_no_later_failure_wait_longer(monkeypatch)
     assert request.content is not None and doublings == [1] * 10 + [1, 2]
 
 
-def test_a_server_that_drips_is_cut_at_the_deadline():
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    ("begins", "drips"),
+    [
+        (HEAD + b"Content-Length: 9999\r\n\r\n", b" "),
+        (HEAD + b"\r\n{", b" "),  # a body that ends with the connection
+        (HEAD + b"X: ", b"x"),
+        (HEAD, b"X: x\r\n"),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"X: x\r\n"),
+    ],
+    ids=["body", "body without a length", "header", "headers", "continue", "trailers"],
+)
+def test_a_server_that_drips_is_cut_at_the_deadline(begins, drips):
     """A byte now and then restarts the timeout of a socket, not that of an attempt."""
     listening = socket.create_server(("127.0.0.1", 0))
     ended = threading.Event()
@@ -247,10 +273,10 @@ def test_a_server_that_drips_is_cut_at_the_deadline():
     def drip():
         connection, _ = listening.accept()
         connection.recv(1 << 16)
-        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9999\r\n\r\n")
+        connection.sendall(begins)
         while not ended.wait(0.05):
             try:
-                connection.sendall(b" ")
+                connection.sendall(drips)
             except OSError:
                 return
 
@@ -266,6 +292,30 @@ def test_a_server_that_drips_is_cut_at_the_deadline():
     ended.set()
     thread.join()
     listening.close()
+
+
+@pytest.mark.parametrize("used", [10**400, 10**12, 2**20])
+def test_what_an_api_says_of_its_tokens_neither_ends_nor_stalls_a_run(monkeypatch, used):
+    known = StandIn.answer
+
+    def count_wrongly(self, handler, body):
+        reply = handler.reply
+        usage = f'"usage": {{"prompt_tokens": {used}, "completion_tokens": 1}}'.encode()
+        handler.reply = lambda status, data, *rest, **more: reply(
+            status, re.sub(rb'"usage": \{[^}]*\}', usage, data), *rest, **more
+        )
+        known(self, handler, body)
+
+    monkeypatch.setattr(StandIn, "answer", count_wrongly)
+    with StandIn() as server:
+        judge = config(server.address, tokens_per_minute=1e9)
+        client = client_of(judge)
+        for text in ("a", "b"):
+            requests = client.ask(bodies(judge, [text]))
+            assert client.wait(requests, 10) and requests[0].content is not None
+        believed = used if used <= 2**31 else 0
+        assert client.counts["prompt_tokens"] == 2 * believed
+        client.close()
 
 
 def serve_once(data):
@@ -320,6 +370,15 @@ def test_a_client_that_is_closed_leaves_no_thread_and_takes_no_more():
         assert not any(request.settled for request in requests)
         with pytest.raises(RuntimeError, match="the judge's client is closed"):
             client.ask([b"{}"])
+
+
+def test_a_full_disk_of_the_answers_is_heard_as_one(tmp_path, monkeypatch):
+    def full(self, key, content):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(AnswerCache, "add", full)
+    with StandIn() as server, pytest.raises(OSError, match="No space left"):
+        asked(server, ["a"], cache=AnswerCache(tmp_path / "answers.jsonl"))
 
 
 def test_an_error_of_ours_in_a_thread_is_heard_by_whoever_waits(tmp_path):

@@ -32,6 +32,13 @@ def test_tokens_come_from_a_bucket_of_a_minute():
     assert limit.wait(1000.0, 10) == 11.0  # (10 + 100) / 10
 
 
+def test_what_an_api_counts_wrongly_is_a_minutes_tokens_at_most():
+    limit = RateLimit(None, 600)
+    limit.take(0.0, 100)
+    limit.correct(100, 10**12)
+    assert limit.wait(0.0, 0) == 60.0 and limit.wait(0.0, 600) == 120.0
+
+
 def test_without_limits_nothing_waits():
     limit = RateLimit(None, None)
     limit.take(0.0, 1e9)

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from jrl.rollout import sampler
-from jrl.tools.plan import counted, cycles
+from jrl.tools.plan import budget, counted, cycles, estimate
+from jrl.tools.plan.case import evaluated_case, programs_of
 from jrl.tools.plan.chips import CHIPS
 from jrl.tools.plan.counted import count_of, frequency, received
 from jrl.tools.plan.cycles import parse_instruction
@@ -95,9 +96,27 @@ def test_a_sampler_runs_its_loops_as_often_as_it_has_rounds_and_tokens(case):
     # 4 prompts x 2 samples in 3 slots: 3 rounds of 24 tokens; 8 / 3 sequences get a slot in each.
     own = frequency("sample", case)
     trips = {sampler.REFILLS: 3, sampler.ADMIT: 8 / 3, sampler.DECODE: 24, sampler.COMPACTED: 0}
-    assert own.trips == {**trips, counted.EXPERT_CHUNKS: 0}
+    assert own.trips == {**trips, counted.EXPERT_CHUNKS: 0, sampler.PREFILL_CHUNKS: 1}
     # Of 4 prompts, ceil(4 / ceil(4 / (ceil(3 / 2) + 2))) = 4 are resident at once: one prefill for 8 sequences.
-    assert own.taken == {sampler.PREFILL: 1 / 8}
+    assert own.taken == {sampler.PREFILL: 1 / 8, sampler.PREFILL_REST: 0}
+
+
+def test_further_segments_are_drawn_as_often_as_there_are_and_prefilled_as_far_as_they_go(small):
+    # 24 tokens in segments of 8: before the second and the third a row has 8 + 8 and 8 + 16 tokens, of which the last
+    # is fed when it is decoded. In chunks of 7: 15 tokens are 3 chunks, 23 are 3 and the rest.
+    partial = ("Online.strategy=@Partial()", "Partial.tokens=8", "Partial.newest_only=True")
+    case = small(*partial, "Sampler.prefill_chunk=7")
+    kind, segment = programs_of(case)["rl.next_segment"]
+    assert kind == "sample" and estimate.calls(case)["rl.next_segment"] == 2
+    assert (segment.prompts, segment.samples, segment.width, segment.begun) == (8, 1, case.width, (16, 24))
+    own = frequency("sample", segment)
+    assert own.trips[sampler.PREFILL_CHUNKS] == 3 and own.taken[sampler.PREFILL_REST] == 0.5
+    assert own.trips[sampler.DECODE] == 8 and segment.prefilled == (21 + 24) / 2
+    first = programs_of(case)["rl.sample"].case
+    assert frequency("sample", first).trips[sampler.DECODE] == first.drawn == 8 and first.width == 8 + 24
+    # Draws wait, and an evaluation draws whole completions.
+    assert budget.resident_memory(segment) == budget.resident_memory(case) and case.waiting == 2
+    assert evaluated_case(small(*partial, "Config.eval=@Eval()", "Data.held_out_every=5")).drawn == 24
 
 
 def test_an_update_skips_the_chunks_that_nobody_reads(small):

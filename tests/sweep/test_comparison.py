@@ -10,9 +10,21 @@ import pytest
 from run_folders import rewards, write_run
 
 from jrl.config import ConfigError
+from jrl.experiment import config_classes
+from jrl.resolve import load_config
 from jrl.tools.sweep import comparison
-from jrl.tools.sweep.comparison import compare, curve_of, group, read_baseline, table, to_json
+from jrl.tools.sweep.comparison import (
+    compare,
+    curve_of,
+    find_variant,
+    group,
+    read_baseline,
+    table,
+    to_json,
+    unscoped,
+)
 from jrl.tools.sweep.runs import check_metrics, default_metrics, find_runs, read_run, score, series
+from jrl.tools.sweep.settings import settings_of_config
 
 RATE, TASK = "AdamW.learning_rate", "Addition.digits"
 
@@ -122,6 +134,26 @@ def test_settings_that_only_one_method_has_are_left_out_of_labels(tmp_path):
     wider = write("c", **{"Online.objective": "@DAPO()", "DAPO.clip_low": 0.3})
     labels = [v.label for v in group([grpo, dapo, wider])[0]]
     assert len(set(labels)) == 3 and "DAPO.clip_low=0.3" in labels[2].replace(", clip_low", ", DAPO.clip_low")
+
+
+@pytest.mark.parametrize("elsewhere", [3e-3, 2e-3, None])
+def test_a_rate_that_is_swept_is_one_setting_whatever_another_stage_has(tmp_path, elsewhere):
+    """config.gin names equal parts once: of the rates 1e-3 and 3e-3 the second is the warm-up's own, where that has
+    3e-3. Where the warm-up has no rate of its own, the sweep sets both."""
+    stages = ["Config.stages=[@warm/Offline(), @Online()]", "warm/Offline.source=@Demonstrations()",
+              "warm/Offline.objective=@SFT()", "warm/Offline.steps=1"]  # fmt: skip
+    stages += [] if elsewhere is None else [f"warm/AdamW.learning_rate={elsewhere}"]
+    found = []
+    for rate in ("1e-3", "3e-3"):
+        config, parts = load_config("configs/tiny.gin", [*stages, f"AdamW.learning_rate={rate}"])
+        settings = settings_of_config(config, config_classes(parts.tables))[1]
+        plain = read_run(write_run(tmp_path / rate, rows=rewards(0)))
+        found.append(plain._replace(settings=settings))
+    variants, compared, tasks = group(found, ["AdamW.learning_rate"], ["AdamW.learning_rate"])
+    assert [v.label for v in variants] == ["learning_rate=0.001", "learning_rate=0.003"] and not tasks
+    assert [unscoped(name) for name in compared] == ["AdamW.learning_rate"]
+    assert group(found) == (variants, compared, tasks)
+    assert find_variant(variants, compared, "AdamW.learning_rate=1e-3") is variants[0]
 
 
 def test_another_data_set_is_another_variant(tmp_path):

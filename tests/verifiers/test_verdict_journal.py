@@ -1,6 +1,7 @@
 import hashlib
 import json
 import os
+import resource
 
 import pytest
 
@@ -51,6 +52,26 @@ def test_a_full_disk_leaves_whole_lines(tmp_path, monkeypatch):
     journal.close()
     again = Journal(journal.path)
     assert len(again) == 2
+    again.close()
+
+
+def test_a_disk_that_takes_a_part_leaves_whole_lines_also_after_it_has_room_again(tmp_path):
+    """A limit of a file's size is a disk that gets full in the middle of a write."""
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    journal.keep([("a", LATE)])
+    before, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 50, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            journal.keep([("b", LATE)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before
+    journal.keep([("c", LATE)])
+    journal.close()
+    again = Journal(path)
+    assert [again.recall(key) for key in "abc"] == [LATE, None, LATE]
     again.close()
 
 

@@ -82,7 +82,7 @@ PARTS: list[Part] = [
         "inputs": ["p", "state", "learned", "arrays"],
         "output": "state, metrics of every update",
         "tests": [
-            "tests/test_step_parts.py::test_a_step_moves_the_objectives_state_where_no_update_was_skipped",
+            "tests/test_step_parts.py::test_every_epoch_updates_by_every_minibatch_in_order",
             "tests/test_learner.py::test_minibatches_share_out_every_sequence_once",
         ],
     },

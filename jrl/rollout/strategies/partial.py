@@ -35,6 +35,11 @@ def num_segments(config: object, completion_length: int) -> int:
     return -(-completion_length // config.tokens) if isinstance(config, Partial) else 1
 
 
+def tokens_before_last(completion_length: int, tokens: int) -> int:
+    """Returns the most tokens that a completion has before its last segment of `tokens` is drawn."""
+    return (completion_length - 1) // tokens * tokens
+
+
 def check(config: Partial, setting: Setting) -> None:
     if config.tokens >= setting.completion_length:
         raise ValueError(

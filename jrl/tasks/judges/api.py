@@ -11,13 +11,14 @@ import ssl
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from jrl.tasks.judges.answers import shown
 from jrl.tasks.judges.failures import Failure, JudgeError
 
 MOST_REPLY_BYTES = 4 << 20
+MOST_TOKENS = 1 << 31  # of a request that a reply's count is believed of
 AGAIN = (408, 409, 425)  # statuses below 500 that another attempt may change; 429 is a rate limit
 
 
@@ -48,7 +49,7 @@ class Endpoint:
         if url.username or url.password or url.query or url.fragment:
             raise ValueError("Judge.address must hold no user, password or query: the configuration is written to the "
                              "run folder. Name a key's variable in Judge.api_key_env")  # fmt: skip
-        if url.scheme not in ("http", "https") or not url.hostname or not address.isascii() or " " in address:
+        if url.scheme not in ("http", "https") or not _is_host(url.hostname) or not address.isascii() or " " in address:
             raise ValueError(f"Judge.address is {address!r}; it is the base URL of an API, such as "
                              "'http://localhost:8000/v1'")  # fmt: skip
         if key is not None and (not key or not key.isascii() or not key.isprintable() or " " in key):
@@ -77,24 +78,21 @@ class Endpoint:
 
         Raises: JudgeError for whatever else happens. A connection that is of no more use is closed.
         """
-        deadline = time.monotonic() + timeout
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if self._key is not None:
             headers["Authorization"] = f"Bearer {self._key}"
+        expired = threading.Event()
         try:
-            connection.timeout = timeout
-            if connection.sock is not None:
-                connection.sock.settimeout(timeout)
-            connection.request("POST", self._path, body, headers)
-            sock = connection.sock  # which the connection lets go of where the server is to close it
-            sock.settimeout(_left(deadline))
-            with connection.getresponse() as response:
-                data = _read(response, sock, deadline)
-        except TimeoutError as error:
-            connection.close()
-            raise JudgeError(Failure.TIMEOUT, f"no answer within {timeout:g} s") from error
+            with _cut_after(timeout, connection, expired):
+                connection.request("POST", self._path, body, headers)
+                with connection.getresponse() as response:
+                    data = _read(response)
+            if expired.is_set():  # a reply without a length ends where its connection does
+                raise TimeoutError
         except (OSError, http.client.HTTPException) as error:
             connection.close()
+            if expired.is_set() or isinstance(error, TimeoutError):
+                raise JudgeError(Failure.TIMEOUT, f"no answer within {timeout:g} s") from error
             said = self.without_key(f"{type(error).__name__}: {error}")
             raise JudgeError(Failure.CONNECTION, f"{self.address}: {said}") from error
         if len(data) > MOST_REPLY_BYTES:
@@ -153,30 +151,54 @@ def retry_after(value: str | None, now: float) -> float | None:
         return None
     with contextlib.suppress(ValueError):
         return max(0.0, float(value)) if float(value) < float("inf") else None
-    with contextlib.suppress(ValueError, TypeError):
+    with contextlib.suppress(ValueError, TypeError, OverflowError):
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - now)
     return None
 
 
 def _count(used: Any, name: str) -> int:
+    """Returns a count of tokens; 0 where there is none, or one that no request can have."""
     value = used.get(name) if isinstance(used, Mapping) else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_TOKENS else 0
 
 
-def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError
-    return left
+def _is_host(name: str | None) -> bool:
+    """Whether a URL's host can be looked up: labels of 1 to 63 characters."""
+    try:
+        return bool(name) and bool(name.encode("idna"))
+    except UnicodeError:
+        return False
 
 
-def _read(response: http.client.HTTPResponse, sock: socket.socket, deadline: float) -> bytes:
-    """Returns the body, or its beginning. A server that sends a byte now and then does not get more time."""
+@contextlib.contextmanager
+def _cut_after(seconds: float, connection: http.client.HTTPConnection, expired: threading.Event) -> Iterator[None]:
+    """Opens a connection where it is not open, and shuts it after so many seconds, setting `expired`: whatever a server
+    sends until then, and however slowly, it gets no more time."""
+    opened = time.monotonic()
+    connection.timeout = seconds
+    if connection.sock is None:
+        connection.connect()
+    sock = connection.sock  # which the connection lets go of where the server is to close it
+    sock.settimeout(seconds)
+
+    def cut() -> None:
+        expired.set()
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)  # of TLS too: its own would write
+
+    timer = threading.Timer(max(opened + seconds - time.monotonic(), 0), cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _read(response: http.client.HTTPResponse) -> bytes:
+    """Returns the body, or its beginning."""
     data = bytearray()
     while len(data) <= MOST_REPLY_BYTES:
-        left = _left(deadline)
-        with contextlib.suppress(OSError):  # closed already, after its last byte
-            sock.settimeout(left)
         chunk = response.read1(1 << 16)
         if not chunk:
             if response.length:  # of Content-Length, what did not come

@@ -108,11 +108,13 @@ class Client:
     def wait(self, requests: Sequence[Request], seconds: float) -> bool:
         """Returns whether all of them are settled, after `seconds` at most.
 
-        Raises: RuntimeError where a thread of the client has failed.
+        Raises: RuntimeError where a thread of the client has failed; its OSError where the disk of the answers has.
         """
         with self._lock:
             done = lambda: self._failure is not None or all(request.settled for request in requests)
             self._settled.wait_for(done, seconds)
+            if isinstance(self._failure, OSError):
+                raise self._failure
             if self._failure is not None:
                 raise RuntimeError(f"the judge's client failed: {self._failure!r}") from self._failure
             return done()
@@ -195,7 +197,7 @@ class Client:
                 tokens = self._tokens(request)
                 delay = max(ready - now, self._pause_until - now, self._limit.wait(now, tokens))
                 if delay > 0:
-                    self._sendable.wait(delay)
+                    self._sendable.wait(min(delay, threading.TIMEOUT_MAX))
                     continue
                 heapq.heappop(self._waiting)
                 if self._waiting:  # someone must watch the next one

@@ -27,22 +27,22 @@ class Journal:
         self._known: dict[str, tuple[Verdict, ...]] = {}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         new = not self.path.exists()
-        self._file = open(self.path, "a+b")
+        self._file = open(self.path, "ab", buffering=0)  # what the disk refused is in no buffer that is written later
         if new:
             _sync_folder(self.path.parent)
-        self._file.seek(0)
         intact_bytes = 0
-        for number, line in enumerate(self._file, 1):
-            if not line.endswith(b"\n"):
-                break
-            try:
-                self._learn(line, f"{self.path}, line {number}")
-            except ValueError:
-                self._file.close()
-                raise
-            intact_bytes += len(line)
+        with open(self.path, "rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    self._learn(line, f"{self.path}, line {number}")
+                except ValueError:
+                    self._file.close()
+                    raise
+                intact_bytes += len(line)
         self._file.truncate(intact_bytes)
-        self._file.seek(intact_bytes)
+        self._end = intact_bytes
         for other in others:
             lines = pathlib.Path(other).read_bytes().split(b"\n")[:-1]
             for number, line in enumerate(lines, 1):
@@ -76,7 +76,7 @@ class Journal:
         new = [(key, verdicts) for key, verdicts in entries if key not in self._known]
         if not new:
             return
-        text = "".join(
+        data = "".join(
             json.dumps(
                 {
                     "key": key,
@@ -85,15 +85,16 @@ class Journal:
             )
             + "\n"
             for key, verdicts in new
-        )
-        before = self._file.tell()
+        ).encode()
         try:
-            self._file.write(text.encode())
-            self._file.flush()
+            written = 0
+            while written < len(data):  # a disk that gets full takes a part, and refuses the rest
+                written += self._file.write(data[written:])
             os.fsync(self._file.fileno())
         except OSError:
-            os.ftruncate(self._file.fileno(), before)
+            os.ftruncate(self._file.fileno(), self._end)
             raise
+        self._end += len(data)
         self._known.update(new)
 
     def close(self) -> None:

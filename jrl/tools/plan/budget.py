@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax
 
 from jrl.device.sharding import GATHERED, TRAIN
-from jrl.experiment import Online, optimizers, segments_of
+from jrl.experiment import optimizers
 from jrl.learning.optimizers.contract import leaf_of
 from jrl.learning.optimizers.muon import Muon, spread_over
 from jrl.models.attention.kernels import LANES, NO_KERNEL
@@ -120,7 +120,7 @@ def begin(case: Case) -> Memory:
 def resident_beside(case: Case, name: str) -> Memory:
     """Returns the memory of the run's state while a program runs. `name`: of the program in the program cache."""
     stage, part = split_name(name)
-    if part == "sample":
+    if part == "sample":  # segments are drawn where the run learns
         return resident_memory(sampling_case(case_of(case, name)))
     if stage is not None:
         return resident_memory(case_of(case, name))
@@ -157,14 +157,13 @@ def on_host(case: Case) -> HostMemory:
 def queue_bytes(case: Case) -> int:
     """Returns the bytes of the draws on one device that a stage holds while it learns: Online.lag of them, or one less
     than completions have segments, each the fields of Rollout by token. Those by sequence are left out."""
-    if not isinstance(case.stage, Online) or (case.sampler_sizes is not None and case.learner_sizes is None):
+    if not case.waiting or (case.sampler_sizes is not None and case.learner_sizes is None):
         return 0
     sampler = case.config.sampler
     truncated = any(limit is not None for limit in (sampler.top_k, sampler.top_p, sampler.min_p))
     by_token = 3 * 4 + 2 * 1 + 2 * 4 * truncated  # token, log-prob, version; mask, turn; log-prob and size of a support
     by_token += route_bytes(case)
-    draws = case.stage.lag + segments_of(case.stage, case.config) - 1
-    return draws * case.sequences // case.shards * case.width * by_token
+    return case.waiting * case.sequences // case.shards * case.shape.width * by_token
 
 
 def route_bytes(case: Case) -> int:
@@ -200,11 +199,9 @@ def sample(case: Case) -> Memory:
     ones', or a decode step's logits. At the end, with no prompt in flight, the cache of half the slots, where the last
     sequences move there."""
     cfg, tensor = case.cfg, case.sizes["tensor"]
-    prompts, length = prompts_in_flight(case), case.config.data.prompt_length
-    scores = SCORES * prompts * cfg.heads // tensor * queries(case, length) * length * FLOAT32
-    layer = max(
-        scores + layer_workspace_bytes(case, prompts * length), chunk_bytes(case, prompts * length, length) // 2
-    )
+    prompts, length, chunk = prompts_in_flight(case), case.config.data.prompt_length, case.prefill_chunk
+    scores = SCORES * prompts * cfg.heads // tensor * queries(case, chunk) * length * FLOAT32
+    layer = max(scores + layer_workspace_bytes(case, prompts * chunk), chunk_bytes(case, prompts * chunk, chunk) // 2)
     decode_step = (SCORES * cfg.vocab_size + layer_workspace_bytes(case, 1) // FLOAT32) * case.slots * FLOAT32
     beside = [2 * kv_cache_bytes(case, prompts, padded_columns(case, length))]
     width = padded_columns(case, case.width)
@@ -225,7 +222,7 @@ def sample(case: Case) -> Memory:
 
 def prompts_in_flight(case: Case) -> int:
     """Returns the prompts of a batch shard that are prefilled together."""
-    return num_resident_prompts(case.prompts // case.shards, case.slots, case.samples)
+    return num_resident_prompts(case.prompts // case.shards, case.slots, case.samples, case.prefill_chunk)
 
 
 def relayout_bytes(case: Case) -> int:

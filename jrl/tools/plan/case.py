@@ -24,6 +24,7 @@ from jrl.experiment import (
     correction_length,
     optimizers,
     row_of,
+    segments_of,
     stage_names,
     trains_online,
 )
@@ -36,6 +37,8 @@ from jrl.models.contract import ParamSpec, is_spec, split_params
 from jrl.models.pretrained.published import Published, classifier_of, decoder_of
 from jrl.models.shape import Decoder, for_length
 from jrl.plugins import Parts
+from jrl.rollout.sampler import chunk_of_prompts
+from jrl.rollout.strategies.partial import Partial
 from jrl.run import programs
 from jrl.run.checks import check_model
 from jrl.run.kernels import Choice, choose_kernels
@@ -75,7 +78,9 @@ class Case:
     recomputes: bool  # the weights before the update are asked for old log-probs or values
     read: ReadWeights  # bytes on one device of the models beside the policy
     before: Case | None  # the stage that ends when this one begins
+    waiting: int  # draws that are on the device while a step learns from another
     others: tuple[Case, ...] = ()  # the run's other stages that are planned
+    segments: tuple[int, ...] = ()  # of a case of further segments, the most tokens of a row before each of them
     sampler_sizes: dict[str, int] | None = None  # of the devices of their own for sampling; None: `sizes`
     learner_sizes: dict[str, int] | None = None  # of a case on those devices: where the weights come from
     slices: int = 1  # of the topology, all meshes together
@@ -116,9 +121,32 @@ class Case:
         return min(self.config.sampler.slots, self.sequences // self.shards)
 
     @property
+    def drawn(self) -> int:
+        """The most tokens of a completion that a sampling call draws."""
+        strategy = getattr(self.stage, "strategy", None)
+        return strategy.tokens if isinstance(strategy, Partial) else self.completion_length
+
+    @property
     def decode_steps(self) -> int:
-        """Decode steps of a step where every completion has the maximum length."""
-        return -(-(self.sequences // self.shards) // self.slots) * self.completion_length
+        """Decode steps of a sampling call where every completion has the maximum length."""
+        return -(-(self.sequences // self.shards) // self.slots) * self.drawn
+
+    @property
+    def prefill_chunk(self) -> int:
+        """Tokens of a prompt that are prefilled at once."""
+        return chunk_of_prompts(self.config.data.prompt_length, self.config.sampler.prefill_chunk)
+
+    @property
+    def begun(self) -> tuple[int, ...]:
+        """The most tokens that a row has before each of the sampling program's calls in a step."""
+        return self.segments or (self.config.data.prompt_length,)
+
+    @property
+    def prefilled(self) -> float:
+        """Columns of a row that a sampling call prefills, the mean over a step's calls: whole chunks."""
+        length, chunk = self.config.data.prompt_length, self.prefill_chunk
+        ends = [min(-(-(longest - 1) // chunk) * chunk, length) for longest in self.begun]
+        return length if chunk == length else sum(ends) / len(ends)
 
     @functools.cached_property
     def micro_batches(self) -> int:
@@ -190,7 +218,9 @@ def uncounted(config: Config) -> str | None:
     notes += ["the time of Config.judges is not counted"] * bool(config.judges)
     compared = any(isinstance(stage, Online) and stage.pair_model is not None for stage in config.stages)
     notes += ["the memory and the time of Online.pair_model are not counted"] * compared
-    strategies = any(isinstance(stage, Online) and stage.strategy is not None for stage in config.stages)
+    strategies = any(
+        isinstance(stage, Online) and not isinstance(stage.strategy, Partial | None) for stage in config.stages
+    )
     notes += ["Online.strategy is counted as plain sampling, but where the compiler counts"] * strategies
     return "; ".join(notes) or None
 
@@ -319,6 +349,7 @@ def stage_case(config: Config, parts: Parts, index: int, before: Case | None, fi
         or needs.credit_sum_squared
         or recomputes_logprobs(needs, stage.learner.updates_per_batch),
         before=before,
+        waiting=stage.lag + segments_of(stage, config) - 1 if online else 0,
         **fields,
     )
 
@@ -364,14 +395,32 @@ def evaluated_case(case: Case) -> Case:
     """Returns the shapes of an evaluation's sampling, with the state of the stage that keeps the most models."""
     e, shards = case.config.eval, case.shards
     beside = max(cases_of(case), key=lambda planned: planned.copies)
-    return dataclasses.replace(beside, samples=e.samples, prompts=-(-e.batch // shards) * shards)
+    return plain(beside, beside.config, samples=e.samples, prompts=-(-e.batch // shards) * shards)
+
+
+def plain(case: Case, config: Config, **changes: Any) -> Case:
+    """Returns the shapes of sampling that no strategy changes."""
+    stage = dataclasses.replace(case.stage, strategy=None) if isinstance(case.stage, Online) else case.stage
+    return dataclasses.replace(case, config=config, stage=stage, **changes)
+
+
+def segment_case(case: Case) -> Case:
+    """Returns the shapes of sampling further segments: every completion so far is a prompt of its own."""
+    length, tokens = case.config.data.prompt_length, case.stage.strategy.tokens
+    begun = tuple(range(length + tokens, length + case.completion_length, tokens))
+    data = dataclasses.replace(case.config.data, prompt_length=begun[-1])
+    config = dataclasses.replace(
+        case.config, data=data, sampler=dataclasses.replace(case.config.sampler, completion_length=tokens)
+    )
+    case = dataclasses.replace(case, stage=dataclasses.replace(case.stage, completion_length=None))
+    return plain(case, config, prompts=case.prompts * case.samples, samples=1, segments=begun)
 
 
 def correcting_case(case: Case) -> Case:
     """Returns the shapes of a corrector's sampling: a prompt of its own for every completion of the stage."""
     data = dataclasses.replace(case.config.data, prompt_length=correction_length(case.stage, case.config))
     config = dataclasses.replace(case.config, data=data)
-    return dataclasses.replace(case, config=config, prompts=case.prompts * case.samples, samples=1)
+    return plain(case, config, prompts=case.prompts * case.samples, samples=1)
 
 
 def pretraining_case(case: Case) -> Case | None:
@@ -403,6 +452,8 @@ def programs_of(case: Case) -> dict[str, Program]:
     for stage_case in cases_of(case):
         if isinstance(stage_case.stage, Online):
             programs[f"{stage_case.name}.sample"] = Program("sample", sampling_case(stage_case))
+            if isinstance(stage_case.stage.strategy, Partial):
+                programs[f"{stage_case.name}.next_segment"] = Program("sample", segment_case(stage_case))
             if stage_case.stage.rewards:
                 programs[f"{stage_case.name}.scores"] = Program("scores", stage_case)
             if stage_case.stage.process is not None:

@@ -165,16 +165,22 @@ def frequency(kind: str, case: Case) -> Frequency:
         )
     sequences, prompts = case.sequences // case.shards, case.prompts // case.shards
     rounds = -(-sequences // case.slots)
-    prefills = -(-prompts // sampler.num_resident_prompts(prompts, case.slots, case.samples))
+    chunk, calls = case.prefill_chunk, len(case.begun)
+    prefills = -(-prompts // sampler.num_resident_prompts(prompts, case.slots, case.samples, chunk))
+    chunks = case.config.data.prompt_length // chunk
     return Frequency(
         trips={
             sampler.REFILLS: rounds,
             sampler.ADMIT: sequences / rounds,
-            sampler.DECODE: case.completion_length,
+            sampler.PREFILL_CHUNKS: sum(min(-(-(n - 1) // chunk), chunks) for n in case.begun) / calls,
+            sampler.DECODE: case.drawn,
             sampler.COMPACTED: 0,
             EXPERT_CHUNKS: 0,
         },
-        taken={sampler.PREFILL: prefills / sequences},
+        taken={
+            sampler.PREFILL: prefills / sequences,
+            sampler.PREFILL_REST: sum(n - 1 > chunks * chunk for n in case.begun) / calls,
+        },
     )
 
 
@@ -195,8 +201,7 @@ def kernel_seconds(kind: str, case: Case, chip: Chip) -> float:
     cfg, devices, total = case.cfg, math.prod(case.sizes.values()), 0.0
     if kind == "sample":
         if cfg.attention == "splash":
-            length = case.config.data.prompt_length
-            total += flops.of_rows(cfg, case.prompts * length, length).weights
+            total += flops.prefill_attention(case).weights
         return ragged_seconds(case, chip) + total / devices / (KERNEL_SHARE * chip.matrix_rate)
     if cfg.attention == "splash":
         again = 0 if cfg.remat in ("none", "dots") else 1  # dots keeps what the kernel made

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from jrl.device.sharding import EXPERT, GATHERED, TRAIN, mesh_axes, num_shards
 from jrl.device.transfer import Publication
-from jrl.experiment import Online
+from jrl.experiment import Online, segments_of
 from jrl.learning.optimizer import begin
 from jrl.learning.optimizers.adamw import AdamW
 from jrl.learning.optimizers.contract import describe
@@ -179,7 +179,7 @@ def sample_traffic(case: Case) -> Traffic:
     cfg = case.cfg
     weights = decode_step_bytes(case) + (adapter_bytes(case) if flops.decodes_unmerged(case) else 0)
     cache = kv_cache_bytes(case, case.slots, round(flops.read_columns(case)))
-    prompts = case.prompts // case.shards * case.config.data.prompt_length
+    prompts = case.prompts // case.shards * case.prefilled
     experts = held_bytes(case, GATHERED, cfg.dtype, flops.of_experts)
     gathered = gathered_over(case, held_bytes(case, GATHERED, cfg.dtype), experts)
     decoded = case.decode_steps * case.slots
@@ -348,12 +348,13 @@ def calls(case: Case) -> dict[str, int]:
     """Returns how often a step of its stage calls each program. Evaluations are not counted."""
     counts = {"sample_eval": 0}
     for stage_case in cases_of(case):
-        learner = stage_case.stage.learner
+        learner, sampled = stage_case.stage.learner, isinstance(stage_case.stage, Online)
         times = {
             "sample": 1,
+            "next_segment": segments_of(stage_case.stage, case.config) - 1 if sampled else 0,
             "correct": 1,
             "step_scores": learner.minibatches,
-            "scores": len(stage_case.stage.rewards) if isinstance(stage_case.stage, Online) else 0,
+            "scores": len(stage_case.stage.rewards) if sampled else 0,
             "recompute": learner.minibatches,
             "reference": learner.minibatches,
             "teacher": learner.minibatches,

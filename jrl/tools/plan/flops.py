@@ -77,16 +77,21 @@ def plus(*parts: Flops) -> Flops:
 
 
 def read_columns(case: Case) -> float:
-    """Returns the number of columns of the cache that a decode step reads, the mean over a completion of maximum
-    length: the first step reads the prompt, the last all tokens but the one it draws, rounded up to full blocks."""
-    first, last = case.config.data.prompt_length, case.width - 1
+    """Returns the number of columns of the cache that a decode step reads, the mean over what a step draws of a
+    completion of maximum length: the first step reads the prompt, the last all tokens but the one it draws, rounded up
+    to full blocks."""
     block_ends = ends(case.width, case.width, case.config.sampler.layout)
     if case.config.sampler.attention == "ragged":
         entries = heads_at_once(case) * padded_length(case.cfg.head_dim)
         block = cache_block(case.width, entries * jnp.dtype(case.cfg.dtype).itemsize)
         block_ends = tuple(range(block, padded_length(case.width) + 1, block))
-    steps = lambda start, end: max(min(end, last) - max(start + 1, first) + 1, 0)  # that see start + 1 to end columns
-    return sum(steps(*block) * block[1] for block in zip((0, *block_ends), block_ends)) / (last - first + 1)
+
+    def mean(first: int) -> float:
+        last = min(first + case.drawn, case.width) - 1
+        steps = lambda start, end: max(min(end, last) - max(start + 1, first) + 1, 0)  # that see start + 1 to end
+        return sum(steps(*block) * block[1] for block in zip((0, *block_ends), block_ends)) / (last - first + 1)
+
+    return sum(map(mean, case.begun)) / len(case.begun)
 
 
 def heads_at_once(case: Case) -> int:
@@ -107,9 +112,14 @@ def stepping(cfg: Decoder, columns: float) -> float:
 
 def prefill(case: Case) -> Flops:
     """Returns the operations of running every prompt once through the layers; no logit is computed."""
-    length = case.config.data.prompt_length
-    tokens = case.prompts * length
-    return plus(Flops(2.0 * tokens * decoded_weights(case), 0.0), of_rows(case.cfg, tokens, length))
+    return plus(Flops(2.0 * case.prompts * case.prefilled * decoded_weights(case), 0.0), prefill_attention(case))
+
+
+def prefill_attention(case: Case) -> Flops:
+    """Returns the operations of prompts' attention: to all columns of a prompt's row, but a kernel's to those that are
+    prefilled."""
+    columns = case.config.data.prompt_length if case.cfg.attention in NO_KERNEL else round(case.prefilled)
+    return of_rows(case.cfg, round(case.prompts * case.prefilled), columns)
 
 
 def sample(case: Case) -> Flops:

@@ -46,7 +46,7 @@ COMPILED = 3  # layouts that must pass the compiler before the search of a named
 TRIES = 6  # layouts that are compiled at most
 
 # Programs that have no micro-batches; the others have no slots.
-SAMPLING = ("sample", "sample_eval")
+SAMPLING = ("sample", "next_segment", "correct", "sample_eval")
 
 Say = Callable[[str], None]
 

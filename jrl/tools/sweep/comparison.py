@@ -135,7 +135,7 @@ def group(
     for name in FINGERPRINTS:  # where other settings differ with it, they say why
         if len({(other, run.settings.get(name)) for other, run in zip(plain, runs)}) == len(set(plain)):
             names = [other for other in names if other != name]
-    differing = [name for name in names if name in swept or len({run.settings.get(name) for run in runs}) > 1]
+    differing = differing_settings(runs, names, swept)
     chosen = [find_name(name, differing, names) for name in by]
     compared = chosen or differing
     others = [name for name in differing if name not in compared]
@@ -162,6 +162,24 @@ def group(
     return variants, tuple(compared), tuple(others)
 
 
+def differing_settings(runs: Sequence[RunResult], names: Sequence[str], swept: Sequence[str]) -> list[str]:
+    """Returns the settings in which runs differ, and those that were swept, which may have one value so far. Of a field
+    that several places hold and that differs alike in them, one binding set them all: the first stands for them."""
+    values = {name: tuple(run.settings.get(name) for run in runs) for name in names}
+    first: dict[tuple[str, tuple[str | None, ...]], str] = {}
+    for name in names:
+        if len(set(values[name])) > 1:
+            first.setdefault((unscoped(name), values[name]), name)
+    fields = {field for field, _ in first}
+    alone = {name for name in swept if name in values and name not in fields}
+    return [name for name in names if name in alone or first.get((unscoped(name), values[name])) == name]
+
+
+def unscoped(name: str) -> str:
+    """Returns "AdamW.learning_rate" of "warm/AdamW.learning_rate"."""
+    return name.rpartition("/")[2]
+
+
 def shown_settings(compared: Sequence[str], keys: Sequence[tuple[str | None, ...]]) -> list[str]:
     """Returns the settings that a label needs: those that every variant has, where they tell the variants apart.
 
@@ -179,7 +197,7 @@ def label_of(settings: Mapping[str, str], shown: Sequence[str]) -> str:
 
 
 def find_name(name: str, differing: Sequence[str], names: Sequence[str] = ()) -> str:
-    """Returns the setting that a name means: itself, or the one field of that name.
+    """Returns the setting that a name means: itself, or the one field of that name, in whatever scope.
 
     Args:
       differing: settings in which runs differ. names: all settings, for the message of an error.
@@ -187,7 +205,8 @@ def find_name(name: str, differing: Sequence[str], names: Sequence[str] = ()) ->
     Raises: ValueError for a name that is not among `differing`, or that means several of them.
     """
     fields = [other.rpartition(".")[2] for other in differing]
-    same = [name] if name in differing else [other for other, field in zip(differing, fields) if field == name]
+    alike = [other for other, field in zip(differing, fields) if name in (field, unscoped(other))]
+    same = [name] if name in differing else alike
     if len(same) == 1:
         return same[0]
     if same:
