@@ -605,6 +605,8 @@ def evaluate(args: argparse.Namespace) -> int:
     results, private = [], [address for address in sources if not paths.is_remote(address)]
     for one in asked:
         trained = opened(*one)
+        if (warning := evaluation.trained_prompts_warning(one[0], trained.policy.config)) is not None:
+            print(warning, file=sys.stderr)
         results.append({"source": named(*one), **evaluation.reevaluate(trained, announce, beside, private)})
         trained.policy.program_cache.close()
     if shown:
@@ -771,6 +773,8 @@ def rollouts(args: argparse.Namespace) -> int:
 
     run = readable(args.source)
     folder = run / "rollouts"
+    if not run.exists():
+        raise ValueError(f"{args.source} does not exist; give the --run folder of jrl train")
     if not folder.exists():
         why = "the run has stored none, Log.rollouts was False" if (run / "manifest.json").exists() else (
             "it is not a run folder; give the --run folder of jrl train")  # fmt: skip
@@ -1299,7 +1303,8 @@ COMMANDS: dict[str, Command] = {
         replay,
     ),
     "list": Command(
-        "List configurations, formulas, objectives, sources, verifiers, environments, model families or tokenizers.",
+        "List configurations, formulas, objectives, optimizers, sources, verifiers, environments, data layouts, model "
+        "families or tokenizers.",
         "jrl list configs",
         _list_arguments,
         show_list,

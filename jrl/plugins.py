@@ -145,6 +145,9 @@ def _row(table: str, name: str, row: Any, where: str) -> Any:
         raise PartError(
             f"part {where}: {NAMES[table]}[{name!r}] must be of type {ROWS[table].__name__}, not {type(row).__name__}"
         )
+    if not dataclasses.is_dataclass(row.config):
+        raise PartError(f"part {where}: the config class of {NAMES[table]}[{name!r}] is no dataclass; decorate it with "
+                        "@traced (jrl.types), or with @dataclasses.dataclass(frozen=True)")  # fmt: skip
     if row.config.__name__ != name:
         raise PartError(f"part {where}: {NAMES[table]}[{name!r}] must have the name of its config class, "
                         f"{row.config.__name__!r}: gin text refers to it by that name")  # fmt: skip

@@ -1,5 +1,7 @@
 """The numbers of an evaluation, from verdicts alone."""
 
+import dataclasses
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,12 +10,14 @@ import numpy as np
 import pytest
 
 import jrl
+from jrl.config import to_json
+from jrl.resolve import load_config
 from jrl.rollout.evaluate import numbers, report
 from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.tokenizers.bytes import Bytes
 from jrl.tasks.verdict import Status
 from jrl.tools import evaluation
-from jrl.tools.evaluation import reevaluate, table, win_rates
+from jrl.tools.evaluation import reevaluate, table, trained_prompts_warning, win_rates
 
 C, W, U, E = Status.CORRECT, Status.WRONG, Status.UNPARSABLE, Status.INFRA_ERROR
 
@@ -112,3 +116,13 @@ def test_policies_are_compared_prompt_by_prompt():
     assert empty == "" and head.split() == ["wins", "over", "a", "long/b"]
     assert rows[0].startswith("a ") and rows[0].split()[1] == "37.5" and rows[1].split()[1] == "62.5"
     assert win_rates([a, {"source": "c", "by_prompt": {"p": None}}])[2].split() == ["a", "-"]
+
+
+def test_an_evaluation_on_prompts_that_a_run_may_have_trained_on_is_warned_of(tmp_path):
+    config, _ = load_config("configs/tiny.gin", ["Data.held_out_every=5"])
+    (tmp_path / "config.json").write_text(json.dumps(to_json(config)))
+    assert trained_prompts_warning(tmp_path, config) is None
+    of_data = lambda every: dataclasses.replace(config, data=dataclasses.replace(config.data, held_out_every=every))
+    assert "has trained with Data.held_out_every = 5" in trained_prompts_warning(tmp_path, of_data(3))
+    other = dataclasses.replace(of_data(3), task=dataclasses.replace(config.task, digits=3))
+    assert trained_prompts_warning(tmp_path, other) is None and trained_prompts_warning(tmp_path / "x", config) is None

@@ -54,6 +54,8 @@ def test_an_exported_run_scores_as_the_run(run, published):
     for a, b in zip(actual, expected):
         np.testing.assert_array_equal(a, b)
     assert json.loads((published / "config.json").read_text())["architectures"] == ["Qwen3ForCausalLM"]
+    # Whoever serves the model may read all of it, or none.
+    assert len({path.stat().st_mode for path in published.iterdir() if path.is_file()}) == 1
 
 
 def test_a_saved_step_is_exported(run, tmp_path):

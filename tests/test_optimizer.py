@@ -323,6 +323,25 @@ def test_muon_of_a_diagonal_matrix_by_hand():
 # --- What stays as it is ------------------------------------------------------------------------------------------
 
 
+def test_a_sound_step_moves_what_is_trained_and_its_moments_by_hand():
+    # AdamW's first step: m = (1 - 0.8) * 2 = 0.4, v = (1 - 0.9) * 4 = 0.4, corrected 2 and 4, so that -0.1 * 2 / 2 is
+    # added. The frozen array stays, and nothing is said to be added to it.
+    config = AdamW(learning_rate=0.1, b1=0.8, b2=0.9, clip_norm=None, groups=(ParameterGroup(names="b", frozen=True),))
+    leaves = {name: leaf_of(name, ("norm",)) for name in ("a", "b")}
+    params, gradient = {"a": jnp.array([1.0]), "b": jnp.array([5.0])}, {"a": jnp.array([2.0]), "b": jnp.array([9.0])}
+    state = begin(config, params, leaves)
+    one = jax.jit(lambda c, sound: step(c, gradient, state, params, leaves, sound))
+    after, moved, added = one(traced(config), jnp.bool_(True))
+    np.testing.assert_allclose([after["a"][0], after["b"][0], added["a"][0]], [0.9, 5, -0.1], rtol=1e-6)
+    assert added["b"] is None
+    moments = [float(leaf[0]) for leaf in jax.tree.leaves(moved) if leaf.ndim]
+    counts = [int(leaf) for leaf in jax.tree.leaves(moved) if not leaf.ndim]
+    np.testing.assert_allclose(moments, [0.4, 0.4], rtol=1e-6)
+    assert counts and set(counts) == {1}
+    after, kept, _ = one(traced(config), jnp.bool_(False))
+    jax.tree.map(np.testing.assert_array_equal, (after, kept), (params, state))
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("more", [{}, {"momentum": 0.9}])
 def test_an_unsound_step_keeps_every_bit_of_weights_and_state(name, more):

@@ -180,6 +180,13 @@ def test_a_file_that_the_program_has_imported_itself_stays_as_it_is(tmp_path, mo
         ({"mine": "import a\nENVS = {}", "a": "import mine"}, "a.py and .*mine.py import each other"),
         ({"mine": "import a\nENVS = {}", "a": "def f(:"}, r"SyntaxError.*a\.py"),
         ({"mine": "import a\nENVS = {}", "a": "1 / 0"}, "mine.py: ZeroDivisionError"),
+        (
+            {
+                "mine": "from jrl.algos.grpo import OBJECTIVE\nclass Mine:\n    pass\n"
+                "ALGOS = {'Mine': OBJECTIVE._replace(config=Mine)}"
+            },
+            "'Mine'.* is no dataclass; decorate it with @traced",
+        ),
         ({"mine": "import sys\nsys.exit(3)"}, r"mine.py: it calls sys.exit\(3\) when it is imported"),
     ],
 )

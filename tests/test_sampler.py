@@ -573,11 +573,11 @@ def test_at_most_so_many_prompts_are_resident_and_hardly_one_is_computed_twice()
     # local prompts, slots, samples -> resident prompts. At most 32 / 8 + 2 = 6: 8 prompts in two rounds of 4, 11 in
     # two of 6.
     assert [sampler.num_resident_prompts(n, 32, 8, 64) for n in (1, 6, 8, 11, 13)] == [1, 6, 4, 6, 5]
-    # 2,048 tokens of each at once are 16,384 of eight: 64 completions of a prompt each in eight rounds, not in one.
-    assert [sampler.num_resident_prompts(64, 64, 1, chunk) for chunk in (256, 257, 2048, 20_000)] == [64, 32, 8, 1]
+    # Eight prompts of 2,048 tokens have 16,384: 64 completions of a prompt each are prefilled in eight rounds.
+    assert [sampler.num_resident_prompts(64, 64, 1, width) for width in (256, 257, 2048, 20_000)] == [64, 32, 8, 1]
     for local in range(1, 60):
-        for slots, samples, chunk in ((1, 1, 5), (3, 2, 5), (32, 4, 5), (64, 8, 5), (32, 4, 4096)):
-            held = sampler.num_resident_prompts(local, slots, samples, chunk)
+        for slots, samples, width in ((1, 1, 5), (3, 2, 5), (32, 4, 5), (64, 8, 5), (32, 4, 4096)):
+            held = sampler.num_resident_prompts(local, slots, samples, width)
             rounds = -(-local // held)
             assert held <= -(-slots // samples) + 2 and rounds * held - local < rounds
-            assert held * chunk <= sampler.PREFILL_TOKENS
+            assert held * width <= sampler.RESIDENT_TOKENS

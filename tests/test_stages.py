@@ -96,6 +96,17 @@ def test_a_role_and_a_stage_of_a_run_can_be_opened(straight):
         open_trained(folder, role="critic")
 
 
+def test_a_role_keeps_the_heads_that_a_later_stage_does_not_train(tmp_path):
+    """The reward model goes on as a language model; its head scores as it did."""
+    later = ["Config.stages=[@warm/Offline(), @judge/Offline(), @more/Offline(), @Online()]",
+             "more/Offline.source=@Demonstrations()", "more/Offline.objective=@SFT()", "more/Offline.trains='reward'",
+             "more/Offline.steps=1", "more/Offline.batch_size=8"]  # fmt: skip
+    jrl.train(CONFIG, [*SHORT, *later], run=tmp_path)
+    last, first = open_trained(tmp_path, role="reward"), open_trained(tmp_path, stage="judge", role="reward")
+    assert (last.step, first.step) == (3 + 3 + 1 + 3, 6)
+    np.testing.assert_array_equal(last.heads["reward"], first.heads["reward"])
+
+
 @pytest.mark.parametrize(
     ("binding", "message"),
     [

@@ -226,6 +226,21 @@ def reads_old_values(objective: Objective, config: Any) -> bool:
     return objective.needs(config).values and objective.returns is not None
 
 
+def loss_and_metrics(name: str, config: Any, returned: Any, shape: tuple[int, ...]) -> tuple[Array, dict[str, Array]]:
+    """Returns what an objective's loss returned. Raises ValueError where that is not (loss, metrics), the loss of
+    `shape`: a sum would be spread over all places without a word.
+
+    Args:
+      name: of the function, "token_loss" or "sequence_loss". config: the objective's.
+    """
+    asked = f"{type(config).__name__}: {name} must return (loss of shape {list(shape)}, a dictionary of metrics)"
+    if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], dict):
+        raise ValueError(f"{asked}, and it returned a {type(returned).__name__}")
+    if jnp.shape(returned[0]) != shape:
+        raise ValueError(f"{asked}, and its loss has the shape {list(jnp.shape(returned[0]))}")
+    return returned
+
+
 def eligible(groups: Groups) -> Array:
     """Returns the rows that may enter a statistic or the loss, [N] bool: judged (E3), and with tokens of its own (E4).
 

@@ -139,6 +139,8 @@ def _read_file(path: str, *, layer: int, open_files: tuple[str, ...], asked_by: 
 
 
 def _read_binding(binding: str, root: type) -> Statement:
+    if "=" not in binding and ":" not in binding:
+        raise ConfigError(COMMAND_LINE, f"expected one NAME=VALUE, got {binding!r}")
     parsed = list(_parse(binding, None))
     if len(parsed) != 1 or not isinstance(parsed[0], config_parser.BindingStatement):
         raise ConfigError(COMMAND_LINE, f"expected one NAME=VALUE, got {binding!r}")
@@ -192,6 +194,8 @@ def _explain(message: str) -> str:
         )
     if message.startswith("Unable to parse value"):
         return "a value is missing or malformed after '='"
+    if message.startswith("Invalid identifier name"):
+        return "no name begins here; the lines of a block are indented alike"
     if "EOF in multi-line" in message:
         return f"{'a text in quotes' if 'string' in message else 'a bracket'} is not closed"
     return message.strip().rstrip(".")
@@ -214,7 +218,9 @@ def _read_text(path: str, asked_by: str) -> str:
     except FileNotFoundError:
         folder = os.path.dirname(path) or "."
         beside = os.listdir(folder) if os.path.isdir(folder) else []
-        guess = nearest(os.path.basename(path), [name for name in beside if name.endswith(".gin")])
+        asking = asked_by.partition(":")[0]  # the file that includes this one
+        others = [name for name in beside if name.endswith(".gin") and name != os.path.basename(asking)]
+        guess = nearest(os.path.basename(path), others)
         hint = f"; did you mean {os.path.join(os.path.dirname(path), guess)}?" if guess else ""
         raise ConfigError(asked_by, f"there is no file {path!r}{hint}") from None
     except UnicodeDecodeError:

@@ -54,7 +54,7 @@ POLICY = "policy"
 # Scopes of the loops and the condition whose frequency only the data decides: `jrl plan` counts by their names.
 REFILLS, ADMIT, PREFILL, DECODE, COMPACTED = "refills", "admit", "prefill", "decode", "compacted"
 PREFILL_CHUNKS, PREFILL_REST = "prefill_chunks", "prefill_rest"  # within a prefill in chunks
-PREFILL_TOKENS = 16_384  # the most that a batch shard prefills at once, but for a single prompt that has more
+RESIDENT_TOKENS = 16_384  # the most that a batch shard's resident prompts have, but for a single one that has more
 
 
 @traced
@@ -440,14 +440,15 @@ class _Loop(NamedTuple):
     outputs: _Outputs
 
 
-def num_resident_prompts(local_prompts: int, slots: int, samples: int, chunk: int) -> int:
+def num_resident_prompts(local_prompts: int, slots: int, samples: int, width: int) -> int:
     """Returns how many prompts of a batch shard are prefilled together and are resident: parts of the shard's as equal
-    as possible, so that nearly none is computed twice, and at most slots / G + 2.
+    as possible, so that nearly none is computed twice, and at most slots / G + 2, nor more than RESIDENT_TOKENS: the
+    cache has another column for each of these, and so has their successors' while they are prefilled.
 
     Args:
-      chunk: tokens of each that are prefilled at once. Of all together they are at most PREFILL_TOKENS.
+      width: the most tokens of a prompt.
     """
-    most = min(-(-slots // samples) + 2, max(PREFILL_TOKENS // chunk, 1))
+    most = min(-(-slots // samples) + 2, max(RESIDENT_TOKENS // width, 1))
     return -(-local_prompts // -(-local_prompts // most))
 
 
@@ -529,8 +530,7 @@ def _sample_shard(
     budget = jnp.where(prompt_length > 0, jnp.minimum(budget, options.completion_length), 0)
     row_keys = jax.vmap(row_key, in_axes=(None, None, 0, 0))(key, stream, prompts.uid[prompt_of], sample_of)
 
-    chunk = chunk_of_prompts(prompt_width, options.prefill_chunk)
-    resident = num_resident_prompts(local_prompts, options.slots, samples, chunk)
+    resident = num_resident_prompts(local_prompts, options.slots, samples, prompt_width)
     decoded = options.model.unstack(params, options.model_cfg) if options.unrolled else params
     prompt_column = jnp.broadcast_to(jnp.arange(prompt_width, dtype=jnp.int32), (resident, prompt_width))
     shard = _Shard(

@@ -246,7 +246,8 @@ class Scorer:
             hint = (
                 f"The pool so far: {dict(pool)}"
                 if status is Status.INFRA_ERROR
-                else "Fix the verifier; it should return 0 for a completion that it cannot parse"
+                else "Fix the verifier, which should return 0 for a completion that it cannot parse; --accept-change "
+                "continues the run with the changed file"
             )
             raise (WorkersLost if status is Status.INFRA_ERROR else ScoringStopped)(
                 f"{rows} of {total} completions ({rows / total:.0%}) {why}, above "

@@ -18,6 +18,7 @@ from jrl.tasks.envs.contract import Source, digest_of, tasks_of
 from jrl.tasks.envs.mixture import open_source
 from jrl.tasks.stopping import Stop
 
+KEPT = "duplicate_prompt"  # what a source counts without dropping it
 LOOKED_AT = 16  # examples of a source of stored rows that are tried before a run begins
 
 
@@ -39,8 +40,12 @@ def note_counts(config: Config, data: RunData, note: Callable[[str], None]) -> N
     """Notes what was dropped of the examples of a run."""
     for name, one in {"": data.source, **of_their_own(config, data.stored)}.items():
         if one.counts:
-            counts = ", ".join(f"{count} {cause}" for cause, count in sorted(one.counts.items()))
-            note(f"{name}{': ' * bool(name)}{len(one)} examples; dropped or noticed: {counts}")
+            others = {cause: count for cause, count in one.counts.items() if cause != KEPT}
+            said = [f"{len(one)} examples"]
+            said += [f"{one.counts[KEPT]} of them repeat the prompt of another, and are kept"] * (KEPT in one.counts)
+            counts = ", ".join(f"{count} {cause}" for cause, count in sorted(others.items()))
+            said += [f"dropped or noticed: {counts}"] * bool(others)
+            note(f"{name}{': ' * bool(name)}{'; '.join(said)}")
 
 
 def stored_sources(config: Config, source: Source, open_: Callable[[Any], Source]) -> list[Source]:

@@ -499,7 +499,7 @@ def warn(job: Job, step: Step) -> None:
     if job.without_signal is not None:
         job.without_signal = job.without_signal + 1 if step.metrics["grad_norm"] == 0 else None
         if job.without_signal == WARN_WITHOUT_SIGNAL:
-            job.display.warn("signal", no_signal_warning(job.without_signal))
+            job.display.warn("signal", no_signal_warning(job.without_signal, scored=share > 0))
 
 
 def show_samples(job: Job, step: Step) -> None:

@@ -46,6 +46,8 @@ def newest(folder: str | Path) -> int:
 
 def saved_steps(folder: str | Path) -> list[int]:
     """Returns the saved steps of a run, oldest first. Raises ValueError where there is none."""
+    if not paths.exists(folder):
+        raise ValueError(f"{folder} does not exist; give the --run folder of jrl train")
     if not paths.exists(Path(folder) / "manifest.json"):
         raise ValueError(f"{folder} is not a run folder: it holds no manifest.json; give the --run folder of jrl train")
     steps = list_steps(Path(folder) / "checkpoints")

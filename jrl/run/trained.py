@@ -118,10 +118,11 @@ def open_trained(
     state = policy.programs.init.shape(programs.abstract(key, policy.mesh))
     policy_state = state.models["policy"]
     models = {"policy": {"params": policy_state.params, "frozen": policy_state.frozen}}
+    reached = stage_at(config, steps[-1] if step is None else step)
     if role != "policy":
         models = {
             "policy": {"frozen": policy_state.frozen},
-            role: {"params": policy_state.params, "heads": role_heads(policy, role)},
+            role: {"params": policy_state.params, "heads": role_heads(policy, role, reached)},
         }
     at, tree, _ = restore_step(folder / "checkpoints", {"state": {"models": models}}, step, part=True)
     if step is None and at != newest(folder):
@@ -145,22 +146,27 @@ def step_of_stage(folder: Path, config: Config, stage: str, step: int | None) ->
     return inside[-1] if step is None else step
 
 
-def role_heads(policy: Policy, role: str) -> PyTree:
+def role_heads(policy: Policy, role: str, reached: int) -> PyTree:
     """Returns the heads of a role that a stage trains, or of the moving average of one, as shapes. Raises ValueError
-    where no stage does."""
-    config, tables = policy.config, policy.parts.tables
-    needs = [row_of(tables, "algos", stage.objective).needs(stage.objective) for stage in config.stages]
-    trained = [trained_heads(*pair) for pair in zip(config.stages, needs)]
-    heads = {role: names for of_stage in trained for role, names in of_stage.items()}
-    for stage, of_stage in zip(config.stages, trained):
+    where no stage does.
+
+    Args:
+      reached: the index of the last stage that counts. A role keeps the heads that earlier ones gave it.
+    """
+    stages, tables = policy.config.stages[: reached + 1], policy.parts.tables
+    needs = [row_of(tables, "algos", stage.objective).needs(stage.objective) for stage in stages]
+    heads: dict[str, tuple[str, ...]] = {}
+    for stage, need in zip(stages, needs):
+        for trained, names in trained_heads(stage, need).items():
+            heads[trained] = tuple(dict.fromkeys((*heads.get(trained, ()), *names)))
         if stage.optimizer.average is not None:
-            heads[AVERAGE] = of_stage[stage.trains]
+            heads[AVERAGE] = heads[stage.trains]
     if role not in heads:
         raise ValueError(f"the run has no role {role!r}. Available: {', '.join(sorted({'policy', *heads}))}")
     names = heads[role]
     of_rewards = [
         need.score_outputs
-        for stage, need in zip(config.stages, needs)
+        for stage, need in zip(stages, needs)
         if need.score and (stage.optimizer.average is not None if role == AVERAGE else stage.trains == role)
     ]
     outputs = {

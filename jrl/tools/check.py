@@ -26,6 +26,7 @@ from jrl.tasks.verifiers import row_of
 from jrl.tasks.verifiers.judge import judge
 from jrl.tasks.verifiers.pool import Item, Pool
 
+# What every verifier is asked about, beside examples of ENVS; docs/bring-your-own.md says so.
 PLAIN = Example("plain", (Message("user", "What is 2 + 2?"),), answer="4")
 EXAMPLES = 8  # of each environment of the parts, for its verifiers to judge
 HUGE = 100_000  # characters, what Scoring.max_characters lets through
@@ -114,10 +115,12 @@ def check_verifiers(parts: Parts) -> list[Finding]:
             fine = (Status.VERIFIER_ERROR,) if case != "gold" else ()
             bad = next((v for v in answers if not v.status.scorable and v.status not in fine), None)
             problem = None if bad is None else f"{bad.status.name}: {bad.detail}"
+            if bad is not None and case == "gold":
+                problem += f" (asked about {described(group[answers.index(bad)][1])})"
             tests = {
-                "empty": "returns on an empty text",
+                "empty": "returns or raises on an empty text",
                 "gold": "judges a gold answer",
-                "huge": "returns on huge texts in time",
+                "huge": "returns or raises on huge texts in time",
             }
             findings.append(Finding(name, tests[case], problem))
             start += len(group)
@@ -125,6 +128,12 @@ def check_verifiers(parts: Parts) -> list[Finding]:
         problem = None if changed is None else f"{asked[changed][0][:40]!r} got two verdicts"
         findings.append(Finding(name, "gives the same verdict for the same text", problem))
     return findings
+
+
+def described(example: Example) -> str:
+    """Returns an example as a line says it: its prompt, its answer, what a verifier may read beside them."""
+    own = "" if example is PLAIN else "an example of ENVS, "
+    return f"{own}{example.messages[-1].content!r}, answer {example.answer!r}, info {dict(example.info)!r}"[:200]
 
 
 def check_environment(name: str, parts: Parts) -> Iterator[Finding]:

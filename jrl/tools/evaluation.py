@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jrl import __version__
+from jrl import __version__, paths
+from jrl.config import to_json
+from jrl.experiment import Config
 from jrl.ops.win_rates import win_rate
 from jrl.rollout.evaluate import draw, summary
 from jrl.rollout.scoring import Scorer, open_scoring
@@ -98,6 +100,20 @@ def held_out_visits(trained: Trained) -> list[Visit]:
         )
     source = open_source(config.task, policy.parts.tables["envs"])
     return held_out(source, policy.tokenizer, config.data, config.eval.prompts, config.run.seed)
+
+
+def trained_prompts_warning(folder: str | Path, config: Config) -> str | None:
+    """Returns a warning where a run may have trained on prompts that it is evaluated on by another configuration: of
+    the same task it held out others, or none. None where there is no reason for one."""
+    place = Path(folder) / "config.json"
+    if paths.is_remote(folder) or not place.is_file():
+        return None
+    saved, now = paths.read_object(place), to_json(config)
+    own = saved.get("data", {}).get("held_out_every")
+    if saved.get("task") != now["task"] or own == config.data.held_out_every:
+        return None
+    return (f"Warning: {folder} has trained with Data.held_out_every = {own}, perhaps on prompts that are held out "
+            f"with {config.data.held_out_every}: these accuracies may be of prompts that it knows")  # fmt: skip
 
 
 def table(result: dict[str, Any]) -> str:

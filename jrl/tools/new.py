@@ -26,7 +26,7 @@ Config.task = @Jsonl()
 Jsonl.path = '{name}.jsonl'  # one example a line: a prompt and its answer
 Scoring.verifiers = [@Close()]  # out of {name}.py
 
-Data.prompt_length = 8  # tokens; the default tokenizer has one token for each byte
+Data.prompt_length = 8  # tokens; the default tokenizer has one for each byte, and four around a prompt
 Data.held_out_every = None  # ten rows are too few to hold some out for evaluation
 
 # A tiny model from random weights. To fine-tune a published one (config.json and safetensors in a folder):
@@ -71,7 +71,8 @@ def Close(completion, example):
 
     Args:
       completion: what the model wrote.
-      example: a row of {name}.jsonl, with its fields `prompt`, `answer`, `info`.
+      example: a row of {name}.jsonl. example.answer is its `answer`, example.info holds its other columns, and
+        example.messages its prompt, as messages with a role and a content.
     """
     text = completion.strip()
     if not (text.isascii() and text.isdigit() and len(text) < 10):

@@ -327,6 +327,8 @@ def _rows(
         raise ValueError(f"{path} is empty; give it a row a line")
     for number, line in enumerate(lines, start=1):
         place = f"{path}, line {number}"
+        if not line.strip():
+            raise ValueError(f"{place} is empty; give it a row a line")
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.optimize
 from small_batches import tokens
 
 from jrl.algos.common import Clipped, clip_metrics, common_metrics
@@ -53,11 +54,16 @@ def test_self_correction_by_hand():
     missing = self_correction([1, NAN, 0], [NAN, 1, 1])
     assert missing == {"first": 0.5, "second": 0.5, "gained": 0.0, "corrected": 0.5, "broken": 0.5}
     assert np.isnan(self_correction([], [])["gained"])
+    for first, second in (([1, 0], [1]), ([[1, 0]], [[1, 1]])):
+        with pytest.raises(ValueError, match="attempts \\[problems\\]"):
+            self_correction(first, second)
 
 
 def test_win_rate_by_hand():
     found = win_rate([1, 1, 1, 0.5, 0.5, 0, 0, 0, 0, 0, NAN])
     assert (found.mean, found.n) == (pytest.approx(0.4), 10) and found.low < 0.4 < found.high
+    # Two prompts have an interval, of which 1/4 of the resamples are two wins and 1/4 none; one has not.
+    assert win_rate([1, NAN, 0]) == (0.5, 0.0, 1.0, 2) and np.isnan(win_rate([1, NAN]).low)
     # a judge that always takes the first place says nothing; one that fails in one order is left out
     np.testing.assert_array_equal(swapped_wins([1, 1, 0.5, NAN], [0, 1, 1, 1]), [0.5, 1, 0.75, NAN])
 
@@ -69,6 +75,8 @@ def test_a_length_controlled_win_rate_takes_out_what_length_wins():
     skewed = np.array([10.0] * 9 + [-10.0] * 3)
     wins = np.array([1] * 6 + [0] * 3 + [1] + [0] * 2)  # 2/3 where longer, 1/3 where shorter
     assert wins.mean() > 0.58 and length_controlled(wins, skewed) == pytest.approx(0.5, abs=0.08)
+    # Lengths count by their deviation alone: tenths of a token say what tens of tokens do.
+    assert length_controlled(wins, skewed / 100) == pytest.approx(length_controlled(wins, skewed), abs=1e-9)
     # Without a difference it is the win rate, but for the ridge; with one policy winning always it stays below 1.
     assert length_controlled([1, 1, 0, NAN], np.zeros(4)) == pytest.approx(2 / 3, abs=1e-3)
     assert 0.99 < length_controlled(np.ones(50), np.arange(50.0)) < 1
@@ -79,6 +87,19 @@ def test_a_length_controlled_win_rate_takes_out_what_length_wins():
     with pytest.raises(ValueError, match="difficulty"):
         length_controlled([1, 0], [1.0, 2.0], [0.5, NAN])
     assert length_controlled([1, 0, 1, 0], np.zeros(4), np.array([0.9, 0.1, 0.8, 0.2])) == pytest.approx(0.5, abs=0.01)
+
+
+def test_a_step_of_newtons_that_goes_too_far_is_halved():
+    # Differences of a deviation of 1, so that the columns are 1, tanh(+-1) and the difficulty. Whole steps end where
+    # three of the four chances at equal lengths are 1; the minimum that scipy finds without derivatives has 0.49963.
+    wins, difference, difficulty = np.array([1.0, 1, 0, 0]), np.array([1.0, -1, 1, -1]), np.array([50.0, 0, 2, -1])
+    features = np.stack([np.ones(4), np.tanh(difference), difficulty], axis=1)
+    loss = lambda w: np.logaddexp(0, (1 - 2 * wins) * (features @ w)).sum() + 1e-3 / 2 * w @ w
+    tight = dict(maxiter=20_000, xatol=1e-8, fatol=1e-12)
+    found = scipy.optimize.minimize(loss, np.zeros(3), method="Nelder-Mead", options=tight).x
+    expected = np.mean(1 / (1 + np.exp(-(found[0] + found[2] * difficulty))))
+    assert expected == pytest.approx(0.49963, abs=1e-5)
+    assert length_controlled(wins, difference, difficulty) == pytest.approx(expected, abs=1e-5)
 
 
 def test_calibration_by_hand():
@@ -149,10 +170,32 @@ def test_training_metrics_by_hand():
     metrics = common_metrics(tokens([0.0, 0.0], [-0.1, 0.1], [1.0, 1.0]))
     np.testing.assert_allclose(metrics["approx_kl_k2"], [0.005, 0.005], rtol=1e-5)
     np.testing.assert_allclose(metrics["approx_kl_k3"].mean(), 0.00500, atol=1e-5)
-    batch = tokens(np.log([1.3, 0.7, 1.3, 0.7]), [0.0] * 4, [1.0, 1.0, -1.0, -1.0])
-    found = clip_metrics(Clipped(), batch)
-    np.testing.assert_array_equal(found["clip_fraction_high"], [True, False, False, False])
-    np.testing.assert_array_equal(found["clip_fraction_low"], [False, False, False, True])
+    assert not metrics["clamped"].any() and "kl_ref_k1" not in metrics
+    # The bounds are 0.8 and 1.2: ratios of 0.9 and 1.1 are clipped by no advantage, and any advantage has its sign.
+    batch = tokens(np.log([1.3, 0.7, 1.3, 0.7, 0.9, 1.1, 0.7, 1.3]), [0.0] * 8, [1.0, 1, -1, -1, -1, 1, 0.5, -0.5])
+    found = clip_metrics(Clipped(clip_low=0.2, clip_high=0.2), batch)
+    np.testing.assert_array_equal(found["clip_fraction_high"], [True] + [False] * 7)
+    np.testing.assert_array_equal(found["clip_fraction_low"], [False] * 3 + [True] + [False] * 4)
+
+
+def test_a_kl_to_the_reference_is_weighed_by_what_changed_since_tokens_were_drawn():
+    # new - behaviour = log 2: the weight is 2. d = new - reference = 0.5 and -0.5: k1 = d, so that 2 * d = 1 and -1;
+    # k3 = exp(-d) - 1 + d = 0.106531 and 0.148721, twice 0.213061 and 0.297443
+    batch = tokens([-1.0, -1.0], [-1.2, -1.2], [1.0, 1.0], behaviour=[-1.0 - np.log(2.0)] * 2)
+    found = jax.jit(common_metrics)(batch.replace(ref_logprobs=jnp.array([-1.5, -0.5])))
+    np.testing.assert_allclose(found["kl_ref_k1"], [1, -1], rtol=1e-6)
+    np.testing.assert_allclose(found["kl_ref_k3"], [0.213061, 0.297443], rtol=1e-5)
+
+
+def test_a_token_is_counted_as_clamped_by_any_of_its_log_ratios():
+    # Differences of 21 are above the bound of 20, each in one place: new to old, old to behaviour; the third token has
+    # none, and new to behaviour of the fourth is 15 + 15.
+    batch = tokens([-1.0, -1, -1, -1], [-22.0, -1, -1, -16], [1.0] * 4, behaviour=[-22.0, -22, -1, -31])
+    np.testing.assert_array_equal(common_metrics(batch)["clamped"], [True, True, False, False])
+    compared = batch.replace(ref_logprobs=jnp.full(4, -1.0))
+    np.testing.assert_array_equal(common_metrics(compared)["clamped"], [True, True, False, True])
+    far = batch.replace(ref_logprobs=jnp.full(4, -22.0), behaviour_logprobs=batch.logprobs, old_logprobs=batch.logprobs)
+    np.testing.assert_array_equal(common_metrics(far)["clamped"], True)
 
 
 def test_sampler_mismatch_by_hand():
@@ -167,6 +210,15 @@ def test_sampler_mismatch_by_hand():
     signed = sampler_mismatch(jnp.array([-1.0, -1.0]), jnp.array([-1.5, -1.5]), jnp.array([True, True]))
     np.testing.assert_allclose(signed["k1"], 0.5)  # the sampler's less the learner's
     np.testing.assert_allclose(signed["correlation"], 0)  # nothing varies
+    # Probabilities of 1.5e-8 and 5.6e-9 vary, where one less each would be -1 in float32. Two that rise together have a
+    # correlation of 1, and of -1 where one falls.
+    small = jnp.array([-18.0, -19.0])
+    for old, expected in ((small, 1), (small[::-1], -1)):
+        found = sampler_mismatch(small, old, jnp.array([True, True]))
+        np.testing.assert_allclose(found["correlation"], expected, rtol=1e-5)
+    # Of 9e-14 and 3e-14 the product of both sums of squares is 0 in float32: no correlation is told, but a number.
+    tiny = jnp.array([-30.0, -31.0])
+    np.testing.assert_allclose(sampler_mismatch(tiny, tiny, jnp.array([True, True]))["correlation"], 0, atol=1e-20)
 
 
 def test_equal_probabilities_have_no_correlation_out_of_rounding():
@@ -191,6 +243,9 @@ def test_what_a_step_logs_of_the_mismatch_is_that_of_all_its_tokens():
     sampler, old = jnp.array([-1.0, NAN, -2.0]), jnp.array([-1.1, NAN, -1.9])
     terms = jax.jit(mismatch_terms)(sampler, old, mask)
     np.testing.assert_array_equal([values[1] for values in terms.values()], 0)
+    # p = e^-1.1 = 0.332871, e^-1.9 = 0.149569; q = 1 - p
+    np.testing.assert_allclose(terms["p_learner"], [0.332871, 0, 0.149569], rtol=1e-5)
+    np.testing.assert_allclose(terms["q_learner"], [0.667129, 0, 0.850431], rtol=1e-5)
     found = jax.jit(mismatch_of_means)({name: values.sum() / 2 for name, values in terms.items()})
     # Of two tokens that differ the same way the correlation is 1; both mean log-probs are -1.5.
     expected = {"k1": 0.0, "k3": 0.005004, "chi2": 0.020067, "effective_share": 1.005004**2 / 1.020067,
@@ -209,6 +264,19 @@ def test_what_a_step_logs_of_the_mismatch_is_that_of_all_its_tokens():
     np.testing.assert_allclose(found["effective_share"], share, rtol=1e-5)
     nothing = mismatch_of_means({name: 0.0 * x[0] for name, x in mismatch_terms(sampler, old, mask=old < 0).items()})
     assert all(value == name.endswith("perplexity") for name, value in nothing.items())
+
+
+def test_a_steps_means_of_weights_below_1_and_of_correlations_beyond_1_by_hand():
+    # weights 1/2: chi2 = 1/4 - 1, all of the sample counts
+    half = mismatch_terms(jnp.zeros(2), jnp.full(2, -jnp.log(2.0)), jnp.ones(2, bool))
+    found = mismatch_of_means({name: x.mean() for name, x in half.items()})
+    np.testing.assert_allclose([found["chi2"], found["effective_share"]], [-0.75, 1], rtol=1e-6)
+    # Both variances are 0.05 - 0.2^2 = 0.01; covariances of 0.06 - 0.04 and 0.02 - 0.04 would be correlations of +-2.
+    of_p = {"p_sampler": 0.2, "p_learner": 0.2, "p_sampler_squared": 0.05, "p_learner_squared": 0.05}
+    for product, expected in ((0.06, 1), (0.02, -1)):
+        means = {**half, **of_p, "p_product": product, "q_sampler_squared": 0.65}
+        found = mismatch_of_means({name: jnp.mean(x) for name, x in means.items()})
+        assert found["correlation"] == expected
 
 
 def test_the_largest_difference_of_probabilities_is_of_tokens_that_count():
@@ -253,3 +321,6 @@ def test_effective_sample_size_by_hand():
     size, share = jax.jit(effective_sample_size)(jnp.array([1.0, 1, 2, NAN]), jnp.array([True] * 3 + [False]))
     np.testing.assert_allclose([size, share], [16 / 6, 16 / 18], rtol=1e-6)
     np.testing.assert_array_equal(effective_sample_size(jnp.zeros(3), jnp.ones(3, bool)), [0, 0])
+    # one token of three in the mask: 0.5^2 / 0.5^2 of 1; none: 0
+    np.testing.assert_allclose(effective_sample_size(jnp.full(3, 0.5), jnp.array([False, True, False])), [1, 1])
+    np.testing.assert_array_equal(effective_sample_size(jnp.full(3, 0.5), jnp.zeros(3, bool)), [0, 0])

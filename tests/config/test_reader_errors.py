@@ -80,7 +80,7 @@ WRONG_LINES = [
     ("Loop.lag = 2", "Loop: lag must be 0 or 1, not 2"),
     ("import os", "'import os': configuration imports nothing"),
     ("from os import path", "'from os import path': configuration imports nothing"),
-    ("include 'b.gin'", "there is no file 'b.gin'; did you mean a.gin?"),
+    ("include 'b.gin'", "there is no file 'b.gin'"),
     ("include 'a.gin'", "include of 'a.gin': the file includes itself"),
     ("include b", "cannot read this"),
     ("Loop.lag =", "a value is missing or malformed after '='"),
@@ -104,9 +104,14 @@ WRONG_LINES = [
 @pytest.mark.parametrize(("line", "reason"), WRONG_LINES, ids=[line[:40] for line, _ in WRONG_LINES])
 def test_wrong_line_is_refused_at_its_place(refused, line, reason):
     place, message = refused({"a.gin": "\n".join([*BASE, line]) + "\n"})
-    assert reason in message
+    assert reason in message and "did you mean a.gin" not in message  # which includes itself
     # A value that never ends is noticed at the end of the text.
     assert place in ("a.gin:4", "a.gin:5") if "[" in line and "]" not in line else place == "a.gin:4"
+
+
+def test_a_line_that_is_indented_further_is_named(refused):
+    place, message = refused({"a.gin": "Loop:\n  lag = 1\n   steps = 2\n"})
+    assert place == "a.gin:3" and "no name begins here; the lines of a block are indented alike" in message
 
 
 @pytest.mark.parametrize(
@@ -120,7 +125,8 @@ def test_wrong_line_is_refused_at_its_place(refused, line, reason):
         ("import os", "expected one NAME=VALUE"),
         ("Run.seed = 1\nLoop.lag = 1", "expected one NAME=VALUE"),
         ("", "expected one NAME=VALUE"),
-        ("--flag", "cannot read this"),
+        ("--flag", "expected one NAME=VALUE, got '--flag'"),
+        ("Loop.lag", "expected one NAME=VALUE, got 'Loop.lag'"),
         ("Loop.lag = 1\0", "cannot read this"),
         ("Loop.lag = [1", "a bracket is not closed"),
         ("Loop.lag = '''one", "a text in quotes is not closed"),

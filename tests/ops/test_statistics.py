@@ -4,6 +4,7 @@ import itertools
 import math
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -346,7 +347,14 @@ def test_probability_of_improvement_equals_the_enumeration_of_all_resamples():
 def test_probability_of_improvement_refuses_tasks_that_do_not_match():
     with pytest.raises(ValueError, match="2 tasks against 1"):
         probability_of_improvement([[1], [2]], [[1]])
-    assert math.isnan(probability_of_improvement([[]], [[1]]).mean)
+
+
+def test_probability_of_improvement_of_a_task_without_runs_is_unknown():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # no mean of nothing is taken
+        assert math.isnan(probability_of_improvement([[]], [[1]]).mean)
+        found = probability_of_improvement([[1, 2], [3, 4]], [[1, 2], []])
+        assert math.isnan(found.mean) and math.isnan(found.low) and found.n == 4
 
 
 def test_optimality_gap_by_hand():

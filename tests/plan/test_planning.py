@@ -15,7 +15,7 @@ from jrl.rollout.rewards import RewardModel
 from jrl.tools.plan import budget, compiled, libtpu, planning, report, shapes
 from jrl.tools.plan.case import make_case
 from jrl.tools.plan.chips import parse_topology
-from jrl.tools.plan.compiled import Compiled
+from jrl.tools.plan.compiled import Compiled, hbm_asked
 
 
 @pytest.fixture
@@ -188,3 +188,16 @@ def test_a_program_with_a_text_has_a_count(small, tmp_path):
     first = compiled.cached_or(lambda lowered: programs["rl.update"], None, place)
     again = compiled.cached_or(lambda lowered: None, None, place)
     assert first == (programs["rl.update"], False) and again == (programs["rl.update"], True)
+
+
+@pytest.mark.parametrize(
+    ("message", "asked"),
+    [
+        ("RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Used 18.26G of 15.75G hbm. Exceeded", 18.26 * 2**30),
+        ("RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (16.17G) exceeds "
+         "available HBM (15.75G).", 16.17 * 2**30),
+        ("INTERNAL: something else", None),
+    ],
+)  # fmt: skip
+def test_a_program_that_does_not_fit_says_what_it_asked_for(message, asked):
+    assert hbm_asked(message) == (None if asked is None else int(asked))

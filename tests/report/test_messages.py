@@ -35,6 +35,9 @@ def test_a_run_without_signal_names_the_likely_causes():
     assert text.startswith("Warning: no learning signal in 20 steps.") and "in 1 step." in no_signal_warning(1)
     for cause in ("too strict or too lenient", "too hard or too easy", "Online.samples", "Sampler.temperature"):
         assert cause in text
+    unscored = no_signal_warning(20, scored=False)
+    assert unscored.startswith("Warning: no learning signal in 20 steps: no completion was scored")
+    assert "Scoring.cpu_seconds" in unscored and "same reward" not in unscored
 
 
 def test_an_evaluation_is_one_line():
@@ -57,6 +60,9 @@ def test_the_closing_message_has_the_final_reward_and_what_to_do_next():
 def test_the_closing_message_of_a_run_without_signal_warns_and_does_not_offer_the_policy():
     text = closing_message("runs/a", steps=30, seconds=1.0, final_reward=0.0, steps_without_signal=30)
     assert no_signal_warning(30) in text and "Try the policy" not in text
+    for final in (None, float("nan")):
+        text = closing_message("runs/a", steps=30, seconds=1.0, final_reward=final, steps_without_signal=30)
+        assert no_signal_warning(30, scored=False) in text
 
 
 def test_only_all_is_100_percent_and_only_nothing_is_0():

@@ -54,6 +54,9 @@ def test_calibration_of_what_samples_say():
     assert found["stated"] == 2 and found["brier"]["mean"] == pytest.approx(0.185)
     assert found["ece"]["mean"] == pytest.approx(0.35) and found["auroc"]["mean"] == 1.0
     assert found["brier"]["low"] == pytest.approx(0.01) and found["brier"]["high"] == pytest.approx(0.36)
+    # A confidence without an answer is of neither a right nor a wrong one: it does not count.
+    alone = measures.calibration([Calibration()], samples([[W], [W], [U]], [said(9), said(6, 2), said(8, "")]))
+    assert alone == found
     assert measures.calibration([], samples([[C]], ["1"])) is None
 
 

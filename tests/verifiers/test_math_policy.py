@@ -37,6 +37,14 @@ def test_a_row_of_the_policy(row):
     assert not wrong
 
 
+def test_sets_within_a_tolerance_are_matched_in_whatever_order():
+    # Within 6 %: 0.96 of 1.0 alone, 1.05 of both 1.0 and 1.1. Whoever gives 1.05 to 1.0 first leaves 0.96 alone.
+    same = lambda answer, gold=r"\{1.0, 1.1\}": judged_equal(gold, answer, ["decimal_tolerance=0.06"])
+    assert same(r"\{0.96, 1.05\}") and same(r"\{1.05, 0.96\}") and same("1.05, 0.96", "1.0, 1.1")
+    assert not same(r"\{0.96, 0.96\}") and not same(r"\{1.05\}")
+    assert same(r"\{1.15, 1.05, 0.96\}", r"\{1.1, 1.0, 1.1\}")
+
+
 def test_pairs_are_of_rows_that_the_document_has():
     assert {pair[0] for pair in PAIRS} == set(ROWS)
     assert len(PAIRS) >= 200

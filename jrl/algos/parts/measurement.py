@@ -53,6 +53,7 @@ PARTS: list[Part] = [
         "tests": [
             f"{_TESTS}::test_probability_of_improvement_by_hand",
             f"{_TESTS}::test_probability_of_improvement_equals_the_enumeration_of_all_resamples",
+            f"{_TESTS}::test_probability_of_improvement_of_a_task_without_runs_is_unknown",
         ],
     },
     {
@@ -123,7 +124,10 @@ PARTS: list[Part] = [
         "function": "jrl.ops.win_rates:length_controlled",
         "inputs": ["wins", "length_difference", "difficulty"],
         "output": "rate [] float",
-        "tests": ["tests/algos/test_measures.py::test_a_length_controlled_win_rate_takes_out_what_length_wins"],
+        "tests": [
+            "tests/algos/test_measures.py::test_a_length_controlled_win_rate_takes_out_what_length_wins",
+            "tests/algos/test_measures.py::test_a_step_of_newtons_that_goes_too_far_is_halved",
+        ],
     },
     {
         "id": "M12",
@@ -231,7 +235,11 @@ PARTS: list[Part] = [
         "function": "jrl.algos.common:common_metrics",
         "inputs": ["tokens"],
         "output": "{name: [..., L]}",
-        "tests": ["tests/algos/test_measures.py::test_training_metrics_by_hand"],
+        "tests": [
+            "tests/algos/test_measures.py::test_training_metrics_by_hand",
+            "tests/algos/test_measures.py::test_a_kl_to_the_reference_is_weighed_by_what_changed_since_tokens_were_drawn",
+            "tests/algos/test_measures.py::test_a_token_is_counted_as_clamped_by_any_of_its_log_ratios",
+        ],
     },
     {
         "id": "M16",
@@ -245,14 +253,21 @@ PARTS: list[Part] = [
         "function": "jrl.ops.mismatch:sampler_mismatch",
         "inputs": ["behaviour_logprobs", "old_logprobs", "mask"],
         "output": "{name: [] float32}",
-        "tests": ["tests/algos/test_measures.py::test_sampler_mismatch_by_hand"],
+        "tests": [
+            "tests/algos/test_measures.py::test_sampler_mismatch_by_hand",
+            "tests/algos/test_measures.py::test_equal_probabilities_have_no_correlation_out_of_rounding",
+            "tests/algos/test_measures.py::test_no_tokens_have_no_mismatch",
+        ],
     },
     {
         "id": "M17",
         "function": "jrl.ops.mismatch:mismatch_terms",
         "inputs": ["sampler_logprobs", "old_logprobs", "mask"],
         "output": "{name: [..., T] float32}",
-        "tests": ["tests/algos/test_measures.py::test_what_a_step_logs_of_the_mismatch_is_that_of_all_its_tokens"],
+        "tests": [
+            "tests/algos/test_measures.py::test_what_a_step_logs_of_the_mismatch_is_that_of_all_its_tokens",
+            "tests/algos/test_measures.py::test_the_correlation_of_probabilities_near_0_or_1_is_not_rounding",
+        ],
     },
     {
         "id": "M17",
@@ -266,7 +281,12 @@ PARTS: list[Part] = [
         "function": "jrl.ops.mismatch:mismatch_of_means",
         "inputs": ["means"],
         "output": "{name: [] float32}",
-        "tests": ["tests/algos/test_measures.py::test_what_a_step_logs_of_the_mismatch_is_that_of_all_its_tokens"],
+        "tests": [
+            "tests/algos/test_measures.py::test_what_a_step_logs_of_the_mismatch_is_that_of_all_its_tokens",
+            "tests/algos/test_measures.py::test_a_steps_means_of_weights_below_1_and_of_correlations_beyond_1_by_hand",
+            "tests/algos/test_measures.py::test_probabilities_that_differ_by_rounding_have_no_correlation",
+            "tests/algos/test_measures.py::test_the_correlation_of_probabilities_near_0_or_1_is_not_rounding",
+        ],
     },
     {
         "id": "M18",

@@ -100,6 +100,8 @@ PARTS: list[Part] = [
         "output": "parameters, state, updates",
         "tests": [
             "tests/test_learner.py::test_a_batch_without_a_token_to_learn_from_is_skipped",
+            "tests/test_optimizer.py::test_a_sound_step_moves_what_is_trained_and_its_moments_by_hand",
+            "tests/test_optimizer.py::test_an_unsound_step_keeps_every_bit_of_weights_and_state",
         ],
     },
     {
@@ -120,6 +122,11 @@ PARTS: list[Part] = [
         "output": "state with fresh moments",
         "tests": [
             "tests/test_stages.py::test_a_stage_leaves_its_roles_to_the_next_ones",
+            "tests/test_train_state.py::test_a_stage_keeps_heads_that_fit_and_draws_the_others_again",
+            "tests/test_train_state.py::test_a_stage_begins_with_fresh_moments_at_version_0",
+            "tests/test_train_state.py::test_a_stage_copies_the_model_that_it_trains_to_the_roles_that_it_needs",
+            "tests/test_train_state.py::test_copies_stand_on_the_frozen_weights_that_the_trained_model_stands_on",
+            "tests/test_train_state.py::test_a_critic_has_the_value_head_and_moments_of_its_own",
         ],
     },
 ]

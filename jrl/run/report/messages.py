@@ -114,15 +114,24 @@ def lost_rollouts_warning(run: str | os.PathLike[str], lost: Sequence[str]) -> s
     )
 
 
-def no_signal_warning(num_steps: int) -> str:
+def no_signal_warning(num_steps: int, scored: bool = True) -> str:
     """Returns the likely causes of a run in which every completion of a prompt gets the same reward.
 
     Args:
+      scored: whether any completion got a reward in the last of them.
       num_steps: steps so far, none with a group whose rewards differ. A run that had a signal and lost it may have
         learned all there is: that needs no warning.
     """
+    steps = f"{num_steps} step{'' if num_steps == 1 else 's'}"
+    if not scored:
+        return (
+            f"Warning: no learning signal in {steps}: no completion was scored, and the policy does not change. Likely "
+            "causes:\n"
+            "  - a verifier runs into its limits (Scoring.cpu_seconds, wall_seconds, memory_mb): try jrl check\n"
+            "  - a judge or a reward model gives no verdict: see the metrics verdict/*, and RUN/rollouts"
+        )
     return (
-        f"Warning: no learning signal in {num_steps} step{'' if num_steps == 1 else 's'}. In every group all "
+        f"Warning: no learning signal in {steps}. In every group all "
         "completions got the same reward, so all advantages are 0 and the policy does not change. Likely causes:\n"
         "  - the verifier is too strict or too lenient: read completions and rewards in RUN/rollouts\n"
         "  - the prompts are too hard or too easy for this policy\n"
@@ -162,5 +171,5 @@ def closing_message(
     if steps == 0:
         return ended
     if steps_without_signal:
-        return f"{ended}\n{no_signal_warning(steps_without_signal)}"
+        return f"{ended}\n{no_signal_warning(steps_without_signal, scored=bool(reward))}"
     return f"{ended}\nTry the policy: jrl sample {run}"

@@ -40,6 +40,7 @@ def held_out(source: Source, tokenizer: Any, config: Data, n: int, seed: int, st
     if len(visits) < n:
         raise ValueError(
             f"{n} held-out prompts asked for, {len(visits)} distinct usable ones found among {len(source)} examples "
-            f"({bad} dropped; Data.held_out_every = {config.held_out_every})"
+            f"({bad} dropped; Data.held_out_every = {config.held_out_every}); set Eval.prompts to at most "
+            f"{len(visits)}, or hold out more by a smaller Data.held_out_every"
         )
     return visits

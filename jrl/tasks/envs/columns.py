@@ -102,7 +102,11 @@ def example_of(row: dict[str, Any], number: int, config: Jsonl) -> Example:
             raise BadRow("empty_prompt")
         messages = (Message("user", prompt.join(config.prompt_form.split(PROMPT))),)
     else:
-        raise BadRow("missing_field", f"it needs {column['prompt']!r} or {column['messages']!r}; it has {_names(row)}")
+        raise BadRow(
+            "missing_field",
+            f"it needs {column['prompt']!r} or {column['messages']!r}; it has "
+            f"{_names(row)}. Jsonl.columns = {{'prompt': NAME}} says which column it is",
+        )
     if not any(message.content.strip() for message in messages):
         raise BadRow("empty_prompt")
     if config.system and row.get(column["messages"]) is None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Literal
 
@@ -168,7 +169,10 @@ def _same(gold: Form, given: Form, comparison: _Comparison) -> bool:
 
 
 def _same_in_some_order(gold: tuple[Form, ...], given: tuple[Form, ...], comparison: _Comparison) -> bool:
-    """A repeated element has no second partner: {3, 3} is not {3, 4}. Equality is transitive, so greedy is enough."""
+    """A repeated element has no second partner: {3, 3} is not {3, 4}. Equality is transitive, so greedy is enough;
+    within a tolerance it is not."""
+    if comparison.config.decimal_tolerance:
+        return _matched([[_same(x, y, comparison) for y in given] for x in gold])
     left, rest = list(given), []
     for x in gold:  # what is the same term needs no work
         if x in left:
@@ -181,6 +185,22 @@ def _same_in_some_order(gold: tuple[Form, ...], given: tuple[Form, ...], compari
             return False
         del left[partner]
     return True
+
+
+def _matched(same: Sequence[Sequence[bool]]) -> bool:
+    """Whether every row has a column of its own that it is the same as, by augmenting paths."""
+    row_of: dict[int, int] = {}  # by column
+
+    def find(row: int, tried: set[int]) -> bool:
+        for column in [column for column, fits in enumerate(same[row]) if fits]:
+            if column not in tried:
+                tried.add(column)
+                if column not in row_of or find(row_of[column], tried):
+                    row_of[column] = row
+                    return True
+        return False
+
+    return all(find(row, set()) for row in range(len(same)))
 
 
 def _same_scalar(gold: Form, given: Form, comparison: _Comparison) -> bool:

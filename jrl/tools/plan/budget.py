@@ -222,7 +222,7 @@ def sample(case: Case) -> Memory:
 
 def prompts_in_flight(case: Case) -> int:
     """Returns the prompts of a batch shard that are prefilled together."""
-    return num_resident_prompts(case.prompts // case.shards, case.slots, case.samples, case.prefill_chunk)
+    return num_resident_prompts(case.prompts // case.shards, case.slots, case.samples, case.config.data.prompt_length)
 
 
 def relayout_bytes(case: Case) -> int:

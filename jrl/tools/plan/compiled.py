@@ -201,8 +201,13 @@ def hbm_total(report: str) -> int | None:
 
 def hbm_asked(message: str) -> int | None:
     """Returns the HBM, bytes, that a refused program would have used; None where the message has another cause."""
-    match = re.search(r"Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm", message)
-    return int(float(match[1]) * UNITS[match[2]]) if match else None
+    # The second where temporary arrays alone are too many: of arguments it says nothing then.
+    asked = r"Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm|required for HLO temporaries \(([\d.]+)([KMGT]?)\)"
+    match = re.search(asked, message)
+    if match is None:
+        return None
+    size, unit = (group for group in match.groups() if group is not None)
+    return int(float(size) * UNITS[unit])
 
 
 def cache_file(text: str, topology: Topology, what: str = "compiled") -> Path | None:

@@ -165,9 +165,9 @@ def frequency(kind: str, case: Case) -> Frequency:
         )
     sequences, prompts = case.sequences // case.shards, case.prompts // case.shards
     rounds = -(-sequences // case.slots)
-    chunk, calls = case.prefill_chunk, len(case.begun)
-    prefills = -(-prompts // sampler.num_resident_prompts(prompts, case.slots, case.samples, chunk))
-    chunks = case.config.data.prompt_length // chunk
+    length, chunk, calls = case.config.data.prompt_length, case.prefill_chunk, len(case.begun)
+    prefills = -(-prompts // sampler.num_resident_prompts(prompts, case.slots, case.samples, length))
+    chunks = length // chunk
     return Frequency(
         trips={
             sampler.REFILLS: rounds,
