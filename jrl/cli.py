@@ -57,6 +57,7 @@ DEVICE_START = "jax._src.xla_bridge"  # where an error arises when JAX finds no 
 PATH_ERRORS = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
 MOST_CPU_DEVICES = 16  # virtual ones that a population starts unasked, one a core: each holds what members share
+PART_MODULE = "jrl_part_"  # as jrl.tasks.verifiers.source calls the modules of parts
 MARKS = {True: "ok", False: "!!", None: "--"}  # of the findings of `jrl doctor`
 
 EXIT_CODES = """exit codes:
@@ -195,7 +196,21 @@ def exit_code(error: BaseException) -> int:
         return REFUSED if error.errno in PATH_ERRORS else STOPPED
     if isinstance(error, ValueError | ImportError) and _module(error).startswith("jrl."):
         return REFUSED  # raised by jrl itself, so that the message was written for whoever reads it
-    return REFUSED if _module(error) == DEVICE_START else UNFORESEEN
+    if _module(error) == DEVICE_START:
+        return REFUSED
+    return UNFORESEEN if part_place(error) is None else STOPPED
+
+
+def part_place(error: BaseException) -> str | None:
+    """Returns the line of the user's own part that an exception comes from, "FILE, line N, in FUNCTION"; None where
+    jrl's own code was called last, of the two."""
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith(PART_MODULE):
+            return f"{frame.f_code.co_filename}, line {line}, in {frame.f_code.co_name}"
+        if module.partition(".")[0] == "jrl":
+            return None
+    return None
 
 
 def last_checkpoint(args: argparse.Namespace) -> str:
@@ -221,6 +236,8 @@ def message(error: BaseException, code: int, saved: str = "") -> str:
         return text
     if code == UNFORESEEN:
         return f"Unexpected internal error: {type(error).__name__}: {text}\nThe traceback above shows where it arose."
+    if code == STOPPED and (place := part_place(error)) is not None:
+        return f"{type(error).__name__}: {text}\nIt was raised by your own {place}."
     if isinstance(error, OSError) and code == REFUSED and error.filename is not None and error.strerror is not None:
         names = ", ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
         return f"{names}: {error.strerror}"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import pytest
+from test_step_parts import token_batch
 
 import jrl
 from jrl import cli
+from jrl.learning.learner import Reading, token_terms
 from jrl.plugins import PartError, load_parts
 from jrl.resolve import find_config
 
@@ -26,3 +29,31 @@ def test_the_command_says_so_with_the_code_of_a_refusal(tmp_path, capsys):
     args = cli.parser_of("train").parse_args([str(gin)])
     assert cli.guarded(lambda args: jrl.load_config(args.config) and 0, args) == 2
     assert "it calls sys.exit(0) when it is imported" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("raise ValueError('oops')", "ValueError: oops"),
+        ("return tokens.advantage, {}", "AttributeError: 'Tokens' object has no attribute 'advantage'"),
+        ("return jnp.dot(tokens.advantages, jnp.ones(3)), {}", "TypeError: "),  # raised inside of JAX
+    ],
+)
+def test_an_error_in_a_part_names_its_line_and_is_not_called_internal(tmp_path, capsys, body, said):
+    part = tmp_path / "part.py"
+    part.write_text(
+        "import jax.numpy as jnp\nfrom jrl.algos.grpo import OBJECTIVE, GRPO\nfrom jrl.types import traced\n"
+        f"@traced\nclass Mine(GRPO):\n    pass\ndef token_loss(config, tokens, state):\n    {body}\n"
+        "ALGOS = {'Mine': OBJECTIVE._replace(config=Mine, token_loss=token_loss)}\n"
+    )
+    objective = load_parts([part]).tables["algos"]["Mine"]
+    batch, reading = token_batch(None), Reading(jnp.zeros((1, 3)), *[None] * 5)
+
+    def command(args):
+        token_terms(reading, batch, objective.config(), (), objective)
+        return 0
+
+    assert cli.guarded(command, cli.parser_of("train").parse_args(["tiny"])) == 4
+    shown = capsys.readouterr().err
+    assert said in shown and "internal" not in shown and "Traceback" not in shown
+    assert f"It was raised by your own {part}, line 8, in token_loss" in shown
