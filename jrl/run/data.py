@@ -42,7 +42,8 @@ def note_counts(config: Config, data: RunData, note: Callable[[str], None]) -> N
         if one.counts:
             others = {cause: count for cause, count in one.counts.items() if cause != KEPT}
             said = [f"{len(one)} examples"]
-            said += [f"{one.counts[KEPT]} of them repeat the prompt of another, and are kept"] * (KEPT in one.counts)
+            if KEPT in one.counts:
+                said.append(f"{one.counts[KEPT]} of them repeat the prompt of another, and are kept")
             counts = ", ".join(f"{count} {cause}" for cause, count in sorted(others.items()))
             said += [f"dropped or noticed: {counts}"] * bool(others)
             note(f"{name}{': ' * bool(name)}{'; '.join(said)}")

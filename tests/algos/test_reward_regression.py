@@ -132,5 +132,5 @@ def test_a_reward_model_and_its_moving_average_are_opened_as_the_run_read_them(m
             config=dataclasses.replace(config, stages=stages), parts=parts, mesh=mesh,
             cfg=types.SimpleNamespace(width=8, param_dtype="float32"),
         )  # fmt: skip
-        assert role_heads(policy, role)[REWARD].shape == (1, 8, 3)
+        assert role_heads(policy, role, len(stages) - 1)[REWARD].shape == (1, 8, 3)
     assert attribute_weights_of(stages, "critic") is attribute_weights_of((warm, judge), "reward") is None
