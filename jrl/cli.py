@@ -57,7 +57,6 @@ DEVICE_START = "jax._src.xla_bridge"  # where an error arises when JAX finds no 
 PATH_ERRORS = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
 MOST_CPU_DEVICES = 16  # virtual ones that a population starts unasked, one a core: each holds what members share
-PART_MODULE = "jrl_part_"  # as jrl.tasks.verifiers.source calls the modules of parts
 MARKS = {True: "ok", False: "!!", None: "--"}  # of the findings of `jrl doctor`
 
 EXIT_CODES = """exit codes:
@@ -204,6 +203,8 @@ def exit_code(error: BaseException) -> int:
 def part_place(error: BaseException) -> str | None:
     """Returns the line of the user's own part that an exception comes from, "FILE, line N, in FUNCTION"; None where
     jrl's own code was called last, of the two."""
+    from jrl.tasks.verifiers.source import PART_MODULE
+
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         module = frame.f_globals.get("__name__", "")
         if module.startswith(PART_MODULE):

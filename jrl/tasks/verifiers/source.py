@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+PART_MODULE = "jrl_part_"  # and its place: the name of a part's module
+
 
 class Neighbor(NamedTuple):
     """A module of a parts file's folder that the file imports, or that another neighbor does."""
@@ -88,7 +90,7 @@ def load_module(part: PartSource, place: int) -> types.ModuleType:
         it runs.
     """
     _load_neighbors(part)
-    return _execute(f"jrl_part_{place}", part.filename, part.source)
+    return _execute(f"{PART_MODULE}{place}", part.filename, part.source)
 
 
 def _load_neighbors(part: PartSource) -> None:
