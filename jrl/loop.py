@@ -113,6 +113,7 @@ def steps(job: Job) -> Iterator[Step]:
         job.profile.close(job.done)
     if job.done < job.total:
         raise Preempted(saved_message(job.done, job.total) if job.done else "Stopped before the first step.")
+    fault.check_end(job, progress.state)
     evaluate_once(job, progress.state, f"after_{job.stages[-1].name}")
     job.memory.sample(now=True)
     records.summarize(job)

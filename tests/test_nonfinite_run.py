@@ -125,6 +125,38 @@ def test_a_learning_rate_that_loses_the_weights_is_no_single_examples_fault(tmp_
         run(TINY, tmp_path / "run", "AdamW.learning_rate=1e30")
 
 
+def test_a_run_that_ends_before_it_is_stopped_for_weights_that_are_not_finite_is_stopped_at_its_end(
+    tmp_path, monkeypatch
+):
+    poisoned(monkeypatch)
+    settings = [one for one in TINY if not one.startswith("Online.steps")]
+    with pytest.raises(StopRun) as error:
+        run([*settings, "Online.steps=6"], tmp_path / "run")
+    weights = "weights (params/layers/down) of layer 1 of the role policy"
+    assert f"{weights}. Its last 3 updates (steps 4 to 6) changed nothing" in str(error.value)
+    assert "Last good checkpoint: step 2; a rerun continues from it" in str(error.value)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    assert (list_steps(checkpoints), list_condemned(checkpoints)) == ([2], [6])  # Checkpoint.keep is 1
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_a_run_whose_last_updates_alone_were_not_finite_ends_and_says_so(tmp_path, monkeypatch, capsys):
+    sound = loop.take_step
+
+    def skip(job, progress):
+        progress, step = sound(job, progress)
+        if job.done >= 2:  # the guard has left the weights as they were
+            step.metrics["update/skipped_nonfinite"] = 1.0
+        return progress, step
+
+    monkeypatch.setattr(loop, "take_step", skip)
+    settings = [one for one in TINY if not one.startswith("Online.steps")]
+    run([*settings, "Online.steps=4"], tmp_path / "run")
+    assert "Of the last 2 updates (steps 3 to 4) nothing was learned" in capsys.readouterr().out
+    assert list_steps(tmp_path / "run" / "checkpoints")[-1] == 4
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
 @pytest.mark.parametrize(
     ("sequences", "ids", "said"),
     [

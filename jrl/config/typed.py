@@ -11,6 +11,8 @@ from jrl.config.errors import nearest
 from jrl.config.schema import is_config, options_of
 from jrl.config.syntax import Macro, Reference
 
+LARGEST = (2 - 2**-23) * 2.0**127  # programs read floats as float32
+
 
 class Misfit(Exception):
     """A value that does not fit. `inside` is where in the value ("[1]"), `reason` says what was expected and found.
@@ -129,13 +131,14 @@ def _fit_option(value: Any, option: Any, rows: Mapping[str, type], instance: Ins
         hint = f"; did you mean {guess!r}?" if guess else ""
         raise Misfit(f"expects {type_name(option, rows)}, got {show(value)}{hint}")
     if option is float and widen and type(value) is int:
-        try:
-            return float(value)
-        except OverflowError:
-            raise Misfit(f"expects float, got an int of {value.bit_length()} bits") from None
+        if abs(value) > LARGEST:
+            raise Misfit(f"expects a float of at most {LARGEST:.2g}, got an int of {value.bit_length()} bits")
+        return float(value)
     if option in (int, float, str, bool) and type(value) is option:
         if option is float and not math.isfinite(value):
             raise Misfit(f"expects a finite float, got {value}")
+        if option is float and abs(value) > LARGEST:
+            raise Misfit(f"expects a float of at most {LARGEST:.2g}, which float32 can hold; got {value}")
         return value
     raise Misfit(f"expects {type_name(option, rows)}, got {show(value)}", specific=False)
 

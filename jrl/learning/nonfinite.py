@@ -111,6 +111,15 @@ def find_fault(
     return None
 
 
+def bad_weights(state: TrainState, cfg: Any) -> tuple[Fault, str] | None:
+    """Returns where weights that are trained are not finite, and of which role; None where all are finite."""
+    for role in sorted(state.models, key=lambda role: (role != "policy", role)):
+        own = state.models[role]
+        for name, layer in _bad_leaves(Weights(own.params, own.heads), cfg):
+            return Fault("weights", name, layer), role
+    return None
+
+
 @functools.lru_cache(maxsize=4)
 def _compiled(
     objective: Objective, model: Model, cfg: Any, chunk: int, teacher_kind: tuple[Model, Any] | None

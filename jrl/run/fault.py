@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,7 +28,7 @@ from jrl.bucket.client import shown
 from jrl.device.sharding import MeshShape, replicated, row_sharding, row_shards
 from jrl.experiment import Config, Stage, optimizers, row_of
 from jrl.learning.critic import CRITIC, of_critic, of_policy
-from jrl.learning.nonfinite import Fault, find_fault
+from jrl.learning.nonfinite import Fault, bad_weights, find_fault
 from jrl.learning.step import Learned, StageArrays, StagePrograms, batch_of
 from jrl.plugins import saved_parts
 from jrl.resolve import load_config
@@ -38,7 +39,7 @@ from jrl.run.job import Job
 from jrl.run.policy import Policy, open_policy
 from jrl.run.programs import abstract, teacher_kind
 from jrl.run.records import STOP_AFTER_SKIPPED, Progress, Step, StopRun
-from jrl.run.report.messages import examples_at_fault, not_finite_message
+from jrl.run.report.messages import bad_end_message, examples_at_fault, not_finite_message
 from jrl.run.stages import stage_arrays
 from jrl.run.trained import on_this_machine
 from jrl.tasks.tokenizers import load as load_tokenizer
@@ -130,6 +131,26 @@ def stopped(job: Job, progress: Progress, step: Step) -> StopRun:
             bundle=bundle,
         )
     )
+
+
+def check_end(job: Job, state: TrainState) -> None:
+    """Looks at what a run ends with whose last updates were not finite, though fewer than stop it on the way. Where its
+    weights are finite it says so, and the run has ended.
+
+    Raises: StopRun where they are not; the checkpoints that hold them are set aside.
+    """
+    if not job.skipped:
+        return
+    first, found = job.done - job.skipped + 1, bad_weights(state, job.policy.cfg)
+    report = functools.partial(bad_end_message, first=first, last=job.done)
+    if found is None:
+        job.display.note(f"jrl: {report(fault=None, good=None, condemned=())}")
+        return
+    good = known_good(job.run_state.steps(), job.done, job.skipped)
+    condemned = job.run_state.condemn(first - 1)
+    with contextlib.suppress(OSError, LeaseLost):
+        job.publish()
+    raise StopRun(report(fault="{} of the role {}".format(*found), good=good, condemned=condemned))
 
 
 def learners(stage: Stage, objective: Objective, warms_up: bool) -> Iterator[tuple[str, Objective]]:

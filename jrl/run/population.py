@@ -45,7 +45,7 @@ from jrl.rollout.prompts import TRAIN_STREAM, padded_prompts
 from jrl.rollout.sampler import SamplingParams
 from jrl.rollout.scoring import ScoringStopped, WorkersLost
 from jrl.rollout.stop_strings import StopTable
-from jrl.run import offline, online, records
+from jrl.run import fault, offline, online, records
 from jrl.run.batches import plan_shardings
 from jrl.run.bucket_run import RunFolder
 from jrl.run.checkpoints.run_state import DamagedStep, NoIntactStep, RunState, open_run_state
@@ -492,12 +492,15 @@ def draw(
 def emit(population: Population, step: PopulationStep) -> None:
     """Fetches the metrics of a step and writes each member's. One whose learning has stopped being possible has
     failed, and the others go on."""
+    start = time.monotonic()
     fetched = jax.device_get(step.metrics)
+    waited = time.monotonic() - start
+    add_seconds(population, step.steps[0].phase, waited)
     for i, (own, (name, job)) in enumerate(zip(step.steps, population.jobs.items())):
         if name in step.failed:
             continue
         own.metrics = {**{metric: values[i] for metric, values in fetched.items()}, **own.metrics}
-        records.clock(job, own, step.seconds)
+        records.clock(job, own, step.seconds + waited)
         try:
             records.emit(job, own)
             why = not_finite(own) if job.skipped >= STOP_AFTER_SKIPPED else ""
@@ -505,6 +508,19 @@ def emit(population: Population, step: PopulationStep) -> None:
             why = str(error)
         if why:
             fail(population, name, why)
+
+
+def check_end(population: Population, state: TrainState) -> None:
+    """Fails the members whose last updates were not finite, fewer than fail one on the way, and whose weights are not
+    finite either."""
+    if not any(job.skipped for job in population.jobs.values()):
+        return
+    for (name, job), own in zip(population.jobs.items(), population.members.unstack(state)):
+        if name not in population.failed:
+            try:
+                fault.check_end(job, own)
+            except StopRun as error:
+                fail(population, name, str(error))
 
 
 def fail(population: Population, name: str, why: str) -> None:

@@ -104,7 +104,13 @@ class Step:
     batch: Collected | None = None  # None where nothing was sampled
     learned: Learned | None = None  # held only where the run is about to stop
     examples: list[str] = dataclasses.field(default_factory=list)  # the id of every stored row; [] where not known
+    seconds: float = 0.0  # that the loop was in it, or waited for its update
     work: StepWork | None = None  # what it was spent on, until it is emitted
+
+    @property
+    def sampled_tokens(self) -> int:
+        """How many tokens it sampled; 0 of a step on stored rows."""
+        return 0 if self.batch is None else int(self.batch.host["action_mask"].sum())
 
     @property
     def rollout(self) -> dict[str, np.ndarray] | None:
@@ -440,21 +446,25 @@ def to_save(job: Job, waiting: Sequence[Draw]) -> tuple[dict[str, PyTree], dict[
 
 
 def clock(job: Job, step: Step, seconds: float) -> None:
-    """Notes how long a step took and, of a step of RL, how many tokens a second it sampled."""
-    step.metrics["time/step_seconds"] = seconds
-    if step.batch is not None:
-        tokens = int(step.batch.host["action_mask"].sum())
-        job.sampled_tokens += tokens
-        step.metrics["time/tokens_per_second"] = tokens / seconds
+    """Notes how long a step took until its update was dispatched, and how many tokens it sampled."""
+    step.seconds = seconds
+    job.sampled_tokens += step.sampled_tokens
     if job.run_clock is not None:
         step.work = job.run_clock.take_step()
 
 
 def emit(job: Job, step: Step) -> Step:
-    """Fetches a step's metrics and writes them. Raises StopRun where learning has stopped being possible."""
-    if job.run_clock is not None:
-        job.run_clock.wait_for(step.metrics[OF_UPDATES])
-    step.metrics = {name: _number(value) for name, value in fetch(step.metrics).items()}
+    """Waits for a step's update, fetches its metrics and writes them. Raises StopRun where learning has stopped being
+    possible."""
+    before = job.seconds.get(step.phase, 0.0)
+    with job.timed(step.phase):
+        if job.run_clock is not None:
+            job.run_clock.wait_for(step.metrics[OF_UPDATES])
+        step.metrics = {name: _number(value) for name, value in fetch(step.metrics).items()}
+    step.seconds += job.seconds[step.phase] - before
+    step.metrics["time/step_seconds"] = step.seconds
+    if step.batch is not None:
+        step.metrics["time/tokens_per_second"] = step.sampled_tokens / step.seconds
     step.metrics |= time_metrics(job, step)
     if step.metrics.get("rollout/valid_share") == 0:  # nothing was judged: there is no reward, not one of 0
         step.metrics |= {name: None for name in step.metrics if name.startswith("reward/")}

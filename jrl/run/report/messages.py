@@ -69,13 +69,41 @@ def not_finite_message(
       good: the newest checkpoint that a later step has learned from. condemned: those that were set aside.
       bundle: how to replay it, or why that is not possible.
     """
+    return (
+        f"{last - first + 1} updates in a row were not finite: steps {first} to {last} of stage {stage} ({losses}). "
+        f"First not finite: {fault}; {examples}. {from_good(good, condemned)} {bundle}"
+    )
+
+
+def bad_end_message(*, first: int, last: int, fault: str | None, good: int | None, condemned: Sequence[int]) -> str:
+    """Returns what there is to say of a run whose last updates, fewer than stop it, were not finite.
+
+    Args:
+      first, last: the steps that were skipped. fault: where its weights are not finite; None: they are.
+      good, condemned: as in `not_finite_message`.
+    """
+    which = (
+        f"last {last - first + 1} updates (steps {first} to {last})" if last > first else f"last update (step {last})"
+    )
+    if fault is None:
+        return (
+            f"Of the {which} nothing was learned, since the loss or the gradient was not finite. See loss and "
+            "grad_norm in metrics.jsonl, and try the policy before you use it."
+        )
+    return (
+        f"The run has ended with weights that are not finite: {fault}. Its {which} changed nothing. "
+        f"{from_good(good, condemned)}"
+    )
+
+
+def from_good(good: int | None, condemned: Sequence[int]) -> str:
+    """Returns where a run goes on whose updates were not finite."""
     aside = f" Checkpoints of step {', '.join(map(str, condemned))} are set aside as *.condemned." if condemned else ""
     rerun = f"Last good checkpoint: step {good}" if good is not None else "No checkpoint is good"
     again = "a rerun continues from it" if good is not None else "a rerun begins anew"
     return (
-        f"{last - first + 1} updates in a row were not finite: steps {first} to {last} of stage {stage} ({losses}). "
-        f"First not finite: {fault}; {examples}. {rerun}; {again}, and meets the same fault where nothing is changed: "
-        f"see the learning rate, the rewards and the data, and continue with --accept-change.{aside} {bundle}"
+        f"{rerun}; {again}, and meets the same fault where nothing is changed: see the learning rate, the rewards and "
+        f"the data, and continue with --accept-change.{aside}"
     )
 
 

@@ -213,6 +213,8 @@ def begin_together(folder: Path, members: Mapping[str, Member]) -> tuple[list[st
         return written["members"], False
     unfinished = sorted(name for name, member in members.items() if not is_finished(folder, member))
     names = unfinished if written is None else written["members"]
+    if written is not None:  # of the population that has ended, where it was killed before it was done with them
+        paths.remove_tree(folder / FOLDER / "checkpoints")
     for name in names:
         saved = folder / name / "checkpoints"
         if paths.exists(saved) and list_steps(saved):
@@ -295,6 +297,7 @@ def run(population: Population, stop: threading.Event, tick: Callable[[], None],
         raise stopped
     if first.done < first.total:
         raise Preempted(saved_message(first.done, first.total) if first.done else "Stopped before the first step.")
+    populations.check_end(population, progress.state)
     evaluate_all(population, progress.state, f"after_{first.stages[-1].name}")
     populations.save_members(population, progress)
     first.memory.sample(now=True)  # of the one process
