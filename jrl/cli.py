@@ -201,15 +201,14 @@ def exit_code(error: BaseException) -> int:
 
 
 def part_place(error: BaseException) -> str | None:
-    """Returns the line of the user's own part that an exception comes from, "FILE, line N, in FUNCTION"; None where
-    jrl's own code was called last, of the two."""
-    from jrl.tasks.verifiers.source import PART_MODULE
+    """Returns the line of the user's own part, or of a module that it imports, that an exception comes from, "FILE,
+    line N, in FUNCTION"; None where jrl's own code was called last, of the two."""
+    from jrl.tasks.verifiers.source import is_of_part
 
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        module = frame.f_globals.get("__name__", "")
-        if module.startswith(PART_MODULE):
+        if is_of_part(frame.f_globals):
             return f"{frame.f_code.co_filename}, line {line}, in {frame.f_code.co_name}"
-        if module.partition(".")[0] == "jrl":
+        if frame.f_globals.get("__name__", "").partition(".")[0] == "jrl":
             return None
     return None
 

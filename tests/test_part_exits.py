@@ -31,6 +31,33 @@ def test_the_command_says_so_with_the_code_of_a_refusal(tmp_path, capsys):
     assert "it calls sys.exit(0) when it is imported" in capsys.readouterr().err
 
 
+OBJECTIVE = (
+    "{above}\nfrom jrl.algos.grpo import OBJECTIVE, GRPO\nfrom jrl.types import traced\n"
+    "@traced\nclass Mine(GRPO):\n    pass\n{below}\n"
+    "ALGOS = {{'Mine': OBJECTIVE._replace(config=Mine, token_loss=token_loss)}}\n"
+)
+
+
+def exit_code_of_the_loss(part):
+    """Returns the exit code of a command that asks for the loss of the objective Mine of a part."""
+    objective = load_parts([part]).tables["algos"]["Mine"]
+    batch, reading = token_batch(None), Reading(jnp.zeros((1, 3)), *[None] * 5)
+
+    def command(args):
+        token_terms(reading, batch, objective.config(), (), objective)
+        return 0
+
+    return cli.guarded(command, cli.parser_of("train").parse_args(["tiny"]))
+
+
+def test_so_does_an_error_in_a_module_that_a_part_imports(tmp_path, capsys):
+    (tmp_path / "own_losses.py").write_text("def token_loss(config, tokens, state):\n    return tokens.advantage, {}\n")
+    part = tmp_path / "part.py"
+    part.write_text(OBJECTIVE.format(above="from own_losses import token_loss", below=""))
+    assert exit_code_of_the_loss(part) == 4
+    assert f"It was raised by your own {tmp_path / 'own_losses.py'}, line 2, in token_loss" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
@@ -41,19 +68,9 @@ def test_the_command_says_so_with_the_code_of_a_refusal(tmp_path, capsys):
 )
 def test_an_error_in_a_part_names_its_line_and_is_not_called_internal(tmp_path, capsys, body, said):
     part = tmp_path / "part.py"
-    part.write_text(
-        "import jax.numpy as jnp\nfrom jrl.algos.grpo import OBJECTIVE, GRPO\nfrom jrl.types import traced\n"
-        f"@traced\nclass Mine(GRPO):\n    pass\ndef token_loss(config, tokens, state):\n    {body}\n"
-        "ALGOS = {'Mine': OBJECTIVE._replace(config=Mine, token_loss=token_loss)}\n"
-    )
-    objective = load_parts([part]).tables["algos"]["Mine"]
-    batch, reading = token_batch(None), Reading(jnp.zeros((1, 3)), *[None] * 5)
-
-    def command(args):
-        token_terms(reading, batch, objective.config(), (), objective)
-        return 0
-
-    assert cli.guarded(command, cli.parser_of("train").parse_args(["tiny"])) == 4
+    function = f"def token_loss(config, tokens, state):\n    {body}"
+    part.write_text(OBJECTIVE.format(above="import jax.numpy as jnp", below=function))
+    assert exit_code_of_the_loss(part) == 4
     shown = capsys.readouterr().err
     assert said in shown and "internal" not in shown and "Traceback" not in shown
     assert f"It was raised by your own {part}, line 8, in token_loss" in shown

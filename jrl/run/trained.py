@@ -153,7 +153,7 @@ def role_heads(policy: Policy, role: str, reached: int) -> PyTree:
     Args:
       reached: the index of the last stage that counts. A role keeps the heads that earlier ones gave it.
     """
-    stages, tables = policy.config.stages[: reached + 1], policy.parts.tables
+    stages, tables = [stage for stage in policy.config.stages[: reached + 1] if stage.steps], policy.parts.tables
     needs = [row_of(tables, "algos", stage.objective).needs(stage.objective) for stage in stages]
     heads: dict[str, tuple[str, ...]] = {}
     for stage, need in zip(stages, needs):

@@ -112,7 +112,7 @@ def test_a_head_has_an_output_for_each_attribute():
     [
         ("AttributeRegression.attributes = 2", r"a reward head with 2 outputs, and Rated\.values names 3 attributes"),
         ("Online.attribute_weights = (1.0, 1.0)", r"has 2 weights, and the reward head of 'reward' has 3 outputs"),
-        ("Online.attribute_weights = (1.0, 1.0, 1e300)", r"must be finite"),
+        ("Online.attribute_weights = (1.0, 1.0, 1e300)", r"expects a float of at most 3\.4e\+38"),
         ("Online.rewards = {}", r"of the reward models in Online\.rewards, which names none"),
     ],
 )
@@ -125,7 +125,8 @@ def test_a_reward_model_and_its_moving_average_are_opened_as_the_run_read_them(m
     config, parts = jrl.load_config("configs/algos/attribute_regression.gin")
     warm, judge, online = config.stages
     averaged = dataclasses.replace(judge, optimizer=dataclasses.replace(judge.optimizer, average=0.9))
-    stages = (warm, averaged, online)
+    never = dataclasses.replace(online, steps=0, trains="other")
+    stages = (warm, averaged, never, online)
     for role in ("reward", "average"):
         assert attribute_weights_of(stages, role) == (0.65, 0.8, -0.1)
         policy = types.SimpleNamespace(
@@ -133,4 +134,10 @@ def test_a_reward_model_and_its_moving_average_are_opened_as_the_run_read_them(m
             cfg=types.SimpleNamespace(width=8, param_dtype="float32"),
         )  # fmt: skip
         assert role_heads(policy, role, len(stages) - 1)[REWARD].shape == (1, 8, 3)
-    assert attribute_weights_of(stages, "critic") is attribute_weights_of((warm, judge), "reward") is None
+    with pytest.raises(ValueError, match="the run has no role 'other'"):
+        role_heads(policy, "other", len(stages) - 1)
+    assert (
+        attribute_weights_of((warm, averaged, online), "critic")
+        is attribute_weights_of((warm, judge), "reward")
+        is None
+    )

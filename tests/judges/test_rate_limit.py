@@ -36,7 +36,14 @@ def test_what_an_api_counts_wrongly_is_a_minutes_tokens_at_most():
     limit = RateLimit(None, 600)
     limit.take(0.0, 100)
     limit.correct(100, 10**12)
-    assert limit.wait(0.0, 0) == 60.0 and limit.wait(0.0, 600) == 120.0
+    assert limit.wait(0.0, 0) == 10.0 and limit.wait(0.0, 600) == 70.0  # 600 - 100 - 600 = -100
+
+
+def test_tokens_that_were_used_beyond_a_minutes_are_waited_for():
+    limit = RateLimit(None, 600)
+    limit.take(0.0, 6000)
+    limit.correct(6000, 6000)
+    assert limit.wait(0.0, 6000) == 600.0  # (600 - 600 + 6000) / 10
 
 
 def test_without_limits_nothing_waits():

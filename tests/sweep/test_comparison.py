@@ -136,24 +136,41 @@ def test_settings_that_only_one_method_has_are_left_out_of_labels(tmp_path):
     assert len(set(labels)) == 3 and "DAPO.clip_low=0.3" in labels[2].replace(", clip_low", ", DAPO.clip_low")
 
 
+TWO_STAGES = ["Config.stages=[@warm/Offline(), @Online()]", "warm/Offline.source=@Demonstrations()",
+              "warm/Offline.objective=@SFT()", "warm/Offline.steps=1"]  # fmt: skip
+
+
+def configured(folder, *bindings):
+    """Returns a run of configs/tiny.gin with bindings, with the settings that its config.gin would have."""
+    config, parts = load_config("configs/tiny.gin", bindings)
+    settings = settings_of_config(config, config_classes(parts.tables))[1]
+    return read_run(write_run(folder, rows=rewards(0)))._replace(settings=settings)
+
+
 @pytest.mark.parametrize("elsewhere", [3e-3, 2e-3, None])
 def test_a_rate_that_is_swept_is_one_setting_whatever_another_stage_has(tmp_path, elsewhere):
     """config.gin names equal parts once: of the rates 1e-3 and 3e-3 the second is the warm-up's own, where that has
     3e-3. Where the warm-up has no rate of its own, the sweep sets both."""
-    stages = ["Config.stages=[@warm/Offline(), @Online()]", "warm/Offline.source=@Demonstrations()",
-              "warm/Offline.objective=@SFT()", "warm/Offline.steps=1"]  # fmt: skip
-    stages += [] if elsewhere is None else [f"warm/AdamW.learning_rate={elsewhere}"]
-    found = []
-    for rate in ("1e-3", "3e-3"):
-        config, parts = load_config("configs/tiny.gin", [*stages, f"AdamW.learning_rate={rate}"])
-        settings = settings_of_config(config, config_classes(parts.tables))[1]
-        plain = read_run(write_run(tmp_path / rate, rows=rewards(0)))
-        found.append(plain._replace(settings=settings))
+    stages = TWO_STAGES + ([] if elsewhere is None else [f"warm/AdamW.learning_rate={elsewhere}"])
+    found = [configured(tmp_path / rate, *stages, f"AdamW.learning_rate={rate}") for rate in ("1e-3", "3e-3")]
     variants, compared, tasks = group(found, ["AdamW.learning_rate"], ["AdamW.learning_rate"])
     assert [v.label for v in variants] == ["learning_rate=0.001", "learning_rate=0.003"] and not tasks
     assert [unscoped(name) for name in compared] == ["AdamW.learning_rate"]
     assert group(found) == (variants, compared, tasks)
     assert find_variant(variants, compared, "AdamW.learning_rate=1e-3") is variants[0]
+
+
+def test_a_field_that_one_binding_set_in_two_stages_may_be_named_by_either(tmp_path):
+    found = [configured(tmp_path / rate, *TWO_STAGES, f"AdamW.learning_rate={rate}") for rate in ("1e-3", "3e-3")]
+    others = [name for name in found[0].settings if unscoped(name) == "AdamW.learning_rate"]
+    assert len(others) == 2 and group(found, [others[0]]) == group(found, [others[1]])
+
+
+def test_a_class_that_is_swept_is_called_what_the_sweep_calls_it(tmp_path):
+    found = [configured(tmp_path / one, *TWO_STAGES, f"Online.optimizer=@{one}()") for one in ("AdamW", "Muon")]
+    variants, compared, _ = group(found, [], ["Online.optimizer"])
+    assert [variant.label for variant in variants] == ["optimizer=@AdamW()", "optimizer=@Muon()"]
+    assert find_variant(variants, compared, "Online.optimizer=@AdamW()") is variants[0]
 
 
 def test_another_data_set_is_another_variant(tmp_path):

@@ -45,6 +45,20 @@ def test_sets_within_a_tolerance_are_matched_in_whatever_order():
     assert same(r"\{1.15, 1.05, 0.96\}", r"\{1.1, 1.0, 1.1\}")
 
 
+@pytest.mark.parametrize("element", ["{0}", "x^{{{0}}} + {0}", r"\sqrt{{{0}}}", "{0}.5"])
+def test_a_long_set_in_another_order_is_no_more_work_with_a_tolerance(element):
+    elements = [element.format(i) for i in range(2, 42)]
+    gold, answer = (r"\{" + ", ".join(order) + r"\}" for order in (elements, elements[::-1]))
+    assert judged_equal(gold, answer, ["decimal_tolerance=0.001"])
+    assert not judged_equal(gold, answer.replace(elements[7], elements[8]), ["decimal_tolerance=0.001"])
+
+
+def test_what_is_no_decimal_takes_its_partner_before_those_within_a_tolerance_do():
+    # 1.0 may be 1.05 or 1, of which 1 is needed elsewhere.
+    assert judged_equal(r"\{1.0, 1\}", r"\{1, 1.05\}", ["decimal_tolerance=0.06"])
+    assert not judged_equal(r"\{1.0, 1\}", r"\{1.02, 1.05\}", ["decimal_tolerance=0.06"])
+
+
 def test_pairs_are_of_rows_that_the_document_has():
     assert {pair[0] for pair in PAIRS} == set(ROWS)
     assert len(PAIRS) >= 200

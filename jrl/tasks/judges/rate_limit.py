@@ -32,9 +32,9 @@ class RateLimit:
             self._level, self._at = self._filled(now) - tokens, now
 
     def correct(self, estimated: float, used: float) -> None:
-        """Replaces the estimated tokens of a request by those that it used, as the API says. At most a minute's tokens
-        are missing afterwards: what an API counts wrongly does not end the run."""
-        self._level = max(self._level + estimated - used, -self._capacity)
+        """Replaces the estimated tokens of a request by those that it used, as the API says. It counts at most a
+        minute's more: what an API counts wrongly does not end the run."""
+        self._level += max(estimated - used, -self._capacity)
 
     def _filled(self, now: float) -> float:
         return min(self._capacity, self._level + (now - self._at) * self._per_second)

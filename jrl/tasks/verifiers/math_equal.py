@@ -14,6 +14,7 @@ verdict takes milliseconds and does not depend on the machine.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import re
 from collections.abc import Sequence
@@ -171,10 +172,9 @@ def _same(gold: Form, given: Form, comparison: _Comparison) -> bool:
 def _same_in_some_order(gold: tuple[Form, ...], given: tuple[Form, ...], comparison: _Comparison) -> bool:
     """A repeated element has no second partner: {3, 3} is not {3, 4}. Equality is transitive, so greedy is enough;
     within a tolerance it is not."""
-    if comparison.config.decimal_tolerance:
-        return _matched([[_same(x, y, comparison) for y in given] for x in gold])
+    with_tolerance = [comparison.config.decimal_tolerance > 0 and _has_decimal(x) for x in gold]
     left, rest = list(given), []
-    for x in gold:  # what is the same term needs no work
+    for x in (x for x, within in zip(gold, with_tolerance) if not within):  # what is the same term needs no work
         if x in left:
             left.remove(x)
         else:
@@ -184,23 +184,31 @@ def _same_in_some_order(gold: tuple[Form, ...], given: tuple[Form, ...], compari
         if partner is None:
             return False
         del left[partner]
-    return True
+    return _matched([x for x, within in zip(gold, with_tolerance) if within], left, comparison)
 
 
-def _matched(same: Sequence[Sequence[bool]]) -> bool:
-    """Whether every row has a column of its own that it is the same as, by augmenting paths."""
+def _has_decimal(form: Form) -> bool:
+    return form.is_decimal or any(map(_has_decimal, form.parts))
+
+
+def _matched(gold: Sequence[Form], given: Sequence[Form], comparison: _Comparison) -> bool:
+    """Whether every element of `gold` has one of its own in `given` that it is the same as, by augmenting paths."""
     row_of: dict[int, int] = {}  # by column
 
+    @functools.cache
+    def fits(row: int, column: int) -> bool:
+        return _same(gold[row], given[column], comparison)
+
     def find(row: int, tried: set[int]) -> bool:
-        for column in [column for column, fits in enumerate(same[row]) if fits]:
-            if column not in tried:
+        for column in sorted(range(len(given)), key=lambda column: given[column] != gold[row]):  # the same term first
+            if column not in tried and fits(row, column):
                 tried.add(column)
                 if column not in row_of or find(row_of[column], tried):
                     row_of[column] = row
                     return True
         return False
 
-    return all(find(row, set()) for row in range(len(same)))
+    return all(find(row, set()) for row in range(len(gold)))
 
 
 def _same_scalar(gold: Form, given: Form, comparison: _Comparison) -> bool:

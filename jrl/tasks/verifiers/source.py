@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 PART_MODULE = "jrl_part_"  # and its place: the name of a part's module
+NEIGHBOR = "__jrl_neighbor__"  # an attribute of a neighbor's module: the Neighbor that it was run from
 
 
 class Neighbor(NamedTuple):
@@ -96,16 +97,21 @@ def load_module(part: PartSource, place: int) -> types.ModuleType:
 def _load_neighbors(part: PartSource) -> None:
     """Runs the neighbors of a part, unless just these were the last to be run under their names."""
     ours = [neighbor for neighbor in part.neighbors if not _is_imported(neighbor)]
-    if all(getattr(sys.modules.get(n.name), "__jrl_neighbor__", None) == n for n in ours):
+    if all(getattr(sys.modules.get(n.name), NEIGHBOR, None) == n for n in ours):
         return
     for neighbor in ours:
-        _execute(*neighbor).__jrl_neighbor__ = neighbor
+        setattr(_execute(*neighbor), NEIGHBOR, neighbor)
+
+
+def is_of_part(module_globals: Mapping[str, Any]) -> bool:
+    """Whether these are the globals of a part's module, or of a neighbor's."""
+    return NEIGHBOR in module_globals or module_globals.get("__name__", "").startswith(PART_MODULE)
 
 
 def _is_imported(neighbor: Neighbor) -> bool:
     """Whether the user's own program has imported this file. Raises ValueError where the name is another module's."""
     module = sys.modules.get(neighbor.name)
-    if module is None or hasattr(module, "__jrl_neighbor__"):
+    if module is None or hasattr(module, NEIGHBOR):
         return False
     other = getattr(module, "__file__", None)
     if other is None or Path(other).resolve() != Path(neighbor.filename).resolve():

@@ -135,8 +135,9 @@ def group(
     for name in FINGERPRINTS:  # where other settings differ with it, they say why
         if len({(other, run.settings.get(name)) for other, run in zip(plain, runs)}) == len(set(plain)):
             names = [other for other in names if other != name]
-    differing = differing_settings(runs, names, swept)
-    chosen = [find_name(name, differing, names) for name in by]
+    standing_for = differing_settings(runs, names, swept)
+    differing = list(dict.fromkeys(standing_for.values()))
+    chosen = [find_name(standing_for.get(name, name), differing, names) for name in by]
     compared = chosen or differing
     others = [name for name in differing if name not in compared]
     keyed: dict[tuple[str | None, ...], dict[tuple[str | None, ...], list[RunResult]]] = {}
@@ -162,17 +163,20 @@ def group(
     return variants, tuple(compared), tuple(others)
 
 
-def differing_settings(runs: Sequence[RunResult], names: Sequence[str], swept: Sequence[str]) -> list[str]:
-    """Returns the settings in which runs differ, and those that were swept, which may have one value so far. Of a field
-    that several places hold and that differs alike in them, one binding set them all: the first stands for them."""
+def differing_settings(runs: Sequence[RunResult], names: Sequence[str], swept: Sequence[str]) -> dict[str, str]:
+    """Returns the settings in which runs differ, and those that were swept, which may have one value so far; each with
+    the one that stands for it. Of a field that several places hold and that differs alike in them, one binding set them
+    all: the first stands for them."""
     values = {name: tuple(run.settings.get(name) for run in runs) for name in names}
     first: dict[tuple[str, tuple[str | None, ...]], str] = {}
+    standing_for: dict[str, str] = {}
     for name in names:
         if len(set(values[name])) > 1:
-            first.setdefault((unscoped(name), values[name]), name)
-    fields = {field for field, _ in first}
-    alone = {name for name in swept if name in values and name not in fields}
-    return [name for name in names if name in alone or first.get((unscoped(name), values[name])) == name]
+            standing_for[name] = first.setdefault((unscoped(name), values[name]), name)
+    differing = {unscoped(name) for name in standing_for}
+    alone = {name: name for name in swept if name in values and name not in differing}
+    both = standing_for | alone
+    return {name: both[name] for name in names if name in both}
 
 
 def unscoped(name: str) -> str:

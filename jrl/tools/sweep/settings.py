@@ -43,7 +43,7 @@ def by_place(statements: Iterable[Statement]) -> Iterator[tuple[str, Any]]:
             name = next(name for name in scoped_names(value.name, hint) if name not in taken)
             taken.add(name)
             waiting.append((str(value).strip("@()"), name))
-            return Reference(name.rpartition("/")[0], value.name, value.called)
+            return Reference("", value.name, value.called)  # its fields say which place they are of
         if isinstance(value, list | tuple):
             return type(value)(renamed(item, hint) for item in value)
         return {key: renamed(item, hint) for key, item in value.items()} if isinstance(value, dict) else value
