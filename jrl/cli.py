@@ -237,7 +237,8 @@ def message(error: BaseException, code: int, saved: str = "") -> str:
     if code == UNFORESEEN:
         return f"Unexpected internal error: {type(error).__name__}: {text}\nThe traceback above shows where it arose."
     if code == STOPPED and (place := part_place(error)) is not None:
-        return f"{type(error).__name__}: {text}\nIt was raised by your own {place}."
+        again = f" {saved} Fix it and rerun with --accept-change." if saved else ""
+        return f"{type(error).__name__}: {text}\nIt was raised by your own {place}.{again}"
     if isinstance(error, OSError) and code == REFUSED and error.filename is not None and error.strerror is not None:
         names = ", ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
         return f"{names}: {error.strerror}"
@@ -413,7 +414,8 @@ def sweep(args: argparse.Namespace) -> int:
         options = sweeping.ComparisonOptions(tuple(args.metric), tuple(args.by), args.baseline, args.statistic)
         sweeping.check_options(spec, args.out, options)
         train_options = [*(["--devices", str(args.devices)] if args.devices is not None else []),
-                         *(["--no-compile-cache"] if args.no_compile_cache else [])]  # fmt: skip
+                         *(["--no-compile-cache"] if args.no_compile_cache else []),
+                         *(["--accept-change"] if args.accept_change else [])]  # fmt: skip
         commands = sweeping.commands_of(spec, args.out, train_options)
         if args.population and (args.print or args.jobs > 1):
             raise ValueError(f"{'--print' if args.print else '--jobs'} is for members in processes of their own; leave "
@@ -430,7 +432,7 @@ def sweep(args: argparse.Namespace) -> int:
             configs, parts = population.read_configs(spec)
             population.check_population(configs, parts.tables, [axis.name for axis in spec.axes])
             train = lambda members, progress: population.train_population(
-                spec, args.out, configs, parts, stop, progress
+                spec, args.out, configs, parts, stop, progress, accept_change=args.accept_change
             )
         lock = sweeping.hold_sweep(args.out, spec)
         try:
@@ -448,7 +450,8 @@ def sweep(args: argparse.Namespace) -> int:
             lock.release()
     if finished == len(spec.members):
         return DONE
-    print(f"jrl: {finished} of {len(spec.members)} members are finished. Run the same command to continue.",
+    changed = ", with --accept-change if you have changed a file of your own" if failed else ""
+    print(f"jrl: {finished} of {len(spec.members)} members are finished. Run the same command to continue{changed}.",
           file=sys.stderr)  # fmt: skip
     return STOPPED if failed and not stop.is_set() else PREEMPTED
 
@@ -965,6 +968,9 @@ def _sweep_arguments(parser: argparse.ArgumentParser) -> None:
                         help="train all members in one program, in this process, dealt out over the devices (on CPUs "
                              "one a core, unless --devices says otherwise): members that differ in Run.seed and in "
                              "floats of objectives, optimizers and the sampler only")  # fmt: skip
+    parser.add_argument("--accept-change", action="store_true",
+                        help="continue members whose data or parts have changed since they began; their manifests "
+                             "record the change")  # fmt: skip
     parser.add_argument("--print", action="store_true", help="print the members' commands, for a cluster, and run none")
     _comparison(parser)
     _devices(parser)

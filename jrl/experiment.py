@@ -67,6 +67,12 @@ from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.verifiers import VERIFIERS
 
 
+def check_seed(seed: int, name: str) -> None:
+    """Raises ValueError for a seed of which JAX would make the key of another."""
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"{name} must be in [0, {2**32 - 1}], the keys of JAX; got {seed}")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
     """The randomness of a run."""
@@ -74,8 +80,7 @@ class Run:
     seed: int = 0  # root of every random draw: weights, data order, tokens
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seed < 2**32:
-            raise ValueError(f"Run.seed must be in [0, {2**32 - 1}], the keys of JAX; got {self.seed}")
+        check_seed(self.seed, "Run.seed")
 
 
 MOST_SEQUENCES = 2**24  # of a step: what a configuration may ask for without being taken for a typo
@@ -358,7 +363,7 @@ def stage_names(stages: Sequence[Stage]) -> tuple[str, ...]:
     for stage, own in zip(stages, given):
         name = type(stage.objective).__name__.lower() if stage.name is None else stage.name
         numbered = (name if i == 1 else f"{name}_{i}" for i in itertools.count(1))
-        names.append(own or next(free for free in numbered if free not in taken))
+        names.append(next(free for free in numbered if free not in taken) if own is None else own)
         taken.add(names[-1])
     return tuple(names)
 
@@ -414,6 +419,8 @@ class Config:
         if not self.stages:
             raise ValueError("Config.stages is empty; give it at least one stage, such as [@Online()]")
         names = [stage.name for stage in self.stages if stage.name is not None and isinstance(stage, Offline)]
+        if "" in names:
+            raise ValueError("Offline.name is empty; leave it out for the name of the objective")
         if clashing := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two stages have the name {clashing[0]!r}; names of stages must differ")
         judges = [judge.name for judge in self.judges]

@@ -124,5 +124,8 @@ def test_an_evaluation_on_prompts_that_a_run_may_have_trained_on_is_warned_of(tm
     assert trained_prompts_warning(tmp_path, config) is None
     of_data = lambda every: dataclasses.replace(config, data=dataclasses.replace(config.data, held_out_every=every))
     assert "has trained with Data.held_out_every = 5" in trained_prompts_warning(tmp_path, of_data(3))
+    assert trained_prompts_warning(tmp_path, of_data(10)) is None  # every second of those that it held out
+    scored = dataclasses.replace(of_data(3), task=dataclasses.replace(config.task, verifiers=("exact",)))
+    assert trained_prompts_warning(tmp_path, scored) is not None
     other = dataclasses.replace(of_data(3), task=dataclasses.replace(config.task, digits=3))
     assert trained_prompts_warning(tmp_path, other) is None and trained_prompts_warning(tmp_path / "x", config) is None

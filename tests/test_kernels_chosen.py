@@ -68,6 +68,10 @@ def test_long_prompts_are_prefilled_in_chunks_on_tpus():
     assert chunk(*segments, "Data.prompt_length=256") == 2048
     assert chunk(*segments, "Data.prompt_length=256", "Partial.tokens=2500") == 2048
     assert chunk(*segments, "Data.prompt_length=256", "Sampler.completion_length=1100") is None
+    # A second attempt is asked with the first one in its prompt.
+    attempts = ("Online.strategy=@SelfCorrection()", "Data.prompt_length=256")
+    assert chunk(*attempts, "Sampler.completion_length=1700") is None
+    assert chunk(*attempts, "Sampler.completion_length=2000") == 2048
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])

@@ -105,6 +105,10 @@ def test_a_role_keeps_the_heads_that_a_later_stage_does_not_train(tmp_path):
     last, first = open_trained(tmp_path, role="reward"), open_trained(tmp_path, stage="judge", role="reward")
     assert (last.step, first.step) == (3 + 3 + 1 + 3, 6)
     np.testing.assert_array_equal(last.heads["reward"], first.heads["reward"])
+    with pytest.raises(
+        ValueError, match="the role 'reward' is trained from stage 'judge' on, and this checkpoint is of"
+    ):
+        open_trained(tmp_path, stage="sft", role="reward")
 
 
 @pytest.mark.parametrize(
@@ -119,6 +123,7 @@ def test_a_role_keeps_the_heads_that_a_later_stage_does_not_train(tmp_path):
         ("Online.objective=@BradleyTerry()", "BradleyTerry learns from stored rows"),
         ("judge/Offline.trains='reference'", "Offline.trains is 'reference'"),
         ("judge/Offline.batch_size=0", "Offline.batch_size must be 1 to"),
+        ("judge/Offline.name=''", "Offline.name is empty"),
         ("Run.seed=-1", r"Run.seed must be in \[0, 4294967295\]"),
         ("Run.seed=4294967296", r"Run.seed must be in \[0, 4294967295\]"),
         ("Sampler.top_k=2147483648", r"Sampler.top_k must be at least 1 and below 2\*\*31"),

@@ -100,8 +100,7 @@ def check_shaping(config: Shaping) -> None:
     for option in filter(None, options.values()):
         for name, value in vars(option).items():
             if isinstance(value, float) and not abs(value) <= LARGEST:
-                raise ValueError(f"{type(option).__name__}.{name} = {value} is no number within +-{LARGEST:g}; beyond "
-                                 "it the squares of rewards add up to more than float32 holds")  # fmt: skip
+                raise ValueError(f"{type(option).__name__}.{name} = {value} is no number within +-{LARGEST:g}")
     constraints, exploration, stop = config.constraints, config.exploration, config.missing_stop
     if constraints is not None and not constraints.components:
         raise ValueError("Constraints.components is empty; name what must hold, such as ['Regex'], or set "
@@ -111,9 +110,10 @@ def check_shaping(config: Shaping) -> None:
     if config.group_length is not None and not config.group_length.weight > 0:
         raise ValueError(f"GroupLength.weight = {config.group_length.weight} must be above 0: short completions are "
                          "rewarded. None switches Shaping.group_length off")  # fmt: skip
-    if config.length_penalty is not None and not (config.length_penalty.target > 0 < config.length_penalty.weight):
-        raise ValueError(f"LengthPenalty.target = {config.length_penalty.target} and weight = "
-                         f"{config.length_penalty.weight} must be above 0")  # fmt: skip
+    length = config.length_penalty
+    if length is not None and not (length.target >= 1 and length.weight > 0):
+        raise ValueError(f"LengthPenalty.target = {length.target} must be at least 1 token, and weight = "
+                         f"{length.weight} above 0")  # fmt: skip
     if config.potential is not None and not 0 < config.potential.discount <= 1:
         raise ValueError(f"Potential.discount = {config.potential.discount} must lie in (0, 1]; use the objective's, "
                          "1.0 is usual")  # fmt: skip
@@ -214,7 +214,7 @@ def stopped(groups: Groups) -> Array:
     return (groups.finish == jnp.int8(Finish.STOP_TOKEN)) | (groups.finish == jnp.int8(Finish.STOP_STRING))
 
 
-LARGEST = 1e15  # of 2**24 rows, the squares add up to 2e37, and float32 holds 3e38
+LARGEST = 1e6  # as of a verifier's reward: squares, and sums of many rows, stay far inside float32
 ORDER: dict[str, Callable[..., Array]] = {
     "constraints": _constraints,
     "exploration": _exploration,

@@ -18,7 +18,7 @@ from jrl.tasks.envs.contract import Source, digest_of, tasks_of
 from jrl.tasks.envs.mixture import open_source
 from jrl.tasks.stopping import Stop
 
-KEPT = "duplicate_prompt"  # what a source counts without dropping it
+NOT_DROPPED = "duplicate_prompt"  # what a source counts without dropping it
 LOOKED_AT = 16  # examples of a source of stored rows that are tried before a run begins
 
 
@@ -40,13 +40,16 @@ def note_counts(config: Config, data: RunData, note: Callable[[str], None]) -> N
     """Notes what was dropped of the examples of a run."""
     for name, one in {"": data.source, **of_their_own(config, data.stored)}.items():
         if one.counts:
-            others = {cause: count for cause, count in one.counts.items() if cause != KEPT}
-            said = [f"{len(one)} examples"]
-            if KEPT in one.counts:
-                said.append(f"{one.counts[KEPT]} of them repeat the prompt of another, and are kept")
+            others = {cause: count for cause, count in one.counts.items() if cause != NOT_DROPPED}
+            notes = [f"{len(one)} examples"]
+            if repeated := one.counts.get(NOT_DROPPED):
+                what = "repeat the prompt of another and are kept"
+                notes.append(
+                    f"{repeated} of them {what if repeated > 1 else 'repeats the prompt of another and is kept'}"
+                )
             counts = ", ".join(f"{count} {cause}" for cause, count in sorted(others.items()))
-            said += [f"dropped or noticed: {counts}"] * bool(others)
-            note(f"{name}{': ' * bool(name)}{'; '.join(said)}")
+            notes += [f"dropped or noticed: {counts}"] * bool(others)
+            note(f"{name}{': ' * bool(name)}{'; '.join(notes)}")
 
 
 def stored_sources(config: Config, source: Source, open_: Callable[[Any], Source]) -> list[Source]:

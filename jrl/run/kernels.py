@@ -94,13 +94,15 @@ def choose_kernels(
 
 def longest_prefilled(config: Config) -> int:
     """Returns the most tokens of a row that the sampler of any stage prefills: a prompt, one with a completion that is
-    to be corrected, or one with the segments of a completion that are drawn."""
+    to be corrected or gone on from, or one with the segments of a completion that are drawn."""
     lengths = [config.data.prompt_length]
     for stage in config.stages:
         if isinstance(stage, Online) and stage.corrector is not None:
             lengths.append(correction_length(stage, config))
-        if isinstance(stage, Online) and isinstance(stage.strategy, Partial):
-            before = tokens_before_last(completion_length(stage, config), stage.strategy.tokens)
+        if isinstance(stage, Online) and stage.strategy is not None:
+            before = completion_length(stage, config)
+            if isinstance(stage.strategy, Partial):
+                before = tokens_before_last(before, stage.strategy.tokens)
             lengths.append(config.data.prompt_length + before)
     return max(lengths)
 

@@ -116,6 +116,8 @@ def open_population(
     stop: threading.Event,
     show: Callable[[str], Callable[[int], Display]],
     devices: Sequence[Any] | None = None,
+    *,
+    accept_change: bool = False,
 ) -> Iterator[Population]:
     """Opens the runs of a population, new or old. Closes all of them, whatever happens.
 
@@ -124,6 +126,7 @@ def open_population(
       folder: members are in folders of their names below it; checkpoints of all of them in `population/`.
       show: name of the member -> what opens its display.
       devices: that members are dealt out over, as `members_mesh` does; None: all.
+      accept_change: as in `open_job`, of every member.
     """
     made: list[MemberPrograms] = []
     first = next(iter(configs.values()))
@@ -139,8 +142,9 @@ def open_population(
         for name, config in configs.items():
             beside = next(iter(jobs.values()), None)
             opened = open_job(
-                config, parts, RunFolder(folder / name), stop, show=show(name), member=Member(programs_in, beside)
-            )
+                config, parts, RunFolder(folder / name), stop, show=show(name), accept_change=accept_change,
+                member=Member(programs_in, beside),
+            )  # fmt: skip
             jobs[name] = stack.enter_context(opened)
             jobs[name].run_clock = None  # one thread does the steps of all members
             jobs[name].stages = tuple(map(held_on_host, jobs[name].stages))

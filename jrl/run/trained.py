@@ -162,6 +162,10 @@ def role_heads(policy: Policy, role: str, reached: int) -> PyTree:
         if stage.optimizer.average is not None:
             heads[AVERAGE] = heads[stage.trains]
     if role not in heads:
+        names = stage_names(policy.config.stages)
+        if later := [name for name, s in zip(names, policy.config.stages) if s.trains == role and s.steps]:
+            raise ValueError(f"the role {role!r} is trained from stage {later[0]!r} on, and this checkpoint is of "
+                             f"stage {names[reached]!r}; choose a later --step or --stage")  # fmt: skip
         raise ValueError(f"the run has no role {role!r}. Available: {', '.join(sorted({'policy', *heads}))}")
     names = heads[role]
     of_rewards = [

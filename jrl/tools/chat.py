@@ -14,6 +14,7 @@ import numpy as np
 
 from jrl import paths
 from jrl.device.precision import full_precision
+from jrl.experiment import check_seed
 from jrl.rollout import sampler
 from jrl.rollout.prompts import INTERACTIVE_STREAM, place_prompts
 from jrl.rollout.sampler import BehaviorPolicy, Sampler, StopRules, stop_table_on_device
@@ -60,8 +61,8 @@ def open_chat(
     for name, value in (("n", samples), ("max-tokens", max_tokens)):
         if value is not None and value < 1:
             raise ValueError(f"--{name} is {value}; it must be at least 1")
-    if seed is not None and seed < 0:
-        raise ValueError(f"--seed is {seed}; it must not be negative")
+    if seed is not None:
+        check_seed(seed, "--seed")
     config = trained.policy.config.sampler
     if max_tokens is not None:
         config = dataclasses.replace(config, completion_length=max_tokens)

@@ -108,12 +108,13 @@ def trained_prompts_warning(folder: str | Path, config: Config) -> str | None:
     place = Path(folder) / "config.json"
     if paths.is_remote(folder) or not place.is_file():
         return None
-    saved, now = paths.read_object(place), to_json(config)
+    saved, every = paths.read_object(place), config.data.held_out_every
     own = saved.get("data", {}).get("held_out_every")
-    if saved.get("task") != now["task"] or own == config.data.held_out_every:
+    task, other = ({**found.get("task", {}), "verifiers": None} for found in (saved, to_json(config)))
+    if task != other or (own is not None and every is not None and every % own == 0):  # held out there too
         return None
     return (f"Warning: {folder} has trained with Data.held_out_every = {own}, perhaps on prompts that are held out "
-            f"with {config.data.held_out_every}: these accuracies may be of prompts that it knows")  # fmt: skip
+            f"with {every}: these accuracies may be of prompts that it knows")  # fmt: skip
 
 
 def table(result: dict[str, Any]) -> str:

@@ -23,7 +23,7 @@ def test_examples_that_are_kept_are_told_from_those_that_are_dropped():
         return said
 
     assert notes() == []
-    assert notes(duplicate_prompt=100) == ["300 examples; 100 of them repeat the prompt of another, and are kept"]
+    assert notes(duplicate_prompt=100) == ["300 examples; 100 of them repeat the prompt of another and are kept"]
     assert notes(tied=2, blank=3) == ["300 examples; dropped or noticed: 3 blank, 2 tied"]
-    both = "300 examples; 1 of them repeat the prompt of another, and are kept; dropped or noticed: 3 blank"
+    both = "300 examples; 1 of them repeats the prompt of another and is kept; dropped or noticed: 3 blank"
     assert notes(duplicate_prompt=1, blank=3) == [both]

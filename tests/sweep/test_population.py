@@ -15,6 +15,7 @@ from short_runs import run as train_alone
 
 from jrl.config import ConfigError
 from jrl.device.sharding import MeshShape, make_mesh, members_mesh
+from jrl.learning.nonfinite import Fault
 from jrl.rollout.scoring import ScoringStopped, WorkersLost
 from jrl.run import population as populations
 from jrl.run.checkpoints.run_state import list_steps, restore_step
@@ -306,7 +307,21 @@ def test_members_that_failed_begin_again_when_the_sweep_is_called_again(tmp_path
     members = {member.name: member for member in sweep.members}
     assert sweep_population.begin_together(tmp_path, members) == (sorted(MEMBERS), False)
     sweep_population.write_members(tmp_path, {"members": MEMBERS[:1], sweep_population.AGAIN: True})
+    ended = tmp_path / populations.FOLDER / "checkpoints"  # of all members: killed before it was removed
+    (ended / "00000003").mkdir(parents=True)
     assert sweep_population.begin_together(tmp_path, members) == (MEMBERS[:1], True)
+    assert not ended.exists()
+
+
+def test_a_member_that_ends_with_weights_that_are_not_finite_fails_alone(trained, tmp_path):
+    folder = tmp_path / "sweep"
+    with opened(folder) as population:
+        population.jobs[MEMBERS[2]].skipped = 2  # as if its last updates had not been finite
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(populations.fault, "bad_weights", lambda state, cfg: (Fault("weights", "embed"), "policy"))
+            populations.check_end(population, population.members.stack([{"w": jax.numpy.zeros(2)}] * 4))
+    assert list(population.failed) == [MEMBERS[2]]
+    assert "weights that are not finite: weights (embed) of the role policy" in population.failed[MEMBERS[2]]
 
 
 @pytest.mark.slow

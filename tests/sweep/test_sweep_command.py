@@ -76,13 +76,13 @@ def test_commands_for_a_folder_of_something_else_are_not_printed(command, tmp_pa
 def test_print_lists_commands_and_runs_nothing(command, tmp_path):
     out = tmp_path / "a folder"
     code, text, _ = command("sweep", "tiny", RATES, "Run.seed=[0..1]", "Online.objective=@DrGRPO()", "--devices", "2",
-                              "--out", out, "--print")  # fmt: skip
+                              "--accept-change", "--out", out, "--print")  # fmt: skip
     assert code == cli.DONE and not out.exists()
     lines = [shlex.split(line) for line in text.splitlines()]
     assert len(lines) == 4
     assert lines[3] == [
         "jrl", "train", "tiny", "Online.objective=@DrGRPO()", "AdamW.learning_rate=0.003", "Run.seed=1",
-        "--run", str(out / "learning_rate=0.003,seed=1"), "--devices", "2",
+        "--run", str(out / "learning_rate=0.003,seed=1"), "--devices", "2", "--accept-change",
     ]  # fmt: skip
 
 
@@ -107,6 +107,7 @@ def test_members_in_a_bucket_are_printed_and_not_trained(command, tmp_path, monk
         ([RATES, "--baseline", "learning_rate=5"], "fits no variant: learning_rate=0.001; "),
         ([RATES, "Online.samples=[4, 8]", "--baseline", "learning_rate=1e-3"], "fits several variants: "),
         ([RATES, "--baseline", "samples=4"], "runs do not differ in 'samples'"),
+        (["Run.seed=[0, 1]", "--baseline", "seed=0"], "needs a second variant"),
         ([RATES, "--by", "samples"], "samples is the same in all runs"),
         ([RATES, "Online.lag=[0, 1]", "--how", "pairs", "--by", "lag"], "compared on the same tasks"),
         ([RATES, "--jobs", "0"], "at least 1"),

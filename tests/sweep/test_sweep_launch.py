@@ -69,8 +69,15 @@ def wait_for(*files):
 def test_a_member_that_fails_does_not_stop_the_others(tmp_path):
     assert train(tmp_path, {"a": "fail", "b": "done", "c": "fail"}) == {"a": 4, "b": 0, "c": 4}
     assert [is_finished(tmp_path, member(name)) for name in "abc"] == [False, True, False]
-    assert last_words(tmp_path, member("a")) == "the learning rate is too high"
+    assert last_words(tmp_path, Ended(member("a"), 4, 1.0)) == "the learning rate is too high"
     assert (tmp_path / "logs" / "a.log").read_text().startswith("a line\n")
+
+
+def test_what_a_member_says_last_may_have_several_lines_unless_it_was_killed(tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "a.log").write_text("jrl: note\njrl: a holds another run:\n  part: other text\nUse another.\n")
+    assert last_words(tmp_path, Ended(member("a"), 3, 1.0)) == "a holds another run: part: other text Use another."
+    assert last_words(tmp_path, Ended(member("a"), -9, 1.0)) == "a holds another run:"
 
 
 def test_a_member_with_fewer_steps_than_asked_for_is_not_finished(tmp_path):

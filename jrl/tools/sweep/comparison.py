@@ -228,13 +228,13 @@ def find_name(name: str, differing: Sequence[str], names: Sequence[str] = ()) ->
 
 def find_variant(variants: Sequence[Variant], compared: Sequence[str], wanted: str) -> Variant:
     """Returns the one variant that "NAME=VALUE,..." fits. Raises ValueError where none does, or several do."""
-    pairs = [(find_name(name, compared), value) for name, value in read_baseline(wanted)] if compared else []
+    if not compared:
+        raise ValueError(f"the baseline {wanted!r} needs a second variant; all runs have the same settings")
+    pairs = [(find_name(name, compared), value) for name, value in read_baseline(wanted)]
     fitting = [v for v in variants if all(same_value(v.settings.get(name, ""), value) for name, value in pairs)]
     if len(fitting) == 1:
         return fitting[0]
     listed = "; ".join(variant.label for variant in fitting or variants)
-    if not compared:
-        raise ValueError(f"the baseline {wanted!r} needs a second variant; all runs have the same settings")
     raise ValueError(f"the baseline {wanted!r} fits {'several variants' if fitting else 'no variant'}: {listed}")
 
 

@@ -124,14 +124,17 @@ def train_members(
     return ended
 
 
-def last_words(folder: Path, member: Member) -> str:
-    """Returns the last line of a member's log that says why it ended, "" where there is none."""
-    log = folder / LOGS / f"{member.name}.log"
+def last_words(folder: Path, ended: Ended) -> str:
+    """Returns what a member's log says last of why it ended, in one line, "" where there is none: jrl's last message,
+    and its further lines where it left by itself."""
+    log = folder / LOGS / f"{ended.member.name}.log"
     if not paths.exists(log):
         return ""
     lines = [line for line in paths.read_bytes(log)[-65536:].decode(errors="replace").splitlines() if line.strip()]
-    messages = [line for line in lines if line.startswith("jrl: ")]
-    return printable((messages or lines or [""])[-1].removeprefix("jrl: "), 300)
+    messages = [i for i, line in enumerate(lines) if line.startswith("jrl: ")]
+    said = lines[messages[-1] :] if messages else lines[-1:]
+    said = said if ended.code > 0 else said[:1]
+    return printable(" ".join(line.strip() for line in said).removeprefix("jrl: "), 1000)
 
 
 def _start(command: Sequence[str], folder: Path, member: Member) -> subprocess.Popen[bytes]:

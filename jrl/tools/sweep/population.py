@@ -155,9 +155,19 @@ def dealt_out(count: int) -> str:
 
 
 def train_population(
-    sweep: Sweep, folder: Path, configs: Mapping[str, Config], parts: Parts, stop: threading.Event, progress: Progress
+    sweep: Sweep,
+    folder: Path,
+    configs: Mapping[str, Config],
+    parts: Parts,
+    stop: threading.Event,
+    progress: Progress,
+    *,
+    accept_change: bool = False,
 ) -> dict[str, Ended]:
     """Trains the members of a sweep that are not finished, all of them in one program; returns how each has ended.
+
+    Args:
+      accept_change: members whose data or parts have changed go on, and their manifests say so.
 
     Raises: ConfigError where a member has checkpoints of its own, which a population would not continue from.
     """
@@ -180,7 +190,7 @@ def train_population(
 
     try:
         chosen = {name: configs[name] for name in names}
-        with populations.open_population(chosen, parts, folder, stop, show) as population:
+        with populations.open_population(chosen, parts, folder, stop, show, accept_change=accept_change) as population:
             tick = lambda: progress.tick([members[name] for name in names])
             try:
                 run(population, stop, tick, again=again)
@@ -247,6 +257,9 @@ def run(population: Population, stop: threading.Event, tick: Callable[[], None],
     expected = max(population.run_state.steps(), default=0)
     loop.precompile(first, expected)
     progress = populations.restore(population, again=again)
+    for job in jobs:
+        if job.record_change is not None:
+            job.record_change(job.done)
     if again:  # the files of the members are those of new runs now
         write_members(first.folder.parent, {"members": list(population.jobs)})
     if first.done < expected:

@@ -66,7 +66,7 @@ def open_progress(folder: Path, total: int, finished: int, jobs: int, metric: st
         value = f"  {metric} {row[metric]:.4g}" if isinstance(row.get(metric), float | int) else ""
         last = f"after step {row['step']}" if "step" in row else "before its first step"
         word = {0: f"done   {member.name}  {done}{value}", PREEMPTED: f"stopped {member.name} {last}"}
-        failed = f"FAILED {member.name} (exit code {code}): {last_words(folder, member)}"
+        failed = f"FAILED {member.name} (exit code {code}): {last_words(folder, outcome)}"
         line(f"[{over}/{total}] {word.get(code, failed)}{f'  {rest} left' if rest else ''}")
 
     def tick(running: Sequence[Member]) -> None:

@@ -164,7 +164,9 @@ def failures(folder: Path, sweep: Sweep, ended: Mapping[str, Ended]) -> list[str
         code = ended[member.name].code if member.name in ended else 0
         if code not in (0, PREEMPTED):
             log = folder / manifest.LOGS / f"{member.name}.log"
-            lines.append(f"{member.name} failed with exit code {code}: {last_words(folder, member)} ({log})")
+            lines.append(
+                f"{member.name} failed with exit code {code}: {last_words(folder, ended[member.name])} ({log})"
+            )
     return lines
 
 
