@@ -47,9 +47,9 @@ def places_of(model, cfg, mesh):
     return shardings(names, mesh, TRAIN)
 
 
-def drawn_on(shape, cfg, layers, model, params, attention="auto"):
+def drawn_on(shape, cfg, layers, model, params, attention="auto", prefill_chunk=None):
     """Returns what a mesh of that shape draws: of eight prompts of 1 to 3 tokens two samples of 6 each, in three slots,
-    prefilled in two rounds; `cfg`: 48 ids; `attention`: of the sampler."""
+    prefilled in two rounds; `cfg`: 48 ids; `attention`, `prefill_chunk`: of the sampler."""
     rng = np.random.default_rng(0)
     prompts = PromptBatch(
         tokens=rng.integers(0, 48, (8, 3)).astype(np.int32),
@@ -62,7 +62,8 @@ def drawn_on(shape, cfg, layers, model, params, attention="auto"):
     out = sampler.sample(
         sampler.BehaviorPolicy(model, cfg, spread, version=0), prompts, jax.random.key(1), stream=0, mesh=mesh,
         samples=2, stop=sampler.StopRules((7,), 0),
-        config=sampler.Sampler(completion_length=6, slots=3, layers=layers, attention=attention),
+        config=sampler.Sampler(completion_length=6, slots=3, layers=layers, attention=attention,
+                               prefill_chunk=prefill_chunk),
     )  # fmt: skip
     return jax.tree.map(np.asarray, out)
 
@@ -92,10 +93,12 @@ def agree_on_four_devices(cfg, layers, model=MODEL, params=None):
     agree_with_a_plain_forward(drawn_on(ON_FOUR_DEVICES, cfg, layers, model, params), cfg, model, params)
 
 
-def agree_on_every_mesh(cfg, layers, model=MODEL, params=None, many=ON_FOUR_DEVICES):
-    """One device and `many` draw the same tokens, with the log-probs of a plain forward. `params`: as above."""
+def agree_on_every_mesh(cfg, layers, model=MODEL, params=None, many=ON_FOUR_DEVICES, prefill_chunk=None):
+    """One device and `many`, which prefills in chunks, draw the same tokens, with the log-probs of a plain forward.
+    `params`: as above."""
     params = fresh(model, cfg) if params is None else params
-    one, many = (drawn_on(shape, cfg, layers, model, params) for shape in (MeshShape(), many))
+    one = drawn_on(MeshShape(), cfg, layers, model, params)
+    many = drawn_on(many, cfg, layers, model, params, prefill_chunk=prefill_chunk)
     np.testing.assert_array_equal(one.tokens, many.tokens)
     np.testing.assert_allclose(one.sampler_logprobs, many.sampler_logprobs, atol=1e-5)
     agree_with_a_plain_forward(one, cfg, model, params)

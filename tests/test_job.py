@@ -25,7 +25,8 @@ from jrl.run.signals import stop_on_signals
 from jrl.tasks.envs import ENVS, open_source
 from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.tokenizers.bytes import Bytes
-from jrl.tools.doctor import examine, stages
+from jrl.tools.doctor import examine, population_of, run_lines, stages
+from jrl.tools.sweep.population import write_members
 
 pytestmark = pytest.mark.fast
 WARM = ["Config.stages = [@warm/Offline(), @Online()]", "warm/Offline.source = @Demonstrations()",
@@ -228,6 +229,20 @@ def test_doctor_lists_the_stages_and_the_roles_of_a_run(tmp_path):
     for step, name in ((5, "bradleyterry"), (6, "rl")):
         (tmp_path / "checkpoints" / f"{step:08}").mkdir(parents=True)
         assert next(stages(tmp_path)).text == f"{there}; the newest checkpoint is of {name}"
+
+
+def test_doctor_says_which_population_a_member_trains_in(tmp_path):
+    member = tmp_path / "sweep" / "seed=0"
+    member.mkdir(parents=True)
+    assert population_of(member) is None
+    write_members(tmp_path / "sweep", {"members": ["seed=0", "seed=1"]})
+    assert population_of(member) == tmp_path / "sweep" and population_of(tmp_path / "sweep" / "seed=2") is None
+    (member / "config.gin").write_text("Config.stages = []\n")
+    lines = [line.text for line in run_lines(member)]
+    assert "no checkpoint of its own yet" in lines
+    assert lines[-1].startswith("not finished; it trains in the population of ") and f"--out {tmp_path}" in lines[-1]
+    (member / "summary.json").write_text("{}")
+    assert population_of(member) is None
 
 
 def test_doctor_refuses_a_folder_that_is_no_run(tmp_path):

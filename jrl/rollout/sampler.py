@@ -73,7 +73,7 @@ class Sampler:
     # What of a head's keys is contiguous in the cache: a token's entries, or an entry's tokens (faster on CPU).
     kv_layout: Literal["token_major", "head_dim_major"] = "token_major"
     attention: OneToken = "auto"  # of a new token over the cache; 'ragged': our Pallas kernel for TPUs
-    # Tokens of a prompt that are prefilled at once; None: all of them, and on TPUs at most 2,048.
+    # Tokens of a row that are prefilled at once; None: all of them, and on TPUs at most 2,048.
     prefill_chunk: int | None = None
     # How often the batch shrinks to half the slots as rows finish, once the queue is empty; each compiles a loop.
     max_batch_compactions: int = 0

@@ -92,15 +92,20 @@ def repeat(folder: str | Path, step: int, announce: Callable[[str], None] = lamb
         update needs; DamagedStep where a checkpoint is not what was saved.
     """
     folder = Path(folder)
-    before = [saved for saved in saved_steps(folder) if saved < step]
+    saves = saved_steps(folder)
+    before = [saved for saved in saves if saved < step]
     if not before:
-        there = ", ".join(map(str, saved_steps(folder)))
-        raise ValueError(f"{folder} has no checkpoint before step {step}; there are those of steps {there}")
+        there = ", ".join(map(str, saves))
+        raise ValueError(f"{folder} has no checkpoint before step {step}; there are those of steps {there}. Give a "
+                         f"step after {saves[0]}")  # fmt: skip
     config, parts = load_config(str(folder / "config.gin"), ["Config.parts=[]"], saved_parts(folder / "parts"))
+    total = starts(config)[-1] + config.stages[-1].steps
+    if step > total:
+        raise ValueError(f"{folder} has {total} steps; there is no step {step}")
     config = dataclasses.replace(with_saved_model(config, folder), sampler_mesh=None)  # nothing is drawn
     for done in range(before[-1], step):
         i = stage_at(config, done + 1)
-        if not isinstance(config.stages[i], Online) or done >= starts(config)[-1] + config.stages[-1].steps:
+        if not isinstance(config.stages[i], Online):
             raise ValueError(f"step {done + 1} of {folder} is not of an Online stage: only those have rollouts")
         check_repeatable(f"step {done + 1} of {folder}", config.stages[i])
     policy = open_policy(config, parts, load_tokenizer(folder / "tokenizer", parts.tables["tokenizers"]), announce)

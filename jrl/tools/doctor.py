@@ -20,6 +20,7 @@ from jrl.run.checkpoints.lock import holder_of
 from jrl.run.checkpoints.run_state import DamagedStep, list_steps, verify_step
 from jrl.run.data import data_fingerprint, stored_sources
 from jrl.run.identity import free_places, identify
+from jrl.run.population import FOLDER as POPULATION
 from jrl.run.precompile import stage_at
 from jrl.run.report.goodput import read_goodput
 from jrl.run.report.manifest import compare, read_manifest
@@ -34,6 +35,7 @@ from jrl.tasks.tokenizers.published import PublishedTokenizer, rewrites
 from jrl.tasks.verdict import Status
 from jrl.tasks.verifiers import VERIFIERS, Exact
 from jrl.tools.inspect_model import recognized
+from jrl.tools.sweep.population import MEMBERS
 from jrl.tools.time_spent import time_lines
 
 # Module, the extra that brings it (None: jrl itself needs it), what it is for.
@@ -129,11 +131,21 @@ def run_lines(folder: Path) -> Iterator[Line]:
     yield identity(folder)
     yield from judges(folder)
     yield from conversations(folder)
-    if paths.exists(folder / "summary.json"):
+    if (sweep := population_of(folder)) is not None:
+        yield Line(True, f"not finished; it trains in the population of {sweep}, whose checkpoints are in "
+                         f"{sweep / POPULATION}: the same `jrl sweep` with --out {sweep} continues it")  # fmt: skip
+    elif paths.exists(folder / "summary.json"):
         summary = json.loads(paths.read_bytes(folder / "summary.json"))
         yield Line(True, f"finished: {summary['steps']} steps in {summary['seconds']['total']:.0f} s")
     else:
         yield Line(True, "not finished; `jrl train` with the same configuration and --run continues it")
+
+
+def population_of(folder: Path) -> Path | None:
+    """Returns the folder of the sweep in whose population a run trains that is not finished; None for any other run."""
+    record = folder.resolve().parent / POPULATION / MEMBERS
+    training = paths.exists(record) and folder.resolve().name in paths.read_object(record).get("members", ())
+    return folder.parent if training and not paths.exists(folder / "summary.json") else None
 
 
 def stages(folder: Path) -> Iterator[Line]:
@@ -158,7 +170,7 @@ def saves(folder: Path) -> Iterator[Line]:
     root = folder / "checkpoints"
     steps = list_steps(root)
     if not steps:
-        yield Line(True, "no checkpoint yet")
+        yield Line(True, "no checkpoint yet" if population_of(folder) is None else "no checkpoint of its own yet")
     for step in steps:
         try:
             body = verify_step(root, step)

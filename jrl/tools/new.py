@@ -110,8 +110,12 @@ def create(folder: Path) -> list[str]:
     if paths.exists(folder):
         raise ValueError(f"{folder} exists already; choose another name")
     paths.make_dir(folder)
-    for file, text in template(name, folder.as_posix()).items():
-        paths.write_bytes_atomic(folder / file, text.encode())
+    try:
+        for file, text in template(name, folder.as_posix()).items():
+            paths.write_bytes_atomic(folder / file, text.encode())
+    except OSError:  # a full disk: the same name is free again
+        paths.remove_tree(folder)
+        raise
     place = shlex.quote(folder.as_posix())
     return [
         f"jrl check {place}/{name}.py",

@@ -8,13 +8,14 @@ import struct
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors
 from families import golden
 from families.published import opened
 from safetensors.numpy import load_file, save_file
 
 from jrl.models.pretrained import tensors as tensors_module
 from jrl.models.pretrained.published import num_nonfinite
-from jrl.models.pretrained.tensors import open_tensors
+from jrl.models.pretrained.tensors import open_tensors, write_file
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -190,3 +191,12 @@ def test_a_folder_without_a_config_or_weights_is_refused(tmp_path, folder):
     for text in ("[]", "{", "[" * 100_000):
         (folder / "config.json").write_text(text)
         refused(folder, "config.json")
+
+
+def test_tensors_that_cannot_be_written_are_an_error_of_the_disk(tmp_path, monkeypatch):
+    def full(*args):
+        raise safetensors.SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(tensors_module, "save_file", full)
+    with pytest.raises(OSError, match=r"could not write .*a\.safetensors: I/O error: No space left"):
+        write_file(tmp_path / "a.safetensors", {"a": np.zeros(4, np.float32)})

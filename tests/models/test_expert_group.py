@@ -193,8 +193,8 @@ def test_sums_over_experts_are_rounded_to_bfloat16_once():
 
 
 def test_the_same_tokens_are_drawn_where_experts_are_sharded_by_number():
-    """Shards have rows of different lengths: those that are done take part until the last is."""
-    agree_on_every_mesh(CFG, "unrolled", many=MeshShape(expert=4))
+    """Shards have rows of different lengths: those that are done take part until the last is, in prefill too."""
+    agree_on_every_mesh(CFG, "unrolled", many=MeshShape(expert=4), prefill_chunk=1)
 
 
 def test_the_same_tokens_are_drawn_by_quantized_experts_with_adapters():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -30,6 +31,16 @@ def test_a_gin_file_a_parts_file_and_ten_rows_are_written_as_the_template_has_th
     rows = [json.loads(line) for line in (task / "sums.jsonl").read_text().splitlines()]
     assert len(rows) == 10 and len({row["prompt"] for row in rows}) == 10
     assert all(eval_sum(row["prompt"]) == row["answer"] for row in rows)
+
+
+def test_a_disk_that_is_full_leaves_no_folder(tmp_path, monkeypatch):
+    def full(path, data):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+        patch.setattr("jrl.paths.write_bytes_atomic", full)
+        create(tmp_path / "sums")
+    create(tmp_path / "sums")
 
 
 def eval_sum(prompt):

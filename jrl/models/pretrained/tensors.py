@@ -162,7 +162,10 @@ def write_file(path: str | Path, tensors: dict[str, np.ndarray]) -> None:
         raise ImportError("published weights need the package safetensors; install it with pip install 'jrl-jax[hf]'")
     Path(path).touch()
     mode = Path(path).stat().st_mode  # as the umask has it; safetensors makes a file that its user alone reads
-    save_file({name: np.ascontiguousarray(x) for name, x in tensors.items()}, str(path), {"format": "pt"})
+    try:
+        save_file({name: np.ascontiguousarray(x) for name, x in tensors.items()}, str(path), {"format": "pt"})
+    except SafetensorError as error:  # a full disk
+        raise OSError(f"could not write {path}: {error}") from error
     Path(path).chmod(mode)
 
 

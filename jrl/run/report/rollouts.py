@@ -194,7 +194,11 @@ class Snapshot:
         for root, index in self.parts:
             low, high = max(start - first, 0), min(stop - first, index["rows"])
             if low < high:
-                found.append(_read(root, index, low, high, only))
+                try:
+                    found.append(_read(root, index, low, high, only))
+                except ValueError as error:  # TensorStore's, which says more than a reader needs
+                    raise ValueError(f"{root} is damaged: {_first_line(error)}. `jrl doctor` names every damaged file; "
+                                     "put back good copies of them") from error  # fmt: skip
             first += index["rows"]
         if not found:
             fields = self.parts[0][1]["fields"]
@@ -366,8 +370,12 @@ def _sizes(folder: str | os.PathLike[str], below: str = "") -> dict[str, int]:
 
 def _reason(error: Exception) -> str:
     """Returns the first line of what TensorStore says, without the place in its source."""
-    text = str(error).split("\n", 1)[0].split(" [", 1)[0]
+    text = _first_line(error)
     return "the chunk is missing" if text.startswith("NOT_FOUND") else text
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).split("\n", 1)[0].split(" [", 1)[0]
 
 
 def _columns(step, fields, prompts, completions, ids, uids) -> tuple[dict[str, np.ndarray], dict[str, list[bytes]]]:
@@ -506,7 +514,7 @@ def _resized(arrays, rows, ends, widths: Mapping[str, int] | None = None) -> dic
 
 def _read_index(root: Path) -> dict[str, Any]:
     try:
-        index = json.loads(paths.read_bytes(root / "index.json"))
+        index = paths.read_object(root / "index.json")
         if index["format"] != FORMAT:
             raise ValueError(f"format {index['format']}, this version reads {FORMAT}")
         return index
