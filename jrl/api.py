@@ -50,7 +50,8 @@ def steps(
     """Yields the steps of a run as they are done: step.step, step.phase, step.metrics, step.rollout, step.texts.
 
     Compiled programs are cached as by `jrl train`, unless JAX's cache is configured already.
-    Leaving the loop early saves and closes the run; the same call goes on from there.
+    A step is yielded when the next one is under way. Leaving the loop early finishes that one, saves and closes the
+    run: its row is in metrics.jsonl, and the same call goes on after it.
 
     Args:
       config: a .gin file, the name of a bundled configuration, or a Config.

@@ -625,6 +625,7 @@ def evaluate(args: argparse.Namespace) -> int:
     results, private = [], [address for address in sources if not paths.is_remote(address)]
     for one in asked:
         trained = opened(*one)
+        evaluation.check_evaluated(trained.policy.config, f"the configuration of {named(*one)}")
         if (warning := evaluation.trained_prompts_warning(one[0], trained.policy.config)) is not None:
             print(warning, file=sys.stderr)
         results.append({"source": named(*one), **evaluation.reevaluate(trained, announce, beside, private)})
@@ -999,6 +1000,18 @@ def _comparison(parser: argparse.ArgumentParser) -> None:
                              "they fall short of 1 (mean)")  # fmt: skip
 
 
+def _out_file(text: str) -> Path:
+    """Reads the name of a file to write, which is none that a run has of its own."""
+    path = Path(text)
+    if path.name in RUN_FILES and paths.exists(path.parent / "manifest.json"):
+        raise argparse.ArgumentTypeError(f"{path} is a file of the run in {path.parent}; choose another name")
+    return path
+
+
+RUN_FILES = ("config.gin", "config.json", "goodput.jsonl", "journal.jsonl", "manifest.json", "metrics.jsonl",
+             "summary.json")  # fmt: skip
+
+
 def _number_of(what: str, least: int = 1) -> Callable[[str], int]:
     """Returns what reads an argument that counts `what`."""
 
@@ -1038,7 +1051,7 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--all", metavar="FOLDER", type=Path,
                         help="check every recipe in FOLDER against the topology in its header")  # fmt: skip
-    parser.add_argument("--out", metavar="FILE", type=Path,
+    parser.add_argument("--out", metavar="FILE", type=_out_file,
                         help="where --search writes the best layout (default: CONFIG-CHIP-GRID.gin in this directory), "
                              "and --all its table (default: docs/topologies.md)")  # fmt: skip
     parser.add_argument(
@@ -1058,7 +1071,7 @@ def _score_arguments(parser: argparse.ArgumentParser) -> None:
                         help='one JSON object a line: {"tokens": [ids]}, {"text": "..."} (bos is added), or '
                              '{"messages": [...]}, which ends with a message of the assistant')  # fmt: skip
     _bindings(parser, "the run's configuration")
-    parser.add_argument("--out", metavar="OUT.jsonl", type=Path, required=True,
+    parser.add_argument("--out", metavar="OUT.jsonl", type=_out_file, required=True,
                         help='one {"tokens", "logprobs"} per row, in order, at temperature 1; logprobs[0] = 0; for a '
                              'classifier, {"tokens", "rewards"}')  # fmt: skip
     _step(parser)
@@ -1072,7 +1085,7 @@ def _sample_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompts", metavar="FILE", type=Path, help="one prompt a line, as a JSON string or plain text"
     )
-    parser.add_argument("--out", metavar="FILE.jsonl", type=Path, help="write the completions of --prompts here")
+    parser.add_argument("--out", metavar="FILE.jsonl", type=_out_file, help="write the completions of --prompts here")
     parser.add_argument("--n", type=int, default=1, metavar="N", help="completions per prompt (default: 1)")
     parser.add_argument(
         "--temperature",
@@ -1098,7 +1111,7 @@ def _eval_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="CONFIG", type=Path,
                         help="the task and the verifiers for published models: a .gin file, or a name out of "
                              "`jrl list configs`")  # fmt: skip
-    parser.add_argument("--out", metavar="FILE.json", type=Path, help="also write the numbers to this file")
+    parser.add_argument("--out", metavar="FILE.json", type=_out_file, help="also write the numbers to this file")
     parser.add_argument("--diversity", action="store_true",
                         help="also measure distinct n-grams and self-BLEU of each prompt's samples")  # fmt: skip
     parser.add_argument("--reference", metavar="SOURCE", type=Path,
@@ -1207,7 +1220,7 @@ def _rollouts_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--most", type=_number_of("rows"), metavar="N", help="rows at most (default: 20 on the screen, all in a file)"
     )
-    parser.add_argument("--out", metavar="FILE", type=Path, help="write the rows to a file, .jsonl or .csv")
+    parser.add_argument("--out", metavar="FILE", type=_out_file, help="write the rows to a file, .jsonl or .csv")
 
 
 def _replay_arguments(parser: argparse.ArgumentParser) -> None:

@@ -17,7 +17,8 @@ from typing import Any
 
 from jrl import paths
 from jrl.algos.contract import Objective
-from jrl.experiment import TABLES, Tables
+from jrl.config.schema import schema_of
+from jrl.experiment import TABLES, Config, Tables, config_classes
 from jrl.models.contract import CUSTOM_MODEL_FIELDS, CustomModel
 from jrl.tasks.data.stored import StoredSource
 from jrl.tasks.envs.contract import Environment
@@ -54,6 +55,7 @@ def load_parts(parts: Sequence[Part], tables: Tables = TABLES) -> Parts:
     added: dict[str, list[str]] = {table: [] for table in merged}
     sources, texts, hashes = [], [], {}
     neighbors: dict[str, str] = {}  # name -> file
+    sections = schema_of(Config, config_classes(tables)).sections if parts else {}
     for place, part in enumerate(parts):
         name, defined, source = _read(part, place)
         for neighbor in () if source is None else source.neighbors:
@@ -66,6 +68,9 @@ def load_parts(parts: Sequence[Part], tables: Tables = TABLES) -> Parts:
             for row_name, row in rows.items():
                 if row_name in merged[table]:
                     raise PartError(f"part {name}: {row_name!r} is already in {NAMES[table]}; give yours another name")
+                if row_name in sections:
+                    raise PartError(f"part {name}: {row_name!r} is a section of the configuration (`jrl help config "
+                                    f"{row_name}`); give yours another name")  # fmt: skip
                 merged[table][row_name] = _row(table, row_name, row, name)
                 added[table].append(row_name)
         if source is not None:

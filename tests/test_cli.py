@@ -378,10 +378,20 @@ def test_a_conversation_answers_each_line_and_ends_with_the_input(run, command, 
     assert code == 0 and len(out.splitlines()) == 2
 
 
-@pytest.mark.parametrize("options", [["--n", 0], ["--max-tokens", 0], ["--temperature", -1], ["--seed", -1]])
+@pytest.mark.parametrize(
+    "options", [["--n", 0], ["--max-tokens", 0], ["--temperature", -1], ["--seed", -1], ["--seed", 2**32]]
+)
 def test_a_number_that_makes_no_sense_is_refused(run, command, tmp_path, options):
     (tmp_path / "p").write_text("x\n")
     assert command("sample", run, "--prompts", tmp_path / "p", *options)[0] == 2
+
+
+@pytest.mark.parametrize("asked", [["score", "rows.jsonl"], ["sample"], ["eval"], ["rollouts"]], ids=lambda a: a[0])
+def test_no_command_writes_over_a_file_of_a_run(command, tmp_path, asked):
+    (tmp_path / "manifest.json").write_text("{}")
+    code, _, err = command(*asked[:1], tmp_path, *asked[1:], "--out", tmp_path / "metrics.jsonl")
+    assert code == cli.REFUSED and f"metrics.jsonl is a file of the run in {tmp_path}; choose another name" in err
+    assert not (tmp_path / "metrics.jsonl").exists()
 
 
 def test_nothing_a_model_says_reaches_the_terminal_raw():

@@ -17,7 +17,7 @@ from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.tokenizers.bytes import Bytes
 from jrl.tasks.verdict import Status
 from jrl.tools import evaluation
-from jrl.tools.evaluation import reevaluate, table, trained_prompts_warning, win_rates
+from jrl.tools.evaluation import check_evaluated, reevaluate, table, trained_prompts_warning, win_rates
 
 C, W, U, E = Status.CORRECT, Status.WRONG, Status.UNPARSABLE, Status.INFRA_ERROR
 
@@ -129,3 +129,9 @@ def test_an_evaluation_on_prompts_that_a_run_may_have_trained_on_is_warned_of(tm
     assert trained_prompts_warning(tmp_path, scored) is not None
     other = dataclasses.replace(of_data(3), task=dataclasses.replace(config.task, digits=3))
     assert trained_prompts_warning(tmp_path, other) is None and trained_prompts_warning(tmp_path / "x", config) is None
+
+
+def test_a_run_without_an_evaluation_is_named():
+    config, _ = load_config("configs/tiny.gin")
+    with pytest.raises(ValueError, match=r"^the configuration of runs/two has no evaluation; give it one: jrl eval"):
+        check_evaluated(config, "the configuration of runs/two")

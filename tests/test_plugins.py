@@ -208,3 +208,12 @@ def test_a_part_crosses_to_the_workers_unchanged():
 
 def needs_nothing(completion, example):
     return True
+
+
+def GRPO(completion, example):
+    return 1.0
+
+
+def test_a_verifier_with_the_name_of_a_section_is_refused():
+    with pytest.raises(PartError, match="part GRPO: 'GRPO' is a section of the configuration"):
+        load_parts([GRPO])

@@ -87,17 +87,22 @@ def protocol(trained: Trained, scorer: Scorer) -> dict[str, Any]:
     }
 
 
+def check_evaluated(config: Config, whose: str = "the configuration") -> None:
+    """Raises ValueError for a configuration without an Eval section. whose: what the message calls it."""
+    if config.eval is None:
+        raise ValueError(
+            f"{whose} has no evaluation; give it one: jrl eval SOURCE 'Config.eval = @Eval()' Eval.prompts=100, or, "
+            "for a published model, --config FILE.gin"
+        )
+
+
 def held_out_visits(trained: Trained) -> list[Visit]:
     """Returns the prompts that a policy is evaluated on.
 
     Raises: ValueError where its configuration has no Eval section.
     """
     policy, config = trained.policy, trained.policy.config
-    if config.eval is None:
-        raise ValueError(
-            "the configuration has no evaluation; give it one: jrl eval SOURCE 'Config.eval = @Eval()' Eval.prompts=100"
-            ", or, for a published model, --config FILE.gin"
-        )
+    check_evaluated(config)
     source = open_source(config.task, policy.parts.tables["envs"])
     return held_out(source, policy.tokenizer, config.data, config.eval.prompts, config.run.seed)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 import re
 from fractions import Fraction
@@ -38,6 +39,53 @@ def says_verdict(completion, example):
     return Verdict(Status.CORRECT if completion == example.answer else Status.WRONG, 0.5)
 
 
+def uses_names_of_its_own(completion, example):
+    import json
+    from math import isqrt
+
+    def twice(x):
+        return 2 * x
+
+    class Own:
+        value = 1
+
+    try:
+        number = json.loads(completion)
+    except ValueError as error:
+        return float(len(str(error)) > 0)
+    match number:
+        case [first, *rest]:
+            return twice(first) + len(rest)
+        case {"a": a, **others}:
+            return a + len(others)
+        case other:
+            return isqrt(other) + sum(k for k in range(3)) + k * Own.value
+
+
+k = 10
+LARGEST, EDGES, NAMES = float("inf"), [float("-inf"), 1.5], {"b", "a", "c"}
+
+
+def uses_values(completion, example):
+    return float(LARGEST > EDGES[1] > EDGES[0] and NAMES == {"a", "b", "c"})
+
+
+COUNTS = collections.Counter("aab")
+
+
+def uses_a_counter(completion, example):
+    return COUNTS["a"]
+
+
+CALLS = 0
+
+
+def counts_its_calls(completion, example):
+    global CALLS
+    CALLS += 1
+    return CALLS
+
+
 def uses_thing(completion, example):
     return float(THING is None)
 
@@ -69,6 +117,19 @@ def test_an_enclosed_number_comes_along():
     assert say(part_of({"closed": closing_over(0.5)}), "closed", "") == Verdict(Status.CORRECT, 1.5)
 
 
+@pytest.mark.parametrize(("completion", "reward"), [("[3, 4, 5]", 8), ('{"a": 3, "b": 4}', 4), ("9", 16), ("x", 1)])
+def test_names_of_a_functions_own_are_not_looked_for_outside(completion, reward):
+    # 2 * 3 + 2; 3 + 1; 3 + (0 + 1 + 2) + 10 * 1
+    part = part_of({"own": uses_names_of_its_own})
+    assert say(part, "own", completion) == Verdict(Status.CORRECT, reward) and "import json as" not in part.source
+
+
+def test_infinities_and_sets_are_written_as_source():
+    part = part_of({"values": uses_values})
+    assert say(part, "values", "") == Verdict(Status.CORRECT, 1.0)
+    assert "NAMES = set(['a', 'b', 'c'])" in part.source  # in whatever order a process has them
+
+
 def test_the_part_is_the_same_text_every_time():
     assert part_of({"a": uses_everything}) == part_of({"a": uses_everything})
 
@@ -78,6 +139,8 @@ def test_the_part_is_the_same_text_every_time():
     [
         (uses_thing, "'THING' of type object"),
         (uses_nothing_known, "'missing_name'"),
+        (uses_a_counter, "'COUNTS' of type Counter"),
+        (counts_its_calls, "'counts_its_calls' assigns the global 'CALLS'"),
         (lambda completion, example: 1.0, "lambda"),
         (len, "builtin_function"),
     ],

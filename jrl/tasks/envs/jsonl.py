@@ -161,7 +161,7 @@ class Lines:
 
     def __init__(self, config: FileConfig) -> None:
         paths.check_not_special(config.path)
-        self._path, self._limit = config.path, config.max_row_bytes
+        self._path, self._local, self._limit = config.path, paths.local(config.path), config.max_row_bytes
         self._gzip = GzipText(config.path) if config.path.endswith(".gz") else None
         self._digest = hashlib.sha256()
         self._stamp: tuple[int, int] | None = None
@@ -189,7 +189,7 @@ class Lines:
     def _open(self, place: int) -> IO[bytes]:
         if self._gzip is not None:
             return self._gzip.open(place)
-        file = open(paths.local(self._path), "rb")
+        file = open(self._local, "rb")
         file.seek(place)
         return file
 

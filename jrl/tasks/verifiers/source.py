@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import ast
 import builtins
+import cmath
 import dataclasses
 import inspect
 import linecache
+import math
 import re
+import symtable
 import sys
 import textwrap
 import types
@@ -209,8 +212,8 @@ def _carry_value(name: str, value: Any, user: Any, carried: dict[str, str]) -> N
         _carry(value, name, carried)
     elif _importable(value):
         carried[name] = f"from {value.__module__} import {value.__qualname__} as {name}"
-    elif _is_literal(value):
-        carried[name] = f"{name} = {value!r}"
+    elif (text := _literal(value)) is not None:
+        carried[name] = f"{name} = {text}"
     else:
         raise ValueError(
             f"the verifier uses {name!r} of type {type(value).__name__}, which cannot be written as source for the "
@@ -219,19 +222,29 @@ def _carry_value(name: str, value: Any, user: Any, carried: dict[str, str]) -> N
 
 
 def _names_used(tree: ast.FunctionDef | ast.ClassDef) -> Iterator[str]:
-    """Yields the names a definition reads, annotations aside, in their order."""
+    """Yields the names that a definition reads from outside of it, annotations aside, in their order.
+
+    Raises: ValueError where it assigns a global: every process would have its own.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.arg | ast.AnnAssign):
             node.annotation = ast.Constant(None)
         elif isinstance(node, ast.FunctionDef):
             node.returns = None
-    local = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
-    local |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
-    seen = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and node.id not in local | seen and node.id != tree.name:
-            seen.add(node.id)
-            yield node.id
+    outside: set[str] = set()
+    scopes = [symtable.symtable(ast.unparse(tree), tree.name, "exec")]
+    for scope in scopes:
+        scopes += scope.get_children()
+        for symbol in scope.get_symbols():
+            if symbol.is_declared_global() and symbol.is_assigned():
+                raise ValueError(
+                    f"{tree.name!r} assigns the global {symbol.get_name()!r}, of which every verifier process would "
+                    "have its own; a verifier keeps nothing between calls"
+                )
+            if symbol.is_referenced() and (symbol.is_global() or scope is scopes[0]):
+                outside.add(symbol.get_name())
+    names = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    yield from dict.fromkeys(name for name in names if name in outside and name != tree.name)
 
 
 def _meaning(thing: Any, name: str) -> tuple[bool, Any]:
@@ -256,9 +269,21 @@ def _importable(value: Any) -> bool:
     return getattr(module, getattr(value, "__qualname__", ""), None) is value
 
 
-def _is_literal(value: Any) -> bool:
-    if isinstance(value, tuple | list | set | frozenset):
-        return all(_is_literal(item) for item in value)
-    if isinstance(value, dict):
-        return all(_is_literal(item) for pair in value.items() for item in pair)
-    return value is None or type(value) in (bool, int, float, complex, str, bytes)
+def _literal(value: Any) -> str | None:
+    """Returns the source of a number, a string or the like, the same in every process; None for anything else."""
+    kind = type(value)
+    if kind is float and not math.isfinite(value):
+        return f"float({str(value)!r})"
+    if value is None or kind in (bool, int, float, str, bytes) or (kind is complex and cmath.isfinite(value)):
+        return repr(value)
+    if kind not in (tuple, list, set, frozenset, dict):
+        return None
+    entries = value.items() if kind is dict else [(item,) for item in value]
+    items = [[_literal(part) for part in entry] for entry in entries]
+    if any(part is None for item in items for part in item):
+        return None
+    texts = [": ".join(item) for item in items]
+    if kind in (set, frozenset):
+        return f"{kind.__name__}([{', '.join(sorted(texts))}])"
+    left, right = {tuple: "()", list: "[]", dict: "{}"}[kind]
+    return f"{left}{', '.join(texts)}{',' * (kind is tuple and len(texts) == 1)}{right}"
