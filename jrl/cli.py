@@ -547,6 +547,7 @@ def score(args: argparse.Namespace) -> int:
     from jrl.run.trained import open_trained
     from jrl.tools.score import is_classifier, judge_file, score_file
 
+    check_not_over(args.out, args.rows)
     args.source = readable(args.source)
     if is_classifier(args.source):
         if args.bindings or args.step is not None:
@@ -573,6 +574,7 @@ def sample(args: argparse.Namespace) -> int:
     from jrl.run.trained import open_trained
     from jrl.tools import chat
 
+    check_not_over(args.out, args.prompts)
     args.source = readable(args.source)
     prompts = chat.read_prompts(args.prompts) if args.prompts else None
     trained = open_trained(
@@ -841,9 +843,9 @@ def replay(args: argparse.Namespace) -> int:
 
     replayed = run(args.source)
     recorded = replayed.recorded
-    print(
-        f"step {recorded['step']}, stage {recorded['stage_name']}; last good checkpoint: {recorded['last_good_step']}"
-    )
+    good = recorded["last_good_step"]
+    print(f"step {recorded['step']}, stage {recorded['stage_name']}; last good checkpoint: "
+          f"{'none' if good is None else f'step {good}'}")  # fmt: skip
     if replayed.fault is None:
         print("every update is finite on this machine: the fault is not reproduced")
         return STOPPED
@@ -1005,7 +1007,20 @@ def _out_file(text: str) -> Path:
     path = Path(text)
     if path.name in RUN_FILES and paths.exists(path.parent / "manifest.json"):
         raise argparse.ArgumentTypeError(f"{path} is a file of the run in {path.parent}; choose another name")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}")
     return path
+
+
+def check_not_over(out: Path | None, source: str | Path | None) -> None:
+    """Raises ValueError where a command would write over the file that it reads."""
+    if (
+        out is not None
+        and source is not None
+        and not paths.is_remote(source)
+        and Path(source).resolve() == out.resolve()
+    ):
+        raise ValueError(f"--out is {out}, which is read; choose another name")
 
 
 RUN_FILES = ("config.gin", "config.json", "goodput.jsonl", "journal.jsonl", "manifest.json", "metrics.jsonl",

@@ -394,6 +394,18 @@ def test_no_command_writes_over_a_file_of_a_run(command, tmp_path, asked):
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
+def test_a_command_writes_neither_over_what_it_reads_nor_into_a_folder_that_is_not_there(
+    command, tmp_path, monkeypatch
+):
+    (tmp_path / "rows").write_text("x\n")
+    monkeypatch.chdir(tmp_path)
+    for asked in (["score", "run", "rows"], ["sample", "run", "--prompts", "rows"]):
+        code, _, err = command(*asked, "--out", tmp_path / "rows")
+        assert code == cli.REFUSED and "rows, which is read; choose another name" in err
+        code, _, err = command(*asked, "--out", tmp_path / "nowhere" / "rows")
+        assert code == cli.REFUSED and f"there is no folder {tmp_path / 'nowhere'}" in err
+
+
 def test_nothing_a_model_says_reaches_the_terminal_raw():
     stream = io.StringIO()
     chat.show("\x1b[2J", [Completion("a\x1b]0;x\x07\nb\u202e", "length")], stream)

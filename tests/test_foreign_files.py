@@ -255,6 +255,9 @@ def test_rows_and_prompts_come_from_plain_files(tmp_path):
                 read(name)
     (tmp_path / "deep").write_text(DEEP)
     assert chat.read_prompts(tmp_path / "deep") == [DEEP]
+    (tmp_path / "half").write_text('plain\n\n"a\\ud800"\n')
+    with pytest.raises(ValueError, match=r"half, line 3: the prompt contains half a surrogate pair"):
+        chat.read_prompts(tmp_path / "half")
     with pytest.raises(ValueError, match="line 1: not JSON"):
         score.read_rows(tmp_path / "deep", None, 8)
     (tmp_path / "empty").touch()

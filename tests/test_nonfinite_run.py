@@ -222,3 +222,6 @@ def test_a_fault_of_any_weight_at_any_step_stops_the_run_and_is_replayed(tmp_pat
 def test_a_folder_without_a_bundle_is_refused(tmp_path, capsys):
     assert cli.main(["replay", str(tmp_path)]) == 2
     assert "holds no fault.json" in capsys.readouterr().err
+    (tmp_path / "fault.json").write_text('{"step": 3}')
+    with pytest.raises(ValueError, match=r"fault\.json is damaged: it has no stage, stage_name"):
+        replay(tmp_path)

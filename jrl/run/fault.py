@@ -48,6 +48,7 @@ from jrl.types import PackedBatch, PretrainingBatch, Recomputed, SequenceTargets
 FOLDER = "fault"
 FILES = ("manifest.json", "config.gin", "config.json")
 FOLDERS = ("tokenizer", "parts", PUBLISHED)
+REPLAYED = ("step", "stage", "stage_name", "last_good_step", "epochs", "warms_up", "shards")  # of fault.json
 
 
 class Replayed(NamedTuple):
@@ -198,6 +199,8 @@ def replay(source: str | Path) -> Replayed:
             "updates were not finite"
         )
     report = paths.read_object(folder / "fault.json")
+    if missing := [name for name in REPLAYED if name not in report]:
+        raise ValueError(f"{shown(source)}/fault.json is damaged: it has no {', '.join(missing)}")
     config, parts = load_config(str(folder / "config.gin"), ["Config.parts=[]"], saved_parts(folder / "parts"))
     config = with_saved_model(_on_one_device(on_this_machine(config, ())), folder)
     policy = open_policy(config, parts, load_tokenizer(folder / "tokenizer", parts.tables["tokenizers"]))

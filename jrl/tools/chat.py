@@ -137,18 +137,24 @@ def read_prompts(path: str | Path) -> list[str]:
         lines = paths.read_foreign(path, paths.MOST_ROWS_BYTES).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"the prompts cannot be read: {path}: {error}") from error
-    prompts = [_prompt(line) for line in lines if line.strip()]
+    prompts = [_prompt(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
         raise ValueError(f"{path} holds no prompt; it takes one a line, a JSON string or plain text")
     return prompts
 
 
-def _prompt(line: str) -> str:
+def _prompt(line: str, place: str) -> str:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
         return line
-    return value if isinstance(value, str) else line
+    if not isinstance(value, str):
+        return line
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{place}: the prompt contains half a surrogate pair, which is not text") from error
+    return value
 
 
 def write_completions(path: str | Path, prompts: Sequence[str], answers: Sequence[Sequence[Completion]]) -> None:

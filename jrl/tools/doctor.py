@@ -190,7 +190,7 @@ def metrics(folder: Path) -> Line:
     except ValueError as error:
         return Line(False, str(error))
     if steps != list(range(1, len(steps) + 1)):
-        return Line(False, "metrics.jsonl does not have one row per step in order; a resume cuts it to the checkpoint")
+        return Line(False, "metrics.jsonl is damaged: it does not have one row per step in order. Put a good copy back")
     return Line(True, f"metrics.jsonl has {len(steps)} rows")
 
 
