@@ -605,8 +605,7 @@ def evaluate(args: argparse.Namespace) -> int:
     prepare_jax(args)
     from jrl.tools import evaluation, judged_wins
 
-    # More sources come before the bindings, which alone have an equals sign.
-    more = list(itertools.takewhile(lambda word: "=" not in word, args.bindings))
+    more = sources_among(args.bindings)
     sources, bindings = [args.source, *map(Path, more)], args.bindings[len(more) :]
     steps = args.steps or [args.step]
     if args.step is not None and args.steps:
@@ -647,6 +646,12 @@ def evaluate(args: argparse.Namespace) -> int:
             result["judged"] = {name: wins[number] for name, wins in judged.items()}
         _write_results(args.out, results)
     return DONE
+
+
+def sources_among(words: Sequence[str]) -> list[str]:
+    """Returns the words before the first binding. That has an equals sign, as folders of a sweep's members have."""
+    is_source = lambda word: "=" not in word or paths.is_remote(word) or os.path.isdir(word)
+    return list(itertools.takewhile(is_source, words))
 
 
 def _shown(address: Path) -> str:

@@ -440,6 +440,13 @@ def test_several_sources_are_evaluated_in_one_table(run, command, tmp_path):
     assert "P(sample higher)" in text and first["all_of_k"]["1"] == first["pass_at_k"]["1"]
 
 
+def test_a_folder_of_a_sweeps_member_is_no_binding(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.makedirs("sweep/rate=0.1,seed=0")
+    words = ["run", "sweep/rate=0.1,seed=0", "gs://b/seed=1", "Eval.prompts=4", "other"]
+    assert cli.sources_among(words) == words[:3]
+
+
 def test_a_table_of_sources_by_hand():
     interval = lambda mean, low, high: {"mean": mean, "low": low, "high": high, "n": 9}
     one = {"source": "a", "step": 7, "samples": 4, "prompts_digest": "x", **interval(0.5, 0.25, 0.75),

@@ -19,7 +19,7 @@ from jrl.learning.credit import credit, finish_sampled, hacking_metrics, kept_ro
 from jrl.learning.layout import Learner
 from jrl.learning.pack import pack_rollout, unpack
 from jrl.models.decoder import MODEL
-from jrl.types import Recomputed
+from jrl.types import Finish, Recomputed
 
 RECOMPUTED = ("old_values", "old_logprobs", "old_entropy", "old_sum_squared")
 CONFIG = ALGOS["PPO"].config()
@@ -309,8 +309,31 @@ def test_rewards_are_shaped_before_the_objective_sees_them_and_logged_as_they_we
     np.testing.assert_allclose(found.metrics["advantage/shaped"] - found.metrics["advantage/seen"], 1, rtol=1e-6)
     np.testing.assert_allclose(found.metrics["reward/mean"], np.asarray(scores.reward)[valid].mean(), rtol=1e-5)
     np.testing.assert_allclose(found.metrics["reward/shaped"], expected[valid].mean() + 1, rtol=1e-5)
+    assert found.metrics["reward/min"] == np.asarray(scores.reward)[valid].min()
+    assert found.metrics["reward/max"] == np.asarray(scores.reward)[valid].max()
     rows = jax.jit(lambda *x: kept_rows(*x, CONFIG, shaping, **judged))(rollout, scores)
     np.testing.assert_array_equal(rows, valid & (np.arange(len(valid)) % 2 == 1))
+
+
+def test_how_long_and_how_old_completions_are_and_how_many_were_cut():
+    """Of three completions, of 1, 2 and 3 tokens, the last two were cut; the fourth row has none."""
+    rollout, scores = learning.sequences()
+    columns = np.arange(rollout.tokens.shape[1])
+    mask = (columns >= 2) & (columns < 2 + np.arange(1, len(rollout.tokens) + 1)[:, None])
+    mask[3:] = False
+    finish = np.array([Finish.STOP_TOKEN, Finish.LENGTH, Finish.LENGTH], np.int8)
+    finish = np.concatenate([finish, np.full(len(mask) - 3, Finish.LENGTH, np.int8)])
+    version = np.where(columns == 2, 5, 7).astype(np.int32) * np.ones_like(rollout.version)
+    rollout = rollout.replace(action_mask=mask, finish=finish, version=version)
+    static = dict(objective=probe(), num_groups=learning.B, max_completion=learning.C)
+    given = lambda valid: (rollout, scores.replace(valid=valid), (), CONFIG, (), None, jnp.int32(8))
+    judge = lambda valid: credit(*given(valid), **static).metrics
+    found, unjudged = judge(np.arange(len(mask)) < 3), judge(np.zeros(len(mask), bool))
+    assert found["rollout/completion_length"] == 2 and found["rollout/completion_length_max"] == 3
+    np.testing.assert_allclose(found["rollout/truncated_share"], 2 / 3, rtol=1e-6)
+    # Versions 5, 5, 7, 5, 7, 7 at version 8: 3 + 3 + 1 + 3 + 1 + 1 = 12, over six tokens.
+    assert found["rollout/staleness"] == 2 and found["rollout/staleness_max"] == 3
+    assert unjudged["reward/min"] == unjudged["reward/max"] == 0
 
 
 def test_a_reward_that_is_exploited_shows_by_hand():

@@ -101,3 +101,24 @@ def test_what_was_gathered_of_a_step_goes_once_the_host_has_it():
     submitted = submit(drawn, 2, sampler, scorer, [], None)
     assert submitted.drawn.gathered is None
     np.testing.assert_array_equal(submitted.host["tokens"], rollout.tokens)
+
+
+def test_prompts_that_fill_up_a_mesh_are_no_completions_that_were_not_scored():
+    notes = []
+    job = SimpleNamespace(
+        config=SimpleNamespace(stages=[SimpleNamespace(steps=5)], log=SimpleNamespace(samples=0)),
+        display=SimpleNamespace(note=notes.append),
+    )
+
+    def show(valid, details):
+        batch = SimpleNamespace(
+            host={"action_mask": np.array([[True], [True], [False]])},
+            host_scores=SimpleNamespace(reward=np.zeros(3), valid=np.array(valid), details=details),
+        )
+        records.show_samples(job, SimpleNamespace(step=1, batch=batch, texts=[("a", "b")] * 3))
+        return notes
+
+    assert show([True, True, False], ["", "", ""]) == []
+    assert show([True, False, False], ["", "it raised", ""]) == [
+        "  1 of 2 completions were not scored; the first said: it raised"
+    ]

@@ -6,6 +6,11 @@
 
 set -euo pipefail
 
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+    exit 0
+fi
+
 : "${NAME:?set NAME, that of the queued resource}" "${ZONE:?set ZONE, such as us-central2-b}"
 scope=(--zone "$ZONE" ${PROJECT:+--project "$PROJECT"})
 yes=false

@@ -5,6 +5,10 @@
 # Exit codes of jrl: 76, another process is gone: again. 75, asked to stop, and saved: not again. Others: not again.
 # Asked to stop itself (TERM), it passes that on and starts nothing more: 75, or the error that jrl ended with.
 set -uo pipefail
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+    exit 0
+fi
 JRL=${JRL:-.venv/bin/jrl}
 most=${MOST_RESTARTS:-20} pause=${RESTART_SECONDS:-10}
 child='' stopping=''

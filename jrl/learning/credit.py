@@ -22,6 +22,7 @@ from jrl.ops.staleness import token_staleness
 from jrl.ops.values import explained_variance
 from jrl.types import (
     Array,
+    Finish,
     PackedBatch,
     PretrainingBatch,
     PyTree,
@@ -172,12 +173,18 @@ def credit(
     rows = jnp.maximum((groups.valid).sum(), 1)
     over_valid = lambda x: jnp.where(groups.valid, x, 0).sum() / rows
     mean = over_valid(scored)
+    some, judged = length > 0, groups.valid.any()
+    best = lambda reward: jnp.where(judged, jnp.where(groups.valid, reward, -jnp.inf).max(), 0)
     metrics = {
         "reward/mean": mean,
         "reward/std": jnp.sqrt(over_valid((scored - mean) ** 2)),
+        "reward/min": -best(-scored),
+        "reward/max": best(scored),
         "reward/shaped": over_valid(reward),
-        "rollout/completion_length": length.sum() / jnp.maximum((length > 0).sum(), 1),
-        "rollout/valid_share": groups.valid.sum() / jnp.maximum(((length > 0) | groups.valid).sum(), 1),
+        "rollout/completion_length": length.sum() / jnp.maximum(some.sum(), 1),
+        "rollout/completion_length_max": length.max().astype(jnp.float32),
+        "rollout/truncated_share": masked_mean(groups.finish == jnp.int8(Finish.LENGTH), some),
+        "rollout/valid_share": groups.valid.sum() / jnp.maximum((some | groups.valid).sum(), 1),
         "loss/rows": keep.sum().astype(jnp.float32),
         "loss/tokens": loss_mask.sum().astype(jnp.float32),
         **hacking_metrics(groups, scored, reward),
@@ -185,6 +192,7 @@ def credit(
     }
     if age is not None:
         metrics["rollout/staleness"] = masked_mean(age, action_mask)
+        metrics["rollout/staleness_max"] = jnp.where(action_mask, age, 0).max().astype(jnp.float32)
     if of_tokens is not None:
         metrics["reward/tokens"] = over_valid(of_tokens.sum(-1))
     returns = None

@@ -521,10 +521,11 @@ def show_samples(job: Job, step: Step) -> None:
         shown = list(zip(step.texts, scores.reward, scores.valid))[: job.config.log.samples]
         for (prompt, completion), reward, valid in shown:
             job.display.sample(prompt, completion, float(reward) if valid else None)
-        lost = [detail for detail, valid in zip(scores.details, scores.valid) if not valid]
+        drawn = step.batch.host["action_mask"].any(axis=1)  # prompts that fill up the mesh have none
+        lost = [detail for detail, valid in zip(scores.details, scores.valid | ~drawn) if not valid]
         if lost:
             why = next(filter(None, lost), "nothing")
-            job.display.note(f"  {len(lost)} of {len(scores.valid)} completions were not scored; the first said: {why}")
+            job.display.note(f"  {len(lost)} of {drawn.sum()} completions were not scored; the first said: {why}")
 
 
 def keep(job: Job, step: Step) -> None:

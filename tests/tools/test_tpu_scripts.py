@@ -353,6 +353,14 @@ def test_a_jobset_gives_every_slice_a_node_pool_of_its_own():
     assert kept["operator"] == "NotIn" and {75, 76} <= {*kept["values"]}
 
 
+def test_every_script_says_how_it_is_called():
+    for script in sorted(SCRIPTS.glob("*.sh")):
+        if script.name in ("common.sh", "accept.sh"):
+            continue
+        done = subprocess.run([script, "--help"], env={"PATH": os.environ["PATH"]}, capture_output=True, text=True)
+        assert done.returncode == 0 and f"tpu/{script.name} " in done.stdout and "#" not in done.stdout, done
+
+
 def test_every_script_can_be_run_and_is_clean():
     for script in SCRIPTS.glob("*.sh"):
         assert script.read_text().startswith("#!/usr/bin/env bash\n#"), script

@@ -47,8 +47,13 @@ def uses_names_of_its_own(completion, example):
         return 2 * x
 
     class Own:
-        value = 1
+        value: int = 1
 
+        def most(self, pairs: list) -> int:
+            return max(pairs, key=lambda pair: pair[1])[0]
+
+    if completion == "most":
+        return Own().most([(1, 2), (3, 4)])
     try:
         number = json.loads(completion)
     except ValueError as error:
@@ -117,7 +122,9 @@ def test_an_enclosed_number_comes_along():
     assert say(part_of({"closed": closing_over(0.5)}), "closed", "") == Verdict(Status.CORRECT, 1.5)
 
 
-@pytest.mark.parametrize(("completion", "reward"), [("[3, 4, 5]", 8), ('{"a": 3, "b": 4}', 4), ("9", 16), ("x", 1)])
+@pytest.mark.parametrize(
+    ("completion", "reward"), [("[3, 4, 5]", 8), ('{"a": 3, "b": 4}', 4), ("9", 16), ("x", 1), ("most", 3)]
+)
 def test_names_of_a_functions_own_are_not_looked_for_outside(completion, reward):
     # 2 * 3 + 2; 3 + 1; 3 + (0 + 1 + 2) + 10 * 1
     part = part_of({"own": uses_names_of_its_own})

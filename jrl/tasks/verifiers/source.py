@@ -227,9 +227,11 @@ def _names_used(tree: ast.FunctionDef | ast.ClassDef) -> Iterator[str]:
     Raises: ValueError where it assigns a global: every process would have its own.
     """
     for node in ast.walk(tree):
-        if isinstance(node, ast.arg | ast.AnnAssign):
+        if isinstance(node, ast.AnnAssign):
             node.annotation = ast.Constant(None)
-        elif isinstance(node, ast.FunctionDef):
+        elif isinstance(node, ast.arg):
+            node.annotation = None
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             node.returns = None
     outside: set[str] = set()
     scopes = [symtable.symtable(ast.unparse(tree), tree.name, "exec")]
