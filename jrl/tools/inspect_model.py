@@ -155,7 +155,7 @@ def sampling(folder: Path) -> Iterator[Finding]:
 
 def others(folder: Path) -> Iterator[Finding]:
     """Yields the files that nothing reads."""
-    read = {"config.json", SINGLE, INDEX, *COMPANIONS}
+    read = {"config.json", SINGLE, INDEX, OWN_TOKENIZER, *COMPANIONS}
     left = [name for name in paths.list_dir(folder) if name not in read and not name.endswith(".safetensors")]
     if left:
         yield Finding(True, f"not read: {_some(left)}")
