@@ -50,8 +50,9 @@ def steps(
     """Yields the steps of a run as they are done: step.step, step.phase, step.metrics, step.rollout, step.texts.
 
     Compiled programs are cached as by `jrl train`, unless JAX's cache is configured already.
-    A step is yielded when the next one is under way. Leaving the loop early finishes that one, saves and closes the
-    run: its row is in metrics.jsonl, and the same call goes on after it.
+    A step is yielded when the next one is under way, or has been saved where `Checkpoint.every` says so. Leaving the
+    loop early finishes the one under way, saves and closes the run: its row is in metrics.jsonl, and the same call goes
+    on after it.
 
     Args:
       config: a .gin file, the name of a bundled configuration, or a Config.

@@ -504,6 +504,7 @@ def plan_search(args: argparse.Namespace, config: Any, parts: Any, say: Callable
     from jrl.tools.plan import search
     from jrl.tools.plan.chips import parse_chip, parse_topology
 
+    check_not_over(args.out, args.config)
     source = [args.config, *args.bindings]
     if ":" in args.topology:
         done = search.search(config, parts, parse_topology(args.topology), source, say)
@@ -607,6 +608,7 @@ def evaluate(args: argparse.Namespace) -> int:
 
     more = sources_among(args.bindings)
     sources, bindings = [args.source, *map(Path, more)], args.bindings[len(more) :]
+    check_not_over(args.out, args.config, args.pairs)
     steps = args.steps or [args.step]
     if args.step is not None and args.steps:
         raise ValueError("--steps names the steps, too; leave --step out")
@@ -1017,15 +1019,11 @@ def _out_file(text: str) -> Path:
     return path
 
 
-def check_not_over(out: Path | None, source: str | Path | None) -> None:
-    """Raises ValueError where a command would write over the file that it reads."""
-    if (
-        out is not None
-        and source is not None
-        and not paths.is_remote(source)
-        and Path(source).resolve() == out.resolve()
-    ):
-        raise ValueError(f"--out is {out}, which is read; choose another name")
+def check_not_over(out: Path | None, *sources: str | Path | None) -> None:
+    """Raises ValueError where a command would write over a file that it reads."""
+    for source in sources if out is not None else ():
+        if source is not None and not paths.is_remote(source) and Path(source).resolve() == out.resolve():
+            raise ValueError(f"--out is {out}, which is read; choose another name")
 
 
 RUN_FILES = ("config.gin", "config.json", "goodput.jsonl", "journal.jsonl", "manifest.json", "metrics.jsonl",

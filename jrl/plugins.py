@@ -24,7 +24,8 @@ from jrl.tasks.data.stored import StoredSource
 from jrl.tasks.envs.contract import Environment
 from jrl.tasks.tokenizers.contract import Tokenizer
 from jrl.tasks.verifiers import Verifier, as_verifier
-from jrl.tasks.verifiers.source import PartSource, load_module, part_of, read_part
+from jrl.tasks.verifiers.function_source import part_of
+from jrl.tasks.verifiers.source import PartSource, load_module, read_part
 
 NAMES = {"algos": "ALGOS", "sources": "SOURCES", "envs": "ENVS", "verifiers": "VERIFIERS", "tokenizers": "TOKENIZERS",
          "models": "MODELS"}  # fmt: skip

@@ -231,7 +231,7 @@ def test_doctor_lists_the_stages_and_the_roles_of_a_run(tmp_path):
         assert next(stages(tmp_path)).text == f"{there}; the newest checkpoint is of {name}"
 
 
-def test_doctor_says_which_population_a_member_trains_in(tmp_path):
+def test_doctor_says_which_population_a_member_trains_in(tmp_path, monkeypatch):
     member = tmp_path / "sweep" / "seed=0"
     member.mkdir(parents=True)
     assert population_of(member) is None
@@ -241,6 +241,11 @@ def test_doctor_says_which_population_a_member_trains_in(tmp_path):
     lines = [line.text for line in run_lines(member)]
     assert "no checkpoint of its own yet" in lines
     assert lines[-1].startswith("not finished; it trains in the population of ") and f"--out {tmp_path}" in lines[-1]
+    monkeypatch.chdir(member)
+    assert population_of(Path(".")) == tmp_path / "sweep"
+    write_members(tmp_path / "sweep", {"members": ["seed=0"], "again": True})  # it has failed, and the others ended
+    assert population_of(member) is None
+    write_members(tmp_path / "sweep", {"members": ["seed=0", "seed=1"]})
     (member / "summary.json").write_text("{}")
     assert population_of(member) is None
 

@@ -133,11 +133,44 @@ def test_a_run_that_ends_before_it_is_stopped_for_weights_that_are_not_finite_is
     with pytest.raises(StopRun) as error:
         run([*settings, "Online.steps=6"], tmp_path / "run")
     weights = "weights (params/layers/down) of layer 1 of the role policy"
-    assert f"{weights}. Its last 3 updates (steps 4 to 6) changed nothing" in str(error.value)
+    assert f"{weights}. Updates of the last steps 4 to 6 were skipped" in str(error.value)
     assert "Last good checkpoint: step 2; a rerun continues from it" in str(error.value)
     checkpoints = tmp_path / "run" / "checkpoints"
     assert (list_steps(checkpoints), list_condemned(checkpoints)) == ([2], [6])  # Checkpoint.keep is 1
     assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_a_run_whose_only_update_made_weights_that_are_not_finite_is_stopped(tmp_path):
+    settings = [one for one in TINY if not one.startswith("Online.steps")]
+    with pytest.raises(StopRun, match="No checkpoint is good; a rerun begins anew") as error:
+        run([*settings, "Online.steps=1", "AdamW.learning_rate=3e38", "AdamW.weight_decay=1e3"], tmp_path / "run")
+    assert "The run has ended with weights that are not finite" in str(error.value)
+    assert "skipped" not in str(error.value)  # the gradient was finite
+    checkpoints = tmp_path / "run" / "checkpoints"
+    assert (list_steps(checkpoints), list_condemned(checkpoints)) == ([], [1])
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_where_the_last_of_several_updates_did_the_save_before_it_is_good(tmp_path, monkeypatch):
+    before = loop.take_step
+
+    def take_step(job, progress):
+        progress, step = before(job, progress)
+        if job.done == 3:
+            step.metrics["update/norm"] = np.inf
+            put = lambda x: jax.device_put(np.full(x.shape, np.inf, x.dtype), x.sharding)
+            bad = jax.tree.map(put, progress.state.models["policy"].params)
+            policy = progress.state.models["policy"].replace(params=bad)
+            state = progress.state.replace(models={**progress.state.models, "policy": policy})
+            progress = progress._replace(state=state)
+        return progress, step
+
+    monkeypatch.setattr(loop, "take_step", take_step)
+    settings = [one for one in TINY if not one.startswith("Online.steps")]
+    with pytest.raises(StopRun, match="Last good checkpoint: step 2; a rerun continues from it"):
+        run([*settings, "Online.steps=4"], tmp_path / "run")
+    checkpoints = tmp_path / "run" / "checkpoints"
+    assert (list_steps(checkpoints), list_condemned(checkpoints)) == ([2], [4])
 
 
 def test_a_run_whose_last_updates_alone_were_not_finite_ends_and_says_so(tmp_path, monkeypatch, capsys):
@@ -152,7 +185,7 @@ def test_a_run_whose_last_updates_alone_were_not_finite_ends_and_says_so(tmp_pat
     monkeypatch.setattr(loop, "take_step", skip)
     settings = [one for one in TINY if not one.startswith("Online.steps")]
     run([*settings, "Online.steps=4"], tmp_path / "run")
-    assert "Of the last 2 updates (steps 3 to 4) nothing was learned" in capsys.readouterr().out
+    assert "Updates of the last steps 3 to 4 were skipped" in capsys.readouterr().out
     assert list_steps(tmp_path / "run" / "checkpoints")[-1] == 4
     assert (tmp_path / "run" / "summary.json").exists()
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -140,18 +139,18 @@ def check_end(job: Job, state: TrainState) -> None:
 
     Raises: StopRun where they are not; the checkpoints that hold them are set aside.
     """
-    if not job.skipped:
+    if not job.suspect:
         return
-    first, found = job.done - job.skipped + 1, bad_weights(state, job.policy.cfg)
-    report = functools.partial(bad_end_message, first=first, last=job.done)
+    skipped, found = range(job.done - job.skipped + 1, job.done + 1), bad_weights(state, job.policy.cfg)
     if found is None:
-        job.display.note(f"jrl: {report(fault=None, good=None, condemned=())}")
+        if skipped:
+            job.display.note(f"jrl: {bad_end_message(skipped, fault=None, good=None, condemned=())}")
         return
     good = known_good(job.run_state.steps(), job.done, job.skipped)
-    condemned = job.run_state.condemn(first - 1)
+    condemned = job.run_state.condemn(skipped.start - 1)
     with contextlib.suppress(OSError, LeaseLost):
         job.publish()
-    raise StopRun(report(fault="{} of the role {}".format(*found), good=good, condemned=condemned))
+    raise StopRun(bad_end_message(skipped, fault="{} of the role {}".format(*found), good=good, condemned=condemned))
 
 
 def learners(stage: Stage, objective: Objective, warms_up: bool) -> Iterator[tuple[str, Objective]]:

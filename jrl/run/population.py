@@ -25,6 +25,7 @@ from jrl.device.program_cache import ProgramCache
 from jrl.device.sharding import batch_sharding, members_mesh, replicated
 from jrl.experiment import Config
 from jrl.learning.learner import weights_of
+from jrl.learning.nonfinite import bad_weights
 from jrl.learning.step import Minibatch, StageArrays, learn_from_sampled, prepare
 from jrl.models.pretrained.published import Published
 from jrl.plugins import Parts
@@ -45,7 +46,7 @@ from jrl.rollout.prompts import TRAIN_STREAM, padded_prompts
 from jrl.rollout.sampler import SamplingParams
 from jrl.rollout.scoring import ScoringStopped, WorkersLost
 from jrl.rollout.stop_strings import StopTable
-from jrl.run import fault, offline, online, records
+from jrl.run import offline, online, records
 from jrl.run.batches import plan_shardings
 from jrl.run.bucket_run import RunFolder
 from jrl.run.checkpoints.run_state import DamagedStep, NoIntactStep, RunState, open_run_state
@@ -254,6 +255,7 @@ def save_members(population: Population, progress: PopulationProgress) -> None:
             records.save(job, Progress(state, tuple(own), progress.stage))
 
 
+TRAIN_ALONE = "Train it alone to look into them, or lower its learning rate"
 MOST_WRITERS = 8  # threads that commit the files of members
 
 
@@ -517,14 +519,12 @@ def emit(population: Population, step: PopulationStep) -> None:
 def check_end(population: Population, state: TrainState) -> None:
     """Fails the members whose last updates were not finite, fewer than fail one on the way, and whose weights are not
     finite either."""
-    if not any(job.skipped for job in population.jobs.values()):
-        return
-    for (name, job), own in zip(population.jobs.items(), population.members.unstack(state)):
-        if name not in population.failed:
-            try:
-                fault.check_end(job, own)
-            except StopRun as error:
-                fail(population, name, str(error))
+    suspects = {name for name, job in population.jobs.items() if job.suspect} - population.failed.keys()
+    states = population.members.unstack(state) if suspects else ()
+    for (name, job), own in zip(population.jobs.items(), states):
+        if name in suspects and (found := bad_weights(own, job.policy.cfg)) is not None:
+            fail(population, name, "it has ended with weights that are not finite: {} of the role {}. {}".format(
+                *found, TRAIN_ALONE))  # fmt: skip
 
 
 def fail(population: Population, name: str, why: str) -> None:
@@ -538,8 +538,7 @@ def not_finite(step: Step) -> str:
     """Returns why a member whose updates are not finite has failed."""
     return (
         f"{STOP_AFTER_SKIPPED} updates in a row were not finite, the last at step {step.step}: loss "
-        f"{step.metrics['loss']}, gradient norm {step.metrics['grad_norm']}. Train it alone to look into "
-        "them, or lower its learning rate"
+        f"{step.metrics['loss']}, gradient norm {step.metrics['grad_norm']}. {TRAIN_ALONE}"
     )
 
 

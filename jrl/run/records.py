@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import logging
+import math
 import time
 import zlib
 from collections.abc import Sequence
@@ -478,6 +479,8 @@ def emit(job: Job, step: Step) -> Step:
         job.final_reward = step.metrics["reward/mean"]
         warn(job, step)
     job.skipped = job.skipped + 1 if step.metrics[OF_UPDATES] else 0
+    norms = [value for name, value in step.metrics.items() if name.endswith("update/norm")]
+    job.suspect = job.skipped > 0 or not all(map(math.isfinite, norms))
     job.unscored = job.unscored + 1 if step.metrics.get("rollout/valid_share") == 0 else 0
     if job.unscored >= STOP_AFTER_SKIPPED:
         counts = {name: n for name, n in step.batch.host_scores.counts.items() if n}

@@ -154,7 +154,8 @@ def role_heads(policy: Policy, role: str, reached: int) -> PyTree:
       reached: the index of the last stage that counts. A role keeps the heads that earlier ones gave it.
     """
     stages, tables = [stage for stage in policy.config.stages[: reached + 1] if stage.steps], policy.parts.tables
-    needs = [row_of(tables, "algos", stage.objective).needs(stage.objective) for stage in stages]
+    needs_of = lambda stage: row_of(tables, "algos", stage.objective).needs(stage.objective)
+    needs = [needs_of(stage) for stage in stages]
     heads: dict[str, tuple[str, ...]] = {}
     for stage, need in zip(stages, needs):
         for trained, names in trained_heads(stage, need).items():
@@ -163,7 +164,8 @@ def role_heads(policy: Policy, role: str, reached: int) -> PyTree:
             heads[AVERAGE] = heads[stage.trains]
     if role not in heads:
         names = stage_names(policy.config.stages)
-        if later := [name for name, s in zip(names, policy.config.stages) if s.trains == role and s.steps]:
+        roles = lambda s: [*trained_heads(s, needs_of(s)), *([] if s.optimizer.average is None else [AVERAGE])]
+        if later := [name for name, s in zip(names, policy.config.stages) if s.steps and role in roles(s)]:
             raise ValueError(f"the role {role!r} is trained from stage {later[0]!r} on, and this checkpoint is of "
                              f"stage {names[reached]!r}; choose a later --step or --stage")  # fmt: skip
         raise ValueError(f"the run has no role {role!r}. Available: {', '.join(sorted({'policy', *heads}))}")

@@ -35,7 +35,7 @@ from jrl.tasks.tokenizers.published import PublishedTokenizer, rewrites
 from jrl.tasks.verdict import Status
 from jrl.tasks.verifiers import VERIFIERS, Exact
 from jrl.tools.inspect_model import recognized
-from jrl.tools.sweep.population import MEMBERS
+from jrl.tools.sweep.population import AGAIN, MEMBERS
 from jrl.tools.time_spent import time_lines
 
 # Module, the extra that brings it (None: jrl itself needs it), what it is for.
@@ -143,9 +143,11 @@ def run_lines(folder: Path) -> Iterator[Line]:
 
 def population_of(folder: Path) -> Path | None:
     """Returns the folder of the sweep in whose population a run trains that is not finished; None for any other run."""
-    record = folder.resolve().parent / POPULATION / MEMBERS
-    training = paths.exists(record) and folder.resolve().name in paths.read_object(record).get("members", ())
-    return folder.parent if training and not paths.exists(folder / "summary.json") else None
+    sweep = folder.resolve().parent
+    record = sweep / POPULATION / MEMBERS
+    training = paths.read_object(record) if paths.exists(record) else {}
+    is_member = folder.resolve().name in training.get("members", ()) and AGAIN not in training
+    return sweep if is_member and not paths.exists(folder / "summary.json") else None
 
 
 def stages(folder: Path) -> Iterator[Line]:

@@ -136,6 +136,8 @@ def test_a_reward_model_and_its_moving_average_are_opened_as_the_run_read_them(m
         assert role_heads(policy, role, len(stages) - 1)[REWARD].shape == (1, 8, 3)
     with pytest.raises(ValueError, match="the run has no role 'other'"):
         role_heads(policy, "other", len(stages) - 1)
+    with pytest.raises(ValueError, match="the role 'average' is trained from stage 'judge' on, and this checkpoint"):
+        role_heads(policy, "average", 0)
     assert (
         attribute_weights_of((warm, averaged, online), "critic")
         is attribute_weights_of((warm, judge), "reward")

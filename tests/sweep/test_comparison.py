@@ -164,6 +164,9 @@ def test_a_field_that_one_binding_set_in_two_stages_may_be_named_by_either(tmp_p
     found = [configured(tmp_path / rate, *TWO_STAGES, f"AdamW.learning_rate={rate}") for rate in ("1e-3", "3e-3")]
     others = [name for name in found[0].settings if unscoped(name) == "AdamW.learning_rate"]
     assert len(others) == 2 and group(found, [others[0]]) == group(found, [others[1]])
+    variants, compared, _ = group(found)
+    for name in others:
+        assert find_variant(variants, compared, f"{name}=3e-3") is variants[1]
 
 
 def test_a_class_that_is_swept_is_called_what_the_sweep_calls_it(tmp_path):

@@ -309,19 +309,28 @@ def test_members_that_failed_begin_again_when_the_sweep_is_called_again(tmp_path
     sweep_population.write_members(tmp_path, {"members": MEMBERS[:1], sweep_population.AGAIN: True})
     ended = tmp_path / populations.FOLDER / "checkpoints"  # of all members: killed before it was removed
     (ended / "00000003").mkdir(parents=True)
+    before_it_failed = tmp_path / MEMBERS[0] / "checkpoints"  # of the stages of the ended population
+    (before_it_failed / "00000002").mkdir(parents=True)
+    others = tmp_path / MEMBERS[1] / "checkpoints" / "00000002"
+    others.mkdir(parents=True)
     assert sweep_population.begin_together(tmp_path, members) == (MEMBERS[:1], True)
-    assert not ended.exists()
+    assert not ended.exists() and not before_it_failed.exists() and others.exists()
 
 
 def test_a_member_that_ends_with_weights_that_are_not_finite_fails_alone(trained, tmp_path):
     folder = tmp_path / "sweep"
     with opened(folder) as population:
-        population.jobs[MEMBERS[2]].skipped = 2  # as if its last updates had not been finite
+        for name, job in population.jobs.items():
+            job.suspect = name == MEMBERS[2]  # as if its last updates had not been finite
+            job.skipped = 2 * job.suspect
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(populations.fault, "bad_weights", lambda state, cfg: (Fault("weights", "embed"), "policy"))
+            patch.setattr(populations, "bad_weights", lambda state, cfg: (Fault("weights", "embed"), "policy"))
             populations.check_end(population, population.members.stack([{"w": jax.numpy.zeros(2)}] * 4))
     assert list(population.failed) == [MEMBERS[2]]
-    assert "weights that are not finite: weights (embed) of the role policy" in population.failed[MEMBERS[2]]
+    assert population.failed[MEMBERS[2]] == (
+        "it has ended with weights that are not finite: weights (embed) of the role policy. "
+        "Train it alone to look into them, or lower its learning rate"
+    )
 
 
 @pytest.mark.slow

@@ -75,7 +75,7 @@ def reward(completion: str, example) -> float:
 linecache.cache["<cell 1>"] = (len(source), None, source.splitlines(True), "<cell 1>")
 space = {{"__name__": "__main__"}}
 exec(compile(source, "<cell 1>", "exec"), space)
-from jrl.tasks.verifiers.source import part_of
+from jrl.tasks.verifiers.function_source import part_of
 from jrl.tasks.verifiers import VERIFIERS, as_verifier
 part = part_of({{"reward": space["reward"]}})
 verifier = as_verifier("reward", space["reward"])

@@ -75,25 +75,19 @@ def not_finite_message(
     )
 
 
-def bad_end_message(*, first: int, last: int, fault: str | None, good: int | None, condemned: Sequence[int]) -> str:
+def bad_end_message(skipped: range, *, fault: str | None, good: int | None, condemned: Sequence[int]) -> str:
     """Returns what there is to say of a run whose last updates, fewer than stop it, were not finite.
 
     Args:
-      first, last: the steps that were skipped. fault: where its weights are not finite; None: they are.
+      skipped: the last steps that skipped an update. fault: where its weights are not finite; None: they are.
       good, condemned: as in `not_finite_message`.
     """
-    which = (
-        f"last {last - first + 1} updates (steps {first} to {last})" if last > first else f"last update (step {last})"
-    )
+    steps = f"steps {skipped.start} to {skipped[-1]}" if len(skipped) > 1 else f"step {skipped.start}"
+    which = f"Updates of the last {steps} were skipped, since the loss or the gradient was not finite."
     if fault is None:
-        return (
-            f"Of the {which} nothing was learned, since the loss or the gradient was not finite. See loss and "
-            "grad_norm in metrics.jsonl, and try the policy before you use it."
-        )
-    return (
-        f"The run has ended with weights that are not finite: {fault}. Its {which} changed nothing. "
-        f"{from_good(good, condemned)}"
-    )
+        return f"{which} See loss and grad_norm in metrics.jsonl, and try the policy before you use it."
+    ended = f"The run has ended with weights that are not finite: {fault}."
+    return " ".join([ended, *([which] if skipped else []), from_good(good, condemned)])
 
 
 def from_good(good: int | None, condemned: Sequence[int]) -> str:

@@ -230,8 +230,12 @@ def find_variant(variants: Sequence[Variant], compared: Sequence[str], wanted: s
     """Returns the one variant that "NAME=VALUE,..." fits. Raises ValueError where none does, or several do."""
     if not compared:
         raise ValueError(f"the baseline {wanted!r} needs a second variant; all runs have the same settings")
-    pairs = [(find_name(name, compared), value) for name, value in read_baseline(wanted)]
-    fitting = [v for v in variants if all(same_value(v.settings.get(name, ""), value) for name, value in pairs)]
+    runs = [run for variant in variants for run in variant.runs]
+    # A full name may be of a setting for which another stands (differing_settings).
+    differs = lambda name: len({run.settings.get(name) for run in runs}) > 1
+    pairs = [(name if differs(name) else find_name(name, compared), value) for name, value in read_baseline(wanted)]
+    fits = lambda run: all(same_value(run.settings.get(name) or "", value) for name, value in pairs)
+    fitting = [variant for variant in variants if all(map(fits, variant.runs))]
     if len(fitting) == 1:
         return fitting[0]
     listed = "; ".join(variant.label for variant in fitting or variants)

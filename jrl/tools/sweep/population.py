@@ -223,8 +223,11 @@ def begin_together(folder: Path, members: Mapping[str, Member]) -> tuple[list[st
         return written["members"], False
     unfinished = sorted(name for name, member in members.items() if not is_finished(folder, member))
     names = unfinished if written is None else written["members"]
-    if written is not None:  # of the population that has ended, where it was killed before it was done with them
-        paths.remove_tree(folder / FOLDER / "checkpoints")
+    if written is not None:
+        # What the population that has ended left: its own where it was killed before it was done with them, and its
+        # members' of the stages before they failed.
+        for left in [FOLDER, *names]:
+            paths.remove_tree(folder / left / "checkpoints")
     for name in names:
         saved = folder / name / "checkpoints"
         if paths.exists(saved) and list_steps(saved):
@@ -333,10 +336,11 @@ def begin_stage(population: Population, progress: PopulationProgress) -> Populat
 
 
 def evaluate_all(population: Population, state: TrainState, name: str) -> None:
-    """Evaluates every member under a name, one after the other."""
+    """Evaluates every member that has not failed under a name, one after the other."""
     if population.first.config.eval is not None:
-        for job, own in zip(population.jobs.values(), population.members.unstack(state)):
-            loop.evaluate_once(job, own, name)
+        for (member, job), own in zip(population.jobs.items(), population.members.unstack(state)):
+            if member not in population.failed:
+                loop.evaluate_once(job, own, name)
 
 
 def evaluate_on_the_way(population: Population, progress: PopulationProgress, step: PopulationStep) -> None:
@@ -347,5 +351,6 @@ def evaluate_on_the_way(population: Population, progress: PopulationProgress, st
     if every is None or not trains_online(first.config.stages[progress.stage]) or in_stage % every:
         return
     states = population.members.unstack(progress.state)
-    for job, state, own in zip(population.jobs.values(), states, step.steps):
-        own.metrics |= numbers(loop.evaluate(job, state, "on the way", interruptible=False))
+    for (name, job), state, own in zip(population.jobs.items(), states, step.steps):
+        if name not in population.failed:
+            own.metrics |= numbers(loop.evaluate(job, state, "on the way", interruptible=False))
