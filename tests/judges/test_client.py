@@ -294,13 +294,14 @@ def test_a_server_that_drips_is_cut_at_the_deadline(begins, drips):
     listening.close()
 
 
-@pytest.mark.parametrize("used", [10**400, 10**12, 2**20])
+@pytest.mark.parametrize("used", [10**400, 10**12, 2**20, None])
 def test_what_an_api_says_of_its_tokens_neither_ends_nor_stalls_a_run(monkeypatch, used):
     known = StandIn.answer
 
     def count_wrongly(self, handler, body):
         reply = handler.reply
         usage = f'"usage": {{"prompt_tokens": {used}, "completion_tokens": 1}}'.encode()
+        usage = b'"usage": null' if used is None else usage
         handler.reply = lambda status, data, *rest, **more: reply(
             status, re.sub(rb'"usage": \{[^}]*\}', usage, data), *rest, **more
         )
@@ -313,8 +314,9 @@ def test_what_an_api_says_of_its_tokens_neither_ends_nor_stalls_a_run(monkeypatc
         for text in ("a", "b"):
             requests = client.ask(bodies(judge, [text]))
             assert client.wait(requests, 10) and requests[0].content is not None
-        believed = used if used <= 2**31 else 0
+        believed = used if used is not None and used <= 2**31 else 0
         assert client.counts["prompt_tokens"] == 2 * believed
+        assert client.counts["uncounted"] == (2 if used is None else 0)
         client.close()
 
 

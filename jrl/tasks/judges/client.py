@@ -222,6 +222,8 @@ class Client:
             self.counts["completion_tokens"] += found.completion_tokens
             if used:
                 self._limit.correct(self._tokens(request), used)
+            else:
+                self.counts["uncounted"] += 1
         if error is None:
             if self._cache is not None:
                 self._cache.add(request.key, found.content)

@@ -38,7 +38,8 @@ FOLDER = "judges"  # in a run's folder
 ASK_SECONDS = 0.1  # between two looks at whether to stop
 PREFLIGHT = dict(concurrency=1, attempts=3, backoff_seconds=0.2, patience_seconds=30.0)
 PREFLIGHT_SECONDS = 30.0  # of an attempt, at most
-COUNTED = ("requests", "cached", "shared", "attempts", "retries", "prompt_tokens", "completion_tokens", *Failure)
+COUNTED = ("requests", "cached", "shared", "attempts", "retries", "prompt_tokens", "completion_tokens",
+           "uncounted", *Failure)  # fmt: skip
 
 GRADINGS = {
     module_config: Grading(module_config, m.schema, m.questions, m.numbers, m.scores, m.names)
