@@ -150,19 +150,15 @@ def _source(definition: Any, name: str) -> tuple[Definition, str]:
 
 def _lines(definition: Any) -> str:
     """Returns the lines of a function or class as they stand. Raises: what `inspect.getsource` does."""
-    try:
-        return inspect.getsource(definition)
-    except (OSError, TypeError):
-        # A class does not know in which cell it stands; its methods do.
-        for method in _methods(definition) if isinstance(definition, type) else ():
-            code = method.__code__
-            lines = linecache.getlines(code.co_filename)
-            for node in ast.walk(ast.parse("".join(lines))):
-                if isinstance(node, ast.ClassDef) and node.name == definition.__name__:
-                    first = min(part.lineno for part in [node, *node.decorator_list])
-                    if first <= code.co_firstlineno <= node.end_lineno:
-                        return "".join(lines[first - 1 : node.end_lineno])
-        raise
+    # A class does not know in which cell it stands; its methods do.
+    for method in _methods(definition) if isinstance(definition, type) else ():
+        lines, at = linecache.getlines(method.__code__.co_filename), method.__code__.co_firstlineno
+        for node in ast.walk(ast.parse("".join(lines))):
+            if isinstance(node, ast.ClassDef) and node.name == definition.__name__:
+                first = min(part.lineno for part in [node, *node.decorator_list])
+                if first <= at <= node.end_lineno:
+                    return "".join(lines[first - 1 : node.end_lineno])
+    return inspect.getsource(definition)
 
 
 def _methods(definition: type) -> list[types.FunctionType]:
