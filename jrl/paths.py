@@ -6,6 +6,7 @@ They work on local files. What is in a bucket is read from a local copy (`readab
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import json
@@ -241,6 +242,29 @@ def write_bytes_atomic(path: str | os.PathLike[str], data: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise OSError(error.errno, f"could not write {len(data)} bytes: {error.strerror}", str(target)) from error
     sync_dir(target.parent)
+
+
+@contextlib.contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Gives an OSError of writing to an open file, which names none, the file's path."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = os.fspath(path)
+        raise
+
+
+def cause(error: BaseException) -> str:
+    """Returns the system's own words where a disk is full, which tensorstore wraps into many; else the first line."""
+    known = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
+    return next((words for words in known if words in str(error)), None) or first_line(error)
+
+
+def first_line(error: BaseException) -> str:
+    """Returns "ValueError: what it says first"."""
+    text = str(error).strip().split("\n", 1)[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def open_append(path: str | os.PathLike[str], length: int) -> BinaryIO:

@@ -109,3 +109,17 @@ def test_files_below_names_links_and_does_not_follow_them(tmp_path):
     (tmp_path / "in" / "deep" / "file").write_bytes(b"")
     (tmp_path / "in" / "link").symlink_to(tmp_path / "out")
     assert list(paths.files_below(tmp_path / "in")) == ["link", "deep/file"]
+
+
+def test_an_error_of_an_open_file_is_given_its_name_once():
+    with pytest.raises(OSError, match=r"No space left on device: 'rows\.jsonl'") as error, paths.naming("rows.jsonl"):
+        raise OSError(28, "No space left on device")
+    assert error.value.errno == 28
+    with pytest.raises(OSError, match="other"), paths.naming("rows.jsonl"):
+        raise OSError(28, "No space left on device", "other")
+
+
+def test_a_full_disk_is_said_in_the_systems_words():
+    wrapped = ValueError("RESOURCE_EXHAUSTED: Failed to write: No space left on device [tensorstore_spec='{...}']")
+    assert paths.cause(wrapped) == "No space left on device"
+    assert paths.cause(ValueError("bad\nand more")) == "ValueError: bad" and paths.cause(KeyError()) == "KeyError"

@@ -99,7 +99,8 @@ def check_shaping(config: Shaping) -> None:
     options = {name: getattr(config, name) for name in ORDER}
     for option in filter(None, options.values()):
         for name, value in vars(option).items():
-            if isinstance(value, float) and not abs(value) <= LARGEST:
+            is_compared = name == "least"  # and no part of a sum or a square
+            if isinstance(value, float) and not is_compared and not abs(value) <= LARGEST:
                 raise ValueError(f"{type(option).__name__}.{name} = {value} is no number within +-{LARGEST:g}")
     constraints, exploration, stop = config.constraints, config.exploration, config.missing_stop
     if constraints is not None and not constraints.components:

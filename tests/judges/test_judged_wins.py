@@ -90,7 +90,9 @@ def test_a_prompt_that_is_judged_in_one_order_alone_does_not_count(tmp_path):
 
 def test_what_was_measured_is_written_where_the_judge_fails(tmp_path, monkeypatch):
     asked = Judge(address="http://127.0.0.1:9", model="m", grading=Pairwise())  # nobody answers there
-    policy = SimpleNamespace(config=SimpleNamespace(judges=[asked]), program_cache=SimpleNamespace(close=lambda: None))
+    policy = SimpleNamespace(
+        config=SimpleNamespace(judges=[asked], eval=object()), program_cache=SimpleNamespace(close=lambda: None)
+    )
     results = iter([{"mean": 0.25, **A}, {"mean": 0.75, **B}])
     monkeypatch.setattr("jrl.run.trained.open_trained", lambda *args, **options: SimpleNamespace(policy=policy))
     monkeypatch.setattr("jrl.tools.evaluation.reevaluate", lambda *args: next(results))

@@ -20,7 +20,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import difflib
-import errno
 import hashlib
 import json
 import logging
@@ -250,7 +249,7 @@ def save_step(
             _restore_replaced(folder)
         earlier = [old for old in list_steps(folder) if old != step]
         raise SaveFailed(
-            f"step {step} could not be saved under {folder}: {_cause(error)}. "
+            f"step {step} could not be saved under {folder}: {paths.cause(error)}. "
             + (f"Last checkpoint: step {earlier[-1]}" if earlier else "There is no earlier checkpoint")
         ) from error
 
@@ -358,7 +357,7 @@ def read_step_manifest(root: str | os.PathLike[str], step: int) -> dict[str, Any
         if body["format"] not in (FORMAT, SHARDS_FORMAT) or body["step"] != step:
             raise ValueError(f"the manifest is of format {body['format']}, step {body['step']}")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DamagedStep(step, _first_line(error)) from error
+        raise DamagedStep(step, paths.first_line(error)) from error
     return body
 
 
@@ -382,7 +381,7 @@ def verify_step(root: str | os.PathLike[str], step: int, processes: Processes = 
             if actual != body["files"][name]:
                 raise ValueError(f"{name} has other bytes than were saved")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DamagedStep(step, _first_line(error)) from error
+        raise DamagedStep(step, paths.first_line(error)) from error
     return body
 
 
@@ -410,7 +409,7 @@ def _read(
             return loaded, checksums, json.loads(paths.read_bytes(step_dir(folder, step) / "host.json"))
         except Exception as error:
             # The bytes are what was saved and the leaves agree, so what is left is a fault below this file.
-            raise DamagedStep(step, f"its arrays could not be read: {_first_line(error)}") from error
+            raise DamagedStep(step, f"its arrays could not be read: {paths.first_line(error)}") from error
 
     loaded, checksums, host = _together(processes, step, f"loaded {step}", load)
     if each_reads_all:  # to hash all bytes in order, leaves would be sent to the processes that have no device of them
@@ -698,14 +697,3 @@ def _without_orbax_logs() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
-
-
-def _cause(error: BaseException) -> str:
-    """Returns the system's own words where a disk is full, which tensorstore wraps into many; else the first line."""
-    known = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
-    return next((words for words in known if words in str(error)), None) or _first_line(error)
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip().split("\n", 1)[0]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

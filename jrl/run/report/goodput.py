@@ -40,8 +40,9 @@ def open_goodput(folder: Path) -> GoodputFile:
 
     def append(record: Mapping[str, Any]) -> None:
         rounded = {part: round(seconds, 4) for part, seconds in record.get("seconds", {}).items()}
-        handle.write(json.dumps({**record, "seconds": rounded}).encode() + b"\n")
-        handle.flush()
+        with paths.naming(path):
+            handle.write(json.dumps({**record, "seconds": rounded}).encode() + b"\n")
+            handle.flush()
 
     return GoodputFile(append, handle.close)
 

@@ -88,8 +88,9 @@ def open_metrics(
     def append(row: Mapping[str, Any]) -> None:
         nonlocal position
         line = row_line(row)
-        handle.write(line)
-        handle.flush()
+        with paths.naming(path):
+            handle.write(line)
+            handle.flush()
         digest.update(line)
         position += len(line)
         for sink in sinks:
@@ -118,8 +119,9 @@ def open_metrics(
                 )
 
     def commit() -> int:
-        handle.flush()
-        os.fsync(handle.fileno())
+        with paths.naming(path):
+            handle.flush()
+            os.fsync(handle.fileno())
         return position
 
     def close() -> None:

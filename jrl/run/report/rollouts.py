@@ -121,7 +121,9 @@ def open_rollouts(folder: str | os.PathLike[str], *, rows: int, writer: int = 0,
                 _write_index(root, {**index, "rows": stop})
             except (OSError, ValueError) as error:
                 # TensorStore reports a full disk as ValueError. The rows still wait, so a later commit may succeed.
-                raise OSError(f"{waiting_rows} rollouts could not be written to {root}: {error}") from error
+                raise OSError(
+                    f"{waiting_rows} rollouts could not be written to {root}: {paths.cause(error)}"
+                ) from error
             index["rows"], ends = stop, new_ends
             waiting.clear()
             waiting_rows = waiting_bytes = 0
