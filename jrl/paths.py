@@ -225,25 +225,6 @@ def read_object(path: str | os.PathLike[str], within: str | os.PathLike[str] | N
     return parse_object(read_foreign(path, MOST_OBJECT_BYTES, within), path)
 
 
-def write_bytes_atomic(path: str | os.PathLike[str], data: bytes) -> None:
-    """Replaces a file so that a reader, or a machine that lost power, sees the old bytes or the new ones.
-
-    Raises OSError with the path in it where the disk is full; the old file is then intact and nothing is left over.
-    """
-    target = local(path)
-    temporary = target.with_name(f"{TEMPORARY}{target.name}-{os.getpid()}-{next(_SERIAL)}")
-    try:
-        with open(temporary, "wb") as handle:
-            handle.write(data)
-            handle.flush()
-            os.fsync(handle.fileno())
-        os.replace(temporary, target)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise OSError(error.errno, f"could not write {len(data)} bytes: {error.strerror}", str(target)) from error
-    sync_dir(target.parent)
-
-
 @contextlib.contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
     """Gives an OSError of writing to an open file, which names none, the file's path."""
@@ -265,6 +246,25 @@ def first_line(error: BaseException) -> str:
     """Returns "ValueError: what it says first"."""
     text = str(error).strip().split("\n", 1)[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def write_bytes_atomic(path: str | os.PathLike[str], data: bytes) -> None:
+    """Replaces a file so that a reader, or a machine that lost power, sees the old bytes or the new ones.
+
+    Raises OSError with the path in it where the disk is full; the old file is then intact and nothing is left over.
+    """
+    target = local(path)
+    temporary = target.with_name(f"{TEMPORARY}{target.name}-{os.getpid()}-{next(_SERIAL)}")
+    try:
+        with open(temporary, "wb") as handle:
+            handle.write(data)
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.replace(temporary, target)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise OSError(error.errno, f"could not write {len(data)} bytes: {error.strerror}", str(target)) from error
+    sync_dir(target.parent)
 
 
 def open_append(path: str | os.PathLike[str], length: int) -> BinaryIO:

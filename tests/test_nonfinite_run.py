@@ -20,6 +20,7 @@ from jrl.run.checkpoints.run_state import list_condemned, list_steps
 from jrl.run.fault import replay
 from jrl.run.records import Preempted, StopRun
 from jrl.run.report.messages import examples_at_fault
+from jrl.tools.doctor import saves
 
 TINY = [
     "Decoder.layers=2", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
@@ -149,6 +150,8 @@ def test_a_run_whose_only_update_made_weights_that_are_not_finite_is_stopped(tmp
     checkpoints = tmp_path / "run" / "checkpoints"
     assert (list_steps(checkpoints), list_condemned(checkpoints)) == ([], [1])
     assert not (tmp_path / "run" / "summary.json").exists()
+    assert any(line.good is False and line.text.startswith("the checkpoints of step 1 are set aside") for line in
+               saves(tmp_path / "run"))  # fmt: skip
 
 
 def test_where_the_last_of_several_updates_did_the_save_before_it_is_good(tmp_path, monkeypatch):

@@ -204,7 +204,8 @@ def restore(population: Population, *, again: bool = False) -> PopulationProgres
             first.display.note(f"{damage}; trying the one before it")
             continue
         taken_up = [records.take_up(job, tree["members"][name], host["members"][name]) for name, job in jobs.items()]
-        population.failed.update(host["failed"])
+        for name, why in host["failed"].items():
+            fail(population, name, why)  # each start says it
         waiting = tuple(
             MembersDraw(
                 population.members.stack([own.rollout for own in drawn]),

@@ -17,7 +17,7 @@ from jrl.experiment import stage_names
 from jrl.resolve import load_config
 from jrl.rollout.scoring import Scoring, open_scoring
 from jrl.run.checkpoints.lock import holder_of
-from jrl.run.checkpoints.run_state import DamagedStep, list_steps, verify_step
+from jrl.run.checkpoints.run_state import DamagedStep, list_condemned, list_steps, verify_step
 from jrl.run.data import data_fingerprint, stored_sources
 from jrl.run.identity import free_places, identify
 from jrl.run.population import FOLDER as POPULATION
@@ -171,6 +171,12 @@ def saves(folder: Path) -> Iterator[Line]:
     """Yields one line for each saved step, after hashing every file of it."""
     root = folder / "checkpoints"
     steps = list_steps(root)
+    if condemned := list_condemned(root):
+        yield Line(
+            False,
+            f"the checkpoints of step {', '.join(map(str, condemned))} are set aside: updates or weights were not "
+            "finite. See loss and grad_norm in metrics.jsonl, and change what led there before you rerun it",
+        )
     if not steps:
         yield Line(True, "no checkpoint yet" if population_of(folder) is None else "no checkpoint of its own yet")
     for step in steps:

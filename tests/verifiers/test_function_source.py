@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import builtins
+import cmath
 import collections
 import dataclasses
 import enum
 import linecache
 import math
 import re
+import sys
 from fractions import Fraction
 
 import pytest
@@ -92,11 +95,11 @@ def uses_classes(completion, example):
     return Color.RED.value * Weight().value
 
 
-COUNTS = collections.Counter("aab")
+COUNTS = collections.deque("aab")
 
 
-def uses_a_counter(completion, example):
-    return COUNTS["a"]
+def uses_a_queue(completion, example):
+    return len(COUNTS)
 
 
 CALLS = 0
@@ -154,6 +157,23 @@ def test_infinities_and_sets_are_written_as_source():
     assert "NAMES = set(['a', 'b', 'c'])" in part.source  # in whatever order a process has them
 
 
+def test_a_class_of_a_cell_without_methods_is_the_last_one_of_its_name(monkeypatch):
+    """As in a notebook, whose main module has no file."""
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
+    for value in (3, 4):
+        space = cell(f"class Bare:\n    x = {value}\ndef v(c, e): return Bare.x")
+        for name in ("Bare", "v"):
+            monkeypatch.setattr(sys.modules["__main__"], name, space[name], raising=False)
+    assert say(part_of({"v": space["v"]}), "v", "") == Verdict(Status.CORRECT, 4)
+
+
+def test_a_function_that_ipython_puts_among_the_built_ins_is_imported(monkeypatch):
+    monkeypatch.setattr(builtins, "display", cmath.sqrt, raising=False)
+    v = cell("def v(c, e): return display(4).real")["v"]
+    part = part_of({"v": v})
+    assert "from cmath import sqrt as display" in part.source and say(part, "v", "").reward == 2.0
+
+
 def test_classes_of_a_file_need_no_methods():
     assert say(part_of({"classes": uses_classes}), "classes", "") == Verdict(Status.CORRECT, 2.0)
 
@@ -167,7 +187,7 @@ def test_the_part_is_the_same_text_every_time():
     [
         (uses_thing, "'THING' of type object"),
         (uses_nothing_known, "'missing_name'"),
-        (uses_a_counter, "'COUNTS' of type Counter"),
+        (uses_a_queue, "'COUNTS' of type deque"),
         (counts_its_calls, "'counts_its_calls' assigns the global 'CALLS'"),
         (lambda completion, example: 1.0, "lambda"),
         (len, "builtin_function"),
@@ -221,6 +241,52 @@ class Own:
     def get(self): return self.LIMIT
 def v(c, e): return Own().get()
 """
+NESTED_TYPES = """
+import dataclasses
+@dataclasses.dataclass
+class Step:
+    text: str
+    def long(self): return len(self.text)
+@dataclasses.dataclass
+class Answer:
+    steps: list[Step]
+    def long(self): return self.steps[0].long()
+def v(c, e):
+    (field,) = dataclasses.fields(Answer)
+    return Answer([Step("abc")]).long() + (field.type == list[Step])
+"""
+DERIVED = """
+class Node:
+    def parse(self, text): return Leaf(text)
+class Leaf(Node):
+    def __init__(self, text): self.text = text
+def v(c, e): return len(Node().parse("abc").text)
+"""
+TABLES = """
+import math, re
+import numpy as np
+from decimal import Decimal
+def short(c): return len(c) < 3
+RULES = {"short": short, "root": math.sqrt}
+PATTERNS = [re.compile("A", re.IGNORECASE), re.compile("b")]
+WEIGHTS, HALF, TWO = np.array([1.5, 2.5], np.float32), Decimal("0.5"), np.int64(2)
+def v(c, e):
+    found = RULES["short"](c) + RULES["root"](4.0) + sum(bool(p.search(c)) for p in PATTERNS)
+    return found + float(WEIGHTS.sum()) + float(HALF) + int(TWO) + isinstance(c, KINDS)
+KINDS = (str, bytes)
+"""
+OF_A_FACTORY = """
+def double(x): return 2 * x
+def make(scale):
+    def v(c, e): return scale(3)
+    return v
+v, alias = make(double), double
+"""
+ANNOTATED = """
+def v(c: "Completion", e: Later) -> Later:
+    y: Missing = 4
+    return y
+""".replace("Later", "int")
 CACHED = "import functools\n@functools.lru_cache\ndef size(x): return len(x)\ndef v(c, e): return size('abc')"
 ASYNC = "import asyncio\nasync def judged(x): return x + 1\ndef v(c, e): return asyncio.run(judged(2))"
 LOOP = "fs = []\nfor k in (1, 2):\n    def v(c, e, k=k): return k\n    fs.append(v)\nv = fs[0]"
@@ -235,6 +301,12 @@ LOOP = "fs = []\nfor k in (1, 2):\n    def v(c, e, k=k): return k\n    fs.append
         ("import os\ndef v(c, e): return len(os.path.join('a', c))", 3),
         (CONTEXT, 4),
         (CACHED, 3),
+        (NESTED_TYPES, 4),
+        (DERIVED, 3),
+        (TABLES, 1 + 2 + 1 + 4 + 0.5 + 2 + 1),
+        (OF_A_FACTORY, 6),
+        (ANNOTATED, 4),
+        ("n = 10**5000\ndef v(c, e): return n % 7", 10**5000 % 7),
         (ASYNC, 3),
         ("double = lambda x, n=2: n * x\ndef v(c, e): return double(3)", 6),
         ("if True:\n    def v(c, e): return len('''a\n    \nb''')", 8),  # a, a new line, four blanks and another, b
@@ -287,15 +359,87 @@ v = make()
 """
 
 
+WRAPPED = """
+import functools
+def v(c, e): return 1
+def tenfold(f):
+    @functools.wraps(f)
+    def w(c, e): return 10 * f(c, e)
+    return w
+v = tenfold(v)
+"""
+REBOUND = "W = 1\nclass Own:\n    w = W\n    def f(self): return self.w\nW = 2\ndef v(c, e): return Own().f()"
+REDEFINED = """
+class A:
+    def f(self): return 1
+class B(A):
+    def g(self): return self.f()
+class A:
+    def f(self): return 100
+def v(c, e): return B().g()
+"""
+DECORATED = """
+import functools
+def at_most(limit):
+    def decorate(f):
+        @functools.wraps(f)
+        def w(*a): return min(limit, f(*a))
+        return w
+    return decorate
+LIMIT = 1
+@at_most(LIMIT)
+def v(c, e): return 7
+LIMIT = 3
+"""
+PATCHED = """
+class A:
+    def f(self): return 1
+    def g(self): return self.f()
+A.f = lambda self: 2
+def v(c, e): return A().g()
+"""
+DECORATOR = """
+import functools
+def more(f):
+    @functools.wraps(f)
+    def w(*a): return f(*a) + 1
+    return w
+@more
+def v(c, e): return 1
+def more(f):
+    @functools.wraps(f)
+    def w(*a): return f(*a) + 100
+    return w
+"""
+DEFAULT = """
+class Box:
+    def __init__(self, x): self.x = x
+W = 1
+def v(c, e, box=Box(W)): return box.x
+W = 2
+"""
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
         (CLASH, "different things by 'limit'"),
         (BUILT_IN, "different things by 'min'"),
-        (LOCAL_CLASS, "'Own' is a class of inside a function"),
-        (COUNTER, "'v' assigns a variable of the function around it"),
-        ("def v(c, e): return v.weight\nv.weight = 2.0", "'v' has the attribute 'weight'"),
-        ("a = object()\ndef v(c, e, a=a): return 1.0\na = object()", "'a' means something else since"),
+        (LOCAL_CLASS, "'Own' is a class made inside a function"),
+        (COUNTER, "'v' assigns a variable of the function around it, 'n'"),
+        (WRAPPED, "'v' would not be the same .*: it is wrapped"),
+        (REBOUND, "'Own' would not be the same .*: its attribute 'w' has another value"),
+        (REDEFINED, "'B' would not be the same .*: a class that it is derived from was defined again"),
+        (DECORATED, "'v' would not be the same .*: a decorator has another argument"),
+        (DEFAULT, "'v' would not be the same .*: a default has another value"),
+        (PATCHED, "'A' would not be the same .*: its attribute 'f' has another value"),
+        (DECORATOR, "'v' would not be the same .*: a decorator was defined again"),
+        ("BIG = 'a' * (5 << 20)\ndef v(c, e): return len(BIG)", "5 million characters, most of them for 'BIG'"),
+        ("async def v(c, e): return 1.0", "'v' is a coroutine"),
+        ("VERIFIERS = 1\ndef v(c, e): return VERIFIERS", "named 'VERIFIERS'"),
+        ("a = []\na.append(a)\ndef v(c, e): return len(a)", "nests too deeply"),
+        ("def v(c, e): return v.weight\nv.weight = 2.0", "its attribute 'weight' is no part of its source"),
+        ("a = object()\ndef v(c, e, a=a): return 1.0\na = object()", "'a' of type object"),
     ],
 )
 def test_what_would_mean_something_else_there_is_refused(source, message):

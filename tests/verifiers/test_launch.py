@@ -108,3 +108,30 @@ def test_the_verifiers_and_the_scoring_import_no_jax():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120,
                           env={"PATH": "/usr/bin:/bin", "PYTHONPATH": ROOT}, check=True)  # fmt: skip
     assert done.stdout.strip() == "[]"
+
+
+def test_a_module_beside_a_notebook_is_imported(tmp_path):
+    """A kernel has the empty entry on its path: the folder that it works in."""
+    (tmp_path / "helper_beside.py").write_text("def bonus(): return 0.25\n")
+    cell = f'''
+import linecache, os, sys
+os.chdir({str(tmp_path)!r})
+sys.path.insert(0, "")
+source = """
+from helper_beside import bonus
+def reward(completion: str, example) -> float:
+    return bonus()
+"""
+linecache.cache["<cell 1>"] = (len(source), None, source.splitlines(True), "<cell 1>")
+space = {{"__name__": "__main__"}}
+exec(compile(source, "<cell 1>", "exec"), space)
+from jrl.tasks.verifiers.function_source import part_of
+from jrl.tasks.verifiers import VERIFIERS, as_verifier
+part = part_of({{"reward": space["reward"]}})
+verifier = as_verifier("reward", space["reward"])
+{script()}
+table = {{**VERIFIERS, "reward": verifier}}
+with open_scoring(Scoring(verifiers=(verifier.config(),), workers=1), table, [part]) as scorer:
+    print(scorer.collect(scorer.submit(["4"], [example], [((0, 1), 0)])).reward.tolist())
+'''
+    assert "".join(run(["-"], cell)).endswith("[0.25]\n")

@@ -47,8 +47,10 @@ class Template:
         cpu_seconds: float,
         private: Sequence[str] = (),
     ):
+        # In a notebook the working directory is "" there: modules beside it are imported by the user's parts alone.
+        folders = [os.path.abspath(entry) if parts else entry for entry in sys.path]
         start = {
-            "path": [entry for entry in sys.path if os.path.isabs(entry)],
+            "path": [folder for folder in folders if os.path.isabs(folder)],
             "parts": [part.to_json() for part in parts],
             "rows": [{"name": row.name, "fields": row.fields} for row in rows],
             "memory_mb": memory_mb,

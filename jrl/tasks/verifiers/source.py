@@ -128,7 +128,7 @@ def _execute(name: str, filename: str, source: str) -> types.ModuleType:
     module.__file__ = filename
     sys.modules[name] = module  # dataclasses look their annotations up there
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
-    exec(compile(source, filename, "exec"), module.__dict__)
+    exec(compile(source, filename, "exec", dont_inherit=True), module.__dict__)  # nor this file's __future__
     return module
 
 

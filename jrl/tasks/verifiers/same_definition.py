@@ -1,0 +1,92 @@
+"""Whether a function or class is the same as one that its source was run again for, as far as can be seen."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import re
+import types
+from collections.abc import Mapping, Sequence, Set
+from typing import Any
+
+from jrl.tasks.verifiers.definitions import MISSING, function_of, literal_of, methods_of
+
+DUNDER = re.compile("__.*__|_abc_impl")  # names that Python and libraries give values
+
+
+def difference(here: Any, there: Any, originals: Mapping[int, Any]) -> str:
+    """Returns in what a function or class and the one of its source are not the same, "" where they are."""
+    if type(here).__name__ != type(there).__name__ or _kind(here) != _kind(there):
+        return "it is wrapped or replaced by something that its own lines do not say"
+    if isinstance(here, type):
+        if not all(is_same(mine, other, originals) for mine, other in zip(here.__bases__, there.__bases__)):
+            return "a class that it is derived from was defined again"
+        mine, others = _attributes(here), _attributes(there)
+        for name in mine | others:
+            if not is_same(mine.get(name, MISSING), others.get(name, MISSING), originals):
+                return f"its attribute {name!r} has another value"
+        return ""
+    if not isinstance(here, types.FunctionType) and "__wrapped__" not in getattr(here, "__dict__", ()):
+        return ""  # a value that is written out
+    if isinstance(here, types.FunctionType):
+        for place in ("__defaults__", "__kwdefaults__"):
+            if not is_same(getattr(here, place), getattr(there, place), originals):
+                return "a default has another value"
+        if "__wrapped__" in vars(here) and _constants(here) != _constants(there):
+            return "a decorator was defined again"
+        cells = zip(here.__closure__ or (), there.__closure__ or ())  # of the function itself they are globals there
+        if not all(is_same(mine.cell_contents, other.cell_contents, originals) for mine, other in cells):
+            return "a decorator has another argument"
+    mine, others = vars(here), vars(there)
+    for name in mine | others:
+        if not DUNDER.fullmatch(name) and not is_same(mine.get(name, MISSING), others.get(name, MISSING), originals):
+            return f"its attribute {name!r} is no part of its source"
+    if ("__wrapped__" in mine) != ("__wrapped__" in others):
+        return "it is wrapped by a decorator that its own lines do not name"
+    return difference(mine["__wrapped__"], others["__wrapped__"], originals) if "__wrapped__" in mine else ""
+
+
+def is_same(here: Any, there: Any, originals: Mapping[int, Any]) -> bool:
+    """Returns whether two values are the same as far as can be seen: a value that cannot be written as source need only
+    be of the same type."""
+    if here is there or originals.get(id(there), MISSING) is here:
+        return True
+    literal = literal_of(here)
+    if literal is not None or literal_of(there) is not None:
+        return literal == literal_of(there)
+    if id(there) in originals or isinstance(here, type) != isinstance(there, type):
+        return False
+    if isinstance(here, Mapping | Sequence | Set):
+        mine, others = ((*one.items(),) if isinstance(one, Mapping) else (*one,) for one in (here, there))
+        are_same = isinstance(here, Set) or all(is_same(a, b, originals) for a, b in zip(mine, others))
+        return len(mine) == len(others) and are_same
+    if isinstance(here, types.FunctionType | type):
+        return not difference(here, there, originals)
+    if isinstance(here, enum.Enum):
+        return is_same(here.value, there.value, originals)
+    inside, other = function_of(here), function_of(there)
+    if inside is not here:
+        return is_same(inside, other, originals)
+    if type(here).__qualname__ != type(there).__qualname__:
+        return False
+    mine, others = (getattr(one, "__dict__", {}) for one in (here, there))
+    of_a_cell = type(here) is not type(there)
+    return not of_a_cell or all(is_same(mine.get(n, MISSING), others.get(n, MISSING), originals) for n in mine | others)
+
+
+def _kind(thing: Any) -> Any:
+    """Returns what tells a function or class from another that was put in its place."""
+    if isinstance(thing, types.FunctionType):
+        return thing.__code__.co_name, inspect.getargs(thing.__code__)
+    return thing.__name__ if isinstance(thing, type) else type(thing)
+
+
+def _constants(function: types.FunctionType) -> list[str | None]:
+    """Returns what a function has in it that is no code of a function inside it."""
+    return [literal_of(one) for one in function.__code__.co_consts if not isinstance(one, types.CodeType)]
+
+
+def _attributes(cls: type) -> dict[str, Any]:
+    """Returns what a class has been given in its body and since."""
+    made = {method.__name__: method for method in methods_of(cls)}
+    return {name: v for name, v in vars(cls).items() if name in made or not DUNDER.fullmatch(name)}
