@@ -154,6 +154,16 @@ def test_a_run_whose_only_update_made_weights_that_are_not_finite_is_stopped(tmp
                saves(tmp_path / "run"))  # fmt: skip
 
 
+def test_a_last_update_whose_norm_alone_is_not_finite_is_said(tmp_path, capsys):
+    settings = [one for one in TINY if not one.startswith("Online.steps")]
+    run([*settings, "Online.steps=1", "AdamW.learning_rate=1e30"], tmp_path / "run")  # squares of weights overflow
+    said = "The last update was so large that its norm is not finite. See the metrics"
+    assert said in capsys.readouterr().out
+    run([*settings, "Online.steps=1", "AdamW.learning_rate=1e30"], tmp_path / "run")  # nothing to do
+    assert said not in capsys.readouterr().out
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
 def test_where_the_last_of_several_updates_did_the_save_before_it_is_good(tmp_path, monkeypatch):
     before = loop.take_step
 

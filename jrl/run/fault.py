@@ -139,11 +139,11 @@ def check_end(job: Job, state: TrainState) -> None:
 
     Raises: StopRun where they are not; the checkpoints that hold them are set aside.
     """
-    if not job.suspect:
+    if job.suspect is False:
         return
     skipped, found = range(job.done - job.skipped + 1, job.done + 1), bad_weights(state, job.policy.cfg)
     if found is None:
-        if skipped:
+        if job.suspect:
             job.display.note(f"jrl: {bad_end_message(skipped, fault=None, good=None, condemned=())}")
         return
     good = known_good(job.run_state.steps(), job.done, job.skipped)

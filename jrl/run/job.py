@@ -95,7 +95,7 @@ class Job:
     evals: dict[str, Any] = dataclasses.field(default_factory=dict)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)  # where the time went, earlier lives included
     skipped: int = 0  # steps in a row that skipped an update, since it was not finite
-    suspect: bool = True  # the weights may not be finite: an update was not, or none has been made yet
+    suspect: bool | None = None  # whether the last update leaves doubt of the weights; None: none was made so far
     unscored: int = 0  # steps in a row of which no completion could be scored
     without_signal: int | None = 0  # steps since the start, none with a gradient; None: one had a gradient
     final_reward: float | None = None  # mean reward of the last step that was emitted

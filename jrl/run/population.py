@@ -58,6 +58,7 @@ from jrl.run.online import OnlineStage
 from jrl.run.precompile import stage_at, starts, state_shape
 from jrl.run.records import STOP_AFTER_SKIPPED, Progress, Step, StopRun, draws_ahead
 from jrl.run.report.display import Display
+from jrl.run.report.messages import bad_end_message
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.stopping import Stop
 from jrl.types import Array, PretrainingBatch, PyTree, Rollout, TrainState
@@ -520,12 +521,17 @@ def emit(population: Population, step: PopulationStep) -> None:
 def check_end(population: Population, state: TrainState) -> None:
     """Fails the members whose last updates were not finite, fewer than fail one on the way, and whose weights are not
     finite either."""
-    suspects = {name for name, job in population.jobs.items() if job.suspect} - population.failed.keys()
+    suspects = {name for name, job in population.jobs.items() if job.suspect is not False} - population.failed.keys()
     states = population.members.unstack(state) if suspects else ()
     for (name, job), own in zip(population.jobs.items(), states):
-        if name in suspects and (found := bad_weights(own, job.policy.cfg)) is not None:
-            fail(population, name, "it has ended with weights that are not finite: {} of the role {}. {}".format(
-                *found, TRAIN_ALONE))  # fmt: skip
+        if name not in suspects:
+            continue
+        if (found := bad_weights(own, job.policy.cfg)) is not None:
+            bad = "it has ended with weights that are not finite: {} of the role {}".format(*found)
+            fail(population, name, f"{bad}. {TRAIN_ALONE}")
+        elif job.suspect:
+            skipped = range(job.done - job.skipped + 1, job.done + 1)
+            job.display.note(f"jrl: {bad_end_message(skipped, fault=None, good=None, condemned=())}")
 
 
 def fail(population: Population, name: str, why: str) -> None:

@@ -282,6 +282,20 @@ def make(scale):
     return v
 v, alias = make(double), double
 """
+MEMO = """
+import functools
+def memo(f):
+    known = {}
+    @functools.wraps(f)
+    def w(x):
+        if x not in known: known[x] = f(x)
+        return known[x]
+    return w
+@memo
+def size(x): return len(x)
+def v(c, e): return size("ab")
+size("abc")
+"""
 ANNOTATED = """
 def v(c: "Completion", e: Later) -> Later:
     y: Missing = 4
@@ -306,6 +320,7 @@ LOOP = "fs = []\nfor k in (1, 2):\n    def v(c, e, k=k): return k\n    fs.append
         (TABLES, 1 + 2 + 1 + 4 + 0.5 + 2 + 1),
         (OF_A_FACTORY, 6),
         (ANNOTATED, 4),
+        (MEMO, 2),
         ("n = 10**5000\ndef v(c, e): return n % 7", 10**5000 % 7),
         (ASYNC, 3),
         ("double = lambda x, n=2: n * x\ndef v(c, e): return double(3)", 6),
@@ -391,6 +406,14 @@ LIMIT = 1
 def v(c, e): return 7
 LIMIT = 3
 """
+FILLED = """
+NAMES = []
+def named(f):
+    NAMES.append(f.__name__)
+    return f
+@named
+def v(c, e): return len(NAMES)
+"""
 PATCHED = """
 class A:
     def f(self): return 1
@@ -433,6 +456,7 @@ W = 2
         (DECORATED, "'v' would not be the same .*: a decorator has another argument"),
         (DEFAULT, "'v' would not be the same .*: a default has another value"),
         (PATCHED, "'A' would not be the same .*: its attribute 'f' has another value"),
+        (FILLED, "'NAMES' has another value once the source that uses it is run again"),
         (DECORATOR, "'v' would not be the same .*: a decorator was defined again"),
         ("BIG = 'a' * (5 << 20)\ndef v(c, e): return len(BIG)", "5 million characters, most of them for 'BIG'"),
         ("async def v(c, e): return 1.0", "'v' is a coroutine"),

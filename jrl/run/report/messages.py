@@ -82,10 +82,11 @@ def bad_end_message(skipped: range, *, fault: str | None, good: int | None, cond
       skipped: the last steps that skipped an update. fault: where its weights are not finite; None: they are.
       good, condemned: as in `not_finite_message`.
     """
-    steps = f"steps {skipped.start} to {skipped[-1]}" if len(skipped) > 1 else f"step {skipped.start}"
+    steps = f"steps {skipped.start} to {skipped.stop - 1}" if len(skipped) > 1 else f"step {skipped.start}"
     which = f"Updates of the last {steps} were skipped, since the loss or the gradient was not finite."
     if fault is None:
-        return f"{which} See loss and grad_norm in metrics.jsonl, and try the policy before you use it."
+        why = which if skipped else "The last update was so large that its norm is not finite."
+        return f"{why} See the metrics of updates in metrics.jsonl, and try the policy before you use it."
     ended = f"The run has ended with weights that are not finite: {fault}."
     return " ".join([ended, *([which] if skipped else []), from_good(good, condemned)])
 

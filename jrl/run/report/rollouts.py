@@ -309,7 +309,7 @@ def read_every_chunk(folder: str | os.PathLike[str]) -> tuple[int, list[str]]:
     """
     count, damaged = 0, []
     for root, index in snapshot(folder).parts:
-        for name in _array_names(index):
+        for name in _array_names(index) if index["rows"] else ():  # arrays are made with the first rows
             try:
                 for array, chunk in _stored_chunks(paths.local(folder), root, index, name):
                     count += 1

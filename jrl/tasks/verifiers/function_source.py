@@ -98,6 +98,9 @@ def _check_same(part: PartSource, carried: Mapping[str, Carried]) -> None:
     there = {name: module[name] for name, one in carried.items() if one.text}
     originals = {id(value): carried[name].value for name, value in there.items()}
     for name, value in there.items():
+        if literal_of(value) != literal_of(carried[name].value):
+            raise ValueError(f"{name!r} has another value once the source that uses it is run again, since that fills "
+                             f"it. {IN_A_FILE}")  # fmt: skip
         if value is not carried[name].value and (what := difference(carried[name].value, value, originals)):
             raise ValueError(
                 f"{name!r} would not be the same in the verifier processes, where its source is run again: {what}. "
@@ -231,10 +234,11 @@ def _lines(definition: Any) -> str:
 
 
 def _class_in(file: str, name: str, line: int | None = None) -> str:
-    """Returns the lines of a class in a file or cell: of the one that has a line, where several have the name. "" where
-    none has."""
+    """Returns the lines of a class in a file or cell: of the one that has a line, else of the last. "" where there is
+    none."""
     lines = linecache.getlines(file)
-    for node in ast.walk(ast.parse("".join(lines))):
+    tree = ast.parse("".join(lines))
+    for node in reversed(tree.body) if line is None else ast.walk(tree):
         if isinstance(node, ast.ClassDef) and node.name == name:
             first = min(part.lineno for part in [node, *node.decorator_list])
             if line is None or first <= line <= node.end_lineno:

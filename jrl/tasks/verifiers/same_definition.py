@@ -34,8 +34,9 @@ def difference(here: Any, there: Any, originals: Mapping[int, Any]) -> str:
                 return "a default has another value"
         if "__wrapped__" in vars(here) and _constants(here) != _constants(there):
             return "a decorator was defined again"
-        cells = zip(here.__closure__ or (), there.__closure__ or ())  # of the function itself they are globals there
-        if not all(is_same(mine.cell_contents, other.cell_contents, originals) for mine, other in cells):
+        # Of the function itself they are globals there; what a decorator has filled here it fills there.
+        cells = [(a.cell_contents, b.cell_contents) for a, b in zip(here.__closure__ or (), there.__closure__ or ())]
+        if not all(is_same(a, b, originals) for a, b in cells if not isinstance(a, dict | list | set)):
             return "a decorator has another argument"
     mine, others = vars(here), vars(there)
     for name in mine | others:
