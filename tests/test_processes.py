@@ -41,7 +41,7 @@ from jrl.device.watchdog import LOST_SECONDS, Beats, lost_message
 from jrl.learning.layout import Learner
 from jrl.resolve import load_config
 from jrl.rollout.scoring import HostScores, Scorer, Scoring, ScoringStopped, scores_of_all
-from jrl.run import multihost
+from jrl.run import agreement, multihost
 from jrl.run.agreement import check_covered, facts, journal_name, other_journals, source_digest
 from jrl.run.checks import check_routes_sent
 from jrl.run.launch import exit_code, free_port
@@ -513,6 +513,16 @@ class OneAxis:
     shape: dict[str, int]
 
 
+def test_a_folder_that_another_does_not_see_is_the_writers(tmp_path, monkeypatch):
+    monkeypatch.setattr(agreement, "SEEN_SECONDS", 0.2)
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    (tmp_path / "a" / "lock").write_text("held by process 0")
+    for error in together(2, lambda p: agreement.check_shared_folder(tmp_path / "ab"[p.index], p))[0]:
+        assert isinstance(error, ProcessesDisagree)
+        assert f"process 1 (machine-1) does not see {tmp_path / 'a'} of process 0 (machine-0)" in str(error)
+
+
 def mesh_of(*processes):
     """Returns a mesh whose devices are of these processes."""
     devices = np.array([types.SimpleNamespace(process_index=index) for index in processes], object)
@@ -526,6 +536,8 @@ def test_every_process_has_a_device_of_some_mesh_and_process_0_learns(monkeypatc
     check_covered(mesh_of(0, 0, 1), mesh_of(2, 2, 1), three)
     with pytest.raises(ValueError, match=r"Config.mesh {'data': 3} take 3 of 6 devices, and none of process 2 \(c\)"):
         check_covered(mesh_of(0, 0, 1), None, three)
+    with pytest.raises(ValueError, match=r"Config.mesh \(one device\) take 1 of 6 devices, and none of process 1"):
+        check_covered(mesh_of(0), None, three)
     with pytest.raises(ValueError, match=r"Config.sampler_mesh {'data': 2} take 4 of 6 .* none of process 1 \(b\)"):
         check_covered(mesh_of(0, 0), mesh_of(2, 2), three)
     with pytest.raises(ValueError, match=r"process 0 \(a\), which writes .* has no device of Config.mesh"):

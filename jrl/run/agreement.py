@@ -71,8 +71,9 @@ def check_covered(mesh: Mesh, sampler_mesh: Mesh | None, processes: Processes) -
     without = sorted({*range(processes.count)}.difference(*map(processes_of, meshes.values())))
     if without:
         sizes = {name: {axis: size for axis, size in one.shape.items() if size > 1} for name, one in meshes.items()}
+        named = " and ".join(f"{name} {size or '(one device)'}" for name, size in sizes.items())
         raise ValueError(
-            f"{' and '.join(f'{name} {size}' for name, size in sizes.items())} take "
+            f"{named} take "
             f"{sum(one.size for one in meshes.values())} of {jax.device_count()} devices, and none of "
             f"{processes.name(without[0])}; start fewer processes, or set MeshShape.data=-1"
         )
@@ -87,17 +88,19 @@ def check_shared_folder(folder: Path, processes: Processes) -> None:
     """Returns when all processes see the run's folder. Raises ProcessesDisagree where one does not: a folder on the
     disk of each machine has no checkpoint that all of them could write."""
     lock = folder / "lock"
-    expected = processes.from_writer("folder", lock.read_text() if processes.writer and processes.count > 1 else None)
-    if expected is None:
+    of_writer = processes.writer and processes.count > 1
+    told = processes.from_writer("folder", [lock.read_text(), str(folder)] if of_writer else None)
+    if told is None:
         return
+    expected, its_folder = told
     end = time.monotonic() + SEEN_SECONDS
     while not (seen := paths.exists(lock) and lock.read_text() == expected) and time.monotonic() < end:
         time.sleep(0.1)
     blind = [i for i, sees in enumerate(processes.exchange("folder seen", seen)) if not sees]
     if blind:
         raise ProcessesDisagree(
-            f"{processes.name(blind[0])} does not see {folder} of {processes.name(0)}: the run's folder must be on a "
-            "file system that all machines share"
+            f"{processes.name(blind[0])} does not see {its_folder} of {processes.name(0)}: the run's folder must be on "
+            "a file system that all machines share"
         )
 
 
