@@ -476,3 +476,8 @@ def test_an_error_in_a_part_shows_its_own_line():
     verdict = say(part, "bad", "x")
     assert verdict.status is Status.VERIFIER_ERROR
     assert "ZeroDivisionError" in verdict.detail and "mine.py:2 in bad" in verdict.detail
+
+
+def test_annotations_of_a_parts_file_are_what_it_says():
+    part = PartSource("mine.py", "def f(a: int): pass\nVERIFIERS = {'f': f}\n")
+    assert load_part(part, 99)["f"].__annotations__ == {"a": int}
