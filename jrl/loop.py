@@ -241,7 +241,9 @@ def evaluate(job: Job, state: TrainState, name: str, *, interruptible: bool = Tr
         except StopRequested as error:
             raise Preempted(f"stopped during an evaluation. {saved_message(job.done, job.total)}") from error
     del result["by_prompt"], result["rewards"], result["completions"]  # what `jrl eval` compares policies by
-    job.display.note(f"{name}, the first held-out prompt:")
+    temperature = job.config.eval.temperature
+    how = "greedy" if temperature is None else f"temperature {temperature:g}"
+    job.display.note(f"{name}, the first held-out prompt ({how}):")
     first = result["sample"]
     job.display.sample(first["prompt"], first["completion"], first["reward"])
     return result

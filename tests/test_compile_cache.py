@@ -18,8 +18,10 @@ jax.jit(lambda x: x + 1)(1.0).block_until_ready()  # a program before jrl: JAX h
 mine = sys.argv[1]
 if mine:
     jax.config.update("jax_compilation_cache_dir", mine)
-from jrl.device.compile_cache import use_compile_cache
+from jrl.device.compile_cache import leave_cache_of_processes, use_compile_cache
 use_compile_cache()
+if "OF_SEVERAL" in os.environ:
+    leave_cache_of_processes()
 jax.jit(lambda x: x * 2 - 1)(1.0).block_until_ready()
 print(jax.config.jax_compilation_cache_dir)
 """
@@ -48,6 +50,10 @@ def test_the_settings_leave_out_what_the_user_set():
 
 def test_a_call_from_python_keeps_its_programs_where_the_commands_do(tmp_path):
     assert child(tmp_path) == (str(tmp_path / "jrl" / "xla"), True)
+
+
+def test_one_of_several_processes_on_cpus_compiles_its_own(tmp_path):
+    assert child(tmp_path, OF_SEVERAL="1") == (str(tmp_path / "jrl" / "xla"), False)
 
 
 @pytest.mark.parametrize("how", ["config", "environment"])

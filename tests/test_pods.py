@@ -17,6 +17,7 @@ from small_model import BIGRAM, part_in
 from jrl.run.checkpoints.lock import hold_run
 from jrl.run.checkpoints.run_state import restore_step
 from jrl.run.launch import free_port
+from jrl.run.run_hash import run_fingerprint
 
 ONE_SMALL = [
     "Config.mesh=@MeshShape()",
@@ -225,3 +226,22 @@ def test_more_lag_with_two_processes_that_only_sample(tmp_path):
     assert metrics(tmp_path / "four") == metrics(tmp_path / "again")
     short_runs.run(ONE_SMALL, tmp_path / "one", *more, "Online.steps=6")
     assert_same(tmp_path / "four", tmp_path / "one")
+
+
+@pytest.mark.slow
+def test_a_second_start_finds_no_programs_that_the_other_process_lacks(tmp_path, monkeypatch):
+    """Of a reward model's updates a loaded and a compiled program did not meet in their collectives."""
+    for name in [name for name in os.environ if name.startswith(("JAX_COMPILATION", "JAX_PERSISTENT", "XLA_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    judge = [
+        "Config.mesh=@MeshShape()",
+        "MeshShape.data=-1",
+        "Config.stages=[@judge/Offline()]",
+        "judge/Offline.steps=3",
+    ]
+    for run in ("first", "second"):  # compiled as shipped
+        asked = command(tmp_path / run, settings=judge, config="configs/rlhf-tiny.gin", devices=1)
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=900)
+        assert done.returncode == 0, done.stderr
+    assert run_fingerprint(tmp_path / "first") == run_fingerprint(tmp_path / "second")

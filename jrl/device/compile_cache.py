@@ -40,3 +40,14 @@ def use_compile_cache() -> None:
     if MIN_SECONDS in settings and jax.config.jax_persistent_cache_min_compile_time_secs == 1.0:  # JAX's default
         jax.config.update("jax_persistent_cache_min_compile_time_secs", float(settings[MIN_SECONDS]))
     compilation_cache.reset_cache()  # a program compiled earlier has recorded that there is no cache
+
+
+def leave_cache_of_processes() -> None:
+    """Switches the cache off for one of several processes on CPUs. Only process 0 writes it, and where that loads a
+    program that others compile, their collectives do not meet (jaxlib 0.10.2: gloo::EnforceNotMet, an abort)."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    if jax.default_backend() == "cpu":
+        jax.config.update("jax_enable_compilation_cache", False)
+        compilation_cache.reset_cache()

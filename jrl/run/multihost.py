@@ -12,6 +12,7 @@ from typing import NoReturn
 
 import jax
 
+from jrl.device.compile_cache import leave_cache_of_processes
 from jrl.device.errors import is_of_device
 from jrl.device.joining import host_and_port, join, not_joined
 from jrl.device.processes import LOST, ONE, START_SECONDS, Cluster, HostLost, OtherProcessFailed, Processes
@@ -52,6 +53,7 @@ def joined(
         logging.getLogger().setLevel(logging.ERROR)  # process 0 says what all of them have noticed
     with watching(processes, write_past_streams):
         try:
+            leave_cache_of_processes()
             yield processes
             processes.barrier("done")
         except BaseException as error:
