@@ -134,23 +134,29 @@ def stopped(job: Job, progress: Progress, step: Step) -> StopRun:
 
 
 def check_end(job: Job, state: TrainState) -> None:
-    """Looks at what a run ends with whose last updates were not finite, though fewer than stop it on the way. Where its
-    weights are finite it says so, and the run has ended.
+    """Looks at what a run ends with whose last updates were not finite, though fewer than stop it on the way.
 
-    Raises: StopRun where they are not; the checkpoints that hold them are set aside.
+    Raises: StopRun where its weights are not finite; the checkpoints that hold them are set aside.
     """
-    if job.suspect is False:
-        return
-    skipped, found = range(job.done - job.skipped + 1, job.done + 1), bad_weights(state, job.policy.cfg)
-    if found is None:
-        if job.suspect:
-            job.display.note(f"jrl: {bad_end_message(skipped, fault=None, good=None, condemned=())}")
+    if (where := bad_end(job, state)) is None:
         return
     good = known_good(job.run_state.steps(), job.done, job.skipped)
-    condemned = job.run_state.condemn(skipped.start - 1)
+    condemned = job.run_state.condemn(job.done - job.skipped)
     with contextlib.suppress(OSError, LeaseLost):
         job.publish()
-    raise StopRun(bad_end_message(skipped, fault="{} of the role {}".format(*found), good=good, condemned=condemned))
+    raise StopRun(bad_end_message(job.done, job.skipped, fault=where, good=good, condemned=condemned))
+
+
+def bad_end(job: Job, state: TrainState) -> str | None:
+    """Returns where the weights that a run ends with are not finite; None where they are, which it says where the last
+    updates leave doubt."""
+    if job.suspect is False:
+        return None
+    if (found := bad_weights(state, job.policy.cfg)) is not None:
+        return "{} of the role {}".format(*found)
+    if job.suspect:
+        job.display.note(f"jrl: {bad_end_message(job.done, job.skipped, fault=None, good=None, condemned=())}")
+    return None
 
 
 def learners(stage: Stage, objective: Objective, warms_up: bool) -> Iterator[tuple[str, Objective]]:

@@ -25,7 +25,6 @@ from jrl.device.program_cache import ProgramCache
 from jrl.device.sharding import batch_sharding, members_mesh, replicated
 from jrl.experiment import Config
 from jrl.learning.learner import weights_of
-from jrl.learning.nonfinite import bad_weights
 from jrl.learning.step import Minibatch, StageArrays, learn_from_sampled, prepare
 from jrl.models.pretrained.published import Published
 from jrl.plugins import Parts
@@ -46,7 +45,7 @@ from jrl.rollout.prompts import TRAIN_STREAM, padded_prompts
 from jrl.rollout.sampler import SamplingParams
 from jrl.rollout.scoring import ScoringStopped, WorkersLost
 from jrl.rollout.stop_strings import StopTable
-from jrl.run import offline, online, records
+from jrl.run import fault, offline, online, records
 from jrl.run.batches import plan_shardings
 from jrl.run.bucket_run import RunFolder
 from jrl.run.checkpoints.run_state import DamagedStep, NoIntactStep, RunState, open_run_state
@@ -58,7 +57,6 @@ from jrl.run.online import OnlineStage
 from jrl.run.precompile import stage_at, starts, state_shape
 from jrl.run.records import STOP_AFTER_SKIPPED, Progress, Step, StopRun, draws_ahead
 from jrl.run.report.display import Display
-from jrl.run.report.messages import bad_end_message
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.stopping import Stop
 from jrl.types import Array, PretrainingBatch, PyTree, Rollout, TrainState
@@ -524,14 +522,8 @@ def check_end(population: Population, state: TrainState) -> None:
     suspects = {name for name, job in population.jobs.items() if job.suspect is not False} - population.failed.keys()
     states = population.members.unstack(state) if suspects else ()
     for (name, job), own in zip(population.jobs.items(), states):
-        if name not in suspects:
-            continue
-        if (found := bad_weights(own, job.policy.cfg)) is not None:
-            bad = "it has ended with weights that are not finite: {} of the role {}".format(*found)
-            fail(population, name, f"{bad}. {TRAIN_ALONE}")
-        elif job.suspect:
-            skipped = range(job.done - job.skipped + 1, job.done + 1)
-            job.display.note(f"jrl: {bad_end_message(skipped, fault=None, good=None, condemned=())}")
+        if name in suspects and (where := fault.bad_end(job, own)) is not None:
+            fail(population, name, f"it has ended with weights that are not finite: {where}. {TRAIN_ALONE}")
 
 
 def fail(population: Population, name: str, why: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jrl import paths
 from jrl.algos.conformance import contract_tests_of, default_config
 from jrl.models.conformance import CONTRACT_TESTS as MODEL_TESTS
 from jrl.plugins import Parts, load_parts
@@ -193,7 +194,7 @@ def check_tokenizer(name: str, parts: Parts) -> Iterator[Finding]:
     try:
         tokenizer = row.build(row.config(), TEXTS)
     except Exception as error:
-        yield Finding(name, "builds from texts with its defaults", _first_line(error))
+        yield Finding(name, "builds from texts with its defaults", paths.first_line(error))
         return
     missing = [member for member in MEMBERS if not hasattr(tokenizer, member)]
     yield Finding(name, "has every member", f"it has no {', '.join(missing)}" if missing else None)
@@ -235,12 +236,8 @@ def _problem(run: Callable[[], Any]) -> str | None:
     except AssertionError as error:
         return str(error) or "it does not hold"
     except Exception as error:
-        return _first_line(error)
+        return paths.first_line(error)
     return None
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _part_examples(parts: Parts) -> list[Example]:

@@ -324,7 +324,7 @@ def test_a_member_that_ends_with_weights_that_are_not_finite_fails_alone(trained
             job.suspect = name == MEMBERS[2]  # as if its last updates had not been finite
             job.skipped = 2 * job.suspect
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(populations, "bad_weights", lambda state, cfg: (Fault("weights", "embed"), "policy"))
+            patch.setattr(populations.fault, "bad_weights", lambda state, cfg: (Fault("weights", "embed"), "policy"))
             populations.check_end(population, population.members.stack([{"w": jax.numpy.zeros(2)}] * 4))
     assert list(population.failed) == [MEMBERS[2]]
     assert population.failed[MEMBERS[2]] == (

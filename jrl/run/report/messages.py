@@ -75,14 +75,15 @@ def not_finite_message(
     )
 
 
-def bad_end_message(skipped: range, *, fault: str | None, good: int | None, condemned: Sequence[int]) -> str:
+def bad_end_message(done: int, skipped: int, *, fault: str | None, good: int | None, condemned: Sequence[int]) -> str:
     """Returns what there is to say of a run whose last updates, fewer than stop it, were not finite.
 
     Args:
-      skipped: the last steps that skipped an update. fault: where its weights are not finite; None: they are.
+      done: the steps of the run. skipped: how many of the last skipped an update.
+      fault: where its weights are not finite; None: they are.
       good, condemned: as in `not_finite_message`.
     """
-    steps = f"steps {skipped.start} to {skipped.stop - 1}" if len(skipped) > 1 else f"step {skipped.start}"
+    steps = f"steps {done - skipped + 1} to {done}" if skipped > 1 else f"step {done}"
     which = f"Updates of the last {steps} were skipped, since the loss or the gradient was not finite."
     if fault is None:
         why = which if skipped else "The last update was so large that its norm is not finite."

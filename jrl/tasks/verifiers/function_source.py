@@ -37,7 +37,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 BUILT_IN = (None, "builtins", "io", "_io", "_sitebuiltins")  # modules of built-ins; IPython adds some of its own
 CHECKED = -1  # the place of a part that is run here to be compared
 MOST_CHARACTERS = 4 << 20  # of a part, which goes to the verifier processes with others in one message
-IN_A_FILE = "Put it into a file and name that in `parts`"
+IN_A_FILE = "put it into a file and name that in `parts`"
 
 
 class Carried(NamedTuple):
@@ -81,7 +81,7 @@ def part_of(functions: Mapping[str, Callable[..., Any]]) -> PartSource:
         part = PartSource(f"<verifiers {', '.join(functions)}>", text + "\n")
         _check_same(part, carried)
     except RecursionError as error:
-        raise ValueError(f"what the verifier uses nests too deeply to be written as source. {IN_A_FILE}") from error
+        raise ValueError(f"what the verifier uses nests too deeply to be written as source; {IN_A_FILE}") from error
     return part
 
 
@@ -91,7 +91,7 @@ def _check_same(part: PartSource, carried: Mapping[str, Carried]) -> None:
         module = vars(load_module(part, CHECKED))
     except Exception as error:
         raise ValueError(
-            f"the source of what it uses cannot be run again ({type(error).__name__}: {error}). {IN_A_FILE}"
+            f"the source of what it uses cannot be run again ({type(error).__name__}: {error}); {IN_A_FILE}"
         ) from error
     finally:
         sys.modules.pop(f"{PART_MODULE}{CHECKED}", None)
@@ -100,11 +100,11 @@ def _check_same(part: PartSource, carried: Mapping[str, Carried]) -> None:
     for name, value in there.items():
         if literal_of(value) != literal_of(carried[name].value):
             raise ValueError(f"{name!r} has another value once the source that uses it is run again, since that fills "
-                             f"it. {IN_A_FILE}")  # fmt: skip
+                             f"it; {IN_A_FILE}")  # fmt: skip
         if value is not carried[name].value and (what := difference(carried[name].value, value, originals)):
             raise ValueError(
                 f"{name!r} would not be the same in the verifier processes, where its source is run again: {what}. "
-                f"Define it anew with what it uses today. Or: {IN_A_FILE[0].lower()}{IN_A_FILE[1:]}"
+                f"Define it anew with what it uses today, or {IN_A_FILE}"
             )
 
 
@@ -125,10 +125,8 @@ def _carry_value(name: str, value: Any, user: Any, carried: dict[str, Carried]) 
         carried[name] = Carried(value, "")
     elif isinstance(value, types.ModuleType):
         carried[name] = Carried(value, f"import {value.__name__} as {name}")
-    elif _is_of(user, value) and globals_of(user).get(value.__name__) is not value:
-        _carry_definition(name, value, carried)  # a lambda, or of around the user
-    elif _is_of(user, value) and value.__name__ == name:
-        _carry_definition(name, value, carried)
+    elif _is_of(user, value) and (value.__name__ == name or globals_of(user).get(value.__name__) is not value):
+        _carry_definition(name, value, carried)  # else it is an alias of what has its own name
     elif (statement := _import(name, value)) is not None:
         carried[name] = Carried(value, statement)
     elif (expression := _expression(value, user, carried)) is not None:
@@ -136,7 +134,7 @@ def _carry_value(name: str, value: Any, user: Any, carried: dict[str, Carried]) 
     else:
         raise ValueError(
             f"the verifier uses {name!r} of type {type(value).__name__}, which cannot be written as source for the "
-            f"verifier processes. Build it inside the function. Or: {IN_A_FILE[0].lower()}{IN_A_FILE[1:]}"
+            f"verifier processes. Build it inside the function, or {IN_A_FILE}"
         )
 
 
@@ -207,7 +205,7 @@ def _source(definition: Any, name: str) -> tuple[Definition, str]:
     except (OSError, TypeError, SyntaxError, ValueError, tokenize.TokenError) as error:
         raise ValueError(
             f"{name!r} cannot be sent to the verifier processes, because its source cannot be found: standard input "
-            f"keeps none, nor does a cell that begins with a magic such as %%time. {IN_A_FILE}"
+            f"keeps none, nor does a cell that begins with a magic such as %%time; {IN_A_FILE}"
         ) from error
     is_lambda = isinstance(tree, ast.Assign) and isinstance(tree.value, ast.Lambda)
     target = tree.targets[0] if is_lambda and len(tree.targets) == 1 else None
