@@ -309,12 +309,17 @@ def test_members_that_failed_begin_again_when_the_sweep_is_called_again(tmp_path
     sweep_population.write_members(tmp_path, {"members": MEMBERS[:1], sweep_population.AGAIN: True})
     ended = tmp_path / populations.FOLDER / "checkpoints"  # of all members: killed before it was removed
     (ended / "00000003").mkdir(parents=True)
-    before_it_failed = tmp_path / MEMBERS[0] / "checkpoints"  # of the stages of the ended population
-    (before_it_failed / "00000002").mkdir(parents=True)
-    others = tmp_path / MEMBERS[1] / "checkpoints" / "00000002"
-    others.mkdir(parents=True)
     assert sweep_population.begin_together(tmp_path, members) == (MEMBERS[:1], True)
-    assert not ended.exists() and not before_it_failed.exists() and others.exists()
+    assert not ended.exists()
+    own = tmp_path / MEMBERS[0] / "checkpoints" / "00000002"  # of a stage before it failed, or trained alone since
+    own.mkdir(parents=True)
+    with pytest.raises(ConfigError, match="checkpoints of its own"):
+        sweep_population.begin_together(tmp_path, members)
+    assert own.exists()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep_population, "is_finished", lambda folder, member: member.name == MEMBERS[0])
+        assert sweep_population.begin_together(tmp_path, members) == ([], True)
+    assert own.exists()
 
 
 def test_a_member_that_ends_with_weights_that_are_not_finite_fails_alone(trained, tmp_path):

@@ -282,6 +282,15 @@ def make(scale):
     return v
 v, alias = make(double), double
 """
+SHARED = """
+seen = []
+def push(x, seen=seen): seen.append(x)
+def v(c, e):
+    seen.clear()
+    push(c)
+    push(c)
+    return len(seen)
+"""
 MEMO = """
 import functools
 def memo(f):
@@ -321,6 +330,8 @@ LOOP = "fs = []\nfor k in (1, 2):\n    def v(c, e, k=k): return k\n    fs.append
         (OF_A_FACTORY, 6),
         (ANNOTATED, 4),
         (MEMO, 2),
+        (SHARED, 2),
+        ("import numpy as np\nz = np.zeros((0, 3))\ndef v(c, e): return z.shape[1]", 3),
         ("n = 10**5000\ndef v(c, e): return n % 7", 10**5000 % 7),
         (ASYNC, 3),
         ("double = lambda x, n=2: n * x\ndef v(c, e): return double(3)", 6),

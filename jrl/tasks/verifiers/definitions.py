@@ -73,6 +73,7 @@ def literal_of(value: Any) -> str | None:
         return BY_TYPE[kind](value)
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufU":
         array = f"asarray({literal_of(value.tolist())}, {value.dtype.str!r})"
+        array += f".reshape({value.shape})" * (value.size == 0)
         return _of("numpy", array if value.ndim else f"{array}[()]")
     return container_of(value, literal_of)
 

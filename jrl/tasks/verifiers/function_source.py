@@ -252,6 +252,8 @@ def _write_defaults(tree: Definition, function: types.FunctionType) -> None:
     values = [(arguments.defaults, place, value) for place, value in enumerate(function.__defaults__ or ())]
     values += [(arguments.kw_defaults, names.index(name), v) for name, v in (function.__kwdefaults__ or {}).items()]
     for nodes, place, value in values:
+        if isinstance(nodes[place], ast.Name) and meaning_of(function, nodes[place].id) is value:
+            continue  # the same object, which both may change
         if (literal := literal_of(value)) is not None:
             nodes[place] = ast.parse(literal, mode="eval").body
 

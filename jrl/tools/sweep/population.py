@@ -222,12 +222,9 @@ def begin_together(folder: Path, members: Mapping[str, Member]) -> tuple[list[st
     if written is not None and AGAIN not in written:
         return written["members"], False
     unfinished = sorted(name for name, member in members.items() if not is_finished(folder, member))
-    names = unfinished if written is None else written["members"]
-    if written is not None:
-        # What the population that has ended left: its own where it was killed before it was done with them, and its
-        # members' of the stages before they failed.
-        for left in [FOLDER, *names]:
-            paths.remove_tree(folder / left / "checkpoints")
+    names = unfinished if written is None else [name for name in written["members"] if name in unfinished]
+    if written is not None:  # of the population that has ended, where it was killed before it was done with them
+        paths.remove_tree(folder / FOLDER / "checkpoints")
     for name in names:
         saved = folder / name / "checkpoints"
         if paths.exists(saved) and list_steps(saved):
