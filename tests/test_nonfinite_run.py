@@ -1,5 +1,6 @@
 """A run whose weights stop being finite: it stops, says why and from where to go on, and leaves what replays it."""
 
+import dataclasses
 import errno
 import json
 import random
@@ -14,10 +15,12 @@ from short_runs import run
 from jrl import cli, loop
 from jrl.bucket.client import BucketError
 from jrl.device.sharding import BATCH_AXES
-from jrl.run import fault
+from jrl.resolve import load_config
+from jrl.run import fault, records
 from jrl.run.bucket_run import LeaseLost
 from jrl.run.checkpoints.run_state import list_condemned, list_steps
 from jrl.run.fault import replay
+from jrl.run.job import Job
 from jrl.run.records import Preempted, StopRun
 from jrl.run.report.messages import examples_at_fault
 from jrl.tools.doctor import saves
@@ -100,8 +103,9 @@ def test_what_a_stop_sets_aside_is_committed_and_the_diagnosis_is_told_whatever_
 
     run_state = SimpleNamespace(steps=lambda: [2, 6], condemn=lambda first: events.append(f"from {first}") or [6])
     stage = SimpleNamespace(name="rl", config=None, arrays=None, shape=SimpleNamespace(sequences=4))
-    job = SimpleNamespace(stages=[stage], run_state=run_state, display=SimpleNamespace(phase=lambda text: None),
-                          policy=None, mesh=SimpleNamespace(shape=dict.fromkeys(BATCH_AXES, 1)), folder=tmp_path,
+    job = SimpleNamespace(stages=[stage], unproven=3, run_state=run_state,
+                          display=SimpleNamespace(phase=lambda text: None), policy=None,
+                          mesh=SimpleNamespace(shape=dict.fromkeys(BATCH_AXES, 1)), folder=tmp_path,
                           location=tmp_path, publish=publish)  # fmt: skip
     learned = SimpleNamespace(epochs=1, warms_up=False)
     step = SimpleNamespace(step=8, learned=learned, examples=[], batch=None, metrics={"loss": 0.0, "grad_norm": 1.0})
@@ -157,11 +161,18 @@ def test_a_run_whose_only_update_made_weights_that_are_not_finite_is_stopped(tmp
 def test_a_last_update_whose_norm_alone_is_not_finite_is_said(tmp_path, capsys):
     settings = [one for one in TINY if not one.startswith("Online.steps")]
     run([*settings, "Online.steps=1", "AdamW.learning_rate=1e30"], tmp_path / "run")  # squares of weights overflow
-    said = "The last update was so large that its norm is not finite. See the metrics"
+    said = "The update of the role policy at step 1 was so large that its norm is not finite. See the metrics"
     assert said in capsys.readouterr().out
     run([*settings, "Online.steps=1", "AdamW.learning_rate=1e30"], tmp_path / "run")  # nothing to do
-    assert said not in capsys.readouterr().out
+    assert said in capsys.readouterr().out
     assert (tmp_path / "run" / "summary.json").exists()
+
+
+def filled_with(value, state):
+    """Returns the state with a policy of one value."""
+    put = lambda x: jax.device_put(np.full(x.shape, value, x.dtype), x.sharding)
+    policy = state.models["policy"]
+    return state.replace(models={**state.models, "policy": policy.replace(params=jax.tree.map(put, policy.params))})
 
 
 def test_where_the_last_of_several_updates_did_the_save_before_it_is_good(tmp_path, monkeypatch):
@@ -171,11 +182,7 @@ def test_where_the_last_of_several_updates_did_the_save_before_it_is_good(tmp_pa
         progress, step = before(job, progress)
         if job.done == 3:
             step.metrics["update/norm"] = np.inf
-            put = lambda x: jax.device_put(np.full(x.shape, np.inf, x.dtype), x.sharding)
-            bad = jax.tree.map(put, progress.state.models["policy"].params)
-            policy = progress.state.models["policy"].replace(params=bad)
-            state = progress.state.replace(models={**progress.state.models, "policy": policy})
-            progress = progress._replace(state=state)
+            progress = progress._replace(state=filled_with(np.inf, progress.state))
         return progress, step
 
     monkeypatch.setattr(loop, "take_step", take_step)
@@ -184,6 +191,55 @@ def test_where_the_last_of_several_updates_did_the_save_before_it_is_good(tmp_pa
         run([*settings, "Online.steps=4"], tmp_path / "run")
     checkpoints = tmp_path / "run" / "checkpoints"
     assert (list_steps(checkpoints), list_condemned(checkpoints)) == ([2], [4])
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_step_without_tokens_does_not_hide_what_the_update_before_it_did(tmp_path, monkeypatch, killed):
+    before = loop.take_step
+
+    def take_step(job, progress):
+        progress, step = before(job, progress)
+        if job.done == 2:
+            step.metrics["update/norm"] = np.inf
+            progress = progress._replace(state=filled_with(np.inf, progress.state))
+        if job.done == 3:
+            step.metrics |= {"update/norm": 0.0, "update/skipped_nonfinite": 0.0}
+        return progress, step
+
+    monkeypatch.setattr(loop, "take_step", take_step)
+    settings = [one for one in TINY if not one.startswith(("Online.steps", "Checkpoint.every"))]
+    settings += ["Online.steps=4", "Checkpoint.every=1"]
+    if killed:
+        run(settings, tmp_path / "run", stop_after=2)  # the third is made by then
+    with pytest.raises(StopRun, match="Last good checkpoint: step 2; a rerun continues from it"):
+        run(settings, tmp_path / "run")
+    checkpoints = tmp_path / "run" / "checkpoints"
+    assert (list_steps(checkpoints), list_condemned(checkpoints)) == ([2], [4])  # Checkpoint.keep is 1
+
+
+def test_an_update_that_was_too_large_is_in_doubt_until_its_role_has_had_a_sound_one():
+    critic = ["Online.objective=@PPO()", "Online.critic='policy'", "Online.critic_warmup=1"]
+    steps = ["warm/Offline.steps=2", "judge/Offline.steps=2", "Online.steps=4"]
+    config, _ = load_config("configs/rlhf-tiny.gin", [*steps, *critic])
+    assert [stage.trains for stage in config.stages] == ["policy", "reward", "policy"]
+    opened = {field.name: None for field in dataclasses.fields(Job) if field.default is dataclasses.MISSING}
+    job = Job(**{**opened, "policy": SimpleNamespace(config=config), "overflowed": {}})
+    for norm, of_critic, overflowed, unproven in [
+        (np.inf, None, {"policy": 1}, 1),
+        (0.0, None, {"policy": 1}, 1),  # nothing was learned
+        (1.0, None, {"policy": 1}, 1),  # of the reward model
+        (np.nan, None, {"policy": 1, "reward": 4}, 1),
+        (0.5, 0.5, {"policy": 1, "reward": 4}, 1),  # the critic warms up: both are its norm
+        (0.5, np.inf, {"reward": 4, "critic": 6}, 4),
+        (np.inf, 0.5, {"reward": 4, "policy": 7}, 4),
+        (0.5, 0.5, {"reward": 4}, 4),
+    ]:
+        job.done += 1
+        metrics = {"update/norm": norm} | ({} if of_critic is None else {"critic/update/norm": of_critic})
+        records.note_overflows(job, SimpleNamespace(step=job.done, metrics=metrics))
+        assert (job.overflowed, job.unproven) == (overflowed, unproven), job.done
+    job.overflowed, job.skipped = {}, 2
+    assert job.unproven == 6
 
 
 def test_a_run_whose_last_updates_alone_were_not_finite_ends_and_says_so(tmp_path, monkeypatch, capsys):

@@ -38,7 +38,7 @@ from jrl.run.job import Job
 from jrl.run.policy import Policy, open_policy
 from jrl.run.programs import abstract, teacher_kind
 from jrl.run.records import STOP_AFTER_SKIPPED, Progress, Step, StopRun
-from jrl.run.report.messages import bad_end_message, examples_at_fault, not_finite_message
+from jrl.run.report.messages import bad_end_message, doubt_message, examples_at_fault, not_finite_message
 from jrl.run.stages import stage_arrays
 from jrl.run.trained import on_this_machine
 from jrl.tasks.tokenizers import load as load_tokenizer
@@ -83,8 +83,8 @@ def stopped(job: Job, progress: Progress, step: Step) -> StopRun:
     aside and the bundle is written."""
     stage = job.stages[progress.stage]
     first = step.step - STOP_AFTER_SKIPPED + 1
-    good = known_good(job.run_state.steps(), step.step, STOP_AFTER_SKIPPED)
-    condemned = job.run_state.condemn(first - 1)
+    good = known_good(job.run_state.steps(), job.unproven)
+    condemned = job.run_state.condemn(job.unproven)
     job.display.phase("looking for the first value that is not finite")
     try:
         fault, role = locate(job.policy, stage.config, progress.state, step.learned, stage.arrays)
@@ -140,23 +140,27 @@ def check_end(job: Job, state: TrainState) -> None:
     """
     if (where := bad_end(job, state)) is None:
         return
-    good = known_good(job.run_state.steps(), job.done, job.skipped)
-    condemned = job.run_state.condemn(job.done - job.skipped)
+    good = known_good(job.run_state.steps(), job.unproven)
+    condemned = job.run_state.condemn(job.unproven)
     with contextlib.suppress(OSError, LeaseLost):
         job.publish()
     raise StopRun(bad_end_message(job.done, job.skipped, fault=where, good=good, condemned=condemned))
 
 
 def bad_end(job: Job, state: TrainState) -> str | None:
-    """Returns where the weights that a run ends with are not finite; None where they are, which it says where the last
-    updates leave doubt."""
-    if job.suspect is False:
+    """Returns where the weights that a run ends with are not finite; None where they are, which it says where updates
+    leave doubt: the last were skipped, or the last of a role was too large."""
+    if not in_doubt(job):
         return None
     if (found := bad_weights(state, job.policy.cfg)) is not None:
         return "{} of the role {}".format(*found)
-    if job.suspect:
-        job.display.note(f"jrl: {bad_end_message(job.done, job.skipped, fault=None, good=None, condemned=())}")
+    job.display.note(f"jrl: {doubt_message(job.done, job.skipped, job.overflowed)}")
     return None
+
+
+def in_doubt(job: Job) -> bool:
+    """Returns whether nothing shows yet that the weights are finite."""
+    return bool(job.skipped or job.overflowed)
 
 
 def learners(stage: Stage, objective: Objective, warms_up: bool) -> Iterator[tuple[str, Objective]]:

@@ -95,7 +95,7 @@ class Job:
     evals: dict[str, Any] = dataclasses.field(default_factory=dict)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)  # where the time went, earlier lives included
     skipped: int = 0  # steps in a row that skipped an update, since it was not finite
-    suspect: bool | None = None  # whether the last update leaves doubt of the weights; None: none was made so far
+    overflowed: dict[str, int] = dataclasses.field(default_factory=dict)  # {role: step} of an update of infinite norm
     unscored: int = 0  # steps in a row of which no completion could be scored
     without_signal: int | None = 0  # steps since the start, none with a gradient; None: one had a gradient
     final_reward: float | None = None  # mean reward of the last step that was emitted
@@ -119,6 +119,11 @@ class Job:
     def total(self) -> int:
         """Steps of all stages."""
         return sum(stage.steps for stage in self.config.stages)
+
+    @property
+    def unproven(self) -> int:
+        """The first step whose weights may not be finite: no later one has learned from them."""
+        return min(self.done - self.skipped, *self.overflowed.values(), self.done)
 
     def stopping(self) -> bool:
         """Whether any process was asked to stop. All of them ask, at the same places."""

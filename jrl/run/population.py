@@ -242,7 +242,7 @@ def save(population: Population, progress: PopulationProgress) -> None:
         population.first.done,
         {"state": progress.state, "members": trees},
         {"members": hosts, "failed": population.failed},
-        skipped=max((job.skipped for name, job in jobs.items() if name not in population.failed), default=0),
+        unproven=min((job.unproven for name, job in jobs.items() if name not in population.failed), default=None),
     )
     add_seconds(population, "checkpoint", time.monotonic() - start)
 
@@ -517,13 +517,12 @@ def emit(population: Population, step: PopulationStep) -> None:
 
 
 def check_end(population: Population, state: TrainState) -> None:
-    """Fails the members whose last updates were not finite, fewer than fail one on the way, and whose weights are not
-    finite either."""
-    suspects = {name for name, job in population.jobs.items() if job.suspect is not False} - population.failed.keys()
-    states = population.members.unstack(state) if suspects else ()
+    """Fails the members whose updates leave doubt of their weights, and whose weights are not finite."""
+    doubtful = {name for name, job in population.jobs.items() if fault.in_doubt(job)} - population.failed.keys()
+    states = population.members.unstack(state) if doubtful else ()
     for (name, job), own in zip(population.jobs.items(), states):
-        if name in suspects and (where := fault.bad_end(job, own)) is not None:
-            fail(population, name, f"it has ended with weights that are not finite: {where}. {TRAIN_ALONE}")
+        if name in doubtful and (where := fault.bad_end(job, own)) is not None:
+            fail(population, name, f"after step {job.done} its weights are not finite: {where}. {TRAIN_ALONE}")
 
 
 def fail(population: Population, name: str, why: str) -> None:

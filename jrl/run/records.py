@@ -21,6 +21,7 @@ from jrl import paths
 from jrl.device.placement import fetch
 from jrl.device.replicas import differing_replica
 from jrl.experiment import Config, Online, segments_of, stored_attributes
+from jrl.learning.critic import CRITIC
 from jrl.learning.step import Learned
 from jrl.models import decoder
 from jrl.models.adapters.matrices import MATRICES
@@ -216,6 +217,7 @@ def take_up(job: Job, tree: dict[str, PyTree], host: dict[str, Any]) -> tuple[Dr
         job.evals |= evaluations_after(job)
     in_a_row = host["in_a_row"]
     job.skipped, job.unscored, job.without_signal = (in_a_row[k] for k in ("skipped", "unscored", "without_signal"))
+    job.overflowed = dict(host.get("overflowed", {}))
     before = host["time"]["seconds"]
     job.seconds = before | {name: before.get(name, 0.0) + more for name, more in job.seconds.items()}
     job.sampled_tokens = host["time"]["sampled_tokens"]
@@ -379,7 +381,7 @@ def save(job: Job, progress: Progress) -> None:
     with job.timed("checkpoint"), job.spent("save"):
         tree, host = to_save(job, progress.waiting)
         check_not_diverged(job, progress.state, host)
-        job.run_state.save(job.done, {"state": progress.state, **tree}, host, skipped=job.skipped)
+        job.run_state.save(job.done, {"state": progress.state, **tree}, host, unproven=job.unproven)
         job.publish()
     note_time(job)
 
@@ -442,6 +444,7 @@ def to_save(job: Job, waiting: Sequence[Draw]) -> tuple[dict[str, PyTree], dict[
         "metrics_sha256": job.metrics.sha256(),
         "rollout_rows": job.rollout_rows,
         "in_a_row": {"skipped": job.skipped, "unscored": job.unscored, "without_signal": job.without_signal},
+        "overflowed": dict(job.overflowed),
         "time": {"seconds": job.clock(), "sampled_tokens": job.sampled_tokens},
     }
     return tree, host
@@ -480,8 +483,7 @@ def emit(job: Job, step: Step) -> Step:
         job.final_reward = step.metrics["reward/mean"]
         warn(job, step)
     job.skipped = job.skipped + 1 if step.metrics[OF_UPDATES] else 0
-    norms = [value for name, value in step.metrics.items() if name.endswith("update/norm")]
-    job.suspect = job.skipped > 0 or not all(map(math.isfinite, norms))
+    note_overflows(job, step)
     job.unscored = job.unscored + 1 if step.metrics.get("rollout/valid_share") == 0 else 0
     if job.unscored >= STOP_AFTER_SKIPPED:
         counts = {name: n for name, n in step.batch.host_scores.counts.items() if n}
@@ -490,6 +492,22 @@ def emit(job: Job, step: Step) -> Step:
             f"The first said: {next(filter(None, step.batch.host_scores.details), 'nothing')}"
         )
     return step
+
+
+def note_overflows(job: Job, step: Step) -> None:
+    """Notes that an update of a role had a norm that is not finite, until a later update of that role is sound: its
+    loss was finite then, and so were the weights."""
+    i = stage_at(job.config, step.step)
+    stage = job.config.stages[i]
+    warms_up = step.step - starts(job.config)[i] <= getattr(stage, "critic_warmup", 0)  # metrics are the critic's alone
+    norms = {CRITIC: step.metrics.get("critic/update/norm", 0)}
+    if not warms_up:
+        norms[stage.trains] = step.metrics["update/norm"]
+    for role, norm in norms.items():
+        if not math.isfinite(norm):
+            job.overflowed[role] = step.step
+        elif norm > 0:  # 0: nothing was learned
+            job.overflowed.pop(role, None)
 
 
 def time_metrics(job: Job, step: Step) -> dict[str, float]:

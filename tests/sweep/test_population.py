@@ -326,14 +326,13 @@ def test_a_member_that_ends_with_weights_that_are_not_finite_fails_alone(trained
     folder = tmp_path / "sweep"
     with opened(folder) as population:
         for name, job in population.jobs.items():
-            job.suspect = name == MEMBERS[2]  # as if its last updates had not been finite
-            job.skipped = 2 * job.suspect
+            job.skipped = 2 * (name == MEMBERS[2])  # as if its last updates had not been finite
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(populations.fault, "bad_weights", lambda state, cfg: (Fault("weights", "embed"), "policy"))
             populations.check_end(population, population.members.stack([{"w": jax.numpy.zeros(2)}] * 4))
     assert list(population.failed) == [MEMBERS[2]]
     assert population.failed[MEMBERS[2]] == (
-        "it has ended with weights that are not finite: weights (embed) of the role policy. "
+        "after step 0 its weights are not finite: weights (embed) of the role policy. "
         "Train it alone to look into them, or lower its learning rate"
     )
 

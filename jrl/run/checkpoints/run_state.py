@@ -91,10 +91,11 @@ def open_run_state(
 ) -> RunState:
     """Opens (or makes) a folder of saves and sweeps interrupted ones.
 
-    `save(step, state, host, skipped=0)` returns when the step is on disk, read back and renamed into place; only then
-    are older steps beyond the newest `keep` removed, but for `pinned` ones and the newest that is known to be good,
-    and later ones, which a run that went back has left. `skipped` counts the steps up to `step` in a row whose updates
-    were not finite: a saved step is known to be good once a later step has learned from it.
+    `save(step, state, host, unproven=None)` returns when the step is on disk, read back and renamed into place; only
+    then are older steps beyond the newest `keep` removed, but for `pinned` ones and the newest that is known to be
+    good, and later ones, which a run that went back has left. `unproven` is the first step of which no later one shows
+    that its weights are finite; None: `step` itself. A saved step is known to be good once a later one has learned
+    from it.
     `condemn(first)` sets the steps from `first` on aside, where nothing finds them, and returns them; the next save
     removes them. `condemned()` returns those that are set aside.
     `restore(abstract_state, step=None)` is `restore_step` below.
@@ -117,13 +118,13 @@ def open_run_state(
         if closed:
             raise ValueError(f"the saves in {folder} were closed; open them again")
 
-    def save(step: int, state: PyTree, host: Mapping[str, Any], skipped: int = 0) -> None:
+    def save(step: int, state: PyTree, host: Mapping[str, Any], unproven: int | None = None) -> None:
         check_open()
         save_step(folder, step, state, host, processes, shared=shared)
         if not writes:
             return
         present = list_steps(folder)
-        good = known_good(present, step, skipped)
+        good = known_good(present, step if unproven is None else unproven)
         for other in superseded(present, step, keep, [*pinned, *([] if good is None else [good])]):
             if other > step:
                 _log.warning("removed the save of step %d in %s: step %d was saved after it", other, folder, step)
@@ -161,13 +162,9 @@ def open_run_state(
     )
 
 
-def known_good(present: Collection[int], step: int, skipped: int) -> int | None:
-    """Returns the newest saved step that a later one has learned from; None where there is none.
-
-    Args:
-      step: the last that was done. skipped: how many steps up to it, in a row, had updates that were not finite.
-    """
-    return max((saved for saved in present if saved < step - skipped), default=None)
+def known_good(present: Collection[int], unproven: int) -> int | None:
+    """Returns the newest saved step before `unproven`, the first whose weights may not be finite; None: none is."""
+    return max((saved for saved in present if saved < unproven), default=None)
 
 
 def superseded(present: list[int], saved: int, keep: int, pinned: Collection[int] = ()) -> list[int]:

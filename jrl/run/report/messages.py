@@ -75,21 +75,33 @@ def not_finite_message(
     )
 
 
-def bad_end_message(done: int, skipped: int, *, fault: str | None, good: int | None, condemned: Sequence[int]) -> str:
-    """Returns what there is to say of a run whose last updates, fewer than stop it, were not finite.
+def bad_end_message(done: int, skipped: int, *, fault: str, good: int | None, condemned: Sequence[int]) -> str:
+    """Returns why a run is not finished that has done all its steps.
 
     Args:
       done: the steps of the run. skipped: how many of the last skipped an update.
-      fault: where its weights are not finite; None: they are.
-      good, condemned: as in `not_finite_message`.
+      fault: where its weights are not finite. good, condemned: as in `not_finite_message`.
     """
-    steps = f"steps {done - skipped + 1} to {done}" if skipped > 1 else f"step {done}"
-    which = f"Updates of the last {steps} were skipped, since the loss or the gradient was not finite."
-    if fault is None:
-        why = which if skipped else "The last update was so large that its norm is not finite."
-        return f"{why} See the metrics of updates in metrics.jsonl, and try the policy before you use it."
     ended = f"The run has ended with weights that are not finite: {fault}."
-    return " ".join([ended, *([which] if skipped else []), from_good(good, condemned)])
+    which = [skipped_at_end(done, skipped)] if skipped else []
+    return " ".join([ended, *which, from_good(good, condemned)])
+
+
+def doubt_message(done: int, skipped: int, overflowed: Mapping[str, int]) -> str:
+    """Returns what there is to say of a run that ends with finite weights where updates left doubt of them.
+
+    Args:
+      done, skipped: as in `bad_end_message`. overflowed: {role: step} of updates whose norm was not finite.
+    """
+    doubts = [skipped_at_end(done, skipped)] if skipped else []
+    for role, step in sorted(overflowed.items()):
+        doubts.append(f"The update of the role {role} at step {step} was so large that its norm is not finite.")
+    return " ".join([*doubts, "See the metrics of updates in metrics.jsonl, and try the policy before you use it."])
+
+
+def skipped_at_end(done: int, skipped: int) -> str:
+    steps = f"steps {done - skipped + 1} to {done}" if skipped > 1 else f"step {done}"
+    return f"Updates of the last {steps} were skipped, since the loss or the gradient was not finite."
 
 
 def from_good(good: int | None, condemned: Sequence[int]) -> str:

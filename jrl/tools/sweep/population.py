@@ -302,6 +302,7 @@ def run(population: Population, stop: threading.Event, tick: Callable[[], None],
         if first.done % first.config.checkpoint.every == 0 or ended:
             save()
         if ended and first.done < first.total:
+            populations.check_end(population, progress.state)
             populations.save_members(population, progress)
         if stop.is_set() or population.failed.keys() >= population.jobs.keys():
             break
