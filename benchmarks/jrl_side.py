@@ -22,6 +22,7 @@ from benchmarks.child import peak_bytes, serve, timed
 from benchmarks.shapes import Learning, ModelShape, Sampling
 from jrl import config as gin
 from jrl import loop
+from jrl.device.placement import place_on_mesh
 from jrl.device.sharding import batch_sharding, replicated
 from jrl.experiment import TABLES, Config, config_classes
 from jrl.learning.credit import Credit
@@ -36,7 +37,7 @@ from jrl.rollout.collect import collect, completion_text, draw
 from jrl.rollout.prompts import TRAIN_STREAM, place_prompts
 from jrl.rollout.sampler import params_on_device
 from jrl.run import online, records
-from jrl.run.batches import pack_plans
+from jrl.run.batches import host_plans, plan_shardings
 from jrl.run.bucket_run import RunFolder
 from jrl.run.job import Job, open_job
 from jrl.run.records import Progress
@@ -317,8 +318,8 @@ def update(case: list[Any], seed: int) -> dict[str, Any]:
     credit = Credit(advantages, rollout.action_mask, weights, run.progress.state.objective, {})
 
     def call() -> dict[str, float]:
-        prompts = np.full(len(lengths), given.prompt_length)
-        (plan,) = pack_plans(stage.shape, 1, lengths, prompts, job.mesh)
+        plans = host_plans(stage.shape, 1, lengths, mask)
+        (plan,) = place_on_mesh(plans, plan_shardings(plans, job.mesh))
         packed = programs.pack(rollout, plan, stage.temperature)
         minibatch = prepare(programs, run.progress.state, "policy", packed, plan)
         batch = programs.finish(minibatch.packed, minibatch.recomputed, plan, credit, arrays.objective)

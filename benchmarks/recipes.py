@@ -76,6 +76,7 @@ from jrl.rollout import collect
 from jrl.rollout.collect import Collected, PromptSampler
 from jrl.run import offline, online
 from jrl.run import population as populations
+from jrl.run.batches import prompt_lengths
 from jrl.run.bucket_run import RunFolder
 from jrl.run.job import open_job
 from jrl.run.report.display import open_display
@@ -204,7 +205,7 @@ def dealt(rows: StoredRows, draws: np.random.Generator) -> StoredRows:
     if rows.value.any():
         return rows._replace(value=rows.value[draws.permutation(len(rows.value))])
     count, width = rows.tokens.shape
-    starts = np.where(rows.action_mask.any(axis=1), rows.action_mask.argmax(axis=1), rows.length)
+    starts = prompt_lengths(rows.length, rows.action_mask)
     of_prompt = [rows.tokens[i, : starts[i]].tolist() for i in range(count)]
     completions = [rows.tokens[i, starts[i] : rows.length[i]].tolist() for i in draws.permutation(count)]
     pairs = [(prompt, completion[: width - len(prompt)], 1.0) for prompt, completion in zip(of_prompt, completions)]

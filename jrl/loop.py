@@ -89,6 +89,8 @@ def steps(job: Job) -> Iterator[Step]:
                 emitted, held = records.emit(job, held), None
                 if job.skipped >= STOP_AFTER_SKIPPED:
                     raise fault.stopped(job, progress, emitted)
+                if ended:
+                    fault.check_end(job, stage.name, progress.state)
                 if saves:
                     records.save(job, progress)
                     saved = job.done
@@ -113,7 +115,6 @@ def steps(job: Job) -> Iterator[Step]:
         job.profile.close(job.done)
     if job.done < job.total:
         raise Preempted(saved_message(job.done, job.total) if job.done else "Stopped before the first step.")
-    fault.check_end(job, progress.state)
     evaluate_once(job, progress.state, f"after_{job.stages[-1].name}")
     job.memory.sample(now=True)
     records.summarize(job)

@@ -9,7 +9,7 @@ from pathlib import Path
 from jrl import config as gin
 from jrl import paths
 from jrl.experiment import Config, check, config_classes
-from jrl.plugins import Part, Parts, load_parts
+from jrl.plugins import Part, Parts, load_parts, saved_parts
 
 PACKAGE = Path(__file__).parent
 # Fields that name files. A relative path in a gin file is looked for in the current directory, then beside that file.
@@ -82,6 +82,11 @@ def load_config(
     file = find_config(config)
     loaded = load_parts([*part_names(file, bindings), *parts])
     return checked(gin.load(file, bindings, Config, config_classes(loaded.tables), PATH_FIELDS), loaded), loaded
+
+
+def load_run_config(folder: Path, bindings: Sequence[str] = ()) -> tuple[Config, Parts]:
+    """Returns the configuration of a run's folder, with its parts as they were, whatever became of their files."""
+    return load_config(str(folder / "config.gin"), [*bindings, "Config.parts=[]"], saved_parts(folder / "parts"))
 
 
 def part_names(file: str, bindings: Sequence[str]) -> list[Part]:

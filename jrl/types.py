@@ -72,6 +72,11 @@ class Rollout:
     # value where that is not known. None: not recorded (Learner.routes)
     routes: Array | None = None
 
+    @property
+    def behaviour_logprobs(self) -> Array:
+        """[N, T] float32, under the distribution that the tokens were drawn from."""
+        return self.sampler_logprobs if self.truncated_logprobs is None else self.truncated_logprobs
+
 
 @struct.dataclass
 class Scores:

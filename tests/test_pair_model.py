@@ -57,7 +57,7 @@ def test_every_two_completions_of_a_prompt_are_compared_in_both_orders():
     np.testing.assert_array_equal(found.values[:, 1:], over)
     # That a completion is not compared with itself does not mask its row.
     column = np.ones(4, np.float32)
-    scores = HostScores(column, column > 0, np.zeros(4, np.int8), column, {}, [""] * 4, {}, 0)
+    scores = HostScores(column, column > 0, np.zeros(4, np.int8), column, {}, [""] * 4, 0)
     added = add_scores(scores, found)
     assert added.valid.all()
     np.testing.assert_allclose(added.reward, [1.4, 1.1, 1.25, 1.25], 1e-6)

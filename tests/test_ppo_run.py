@@ -88,7 +88,7 @@ def test_the_first_completions_are_those_without_a_head(trained_run, tmp_path):
 def test_an_exported_run_scores_as_the_run_and_has_no_head(trained_run, tmp_path, caplog):
     expected = score(open_trained(trained_run[0]), ROWS)
     export_policy(trained_run[0], tmp_path / "out")
-    assert f"the value head of policy is not part of the policy: it stays in {trained_run[0]}" in caplog.text
+    assert f"the value head of the role policy is not written: it stays in {trained_run[0]}" in caplog.text
     for a, b in zip(score(open_trained(tmp_path / "out"), ROWS), expected, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
 

@@ -196,7 +196,6 @@ def test_scores_of_all_processes_are_joined_in_the_order_of_the_processes():
             outcome=filled(index, np.float32),
             components={["Regex", "Length"][index]: filled(1, np.float32)},
             details=[["", ""], ["late"]][index],
-            counts={status.name: rows * (status == [Status.CORRECT, Status.FORBIDDEN][index]) for status in Status},
             replayed=index,
             spans=[[((3, 0.5),), ()], [((1, 1.0), (2, 2.0))]][index],
         )

@@ -67,7 +67,7 @@ def test_a_store_that_was_begun_without_tasks_is_refused_where_they_are_read(tmp
 
 def scores(**more):
     column = np.array([1, 0], np.float32)
-    return HostScores(column, np.array([True, False]), np.zeros(2, np.int8), column, {"A/b": column}, [], {}, 0, **more)
+    return HostScores(column, np.array([True, False]), np.zeros(2, np.int8), column, {"A/b": column}, [], 0, **more)
 
 
 def test_what_a_store_has_no_column_for_is_left_out_and_what_it_lacks_is_nothing():

@@ -137,14 +137,12 @@ def test_what_a_crash_hides_behind_a_verifier_that_raises_is_counted_too():
             scorer.collect(ticket)
 
 
-def test_the_scored_share_leaves_padding_out_and_the_first_problem_is_told():
+def test_the_first_problem_is_told_and_padding_has_none():
     scores = score(Scoring(verifiers=(row("fails"),), stop_above_verifier_errors=1.0), ["4", "4", "raise", "exit"])
-    assert scores.scored_share == 0.5
     assert "on purpose" in scores.first_problem
     padding = [Status.CORRECT, Status.CORRECT, Status.PADDING, Status.PADDING]
     padded = dataclasses.replace(scores, verdict=np.array(padding, np.int8))
-    assert (padded.scored_share, padded.first_problem) == (1.0, "")
-    assert score(Scoring(verifiers=(Exact(),)), []).scored_share is None
+    assert padded.first_problem == ""
 
 
 def test_an_overlong_completion_is_seen_by_no_verifier():

@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 
 from jrl.algos import common, contract, grpo
-from jrl.algos.contract import Facts, Groups, Objective, Tokens
-from jrl.ops import covariance, reduce, surrogate
+from jrl.algos.contract import Facts, Groups, Objective
+from jrl.ops import covariance, reduce
 from jrl.ops.threefry import threefry
 from jrl.types import PyTree, traced
 
@@ -73,12 +73,6 @@ def noise(groups: Groups, draw: Array) -> Array:
     return threefry(key, (wide(groups.sample[:, None]), column))[0]
 
 
-def token_loss(config: ClipCov, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
-    bounds = {"clip_low": config.clip_low, "clip_high": config.clip_high}
-    loss = surrogate.clipped(tokens.logprobs, tokens.old_logprobs, tokens.advantages, tokens.mask, **bounds)
-    return common.weighted_loss(config, loss, tokens, common.clip_metrics(config, tokens))
-
-
 OBJECTIVE = Objective(
     config=ClipCov,
     check=check,
@@ -86,5 +80,5 @@ OBJECTIVE = Objective(
     needs=lambda config: common.entropy_needs(config)._replace(credit_logprobs=True),
     init_state=init_state,
     advantages=advantages,
-    token_loss=token_loss,
+    token_loss=common.ppo_clip_token_loss,
 )

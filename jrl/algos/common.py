@@ -48,14 +48,7 @@ def check_clipped(config: Clipped, facts: contract.Facts) -> None:
 
 def clipped_token_loss(config: Clipped, tokens: contract.Tokens, state: Any) -> tuple[Array, dict[str, Array]]:
     """Returns the loss of `Clipped` and its metrics: L2 (L3), importance weights (L9), entropy bonus (K5)."""
-    loss, weighting = correct(config.importance, clipped_loss(config, tokens), tokens)
-    loss = with_entropy(config.entropy_bonus, loss, tokens)
-    return loss, metrics_of(tokens, common_metrics(tokens), clip_metrics(config, tokens), weighting)
-
-
-def clipped_needs(config: Clipped) -> contract.Needs:
-    """Returns what `clipped_token_loss` needs."""
-    return contract.Needs(entropy_gradient=config.entropy_bonus is not None)
+    return weighted_loss(config, clipped_loss(config, tokens), tokens, clip_metrics(config, tokens))
 
 
 def check_sampling(config: Any, facts: contract.Facts, *, grouped: bool) -> None:
@@ -206,12 +199,18 @@ def count_groups(rows: contract.Groups, reward: Array) -> dict[str, Array]:
     }
 
 
+def ppo_clip(config: Any, tokens: contract.Tokens) -> Array:
+    """Returns PPO's clip with the configured bounds (L2)."""
+    arrays = (tokens.logprobs, tokens.old_logprobs, tokens.advantages, tokens.mask)
+    return surrogate.clipped(*arrays, clip_low=config.clip_low, clip_high=config.clip_high)
+
+
 def clipped_loss(config: Any, tokens: contract.Tokens) -> Array:
     """Returns PPO's clip with the configured bounds (L2), or the dual clip where `config.dual_clip` is set (L3)."""
+    if config.dual_clip is None:
+        return ppo_clip(config, tokens)
     arrays = (tokens.logprobs, tokens.old_logprobs, tokens.advantages, tokens.mask)
     bounds = {"clip_low": config.clip_low, "clip_high": config.clip_high}
-    if config.dual_clip is None:
-        return surrogate.clipped(*arrays, **bounds)
     return surrogate.dual_clipped(*arrays, **bounds, dual_clip=config.dual_clip)
 
 
@@ -342,6 +341,11 @@ def weighted_loss(
     """Returns the policy loss with its importance weights and the entropy bonus, and all its metrics."""
     loss, weighting = correct(config.importance, loss, tokens)
     return unweighted_loss(config, loss, tokens, *metrics, weighting)
+
+
+def ppo_clip_token_loss(config: Any, tokens: contract.Tokens, state: Any) -> tuple[Array, dict[str, Array]]:
+    """Returns `ppo_clip` with importance weights (L9) and the entropy bonus (K5), and its metrics."""
+    return weighted_loss(config, ppo_clip(config, tokens), tokens, clip_metrics(config, tokens))
 
 
 def unweighted_loss(

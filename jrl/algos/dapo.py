@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.algos import common, contract
-from jrl.algos.contract import Facts, Groups, Needs, Objective, Tokens
+from jrl.algos.contract import Facts, Groups, Objective
 from jrl.ops import advantages as advantage_ops
 from jrl.ops import filters, shaping
 from jrl.types import PyTree, traced
@@ -42,10 +42,7 @@ class DAPO:
 
 
 def check(config: DAPO, facts: Facts) -> None:
-    common.check_sampling(config, facts, grouped=True)
-    common.check_clip(config)
-    common.check_importance(config)
-    common.check_entropy(config)
+    common.check_clipped(config, facts)
     if config.max_refills is not None and config.max_refills < 0:
         raise ValueError(
             f"DAPO.max_refills = {config.max_refills} must be at least 0 (filter, never refill), or None (no filter)."
@@ -87,14 +84,6 @@ def advantages(config: DAPO, groups: Groups, reward: Array, state: PyTree) -> tu
     return advantage_ops.spread(row, groups.action_mask), state, common.count_groups(groups, reward)
 
 
-def token_loss(config: DAPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
-    loss, weighting = common.correct(config.importance, common.clipped_loss(config, tokens), tokens)
-    loss = common.with_entropy(config.entropy_bonus, loss, tokens)
-    return loss, common.metrics_of(
-        tokens, common.common_metrics(tokens), common.clip_metrics(config, tokens), weighting
-    )
-
-
 OBJECTIVE = Objective(
     config=DAPO,
     check=check,
@@ -103,6 +92,6 @@ OBJECTIVE = Objective(
     refill=lambda config: config.max_refills,
     shape=shape,
     advantages=advantages,
-    token_loss=token_loss,
-    needs=lambda config: Needs(entropy_gradient=config.entropy_bonus is not None),
+    token_loss=common.clipped_token_loss,
+    needs=common.entropy_needs,
 )

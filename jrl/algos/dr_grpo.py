@@ -16,7 +16,7 @@ from __future__ import annotations
 import jax
 
 from jrl.algos import common, contract
-from jrl.algos.contract import Facts, Groups, Needs, Objective, Tokens
+from jrl.algos.contract import Groups, Objective
 from jrl.ops import advantages as advantage_ops
 from jrl.ops import reduce
 from jrl.types import PyTree, traced
@@ -33,32 +33,17 @@ class DrGRPO:
     importance: common.TruncatedImportance | None = None  # correction for a sampler that is not the learner; None: none
 
 
-def check(config: DrGRPO, facts: Facts) -> None:
-    common.check_sampling(config, facts, grouped=True)
-    common.check_clip(config)
-    common.check_importance(config)
-    common.check_entropy(config)
-
-
 def advantages(config: DrGRPO, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
     row = advantage_ops.group_centered(reward, groups.group, contract.eligible(groups), num_groups=groups.num_groups)
     return advantage_ops.spread(row, groups.action_mask), state, common.count_groups(groups, reward)
 
 
-def token_loss(config: DrGRPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
-    loss, weighting = common.correct(config.importance, common.clipped_loss(config, tokens), tokens)
-    loss = common.with_entropy(config.entropy_bonus, loss, tokens)
-    return loss, common.metrics_of(
-        tokens, common.common_metrics(tokens), common.clip_metrics(config, tokens), weighting
-    )
-
-
 OBJECTIVE = Objective(
     config=DrGRPO,
-    check=check,
+    check=common.check_clipped,
     corrects_staleness=common.has_importance,
     advantages=advantages,
-    token_loss=token_loss,
+    token_loss=common.clipped_token_loss,
     denominator=lambda config, loss_mask, rows, max_completion: reduce.constant_count(rows, max_completion),
-    needs=lambda config: Needs(entropy_gradient=config.entropy_bonus is not None),
+    needs=common.entropy_needs,
 )

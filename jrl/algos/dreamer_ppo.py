@@ -80,7 +80,7 @@ def value_loss(config: DreamerPPO, tokens: Tokens, state: PyTree) -> tuple[Array
 
 
 def token_loss(config: DreamerPPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
-    loss, metrics = ppo.policy_loss(config, tokens)
+    loss, metrics = common.clipped_token_loss(config, tokens, state)
     if tokens.values is None:
         return loss, metrics
     wrong, value_metrics = value_loss(config, tokens, state)

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from jrl.algos import common, contract, grpo
-from jrl.algos.contract import Facts, Groups, Objective, Tokens
-from jrl.ops import reduce, surrogate, token_selection
+from jrl.algos.contract import Facts, Groups, Objective
+from jrl.ops import reduce, token_selection
 from jrl.types import PyTree, traced
 
 Array = jax.Array
@@ -56,17 +56,11 @@ def advantages(
     return jnp.where(selected, found, 0), state, counters | own
 
 
-def token_loss(config: HighEntropyTokens, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
-    bounds = {"clip_low": config.clip_low, "clip_high": config.clip_high}
-    loss = surrogate.clipped(tokens.logprobs, tokens.old_logprobs, tokens.advantages, tokens.mask, **bounds)
-    return common.weighted_loss(config, loss, tokens, common.clip_metrics(config, tokens))
-
-
 OBJECTIVE = Objective(
     config=HighEntropyTokens,
     check=check,
     corrects_staleness=common.has_importance,
     needs=lambda config: common.entropy_needs(config)._replace(credit_entropy=True),
     advantages=advantages,
-    token_loss=token_loss,
+    token_loss=common.ppo_clip_token_loss,
 )

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from jrl.algos import common, grpo
 from jrl.algos.contract import Facts, Tokens
-from jrl.ops import importance, surrogate
+from jrl.ops import importance
 from jrl.types import PyTree, traced
 
 Array = jax.Array
@@ -47,13 +47,11 @@ def check(config: IcePop, facts: Facts) -> None:
 
 
 def token_loss(config: IcePop, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
-    bounds = {"clip_low": config.clip_low, "clip_high": config.clip_high}
-    loss = surrogate.clipped(tokens.logprobs, tokens.old_logprobs, tokens.advantages, tokens.mask, **bounds)
     accepted = importance.accepted(
         tokens.old_logprobs, tokens.behaviour_logprobs, tokens.mask, low=config.low, high=config.high
     )
     loss, metrics = common.unweighted_loss(
-        config, loss, tokens, common.clip_metrics(config, tokens), {"rejected": ~accepted}
+        config, common.ppo_clip(config, tokens), tokens, common.clip_metrics(config, tokens), {"rejected": ~accepted}
     )
     return jnp.where(accepted, loss, 0), metrics
 

@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from jrl.algos import common, contract, grpo
-from jrl.algos.contract import Facts, Groups, Objective, Tokens
-from jrl.ops import reduce, surrogate, trust_region
+from jrl.algos.contract import Facts, Groups, Objective
+from jrl.ops import reduce, trust_region
 from jrl.types import PyTree, traced
 
 Array = jax.Array
@@ -47,17 +47,11 @@ def advantages(config: M2PO, groups: Groups, reward: Array, state: PyTree) -> tu
     return jnp.where(inside, found, 0), state, counters | {"rejected": reduce.masked_mean(~inside, mask)}
 
 
-def token_loss(config: M2PO, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
-    bounds = {"clip_low": config.clip_low, "clip_high": config.clip_high}
-    loss = surrogate.clipped(tokens.logprobs, tokens.old_logprobs, tokens.advantages, tokens.mask, **bounds)
-    return common.weighted_loss(config, loss, tokens, common.clip_metrics(config, tokens))
-
-
 OBJECTIVE = Objective(
     config=M2PO,
     check=check,
     corrects_staleness=lambda config: True,
     needs=lambda config: common.entropy_needs(config)._replace(credit_logprobs=True),
     advantages=advantages,
-    token_loss=token_loss,
+    token_loss=common.ppo_clip_token_loss,
 )

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 from jrl.algos import common, grpo
 from jrl.algos.contract import Facts, Tokens
-from jrl.ops import importance, surrogate
+from jrl.ops import importance
 from jrl.types import PyTree, traced
 
 Array = jax.Array
@@ -68,8 +68,6 @@ def check(config: MaskedGRPO, facts: Facts) -> None:
 def token_loss(config: MaskedGRPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
     old, behaviour, mask = tokens.old_logprobs, tokens.behaviour_logprobs, tokens.mask
     places = {"num_segments": tokens.num_segments}
-    bounds = {"clip_low": config.clip_low, "clip_high": config.clip_high}
-    loss = surrogate.clipped(tokens.logprobs, old, tokens.advantages, mask, **bounds)
     limits = {"low": config.low, "high": config.high}
     accepted = ACCEPTED[config.level](old, behaviour, mask, tokens.segment, **places, **limits)
     if config.delta is not None:
@@ -77,7 +75,7 @@ def token_loss(config: MaskedGRPO, tokens: Tokens, state: PyTree) -> tuple[Array
             tokens.logprobs, behaviour, tokens.advantages, mask, tokens.segment, **places, delta=config.delta
         )
     loss, metrics = common.unweighted_loss(
-        config, loss, tokens, common.clip_metrics(config, tokens), {"rejected": ~accepted}
+        config, common.ppo_clip(config, tokens), tokens, common.clip_metrics(config, tokens), {"rejected": ~accepted}
     )
     return jnp.where(accepted, loss, 0), metrics
 

@@ -40,5 +40,5 @@ OBJECTIVE = Objective(
     corrects_staleness=common.has_importance,
     advantages=advantages,
     token_loss=common.clipped_token_loss,
-    needs=common.clipped_needs,
+    needs=common.entropy_needs,
 )

@@ -44,7 +44,7 @@ def check(config: OTB, facts: Facts) -> None:
 
 def needs(config: OTB) -> Needs:
     of_reward = common.needs_of_reward(config)
-    return common.clipped_needs(config)._replace(**of_reward | {"credit_logprobs": True, "credit_sum_squared": True})
+    return common.entropy_needs(config)._replace(**of_reward | {"credit_logprobs": True, "credit_sum_squared": True})
 
 
 def advantages(config: OTB, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:

@@ -110,17 +110,8 @@ def value_loss(config: PPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict[
     return wrong, common.metrics_of(tokens, value_metrics)
 
 
-def policy_loss(config: PPO, tokens: Tokens) -> tuple[Array, dict[str, Array]]:
-    """Returns the loss of the policy alone, and its metrics."""
-    loss, weighting = common.correct(config.importance, common.clipped_loss(config, tokens), tokens)
-    loss = common.with_entropy(config.entropy_bonus, loss, tokens)
-    return loss, common.metrics_of(
-        tokens, common.common_metrics(tokens), common.clip_metrics(config, tokens), weighting
-    )
-
-
 def token_loss(config: PPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
-    loss, metrics = policy_loss(config, tokens)
+    loss, metrics = common.clipped_token_loss(config, tokens, state)
     if tokens.values is None:
         return loss, metrics
     wrong, value_metrics = value_loss(config, tokens, state)

@@ -58,5 +58,5 @@ OBJECTIVE = Objective(
     corrects_staleness=common.has_importance,
     advantages=advantages,
     token_loss=common.clipped_token_loss,
-    needs=lambda config: common.clipped_needs(config)._replace(**common.needs_of_reward(config)),
+    needs=lambda config: common.entropy_needs(config)._replace(**common.needs_of_reward(config)),
 )

@@ -50,5 +50,5 @@ OBJECTIVE = Objective(
     advantages=advantages,
     token_loss=common.clipped_token_loss,
     corrects_staleness=common.has_importance,
-    needs=lambda config: common.clipped_needs(config)._replace(greedy_sample=True),
+    needs=lambda config: common.entropy_needs(config)._replace(greedy_sample=True),
 )

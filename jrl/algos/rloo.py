@@ -41,5 +41,5 @@ OBJECTIVE = Objective(
     advantages=advantages,
     token_loss=common.clipped_token_loss,
     denominator=lambda config, loss_mask, rows, max_completion: reduce.count_sequences(loss_mask),
-    needs=common.clipped_needs,
+    needs=common.entropy_needs,
 )

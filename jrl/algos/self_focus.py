@@ -69,5 +69,5 @@ OBJECTIVE = Objective(
     corrects_staleness=common.has_importance,
     weights=lambda config, loss_mask, max_completion: reduce.inverse_length_weights(loss_mask),
     denominator=lambda config, loss_mask, rows, max_completion: reduce.count_sequences(loss_mask),
-    needs=lambda config: common.clipped_needs(config)._replace(greedy_sample=True),
+    needs=lambda config: common.entropy_needs(config)._replace(greedy_sample=True),
 )

@@ -4,7 +4,7 @@
     l_u = -log sigmoid(beta D_s - scale (Q_w - Q_l))                                                      P22
     L   = mean over the pairs of the step
 
-The prompt of a stored pair is the state: the question and the steps that both share. Preferences.value names the
+The prompt of a stored pair is the state: the question and the steps that both share. Preferences.values names the
 entries of the data with Q of both, from a tree search; a pair whose better step has no higher value is left out.
 Without values, Step-DPO is DPO on such pairs.
 

@@ -51,5 +51,5 @@ OBJECTIVE = Objective(
     corrects_staleness=common.has_importance,
     advantages=advantages,
     token_loss=common.clipped_token_loss,
-    needs=lambda config: common.clipped_needs(config)._replace(task=True),
+    needs=lambda config: common.entropy_needs(config)._replace(task=True),
 )

@@ -2,11 +2,11 @@
 
     include 'base.gin'                 # relative to this file; bindings here replace its bindings
     STEPS = 30                         # a macro
-    Loop.steps = %STEPS                # section (a dataclass, by class name) and field
-    Config.algo = @DAPO()              # a row of a table
+    Online.steps = %STEPS              # section (a dataclass, by class name) and field
+    Online.objective = @DAPO()         # a row of a table
     DAPO:                              # a block
       clip_high = 0.28
-    Config.optimizer = @warm/AdamW()   # one scope level: AdamW's bindings, then warm/AdamW's
+    Online.optimizer = @warm/AdamW()   # one scope level: AdamW's bindings, then warm/AdamW's
     warm/AdamW.learning_rate = 1e-3
     parts = ['my_parts.py']            # no section: a field of the root
 

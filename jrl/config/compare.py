@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from jrl.config.schema import fields_of, is_config
+from jrl.config.typed import show_resolved
 
 
 def difference(a: Any, b: Any, ignore: Collection[str] = ()) -> list[str]:
@@ -68,16 +69,8 @@ def _differences(a: Any, b: Any, name: str, ignore: frozenset[str]) -> Iterator[
         for i, (first, second) in enumerate(zip(a, b)):
             yield from _differences(first, second, f"{name}[{i}]", ignore)
     elif type(a) is not type(b) or a != b:
-        yield f"{name}: {_show(a)} -> {_show(b)}"
+        yield f"{name}: {show_resolved(a)} -> {show_resolved(b)}"
 
 
 def _holds_parts(items: Any) -> bool:
     return any(is_config(type(item)) for item in items)
-
-
-def _show(value: Any) -> str:
-    if is_config(type(value)):
-        return f"@{type(value).__name__}()"
-    if isinstance(value, tuple | list):
-        return "[" + ", ".join(_show(item) for item in value) + "]"
-    return repr(value)

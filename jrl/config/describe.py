@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from jrl.config.errors import ConfigError, nearest
-from jrl.config.schema import Field, Tables, fields_of, is_config, schema_of
-from jrl.config.typed import type_name
+from jrl.config.schema import Field, Tables, fields_of, schema_of
+from jrl.config.typed import show_resolved, type_name
 
 
 def describe(root: type, tables: Tables) -> str:
@@ -98,12 +98,4 @@ def _section(cls: type, tables: Tables) -> str:
 def _kind(field: Field, tables: Tables) -> str:
     rows: Mapping[str, type] = {} if field.table is None else tables[field.table]
     kind = f"a row of {field.table}" if len(rows) > 3 and field.hint is Any else type_name(field.hint, rows)
-    return kind if field.default is None else f"{kind} = {_show(field.default())}"
-
-
-def _show(value: Any) -> str:
-    if is_config(type(value)):
-        return f"@{type(value).__name__}()"
-    if isinstance(value, tuple | list):
-        return "[" + ", ".join(_show(item) for item in value) + "]"
-    return repr(value)
+    return kind if field.default is None else f"{kind} = {show_resolved(field.default())}"

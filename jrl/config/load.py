@@ -5,8 +5,8 @@ the instance `@warm/AdamW()` and for the dataclasses nested in it that no refere
 
 A binding that reaches nothing is an error, with one exception: where an outer layer (an including file over an
 included one, the command line over both) replaced the selection of a part, the inner layer's bindings for that part
-are ignored. So `jrl train dapo.gin 'Config.algo = @GRPO()'` works, and `DAPO.clip_high` beside `@GRPO()` in one file
-does not. A macro counts as used where any statement mentions it; one from the command line must reach a value.
+are ignored. So `jrl train dapo.gin 'Online.objective = @GRPO()'` works, and `DAPO.clip_high` beside `@GRPO()` in one
+file does not. A macro counts as used where any statement mentions it; one from the command line must reach a value.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _value(
     elif is_config(field.hint):
         return _build(reading, field.hint, scope, place, None, building)
     else:
-        raise ConfigError(place, _missing(name, field, rows, scope, cls, reading.schema.root))
+        raise ConfigError(place, _missing(name, rows, scope, cls, reading.schema.root))
 
     def instance(part: Any, allowed: Mapping[str, type]) -> Any:
         if isinstance(part, Reference) and part.name in allowed:
@@ -196,7 +196,7 @@ def _count(reading: Reading, place: str) -> None:
         raise ConfigError(place, f"the configuration grows beyond {MAX_VALUES} values")
 
 
-def _missing(name: str, field: Field, rows: Mapping[str, type], scope: str, cls: type, root: type) -> str:
+def _missing(name: str, rows: Mapping[str, type], scope: str, cls: type, root: type) -> str:
     choices = ", ".join(f"@{row}()" for row in rows)
     parts = f", one of {choices}" if choices else ""
     selected = (

@@ -100,6 +100,15 @@ def show(value: Any) -> str:
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
 
 
+def show_resolved(value: Any) -> str:
+    """Returns a value of a resolved configuration; of an instance, the class that it is of."""
+    if is_config(type(value)):
+        return f"@{type(value).__name__}()"
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(show_resolved(item) for item in value) + "]"
+    return repr(value)
+
+
 def _as_written(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_as_written(item) for item in value) + "]"

@@ -105,7 +105,6 @@ def groups_with_needs(
         """Returns a field of Recomputed as [N, T]: every row is in one minibatch, and 0 in the others."""
         return sum(unpack(getattr(packed, field), source, *rollout.tokens.shape[::-1]) for packed, source in before)
 
-    behaviour = rollout.sampler_logprobs if rollout.truncated_logprobs is None else rollout.truncated_logprobs
     groups = groups_of(
         rollout,
         scores,
@@ -113,7 +112,7 @@ def groups_with_needs(
         max_completion,
         values=by_row("old_values") if needs.values else None,
         old_logprobs=by_row("old_logprobs") if needs.credit_logprobs else None,
-        behaviour_logprobs=behaviour if needs.credit_logprobs else None,
+        behaviour_logprobs=rollout.behaviour_logprobs if needs.credit_logprobs else None,
         ref_logprobs=by_row("ref_logprobs") if needs.credit_logprobs and needs.reference else None,
         teacher_logprobs=by_row("teacher_logprobs") if needs.teacher else None,
         old_entropy=by_row("old_entropy") if needs.credit_entropy else None,

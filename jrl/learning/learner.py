@@ -529,33 +529,29 @@ def sequence_terms(
     """Returns weight times loss of every sequence, [R, S], and sums of the objective's metrics over them, [] each."""
     targets, ref_logprobs = micro.targets, micro.recomputed.ref_logprobs
     sequences = sequences_of(micro.packed, targets, micro.loss_mask, reading.logprobs, ref_logprobs)
+
+    def by_sequence(x: Array, mask: Array = micro.loss_mask) -> Array:
+        return segments.segment_sum(x, mask, micro.packed.segment, num_segments=targets.label.shape[-1])
+
     contrast = None
     if objective.needs(config).contrast:
         by_place = (targets.label, targets.unit, targets.counts)
         reward = token_contrast(ref_logprobs, micro.loss_mask, micro.packed.segment, *by_place)
-        contrast = segments.segment_sum(
-            reward * reduce.masked(reading.logprobs, micro.loss_mask),
-            micro.loss_mask,
-            micro.packed.segment,
-            num_segments=targets.label.shape[-1],
-        )
+        contrast = by_sequence(reward * reduce.masked(reading.logprobs, micro.loss_mask))
     floored, floor = None, objective.needs(config).probability_floor
     if floor is not None:
-        by_token = -r_gold(reading.logprobs, jnp.ones_like(reading.logprobs), micro.loss_mask, floor=floor)
-        static = dict(num_segments=targets.label.shape[-1])
-        floored = segments.segment_sum(by_token, micro.loss_mask, micro.packed.segment, **static)
+        ones = jnp.ones_like(reading.logprobs)
+        floored = by_sequence(-r_gold(reading.logprobs, ones, micro.loss_mask, floor=floor))
     squared = None
     if objective.needs(config).log_sum_squared:
-        by_token = jax.lax.stop_gradient(jnp.log(jnp.where(micro.loss_mask, reading.sum_squared, 1)))
-        static = dict(num_segments=targets.label.shape[-1])
-        squared = segments.segment_sum(by_token, micro.loss_mask, micro.packed.segment, **static)
+        by_token = jnp.log(jnp.where(micro.loss_mask, reading.sum_squared, 1))
+        squared = by_sequence(jax.lax.stop_gradient(by_token))
     common = None
     if objective.needs(config).common_length:
         shorter = jnp.minimum(sequences.length, other_of_pair(sequences.length, sequences))
         first = segments.first_tokens(shorter, micro.loss_mask, micro.packed.segment)
         gain = reduce.masked(reading.logprobs, micro.loss_mask) - reduce.masked(ref_logprobs, micro.loss_mask)
-        static = dict(num_segments=targets.label.shape[-1])
-        common = segments.segment_sum(gain, first, micro.packed.segment, **static)
+        common = by_sequence(gain, first)
     sequences = sequences.replace(
         score=reading.scores, contrast=contrast, floored_logprob=floored, common_gain=common, log_sum_squared=squared
     )

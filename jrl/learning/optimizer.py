@@ -35,12 +35,12 @@ def optimizer(config: Any, leaves: PyTree) -> optax.GradientTransformation:
 
 
 def keeps_on_host(config: Any) -> bool:
-    """Whether moments lie in the host's memory between updates."""
+    """Whether moments are in host memory between updates."""
     return isinstance(config, AdamW) and config.memory == "host"
 
 
 def begin(config: Any, params: PyTree, leaves: PyTree) -> optax.OptState:
-    """Returns the first state of the optimizer, its moments where they lie between updates."""
+    """Returns the first state of the optimizer, its moments where they are between updates."""
     state = optimizer(config, leaves).init(trained_only(config, params, leaves))
     if not keeps_on_host(config):
         return state
@@ -75,16 +75,16 @@ def _leaf_by_leaf(
 ) -> tuple[PyTree, optax.OptState, PyTree]:
     """Returns what `step` does, of moments that come from the host and go back a leaf of the parameters at a time.
 
-    A leaf's turn is a loop of one turn, or of none where not `sound`: only what lies in a loop is not copied before
-    it. Barriers are gone by the time that XLA schedules copies, and every moment came at the start of the program,
-    before the gradient (libtpu 0.0.42.1).
+    A leaf is updated in a loop of one iteration, or of none where not `sound`: only what is in a loop is not copied
+    before it. Barriers are gone by the time that XLA schedules copies, and every moment came at the start of the
+    program, before the gradient (libtpu 0.0.42.1).
     """
     # Clipping alone looks at two leaves together. The rest takes trees with None in all places but one.
     gradient, clipped = clip(config).update(gradient, state[0], params)
     moments = lambda fn, state, *rest: _map_moments(config, leaves, fn, state, *rest)
     places = jax.tree.unflatten(jax.tree.structure(params), range(len(jax.tree.leaves(params))))
 
-    def turn(i: int) -> tuple[PyTree, optax.OptState, PyTree]:
+    def updated_leaf(i: int) -> tuple[PyTree, optax.OptState, PyTree]:
         alone = lambda tree: jax.tree.map(lambda x, place: x if place == i else None, tree, places)
         own = moments(lambda moment, place: moment if place == i else None, state[1], places)
         transform = _unclipped(config, alone(leaves))
@@ -97,8 +97,8 @@ def _leaf_by_leaf(
         return jax.lax.fori_loop(0, sound.astype(jnp.int32), update, (alone(params), own, alone(gradient)))
 
     first = lambda *found: next((x for x in found if x is not None), None)
-    turns = map(turn, jax.tree.leaves(places))
-    params, own, updates = jax.tree.map(first, *turns, is_leaf=lambda x: x is None)
+    updated = map(updated_leaf, jax.tree.leaves(places))
+    params, own, updates = jax.tree.map(first, *updated, is_leaf=lambda x: x is None)
     return params, (clipped, own), updates
 
 

@@ -301,8 +301,7 @@ def pack_tokens(
 
 def pack_rollout(rollout: Rollout, plan: PackingPlan, temperature: Array) -> PackedBatch:
     """Returns the packed sampled rows of one optimizer step."""
-    behaviour = rollout.sampler_logprobs if rollout.truncated_logprobs is None else rollout.truncated_logprobs
-    given = (rollout.sampler_logprobs, behaviour, rollout.routes)
+    given = (rollout.sampler_logprobs, rollout.behaviour_logprobs, rollout.routes)
     return pack_tokens(rollout.tokens, rollout.action_mask, plan, temperature, *given)
 
 

@@ -165,7 +165,7 @@ def record_outcomes(sampler: PromptSampler, rounds: Sequence[Collected]) -> dict
     stream.outcomes = curricula.recorded(
         sampler.curriculum, stream.outcomes, index, np.concatenate(outcome), np.concatenate(valid)
     )
-    return curricula.metrics(sampler.curriculum, stream.outcomes, stream.in_split(sampler.curriculum))
+    return curricula.metrics(sampler.curriculum, stream.outcomes, stream.training_examples(sampler.curriculum))
 
 
 def submit(
@@ -303,7 +303,6 @@ def unscored(submitted: Submitted, samples: int, sampler: PromptSampler, *, rewa
         outcome=zeros,
         components={},
         details=[""] * shape[0],
-        counts={},
         replayed=0,
         token_reward=np.zeros(shape, np.float32) if rewards_tokens else None,
     )
@@ -351,7 +350,6 @@ def last_of_two(scores: HostScores, rows: int) -> HostScores:
         outcome=np.where(valid, last["outcome"], 0).astype(np.float32),
         components={**components, FIRST_ATTEMPT: np.where(valid, first["reward"], np.nan).astype(np.float32)},
         details=[a or b for a, b in zip(scores.details[:rows], scores.details[rows:])],
-        counts={status.name: int((verdict == status).sum()) for status in Status},
         spans=None if scores.spans is None else scores.spans[:rows],
     )
 
@@ -518,7 +516,6 @@ def chosen_scores(rounds: list[HostScores], rows: list[tuple[int, int]]) -> Host
             for name in names
         },
         details=[rounds[r].details[i] for r, i in rows],
-        counts={status.name: int((verdict == status).sum()) for status in Status},
         replayed=sum(scores.replayed for scores in rounds),
         token_reward=None if rounds[0].token_reward is None else pick("token_reward"),
         source_metrics={

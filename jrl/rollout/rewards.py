@@ -17,11 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from jrl import paths
 from jrl.device.placement import fetch, place_on_mesh
 from jrl.device.sharding import batch_sharding, constrain, replicated, rows_over_shards
 from jrl.models import decoder
 from jrl.models.heads import REWARD, read_head
 from jrl.models.pretrained.published import Published, classifier_of, load_classifier
+from jrl.models.pretrained.tokenizer import published_tokenizer
 from jrl.models.shape import Decoder, check_divides, check_length, for_length
 from jrl.ops.ensembles import standardized
 from jrl.rollout.ensembles import Ensemble, EnsembleMean, aggregate
@@ -29,8 +31,7 @@ from jrl.rollout.reward_gate import Gate, gated_scores, load_gate
 from jrl.rollout.sources import Completions, LearnedScores, RewardSource
 from jrl.tasks.example import Message
 from jrl.tasks.rewards.weighted import LARGEST_REWARD
-from jrl.tasks.tokenizers.published import HuggingFace, fit_to_embedding
-from jrl.tasks.tokenizers.published import build as build_tokenizer
+from jrl.tasks.tokenizers.published import VOCABULARIES, HuggingFace, PublishedTokenizer, fit_to_embedding
 from jrl.types import Array, PyTree
 
 
@@ -132,9 +133,10 @@ def open_classifier(
         params = {**params, GATE: jax.tree.map(place, load_gate(config.gate, labels, cfg.width))}
         together = functools.partial(gated, gate=config.gate, labels=labels, cfg=cfg, pad_id=pad_id)
         names, weights = ("RewardModel", *names), (*config.weights, *(0.0 for _ in labels))
-    tokenizer = build_tokenizer(HuggingFace(path=config.path), ()) if tokenizer is None else tokenizer
+    tokenizer = tokenizer_of(config.path) if tokenizer is None else tokenizer
     try:
-        fit_to_embedding(tokenizer, cfg.vocab_size)
+        if isinstance(tokenizer, PublishedTokenizer):
+            fit_to_embedding(tokenizer, cfg.vocab_size)
     except ValueError as error:
         raise ValueError(f"RewardModel.path: {config.path}: {error}") from error
     return OpenClassifier(
@@ -165,10 +167,23 @@ def check_alike(first: Published, other: Published) -> None:
     if fields or a.pad_id != b.pad_id:
         names = ", ".join(fields or ["pad_token_id"])
         raise ValueError(f"{where} is not like {first.path}: {names} differ; they are stacked")  # fmt: skip
-    words = [build_tokenizer(HuggingFace(path=published.path), ()).fingerprint for published in (first, other)]
+    words = [tokenizer_of(published.path).fingerprint for published in (first, other)]
     if words[0] != words[1]:
         raise ValueError(f"{where} has another tokenizer or chat template than {first.path}; the members of an "
                          "ensemble read the same tokens")  # fmt: skip
+
+
+def tokenizer_of(path: str, date: str | None = None) -> Any:
+    """Returns the tokenizer of a reward model's folder. Raises ValueError where it holds none.
+
+    Args:
+      date: what its chat template takes for today; None: today.
+    """
+    chosen = HuggingFace(path=path, date=date)
+    if (tokenizer := published_tokenizer(paths.readable_without_weights(path), chosen=chosen)) is None:
+        raise ValueError(f"RewardModel.path: {path!r} holds no tokenizer, with which it would read conversations: "
+                         f"neither {' nor '.join(VOCABULARIES)}")  # fmt: skip
+    return tokenizer
 
 
 def stacked(members: list[PyTree], mesh: Mesh) -> PyTree:

@@ -86,7 +86,6 @@ class HostScores:
     outcome: np.ndarray  # [N] float32, the first verifier's own reward, unweighted; 0 where not valid
     components: dict[str, np.ndarray]  # name -> [N] float32, unweighted; NaN where that verifier gave no number
     details: list[str]  # [N], details from the verifiers, mostly ""
-    counts: dict[str, int]  # rows by status, every status named
     replayed: int  # rows whose verdicts came from the journal
     # [N], rewards of spans of the completion as Verdict has them, weighted; () where not valid. None: none are given.
     spans: Sequence[tuple[tuple[int, float], ...]] | None = None
@@ -94,10 +93,9 @@ class HostScores:
     source_metrics: dict[str, float] = dataclasses.field(default_factory=dict)  # counters of other sources of rewards
 
     @property
-    def scored_share(self) -> float | None:
-        """The share of valid rows among those that are not padding. None where all rows are padding."""
-        rows = self.verdict != Status.PADDING
-        return float(self.valid[rows].mean()) if rows.any() else None
+    def counts(self) -> dict[str, int]:
+        """Rows by status, every status named."""
+        return {status.name: int((self.verdict == status).sum()) for status in Status}
 
     @property
     def first_problem(self) -> str:
@@ -343,10 +341,8 @@ class Scorer:
             details.append("; ".join([*said, *([problem] if problem else [])]))
             weighted = ((end, self._weights[r] * x) for r, v in zip(rows, row_verdicts) for end, x in v.spans)
             spans.append(tuple(weighted) if valid[place] else ())
-        found = collections.Counter(Status(value).name for value in status)
-        counts = {kind.name: found[kind.name] for kind in Status}
         rewarded = spans if self.rewards_spans else None
-        return HostScores(reward, valid, status, outcome, components, details, counts, ticket.replayed, rewarded)
+        return HostScores(reward, valid, status, outcome, components, details, ticket.replayed, rewarded)
 
 
 def scores_of_all(scores: HostScores, processes: Processes) -> HostScores:
@@ -369,7 +365,6 @@ def scores_of_all(scores: HostScores, processes: Processes) -> HostScores:
             name: np.concatenate([each.components.get(name, nothing(each)) for each in every]) for name in names
         },
         details=[detail for each in every for detail in each.details],
-        counts={status.name: sum(each.counts[status.name] for each in every) for status in Status},
         replayed=sum(each.replayed for each in every),
         spans=spans,
     )

@@ -82,7 +82,6 @@ def add_scores(scores: HostScores, learned: LearnedScores) -> HostScores:
         outcome=np.where(valid, scores.outcome, 0).astype(np.float32),
         components={**scores.components, **{name: learned.values[:, i] for i, name in enumerate(learned.names)}},
         details=details,
-        counts={status.name: int((verdict == status).sum()) for status in Status},
         token_reward=token_reward,
         source_metrics={**scores.source_metrics, **learned.metrics},
     )

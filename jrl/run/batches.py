@@ -6,27 +6,28 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jrl.device.placement import place_on_mesh
 from jrl.device.sharding import replicated, row_sharding
 from jrl.learning.pack import PackingPlan, Shape, plan
 from jrl.types import PyTree
 
 
-def pack_plans(
-    shape: Shape, minibatches: int, lengths: np.ndarray, prompts: np.ndarray, mesh: Mesh
-) -> list[PackingPlan]:
-    """Returns the packing of every minibatch on the device, cut as the packed rows are.
+def prompt_lengths(length: np.ndarray, action_mask: np.ndarray) -> np.ndarray:
+    """Returns the tokens before the first action of every row, [N] int; all of a row without actions.
 
     Args:
-      lengths: [N] int, tokens of every sequence. prompts: [N] int, those before the first action.
+      length: [N] int. action_mask: [N, T] bool.
     """
-    plans = host_plans(shape, minibatches, lengths, prompts)
-    return place_on_mesh(plans, plan_shardings(plans, mesh))
+    return np.where(action_mask.any(axis=1), action_mask.argmax(axis=1), length)
 
 
-def host_plans(shape: Shape, minibatches: int, lengths: np.ndarray, prompts: np.ndarray) -> list[PackingPlan]:
-    """Returns what `pack_plans` does, on the host."""
-    return [plan(lengths, shape, i, minibatches, prompts) for i in range(minibatches)]
+def host_plans(shape: Shape, minibatches: int, length: np.ndarray, action_mask: np.ndarray) -> list[PackingPlan]:
+    """Returns how rows are packed into every minibatch, on the host.
+
+    Args:
+      length: [N] int. action_mask: [N, T] bool.
+    """
+    prompts = prompt_lengths(length, action_mask)
+    return [plan(length, shape, i, minibatches, prompts) for i in range(minibatches)]
 
 
 def plan_shardings(plans: PyTree, mesh: Mesh) -> PyTree:

@@ -19,13 +19,13 @@ from jrl.types import PyTree
 
 
 def check_host(config: Config, mesh: Mesh) -> None:
-    """Raises ValueError for what is to lie in the host's memory where the devices know none. Only training asks."""
+    """Raises ValueError for what the run places in host memory where the devices have none. Only training asks."""
     trained = [optimizer for stage in config.stages for optimizer in optimizers(stage).values()]
     wanted = ["AdamW.memory='host'"] * any(map(keeps_on_host, trained))
     if getattr(config.model, "remat", None) == "offload":
         wanted.append(f"{type(config.model).__name__}.remat='offload'")
-    for said in wanted:
-        check_host_memory(said, mesh.local_devices[0])
+    for binding in wanted:
+        check_host_memory(binding, mesh.local_devices[0])
 
 
 def check_routes_sent(config: Config, mesh: Mesh, processes: int) -> None:

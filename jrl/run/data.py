@@ -88,10 +88,7 @@ def open_streams(config: Config, source: Source, stored: Sequence[Source], token
     stage with stored rows, in their order, over its examples in `stored`."""
     count = 1 + len(stored)
     seeds = np.random.SeedSequence(config.run.seed).generate_state(max(count, 2))[:count]
-    streams = [
-        open_stream(one, tokenizer, config.data, seed=int(seed), split="train")
-        for one, seed in zip((source, *stored), seeds)
-    ]
+    streams = [open_stream(one, tokenizer, config.data, seed=int(seed)) for one, seed in zip((source, *stored), seeds)]
     curricula = [stage.curriculum for stage in config.stages if isinstance(stage, Online) and stage.curriculum]
     if curricula:
         streams[0].outcomes = no_outcomes(tasks_of(source), curricula)
@@ -109,7 +106,7 @@ def preflight_data(
 ) -> None:
     """Raises ValueError for data that a new run would stumble over later: no usable prompt, no stored row, nothing held
     out for evaluation, or nobody to judge the first. What it reads is read again by the run, from the start."""
-    open_ = lambda source: open_stream(source, tokenizer, config.data, seed=config.run.seed, split="train", stop=stop)
+    open_ = lambda source: open_stream(source, tokenizer, config.data, seed=config.run.seed, stop=stop)
     stored = iter(data.stored)
     for stage in stages:
         rows = stored_rows(stage)

@@ -29,8 +29,7 @@ from jrl.experiment import Config, Stage, optimizers, row_of
 from jrl.learning.critic import CRITIC, of_critic, of_policy
 from jrl.learning.nonfinite import Fault, bad_weights, find_fault
 from jrl.learning.step import Learned, StageArrays, StagePrograms, batch_of
-from jrl.plugins import saved_parts
-from jrl.resolve import load_config
+from jrl.resolve import load_run_config
 from jrl.run.bucket_run import LeaseLost, readable
 from jrl.run.checkpoints.run_state import SaveFailed, known_good, restore_step, save_step
 from jrl.run.identity import PUBLISHED, with_saved_model
@@ -38,7 +37,7 @@ from jrl.run.job import Job
 from jrl.run.policy import Policy, open_policy
 from jrl.run.programs import abstract, teacher_kind
 from jrl.run.records import STOP_AFTER_SKIPPED, Progress, Step, StopRun
-from jrl.run.report.messages import bad_end_message, doubt_message, examples_at_fault, not_finite_message
+from jrl.run.report.messages import bad_end_message, doubt_message, doubts, examples_at_fault, not_finite_message
 from jrl.run.stages import stage_arrays
 from jrl.run.trained import on_this_machine
 from jrl.tasks.tokenizers import load as load_tokenizer
@@ -119,7 +118,6 @@ def stopped(job: Job, progress: Progress, step: Step) -> StopRun:
         job.publish()
     return StopRun(
         not_finite_message(
-            job.location,
             first=first,
             last=step.step,
             stage=stage.name,
@@ -133,10 +131,10 @@ def stopped(job: Job, progress: Progress, step: Step) -> StopRun:
     )
 
 
-def check_end(job: Job, state: TrainState) -> None:
-    """Looks at what a run ends with whose last updates were not finite, though fewer than stop it on the way.
+def check_end(job: Job, stage: str, state: TrainState) -> None:
+    """Looks at the weights that a stage ends with, before they are saved, where its updates leave doubt of them.
 
-    Raises: StopRun where its weights are not finite; the checkpoints that hold them are set aside.
+    Raises: StopRun where they are not finite; the checkpoints since the doubt began are set aside.
     """
     if (where := bad_end(job, state)) is None:
         return
@@ -144,17 +142,19 @@ def check_end(job: Job, state: TrainState) -> None:
     condemned = job.run_state.condemn(job.unproven)
     with contextlib.suppress(OSError, LeaseLost):
         job.publish()
-    raise StopRun(bad_end_message(job.done, job.skipped, fault=where, good=good, condemned=condemned))
+    why = doubts(job.done, job.skipped, job.overflowed)
+    raise StopRun(bad_end_message(stage, why, fault=where, good=good, condemned=condemned))
 
 
 def bad_end(job: Job, state: TrainState) -> str | None:
-    """Returns where the weights that a run ends with are not finite; None where they are, which it says where updates
-    leave doubt: the last were skipped, or the last of a role was too large."""
+    """Returns where the weights after a stage are not finite; None where they are, or updates leave no doubt: the last
+    ones were skipped, or the last of a role was too large. Doubt that is dispelled is told, and begins anew."""
     if not in_doubt(job):
         return None
     if (found := bad_weights(state, job.policy.cfg)) is not None:
         return "{} of the role {}".format(*found)
-    job.display.note(f"jrl: {doubt_message(job.done, job.skipped, job.overflowed)}")
+    job.display.note(f"jrl: {doubt_message(doubts(job.done, job.skipped, job.overflowed))}")
+    job.overflowed.clear()
     return None
 
 
@@ -210,7 +210,7 @@ def replay(source: str | Path) -> Replayed:
     report = paths.read_object(folder / "fault.json")
     if missing := [name for name in REPLAYED if name not in report]:
         raise ValueError(f"{shown(source)}/fault.json is damaged: it has no {', '.join(missing)}")
-    config, parts = load_config(str(folder / "config.gin"), ["Config.parts=[]"], saved_parts(folder / "parts"))
+    config, parts = load_run_config(folder)
     config = with_saved_model(_on_one_device(on_this_machine(config, ())), folder)
     policy = open_policy(config, parts, load_tokenizer(folder / "tokenizer", parts.tables["tokenizers"]))
     try:

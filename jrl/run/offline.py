@@ -125,8 +125,7 @@ def next_on_host(
     visits = stream.next(config.batch_size) if stage.chances is None else stream.draw(config.batch_size, stage.chances)
     rows, left_out = stage.source.rows(config.source, visits, stage.tokenizer, stage.shape.width)
     rows = padded_rows(rows, stage.shape.sequences)
-    prompts = np.where(rows.action_mask.any(axis=1), rows.action_mask.argmax(axis=1), rows.length)
-    plans = host_plans(stage.shape, minibatches, rows.length, prompts)
+    plans = host_plans(stage.shape, minibatches, rows.length, rows.action_mask)
     labels = StoredLabels(rows.action_mask, rows.label, rows.weight, rows.unit, rows.value)
     counts = {f"data/left_out_{cause}": float(count) for cause, count in left_out.items()}
     examples = [] if left_out else [visit.example.id for visit in visits for _ in range(stage.source.unit_size)]

@@ -12,7 +12,6 @@ import numpy as np
 from jrl.algos.contract import Objective
 from jrl.device.placement import place_on_mesh
 from jrl.experiment import Online
-from jrl.learning.layout import Learner
 from jrl.learning.learner import weights_of, without_routes
 from jrl.learning.pack import PackingPlan, Shape
 from jrl.learning.previous import previous_roles
@@ -237,26 +236,14 @@ def packed_minibatches(
     stage: OnlineStage, rollout: Rollout, host: dict[str, np.ndarray]
 ) -> list[tuple[PackingPlan, PackedBatch]]:
     """Returns (plan, packed batch) of every minibatch of sampled rows."""
-    return [(plan, stage.programs.pack(rollout, plan, stage.temperature)) for plan in plans_of(stage, host)]
+    plans = sampled_plans(stage, host)
+    plans = place_on_mesh(plans, plan_shardings(plans, stage.sampler.mesh))
+    return [(plan, stage.programs.pack(rollout, plan, stage.temperature)) for plan in plans]
 
 
-def plans_of(stage: OnlineStage, host: dict[str, np.ndarray]) -> list[PackingPlan]:
-    """Returns how sampled rows are packed into every minibatch."""
-    plans = plans_on_host(stage, host)
-    return place_on_mesh(plans, plan_shardings(plans, stage.sampler.mesh))
-
-
-def plans_on_host(stage: OnlineStage, host: dict[str, np.ndarray]) -> list[PackingPlan]:
-    """Returns what `plans_of` does, on the host."""
-    return sampled_plans(stage.shape, stage.config.learner, host)
-
-
-def sampled_plans(shape: Shape, learner: Learner, host: Mapping[str, np.ndarray]) -> list[PackingPlan]:
-    """Returns how sampled rows are packed into every minibatch, on the host. host: of Rollout, `length` and
-    `action_mask`."""
-    lengths, acts = host["length"], host["action_mask"]
-    prompts = np.where(acts.any(axis=1), acts.argmax(axis=1), lengths)
-    return host_plans(shape, learner.minibatches, lengths, prompts)
+def sampled_plans(stage: OnlineStage, host: Mapping[str, np.ndarray]) -> list[PackingPlan]:
+    """Returns how sampled rows are packed into every minibatch, on the host."""
+    return host_plans(stage.shape, stage.config.learner.minibatches, host["length"], host["action_mask"])
 
 
 def pack_and_prepare(

@@ -410,7 +410,7 @@ def pack_and_prepare(
     Args:
       rollout: of all members. hosts: its fields on the host, of each.
     """
-    p, plans = stages[0].programs, [online.plans_on_host(stage, host) for stage, host in zip(stages, hosts)]
+    p, plans = stages[0].programs, [online.sampled_plans(stage, host) for stage, host in zip(stages, hosts)]
     together = members.place(plans, plan_shardings(plans[0], stages[0].sampler.mesh))
     return [prepare(p, state, stages[0].config.trains, p.pack(rollout, plan, temperature), plan) for plan in together]
 
@@ -517,7 +517,7 @@ def emit(population: Population, step: PopulationStep) -> None:
 
 
 def check_end(population: Population, state: TrainState) -> None:
-    """Fails the members whose updates leave doubt of their weights, and whose weights are not finite."""
+    """Fails the members whose weights after a stage are not finite; looks at those whose updates leave doubt."""
     doubtful = {name for name, job in population.jobs.items() if fault.in_doubt(job)} - population.failed.keys()
     states = population.members.unstack(state) if doubtful else ()
     for (name, job), own in zip(population.jobs.items(), states):

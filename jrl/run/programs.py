@@ -307,7 +307,7 @@ def build_stage(
         given = stored_rows(stage, config, objective)
     functions = {
         **given,
-        **state_functions(stage, config, objective, model, cfg),
+        **state_functions(stage, objective, model, cfg),
         **forward_passes(stage, config, objective, learned, cfg),
         **updates(stage, config, objective, learned, cfg),
         "before": functools.partial(version_before, lag=stage.lag if isinstance(stage, Online) else 0),
@@ -383,10 +383,14 @@ def refills(stage: Stage, objective: Objective) -> bool:
     return isinstance(stage, Online) and objective.refill(stage.objective) is not None
 
 
-def state_functions(stage: Stage, config: Config, objective: Objective, model: Model, cfg: Any) -> Functions:
+def num_previous(stage: Stage, objective: Objective) -> int:
+    """Returns how many older versions of the policy a stage keeps, to refill draws with the weights that drew them."""
+    return stage.lag if refills(stage, objective) else 0
+
+
+def state_functions(stage: Stage, objective: Objective, model: Model, cfg: Any) -> Functions:
     """Returns what begins a stage and what closes its steps. Raises ValueError for an optimizer that does not fit."""
     needs, trained = objective.needs(stage.objective), optimizers(stage)
-    num_previous = stage.lag if refills(stage, objective) else 0
     starts = dict(trains=stage.trains, optimizer=stage.optimizer, objective=objective, config=stage.objective)
     check_optimizer(stage.optimizer, Weights(*describe(model.spec(cfg), needs.heads)))
     if CRITIC in trained:
@@ -396,7 +400,9 @@ def state_functions(stage: Stage, config: Config, objective: Objective, model: M
     if isinstance(stage, Online):
         closes |= dict(reset_reference_every=stage.reset_reference_every)
     functions: Functions = {
-        "begin": functools.partial(begin_stage, **starts, model=model, cfg=cfg, num_previous=num_previous),
+        "begin": functools.partial(
+            begin_stage, **starts, model=model, cfg=cfg, num_previous=num_previous(stage, objective)
+        ),
         "close": functools.partial(learner.close_step, objective=objective, **closes),
     }
     if CRITIC in trained and stage.critic_warmup:
@@ -406,18 +412,27 @@ def state_functions(stage: Stage, config: Config, objective: Objective, model: M
     return functions
 
 
+def recomputed_fields(stage: Stage, objective: Objective) -> tuple[str, ...]:
+    """Returns the fields of `Recomputed` that the weights before a step are asked for; () if none is."""
+    needs = objective.needs(stage.objective)
+    asked = {
+        "old_values": reads_old_values(objective, stage.objective) and CRITIC not in optimizers(stage),
+        "old_logprobs": recomputes_logprobs(needs, stage.learner.updates_per_batch),
+        "old_entropy": needs.credit_entropy,
+        "old_sum_squared": needs.credit_sum_squared,
+    }
+    return tuple(field for field, is_asked in asked.items() if is_asked)
+
+
 def forward_passes(stage: Stage, config: Config, objective: Objective, learned: Model, cfg: Any) -> Functions:
     """Returns what the weights before a step say of its rows, and what frozen roles say of them."""
     needs, has_critic = objective.needs(stage.objective), CRITIC in optimizers(stage)
     static = dict(model=learned, cfg=cfg, chunk=stage.learner.chunk)
-    fields = ("old_values",) * (reads_old_values(objective, stage.objective) and not has_critic)
-    fields += ("old_logprobs",) * recomputes_logprobs(needs, stage.learner.updates_per_batch)
-    fields += ("old_entropy",) * needs.credit_entropy + ("old_sum_squared",) * needs.credit_sum_squared
     recomputed = lambda *fields: functools.partial(
         learner.recompute, fields=fields, value_bins=needs.value_bins, **static
     )
     functions: Functions = {}
-    if fields:
+    if fields := recomputed_fields(stage, objective):
         functions["recompute"] = recomputed(*fields)
     if has_critic:
         functions["critic_values"] = recomputed("old_values")

@@ -217,7 +217,7 @@ def take_up(job: Job, tree: dict[str, PyTree], host: dict[str, Any]) -> tuple[Dr
         job.evals |= evaluations_after(job)
     in_a_row = host["in_a_row"]
     job.skipped, job.unscored, job.without_signal = (in_a_row[k] for k in ("skipped", "unscored", "without_signal"))
-    job.overflowed = dict(host.get("overflowed", {}))
+    job.overflowed = dict(host.get("overflowed", {"policy": job.done}))  # earlier versions did not write it down
     before = host["time"]["seconds"]
     job.seconds = before | {name: before.get(name, 0.0) + more for name, more in job.seconds.items()}
     job.sampled_tokens = host["time"]["sampled_tokens"]
@@ -479,7 +479,6 @@ def emit(job: Job, step: Step) -> Step:
     job.display.step({"step": step.step, "phase": step.phase, **step.metrics})
     if step.batch is not None:
         show_samples(job, step)
-    if step.batch is not None:
         job.final_reward = step.metrics["reward/mean"]
         warn(job, step)
     job.skipped = job.skipped + 1 if step.metrics[OF_UPDATES] else 0
@@ -499,13 +498,14 @@ def note_overflows(job: Job, step: Step) -> None:
     loss was finite then, and so were the weights."""
     i = stage_at(job.config, step.step)
     stage = job.config.stages[i]
-    warms_up = step.step - starts(job.config)[i] <= getattr(stage, "critic_warmup", 0)  # metrics are the critic's alone
+    # While a critic warms up, all metrics are its own.
+    warms_up = isinstance(stage, Online) and step.step - starts(job.config)[i] <= stage.critic_warmup
     norms = {CRITIC: step.metrics.get("critic/update/norm", 0)}
     if not warms_up:
         norms[stage.trains] = step.metrics["update/norm"]
     for role, norm in norms.items():
         if not math.isfinite(norm):
-            job.overflowed[role] = step.step
+            job.overflowed.setdefault(role, step.step)
         elif norm > 0:  # 0: nothing was learned
             job.overflowed.pop(role, None)
 

@@ -9,7 +9,7 @@ count and per-device shape. Reads only, also while the run goes on.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
@@ -21,13 +21,11 @@ from jrl.device.placement import place_on_mesh
 from jrl.device.sharding import batch_sharding, replicated
 from jrl.experiment import Online, row_of
 from jrl.learning.step import learn_from_sampled, prepare
-from jrl.plugins import saved_parts
-from jrl.resolve import load_config
+from jrl.resolve import load_run_config
 from jrl.rollout.scoring import HostScores
-from jrl.run.batches import plan_shardings
+from jrl.run.batches import host_plans, plan_shardings
 from jrl.run.checkpoints.run_state import restore_step
 from jrl.run.identity import with_saved_model
-from jrl.run.online import sampled_plans
 from jrl.run.policy import Policy, open_policy
 from jrl.run.precompile import stage_at, starts
 from jrl.run.programs import abstract, packed_shape
@@ -84,7 +82,7 @@ def fitting(columns: Mapping[str, np.ndarray], known: set[str]) -> dict[str, np.
     return lacking | {name: value for name, value in columns.items() if name in known}
 
 
-def repeat(folder: str | Path, step: int, announce: Callable[[str], None] = lambda what: None) -> Repeated:
+def repeat(folder: str | Path, step: int) -> Repeated:
     """Repeats the updates after the newest checkpoint before `step`, up to that step, and compares the train state with
     the checkpoint of that step where there is one.
 
@@ -98,7 +96,7 @@ def repeat(folder: str | Path, step: int, announce: Callable[[str], None] = lamb
         there = ", ".join(map(str, saves))
         raise ValueError(f"{folder} has no checkpoint before step {step}; there are those of steps {there}. Give a "
                          f"step after {saves[0]}")  # fmt: skip
-    config, parts = load_config(str(folder / "config.gin"), ["Config.parts=[]"], saved_parts(folder / "parts"))
+    config, parts = load_run_config(folder)
     total = starts(config)[-1] + config.stages[-1].steps
     if step > total:
         raise ValueError(f"{folder} has {total} steps; there is no step {step}")
@@ -108,7 +106,7 @@ def repeat(folder: str | Path, step: int, announce: Callable[[str], None] = lamb
         if not isinstance(config.stages[i], Online):
             raise ValueError(f"step {done + 1} of {folder} is not of an Online stage: only those have rollouts")
         check_repeatable(f"step {done + 1} of {folder}", config.stages[i])
-    policy = open_policy(config, parts, load_tokenizer(folder / "tokenizer", parts.tables["tokenizers"]), announce)
+    policy = open_policy(config, parts, load_tokenizer(folder / "tokenizer", parts.tables["tokenizers"]))
     try:
         done = before[-1]
         state = _saved(folder, policy, done)
@@ -162,7 +160,7 @@ def _updated(policy: Policy, state: TrainState, done: int, store: Snapshot) -> T
         raise ValueError(f"the rollout store was begun by a version that stored no tasks, by which "
                          f"{type(stage.objective).__name__} compares rows")  # fmt: skip
     rollout, scores = _batch(rows, shape.width, mesh)
-    plans = sampled_plans(shape, stage.learner, rows)
+    plans = host_plans(shape, stage.learner.minibatches, rows["length"], rows["action_mask"])
     plans = place_on_mesh(plans, plan_shardings(plans, mesh))
     temperature = number(config.sampler.temperature or 1.0)
     minibatches = [

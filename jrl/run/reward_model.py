@@ -16,11 +16,10 @@ from jrl.device.placement import fetch
 from jrl.device.processes import ONE, Processes
 from jrl.device.program_cache import ProgramCache
 from jrl.ops.fingerprint import fingerprint
-from jrl.rollout.rewards import OpenClassifier, RewardModel, normalization, normalized, open_classifier
+from jrl.rollout.rewards import OpenClassifier, RewardModel, normalization, normalized, open_classifier, tokenizer_of
 from jrl.run.identity import REWARD, RefusedIdentity
 from jrl.tasks.example import Message
-from jrl.tasks.tokenizers.published import HuggingFace
-from jrl.tasks.tokenizers.published import build as build_tokenizer
+from jrl.tasks.tokenizers.published import PublishedTokenizer
 
 
 def open_reward_model(
@@ -64,7 +63,7 @@ def open_reward_model(
             f"{record} has no {' and no '.join(missing)}; it records which reward model the run began with. "
             "Restore it, or use another --run"
         )
-    tokenizer = build_tokenizer(HuggingFace(path=config.path, date=began.get("date")), ())
+    tokenizer = tokenizer_of(config.path, began.get("date"))
     on_progress = lambda done, total: phase(f"reading the reward model: {100 * done // total} %")
     classifier = open_classifier(config, mesh, cache.program, on_progress, tokenizer)
     of_config = lambda one: paths.readable_without_weights(one.path) / "config.json"
@@ -72,7 +71,7 @@ def open_reward_model(
         "fingerprint": f"{int(fetch(jax.jit(fingerprint)(classifier.params))):08x}",  # of the weights
         "config.json": digest_of([of_config(published) for published in config.published]),
         "tokenizer": tokenizer.fingerprint,  # of its files and its chat template
-        "date": tokenizer.chat.date if tokenizer.chat is not None else None,
+        "date": tokenizer.chat.date if isinstance(tokenizer, PublishedTokenizer) and tokenizer.chat else None,
     }
     if resumed and (strange := [name for key, name in names.items() if began[key] != content[key]]):
         raise RefusedIdentity(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -17,21 +16,17 @@ from jrl.device.sharding import TRAIN, replicated, shardings
 from jrl.experiment import Config
 from jrl.models import decoder
 from jrl.models.contract import abstract, axes
-from jrl.models.pretrained.published import OWN_TOKENIZER, check_folder, decoder_of, load
+from jrl.models.pretrained.published import check_folder, decoder_of, load
+from jrl.models.pretrained.tokenizer import published_tokenizer
 from jrl.models.shape import Decoder, check_divides, check_length, for_length
 from jrl.run.checks import check_sequence
-from jrl.tasks.tokenizers import load as load_tokenizer
-from jrl.tasks.tokenizers.published import VOCABULARIES, HuggingFace
-from jrl.tasks.tokenizers.published import build as build_tokenizer
 from jrl.types import ModelState, PyTree, TrainState
 
 TEACHER = "teacher"  # the role
 
 
-def teacher_shape(config: Config) -> Decoder | None:
-    """Returns the shape of the model in Config.teacher; None: there is none. Raises ValueError for a run's folder."""
-    if config.teacher is None:
-        return None
+def teacher_shape(config: Config) -> Decoder:
+    """Returns the shape of the model in Config.teacher. Raises ValueError for a run's folder."""
     if paths.exists(paths.readable_without_weights(config.teacher.path) / "manifest.json"):
         raise ValueError(f"Config.teacher: {config.teacher.path} is a run; `jrl export` writes its policy to a folder, "
                          "and that one can teach")  # fmt: skip
@@ -57,7 +52,7 @@ def check_teacher(config: Config, tokenizer: Any, tables: Mapping[str, Mapping[s
     where = f"Config.teacher: {config.teacher.path}"
     check_folder(config.teacher)
     check_length(teacher_shape(config), config.data.prompt_length + config.sampler.completion_length)
-    other = tokenizer_of(paths.readable_without_weights(config.teacher.path), tables)
+    other = published_tokenizer(paths.readable_without_weights(config.teacher.path), tables["tokenizers"])
     if other is None:
         raise ValueError(f"{where} holds no tokenizer, so nothing says that its ids mean what the policy's mean; put "
                          "the one that it was trained with beside its weights")  # fmt: skip
@@ -86,15 +81,6 @@ def check_vocabulary(config: Config, policy: Any, needs: Iterable[Needs]) -> Non
         )
 
 
-def tokenizer_of(folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> Any | None:
-    """Returns the tokenizer of a published folder; None: it holds none."""
-    if any(paths.exists(folder / name) for name in VOCABULARIES):
-        return build_tokenizer(HuggingFace(path=str(folder)), ())
-    if paths.exists(folder / OWN_TOKENIZER):
-        return load_tokenizer(folder / OWN_TOKENIZER, tables["tokenizers"])
-    return None
-
-
 def state_of(params: PyTree, version: Any) -> ModelState:
     """Returns the state of a model that is not trained."""
     return ModelState(params=params, frozen=None, heads={}, opt_state=None, version=version)
@@ -109,10 +95,10 @@ def abstract_teacher(cfg: Decoder, mesh: Mesh) -> ModelState:
     return state_of(params, jax.ShapeDtypeStruct((), np.int32, sharding=replicated(mesh)))
 
 
-def open_teacher(config: Config, mesh: Mesh, announce: Callable[[int, int], None] | None = None) -> ModelState:
+def open_teacher(config: Config, mesh: Mesh) -> ModelState:
     """Returns the state of the teacher with the weights of its folder, on `mesh`."""
     version = jax.device_put(np.int32(0), replicated(mesh))
-    return state_of(load(config.teacher, mesh, announce), version)
+    return state_of(load(config.teacher, mesh), version)
 
 
 def with_teacher(state: TrainState, teacher: ModelState | None) -> TrainState:

@@ -22,6 +22,7 @@ from jrl.device.sharding import batch_shards
 from jrl.models import decoder, flops
 from jrl.models.contract import is_spec, split_params
 from jrl.models.shape import Decoder
+from jrl.run.batches import prompt_lengths
 from jrl.run.clock import RunClock, StepWork
 
 
@@ -76,8 +77,7 @@ def count_rows(length: np.ndarray, action_mask: np.ndarray, samples: int = 1) ->
       samples: adjacent rows whose prompt is computed once, but for its last token; 1: none is shared.
     """
     length = np.asarray(length, np.int64)
-    acts = action_mask.any(axis=1)
-    prompts = np.where(acts, action_mask.argmax(axis=1), length)
+    prompts = prompt_lengths(length, action_mask)
     tokens, seen = int(length.sum()), int((length * (length + 1) // 2).sum())
     if samples > 1:
         for first in range(0, len(length), samples):

@@ -29,10 +29,11 @@ from jrl.learning.average import AVERAGE
 from jrl.models.attention.kernels import PLATFORMS
 from jrl.models.contract import merge_params
 from jrl.models.heads import REWARD, VALUE, fresh_heads
-from jrl.models.pretrained.published import GENERATION, OWN_TOKENIZER, Published, decoder_of, load, read_config
+from jrl.models.pretrained.published import GENERATION, Published, decoder_of, load, read_config
+from jrl.models.pretrained.tokenizer import published_tokenizer
 from jrl.models.shape import Decoder
-from jrl.plugins import load_parts, saved_parts
-from jrl.resolve import load_config
+from jrl.plugins import load_parts
+from jrl.resolve import load_config, load_run_config
 from jrl.run import programs
 from jrl.run.checkpoints.run_state import restore_step
 from jrl.run.identity import with_saved_model
@@ -42,7 +43,6 @@ from jrl.run.run_hash import newest, saved_steps
 from jrl.tasks.example import Message
 from jrl.tasks.tokenizers import load as load_tokenizer
 from jrl.tasks.tokenizers.published import VOCABULARIES, HuggingFace
-from jrl.tasks.tokenizers.published import build as build_tokenizer
 from jrl.types import Array, PyTree
 
 # What a run's configuration would say: a published folder has none, and nothing of it is scored or learned from.
@@ -101,10 +101,8 @@ def open_trained(
     steps = saved_steps(folder)
     if step is not None and step not in steps:
         raise ValueError(f"{folder} has no checkpoint of step {step}; there are {', '.join(map(str, steps))}")
-    # The run's parts as they were, whatever became of the files they came from.
-    run_parts = saved_parts(folder / "parts")
     try:
-        run_config, parts = load_config(str(folder / "config.gin"), [*bindings, "Config.parts=[]"], run_parts)
+        run_config, parts = load_run_config(folder, bindings)
     except ConfigError as error:
         if not paths.exists(folder / "config.gin"):
             raise ValueError(f"{folder} is not a run folder: it holds no config.gin") from error
@@ -219,13 +217,10 @@ def open_published(
     # A recipe may train adapters; the folder holds none beside its weights.
     config = dataclasses.replace(on_this_machine(config, bindings), adapter=None)
     cfg = decoder_of(config.model)[1]
-    if not there and paths.exists(folder / OWN_TOKENIZER):
-        tokenizer = load_tokenizer(folder / OWN_TOKENIZER, parts.tables["tokenizers"])
-    elif not there:
+    chosen = config.tokenizer if isinstance(config.tokenizer, HuggingFace) else None
+    tokenizer = published_tokenizer(folder, parts.tables["tokenizers"], chosen)
+    if tokenizer is None:
         tokenizer = without_tokenizer(folder, cfg)
-    else:
-        chosen = config.tokenizer if isinstance(config.tokenizer, HuggingFace) else HuggingFace(path=str(folder))
-        tokenizer = build_tokenizer(chosen, ())
     policy = open_policy(config, parts, tokenizer)
     key = place_on_mesh(jax.random.key(config.run.seed), replicated(policy.mesh))
     return Trained(policy, 0, load(config.model, policy.mesh, announce), key)

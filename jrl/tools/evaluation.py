@@ -162,7 +162,7 @@ def side_by_side(results: Sequence[dict[str, Any]]) -> str:
             columns[f"{name}{k}"] = lambda result, key=key, k=k: result.get(key, {}).get(k)
 
     rows = [["source", "step", *columns]]
-    rows += [[r["source"], str(r["step"]), *(_percent_cell(column(r)) for column in columns.values())] for r in results]
+    rows += [[r["source"], str(r["step"]), *(percent_cell(column(r)) for column in columns.values())] for r in results]
     counts = sorted({result["samples"] for result in results})
     samples = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     head = f"{first['n']} held-out prompts, {samples} samples each; percent, 95 % intervals"
@@ -216,7 +216,7 @@ def improvements(results: Sequence[dict[str, Any]]) -> list[str]:
     rows = [["P(sample higher)", *(r["source"] for r in results)]]
     for row in results:
         found = [None if row is other else measures.improvement(row, other) for other in results]
-        rows.append([row["source"], *("" if value is None else _percent_cell(value) for value in found)])
+        rows.append([row["source"], *("" if value is None else percent_cell(value) for value in found)])
     return ["", *aligned(rows)]
 
 
@@ -242,7 +242,8 @@ def _number_cell(interval: dict[str, float | None] | None) -> str:
     return "{:.3f} [{:.3f}, {:.3f}]".format(*(interval[key] for key in ("mean", "low", "high")))
 
 
-def _percent_cell(interval: dict[str, float | None] | None) -> str:
+def percent_cell(interval: dict[str, float | None] | None) -> str:
+    """Returns an interval {"mean", "low", "high"} of shares in percent; '-' where nothing was measured."""
     scaled = lambda x: "-" if x is None else f"{100 * x:.1f}"
     if interval is None or interval["mean"] is None:
         return "-"

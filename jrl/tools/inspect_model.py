@@ -17,6 +17,7 @@ from jrl.models.heads import REWARD, Head, head_spec
 from jrl.models.pretrained.published import (
     COMPANIONS,
     GENERATION,
+    OWN_TOKENIZER,
     Published,
     account,
     as_stored,
@@ -27,7 +28,7 @@ from jrl.models.pretrained.published import (
 )
 from jrl.models.pretrained.tensors import INDEX, SINGLE, open_tensors
 from jrl.models.shape import Decoder
-from jrl.run.trained import OWN_TOKENIZER, generation_defaults, unsupported_generation_options, without_tokenizer
+from jrl.run.trained import generation_defaults, unsupported_generation_options, without_tokenizer
 from jrl.tasks.tokenizers import load as load_tokenizer
 from jrl.tasks.tokenizers.published import VOCABULARIES, HuggingFace, build, fit_to_embedding, rewrites
 from jrl.types import PyTree

@@ -16,7 +16,7 @@ from jrl.ops.reward_model_quality import best_of_many, instruction_consistency, 
 from jrl.rollout.evaluate import interval_json
 from jrl.run.trained import Trained
 from jrl.tasks.example import Example, Message
-from jrl.tools.evaluation import aligned
+from jrl.tools.evaluation import aligned, percent_cell
 from jrl.tools.measures import check_same_tokenizer
 from jrl.tools.score import judge_conversations, score, score_rewards
 
@@ -136,15 +136,9 @@ def of_classifier(folder: Path, compared: Comparisons, announce: Callable[[int, 
 def table(results: Sequence[dict[str, Any]]) -> str:
     """Returns the measures of several rewards as text: a row for each, in percent with 95 % intervals."""
     columns = {key: name for key, name in COLUMNS.items() if any(key in result for result in results)}
-
-    def cell(interval: dict[str, float | None] | None) -> str:
-        if interval is None or interval["mean"] is None:
-            return "-"
-        shown = ["-" if interval[key] is None else f"{100 * interval[key]:.1f}" for key in ("mean", "low", "high")]
-        return "{} [{}, {}]".format(*shown)
-
     rows = [["source", "step", "reward", *columns.values()]]
-    rows += [[r["source"], str(r["step"]), r["reward"], *(cell(r.get(key)) for key in columns)] for r in results]
+    for r in results:
+        rows.append([r["source"], str(r["step"]), r["reward"], *(percent_cell(r.get(key)) for key in columns)])
     first = results[0]
     causes = ", ".join(f"{count} {cause}" for cause, count in first["left_out"].items())
     head = f"{first['n_pairs']} pairs of {first['pairs']['n']} problems; percent, 95 % intervals over problems"

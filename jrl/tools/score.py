@@ -32,11 +32,11 @@ from jrl.models.contract import Model
 from jrl.models.families import labels_of
 from jrl.models.heads import REWARD
 from jrl.models.pretrained.published import Published, classifier_of, read_config
+from jrl.models.pretrained.tokenizer import published_tokenizer
 from jrl.models.shape import Decoder, check_length, for_length
 from jrl.rollout.rewards import RewardModel, classify, open_classifier
 from jrl.run.trained import Trained, is_published, without_tokenizer
 from jrl.tasks.example import Message
-from jrl.tasks.tokenizers.published import VOCABULARIES, HuggingFace, build
 from jrl.types import Array, PyTree
 
 CLASSIFIER_TOKENS = 16_384  # of a row that a published classifier judges: attention holds a score for every pair
@@ -116,9 +116,8 @@ class _Classifier(NamedTuple):
 
 def _classifier(folder: Path) -> _Classifier:
     _, cfg, labels, _ = classifier_of(Published(path=str(folder)))
-    there = any(paths.exists(folder / name) for name in VOCABULARIES)
-    tokenizer = build(HuggingFace(path=str(folder)), ()) if there else without_tokenizer(folder, cfg)
-    return _Classifier(folder, cfg, labels, tokenizer)
+    tokenizer = published_tokenizer(folder)
+    return _Classifier(folder, cfg, labels, without_tokenizer(folder, cfg) if tokenizer is None else tokenizer)
 
 
 def classify_sequences(

@@ -15,9 +15,9 @@ from jrl.algos.contract import Facts
 FACTS = Facts(samples=8, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=3)
 # With the options that leave the clip alone in the loss.
 CLIPPED = {
-    "GDPO": {}, "LitePPO": {}, "MaxRL": {}, "OnPolicyDistillation": {}, "OPO": {}, "OTB": {}, "PassAtK": {},
-    "ReinforcePlusPlus": {}, "ReinforcePlusPlusBaseline": {"kl": None}, "RLOO": {}, "ReMax": {}, "SELF": {},
-    "SiblingGRPO": {}, "TaskNormalizedGRPO": {},
+    "DAPO": {"clip_high": 0.2}, "DrGRPO": {}, "GDPO": {}, "LitePPO": {}, "MaxRL": {}, "OnPolicyDistillation": {},
+    "OPO": {}, "OTB": {}, "PassAtK": {}, "ReinforcePlusPlus": {}, "ReinforcePlusPlusBaseline": {"kl": None}, "RLOO": {},
+    "ReMax": {}, "SELF": {}, "SiblingGRPO": {}, "TaskNormalizedGRPO": {},
 }  # fmt: skip
 GROUPED = sorted(set(CLIPPED) - {"OnPolicyDistillation", "ReinforcePlusPlus", "SiblingGRPO"})
 

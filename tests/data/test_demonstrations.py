@@ -9,7 +9,7 @@ from jrl.tasks.data.demonstrations import SOURCE, Demonstrations
 from jrl.tasks.data.prompts import Data, Visit, is_held_out
 from jrl.tasks.data.stored import padded_rows
 from jrl.tasks.data.stream import open_stream
-from jrl.tasks.data.survey import survey, texts_of
+from jrl.tasks.data.survey import texts_of
 from jrl.tasks.example import Example, Message, visit_uid
 
 CONFIG = Data(prompt_length=16, held_out_every=None)
@@ -20,7 +20,7 @@ def demonstrate(visits, width, template="{answer}"):
 
 
 def visits_of(source):
-    visits = open_stream(source, TOKENIZER, CONFIG, seed=0, split="train").next(len(source))
+    visits = open_stream(source, TOKENIZER, CONFIG, seed=0).next(len(source))
     return sorted(visits, key=lambda visit: visit.example.id)
 
 
@@ -108,16 +108,6 @@ def test_prompt_batch_is_left_aligned_and_carries_the_visits_names():
     assert (batch.tokens.dtype, batch.uid.dtype) == (np.int32, np.uint32)
     with pytest.raises(ValueError, match="'e1'"):
         prompt_batch(visits_of(numbered(2, ["a", "bcd"])), prompt_length=6, pad_id=0)
-
-
-def test_survey_counts_what_a_run_would_meet():
-    source = numbered(5, ["a", "a", "", "x" * 40, "bc"], ["1", "22", None, "3", "4"])
-    counts = survey(source, TOKENIZER, CONFIG, 100)
-    assert counts == {
-        "examined": 5, "held_out": 0, "duplicate_prompt": 1, "no_answer": 1, "empty": 1, "too_long": 1,
-        "longest_prompt": 44, "longest_answer": 2,
-    }  # fmt: skip
-    assert survey(source, TOKENIZER, CONFIG, 2)["examined"] == 2
 
 
 def test_tokenizer_texts_are_those_of_the_training_split():

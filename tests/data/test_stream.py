@@ -20,7 +20,7 @@ EVERYTHING = Data(prompt_length=32, held_out_every=None)
 
 
 def stream_of(source, config=EVERYTHING, **options):
-    return open_stream(source, TOKENIZER, config, **{"seed": 0, "split": "train", **options})
+    return open_stream(source, TOKENIZER, config, **{"seed": 0, **options})
 
 
 def test_random_kills_resume_exactly_and_every_epoch_is_whole(trials):
@@ -100,56 +100,13 @@ def test_a_visit_met_again_has_another_uid():
     assert len({v.uid for v in visits}) == 5
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_processes_together_walk_the_order_of_one(count):
-    config = Data(prompt_length=32, held_out_every=4)
-    one_process = stream_of(numbered(23), config).next(3 * 12)
-    streams = [stream_of(numbered(23), config, process_index=p, process_count=count) for p in range(count)]
-    together = [visit for _ in range(3) for s in streams for visit in s.next(12 // count)]
-    assert together == one_process
-    assert len({json.dumps(s.get_state()) for s in streams}) == 1
-
-
-def test_a_position_saved_by_two_processes_resumes_on_one():
-    pair = [stream_of(numbered(9), process_index=p, process_count=2) for p in range(2)]
-    for s in pair:
-        s.next(5)
-    alone = stream_of(numbered(9))
-    alone.set_state(pair[0].get_state())
-    assert alone.next(7) == stream_of(numbered(9)).next(17)[10:]
-
-
-def test_any_number_of_processes_goes_on_where_any_other_number_stood(trials):
-    """And a run that began with one number of them and went on with others walks the order of one process."""
-    draw = random.Random(0)
-    for trial in range(trials(20, 1_000)):
-        size = draw.randrange(1, 50)
-        config = Data(prompt_length=32, held_out_every=draw.choice([None, 3]))
-        if all(is_held_out(numbered(size)[i], config) for i in range(size)):
-            continue
-        state, walked = None, []
-        for _ in range(draw.randrange(1, 4)):
-            count = draw.randrange(1, 9)
-            options = [{"process_index": p, "process_count": count} for p in range(count)]
-            streams = [stream_of(numbered(size), config, seed=trial, **one) for one in options]
-            for stream in streams if state else ():
-                stream.set_state(json.loads(json.dumps(state)))
-            for _ in range(draw.randrange(1, 4)):
-                rows = draw.randrange(1, 5)
-                walked += [visit for stream in streams for visit in stream.next(rows)]
-            state, *others = (stream.get_state() for stream in streams)
-            assert all(other == state for other in others)
-        assert walked == stream_of(numbered(size), config, seed=trial).next(len(walked))
-
-
 def test_train_and_held_out_share_no_prompt_though_the_source_repeats_texts():
     source = open_addition(Addition(digits=1, size=3000))
     config = Data(prompt_length=32, held_out_every=5)
     train = {v.example.prompt_digest() for v in stream_of(source, config).next(2500)}
-    held = {v.example.prompt_digest() for v in stream_of(source, config, split="held_out").next(500)}
+    held = {v.example.prompt_digest() for v in held_out(source, TOKENIZER, config, 100 - len(train), seed=3)}
     assert train.isdisjoint(held)
-    assert len(train | held) == 100
-    assert {v.example.prompt_digest() for v in held_out(source, TOKENIZER, config, len(held), seed=3)} == held
+    assert len(train | held) == 100 and held
 
 
 def test_about_one_prompt_in_ten_is_held_out():
@@ -269,20 +226,20 @@ def test_what_was_dropped_is_told_in_one_sentence():
 @pytest.mark.parametrize("texts", [["", " "], ["x" * 100, ""]])
 def test_nothing_usable_is_an_error_and_not_a_loop(texts):
     config = Data(prompt_length=32, held_out_every=None, on_bad_prompt="drop", max_dropped_share=1.0)
-    with pytest.raises(ValueError, match="none of the 2 examples can be used for the train split"):
+    with pytest.raises(ValueError, match="none of the 2 examples can be used for training"):
         stream_of(numbered(2, texts), config).next(1)
 
 
 def test_an_empty_split_is_an_error():
-    with pytest.raises(ValueError, match="held_out split"):
-        stream_of(numbered(5), EVERYTHING, split="held_out").next(1)
+    with pytest.raises(ValueError, match="none of the 5 examples can be used for training"):
+        stream_of(numbered(5), Data(prompt_length=32, held_out_every=1)).next(1)
     with pytest.raises(ValueError, match="no examples"):
         stream_of(numbered(0))
 
 
 def test_a_position_of_another_order_is_refused():
     state = stream_of(numbered(5)).get_state()
-    for other in (stream_of(numbered(6)), stream_of(numbered(5), seed=1), stream_of(numbered(5), split="held_out")):
+    for other in (stream_of(numbered(6)), stream_of(numbered(5), seed=1)):
         with pytest.raises(ValueError, match="data position saved with"):
             other.set_state(state)
 
@@ -292,12 +249,6 @@ def test_a_position_of_another_order_is_refused():
 def test_senseless_data_configs_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Data(**{"prompt_length": 8, **wrong})
-
-
-@pytest.mark.parametrize("wrong", [{"split": "test"}, {"process_index": 2, "process_count": 2}, {"process_index": -1}])
-def test_senseless_streams_are_refused(wrong):
-    with pytest.raises(ValueError):
-        stream_of(numbered(3), **wrong)
 
 
 def test_five_thousand_random_prompts_are_used_or_counted_and_nothing_else(trials):

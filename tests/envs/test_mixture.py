@@ -109,9 +109,7 @@ def test_a_config_that_is_no_row_is_refused_with_the_nearest_name():
 
 def test_a_mixture_goes_on_where_it_was_and_keeps_its_shares():
     tokenizer, data = TOKENIZERS["Bytes"].build(Bytes(), ()), Data(prompt_length=40, held_out_every=None)
-    opened = lambda seed: open_stream(
-        mix([source("x", 30), source("y", 10)], (3, 1)), tokenizer, data, seed=seed, split="train"
-    )
+    opened = lambda seed: open_stream(mix([source("x", 30), source("y", 10)], (3, 1)), tokenizer, data, seed=seed)
     stream, again, other = opened(1), opened(1), opened(2)
     before = stream.next(17)
     state = stream.get_state()

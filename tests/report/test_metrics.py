@@ -67,9 +67,9 @@ def test_a_resumed_table_drops_rows_after_the_checkpoint(tmp_path):
     with open(path, "ab") as handle:
         handle.write(b'{"step": 3, "rew')
     metrics = open_metrics(path, committed)
-    assert metrics.offset() == committed
+    assert metrics.commit() == committed
     metrics.append({"step": 2, "reward": 0.25})
-    assert metrics.offset() == path.stat().st_size
+    assert metrics.commit() == path.stat().st_size
     metrics.close()
     assert list(read_metrics(path)) == [{"step": 1, "reward": 0.1}, {"step": 2, "reward": 0.25}]
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import re
 import threading
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -71,7 +73,12 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("population") / "sweep"
     folder.mkdir()
     sweep = read_sweep("configs/tiny.gin", [*TINY, *SWEPT])
-    ended = train_population(sweep, folder, *read_configs(sweep), threading.Event(), SILENT)
+    looked, check_end = [], populations.check_end
+    with pytest.MonkeyPatch.context() as patch:
+        place = lambda population: (population.first.done, max(population.run_state.steps()))
+        patch.setattr(populations, "check_end", lambda p, state: looked.append(place(p)) or check_end(p, state))
+        ended = train_population(sweep, folder, *read_configs(sweep), threading.Event(), SILENT)
+    assert looked == [(3, 2)]  # where the stage ends, before its last step is saved
     assert {name: end.code for name, end in ended.items()} == dict.fromkeys(MEMBERS, 0)
     return folder
 
@@ -330,6 +337,16 @@ def test_a_member_that_ends_with_weights_that_are_not_finite_fails_alone(trained
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(populations.fault, "bad_weights", lambda state, cfg: (Fault("weights", "embed"), "policy"))
             populations.check_end(population, population.members.stack([{"w": jax.numpy.zeros(2)}] * 4))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(populations.records, "to_save", lambda job, waiting: ({}, {}))
+            patch.setattr(populations, "draws_of_members", lambda population, progress: [()] * 4)
+            for place, job in enumerate(population.jobs.values()):
+                job.done, job.overflowed = 9, {"policy": 4 + place}
+            population.jobs[MEMBERS[2]].overflowed = {"policy": 2}  # it has failed
+            first = []
+            run_state = SimpleNamespace(save=lambda *_, unproven: first.append(unproven))
+            populations.save(dataclasses.replace(population, run_state=run_state), SimpleNamespace(state=None))
+        assert first == [4]  # of members that have not failed
     assert list(population.failed) == [MEMBERS[2]]
     assert population.failed[MEMBERS[2]] == (
         "after step 0 its weights are not finite: weights (embed) of the role policy. "

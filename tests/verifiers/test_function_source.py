@@ -492,3 +492,33 @@ def test_an_error_in_a_part_shows_its_own_line():
 def test_annotations_of_a_parts_file_are_what_it_says():
     part = PartSource("mine.py", "def f(a: int): pass\nVERIFIERS = {'f': f}\n")
     assert load_part(part, 99)["f"].__annotations__ == {"a": int}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "A = []\nB = A\ndef grows(c, e):\n    A.append(c)\n    return len(B)\n",
+        "A = []\nB = {'a': (1, [A])}\ndef grows(c, e):\n    A.append(c)\n    return len(B['a'][1][0])\n",
+        "import numpy as np\nA = np.zeros(2)\nB = [A]\ndef grows(c, e):\n    A[:] += 1\n    return B[0][1]\n",
+        "A = []\nB = A\ndef push(c, a=A): a.append(c)\ndef grows(c, e):\n    push(c)\n    return len(B)\n",
+    ],
+)
+def test_an_object_of_several_names_is_one_object_there(source):
+    grows = cell(source)["grows"]
+    part = part_of({"grows": grows})
+    assert [say(part, "grows", "a").reward, grows("a", None)] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("D = {'seen': []}\ndef push(c, a=D['seen']): a.append(c)\n", "'push' and 'D'"),
+        ("a = []\ndef push(c, *, a=a): a.append(c)\nD = {'a': a}\ndel a\n", "'push' and 'D'"),
+        ("inner = [0]\nD = [inner, inner]\ndel inner\ndef push(c): D[0].append(c)\n", "'D'"),
+        ("class K:\n    a = b = []\n    def f(self): pass\ndef push(c): K.a.append(c)\nD = K.b\n", "'K' and 'D'"),
+    ],
+)
+def test_an_object_that_would_be_copied_is_refused(source, names):
+    grows = cell(source + "def grows(c, e):\n    push(c)\n    return len(D)\n")["grows"]
+    with pytest.raises(ValueError, match=f"{names} hold the same object here"):
+        part_of({"grows": grows})

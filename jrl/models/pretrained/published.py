@@ -23,12 +23,12 @@ from jrl.device.sharding import TRAIN, shardings
 from jrl.models import decoder
 from jrl.models.attention.kernels import Attention
 from jrl.models.contract import axes, is_spec
-from jrl.models.families import config_json_of, describe, family_of, labels_of, pad_of
+from jrl.models.families import classifier_json, config_json_of, describe, family_of, labels_of, pad_of
 from jrl.models.families.contract import CLASSIFIER, SCORE, Family, Pick, Place, read
 from jrl.models.heads import REWARD, Head, head_spec
 from jrl.models.leaves import layers_of
 from jrl.models.pretrained import adapters, peft
-from jrl.models.pretrained.adapters import part_of
+from jrl.models.pretrained.adapters import part_of, rows_of
 from jrl.models.pretrained.peft import Module
 from jrl.models.pretrained.tensors import DTYPES, Tensors, bits_of, open_tensors, write_tensors
 from jrl.models.remat import Remat
@@ -115,10 +115,17 @@ def classifier_of(published: Published) -> Classifier:
     if labels is None:
         raise ValueError(f"{published.path} is not a classifier: its architecture does not end in {CLASSIFIER}")
     family, cfg = _decoder_of(published)
-    pad_id = pad_of(config, family, where)
-    # A classifier has no token head, tied or not.
-    cfg = dataclasses.replace(cfg, tied=True)
-    return Classifier(family._replace(places={**family.places, REWARD: SCORE}), cfg, labels, pad_id)
+    return Classifier(*with_score(family, cfg), labels, pad_of(config, family, where))
+
+
+def with_score(family: Family, cfg: Decoder) -> tuple[Family, Decoder]:
+    """Returns family and decoder of a classifier: with a reward head, and without one of tokens, tied or not."""
+    return family._replace(places={**family.places, REWARD: SCORE}), dataclasses.replace(cfg, tied=True)
+
+
+def classifier_spec(cfg: Decoder, labels: int) -> PyTree:
+    """Returns the abstract parameters of a classifier, its head as the entry REWARD, [1, D, labels]."""
+    return {**decoder.spec(cfg), REWARD: head_spec(Head(outputs=labels), cfg.width, cfg.param_dtype)}
 
 
 def _decoder_of(published: Published) -> tuple[Family, Decoder]:
@@ -154,7 +161,7 @@ def plans(family: Family, cfg: Decoder, spec: PyTree | None = None) -> dict[str,
     by_name: dict[str, TensorPlan] = {}
     for numbers, _, path, shape, at in sorted(leaves):
         place = family.places[path[-1]]
-        sizes = [_size(dims, shape) for dims in place.dims]
+        sizes = [rows_of(dims, shape) for dims in place.dims]
         name, start = place.name.format(*numbers), 0
         if name in by_name:
             tensor = by_name[name]
@@ -233,7 +240,7 @@ def renamed(due: Mapping[str, TensorPlan], tensors: Tensors, family: Family) -> 
     return {name: names_in_files[name] for name in due}
 
 
-Where = tuple[str, TensorPlan, Slot, Module | None]  # the tensor that holds a layer of a leaf, and its adapter
+Where = tuple[str, Slot, Module | None]  # the tensor that holds a layer of a leaf, and its adapter
 
 
 def adapter_to(due: Mapping[str, TensorPlan], names: Mapping[str, str], folder: str | Path) -> dict[str, Module]:
@@ -280,8 +287,7 @@ def load_classifier(
 ) -> PyTree:
     """Returns the parameters of a classifier's folder, its head as the entry REWARD, [1, D, labels]. As `load`."""
     family, cfg, labels, _ = classifier_of(published)
-    spec = {**decoder.spec(cfg), REWARD: head_spec(Head(outputs=len(labels)), cfg.width, cfg.param_dtype)}
-    return _load(published, family, cfg, spec, mesh, announce)
+    return _load(published, family, cfg, classifier_spec(cfg, len(labels)), mesh, announce)
 
 
 def _load(
@@ -300,7 +306,7 @@ def _load(
         slots: dict[tuple[str, ...], dict[tuple[int, ...], Where]] = {}
         for name, plan in due.items():
             for slot in plan.slots:
-                slots.setdefault(slot.path, {})[slot.index] = names[name], plan, slot, modules.get(name)
+                slots.setdefault(slot.path, {})[slot.index] = names[name], slot, modules.get(name)
         placed = shardings(axes(spec), mesh, TRAIN)
         sizes = jax.tree.map(lambda leaf, sharding: _host_bytes(leaf, sharding), spec, placed, is_leaf=is_spec)
         total, done = sum(jax.tree.leaves(sizes)), 0
@@ -402,21 +408,20 @@ _PIECE = 1 << 18  # values looked at together: they stay in a core's cache
 def _read(
     tensors: Tensors,
     name: str,
-    plan: TensorPlan,
     slot: Slot,
     module: Module | None,
     shape: tuple[int, ...],
     box: tuple[slice, ...],
 ) -> np.ndarray:
     """Returns a box of a layer's leaf with its adapter merged in."""
-    published = lambda box: _read_published(tensors, name, plan, slot, shape, box)
+    published = lambda box: _read_published(tensors, name, slot, shape, box)
     if module is None:
         return published(box)
     return adapters.merged(published(box), module, slot.path[-1], slot.place, slot.start, shape, box, published)
 
 
 def _read_published(
-    tensors: Tensors, name: str, plan: TensorPlan, slot: Slot, shape: tuple[int, ...], box: tuple[slice, ...]
+    tensors: Tensors, name: str, slot: Slot, shape: tuple[int, ...], box: tuple[slice, ...]
 ) -> np.ndarray:
     """Returns a box of a layer's leaf. Of a published dimension that several axes share, the rows of the first axis's
     range are read."""
@@ -435,10 +440,6 @@ def _read_published(
     bits = bits.reshape([size for size, axis in zip(bits.shape, order) if axis is not None])
     bits = bits.transpose(np.argsort([axis for axis in order if axis is not None]))
     return np.ascontiguousarray(bits).view(data.dtype)
-
-
-def _size(dims: tuple[int | Pick, ...], shape: tuple[int, ...]) -> int:
-    return int(np.prod([d.of if isinstance(d, Pick) else shape[d] for d in dims], dtype=np.int64))
 
 
 def _refuse_untied(tensors: Tensors, embed: str, head: str) -> None:
@@ -462,11 +463,14 @@ def export(
     family: Family | None = None,
     companions: Mapping[str, bytes] | None = None,
     ids: Mapping[str, Any] | None = None,
+    head: jax.Array | None = None,
 ) -> list[str]:
     """Writes a folder that other tools load: config.json, generation_config.json, safetensors. Returns the file names.
 
     Args:
       params: stacked, sharded in any way. Fetched a tensor at a time.
+      head: a reward head, [1, D, labels]: the folder is that of a classifier, which has no head of tokens. None: of a
+        model that generates them.
       dtype: of the tensors.
       max_bytes: of one file of tensors.
       family: None: the first that can represent `cfg`.
@@ -489,21 +493,31 @@ def export(
     # Written even where unknown: a reader's default may be an id that the embedding does not have.
     known = {name: defaults[name] if defaults.get(name) is not None else (ids or {}).get(name) for name in IDS}
     config = {**config, **known, "torch_dtype": dtype}
+    if head is not None:
+        config |= classifier_json(family, head.shape[-1])
+        ends = known["eos_token_id"]
+        if known["pad_token_id"] in (ends if isinstance(ends, list) else [ends]):
+            config["pad_token_id"] = None  # other tools would read the score before the token that ends a text
     new = {name: value for name, value in known.items() if value is not None and defaults.get(name) is None}
     if new or GENERATION not in companions:
         companions[GENERATION] = json.dumps({**defaults, **new}, indent=2).encode() + b"\n"
     paths.make_dir(folder)
-    written = write_tensors(folder, published_tensors(params, cfg, family, dtype), max_bytes)
+    written = write_tensors(folder, published_tensors(params, cfg, family, dtype, head), max_bytes)
     for name, data in companions.items():
         paths.write_bytes_atomic(folder / name, data)
     paths.write_bytes_atomic(folder / "config.json", json.dumps(config, indent=2).encode() + b"\n")
     return sorted([*written, *companions, "config.json"])
 
 
-def published_tensors(params: PyTree, cfg: Decoder, family: Family, dtype: str) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields every published tensor of `params` in `dtype`, one at a time on the host."""
-    dtype = jnp.dtype(dtype)
-    for name, plan in plans(family, cfg).items():
+def published_tensors(
+    params: PyTree, cfg: Decoder, family: Family, dtype: str, head: jax.Array | None = None
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields every published tensor of `params` in `dtype`, one at a time on the host. head: as in `export`."""
+    dtype, spec = jnp.dtype(dtype), None
+    if head is not None:
+        family, cfg = with_score(family, cfg)
+        params, spec = {**params, REWARD: head}, classifier_spec(cfg, head.shape[-1])
+    for name, plan in plans(family, cfg, spec).items():
         out = np.empty(plan.shape, dtype)
         for slot in plan.slots:
             leaf = params
@@ -513,7 +527,7 @@ def published_tensors(params: PyTree, cfg: Decoder, family: Family, dtype: str) 
             fine, inner, order = [], [], []
             ranges = []
             for number, dims in enumerate(slot.place.dims):
-                size = _size(dims, leaf.shape)
+                size = rows_of(dims, leaf.shape)
                 start = slot.start if slot.place.join == number else 0
                 ranges.append(slice(start, start + size) if slot.place.join == number else slice(None))
                 fine += [d.of if isinstance(d, Pick) else leaf.shape[d] for d in dims]

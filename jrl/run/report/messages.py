@@ -23,10 +23,10 @@ def resume_message(done: int, total: int) -> str:
 
 
 def condemned_message(steps: Sequence[int]) -> str:
-    """Returns which checkpoints a run passes over because later updates were not finite."""
+    """Returns which checkpoints a run passes over because weights or later updates were not finite."""
     return (
-        f"Passed over: the checkpoint{'s' if len(steps) > 1 else ''} of step {', '.join(map(str, steps))}, after which "
-        "no update was finite (RUN/checkpoints/*.condemned)."
+        f"Passed over: the checkpoint{'s' if len(steps) > 1 else ''} of step {', '.join(map(str, steps))}: weights or "
+        "the updates after them were not finite (RUN/checkpoints/*.condemned)."
     )
 
 
@@ -49,7 +49,6 @@ def examples_at_fault(sequences: Sequence[int] | None, ids: Sequence[str], count
 
 
 def not_finite_message(
-    run: str | os.PathLike[str],
     *,
     first: int,
     last: int,
@@ -75,33 +74,35 @@ def not_finite_message(
     )
 
 
-def bad_end_message(done: int, skipped: int, *, fault: str, good: int | None, condemned: Sequence[int]) -> str:
-    """Returns why a run is not finished that has done all its steps.
+def bad_end_message(
+    stage: str, doubts: Sequence[str], *, fault: str, good: int | None, condemned: Sequence[int]
+) -> str:
+    """Returns why a run stops whose stage has done all its steps.
+
+    Args:
+      doubts: as `doubts` returns them.
+      fault: where the weights are not finite. good, condemned: as in `not_finite_message`.
+    """
+    ended = f"The stage {stage} has ended with weights that are not finite: {fault}."
+    return " ".join([ended, *doubts, from_good(good, condemned)])
+
+
+def doubt_message(doubts: Sequence[str]) -> str:
+    """Returns what there is to say of a stage that ends with finite weights where updates left doubt of them."""
+    return " ".join([*doubts, "The weights are finite. See the metrics of updates in metrics.jsonl."])
+
+
+def doubts(done: int, skipped: int, overflowed: Mapping[str, int]) -> list[str]:
+    """Returns a sentence for each reason to doubt that weights are finite.
 
     Args:
       done: the steps of the run. skipped: how many of the last skipped an update.
-      fault: where its weights are not finite. good, condemned: as in `not_finite_message`.
+      overflowed: {role: step} of updates whose norm was not finite.
     """
-    ended = f"The run has ended with weights that are not finite: {fault}."
-    which = [skipped_at_end(done, skipped)] if skipped else []
-    return " ".join([ended, *which, from_good(good, condemned)])
-
-
-def doubt_message(done: int, skipped: int, overflowed: Mapping[str, int]) -> str:
-    """Returns what there is to say of a run that ends with finite weights where updates left doubt of them.
-
-    Args:
-      done, skipped: as in `bad_end_message`. overflowed: {role: step} of updates whose norm was not finite.
-    """
-    doubts = [skipped_at_end(done, skipped)] if skipped else []
-    for role, step in sorted(overflowed.items()):
-        doubts.append(f"The update of the role {role} at step {step} was so large that its norm is not finite.")
-    return " ".join([*doubts, "See the metrics of updates in metrics.jsonl, and try the policy before you use it."])
-
-
-def skipped_at_end(done: int, skipped: int) -> str:
-    steps = f"steps {done - skipped + 1} to {done}" if skipped > 1 else f"step {done}"
-    return f"Updates of the last {steps} were skipped, since the loss or the gradient was not finite."
+    steps = f"step {done}" if skipped == 1 else f"steps {done - skipped + 1} to {done}"
+    last = [f"Updates of {steps} were skipped, since the loss or the gradient was not finite."] if skipped else []
+    large = "The update of the role {} at step {} was so large that its norm is not finite."
+    return [*last, *(large.format(role, step) for role, step in sorted(overflowed.items()))]
 
 
 def from_good(good: int | None, condemned: Sequence[int]) -> str:

@@ -35,12 +35,10 @@ class Sink:
 
 @dataclasses.dataclass(frozen=True)
 class Metrics:
-    """An open metrics.jsonl. `append(row)` hands the row to the system before it returns. `offset()` is the length so
-    far in bytes; `commit()` forces it to disk and returns it, and `sha256()` is the hash (hex) of as much: what a
-    checkpoint records."""
+    """An open metrics.jsonl. `append(row)` hands the row to the system before it returns. `commit()` forces
+    all rows to disk and returns their bytes, and `sha256()` is the hash (hex) of as much: what a checkpoint records."""
 
     append: Callable[[Mapping[str, Any]], None]
-    offset: Callable[[], int]
     commit: Callable[[], int]
     sha256: Callable[[], str]
     failures: dict[str, int]  # sink name -> rows it did not take
@@ -51,7 +49,6 @@ def no_metrics() -> Metrics:
     """Returns what takes rows and writes nothing: of the processes of a run one writes them."""
     return Metrics(
         append=lambda row: None,
-        offset=lambda: 0,
         commit=lambda: 0,
         sha256=lambda: "",
         failures={},
@@ -133,7 +130,6 @@ def open_metrics(
 
     return Metrics(
         append=append,
-        offset=lambda: position,
         commit=commit,
         sha256=digest.hexdigest,
         failures=failures,

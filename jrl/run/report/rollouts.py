@@ -114,10 +114,10 @@ def open_rollouts(folder: str | os.PathLike[str], *, rows: int, writer: int = 0,
     def commit() -> int:
         nonlocal arrays, ends, waiting_rows, waiting_bytes
         if waiting_rows:
-            start, stop = index["rows"], index["rows"] + waiting_rows
+            stop = index["rows"] + waiting_rows
             batch, new_ends = _joined(index["fields"], waiting, ends)
             try:
-                arrays = _write(arrays or _create(root, index), batch, start, stop, new_ends)
+                arrays = _write(arrays or _create(root, index), batch, stop, new_ends)
                 _write_index(root, {**index, "rows": stop})
             except (OSError, ValueError) as error:
                 # TensorStore reports a full disk as ValueError. The rows still wait, so a later commit may succeed.
@@ -435,7 +435,7 @@ def _joined(layouts, waiting, ends) -> tuple[dict[str, np.ndarray], dict[str, in
     return batch, {name: int(batch[f"{name}.end"][-1]) for name in TEXTS}
 
 
-def _write(arrays, batch: dict[str, np.ndarray], start: int, stop: int, ends: dict[str, int]) -> dict[str, Any]:
+def _write(arrays, batch: dict[str, np.ndarray], stop: int, ends: dict[str, int]) -> dict[str, Any]:
     """Extends every array and writes the batch at its end. Returns the arrays at their new size."""
     arrays = _resized(arrays, stop, ends, {name: value.shape[1] for name, value in batch.items() if value.ndim > 1})
     writes = []

@@ -193,7 +193,7 @@ class Curriculum(NamedTuple):
     pilot: Callable[[Any], int] = lambda config: 0  # steps that it holds them of
     window: Callable[[Any], int] = lambda config: 1  # W
     of_tasks: bool = False  # it chooses between the tasks of a mixture
-    # the weight of an example depends on the others: those of the other split must not be among them
+    # the weight of an example depends on the others: those that are held out must not be among them
     compares: bool = False
 
 

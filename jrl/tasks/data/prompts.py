@@ -8,8 +8,6 @@ from typing import Any, Literal, NamedTuple
 
 from jrl.tasks.example import Example
 
-Split = Literal["train", "held_out"]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Data:

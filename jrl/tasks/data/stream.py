@@ -1,10 +1,8 @@
-"""An endless, exactly resumable walk over the examples of a source.
+"""An endless, exactly resumable walk over the training examples of a source.
 
     position 0, 1, 2, ...   --order: shuffled anew each epoch-->   (epoch, example)   --split, checks-->   Visit
 
-The order is that of all processes together: process p of k takes the p-th block of n from every k * n visits, so one
-process or many train on the same prompts in the same order, and the position means the same to each. For this every
-process walks past the others' examples too (it makes them, which costs a generator its time, but takes its own only).
+Every process of a run walks the same prompts in the same order, and the position means the same to each.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import numpy as np
 
 from jrl.tasks.data.curricula import Outcomes, none_left, order_of, row_of
 from jrl.tasks.data.order import open_order
-from jrl.tasks.data.prompts import Data, Split, Visit, dropped_prompts, encode_prompt, is_held_out, refusal
+from jrl.tasks.data.prompts import Data, Visit, dropped_prompts, encode_prompt, is_held_out, refusal
 from jrl.tasks.envs.contract import Source
 from jrl.tasks.example import visit_uid
 from jrl.tasks.stopping import Stop, StopRequested, check_stop, never
@@ -27,25 +25,19 @@ ENOUGH_SEEN = 1000  # prompts in random order, from which the share that is drop
 class Stream:
     """The walk: a place in the order, moved by `next`. Its state is JSON and goes into the checkpoint."""
 
-    def __init__(self, source, tokenizer, config, *, seed, split, process_index, process_count, stop) -> None:
-        self._source, self._tokenizer, self._config, self._split = source, tokenizer, config, split
-        self._process_index, self._process_count, self._stop = process_index, process_count, stop
+    def __init__(self, source: Source, tokenizer: Any, config: Data, seed: int, stop: Stop) -> None:
+        self._source, self._tokenizer, self._config, self._stop = source, tokenizer, config, stop
         self._seed, self._size = seed, len(source)
         self._order = open_order(self._size, seed)
         self._position = 0
-        self._in_split: np.ndarray | None = None
+        self._is_training: np.ndarray | None = None
         self.outcomes: Outcomes | None = None  # of the examples, where a stage has a curriculum
         # Both of the first pass only: what is dropped then is dropped in every later one.
-        self.counts: dict[str, int] = {}  # examples of the split that were dropped, by cause
-        self.seen = 0  # examples of the split
-
-    @property
-    def epoch(self) -> int:
-        """How many times the whole source has been walked."""
-        return self._position // self._size
+        self.counts: dict[str, int] = {}  # training examples that were dropped, by cause
+        self.seen = 0  # training examples
 
     def next(self, n: int) -> list[Visit]:
-        """Returns this process's next `n` visits.
+        """Returns the next `n` visits.
 
         Raises: ValueError where a prompt is refused, more than Data.max_dropped_share of them are dropped, or a whole
             pass finds nothing to use. StopRequested where the stream's `stop` says so; the
@@ -53,11 +45,10 @@ class Stream:
         """
         before = self.get_state()
         try:
-            visits = [self._advance() for _ in range(n * self._process_count)]
+            return [self._advance() for _ in range(n)]
         except StopRequested:
             self.set_state(before)
             raise
-        return visits[self._process_index * n : (self._process_index + 1) * n]
 
     def select(self, n: int, curriculum: Any) -> list[Visit]:
         """Returns the next `n` visits of a curriculum: distinct examples, again from the first where there are fewer.
@@ -65,13 +56,13 @@ class Stream:
         Args:
           curriculum: its configuration; the table is `outcomes`.
 
-        Raises: ValueError where it leaves no prompt of the split, or a prompt is refused; StopRequested as in `next`.
+        Raises: ValueError where it leaves no training prompt, or a prompt is refused; StopRequested as in `next`.
         """
-        order = order_of(curriculum, self.outcomes, self._seed, self._position, self.in_split(curriculum))
+        order = order_of(curriculum, self.outcomes, self._seed, self._position, self.training_examples(curriculum))
         chosen: list[int] = []
         for index in order.tolist():
             check_stop(self._stop, "reading prompts")
-            if is_held_out(self._source[index], self._config) == (self._split == "held_out"):
+            if not is_held_out(self._source[index], self._config):
                 chosen.append(index)
             if len(chosen) == n:
                 break
@@ -90,7 +81,7 @@ class Stream:
         return self.revisit(place.choice(self._size, size=n, p=chances).tolist())
 
     def every(self) -> Iterator[Visit | None]:
-        """Yields the first visit of every example of the source, in its order; None where it is of the other split, or
+        """Yields the first visit of every example of the source, in its order; None where it is held out, or
         dropped. Moves nothing, and counts what is dropped, as the first pass of a walk does.
 
         Raises: ValueError where a prompt is refused, or more than Data.max_dropped_share of them are dropped;
@@ -101,7 +92,7 @@ class Stream:
             check_stop(self._stop, "reading prompts")
             example = self._source[index]
             visit = None
-            if is_held_out(example, self._config) == (self._split == "held_out"):
+            if not is_held_out(example, self._config):
                 prompt, cause = encode_prompt(example, self._tokenizer, self._config)
                 if cause is not None and self._config.on_bad_prompt == "refuse":
                     raise refusal(example, cause, len(prompt), self._config)
@@ -111,21 +102,21 @@ class Stream:
             yield visit
         self._check_dropped()
 
-    def in_split(self, curriculum: Any) -> np.ndarray | None:
-        """Returns which examples of the source are of this split, [size] bool, for a curriculum that compares them;
+    def training_examples(self, curriculum: Any) -> np.ndarray | None:
+        """Returns which examples of the source are for training, [size] bool, for a curriculum that compares them;
         None: all are, or it compares none. The first call reads every example.
 
         Raises: StopRequested where the stream's `stop` says so.
         """
-        if not row_of(curriculum).compares or (self._config.held_out_every is None and self._split == "train"):
+        if not row_of(curriculum).compares or self._config.held_out_every is None:
             return None
-        if self._in_split is None:
+        if self._is_training is None:
             found = np.zeros(self._size, bool)
             for index in range(self._size):
                 check_stop(self._stop, "reading prompts")
-                found[index] = is_held_out(self._source[index], self._config) == (self._split == "held_out")
-            self._in_split = found
-        return self._in_split
+                found[index] = not is_held_out(self._source[index], self._config)
+            self._is_training = found
+        return self._is_training
 
     def revisit(self, chosen: Sequence[int]) -> list[Visit]:
         """Returns visits of examples that a curriculum has chosen, and moves past them. Their numbers, which name their
@@ -142,13 +133,13 @@ class Stream:
 
     def get_state(self) -> dict[str, Any]:
         """Returns the position as JSON. It is the same on every process, for any number of processes."""
-        return {"position": self._position, "seed": self._seed, "size": self._size, "split": self._split,
+        return {"position": self._position, "seed": self._seed, "size": self._size,
                 "counts": dict(sorted(self.counts.items())), "seen": self.seen}  # fmt: skip
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Moves to a saved position. Raises ValueError if it was saved from another order of examples."""
         here = self.get_state()
-        for name in ("seed", "size", "split"):
+        for name in ("seed", "size"):
             if state[name] != here[name]:
                 raise ValueError(f"data position saved with {name} = {state[name]!r}, this run has {here[name]!r}")
         self._position = int(state["position"])
@@ -165,7 +156,7 @@ class Stream:
             index = self._order(position)
             example = self._source[index]
             self._position += 1
-            if is_held_out(example, self._config) != (self._split == "held_out"):
+            if is_held_out(example, self._config):
                 continue
             prompt, cause = encode_prompt(example, self._tokenizer, self._config)
             if cause is not None and self._config.on_bad_prompt == "refuse":
@@ -175,7 +166,7 @@ class Stream:
             if cause is None:
                 return Visit(example, visit_uid(example.id, position // self._size), prompt, index)
         raise ValueError(
-            f"none of the {self._size} examples can be used for the {self._split} split "
+            f"none of the {self._size} examples can be used for training "
             f"(dropped so far: {self.counts or 'none'}; Data.held_out_every = {self._config.held_out_every})"
         )
 
@@ -197,34 +188,8 @@ class Stream:
             )
 
 
-def open_stream(
-    source: Source,
-    tokenizer: Any,
-    config: Data,
-    *,
-    seed: int,
-    split: Split,
-    process_index: int = 0,
-    process_count: int = 1,
-    stop: Stop = never,
-) -> Stream:
-    """Returns the stream of one split of `source`, at its start.
-
-    Raises: ValueError for an empty source, an unknown split or a process outside 0..process_count-1.
-    """
+def open_stream(source: Source, tokenizer: Any, config: Data, *, seed: int, stop: Stop = never) -> Stream:
+    """Returns the stream of the training split of `source`, at its start. Raises ValueError for an empty source."""
     if len(source) < 1:
         raise ValueError("the source has no examples")
-    if split not in ("train", "held_out"):
-        raise ValueError(f"split {split!r} is not 'train' or 'held_out'")
-    if not 0 <= process_index < process_count:
-        raise ValueError(f"process {process_index} of {process_count}")
-    return Stream(
-        source,
-        tokenizer,
-        config,
-        seed=seed,
-        split=split,
-        process_index=process_index,
-        process_count=process_count,
-        stop=stop,
-    )
+    return Stream(source, tokenizer, config, seed, stop)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jrl import paths
-from jrl.tasks.envs.contract import stamp_of
+from jrl.tasks.envs.contract import check_unchanged, stamp_of
 from jrl.tasks.stopping import Stop, check_stop, never
 
 ENDINGS = (".array_record", ".arrayrecord")
@@ -52,8 +52,7 @@ class ArrayRecords:
 
     def at(self, place: int) -> dict[str, Any]:
         with open(paths.local(self._path), "rb") as file:
-            if stamp_of(file) != self._stamp:
-                raise ValueError(f"{self._path} changed while it was being read")
+            check_unchanged(file, self._stamp, self._path)
         (record,) = self._guarded(lambda: self._reader.read([place]))
         return self._parse(record)
 

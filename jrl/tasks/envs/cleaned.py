@@ -26,7 +26,7 @@ def open_cleaned(config: Cleaned, source: Source, evaluation: Sequence[Source], 
     """Returns the examples of `source` that are left.
 
     Args:
-      evaluation: the sources of Config.evaluation, opened.
+      evaluation: those of Cleaned.evaluation, opened.
 
     Raises: ValueError for bounds below 1, or where nothing is left; StopRequested where `stop` says so.
     """

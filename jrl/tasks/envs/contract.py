@@ -89,3 +89,9 @@ def stamp_of(file: IO[bytes]) -> tuple[int, int]:
     """Returns bytes of an open file, and nanoseconds when it had last been written: by which a change is noticed."""
     described = os.fstat(file.fileno())
     return described.st_size, described.st_mtime_ns
+
+
+def check_unchanged(file: IO[bytes], stamp: tuple[int, int] | None, path: str | os.PathLike[str]) -> None:
+    """Raises ValueError where an open file is not as it was when its `stamp_of` was taken."""
+    if stamp_of(file) != stamp:
+        raise ValueError(f"{path} changed while it was being read")

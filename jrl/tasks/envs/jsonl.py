@@ -23,7 +23,7 @@ import numpy as np
 from jrl import paths
 from jrl.tasks.envs.array_record import ENDINGS, ArrayRecords
 from jrl.tasks.envs.columns import CAUSES, BadRow, Jsonl, example_of, kind
-from jrl.tasks.envs.contract import digest_of, in_range, stamp_of
+from jrl.tasks.envs.contract import check_unchanged, digest_of, in_range, stamp_of
 from jrl.tasks.envs.gzipped import GzipText
 from jrl.tasks.envs.parquet import open_parquet
 from jrl.tasks.example import Example
@@ -182,8 +182,7 @@ class Lines:
 
     def at(self, place: int) -> dict[str, Any]:
         with self._open(place) as file:
-            if stamp_of(file) != self._stamp:
-                raise ValueError(f"{self._path} changed while it was being read")
+            check_unchanged(file, self._stamp, self._path)
             return _parse(_without_bom(file.readline(self._limit + len(_BOM) + 1), place), self._limit)
 
     def _open(self, place: int) -> IO[bytes]:

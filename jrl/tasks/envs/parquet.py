@@ -15,7 +15,7 @@ import numpy as np
 
 from jrl import paths
 from jrl.tasks.envs.columns import BadRow
-from jrl.tasks.envs.contract import stamp_of
+from jrl.tasks.envs.contract import check_unchanged, stamp_of
 from jrl.tasks.stopping import Stop, check_stop, never
 
 MAX_GROUP_BYTES = 2 << 30  # of a row group, unpacked
@@ -76,8 +76,7 @@ class ParquetRows:
 
     def at(self, place: int) -> dict[str, Any]:
         with open(paths.local(self._path), "rb") as file:
-            if stamp_of(file) != self._stamp:
-                raise ValueError(f"{self._path} changed while it was being read")
+            check_unchanged(file, self._stamp, self._path)
         group = int(np.searchsorted(self._starts, place, "right")) - 1
         (row,) = _python(self._group(group).slice(place - int(self._starts[group]), 1))
         return self._checked(row)

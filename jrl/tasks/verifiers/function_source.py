@@ -29,7 +29,7 @@ from jrl.tasks.verifiers.definitions import (
     methods_of,
     undecorated,
 )
-from jrl.tasks.verifiers.same_definition import difference
+from jrl.tasks.verifiers.same_definition import CHANGEABLE, difference, split_object
 from jrl.tasks.verifiers.source import PART_MODULE, PartSource, load_module
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign  # the last binds a lambda
@@ -96,6 +96,11 @@ def _check_same(part: PartSource, carried: Mapping[str, Carried]) -> None:
     finally:
         sys.modules.pop(f"{PART_MODULE}{CHECKED}", None)
     there = {name: module[name] for name, one in carried.items() if one.text}
+    if (names := split_object((name, carried[name].value, value) for name, value in there.items())) is not None:
+        raise ValueError(
+            f"{' and '.join(map(repr, names))} hold the same object here, and in the verifier processes would hold "
+            f"copies, which do not change together; give the object a name of its own, or {IN_A_FILE}"
+        )
     originals = {id(value): carried[name].value for name, value in there.items()}
     for name, value in there.items():
         if literal_of(value) != literal_of(carried[name].value):
@@ -129,7 +134,7 @@ def _carry_value(name: str, value: Any, user: Any, carried: dict[str, Carried]) 
         _carry_definition(name, value, carried)  # else it is an alias of what has its own name
     elif (statement := _import(name, value)) is not None:
         carried[name] = Carried(value, statement)
-    elif (expression := _expression(value, user, carried)) is not None:
+    elif (expression := _expression(value, user, carried, _shared_names(user), name)) is not None:
         carried.setdefault(name, Carried(value, f"{name} = {expression}"))
     else:
         raise ValueError(
@@ -143,9 +148,26 @@ def _is_of(user: Any, value: Any) -> bool:
     return isinstance(undecorated(value), types.FunctionType | type) and value.__module__ == user.__module__
 
 
-def _expression(value: Any, user: Any, carried: dict[str, Carried]) -> str | None:
-    """Returns the source of a value, once what it names is carried; None where it cannot be written."""
-    if (literal := literal_of(value)) is not None:
+def _shared_names(user: Any) -> dict[int, str]:
+    """Returns the first name, by identity, of every object among the globals of a user that may be changed in place."""
+    named = [(name, value) for name, value in globals_of(user).items() if not name.startswith("_")]
+    return {id(value): name for name, value in reversed(named) if isinstance(value, CHANGEABLE)}
+
+
+def _expression(
+    value: Any, user: Any, carried: dict[str, Carried], shared: Mapping[int, str], own: str | None = None
+) -> str | None:
+    """Returns the source of a value, once what it names is carried; None where it cannot be written.
+
+    Args:
+      shared: as `_shared_names` returns it: such an object is written by its name, so that it stays one object.
+      own: the name that the value is written for.
+    """
+    if (other := shared.get(id(value), own)) != own:
+        _carry_value(other, value, user, carried)
+        return other
+    has_shared = isinstance(value, tuple | list | dict) and any(id(part) in shared for part in _parts_of(value))
+    if not has_shared and (literal := literal_of(value)) is not None:
         return literal
     name = getattr(value, "__name__", None)
     if isinstance(name, str) and getattr(builtins, name, MISSING) is value:
@@ -156,7 +178,15 @@ def _expression(value: Any, user: Any, carried: dict[str, Carried]) -> str | Non
     if isinstance(name, str) and (statement := _import(name, value)) is not None and statement.startswith("from "):
         _, module, _, attribute, *_ = statement.split()
         return f"__import__({module!r}, fromlist=[{attribute!r}]).{attribute}"
-    return container_of(value, lambda part: _expression(part, user, carried))
+    return container_of(value, lambda part: _expression(part, user, carried, shared))
+
+
+def _parts_of(value: Any) -> Iterator[Any]:
+    """Yields what a container holds, at any depth."""
+    for part in value.values() if isinstance(value, dict) else value:
+        yield part
+        if isinstance(part, tuple | list | dict):
+            yield from _parts_of(part)
 
 
 def _carry_definition(name: str, thing: Any, carried: dict[str, Carried]) -> None:

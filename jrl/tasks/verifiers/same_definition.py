@@ -6,11 +6,14 @@ import enum
 import inspect
 import re
 import types
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
-from jrl.tasks.verifiers.definitions import MISSING, function_of, literal_of, methods_of
+import numpy as np
 
+from jrl.tasks.verifiers.definitions import MISSING, function_of, literal_of, methods_of, undecorated
+
+CHANGEABLE = (list, dict, set, bytearray, np.ndarray)  # what may be changed in place
 DUNDER = re.compile("__.*__|_abc_impl")  # names that Python and libraries give values
 
 
@@ -73,6 +76,41 @@ def is_same(here: Any, there: Any, originals: Mapping[int, Any]) -> bool:
     mine, others = (getattr(one, "__dict__", {}) for one in (here, there))
     of_a_cell = type(here) is not type(there)
     return not of_a_cell or all(is_same(mine.get(n, MISSING), others.get(n, MISSING), originals) for n in mine | others)
+
+
+def split_object(values: Iterable[tuple[str, Any, Any]]) -> list[str] | None:
+    """Returns the names that hold one changeable object here, and two there; None where there are none.
+
+    Args:
+      values: name, what it means here, and there.
+    """
+    known: dict[int, tuple[str, Any]] = {}
+    for name, here, there in values:
+        for mine, other in _changeable(here, there):
+            first, its_other = known.setdefault(id(mine), (name, other))
+            if its_other is not other:
+                return [*dict.fromkeys([first, name])]
+    return None
+
+
+def _changeable(here: Any, there: Any) -> Iterator[tuple[Any, Any]]:
+    """Yields the changeable objects that a value or the defaults of a function hold here, with those in their places
+    there."""
+    if isinstance(here, CHANGEABLE):
+        yield here, there
+    if isinstance(here, types.FunctionType) or hasattr(here, "__wrapped__"):
+        mine, other = undecorated(here), undecorated(there)
+        for place in ("__defaults__", "__kwdefaults__"):
+            yield from _changeable(getattr(mine, place, None) or (), getattr(other, place, None) or ())
+    elif isinstance(here, type):
+        mine, others = _attributes(here), _attributes(there)
+        yield from _changeable({name: mine[name] for name in mine if not callable(mine[name])}, others)
+    elif isinstance(here, dict):
+        for key in here.keys() & there.keys():
+            yield from _changeable(here[key], there[key])
+    elif isinstance(here, tuple | list):
+        for mine, other in zip(here, there):
+            yield from _changeable(mine, other)
 
 
 def _kind(thing: Any) -> Any:

@@ -2,8 +2,7 @@
 
 A program needs the run's state (weights, optimizer) and its own temporary arrays. The latter peak at one of a few
 moments: the prefill or a decode step; the backward pass of a chunk of logits or of a layer. Each moment is the sum of
-  the
-arrays in the TPU compiler's buffer assignments (libtpu 0.0.42.1), and nothing is fitted except a layer of linear
+the arrays in the TPU compiler's buffer assignments (libtpu 0.0.42.1), and nothing is fitted except a layer of linear
 attention (`chunk_bytes`): see docs/plan.md.
 """
 

@@ -13,7 +13,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from jrl import paths
-from jrl.algos.contract import Needs, reads_old_values, recomputes_logprobs
+from jrl.algos.contract import Needs
 from jrl.device.sharding import AXES, BATCH_AXES, TRAIN, num_shards, spec, split_sizes
 from jrl.device.transfer import Publication, publication, shared_cuts
 from jrl.experiment import (
@@ -343,11 +343,8 @@ def stage_case(config: Config, parts: Parts, index: int, before: Case | None, fi
         needs=needs,
         updates=stage.trains,
         roles=len({"policy", *(role for one in config.stages[: index + 1] for role in optimizers(one))}),
-        previous=stage.lag if online and objective.refill(stage.objective) is not None else 0,
-        recomputes=(reads_old_values(objective, stage.objective) and CRITIC not in optimizers(stage))
-        or needs.credit_entropy
-        or needs.credit_sum_squared
-        or recomputes_logprobs(needs, stage.learner.updates_per_batch),
+        previous=programs.num_previous(stage, objective),
+        recomputes=bool(programs.recomputed_fields(stage, objective)),
         before=before,
         waiting=stage.lag + segments_of(stage, config) - 1 if online else 0,
         **fields,

@@ -80,13 +80,13 @@ def gathers_in_loop(name: str, case: Case, rows: list[dict[str, Any]]) -> list[s
     """Returns the problems of a decode loop that crosses batch axes, or gathers more than a decode step's
     activations."""
     lines = []
-    offload_buffer_bytes = case.slots * (case.cfg.vocab_size + case.cfg.width * (2 * case.cfg.layers + 1)) * 4
+    step_bytes = case.slots * (case.cfg.vocab_size + case.cfg.width * (2 * case.cfg.layers + 1)) * 4
     for row in rows:
         if not row["in_loop"]:
             continue
         if set(row["axes"].split("+")) & {"slices", *BATCH_AXES} - {EXPERT}:  # experts exchange tokens
             lines.append(f"{name}: {row['op']} over {row['axes']} inside the decode loop, {row['count']} times")
-        elif row["op"] == "all-gather" and row["bytes"] > 1.5 * case.decode_steps * offload_buffer_bytes:
+        elif row["op"] == "all-gather" and row["bytes"] > 1.5 * case.decode_steps * step_bytes:
             lines.append(
                 f"{name}: the decode loop gathers {row['bytes'] / case.decode_steps / 1e6:.1f} MB a step "
                 f"over {row['axes']}"

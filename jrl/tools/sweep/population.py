@@ -269,11 +269,13 @@ def run(population: Population, stop: threading.Event, tick: Callable[[], None],
     held: PopulationStep | None = None
     began, stopped = first.done, None
 
-    def save() -> None:
+    def save(*, ended: bool = False) -> None:
         nonlocal held
         if held is not None:
             populations.emit(population, held)
             held = None
+            if ended:
+                populations.check_end(population, progress.state)
             populations.save(population, progress)
 
     while first.done < first.total:
@@ -300,9 +302,8 @@ def run(population: Population, stop: threading.Event, tick: Callable[[], None],
             first.program_cache.freeze()
         ended = first.done - starts(first.config)[progress.stage] == stage.config.steps
         if first.done % first.config.checkpoint.every == 0 or ended:
-            save()
+            save(ended=ended)
         if ended and first.done < first.total:
-            populations.check_end(population, progress.state)
             populations.save_members(population, progress)
         if stop.is_set() or population.failed.keys() >= population.jobs.keys():
             break
@@ -311,7 +312,6 @@ def run(population: Population, stop: threading.Event, tick: Callable[[], None],
         raise stopped
     if first.done < first.total:
         raise Preempted(saved_message(first.done, first.total) if first.done else "Stopped before the first step.")
-    populations.check_end(population, progress.state)
     evaluate_all(population, progress.state, f"after_{first.stages[-1].name}")
     populations.save_members(population, progress)
     first.memory.sample(now=True)  # of the one process
