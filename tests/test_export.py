@@ -14,12 +14,13 @@ import jrl
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.run.identity import RefusedIdentity
 from jrl.run.trained import open_trained
+from jrl.tasks.example import Message
 from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.tokenizers import load as load_tokenizer
 from jrl.tools.chat import ask, open_chat
 from jrl.tools.export import export_policy, save_tokenizer, size_of
 from jrl.tools.inspect_model import recognized
-from jrl.tools.score import score
+from jrl.tools.score import judge_conversations, score, score_rewards
 
 TINY = ("Online.steps=2", "Online.prompts=4", "Online.samples=2", "Checkpoint.every=1", "Log.writers=()",
         "Decoder.layers=2", "Decoder.width=16", "Decoder.head_dim=8", "Decoder.mlp_width=32")  # fmt: skip
@@ -56,6 +57,32 @@ def test_an_exported_run_scores_as_the_run(run, published):
     assert json.loads((published / "config.json").read_text())["architectures"] == ["Qwen3ForCausalLM"]
     # Whoever serves the model may read all of it, or none.
     assert len({path.stat().st_mode for path in published.iterdir() if path.is_file()}) == 1
+
+
+def test_a_reward_model_that_a_run_has_trained_is_exported_as_a_classifier_and_rewards_another_run(tmp_path, caplog):
+    steps = ["warm/Offline.steps=1", "judge/Offline.steps=1", "warm/Offline.batch_size=4", "judge/Offline.batch_size=4"]
+    jrl.train("configs/rlhf-tiny.gin", [*TINY, *steps], run=tmp_path / "run")
+    export_policy(tmp_path / "run", tmp_path / "model", role="reward")
+    assert "reward head" not in caplog.text
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert (config["architectures"], config["num_labels"]) == (["Qwen3ForSequenceClassification"], 1)
+    messages = [[Message("user", "1+2="), Message("assistant", text)] for text in ("3", "12")]
+    theirs = judge_conversations(tmp_path / "model", messages)["LABEL_0"]
+    trained = open_trained(tmp_path / "run", role="reward")
+    conversation = trained.policy.tokenizer.encode_conversation
+    rows = [conversation(each, add_generation_prompt=False) for each in messages]
+    np.testing.assert_allclose(theirs, score_rewards(trained, rows), rtol=1e-5)
+    assert theirs[0] != theirs[1]
+    # As what rewards another run, with the tokenizer that was exported with it.
+    reward = ["Config.reward=@RewardModel()", f"RewardModel.path='{tmp_path / 'model'}'", "RewardModel.length=32"]
+    batch = next(jrl.steps("configs/tiny.gin", [*TINY, *reward], run=tmp_path / "other")).batch
+    asked = [visit.example.messages for visit in batch.visits for _ in range(2)]
+    answered = [[*question, Message("assistant", text)] for question, text in zip(asked, batch.texts)]
+    expected = judge_conversations(tmp_path / "model", answered)["LABEL_0"]
+    np.testing.assert_allclose(batch.host_scores.components["RewardModel"], expected, rtol=1e-5)
+    # Its policy is written without it.
+    export_policy(tmp_path / "run", tmp_path / "policy")
+    assert f"the reward head of the role reward is not written: it stays in {tmp_path / 'run'}" in caplog.text
 
 
 def test_a_saved_step_is_exported(run, tmp_path):

@@ -19,11 +19,20 @@ from jrl.models import decoder
 from jrl.models.adapters.lora import dequantize_params, merge
 from jrl.models.adapters.matrices import EXPERTS
 from jrl.models.contract import abstract, axes
+from jrl.models.heads import REWARD
 from jrl.models.pretrained import peft
 from jrl.models.pretrained.adapters import modules_of, transposed
-from jrl.models.pretrained.published import Published, companions_of, decoder_of, export, plans, read_config
+from jrl.models.pretrained.published import (
+    OWN_TOKENIZER,
+    Published,
+    companions_of,
+    decoder_of,
+    export,
+    plans,
+    read_config,
+)
 from jrl.models.shape import Decoder
-from jrl.run.trained import OWN_TOKENIZER, NoTokenizer, Trained, is_published, open_trained
+from jrl.run.trained import NoTokenizer, Trained, is_published, open_trained
 from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.tokenizers.contract import SAVED_AS
 from jrl.tasks.tokenizers.published import PublishedTokenizer
@@ -51,6 +60,8 @@ def export_policy(
     where they are published ones. One that the run trained itself has no such form: it goes into the subfolder
     OWN_TOKENIZER, where `jrl sample` and `jrl eval` find it and other tools do not look.
     Adapters are merged into the weights: into what the bits stand for, where the run keeps few of them (LoRA.base).
+    A role with a reward head is written as a classifier, {family}ForSequenceClassification with a label for each
+    output; that of an ensemble of heads has no such form, and is written without them.
 
     Args:
       to: a folder that is not there yet, or empty.
@@ -63,7 +74,10 @@ def export_policy(
     """
     max_bytes = size_of(max_shard)
     trained = open_trained(source, (), step, announce=announce, stage=stage, role=role)
-    note_other_models(trained, source)
+    head = trained.heads.get(REWARD)
+    if head is not None and head.shape[0] > 1:
+        head = None
+    note_other_models(trained, source, without=None if head is None else (role, REWARD))
     model = trained.policy.config.model
     if not isinstance(trained.policy.cfg, Decoder):
         raise ValueError(f"{type(model).__name__} is a custom model, and has no published format")
@@ -82,6 +96,7 @@ def export_policy(
         family=family,
         companions=companions,
         ids=ids_of(tokenizer, read_config(model.path) if isinstance(model, Published) else {}),
+        head=head,
     )
     if not companions and not isinstance(tokenizer, NoTokenizer):
         files += save_tokenizer(tokenizer, Path(to) / OWN_TOKENIZER)
@@ -99,16 +114,20 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> list[str]:
     return [f"{folder.name}/{name}" for name in paths.list_dir(folder)]
 
 
-def note_other_models(trained: Trained, source: str | Path) -> None:
-    """Says so where a run trains more than its policy: heads and other roles stay in the run."""
+def note_other_models(trained: Trained, source: str | Path, without: tuple[str, str] | None) -> None:
+    """Says so where a run trains more than what is written: heads and other roles stay in the run.
+
+    Args:
+      without: the role and the name of a head that is written; None: none is.
+    """
     if is_published(Path(source)):
         return
     config, tables = trained.policy.config, trained.policy.parts.tables
     for stage in config.stages:
         needs = row_of(tables, "algos", stage.objective).needs(stage.objective)
         for role, heads in trained_heads(stage, needs).items():
-            for head in heads:
-                _log.warning("the %s head of %s is not part of the policy: it stays in %s", head, role, source)
+            for head in (head for head in heads if (role, head) != without):
+                _log.warning("the %s head of the role %s is not written: it stays in %s", head, role, source)
 
 
 @full_precision()

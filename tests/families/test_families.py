@@ -9,15 +9,16 @@ import jax
 import numpy as np
 import pytest
 from families import golden
-from families.published import logits, opened
+from families.published import logits, one_device, opened
 from safetensors.numpy import load_file, save_file
 
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.models.contract import num_params
 from jrl.models.families import FAMILIES, describe, family_of
 from jrl.models.families.contract import Keys, canonical, read, sort_keys
+from jrl.models.heads import REWARD
 from jrl.models.leaves import spec
-from jrl.models.pretrained.published import Published, decoder_of, export
+from jrl.models.pretrained.published import Published, classifier_of, decoder_of, export, load_classifier
 from jrl.models.shape import Decoder, check_length, for_length
 from jrl.resolve import load_config
 from jrl.tools.inspect_model import shape
@@ -62,6 +63,34 @@ def test_export_gives_back_every_bit(name, tmp_path):
     again, weights = opened(tmp_path / "out")
     assert canonical(again) == canonical(cfg)
     jax.tree.map(np.testing.assert_array_equal, weights, params)
+
+
+@pytest.mark.parametrize("name", golden.NAMES)
+def test_a_classifier_gives_back_every_bit_and_has_no_head_of_tokens(name, tmp_path):
+    cfg, params = opened(golden.write(tmp_path / "model", name))
+    head = np.random.default_rng(0).normal(size=(1, cfg.width, 3)).astype(np.float32)
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    given = dict(dtype="float32", max_bytes=1 << 30, family=golden.family(name), ids=ids, head=head)
+    export(params, cfg, tmp_path / "out", **given)
+    published = Published(path=str(tmp_path / "out"))
+    assert classifier_of(published)[2:] == (("LABEL_0", "LABEL_1", "LABEL_2"), 0)
+    weights = load_classifier(published, one_device())
+    np.testing.assert_array_equal(weights.pop(REWARD), head, strict=True)
+    jax.tree.map(np.testing.assert_array_equal, weights, {k: x for k, x in params.items() if k != "head"})
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    np.testing.assert_array_equal(stored["score.weight"], head[0].T)
+    assert not [label for label in stored if "lm_head" in label or "embed_out" in label]
+
+
+@pytest.mark.parametrize(
+    ("ends", "pad", "written"), [(2, 2, None), ([2, 0], 0, None), ([2, 3], 0, 0), (None, None, None)]
+)
+def test_a_classifier_whose_padding_ends_texts_reads_its_labels_at_the_last_token(ends, pad, written, tmp_path):
+    cfg, params = opened(golden.write(tmp_path / "model", "Llama"))
+    ids = {"bos_token_id": 1, "eos_token_id": ends, "pad_token_id": pad}
+    head = np.ones((1, cfg.width, 1), np.float32)
+    export(params, cfg, tmp_path / "out", dtype="float32", max_bytes=1 << 30, ids=ids, head=head)
+    assert classifier_of(Published(path=str(tmp_path / "out"))).pad_id == written
 
 
 @pytest.mark.parametrize("name", golden.NAMES)

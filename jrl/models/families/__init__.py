@@ -110,6 +110,13 @@ def labels_of(config: Mapping[str, Any], where: str = "config.json") -> tuple[st
     return tuple(str(id2label[key]) for key in sorted(id2label, key=int))
 
 
+def classifier_json(family: Family, labels: int) -> dict[str, Any]:
+    """Returns what config.json says of a family's classifier with so many labels, beside its decoder."""
+    names = {str(i): f"LABEL_{i}" for i in range(labels)}
+    own = {"id2label": names, "label2id": {name: int(i) for i, name in names.items()}, "problem_type": "regression"}
+    return {"architectures": [classifiers(family)[-1]], "num_labels": labels, **own}
+
+
 def pad_of(config: Mapping[str, Any], family: Family, where: str = "config.json") -> int | None:
     """Returns the padding token of a classifier, which reads its labels at the last other token; None: at the last
     token.
