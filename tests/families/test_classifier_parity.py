@@ -9,7 +9,7 @@ import pytest
 from families.published import one_device
 from families.shapes import CLASSES, SHAPES, weight
 
-from jrl.models.pretrained.published import Published, load_classifier
+from jrl.models.pretrained.published import Published, classifier_of, export, load_classifier
 from jrl.rollout.rewards import RewardModel, classify, open_classifier
 
 pytestmark = pytest.mark.slow
@@ -46,4 +46,15 @@ def test_rewards_are_those_of_transformers(name, tmp_path):
     absolute = np.abs(ours - theirs).max()
     print(f"FIGURE {name} classifier of {count}: abs {absolute:.2e} of {np.abs(theirs).max():.2f}")
     assert ours.shape == theirs.shape and absolute <= 2e-4
-    assert load_classifier(Published(path=str(tmp_path / "model")), one_device())["reward"].shape[2] == count
+    published = Published(path=str(tmp_path / "model"))
+    params = load_classifier(published, one_device())
+    assert params["reward"].shape[2] == count
+    # What is exported of it transformers reads as it reads its own.
+    family, cfg, _, pad_id = classifier_of(published)
+    given = dict(dtype="float32", max_bytes=1 << 30, family=family, head=params["reward"], ids={"pad_token_id": pad_id})
+    export(params, cfg, tmp_path / "out", **given)
+    again, report = classifier.from_pretrained(tmp_path / "out", output_loading_info=True, attn_implementation="eager")
+    assert not report["missing_keys"] and not report["unexpected_keys"] and again.config.num_labels == count
+    with torch.no_grad():
+        logits = again.eval().float()(torch.tensor(tokens), attention_mask=mask).logits.double().numpy()
+    np.testing.assert_allclose(logits, theirs, rtol=0, atol=1e-6)
