@@ -8,7 +8,8 @@ from pathlib import Path
 
 from jrl import config as gin
 from jrl import paths
-from jrl.experiment import Config, check, config_classes
+from jrl.compatibility import check
+from jrl.experiment import Config, config_classes
 from jrl.plugins import Part, Parts, load_parts, saved_parts
 
 PACKAGE = Path(__file__).parent

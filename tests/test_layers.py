@@ -26,6 +26,7 @@ LAYERS = (
     ("learning", "rollout"),
     ("run.checkpoints", "run.report", "run.signals"),
     ("experiment",),
+    ("compatibility",),
     ("plugins",),
     ("resolve",),
     ("run",),

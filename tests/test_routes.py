@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from sampled import fresh, places_of
 
+from jrl.compatibility import check_routes
 from jrl.config.errors import ConfigError
 from jrl.device.sharding import MeshShape, batch_sharding, make_mesh, replicated
-from jrl.experiment import Online, check_routes
+from jrl.experiment import Online
 from jrl.learning import learner, nonfinite
 from jrl.learning.layout import Learner, packed_shape
 from jrl.learning.learner import Weights

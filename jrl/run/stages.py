@@ -11,19 +11,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jrl.compatibility import check_components
 from jrl.device.placement import place_on_mesh, rows_on_mesh
 from jrl.device.processes import ONE, Processes
 from jrl.device.sharding import replicated
-from jrl.experiment import (
-    Offline,
-    Online,
-    Stage,
-    check_components,
-    optimizers,
-    row_of,
-    segments_of,
-    stage_names,
-)
+from jrl.experiment import Offline, Online, Stage, optimizers, row_of, segments_of, stage_names
 from jrl.learning.critic import CRITIC
 from jrl.learning.step import StageArrays
 from jrl.rollout.collect import PromptSampler

@@ -16,7 +16,8 @@ from jrl.algos.contract import Facts
 from jrl.algos.distillation import Distillation
 from jrl.algos.gkd import GKD
 from jrl.algos.on_policy_distillation import OnPolicyDistillation
-from jrl.experiment import TABLES, check
+from jrl.compatibility import check
+from jrl.experiment import TABLES
 
 FACTS = Facts(samples=1, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=8)
 

@@ -12,7 +12,8 @@ import jrl
 from jrl.algos import ALGOS
 from jrl.algos.contract import Facts, Needs
 from jrl.algos.iql import IQL
-from jrl.experiment import TABLES, check
+from jrl.compatibility import check
+from jrl.experiment import TABLES
 from jrl.learning.learner import Reading, token_terms
 
 ROW = ALGOS["IQL"]

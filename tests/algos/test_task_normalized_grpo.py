@@ -14,7 +14,7 @@ from jrl.algos import ALGOS
 from jrl.algos.conformance import sample_groups
 from jrl.algos.contract import Facts, Groups, Needs
 from jrl.algos.task_normalized_grpo import TaskNormalizedGRPO
-from jrl.experiment import check_needs
+from jrl.compatibility import check_needs
 from jrl.ops import reduce
 from jrl.ops.groups import first_group
 from jrl.resolve import load_config

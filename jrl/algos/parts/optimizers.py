@@ -54,7 +54,7 @@ PARTS: list[Part] = [
     },
     {
         "id": "O4",
-        "function": "jrl.experiment:check_master_weights",
+        "function": "jrl.compatibility:check_master_weights",
         "inputs": ["config"],
         "output": "None; raises ValueError where trained weights are bfloat16",
         "tests": [

@@ -1,0 +1,593 @@
+"""Which options of a configuration go together: what is refused before any device is touched."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping, Sequence
+
+from jrl.algos.contract import Facts, Objective
+from jrl.algos.online_vpo import OnlineVPO
+from jrl.algos.reward_shaping import components_read, replaces_infeasible
+from jrl.algos.xpo import XPO
+from jrl.experiment import (
+    Config,
+    Offline,
+    Online,
+    Stage,
+    Tables,
+    asked_comparisons,
+    completion_length,
+    correction_length,
+    judges_of,
+    question_length,
+    row_of,
+    segments_of,
+    stage_names,
+    stored_attributes,
+    trained_before,
+    trained_heads,
+    written_corrections,
+)
+from jrl.learning.average import AVERAGE
+from jrl.models.heads import REWARD
+from jrl.models.pretrained.published import Published
+from jrl.models.shape import Decoder
+from jrl.rollout.scoring import rewards_spans
+from jrl.rollout.strategies import strategy_of
+from jrl.rollout.strategies.contract import Setting
+from jrl.rollout.strategies.opponent import MixtureOpponent
+from jrl.rollout.strategies.partial import Partial
+from jrl.rollout.strategies.reference_samples import ReferenceSamples
+from jrl.rollout.strategies.refinement import Refinement
+from jrl.rollout.strategies.roll_out import RollOut
+from jrl.tasks.data.curricula import Pilot
+from jrl.tasks.judges import Pairwise
+from jrl.tasks.rewards.weighted import LARGEST_REWARD
+
+
+def check(config: Config, tables: Tables) -> None:
+    """Raises ValueError for a combination that cannot run, before any device is touched."""
+    roles: dict[str, frozenset[str]] = {"policy": frozenset()}  # that there are by then, and the heads of each
+    curriculum = None
+    for stage in config.stages:
+        check_stage(stage, config, tables, roles)
+        if stage.learner.replays_routes:
+            check_routes(stage)
+        if isinstance(stage, Online) and stage.curriculum is not None:
+            if curriculum is not None and isinstance(stage.curriculum, Pilot):
+                raise ValueError(
+                    f"{type(stage.curriculum).__name__} chooses by its first steps, which are counted from the first "
+                    f"stage that has a curriculum, and an earlier stage has {curriculum}; leave that one out"
+                )
+            curriculum = type(stage.curriculum).__name__
+        needs = row_of(tables, "algos", stage.objective).needs(stage.objective)
+        for role, heads in trained_heads(stage, needs).items() if stage.steps else ():  # without steps none begins
+            roles[role] = roles.get(role, frozenset()).union(heads)
+    check_model(config)
+    check_sampler_mesh(config)
+    check_teacher(config, tables, roles.keys())
+    if config.eval is not None and config.data.held_out_every is None:
+        raise ValueError("Eval needs held-out prompts: set Data.held_out_every, or Config.eval = None")
+
+
+def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[str, frozenset[str]]) -> None:
+    """Raises ValueError for a stage that cannot run.
+
+    Args:
+      earlier: roles that there are when it begins, and the heads of each.
+    """
+    objective = row_of(tables, "algos", stage.objective)
+    if isinstance(stage, Offline):
+        check_offline(stage, objective, config, tables, earlier)
+    else:
+        check_online(stage, objective, config, tables, earlier)
+
+
+def check_offline(
+    stage: Offline, objective: Objective, config: Config, tables: Tables, earlier: Mapping[str, frozenset[str]]
+) -> None:
+    """Raises ValueError for a stage of stored rows that cannot run.
+
+    Args:
+      earlier: as in `check_stage`.
+    """
+    check_stored_rows(stage, objective, tables)
+    objective.check(stage.objective, facts_of(stage, config, samples=1, lag=0))
+    check_needs(stage, objective, config, earlier)
+
+
+def check_online(
+    stage: Online, objective: Objective, config: Config, tables: Tables, earlier: Mapping[str, frozenset[str]]
+) -> None:
+    """Raises ValueError for a stage of samples that cannot run.
+
+    Args:
+      earlier: as in `check_stage`.
+    """
+    name, strategy = type(stage.objective).__name__, strategy_of(stage.strategy)
+    if objective.advantages is None and objective.pairs is None:
+        raise ValueError(f"{name} learns from stored rows, not from sampled ones; use it in an Offline stage")
+    if objective.sequence_loss is not None and objective.pairs is None:
+        raise ValueError(f"{name} has a loss over sequences, and no pairs that say which samples are compared")
+    if objective.pairs is not None and stage.learner.prefix_sharing != "none":
+        raise ValueError(f"{name} compares the samples of a prompt, which are packed whole into one row; set "
+                         "Learner.prefix_sharing = 'none'")  # fmt: skip
+    spans = rewards_spans(config.scoring, tables["verifiers"])
+    facts = facts_of(stage, config, samples=stage.samples, lag=stage.lag)._replace(
+        attempts=strategy.attempts,
+        branches=strategy.branches(stage.strategy),
+        replaces_infeasible=replaces_infeasible(stage.shaping),
+        without_spans=not (spans and stage.process is stage.corrector is None),
+        pair_model=stage.pair_model is not None,
+    )
+    objective.check(stage.objective, facts)
+    check_strategy(stage, objective, config, earlier)
+    if stage.lag > 1 and not objective.corrects_staleness(stage.objective):
+        raise ValueError(
+            f"Online.lag = {stage.lag}, and {name} as configured has no bound on importance weights: tokens of weights "
+            f"{stage.lag} versions older would count as if the newest had drawn them. Set {name}.importance = "
+            "@TruncatedImportance() where it has that field, use DecoupledPPO, M2PO or IcePop, or Online.lag = 0 or 1"
+        )
+    if completion_length(stage, config) > config.sampler.completion_length:
+        raise ValueError(
+            f"Online.completion_length = {stage.completion_length} exceeds Sampler.completion_length = "
+            f"{config.sampler.completion_length}, which is the longest of all stages; raise that one"
+        )
+    check_needs(stage, objective, config, earlier)
+    check_learner_of_samples(stage, objective)
+    if stage.critic is not None:
+        check_critic(stage, objective, earlier)
+    check_judges(stage, config)
+    if stage.curriculum is not None and config.data.on_bad_prompt == "drop":
+        raise ValueError(
+            "Online.curriculum does not go with Data.on_bad_prompt = 'drop': prompts are dropped and counted on the "
+            "first walk through all of them, which a curriculum does not make; set 'refuse', and leave such prompts "
+            "out of the data"
+        )
+    check_reward_sources(stage, objective, config, tables, earlier)
+    if stage.pretraining is not None:
+        check_pretraining(stage, tables)
+    if stage.shaping is not None and stage.shaping.potential is not None:
+        check_potential(stage, objective, config, tables)
+    if isinstance(stage.strategy, RollOut) and spans:
+        raise ValueError("RollOut learns from the tokens before the guide's words, and a verifier that rewards spans "
+                         "rewards those words, which are not learned from; use one that rewards the completion, such "
+                         "as Calibration for ConfidenceSpan")  # fmt: skip
+
+
+def facts_of(stage: Stage, config: Config, *, samples: int, lag: int) -> Facts:
+    """Returns what an objective's check reads, of stored rows and of samples alike."""
+    sampler = config.sampler
+    return Facts(
+        samples=samples,
+        lag=lag,
+        updates_per_batch=stage.learner.updates_per_batch,
+        truncated_sampling=any(v is not None for v in (sampler.top_k, sampler.top_p, sampler.min_p)),
+        greedy=sampler.temperature is None,
+        max_completion=completion_length(stage, config),
+    )
+
+
+def check_reward_sources(
+    stage: Online, objective: Objective, config: Config, tables: Tables, earlier: Mapping[str, frozenset[str]]
+) -> None:
+    """Raises ValueError where what rewards a stage's samples, beside verifiers and judges, cannot, or nothing would be
+    learned from it.
+
+    Args:
+      earlier: as in `check_stage`.
+    """
+    check_reward_roles("Online.rewards", sorted(stage.rewards), earlier)
+    check_attribute_weights(stage, config, tables)
+    if stage.corrector is not None:
+        check_corrector(stage, objective, config)
+    if stage.process is not None:
+        check_process_rewards(stage, objective, earlier)
+    if stage.pair_model is not None:
+        check_pair_model(stage, objective, config, earlier)
+
+
+def check_stored_rows(stage: Offline, objective: Objective, tables: Tables) -> None:
+    """Raises ValueError where an objective cannot learn from what a source of stored rows gives."""
+    name = type(stage.objective).__name__
+    if objective.advantages is not None or objective.pairs is not None:
+        raise ValueError(f"{name} learns from sampled rows; use it in an Online stage")
+    source = row_of(tables, "sources", stage.source)
+    if source.unit_size != objective.unit_size:
+        takes = {1: "single rows", 2: "pairs", 3: "pairs with a rationale", 6: "pairs after three prompts",
+                 8: "pairs of one user"}  # fmt: skip
+        raise ValueError(
+            f"{name} takes {takes[objective.unit_size]}, and {type(stage.source).__name__} gives "
+            f"{takes[source.unit_size]}"
+        )
+    if source.mismatched != (objective.sequence_baseline is not None):
+        raise ValueError(f"{name} learns from {'single answers' if objective.sequence_baseline else 'pairs'}, and "
+                         f"{type(stage.source).__name__} gives {'single answers' if source.mismatched else 'pairs'}"
+                         "; Labeled gives single answers, Preferences pairs")  # fmt: skip
+    if getattr(stage.source, "strength", None) is not None and not objective.strengths:
+        raise ValueError(f"{name} takes every preference for certain, and {type(stage.source).__name__}.strength "
+                         "says how strong each is; use ConservativeDPO, or set it to None")  # fmt: skip
+    check_row_values(name, stage, objective)
+
+
+def check_row_values(name: str, stage: Offline, objective: Objective) -> None:
+    """Raises ValueError where the source of a stage gives other numbers of a row than the objective reads."""
+    source, needs = type(stage.source).__name__, objective.needs(stage.objective)
+    values, read = getattr(stage.source, "values", None), " and ".join(needs.row_value_names)
+    if values is not None and not needs.row_values:
+        raise ValueError(
+            f"{name} does not read what the data say that an answer is worth; set {source}.values to None, or use "
+            "another source"
+        )
+    if values is None and needs.row_values:
+        raise ValueError(
+            f"{name} reads {read}, which {source} does not give; see `jrl list sources`"
+            if read
+            else f"{name} reads what the data say that an answer is worth, and {source}.values does not name the "
+            "entries that say it; set it to two, such as ('value', 'rejected_value')"
+        )
+    if read and not getattr(stage.source, "complete", True):
+        raise ValueError(f"{name} reads {read} of every row; set {source}.complete = True")
+    outputs = stored_attributes(stage, objective)
+    if outputs is not None and len(values) != outputs:
+        raise ValueError(
+            f"{name} reads {outputs} numbers of a row, {read}, and {source}.values names {len(values)}; name the "
+            "entries that hold them, in this order"
+            if read
+            else f"{name} has a reward head with {outputs} outputs, and {source}.values names {len(values)} "
+            "attributes; name as many as it has outputs"
+        )
+
+
+def check_strategy(stage: Online, objective: Objective, config: Config, earlier: Mapping[str, frozenset[str]]) -> None:
+    """Raises ValueError where a stage cannot draw its rows as it asks, or its objective cannot learn from such rows.
+
+    Args:
+      earlier: as in `check_stage`.
+    """
+    name = type(stage.objective).__name__
+    longest = completion_length(stage, config)
+    has_average = stage.optimizer.average is not None and stage.trains == "policy"
+    roles = {*earlier, *(AVERAGE,) * has_average}
+    roles |= {"reference"} if objective.needs(stage.objective).reference else set()
+    setting = Setting(stage.samples, longest, config.sampler.stop_strings, frozenset(roles))
+    strategy_of(stage.strategy).check(stage.strategy, setting)
+    rewritten = strategy_of(stage.strategy).asked is not None
+    if rewritten and not objective.corrects_staleness(stage.objective):
+        raise ValueError(
+            f"@{type(stage.strategy).__name__}() draws after other prompts than rows are learned after, and {name} as "
+            f"configured has no bound on importance weights. Use RAFT or ExpertIteration, which imitate, or set {name}"
+            ".importance = @TruncatedImportance() where it has that field"
+        )
+    if stage.learner.prefix_sharing != "none" and not strategy_of(stage.strategy).shares_prompt:
+        raise ValueError(f"{type(stage.strategy).__name__} draws rows of a prompt that begin differently, which cannot "
+                         "share a prefix; set Learner.prefix_sharing = 'none'")  # fmt: skip
+    if stage.shaping is not None and strategy_of(stage.strategy).attempts > 1:
+        raise ValueError("Online.shaping changes the reward of a row; with two attempts in it (SelfCorrection) the "
+                         "first one would be compared unshaped; set Online.shaping = None")  # fmt: skip
+    if stage.shaping is not None and isinstance(stage.strategy, MixtureOpponent):
+        raise ValueError("Online.shaping reads how long the policy's own completions are, and an opponent's tokens "
+                         "(MixtureOpponent) are not: wins would depend on it; set Online.shaping = None")  # fmt: skip
+    if isinstance(stage.strategy, ReferenceSamples) != isinstance(stage.objective, XPO | OnlineVPO):
+        raise ValueError(f"{name} with Online.strategy = {type(stage.strategy).__name__}: XPO and OnlineVPO compare "
+                         "the policy's samples with the reference's, which @ReferenceSamples() draws, and no other "
+                         "objective reads those; use the two together")  # fmt: skip
+    if isinstance(stage.strategy, Partial):
+        check_partial(stage, objective, config)
+
+
+def check_partial(stage: Online, objective: Objective, config: Config) -> None:
+    """Raises ValueError where completions that are drawn over several steps do not go with the rest of a stage."""
+    name, partial = type(stage.objective).__name__, stage.strategy
+    if stage.lag:
+        raise ValueError(f"Online.lag = {stage.lag} does not go with Online.strategy = @Partial(), which declares the "
+                         "version of every segment; leave it out")  # fmt: skip
+    if objective.refill(stage.objective) is not None:
+        raise ValueError(f"{name} as configured draws more prompts within a step, which @Partial() cannot: it draws "
+                         f"completions over several. Set {name}.max_refills = None")  # fmt: skip
+    oldest = segments_of(stage, config) - 1
+    if oldest > 1 and not partial.newest_only and not objective.corrects_staleness(stage.objective):
+        raise ValueError(
+            f"Partial.tokens = {partial.tokens}: the first tokens of completions are {oldest} versions old, and {name} "
+            f"as configured has no bound on importance weights; set {name}.importance = @TruncatedImportance() where it"
+            " has that field, Partial.newest_only = True, or Partial.tokens to half of Sampler.completion_length"
+        )
+
+
+def check_needs(stage: Stage, objective: Objective, config: Config, earlier: Mapping[str, frozenset[str]]) -> None:
+    """Raises ValueError where the model or earlier stages do not have what an objective needs.
+
+    Args:
+      earlier: as in `check_stage`.
+    """
+    name = type(stage.objective).__name__
+    needs, model = objective.needs(stage.objective), type(config.model).__name__
+    if needs.heads and not isinstance(config.model, Decoder | Published):
+        raise ValueError(
+            f"{name} trains a {needs.heads[0]} head, which reads the hidden states of a Decoder and not those of "
+            f"{model}; use an objective without one, such as GRPO"
+        )
+    if needs.row_values and isinstance(stage, Online):
+        raise ValueError(f"{name} reads what the data say that an answer is worth (Needs.row_values), and samples have "
+                         "no such number; use it in an Offline stage")  # fmt: skip
+    if (needs.staleness or needs.task) and not isinstance(stage, Online):
+        raise ValueError(f"{name} reads the age or the task of samples (Needs.staleness, Needs.task), which stored "
+                         "rows do not have; use it in an Online stage")  # fmt: skip
+    if needs.input_mix is not None and not isinstance(config.model, Decoder | Published):
+        raise ValueError(f"{name} mixes the embeddings of tokens, which a Decoder reads and {model} does not; use "
+                         f"{name}.share = None, or SFT")  # fmt: skip
+    if isinstance(stage, Online) and stage.reset_reference_every is not None and not needs.reference:
+        raise ValueError(
+            f"Online.reset_reference_every = {stage.reset_reference_every}, and {name} as it is configured compares "
+            "with no reference; give it a KL, such as GRPO.kl = 0.01, or leave it out"
+        )
+    if needs.has_teacher and config.teacher is None and "teacher" not in earlier:
+        raise ValueError(
+            f"{name} learns from the role 'teacher', which no earlier stage trains; set Config.teacher = @Published() "
+            "with its folder, or train one with Offline.trains = 'teacher'"
+        )
+    check_reward_roles(f"{name}.models", needs.scored_by, earlier)
+
+
+def check_learner_of_samples(stage: Online, objective: Objective) -> None:
+    """Raises ValueError where another role than the policy would learn from the policy's samples as if they were its
+    own, or the policy as a reward model."""
+    name, needs = type(stage.objective).__name__, objective.needs(stage.objective)
+    scores = needs.score and not needs.logprobs
+    if scores and stage.trains == "policy":
+        raise ValueError(f"{name} trains a reward model on samples of the policy; name its role: Online.trains = "
+                         "'reward'")  # fmt: skip
+    if stage.trains == "policy":
+        return
+    if not scores or objective.refill(stage.objective) is not None:
+        raise ValueError(
+            f"Online.trains = {stage.trains!r}: {name} trains on log-probs of the model that learns, which must be the "
+            "policy that drew the samples; another role learns as a reward model, by OnlineBradleyTerry"
+        )
+    if stage.learner.replays_routes:
+        raise ValueError(f"Learner.routes = 'replayed' replays the policy's routes, and {name} trains a model whose "
+                         "routers choose for themselves; leave it out")  # fmt: skip
+    if stage.trains in stage.rewards:
+        raise ValueError(f"Online.rewards = {stage.rewards} would let {stage.trains!r} label the pairs that it learns "
+                         "from; leave it out")  # fmt: skip
+    if getattr(stage.objective, "ranks_by", None) == "outcome" and (stage.rewards or stage.shaping is not None):
+        raise ValueError(f"{name}.ranks_by = 'outcome' takes pairs by the first verifier alone, and Online.rewards and "
+                         "Online.shaping change the reward; leave them out, or set it to 'reward'")  # fmt: skip
+
+
+def check_critic(stage: Online, objective: Objective, earlier: Collection[str]) -> None:
+    """Raises ValueError where a critic of its own has nothing to learn, or nothing to begin with."""
+    name = type(stage.objective).__name__
+    if not objective.needs(stage.objective).values:
+        raise ValueError(f"Online.critic = {stage.critic!r}, and {name} reads no values; leave it out, or use PPO")
+    if objective.value_loss is None:
+        raise ValueError(f"Online.critic = {stage.critic!r}, and {name} has no value_loss beside its token_loss: the "
+                         "value head must be on the policy; leave Online.critic out")  # fmt: skip
+    if stage.critic not in earlier:
+        raise ValueError(f"Online.critic names the role {stage.critic!r}, which no earlier stage trains. Available: "
+                         f"{', '.join(sorted(earlier))}")  # fmt: skip
+
+
+def check_reward_roles(field: str, names: Sequence[str], earlier: Mapping[str, frozenset[str]]) -> None:
+    """Raises ValueError where a field names a role that is no reward model by then."""
+    models = [role for role, heads in earlier.items() if REWARD in heads]
+    for name in names:
+        if name not in models:
+            what = "has no reward head" if name in earlier else "no earlier stage trains"
+            raise ValueError(
+                f"{field} names the role {name!r}, which {what}; train a reward model, such as BradleyTerry with "
+                f"Offline.trains = {name!r}. Reward models by then: {', '.join(models) or 'none'}"
+            )
+
+
+def check_attribute_weights(stage: Online, config: Config, tables: Tables) -> None:
+    """Raises ValueError where there is not one weight for each output of the reward heads that a stage reads."""
+    if stage.attribute_weights is None:
+        return
+    count = len(stage.attribute_weights)
+    if not stage.rewards:
+        raise ValueError("Online.attribute_weights is of the reward models in Online.rewards, which names none; name "
+                         "one, or leave it out")  # fmt: skip
+    if not all(abs(weight) <= LARGEST_REWARD for weight in stage.attribute_weights):
+        raise ValueError(f"Online.attribute_weights = {stage.attribute_weights} must be finite, in float32 too")
+    for role in stage.rewards:
+        trained = trained_before(role, stage, config.stages)
+        needs = [row_of(tables, "algos", other.objective).needs(other.objective) for other in trained]
+        outputs = next(each.score_outputs for each in needs if each.score)
+        if outputs != count:
+            raise ValueError(f"Online.attribute_weights has {count} weights, and the reward head of {role!r} has "
+                             f"{outputs} outputs; give one weight for each, or None")  # fmt: skip
+
+
+def check_judges(stage: Online, config: Config) -> None:
+    """Raises ValueError where a judge that compares the completions of a prompt gets one of each."""
+    comparing = [
+        j for j in judges_of(stage, config) if isinstance(j.grading, Pairwise) and j.grading.against == "group"
+    ]
+    if stage.samples == 1 and comparing:
+        raise ValueError(
+            f"the judge {comparing[0].name!r} compares the completions of a prompt, and Online.samples = 1 gives it "
+            f"one; use at least 2, usually 8, or {type(comparing[0].grading).__name__}.against = 'answer'"
+        )
+
+
+def check_token_rewards(what: str, stage: Online, objective: Objective) -> None:
+    """Raises ValueError where an objective does not read the rewards of tokens. what: the option that gives them."""
+    if not objective.needs(stage.objective).token_rewards:
+        raise ValueError(f"{what}, and {type(stage.objective).__name__} reads the reward of a completion alone; use "
+                         "PPO, Reinforce or ReinforcePlusPlus")  # fmt: skip
+
+
+def check_one_attempt(what: str, stage: Online) -> None:
+    """Raises ValueError where a row has two attempts. what: the option that reads a single one."""
+    if strategy_of(stage.strategy).attempts > 1:
+        raise ValueError(f"{what}, and @{type(stage.strategy).__name__}() draws two in a row; leave one of them out")
+
+
+def check_corrector(stage: Online, objective: Objective, config: Config) -> None:
+    """Raises ValueError where nothing could be rewritten, or nothing would be learned from it."""
+    length = completion_length(stage, config)
+    written_corrections(stage, config.stages)
+    check_token_rewards("Online.corrector rewards tokens", stage, objective)
+    check_one_attempt("Online.corrector rewrites one answer", stage)
+    if correction_length(stage, config) <= config.data.prompt_length:
+        raise ValueError(
+            f"Online.corrector reads a prompt and its answer and writes another answer, and there is room for one of "
+            f"{length} tokens: set Online.completion_length = {length}, and Sampler.completion_length, the longest of "
+            f"all stages, to at least {2 * length} and the tokens of Corrections.ask"
+        )
+
+
+def check_process_rewards(stage: Online, objective: Objective, earlier: Mapping[str, frozenset[str]]) -> None:
+    """Raises ValueError where no role judges the steps of a stage, or nothing would be learned from it."""
+    check_reward_roles("ProcessRewards.role", [stage.process.role], earlier)
+    check_token_rewards("Online.process rewards tokens", stage, objective)
+    check_one_attempt("Online.process judges the steps of one answer", stage)
+    if stage.trains == stage.process.role:
+        raise ValueError(f"Online.trains = {stage.trains!r} is the role that Online.process judges steps by; train "
+                         "another one")  # fmt: skip
+
+
+def check_pair_model(
+    stage: Online, objective: Objective, config: Config, earlier: Mapping[str, frozenset[str]]
+) -> None:
+    """Raises ValueError where there is no such role, nothing to compare, or nothing would be learned from it."""
+    name, pair_model = type(stage.objective).__name__, stage.pair_model
+    roles = {*earlier, *("reference",) * objective.needs(stage.objective).reference}
+    roles |= {"teacher"} if config.teacher is not None else set()
+    if pair_model.role not in roles:
+        raise ValueError(f"PairModel.role is {pair_model.role!r}, which no earlier stage trains. Available: "
+                         f"{', '.join(sorted(roles))}")  # fmt: skip
+    asked_comparisons(stage, config.stages)
+    if stage.samples == 1:
+        raise ValueError("Online.pair_model compares the completions of a prompt, and Online.samples = 1 gives it one; "
+                         "use at least 2, usually 8")  # fmt: skip
+    if pair_model.weight == 0 and getattr(stage.objective, "preference", None) != "pair_model":
+        raise ValueError(f"PairModel.weight is 0, and {name} does not read preferences: nothing would be learned from "
+                         f"the pair model. Set the weight, or {name}.preference = 'pair_model' where it has that "
+                         "field")  # fmt: skip
+    check_one_attempt("Online.pair_model compares single answers", stage)
+    if stage.trains == pair_model.role and stage.trains != "policy":
+        raise ValueError(f"Online.trains = {stage.trains!r} would let it label the pairs that it learns from; train "
+                         "another role")  # fmt: skip
+    longest = completion_length(stage, config)
+    if 2 * longest >= question_length(config):
+        raise ValueError(
+            f"Online.pair_model reads a prompt and two answers, and there is no room for two of {longest} tokens: set "
+            f"Online.completion_length = {longest}, and Sampler.completion_length, the longest of all stages, to at "
+            f"least {2 * longest} and the tokens of Comparisons.ask"
+        )
+
+
+def check_pretraining(stage: Online, tables: Tables) -> None:
+    """Raises ValueError where the role that learns has no tokens to imitate, or a source gives rows to compare."""
+    source, name = stage.pretraining.source, type(stage.pretraining.source).__name__
+    if stage.trains != "policy":
+        raise ValueError(f"Online.pretraining is imitated by the policy, and this stage trains {stage.trains!r}; leave "
+                         "it out")  # fmt: skip
+    row = row_of(tables, "sources", source)
+    if row.unit_size != 1 or row.mismatched or getattr(source, "values", None) is not None:
+        raise ValueError(f"PretrainingMix.source = @{name}() gives rows that are compared or rated; use "
+                         "single ones that are to be imitated, such as @Demonstrations()")  # fmt: skip
+
+
+def check_potential(stage: Online, objective: Objective, config: Config, tables: Tables) -> None:
+    """Raises ValueError where there are no rewards of tokens that could be potentials, or nobody reads them."""
+    spans = rewards_spans(config.scoring, tables["verifiers"])
+    if not (spans or stage.process is not None or stage.corrector is not None):
+        raise ValueError("Shaping.potential is of rewards of tokens, and nothing gives any; set Online.process or "
+                         "Online.corrector, use a verifier that rewards spans, or leave it out")  # fmt: skip
+    check_token_rewards("Shaping.potential is of rewards of tokens", stage, objective)
+
+
+def check_components(stage: Online, components: Sequence[str]) -> None:
+    """Raises ValueError where shaping reads a component of the reward that no source of it has."""
+    for name in components_read(stage.shaping):
+        if name not in components:
+            near = difflib.get_close_matches(name, components, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"Online.shaping reads the component {name!r}, which no source of rewards has.{hint} "
+                             f"Available: {', '.join(components)}")  # fmt: skip
+
+
+def check_routes(stage: Stage) -> None:
+    """Raises ValueError where the rows of a stage have no routes of the policy that could be replayed."""
+    if isinstance(stage, Offline):
+        raise ValueError("Learner.routes = 'replayed' takes what the sampler recorded, and an Offline stage learns "
+                         "from stored rows; set it for the stage that samples alone, such as rl/Learner.routes where "
+                         "that stage has Online.learner = @rl/Learner()")  # fmt: skip
+    if isinstance(stage.strategy, MixtureOpponent | ReferenceSamples | Refinement | RollOut):
+        raise ValueError(
+            f"Learner.routes = 'replayed' does not go with Online.strategy = @{type(stage.strategy).__name__}(): "
+            "rows of it are drawn with other weights than the policy's, or after another prompt, where routers choose "
+            "otherwise; leave it out"
+        )
+
+
+def check_sampler_mesh(config: Config) -> None:
+    """Raises ValueError where devices of their own for sampling would never sample while the others learn."""
+    if config.sampler_mesh is None:
+        return
+    online = [(name, stage) for name, stage in zip(stage_names(config.stages), config.stages)
+              if isinstance(stage, Online)]  # fmt: skip
+    if not online:
+        raise ValueError("Config.sampler_mesh gives sampling its own devices, and no stage of the run samples; set it "
+                         "to None")  # fmt: skip
+    for name, stage in online:
+        if isinstance(stage.strategy, Partial):
+            raise ValueError(
+                "Config.sampler_mesh does not go with Online.strategy = @Partial(): the last segment of a completion "
+                "is drawn by the newest weights, which learning waits for; set it to None"
+            )
+        if stage.lag < 1:
+            raise ValueError(
+                f"Config.sampler_mesh needs Online.lag of at least 1, and that of stage {name!r} is {stage.lag}: with "
+                "the newest weights nothing is sampled while they learn, and half of the devices would always wait. "
+                "Set Online.lag = 1, or Config.sampler_mesh = None"
+            )
+
+
+def check_teacher(config: Config, tables: Tables, trained: Collection[str]) -> None:
+    """Raises ValueError where Config.teacher has nobody to teach, or a stage trains that role too."""
+    if config.teacher is None:
+        return
+    if "teacher" in trained:
+        raise ValueError(
+            "Config.teacher puts a published model in the role 'teacher', which a stage trains; leave one out"
+        )
+    needs = [row_of(tables, "algos", stage.objective).needs(stage.objective) for stage in config.stages]
+    compared = [getattr(stage, "pair_model", None) for stage in config.stages]
+    compares = any(pair_model is not None and pair_model.role == "teacher" for pair_model in compared)
+    if not any(each.has_teacher for each in needs) and not compares:
+        raise ValueError("Config.teacher is read by no objective of the run; use OnPolicyDistillation, GKD or "
+                         "Distillation, set PairModel.role = 'teacher', or leave it out")  # fmt: skip
+
+
+def check_model(config: Config) -> None:
+    """Raises ValueError for weights that cannot be trained as they are kept."""
+    name = type(config.model).__name__
+    if config.adapter is not None and not isinstance(config.model, Decoder | Published):
+        raise ValueError(f"LoRA supports the matrices of a Decoder, not those of {name}; leave Config.adapter out")
+    if config.adapter is not None and config.adapter.base is not None and config.model.remat == "none":
+        raise ValueError(
+            f"LoRA.base = {config.adapter.base!r} quantizes frozen matrices, and without {name}.remat = 'layer' the "
+            "backward pass would store all of them dequantized; set it, or LoRA.base = None"
+        )
+    check_master_weights(config)
+
+
+def check_master_weights(config: Config) -> None:
+    """Raises ValueError where weights that are trained would be in bfloat16 (O4): master weights are float32 or wider.
+
+    From 1 on the numbers of bfloat16 are 2^-7 apart, and an update of less than half of that changes nothing:
+    Adam's at a learning rate of 1e-6 never does. Frozen weights under adapters may be narrow.
+
+    Source: mixed precision training, 1710.03740 section 3.1.
+    """
+    name = type(config.model).__name__
+    if config.model.param_dtype == "bfloat16" and config.adapter is None:
+        raise ValueError(
+            f"{name}.param_dtype='bfloat16' cannot be trained: bfloat16 rounds small updates away. "
+            f"Use {name}.dtype='bfloat16' for the computation and keep float32 parameters, or train adapters: "
+            "Config.adapter = @LoRA()"
+        )
