@@ -189,7 +189,7 @@ def memory(args: argparse.Namespace) -> dict[str, float | None]:
     """Returns {"planned","used"}: bytes of a device for the programs of a short run."""
     import tempfile
 
-    from jrl.cli import prepare_jax
+    from jrl.commands.start import prepare_jax
 
     prepare_jax(args)
 

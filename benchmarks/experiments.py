@@ -36,6 +36,7 @@ from scipy.special import stdtrit
 
 from benchmarks import shifted_pairs
 from jrl import cli
+from jrl.commands import exits
 from jrl.ops.divergence import DIVERGENCES
 from jrl.run.trained import open_trained
 from jrl.tools.evaluation import reevaluate
@@ -243,11 +244,11 @@ def train(experiment: Experiment, variant: Variant, seeds: int, folder: Path) ->
     how = ["--population"] if experiment.population else []
     # A finished sweep is not asked again: after an upgrade it would be refused as that of another configuration.
     code = (
-        cli.DONE
+        exits.DONE
         if is_finished(folder)
         else cli.main(["sweep", *sweep_of(experiment, variant, seeds), "--out", str(folder), *how])
     )
-    if code != cli.DONE:
+    if code != exits.DONE:
         raise RuntimeError(f"the sweep in {folder} ended with {code}; the same command goes on")
     measures = lambda prefix: any(metric.startswith(prefix) for metric in experiment.metrics)
     first = None

@@ -25,6 +25,7 @@ from jrl import api, cli, paths
 from jrl.bucket import credentials, local_copies
 from jrl.bucket.client import Bucket, BucketError, Conflict, Missing
 from jrl.bucket.crc32c import crc32c
+from jrl.commands import exits
 from jrl.models.pretrained import peft, published
 from jrl.rollout.reward_gate import Gate, load_gate
 from jrl.run import begin_from, bucket_run, fault, identity, records, teacher
@@ -846,11 +847,11 @@ def test_messages_name_the_address_and_what_is_committed(served, tmp_path, capsy
     job.address = None
     assert records.to_bring_back(job) == f"put a good copy of one back under {tmp_path / 'checkpoints'}"
     args = cli.parser_of("train").parse_args(["tiny", "--run", "gs://bucket/run"])
-    assert cli.last_checkpoint(args) == ""
+    assert exits.last_checkpoint(args) == ""
     with bucket_run.open_run_folder("gs://bucket/run") as folder:
         args.run, args.committed = folder.path, folder.committed
-        assert cli.last_checkpoint(args) == "Nothing was committed."
+        assert exits.last_checkpoint(args) == "Nothing was committed."
         write_step(folder.path, 1)
-        assert cli.last_checkpoint(args) == "Nothing was committed."  # it is on this machine only
+        assert exits.last_checkpoint(args) == "Nothing was committed."  # it is on this machine only
         folder.publish()
-        assert cli.last_checkpoint(args) == "Last checkpoint: step 1."
+        assert exits.last_checkpoint(args) == "Last checkpoint: step 1."

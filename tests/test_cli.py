@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import io
 import json
@@ -19,6 +20,8 @@ import pytest
 import jrl
 from jrl import cli
 from jrl.algos.conformance import CONTRACT_TESTS
+from jrl.commands import evaluate, exits, start
+from jrl.commands.weights import weights_of
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.experiment import TABLES
 from jrl.models import decoder
@@ -50,7 +53,7 @@ def run(tmp_path_factory):
 @pytest.fixture
 def command(capsys, monkeypatch):
     """Returns a function: arguments -> (exit code, standard output, standard error). The environment stays as it is."""
-    monkeypatch.setattr(cli, "prepare_jax", lambda args, platform=None: None)
+    monkeypatch.setattr(start, "prepare_jax", lambda args, platform=None: None)
 
     def call(*arguments):
         code = cli.main([str(argument) for argument in arguments])
@@ -115,24 +118,24 @@ def test_a_mistyped_command_names_the_nearest_and_help_is_printed_without_jax():
     assert right.returncode == 0 and all(name in right.stdout for name in cli.COMMANDS)
 
 
-@pytest.mark.parametrize("name", cli.EXITS)
+@pytest.mark.parametrize("name", exits.EXITS)
 def test_every_error_with_an_exit_code_exists(name):
     module, _, cls = name.rpartition(".")
     error_class = getattr(importlib.import_module(module), cls)
     assert issubclass(error_class, Exception)
     error = error_class.__new__(error_class)
-    assert cli.exit_code(error) == cli.EXITS[name]
+    assert exits.exit_code(error) == exits.EXITS[name]
 
 
 def test_exit_codes_of_the_contract():
-    assert [cli.DONE, cli.REFUSED, cli.OTHER_RUN, cli.STOPPED, cli.PREEMPTED] == [0, 2, 3, 4, 75]
-    assert cli.exit_code(OSError(28, "No space left on device")) == 4
-    assert cli.exit_code(OSError("rollouts could not be written: no space")) == 4
-    assert cli.exit_code(FileNotFoundError(2, "No such file")) == 2
-    assert cli.exit_code(MemoryError()) == 4
-    assert cli.exit_code(ValueError("UNKNOWN: Gloo AllGather failed: Connection closed by peer")) == 4
-    assert cli.exit_code(ValueError("UNKNOWN shape")) == 1
-    assert cli.exit_code(KeyError("x")) == 1
+    assert [exits.DONE, exits.REFUSED, exits.OTHER_RUN, exits.STOPPED, exits.PREEMPTED] == [0, 2, 3, 4, 75]
+    assert exits.exit_code(OSError(28, "No space left on device")) == 4
+    assert exits.exit_code(OSError("rollouts could not be written: no space")) == 4
+    assert exits.exit_code(FileNotFoundError(2, "No such file")) == 2
+    assert exits.exit_code(MemoryError()) == 4
+    assert exits.exit_code(ValueError("UNKNOWN: Gloo AllGather failed: Connection closed by peer")) == 4
+    assert exits.exit_code(ValueError("UNKNOWN shape")) == 1
+    assert exits.exit_code(KeyError("x")) == 1
 
 
 @pytest.mark.parametrize(
@@ -146,14 +149,14 @@ def test_exit_codes_of_the_contract():
     ],
 )
 def test_numbers_of_arguments_are_checked(arguments, reason, capsys):
-    assert cli.main(arguments) == cli.REFUSED and reason in capsys.readouterr().err
+    assert cli.main(arguments) == exits.REFUSED and reason in capsys.readouterr().err
 
 
 def test_an_input_is_refused_alike_however_jrl_is_started():
     command = [sys.executable, "-m", "jrl.cli", "train", "tiny", "--processes", "0"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (
-        cli.REFUSED, "jrl: --processes is 0; it counts processes and must be at least 1\n",
+        exits.REFUSED, "jrl: --processes is 0; it counts processes and must be at least 1\n",
     )  # fmt: skip
 
 
@@ -161,7 +164,7 @@ def test_an_error_nobody_foresaw_shows_its_trace(command, monkeypatch):
     def broken(args):
         raise KeyError("surprise")
 
-    monkeypatch.setitem(cli.COMMANDS, "list", cli.COMMANDS["list"].__class__("", "", cli._list_arguments, broken))
+    monkeypatch.setitem(cli.COMMANDS, "list", dataclasses.replace(cli.COMMANDS["list"], run=broken))
     code, _, err = command("list", "algos")
     assert code == 1 and "Traceback" in err and "surprise" in err
 
@@ -183,7 +186,7 @@ def test_bindings_may_stand_on_both_sides_of_options():
 
 def environment(monkeypatch, arguments, unasked=None, **variables):
     monkeypatch.setattr(os, "environ", dict(variables))
-    cli.prepare_jax(cli.parser_of("train").parse_intermixed_args(["a.gin", *arguments]), devices=unasked)
+    start.prepare_jax(cli.parser_of("train").parse_intermixed_args(["a.gin", *arguments]), devices=unasked)
     return os.environ
 
 
@@ -390,7 +393,7 @@ def test_a_number_that_makes_no_sense_is_refused(run, command, tmp_path, options
 def test_no_command_writes_over_a_file_of_a_run(command, tmp_path, asked):
     (tmp_path / "manifest.json").write_text("{}")
     code, _, err = command(*asked[:1], tmp_path, *asked[1:], "--out", tmp_path / "metrics.jsonl")
-    assert code == cli.REFUSED and f"metrics.jsonl is a file of the run in {tmp_path}; choose another name" in err
+    assert code == exits.REFUSED and f"metrics.jsonl is a file of the run in {tmp_path}; choose another name" in err
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
@@ -401,9 +404,9 @@ def test_a_command_writes_neither_over_what_it_reads_nor_into_a_folder_that_is_n
     monkeypatch.chdir(tmp_path)
     for asked in (["score", "run", "rows"], ["sample", "run", "--prompts", "rows"]):
         code, _, err = command(*asked, "--out", tmp_path / "rows")
-        assert code == cli.REFUSED and "rows, which is read; choose another name" in err
+        assert code == exits.REFUSED and "rows, which is read; choose another name" in err
         code, _, err = command(*asked, "--out", tmp_path / "nowhere" / "rows")
-        assert code == cli.REFUSED and f"there is no folder {tmp_path / 'nowhere'}" in err
+        assert code == exits.REFUSED and f"there is no folder {tmp_path / 'nowhere'}" in err
 
 
 def test_nothing_a_model_says_reaches_the_terminal_raw():
@@ -444,7 +447,7 @@ def test_a_folder_of_a_sweeps_member_is_no_binding(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     os.makedirs("sweep/rate=0.1,seed=0")
     words = ["run", "sweep/rate=0.1,seed=0", "gs://b/seed=1", "Eval.prompts=4", "other"]
-    assert cli.sources_among(words) == words[:3]
+    assert evaluate.sources_among(words) == words[:3]
 
 
 def test_a_table_of_sources_by_hand():
@@ -671,14 +674,14 @@ def test_a_failed_save_names_the_last_checkpoint_once(tmp_path, capsys):
 
 def test_a_command_that_saves_nothing_says_nothing_of_checkpoints():
     error = OSError(5, "Input/output error")
-    assert cli.message(error, 4) == "[Errno 5] Input/output error. Fix the cause and rerun."
-    assert cli.message(KeyError("x"), 1).startswith("Unexpected internal error: KeyError: 'x'\n")
+    assert exits.message(error, 4) == "[Errno 5] Input/output error. Fix the cause and rerun."
+    assert exits.message(KeyError("x"), 1).startswith("Unexpected internal error: KeyError: 'x'\n")
 
 
 def test_weights_of_an_export_are_named_by_its_folder(tmp_path):
-    assert cli.weights_of(tmp_path, 0) == f"the weights of {tmp_path}"
+    assert weights_of(tmp_path, 0) == f"the weights of {tmp_path}"
     (tmp_path / "manifest.json").touch()
-    assert cli.weights_of(tmp_path, 3) == "the weights of step 3"
+    assert weights_of(tmp_path, 3) == "the weights of step 3"
 
 
 def test_an_unknown_verifier_or_environment_is_named_with_those_there_are():

@@ -8,6 +8,7 @@ from bucket_stand_in import addressed
 from small_model import BIGRAM, part_in
 
 from jrl import cli
+from jrl.commands import start
 
 RUN = "gs://bucket/run"
 SMALL = [BIGRAM, "Online.prompts=4", "Online.samples=2", "Checkpoint.every=2", "Log.samples=0", "Scoring.workers=1"]
@@ -18,7 +19,7 @@ def train(tmp_path_factory):
     """Yields (store, train(steps, machine)) of a run with checkpoints of steps 2 and 4."""
     part, machines = part_in(tmp_path_factory.mktemp("part")), tmp_path_factory.mktemp("machines")
     with pytest.MonkeyPatch.context() as patch, addressed(machines / "first", patch) as store:
-        patch.setattr(cli, "prepare_jax", lambda args, platform=None: None)
+        patch.setattr(start, "prepare_jax", lambda args, platform=None: None)
 
         def train(steps, machine):
             patch.setenv("JRL_BUCKET_COPIES", str(machines / machine))

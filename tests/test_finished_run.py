@@ -7,6 +7,7 @@ import pytest
 from small_model import BIGRAM, part_in
 
 from jrl import cli
+from jrl.commands import start
 from jrl.run.report import rollouts
 
 SMALL = [BIGRAM, "Online.prompts=4", "Online.samples=2", "Checkpoint.every=1", "Log.samples=0", "Scoring.workers=1"]
@@ -16,7 +17,7 @@ SMALL = [BIGRAM, "Online.prompts=4", "Online.samples=2", "Checkpoint.every=1", "
 def train(tmp_path_factory):
     part = part_in(tmp_path_factory.mktemp("part"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cli, "prepare_jax", lambda args, platform=None: None)
+        patch.setattr(start, "prepare_jax", lambda args, platform=None: None)
         yield lambda folder, *bindings, steps=2: cli.main(
             ["train", "configs/tiny.gin", part, *SMALL, *bindings, f"Online.steps={steps}", "--run", str(folder)]
         )

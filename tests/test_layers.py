@@ -33,6 +33,7 @@ LAYERS = (
     ("loop", "tools.plan"),
     ("api",),
     ("tools",),
+    ("commands",),
     ("cli",),
 )
 NO_JAX = ("bucket", "paths", "config", "tasks", "run.signals", "rollout.stop_strings")

@@ -10,6 +10,7 @@ import pytest
 
 import jrl
 from jrl import cli
+from jrl.commands import start
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.run.trained import open_trained
 from jrl.tasks.tokenizers.published import HuggingFace, build
@@ -30,7 +31,7 @@ def test_a_text_cut_at_its_limit_ends_with_a_whole_character():
 
 
 def test_a_run_asks_by_the_chat_template_and_stops_with_every_end_token(tmp_path, monkeypatch):
-    monkeypatch.setattr(cli, "prepare_jax", lambda args, platform=None: None)
+    monkeypatch.setattr(start, "prepare_jax", lambda args, platform=None: None)
     with jax.set_mesh(make_mesh(MeshShape(), jax.devices()[:1])):
         _run_one(tmp_path)
 

@@ -19,6 +19,7 @@ from small_model import PLAIN_DECODER
 
 import jrl
 from jrl import cli, paths
+from jrl.commands import start
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.models import decoder
 from jrl.models.contract import init
@@ -241,7 +242,7 @@ def test_a_folder_that_is_not_there_is_named_by_what_asked_for_it(tmp_path):
 
 
 def test_score_and_doctor_take_a_classifier(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(cli, "prepare_jax", lambda args, platform=None: None)
+    monkeypatch.setattr(start, "prepare_jax", lambda args, platform=None: None)
     rows, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
     talk = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]
     rows.write_text("".join(json.dumps(row) + "\n" for row in ({"tokens": [5, 6, 7]}, {"messages": talk})))
@@ -261,7 +262,7 @@ def test_score_and_doctor_take_a_classifier(folder, tmp_path, monkeypatch, capsy
 
 
 def test_pairs_are_measured_by_each_label_of_a_classifier(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(cli, "prepare_jax", lambda args, platform=None: None)
+    monkeypatch.setattr(start, "prepare_jax", lambda args, platform=None: None)
     file, out = tmp_path / "pairs.jsonl", tmp_path / "out.json"
     pairs = [("1+1?", "2", "3"), ("1+2?", "3", "12"), ("2+2?", "4", "5"), ("2+2?", "4", "five")]
     rows = [{"prompt": prompt, "answer": right, "rejected": wrong} for prompt, right, wrong in pairs]

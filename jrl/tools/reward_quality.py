@@ -14,11 +14,15 @@ from jrl.models.heads import REWARD
 from jrl.ops import statistics
 from jrl.ops.reward_model_quality import best_of_many, instruction_consistency, pair_accuracy
 from jrl.rollout.evaluate import interval_json
+from jrl.run.bucket_run import readable
 from jrl.run.trained import Trained
+from jrl.tasks.envs import ENVS
 from jrl.tasks.example import Example, Message
+from jrl.tools import inspect_data
+from jrl.tools.evaluate_sources import Source
 from jrl.tools.evaluation import aligned, percent_cell
 from jrl.tools.measures import check_same_tokenizer
-from jrl.tools.score import judge_conversations, score, score_rewards
+from jrl.tools.score import is_classifier, judge_conversations, score, score_rewards
 
 CONTRAST = "contrast"  # the column that two rows share whose prompts look alike
 COLUMNS = {
@@ -131,6 +135,63 @@ def of_classifier(folder: Path, compared: Comparisons, announce: Callable[[int, 
     conversations = [[*prompt, Message("assistant", text)] for prompt, text in compared.asked]
     found = judge_conversations(folder, conversations, announce)
     return {label: measured(lambda asked, values=values: values, compared) for label, values in found.items()}
+
+
+def read_pairs(file: Path, layout: str | None) -> Comparisons:
+    """Returns the comparisons of a data file, whose rows are written in a layout, or with prompt, answer and rejected
+    (None)."""
+    read = inspect_data.Read(layout, "all_pairs" if layout is not None else None)
+    source = inspect_data.open_named(inspect_data.file_config(str(file), read), ENVS)
+    return comparisons([source[index] for index in range(len(source))])
+
+
+def measure_sources(
+    sources: Sequence[Source],
+    compared: Comparisons,
+    open_reference: Callable[[], Trained] | None,
+    announce: Callable[[int, int], None] | None,
+    *,
+    chosen: bool,
+) -> list[dict[str, Any]]:
+    """Returns `measured` of the reward of each source, of a classifier one for each label, with the name, the step and
+    the kind of the reward: "head", "implicit", or the label.
+
+    Args:
+      open_reference: opens the model that implicit rewards are compared with; None: there is none.
+      announce: of (bytes read, bytes in all) of a classifier's weights.
+      chosen: whether bindings, a step, a stage or a role were asked for, which no classifier has.
+
+    Raises: ValueError for a reference that no source reads, and for a classifier where `chosen`.
+    """
+    pairs = sum(len(worse) for _, worse in compared.problems)
+    result = lambda name, step, kind, found: {"source": name, "step": step, "reward": kind, "n_pairs": pairs, **found}
+    results = []
+    folders = {source.address: readable(source.address) for source in sources}
+    classifiers = {address for address, folder in folders.items() if is_classifier(folder)}
+    unread = open_reference is not None  # until a source reads it
+    refusal = (
+        "--reference is for the implicit reward of a policy, and every source has a reward of its own; leave it out"
+    )
+    if unread and len(classifiers) == len(folders):
+        raise ValueError(refusal)
+    reference = None if open_reference is None else open_reference()
+    for i, source in enumerate(sources):
+        if source.address in classifiers:
+            if chosen:
+                raise ValueError(
+                    f"{source.address} is a classifier: it takes no bindings and has no steps, stages or roles"
+                )
+            by_label = of_classifier(folders[source.address], compared, announce)
+            results += [result(source.name, 0, label, found) for label, found in by_label.items()]
+            continue
+        model = source.open()
+        kind = "head" if REWARD in model.heads else "implicit"
+        unread = unread and kind == "head"
+        if unread and all(other.address in classifiers for other in sources[i + 1 :]):
+            raise ValueError(refusal)
+        results.append(result(source.name, model.step, kind, measured(reward_of(model, reference), compared)))
+        model.policy.program_cache.close()
+    return results
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:

@@ -94,7 +94,9 @@ def test_what_was_measured_is_written_where_the_judge_fails(tmp_path, monkeypatc
         config=SimpleNamespace(judges=[asked], eval=object()), program_cache=SimpleNamespace(close=lambda: None)
     )
     results = iter([{"mean": 0.25, **A}, {"mean": 0.75, **B}])
-    monkeypatch.setattr("jrl.run.trained.open_trained", lambda *args, **options: SimpleNamespace(policy=policy))
+    monkeypatch.setattr(
+        "jrl.tools.evaluate_sources.open_trained", lambda *args, **options: SimpleNamespace(policy=policy)
+    )
     monkeypatch.setattr("jrl.tools.evaluation.reevaluate", lambda *args: next(results))
     monkeypatch.setattr("jrl.tools.evaluation.held_out_visits", lambda trained: [])
     monkeypatch.setattr("jrl.tools.evaluation.side_by_side", lambda results: "a table")

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from jrl import cli
+from jrl.commands import start
 from jrl.device.chips import GIB
 from jrl.learning.step import StagePrograms
 from jrl.resolve import load_config
@@ -21,7 +22,7 @@ from jrl.tools.plan.compiled import Compiled, hbm_asked
 @pytest.fixture
 def plan(monkeypatch, capsys):
     """Arguments of `jrl plan` -> what it prints, where libtpu is not installed."""
-    monkeypatch.setattr(cli, "prepare_jax", lambda args, platform=None: None)
+    monkeypatch.setattr(start, "prepare_jax", lambda args, platform=None: None)
     monkeypatch.setattr(libtpu, "set_environment", lambda: None)
     monkeypatch.setattr(compiled, "libtpu_version", lambda: None)
 
@@ -102,7 +103,7 @@ def test_a_run_of_two_stages_has_rows_of_both_and_one_can_be_planned_alone(plan,
     [(["--stage", "dpo"], "unknown stage 'dpo'; available: rl"), (["--stage", "rl", "--search"], "leave it out with")],
 )
 def test_a_stage_that_cannot_be_planned_alone_is_refused(arguments, message, monkeypatch, capsys):
-    monkeypatch.setattr(cli, "prepare_jax", lambda args, platform=None: None)
+    monkeypatch.setattr(start, "prepare_jax", lambda args, platform=None: None)
     monkeypatch.setattr(libtpu, "set_environment", lambda: None)
     monkeypatch.setattr(compiled, "libtpu_version", lambda: None)
     assert cli.main(["plan", "configs/plan/0.6b.gin", "--topology", "v5e:2x4", *arguments]) == 2

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from jrl import cli
+from jrl.commands import start
 from jrl.device.sharding import MeshShape
 from jrl.models.pretrained.published import decoder_of
 from jrl.resolve import load_config
@@ -265,7 +266,7 @@ def test_a_stage_is_not_charged_for_the_reference_of_a_later_one(small, two_stag
 
 
 def test_the_winner_is_written_as_a_configuration(without_libtpu, few_choices, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(cli, "prepare_jax", lambda args, platform=None: None)
+    monkeypatch.setattr(start, "prepare_jax", lambda args, platform=None: None)
     monkeypatch.setattr(libtpu, "set_environment", lambda: None)
     out = tmp_path / "winner.gin"
     given = ["configs/plan/0.6b.gin", "Online.samples=16", "MeshShape.fsdp=4", "--topology", "v5e:2x4"]
@@ -279,7 +280,7 @@ def test_the_winner_is_written_as_a_configuration(without_libtpu, few_choices, t
 
 
 def test_every_recipe_is_checked_against_its_header(without_libtpu, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(cli, "prepare_jax", lambda args, platform=None: None)
+    monkeypatch.setattr(start, "prepare_jax", lambda args, platform=None: None)
     monkeypatch.setattr(libtpu, "set_environment", lambda: None)
     text = open("configs/plan/0.6b.gin").read()
     (tmp_path / "good.gin").write_text(text)
@@ -298,7 +299,7 @@ def test_every_recipe_is_checked_against_its_header(without_libtpu, tmp_path, mo
 
 
 def test_a_plan_of_nothing_says_what_to_give(monkeypatch, capsys):
-    monkeypatch.setattr(cli, "prepare_jax", lambda args, platform=None: None)
+    monkeypatch.setattr(start, "prepare_jax", lambda args, platform=None: None)
     monkeypatch.setattr(libtpu, "set_environment", lambda: None)
     assert cli.main(["plan"]) == 2
     assert "--topology" in capsys.readouterr().err

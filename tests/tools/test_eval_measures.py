@@ -9,6 +9,7 @@ import pytest
 
 import jrl
 from jrl import cli
+from jrl.commands import start
 from jrl.rollout.evaluate import Samples, report
 from jrl.run.trained import open_trained
 from jrl.tasks.example import Example, Message
@@ -132,7 +133,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture
 def command(capsys, monkeypatch):
-    monkeypatch.setattr(cli, "prepare_jax", lambda args, platform=None: None)
+    monkeypatch.setattr(start, "prepare_jax", lambda args, platform=None: None)
 
     def call(*arguments):
         code = cli.main([str(argument) for argument in arguments])

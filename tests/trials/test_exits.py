@@ -15,6 +15,7 @@ import pytest
 from small_model import BIGRAM, part_in
 
 from jrl import cli, loop
+from jrl.commands import start
 from jrl.device import program_cache
 from jrl.rollout import evaluate, scoring
 from jrl.run import records
@@ -37,7 +38,7 @@ def train(tmp_path_factory):
     """Returns what runs `jrl train` with a small model and returns its exit code."""
     part = part_in(tmp_path_factory.mktemp("part"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cli, "prepare_jax", lambda args, platform=None: None)
+        patch.setattr(start, "prepare_jax", lambda args, platform=None: None)
         yield lambda folder, *bindings: cli.main(
             ["train", "configs/tiny.gin", part, *SMALL, *bindings, "--run", str(folder)]
         )

@@ -1,0 +1,76 @@
+"""`jrl data inspect`: rows of a data file as the model will see them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from jrl.commands import options, start
+from jrl.commands.contract import Command
+from jrl.commands.exits import DONE
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("inspect",), help="inspect: show rows as the model will see them")
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        nargs="?",
+        type=Path,
+        help="a data file: .jsonl, .jsonl.gz, .parquet or .array_record (default: the task of --config)",
+    )
+    options.add_bindings(parser, "--config")
+    parser.add_argument("--config", metavar="CONFIG", type=Path,
+                        help="whose tokenizer, columns and lengths are used: a .gin file, or a name out of "
+                             "`jrl list configs` (default: bytes)")  # fmt: skip
+    parser.add_argument("--layout", metavar="LAYOUT", help="how the file is written: a name out of `jrl list layouts` "
+                        "(default: the columns of Jsonl)")  # fmt: skip
+    parser.add_argument("--stage", metavar="NAME", help="without FILE: the stage of --config whose task is shown")
+    parser.add_argument("--take", metavar="TAKE", help="what becomes an example of a layout, such as all_pairs")
+    parser.add_argument("--against", metavar="EVAL", type=Path, action="append", default=[],
+                        help="an evaluation set, to be compared with the rows' prompts; may be repeated")  # fmt: skip
+    parser.add_argument("--against-layout", metavar="LAYOUT", help="how the evaluation sets are written")
+    parser.add_argument("--ngram", type=options.number_of("words"), default=8, metavar="N",
+                        help="words of an n-gram that counts as shared with them (default: 8)")  # fmt: skip
+    parser.add_argument("--overlap", type=options.share, default=0.5, metavar="SHARE",
+                        help="share of an evaluation prompt's words above which it is held (default: 0.5)")  # fmt: skip
+    parser.add_argument("--as", dest="source", metavar="SOURCE",
+                        help="what rows become: Demonstrations, Preferences, Labeled (default: prompts)")  # fmt: skip
+    parser.add_argument(
+        "--rows", type=options.number_of("rows", 0), default=3, metavar="N", help="rows to show (default: 3)"
+    )
+    parser.add_argument("--most", type=options.number_of("rows"), default=10_000, metavar="N",
+                        help="rows that the statistics look at (default: 10000)")  # fmt: skip
+
+
+def data(args: argparse.Namespace) -> int:
+    start.prepare_jax(args, platform="cpu")  # a configuration's parts may import it
+    from jrl.resolve import load_config
+    from jrl.tools import inspect_data
+
+    file, bindings = None if args.file is None else str(args.file), args.bindings
+    if file is not None and "=" in file and not args.file.exists():  # a binding, where no file is named
+        file, bindings = None, [file, *bindings]
+    config, parts = (None, None) if args.config is None else load_config(args.config, bindings)
+    tables = None if parts is None else parts.tables
+    read = inspect_data.Read(args.layout, args.take, args.stage)
+    opened = inspect_data.open_file(file, config, tables, args.source, read)
+    color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")  # no-color.org
+    layout = inspect_data.Read(args.against_layout)
+    evaluation = [inspect_data.open_file(str(path), None, None, None, layout).source for path in args.against]
+    for line in inspect_data.lines(opened, args.rows, args.most, color):
+        print(line)
+    if evaluation:
+        for line in inspect_data.contamination(opened, evaluation, args.ngram, args.overlap):
+            print(line)
+    return DONE
+
+
+COMMAND = Command(
+    "Show rows of a data file as the model will see them: tokens, which are learned from, lengths, duplicates.",
+    "jrl data inspect pairs.jsonl --as Preferences --config gsm8k/qwen3-0.6b",
+    add_arguments,
+    data,
+)

@@ -1,0 +1,126 @@
+"""`jrl eval`: accuracy on held-out prompts, or a reward on pairs of answers."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from jrl.commands import options, start
+from jrl.commands.contract import Command
+from jrl.commands.exits import DONE
+from jrl.commands.weights import reading_bar
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="SOURCE", type=Path, help="the folder of a run, or of a published model; "
+                        "several are shown in one table")  # fmt: skip
+    options.add_bindings(parser, "the run's configuration, or --config")
+    parser.add_argument("--config", metavar="CONFIG", type=Path,
+                        help="the task and the verifiers for published models: a .gin file, or a name out of "
+                             "`jrl list configs`")  # fmt: skip
+    parser.add_argument("--out", metavar="FILE.json", type=options.out_file, help="also write the numbers to this file")
+    parser.add_argument("--diversity", action="store_true",
+                        help="also measure distinct n-grams and self-BLEU of each prompt's samples")  # fmt: skip
+    parser.add_argument("--reference", metavar="SOURCE", type=Path,
+                        help="also measure the KL to the policy of this run or published model, and how far apart its "
+                             "states find a prompt's samples")  # fmt: skip
+    parser.add_argument("--reference-step", metavar="N", type=int, help="a saved step of --reference (the newest)")
+    parser.add_argument("--proxy", metavar="RUN", type=Path,
+                        help="also measure what this run's reward model gives the samples; with --reference and "
+                             "several sources or --steps, where more of it stops paying")  # fmt: skip
+    parser.add_argument("--proxy-role", metavar="NAME", default="reward", help="that reward model's role (reward)")
+    parser.add_argument("--pairs", metavar="FILE", type=Path,
+                        help="measure a reward on pairs of answers instead: --role's reward head, each label of a "
+                             "published classifier, or with --reference the implicit reward of a policy")  # fmt: skip
+    parser.add_argument("--layout", metavar="NAME", help="how the rows of --pairs are written, out of `jrl list "
+                        "layouts` (rows with prompt, answer and rejected)")  # fmt: skip
+    parser.add_argument("--steps", metavar="N,N,...", type=_steps_of, default=[],
+                        help="several saved steps, a row of the table for each")  # fmt: skip
+    options.add_step(parser)
+    options.add_stage_and_role(parser)
+    options.add_devices(parser)
+
+
+def _steps_of(text: str) -> list[int]:
+    if not all(part.isascii() and part.isdecimal() for part in text.split(",")):
+        raise argparse.ArgumentTypeError(f"{text!r} are not steps, such as 10,20,30")
+    return [int(part) for part in text.split(",")]
+
+
+def evaluate(args: argparse.Namespace) -> int:
+    start.prepare_jax(args)
+    from jrl.tools import evaluate_sources, evaluation, judged_wins
+
+    more = sources_among(args.bindings)
+    addresses, bindings = [args.source, *map(Path, more)], args.bindings[len(more) :]
+    options.check_not_over(args.out, args.config, args.pairs)
+    if args.step is not None and args.steps:
+        raise ValueError("--steps names the steps, too; leave --step out")
+    if args.reference_step is not None and args.reference is None:
+        raise ValueError("--reference-step is a saved step of --reference, which is not given")
+    only = args.source if len(addresses) == 1 else None
+    reading = evaluate_sources.Reading(bindings, args.config, only, reading_bar())
+    sources = evaluate_sources.sources_of(addresses, args.steps or [args.step], reading, args.stage, args.role)
+    open_model = lambda address, **of: evaluate_sources.open_model(address, reading, **of)
+    open_reference = None
+    if args.reference is not None:
+        open_reference = lambda: open_model(args.reference, step=args.reference_step)
+    if args.pairs is not None:
+        return evaluate_pairs(args, sources, open_reference, bindings)
+    reference = None if open_reference is None else open_reference()
+    proxy = None if args.proxy is None else open_model(args.proxy, role=args.proxy_role)
+    shown = sys.stderr.isatty()
+    announce = lambda done, total: shown and print(f"\r{done}/{total} prompts", end="", file=sys.stderr, flush=True)
+    warn = lambda warning: print(warning, file=sys.stderr)
+    asked = evaluation.Asked(args.diversity, reference, proxy)
+    results, last = evaluate_sources.evaluate_sources(sources, asked, announce, warn)
+    if shown:
+        print("\r", end="", file=sys.stderr)
+    print(evaluation.table(results[0]) if len(results) == 1 else evaluation.side_by_side(results))
+    evaluate_sources.write_results(args.out, results)  # a judge that fails costs none of it
+    answers = None if args.out is None else args.out.with_suffix(".judges")
+    if judged := evaluate_sources.judge_sources(results, last, answers):
+        names = [result["source"] for result in results]
+        print("\n".join(line for name, wins in judged.items() for line in judged_wins.lines(name, names, wins)))
+        wins_of = lambda number: {name: wins[number] for name, wins in judged.items()}
+        results = [{**result, "judged": wins_of(number)} for number, result in enumerate(results)]
+        evaluate_sources.write_results(args.out, results)
+    return DONE
+
+
+def evaluate_pairs(
+    args: argparse.Namespace, sources: Sequence[Any], open_reference: Callable[[], Any] | None, bindings: Sequence[str]
+) -> int:
+    """`jrl eval --pairs`: measures rewards on pairs of answers."""
+    from jrl.tools import reward_quality
+    from jrl.tools.evaluate_sources import write_results
+
+    if args.proxy is not None or args.diversity:
+        raise ValueError("--pairs measures a reward on answers that are given; leave --proxy and --diversity out")
+    compared = reward_quality.read_pairs(args.pairs, args.layout)
+    chosen = bool(bindings or args.steps or args.step is not None or args.stage is not None or args.role != "policy")
+    results = reward_quality.measure_sources(sources, compared, open_reference, reading_bar(), chosen=chosen)
+    print(reward_quality.table(results))
+    write_results(args.out, results)
+    return DONE
+
+
+def sources_among(words: Sequence[str]) -> list[str]:
+    """Returns the words before the first binding. That has an equals sign, as folders of a sweep's members have."""
+    from jrl import paths
+
+    is_source = lambda word: "=" not in word or paths.is_remote(word) or os.path.isdir(word)
+    return list(itertools.takewhile(is_source, words))
+
+
+COMMAND = Command(
+    "Evaluate a trained policy on held-out prompts: avg@k, pass@k, majority@k, with intervals.",
+    "jrl eval runs/tiny Data.held_out_every=10 'Config.eval=@Eval()' Eval.prompts=8 Eval.samples=4",
+    add_arguments,
+    evaluate,
+)

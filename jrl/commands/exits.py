@@ -1,0 +1,140 @@
+"""How a command ends: its exit codes, and which of them an error has, with what message."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import traceback
+from collections.abc import Mapping
+
+from jrl.device.errors import is_of_device
+
+DONE, UNFORESEEN, REFUSED, OTHER_RUN, STOPPED, NOTHING_TO_DO = 0, 1, 2, 3, 4, 5
+CHECKPOINTS_REMOVED, PREEMPTED, LOST = 6, 75, 76
+
+EXIT_CODES = """exit codes:
+  0   done
+  1   unexpected internal error
+  2   the configuration or an input is refused; the message says where
+  3   the folder contains another run, or files that are not a run
+  4   stopped by an error; fix the cause and rerun to continue from the last checkpoint (jrl doctor: something is wrong)
+  5   nothing to do: the run already has all the steps asked for
+  6   the run's checkpoints were removed; nothing was changed
+  75  stopped on request (SIGTERM, Ctrl-C) and saved; rerun to continue
+  76  another process of the run is gone or does not answer; rerun all to continue from the last checkpoint
+  130 stopped at once (a second Ctrl-C); rerun to continue from the last checkpoint"""
+
+# By the full name of an exception's class or of one above it, so that nothing is imported to find out.
+EXITS: Mapping[str, int] = {
+    "jrl.config.errors.ConfigError": REFUSED,
+    "jrl.plugins.PartError": REFUSED,
+    "jrl.run.checkpoints.lock.RunIsHeld": REFUSED,
+    "jrl.run.identity.RefusedIdentity": OTHER_RUN,
+    "jrl.run.bucket_run.ForeignFolder": OTHER_RUN,
+    "jrl.run.bucket_run.LeaseLost": STOPPED,
+    "jrl.run.records.StopRun": STOPPED,
+    "jrl.run.records.Diverged": STOPPED,
+    "jrl.run.sampler_devices.WrongWeights": STOPPED,
+    "jrl.run.records.CheckpointsRemoved": CHECKPOINTS_REMOVED,
+    "jrl.rollout.scoring.ScoringStopped": STOPPED,
+    "jrl.tasks.judges.failures.JudgeStopped": STOPPED,
+    "jrl.device.program_cache.CompileAfterFreeze": STOPPED,
+    "jrl.run.checkpoints.run_state.SaveFailed": STOPPED,
+    "jrl.run.checkpoints.run_state.DamagedStep": STOPPED,
+    "jrl.run.checkpoints.run_state.NoIntactStep": STOPPED,
+    "jrl.run.checkpoints.run_state.StateMismatch": OTHER_RUN,
+    "jrl.run.records.Preempted": PREEMPTED,
+    "jrl.device.processes.HostLost": LOST,
+    "jrl.tasks.stopping.StopRequested": PREEMPTED,
+    "jrl.tasks.verifiers.process.TemplateLost": STOPPED,
+    "builtins.MemoryError": STOPPED,
+}
+DEVICE_START = "jax._src.xla_bridge"  # where an error arises when JAX finds no device
+# What is wrong with a path that was given. Any other error of the system stops a run that was sound until then.
+PATH_ERRORS = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
+
+
+def exit_code(error: BaseException) -> int:
+    """Returns the exit code of an exception; UNFORESEEN for one that nobody wrote for a reader."""
+    if is_told(error):
+        return error.code
+    names = [f"{cls.__module__}.{cls.__qualname__}" for cls in type(error).__mro__]
+    for name in names:
+        if name in EXITS:
+            return EXITS[name]
+    if is_of_device(error):
+        return STOPPED
+    if isinstance(error, OSError):
+        return REFUSED if error.errno in PATH_ERRORS else STOPPED
+    if isinstance(error, ValueError | ImportError) and _module(error).startswith("jrl."):
+        return REFUSED  # raised by jrl itself, so that the message was written for whoever reads it
+    if _module(error) == DEVICE_START:
+        return REFUSED
+    return UNFORESEEN if part_place(error) is None else STOPPED
+
+
+def is_told(error: BaseException) -> bool:
+    """Whether another process has failed, with this message and exit code."""
+    names = (f"{cls.__module__}.{cls.__qualname__}" for cls in type(error).__mro__)
+    return "jrl.device.processes.OtherProcessFailed" in names
+
+
+def part_place(error: BaseException) -> str | None:
+    """Returns the line of the user's own part, or of a module that it imports, that an exception comes from, "FILE,
+    line N, in FUNCTION"; None where jrl's own code was called last, of the two."""
+    from jrl.tasks.verifiers.source import is_of_part
+
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        if is_of_part(frame.f_globals):
+            return f"{frame.f_code.co_filename}, line {line}, in {frame.f_code.co_name}"
+        if frame.f_globals.get("__name__", "").partition(".")[0] == "jrl":
+            return None
+    return None
+
+
+def last_checkpoint(args: argparse.Namespace) -> str:
+    """Returns a sentence on the newest save of the run that a command trains, "" for the other commands."""
+    if args.command != "train" or args.run is None or str(args.run).startswith("gs:"):  # not opened so far
+        return ""
+    if (committed := getattr(args, "committed", None)) is not None:  # of a run in a bucket: what others can go on from
+        return f"Last checkpoint: step {max(committed())}." if committed() else "Nothing was committed."
+    folder = args.run / "checkpoints"
+    readable = os.path.isdir(folder) and os.access(folder, os.R_OK)
+    steps = [int(name) for name in os.listdir(folder) if name.isdecimal()] if readable else []
+    return f"Last checkpoint: step {max(steps)}." if steps else "Nothing was saved."
+
+
+def message(error: BaseException, code: int, saved: str = "") -> str:
+    """Returns the message of an error.
+
+    Args:
+      saved: a sentence on what was saved before, "" where the command saves nothing.
+    """
+    text = str(error) or type(error).__name__
+    if is_told(error):
+        return text
+    if code == UNFORESEEN:
+        return f"Unexpected internal error: {type(error).__name__}: {text}\nThe traceback above shows where it arose."
+    if code == STOPPED and (place := part_place(error)) is not None:
+        again = f" {saved} Fix it and rerun with --accept-change." if saved else ""
+        return f"{type(error).__name__}: {text}\nIt was raised by your own {place}.{again}"
+    if isinstance(error, OSError) and code == REFUSED and error.filename is not None and error.strerror is not None:
+        names = ", ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
+        return f"{names}: {error.strerror}"
+    if isinstance(error, OSError) and code == STOPPED:
+        known = saved if saved and "checkpoint" not in text else ""
+        return f"{text.rstrip('.')}. {known} Fix the cause and rerun.".replace("  ", " ")
+    if _module(error) == DEVICE_START:
+        asked = os.environ.get("JAX_PLATFORMS", "")
+        reason = f": {str(error).splitlines()[0]}" if str(error) else ""
+        return f"JAX found no device (JAX_PLATFORMS={asked!r}; JAX_PLATFORMS=cpu always works){reason}"
+    return f"out of memory: {text}" if isinstance(error, MemoryError) else text
+
+
+def _module(error: BaseException) -> str:
+    """The module that an exception was raised in."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    names = frames[-1][0].f_globals if frames else {}
+    spec = names.get("__spec__")  # `python -m jrl.cli` is __main__ by name
+    return names.get("__name__", "") if spec is None else spec.name

@@ -1,0 +1,63 @@
+"""`jrl rollouts`: what a run sampled, row by row."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from jrl.commands import options, start
+from jrl.commands.contract import Command
+from jrl.commands.exits import DONE
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="RUN", type=Path, help="the folder of a run; it may be running")
+    parser.add_argument("--where", metavar="CONDITION", default="",
+                        help="rows that meet it, such as \"reward < 0.5 and completion contains 'So'\"")  # fmt: skip
+    parser.add_argument("--columns", metavar="A,B", help="what to show of each row (default: step, reward and texts; "
+                        "in a file also what Dataset.layout = 'rollouts' reads)")  # fmt: skip
+    parser.add_argument(
+        "--most",
+        type=options.number_of("rows"),
+        metavar="N",
+        help="rows at most (default: 20 on the screen, all in a file)",
+    )
+    parser.add_argument("--out", metavar="FILE", type=options.out_file, help="write the rows to a file, .jsonl or .csv")
+
+
+def rollouts(args: argparse.Namespace) -> int:
+    start.prepare_jax(args, platform="cpu")  # the store is read by tensorstore alone; a device may be held by the run
+    from jrl.run.bucket_run import readable
+    from jrl.tools import browse_rollouts as browse
+
+    run = readable(args.source)
+    folder = run / "rollouts"
+    if not run.exists():
+        raise ValueError(f"{args.source} does not exist; give the --run folder of jrl train")
+    if not folder.exists():
+        why = "the run has stored none, Log.rollouts was False" if (run / "manifest.json").exists() else (
+            "it is not a run folder; give the --run folder of jrl train")  # fmt: skip
+        raise ValueError(f"{args.source} holds no rollouts: {why}")
+    conditions = browse.parse_where(args.where)
+    known = browse.columns_of(folder)
+    asked = args.columns and [name.strip() for name in args.columns.split(",")]
+    columns = browse.chosen_columns(known, asked, browse.SHOWN if args.out is None else browse.EXPORTED)
+    if args.out is not None:
+        count = browse.export(browse.select(folder, conditions, columns, args.most), columns, args.out)
+        print(f"{count} rows with {', '.join(columns)} are in {args.out}")
+        return DONE
+    most, shown = 20 if args.most is None else args.most, 0
+    for row in browse.select(folder, conditions, columns, most):
+        print(browse.show(row), end="\n\n")
+        shown += 1
+    print(f"{shown} rows shown{'; --most N shows more, --out FILE writes all' if shown == most else ''}. "
+          f"Columns: {', '.join(sorted(known))}")  # fmt: skip
+    return DONE
+
+
+COMMAND = Command(
+    "Show or export what a run sampled, row by row, by conditions on its columns.",
+    "jrl rollouts runs/tiny --where 'reward < 0.5' --columns step,reward,completion",
+    add_arguments,
+    rollouts,
+)

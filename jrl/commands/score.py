@@ -1,0 +1,55 @@
+"""`jrl score`: log-probs of given tokens or texts, or a classifier's rewards."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from jrl.commands import options, start
+from jrl.commands.contract import Command
+from jrl.commands.exits import DONE
+from jrl.commands.weights import reading_bar, weights_of
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="SOURCE", type=Path, help="the folder of a run, or of a published model")
+    parser.add_argument("rows", metavar="ROWS.jsonl", type=Path,
+                        help='one JSON object a line: {"tokens": [ids]}, {"text": "..."} (bos is added), or '
+                             '{"messages": [...]}, which ends with a message of the assistant')  # fmt: skip
+    options.add_bindings(parser, "the run's configuration")
+    parser.add_argument("--out", metavar="OUT.jsonl", type=options.out_file, required=True,
+                        help='one {"tokens", "logprobs"} per row, in order, at temperature 1; logprobs[0] = 0; for a '
+                             'classifier, {"tokens", "rewards"}')  # fmt: skip
+    options.add_step(parser)
+    options.add_stage_and_role(parser)
+    options.add_devices(parser)
+
+
+def score(args: argparse.Namespace) -> int:
+    start.prepare_jax(args)
+    from jrl.run.bucket_run import readable
+    from jrl.run.trained import open_trained
+    from jrl.tools.score import is_classifier, judge_file, score_file
+
+    options.check_not_over(args.out, args.rows)
+    args.source = readable(args.source)
+    if is_classifier(args.source):
+        if args.bindings or args.step is not None:
+            raise ValueError(f"{args.source} is a classifier: it takes no bindings and has no steps")
+        count = judge_file(args.source, args.rows, args.out, reading_bar())
+        print(f"{count} rows scored by {args.source}; rewards are in {args.out}")
+        return DONE
+    trained = open_trained(
+        args.source, args.bindings, args.step, announce=reading_bar(), stage=args.stage, role=args.role
+    )
+    count = score_file(trained, args.rows, args.out)
+    print(f"{count} rows scored with {weights_of(args.source, trained.step)}; log-probs are in {args.out}")
+    return DONE
+
+
+COMMAND = Command(
+    "Write the log-probs of given tokens or texts under a trained policy, or a classifier's rewards.",
+    "jrl score runs/tiny rows.jsonl --out scored.jsonl",
+    add_arguments,
+    score,
+)

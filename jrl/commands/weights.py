@@ -1,0 +1,27 @@
+"""How commands speak of weights: a bar while they are read, and a name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+
+def reading_bar() -> Callable[[int, int], None] | None:
+    """Returns what shows (bytes read, bytes in all) of published weights; None without a terminal."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        return None
+    from jrl.run.report.text import bar
+
+    def show(done: int, total: int) -> None:
+        end = "\n" if done >= total else ""
+        print(f"\rreading {total / 1e9:.1f} GB of weights {bar(done, total)}", end=end, file=sys.stderr, flush=True)
+
+    return show
+
+
+def weights_of(source: Path, step: int) -> str:
+    """Returns how a message names weights: those of a run by their step, a published model's by its folder."""
+    from jrl import paths
+
+    return f"the weights of step {step}" if paths.exists(source / "manifest.json") else f"the weights of {source}"
