@@ -398,7 +398,7 @@ class Config:
     data: Data  # how examples become prompts
     sampler: Sampler  # how completions are drawn
     stages: tuple[Offline | Online, ...]  # what is learned, in this order
-    parts: tuple[str, ...] = ()  # Python files that add rows to the tables, relative to where jrl is started
+    parts: tuple[str, ...] = ()  # Python files that add rows to the tables
     run: Run = dataclasses.field(default_factory=Run)  # the seed
     mesh: MeshShape = dataclasses.field(default_factory=MeshShape)  # devices along each axis
     # Devices of their own for sampling, in every process the ones behind those of `mesh`: completions are drawn while

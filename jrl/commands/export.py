@@ -1,4 +1,4 @@
-"""`jrl export`: a policy as a folder that other tools load."""
+"""`jrl export`: a policy or a reward model as a folder that other tools load."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def export(args: argparse.Namespace) -> int:
 
 
 COMMAND = Command(
-    "Write a trained policy as a folder that other tools load: config.json and safetensors.",
+    "Write a trained policy or reward model as a folder that other tools load: config.json and safetensors.",
     "jrl export runs/tiny --to tiny-model --dtype bfloat16",
     add_arguments,
     export,

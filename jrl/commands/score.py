@@ -19,7 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_bindings(parser, "the run's configuration")
     parser.add_argument("--out", metavar="OUT.jsonl", type=options.out_file, required=True,
                         help='one {"tokens", "logprobs"} per row, in order, at temperature 1; logprobs[0] = 0; for a '
-                             'classifier, {"tokens", "rewards"}')  # fmt: skip
+                             'classifier, {"tokens", "rewards"}, for a reward model of a run, {"tokens", '
+                             '"reward"}')  # fmt: skip
     options.add_step(parser)
     options.add_stage_and_role(parser)
     options.add_devices(parser)
@@ -27,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def score(args: argparse.Namespace) -> int:
     start.prepare_jax(args)
+    from jrl.models.heads import REWARD
     from jrl.run.bucket_run import readable
     from jrl.run.trained import open_trained
     from jrl.tools.score import is_classifier, judge_file, score_file
@@ -43,7 +45,8 @@ def score(args: argparse.Namespace) -> int:
         args.source, args.bindings, args.step, announce=reading_bar(), stage=args.stage, role=args.role
     )
     count = score_file(trained, args.rows, args.out)
-    print(f"{count} rows scored with {weights_of(args.source, trained.step)}; log-probs are in {args.out}")
+    what = "rewards" if REWARD in trained.heads else "log-probs"
+    print(f"{count} rows scored with {weights_of(args.source, trained.step)}; {what} are in {args.out}")
     return DONE
 
 
