@@ -10,19 +10,21 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from jrl.compatibility import check_components
 from jrl.device.placement import place_on_mesh, rows_on_mesh
 from jrl.device.processes import ONE, Processes
 from jrl.device.sharding import replicated
-from jrl.experiment import Offline, Online, Stage, optimizers, row_of, segments_of, stage_names
+from jrl.experiment import Offline, Online, Stage, optimizers, row_of, segments_of, stage_names, stored_rows_of
 from jrl.learning.critic import CRITIC
-from jrl.learning.step import StageArrays
+from jrl.learning.step import StageArrays, StagePrograms
 from jrl.rollout.collect import PromptSampler
 from jrl.rollout.evaluate import Evaluator
 from jrl.rollout.rewards import OpenClassifier
 from jrl.rollout.sampler import params_on_device, stop_table_on_device, untruncated
 from jrl.rollout.scoring import Scorer
+from jrl.rollout.sources import RewardSource
 from jrl.rollout.strategies import strategy_of
 from jrl.rollout.strategies.contract import FIRST_ATTEMPT
 from jrl.run import programs
@@ -101,88 +103,111 @@ def stages_of(
       devices: those that sample alone; None: the learner's sample too.
     """
     config, tables, mesh = policy.config, policy.parts.tables, policy.mesh
-    everywhere = replicated(mesh)
-    number = lambda x: place_on_mesh(np.float32(x), everywhere)
-    names, stored = stage_names(config.stages), iter(streams[1:])
-    table = stop_table_on_device(config.sampler, policy.tokenizer, mesh)
+    prompts, *rest = streams
+    stored, table = iter(rest), stop_table_on_device(config.sampler, policy.tokenizer, mesh)
     stages: list[OfflineStage | OnlineStage] = []
-    for name, stage, own in zip(names, config.stages, policy.programs.stages):
+    for name, stage, own in zip(stage_names(config.stages), config.stages, policy.programs.stages):
         common = dict(
             name=name,
             config=stage,
             objective=row_of(tables, "algos", stage.objective),
             programs=own,
-            arrays=stage_arrays(stage, number),
+            arrays=stage_arrays(stage, lambda x: number_on(mesh, x)),
             shape=programs.packed_shape(stage, config, tables, mesh),
         )
+        stream = None if stored_rows_of(stage) is None else next(stored)
         if isinstance(stage, Offline):
-            row, stream = row_of(tables, "sources", stage.source), next(stored)
-            given = (row, stream, policy.tokenizer, common["shape"].width)
-            stages.append(
-                OfflineStage(
-                    **common,
-                    stream=stream,
-                    chances=chances_of(common["objective"], stage, *given),
-                    source=row,
-                    tokenizer=policy.tokenizer,
-                    mesh=mesh,
-                    temperature=number(1),
-                )
+            stages.append(offline_stage(common, policy, stream))
+        else:
+            sources = sources_of(stage, own, policy, judgement, key, processes)
+            components = components_of(stage, judgement, sources)
+            sampler = PromptSampler(
+                program=own.sample,
+                stream=prompts,
+                tokenizer=policy.tokenizer,
+                mesh=mesh,
+                place=functools.partial(rows_on_mesh, mesh),
+                key=key,
+                params=params_on_device(config.sampler, mesh),
+                stop_table=table,
+                prompts=stage.prompts,
+                samples=stage.samples,
+                prompt_length=config.data.prompt_length,
+                components=components,
+                curriculum=stage.curriculum,
+                strategy=stage.strategy,
+                segments=segments_of(stage, config),
+                next_segment=own.next_segment,
+                processes=processes,
+                decodes_all=processes.writer and config.log.rollouts,
+                devices=devices,
             )
-            continue
-        sources = reward_sources(stage, own, judgement, processes)
-        if stage.corrector is not None:
-            sources = (*sources, open_corrector(stage, own, policy, key))
-        if stage.process is not None:
-            sources = (*sources, open_process_rewards(stage, own, policy))
-        if stage.pair_model is not None:
-            sources = (*sources, open_pair_model(stage, own, policy))
-        components = (*judgement.scorer.component_names, *(name for source in sources for name in source.names))
-        if strategy_of(stage.strategy).attempts > 1:
-            components = (*components, FIRST_ATTEMPT)
-        check_components(stage, components)
-        if devices is not None:
-            own.sample.devices = devices
-        sampler = PromptSampler(
-            program=own.sample,
-            stream=streams[0],
-            tokenizer=policy.tokenizer,
-            mesh=mesh,
-            place=functools.partial(rows_on_mesh, mesh),
-            key=key,
-            params=params_on_device(config.sampler, mesh),
-            stop_table=table,
-            prompts=stage.prompts,
-            samples=stage.samples,
-            prompt_length=config.data.prompt_length,
-            components=components,
-            curriculum=stage.curriculum,
-            strategy=stage.strategy,
-            segments=segments_of(stage, config),
-            next_segment=own.next_segment,
-            processes=processes,
-            decodes_all=processes.writer and config.log.rollouts,
-            devices=devices,
-        )
-        stages.append(
-            OnlineStage(
-                **common,
-                sampler=sampler,
-                scorer=judgement.scorer,
-                sources=sources,
-                temperature=number(config.sampler.temperature or 1.0),
-                pretraining=None
-                if stage.pretraining is None
-                else PretrainingRows(
-                    config=stage.pretraining,
-                    shape=programs.pretraining_shape(stage, config, mesh),
-                    stream=next(stored),
-                    source=row_of(tables, "sources", stage.pretraining.source),
-                    tokenizer=policy.tokenizer,
-                ),
-            )
-        )
+            if devices is not None:
+                own.sample.devices = devices
+            given = dict(sampler=sampler, scorer=judgement.scorer, sources=sources)
+            stages.append(online_stage(common | given, policy, stream))
     return tuple(stages)
+
+
+def offline_stage(common: dict[str, Any], policy: Policy, stream: Stream) -> OfflineStage:
+    """Returns a stage of stored rows, with the fields in `common`."""
+    stage, objective = common["config"], common["objective"]
+    source = row_of(policy.parts.tables, "sources", stage.source)
+    return OfflineStage(
+        **common,
+        stream=stream,
+        chances=chances_of(objective, stage, source, stream, policy.tokenizer, common["shape"].width),
+        source=source,
+        tokenizer=policy.tokenizer,
+        mesh=policy.mesh,
+        temperature=number_on(policy.mesh, 1),
+    )
+
+
+def online_stage(common: dict[str, Any], policy: Policy, stream: Stream | None) -> OnlineStage:
+    """Returns a stage that samples, with the fields in `common`.
+
+    Args:
+      stream: of the stored rows that it imitates as well; None: none.
+    """
+    stage, pretraining = common["config"], None
+    if stage.pretraining is not None:
+        pretraining = PretrainingRows(
+            config=stage.pretraining,
+            shape=programs.pretraining_shape(stage, policy.config, policy.mesh),
+            stream=stream,
+            source=row_of(policy.parts.tables, "sources", stage.pretraining.source),
+            tokenizer=policy.tokenizer,
+        )
+    temperature = number_on(policy.mesh, policy.config.sampler.temperature or 1.0)
+    return OnlineStage(**common, temperature=temperature, pretraining=pretraining)
+
+
+def sources_of(
+    stage: Online, own: StagePrograms, policy: Policy, judgement: Judgement, key: Array, processes: Processes
+) -> tuple[RewardSource, ...]:
+    """Returns what rewards a stage's completions beside the verifiers."""
+    sources = reward_sources(stage, own, judgement, processes)
+    if stage.corrector is not None:
+        sources = (*sources, open_corrector(stage, own, policy, key))
+    if stage.process is not None:
+        sources = (*sources, open_process_rewards(stage, own, policy))
+    if stage.pair_model is not None:
+        sources = (*sources, open_pair_model(stage, own, policy))
+    return sources
+
+
+def components_of(stage: Online, judgement: Judgement, sources: Sequence[RewardSource]) -> tuple[str, ...]:
+    """Returns the names of the parts of a stage's rewards. Raises ValueError where what it reads is not among them."""
+    components = (*judgement.scorer.component_names, *(name for source in sources for name in source.names))
+    if strategy_of(stage.strategy).attempts > 1:
+        components = (*components, FIRST_ATTEMPT)
+    check_components(stage, components)
+    return components
+
+
+def number_on(mesh: Mesh, x: Any) -> Array:
+    return place_on_mesh(np.float32(x), replicated(mesh))
 
 
 def stage_arrays(stage: Stage, number: Callable[[Any], Any]) -> StageArrays:
