@@ -34,6 +34,7 @@ from jrl.device.processes import (
     Place,
     Processes,
     ProcessesDisagree,
+    StoreLost,
     decode,
     encode,
 )
@@ -250,10 +251,42 @@ def test_no_process_that_is_slow_is_lost_and_each_that_ends_is(trials):
 def test_an_exchange_without_the_service_names_process_0():
     class Gone(Table):
         def wait(self, key, seconds):
-            raise HostLost("the coordination service of process 0 does not answer: UNAVAILABLE")
+            raise StoreLost("the coordination service of process 0 does not answer: UNAVAILABLE")
 
-    with pytest.raises(HostLost, match=r"^process 0 \(a\) is gone or does not answer\. Start all .*\n.*UNAVAILABLE$"):
-        Processes(1, 2, Gone(), ("process 0 (a)", "process 1 (b)")).exchange("step", None)
+        def list(self, folder):
+            return self.wait(folder, 0)
+
+    alone = Processes(1, 2, Gone(), ("process 0 (a)", "process 1 (b)"))
+    for call in (lambda: alone.exchange("step", None), alone.check):
+        with pytest.raises(
+            HostLost, match=r"^process 0 \(a\) is gone or does not answer\. Start all .*\n.*UNAVAILABLE$"
+        ):
+            call()
+
+
+def test_the_coordination_service_is_lost_where_it_does_not_answer():
+    def gone(*arguments):
+        raise jax.errors.JaxRuntimeError("UNAVAILABLE: Failed to send RPC\nmore")
+
+    store = joining._ServiceStore(
+        types.SimpleNamespace(blocking_key_value_get_bytes=gone, key_value_dir_get_bytes=gone)
+    )
+    for call in (lambda: store.wait("key", 1), lambda: store.list("folder")):
+        with pytest.raises(StoreLost, match=r"does not answer: UNAVAILABLE: Failed to send RPC$"):
+            call()
+
+
+def test_who_has_ended_is_found_without_waiting_for_it():
+    def act(processes):
+        processes.check()
+        processes.barrier("both")
+        if processes.index:
+            processes.fail("the disk is full", 4)
+        processes.barrier("told")
+        processes.check()
+
+    (first, second), _ = together(2, act)
+    assert isinstance(first, OtherProcessFailed) and first.code == 4 and second is None
 
 
 def test_a_service_that_does_not_answer_means_that_process_0_is_lost():

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from jrl.device.placement import set_joined
-from jrl.device.processes import START_SECONDS, Cluster, HostLost, Processes
+from jrl.device.processes import START_SECONDS, Cluster, HostLost, Processes, StoreLost
 
 TRY_SECONDS, PAUSE_SECONDS = 5.0, 0.2  # of a try to connect, which a firewall may swallow, and before the next
 LEAST_SECONDS = 5  # for the others to come, where process 0 came late
@@ -129,7 +129,7 @@ class _ServiceStore:
             return value
         pieces = [self._get(f"{key}#{number}", PIECE_SECONDS) for number in range(int(value[len(_IN_PIECES) :]))]
         if None in pieces:  # they were there before KEY
-            raise HostLost(f"the coordination service of process 0 has lost a part of {key}")
+            raise StoreLost(f"the coordination service of process 0 has lost a part of {key}")
         return b"".join(pieces)
 
     def _get(self, key: str, seconds: float) -> bytes | None:
@@ -138,15 +138,22 @@ class _ServiceStore:
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" in str(error) or "NOT_FOUND" in str(error):
                 return None
-            reason = str(error).split("\n", 1)[0]
-            raise HostLost(f"the coordination service of process 0 does not answer: {reason}") from error
+            raise no_answer(error) from error
 
     def list(self, folder: str) -> dict[str, bytes]:
-        return {
-            key.removeprefix("jrl/"): value for key, value in self._client.key_value_dir_get_bytes(f"jrl/{folder}/")
-        }
+        try:
+            found = self._client.key_value_dir_get_bytes(f"jrl/{folder}/")
+        except jax.errors.JaxRuntimeError as error:
+            raise no_answer(error) from error
+        return {key.removeprefix("jrl/"): value for key, value in found}
 
     def delete(self, key: str) -> None:
         for number in range(self._pieces.pop(key, 0)):
             self._client.key_value_delete(f"jrl/{key}#{number}")
         self._client.key_value_delete(f"jrl/{key}")
+
+
+def no_answer(error: Exception) -> StoreLost:
+    """Returns what an error of the coordination service means that is not one of a missing key."""
+    reason = str(error).split("\n", 1)[0]
+    return StoreLost(f"the coordination service of process 0 does not answer: {reason}")

@@ -12,12 +12,13 @@ moves their arrays.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 import json
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -33,6 +34,10 @@ LOST = 76  # exit code: another process is gone or does not answer; restart all
 
 class HostLost(RuntimeError):
     """Another process is gone or does not answer. Start all of them again: the run resumes from its last save."""
+
+
+class StoreLost(HostLost):
+    """The store, which process 0 holds, does not answer."""
 
 
 class ProcessesDisagree(ValueError):
@@ -212,14 +217,25 @@ class Processes:
         told = [*self.store.list(FAILURE), *self.store.list(ENDING)] if self.store is not None else []
         return len({key.rsplit("/", 1)[-1] for key in told} | {str(self.index)}) == self.count
 
+    def check(self) -> None:
+        """Raises OtherProcessFailed where another process has ended, HostLost where the first one does not answer."""
+        with self._named():
+            if (failure := self.failure()) is not None:
+                raise failure
+
     def _wait(self, key: str, what: str) -> bytes:
-        try:
+        with self._named():
             while (value := self.store.wait(key, LOOK_SECONDS)) is None:
-                if (failure := self.failure()) is not None:
-                    raise failure
-        except HostLost as error:  # of the store, which knows no names
-            raise HostLost(f"{self.name(0)} is gone or does not answer. {RESTART}\n  {error}") from error
+                self.check()
         return value
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Names the process that is lost where the store, which knows no names, does not answer."""
+        try:
+            yield
+        except StoreLost as error:
+            raise HostLost(f"{self.name(0)} is gone or does not answer. {RESTART}\n  {error}") from error
 
 
 MOST_LINES = 12  # of differences that a message lists

@@ -796,6 +796,23 @@ def test_a_process_that_writes_its_shards_opens_no_file_of_another(tmp_path):
     assert (tmp_path / "shards-1.bin").exists()
 
 
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_where_orbax_fails_since_a_process_is_gone_that_is_said(tmp_path, monkeypatch, is_lost):
+    def check():
+        if is_lost:
+            raise HostLost("process 0 is gone")
+
+    def fail(*arguments):
+        raise TimeoutError("Timeout waiting at barrier")
+
+    monkeypatch.setattr(run_state, "_write_together", fail)
+    monkeypatch.setattr(run_state, "_write_apart", fail)
+    same = lambda what, value: [value, value]
+    here = dict(index=1, count=2, writer=False, exchange=same, barrier=lambda what: None, check=check)
+    with pytest.raises(HostLost if is_lost else run_state.SaveFailed, match=r"is gone|could not be saved"):
+        run_state.save_step(tmp_path, 1, {"w": np.arange(4.0)}, {}, types.SimpleNamespace(**here))
+
+
 def test_processes_without_a_common_folder_verify_all_of_their_own(tmp_path):
     def opened(processes):
         return run_state.open_run_state(tmp_path / str(processes.index), keep=2, processes=processes, shared=False)

@@ -241,6 +241,7 @@ def save_step(
         raise
     except Exception as error:
         # Orbax reports a full disk as ValueError with the system's message inside, so every error is caught here.
+        processes.check()  # a process that is gone ends orbax's barriers with an error too
         if writes:
             _discard(temporary)
             _restore_replaced(folder)
