@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 import jrl
 from jrl.device.sharding import MeshShape, make_mesh
+from jrl.rollout.rewards import conversation_ids
 from jrl.run.identity import RefusedIdentity
 from jrl.run.trained import open_trained
 from jrl.tasks.example import Message
@@ -69,8 +70,7 @@ def test_a_reward_model_that_a_run_has_trained_is_exported_as_a_classifier_and_r
     messages = [[Message("user", "1+2="), Message("assistant", text)] for text in ("3", "12")]
     theirs = judge_conversations(tmp_path / "model", messages)["LABEL_0"]
     trained = open_trained(tmp_path / "run", role="reward")
-    conversation = trained.policy.tokenizer.encode_conversation
-    rows = [conversation(each, add_generation_prompt=False) for each in messages]
+    rows = [conversation_ids(trained.policy.tokenizer, each, answer_end=True) for each in messages]
     np.testing.assert_allclose(theirs, score_rewards(trained, rows), rtol=1e-5)
     assert theirs[0] != theirs[1]
     # As what rewards another run, with the tokenizer that was exported with it.

@@ -34,7 +34,9 @@ from jrl.rollout.rewards import (
     CENTER,
     SCALE,
     RewardModel,
+    check_alike,
     classify,
+    encode,
     normalization,
     normalized,
     open_classifier,
@@ -50,7 +52,7 @@ from jrl.tasks.example import Example, Message
 from jrl.tasks.tokenizers.published import HuggingFace, build, read_files
 from jrl.tasks.verdict import Status
 from jrl.tools.inspect_model import recognized
-from jrl.tools.score import judge_file
+from jrl.tools.score import judge_conversations, judge_file
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
@@ -118,6 +120,25 @@ def test_labels_by_what_config_says():
         labels_of({"architectures": 3})
     with pytest.raises(ValueError, match=r"id2label .* must name the labels 0, 1"):
         labels_of({**named, "id2label": {"1": "a"}})
+
+
+def test_a_reward_model_of_a_run_reads_a_conversation_up_to_the_token_that_ends_its_answer(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "model")
+    change(tmp_path / "model", jrl_score_at="answer_end")
+    talk = [Message("user", "1+1?"), Message("assistant", "2")]
+    templated, ended = (opened(there) for there in (folder, tmp_path / "model"))
+    tokenizer = ended.tokenizer
+    expected = [*tokenizer.encode_prompt(talk[:1]), *tokenizer.encode("2"), tokenizer.end_id]
+    assert encode(ended, talk) == (expected, "")
+    (whole, _) = encode(templated, talk)
+    assert whole == tokenizer.encode_conversation(talk, add_generation_prompt=False) and len(whole) > len(expected)
+    read = [judge_conversations(there, [talk])["helpful"] for there in (folder, tmp_path / "model")]
+    assert read[0] != read[1]
+    with pytest.raises(ValueError, match="jrl_score_at differ; they are stacked"):
+        check_alike(Published(path=str(folder)), Published(path=str(tmp_path / "model")))
+    change(tmp_path / "model", jrl_score_at="everywhere")
+    with pytest.raises(ValueError, match="jrl_score_at is 'everywhere'; it must be 'answer_end', or not be there"):
+        opened(tmp_path / "model")
 
 
 def test_a_row_is_given_its_heads_numbers_at_its_last_token_whatever_lies_beside_it(folder):

@@ -21,6 +21,7 @@ from jrl import paths
 from jrl.device.placement import fetch, place_on_mesh
 from jrl.device.sharding import batch_sharding, constrain, replicated, rows_over_shards
 from jrl.models import decoder
+from jrl.models.families import SCORE_AT
 from jrl.models.heads import REWARD, read_head
 from jrl.models.pretrained.published import Published, classifier_of, load_classifier
 from jrl.models.pretrained.tokenizer import published_tokenizer
@@ -88,6 +89,7 @@ class OpenClassifier(NamedTuple):
     names: tuple[str, ...]  # of the columns that `program` returns, as metrics have them
     weights: tuple[float, ...]  # of each of them in the reward
     gated: bool = False
+    answer_end: bool = False  # as in Classifier
 
 
 def open_classifier(
@@ -110,7 +112,7 @@ def open_classifier(
     members of an ensemble are not alike.
     """
     first, *others = config.published
-    _, cfg, labels, pad_id = classifier_of(first)
+    _, cfg, labels, pad_id, answer_end = classifier_of(first)
     if config.gate is not None and len(config.weights) != 1:
         raise ValueError(f"RewardModel.weights has {len(config.weights)} numbers; a gated reward has one")
     if config.gate is None and len(config.weights) != len(labels):
@@ -152,6 +154,7 @@ def open_classifier(
         names=names,
         weights=weights,
         gated=config.gate is not None,
+        answer_end=answer_end,
     )
 
 
@@ -164,8 +167,8 @@ def check_alike(first: Published, other: Published) -> None:
                          f"{len(a.labels)} ({', '.join(a.labels)}); members of an ensemble have the same")  # fmt: skip
     fields = [field.name for field in dataclasses.fields(a.cfg)
               if getattr(a.cfg, field.name) != getattr(b.cfg, field.name)]  # fmt: skip
-    if fields or a.pad_id != b.pad_id:
-        names = ", ".join(fields or ["pad_token_id"])
+    if fields or (a.pad_id, a.answer_end) != (b.pad_id, b.answer_end):
+        names = ", ".join(fields or ["pad_token_id" if a.pad_id != b.pad_id else SCORE_AT])
         raise ValueError(f"{where} is not like {first.path}: {names} differ; they are stacked")  # fmt: skip
     words = [tokenizer_of(published.path).fingerprint for published in (first, other)]
     if words[0] != words[1]:
@@ -379,15 +382,29 @@ def encoded(opened: OpenClassifier, conversations: Sequence[Sequence[Message]]) 
     return [ids for ids, problem in found if not problem], [problem for _, problem in found]
 
 
+def conversation_ids(tokenizer: Any, messages: Sequence[Message], *, answer_end: bool) -> list[int]:
+    """Returns the ids of a conversation that ends with an answer, as a classifier reads it.
+
+    Args:
+      answer_end: as a policy is prompted and answers, up to the token that ends it; else as the chat template writes
+        all of it, which may be more.
+
+    Raises: ValueError where the template refuses the conversation.
+    """
+    if not answer_end:
+        return tokenizer.encode_conversation(messages, add_generation_prompt=False)
+    return [*tokenizer.encode_prompt(messages[:-1]), *tokenizer.encode(messages[-1].content), tokenizer.end_id]
+
+
 def prompt_length(opened: OpenClassifier, messages: Sequence[Message]) -> int:
     """Returns how many of the reward model's tokens come before the answer, its header included."""
-    return len(opened.tokenizer.encode_conversation(messages, add_generation_prompt=True))
+    return len(opened.tokenizer.encode_prompt(messages))
 
 
 def encode(opened: OpenClassifier, messages: Sequence[Message]) -> tuple[list[int], str]:
     """Returns a conversation's ids in the reward model's own tokens, and why they cannot be judged, "" mostly."""
     try:
-        ids = opened.tokenizer.encode_conversation(messages, add_generation_prompt=False)
+        ids = conversation_ids(opened.tokenizer, messages, answer_end=opened.answer_end)
     except ValueError as error:
         return [], str(error)
     if len(ids) > opened.width:

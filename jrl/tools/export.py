@@ -114,7 +114,7 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> list[str]:
     return [f"{folder.name}/{name}" for name in paths.list_dir(folder)]
 
 
-def note_other_models(trained: Trained, source: str | Path, without: tuple[str, str] | None) -> None:
+def note_other_models(trained: Trained, source: str | Path, without: tuple[str, str] | None = None) -> None:
     """Says so where a run trains more than what is written: heads and other roles stay in the run.
 
     Args:

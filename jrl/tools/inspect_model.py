@@ -61,7 +61,7 @@ def recognized(folder: Path) -> Iterator[Finding]:
         if labels is None:
             cfg, spec = decoder_of(Published(path=str(folder)))[1], None
         else:
-            family, cfg, _, pad_id = classifier_of(Published(path=str(folder)))
+            family, cfg, _, pad_id, _ = classifier_of(Published(path=str(folder)))
             spec = {**decoder.spec(cfg), REWARD: head_spec(Head(outputs=len(labels)), cfg.width, cfg.param_dtype)}
     except ValueError as error:
         yield Finding(False, f"the model is refused: {error}")

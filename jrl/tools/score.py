@@ -34,7 +34,7 @@ from jrl.models.heads import REWARD
 from jrl.models.pretrained.published import Published, classifier_of, read_config
 from jrl.models.pretrained.tokenizer import published_tokenizer
 from jrl.models.shape import Decoder, check_length, for_length
-from jrl.rollout.rewards import RewardModel, classify, open_classifier
+from jrl.rollout.rewards import RewardModel, classify, conversation_ids, open_classifier
 from jrl.run.trained import Trained, is_published, without_tokenizer
 from jrl.tasks.example import Message
 from jrl.types import Array, PyTree
@@ -78,7 +78,8 @@ def judge_file(
     Raises: ValueError naming file and line for a row that cannot be judged; nothing is written then.
     """
     judge = _classifier(folder)
-    sequences = read_rows(rows, judge.tokenizer, judge.cfg.vocab_size, templated=True, most_tokens=CLASSIFIER_TOKENS)
+    sequences = read_rows(rows, judge.tokenizer, judge.cfg.vocab_size, templated=not judge.answer_end,
+                          most_tokens=CLASSIFIER_TOKENS)  # fmt: skip
     rewards = classify_sequences(judge, sequences, announce)
     lines = [
         json.dumps({"tokens": tokens, "rewards": dict(zip(judge.labels, map(float, values)))})
@@ -98,7 +99,7 @@ def judge_conversations(
     Raises: ValueError for a folder without a tokenizer or template, and for a conversation that is too long.
     """
     judge = _classifier(folder)
-    sequences = [judge.tokenizer.encode_conversation(each, add_generation_prompt=False) for each in conversations]
+    sequences = [conversation_ids(judge.tokenizer, each, answer_end=judge.answer_end) for each in conversations]
     if (longest := max(map(len, sequences))) > CLASSIFIER_TOKENS:
         raise ValueError(f"{folder}: a conversation has {longest} tokens; at most {CLASSIFIER_TOKENS} are judged")
     rewards = classify_sequences(judge, sequences, announce)
@@ -112,19 +113,21 @@ class _Classifier(NamedTuple):
     cfg: Decoder
     labels: tuple[str, ...]
     tokenizer: Any
+    answer_end: bool  # as in Classifier
 
 
 def _classifier(folder: Path) -> _Classifier:
-    _, cfg, labels, _ = classifier_of(Published(path=str(folder)))
+    _, cfg, labels, _, answer_end = classifier_of(Published(path=str(folder)))
     tokenizer = published_tokenizer(folder)
-    return _Classifier(folder, cfg, labels, without_tokenizer(folder, cfg) if tokenizer is None else tokenizer)
+    tokenizer = without_tokenizer(folder, cfg) if tokenizer is None else tokenizer
+    return _Classifier(folder, cfg, labels, tokenizer, answer_end)
 
 
 def classify_sequences(
     judge: _Classifier, sequences: Sequence[Sequence[int]], announce: Callable[[int, int], None] | None = None
 ) -> np.ndarray:
     """Returns what the labels of a published classifier are given for rows of ids, [n, labels] float32."""
-    folder, cfg, labels, tokenizer = judge
+    folder, cfg, labels, tokenizer, _ = judge
     longest = max(map(len, sequences), default=1)
     # No wider than the table of positions: the padding beyond it would have none.
     width = max(longest, min(_width(longest), cfg.learned_positions or CLASSIFIER_TOKENS))

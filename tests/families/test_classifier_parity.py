@@ -50,7 +50,7 @@ def test_rewards_are_those_of_transformers(name, tmp_path):
     params = load_classifier(published, one_device())
     assert params["reward"].shape[2] == count
     # What is exported of it transformers reads as it reads its own.
-    family, cfg, _, pad_id = classifier_of(published)
+    family, cfg, _, pad_id, _ = classifier_of(published)
     given = dict(dtype="float32", max_bytes=1 << 30, family=family, head=params["reward"], ids={"pad_token_id": pad_id})
     export(params, cfg, tmp_path / "out", **given)
     again, report = classifier.from_pretrained(tmp_path / "out", output_loading_info=True, attn_implementation="eager")

@@ -73,7 +73,7 @@ def test_a_classifier_gives_back_every_bit_and_has_no_head_of_tokens(name, tmp_p
     given = dict(dtype="float32", max_bytes=1 << 30, family=golden.family(name), ids=ids, head=head)
     export(params, cfg, tmp_path / "out", **given)
     published = Published(path=str(tmp_path / "out"))
-    assert classifier_of(published)[2:] == (("LABEL_0", "LABEL_1", "LABEL_2"), 0)
+    assert classifier_of(published)[2:] == (("LABEL_0", "LABEL_1", "LABEL_2"), 0, True)
     weights = load_classifier(published, one_device())
     np.testing.assert_array_equal(weights.pop(REWARD), head, strict=True)
     jax.tree.map(np.testing.assert_array_equal, weights, {k: x for k, x in params.items() if k != "head"})

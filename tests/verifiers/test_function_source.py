@@ -501,6 +501,8 @@ def test_annotations_of_a_parts_file_are_what_it_says():
         "A = []\nB = {'a': (1, [A])}\ndef grows(c, e):\n    A.append(c)\n    return len(B['a'][1][0])\n",
         "import numpy as np\nA = np.zeros(2)\nB = [A]\ndef grows(c, e):\n    A[:] += 1\n    return B[0][1]\n",
         "A = []\nB = A\ndef push(c, a=A): a.append(c)\ndef grows(c, e):\n    push(c)\n    return len(B)\n",
+        "GRID = [[0] * 2] * 3\ndef grows(c, e):\n    GRID[0][1] += 1\n    return GRID[2][1]\n",
+        "D = dict.fromkeys('xy', [])\ndef grows(c, e):\n    D['x'].append(c)\n    return len(D['y'])\n",
     ],
 )
 def test_an_object_of_several_names_is_one_object_there(source):
@@ -509,16 +511,30 @@ def test_an_object_of_several_names_is_one_object_there(source):
     assert [say(part, "grows", "a").reward, grows("a", None)] == [1, 1]
 
 
+def test_classes_of_one_part_share_nothing_and_what_is_unlike_is_said_as_before():
+    """Attributes are compared one by one: a table made to compare them would have an identity that is used again."""
+    classes = "".join(f"class K{i}:\n    table = [{i}]\n    def f(self): return self.table\n" for i in range(40))
+    uses = "def v(c, e): return sum(k().f()[0] for k in (" + ", ".join(f"K{i}" for i in range(40)) + "))\n"
+    for _ in range(20):
+        assert say(part_of({"v": cell(classes + uses)["v"]}), "v", "a").reward == sum(range(40))
+    unlike = (
+        "class K:\n    table = None\n    def f(self): return self.table\nK.table = {}\ndef v(c, e): return len(K().f())"
+    )
+    with pytest.raises(ValueError, match="its attribute 'table' has another value"):
+        part_of({"v": cell(unlike)["v"]})
+    private = "_A = [1]\n_B = _A\ndef v(c, e):\n    _A.append(c)\n    return len(_B)\n"
+    assert say(part_of({"v": cell(private)["v"]}), "v", "a").reward == 2
+
+
 @pytest.mark.parametrize(
     ("source", "names"),
     [
-        ("D = {'seen': []}\ndef push(c, a=D['seen']): a.append(c)\n", "'push' and 'D'"),
-        ("a = []\ndef push(c, *, a=a): a.append(c)\nD = {'a': a}\ndel a\n", "'push' and 'D'"),
-        ("inner = [0]\nD = [inner, inner]\ndel inner\ndef push(c): D[0].append(c)\n", "'D'"),
-        ("class K:\n    a = b = []\n    def f(self): pass\ndef push(c): K.a.append(c)\nD = K.b\n", "'K' and 'D'"),
+        ("D = {'seen': []}\ndef push(c, a=D['seen']): a.append(c)\n", "'push' and in 'D'"),
+        ("a = []\ndef push(c, *, a=a): a.append(c)\nD = {'a': a}\ndel a\n", "'push' and in 'D'"),
+        ("class K:\n    a = b = []\n    def f(self): pass\ndef push(c): K.a.append(c)\nD = K.b\n", "'K' and in 'D'"),
     ],
 )
 def test_an_object_that_would_be_copied_is_refused(source, names):
     grows = cell(source + "def grows(c, e):\n    push(c)\n    return len(D)\n")["grows"]
-    with pytest.raises(ValueError, match=f"{names} hold the same object here"):
+    with pytest.raises(ValueError, match=f"an object in {names} stands in several places here"):
         part_of({"grows": grows})

@@ -25,6 +25,7 @@ from jrl.models.families.qwen_moe import QWEN3_MOE
 from jrl.models.families.smollm3 import SMOLLM3
 from jrl.models.shape import Decoder
 
+SCORE_AT, ANSWER_END = "jrl_score_at", "answer_end"  # a key of a classifier's config.json, and its one value
 # A decoder that fits several families is exported as the first one.
 FAMILIES: dict[str, Family] = {
     "Llama": LLAMA,
@@ -114,7 +115,16 @@ def classifier_json(family: Family, labels: int) -> dict[str, Any]:
     """Returns what config.json says of a family's classifier with so many labels, beside its decoder."""
     names = {str(i): f"LABEL_{i}" for i in range(labels)}
     own = {"id2label": names, "label2id": {name: int(i) for i, name in names.items()}, "problem_type": "regression"}
-    return {"architectures": [classifiers(family)[-1]], "num_labels": labels, **own}
+    return {"architectures": [classifiers(family)[-1]], "num_labels": labels, **own, SCORE_AT: ANSWER_END}
+
+
+def reads_answer_end(config: Mapping[str, Any], where: str = "config.json") -> bool:
+    """Returns whether a classifier's labels are those of the token that ends the answer, as jrl trains reward models;
+    else they are read behind all that its chat template writes. Raises ValueError for another value of SCORE_AT."""
+    at = config.get(SCORE_AT)
+    if at not in (None, ANSWER_END):
+        raise ValueError(f"{where}: {SCORE_AT} is {at!r:.200}; it must be {ANSWER_END!r}, or not be there")
+    return at == ANSWER_END
 
 
 def pad_of(config: Mapping[str, Any], family: Family, where: str = "config.json") -> int | None:

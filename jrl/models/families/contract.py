@@ -85,9 +85,9 @@ HARMLESS = frozenset(
     {
         "_attn_implementation_autoset", "_name_or_path", "architectures", "attention_dropout", "auto_map",
         "bos_token_id", "cache_implementation", "dtype", "eos_token_id", "id2label", "initializer_range", "label2id",
-        "max_position_embeddings", "model_type", "num_labels", "output_attentions", "output_hidden_states",
-        "pad_token_id", "problem_type", "return_dict", "task_specific_params", "tokenizer_class", "torch_dtype",
-        "transformers_version", "unsloth_fixed", "unsloth_version", "use_cache",
+        "jrl_score_at", "max_position_embeddings", "model_type", "num_labels", "output_attentions",
+        "output_hidden_states", "pad_token_id", "problem_type", "return_dict", "task_specific_params",
+        "tokenizer_class", "torch_dtype", "transformers_version", "unsloth_fixed", "unsloth_version", "use_cache",
     }
 )  # fmt: skip
 

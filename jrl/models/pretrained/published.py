@@ -23,7 +23,15 @@ from jrl.device.sharding import TRAIN, shardings
 from jrl.models import decoder
 from jrl.models.attention.kernels import Attention
 from jrl.models.contract import axes, is_spec
-from jrl.models.families import classifier_json, config_json_of, describe, family_of, labels_of, pad_of
+from jrl.models.families import (
+    classifier_json,
+    config_json_of,
+    describe,
+    family_of,
+    labels_of,
+    pad_of,
+    reads_answer_end,
+)
 from jrl.models.families.contract import CLASSIFIER, SCORE, Family, Pick, Place, read
 from jrl.models.heads import REWARD, Head, head_spec
 from jrl.models.leaves import layers_of
@@ -68,6 +76,7 @@ class Classifier(NamedTuple):
     cfg: Decoder
     labels: tuple[str, ...]
     pad_id: int | None  # the labels are read at the last token other than this one; None: at the last token
+    answer_end: bool  # a conversation ends with the token that ends its answer; else as its chat template writes it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +124,8 @@ def classifier_of(published: Published) -> Classifier:
     if labels is None:
         raise ValueError(f"{published.path} is not a classifier: its architecture does not end in {CLASSIFIER}")
     family, cfg = _decoder_of(published)
-    return Classifier(*with_score(family, cfg), labels, pad_of(config, family, where))
+    pad_id, answer_end = pad_of(config, family, where), reads_answer_end(config, where)
+    return Classifier(*with_score(family, cfg), labels, pad_id, answer_end)
 
 
 def with_score(family: Family, cfg: Decoder) -> tuple[Family, Decoder]:
@@ -286,7 +296,7 @@ def load_classifier(
     published: Published, mesh: jax.sharding.Mesh, announce: Callable[[int, int], None] | None = None
 ) -> PyTree:
     """Returns the parameters of a classifier's folder, its head as the entry REWARD, [1, D, labels]. As `load`."""
-    family, cfg, labels, _ = classifier_of(published)
+    family, cfg, labels, *_ = classifier_of(published)
     return _load(published, family, cfg, classifier_spec(cfg, len(labels)), mesh, announce)
 
 

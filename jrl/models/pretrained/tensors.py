@@ -29,6 +29,12 @@ MAX_INDEX_BYTES = 256 << 20
 HELD_BYTES = 64 << 20  # at most so many of a mapped file are in memory at once
 
 
+def check_installed() -> None:
+    """Raises ImportError where safetensors, an optional package, is not there."""
+    if safetensors is None:
+        raise ImportError("published weights need the package safetensors; install it with pip install 'jrl-jax[hf]'")
+
+
 class Tensors:
     """The tensors of a folder. Files are opened once, mapped into memory, and closed together.
 
@@ -126,8 +132,7 @@ def open_tensors(folder: str | Path) -> Tensors:
     Raises: ValueError for a folder without them, pickled weights, an index that points outside the folder, and for
     files that are cut short, damaged, or claim more than they hold. Headers are read, tensors are not.
     """
-    if safetensors is None:
-        raise ImportError("published weights need the package safetensors; install it with pip install 'jrl-jax[hf]'")
+    check_installed()
     folder = paths.readable(folder)
     if paths.exists(folder / INDEX):
         return Tensors(folder, _indexed(folder))
@@ -144,8 +149,7 @@ def open_tensors(folder: str | Path) -> Tensors:
 
 def open_file(path: str | Path) -> Tensors:
     """Opens one safetensors file. Raises ValueError where it is cut short, damaged, or claims more than it holds."""
-    if safetensors is None:
-        raise ImportError("published weights need the package safetensors; install it with pip install 'jrl-jax[hf]'")
+    check_installed()
     path = paths.local(path)
     paths.check_foreign(path, within=path.parent)
     try:
@@ -158,8 +162,7 @@ def open_file(path: str | Path) -> Tensors:
 
 def write_file(path: str | Path, tensors: dict[str, np.ndarray]) -> None:
     """Writes tensors into one safetensors file."""
-    if safetensors is None:
-        raise ImportError("published weights need the package safetensors; install it with pip install 'jrl-jax[hf]'")
+    check_installed()
     Path(path).touch()
     mode = Path(path).stat().st_mode  # as the umask has it; safetensors makes a file that its user alone reads
     try:
@@ -193,8 +196,7 @@ def write_tensors(folder: str | Path, tensors: Iterator[tuple[str, np.ndarray]],
     """Writes tensors into files of at most `max_bytes` each (a larger tensor has its own), with an index where there
     are several. Returns the files' names. One file's tensors are on the host at a time.
     """
-    if safetensors is None:
-        raise ImportError("published weights need the package safetensors; install it with pip install 'jrl-jax[hf]'")
+    check_installed()
     folder = paths.local(folder)
     written: list[tuple[Path, list[str]]] = []
     waiting: dict[str, np.ndarray] = {}

@@ -81,11 +81,6 @@ class Controlled:
     def encode_prompt(self, messages: Iterable[Message]) -> list[int]:
         return prompt_ids(messages, self.encode, self.controls)
 
-    def encode_conversation(self, messages: Iterable[Message], *, add_generation_prompt: bool) -> list[int]:
-        """Returns the ids of a conversation, each message with its end, as the policy is prompted and answers."""
-        ids = prompt_ids(messages, self.encode, self.controls)
-        return ids if add_generation_prompt else ids[:-1]
-
 
 def prompt_ids(messages: Iterable[Message], encode: Callable[[str], list[int]], controls: Controls) -> list[int]:
     """Returns bos, then for each message its role id, its text and end, then the assistant's role id.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import collections
 import copy
 import dis
 import inspect
@@ -35,6 +36,7 @@ from jrl.tasks.verifiers.source import PART_MODULE, PartSource, load_module
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign  # the last binds a lambda
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 BUILT_IN = (None, "builtins", "io", "_io", "_sitebuiltins")  # modules of built-ins; IPython adds some of its own
+OF_IPYTHON = re.compile(r"In|Out|_+\d*|_i{0,3}\d*|_[iod]h")  # names of results and cells
 CHECKED = -1  # the place of a part that is run here to be compared
 MOST_CHARACTERS = 4 << 20  # of a part, which goes to the verifier processes with others in one message
 IN_A_FILE = "put it into a file and name that in `parts`"
@@ -98,8 +100,9 @@ def _check_same(part: PartSource, carried: Mapping[str, Carried]) -> None:
     there = {name: module[name] for name, one in carried.items() if one.text}
     if (names := split_object((name, carried[name].value, value) for name, value in there.items())) is not None:
         raise ValueError(
-            f"{' and '.join(map(repr, names))} hold the same object here, and in the verifier processes would hold "
-            f"copies, which do not change together; give the object a name of its own, or {IN_A_FILE}"
+            f"an object in {' and in '.join(map(repr, names))} stands in several places here, and in the verifier "
+            f"processes each would hold a copy, which does not change with the others. Give it a name of its own, or "
+            f"{IN_A_FILE}"
         )
     originals = {id(value): carried[name].value for name, value in there.items()}
     for name, value in there.items():
@@ -134,7 +137,7 @@ def _carry_value(name: str, value: Any, user: Any, carried: dict[str, Carried]) 
         _carry_definition(name, value, carried)  # else it is an alias of what has its own name
     elif (statement := _import(name, value)) is not None:
         carried[name] = Carried(value, statement)
-    elif (expression := _expression(value, user, carried, _shared_names(user), name)) is not None:
+    elif (expression := _expression(value, user, carried, _shared_names(value, name, user), name)) is not None:
         carried.setdefault(name, Carried(value, f"{name} = {expression}"))
     else:
         raise ValueError(
@@ -148,10 +151,15 @@ def _is_of(user: Any, value: Any) -> bool:
     return isinstance(undecorated(value), types.FunctionType | type) and value.__module__ == user.__module__
 
 
-def _shared_names(user: Any) -> dict[int, str]:
-    """Returns the first name, by identity, of every object among the globals of a user that may be changed in place."""
-    named = [(name, value) for name, value in globals_of(user).items() if not name.startswith("_")]
-    return {id(value): name for name, value in reversed(named) if isinstance(value, CHANGEABLE)}
+def _shared_names(value: Any, name: str, user: Any) -> dict[int, str]:
+    """Returns the names, by identity, of objects that may be changed in place and that a value may have in common with
+    others: the first among the globals of its user, and one of its own for what stands in several places of the value.
+    """
+    named = [(other, one) for other, one in globals_of(user).items() if not OF_IPYTHON.fullmatch(other)]
+    times = collections.Counter(id(part) for part in _parts_of(value) if isinstance(part, CHANGEABLE))
+    again = [place for place, count in times.items() if count > 1]
+    own = {place: f"shared_{number}_of_{name}" for number, place in enumerate(again)}
+    return own | {id(one): other for other, one in reversed(named) if isinstance(one, CHANGEABLE)}
 
 
 def _expression(
@@ -166,8 +174,7 @@ def _expression(
     if (other := shared.get(id(value), own)) != own:
         _carry_value(other, value, user, carried)
         return other
-    has_shared = isinstance(value, tuple | list | dict) and any(id(part) in shared for part in _parts_of(value))
-    if not has_shared and (literal := literal_of(value)) is not None:
+    if not any(id(part) in shared for part in _parts_of(value)) and (literal := literal_of(value)) is not None:
         return literal
     name = getattr(value, "__name__", None)
     if isinstance(name, str) and getattr(builtins, name, MISSING) is value:
@@ -182,11 +189,11 @@ def _expression(
 
 
 def _parts_of(value: Any) -> Iterator[Any]:
-    """Yields what a container holds, at any depth."""
-    for part in value.values() if isinstance(value, dict) else value:
+    """Yields what a tuple, list or dict holds, at any depth; of any other value nothing."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+    for part in parts:
         yield part
-        if isinstance(part, tuple | list | dict):
-            yield from _parts_of(part)
+        yield from _parts_of(part)
 
 
 def _carry_definition(name: str, thing: Any, carried: dict[str, Carried]) -> None:

@@ -84,33 +84,35 @@ def split_object(values: Iterable[tuple[str, Any, Any]]) -> list[str] | None:
     Args:
       values: name, what it means here, and there.
     """
-    known: dict[int, tuple[str, Any]] = {}
+    known: dict[int, tuple[str, Any, Any]] = {}  # with the object: an identity may be used again once it is gone
     for name, here, there in values:
         for mine, other in _changeable(here, there):
-            first, its_other = known.setdefault(id(mine), (name, other))
+            first, _, its_other = known.setdefault(id(mine), (name, mine, other))
             if its_other is not other:
                 return [*dict.fromkeys([first, name])]
     return None
 
 
 def _changeable(here: Any, there: Any) -> Iterator[tuple[Any, Any]]:
-    """Yields the changeable objects that a value or the defaults of a function hold here, with those in their places
-    there."""
-    if isinstance(here, CHANGEABLE):
-        yield here, there
-    if isinstance(here, types.FunctionType) or hasattr(here, "__wrapped__"):
-        mine, other = undecorated(here), undecorated(there)
-        for place in ("__defaults__", "__kwdefaults__"):
-            yield from _changeable(getattr(mine, place, None) or (), getattr(other, place, None) or ())
+    """Yields the changeable objects that a value, the defaults of a function or the attributes of a class hold here,
+    with those in their places there. Where the two are not alike, `difference` says so."""
+    if isinstance(here, types.FunctionType) or "__wrapped__" in getattr(here, "__dict__", ()):
+        mine, other, places = undecorated(here), undecorated(there), ("__defaults__", "__kwdefaults__")
+        parts = [(getattr(mine, place, None), getattr(other, place, None)) for place in places]
     elif isinstance(here, type):
-        mine, others = _attributes(here), _attributes(there)
-        yield from _changeable({name: mine[name] for name in mine if not callable(mine[name])}, others)
-    elif isinstance(here, dict):
-        for key in here.keys() & there.keys():
-            yield from _changeable(here[key], there[key])
-    elif isinstance(here, tuple | list):
-        for mine, other in zip(here, there):
-            yield from _changeable(mine, other)
+        mine, others = _attributes(here), _attributes(there) if isinstance(there, type) else {}
+        parts = [(mine[name], others[name]) for name in mine.keys() & others.keys() if not callable(mine[name])]
+    elif type(here) is not type(there):
+        return
+    else:
+        if isinstance(here, CHANGEABLE):
+            yield here, there
+        if isinstance(here, dict):
+            parts = [(here[key], there[key]) for key in here.keys() & there.keys()]
+        else:
+            parts = zip(here, there) if isinstance(here, tuple | list) else ()
+    for mine, other in parts:
+        yield from _changeable(mine, other)
 
 
 def _kind(thing: Any) -> Any:
