@@ -48,6 +48,8 @@ def steps(job: Job) -> Iterator[Step]:
         precompile(job, job.done)
     job.display.note(shapes(job))
     job.run_clock.switch("other")
+    if progress.stage >= 0 and job.done == end_of(job, progress.stage):  # its caller left while the step was under way
+        fault.check_end(job, job.stages[progress.stage].name, progress.state)
     held: Step | None = None
     first = saved = job.done
     fault.discard(job)
@@ -82,7 +84,7 @@ def steps(job: Job) -> Iterator[Step]:
             job.program_cache.check()  # a stage of hours must not end with what cannot be compiled
             if job.done == first + 2:
                 job.program_cache.freeze()
-            ended = job.done - starts(job.config)[progress.stage] == stage.config.steps
+            ended = job.done == end_of(job, progress.stage)
             saves = job.done % job.config.checkpoint.every == 0 or ended
             # After an update that was not finite, the next is looked at before another is made.
             if saves or job.skipped:
@@ -179,6 +181,11 @@ def publication_lines(job: Job) -> list[str]:
     weights, lag = weights_of(state.models, "policy").params, max(publishing_lags(job.config))
     return [f"sampling on devices of its own, {mesh_text(sampler_mesh.shape)}: "
             f"{publication_text(publication_of(weights, job.mesh, sampler_mesh, lag))}"]  # fmt: skip
+
+
+def end_of(job: Job, stage: int) -> int:
+    """Returns the last step of a stage."""
+    return starts(job.config)[stage] + job.config.stages[stage].steps
 
 
 def begin_stage(job: Job, progress: Progress) -> Progress:

@@ -224,6 +224,26 @@ def test_weights_are_looked_at_where_a_stage_ends_and_found_finite_they_are_in_d
         ]  # the end of a stage, the newest proven, the newest
 
 
+def test_a_stage_that_was_left_in_its_last_step_is_looked_at_when_the_run_goes_on(tmp_path, monkeypatch):
+    before = loop.take_step
+
+    def take_step(job, progress):
+        progress, step = before(job, progress)
+        if job.done == 3:
+            step.metrics["update/norm"] = np.inf
+            progress = progress._replace(state=filled_with(np.inf, progress.state))
+        return progress, step
+
+    monkeypatch.setattr(loop, "take_step", take_step)
+    settings = [*(one for one in TINY if not one.startswith("Online.steps")), "Online.steps=4"]
+    assert len(run(settings, tmp_path / "run", stop_after=3)) == 3  # the fourth is made by then, and saved
+    assert list_steps(tmp_path / "run" / "checkpoints")[-1] == 4
+    with pytest.raises(StopRun, match="The stage rl has ended with weights that are not finite"):
+        run(settings, tmp_path / "run")
+    checkpoints = tmp_path / "run" / "checkpoints"
+    assert (list_steps(checkpoints), list_condemned(checkpoints)) == ([2], [4])
+
+
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_step_without_tokens_does_not_hide_what_the_update_before_it_did(tmp_path, monkeypatch, killed):
     before = loop.take_step

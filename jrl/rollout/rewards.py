@@ -23,7 +23,7 @@ from jrl.device.sharding import batch_sharding, constrain, replicated, rows_over
 from jrl.models import decoder
 from jrl.models.families import SCORE_AT
 from jrl.models.heads import REWARD, read_head
-from jrl.models.pretrained.published import Published, classifier_of, load_classifier
+from jrl.models.pretrained.published import OWN_TOKENIZER, Published, classifier_of, load_classifier
 from jrl.models.pretrained.tokenizer import published_tokenizer
 from jrl.models.shape import Decoder, check_divides, check_length, for_length
 from jrl.ops.ensembles import standardized
@@ -139,6 +139,8 @@ def open_classifier(
     try:
         if isinstance(tokenizer, PublishedTokenizer):
             fit_to_embedding(tokenizer, cfg.vocab_size)
+        elif tokenizer.filled > cfg.vocab_size:
+            raise ValueError(f"its tokenizer fills {tokenizer.filled} ids, and its embedding has {cfg.vocab_size} rows")
     except ValueError as error:
         raise ValueError(f"RewardModel.path: {config.path}: {error}") from error
     return OpenClassifier(
@@ -184,8 +186,9 @@ def tokenizer_of(path: str, date: str | None = None) -> Any:
     """
     chosen = HuggingFace(path=path, date=date)
     if (tokenizer := published_tokenizer(paths.readable_without_weights(path), chosen=chosen)) is None:
-        raise ValueError(f"RewardModel.path: {path!r} holds no tokenizer, with which it would read conversations: "
-                         f"neither {' nor '.join(VOCABULARIES)}")  # fmt: skip
+        names = [*VOCABULARIES, f"{OWN_TOKENIZER}/"]
+        raise ValueError(f"Config.reward: {path!r} holds no tokenizer to read conversations with: neither "
+                         f"{' nor '.join(names)}")  # fmt: skip
     return tokenizer
 
 

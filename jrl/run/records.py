@@ -217,7 +217,7 @@ def take_up(job: Job, tree: dict[str, PyTree], host: dict[str, Any]) -> tuple[Dr
         job.evals |= evaluations_after(job)
     in_a_row = host["in_a_row"]
     job.skipped, job.unscored, job.without_signal = (in_a_row[k] for k in ("skipped", "unscored", "without_signal"))
-    job.overflowed = dict(host.get("overflowed", {"policy": job.done}))  # earlier versions did not write it down
+    job.overflowed = dict(host.get("overflowed", {}))  # earlier versions did not write it down
     before = host["time"]["seconds"]
     job.seconds = before | {name: before.get(name, 0.0) + more for name, more in job.seconds.items()}
     job.sampled_tokens = host["time"]["sampled_tokens"]

@@ -61,7 +61,7 @@ def export_policy(
     OWN_TOKENIZER, where `jrl sample` and `jrl eval` find it and other tools do not look.
     Adapters are merged into the weights: into what the bits stand for, where the run keeps few of them (LoRA.base).
     A role with a reward head is written as a classifier, {family}ForSequenceClassification with a label for each
-    output; that of an ensemble of heads has no such form, and is written without them.
+    output of the head.
 
     Args:
       to: a folder that is not there yet, or empty.
@@ -75,8 +75,6 @@ def export_policy(
     max_bytes = size_of(max_shard)
     trained = open_trained(source, (), step, announce=announce, stage=stage, role=role)
     head = trained.heads.get(REWARD)
-    if head is not None and head.shape[0] > 1:
-        head = None
     note_other_models(trained, source, without=None if head is None else (role, REWARD))
     model = trained.policy.config.model
     if not isinstance(trained.policy.cfg, Decoder):
