@@ -48,8 +48,8 @@ def steps(job: Job) -> Iterator[Step]:
         precompile(job, job.done)
     job.display.note(shapes(job))
     job.run_clock.switch("other")
-    if progress.stage >= 0 and job.done == end_of(job, progress.stage):  # its caller left while the step was under way
-        fault.check_end(job, job.stages[progress.stage].name, progress.state)
+    if progress.stage >= 0 and job.done >= end_of(job, progress.stage):  # its caller left while the step was under way
+        fault.check_end(job, progress)
     held: Step | None = None
     first = saved = job.done
     fault.discard(job)
@@ -92,7 +92,7 @@ def steps(job: Job) -> Iterator[Step]:
                 if job.skipped >= STOP_AFTER_SKIPPED:
                     raise fault.stopped(job, progress, emitted)
                 if ended:
-                    fault.check_end(job, stage.name, progress.state)
+                    fault.check_end(job, progress)
                 if saves:
                     records.save(job, progress)
                     saved = job.done

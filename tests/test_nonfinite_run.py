@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from short_runs import run
 
+import jrl
 from jrl import cli, loop
 from jrl.bucket.client import BucketError
 from jrl.device.sharding import BATCH_AXES
@@ -141,9 +142,9 @@ def test_a_run_that_ends_before_it_is_stopped_for_weights_that_are_not_finite_is
     assert f"{weights}. Updates of steps 4 to 6 were skipped" in str(error.value)
     assert "Last good checkpoint: step 2; a rerun continues from it" in str(error.value)
     checkpoints = tmp_path / "run" / "checkpoints"
-    assert (list_steps(checkpoints), list_condemned(checkpoints)) == ([2], [4])  # step 6 was not saved
+    assert (list_steps(checkpoints), list_condemned(checkpoints)) == ([2], [6])  # Checkpoint.keep is 1
     assert not (tmp_path / "run" / "summary.json").exists()
-    assert any(line.good is False and line.text.startswith("the checkpoints of step 4 are set aside") for line in
+    assert any(line.good is False and line.text.startswith("the checkpoints of step 6 are set aside") for line in
                saves(tmp_path / "run"))  # fmt: skip
 
 
@@ -153,8 +154,12 @@ def test_a_run_whose_only_update_made_weights_that_are_not_finite_is_stopped(tmp
         run([*settings, "Online.steps=1", "AdamW.learning_rate=3e38", "AdamW.weight_decay=1e3"], tmp_path / "run")
     assert "The stage rl has ended with weights that are not finite" in str(error.value)
     assert "skipped" not in str(error.value)  # the gradient was finite
-    assert list_steps(tmp_path / "run" / "checkpoints") == []
+    checkpoints = tmp_path / "run" / "checkpoints"
+    assert (list_steps(checkpoints), list_condemned(checkpoints)) == ([], [1])
     assert not (tmp_path / "run" / "summary.json").exists()
+    settings = [one for one in settings if not one.startswith("Checkpoint.every")]
+    again = [*settings, "Online.steps=1", "Checkpoint.every=1", "AdamW.learning_rate=1e-3"]
+    jrl.train("configs/tiny.gin", again, run=tmp_path / "run", accept_change=True)  # it begins anew, as was said
 
 
 def test_a_last_update_whose_norm_alone_is_not_finite_is_said(tmp_path, capsys):
@@ -189,7 +194,7 @@ def test_where_the_last_of_several_updates_did_the_save_before_it_is_good(tmp_pa
     with pytest.raises(StopRun, match="Last good checkpoint: step 2; a rerun continues from it"):
         run([*settings, "Online.steps=4"], tmp_path / "run")
     checkpoints = tmp_path / "run" / "checkpoints"
-    assert (list_steps(checkpoints), list_condemned(checkpoints)) == ([2], [])
+    assert (list_steps(checkpoints), list_condemned(checkpoints)) == ([2], [4])
 
 
 @pytest.mark.parametrize("lost", [True, False])
@@ -265,7 +270,7 @@ def test_a_step_without_tokens_does_not_hide_what_the_update_before_it_did(tmp_p
     with pytest.raises(StopRun, match="Last good checkpoint: step 2; a rerun continues from it"):
         run(settings, tmp_path / "run")
     checkpoints = tmp_path / "run" / "checkpoints"
-    assert (list_steps(checkpoints), list_condemned(checkpoints)) == ([2], [3])  # Checkpoint.keep is 1
+    assert (list_steps(checkpoints), list_condemned(checkpoints)) == ([2], [4])  # Checkpoint.keep is 1
 
 
 def test_an_update_that_was_too_large_is_in_doubt_until_its_role_has_had_a_sound_one():

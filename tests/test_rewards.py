@@ -279,7 +279,7 @@ def test_score_and_doctor_take_a_classifier(folder, tmp_path, monkeypatch, capsy
     assert all(line.good for line in findings)
     assert any("labels: helpful, honest" in line.text for line in findings)
     assert cli.main(["score", str(folder), str(rows), "--out", str(out), "--step", "3"]) == 2
-    assert "takes no bindings and has no steps" in capsys.readouterr().err
+    assert "takes no bindings, and has no steps, stages or roles" in capsys.readouterr().err
 
 
 def test_pairs_are_measured_by_each_label_of_a_classifier(folder, tmp_path, monkeypatch, capsys):

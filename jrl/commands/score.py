@@ -36,8 +36,8 @@ def score(args: argparse.Namespace) -> int:
     options.check_not_over(args.out, args.rows)
     args.source = readable(args.source)
     if is_classifier(args.source):
-        if args.bindings or args.step is not None:
-            raise ValueError(f"{args.source} is a classifier: it takes no bindings and has no steps")
+        if args.bindings or args.step is not None or args.stage is not None or args.role != "policy":
+            raise ValueError(f"{args.source} is a classifier: it takes no bindings, and has no steps, stages or roles")
         count = judge_file(args.source, args.rows, args.out, reading_bar())
         print(f"{count} rows scored by {args.source}; rewards are in {args.out}")
         return DONE

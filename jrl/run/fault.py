@@ -30,6 +30,7 @@ from jrl.learning.critic import CRITIC, of_critic, of_policy
 from jrl.learning.nonfinite import Fault, bad_weights, find_fault
 from jrl.learning.step import Learned, StageArrays, StagePrograms, batch_of
 from jrl.resolve import load_run_config
+from jrl.run import records
 from jrl.run.bucket_run import LeaseLost, readable
 from jrl.run.checkpoints.run_state import SaveFailed, known_good, restore_step, save_step
 from jrl.run.identity import PUBLISHED, with_saved_model
@@ -131,13 +132,16 @@ def stopped(job: Job, progress: Progress, step: Step) -> StopRun:
     )
 
 
-def check_end(job: Job, stage: str, state: TrainState) -> None:
-    """Looks at the weights that a stage ends with, before they are saved, where its updates leave doubt of them.
+def check_end(job: Job, progress: Progress) -> None:
+    """Looks at the weights that a stage ends with where its updates leave doubt of them.
 
-    Raises: StopRun where they are not finite; the checkpoints since the doubt began are set aside.
+    Raises: StopRun where they are not finite; the checkpoints since the doubt began, theirs too, are set aside.
     """
-    if (where := bad_end(job, state)) is None:
+    if (where := bad_end(job, progress.state)) is None:
         return
+    if job.done not in job.run_state.steps():
+        records.save(job, progress)
+    stage = job.stages[progress.stage].name
     good = known_good(job.run_state.steps(), job.unproven)
     condemned = job.run_state.condemn(job.unproven)
     with contextlib.suppress(OSError, LeaseLost):

@@ -61,7 +61,7 @@ def recognized(folder: Path) -> Iterator[Finding]:
         if labels is None:
             cfg, spec = decoder_of(Published(path=str(folder)))[1], None
         else:
-            family, cfg, _, pad_id, _ = classifier_of(Published(path=str(folder)))
+            family, cfg, _, pad_id, answer_end = classifier_of(Published(path=str(folder)))
             spec = {**decoder.spec(cfg), REWARD: head_spec(Head(outputs=len(labels)), cfg.width, cfg.param_dtype)}
     except ValueError as error:
         yield Finding(False, f"the model is refused: {error}")
@@ -69,6 +69,7 @@ def recognized(folder: Path) -> Iterator[Finding]:
     if labels is not None:
         yield Finding(True, f"a classifier, for `jrl score` and Config.reward; its labels: {_some(labels)}")
         at = "the last token" if pad_id is None else f"the last token that is not {pad_id}, its padding"
+        at += ", which ends the answer" if answer_end else ""
         yield Finding(True, f"its labels are read at {at}")
     yield Finding(True, shape(cfg))
     yield from tensors(folder, family, cfg, spec)

@@ -99,6 +99,7 @@ def _check_same(part: PartSource, carried: Mapping[str, Carried]) -> None:
         sys.modules.pop(f"{PART_MODULE}{CHECKED}", None)
     there = {name: module[name] for name, one in carried.items() if one.text}
     if (names := split_object((name, carried[name].value, value) for name, value in there.items())) is not None:
+        names = dict.fromkeys(re.sub(r"^(shared_\d+_of_)+", "", name) for name in names)  # as the user wrote them
         raise ValueError(
             f"an object in {' and in '.join(map(repr, names))} stands in several places here, and in the verifier "
             f"processes each would hold a copy, which does not change with the others. Give it a name of its own, or "
