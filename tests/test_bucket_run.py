@@ -585,7 +585,7 @@ def test_a_teacher_in_a_bucket_is_read_from_its_copy(served, monkeypatch):
     bare = config("gs://bucket/bare")
     bare.data, bare.sampler = types.SimpleNamespace(prompt_length=1), types.SimpleNamespace(completion_length=1)
     with pytest.raises(ValueError, match="gs://bucket/bare holds no tokenizer"):
-        teacher.check_teacher(bare, None, {})
+        teacher.check_teacher(bare, None, {"tokenizers": {}})
 
 
 def test_a_resume_reads_the_shape_of_its_published_model_and_not_the_weights(served, tmp_path):
@@ -855,3 +855,29 @@ def test_messages_name_the_address_and_what_is_committed(served, tmp_path, capsy
         assert exits.last_checkpoint(args) == "Nothing was committed."  # it is on this machine only
         folder.publish()
         assert exits.last_checkpoint(args) == "Last checkpoint: step 1."
+
+
+@pytest.mark.parametrize("cut", [b'{"name": "a", "gen', b"<html>try later</html>", b"\xff\xfe"])
+def test_an_answer_that_is_no_json_is_asked_for_again(cut):
+    bucket, asked = client(Store()), []
+    whole = bucket._request
+
+    def request(*given):
+        body, headers = whole(*given)
+        asked.append(given)
+        return (cut if len(asked) % 2 else body), headers
+
+    bucket._request = request
+    assert bucket.put("a", b"x", if_generation=0).bytes == 1
+    assert bucket.stat("a").name == "a" and [one.name for one in bucket.list("")] == ["a"]
+    assert len(asked) >= 6
+
+
+def test_a_service_that_never_answers_in_json_is_named():
+    store = Store()
+    client(store).put("a", b"x")
+    bucket = client(store, deadline_seconds=0.1)
+    whole = bucket._request
+    bucket._request = lambda *given: (b"<html>", whole(*given)[1])
+    with pytest.raises(BucketError, match=r"did not do GET within 0 s \(its answer is no JSON"):
+        bucket.stat("a")

@@ -38,7 +38,7 @@ from jrl.device.processes import (
     decode,
     encode,
 )
-from jrl.device.watchdog import LOST_SECONDS, Beats, lost_message
+from jrl.device.watchdog import LOST_SECONDS, Beats, lost_message, service_ended
 from jrl.learning.layout import Learner
 from jrl.resolve import load_config
 from jrl.rollout.scoring import HostScores, Scorer, Scoring, ScoringStopped, scores_of_all
@@ -262,6 +262,19 @@ def test_an_exchange_without_the_service_names_process_0():
             HostLost, match=r"^process 0 \(a\) is gone or does not answer\. Start all .*\n.*UNAVAILABLE$"
         ):
             call()
+
+
+def test_process_0_does_not_say_of_itself_that_it_is_gone(monkeypatch):
+    said, left, act = [], [], []
+    monkeypatch.setattr(watchdog, "leave", left.append)
+    monkeypatch.setattr(watchdog, "at_abort", lambda aborted: act.append(aborted) or contextlib.nullcontext())
+    for index in (0, 1):
+        with watchdog.watching(Processes(index, 2, Table(), ("process 0 (a)", "process 1 (b)")), said.append):
+            act[-1]()
+    assert left == [76, 76]
+    assert "Start each --process-index once" in said[0] and "is gone" not in said[0]
+    assert said[0] == service_ended(said[0].split("\n", 1)[1])
+    assert said[1].startswith("process 0 (a) is gone or does not answer")
 
 
 def test_the_coordination_service_is_lost_where_it_does_not_answer():

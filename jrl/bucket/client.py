@@ -151,8 +151,8 @@ class Bucket:
             repeated = True
 
         try:
-            body, headers = self._send("POST", url, name, data, again=again)
-            written = _object(json.loads(body), headers)
+            found, headers = self._send("POST", url, name, data, again=again, read=json.loads)
+            written = _object(found, headers)
             if written.md5 is None and written.crc32c is None:
                 written = self._with_hash(written)
         except Conflict:
@@ -212,10 +212,10 @@ class Bucket:
     def stat(self, name: str) -> Object | None:
         """Returns what is known of an object; None where there is none."""
         try:
-            body, headers = self._send("GET", f"/storage/v1/b/{self.name}/o/{_quoted(name)}", name)
+            url = f"/storage/v1/b/{self.name}/o/{_quoted(name)}"
+            return _object(*self._send("GET", url, name, read=json.loads))
         except Missing:
             return None
-        return _object(json.loads(body), headers)
 
     def list(self, prefix: str) -> Iterator[Object]:
         """Yields the objects whose names begin with `prefix`, in the order of their names. Raises Missing where there
@@ -223,8 +223,8 @@ class Bucket:
         token = None
         while True:
             query = {"prefix": prefix} | ({} if token is None else {"pageToken": token})
-            body, headers = self._send("GET", f"/storage/v1/b/{self.name}/o?{urllib.parse.urlencode(query)}", prefix)
-            page = json.loads(body)
+            url = f"/storage/v1/b/{self.name}/o?{urllib.parse.urlencode(query)}"
+            page, headers = self._send("GET", url, prefix, read=json.loads)
             yield from (_object(item, headers) for item in page.get("items", ()))
             if (token := page.get("nextPageToken")) is None:
                 return
@@ -243,15 +243,20 @@ class Bucket:
         *,
         more: Mapping[str, str] = {},
         again: Callable[[], None] = lambda: None,
-    ) -> tuple[bytes, Mapping[str, str]]:
-        """Sends a request until it is answered for good, and returns the answer's body and headers."""
+        read: Callable[[bytes], Any] = lambda body: body,
+    ) -> tuple[Any, Mapping[str, str]]:
+        """Sends a request until it is answered for good, and returns what `read` makes of the answer's body, and its
+        headers. An answer that is no JSON, where that is due, is one that was cut short, or a proxy's."""
         where, end = f"gs://{self.name}/{name}", time.monotonic() + self._deadline
         wait, renew, renewed = 0.25, False, False
         while True:
             try:
                 token, renew = self._token(renew=renew), False
                 signed = {"Authorization": f"Bearer {token}"} if token else {}
-                return self._request(method, url, data, {**more, **signed})
+                body, headers = self._request(method, url, data, {**more, **signed})
+                return read(body), headers
+            except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                reason = f"its answer is no JSON: {error}"
             except urllib.error.HTTPError as error:
                 with error:
                     text = _reason(error)

@@ -66,6 +66,14 @@ def lost_message(processes: Processes, beats: Beats, lost: list[int]) -> str:
     return f"{names} {verb} gone or does not answer. {RESTART}\n{beats.lines(processes)}"
 
 
+def service_ended(lines: str) -> str:
+    """Returns what process 0, which holds the coordination service, says where that ends the run and nobody is lost."""
+    return (
+        "the coordination service has ended this run, and every process was heard of: it does so where one is started "
+        f"twice. Start each --process-index once. {RESTART}\n{lines}"
+    )
+
+
 @contextlib.contextmanager
 def watching(processes: Processes, say: Callable[[str], None]) -> Iterator[Beats | None]:
     """Inside, this process ends with exit code 76 where another one is gone, and with that one's code where it has
@@ -108,7 +116,9 @@ def watching(processes: Processes, say: Callable[[str], None]) -> Iterator[Beats
         if (failure := processes.ended_by) is not None:
             say(str(failure))
             leave(failure.code)
-        say(lost_message(processes, beats, beats.lost(processes.index) or [0]))
+        lost = beats.lost(processes.index)
+        say(service_ended(beats.lines(processes)) if processes.writer and not lost else
+            lost_message(processes, beats, lost or [0]))  # fmt: skip
         leave(LOST)
 
     threads = [threading.Thread(target=run, name=f"jrl-{run.__name__}", daemon=True) for run in (beat, watch)]
