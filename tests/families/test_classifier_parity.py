@@ -3,6 +3,8 @@ text. `pytest -m slow -s`, extra `reference`."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
@@ -41,7 +43,7 @@ def test_rewards_are_those_of_transformers(name, tmp_path):
         mask = torch.tensor(given).long()
         theirs = model(torch.tensor(tokens), attention_mask=mask).logits.double().numpy()
     settings = RewardModel(path=str(tmp_path / "model"), weights=(1.0,) * count, length=24, batch=2)
-    opened = open_classifier(settings, one_device(), lambda name, fn: jax.jit(fn), tokenizer=object())
+    opened = open_classifier(settings, one_device(), lambda name, fn: jax.jit(fn), tokenizer=SimpleNamespace(filled=0))
     ours = classify(opened, [row[:length].tolist() for row, length in zip(tokens, lengths)])
     absolute = np.abs(ours - theirs).max()
     print(f"FIGURE {name} classifier of {count}: abs {absolute:.2e} of {np.abs(theirs).max():.2f}")
