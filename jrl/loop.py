@@ -25,7 +25,7 @@ from jrl.run import fault, offline, online, records
 from jrl.run.checkpoints.run_state import StateMismatch
 from jrl.run.job import Job
 from jrl.run.online import OnlineStage
-from jrl.run.precompile import compile_run, stage_at, starts
+from jrl.run.precompile import compile_run, end_of, stage_at, starts
 from jrl.run.programs import abstract
 from jrl.run.records import STOP_AFTER_SKIPPED, Preempted, Progress, Step, draws_ahead
 from jrl.run.report.messages import saved_message
@@ -48,7 +48,8 @@ def steps(job: Job) -> Iterator[Step]:
         precompile(job, job.done)
     job.display.note(shapes(job))
     job.run_clock.switch("other")
-    if progress.stage >= 0 and job.done >= end_of(job, progress.stage):  # its caller left while the step was under way
+    # The caller may have left while the last step of a stage was under way.
+    if progress.stage >= 0 and job.done >= end_of(job.config, progress.stage):
         fault.check_end(job, progress)
     held: Step | None = None
     first = saved = job.done
@@ -84,7 +85,7 @@ def steps(job: Job) -> Iterator[Step]:
             job.program_cache.check()  # a stage of hours must not end with what cannot be compiled
             if job.done == first + 2:
                 job.program_cache.freeze()
-            ended = job.done == end_of(job, progress.stage)
+            ended = job.done == end_of(job.config, progress.stage)
             saves = job.done % job.config.checkpoint.every == 0 or ended
             # After an update that was not finite, the next is looked at before another is made.
             if saves or job.skipped:
@@ -181,11 +182,6 @@ def publication_lines(job: Job) -> list[str]:
     weights, lag = weights_of(state.models, "policy").params, max(publishing_lags(job.config))
     return [f"sampling on devices of its own, {mesh_text(sampler_mesh.shape)}: "
             f"{publication_text(publication_of(weights, job.mesh, sampler_mesh, lag))}"]  # fmt: skip
-
-
-def end_of(job: Job, stage: int) -> int:
-    """Returns the last step of a stage."""
-    return starts(job.config)[stage] + job.config.stages[stage].steps
 
 
 def begin_stage(job: Job, progress: Progress) -> Progress:

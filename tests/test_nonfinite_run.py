@@ -179,17 +179,29 @@ def filled_with(value, state):
     return state.replace(models={**state.models, "policy": policy.replace(params=jax.tree.map(put, policy.params))})
 
 
-def test_where_the_last_of_several_updates_did_the_save_before_it_is_good(tmp_path, monkeypatch):
-    before = loop.take_step
+def too_large(monkeypatch, step, *, lost=True, then=None):
+    """The update of a step has a norm that is not finite, and loses the weights.
+
+    Args:
+      lost: False: it leaves them as they are. then: metrics of the step after it.
+    """
+    sound = loop.take_step
 
     def take_step(job, progress):
-        progress, step = before(job, progress)
-        if job.done == 3:
-            step.metrics["update/norm"] = np.inf
-            progress = progress._replace(state=filled_with(np.inf, progress.state))
-        return progress, step
+        progress, taken = sound(job, progress)
+        if job.done + 1 == step:
+            taken.metrics["update/norm"] = np.inf
+            if lost:
+                progress = progress._replace(state=filled_with(np.inf, progress.state))
+        elif job.done == step and then is not None:
+            taken.metrics |= then
+        return progress, taken
 
     monkeypatch.setattr(loop, "take_step", take_step)
+
+
+def test_where_the_last_of_several_updates_did_the_save_before_it_is_good(tmp_path, monkeypatch):
+    too_large(monkeypatch, 4)
     settings = [one for one in TINY if not one.startswith("Online.steps")]
     with pytest.raises(StopRun, match="Last good checkpoint: step 2; a rerun continues from it"):
         run([*settings, "Online.steps=4"], tmp_path / "run")
@@ -201,17 +213,7 @@ def test_where_the_last_of_several_updates_did_the_save_before_it_is_good(tmp_pa
 def test_weights_are_looked_at_where_a_stage_ends_and_found_finite_they_are_in_doubt_no_more(
     tmp_path, monkeypatch, capsys, lost
 ):
-    before = loop.take_step
-
-    def take_step(job, progress):
-        progress, step = before(job, progress)
-        if job.done == 1:
-            step.metrics["update/norm"] = np.inf
-            if lost:
-                progress = progress._replace(state=filled_with(np.inf, progress.state))
-        return progress, step
-
-    monkeypatch.setattr(loop, "take_step", take_step)
+    too_large(monkeypatch, 2, lost=lost)
     stages = ["Config.stages=[@first/Online(), @Online()]", "first/Online.name='first'", "first/Online.steps=2"]
     settings = [*TINY, *stages, "Online.steps=2", "Checkpoint.every=1"]
     if lost:
@@ -222,24 +224,12 @@ def test_weights_are_looked_at_where_a_stage_ends_and_found_finite_they_are_in_d
         assert len(run(settings, tmp_path / "run")) == 4
         said = "The update of the role policy at step 2 was so large that its norm is not finite."
         assert capsys.readouterr().out.count(said) == 1
-        assert list_steps(tmp_path / "run" / "checkpoints") == [
-            2,
-            3,
-            4,
-        ]  # the end of a stage, the newest proven, the newest
+        kept = list_steps(tmp_path / "run" / "checkpoints")
+        assert kept == [2, 3, 4]  # the end of a stage, the newest proven, the newest
 
 
 def test_a_stage_that_was_left_in_its_last_step_is_looked_at_when_the_run_goes_on(tmp_path, monkeypatch):
-    before = loop.take_step
-
-    def take_step(job, progress):
-        progress, step = before(job, progress)
-        if job.done == 3:
-            step.metrics["update/norm"] = np.inf
-            progress = progress._replace(state=filled_with(np.inf, progress.state))
-        return progress, step
-
-    monkeypatch.setattr(loop, "take_step", take_step)
+    too_large(monkeypatch, 4)
     settings = [*(one for one in TINY if not one.startswith("Online.steps")), "Online.steps=4"]
     assert len(run(settings, tmp_path / "run", stop_after=3)) == 3  # the fourth is made by then, and saved
     assert list_steps(tmp_path / "run" / "checkpoints")[-1] == 4
@@ -251,18 +241,7 @@ def test_a_stage_that_was_left_in_its_last_step_is_looked_at_when_the_run_goes_o
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_step_without_tokens_does_not_hide_what_the_update_before_it_did(tmp_path, monkeypatch, killed):
-    before = loop.take_step
-
-    def take_step(job, progress):
-        progress, step = before(job, progress)
-        if job.done == 2:
-            step.metrics["update/norm"] = np.inf
-            progress = progress._replace(state=filled_with(np.inf, progress.state))
-        if job.done == 3:
-            step.metrics |= {"update/norm": 0.0, "update/skipped_nonfinite": 0.0}
-        return progress, step
-
-    monkeypatch.setattr(loop, "take_step", take_step)
+    too_large(monkeypatch, 3, then={"update/norm": 0.0, "update/skipped_nonfinite": 0.0})
     settings = [one for one in TINY if not one.startswith(("Online.steps", "Checkpoint.every"))]
     settings += ["Online.steps=4", "Checkpoint.every=1"]
     if killed:

@@ -83,8 +83,7 @@ def stopped(job: Job, progress: Progress, step: Step) -> StopRun:
     aside and the bundle is written."""
     stage = job.stages[progress.stage]
     first = step.step - STOP_AFTER_SKIPPED + 1
-    good = known_good(job.run_state.steps(), job.unproven)
-    condemned = job.run_state.condemn(job.unproven)
+    good, condemned = set_aside(job)
     job.display.phase("looking for the first value that is not finite")
     try:
         fault, role = locate(job.policy, stage.config, progress.state, step.learned, stage.arrays)
@@ -142,12 +141,16 @@ def check_end(job: Job, progress: Progress) -> None:
     if job.done not in job.run_state.steps():
         records.save(job, progress)
     stage = job.stages[progress.stage].name
-    good = known_good(job.run_state.steps(), job.unproven)
-    condemned = job.run_state.condemn(job.unproven)
+    good, condemned = set_aside(job)
     with contextlib.suppress(OSError, LeaseLost):
         job.publish()
     why = doubts(job.done, job.skipped, job.overflowed)
     raise StopRun(bad_end_message(stage, why, fault=where, good=good, condemned=condemned))
+
+
+def set_aside(job: Job) -> tuple[int | None, list[int]]:
+    """Returns the newest checkpoint that is known to be good, and those that it sets aside: all later ones."""
+    return known_good(job.run_state.steps(), job.unproven), job.run_state.condemn(job.unproven)
 
 
 def bad_end(job: Job, state: TrainState) -> str | None:

@@ -54,7 +54,7 @@ from jrl.run.job import Job, Member, open_job
 from jrl.run.member_programs import MemberPrograms
 from jrl.run.offline import OfflineStage
 from jrl.run.online import OnlineStage
-from jrl.run.precompile import stage_at, starts, state_shape
+from jrl.run.precompile import stage_at, state_shape, warms_up
 from jrl.run.records import STOP_AFTER_SKIPPED, Progress, Step, StopRun, draws_ahead
 from jrl.run.report.display import Display
 from jrl.tasks.data.prompts import Visit
@@ -375,7 +375,7 @@ def _online_step(
         population.arrays[i],
         role=config.trains,
         epochs=config.learner.epochs,
-        warms_up=first.done - starts(first.config)[i] < config.critic_warmup,
+        warms_up=warms_up(first.config, first.done + 1),
         pretraining=pretraining,
     )
     known = [

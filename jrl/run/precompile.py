@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrl.device.sharding import batch_sharding, replicated, rows_over_shards
-from jrl.experiment import Config, Offline, Stage, correction_length, question_length, trains_online
+from jrl.experiment import Config, Offline, Online, Stage, correction_length, question_length, trains_online
 from jrl.learning.learner import weights_of
 from jrl.learning.pack import Shape
 from jrl.learning.step import StageArrays, StagePrograms
@@ -58,6 +58,18 @@ def stage_at(config: Config, done: int) -> int:
 def starts(config: Config) -> list[int]:
     """Returns the steps done before each stage."""
     return [sum(stage.steps for stage in config.stages[:i]) for i in range(len(config.stages))]
+
+
+def end_of(config: Config, stage: int) -> int:
+    """Returns the last step of a stage."""
+    return starts(config)[stage] + config.stages[stage].steps
+
+
+def warms_up(config: Config, step: int) -> bool:
+    """Whether a critic of its own learns alone in a step."""
+    i = stage_at(config, step)
+    stage = config.stages[i]
+    return isinstance(stage, Online) and step - starts(config)[i] <= stage.critic_warmup
 
 
 def state_shape(inputs: Inputs, done: int) -> TrainState:

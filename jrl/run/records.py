@@ -38,7 +38,7 @@ from jrl.run.identity import PUBLISHED, RefusedIdentity
 from jrl.run.job import Job
 from jrl.run.offline import OfflineStage, stored_rows
 from jrl.run.online import OnlineStage
-from jrl.run.precompile import Inputs, rollout_shape, stage_at, starts, state_shape
+from jrl.run.precompile import Inputs, rollout_shape, stage_at, starts, state_shape, warms_up
 from jrl.run.programs import abstract
 from jrl.run.replay import fitting, score_columns
 from jrl.run.report.goodput import goodput, open_goodput, read_goodput
@@ -496,13 +496,9 @@ def emit(job: Job, step: Step) -> Step:
 def note_overflows(job: Job, step: Step) -> None:
     """Notes that an update of a role had a norm that is not finite, until a later update of that role is sound: its
     loss was finite then, and so were the weights."""
-    i = stage_at(job.config, step.step)
-    stage = job.config.stages[i]
-    # While a critic warms up, all metrics are its own.
-    warms_up = isinstance(stage, Online) and step.step - starts(job.config)[i] <= stage.critic_warmup
     norms = {CRITIC: step.metrics.get("critic/update/norm", 0)}
-    if not warms_up:
-        norms[stage.trains] = step.metrics["update/norm"]
+    if not warms_up(job.config, step.step):  # else all metrics are the critic's own
+        norms[job.config.stages[stage_at(job.config, step.step)].trains] = step.metrics["update/norm"]
     for role, norm in norms.items():
         if not math.isfinite(norm):
             job.overflowed.setdefault(role, step.step)

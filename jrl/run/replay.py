@@ -27,7 +27,7 @@ from jrl.run.batches import host_plans, plan_shardings
 from jrl.run.checkpoints.run_state import restore_step
 from jrl.run.identity import with_saved_model
 from jrl.run.policy import Policy, open_policy
-from jrl.run.precompile import stage_at, starts
+from jrl.run.precompile import stage_at, starts, warms_up
 from jrl.run.programs import abstract, packed_shape
 from jrl.run.report.rollouts import Snapshot, snapshot
 from jrl.run.run_hash import saved_steps
@@ -166,8 +166,7 @@ def _updated(policy: Policy, state: TrainState, done: int, store: Snapshot) -> T
     minibatches = [
         prepare(programs, state, stage.trains, programs.pack(rollout, plan, temperature), plan) for plan in plans
     ]
-    warms_up = done - starts(config)[i] < stage.critic_warmup
-    learn = dict(role=stage.trains, epochs=stage.learner.epochs, warms_up=warms_up)
+    learn = dict(role=stage.trains, epochs=stage.learner.epochs, warms_up=warms_up(config, done + 1))
     return learn_from_sampled(programs, state, minibatches, rollout, scores, arrays, **learn)[0]
 
 

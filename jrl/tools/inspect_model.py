@@ -10,10 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jrl import paths
-from jrl.models import decoder
 from jrl.models.families import FAMILIES, family_of, labels_of
 from jrl.models.families.contract import Family, sort_keys
-from jrl.models.heads import REWARD, Head, head_spec
 from jrl.models.pretrained.published import (
     COMPANIONS,
     GENERATION,
@@ -22,6 +20,7 @@ from jrl.models.pretrained.published import (
     account,
     as_stored,
     classifier_of,
+    classifier_spec,
     decoder_of,
     plans,
     read_config,
@@ -62,7 +61,7 @@ def recognized(folder: Path) -> Iterator[Finding]:
             cfg, spec = decoder_of(Published(path=str(folder)))[1], None
         else:
             family, cfg, _, pad_id, answer_end = classifier_of(Published(path=str(folder)))
-            spec = {**decoder.spec(cfg), REWARD: head_spec(Head(outputs=len(labels)), cfg.width, cfg.param_dtype)}
+            spec = classifier_spec(cfg, len(labels))
     except ValueError as error:
         yield Finding(False, f"the model is refused: {error}")
         return

@@ -28,7 +28,7 @@ from jrl.run import population as populations
 from jrl.run import records
 from jrl.run.checkpoints.run_state import list_steps
 from jrl.run.population import FOLDER, Population, PopulationProgress, PopulationStep
-from jrl.run.precompile import stage_at, starts
+from jrl.run.precompile import end_of, stage_at, starts
 from jrl.run.records import Preempted
 from jrl.run.report.display import open_display
 from jrl.run.report.messages import saved_message
@@ -280,7 +280,6 @@ def run(population: Population, stop: threading.Event, tick: Callable[[], None],
 
     while first.done < first.total:
         progress = begin_stage(population, progress)
-        stage = first.stages[progress.stage]
         positions = [job.stream.get_state() for job in jobs]
         try:
             with jax.transfer_guard("disallow"):
@@ -300,7 +299,7 @@ def run(population: Population, stop: threading.Event, tick: Callable[[], None],
         first.program_cache.check()
         if first.done == began + 2:
             first.program_cache.freeze()
-        ended = first.done - starts(first.config)[progress.stage] == stage.config.steps
+        ended = first.done == end_of(first.config, progress.stage)
         if first.done % first.config.checkpoint.every == 0 or ended:
             save(ended=ended)
         if ended and first.done < first.total:
