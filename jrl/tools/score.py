@@ -370,9 +370,6 @@ def _conversation(rows: Any, tokenizer: Any, place: str, templated: bool) -> lis
     if len(messages) < 2 or messages[-1].role != "assistant":
         raise ValueError(f"{place}: messages must end with one of the assistant, after at least one other")
     try:
-        if templated:
-            return tokenizer.encode_conversation(messages, add_generation_prompt=False)
-        prompt = tokenizer.encode_prompt(messages[:-1])
+        return conversation_ids(tokenizer, messages, answer_end=not templated)
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from error
-    return [*prompt, *tokenizer.encode(messages[-1].content), tokenizer.end_id]
