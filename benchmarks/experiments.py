@@ -35,8 +35,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from benchmarks import shifted_pairs
-from jrl import cli
-from jrl.commands import exits
+from jrl import cli, exit_codes
 from jrl.ops.divergence import DIVERGENCES
 from jrl.run.trained import open_trained
 from jrl.tools.evaluation import reevaluate
@@ -244,11 +243,11 @@ def train(experiment: Experiment, variant: Variant, seeds: int, folder: Path) ->
     how = ["--population"] if experiment.population else []
     # A finished sweep is not asked again: after an upgrade it would be refused as that of another configuration.
     code = (
-        exits.DONE
+        exit_codes.DONE
         if is_finished(folder)
         else cli.main(["sweep", *sweep_of(experiment, variant, seeds), "--out", str(folder), *how])
     )
-    if code != exits.DONE:
+    if code != exit_codes.DONE:
         raise RuntimeError(f"the sweep in {folder} ended with {code}; the same command goes on")
     measures = lambda prefix: any(metric.startswith(prefix) for metric in experiment.metrics)
     first = None

@@ -25,11 +25,12 @@ from jrl.run import fault, offline, online, records
 from jrl.run.checkpoints.run_state import StateMismatch
 from jrl.run.job import Job
 from jrl.run.online import OnlineStage
-from jrl.run.precompile import compile_run, end_of, stage_at, starts
+from jrl.run.precompile import compile_run
 from jrl.run.programs import abstract
 from jrl.run.records import STOP_AFTER_SKIPPED, Preempted, Progress, Step, draws_ahead
 from jrl.run.report.messages import saved_message
 from jrl.run.sampler_devices import mesh_text, publication_of, publication_text, publishing_lags
+from jrl.run.stage_steps import ends, evaluates_after, stage_at, warms_up
 from jrl.tasks.stopping import StopRequested, never
 from jrl.types import TrainState
 
@@ -49,7 +50,7 @@ def steps(job: Job) -> Iterator[Step]:
     job.display.note(shapes(job))
     job.run_clock.switch("other")
     # The caller may have left while the last step of a stage was under way.
-    if progress.stage >= 0 and job.done >= end_of(job.config, progress.stage):
+    if progress.stage >= 0 and job.done >= ends(job.config)[progress.stage]:
         fault.check_end(job, progress)
     held: Step | None = None
     first = saved = job.done
@@ -85,7 +86,7 @@ def steps(job: Job) -> Iterator[Step]:
             job.program_cache.check()  # a stage of hours must not end with what cannot be compiled
             if job.done == first + 2:
                 job.program_cache.freeze()
-            ended = job.done == end_of(job.config, progress.stage)
+            ended = job.done == ends(job.config)[progress.stage]
             saves = job.done % job.config.checkpoint.every == 0 or ended
             # After an update that was not finite, the next is looked at before another is made.
             if saves or job.skipped:
@@ -206,12 +207,10 @@ def take_step(job: Job, progress: Progress) -> tuple[Progress, Step]:
         step = Step(job.done + 1, stage.name, stepped.metrics, None, learned, stepped.examples)
         return progress._replace(state=stepped.state), step
     ahead = draws_ahead(job.config, job.done + 1)
-    done = job.done - starts(job.config)[progress.stage]
-    clock = job.run_clock
-    stepped = online.step(stage, state, progress.waiting, ahead, done, job.display.phase, job.stop_alone, clock)
+    alone, clock = warms_up(job.config, job.done + 1), job.run_clock
+    stepped = online.step(stage, state, progress.waiting, ahead, alone, job.display.phase, job.stop_alone, clock)
     step = Step(job.done + 1, stage.name, stepped.metrics, stepped.batch, learned_if_stopping(job, stepped.learned))
-    every = job.config.eval.every if job.config.eval is not None and trains_online(stage.config) else None
-    if every is not None and (job.done + 1 - starts(job.config)[progress.stage]) % every == 0:
+    if evaluates_after(job.config, job.done + 1):
         step.metrics |= numbers(evaluate(job, stepped.state, "on the way", interruptible=False))
     records.keep(job, step)
     return Progress(stepped.state, stepped.waiting, progress.stage), step

@@ -482,13 +482,17 @@ def test_a_token_that_cannot_be_renewed_serves_until_its_end(metadata):
     answers += [urllib.error.URLError(ConnectionResetError())]
     with pytest.raises(credentials.NoTokenYet, match="ConnectionResetError"):
         token()
+    answers += [json.JSONDecodeError("no JSON", "", 0)]  # a proxy's page
+    with pytest.raises(credentials.NoTokenYet, match="JSONDecodeError"):
+        token()
     answers += [("second", 3600)]
     assert token() == "second" and not answers
 
 
 def test_a_machine_without_an_account_is_told_so_at_once(metadata):
     answers, _, token = metadata
-    for error in (urllib.error.URLError(socket.gaierror()), urllib.error.HTTPError("", 404, "none", None, None)):
+    not_found = urllib.error.HTTPError("", 404, "none", None, None)
+    for error in (urllib.error.URLError(socket.gaierror()), not_found, json.JSONDecodeError("no JSON", "", 0)):
         answers += [error]
         with pytest.raises(credentials.NoCredentials, match="no account"):
             token()
@@ -857,8 +861,8 @@ def test_messages_name_the_address_and_what_is_committed(served, tmp_path, capsy
         assert exits.last_checkpoint(args) == "Last checkpoint: step 1."
 
 
-@pytest.mark.parametrize("cut", [b'{"name": "a", "gen', b"<html>try later</html>", b"\xff\xfe"])
-def test_an_answer_that_is_no_json_is_asked_for_again(cut):
+@pytest.mark.parametrize("cut", [b'{"name": "a", "gen', b"<html>try later</html>", b"\xff", b"null", b"[]", b"{}"])
+def test_an_answer_that_is_no_json_object_is_asked_for_again(cut):
     bucket, asked = client(Store()), []
     whole = bucket._request
 
@@ -879,5 +883,5 @@ def test_a_service_that_never_answers_in_json_is_named():
     bucket = client(store, deadline_seconds=0.1)
     whole = bucket._request
     bucket._request = lambda *given: (b"<html>", whole(*given)[1])
-    with pytest.raises(BucketError, match=r"did not do GET within 0 s \(its answer is no JSON"):
+    with pytest.raises(BucketError, match=r"did not do GET within 0 s \(its answer cannot be read: Expecting"):
         bucket.stat("a")

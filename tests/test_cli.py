@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import jrl
-from jrl import cli
+from jrl import cli, exit_codes
 from jrl.algos.conformance import CONTRACT_TESTS
 from jrl.commands import evaluate, exits, start
 from jrl.commands.weights import weights_of
@@ -128,7 +128,9 @@ def test_every_error_with_an_exit_code_exists(name):
 
 
 def test_exit_codes_of_the_contract():
-    assert [exits.DONE, exits.REFUSED, exits.OTHER_RUN, exits.STOPPED, exits.PREEMPTED] == [0, 2, 3, 4, 75]
+    assert exit_codes.HELP.count("\n") == len(exit_codes.MEANINGS) == 10
+    assert [exit_codes.DONE, exit_codes.REFUSED, exit_codes.OTHER_RUN, exit_codes.STOPPED] == [0, 2, 3, 4]
+    assert [exit_codes.NOTHING_TO_DO, exit_codes.PREEMPTED, exit_codes.LOST, exit_codes.INTERRUPTED] == [5, 75, 76, 130]
     assert exits.exit_code(OSError(28, "No space left on device")) == 4
     assert exits.exit_code(OSError("rollouts could not be written: no space")) == 4
     assert exits.exit_code(FileNotFoundError(2, "No such file")) == 2
@@ -149,14 +151,14 @@ def test_exit_codes_of_the_contract():
     ],
 )
 def test_numbers_of_arguments_are_checked(arguments, reason, capsys):
-    assert cli.main(arguments) == exits.REFUSED and reason in capsys.readouterr().err
+    assert cli.main(arguments) == exit_codes.REFUSED and reason in capsys.readouterr().err
 
 
 def test_an_input_is_refused_alike_however_jrl_is_started():
     command = [sys.executable, "-m", "jrl.cli", "train", "tiny", "--processes", "0"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (
-        exits.REFUSED, "jrl: --processes is 0; it counts processes and must be at least 1\n",
+        exit_codes.REFUSED, "jrl: --processes is 0; it counts processes and must be at least 1\n",
     )  # fmt: skip
 
 
@@ -393,7 +395,9 @@ def test_a_number_that_makes_no_sense_is_refused(run, command, tmp_path, options
 def test_no_command_writes_over_a_file_of_a_run(command, tmp_path, asked):
     (tmp_path / "manifest.json").write_text("{}")
     code, _, err = command(*asked[:1], tmp_path, *asked[1:], "--out", tmp_path / "metrics.jsonl")
-    assert code == exits.REFUSED and f"metrics.jsonl is a file of the run in {tmp_path}; choose another name" in err
+    assert (
+        code == exit_codes.REFUSED and f"metrics.jsonl is a file of the run in {tmp_path}; choose another name" in err
+    )
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
@@ -404,9 +408,9 @@ def test_a_command_writes_neither_over_what_it_reads_nor_into_a_folder_that_is_n
     monkeypatch.chdir(tmp_path)
     for asked in (["score", "run", "rows"], ["sample", "run", "--prompts", "rows"]):
         code, _, err = command(*asked, "--out", tmp_path / "rows")
-        assert code == exits.REFUSED and "rows, which is read; choose another name" in err
+        assert code == exit_codes.REFUSED and "rows, which is read; choose another name" in err
         code, _, err = command(*asked, "--out", tmp_path / "nowhere" / "rows")
-        assert code == exits.REFUSED and f"there is no folder {tmp_path / 'nowhere'}" in err
+        assert code == exit_codes.REFUSED and f"there is no folder {tmp_path / 'nowhere'}" in err
 
 
 def test_nothing_a_model_says_reaches_the_terminal_raw():

@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 # From the ground up. A module may import from the rows below its own, and a folder from itself.
 LAYERS = (
-    ("types",),
+    ("types", "exit_codes"),
     ("ops",),
     ("device",),
     ("bucket",),
@@ -131,8 +131,7 @@ MANY = 10  # parameters
 # Arguments of one jitted call, or of a kernel's body, each an array of its own.
 CALLED_BY_XLA = {
     "jrl.learning.credit.credit", "jrl.learning.learner.loss_sums", "jrl.learning.learner.update",
-    "jrl.learning.nonfinite._read", "jrl.models.attention.fused_qkv._kernel", "jrl.rollout.sampler.program",
-    "jrl.rollout.sampler.sample",
+    "jrl.learning.nonfinite._read", "jrl.models.attention.fused_qkv._kernel", "jrl.rollout.sampler.sample",
 }  # fmt: skip
 
 

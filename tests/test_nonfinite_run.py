@@ -19,7 +19,7 @@ from jrl.device.sharding import BATCH_AXES
 from jrl.resolve import load_config
 from jrl.run import fault, records
 from jrl.run.bucket_run import LeaseLost
-from jrl.run.checkpoints.run_state import list_condemned, list_steps
+from jrl.run.checkpoints.run_state import SaveFailed, list_condemned, list_steps
 from jrl.run.fault import replay
 from jrl.run.job import Job
 from jrl.run.records import Preempted, StopRun
@@ -102,7 +102,8 @@ def test_what_a_stop_sets_aside_is_committed_and_the_diagnosis_is_told_whatever_
         if error is not None:
             raise error
 
-    run_state = SimpleNamespace(steps=lambda: [1, 2, 6], condemn=lambda first: events.append(f"from {first}") or [6])
+    condemn = lambda first: events.append(f"from {first}") or [6]
+    run_state = SimpleNamespace(steps=lambda: [1, 2, 6], condemned=list, condemn=condemn)
     stage = SimpleNamespace(name="rl", config=None, arrays=None, shape=SimpleNamespace(sequences=4))
     job = SimpleNamespace(stages=[stage], unproven=2, run_state=run_state,
                           display=SimpleNamespace(phase=lambda text: None), policy=None,
@@ -142,9 +143,9 @@ def test_a_run_that_ends_before_it_is_stopped_for_weights_that_are_not_finite_is
     assert f"{weights}. Updates of steps 4 to 6 were skipped" in str(error.value)
     assert "Last good checkpoint: step 2; a rerun continues from it" in str(error.value)
     checkpoints = tmp_path / "run" / "checkpoints"
-    assert (list_steps(checkpoints), list_condemned(checkpoints)) == ([2], [6])  # Checkpoint.keep is 1
+    assert (list_steps(checkpoints), list_condemned(checkpoints)) == ([2], [4])  # the last step is not saved
     assert not (tmp_path / "run" / "summary.json").exists()
-    assert any(line.good is False and line.text.startswith("the checkpoints of step 6 are set aside") for line in
+    assert any(line.good is False and line.text.startswith("the checkpoints of step 4 are set aside") for line in
                saves(tmp_path / "run"))  # fmt: skip
 
 
@@ -157,9 +158,31 @@ def test_a_run_whose_only_update_made_weights_that_are_not_finite_is_stopped(tmp
     checkpoints = tmp_path / "run" / "checkpoints"
     assert (list_steps(checkpoints), list_condemned(checkpoints)) == ([], [1])
     assert not (tmp_path / "run" / "summary.json").exists()
-    settings = [one for one in settings if not one.startswith("Checkpoint.every")]
-    again = [*settings, "Online.steps=1", "Checkpoint.every=1", "AdamW.learning_rate=1e-3"]
-    jrl.train("configs/tiny.gin", again, run=tmp_path / "run", accept_change=True)  # it begins anew, as was said
+
+
+@pytest.mark.parametrize("stops", ["at the end of its stage", "after five steps"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_run_that_stops_before_its_first_save_begins_anew(tmp_path, monkeypatch, capsys, stops, fails):
+    """Its state is saved and set aside. Where that fails too, the diagnosis is told all the same."""
+
+    def save(job, progress):
+        raise SaveFailed("step 3 could not be saved: the disk is full")
+
+    settings = [one for one in TINY if not one.startswith(("Online.steps", "Checkpoint.every"))]
+    with monkeypatch.context() as patch:
+        too_large(patch, 3) if stops.startswith("at") else poisoned(patch, 1)
+        if fails:
+            patch.setattr(records, "save", save)
+        steps = 3 if stops.startswith("at") else 9
+        with pytest.raises(StopRun, match="No checkpoint is good; a rerun begins anew"):
+            run([*settings, f"Online.steps={steps}", "Checkpoint.every=100"], tmp_path / "run")
+    assert ("the disk is full" in capsys.readouterr().out) == fails
+    checkpoints = tmp_path / "run" / "checkpoints"
+    done = 3 if stops.startswith("at") else 5
+    assert (list_steps(checkpoints), list_condemned(checkpoints)) == ([], [] if fails else [done])
+    if not fails:
+        again = [*settings, "Online.steps=2", "Checkpoint.every=1"]
+        assert jrl.train("configs/tiny.gin", again, run=tmp_path / "run", accept_change=True)["steps"] == 2
 
 
 def test_a_last_update_whose_norm_alone_is_not_finite_is_said(tmp_path, capsys):
@@ -206,7 +229,7 @@ def test_where_the_last_of_several_updates_did_the_save_before_it_is_good(tmp_pa
     with pytest.raises(StopRun, match="Last good checkpoint: step 2; a rerun continues from it"):
         run([*settings, "Online.steps=4"], tmp_path / "run")
     checkpoints = tmp_path / "run" / "checkpoints"
-    assert (list_steps(checkpoints), list_condemned(checkpoints)) == ([2], [4])
+    assert (list_steps(checkpoints), list_condemned(checkpoints)) == ([2], [])
 
 
 @pytest.mark.parametrize("lost", [True, False])
@@ -228,13 +251,17 @@ def test_weights_are_looked_at_where_a_stage_ends_and_found_finite_they_are_in_d
         assert kept == [2, 3, 4]  # the end of a stage, the newest proven, the newest
 
 
-def test_a_stage_that_was_left_in_its_last_step_is_looked_at_when_the_run_goes_on(tmp_path, monkeypatch):
+@pytest.mark.parametrize("shortened", [False, True])
+def test_a_stage_that_was_left_in_its_last_step_is_looked_at_when_the_run_goes_on(tmp_path, monkeypatch, shortened):
     too_large(monkeypatch, 4)
-    settings = [*(one for one in TINY if not one.startswith("Online.steps")), "Online.steps=4"]
-    assert len(run(settings, tmp_path / "run", stop_after=3)) == 3  # the fourth is made by then, and saved
+    settings = [one for one in TINY if not one.startswith("Online.steps")]
+    assert (
+        len(run([*settings, "Online.steps=4"], tmp_path / "run", stop_after=3)) == 3
+    )  # the fourth is made by then, and saved
     assert list_steps(tmp_path / "run" / "checkpoints")[-1] == 4
     with pytest.raises(StopRun, match="The stage rl has ended with weights that are not finite"):
-        run(settings, tmp_path / "run")
+        steps = f"Online.steps={2 if shortened else 4}"  # of two, four are more than there are
+        jrl.train("configs/tiny.gin", [*settings, steps], run=tmp_path / "run", accept_change=shortened)
     checkpoints = tmp_path / "run" / "checkpoints"
     assert (list_steps(checkpoints), list_condemned(checkpoints)) == ([2], [4])
 
@@ -249,7 +276,7 @@ def test_a_step_without_tokens_does_not_hide_what_the_update_before_it_did(tmp_p
     with pytest.raises(StopRun, match="Last good checkpoint: step 2; a rerun continues from it"):
         run(settings, tmp_path / "run")
     checkpoints = tmp_path / "run" / "checkpoints"
-    assert (list_steps(checkpoints), list_condemned(checkpoints)) == ([2], [4])  # Checkpoint.keep is 1
+    assert (list_steps(checkpoints), list_condemned(checkpoints)) == ([2], [3])  # Checkpoint.keep is 1
 
 
 def test_an_update_that_was_too_large_is_in_doubt_until_its_role_has_had_a_sound_one():

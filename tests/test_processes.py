@@ -38,7 +38,7 @@ from jrl.device.processes import (
     decode,
     encode,
 )
-from jrl.device.watchdog import LOST_SECONDS, Beats, lost_message, service_ended
+from jrl.device.watchdog import LOST_SECONDS, Beats, lost_message
 from jrl.learning.layout import Learner
 from jrl.resolve import load_config
 from jrl.rollout.scoring import HostScores, Scorer, Scoring, ScoringStopped, scores_of_all
@@ -272,9 +272,32 @@ def test_process_0_does_not_say_of_itself_that_it_is_gone(monkeypatch):
         with watchdog.watching(Processes(index, 2, Table(), ("process 0 (a)", "process 1 (b)")), said.append):
             act[-1]()
     assert left == [76, 76]
-    assert "Start each --process-index once" in said[0] and "is gone" not in said[0]
-    assert said[0] == service_ended(said[0].split("\n", 1)[1])
+    assert said[0].startswith("this process was aborted, and every process was heard of until then")
+    assert "start each once" in said[0] and "is gone" not in said[0]
     assert said[1].startswith("process 0 (a) is gone or does not answer")
+
+
+def test_process_0_says_at_an_abort_who_is_lost(monkeypatch):
+    said, left, act = [], [], []
+    monkeypatch.setattr(watchdog, "leave", left.append)
+    monkeypatch.setattr(watchdog, "at_abort", lambda aborted: act.append(aborted) or contextlib.nullcontext())
+    monkeypatch.setattr(watchdog.Beats, "lost", lambda beats, mine: [1])
+    with watchdog.watching(Processes(0, 2, Table(), ("process 0 (a)", "process 1 (b)")), said.append):
+        act[0]()
+    assert left[0] == 76 and said[0].startswith("process 1 (b) is gone or does not answer")
+
+
+def test_process_0_that_stood_still_listens_before_it_says_who_is_gone():
+    now = [0.0]
+    mine, other = (Beats(2, clock=lambda: now[0]) for _ in range(2))
+    heard = {"beat/1": encode({"number": 1, "place": "step 4"})}
+    now[0] = LOST_SECONDS + 1  # it was stopped, and goes on
+    assert mine.lost(0) == [] and other.lost(1) == [0]
+    mine.hear(heard)
+    assert mine.lost(0) == []
+    now[0] += LOST_SECONDS + 1
+    mine.hear(heard)
+    assert mine.lost(0) == [1]
 
 
 def test_the_coordination_service_is_lost_where_it_does_not_answer():

@@ -13,8 +13,8 @@ from drawn_params import drawn_params
 from families import golden
 from safetensors.numpy import load_file, save_file
 
-from jrl import cli
-from jrl.commands import exits, start
+from jrl import cli, exit_codes
+from jrl.commands import start
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.models import decoder
 from jrl.models.families import FAMILIES
@@ -145,7 +145,7 @@ def test_eval_takes_a_published_folder_and_says_what_a_run_of_the_same_weights_w
     printed = json.loads(out.read_text())
     assert (printed["step"], printed["n"], printed["samples"], printed["unscorable"]) == (0, 6, 2, 0)
     assert "6 held-out prompts, 2 samples each" in capsys.readouterr().out
-    assert cli.main(["eval", str(folder)]) == exits.REFUSED
+    assert cli.main(["eval", str(folder)]) == exit_codes.REFUSED
     assert "--config FILE.gin" in capsys.readouterr().err
 
 
@@ -194,7 +194,7 @@ def test_doctor_names_a_missing_tensor_and_a_folder_without_a_tokenizer(folder, 
     tensors["model.extra.weight"] = np.zeros(2, np.float32)
     save_file(tensors, folder / "model.safetensors")
     (folder / "tokenizer.json").unlink()
-    assert cli.main(["doctor", str(folder)]) == exits.STOPPED
+    assert cli.main(["doctor", str(folder)]) == exit_codes.STOPPED
     text = capsys.readouterr().out
     assert "missing (1): model.norm.weight; unexpected (1): model.extra.weight" in text
     assert "no tokenizer (tokenizer.json or tokenizer.model): token ids only" in text
@@ -207,7 +207,7 @@ def test_end_tokens_come_from_every_file_that_names_them(folder, capsys):
     change(folder / GENERATION, eos_token_id=[*tokenizer.end_ids, other])
     assert open_trained(folder).policy.tokenizer.end_ids == (*tokenizer.end_ids, other)
     change(folder / GENERATION, eos_token_id=tokenizer.encode("(")[0])
-    assert cli.main(["sample", str(folder)]) == exits.REFUSED
+    assert cli.main(["sample", str(folder)]) == exit_codes.REFUSED
     assert "is ordinary text" in capsys.readouterr().err
 
 
@@ -218,7 +218,7 @@ def test_a_folder_that_cannot_be_used_is_refused_by_every_command(folder, tmp_pa
     (folder / "model.safetensors").write_bytes(data[:-8])
     for command in (["score", str(folder), str(rows), "--out", str(tmp_path / "o")], ["sample", str(folder)],
                     ["export", str(folder), "--to", str(tmp_path / "to")]):  # fmt: skip
-        assert cli.main(command) == exits.REFUSED
+        assert cli.main(command) == exit_codes.REFUSED
         assert "model.safetensors is damaged or cut short" in capsys.readouterr().err
     assert not (tmp_path / "to").exists()
 
@@ -227,12 +227,12 @@ def test_a_run_of_a_damaged_folder_is_refused_before_it_creates_or_compiles_anyt
     run = ["Config.model=@Published()", f"Published.path={str(folder)!r}", "--run", str(tmp_path / "run")]
     weights = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(weights[:-8])
-    assert cli.main(["train", "tiny", *run]) == exits.REFUSED
+    assert cli.main(["train", "tiny", *run]) == exit_codes.REFUSED
     (folder / "model.safetensors").write_bytes(weights)
     change(folder / "config.json", num_hidden_layers=2)
-    assert cli.main(["train", "tiny", *run]) == exits.REFUSED
+    assert cli.main(["train", "tiny", *run]) == exit_codes.REFUSED
     (folder / "config.json").write_text('{"model_type": "llama"}')
-    assert cli.main(["train", "tiny", *run]) == exits.REFUSED
+    assert cli.main(["train", "tiny", *run]) == exit_codes.REFUSED
     told = capsys.readouterr()
     assert "model.safetensors is damaged or cut short" in told.err and "do not match its config.json" in told.err
     assert "has no 'hidden_size'" in told.err and told.out == ""  # no phase was shown
@@ -243,14 +243,14 @@ def test_a_template_that_does_not_end_is_refused(folder, capsys):
     (folder / "chat_template.jinja").write_text(
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     )
-    assert cli.main(["sample", str(folder)]) == exits.REFUSED
+    assert cli.main(["sample", str(folder)]) == exit_codes.REFUSED
     assert "chat template" in capsys.readouterr().err
     assert "!! " in report_of(folder)
 
 
 def test_a_tokenizer_larger_than_the_embedding_is_refused_before_weights_are_read(folder, capsys):
     change(folder / "config.json", vocab_size=200)
-    assert cli.main(["sample", str(folder)]) == exits.REFUSED
+    assert cli.main(["sample", str(folder)]) == exit_codes.REFUSED
     assert "has 200 rows, and the tokenizer has ids up to" in capsys.readouterr().err
 
 

@@ -134,6 +134,10 @@ def test_a_reward_model_of_a_run_reads_a_conversation_up_to_the_token_that_ends_
     assert whole == tokenizer.encode_conversation(talk, add_generation_prompt=False) and len(whole) > len(expected)
     read = [judge_conversations(there, [talk])["helpful"] for there in (folder, tmp_path / "model")]
     assert read[0] != read[1]
+    ending = "; a conversation ends with the token that ends its answer"
+    assert [
+        any(line.text.endswith(ending) for line in recognized(there)) for there in (folder, tmp_path / "model")
+    ] == [False, True]
     with pytest.raises(ValueError, match="jrl_score_at differ; they are stacked"):
         check_alike(Published(path=str(folder)), Published(path=str(tmp_path / "model")))
     change(tmp_path / "model", jrl_score_at="everywhere")
@@ -278,8 +282,9 @@ def test_score_and_doctor_take_a_classifier(folder, tmp_path, monkeypatch, capsy
     findings = list(recognized(folder))
     assert all(line.good for line in findings)
     assert any("labels: helpful, honest" in line.text for line in findings)
-    assert cli.main(["score", str(folder), str(rows), "--out", str(out), "--step", "3"]) == 2
-    assert "takes no bindings, and has no steps, stages or roles" in capsys.readouterr().err
+    for more in (["--step", "3"], ["--stage", "rl"], ["--role", "reward"]):
+        assert cli.main(["score", str(folder), str(rows), "--out", str(out), *more]) == 2
+        assert "takes no bindings, and has no steps, stages or roles" in capsys.readouterr().err
 
 
 def test_pairs_are_measured_by_each_label_of_a_classifier(folder, tmp_path, monkeypatch, capsys):

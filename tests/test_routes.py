@@ -57,14 +57,15 @@ def drawn(layers="unrolled", chunk=None, records_routes=True, shape=ONE):
     mesh = make_mesh(shape, jax.devices()[: math.prod(shape.sizes(8))])
     by_row = lambda x: jax.device_put(x, batch_sharding(mesh, np.ndim(x)))
     everywhere = functools.partial(jax.device_put, device=replicated(mesh))
+    config = sampler.Sampler(completion_length=C, slots=3, layers=layers, prefill_chunk=chunk, max_batch_compactions=1)
+    options = sampler.options_of(config, MODEL, CFG, samples=G, stop_ids=(7, 8, 9), pad_id=0)
     with jax.set_mesh(mesh):
         params = jax.device_put(fresh(MODEL, CFG), places_of(MODEL, CFG, mesh))
         out = sampler.program(
             params, jax.tree.map(by_row, PROMPTS), everywhere(jax.random.key(1)),
             *map(everywhere, (np.uint32(0), np.int32(0))),
-            sampler.params_on_device(sampler.Sampler(completion_length=C), mesh), None, None,
-            model=MODEL, model_cfg=CFG, samples=G, completion_length=C, slots=3, layers=layers, layout="token_major",
-            prefill_chunk=chunk, max_batch_compactions=1, stop_ids=(7, 8, 9), pad_id=0, records_routes=records_routes,
+            sampler.params_on_device(config, mesh), None, None,
+            options=options._replace(records_routes=records_routes),
         )  # fmt: skip
     return jax.tree.map(np.asarray, out)
 

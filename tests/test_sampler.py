@@ -428,11 +428,12 @@ def compiled(
             top_p=number(jnp.float32) if sampling_params else None,
             min_p=None,
         )
+        config = sampler.Sampler(
+            completion_length=completion_length, slots=16, layers=layers, max_batch_compactions=max_batch_compactions
+        )
         return sampler.program.lower(
             params, batch, key, number(jnp.uint32), number(jnp.int32), sampling_params, None, None,
-            model=decoder.MODEL, model_cfg=cfg, samples=4, completion_length=completion_length,
-            slots=16, layers=layers, layout="token_major",
-            max_batch_compactions=max_batch_compactions, stop_ids=STOP_IDS, pad_id=PAD,
+            options=sampler.options_of(config, decoder.MODEL, cfg, samples=4, stop_ids=STOP_IDS, pad_id=PAD),
         ).compile(COMPILER_OPTIONS["cpu"])  # fmt: skip
 
 

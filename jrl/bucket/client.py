@@ -151,8 +151,7 @@ class Bucket:
             repeated = True
 
         try:
-            found, headers = self._send("POST", url, name, data, again=again, read=json.loads)
-            written = _object(found, headers)
+            written = _object(*self._send("POST", url, name, data, again=again, read=_read_resource))
             if written.md5 is None and written.crc32c is None:
                 written = self._with_hash(written)
         except Conflict:
@@ -213,7 +212,7 @@ class Bucket:
         """Returns what is known of an object; None where there is none."""
         try:
             url = f"/storage/v1/b/{self.name}/o/{_quoted(name)}"
-            return _object(*self._send("GET", url, name, read=json.loads))
+            return _object(*self._send("GET", url, name, read=_read_resource))
         except Missing:
             return None
 
@@ -224,7 +223,7 @@ class Bucket:
         while True:
             query = {"prefix": prefix} | ({} if token is None else {"pageToken": token})
             url = f"/storage/v1/b/{self.name}/o?{urllib.parse.urlencode(query)}"
-            page, headers = self._send("GET", url, prefix, read=json.loads)
+            page, headers = self._send("GET", url, prefix, read=_read_resource)
             yield from (_object(item, headers) for item in page.get("items", ()))
             if (token := page.get("nextPageToken")) is None:
                 return
@@ -246,7 +245,8 @@ class Bucket:
         read: Callable[[bytes], Any] = lambda body: body,
     ) -> tuple[Any, Mapping[str, str]]:
         """Sends a request until it is answered for good, and returns what `read` makes of the answer's body, and its
-        headers. An answer that is no JSON, where that is due, is one that was cut short, or a proxy's."""
+        headers. An answer that `read` raises ValueError for was cut short, or is a proxy's page: it is asked for
+        again."""
         where, end = f"gs://{self.name}/{name}", time.monotonic() + self._deadline
         wait, renew, renewed = 0.25, False, False
         while True:
@@ -254,9 +254,10 @@ class Bucket:
                 token, renew = self._token(renew=renew), False
                 signed = {"Authorization": f"Bearer {token}"} if token else {}
                 body, headers = self._request(method, url, data, {**more, **signed})
-                return read(body), headers
-            except (json.JSONDecodeError, UnicodeDecodeError) as error:
-                reason = f"its answer is no JSON: {error}"
+                try:
+                    return read(body), headers
+                except ValueError as error:
+                    reason = f"its answer cannot be read: {error}"
             except urllib.error.HTTPError as error:
                 with error:
                     text = _reason(error)
@@ -317,6 +318,14 @@ def _reason(error: urllib.error.HTTPError) -> str:
 
 def _quoted(name: str) -> str:
     return urllib.parse.quote(name, safe="")
+
+
+def _read_resource(body: bytes) -> dict[str, Any]:
+    """Returns an answer that is a JSON object. Raises ValueError for any other."""
+    resource = json.loads(body)
+    if not isinstance(resource, dict) or not resource:
+        raise ValueError("it is no JSON object, or an empty one")
+    return resource
 
 
 def _object(item: Mapping[str, Any], headers: Mapping[str, str]) -> Object:

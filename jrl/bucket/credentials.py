@@ -88,11 +88,11 @@ def _checked(token: str, source: str) -> str:
 
 
 def _passes(error: Exception, is_first: bool) -> bool:
-    """Whether what failed may succeed in a moment. A machine that never had a token and does not know the server's name
-    is none of Google's."""
+    """Whether what failed may succeed in a moment. A machine that never had a token is none of Google's where it does
+    not know the server's name, or something else answers under it."""
     if isinstance(error, urllib.error.HTTPError):
         return error.code in PASSING
-    if isinstance(getattr(error, "reason", error), socket.gaierror):
+    if isinstance(error, json.JSONDecodeError) or isinstance(getattr(error, "reason", error), socket.gaierror):
         return not is_first
     return isinstance(error, (OSError, http.client.HTTPException))
 

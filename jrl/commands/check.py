@@ -7,7 +7,7 @@ import sys
 
 from jrl.commands import start
 from jrl.commands.contract import Command
-from jrl.commands.exits import DONE, REFUSED
+from jrl.exit_codes import DONE, REFUSED
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

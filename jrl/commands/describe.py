@@ -7,7 +7,7 @@ import json
 
 from jrl.commands import start
 from jrl.commands.contract import Command
-from jrl.commands.exits import DONE
+from jrl.exit_codes import DONE
 
 
 def add_list_arguments(parser: argparse.ArgumentParser) -> None:

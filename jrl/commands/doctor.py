@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jrl.commands import options, start
 from jrl.commands.contract import Command
-from jrl.commands.exits import DONE, STOPPED
+from jrl.exit_codes import DONE, STOPPED
 
 MARKS = {True: "ok", False: "!!", None: "--"}  # of the findings of `jrl doctor`
 

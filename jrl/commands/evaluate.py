@@ -12,8 +12,8 @@ from typing import Any
 
 from jrl.commands import options, start
 from jrl.commands.contract import Command
-from jrl.commands.exits import DONE
 from jrl.commands.weights import reading_bar
+from jrl.exit_codes import DONE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""How a command ends: its exit codes, and which of them an error has, with what message."""
+"""How a command ends: which exit code an error has, and with what message."""
 
 from __future__ import annotations
 
@@ -9,21 +9,7 @@ import traceback
 from collections.abc import Mapping
 
 from jrl.device.errors import is_of_device
-
-DONE, UNFORESEEN, REFUSED, OTHER_RUN, STOPPED, NOTHING_TO_DO = 0, 1, 2, 3, 4, 5
-CHECKPOINTS_REMOVED, PREEMPTED, LOST = 6, 75, 76
-
-EXIT_CODES = """exit codes:
-  0   done
-  1   unexpected internal error
-  2   the configuration or an input is refused; the message says where
-  3   the folder contains another run, or files that are not a run
-  4   stopped by an error; fix the cause and rerun to continue from the last checkpoint (jrl doctor: something is wrong)
-  5   nothing to do: the run already has all the steps asked for
-  6   the run's checkpoints were removed; nothing was changed
-  75  stopped on request (SIGTERM, Ctrl-C) and saved; rerun to continue
-  76  another process of the run is gone or does not answer; rerun all to continue from the last checkpoint
-  130 stopped at once (a second Ctrl-C); rerun to continue from the last checkpoint"""
+from jrl.exit_codes import CHECKPOINTS_REMOVED, LOST, OTHER_RUN, PREEMPTED, REFUSED, STOPPED, UNFORESEEN
 
 # By the full name of an exception's class or of one above it, so that nothing is imported to find out.
 EXITS: Mapping[str, int] = {

@@ -6,7 +6,7 @@ import argparse
 
 from jrl.commands import options
 from jrl.commands.contract import Command
-from jrl.commands.exits import DONE
+from jrl.exit_codes import DONE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

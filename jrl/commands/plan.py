@@ -12,7 +12,7 @@ from typing import Any
 
 from jrl.commands import options, start
 from jrl.commands.contract import Command
-from jrl.commands.exits import DONE, REFUSED
+from jrl.exit_codes import DONE, REFUSED
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

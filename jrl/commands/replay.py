@@ -6,7 +6,7 @@ import argparse
 
 from jrl.commands import options, start
 from jrl.commands.contract import Command
-from jrl.commands.exits import DONE, STOPPED
+from jrl.exit_codes import DONE, STOPPED
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jrl.commands import options, start
 from jrl.commands.contract import Command
-from jrl.commands.exits import DONE
+from jrl.exit_codes import DONE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from jrl.commands import options, start
 from jrl.commands.contract import Command
-from jrl.commands.exits import DONE
 from jrl.commands.weights import reading_bar, weights_of
+from jrl.exit_codes import DONE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

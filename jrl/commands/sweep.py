@@ -7,7 +7,7 @@ import sys
 
 from jrl.commands import options, start
 from jrl.commands.contract import Command
-from jrl.commands.exits import DONE, PREEMPTED, STOPPED
+from jrl.exit_codes import DONE, PREEMPTED, STOPPED
 from jrl.run.signals import StopRequest, stop_on_signals
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from jrl.commands import options, start
 from jrl.commands.contract import Command
-from jrl.commands.exits import DONE, NOTHING_TO_DO, exit_code, last_checkpoint, message
+from jrl.commands.exits import exit_code, last_checkpoint, message
+from jrl.exit_codes import DONE, NOTHING_TO_DO
 from jrl.run.signals import StopRequest, leave_on_second_interrupt, stop_on_signals
 
 

@@ -29,7 +29,6 @@ FAILURE = "failure"  # the key under which a process says why it ends
 ENDING = "ending"  # the key under which a process says that it has read that
 RECENT_STEPS, LATE_STEPS, LATE_SECONDS = 20, 3, 30  # a step is late after 3 times the median of 20, and 30 s
 RESTART = "Start all processes again with the same command: the run continues from its last checkpoint."
-LOST = 76  # exit code: another process is gone or does not answer; restart all
 
 
 class HostLost(RuntimeError):

@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
-from jrl.device.processes import LOST, RESTART, Processes, decode, encode
+from jrl.device.processes import RESTART, Processes, decode, encode
+from jrl.exit_codes import LOST
 
 BEAT_SECONDS = 1.0
 LOST_SECONDS = 20.0  # without a beat of a process it counts as gone; a busy machine may be late by seconds
@@ -47,8 +48,8 @@ class Beats:
     def lost(self, mine: int) -> list[int]:
         """Returns the processes that are gone or do not answer."""
         now = self._clock()
-        if now - self.answered > LOST_SECONDS:
-            return [0]  # it holds the coordination service
+        if now - self.answered > LOST_SECONDS:  # process 0 holds the service: where it stood still itself, it listens
+            return [0] if mine else []
         return [i for i, heard in self._heard.items() if i != mine and now - heard > LOST_SECONDS]
 
     def lines(self, processes: Processes) -> str:
@@ -66,11 +67,11 @@ def lost_message(processes: Processes, beats: Beats, lost: list[int]) -> str:
     return f"{names} {verb} gone or does not answer. {RESTART}\n{beats.lines(processes)}"
 
 
-def service_ended(lines: str) -> str:
-    """Returns what process 0, which holds the coordination service, says where that ends the run and nobody is lost."""
+def aborted_message(lines: str) -> str:
+    """Returns what process 0, which holds the coordination service, says where it is aborted and nobody is lost."""
     return (
-        "the coordination service has ended this run, and every process was heard of: it does so where one is started "
-        f"twice. Start each --process-index once. {RESTART}\n{lines}"
+        "this process was aborted, and every process was heard of until then. The lines above say why. One reason is a "
+        f"--process-index that was started twice; start each once. {RESTART}\n{lines}"
     )
 
 
@@ -117,8 +118,10 @@ def watching(processes: Processes, say: Callable[[str], None]) -> Iterator[Beats
             say(str(failure))
             leave(failure.code)
         lost = beats.lost(processes.index)
-        say(service_ended(beats.lines(processes)) if processes.writer and not lost else
-            lost_message(processes, beats, lost or [0]))  # fmt: skip
+        if processes.writer and not lost:
+            say(aborted_message(beats.lines(processes)))
+        else:
+            say(lost_message(processes, beats, lost or [0]))
         leave(LOST)
 
     threads = [threading.Thread(target=run, name=f"jrl-{run.__name__}", daemon=True) for run in (beat, watch)]

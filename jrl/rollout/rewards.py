@@ -30,6 +30,7 @@ from jrl.ops.ensembles import standardized
 from jrl.rollout.ensembles import Ensemble, EnsembleMean, aggregate
 from jrl.rollout.reward_gate import Gate, gated_scores, load_gate
 from jrl.rollout.sources import Completions, LearnedScores, RewardSource
+from jrl.tasks.data.stored import completion_of
 from jrl.tasks.example import Message
 from jrl.tasks.rewards.weighted import LARGEST_REWARD
 from jrl.tasks.tokenizers.published import VOCABULARIES, HuggingFace, PublishedTokenizer, fit_to_embedding
@@ -396,7 +397,7 @@ def conversation_ids(tokenizer: Any, messages: Sequence[Message], *, answer_end:
     """
     if not answer_end:
         return tokenizer.encode_conversation(messages, add_generation_prompt=False)
-    return [*tokenizer.encode_prompt(messages[:-1]), *tokenizer.encode(messages[-1].content), tokenizer.end_id]
+    return [*tokenizer.encode_prompt(messages[:-1]), *completion_of(messages[-1].content, tokenizer)]
 
 
 def prompt_length(opened: OpenClassifier, messages: Sequence[Message]) -> int:

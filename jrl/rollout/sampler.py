@@ -166,6 +166,45 @@ class StopRules(NamedTuple):
     stop_table: StopTable | None = None  # of `stop_strings.build`; needed where Sampler.stop_strings is not empty
 
 
+class Options(NamedTuple):
+    """The static part of sampling: a change compiles another program."""
+
+    model: Model
+    model_cfg: Any
+    samples: int  # G
+    completion_length: int
+    slots: int
+    unrolled: bool  # layers are decoded one by one, not by a scan
+    layout: Layout
+    prefill_chunk: int | None
+    max_batch_compactions: int
+    stop_ids: tuple[int, ...]
+    pad_id: int
+    greedy_samples: int = 0  # of each prompt, the first of its samples
+    # The rollout has `routes`, of the forward pass that drew the next token. Needs `Model.routes`.
+    records_routes: bool = False
+    entropy: bool = False  # of the distribution that each token is drawn from is recorded
+
+
+def options_of(
+    config: Sampler, model: Model, model_cfg: Any, samples: int, stop_ids: tuple[int, ...], pad_id: int
+) -> Options:
+    """Returns the static part of a Sampler."""
+    return Options(
+        model=model,
+        model_cfg=model_cfg,
+        samples=samples,
+        completion_length=config.completion_length,
+        slots=config.slots,
+        unrolled=config.layers != "scanned",
+        layout=config.layout,
+        prefill_chunk=config.prefill_chunk,
+        max_batch_compactions=config.max_batch_compactions,
+        stop_ids=stop_ids,
+        pad_id=pad_id,
+    )
+
+
 def sample(
     policy: BehaviorPolicy,
     prompts: PromptBatch,
@@ -218,6 +257,7 @@ def sample(
         min_p=_number(config.min_p, np.float32),
     )
     by_row = lambda x: jax.device_put(x, batch_sharding(mesh, np.ndim(x)))
+    options = options_of(config, policy.model, policy.cfg, samples, stop.stop_ids, stop.pad_id)
     with jax.set_mesh(mesh):
         return program(
             policy.params,
@@ -228,41 +268,12 @@ def sample(
             replicate(sampling_params),
             None if stop.stop_table is None else replicate(stop.stop_table),
             None if budget is None else by_row(budget),
-            model=policy.model,
-            model_cfg=policy.cfg,
-            samples=samples,
-            greedy_samples=greedy_samples,
-            completion_length=config.completion_length,
-            slots=config.slots,
-            layers=config.layers,
-            layout=config.layout,
-            prefill_chunk=config.prefill_chunk,
-            max_batch_compactions=config.max_batch_compactions,
-            stop_ids=stop.stop_ids,
-            pad_id=stop.pad_id,
+            options=options._replace(greedy_samples=greedy_samples),
             drawing=drawing,
         )
 
 
-@functools.partial(
-    jax.jit,
-    static_argnames=(
-        "model",
-        "model_cfg",
-        "samples",
-        "greedy_samples",
-        "completion_length",
-        "slots",
-        "layers",
-        "layout",
-        "prefill_chunk",
-        "max_batch_compactions",
-        "stop_ids",
-        "pad_id",
-        "drawing",
-        "records_routes",
-    ),
-)
+@functools.partial(jax.jit, static_argnames=("options", "drawing"))
 def program(
     params: PyTree,
     prompts: PromptBatch,
@@ -273,20 +284,8 @@ def program(
     stop_table: StopTable | None,
     budget: Array | None,
     *,
-    model: Model,
-    model_cfg: object,
-    samples: int,
-    greedy_samples: int = 0,
-    completion_length: int,
-    slots: int,
-    layers: str,
-    layout: Layout,
-    prefill_chunk: int | None = None,
-    max_batch_compactions: int,
-    stop_ids: tuple[int, ...],
-    pad_id: int,
+    options: Options,
     drawing: Drawing | None = None,
-    records_routes: bool = False,
 ) -> Rollout:
     """Returns what `sample` does, of arrays already on the mesh. Called under `jax.set_mesh`.
 
@@ -295,16 +294,16 @@ def program(
     Args:
       drawing: how a sampling strategy draws the rows of a shard; None: each by itself. Where it draws with other roles'
         weights too, `params` is {"policy": ..., and each of its roles: ...}, and `budget` is its own.
-      records_routes: the rollout has `routes`, of the forward pass that drew the next token. Needs `Model.routes`.
     """
     by_role = params if drawing is not None and drawing.roles else {POLICY: params}
     # Of the weights as they are stored: the hash does not depend on their sharding, and hashing the gathered ones took
     # 16 GiB a chip more for 8B over tensor 4.
     weights_fingerprint = fingerprint(by_role[POLICY])
-    prepared = {role: model.prepare_for_decode(weights, model_cfg) for role, weights in by_role.items()}
-    if layout == "single_block":  # which an accelerator's kernel reads
-        count = prompts.tokens.shape[0] * samples // batch_shards(jax.sharding.get_abstract_mesh())
-        prepared = {role: fused(*both, model_cfg, rows=min(slots, count)) for role, both in prepared.items()}
+    model, cfg, sequences = options.model, options.model_cfg, prompts.tokens.shape[0] * options.samples
+    prepared = {role: model.prepare_for_decode(weights, cfg) for role, weights in by_role.items()}
+    if options.layout == "single_block":  # which an accelerator's kernel reads
+        decoded = min(options.slots, sequences // batch_shards(jax.sharding.get_abstract_mesh()))
+        prepared = {role: fused(*both, cfg, rows=decoded) for role, both in prepared.items()}
     place = lambda names, rules: jax.tree.map(lambda axes: spec(axes, rules), names, is_leaf=_is_names)
     places, over_batch, inside_batch = (
         {role: place(names, rules) for role, (_, names) in prepared.items()}
@@ -312,24 +311,9 @@ def program(
     )
     params = jax.tree.map(jax.sharding.reshard, {role: weights for role, (weights, _) in prepared.items()}, places)
     if budget is None:
-        budget = jnp.full(prompts.tokens.shape[0] * samples, completion_length, jnp.int32)
+        budget = jnp.full(sequences, options.completion_length, jnp.int32)
     rows = PartitionSpec(batch_axes())
     prompts, budget = jax.tree.map(lambda x: jax.sharding.reshard(x, rows), (prompts, budget))
-    options = _Options(
-        model=model,
-        model_cfg=model_cfg,
-        samples=samples,
-        greedy_samples=greedy_samples,
-        completion_length=completion_length,
-        slots=slots,
-        unrolled=layers != "scanned",
-        layout=layout,
-        prefill_chunk=prefill_chunk,
-        max_batch_compactions=max_batch_compactions,
-        stop_ids=stop_ids,
-        pad_id=pad_id,
-        records_routes=records_routes,
-    )
     shard = functools.partial(_draw_shard, options=options, drawing=drawing)
     # At the border of a `shard_map` over some axes, jax 0.10 gathers what is sharded over an explicit axis that stays:
     # every device would hold whole weights. An automatic axis is left alone; inside, it is explicit again.
@@ -347,29 +331,10 @@ def program(
     return Rollout(**rollout, weights_fingerprint=weights_fingerprint)
 
 
-class _Options(NamedTuple):
-    """The static part of sampling: a change compiles another program."""
-
-    model: Model
-    model_cfg: Any
-    samples: int  # G
-    greedy_samples: int  # of each prompt, the first of its samples
-    completion_length: int
-    slots: int
-    unrolled: bool  # layers are decoded one by one, not by a scan
-    layout: Layout
-    prefill_chunk: int | None
-    max_batch_compactions: int
-    stop_ids: tuple[int, ...]
-    pad_id: int
-    records_routes: bool
-    entropy: bool = False  # of the distribution that each token is drawn from is recorded
-
-
 class _Shard(NamedTuple):
     """What does not change while a batch shard decodes its n = B * G / shards sequences."""
 
-    options: _Options  # with at most n slots
+    options: Options  # with at most n slots
     params: PyTree  # as the decode loop reads them
     prompts: PromptBatch  # of the shard
     prompt: Array  # [n] int32, row of `prompts`
@@ -475,7 +440,7 @@ def _draw_shard(
     sampling_params: SamplingParams,
     stop_table: StopTable | None,
     *,
-    options: _Options,
+    options: Options,
     drawing: Drawing | None,
 ) -> Fields:
     """Returns the fields of a Rollout for one batch shard, as a strategy draws them."""
@@ -516,7 +481,7 @@ def _sample_shard(
     sampling_params: SamplingParams,
     stop_table: StopTable | None,
     *,
-    options: _Options,
+    options: Options,
 ) -> Fields:
     """Returns the fields of a Rollout for one batch shard, each row drawn by itself."""
     local_prompts, prompt_width = prompts.tokens.shape

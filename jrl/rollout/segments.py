@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 
 from jrl.rollout import sampler
-from jrl.rollout.sampler import SamplingParams
+from jrl.rollout.sampler import Options, SamplingParams
 from jrl.rollout.strategies.partial import tokens_before_last
 from jrl.rollout.strategies.rows import continued, widened
 from jrl.types import Array, Finish, PromptBatch, PyTree, Rollout
@@ -22,9 +20,8 @@ def next_segment(
     version: Array,
     sampling_params: SamplingParams,
     *,
-    completion_length: int,
     tokens: int,
-    **options: Any,
+    options: Options,
 ) -> Rollout:
     """Returns S5's rows with up to `tokens` more tokens; those that have ended are as they were.
 
@@ -33,15 +30,16 @@ def next_segment(
     Args:
       rollout: rows [N, P + C], of which each has drawn one or more segments of `tokens`. uid: [N, 2] uint32, of their
         visits.
-      version: [] int32, of `params`. completion_length: C. options: of `sampler.program`.
+      version: [] int32, of `params`. options: of whole completions, C = completion_length.
     """
+    completion_length = options.completion_length
     drawn = rollout.action_mask.sum(axis=-1, dtype=jnp.int32)
     goes_on = (rollout.finish == jnp.int8(Finish.LENGTH)) & (drawn > 0) & (drawn < completion_length)
     width = rollout.tokens.shape[1]
     begun = width - completion_length + tokens_before_last(completion_length, tokens)
     prompts = PromptBatch(rollout.tokens[:, :begun], jnp.where(goes_on, rollout.length, 0), uid, rollout.sample)
     left = jnp.minimum(tokens, completion_length - drawn)
-    static = dict(samples=1, completion_length=tokens, **options)
-    more = sampler.program(params, prompts, key, stream, version, sampling_params, None, left, **static)
-    first, second = vars(rollout), widened(vars(more), width, options["pad_id"])
+    options = options._replace(samples=1, completion_length=tokens)
+    more = sampler.program(params, prompts, key, stream, version, sampling_params, None, left, options=options)
+    first, second = vars(rollout), widened(vars(more), width, options.pad_id)
     return rollout.replace(**{**continued(first, second), "weights_fingerprint": more.weights_fingerprint})

@@ -83,7 +83,7 @@ def stopped(job: Job, progress: Progress, step: Step) -> StopRun:
     aside and the bundle is written."""
     stage = job.stages[progress.stage]
     first = step.step - STOP_AFTER_SKIPPED + 1
-    good, condemned = set_aside(job)
+    good, condemned = condemn_unproven(job, progress)
     job.display.phase("looking for the first value that is not finite")
     try:
         fault, role = locate(job.policy, stage.config, progress.state, step.learned, stage.arrays)
@@ -134,22 +134,27 @@ def stopped(job: Job, progress: Progress, step: Step) -> StopRun:
 def check_end(job: Job, progress: Progress) -> None:
     """Looks at the weights that a stage ends with where its updates leave doubt of them.
 
-    Raises: StopRun where they are not finite; the checkpoints since the doubt began, theirs too, are set aside.
+    Raises: StopRun where they are not finite; the checkpoints since the doubt began are set aside.
     """
     if (where := bad_end(job, progress.state)) is None:
         return
-    if job.done not in job.run_state.steps():
-        records.save(job, progress)
     stage = job.stages[progress.stage].name
-    good, condemned = set_aside(job)
+    good, condemned = condemn_unproven(job, progress)
     with contextlib.suppress(OSError, LeaseLost):
         job.publish()
     why = doubts(job.done, job.skipped, job.overflowed)
     raise StopRun(bad_end_message(stage, why, fault=where, good=good, condemned=condemned))
 
 
-def set_aside(job: Job) -> tuple[int | None, list[int]]:
-    """Returns the newest checkpoint that is known to be good, and those that it sets aside: all later ones."""
+def condemn_unproven(job: Job, progress: Progress) -> tuple[int | None, list[int]]:
+    """Returns the newest checkpoint that is known to be good, and those that it sets aside: all later ones. Of a run
+    that has saved nothing so far, that is its state now: without it a rerun, which may begin anew, would take the run
+    for one whose checkpoints somebody has removed."""
+    if not (job.run_state.steps() or job.run_state.condemned()):
+        try:
+            records.save(job, progress)
+        except (OSError, LeaseLost) as error:  # the run ends with its diagnosis all the same
+            job.display.note(str(error))
     return known_good(job.run_state.steps(), job.unproven), job.run_state.condemn(job.unproven)
 
 

@@ -41,7 +41,6 @@ from jrl.run.kernels import sentence
 from jrl.run.offline import OfflineStage
 from jrl.run.online import OnlineStage
 from jrl.run.policy import Policy, open_policy
-from jrl.run.precompile import starts
 from jrl.run.profile import Profile, Steps, profile_folder
 from jrl.run.report.display import Display, no_display, open_display
 from jrl.run.report.goodput import GoodputFile
@@ -50,6 +49,7 @@ from jrl.run.report.metrics import Metrics
 from jrl.run.report.rollouts import RolloutStore
 from jrl.run.report.sinks import check_writers
 from jrl.run.signals import StopRequest
+from jrl.run.stage_steps import ends
 from jrl.run.stages import open_evaluator, open_stages
 from jrl.run.teacher import check_mesh_of_teacher, check_teacher, check_vocabulary
 from jrl.run.throughput import Speed, speed_of
@@ -118,7 +118,7 @@ class Job:
     @property
     def total(self) -> int:
         """Steps of all stages."""
-        return sum(stage.steps for stage in self.config.stages)
+        return ends(self.config)[-1]
 
     @property
     def unproven(self) -> int:
@@ -228,11 +228,10 @@ def open_job(
         check_machine(policy, path, processes)
         pool = None if beside is None else beside.scorer.pool
         running = stack.enter_context(open_stages(policy, data, path, display, stop.is_set, processes, pool))
-        ends = [begins + stage.steps for begins, stage in zip(starts(config), config.stages)]
         run_state = open_run_state(
             path / "checkpoints",
             keep=config.checkpoint.keep,
-            pinned=ends[:-1],
+            pinned=ends(config)[:-1],
             processes=processes,
             shared=folder.shared,
         )
@@ -311,7 +310,7 @@ def shown(
     config: Config, show: Callable[[int], Display], stop: threading.Event, processes: Processes
 ) -> Iterator[Display]:
     """Opens the display of this process; a request to stop is shown in it."""
-    display = show(sum(stage.steps for stage in config.stages)) if processes.writer else no_display()
+    display = show(ends(config)[-1]) if processes.writer else no_display()
     display = with_place(display, processes)
     with contextlib.ExitStack() as stack:
         stack.callback(display.close)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jrl.device.processes import LOST
+from jrl.exit_codes import DONE, LOST
 
 LEFT_SECONDS = 60.0  # how long the others may take to end after the first has ended with an error
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
@@ -60,8 +60,8 @@ def wait(children: Sequence[subprocess.Popen]) -> list[int]:
 def exit_code(codes: Sequence[int]) -> int:
     """Returns the exit code of a run, given those of its processes."""
     codes = [LOST if code < 0 else code for code in codes]
-    told = [code for code in codes if code not in (0, LOST)]
-    return next(iter(told), LOST if LOST in codes else 0)
+    told = [code for code in codes if code not in (DONE, LOST)]
+    return next(iter(told), LOST if LOST in codes else DONE)
 
 
 def stop_with_parent() -> None:

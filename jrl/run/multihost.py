@@ -15,9 +15,10 @@ import jax
 from jrl.device.compile_cache import leave_cache_of_processes
 from jrl.device.errors import is_of_device
 from jrl.device.joining import host_and_port, join, not_joined
-from jrl.device.processes import LOST, ONE, START_SECONDS, Cluster, HostLost, OtherProcessFailed, Processes
+from jrl.device.processes import ONE, START_SECONDS, Cluster, HostLost, OtherProcessFailed, Processes
 from jrl.device.watchdog import BEAT_SECONDS, GRACE_SECONDS, LOST_SECONDS, at_abort, leave, watching
-from jrl.run.signals import INTERRUPTED, write_past_streams
+from jrl.exit_codes import INTERRUPTED, LOST
+from jrl.run.signals import write_past_streams
 
 _log = logging.getLogger(__name__)
 

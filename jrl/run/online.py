@@ -76,7 +76,7 @@ def step(
     state: TrainState,
     waiting: Sequence[Draw],
     draws_ahead: int,
-    done: int,
+    warms_up: bool,
     phase: Callable[..., None],
     stop: Stop,
     clock: RunClock,
@@ -86,7 +86,7 @@ def step(
     Args:
       waiting: the completions to learn from and those of the steps after, as far as they are being drawn already.
       draws_ahead: so many steps after this one have their completions drawn, or begun, before this one is learned from.
-      done: steps of the stage before this one.
+      warms_up: a critic of its own learns alone.
       phase: called with what the step does, and with (done, total) where that is counted.
       stop: asked while completions are scored. clock: notes where the time goes.
 
@@ -155,7 +155,7 @@ def step(
             stage.arrays,
             role=stage.config.trains,
             epochs=stage.config.learner.epochs,
-            warms_up=done < stage.config.critic_warmup,
+            warms_up=warms_up,
             pretraining=pretraining,
         )
         clock.dispatched("update", metrics["update/skipped_nonfinite"])

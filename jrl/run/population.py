@@ -54,9 +54,10 @@ from jrl.run.job import Job, Member, open_job
 from jrl.run.member_programs import MemberPrograms
 from jrl.run.offline import OfflineStage
 from jrl.run.online import OnlineStage
-from jrl.run.precompile import stage_at, state_shape, warms_up
+from jrl.run.precompile import state_shape
 from jrl.run.records import STOP_AFTER_SKIPPED, Progress, Step, StopRun, draws_ahead
 from jrl.run.report.display import Display
+from jrl.run.stage_steps import stage_at, warms_up
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.stopping import Stop
 from jrl.types import Array, PretrainingBatch, PyTree, Rollout, TrainState

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrl.device.sharding import batch_sharding, replicated, rows_over_shards
-from jrl.experiment import Config, Offline, Online, Stage, correction_length, question_length, trains_online
+from jrl.experiment import Config, Offline, Stage, correction_length, question_length, trains_online
 from jrl.learning.learner import weights_of
 from jrl.learning.pack import Shape
 from jrl.learning.step import StageArrays, StagePrograms
@@ -26,6 +26,7 @@ from jrl.rollout.stop_strings import StopTable
 from jrl.rollout.strategies import strategy_of
 from jrl.run import offline, online
 from jrl.run.programs import Programs, abstract, abstract_plan, pretraining_shape
+from jrl.run.stage_steps import ends, stage_at
 from jrl.types import Rollout, Scores, TrainState
 
 
@@ -45,31 +46,6 @@ class Inputs:
     components: tuple[tuple[str, ...], ...]  # names of those of the reward that learning sees, by stage
     rewards_tokens: tuple[bool, ...]  # tokens are rewarded too, by stage
     attributes: tuple[int | None, ...]  # of stored rows, by stage; None: they have none
-
-
-def stage_at(config: Config, done: int) -> int:
-    """Returns the index of the stage that the state belongs to after `done` steps: -1 before the first step."""
-    if done == 0:
-        return -1
-    ends = [begins + stage.steps for begins, stage in zip(starts(config), config.stages)]
-    return next((i for i, end in enumerate(ends) if done <= end), len(ends) - 1)
-
-
-def starts(config: Config) -> list[int]:
-    """Returns the steps done before each stage."""
-    return [sum(stage.steps for stage in config.stages[:i]) for i in range(len(config.stages))]
-
-
-def end_of(config: Config, stage: int) -> int:
-    """Returns the last step of a stage."""
-    return starts(config)[stage] + config.stages[stage].steps
-
-
-def warms_up(config: Config, step: int) -> bool:
-    """Whether a critic of its own learns alone in a step."""
-    i = stage_at(config, step)
-    stage = config.stages[i]
-    return isinstance(stage, Online) and step - starts(config)[i] <= stage.critic_warmup
 
 
 def state_shape(inputs: Inputs, done: int) -> TrainState:
@@ -108,7 +84,7 @@ def compile_run(
       from_weights: the run begins with published weights.
     """
     config, p = inputs.config, inputs.programs
-    if done >= sum(stage.steps for stage in config.stages):
+    if done >= ends(config)[-1]:
         return
     state = p.initial(inputs.key)
     if done == 0:
@@ -116,15 +92,15 @@ def compile_run(
         weights = policy.params if policy.frozen is None else policy.frozen
         p.init_from.compile(weights, inputs.key) if from_weights else p.init.compile(inputs.key)
     evaluates = config.eval is not None
-    for i, (stage, begins) in enumerate(zip(config.stages, starts(config))):
+    for i, (stage, end) in enumerate(zip(config.stages, ends(config))):
         if not stage.steps:
             continue
-        if done >= begins + stage.steps:
+        if done >= end:
             state = p.stages[i].begin.shape(state)
             continue
         if evaluates and trains_online(stage):
             evaluates = compile_eval(inputs, state)
-        state = compile_stage(inputs, i, state, begun=done > begins)
+        state = compile_stage(inputs, i, state, begun=done > end - stage.steps)
         if classifier is not None and not isinstance(stage, Offline):
             compile_reward(classifier)
             classifier = None

@@ -175,8 +175,9 @@ def build(
     ]
     if sampler_mesh is not None:
         stages = [with_sampler_mesh(p, stage, mesh, sampler_mesh) for p, stage in zip(stages, config.stages)]
-    longest = config.sampler.completion_length
-    evaluated = config.eval and sampling(config, config.eval.samples, longest, model, cfg, tokenizer)
+    evaluated = config.eval and functools.partial(
+        sampler.program, options=sampling_options(config, config.eval.samples, model, cfg, tokenizer)
+    )
     return Programs(
         init=cache.program("init", functools.partial(initial_state, cfg=cfg, model=model)),
         init_from=cache.program("init_from", functools.partial(state_from, cfg=cfg, model=model), donate_argnums=0),
@@ -206,64 +207,20 @@ def drawing_of(stage: Online, tokenizer: Any) -> Drawing | None:
     return None if drawing is None else drawing(stage.strategy, tokenizer)
 
 
-def sampling(
-    config: Config,
-    samples: int,
-    longest: int,
-    model: Model,
-    cfg: Any,
-    tokenizer: Any,
-    greedy_samples: int = 0,
-    drawing: Drawing | None = None,
-    records_routes: bool = False,
-) -> Callable[..., Rollout]:
-    """Returns the sampler's program of a run, for so many completions of each prompt, of at most `longest` tokens."""
-    return functools.partial(
-        sampler.program,
-        model=model,
-        model_cfg=cfg,
-        samples=samples,
-        greedy_samples=greedy_samples,
-        completion_length=longest,
-        slots=config.sampler.slots,
-        layers=config.sampler.layers,
-        layout=config.sampler.layout,
-        prefill_chunk=config.sampler.prefill_chunk,
-        max_batch_compactions=config.sampler.max_batch_compactions,
-        stop_ids=tokenizer.end_ids,
-        pad_id=tokenizer.pad_id,
-        drawing=drawing,
-        records_routes=records_routes,
-    )
+def sampling_options(config: Config, samples: int, model: Model, cfg: Any, tokenizer: Any) -> sampler.Options:
+    """Returns the static part of a run's sampling, for so many completions of each prompt."""
+    return sampler.options_of(config.sampler, model, cfg, samples, tokenizer.end_ids, tokenizer.pad_id)
 
 
-def stage_sampling(
+def stage_options(
     stage: Online, config: Config, model: Model, cfg: Any, tokenizer: Any, needs: Needs
-) -> Callable[..., Rollout]:
-    """Returns the program that draws a stage's completions, or their first segments. needs: its objective's."""
-    own = {"greedy_samples": int(needs.greedy_sample), "drawing": drawing_of(stage, tokenizer)}
-    own |= {"records_routes": stage.learner.replays_routes}
-    return sampling(config, stage.samples, completion_length(stage, config), model, cfg, tokenizer, **own)
-
-
-def segment_sampling(
-    stage: Online, config: Config, model: Model, cfg: Any, tokenizer: Any, needs: Needs
-) -> Callable[..., Rollout]:
-    """Returns the program that draws the further segments of a stage's completions. needs: its objective's."""
-    own, longest = ("samples", "completion_length", "drawing"), completion_length(stage, config)
-    more = {"greedy_samples": int(needs.greedy_sample), "records_routes": stage.learner.replays_routes}
-    options = sampling(config, stage.samples, longest, model, cfg, tokenizer, **more).keywords
-    return functools.partial(
-        segments.next_segment,
-        completion_length=longest,
-        tokens=stage.strategy.tokens,
-        **{name: value for name, value in options.items() if name not in own},
+) -> sampler.Options:
+    """Returns the static part of a stage's sampling. needs: its objective's."""
+    return sampling_options(config, stage.samples, model, cfg, tokenizer)._replace(
+        completion_length=completion_length(stage, config),
+        greedy_samples=int(needs.greedy_sample),
+        records_routes=stage.learner.replays_routes,
     )
-
-
-def correcting(stage: Online, config: Config, model: Model, cfg: Any, tokenizer: Any) -> Callable[..., Rollout]:
-    """Returns the program by which a corrector rewrites a stage's completions, in at most as many tokens."""
-    return sampling(config, 1, completion_length(stage, config), model, cfg, tokenizer)
 
 
 def preferring(stage: Online, config: Config, learned: Model, cfg: Any) -> Callable[..., Array]:
@@ -342,17 +299,19 @@ def sampled_rows(
     Args:
       learned: the model as the learner runs it.
     """
-    needs, drawn_by = objective.needs(stage.objective), (stage, config, model, cfg, tokenizer)
+    options = stage_options(stage, config, model, cfg, tokenizer, objective.needs(stage.objective))
     judged = dict(objective=objective, max_completion=completion_length(stage, config))
     of_groups = dict(num_groups=padded_prompts(stage, mesh), **judged)
     functions: Functions = {
-        "sample": stage_sampling(*drawn_by, needs),
+        "sample": functools.partial(sampler.program, options=options, drawing=drawing_of(stage, tokenizer)),
         "pack": pack.pack_rollout,
         "credit": functools.partial(credit.credit, newest_only=newest_only(stage.strategy), **of_groups),
         "finish": functools.partial(credit.finish_sampled, **judged),
     }
     if isinstance(stage.strategy, Partial):
-        functions["next_segment"] = segment_sampling(*drawn_by, needs)
+        functions["next_segment"] = functools.partial(
+            segments.next_segment, tokens=stage.strategy.tokens, options=options
+        )
     if stage.rewards:
         functions["scores"] = functools.partial(
             learner.sequence_scores, model=learned, cfg=cfg, attribute_weights=stage.attribute_weights
@@ -362,7 +321,8 @@ def sampled_rows(
     if stage.ensemble is not None:
         functions["combine"] = functools.partial(combined_scores, ensemble=stage.ensemble)
     if stage.corrector is not None:
-        functions["correct"] = correcting(*drawn_by)
+        rewriting = options._replace(samples=1, greedy_samples=0, records_routes=False)
+        functions["correct"] = functools.partial(sampler.program, options=rewriting)
     if stage.pair_model is not None:
         functions["prefer"] = preferring(stage, config, learned, cfg)
     if stage.pretraining is not None:

@@ -38,7 +38,7 @@ from jrl.run.identity import PUBLISHED, RefusedIdentity
 from jrl.run.job import Job
 from jrl.run.offline import OfflineStage, stored_rows
 from jrl.run.online import OnlineStage
-from jrl.run.precompile import Inputs, rollout_shape, stage_at, starts, state_shape, warms_up
+from jrl.run.precompile import Inputs, rollout_shape, state_shape
 from jrl.run.programs import abstract
 from jrl.run.replay import fitting, score_columns
 from jrl.run.report.goodput import goodput, open_goodput, read_goodput
@@ -55,6 +55,7 @@ from jrl.run.report.metrics import no_metrics, open_metrics, read_metrics
 from jrl.run.report.rollouts import lost_chunks, open_rollouts
 from jrl.run.report.sinks import open_sinks
 from jrl.run.report.summary import write_summary
+from jrl.run.stage_steps import ends, stage_at, starts, warms_up
 from jrl.run.teacher import open_teacher, with_teacher
 from jrl.run.throughput import count_rows, figures
 from jrl.tasks.data.curricula import Outcomes
@@ -290,7 +291,7 @@ def draws_ahead(config: Config, done: int) -> int:
         return 0
     stage = config.stages[i]
     most = stage.lag + segments_of(stage, config) - 1
-    return most if i + 1 == len(config.stages) else min(most, starts(config)[i] + stage.steps - done)
+    return most if i + 1 == len(config.stages) else min(most, ends(config)[i] - done)
 
 
 def waiting_names(count: int) -> list[str]:

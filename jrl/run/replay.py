@@ -27,10 +27,10 @@ from jrl.run.batches import host_plans, plan_shardings
 from jrl.run.checkpoints.run_state import restore_step
 from jrl.run.identity import with_saved_model
 from jrl.run.policy import Policy, open_policy
-from jrl.run.precompile import stage_at, starts, warms_up
 from jrl.run.programs import abstract, packed_shape
 from jrl.run.report.rollouts import Snapshot, snapshot
 from jrl.run.run_hash import saved_steps
+from jrl.run.stage_steps import ends, stage_at, warms_up
 from jrl.run.stages import stage_arrays
 from jrl.tasks.tokenizers import load as load_tokenizer
 from jrl.types import Rollout, Scores, TrainState
@@ -97,7 +97,7 @@ def repeat(folder: str | Path, step: int) -> Repeated:
         raise ValueError(f"{folder} has no checkpoint before step {step}; there are those of steps {there}. Give a "
                          f"step after {saves[0]}")  # fmt: skip
     config, parts = load_run_config(folder)
-    total = starts(config)[-1] + config.stages[-1].steps
+    total = ends(config)[-1]
     if step > total:
         raise ValueError(f"{folder} has {total} steps; there is no step {step}")
     config = dataclasses.replace(with_saved_model(config, folder), sampler_mesh=None)  # nothing is drawn

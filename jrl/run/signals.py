@@ -9,7 +9,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-INTERRUPTED = 130  # exit code of a process that Ctrl-C ended
+from jrl.exit_codes import INTERRUPTED
+
 STOPPING = "Stopping: ending this step and saving. Press Ctrl-C{again} to leave now without saving."
 LEFT = "Left without saving. Run the same command to continue from the last checkpoint."
 _SHOW_CURSOR = b"\x1b[?25h"  # a live display hides it

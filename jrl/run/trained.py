@@ -38,8 +38,8 @@ from jrl.run import programs
 from jrl.run.checkpoints.run_state import restore_step
 from jrl.run.identity import with_saved_model
 from jrl.run.policy import Policy, open_policy
-from jrl.run.precompile import stage_at
 from jrl.run.run_hash import newest, saved_steps
+from jrl.run.stage_steps import stage_at
 from jrl.tasks.example import Message
 from jrl.tasks.tokenizers import load as load_tokenizer
 from jrl.tasks.tokenizers.published import VOCABULARIES, HuggingFace

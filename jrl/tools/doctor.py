@@ -21,11 +21,11 @@ from jrl.run.checkpoints.run_state import DamagedStep, list_condemned, list_step
 from jrl.run.data import data_fingerprint, stored_sources
 from jrl.run.identity import free_places, identify
 from jrl.run.population import FOLDER as POPULATION
-from jrl.run.precompile import stage_at
 from jrl.run.report.goodput import read_goodput
 from jrl.run.report.manifest import compare, read_manifest
 from jrl.run.report.metrics import read_metrics
 from jrl.run.report.rollouts import read_every_chunk
+from jrl.run.stage_steps import stage_at
 from jrl.run.trained import is_published
 from jrl.tasks.envs.mixture import open_source
 from jrl.tasks.example import Example, Message

@@ -68,7 +68,7 @@ def recognized(folder: Path) -> Iterator[Finding]:
     if labels is not None:
         yield Finding(True, f"a classifier, for `jrl score` and Config.reward; its labels: {_some(labels)}")
         at = "the last token" if pad_id is None else f"the last token that is not {pad_id}, its padding"
-        at += ", which ends the answer" if answer_end else ""
+        at += "; a conversation ends with the token that ends its answer" if answer_end else ""
         yield Finding(True, f"its labels are read at {at}")
     yield Finding(True, shape(cfg))
     yield from tensors(folder, family, cfg, spec)

@@ -16,6 +16,7 @@ from jrl.ops.reward_model_quality import best_of_many, instruction_consistency, 
 from jrl.rollout.evaluate import interval_json
 from jrl.run.bucket_run import readable
 from jrl.run.trained import Trained
+from jrl.tasks.data.stored import completion_of
 from jrl.tasks.envs import ENVS
 from jrl.tasks.example import Example, Message
 from jrl.tools import inspect_data
@@ -108,7 +109,7 @@ def reward_of(trained: Trained, reference: Trained | None) -> Reward:
 
     def sequences(asked: Sequence[tuple[tuple[Message, ...], str]]) -> tuple[list[list[int]], list[int]]:
         prompts = [[*tokenizer.encode_prompt(prompt)] for prompt, _ in asked]
-        rows = [[*ids, *tokenizer.encode(text), tokenizer.end_id] for ids, (_, text) in zip(prompts, asked)]
+        rows = [[*ids, *completion_of(text, tokenizer)] for ids, (_, text) in zip(prompts, asked)]
         return rows, [*map(len, prompts)]
 
     if REWARD in trained.heads:

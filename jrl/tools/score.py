@@ -78,7 +78,7 @@ def judge_file(
     Raises: ValueError naming file and line for a row that cannot be judged; nothing is written then.
     """
     judge = _classifier(folder)
-    sequences = read_rows(rows, judge.tokenizer, judge.cfg.vocab_size, templated=not judge.answer_end,
+    sequences = read_rows(rows, judge.tokenizer, judge.cfg.vocab_size, answer_end=judge.answer_end,
                           most_tokens=CLASSIFIER_TOKENS)  # fmt: skip
     rewards = classify_sequences(judge, sequences, announce)
     lines = [
@@ -302,22 +302,22 @@ def _placed(trained: Trained, batch: Sequence[Sequence[int]], shape: pack.Shape)
 
 
 def read_rows(
-    path: str | Path, tokenizer: Any, vocab_size: int, *, templated: bool = False, most_tokens: int | None = None
+    path: str | Path, tokenizer: Any, vocab_size: int, *, answer_end: bool = True, most_tokens: int | None = None
 ) -> list[list[int]]:
     """Returns the ids of every row of a JSONL file: {"tokens": [...]} as they are, {"text": ...} as bos and its ids,
-    {"messages": [...]} as the prompt of all but the last message, which is the assistant's, then its text and end, or,
-    with `templated`, as the chat template writes all of it.
+    {"messages": [...]}, whose last message is the assistant's, as `conversation_ids`.
 
     Args:
+      answer_end: as in `conversation_ids`.
       most_tokens: of a row; None: any number.
 
     Raises: ValueError naming file and line.
     """
-    return [list(ids) for ids in _rows(path, tokenizer, vocab_size, templated, most_tokens)]
+    return [list(ids) for ids in _rows(path, tokenizer, vocab_size, answer_end, most_tokens)]
 
 
 def _rows(
-    path: str | Path, tokenizer: Any, vocab_size: int, templated: bool, most_tokens: int | None
+    path: str | Path, tokenizer: Any, vocab_size: int, answer_end: bool, most_tokens: int | None
 ) -> Iterator[list[int]]:
     try:
         lines = paths.read_foreign(path, paths.MOST_ROWS_BYTES).split(b"\n")
@@ -344,7 +344,7 @@ def _rows(
                 )
             ids = [*tokenizer.start_ids, *tokenizer.encode(row["text"])]
         elif "messages" in row:
-            ids = _conversation(row["messages"], tokenizer, place, templated)
+            ids = _conversation(row["messages"], tokenizer, place, answer_end)
         else:
             ids = row["tokens"]
             if not isinstance(ids, list) or not ids:
@@ -360,7 +360,7 @@ def _rows(
         yield ids
 
 
-def _conversation(rows: Any, tokenizer: Any, place: str, templated: bool) -> list[int]:
+def _conversation(rows: Any, tokenizer: Any, place: str, answer_end: bool) -> list[int]:
     try:
         messages = [Message(**row) for row in rows]
         if any(type(text) is not str for message in messages for text in (message.role, message.content)):
@@ -370,6 +370,6 @@ def _conversation(rows: Any, tokenizer: Any, place: str, templated: bool) -> lis
     if len(messages) < 2 or messages[-1].role != "assistant":
         raise ValueError(f"{place}: messages must end with one of the assistant, after at least one other")
     try:
-        return conversation_ids(tokenizer, messages, answer_end=not templated)
+        return conversation_ids(tokenizer, messages, answer_end=answer_end)
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from error

@@ -10,8 +10,8 @@ import sys
 import pytest
 from small_model import BIGRAM, part_in
 
-from jrl import cli
-from jrl.commands import exits, start
+from jrl import cli, exit_codes
+from jrl.commands import start
 from jrl.tools.sweep import manifest
 from jrl.tools.sweep.members import read_sweep
 from jrl.tools.sweep.sweeping import hold_sweep
@@ -40,7 +40,7 @@ def test_members_are_trained_compared_and_not_trained_again(command, tmp_path, m
     out, tiny = tmp_path / "sweep", [*TINY, BIGRAM, part_in(tmp_path)]
     asked = ["sweep", "tiny", *tiny, "Data.prompt_length=[2, 8]", "Online.steps=1", "--out", out]
     code, text, err = command(*asked)
-    assert code == exits.STOPPED
+    assert code == exit_codes.STOPPED
     assert "prompt_length=2 failed with exit code 2: " in err and "more than Data.prompt_length = 2" in err
     assert "1 of 2 members are finished" in err
     assert "prompt_length=2 is not finished, and is left out" in text
@@ -51,34 +51,34 @@ def test_members_are_trained_compared_and_not_trained_again(command, tmp_path, m
 
     before = (out / "prompt_length=8" / "metrics.jsonl").stat().st_mtime_ns
     code, text, _ = command(*asked, "--baseline", "prompt_length=2")
-    assert code == exits.STOPPED and "1 of them finished before" in text and "began  prompt_length=2" in text
+    assert code == exit_codes.STOPPED and "1 of them finished before" in text and "began  prompt_length=2" in text
     assert "began  prompt_length=8" not in text
     assert "no run of the baseline prompt_length=2 is finished" in text
     assert (out / "prompt_length=8" / "metrics.jsonl").stat().st_mtime_ns == before
 
     code, text, _ = command("compare", out, "--out", tmp_path / "page")
-    assert code == exits.DONE and "all runs" in text
+    assert code == exit_codes.DONE and "all runs" in text
     assert json.loads((tmp_path / "page" / "comparison.json").read_text())["compared"] == []
     code, text, _ = command("compare", out / "prompt_length=8", "--json")
-    assert code == exits.DONE and json.loads(text)["metrics"]["reward/mean"][0]["variant"] == "all runs"
+    assert code == exit_codes.DONE and json.loads(text)["metrics"]["reward/mean"][0]["variant"] == "all runs"
 
     code, _, err = command("sweep", "tiny", *tiny, "Data.prompt_length=[8, 9]", "Online.steps=1", "--out", out)
-    assert code == exits.OTHER_RUN and "Data.prompt_length: 2, 8, now 8, 9" in err
+    assert code == exit_codes.OTHER_RUN and "Data.prompt_length: 2, 8, now 8, 9" in err
 
 
 def test_commands_for_a_folder_of_something_else_are_not_printed(command, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     code, out, err = command("sweep", "tiny", RATES, "--out", tmp_path, "--print")
-    assert code == exits.OTHER_RUN and "is not a sweep and contains notes.txt" in err and not out
+    assert code == exit_codes.OTHER_RUN and "is not a sweep and contains notes.txt" in err and not out
     code, out, err = command("sweep", "tiny", RATES, "--out", tmp_path / "notes.txt", "--print")
-    assert code == exits.REFUSED and err == f"jrl: {tmp_path / 'notes.txt'}: Not a directory\n" and not out
+    assert code == exit_codes.REFUSED and err == f"jrl: {tmp_path / 'notes.txt'}: Not a directory\n" and not out
 
 
 def test_print_lists_commands_and_runs_nothing(command, tmp_path):
     out = tmp_path / "a folder"
     code, text, _ = command("sweep", "tiny", RATES, "Run.seed=[0..1]", "Online.objective=@DrGRPO()", "--devices", "2",
                               "--accept-change", "--out", out, "--print")  # fmt: skip
-    assert code == exits.DONE and not out.exists()
+    assert code == exit_codes.DONE and not out.exists()
     lines = [shlex.split(line) for line in text.splitlines()]
     assert len(lines) == 4
     assert lines[3] == [
@@ -91,13 +91,13 @@ def test_members_in_a_bucket_are_printed_and_not_trained(command, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     out = "gs://bucket/sweeps/rates"
     code, text, _ = command("sweep", "tiny", RATES, "--out", out, "--print")
-    assert code == exits.DONE
+    assert code == exit_codes.DONE
     assert [shlex.split(line)[-1] for line in text.splitlines()] == [
         f"{out}/learning_rate=0.001",
         f"{out}/learning_rate=0.003",
     ]
     code, _, err = command("sweep", "tiny", RATES, "--out", out)
-    assert code == exits.REFUSED and f"jrl: {out} is in a bucket" in err and "--print" in err
+    assert code == exit_codes.REFUSED and f"jrl: {out} is in a bucket" in err and "--print" in err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -117,19 +117,19 @@ def test_members_in_a_bucket_are_printed_and_not_trained(command, tmp_path, monk
 )
 def test_a_mistake_is_refused_before_anything_is_written(command, tmp_path, arguments, message):
     code, _, err = command("sweep", "tiny", *arguments, "--out", tmp_path / "out")
-    assert code == exits.REFUSED and message in err
+    assert code == exit_codes.REFUSED and message in err
     assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_of_something_else_is_refused(command, tmp_path):
     (tmp_path / "thesis.txt").write_text("")
     code, _, err = command("sweep", "tiny", RATES, "--out", tmp_path)
-    assert code == exits.OTHER_RUN and "is not a sweep and contains thesis.txt" in err
+    assert code == exit_codes.OTHER_RUN and "is not a sweep and contains thesis.txt" in err
     (tmp_path / "manifest.json").write_text("{}")
     assert "is a run, not a sweep" in command("sweep", "tiny", RATES, "--out", tmp_path)[2]
     (tmp_path / "sweep.json").write_text('{"format": 1, "mem')
     code, _, err = command("sweep", "tiny", RATES, "--out", tmp_path)
-    assert code == exits.REFUSED and "sweep.json is not JSON" in err
+    assert code == exit_codes.REFUSED and "sweep.json is not JSON" in err
 
 
 def test_a_sweep_is_the_same_however_it_is_written_and_another_where_its_file_changed(tmp_path):
@@ -163,5 +163,5 @@ def test_two_sweeps_do_not_share_a_folder(tmp_path):
 )
 def test_a_population_that_cannot_be_is_refused_before_anything_is_written(command, tmp_path, arguments, reason):
     code, _, err = command("sweep", "tiny", *TINY, *arguments, "--out", tmp_path / "sweep")
-    assert code == exits.REFUSED and reason in err
+    assert code == exit_codes.REFUSED and reason in err
     assert not (tmp_path / "sweep").exists()

@@ -530,6 +530,7 @@ def test_classes_of_one_part_share_nothing_and_what_is_unlike_is_said_as_before(
     ("source", "names"),
     [
         ("D = {'seen': []}\ndef push(c, a=D['seen']): a.append(c)\n", "'push' and in 'D'"),
+        ("x = []\nD = {'a': x, 'b': x}\ndel x\ndef push(c, a=D['a']): a.append(c)\n", "'push' and in 'D'"),
         ("a = []\ndef push(c, *, a=a): a.append(c)\nD = {'a': a}\ndel a\n", "'push' and in 'D'"),
         ("class K:\n    a = b = []\n    def f(self): pass\ndef push(c): K.a.append(c)\nD = K.b\n", "'K' and in 'D'"),
     ],

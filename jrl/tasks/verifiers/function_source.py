@@ -37,6 +37,7 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 BUILT_IN = (None, "builtins", "io", "_io", "_sitebuiltins")  # modules of built-ins; IPython adds some of its own
 OF_IPYTHON = re.compile(r"In|Out|_+\d*|_i{0,3}\d*|_[iod]h")  # names of results and cells
+SHARED_PART = "shared_{}_of_"  # before the name of a value: one of its parts that stands in several places of it
 CHECKED = -1  # the place of a part that is run here to be compared
 MOST_CHARACTERS = 4 << 20  # of a part, which goes to the verifier processes with others in one message
 IN_A_FILE = "put it into a file and name that in `parts`"
@@ -99,7 +100,8 @@ def _check_same(part: PartSource, carried: Mapping[str, Carried]) -> None:
         sys.modules.pop(f"{PART_MODULE}{CHECKED}", None)
     there = {name: module[name] for name, one in carried.items() if one.text}
     if (names := split_object((name, carried[name].value, value) for name, value in there.items())) is not None:
-        names = dict.fromkeys(re.sub(r"^(shared_\d+_of_)+", "", name) for name in names)  # as the user wrote them
+        before = re.compile(f"^({SHARED_PART.format('[0-9]+')})+")
+        names = dict.fromkeys(before.sub("", name) for name in names)  # as the user wrote them
         raise ValueError(
             f"an object in {' and in '.join(map(repr, names))} stands in several places here, and in the verifier "
             f"processes each would hold a copy, which does not change with the others. Give it a name of its own, or "
@@ -159,7 +161,7 @@ def _shared_names(value: Any, name: str, user: Any) -> dict[int, str]:
     named = [(other, one) for other, one in globals_of(user).items() if not OF_IPYTHON.fullmatch(other)]
     times = collections.Counter(id(part) for part in _parts_of(value) if isinstance(part, CHANGEABLE))
     again = [place for place, count in times.items() if count > 1]
-    own = {place: f"shared_{number}_of_{name}" for number, place in enumerate(again)}
+    own = {place: SHARED_PART.format(number) + name for number, place in enumerate(again)}
     return own | {id(one): other for other, one in reversed(named) if isinstance(one, CHANGEABLE)}
 
 

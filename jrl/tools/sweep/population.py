@@ -17,6 +17,7 @@ from jrl import loop, paths
 from jrl.config.errors import COMMAND_LINE, ConfigError
 from jrl.device.compile_cache import use_compile_cache
 from jrl.device.sharding import make_mesh, members_mesh
+from jrl.exit_codes import DONE, PREEMPTED, STOPPED
 from jrl.experiment import Config, Offline, Online, Tables, config_classes, optimizers, trains_online
 from jrl.learning.optimizer import keeps_on_host
 from jrl.models.attention.kernels import NO_KERNEL
@@ -28,10 +29,10 @@ from jrl.run import population as populations
 from jrl.run import records
 from jrl.run.checkpoints.run_state import list_steps
 from jrl.run.population import FOLDER, Population, PopulationProgress, PopulationStep
-from jrl.run.precompile import end_of, stage_at, starts
 from jrl.run.records import Preempted
 from jrl.run.report.display import open_display
 from jrl.run.report.messages import saved_message
+from jrl.run.stage_steps import ends, evaluates_after, stage_at
 from jrl.tasks.stopping import StopRequested
 from jrl.tools.sweep.launch import Ended, Progress, is_finished
 from jrl.tools.sweep.manifest import LOGS
@@ -39,7 +40,6 @@ from jrl.tools.sweep.members import Member, Sweep
 from jrl.tools.sweep.settings import SEED, settings_of_config
 from jrl.types import TrainState
 
-DONE, STOPPED, PREEMPTED = 0, 4, 75  # exit codes that members are reported with
 AGAIN = "again"  # in that file: members that have failed, and begin anew when the sweep is called again
 MEMBERS = "members.json"  # which members the checkpoints of a population are of, in their order
 
@@ -299,7 +299,7 @@ def run(population: Population, stop: threading.Event, tick: Callable[[], None],
         first.program_cache.check()
         if first.done == began + 2:
             first.program_cache.freeze()
-        ended = first.done == end_of(first.config, progress.stage)
+        ended = first.done == ends(first.config)[progress.stage]
         if first.done % first.config.checkpoint.every == 0 or ended:
             save(ended=ended)
         if ended and first.done < first.total:
@@ -342,10 +342,7 @@ def evaluate_all(population: Population, state: TrainState, name: str) -> None:
 
 def evaluate_on_the_way(population: Population, progress: PopulationProgress, step: PopulationStep) -> None:
     """Adds an evaluation of every member to the metrics of a step, where it is due."""
-    first = population.first
-    every = None if first.config.eval is None else first.config.eval.every
-    in_stage = first.done - starts(first.config)[progress.stage]
-    if every is None or not trains_online(first.config.stages[progress.stage]) or in_stage % every:
+    if not evaluates_after(population.first.config, population.first.done):
         return
     states = population.members.unstack(progress.state)
     for (name, job), state, own in zip(population.jobs.items(), states, step.steps):

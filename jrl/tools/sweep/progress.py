@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from jrl import paths
+from jrl.exit_codes import DONE, PREEMPTED
 from jrl.run.report.text import duration
 from jrl.tools.sweep.launch import Ended, Progress, last_words
 from jrl.tools.sweep.members import Member
 
 TAIL_BYTES = 1 << 16  # of metrics.jsonl, enough for its last row
 BETWEEN_LOOKS_SECONDS = 1.0  # at the steps of the members that train
-PREEMPTED = 75  # exit code of a run that was asked to stop and has saved
 
 
 def open_progress(folder: Path, total: int, finished: int, jobs: int, metric: str, stream: TextIO) -> Progress:
@@ -57,7 +57,7 @@ def open_progress(folder: Path, total: int, finished: int, jobs: int, metric: st
         nonlocal over, left
         member, code = outcome.member, outcome.code
         left -= 1
-        if code == 0:
+        if code == DONE:
             over += 1
             seconds.append(outcome.seconds)
         row = last_row(folder / member.name)
@@ -65,7 +65,7 @@ def open_progress(folder: Path, total: int, finished: int, jobs: int, metric: st
         done = f"{member.steps} steps in {duration(outcome.seconds)}"
         value = f"  {metric} {row[metric]:.4g}" if isinstance(row.get(metric), float | int) else ""
         last = f"after step {row['step']}" if "step" in row else "before its first step"
-        word = {0: f"done   {member.name}  {done}{value}", PREEMPTED: f"stopped {member.name} {last}"}
+        word = {DONE: f"done   {member.name}  {done}{value}", PREEMPTED: f"stopped {member.name} {last}"}
         failed = f"FAILED {member.name} (exit code {code}): {last_words(folder, outcome)}"
         line(f"[{over}/{total}] {word.get(code, failed)}{f'  {rest} left' if rest else ''}")
 

@@ -9,6 +9,7 @@ from typing import NamedTuple, TextIO
 
 from jrl import paths
 from jrl.bucket.client import shown
+from jrl.exit_codes import DONE, PREEMPTED
 from jrl.run.bucket_run import readable
 from jrl.run.checkpoints.lock import RunIsHeld, RunLock, hold_run
 from jrl.tools.sweep import manifest
@@ -17,7 +18,7 @@ from jrl.tools.sweep.launch import Ended, Progress, is_finished, last_words
 from jrl.tools.sweep.members import Member, Sweep, train_arguments
 from jrl.tools.sweep.page import PAGE as PAGE
 from jrl.tools.sweep.page import write_page
-from jrl.tools.sweep.progress import PREEMPTED, open_progress
+from jrl.tools.sweep.progress import open_progress
 from jrl.tools.sweep.runs import COMPARED, RunResult, check_metrics, default_metrics, find_runs, read_run
 
 
@@ -162,7 +163,7 @@ def failures(folder: Path, sweep: Sweep, ended: Mapping[str, Ended]) -> list[str
     lines = []
     for member in sweep.members:
         code = ended[member.name].code if member.name in ended else 0
-        if code not in (0, PREEMPTED):
+        if code not in (DONE, PREEMPTED):
             log = folder / manifest.LOGS / f"{member.name}.log"
             lines.append(
                 f"{member.name} failed with exit code {code}: {last_words(folder, ended[member.name])} ({log})"
