@@ -61,7 +61,6 @@ PARTS: list[Part] = [
             "stream",
             "version",
             "sampling_params",
-            "completion_length",
             "tokens",
             "options",
         ],
