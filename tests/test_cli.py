@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -129,6 +130,8 @@ def test_every_error_with_an_exit_code_exists(name):
 
 def test_exit_codes_of_the_contract():
     assert exit_codes.HELP.count("\n") == len(exit_codes.MEANINGS) == 10
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    assert [int(code) for code in re.findall(r"^\| (\d+) \| ", readme, re.M)] == [*exit_codes.MEANINGS]
     assert [exit_codes.DONE, exit_codes.REFUSED, exit_codes.OTHER_RUN, exit_codes.STOPPED] == [0, 2, 3, 4]
     assert [exit_codes.NOTHING_TO_DO, exit_codes.PREEMPTED, exit_codes.LOST, exit_codes.INTERRUPTED] == [5, 75, 76, 130]
     assert exits.exit_code(OSError(28, "No space left on device")) == 4

@@ -31,10 +31,10 @@ from jrl.tasks.envs.mixture import open_source
 from jrl.tasks.example import Example, Message
 from jrl.tasks.judges import preflight
 from jrl.tasks.tokenizers import load as load_tokenizer
-from jrl.tasks.tokenizers.published import PublishedTokenizer, rewrites
+from jrl.tasks.tokenizers.published import PublishedTokenizer
 from jrl.tasks.verdict import Status
 from jrl.tasks.verifiers import VERIFIERS, Exact
-from jrl.tools.inspect_model import recognized
+from jrl.tools.inspect_model import recognized, template
 from jrl.tools.sweep.population import AGAIN, MEMBERS
 from jrl.tools.time_spent import time_lines
 
@@ -275,12 +275,7 @@ def conversations(folder: Path) -> Iterator[Line]:
     except ValueError:
         return  # a tokenizer of the run's own parts; `identity` has opened it
     if isinstance(tokenizer, PublishedTokenizer) and tokenizer.chat is not None:
-        try:
-            rewritten = rewrites(tokenizer)
-        except ValueError as error:
-            yield Line(False, f"{error}. It was tried on a conversation of three turns")
-            return
-        yield Line(True, rewritten or "the chat template leaves earlier turns unchanged when one is added")
+        yield Line(*template(tokenizer))
 
 
 def _joined(lines: list[Any]) -> str:

@@ -29,7 +29,14 @@ from jrl.models.pretrained.tensors import INDEX, SINGLE, open_tensors
 from jrl.models.shape import Decoder
 from jrl.run.trained import generation_defaults, unsupported_generation_options, without_tokenizer
 from jrl.tasks.tokenizers import load as load_tokenizer
-from jrl.tasks.tokenizers.published import VOCABULARIES, HuggingFace, build, fit_to_embedding, rewrites
+from jrl.tasks.tokenizers.published import (
+    VOCABULARIES,
+    HuggingFace,
+    PublishedTokenizer,
+    build,
+    fit_to_embedding,
+    rewrites,
+)
 from jrl.types import PyTree
 
 SHOWN = 12  # names of a list
@@ -129,15 +136,18 @@ def tokenizer(folder: Path, cfg: Decoder) -> Iterator[Finding]:
     spelled = lambda ids: ", ".join(f"{opened.spelled([i])!r} = {i}" for i in ids) or "nothing"
     yield Finding(True, f"an answer ends with {spelled(opened.end_ids)}; a text starts with {spelled(opened.start_ids)}"
                         f"; padding is {spelled([opened.pad_id])}")  # fmt: skip
+    yield template(opened)
+
+
+def template(opened: PublishedTokenizer) -> Finding:
+    """Returns whether a tokenizer's chat template keeps what it wrote when a turn is added."""
     if opened.chat is None:
-        yield Finding(True, "no chat template: a prompt is sent as plain text")
-    else:
-        try:
-            changed = rewrites(opened)
-        except ValueError as error:  # it refuses a conversation, or is none
-            yield Finding(False, f"{error}. It was tried on a conversation of three turns")
-            return
-        yield Finding(True, changed or "the chat template keeps earlier turns as they are when one is added")
+        return Finding(True, "no chat template: a prompt is sent as plain text")
+    try:
+        changed = rewrites(opened)
+    except ValueError as error:  # it refuses a conversation, or is none
+        return Finding(False, f"{error}. It was tried on a conversation of three turns")
+    return Finding(True, changed or "the chat template leaves earlier turns unchanged when one is added")
 
 
 def sampling(folder: Path) -> Iterator[Finding]:
