@@ -84,13 +84,14 @@ class Store:
             return 200, json.dumps(self._item(bucket, name)).encode(), date
         if match[2] is None:
             listed = self.objects if self._listed is None else self._listed
-            names = sorted(n for b, n in listed if b == bucket and n.startswith(name))
-            first = int(query.get("pageToken", 0))
-            page = {"items": [self._item(bucket, n, listed) for n in names[first : first + PAGE]]}
+            after = query.get("pageToken", "")  # the name that the page before it ended with
+            names = sorted(n for b, n in listed if b == bucket and n.startswith(name) and n > after)
+            items = [self._item(bucket, n, listed) for n in names[:PAGE]]
+            page = {"kind": "storage#objects", "items": items}
             for item in page["items"] if self.listed_without_hash else ():
                 item.pop("md5Hash", None), item.pop("crc32c")
-            if first + PAGE < len(names):
-                page["nextPageToken"] = str(first + PAGE)
+            if len(names) > PAGE:
+                page["nextPageToken"] = names[PAGE - 1]
             return 200, json.dumps(page).encode(), date
         if present is None or query.get("generation", str(present[0])) != str(present[0]):
             return failed(404, f"No such object: {bucket}/{name}")
