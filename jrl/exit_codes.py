@@ -1,4 +1,4 @@
-"""The exit codes of commands, each with its one meaning."""
+"""The exit codes of commands, and what they mean."""
 
 from __future__ import annotations
 
@@ -20,4 +20,4 @@ MEANINGS = {
     LOST: "another process of the run is gone or does not answer; rerun all to continue from the last checkpoint",
     INTERRUPTED: "stopped at once (a second Ctrl-C); rerun to continue from the last checkpoint",
 }
-HELP = "\n".join(["exit codes:", *(f"  {code:<3} {meaning}" for code, meaning in MEANINGS.items())])
+EXIT_CODES = "\n".join(["exit codes:", *(f"  {code:<3} {meaning}" for code, meaning in MEANINGS.items())])

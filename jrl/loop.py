@@ -207,8 +207,8 @@ def take_step(job: Job, progress: Progress) -> tuple[Progress, Step]:
         step = Step(job.done + 1, stage.name, stepped.metrics, None, learned, stepped.examples)
         return progress._replace(state=stepped.state), step
     ahead = draws_ahead(job.config, job.done + 1)
-    alone, clock = warms_up(job.config, job.done + 1), job.run_clock
-    stepped = online.step(stage, state, progress.waiting, ahead, alone, job.display.phase, job.stop_alone, clock)
+    asked = (ahead, job.display.phase, job.stop_alone, job.run_clock)
+    stepped = online.step(stage, state, progress.waiting, *asked, warms_up=warms_up(job.config, job.done + 1))
     step = Step(job.done + 1, stage.name, stepped.metrics, stepped.batch, learned_if_stopping(job, stepped.learned))
     if evaluates_after(job.config, job.done + 1):
         step.metrics |= numbers(evaluate(job, stepped.state, "on the way", interruptible=False))

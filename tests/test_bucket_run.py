@@ -482,9 +482,10 @@ def test_a_token_that_cannot_be_renewed_serves_until_its_end(metadata):
     answers += [urllib.error.URLError(ConnectionResetError())]
     with pytest.raises(credentials.NoTokenYet, match="ConnectionResetError"):
         token()
-    answers += [json.JSONDecodeError("no JSON", "", 0)]  # a proxy's page
-    with pytest.raises(credentials.NoTokenYet, match="JSONDecodeError"):
-        token()
+    for error in (json.JSONDecodeError("no JSON", "", 0), KeyError("access_token"), TypeError("None")):
+        answers += [error]  # a proxy's page
+        with pytest.raises(credentials.NoTokenYet, match=type(error).__name__):
+            token()
     answers += [("second", 3600)]
     assert token() == "second" and not answers
 

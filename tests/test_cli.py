@@ -129,7 +129,7 @@ def test_every_error_with_an_exit_code_exists(name):
 
 
 def test_exit_codes_of_the_contract():
-    assert exit_codes.HELP.count("\n") == len(exit_codes.MEANINGS) == 10
+    assert exit_codes.EXIT_CODES.count("\n") == len(exit_codes.MEANINGS) == 10
     readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
     assert [int(code) for code in re.findall(r"^\| (\d+) \| ", readme, re.M)] == [*exit_codes.MEANINGS]
     assert [exit_codes.DONE, exit_codes.REFUSED, exit_codes.OTHER_RUN, exit_codes.STOPPED] == [0, 2, 3, 4]

@@ -58,7 +58,7 @@ def drawn(layers="unrolled", chunk=None, records_routes=True, shape=ONE):
     by_row = lambda x: jax.device_put(x, batch_sharding(mesh, np.ndim(x)))
     everywhere = functools.partial(jax.device_put, device=replicated(mesh))
     config = sampler.Sampler(completion_length=C, slots=3, layers=layers, prefill_chunk=chunk, max_batch_compactions=1)
-    options = sampler.options_of(config, MODEL, CFG, samples=G, stop_ids=(7, 8, 9), pad_id=0)
+    options = sampler.static_options(config, MODEL, CFG, samples=G, stop_ids=(7, 8, 9), pad_id=0)
     with jax.set_mesh(mesh):
         params = jax.device_put(fresh(MODEL, CFG), places_of(MODEL, CFG, mesh))
         out = sampler.program(

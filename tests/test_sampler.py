@@ -433,7 +433,7 @@ def compiled(
         )
         return sampler.program.lower(
             params, batch, key, number(jnp.uint32), number(jnp.int32), sampling_params, None, None,
-            options=sampler.options_of(config, decoder.MODEL, cfg, samples=4, stop_ids=STOP_IDS, pad_id=PAD),
+            options=sampler.static_options(config, decoder.MODEL, cfg, samples=4, stop_ids=STOP_IDS, pad_id=PAD),
         ).compile(COMPILER_OPTIONS["cpu"])  # fmt: skip
 
 

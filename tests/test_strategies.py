@@ -21,7 +21,7 @@ from jrl.ops.draw import draw
 from jrl.ops.keys import row_key, token_key
 from jrl.ops.mixture import mixed_logits
 from jrl.rollout.collect import last_of_two, scored_columns
-from jrl.rollout.sampler import Sampler, SamplingParams, options_of
+from jrl.rollout.sampler import Sampler, SamplingParams, static_options
 from jrl.rollout.scoring import HostScores
 from jrl.rollout.segments import next_segment
 from jrl.rollout.strategies import branching, reset, roll_in, roll_out, rows, self_correction
@@ -417,7 +417,7 @@ def test_segments_of_the_same_weights_are_what_one_call_draws():
     assert parts.tokens.shape == (12, WIDTH) and (parts.length - np.repeat(PROMPTS.length, 3) <= 4).all()
     mesh = sampling.one_device()
     config = Sampler(completion_length=LONGEST, slots=5, layers="unrolled")
-    options = options_of(config, sampling.decoder.MODEL, CFG, 3, sampling.STOP_IDS, sampling.PAD)
+    options = static_options(config, sampling.decoder.MODEL, CFG, 3, sampling.STOP_IDS, sampling.PAD)
     further = jax.jit(functools.partial(next_segment, tokens=4, options=options))
     uid = jnp.repeat(PROMPTS.uid, 3, axis=0)
     params = SamplingParams(jnp.float32(1.0), None, None, None)

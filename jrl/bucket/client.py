@@ -151,7 +151,7 @@ class Bucket:
             repeated = True
 
         try:
-            written = _object(*self._send("POST", url, name, data, again=again, read=_read_resource))
+            written = _object(*self._send("POST", url, name, data, again=again, read=_read_item))
             if written.md5 is None and written.crc32c is None:
                 written = self._with_hash(written)
         except Conflict:
@@ -212,7 +212,7 @@ class Bucket:
         """Returns what is known of an object; None where there is none."""
         try:
             url = f"/storage/v1/b/{self.name}/o/{_quoted(name)}"
-            return _object(*self._send("GET", url, name, read=_read_resource))
+            return _object(*self._send("GET", url, name, read=_read_item))
         except Missing:
             return None
 
@@ -223,7 +223,7 @@ class Bucket:
         while True:
             query = {"prefix": prefix} | ({} if token is None else {"pageToken": token})
             url = f"/storage/v1/b/{self.name}/o?{urllib.parse.urlencode(query)}"
-            page, headers = self._send("GET", url, prefix, read=_read_resource)
+            page, headers = self._send("GET", url, prefix, read=_read_page)
             yield from (_object(item, headers) for item in page.get("items", ()))
             if (token := page.get("nextPageToken")) is None:
                 return
@@ -320,12 +320,20 @@ def _quoted(name: str) -> str:
     return urllib.parse.quote(name, safe="")
 
 
-def _read_resource(body: bytes) -> dict[str, Any]:
-    """Returns an answer that is a JSON object. Raises ValueError for any other."""
-    resource = json.loads(body)
-    if not isinstance(resource, dict) or not resource:
-        raise ValueError("it is no JSON object, or an empty one")
-    return resource
+def _read_page(body: bytes) -> dict[str, Any]:
+    """Returns a page of a listing. Raises ValueError for any other answer."""
+    page = json.loads(body)
+    if not isinstance(page, dict) or not page:
+        raise ValueError("it is not a JSON object, or is empty")
+    return page
+
+
+def _read_item(body: bytes) -> dict[str, Any]:
+    """Returns what the service says of an object. Raises ValueError for any other answer."""
+    item = _read_page(body)
+    if missing := {"name", "generation", "size", "updated"} - item.keys():
+        raise ValueError(f"it has no {', '.join(sorted(missing))}")
+    return item
 
 
 def _object(item: Mapping[str, Any], headers: Mapping[str, str]) -> Object:

@@ -88,11 +88,12 @@ def _checked(token: str, source: str) -> str:
 
 
 def _passes(error: Exception, is_first: bool) -> bool:
-    """Whether what failed may succeed in a moment. A machine that never had a token is none of Google's where it does
+    """Whether what failed may succeed in a moment. A machine that never had a token has no Google account where it does
     not know the server's name, or something else answers under it."""
     if isinstance(error, urllib.error.HTTPError):
         return error.code in PASSING
-    if isinstance(error, json.JSONDecodeError) or isinstance(getattr(error, "reason", error), socket.gaierror):
+    unreadable = isinstance(error, (ValueError, KeyError, TypeError))  # a proxy's page, or cut short
+    if unreadable or isinstance(getattr(error, "reason", error), socket.gaierror):
         return not is_first
     return isinstance(error, (OSError, http.client.HTTPException))
 

@@ -59,6 +59,7 @@ def train(args: argparse.Namespace) -> int:
             from jrl.api import steps as run
             from jrl.run.agreement import facts
             from jrl.run.bucket_run import open_run_folder
+            from jrl.run.stage_steps import ends
 
             if processes.count > 1:
                 args.several = f"process {processes.index}"
@@ -73,7 +74,7 @@ def train(args: argparse.Namespace) -> int:
                 made = sum(1 for _ in run(args.config, args.bindings, run=folder, stop=stop, processes=processes,
                                           accept_change=args.accept_change, begin_from=args.begin_from,
                                           profile=profile))  # fmt: skip
-                asked = sum(stage.steps for stage in loaded[0].stages)
+                asked = ends(loaded[0])[-1]
                 return NOTHING_TO_DO if not made and had_nothing_to_do(asked, had, steps_summarized(args.run)) else DONE
 
 

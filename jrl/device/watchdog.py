@@ -27,7 +27,7 @@ SIGABRT = 6
 
 
 class Beats:
-    """When each process was last heard of."""
+    """When each process was last heard from."""
 
     def __init__(self, count: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -48,15 +48,15 @@ class Beats:
     def lost(self, mine: int) -> list[int]:
         """Returns the processes that are gone or do not answer."""
         now = self._clock()
-        if now - self.answered > LOST_SECONDS:  # process 0 holds the service: where it stood still itself, it listens
-            return [0] if mine else []
+        if now - self.answered > LOST_SECONDS:
+            return [0]  # it holds the coordination service
         return [i for i, heard in self._heard.items() if i != mine and now - heard > LOST_SECONDS]
 
     def lines(self, processes: Processes) -> str:
-        """Returns where every process was when it was last heard of."""
+        """Returns where every process was when it was last heard from."""
         now = self._clock()
         return "\n".join(
-            f"  {processes.name(i)}: {self.places.get(i, 'starting')}, heard of {now - self._heard[i]:.0f} s ago"
+            f"  {processes.name(i)}: {self.places.get(i, 'starting')}, heard from {now - self._heard[i]:.0f} s ago"
             for i in range(processes.count)
         )
 
@@ -70,7 +70,7 @@ def lost_message(processes: Processes, beats: Beats, lost: list[int]) -> str:
 def aborted_message(lines: str) -> str:
     """Returns what process 0, which holds the coordination service, says where it is aborted and nobody is lost."""
     return (
-        "this process was aborted, and every process was heard of until then. The lines above say why. One reason is a "
+        "this process was aborted, and no other one is missing. The lines above say why. One reason is a "
         f"--process-index that was started twice; start each once. {RESTART}\n{lines}"
     )
 

@@ -186,7 +186,7 @@ class Options(NamedTuple):
     entropy: bool = False  # of the distribution that each token is drawn from is recorded
 
 
-def options_of(
+def static_options(
     config: Sampler, model: Model, model_cfg: Any, samples: int, stop_ids: tuple[int, ...], pad_id: int
 ) -> Options:
     """Returns the static part of a Sampler."""
@@ -257,7 +257,7 @@ def sample(
         min_p=_number(config.min_p, np.float32),
     )
     by_row = lambda x: jax.device_put(x, batch_sharding(mesh, np.ndim(x)))
-    options = options_of(config, policy.model, policy.cfg, samples, stop.stop_ids, stop.pad_id)
+    options = static_options(config, policy.model, policy.cfg, samples, stop.stop_ids, stop.pad_id)
     with jax.set_mesh(mesh):
         return program(
             policy.params,

@@ -147,13 +147,17 @@ def check_end(job: Job, progress: Progress) -> None:
 
 
 def condemn_unproven(job: Job, progress: Progress) -> tuple[int | None, list[int]]:
-    """Returns the newest checkpoint that is known to be good, and those that it sets aside: all later ones. Of a run
-    that has saved nothing so far, that is its state now: without it a rerun, which may begin anew, would take the run
-    for one whose checkpoints somebody has removed."""
+    """Returns the newest checkpoint that is known to be good, and those that it sets aside: all later ones.
+
+    A run without a checkpoint saves its state first and sets that aside: else a rerun that begins anew, and would save
+    earlier, is refused as one whose checkpoints somebody has removed.
+    """
     if not (job.run_state.steps() or job.run_state.condemned()):
         try:
             records.save(job, progress)
         except (OSError, LeaseLost) as error:  # the run ends with its diagnosis all the same
+            if job.processes.count > 1:  # the others are told this error: they have not failed, and wait in the save
+                raise
             job.display.note(str(error))
     return known_good(job.run_state.steps(), job.unproven), job.run_state.condemn(job.unproven)
 

@@ -76,19 +76,20 @@ def step(
     state: TrainState,
     waiting: Sequence[Draw],
     draws_ahead: int,
-    warms_up: bool,
     phase: Callable[..., None],
     stop: Stop,
     clock: RunClock,
+    *,
+    warms_up: bool,
 ) -> Stepped:
     """Returns the state after one step, with what it sampled.
 
     Args:
       waiting: the completions to learn from and those of the steps after, as far as they are being drawn already.
       draws_ahead: so many steps after this one have their completions drawn, or begun, before this one is learned from.
-      warms_up: a critic of its own learns alone.
       phase: called with what the step does, and with (done, total) where that is counted.
       stop: asked while completions are scored. clock: notes where the time goes.
+      warms_up: a critic of its own learns alone.
 
     Raises: StopRequested where `stop` says so. `state` and `waiting` are as they were; the data stream has moved.
     """

@@ -209,7 +209,7 @@ def drawing_of(stage: Online, tokenizer: Any) -> Drawing | None:
 
 def sampling_options(config: Config, samples: int, model: Model, cfg: Any, tokenizer: Any) -> sampler.Options:
     """Returns the static part of a run's sampling, for so many completions of each prompt."""
-    return sampler.options_of(config.sampler, model, cfg, samples, tokenizer.end_ids, tokenizer.pad_id)
+    return sampler.static_options(config.sampler, model, cfg, samples, tokenizer.end_ids, tokenizer.pad_id)
 
 
 def stage_options(

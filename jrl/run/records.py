@@ -257,8 +257,7 @@ def check_not_removed(job: Job, remedy: str) -> None:
       remedy: what would be valid, beside another --run.
     """
     # One row is written before the save of its step, which may be what a kill has interrupted.
-    every, ends = job.config.checkpoint.every, [stage.steps for stage in job.config.stages if stage.steps]
-    first_save = min([every, *ends[:1]])
+    first_save = min([job.config.checkpoint.every, *(end for end in ends(job.config) if end)])
     last = max((row["step"] for row in read_metrics(job.folder / "metrics.jsonl")), default=0)
     if last > first_save or paths.exists(job.folder / "summary.json"):
         raise CheckpointsRemoved(

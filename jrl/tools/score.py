@@ -73,7 +73,7 @@ def judge_file(
 ) -> int:
     """Writes {"tokens","rewards": {label: number}} of a published classifier for every row of a file. Returns how many.
 
-    A conversation is judged as the classifier's own chat template writes the whole of it.
+    A conversation is read as `conversation_ids` has it.
 
     Raises: ValueError naming file and line for a row that cannot be judged; nothing is written then.
     """
@@ -93,8 +93,8 @@ def judge_file(
 def judge_conversations(
     folder: Path, conversations: Sequence[Sequence[Message]], announce: Callable[[int, int], None] | None = None
 ) -> dict[str, np.ndarray]:
-    """Returns what each label of a published classifier is given for conversations, {label: [n] float32}, each as the
-    classifier's own chat template writes the whole of it.
+    """Returns what each label of a published classifier is given for conversations, {label: [n] float32}, each as
+    `conversation_ids` has it.
 
     Raises: ValueError for a folder without a tokenizer or template, and for a conversation that is too long.
     """

@@ -258,7 +258,7 @@ def test_over_data_alone_sampling_moves_no_weight():
         number = lambda dtype: jax.ShapeDtypeStruct((), dtype, sharding=replicated(mesh))
         key = jax.eval_shape(jax.random.key, 0)
         drawn_by = sampler.Sampler(completion_length=8, slots=5, layers="unrolled")
-        options = sampler.options_of(drawn_by, model, CFG, samples=2, stop_ids=(3,), pad_id=0)
+        options = sampler.static_options(drawn_by, model, CFG, samples=2, stop_ids=(3,), pad_id=0)
         compiled = sampler.program.lower(
             params, PromptBatch(tokens=row((8, 5), np.int32), length=row((8,), np.int32), uid=row((8, 2), np.uint32)),
             jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=replicated(mesh)), number(np.uint32), number(np.int32),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jrl import paths
+from jrl.exit_codes import DONE
 from jrl.run.checkpoints.lock import holder_of
 from jrl.run.report.text import printable
 from jrl.tools.sweep.manifest import LOGS
@@ -93,7 +94,7 @@ def train_members(
                 if holder_of(folder / name) is None:
                     del elsewhere[name]
                     if is_finished(folder, member):
-                        end(member, 0, began)
+                        end(member, DONE, began)
                     else:
                         waiting.appendleft(member)
             while waiting and len(running) + len(elsewhere) < jobs and not stop.is_set():

@@ -13,6 +13,7 @@ from jrl.config.sweep import Axis, Point, check_count, draw, expand_ranges, grid
 from jrl.experiment import Config, config_classes
 from jrl.plugins import load_parts
 from jrl.resolve import PATH_FIELDS, checked, find_config, part_names
+from jrl.run.stage_steps import ends
 from jrl.tools.sweep.settings import IRRELEVANT, SEED, settings_of_config
 
 HOW = ("grid", "random", "pairs")
@@ -74,8 +75,7 @@ def read_sweep(
         identity = gin.identity(resolved, IRRELEVANT)
         if identity in members:
             raise ConfigError(COMMAND_LINE, f"two members are the same run: {same_run(members[identity], point)}")
-        steps = sum(stage.steps for stage in resolved.stages)
-        members[identity] = Member(name, point, identity, steps, *settings_of_config(resolved, tables))
+        members[identity] = Member(name, point, identity, ends(resolved)[-1], *settings_of_config(resolved, tables))
     return Sweep(config, fixed, axes, tuple(members.values()))
 
 

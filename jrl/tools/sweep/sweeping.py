@@ -114,7 +114,7 @@ def report_sweep(
     content = manifest.describe(sweep)
     for entry, member in zip(content["members"], sweep.members):
         entry["finished"] = member in done
-        entry["exit_code"] = ended[member.name].code if member.name in ended else (0 if member in done else None)
+        entry["exit_code"] = ended[member.name].code if member.name in ended else (DONE if member in done else None)
     manifest.write(folder, content)
     if not done:
         return None
@@ -162,7 +162,7 @@ def failures(folder: Path, sweep: Sweep, ended: Mapping[str, Ended]) -> list[str
     """Returns a line for every member that failed: its name, its exit code, what it said, where its log is."""
     lines = []
     for member in sweep.members:
-        code = ended[member.name].code if member.name in ended else 0
+        code = ended[member.name].code if member.name in ended else DONE
         if code not in (DONE, PREEMPTED):
             log = folder / manifest.LOGS / f"{member.name}.log"
             lines.append(

@@ -1,0 +1,38 @@
+"""Stages of 3, 0, 4 and 2 steps: which one a step is in, and what is due at it."""
+
+import dataclasses
+
+import pytest
+
+from jrl.experiment import Eval, Offline, Online
+from jrl.resolve import load_config
+from jrl.run.stage_steps import ends, evaluates_after, stage_at, starts, warms_up
+
+
+@pytest.fixture(scope="module")
+def config():
+    """SFT for 3 steps, no step of RL, then 4 whose critic learns alone for 2, SFT for 2."""
+    config, _ = load_config("configs/algos/ppo_critic.gin", ["warm/Offline.steps=3", "Online.critic_warmup=2"])
+    warm, online = config.stages
+    assert isinstance(warm, Offline) and isinstance(online, Online)
+    stages = (warm, *(dataclasses.replace(online, steps=steps) for steps in (0, 4)), dataclasses.replace(warm, steps=2))
+    return dataclasses.replace(config, stages=stages, eval=Eval(every=2))
+
+
+def test_stages_begin_where_the_one_before_ends(config):
+    assert starts(config) == [0, 3, 3, 7] and ends(config) == [3, 3, 7, 9]
+
+
+def test_a_step_is_in_the_first_stage_that_has_it(config):
+    assert [stage_at(config, done) for done in range(10)] == [-1, 0, 0, 0, 2, 2, 2, 2, 3, 3]
+    assert stage_at(config, 12) == 3  # of a run that was given fewer steps than it has done
+
+
+def test_a_critic_learns_alone_in_the_first_steps_of_its_stage(config):
+    assert [step for step in range(1, 10) if warms_up(config, step)] == [4, 5]
+
+
+def test_every_second_step_of_an_online_stage_that_trains_the_policy_is_evaluated(config):
+    assert [step for step in range(1, 10) if evaluates_after(config, step)] == [5, 7]
+    assert not any(evaluates_after(dataclasses.replace(config, eval=Eval()), step) for step in range(1, 10))
+    assert not any(evaluates_after(dataclasses.replace(config, eval=None), step) for step in range(1, 10))
