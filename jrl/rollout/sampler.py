@@ -250,12 +250,6 @@ def sample(
         )
     everywhere = replicated(mesh)
     replicate = lambda tree: jax.device_put(tree, everywhere)
-    sampling_params = SamplingParams(
-        temperature=_number(config.temperature, np.float32),
-        top_k=_number(config.top_k, np.int32),
-        top_p=_number(config.top_p, np.float32),
-        min_p=_number(config.min_p, np.float32),
-    )
     by_row = lambda x: jax.device_put(x, batch_sharding(mesh, np.ndim(x)))
     options = static_options(config, policy.model, policy.cfg, samples, stop.stop_ids, stop.pad_id)
     with jax.set_mesh(mesh):
@@ -265,7 +259,7 @@ def sample(
             replicate(key),
             replicate(_number(stream, np.uint32)),
             replicate(_number(policy.version, np.int32)),
-            replicate(sampling_params),
+            params_on_device(config, mesh),
             None if stop.stop_table is None else replicate(stop.stop_table),
             None if budget is None else by_row(budget),
             options=options._replace(greedy_samples=greedy_samples),
@@ -816,7 +810,7 @@ def _vary(literals: PyTree) -> PyTree:
     return jax.lax.pcast(literals, batch_axes(), to="varying")
 
 
-def _number(value: float | Array | None, dtype: type) -> Array | np.generic | None:
+def _number(value: int | Array, dtype: type) -> Array | np.generic:
     return dtype(value) if isinstance(value, (int, float)) else value
 
 
