@@ -15,7 +15,7 @@ from typing import Any
 from jrl import __version__
 from jrl.commands import COMMANDS
 from jrl.commands.exits import exit_code, is_told, last_checkpoint, message
-from jrl.exit_codes import DONE, EXIT_CODES, INTERRUPTED, REFUSED, UNFORESEEN
+from jrl.exit_codes import DONE, EXIT_CODES_HELP, INTERRUPTED, REFUSED, UNFORESEEN
 from jrl.run.report.text import printable_lines
 
 
@@ -78,7 +78,7 @@ def overview() -> str:
             "  jrl help train                                 the arguments of a command",
             "  jrl help config                                every field of a configuration",
             "",
-            EXIT_CODES,
+            EXIT_CODES_HELP,
         ]
     )
 
@@ -89,7 +89,7 @@ def parser_of(name: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"jrl {name}",
         description=command.summary,
-        epilog=f"example:\n  {command.example}\n\n{EXIT_CODES}",
+        epilog=f"example:\n  {command.example}\n\n{EXIT_CODES_HELP}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

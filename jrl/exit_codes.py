@@ -17,7 +17,7 @@ MEANINGS = {
     NOTHING_TO_DO: "nothing to do: the run already has all the steps asked for",
     CHECKPOINTS_REMOVED: "the run's checkpoints were removed; nothing was changed",
     PREEMPTED: "stopped on request (SIGTERM, Ctrl-C) and saved; rerun to continue",
-    LOST: "another process of the run is gone or does not answer; rerun all to continue from the last checkpoint",
+    LOST: "a process is gone, does not answer or was aborted; rerun all to continue from the last checkpoint",
     INTERRUPTED: "stopped at once (a second Ctrl-C); rerun to continue from the last checkpoint",
 }
-EXIT_CODES = "\n".join(["exit codes:", *(f"  {code:<3} {meaning}" for code, meaning in MEANINGS.items())])
+EXIT_CODES_HELP = "\n".join(["exit codes:", *(f"  {code:<3} {meaning}" for code, meaning in MEANINGS.items())])

@@ -65,7 +65,7 @@ def steps(job: Job) -> Iterator[Step]:
                 if bundled and not job.skipped:
                     fault.discard(job)
                     bundled = False
-                if job.skipped == STOP_AFTER_SKIPPED - 1:
+                if job.skipped >= STOP_AFTER_SKIPPED - 1:
                     fault.begin_bundle(job, progress)
                     bundled = True
                 # Host and device meet where `device_put` or `device_get` says so, and nowhere else.
@@ -207,8 +207,16 @@ def take_step(job: Job, progress: Progress) -> tuple[Progress, Step]:
         step = Step(job.done + 1, stage.name, stepped.metrics, None, learned, stepped.examples)
         return progress._replace(state=stepped.state), step
     ahead = draws_ahead(job.config, job.done + 1)
-    asked = (ahead, job.display.phase, job.stop_alone, job.run_clock)
-    stepped = online.step(stage, state, progress.waiting, *asked, warms_up=warms_up(job.config, job.done + 1))
+    stepped = online.step(
+        stage,
+        state,
+        progress.waiting,
+        ahead,
+        job.display.phase,
+        job.stop_alone,
+        job.run_clock,
+        warms_up=warms_up(job.config, job.done + 1),
+    )
     step = Step(job.done + 1, stage.name, stepped.metrics, stepped.batch, learned_if_stopping(job, stepped.learned))
     if evaluates_after(job.config, job.done + 1):
         step.metrics |= numbers(evaluate(job, stepped.state, "on the way", interruptible=False))
@@ -219,7 +227,7 @@ def take_step(job: Job, progress: Progress) -> tuple[Progress, Step]:
 def learned_if_stopping(job: Job, learned: Learned) -> Learned | None:
     """Returns what a step learned from where the run may stop after it, which is then looked into; None elsewhere: it
     takes memory."""
-    return learned if job.skipped == STOP_AFTER_SKIPPED - 1 else None
+    return learned if job.skipped >= STOP_AFTER_SKIPPED - 1 else None
 
 
 def evaluate_once(job: Job, state: TrainState, name: str) -> None:

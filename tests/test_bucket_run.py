@@ -222,7 +222,7 @@ def test_a_step_that_was_damaged_and_is_saved_again_is_committed_as_it_is_now(tm
     again = opened(client(store), tmp_path / "again")
     place = tmp_path / "again" / "checkpoints" / "00000004"
     assert list(place.iterdir()) == []  # it is a step, of which nothing is left
-    place.rename(place.with_name("aside"))  # as a save replaces one
+    place.rename(tmp_path / "aside")  # as a save replaces one: both are there for a moment, so they differ in inode
     write_steps(tmp_path / "again", 2, 4)
     again.publish()
     assert not any(name.endswith("/more") for name in again._commit.files)
@@ -445,7 +445,7 @@ def test_blanks_around_a_token_are_taken_away():
 
 
 class MetadataServer:
-    """Answers what `answers` holds, one by one: an error, or a token and its seconds."""
+    """Answers what `answers` holds, one by one: an error, bytes, or a token and its seconds."""
 
     def __init__(self, answers):
         self.answers = answers
@@ -454,7 +454,15 @@ class MetadataServer:
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
+        if isinstance(answer, bytes):
+            return io.BytesIO(answer)
         return io.BytesIO(json.dumps({"access_token": answer[0], "expires_in": answer[1]}).encode())
+
+
+NO_TOKENS = (
+    b"<html>log in</html>", b"{}", b"[]", b"null", b'{"access_token": ""}', b'{"access_token": null}',
+    b'{"access_token": "ya29 a"}', b'{"access_token": "ya29", "expires_in": NaN}', b"[" * 100_000,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -482,9 +490,9 @@ def test_a_token_that_cannot_be_renewed_serves_until_its_end(metadata):
     answers += [urllib.error.URLError(ConnectionResetError())]
     with pytest.raises(credentials.NoTokenYet, match="ConnectionResetError"):
         token()
-    for error in (json.JSONDecodeError("no JSON", "", 0), KeyError("access_token"), TypeError("None")):
-        answers += [error]  # a proxy's page
-        with pytest.raises(credentials.NoTokenYet, match=type(error).__name__):
+    for unreadable in NO_TOKENS:
+        answers += [unreadable]
+        with pytest.raises(credentials.NoTokenYet, match=r"UnreadableAnswer\)$"):
             token()
     answers += [("second", 3600)]
     assert token() == "second" and not answers
@@ -493,8 +501,9 @@ def test_a_token_that_cannot_be_renewed_serves_until_its_end(metadata):
 def test_a_machine_without_an_account_is_told_so_at_once(metadata):
     answers, _, token = metadata
     not_found = urllib.error.HTTPError("", 404, "none", None, None)
-    for error in (urllib.error.URLError(socket.gaierror()), not_found, json.JSONDecodeError("no JSON", "", 0)):
-        answers += [error]
+    wrong_address = ValueError("unknown url type")  # of a proxy, say
+    for answer in (urllib.error.URLError(socket.gaierror()), not_found, wrong_address, *NO_TOKENS):
+        answers += [answer]
         with pytest.raises(credentials.NoCredentials, match="no account"):
             token()
 
@@ -862,8 +871,15 @@ def test_messages_name_the_address_and_what_is_committed(served, tmp_path, capsy
         assert exits.last_checkpoint(args) == "Last checkpoint: step 1."
 
 
-@pytest.mark.parametrize("cut", [b'{"name": "a", "gen', b"<html>try later</html>", b"\xff", b"null", b"[]", b"{}"])
-def test_an_answer_that_is_no_json_object_is_asked_for_again(cut):
+@pytest.mark.parametrize(
+    "cut",
+    [
+        b'{"name": "a", "gen', b"<html>try later</html>", b"\xff", b"null", b"[]", b"{}", b'{"error": "log in"}',
+        b'{"kind": "storage#objects", "items": null}', b'{"kind": "storage#objects", "items": [{"name": "a"}]}',
+        b'{"name": "a", "generation": null, "size": "1", "updated": "2026-01-01T00:00:00Z"}', b"[" * 100_000,
+    ],
+)  # fmt: skip
+def test_a_request_whose_answer_is_not_what_was_asked_for_is_repeated(cut):
     bucket, asked = client(Store()), []
     whole = bucket._request
 
@@ -876,6 +892,19 @@ def test_an_answer_that_is_no_json_object_is_asked_for_again(cut):
     assert bucket.put("a", b"x", if_generation=0).bytes == 1
     assert bucket.stat("a").name == "a" and [one.name for one in bucket.list("")] == ["a"]
     assert len(asked) >= 6
+
+
+def test_a_page_in_place_of_an_objects_bytes_is_not_taken_for_them():
+    bucket, asked = client(Store()), []
+    bucket.put("a", b"x")
+    whole = bucket._request
+
+    def request(*given):
+        asked.append(given)
+        return whole(*given) if len(asked) > 1 else (b"<html>log in</html>", {"Date": "Sun, 29 Nov 2026 02:00:00 GMT"})
+
+    bucket._request = request
+    assert bucket.get("a")[0] == b"x" and len(asked) == 2
 
 
 def test_a_service_that_never_answers_in_json_is_named():

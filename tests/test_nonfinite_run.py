@@ -10,16 +10,18 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from processes_in_threads import together
 from short_runs import run
 
 import jrl
 from jrl import cli, loop
 from jrl.bucket.client import BucketError
+from jrl.device.processes import ONE, OtherProcessFailed
 from jrl.device.sharding import BATCH_AXES
 from jrl.resolve import load_config
 from jrl.run import fault, records
 from jrl.run.bucket_run import LeaseLost
-from jrl.run.checkpoints.run_state import SaveFailed, list_condemned, list_steps
+from jrl.run.checkpoints.run_state import SaveFailed, condemned_dir, list_condemned, list_steps
 from jrl.run.fault import replay
 from jrl.run.job import Job
 from jrl.run.records import Preempted, StopRun
@@ -105,7 +107,7 @@ def test_what_a_stop_sets_aside_is_committed_and_the_diagnosis_is_told_whatever_
     condemn = lambda first: events.append(f"from {first}") or [6]
     run_state = SimpleNamespace(steps=lambda: [1, 2, 6], condemned=list, condemn=condemn)
     stage = SimpleNamespace(name="rl", config=None, arrays=None, shape=SimpleNamespace(sequences=4))
-    job = SimpleNamespace(stages=[stage], unproven=2, run_state=run_state,
+    job = SimpleNamespace(stages=[stage], unproven=2, skipped=5, processes=ONE, run_state=run_state,
                           display=SimpleNamespace(phase=lambda text: None), policy=None,
                           mesh=SimpleNamespace(shape=dict.fromkeys(BATCH_AXES, 1)), folder=tmp_path,
                           location=tmp_path, publish=publish)  # fmt: skip
@@ -183,6 +185,49 @@ def test_a_run_that_stops_before_its_first_save_begins_anew(tmp_path, monkeypatc
     if not fails:
         again = [*settings, "Online.steps=2", "Checkpoint.every=1"]
         assert jrl.train("configs/tiny.gin", again, run=tmp_path / "run", accept_change=True)["steps"] == 2
+
+
+def test_a_state_that_was_set_aside_and_put_back_stops_the_run_again_with_its_diagnosis(tmp_path, monkeypatch):
+    settings = [*(one for one in TINY if not one.startswith("Checkpoint.every")), "Checkpoint.every=100"]
+    with monkeypatch.context() as patch:
+        poisoned(patch, 1)
+        with pytest.raises(StopRun, match="5 updates in a row were not finite: steps 1 to 5 "):
+            run(settings, tmp_path / "run")
+    condemned_dir(tmp_path / "run" / "checkpoints", 5).rename(tmp_path / "run" / "checkpoints" / "00000005")
+    with pytest.raises(StopRun, match="6 updates in a row were not finite: steps 1 to 6 ") as error:
+        run(settings, tmp_path / "run")
+    assert "weights (params/layers/down) of layer 1 of the role policy" in str(error.value)
+    assert replay(tmp_path / "run" / "fault").recorded["first_skipped"] == 1
+    checkpoints = tmp_path / "run" / "checkpoints"
+    assert (list_steps(checkpoints), list_condemned(checkpoints)) == ([], [5])
+
+
+@pytest.mark.parametrize("error", [SaveFailed("step 3 could not be saved: the disk is full"), LeaseLost("taken")])
+def test_a_process_of_several_that_cannot_save_what_is_set_aside_ends_all_with_its_error(monkeypatch, error):
+    """The others have not failed and wait in the save. Why the run was to stop is told before."""
+    notes = []
+
+    def save(job, progress):
+        job.processes.barrier("save 3")
+        if job.processes.index:
+            raise error
+        job.processes.barrier("published 3")
+
+    def condemn(processes):
+        none = lambda name: lambda: processes.from_writer(name, [] if processes.writer else None)
+        run_state = SimpleNamespace(steps=none("steps"), condemned=none("condemned"))
+        job = SimpleNamespace(run_state=run_state, processes=processes, unproven=2,
+                              display=SimpleNamespace(note=notes.append))  # fmt: skip
+        try:
+            fault.condemn_unproven(job, None)
+        except type(error) as mine:
+            processes.fail(str(mine), 4)
+            raise
+
+    monkeypatch.setattr(records, "save", save)
+    (other, failed), _ = together(2, condemn)
+    assert failed is error and isinstance(other, OtherProcessFailed) and str(error) in str(other)
+    assert notes == ["The run was to stop: weights may not be finite from step 2 on."]
 
 
 def test_a_last_update_whose_norm_alone_is_not_finite_is_said(tmp_path, capsys):

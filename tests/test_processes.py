@@ -277,6 +277,16 @@ def test_process_0_does_not_say_of_itself_that_it_is_gone(monkeypatch):
     assert said[1].startswith("process 0 (a) is gone or does not answer")
 
 
+def test_process_0_that_was_paused_loses_nobody():
+    """Nobody was heard from meanwhile: its own clock went on without it."""
+    now = [0.0]
+    beats = [Beats(2, clock=lambda: now[0]) for _ in range(2)]
+    now[0] = LOST_SECONDS + 1
+    assert beats[0].lost(0) == [] and beats[1].lost(1) == [0]
+    beats[0].hear({f"beat/{i}": encode({"number": 1, "place": "step 4"}) for i in range(2)})
+    assert beats[0].lost(0) == []
+
+
 def test_process_0_says_at_an_abort_who_is_lost(monkeypatch):
     said, left, act = [], [], []
     monkeypatch.setattr(watchdog, "leave", left.append)

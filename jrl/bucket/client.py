@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from jrl.bucket.crc32c import crc32c
-from jrl.bucket.credentials import PASSING, NoCredentials, token_source
+from jrl.bucket.credentials import TRANSIENT, NoCredentials, token_source
 
 GOOGLE = "https://storage.googleapis.com"
 ENDPOINTS = ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL")
@@ -151,7 +151,7 @@ class Bucket:
             repeated = True
 
         try:
-            written = _object(*self._send("POST", url, name, data, again=again, read=_read_item))
+            written = self._send("POST", url, name, data, again=again, read=_read_object)
             if written.md5 is None and written.crc32c is None:
                 written = self._with_hash(written)
         except Conflict:
@@ -167,9 +167,9 @@ class Bucket:
         for attempt in range(4):
             query = {"alt": "media"} | ({} if generation is None else {"generation": generation})
             url = f"/storage/v1/b/{self.name}/o/{_quoted(name)}?{urllib.parse.urlencode(query)}"
-            body, headers = self._send("GET", url, name)
-            if _intact(body, headers):
-                return body, int(headers["x-goog-generation"])
+            body, of_generation, is_intact = self._send("GET", url, name, read=_read_media)
+            if is_intact:
+                return body, of_generation
             self._sleep(0.5 * attempt)
         raise BucketError(errno.EIO, f"gs://{self.name}/{name} arrives with other bytes than its hash says")
 
@@ -182,7 +182,7 @@ class Bucket:
         with open(path, "wb") as file:
             for start in range(0, stored.bytes, PIECE_BYTES):
                 last = min(start + PIECE_BYTES, stored.bytes) - 1
-                body, _ = self._send("GET", url, stored.name, more={"Range": f"bytes={start}-{last}"})
+                body = self._send("GET", url, stored.name, more={"Range": f"bytes={start}-{last}"})
                 if len(body) != last + 1 - start:
                     raise BucketError(
                         errno.EIO, f"gs://{self.name}/{stored.name} came as {len(body)} bytes, not {last + 1 - start}"
@@ -212,7 +212,7 @@ class Bucket:
         """Returns what is known of an object; None where there is none."""
         try:
             url = f"/storage/v1/b/{self.name}/o/{_quoted(name)}"
-            return _object(*self._send("GET", url, name, read=_read_item))
+            return self._send("GET", url, name, read=_read_object)
         except Missing:
             return None
 
@@ -223,9 +223,9 @@ class Bucket:
         while True:
             query = {"prefix": prefix} | ({} if token is None else {"pageToken": token})
             url = f"/storage/v1/b/{self.name}/o?{urllib.parse.urlencode(query)}"
-            page, headers = self._send("GET", url, prefix, read=_read_page)
-            yield from (_object(item, headers) for item in page.get("items", ()))
-            if (token := page.get("nextPageToken")) is None:
+            objects, token = self._send("GET", url, prefix, read=_read_page)
+            yield from objects
+            if token is None:
                 return
 
     def delete(self, name: str) -> None:
@@ -242,11 +242,11 @@ class Bucket:
         *,
         more: Mapping[str, str] = {},
         again: Callable[[], None] = lambda: None,
-        read: Callable[[bytes], Any] = lambda body: body,
-    ) -> tuple[Any, Mapping[str, str]]:
-        """Sends a request until it is answered for good, and returns what `read` makes of the answer's body, and its
-        headers. An answer that `read` raises ValueError for was cut short, or is a proxy's page: it is asked for
-        again."""
+        read: Callable[[bytes, Mapping[str, str]], Any] = lambda body, headers: body,
+    ) -> Any:
+        """Sends a request until it is answered for good, and returns what `read` makes of the answer's body and
+        headers. An answer that `read` raises ValueError for was cut short, or is a proxy's page: the request is
+        repeated."""
         where, end = f"gs://{self.name}/{name}", time.monotonic() + self._deadline
         wait, renew, renewed = 0.25, False, False
         while True:
@@ -255,7 +255,7 @@ class Bucket:
                 signed = {"Authorization": f"Bearer {token}"} if token else {}
                 body, headers = self._request(method, url, data, {**more, **signed})
                 try:
-                    return read(body), headers
+                    return read(body, headers)
                 except ValueError as error:
                     reason = f"its answer cannot be read: {error}"
             except urllib.error.HTTPError as error:
@@ -264,7 +264,7 @@ class Bucket:
                 if error.code == 401 and not renewed:
                     renew = renewed = True
                     continue
-                if error.code not in PASSING:
+                if error.code not in TRANSIENT:
                     raise _refusal(error.code, where, text) from None
                 reason = f"{error.code} {text}"
             except NoCredentials:
@@ -320,32 +320,56 @@ def _quoted(name: str) -> str:
     return urllib.parse.quote(name, safe="")
 
 
-def _read_page(body: bytes) -> dict[str, Any]:
-    """Returns a page of a listing. Raises ValueError for any other answer."""
-    page = json.loads(body)
-    if not isinstance(page, dict) or not page:
-        raise ValueError("it is not a JSON object, or is empty")
-    return page
+def _read_media(body: bytes, headers: Mapping[str, str]) -> tuple[bytes, int, bool]:
+    """Returns an object's bytes, its generation, and whether they are those that the service has hashed. Raises
+    ValueError for any other answer."""
+    generation = headers.get("x-goog-generation")
+    if generation is None:
+        raise ValueError("it has no x-goog-generation")
+    return body, int(generation), _intact(body, headers)
 
 
-def _read_item(body: bytes) -> dict[str, Any]:
+def _read_page(body: bytes, headers: Mapping[str, str]) -> tuple[list[Object], str | None]:
+    """Returns the objects of a page of a listing, and the token of the next page. Raises ValueError for any other
+    answer."""
+    page = _json_object(body)
+    if page.get("kind") != "storage#objects":
+        raise ValueError("it is not a listing")
+    if not isinstance(items := page.get("items", []), list):
+        raise ValueError("its items are not a list")
+    return [_object(item, headers) for item in items], page.get("nextPageToken")
+
+
+def _read_object(body: bytes, headers: Mapping[str, str]) -> Object:
     """Returns what the service says of an object. Raises ValueError for any other answer."""
-    item = _read_page(body)
-    if missing := {"name", "generation", "size", "updated"} - item.keys():
-        raise ValueError(f"it has no {', '.join(sorted(missing))}")
-    return item
+    return _object(_json_object(body), headers)
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(body)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if not isinstance(value, dict):
+        raise ValueError("it is not a JSON object")
+    return value
 
 
 def _object(item: Mapping[str, Any], headers: Mapping[str, str]) -> Object:
-    return Object(
-        name=item["name"],
-        generation=int(item["generation"]),
-        bytes=int(item["size"]),
-        md5=item.get("md5Hash"),
-        crc32c=item.get("crc32c"),
-        updated=_seconds(item["updated"]),
-        now=email.utils.parsedate_to_datetime(headers["Date"]).timestamp(),
-    )
+    try:
+        return Object(
+            name=item["name"],
+            generation=int(item["generation"]),
+            bytes=int(item["size"]),
+            md5=item.get("md5Hash"),
+            crc32c=item.get("crc32c"),
+            updated=_seconds(item["updated"]),
+            now=email.utils.parsedate_to_datetime(headers["Date"]).timestamp(),
+        )
+    except KeyError as error:
+        raise ValueError(f"it has no {error.args[0]}") from error
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"it does not describe an object ({error})") from error
 
 
 def _seconds(text: str) -> float:

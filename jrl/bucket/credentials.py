@@ -11,6 +11,7 @@ import contextlib
 import errno
 import http.client
 import json
+import math
 import os
 import re
 import socket
@@ -29,7 +30,7 @@ SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 EARLY_SECONDS = 300.0  # before its end a token is renewed
 AGAIN_SECONDS = 10.0  # after a renewal that failed, while the token is good
 SECONDS = 5.0
-PASSING = (408, 429, 500, 502, 503, 504)  # answers of a service that may be another in a moment
+TRANSIENT = (408, 429, 500, 502, 503, 504)  # answers of a service that may be another in a moment
 
 _TOKEN = re.compile(r"[!-~]+")
 
@@ -43,6 +44,10 @@ class NoCredentials(OSError):
 
 class NoTokenYet(OSError):
     """The account's token could not be fetched now; in a moment it may be."""
+
+
+class UnreadableAnswer(ValueError):
+    """What came in place of a token: a proxy's page, or an answer that was cut short."""
 
     def __str__(self) -> str:
         return str(self.args[-1])
@@ -87,13 +92,12 @@ def _checked(token: str, source: str) -> str:
     return token.strip()
 
 
-def _passes(error: Exception, is_first: bool) -> bool:
+def _is_transient(error: Exception, is_first: bool) -> bool:
     """Whether what failed may succeed in a moment. A machine that never had a token has no Google account where it does
     not know the server's name, or something else answers under it."""
     if isinstance(error, urllib.error.HTTPError):
-        return error.code in PASSING
-    unreadable = isinstance(error, (ValueError, KeyError, TypeError))  # a proxy's page, or cut short
-    if unreadable or isinstance(getattr(error, "reason", error), socket.gaierror):
+        return error.code in TRANSIENT
+    if isinstance(error, UnreadableAnswer) or isinstance(getattr(error, "reason", error), socket.gaierror):
         return not is_first
     return isinstance(error, (OSError, http.client.HTTPException))
 
@@ -114,11 +118,9 @@ def _new_token(environment: Mapping[str, str], *, is_first: bool) -> tuple[str, 
         return _from_file(path)
     request = urllib.request.Request(METADATA, headers={"Metadata-Flavor": "Google"})
     try:
-        return _ask(request, urllib.request.build_opener(urllib.request.ProxyHandler({})), "the metadata server")
-    except NoCredentials:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as error:
-        if _passes(error, is_first):
+        return _ask(request, urllib.request.build_opener(urllib.request.ProxyHandler({})))
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        if _is_transient(error, is_first):
             raise NoTokenYet(errno.EAGAIN, f"the metadata server gave no token ({_kind(error)})") from None
         raise NoCredentials(
             errno.EACCES,
@@ -141,11 +143,9 @@ def _from_file(path: str) -> tuple[str, float]:
     fields = {name: content.get(name, "") for name in ("client_id", "client_secret", "refresh_token")}
     body = urllib.parse.urlencode({**fields, "grant_type": "refresh_token"}).encode()
     try:
-        return _ask(urllib.request.Request(REFRESH, body), urllib.request.build_opener(), "Google's answer")
-    except NoCredentials:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as error:
-        if _passes(error, is_first=False):
+        return _ask(urllib.request.Request(REFRESH, body), urllib.request.build_opener())
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        if _is_transient(error, is_first=False):
             raise NoTokenYet(errno.EAGAIN, f"{path}: Google gave no token ({_kind(error)})") from None
         raise NoCredentials(errno.EACCES, f"{path}: Google gave no token for this account ({_kind(error)}); run "
                             "`gcloud auth application-default login` again") from None  # fmt: skip
@@ -174,7 +174,14 @@ def _by_google_auth(path: str, kind: str) -> tuple[str, float]:
     return _checked(str(credentials.token), "google-auth's answer"), 3600.0
 
 
-def _ask(request: urllib.request.Request, opener: Any, source: str) -> tuple[str, float]:
+def _ask(request: urllib.request.Request, opener: Any) -> tuple[str, float]:
     with contextlib.closing(opener.open(request, timeout=SECONDS)) as response:
-        answer = json.loads(response.read(1 << 20))
-    return _checked(str(answer["access_token"]), source), float(answer.get("expires_in", 3600))
+        body = response.read(1 << 20)
+    try:
+        answer = json.loads(body)
+        token, seconds = answer["access_token"], float(answer.get("expires_in", 3600))
+        if _TOKEN.fullmatch(token) is None or not math.isfinite(seconds):
+            raise ValueError
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        raise UnreadableAnswer from None  # without the text, which may hold a secret
+    return token, seconds

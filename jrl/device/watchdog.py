@@ -49,7 +49,7 @@ class Beats:
         """Returns the processes that are gone or do not answer."""
         now = self._clock()
         if now - self.answered > LOST_SECONDS:
-            return [0]  # it holds the coordination service
+            return [0] if mine else []  # process 0 holds the coordination service: it has itself been paused
         return [i for i, heard in self._heard.items() if i != mine and now - heard > LOST_SECONDS]
 
     def lines(self, processes: Processes) -> str:

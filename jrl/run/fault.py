@@ -37,7 +37,7 @@ from jrl.run.identity import PUBLISHED, with_saved_model
 from jrl.run.job import Job
 from jrl.run.policy import Policy, open_policy
 from jrl.run.programs import abstract, teacher_kind
-from jrl.run.records import STOP_AFTER_SKIPPED, Progress, Step, StopRun
+from jrl.run.records import Progress, Step, StopRun
 from jrl.run.report.messages import bad_end_message, doubt_message, doubts, examples_at_fault, not_finite_message
 from jrl.run.stages import stage_arrays
 from jrl.run.trained import on_this_machine
@@ -82,7 +82,7 @@ def stopped(job: Job, progress: Progress, step: Step) -> StopRun:
     """Returns the error that ends a run whose updates are not finite, once the checkpoints that led to them are set
     aside and the bundle is written."""
     stage = job.stages[progress.stage]
-    first = step.step - STOP_AFTER_SKIPPED + 1
+    first = step.step - job.skipped + 1
     good, condemned = condemn_unproven(job, progress)
     job.display.phase("looking for the first value that is not finite")
     try:
@@ -157,6 +157,7 @@ def condemn_unproven(job: Job, progress: Progress) -> tuple[int | None, list[int
             records.save(job, progress)
         except (OSError, LeaseLost) as error:  # the run ends with its diagnosis all the same
             if job.processes.count > 1:  # the others are told this error: they have not failed, and wait in the save
+                job.display.note(f"The run was to stop: weights may not be finite from step {job.unproven} on.")
                 raise
             job.display.note(str(error))
     return known_good(job.run_state.steps(), job.unproven), job.run_state.condemn(job.unproven)
@@ -281,6 +282,8 @@ def _fault_of(
 
 def _finish_bundle(job: Job, learned: Learned, report: Mapping[str, Any]) -> str:
     """Completes the bundle. Returns how to replay it, or why there is none."""
+    if job.processes.count > 1:
+        return "A run of several processes leaves nothing to replay."
     folder, final = _unfinished(job), job.folder / FOLDER
     if not paths.exists(folder):
         return "The state before the step could not be saved, so there is nothing to replay."

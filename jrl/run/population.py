@@ -48,7 +48,7 @@ from jrl.rollout.stop_strings import StopTable
 from jrl.run import fault, offline, online, records
 from jrl.run.batches import plan_shardings
 from jrl.run.bucket_run import RunFolder
-from jrl.run.checkpoints.run_state import DamagedStep, NoIntactStep, RunState, open_run_state
+from jrl.run.checkpoints.run_state import NoIntactStep, RunState, newest_intact, open_run_state
 from jrl.run.identity import PUBLISHED
 from jrl.run.job import Job, Member, open_job
 from jrl.run.member_programs import MemberPrograms
@@ -193,31 +193,21 @@ def restore(population: Population, *, again: bool = False) -> PopulationProgres
     """
     first, jobs = population.first, population.jobs
     inputs = records.inputs_of(first)
-    for step in reversed(population.run_state.steps()):
+
+    def read(step: int) -> tuple[PyTree, dict[str, Any]]:
         state = state_shape(inputs, step)
         beside = {name: records.beside_state(job, inputs, step, state) for name, job in jobs.items()}
+        target = {"state": population.members.shapes(state), "members": beside}
+        return population.run_state.restore(target, step)[1:]
+
+    if steps := population.run_state.steps():
         try:
-            _, tree, host = population.run_state.restore(
-                {"state": population.members.shapes(state), "members": beside}, step
-            )
-        except DamagedStep as damage:
-            first.display.note(f"{damage}; trying the one before it")
-            continue
-        taken_up = [records.take_up(job, tree["members"][name], host["members"][name]) for name, job in jobs.items()]
-        for name, why in host["failed"].items():
-            fail(population, name, why)  # each start says it
-        waiting = tuple(
-            MembersDraw(
-                population.members.stack([own.rollout for own in drawn]),
-                [own.visits for own in drawn],
-                [own.position for own in drawn],
-            )
-            for drawn in zip(*taken_up)
-        )
-        return PopulationProgress(tree["state"], waiting, stage_at(first.config, first.done))
-    if population.run_state.steps():
-        raise NoIntactStep(f"no checkpoint of the population in {first.folder.parent / FOLDER} is intact; nothing was "
-                           "changed. Put a good copy of one back, or sweep into another folder")  # fmt: skip
+            _, tree, host = newest_intact(first.folder.parent / FOLDER, steps, read, first.display.note)
+        except NoIntactStep as error:
+            raise NoIntactStep(
+                f"{error}; nothing was changed. Put a good copy of one back, or sweep into another folder"
+            ) from error
+        return taken_up(population, tree, host)
     saved = first.folder.parent / FOLDER / "checkpoints"
     for job in jobs.values():
         if not again:
@@ -230,6 +220,24 @@ def restore(population: Population, *, again: bool = False) -> PopulationProgres
         for job in jobs.values():
             records.refuse_other_weights(job, int(weights["fingerprint"], 16))
     return PopulationProgress(state, (), stage=-1)
+
+
+def taken_up(population: Population, tree: PyTree, host: Mapping[str, Any]) -> PopulationProgress:
+    """Returns the progress that a checkpoint of all members holds; their files are cut to match."""
+    draws = [
+        records.take_up(job, tree["members"][name], host["members"][name]) for name, job in population.jobs.items()
+    ]
+    for name, why in host["failed"].items():
+        fail(population, name, why)  # each start says it
+    waiting = tuple(
+        MembersDraw(
+            population.members.stack([own.rollout for own in drawn]),
+            [own.visits for own in drawn],
+            [own.position for own in drawn],
+        )
+        for drawn in zip(*draws)
+    )
+    return PopulationProgress(tree["state"], waiting, stage_at(population.first.config, population.first.done))
 
 
 def save(population: Population, progress: PopulationProgress) -> None:

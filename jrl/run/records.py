@@ -32,7 +32,7 @@ from jrl.ops.fingerprint import fingerprint
 from jrl.rollout.collect import Collected, Draw, fields, redraw_prompts, task_hashes
 from jrl.rollout.sampler import stop_table_on_device
 from jrl.run.begin_from import state_from_run
-from jrl.run.checkpoints.run_state import DamagedStep, NoIntactStep, StateMismatch
+from jrl.run.checkpoints.run_state import NoIntactStep, StateMismatch, newest_intact
 from jrl.run.clock import StepWork
 from jrl.run.identity import PUBLISHED, RefusedIdentity
 from jrl.run.job import Job
@@ -153,30 +153,26 @@ def inputs_of(job: Job) -> Inputs:
 
 def restore(job: Job) -> Progress:
     """Returns the progress of the newest intact checkpoint, or of a run's beginning, with every file cut to match."""
-    host, inputs = None, inputs_of(job)
-    for step in reversed(job.run_state.steps()):
+    inputs = inputs_of(job)
+
+    def read(step: int) -> tuple[PyTree, dict[str, Any]]:
         state = state_shape(inputs, step)
-        target = {"state": state, **beside_state(job, inputs, step, state)}
+        return job.run_state.restore({"state": state, **beside_state(job, inputs, step, state)}, step)[1:]
+
+    if steps := job.run_state.steps():
         try:
-            _, tree, host = job.run_state.restore(target, step)
-        except DamagedStep as damage:
-            job.display.note(f"{damage}; trying the one before it")
-            continue
-        break
-    else:
-        if job.run_state.steps():
+            _, tree, host = newest_intact(job.location, steps, read, job.display.note)
+        except NoIntactStep as error:
             raise NoIntactStep(
-                f"no checkpoint in {job.location} is intact; nothing was changed: {to_bring_back(job)}, or start a "
-                "new run under another --run"
-            )
-    if host is None:
-        if set_aside := job.run_state.condemned():
-            job.display.note(condemned_message(set_aside))
-        else:
-            check_not_removed(job, to_bring_back(job))
-        begin_files(job)
-        return Progress(beginning(job, job.key), (), stage=-1)
-    return Progress(tree["state"], take_up(job, tree, host), stage=stage_at(job.config, job.done))
+                f"{error}; nothing was changed: {to_bring_back(job)}, or start a new run under another --run"
+            ) from error
+        return Progress(tree["state"], take_up(job, tree, host), stage=stage_at(job.config, job.done))
+    if set_aside := job.run_state.condemned():
+        job.display.note(condemned_message(set_aside))
+    else:
+        check_not_removed(job, to_bring_back(job))
+    begin_files(job)
+    return Progress(beginning(job, job.key), (), stage=-1)
 
 
 def beside_state(job: Job, inputs: Inputs, step: int, state: TrainState) -> dict[str, PyTree]:

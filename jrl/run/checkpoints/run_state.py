@@ -24,7 +24,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,6 @@ class RunState:
     condemn: Callable[[int], list[int]]
     condemned: Callable[[], list[int]]
     restore: Callable[..., tuple[int, PyTree, dict[str, Any]]]
-    skipped: list[tuple[int, str]]  # damaged steps that restore() passed over, with the reason
     close: Callable[[], None]
 
 
@@ -98,7 +97,7 @@ def open_run_state(
     from it.
     `condemn(first)` sets the steps from `first` on aside, where nothing finds them, and returns them; the next save
     removes them. `condemned()` returns those that are set aside.
-    `restore(abstract_state, step=None)` is `restore_step` below.
+    `restore(abstract_state, step=None, tell=...)` is `restore_step` below.
     Of several processes all call all of these: each writes and reads its own shards, and process 0 does the rest.
     shared: whether all processes see the folder. False: each has a folder of its own, which at the opening holds all
       that the others' do; a save is what they then hold together.
@@ -111,7 +110,6 @@ def open_run_state(
         paths.make_dir(folder)
         _sweep(folder)
     processes.barrier("swept")
-    skipped: list[tuple[int, str]] = []
     closed = False
 
     def check_open() -> None:
@@ -140,9 +138,11 @@ def open_run_state(
             paths.rename(step_dir(folder, step), condemned_dir(folder, step))
         return bad
 
-    def restore(abstract_state: PyTree, step: int | None = None) -> tuple[int, PyTree, dict[str, Any]]:
+    def restore(
+        abstract_state: PyTree, step: int | None = None, tell: Callable[[str], None] = _log.warning
+    ) -> tuple[int, PyTree, dict[str, Any]]:
         check_open()
-        return restore_step(folder, abstract_state, step, skipped, processes=processes, shared=shared)
+        return restore_step(folder, abstract_state, step, tell, processes=processes, shared=shared)
 
     def steps() -> list[int]:
         return processes.from_writer("steps", list_steps(folder) if processes.writer else None)
@@ -157,7 +157,6 @@ def open_run_state(
         condemn=condemn,
         condemned=lambda: processes.from_writer("condemned", list_condemned(folder) if processes.writer else None),
         restore=restore,
-        skipped=skipped,
         close=close,
     )
 
@@ -311,7 +310,7 @@ def restore_step(
     root: str | os.PathLike[str],
     abstract_state: PyTree,
     step: int | None = None,
-    skipped: list[tuple[int, str]] | None = None,
+    tell: Callable[[str], None] = _log.warning,
     *,
     part: bool = False,
     processes: Processes = ONE,
@@ -322,27 +321,46 @@ def restore_step(
     Args:
       abstract_state: pytree of jax.ShapeDtypeStruct with shardings, on any mesh; numpy arrays ask for numpy arrays.
         A leaf without a sharding lands on the first device.
-      skipped: damaged steps that were passed over are appended, newest first, and logged.
+      tell: takes a message of each damaged step that is passed over, newest first.
       part: `abstract_state` may be a part of what was saved (only the parameters, say); the rest is not read.
       processes: those that read together, each its own shards.
       shared: as in `open_run_state`. False: each verifies all of its own folder.
     Raises: NoIntactStep where none is left; DamagedStep where `step` was asked for and is damaged; StateMismatch where
       an intact step holds other leaves.
     """
-    folder, skipped = paths.local(root), [] if skipped is None else skipped
+    folder = paths.local(root)
     present = list_steps(folder)
+    read = lambda step: _read(folder, step, abstract_state, part, processes, shared)
     if step is not None:
         if step not in present:
             raise NoIntactStep(f"there is no checkpoint of step {step} in {folder}; there are {present or 'none'}")
-        return step, *_read(folder, step, abstract_state, part, processes, shared)
-    for candidate in reversed(present):
+        return step, *read(step)
+    if not present:
+        raise NoIntactStep(f"there is no checkpoint in {folder}")
+    return newest_intact(folder, present, read, tell)
+
+
+def newest_intact(
+    where: object,
+    steps: Sequence[int],
+    read: Callable[[int], tuple[PyTree, dict[str, Any]]],
+    tell: Callable[[str], None],
+) -> tuple[int, PyTree, dict[str, Any]]:
+    """Returns (step, state, host) of the newest of `steps`, oldest first, that `read` does not find damaged.
+
+    Args:
+      where: the folder or run, for the message.
+      tell: takes a message of each damaged step that is passed over.
+    Raises: NoIntactStep where all are damaged.
+    """
+    damaged = []
+    for step in reversed(steps):
         try:
-            return candidate, *_read(folder, candidate, abstract_state, part, processes, shared)
+            return step, *read(step)
         except DamagedStep as error:
-            _log.warning("%s; trying the one before it", error)
-            skipped.append((candidate, error.reason))
-    listed = "; ".join(f"step {bad}: {reason}" for bad, reason in skipped) or "the folder holds no checkpoint"
-    raise NoIntactStep(f"nothing can be restored from {folder}: {listed}")
+            tell(f"{error}; trying the one before it")
+            damaged.append(f"step {step}: {error.reason}")
+    raise NoIntactStep(f"no checkpoint in {where} is intact ({'; '.join(damaged)})")
 
 
 def read_step_manifest(root: str | os.PathLike[str], step: int) -> dict[str, Any]:
