@@ -40,7 +40,7 @@ from jrl.ops.divergence import DIVERGENCES
 from jrl.run.trained import open_trained
 from jrl.tools.evaluation import reevaluate
 from jrl.tools.sweep import charts, manifest
-from jrl.tools.sweep.comparison import Comparison, Curve, Row, compare, to_json
+from jrl.tools.sweep.comparison import Comparison, Curve, VariantResult, compare, to_json
 from jrl.tools.sweep.runs import RunResult, find_runs, read_run
 
 ROOT = Path(__file__).parents[1]
@@ -289,7 +289,7 @@ def compared(experiment: Experiment, runs: Mapping[Variant, Sequence[RunResult]]
     return found._replace(metrics=rows, baseline=experiment.baseline)
 
 
-def over_axis(rows: Sequence[Row], variants: Sequence[Variant]) -> list[Row]:
+def over_axis(rows: Sequence[VariantResult], variants: Sequence[Variant]) -> list[VariantResult]:
     """Returns a row for every label whose curve is the value of its variants, each at its place on the axis."""
     lines = []
     for label in dict.fromkeys(variant.label for variant in variants):
@@ -300,7 +300,7 @@ def over_axis(rows: Sequence[Row], variants: Sequence[Variant]) -> list[Row]:
     return lines
 
 
-def plot(metric: str, rows: Sequence[Row], experiment: Experiment) -> str:
+def plot(metric: str, rows: Sequence[VariantResult], experiment: Experiment) -> str:
     """Returns the plot of a metric as SVG: over the axis of the experiment, over the steps, or a dot for each run."""
     if experiment.axis is not None:
         return charts.curves(metric, over_axis(rows, experiment.variants), over=experiment.axis)

@@ -77,7 +77,7 @@ def measure(name: str) -> dict[str, Any]:
         kind, own = programs_of(case)[program]
         kernels = counted.kernel_seconds(kind, own, topology.chip)
         memory = traffic[program].hbm / topology.chip.hbm_rate
-        count = counted.count_of(report.text, kind, own, topology.chip, kernels=kernels, memory=memory, times=1)
+        count = counted.hlo_cost(report.text, kind, own, topology.chip, kernels=kernels, memory=memory, times=1)
         least = estimate.estimate(flops.of_programs(case)[program], traffic[program], case, topology.chip)
         row[program] |= {**counted.to_json(count), "least_seconds": least.seconds}
         if kind == "sample":

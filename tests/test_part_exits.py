@@ -8,7 +8,7 @@ from test_step_parts import token_batch
 
 import jrl
 from jrl import cli
-from jrl.learning.learner import Reading, token_terms
+from jrl.learning.learner import ModelOutputs, token_terms
 from jrl.plugins import PartError, load_parts
 from jrl.resolve import find_config
 
@@ -41,10 +41,10 @@ OBJECTIVE = (
 def exit_code_of_the_loss(part):
     """Returns the exit code of a command that asks for the loss of the objective Mine of a part."""
     objective = load_parts([part]).tables["algos"]["Mine"]
-    batch, reading = token_batch(None), Reading(jnp.zeros((1, 3)), *[None] * 5)
+    batch, outputs = token_batch(None), ModelOutputs(jnp.zeros((1, 3)), *[None] * 5)
 
     def command(args):
-        token_terms(reading, batch, objective.config(), (), objective)
+        token_terms(outputs, batch, objective.config(), (), objective)
         return 0
 
     return cli.guarded(command, cli.parser_of("train").parse_args(["tiny"]))

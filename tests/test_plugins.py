@@ -13,7 +13,7 @@ import pytest
 from jrl.plugins import PartError, load_parts, part_files, saved_parts
 from jrl.tasks.example import Example, Message
 from jrl.tasks.verdict import Status
-from jrl.tasks.verifiers import Row
+from jrl.tasks.verifiers import VerifierSpec
 from jrl.tasks.verifiers.pool import Item, Pool
 from jrl.tasks.verifiers.source import PartSource
 
@@ -105,7 +105,9 @@ def test_neighbors_reach_the_verifier_workers_as_text(tmp_path):
     parts = load_parts([write(tmp_path, **FILES)])
     for name in FILES:
         (tmp_path / f"{name}.py").unlink()
-    with Pool([Row("score", {})], parts.sources, workers=1, cpu_seconds=2, wall_seconds=10, memory_mb=512) as pool:
+    with Pool(
+        [VerifierSpec("score", {})], parts.sources, workers=1, cpu_seconds=2, wall_seconds=10, memory_mb=512
+    ) as pool:
         ((verdict,),) = pool.collect(pool.submit([Item("[1, 2, 3]", EXAMPLE, (0,))]))
     assert (verdict.status, verdict.reward) == (Status.CORRECT, 11.5)
 

@@ -31,9 +31,9 @@ from jrl.device.processes import (
     Cluster,
     HostLost,
     OtherProcessFailed,
-    Place,
     Processes,
     ProcessesDisagree,
+    ProcessStatus,
     StoreLost,
     decode,
     encode,
@@ -332,30 +332,30 @@ def test_a_service_that_does_not_answer_means_that_process_0_is_lost():
 def test_a_step_is_late_by_the_median_of_the_steps_before(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(processes_module.time, "monotonic", lambda: now[0])
-    place = Place()
+    status = ProcessStatus()
     for step, second in enumerate([100.0, 110.0, 120.0, 170.0], start=1):  # the first one compiles
         now[0] = second
-        assert place.overdue() is None
-        place.ended(step)
+        assert status.overdue() is None
+        status.ended(step)
     now[0] = 170.0 + LATE_STEPS * 10 + LATE_SECONDS  # the median of 10, 10 and 50
-    assert place.overdue() is None
+    assert status.overdue() is None
     now[0] += 1
-    assert place.overdue() == LATE_STEPS * 10 + LATE_SECONDS + 1
+    assert status.overdue() == LATE_STEPS * 10 + LATE_SECONDS + 1
 
 
 def test_a_step_of_any_length_is_late_after_three_medians_and_half_a_minute(monkeypatch, trials):
     draw, now = random.Random(0), [0.0]
     monkeypatch.setattr(processes_module.time, "monotonic", lambda: now[0])
     for _ in range(trials(20, 200)):
-        place, median = Place(), 10 ** draw.uniform(-2, 3)
+        status, median = ProcessStatus(), 10 ** draw.uniform(-2, 3)
         for step in range(1, draw.randrange(3, 31)):
             now[0] += median * (1 if step > 1 else 100)  # the first one compiles
-            place.ended(step)
+            status.ended(step)
         ended, limit = now[0], LATE_STEPS * median + LATE_SECONDS
         now[0] = ended + 0.999 * limit
-        assert place.overdue() is None
+        assert status.overdue() is None
         now[0] = ended + 1.001 * limit
-        assert place.overdue() == pytest.approx(1.001 * limit)
+        assert status.overdue() == pytest.approx(1.001 * limit)
 
 
 def test_a_step_that_takes_long_is_told_once_and_ends_no_process(monkeypatch, trials):
@@ -369,7 +369,7 @@ def test_a_step_that_takes_long_is_told_once_and_ends_no_process(monkeypatch, tr
         steps = draw.randrange(3, 7)
 
         def say(text, said=said, late=late, hosts=hosts, steps=steps):
-            if hosts[0].place.step == steps:  # an earlier step may be late on a busy machine
+            if hosts[0].status.step == steps:  # an earlier step may be late on a busy machine
                 said.append(text)
                 late.set()
 
@@ -379,8 +379,8 @@ def test_a_step_that_takes_long_is_told_once_and_ends_no_process(monkeypatch, tr
             for step in range(1, steps + 1):
                 time.sleep(draw.uniform(0.001, 0.01))
                 for host in hosts:
-                    host.place.ended(step)
-            hosts[1].place.begin("scoring")
+                    host.status.ended(step)
+            hosts[1].status.begin("scoring")
             assert late.wait(60)
             time.sleep(0.1)
         assert len(said) == 1 and "no step has ended for" in said[0] and "process 1 (b)" in said[0]

@@ -15,8 +15,8 @@ from jrl.models.shape import Decoder
 from jrl.run import job
 from jrl.run.clock import RunClock, StepWork, split_wait
 from jrl.run.throughput import (
-    Count,
     Speed,
+    TokenCount,
     count_packed,
     count_rows,
     decode_bytes,
@@ -125,12 +125,12 @@ def test_tokens_of_rows_and_what_they_see():
     # Lengths 4 and 6 with prompts of 3: 10 tokens, which see 1+2+3+4 and 1+...+6; 1 and 3 of them are drawn.
     mask = np.zeros((2, 8), bool)
     mask[0, 3:4] = mask[1, 3:6] = True
-    assert count_rows(np.array([4, 6]), mask) == Count(10, 10 + 21, 4)
+    assert count_rows(np.array([4, 6]), mask) == TokenCount(10, 10 + 21, 4)
     # The prompt but for its last token, 2 tokens that see 1 + 2, is computed once.
-    assert count_rows(np.array([4, 6]), mask, samples=2) == Count(8, 31 - 3, 4)
+    assert count_rows(np.array([4, 6]), mask, samples=2) == TokenCount(8, 31 - 3, 4)
     packed = np.full((1, 1, 10), -1)
     packed[0, 0, :4], packed[0, 0, 4:10] = np.arange(4), 8 + np.arange(6)
-    assert count_packed([packed], mask) == Count(10, 31, 4)
+    assert count_packed([packed], mask) == TokenCount(10, 31, 4)
 
 
 def test_the_models_operations_by_hand():
@@ -138,11 +138,11 @@ def test_the_models_operations_by_hand():
     assert flops.layer_weights(decoder.spec(CFG)) == 2 * 108
     # 10 tokens through 216 entries, 4 through the head of 28; scores and values of 31 pairs: 2 layers x 2 x 2 x 4.
     forward = 2 * 10 * 216 + 2 * 4 * 28 + 2 * 2 * 2 * 4 * 31
-    assert forward_flops(speed(), Count(10, 31, 4)) == forward
-    assert update_flops(speed(), Count(10, 31, 4)) == 3 * forward
+    assert forward_flops(speed(), TokenCount(10, 31, 4)) == forward
+    assert update_flops(speed(), TokenCount(10, 31, 4)) == 3 * forward
     # With 8 entries of adapters the frozen matrices and the head have no gradient.
     adapted = forward + 2 * 10 * 8
-    assert update_flops(speed(adapters=8), Count(10, 31, 4)) == 3 * adapted - 2 * (10 * 216 + 4 * 28)
+    assert update_flops(speed(adapters=8), TokenCount(10, 31, 4)) == 3 * adapted - 2 * (10 * 216 + 4 * 28)
 
 
 def test_decode_steps_and_the_bytes_that_they_read():
@@ -165,7 +165,7 @@ def test_figures_leave_out_shares_of_an_unknown_peak():
     mask = np.zeros((2, 8), bool)
     mask[0, 3:4] = mask[1, 3:6] = True
     host = {"length": np.array([4, 6]), "action_mask": mask}
-    step = StepWork({"sample": 3.0, "update": 5.0}, [Done(2.0), Done(4.0)], [host], Count(10, 31, 4))
+    step = StepWork({"sample": 3.0, "update": 5.0}, [Done(2.0), Done(4.0)], [host], TokenCount(10, 31, 4))
     found = figures(speed(), Clock, step, epochs=2)
     assert found["time/sample_seconds"] == 3.0 and found["time/update_device_seconds"] == 4.0
     assert found["time/sample_tokens_per_second"] == 4 / 2.0

@@ -15,7 +15,7 @@ from jrl.algos import ALGOS
 from jrl.algos.contract import Needs, Objective, Pairs
 from jrl.learning.credit import Credit, credit, finish_sampled, kept_rows, targets_of
 from jrl.learning.layout import Learner
-from jrl.learning.learner import Reading, close_step, mean_metrics, token_terms
+from jrl.learning.learner import ModelOutputs, close_step, mean_metrics, token_terms
 from jrl.learning.pack import pack_rollout, unpack
 from jrl.learning.step import Learned, Minibatch, learn_from_sampled, updates
 from jrl.types import ModelState, PackedBatch, Recomputed, TrainBatch, TrainState
@@ -90,8 +90,8 @@ OLD_LOSS = Objective(config=GRPO.config, token_loss=lambda config, tokens, state
 
 
 def old_terms(now, old):
-    reading = Reading(now, None, None, None, None, None)
-    return token_terms(reading, token_batch(old), None, (), OLD_LOSS)[0]
+    outputs = ModelOutputs(now, None, None, None, None, None)
+    return token_terms(outputs, token_batch(old), None, (), OLD_LOSS)[0]
 
 
 def test_old_log_probs_are_those_of_before_the_updates_or_of_now_without_a_gradient():
@@ -260,4 +260,4 @@ def test_a_loss_of_another_shape_than_its_tokens_is_refused(returned, problem):
     """A sum would be spread over all tokens, and a run would go on without a word."""
     batch, objective = token_batch(None), GRPO._replace(token_loss=lambda config, tokens, state: returned)
     with pytest.raises(ValueError, match=rf"GRPO: token_loss must return \(loss of shape \[1, 3\], .*{problem}"):
-        token_terms(Reading(jnp.asarray(NOW), *[None] * 5), batch, GRPO.config(), (), objective)
+        token_terms(ModelOutputs(jnp.asarray(NOW), *[None] * 5), batch, GRPO.config(), (), objective)

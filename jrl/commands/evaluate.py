@@ -64,9 +64,9 @@ def evaluate(args: argparse.Namespace) -> int:
     if args.reference_step is not None and args.reference is None:
         raise ValueError("--reference-step is a saved step of --reference, which is not given")
     only = args.source if len(addresses) == 1 else None
-    reading = evaluate_sources.Reading(bindings, args.config, only, reading_bar())
-    sources = evaluate_sources.sources_of(addresses, args.steps or [args.step], reading, args.stage, args.role)
-    open_model = lambda address, **of: evaluate_sources.open_model(address, reading, **of)
+    open_options = evaluate_sources.OpenOptions(bindings, args.config, only, reading_bar())
+    sources = evaluate_sources.sources_of(addresses, args.steps or [args.step], open_options, args.stage, args.role)
+    open_model = lambda address, **of: evaluate_sources.open_model(address, open_options, **of)
     open_reference = None
     if args.reference is not None:
         open_reference = lambda: open_model(args.reference, step=args.reference_step)

@@ -75,7 +75,7 @@ class Cluster(NamedTuple):
     index: int  # of this process
 
 
-class Place:
+class ProcessStatus:
     """Where a process is, as the others are told when it is lost. Written by the main thread, read by the beat."""
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class Processes:
     count: int = 1
     store: Store | None = None  # None: there is one process
     names: tuple[str, ...] = ()  # of every process: "process 1 (HOST, pid 123)"
-    place: Place = dataclasses.field(default_factory=Place)
+    status: ProcessStatus = dataclasses.field(default_factory=ProcessStatus)
     ended_by: OtherProcessFailed | None = None  # why the run ends, once this process knows
     _serial: itertools.count = dataclasses.field(default_factory=itertools.count)
 

@@ -93,7 +93,7 @@ def watching(processes: Processes, say: Callable[[str], None]) -> Iterator[Beats
         while not ended.wait(BEAT_SECONDS):
             number += 1
             with contextlib.suppress(Exception):  # `answered` stands still where the service is gone
-                store.put(f"beat/{processes.index}", encode({"number": number, "place": str(processes.place)}))
+                store.put(f"beat/{processes.index}", encode({"number": number, "place": str(processes.status)}))
                 beats.hear(store.list("beat"))
                 if (failure := processes.failure()) is not None:
                     if not ended.wait(GRACE_SECONDS):
@@ -106,8 +106,12 @@ def watching(processes: Processes, say: Callable[[str], None]) -> Iterator[Beats
     def watch() -> None:
         told = None  # the step after which the run was late and this was said
         while not ended.wait(BEAT_SECONDS):
-            if processes.writer and told != processes.place.step and (waited := processes.place.overdue()) is not None:
-                told = processes.place.step
+            if (
+                processes.writer
+                and told != processes.status.step
+                and (waited := processes.status.overdue()) is not None
+            ):
+                told = processes.status.step
                 say(f"no step has ended for {waited:.0f} s, which is long for this run:\n{beats.lines(processes)}")
             if lost := beats.lost(processes.index):
                 say(lost_message(processes, beats, lost))

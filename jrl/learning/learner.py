@@ -97,7 +97,7 @@ def frozen_of(models: dict[str, ModelState], role: str) -> PyTree | None:
     return model.frozen if model.shares is None else models[model.shares].frozen
 
 
-class Reading(NamedTuple):
+class ModelOutputs(NamedTuple):
     """What a model says of packed rows. A field is None where it was not asked for."""
 
     logprobs: Array | None  # [R, L]
@@ -119,7 +119,7 @@ class Teacher(NamedTuple):
     cfg: Any
 
 
-def reading_of(
+def model_outputs(
     weights: Weights,
     micro: PackedBatch,
     mask: Array,
@@ -129,12 +129,12 @@ def reading_of(
     needs: Needs,
     teacher: Teacher | None = None,
     sum_squared: bool = False,
-) -> Reading:
+) -> ModelOutputs:
     """Returns what a model says of one micro-batch, log-probs of the tokens in `mask`.
 
     Args:
       teacher: where Needs.divergence is from it; None: no divergence.
-      sum_squared: whether Reading.sum_squared is asked for, whatever the objective needs.
+      sum_squared: whether ModelOutputs.sum_squared is asked for, whatever the objective needs.
     """
     squared = sum_squared or needs.log_sum_squared
     read = as_read(weights.params, micro, mask, model, cfg, chunk, needs)
@@ -167,7 +167,7 @@ def reading_of(
             kind=needs.divergence,
             **asked,
         ))  # fmt: skip
-    return Reading(
+    return ModelOutputs(
         logprobs=logprobs,
         entropy=entropy,
         router_logits=router_logits,
@@ -252,11 +252,11 @@ def recompute(
 
     def read(micro: PackedBatch) -> dict[str, Array]:
         squared = "old_sum_squared" in fields
-        reading = reading_of(weights, micro, micro.action_mask, model, cfg, chunk, needs, sum_squared=squared)
-        fields_read = {"old_logprobs": reading.logprobs, "old_entropy": reading.entropy}
-        fields_read |= {"old_sum_squared": reading.sum_squared}
-        if reading.values is not None:
-            fields_read["old_values"] = jnp.where(micro.action_mask, reading.values, 0)
+        outputs = model_outputs(weights, micro, micro.action_mask, model, cfg, chunk, needs, sum_squared=squared)
+        fields_read = {"old_logprobs": outputs.logprobs, "old_entropy": outputs.entropy}
+        fields_read |= {"old_sum_squared": outputs.sum_squared}
+        if outputs.values is not None:
+            fields_read["old_values"] = jnp.where(micro.action_mask, outputs.values, 0)
         return {name: fields_read[name] for name in fields}
 
     zeros = {name: jnp.zeros_like(packed.action_mask, dtype) for name in fields}
@@ -282,7 +282,7 @@ def sequence_scores(
     of_outputs = jnp.asarray((1 / outputs,) * outputs if attribute_weights is None else attribute_weights, jnp.float32)
 
     def read(micro: PackedBatch) -> dict[str, Array]:
-        scores = reading_of(weights, micro, micro.action_mask, model, cfg, 1, needs).scores
+        scores = model_outputs(weights, micro, micro.action_mask, model, cfg, 1, needs).scores
         return {"score": scores if outputs == 1 else scores @ of_outputs}
 
     zeros = {"score": jnp.zeros_like(packed.sequence, jnp.promote_types(jnp.float32, jnp.dtype(cfg.dtype)))}
@@ -386,26 +386,26 @@ def loss_sums(
     def loss_fn(trainable: Weights, micro: TrainBatch) -> tuple[Array, tuple[Array, ...]]:
         params = merge_params(frozen, without_gradient(trainable.params, spec))
         weights = Weights(params, trainable.heads)
-        reading = reading_of(weights, micro.packed, micro.loss_mask, model, cfg, chunk, needs, other)
-        if not needs.entropy_gradient and reading.entropy is not None:
-            reading = reading._replace(entropy=jax.lax.stop_gradient(reading.entropy))
+        outputs = model_outputs(weights, micro.packed, micro.loss_mask, model, cfg, chunk, needs, other)
+        if not needs.entropy_gradient and outputs.entropy is not None:
+            outputs = outputs._replace(entropy=jax.lax.stop_gradient(outputs.entropy))
         loss = magnitude = jnp.zeros((), batch.denominator.dtype)
         metrics: dict[str, Array] = {}
         if objective.token_loss is not None:
-            terms, metrics = token_terms(reading, micro, config, state, objective)
+            terms, metrics = token_terms(outputs, micro, config, state, objective)
             loss, magnitude = terms.sum(), jnp.abs(terms).sum()
         sequence_metrics: dict[str, Array] = {}
         if objective.sequence_loss is not None:
-            terms, sequence_metrics = sequence_terms(reading, micro, config, state, objective)
+            terms, sequence_metrics = sequence_terms(outputs, micro, config, state, objective)
             # Said as a share of the batch's denominator, terms of sequences and tokens add up.
             terms = terms * (batch.denominator / batch.targets.denominator)
             loss, magnitude = loss + terms.sum(), magnitude + jnp.abs(terms).sum()
-        of_tokens, largest = _common(reading, micro)
+        of_tokens, largest = _common(outputs, micro)
         metrics = {name: jnp.where(micro.loss_mask, x, 0).sum() for name, x in (metrics | of_tokens).items()}
         load = None
-        if reading.router_logits is not None:
+        if outputs.router_logits is not None:
             places = micro.packed.sequence.shape[-1]
-            sums, load = _router_sums(reading.router_logits, micro, places, cfg.experts.per_token)
+            sums, load = _router_sums(outputs.router_logits, micro, places, cfg.experts.per_token)
             # The terms of routers are means over tokens: as a share of the batch's denominator they are sums too.
             share = batch.denominator / jnp.maximum(batch.loss_mask.sum(), 1)
             for name, weight in ({} if router is None else {"balance": router.balance, "z": router.z}).items():
@@ -464,7 +464,7 @@ def pretraining_sums(
 
     def loss_fn(trainable: Weights, micro: PackedBatch) -> tuple[Array, Array]:
         weights = Weights(merge_params(frozen, without_gradient(trainable.params, spec)), trainable.heads)
-        read = reading_of(weights, micro, micro.action_mask, model, cfg, chunk, Needs()).logprobs
+        read = model_outputs(weights, micro, micro.action_mask, model, cfg, chunk, Needs()).logprobs
         given = dict(coefficient=batch.coefficient, num_tokens=batch.num_tokens, denominator=denominator)
         terms = likelihood.pretraining_nll(read, micro.action_mask, **given)
         return terms.sum(), -jax.lax.stop_gradient(reduce.masked(read, micro.action_mask)).sum()
@@ -481,34 +481,34 @@ def pretraining_sums(
 
 
 def token_terms(
-    reading: Reading, micro: TrainBatch, config: PyTree, state: PyTree, objective: Objective
+    outputs: ModelOutputs, micro: TrainBatch, config: PyTree, state: PyTree, objective: Objective
 ) -> tuple[Array, dict[str, Array]]:
     """Returns weight times loss of every token, [R, L], and the objective's metrics, [R, L] each."""
     packed, before, needs = micro.packed, micro.recomputed, objective.needs(config)
     old = before.old_logprobs
     if not needs.old_logprobs:
         old = None
-    elif old is None and reading.logprobs is not None:
-        old = jax.lax.stop_gradient(reading.logprobs)
+    elif old is None and outputs.logprobs is not None:
+        old = jax.lax.stop_gradient(outputs.logprobs)
     tokens = Tokens(
-        logprobs=reading.logprobs,
+        logprobs=outputs.logprobs,
         old_logprobs=old,
         behaviour_logprobs=packed.behaviour_logprobs,
         ref_logprobs=before.ref_logprobs,
-        entropy=reading.entropy,
+        entropy=outputs.entropy,
         advantages=micro.advantages,
         mask=micro.loss_mask,
         segment=packed.segment,
         num_segments=packed.sequence.shape[-1],
-        values=reading.values,
-        value_logits=reading.value_logits,
+        values=outputs.values,
+        value_logits=outputs.value_logits,
         old_values=before.old_values,
         returns=micro.returns,
         selected=micro.selected,
         positive_weights=micro.positive_weights,
-        divergence=reading.divergence,
+        divergence=outputs.divergence,
         staleness=micro.staleness,
-        state_values=reading.state_values,
+        state_values=outputs.state_values,
         row_values=_of_rows(micro) if needs.row_value_names else None,
     )
     returned = objective.token_loss(config, tokens, state)
@@ -524,11 +524,11 @@ def _of_rows(micro: TrainBatch) -> Array:
 
 
 def sequence_terms(
-    reading: Reading, micro: TrainBatch, config: PyTree, state: PyTree, objective: Objective
+    outputs: ModelOutputs, micro: TrainBatch, config: PyTree, state: PyTree, objective: Objective
 ) -> tuple[Array, dict[str, Array]]:
     """Returns weight times loss of every sequence, [R, S], and sums of the objective's metrics over them, [] each."""
     targets, ref_logprobs = micro.targets, micro.recomputed.ref_logprobs
-    sequences = sequences_of(micro.packed, targets, micro.loss_mask, reading.logprobs, ref_logprobs)
+    sequences = sequences_of(micro.packed, targets, micro.loss_mask, outputs.logprobs, ref_logprobs)
 
     def by_sequence(x: Array, mask: Array = micro.loss_mask) -> Array:
         return segments.segment_sum(x, mask, micro.packed.segment, num_segments=targets.label.shape[-1])
@@ -537,23 +537,23 @@ def sequence_terms(
     if objective.needs(config).contrast:
         by_place = (targets.label, targets.unit, targets.counts)
         reward = token_contrast(ref_logprobs, micro.loss_mask, micro.packed.segment, *by_place)
-        contrast = by_sequence(reward * reduce.masked(reading.logprobs, micro.loss_mask))
+        contrast = by_sequence(reward * reduce.masked(outputs.logprobs, micro.loss_mask))
     floored, floor = None, objective.needs(config).probability_floor
     if floor is not None:
-        ones = jnp.ones_like(reading.logprobs)
-        floored = by_sequence(-r_gold(reading.logprobs, ones, micro.loss_mask, floor=floor))
+        ones = jnp.ones_like(outputs.logprobs)
+        floored = by_sequence(-r_gold(outputs.logprobs, ones, micro.loss_mask, floor=floor))
     squared = None
     if objective.needs(config).log_sum_squared:
-        by_token = jnp.log(jnp.where(micro.loss_mask, reading.sum_squared, 1))
+        by_token = jnp.log(jnp.where(micro.loss_mask, outputs.sum_squared, 1))
         squared = by_sequence(jax.lax.stop_gradient(by_token))
     common = None
     if objective.needs(config).common_length:
         shorter = jnp.minimum(sequences.length, other_of_pair(sequences.length, sequences))
         first = segments.first_tokens(shorter, micro.loss_mask, micro.packed.segment)
-        gain = reduce.masked(reading.logprobs, micro.loss_mask) - reduce.masked(ref_logprobs, micro.loss_mask)
+        gain = reduce.masked(outputs.logprobs, micro.loss_mask) - reduce.masked(ref_logprobs, micro.loss_mask)
         common = by_sequence(gain, first)
     sequences = sequences.replace(
-        score=reading.scores, contrast=contrast, floored_logprob=floored, common_gain=common, log_sum_squared=squared
+        score=outputs.scores, contrast=contrast, floored_logprob=floored, common_gain=common, log_sum_squared=squared
     )
     returned = objective.sequence_loss(config, sequences, state)
     per_sequence, metrics = loss_and_metrics("sequence_loss", config, returned, sequences.mask.shape)
@@ -561,20 +561,20 @@ def sequence_terms(
     return jnp.where(targets.counts, targets.weight * per_sequence, 0), sums
 
 
-def _common(reading: Reading, micro: TrainBatch) -> tuple[dict[str, Array], dict[str, Array]]:
+def _common(outputs: ModelOutputs, micro: TrainBatch) -> tuple[dict[str, Array], dict[str, Array]]:
     """Returns the metrics of tokens that every objective has, [R, L] each, and those that are maxima, [] each.
 
     The sampler is compared with the weights before the updates of a batch, and with those that learn where nothing has
     asked the former.
     """
-    if reading.logprobs is None:
+    if outputs.logprobs is None:
         return {}, {}
-    metrics = {"policy/entropy": reading.entropy, "policy/logprob": reading.logprobs}
+    metrics = {"policy/entropy": outputs.entropy, "policy/logprob": outputs.logprobs}
     sampled, largest = micro.packed.sampler_logprobs, {}
     if sampled is not None:
-        metrics["policy/sampler_difference"] = jnp.abs(reading.logprobs - sampled)
+        metrics["policy/sampler_difference"] = jnp.abs(outputs.logprobs - sampled)
         old = micro.recomputed.old_logprobs
-        both = sampled, reading.logprobs if old is None else old, micro.loss_mask
+        both = sampled, outputs.logprobs if old is None else old, micro.loss_mask
         metrics |= {f"{MISMATCH}{name}": value for name, value in mismatch_terms(*both).items()}
         largest = {LARGEST: probability_difference(*both).max()}
     return metrics, largest

@@ -28,7 +28,7 @@ from jrl.learning.learner import (
     hidden_of,
     loss_sums,
     micro_batch,
-    reading_of,
+    model_outputs,
     sequence_terms,
     teacher_of,
     token_terms,
@@ -157,17 +157,17 @@ def _read(
     packed = _inputs(weights.params, batch, config, i, objective=objective, model=model, cfg=cfg, chunk=chunk)
     hidden, _ = hidden_of(weights.params, packed, model, cfg)
     other = None if teacher is None else Teacher(teacher, *(teacher_kind or (model, cfg)))
-    reading = reading_of(weights, micro.packed, micro.loss_mask, model, cfg, chunk, needs, other)
+    outputs = model_outputs(weights, micro.packed, micro.loss_mask, model, cfg, chunk, needs, other)
     flags = {"activations": row_layout().joined(~jnp.isfinite(hidden).all(-1)) & (micro.packed.segment < places)}
-    for name, value in (("log-probs", reading.logprobs), ("values", reading.values)):
+    for name, value in (("log-probs", outputs.logprobs), ("values", outputs.values)):
         if value is not None:
             flags[name] = ~jnp.isfinite(value) & micro.loss_mask
-    if reading.scores is not None:
-        flags["scores"] = _of_any_output(~jnp.isfinite(reading.scores), micro.targets.counts)
+    if outputs.scores is not None:
+        flags["scores"] = _of_any_output(~jnp.isfinite(outputs.scores), micro.targets.counts)
     if objective.token_loss is not None:
-        flags["loss"] = ~jnp.isfinite(token_terms(reading, micro, config, state, objective)[0])
+        flags["loss"] = ~jnp.isfinite(token_terms(outputs, micro, config, state, objective)[0])
     if objective.sequence_loss is not None:
-        of_sequences = ~jnp.isfinite(sequence_terms(reading, micro, config, state, objective)[0])
+        of_sequences = ~jnp.isfinite(sequence_terms(outputs, micro, config, state, objective)[0])
         flags["loss of sequences"] = of_sequences
     return flags
 

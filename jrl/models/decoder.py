@@ -27,7 +27,7 @@ from jrl.models.norm import layer_norm, rms_norm
 from jrl.models.product import multiply, plus
 from jrl.models.remat import is_narrow, keeping, layer_input, product, stream
 from jrl.models.rope import amplitude, cos_sin, frequencies, rotate
-from jrl.models.shape import Decoder, Variant
+from jrl.models.shape import Decoder, LayerVariant
 from jrl.ops.router import by_layer, by_token, not_recorded, route_dtype
 from jrl.types import Array, PyTree
 
@@ -187,7 +187,7 @@ def _run(
             of_routers.append(None if of_router is None else jnp.expand_dims(of_router, 0))
     else:
         # The cache is carried and written in place. As inputs and outputs of the scan there would be two of it.
-        def step_of(kind: Kind, variant: Variant, start: int) -> Callable[[tuple, tuple], tuple[tuple, tuple]]:
+        def step_of(kind: Kind, variant: LayerVariant, start: int) -> Callable[[tuple, tuple], tuple[tuple, tuple]]:
             def step(carry: tuple[Array, Any], xs: tuple) -> tuple[tuple[Array, Any], tuple]:
                 ((x, added), cache), (weights, flags, index, layer, token_input) = carry, xs
                 x = x if added is None else x + jax.lax.stop_gradient(added)  # see _summed_later
@@ -271,7 +271,7 @@ def _layer(
     token_input: TokenInput,
     *,
     kind: Kind,
-    variant: Variant,
+    variant: LayerVariant,
     cfg: Decoder,
     asked: Asked,
     adds: bool = True,
@@ -458,7 +458,7 @@ def _attention(
     h: Array,
     weights: PyTree,
     kind: Kind,
-    variant: Variant,
+    variant: LayerVariant,
     context: Context,
     layer_cache: LayerCache,
     shared_kv: tuple[Array, Array] | None,
@@ -533,7 +533,7 @@ def _projected(
     h: Array,
     weights: PyTree,
     kind: Kind,
-    variant: Variant,
+    variant: LayerVariant,
     rotary: Rotary | None,
     shared_kv: tuple[Array | None, Array | None] | None,
     cfg: Decoder,
@@ -565,12 +565,12 @@ def _projected(
     return _rotate(q, rotary, kind), _rotate(k, rotary, kind), v
 
 
-def _project(h: Array, weights: PyTree, variant: Variant, name: str, heads: str) -> Array:
+def _project(h: Array, weights: PyTree, variant: LayerVariant, name: str, heads: str) -> Array:
     """Returns h, [B, L, D], times one of a layer's projections, by head: [B, L, heads, K]."""
     return multiply("bld,dhk->blhk", h, weights, f"{variant.prefix}{name}", ("embed", heads, "head_dim"))
 
 
-def _output(out: Array, h: Array, weights: PyTree, variant: Variant, cfg: Decoder) -> Array:
+def _output(out: Array, h: Array, weights: PyTree, variant: LayerVariant, cfg: Decoder) -> Array:
     """Returns what attention adds to the stream, [B, L, D], of its heads' outputs, [B, L, H, K]."""
     if cfg.output_gate:
         out = out * jax.nn.sigmoid(_project(h, weights, variant, "q_gate", "heads"))

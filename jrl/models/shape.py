@@ -31,7 +31,7 @@ class FullHeads:
     keys_are_values: bool = False  # values are the keys, before they are normalized and rotated
 
 
-class Variant(NamedTuple):
+class LayerVariant(NamedTuple):
     """What sets layers apart that no scan can run over together: they have other leaves, or another place to put what
     they keep."""
 
@@ -180,10 +180,10 @@ class Decoder:
         kinds = {self.windowed(i) for i in range(unshared, self.layers)}
         return {kind: last_of_kind[kind] for kind in kinds} if kinds <= last_of_kind.keys() else {}
 
-    def variant(self, layer: int) -> Variant:
+    def variant(self, layer: int) -> LayerVariant:
         """Returns what decides which leaves a layer has."""
         apart = self.full is not None or self.shared_layers > 0
-        return Variant(
+        return LayerVariant(
             sparse=self.sparse(layer),
             linear=self.linear is not None and self.linear.at(layer),
             full=self.full is not None and not self.windowed(layer),

@@ -12,7 +12,7 @@ from jrl.device.placement import fetch
 from jrl.rollout.sources import Completions, LearnedScores, RewardSource
 from jrl.tasks.rewards.process import step_differences, step_values
 from jrl.tasks.rewards.weighted import LARGEST_REWARD
-from jrl.tasks.tokenizers.incremental import Decoder
+from jrl.tasks.tokenizers.incremental import IncrementalDecoder
 from jrl.types import Array, PackedBatch, TrainState
 
 WORST_STEP = "process/worst_step"  # R15's outcome of a completion: the smallest score of its steps
@@ -48,7 +48,7 @@ def step_ends(ids: Sequence[int], separator: str, pieces: Sequence[bytes], leads
     Args:
       ids: the sampled tokens of a completion. pieces, leads: the tokenizer's (jrl.tasks.tokenizers.contract).
     """
-    decoder, text, done, ends, last = Decoder(pieces, leads), "", 0, [], None
+    decoder, text, done, ends, last = IncrementalDecoder(pieces, leads), "", 0, [], None
     for place, token in enumerate(ids):
         more, before = decoder.feed([token]), len(text)
         text += more

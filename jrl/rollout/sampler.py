@@ -40,7 +40,7 @@ from jrl.device.sharding import (
 from jrl.models.attention.fused import fused
 from jrl.models.attention.kernels import OneToken
 from jrl.models.contract import Layout, Model, has_state, unstack_cache
-from jrl.models.mixture import Pair, mixture
+from jrl.models.mixture import PolicyAndReference, mixture
 from jrl.ops.draw import draw, greedy
 from jrl.ops.fingerprint import fingerprint
 from jrl.ops.keys import row_key, token_key
@@ -456,7 +456,7 @@ def _draw_shard(
         if mixed_with is not None:
             other, weight = mixed_with
             own = own._replace(model=mixture(options.model, weight))
-            params = Pair(params, by_role[other])
+            params = PolicyAndReference(params, by_role[other])
         return _sample_shard(params, prompts, budget, *traced, options=own)
 
     if drawing is None:

@@ -21,7 +21,7 @@ from jrl.tasks.example import Example
 from jrl.tasks.rewards.weighted import LARGEST_REWARD, weighted_sum
 from jrl.tasks.stopping import Stop, never
 from jrl.tasks.verdict import Status, Verdict
-from jrl.tasks.verifiers import Row, Verifier, look_up, merge, row_of
+from jrl.tasks.verifiers import Verifier, VerifierSpec, look_up, merge, spec_of
 from jrl.tasks.verifiers.journal import Journal, journal_key, rows_text
 from jrl.tasks.verifiers.pool import Item, Pool, ScoringAbandoned, Ticket
 from jrl.tasks.verifiers.source import PartSource
@@ -124,7 +124,7 @@ class Scorer:
         self._config = config
         self._table = table
         self._journal = journal
-        self._rows = [row_of(verifier) for verifier in config.verifiers]
+        self._rows = [spec_of(verifier) for verifier in config.verifiers]
         self._names = _component_names(self._rows)
         self._weights = [_weight(verifier) for verifier in config.verifiers]
         self._by_name: dict[str, int] = {}
@@ -305,8 +305,7 @@ class Scorer:
         if verifier.rewards_spans and not self.rewards_spans:
             raise ValueError(f"{place} names the verifier {name!r}, which rewards spans of a completion; add @{name}() "
                              "to Scoring.verifiers, so that a run knows of such rewards from its start")  # fmt: skip
-        row = row_of(config)
-        index = self.pool.add_row(row)
+        index = self.pool.add_row(spec_of(config))
         while index >= len(self._rows):  # others that share the pool may have added rows before this one
             self._rows.append(self.pool.row(len(self._rows)))
             self._weights.append(1.0)
@@ -436,7 +435,7 @@ def open_scoring(
     journal = None if journal_path is None else Journal(journal_path, other_journals)
     try:
         pool = pool or Pool(
-            [row_of(verifier) for verifier in config.verifiers],
+            [spec_of(verifier) for verifier in config.verifiers],
             part_sources,
             workers=config.workers,
             cpu_seconds=config.cpu_seconds,
@@ -465,10 +464,10 @@ def rewards_spans(config: Scoring, table: Mapping[str, Verifier]) -> bool:
 
 def component_names(config: Scoring) -> tuple[str, ...]:
     """Returns the names of the configured verifiers in metrics and components of the reward."""
-    return tuple(_component_names([row_of(verifier) for verifier in config.verifiers]))
+    return tuple(_component_names([spec_of(verifier) for verifier in config.verifiers]))
 
 
-def _component_names(rows: Sequence[Row]) -> list[str]:
+def _component_names(rows: Sequence[VerifierSpec]) -> list[str]:
     """Returns the metric names of verifier rows: a verifier used twice is "Length" and "Length_2"."""
     seen: collections.Counter[str] = collections.Counter()
     names = []

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jrl.tasks.tokenizers.incremental import Decoder
+from jrl.tasks.tokenizers.incremental import IncrementalDecoder
 
 
 def span_rewards(
@@ -32,7 +32,7 @@ def span_rewards(
         columns = np.flatnonzero(action_mask[row])
         if not of_row or not len(columns):
             continue
-        decoder = Decoder(pieces, tokenizer.leads)
+        decoder = IncrementalDecoder(pieces, tokenizer.leads)
         ends = list(itertools.accumulate(len(decoder.feed([token])) for token in tokens[row, columns].tolist()))
         for end, reward in of_row:
             rewards[row, columns[min(bisect.bisect_left(ends, end), len(columns) - 1)]] += reward

@@ -110,11 +110,11 @@ def with_place(display: Display, processes: Processes) -> Display:
         return display
 
     def phase(text: str, *args: Any, **options: Any) -> None:
-        processes.place.begin(text)
+        processes.status.begin(text)
         display.phase(text, *args, **options)
 
     def step(metrics: Mapping[str, Any]) -> None:
-        processes.place.ended(metrics["step"])
+        processes.status.ended(metrics["step"])
         display.step(metrics)
 
     return dataclasses.replace(display, phase=phase, step=step)

@@ -108,7 +108,7 @@ def open_run_folder(run: str | os.PathLike[str], processes: Processes = ONE) -> 
     if place is None:
         yield RunFolder(paths.normalize(run))
         return
-    processes.place.begin(f"opening {address}")
+    processes.status.begin(f"opening {address}")
     key = key_of(bucket.endpoint, address)
     base = paths.make_private_dir(copies_home() / "runs" / (key if processes.writer else f"{key}.{processes.index}"))
     try:

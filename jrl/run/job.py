@@ -161,14 +161,14 @@ class Job:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start - inside
 
 
-class Member(NamedTuple):
+class SharedResources(NamedTuple):
     """What a run shares with the population that it is a member of."""
 
     programs_in: Callable[[ProgramCache], Any]  # as in `open_policy`
     beside: Job | None  # another member that is open: its data, tokenizer, programs and verifier workers are used
 
 
-ALONE = Member(lambda cache: cache, None)
+NOTHING_SHARED = SharedResources(lambda cache: cache, None)
 
 
 @contextlib.contextmanager
@@ -181,7 +181,7 @@ def open_job(
     accept_change: bool = False,
     begin_from: str | Path | None = None,
     show: Callable[[int], Display] = open_display,
-    member: Member = ALONE,
+    shared: SharedResources = NOTHING_SHARED,
     processes: Processes = ONE,
     profile: Steps | None = None,
 ) -> Iterator[Job]:
@@ -192,14 +192,14 @@ def open_job(
       accept_change: a run of another configuration, data or parts goes on, and its manifest says so.
       begin_from: another run, whose weights and tokenizer a new one begins with.
       show: (steps of all stages) -> the display.
-      member: what the run shares with the population that it is a member of.
+      shared: what the run shares with the population that it is a member of.
       processes: those that train together, each with its own devices.
       profile: steps to write a trace of.
 
     Raises: RunIsHeld where another process trains in the folder; RefusedIdentity where it holds another run;
     ConfigError and ValueError for what cannot run.
     """
-    opened, run_clock, beside, started = time.monotonic(), RunClock(), member.beside, config
+    opened, run_clock, beside, started = time.monotonic(), RunClock(), shared.beside, config
     with contextlib.ExitStack() as stack:
         stack.callback(run_clock.close)
         processes.agree("configuration and code", facts(config, parts, processes))
@@ -222,7 +222,7 @@ def open_job(
         changes = refuse_another(path, manifest, config, accept_change=accept_change, location=folder.address)
 
         config = with_saved_model(config, path)  # a run that goes on needs no other weights than its own
-        policy = stack.enter_context(run_policy(config, parts, tokenizer, display, member, run_clock))
+        policy = stack.enter_context(run_policy(config, parts, tokenizer, display, shared, run_clock))
         config = policy.config
         manifest["chosen"] = {choice.field: choice.value for choice in policy.chosen}
         check_machine(policy, path, processes)
@@ -272,13 +272,13 @@ def open_job(
 
 @contextlib.contextmanager
 def run_policy(
-    config: Config, parts: Parts, tokenizer: Any, display: Display, member: Member, run_clock: RunClock
+    config: Config, parts: Parts, tokenizer: Any, display: Display, shared: SharedResources, run_clock: RunClock
 ) -> Iterator[Policy]:
     """Opens the policy of a run, and closes its programs; of a member of a population, that of the members before."""
-    if member.beside is not None:
-        yield dataclasses.replace(member.beside.policy, config=config)
+    if shared.beside is not None:
+        yield dataclasses.replace(shared.beside.policy, config=config)
         return
-    policy = open_policy(config, parts, tokenizer, display.phase, member.programs_in)
+    policy = open_policy(config, parts, tokenizer, display.phase, shared.programs_in)
     with contextlib.closing(policy.program_cache):
         policy.program_cache.compiling = lambda: run_clock.on("compile")
         if policy.chosen:

@@ -50,7 +50,7 @@ from jrl.run.batches import plan_shardings
 from jrl.run.bucket_run import RunFolder
 from jrl.run.checkpoints.run_state import NoIntactStep, RunState, newest_intact, open_run_state
 from jrl.run.identity import PUBLISHED
-from jrl.run.job import Job, Member, open_job
+from jrl.run.job import Job, SharedResources, open_job
 from jrl.run.member_programs import MemberPrograms
 from jrl.run.offline import OfflineStage
 from jrl.run.online import OnlineStage
@@ -144,7 +144,7 @@ def open_population(
             beside = next(iter(jobs.values()), None)
             opened = open_job(
                 config, parts, RunFolder(folder / name), stop, show=show(name), accept_change=accept_change,
-                member=Member(programs_in, beside),
+                shared=SharedResources(programs_in, beside),
             )  # fmt: skip
             jobs[name] = stack.enter_context(opened)
             jobs[name].run_clock = None  # one thread does the steps of all members

@@ -373,7 +373,7 @@ def open_files(job: Job, metrics_offset: int, rollout_rows: int, metrics_sha256:
 
 def save(job: Job, progress: Progress) -> None:
     """Writes the one state tree, and with it how much of every file belongs to it."""
-    job.processes.place.begin("saving")  # so that others know where this one is
+    job.processes.status.begin("saving")  # so that others know where this one is
     with job.timed("checkpoint"), job.spent("save"):
         tree, host = to_save(job, progress.waiting)
         check_not_diverged(job, progress.state, host)

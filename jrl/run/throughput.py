@@ -26,7 +26,7 @@ from jrl.run.batches import prompt_lengths
 from jrl.run.clock import RunClock, StepWork
 
 
-class Count(NamedTuple):
+class TokenCount(NamedTuple):
     """Tokens of rows that run through a model."""
 
     tokens: int
@@ -69,7 +69,7 @@ def speed_of(config: Any, mesh: Mesh, sampler_mesh: Mesh | None, model: Any, cfg
     )
 
 
-def count_rows(length: np.ndarray, action_mask: np.ndarray, samples: int = 1) -> Count:
+def count_rows(length: np.ndarray, action_mask: np.ndarray, samples: int = 1) -> TokenCount:
     """Returns the tokens of sampled rows.
 
     Args:
@@ -85,16 +85,16 @@ def count_rows(length: np.ndarray, action_mask: np.ndarray, samples: int = 1) ->
             shared = max(int(prompts[rows].min()) - 1, 0) if rows else 0
             tokens -= shared * max(len(rows) - 1, 0)
             seen -= shared * (shared + 1) // 2 * max(len(rows) - 1, 0)
-    return Count(tokens, seen, int(action_mask.sum()))
+    return TokenCount(tokens, seen, int(action_mask.sum()))
 
 
-def count_packed(sources: Sequence[np.ndarray], action_mask: np.ndarray) -> Count:
+def count_packed(sources: Sequence[np.ndarray], action_mask: np.ndarray) -> TokenCount:
     """Returns the tokens of packed rows by where they come from: row * T + column, -1 at padding."""
     columns = [source[source >= 0] % action_mask.shape[1] for source in sources]
-    return Count(sum(len(c) for c in columns), int(sum((c + 1).sum() for c in columns)), int(action_mask.sum()))
+    return TokenCount(sum(len(c) for c in columns), int(sum((c + 1).sum() for c in columns)), int(action_mask.sum()))
 
 
-def forward_flops(speed: Speed, count: Count) -> float:
+def forward_flops(speed: Speed, count: TokenCount) -> float:
     """Returns the operations of tokens on their way forward."""
     length = 2 * count.seen // max(count.tokens, 1)  # of rows of one length L, tokens see (L + 1) / 2
     weights = flops.layer_weights(speed.spec, speed.cfg.experts) + speed.adapters
@@ -103,7 +103,7 @@ def forward_flops(speed: Speed, count: Count) -> float:
     return 2.0 * count.tokens * weights + attended + 2.0 * count.read * flops.head_weights(speed.cfg)
 
 
-def update_flops(speed: Speed, count: Count) -> float:
+def update_flops(speed: Speed, count: TokenCount) -> float:
     """Returns the operations of an update: three times those forward; frozen matrices have no gradient."""
     forward = forward_flops(speed, count)
     if not speed.adapters:
@@ -158,7 +158,7 @@ def figures(speed: Speed, clock: RunClock, step: StepWork, epochs: int) -> dict[
             if sample and None not in moved:
                 out["time/decode_bandwidth"] = sum(moved) / sample / speed.sampler_devices / speed.peak.hbm_rate
     if step.packed is not None:
-        count = Count(*(epochs * n for n in step.packed))
+        count = TokenCount(*(epochs * n for n in step.packed))
         if update:
             out |= {"time/update_device_seconds": update} | rate("update", count.tokens, update, speed.devices)
         if speed.cfg is not None and speed.peak is not None:

@@ -22,7 +22,7 @@ from jrl.run.report.text import printable
 from jrl.run.trained import Trained
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.example import Example, Message, visit_uid
-from jrl.tasks.tokenizers.incremental import Decoder
+from jrl.tasks.tokenizers.incremental import IncrementalDecoder
 from jrl.types import Finish
 
 BATCH = 16  # prompts sampled at once
@@ -123,7 +123,7 @@ def ask(chat: Chat, texts: Sequence[str]) -> list[list[Completion]]:
 
 def decoded_text(ids: Sequence[int], pieces: Sequence[bytes], leads: bool, finish: Finish) -> str:
     """Returns the text of a completion; one that was cut at its length limit ends with its last whole character."""
-    decoder = Decoder(pieces, leads)
+    decoder = IncrementalDecoder(pieces, leads)
     text = decoder.feed(ids)
     return text if finish == Finish.LENGTH else text + decoder.close()
 

@@ -23,7 +23,7 @@ from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.tokenizers import load as load_tokenizer
 from jrl.tasks.tokenizers.contract import MEMBERS
 from jrl.tasks.verdict import Status, Verdict
-from jrl.tasks.verifiers import row_of
+from jrl.tasks.verifiers import spec_of
 from jrl.tasks.verifiers.judge import judge
 from jrl.tasks.verifiers.pool import Item, Pool
 
@@ -34,7 +34,7 @@ HUGE = 100_000  # characters, what Scoring.max_characters lets through
 TEXTS = ("", "12+34=46", "<|user|> <s> </s>", " \t\n", "\u00e9 \u65e5\u672c \U0001f389", "\x00\ufffd")
 
 
-class Finding(NamedTuple):
+class ContractResult(NamedTuple):
     """The result of one contract test on one row."""
 
     name: str  # of the row
@@ -42,10 +42,10 @@ class Finding(NamedTuple):
     problem: str | None  # None: it holds
 
 
-def check_parts(parts: Sequence[str | Path]) -> list[Finding]:
+def check_parts(parts: Sequence[str | Path]) -> list[ContractResult]:
     """Returns a finding for each contract test of each row that the files define. Raises PartError for a bad part."""
     loaded = load_parts(parts)
-    findings: list[Finding] = []
+    findings: list[ContractResult] = []
     for name in loaded.added["algos"]:
         findings += check_objective(name, loaded.tables["algos"][name])
     if loaded.added["verifiers"]:
@@ -61,37 +61,37 @@ def check_parts(parts: Sequence[str | Path]) -> list[Finding]:
     return findings
 
 
-def check_model(name: str, row: Any) -> Iterator[Finding]:
+def check_model(name: str, row: Any) -> Iterator[ContractResult]:
     """Yields the contract tests of jrl.models.conformance, on the default shape with a small vocabulary."""
     try:
         cfg = dataclasses.replace(row.config(), vocab_size=24)
     except (TypeError, ValueError) as error:
-        yield Finding(name, "has defaults", str(error))
+        yield ContractResult(name, "has defaults", str(error))
         return
     for test, holds in MODEL_TESTS.items():
-        yield Finding(name, test.replace("_", " "), _problem(lambda holds=holds: holds(row.model, cfg)))
+        yield ContractResult(name, test.replace("_", " "), _problem(lambda holds=holds: holds(row.model, cfg)))
 
 
-def check_objective(name: str, objective: Any) -> Iterator[Finding]:
+def check_objective(name: str, objective: Any) -> Iterator[ContractResult]:
     """Yields the contract tests of jrl.algos.conformance that a row with its functions takes."""
     try:
         config = default_config(objective)
     except (TypeError, ValueError) as error:
-        yield Finding(name, "has defaults", str(error))
+        yield ContractResult(name, "has defaults", str(error))
         return
     for test, holds in contract_tests_of(objective).items():
-        yield Finding(name, test.replace("_", " "), _problem(lambda holds=holds: holds(objective, config)))
+        yield ContractResult(name, test.replace("_", " "), _problem(lambda holds=holds: holds(objective, config)))
 
 
-def check_verifiers(parts: Parts) -> list[Finding]:
+def check_verifiers(parts: Parts) -> list[ContractResult]:
     """Returns what the parts' verifiers do in real workers: the same twice, and in time on empty and huge texts."""
     table = parts.tables["verifiers"]
     configs, findings = {}, []
     for name in parts.added["verifiers"]:
         try:
-            configs[name] = row_of(table[name].config())
+            configs[name] = spec_of(table[name].config())
         except (TypeError, ValueError) as error:
-            findings.append(Finding(name, "has defaults", str(error)))
+            findings.append(ContractResult(name, "has defaults", str(error)))
     if not configs:
         return findings
     examples = [PLAIN, *_part_examples(parts)]
@@ -106,9 +106,9 @@ def check_verifiers(parts: Parts) -> list[Finding]:
         first = _verdicts(list(configs.values()), parts, asked)
         second = _verdicts(list(configs.values()), parts, asked[::-1])[::-1]
     except (ValueError, RuntimeError) as error:
-        return [*findings, *(Finding(name, "loads in a worker, without JAX", str(error)) for name in names)]
+        return [*findings, *(ContractResult(name, "loads in a worker, without JAX", str(error)) for name in names)]
     for row, name in enumerate(names):
-        findings.append(Finding(name, "loads in a worker, without JAX", None))
+        findings.append(ContractResult(name, "loads in a worker, without JAX", None))
         start = 0
         for case, group in cases.items():
             answers = [verdicts[row] for verdicts in first[start : start + len(group)]]
@@ -123,11 +123,11 @@ def check_verifiers(parts: Parts) -> list[Finding]:
                 "gold": "judges a gold answer",
                 "huge": "returns or raises on huge texts in time",
             }
-            findings.append(Finding(name, tests[case], problem))
+            findings.append(ContractResult(name, tests[case], problem))
             start += len(group)
         changed = next((i for i, (a, b) in enumerate(zip(first, second)) if _differ(a[row], b[row])), None)
         problem = None if changed is None else f"{asked[changed][0][:40]!r} got two verdicts"
-        findings.append(Finding(name, "gives the same verdict for the same text", problem))
+        findings.append(ContractResult(name, "gives the same verdict for the same text", problem))
     return findings
 
 
@@ -137,21 +137,21 @@ def described(example: Example) -> str:
     return f"{own}{example.messages[-1].content!r}, answer {example.answer!r}, info {dict(example.info)!r}"[:200]
 
 
-def check_environment(name: str, parts: Parts) -> Iterator[Finding]:
+def check_environment(name: str, parts: Parts) -> Iterator[ContractResult]:
     """Yields the contract tests of jrl.tasks.envs.contract, one finding for each that fails."""
     row = parts.tables["envs"][name]
     try:
         config = row.config()
     except (TypeError, ValueError) as error:
-        yield Finding(name, "has defaults", str(error))
+        yield ContractResult(name, "has defaults", str(error))
         return
     problems: list[str] = []
     problem = _problem(lambda: problems.extend(check_source(lambda: row.open(config), 20, _marker(parts))))
     for broken in [problem] if problem else problems or [None]:
-        yield Finding(name, "is a source: same index, same example; JSON; gold answers score 1", broken)
+        yield ContractResult(name, "is a source: same index, same example; JSON; gold answers score 1", broken)
 
 
-def check_stored_source(name: str, row: Any, examples: Sequence[Example] = ()) -> Iterator[Finding]:
+def check_stored_source(name: str, row: Any, examples: Sequence[Example] = ()) -> Iterator[ContractResult]:
     """Yields the contract tests of jrl.tasks.data.stored: units of adjacent rows that fit, the same twice, or a cause.
 
     Args:
@@ -160,7 +160,7 @@ def check_stored_source(name: str, row: Any, examples: Sequence[Example] = ()) -
     try:
         config = row.config()
     except (TypeError, ValueError) as error:
-        yield Finding(name, "has defaults", str(error))
+        yield ContractResult(name, "has defaults", str(error))
         return
     plain = [dataclasses.replace(PLAIN, answer=text, info={"rejected": "5", "label": 1}) for text in TEXTS]
     visits = [Visit(example, (0, i), (1, 2)) for i, example in enumerate([*plain, PLAIN, *examples])]
@@ -180,7 +180,7 @@ def check_stored_source(name: str, row: Any, examples: Sequence[Example] = ()) -
             "the same visits give different rows",
         )
 
-    yield Finding(name, "gives rows that fit, or says why not", _problem(fits))
+    yield ContractResult(name, "gives rows that fit, or says why not", _problem(fits))
 
 
 def _hold(condition: bool, message: str) -> None:
@@ -188,23 +188,23 @@ def _hold(condition: bool, message: str) -> None:
         raise AssertionError(message)
 
 
-def check_tokenizer(name: str, parts: Parts) -> Iterator[Finding]:
+def check_tokenizer(name: str, parts: Parts) -> Iterator[ContractResult]:
     """Yields the contract tests of jrl.tasks.tokenizers.contract."""
     row = parts.tables["tokenizers"][name]
     try:
         tokenizer = row.build(row.config(), TEXTS)
     except Exception as error:
-        yield Finding(name, "builds from texts with its defaults", paths.first_line(error))
+        yield ContractResult(name, "builds from texts with its defaults", paths.first_line(error))
         return
     missing = [member for member in MEMBERS if not hasattr(tokenizer, member)]
-    yield Finding(name, "has every member", f"it has no {', '.join(missing)}" if missing else None)
+    yield ContractResult(name, "has every member", f"it has no {', '.join(missing)}" if missing else None)
     if missing:
         return
     controls = {tokenizer.pad_id, tokenizer.bos_id, *tokenizer.end_ids, *tokenizer.role_ids.values()}
     lost = [text for text in TEXTS if tokenizer.decode(tokenizer.encode(text)) != text]
-    yield Finding(name, "texts round-trip exactly", f"{lost[0]!r} does not" if lost else None)
+    yield ContractResult(name, "texts round-trip exactly", f"{lost[0]!r} does not" if lost else None)
     forged = [text for text in TEXTS if controls & set(tokenizer.encode(text))]
-    yield Finding(name, "no text encodes to a control id", f"{forged[0]!r} does" if forged else None)
+    yield ContractResult(name, "no text encodes to a control id", f"{forged[0]!r} does" if forged else None)
     with tempfile.TemporaryDirectory() as folder:
 
         def saved() -> None:
@@ -213,10 +213,10 @@ def check_tokenizer(name: str, parts: Parts) -> Iterator[Finding]:
             if again.fingerprint != tokenizer.fingerprint:
                 raise ValueError("it has another fingerprint when it is loaded again")
 
-        yield Finding(name, "is the same when saved and loaded", _problem(saved))
+        yield ContractResult(name, "is the same when saved and loaded", _problem(saved))
 
 
-def table(findings: Sequence[Finding]) -> str:
+def table(findings: Sequence[ContractResult]) -> str:
     """Returns the findings as text, and a last line that counts them."""
     if not findings:
         return "the parts define no row to check"

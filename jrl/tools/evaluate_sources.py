@@ -17,7 +17,7 @@ from jrl.tools import evaluation
 from jrl.tools.judged_wins import comparing, judged_wins
 
 
-class Reading(NamedTuple):
+class OpenOptions(NamedTuple):
     """How the models of one command are opened."""
 
     bindings: Sequence[str]  # over the configuration of each
@@ -35,23 +35,23 @@ class Source(NamedTuple):
 
 
 def open_model(
-    address: Path, reading: Reading, step: int | None = None, stage: str | None = None, role: str = "policy"
+    address: Path, options: OpenOptions, step: int | None = None, stage: str | None = None, role: str = "policy"
 ) -> Trained:
     """Returns the model of a run or of a published folder, which may be in a bucket."""
     folder = readable(address)
-    config = reading.config if address == reading.only or is_published(folder) else None
-    return open_trained(folder, reading.bindings, step, config, reading.announce, stage=stage, role=role)
+    config = options.config if address == options.only or is_published(folder) else None
+    return open_trained(folder, options.bindings, step, config, options.announce, stage=stage, role=role)
 
 
 def sources_of(
-    addresses: Sequence[Path], steps: Sequence[int | None], reading: Reading, stage: str | None, role: str
+    addresses: Sequence[Path], steps: Sequence[int | None], options: OpenOptions, stage: str | None, role: str
 ) -> list[Source]:
     """Returns a source for each step of each address; None: the newest step."""
     return [
         Source(
             f"{shown(address)} {step}" if len(steps) > 1 else shown(address),
             address,
-            functools.partial(open_model, address, reading, step, stage, role),
+            functools.partial(open_model, address, options, step, stage, role),
         )
         for address in addresses
         for step in steps

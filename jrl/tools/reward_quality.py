@@ -32,7 +32,7 @@ COLUMNS = {
 Reward = Callable[[Sequence[tuple[tuple[Message, ...], str]]], np.ndarray]  # of (prompt, answer), [n] float
 
 
-class Comparisons(NamedTuple):
+class PreferencePairs(NamedTuple):
     """What a reward is asked about: answers by their place among `asked`."""
 
     asked: list[tuple[tuple[Message, ...], str]]  # (prompt, answer), each once
@@ -41,8 +41,8 @@ class Comparisons(NamedTuple):
     left_out: dict[str, int]  # rows that give no pair, by cause
 
 
-def comparisons(examples: Sequence[Example]) -> Comparisons:
-    """Returns the comparisons of examples that have a better answer and a worse one (`rejected`). Rows of one prompt
+def preference_pairs(examples: Sequence[Example]) -> PreferencePairs:
+    """Returns the pairs of examples that have a better answer and a worse one (`rejected`). Rows of one prompt
     and one better answer are one problem. Two rows with the same `contrast` have prompts that look alike.
 
     Raises: ValueError where no example gives a pair, and for a `contrast` that is not two rows'.
@@ -76,10 +76,10 @@ def comparisons(examples: Sequence[Example]) -> Comparisons:
             raise ValueError(f"--pairs: {CONTRAST} {name!r} is of {len(rows)} rows; it names two, of different prompts")
         cell = lambda i, j, rows=rows: place(rows[i].messages, rows[j].answer)
         contrasts.append(((cell(0, 0), cell(0, 1)), (cell(1, 0), cell(1, 1))))
-    return Comparisons([*places], [*problems.items()], contrasts, left_out)
+    return PreferencePairs([*places], [*problems.items()], contrasts, left_out)
 
 
-def measured(reward: Reward, compared: Comparisons) -> dict[str, Any]:
+def measured(reward: Reward, compared: PreferencePairs) -> dict[str, Any]:
     """Returns {"pairs", "best_of_many", "instructions", "responses": intervals, "left_out"} of M13, the last two only
     where there are contrasts. Intervals are over problems, or over contrasts; NaN rewards do not count."""
     values = np.asarray(reward(compared.asked), np.float64)
@@ -127,7 +127,7 @@ def reward_of(trained: Trained, reference: Trained | None) -> Reward:
     return implicit
 
 
-def of_classifier(folder: Path, compared: Comparisons, announce: Callable[[int, int], None]) -> dict[str, Any]:
+def of_classifier(folder: Path, compared: PreferencePairs, announce: Callable[[int, int], None]) -> dict[str, Any]:
     """Returns `measured` of each label of a published classifier, by the label's name. It reads each answer in the
     conversation as its own chat template writes that, whatever the tokens of the policies are.
 
@@ -138,17 +138,17 @@ def of_classifier(folder: Path, compared: Comparisons, announce: Callable[[int, 
     return {label: measured(lambda asked, values=values: values, compared) for label, values in found.items()}
 
 
-def read_pairs(file: Path, layout: str | None) -> Comparisons:
+def read_pairs(file: Path, layout: str | None) -> PreferencePairs:
     """Returns the comparisons of a data file, whose rows are written in a layout, or with prompt, answer and rejected
     (None)."""
     read = inspect_data.Read(layout, "all_pairs" if layout is not None else None)
     source = inspect_data.open_named(inspect_data.file_config(str(file), read), ENVS)
-    return comparisons([source[index] for index in range(len(source))])
+    return preference_pairs([source[index] for index in range(len(source))])
 
 
 def measure_sources(
     sources: Sequence[Source],
-    compared: Comparisons,
+    compared: PreferencePairs,
     open_reference: Callable[[], Trained] | None,
     announce: Callable[[int, int], None] | None,
     *,

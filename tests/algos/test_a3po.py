@@ -13,7 +13,7 @@ from jrl.algos import ALGOS
 from jrl.algos.a3po import A3PO
 from jrl.algos.contract import Facts, Needs, recomputes_logprobs
 from jrl.algos.decoupled_ppo import DecoupledPPO
-from jrl.learning.learner import Reading, token_terms
+from jrl.learning.learner import ModelOutputs, token_terms
 from jrl.models.decoder import MODEL
 from jrl.resolve import load_config
 from jrl.run.programs import forward_passes
@@ -95,7 +95,7 @@ def test_what_credit_has_recomputed_does_not_reach_the_loss():
     )  # fmt: skip
     seen = []
     row = OBJECTIVE._replace(token_loss=lambda config, tokens, state: (seen.append(tokens), (ones, {}))[1])
-    token_terms(Reading(-ones, ones, None, None, None, None), batch, A3PO(), (), row)
+    token_terms(ModelOutputs(-ones, ones, None, None, None, None), batch, A3PO(), (), row)
     assert seen[0].old_logprobs is None
     np.testing.assert_array_equal(seen[0].staleness, batch.loss_mask)
 

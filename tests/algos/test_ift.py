@@ -15,7 +15,7 @@ from jrl.algos.contract import Needs
 from jrl.algos.ift import IFT, OBJECTIVE
 from jrl.config import ConfigError
 from jrl.device.sharding import TRAIN, MeshShape, batch_sharding, make_mesh, row_axes, shardings
-from jrl.learning.learner import Weights, reading_of
+from jrl.learning.learner import Weights, model_outputs
 from jrl.models.contract import MixedTokens, axes, init
 from jrl.models.decoder import MODEL
 from jrl.models.shape import Decoder
@@ -91,7 +91,9 @@ def test_the_second_pass_learns_from_inputs_that_hold_what_the_first_one_said(me
     logits = lambda params, tokens: MODEL.unembed(params, MODEL.routed(params, tokens, columns, None, CFG)[0], CFG)
 
     def as_read(params):
-        found = reading_of(Weights(params, {}), micro, mask, MODEL, CFG, 2, Needs(input_mix=jnp.float32(0.5))).logprobs
+        found = model_outputs(
+            Weights(params, {}), micro, mask, MODEL, CFG, 2, Needs(input_mix=jnp.float32(0.5))
+        ).logprobs
         return found.sum(), found
 
     def by_two_passes(params, predicted):
@@ -128,7 +130,7 @@ def test_both_passes_over_rows_in_shares_are_those_over_rows(weights):
                 sampler_logprobs=None, behaviour_logprobs=None, sequence=sequence, temperature=temperature,
                 num_real=real,
             )  # fmt: skip
-            found = reading_of(Weights(params, {}), micro, mask, MODEL, CFG, 4, Needs(input_mix=share)).logprobs
+            found = model_outputs(Weights(params, {}), micro, mask, MODEL, CFG, 4, Needs(input_mix=share)).logprobs
             return jnp.where(mask, found, 0).sum(), found
 
         with jax.set_mesh(grid):

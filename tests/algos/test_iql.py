@@ -14,7 +14,7 @@ from jrl.algos.contract import Facts, Needs
 from jrl.algos.iql import IQL
 from jrl.compatibility import check
 from jrl.experiment import TABLES
-from jrl.learning.learner import Reading, token_terms
+from jrl.learning.learner import ModelOutputs, token_terms
 
 ROW = ALGOS["IQL"]
 FACTS = Facts(samples=1, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=8)
@@ -89,8 +89,8 @@ def test_the_learner_gives_every_token_the_reward_of_its_row():
     # Answers of tokens 1 and 2, reward 0.9, and of token 4, reward -0.5; V = 0.
     micro = two_stored_answers([[0.9], [-0.5]], 3)
     still = jnp.zeros((1, 6))
-    reading = Reading(still - 1, still, None, still, None, None)
-    _, metrics = token_terms(reading, micro, IQL(), (), ROW)
+    outputs = ModelOutputs(still - 1, still, None, still, None, None)
+    _, metrics = token_terms(outputs, micro, IQL(), (), ROW)
     np.testing.assert_allclose(metrics["stored/reward"], [[0, 0.9, 0.9, 0, -0.5, 0]], rtol=1e-6)
     np.testing.assert_allclose(metrics["advantage/mean"], [[0, 0, 0.9, 0, -0.5, 0]], rtol=1e-6)
 

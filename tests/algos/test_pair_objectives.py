@@ -12,7 +12,7 @@ import pytest
 from jrl.algos import ALGOS
 from jrl.algos.contract import Facts, Sequences
 from jrl.algos.paired import gains, preferred_of
-from jrl.learning.learner import Reading, micro_batch, sequence_terms
+from jrl.learning.learner import ModelOutputs, micro_batch, sequence_terms
 from jrl.ops import pair_losses
 from jrl.types import PackedBatch, Recomputed, SequenceTargets, TrainBatch
 
@@ -255,8 +255,8 @@ def test_the_learner_sums_the_first_tokens_that_both_answers_of_a_pair_have():
 
     def total(logprobs, alpha):
         config = ALGOS["LDDPO"].config(beta=1.0, alpha=alpha)
-        reading = Reading(logprobs, None, None, None, None, None)
-        return sequence_terms(reading, micro, config, (), ALGOS["LDDPO"])[0].sum()
+        outputs = ModelOutputs(logprobs, None, None, None, None, None)
+        return sequence_terms(outputs, micro, config, (), ALGOS["LDDPO"])[0].sum()
 
     # u_w = 0.5 + 0.2 of both tokens; u_l = -0.2 + 0.1 of the first two, and -2 of the third: D = 0.8, or 2.8
     found, slope = jax.jit(jax.value_and_grad(total))(logprobs, 0.0)

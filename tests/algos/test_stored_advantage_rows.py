@@ -23,7 +23,7 @@ from jrl.algos.a_lol import ALoL
 from jrl.algos.r_gold import RGOLD
 from jrl.algos.step_awr import StepAWR
 from jrl.config import ConfigError
-from jrl.learning.learner import Reading, sequence_terms
+from jrl.learning.learner import ModelOutputs, sequence_terms
 from jrl.ops import offline_advantage
 from jrl.run.bucket_run import RunFolder
 from jrl.run.job import open_job
@@ -112,7 +112,9 @@ def test_the_learner_weighs_tokens_by_their_floored_probability():
     probability = jnp.array([[NAN, 0.5, 0.05, NAN, 0.2, NAN]])
 
     def total(logprobs):
-        loss, _ = sequence_terms(Reading(logprobs, None, None, None, None, None), micro, RGOLD(), (), ALGOS["RGOLD"])
+        loss, _ = sequence_terms(
+            ModelOutputs(logprobs, None, None, None, None, None), micro, RGOLD(), (), ALGOS["RGOLD"]
+        )
         return loss.sum(), loss
 
     slope, loss = jax.jit(jax.grad(total, has_aux=True))(jnp.log(probability))

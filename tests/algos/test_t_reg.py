@@ -13,7 +13,7 @@ from test_pair_objectives import FACTS, sequences
 from jrl.algos import ALGOS
 from jrl.algos.t_reg import TREG
 from jrl.device.sharding import MeshShape, make_mesh
-from jrl.learning.learner import Reading, micro_batch, sequence_terms
+from jrl.learning.learner import ModelOutputs, micro_batch, sequence_terms
 from jrl.ops.token_regularization import token_contrast
 from jrl.types import PackedBatch, Recomputed, SequenceTargets, TrainBatch
 
@@ -121,7 +121,7 @@ def test_the_learner_sums_token_rewards_times_the_policys_own_log_probs():
     logprobs = jnp.full((1, 17), jnp.nan).at[0, jnp.array([1, 2, 9])].set(jnp.array([-3.0, -2.0, -1.0]))
     logprobs = logprobs.at[0, jnp.array([4, 6, 7, 12, 13, 15])].set(-0.5)
     terms = lambda logprobs: sequence_terms(
-        Reading(logprobs, None, None, None, None, None), micro, TREG(beta=0.5, alpha=1.0), (), ROW
+        ModelOutputs(logprobs, None, None, None, None, None), micro, TREG(beta=0.5, alpha=1.0), (), ROW
     )
 
     def total(logprobs):

@@ -11,7 +11,7 @@ from jrl.tasks import tokenizers
 from jrl.tasks.example import ROLES, Message
 from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.tokenizers.contract import MEMBERS
-from jrl.tasks.tokenizers.incremental import Decoder
+from jrl.tasks.tokenizers.incremental import IncrementalDecoder
 
 TEXTS = [
     "What is 12 + 34?\nThe answer is 46.",
@@ -147,7 +147,7 @@ def test_tokens_decoded_one_by_one_are_the_text_and_never_half_a_character(token
     draw = random.Random(1)
     for _ in range(200):
         text = random_text(draw)
-        decoder = Decoder(tokenizer.token_bytes(), tokenizer.leads)
+        decoder = IncrementalDecoder(tokenizer.token_bytes(), tokenizer.leads)
         parts = [decoder.feed([i]) for i in tokenizer.encode(text)]
         assert "".join(parts) == text
         assert decoder.close() == ""

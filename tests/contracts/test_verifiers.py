@@ -8,7 +8,7 @@ import pytest
 
 from jrl.tasks.example import Example, Message
 from jrl.tasks.verdict import Status
-from jrl.tasks.verifiers import VERIFIERS, Row, row_of
+from jrl.tasks.verifiers import VERIFIERS, VerifierSpec, spec_of
 from jrl.tasks.verifiers.conformance import CONTRACT_TESTS
 from jrl.tasks.verifiers.source import PartSource
 
@@ -32,7 +32,7 @@ VERIFIERS = {f.__name__: f for f in (counts, depends_on_the_process, raises_on_e
 @pytest.mark.parametrize("contract_test", CONTRACT_TESTS)
 @pytest.mark.parametrize("name", VERIFIERS)
 def test_a_row_with_its_defaults_passes_the_contract_test(name, contract_test):
-    CONTRACT_TESTS[contract_test](row_of(VERIFIERS[name].config(**REQUIRED.get(name, {}))), (), EXAMPLE)
+    CONTRACT_TESTS[contract_test](spec_of(VERIFIERS[name].config(**REQUIRED.get(name, {}))), (), EXAMPLE)
 
 
 @pytest.mark.parametrize("text", ["", " \n\t"])
@@ -62,4 +62,4 @@ def test_a_config_is_frozen_and_has_a_weight_of_one(name):
 )
 def test_a_row_that_breaks_its_contract_is_caught(name, contract_test):
     with pytest.raises(AssertionError, match=name):
-        CONTRACT_TESTS[contract_test](Row(name, {}), (BREAKS,), EXAMPLE)
+        CONTRACT_TESTS[contract_test](VerifierSpec(name, {}), (BREAKS,), EXAMPLE)

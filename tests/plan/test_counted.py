@@ -11,7 +11,7 @@ from jrl.rollout import sampler
 from jrl.tools.plan import budget, counted, cycles, estimate
 from jrl.tools.plan.case import evaluated_case, programs_of
 from jrl.tools.plan.chips import CHIPS
-from jrl.tools.plan.counted import count_of, frequency, received
+from jrl.tools.plan.counted import frequency, hlo_cost, received
 from jrl.tools.plan.cycles import parse_instruction
 
 V5P = CHIPS["v5p"]
@@ -89,7 +89,7 @@ def case(small):
 
 def count(case, kind="sample", **changed):
     given = {"kernels": 0.5, "memory": 0.0, "times": 2, **changed}
-    return count_of(TEXT, kind, case, V5P, **given)
+    return hlo_cost(TEXT, kind, case, V5P, **given)
 
 
 def test_a_sampler_runs_its_loops_as_often_as_it_has_rounds_and_tokens(case):
@@ -181,15 +181,15 @@ def count_of_cheap(case):
     for dear in ("1750000", "3500000", "175000000"):
         text = text.replace(f'"{dear}"', '"1"')
     text = text.replace('"17500"', '"1"')
-    return count_of(text, "sample", case, V5P, kernels=0.0, memory=0.0, times=1)
+    return hlo_cost(text, "sample", case, V5P, kernels=0.0, memory=0.0, times=1)
 
 
 def test_square_arrays_are_found_in_an_update(case):
-    lines = count_of(TEXT, "update", case, V5P, kernels=0.0, memory=0.0, times=1).warnings
+    lines = hlo_cost(TEXT, "update", case, V5P, kernels=0.0, memory=0.0, times=1).warnings
     assert not any("f32[32,4,32,32]" in line for line in lines)  # half a MiB
     large = TEXT.replace("f32[32,4,32,32]", "f32[3200,4,32,32]").replace('"175000000"', '"1"')
     large = large.replace('"1750000"', '"1"').replace('"3500000"', '"1"').replace('"17500"', '"1"')
-    lines = count_of(large, "update", case, V5P, kernels=0.0, memory=0.0, times=1).warnings
+    lines = hlo_cost(large, "update", case, V5P, kernels=0.0, memory=0.0, times=1).warnings
     assert any("an array of f32[3200,4,32,32] (f/scores)" in line for line in lines)
 
 
@@ -211,7 +211,7 @@ def test_a_collective_receives_its_share(line, size):
 def test_json_holds_every_field(case):
     printed = counted.to_json(count(case))
     assert printed["seconds"] == count(case).seconds and printed["dearest"][0]["times"] == 72
-    assert {field.name for field in dataclasses.fields(counted.Count)} <= set(printed)
+    assert {field.name for field in dataclasses.fields(counted.HloCost)} <= set(printed)
     assert cycles.ITEMSIZE["bf16"] == 2
 
 

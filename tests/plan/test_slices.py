@@ -83,14 +83,14 @@ def test_the_compilers_transfers_between_slices_are_counted(small, slices, facto
     runs = cycles.runs(cycles.parse(SENT), counted.frequency("update", case))
     seconds = (4 * factor * 200_000 + factor / 2 * 10_000 + 400 + 100) / 6.25e9
     assert counted.network_seconds(runs, CHIPS["v5p"], slices) == pytest.approx(seconds)
-    count = counted.count_of(SENT, "update", case, CHIPS["v5p"], kernels=0.0, memory=1e-6, times=1)
+    count = counted.hlo_cost(SENT, "update", case, CHIPS["v5p"], kernels=0.0, memory=1e-6, times=1)
     assert count.network == pytest.approx((4 * 200_000 + 5_000 + 400 + 100) / 6.25e9) and count.seconds == count.network
     assert dataclasses.replace(count, memory=1.0).seconds == 1.0  # it runs beside other work
 
 
 def test_one_slice_is_counted_where_no_rate_of_the_network_is_published(small):
     program = SENT.replace("xla_megascale_runtime", "a host")
-    count = counted.count_of(program, "update", small(devices=1), CHIPS["v4"], kernels=0.0, memory=1e-6, times=1)
+    count = counted.hlo_cost(program, "update", small(devices=1), CHIPS["v4"], kernels=0.0, memory=1e-6, times=1)
     assert CHIPS["v4"].network_gbit_per_second is None and count.network == 0.0
 
 

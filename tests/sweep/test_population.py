@@ -30,7 +30,7 @@ from jrl.run.run_hash import run_fingerprint
 from jrl.run.trained import open_trained
 from jrl.tools.export import export_policy
 from jrl.tools.sweep import population as sweep_population
-from jrl.tools.sweep.launch import Progress
+from jrl.tools.sweep.launch import ProgressCallbacks
 from jrl.tools.sweep.members import read_sweep
 from jrl.tools.sweep.population import check_population, read_configs, train_population
 
@@ -42,7 +42,7 @@ TINY = [
 SWEPT = ["AdamW.learning_rate=[1e-3,3e-2]", "Run.seed=[3,5]"]
 MEMBERS = ["learning_rate=0.001,seed=3", "learning_rate=0.001,seed=5", "learning_rate=0.03,seed=3",
            "learning_rate=0.03,seed=5"]  # fmt: skip
-SILENT = Progress(lambda *_: None, lambda *_: None, lambda *_: None, lambda *_: None, lambda: None)
+SILENT = ProgressCallbacks(lambda *_: None, lambda *_: None, lambda *_: None, lambda *_: None, lambda: None)
 
 pytestmark = pytest.mark.usefixtures("frozen_before_the_first_step")
 

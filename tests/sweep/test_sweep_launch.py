@@ -13,7 +13,7 @@ import time
 import pytest
 
 from jrl.run.checkpoints.lock import hold_run
-from jrl.tools.sweep.launch import Ended, Progress, is_finished, last_words, train_members
+from jrl.tools.sweep.launch import Ended, ProgressCallbacks, is_finished, last_words, train_members
 from jrl.tools.sweep.members import Member
 from jrl.tools.sweep.progress import last_row, open_progress, time_left
 
@@ -45,7 +45,7 @@ def member(name):
 
 def silent(**given):
     nothing = lambda *_: None
-    return Progress(
+    return ProgressCallbacks(
         **{"began": nothing, "elsewhere": nothing, "ended": nothing, "tick": nothing, "close": nothing, **given}
     )
 
@@ -141,11 +141,11 @@ def test_a_child_finds_jrl_as_its_parent_did_and_not_in_the_folder_where_it_star
     (tmp_path / "json.py").write_text("raise SystemExit('the wrong module')")
     code = (
         "import pathlib, sys, threading\n"
-        "from jrl.tools.sweep.launch import Progress, train_members\n"
+        "from jrl.tools.sweep.launch import ProgressCallbacks, train_members\n"
         "from jrl.tools.sweep.members import Member\n"
         "nothing = lambda *_: None\n"
         "found = train_members([Member('m', (), '', 1, '0', {})], {'m': ['--version']}, pathlib.Path('out'), 1,\n"
-        "                      threading.Event(), Progress(*[nothing] * 5))\n"
+        "                      threading.Event(), ProgressCallbacks(*[nothing] * 5))\n"
         "print(found['m'].code, open('out/logs/m.log').read())"
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)

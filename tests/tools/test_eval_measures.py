@@ -104,7 +104,7 @@ def test_reward_quality_by_hand():
     # M13's numbers: 0.7 against 0.6, 0.65 and 0.8 is 2 of 3 pairs and not the best of many; q's 1 against 0 is both.
     scores = {("p", "a"): 0.7, ("p", "b"): 0.6, ("p", "c"): 0.65, ("p", "d"): 0.8, ("q", "a"): 1.0, ("q", "b"): 0.0}
     rows = [example("p", "a", wrong) for wrong in "bcd"] + [example("q", "a", "b")]
-    compared = reward_quality.comparisons([*rows, Example("x", (Message("user", "p"),), answer="a")])
+    compared = reward_quality.preference_pairs([*rows, Example("x", (Message("user", "p"),), answer="a")])
     reward = lambda asked: np.array([scores[prompt[0].content, text] for prompt, text in asked])
     found = reward_quality.measured(reward, compared)
     assert found["pairs"]["mean"] == pytest.approx(3 / 4) and found["best_of_many"]["mean"] == 0.5
@@ -116,11 +116,11 @@ def test_prompts_that_look_alike_are_asked_crosswise():
     rows = [example("p", "a", "b", contrast=1), example("q", "c", "d", contrast=1)]
     scores = {("p", "a"): 2.0, ("q", "a"): 3.0, ("q", "c"): 2.0, ("p", "c"): 0.0}
     reward = lambda asked: np.array([scores.get((prompt[0].content, text), 0.0) for prompt, text in asked])
-    found = reward_quality.measured(reward, reward_quality.comparisons(rows))
+    found = reward_quality.measured(reward, reward_quality.preference_pairs(rows))
     # 2 + 2 > 0 + 3; `a` is higher under q, `c` under its own
     assert found["instructions"]["mean"] == 1.0 and found["responses"]["mean"] == 0.5
     with pytest.raises(ValueError, match="contrast '1' is of 1 rows"):
-        reward_quality.comparisons(rows[:1])
+        reward_quality.preference_pairs(rows[:1])
 
 
 @pytest.fixture(scope="module")

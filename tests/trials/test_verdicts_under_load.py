@@ -13,7 +13,7 @@ import pytest
 
 from jrl.tasks.example import Example, Message
 from jrl.tasks.verdict import Status
-from jrl.tasks.verifiers import Row
+from jrl.tasks.verifiers import VerifierSpec
 from jrl.tasks.verifiers.pool import Item, Pool
 
 pytestmark = pytest.mark.slow
@@ -51,7 +51,7 @@ def items(count):
 
 def test_verdicts_do_not_depend_on_what_else_the_machine_does(trials):
     batch = items(trials(400, 5_000))
-    rows = [Row("MathEqual", {}), Row("Exact", {"extract": "boxed"})]
+    rows = [VerifierSpec("MathEqual", {}), VerifierSpec("Exact", {"extract": "boxed"})]
     verdicts = []
     for processes in (0, 4 * (os.cpu_count() or 1)):
         with load(processes), Pool(rows, workers=2, cpu_seconds=2.0, wall_seconds=60.0, memory_mb=512) as pool:

@@ -405,7 +405,7 @@ def test_what_a_kernel_refuses_is_a_layer_less_and_named(monkeypatch, root, land
     monkeypatch.setattr(confine, "_readable_by_others", lambda path: not private)
     monkeypatch.setattr(confine, "_restrict_by_landlock", restrict)
 
-    layers = confine.confine(512, confine.reading([]))
+    layers = confine.confine(512, confine.read_access([]))
     restricted = landlock > 0 and not refuses("restriction")
     own_user = root and refused in ("nothing", "calls", "restriction") and (landlock > 0 or not private)
     assert ("own user" in layers, "landlock" in layers) == (own_user, restricted)

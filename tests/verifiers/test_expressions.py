@@ -11,7 +11,7 @@ from mpmath import libmp
 
 from benchmarks import math_answers
 from jrl.tasks.verifiers.expressions import equality
-from jrl.tasks.verifiers.expressions.balls import WORK, Undecided, Work, evaluate
+from jrl.tasks.verifiers.expressions.balls import WORK, Undecided, WorkBudget, evaluate
 from jrl.tasks.verifiers.expressions.forms import Reader, read_answer
 from jrl.tasks.verifiers.expressions.parser import parse
 from jrl.tasks.verifiers.expressions.terms import MAX_TERMS, NoAnswer, Terms, separation_bits
@@ -48,7 +48,7 @@ def test_the_separation_bound_of_a_difference_of_a_root_and_a_number():
 )
 def test_no_algebraic_number_is_nearer_to_0_than_its_separation_bound(text):
     terms, (place,) = build(text)
-    z, _ = evaluate(terms, place, 400, Work())
+    z, _ = evaluate(terms, place, 400, WorkBudget())
     assert -separation_bits(terms, place) < math.log2(abs(libmp.to_float(z.real.middle)))
 
 
@@ -59,7 +59,7 @@ def test_a_ball_holds_the_value():
         text = math_answers.constant(draw, 3)
         try:
             terms, (place,) = build(text)
-            near, exact = evaluate(terms, place, 40, Work())[0], evaluate(terms, place, 300, Work())[0]
+            near, exact = evaluate(terms, place, 40, WorkBudget())[0], evaluate(terms, place, 300, WorkBudget())[0]
         except (NoAnswer, Undecided):
             continue
         for x, y in zip(near, exact):
@@ -79,8 +79,8 @@ def test_complex_functions_have_their_principal_values():
     ]
     for a, b in pairs:
         terms, (left, right) = build(a, b)
-        assert equality.equal(terms, left, right, 0, Work()), a
-        assert not equality.equal(terms, left, terms.add(right, terms.named("i")), 0, Work()), a
+        assert equality.equal(terms, left, right, 0, WorkBudget()), a
+        assert not equality.equal(terms, left, terms.add(right, terms.named("i")), 0, WorkBudget()), a
 
 
 def test_primes_are_prime_and_have_a_root_of_minus_one():
@@ -147,7 +147,7 @@ def test_work_is_the_same_whenever_it_is_done(gold, answer):
     spent = []
     for _ in range(2):
         terms, (a, b) = build(gold, answer)
-        work = Work()
+        work = WorkBudget()
         equality.equal(terms, a, b, 7, work)
         spent.append(WORK - work.left)
     assert spent[0] == spent[1] > 0
@@ -155,9 +155,9 @@ def test_work_is_the_same_whenever_it_is_done(gold, answer):
 
 def test_work_that_is_used_up_ends_the_comparison():
     terms, (a, b) = build(r"\sin 1", r"\cos(\frac{\pi}{2}-1)")
-    assert equality.equal(terms, a, b, 0, Work())
+    assert equality.equal(terms, a, b, 0, WorkBudget())
     with pytest.raises(NoAnswer, match="too much"):
-        equality.equal(terms, a, b, 0, Work(300))
+        equality.equal(terms, a, b, 0, WorkBudget(300))
 
 
 def test_hostile_text_is_judged_without_an_exception_and_none_is_accepted(trials):

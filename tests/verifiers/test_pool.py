@@ -131,7 +131,7 @@ def test_a_killed_template_is_replaced_with_its_workers(nothing_leaks):
 
 ORPHAN = """
 import os, socket, time
-from jrl.tasks.verifiers.confine import reading
+from jrl.tasks.verifiers.confine import read_access
 from jrl.tasks.verifiers.fork_server import Bounds, become_worker
 ours, theirs = socket.socketpair()
 template = os.fork()
@@ -141,7 +141,7 @@ if template == 0:
         ours.close()
         while os.getppid() == parent:
             time.sleep(0.01)
-        become_worker(theirs.fileno(), parent, socket.socket(), [], Bounds(512, 1.0, []), reading([]))
+        become_worker(theirs.fileno(), parent, socket.socket(), [], Bounds(512, 1.0, []), read_access([]))
     os._exit(0)
 os.waitpid(template, 0)
 theirs.close()

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from jrl.tasks.verifiers import process
-from jrl.tasks.verifiers.process import STARTS, Template, TemplateLost
+from jrl.tasks.verifiers.process import STARTS, TemplateLost, TemplateProcess
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def deaths(monkeypatch):
 
 def test_a_template_that_dies_on_its_way_is_started_again(deaths):
     started = deaths(1)
-    template = Template((), (), memory_mb=512, cpu_seconds=1.0)
+    template = TemplateProcess((), (), memory_mb=512, cpu_seconds=1.0)
     try:
         assert len(started) == 2
         worker, pid = template.fork()
@@ -43,5 +43,5 @@ def test_a_template_that_dies_on_its_way_is_started_again(deaths):
 def test_a_template_that_always_dies_is_lost_with_its_last_words(deaths):
     started = deaths(STARTS)
     with pytest.raises(TemplateLost, match="killed on purpose"):
-        Template((), (), memory_mb=512, cpu_seconds=1.0)
+        TemplateProcess((), (), memory_mb=512, cpu_seconds=1.0)
     assert len(started) == STARTS

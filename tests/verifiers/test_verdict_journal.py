@@ -6,11 +6,11 @@ import resource
 import pytest
 
 from jrl.tasks.verdict import Status, Verdict
-from jrl.tasks.verifiers import Row
+from jrl.tasks.verifiers import VerifierSpec
 from jrl.tasks.verifiers.journal import Journal, journal_key, rows_text
 
 LATE = (Verdict(Status.CPU_LIMIT, None, "2.0 s of CPU time"), Verdict(Status.CORRECT, 1.0))
-ROWS = [Row("Exact", {"weight": 1.0})]
+ROWS = [VerifierSpec("Exact", {"weight": 1.0})]
 
 
 def test_what_is_kept_is_heard_again_after_reopening(tmp_path):
@@ -112,6 +112,6 @@ def test_the_key_names_visit_sample_text_example_and_verifiers():
         ((1, 2), 1, "text", "example", rows_text(ROWS)),
         ((1, 2), 0, "text ", "example", rows_text(ROWS)),
         ((1, 2), 0, "text", "other", rows_text(ROWS)),
-        ((1, 2), 0, "text", "example", rows_text([Row("Exact", {"weight": 2.0})])),
+        ((1, 2), 0, "text", "example", rows_text([VerifierSpec("Exact", {"weight": 2.0})])),
     ]
     assert len({key, *(journal_key(*other) for other in others)}) == 6

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jrl.tasks.example import Example, Message
-from jrl.tasks.verifiers import Row
+from jrl.tasks.verifiers import VerifierSpec
 from jrl.tasks.verifiers.source import PartSource
 
 
@@ -69,5 +69,5 @@ VERIFIERS = {name: thing for name, thing in list(globals().items()) if callable(
 )
 
 
-def row(name: str, **fields) -> Row:
-    return Row(name, fields)
+def row(name: str, **fields) -> VerifierSpec:
+    return VerifierSpec(name, fields)

@@ -22,7 +22,7 @@ from jrl.types import Array
 FIRST = 64
 
 
-class Sums(NamedTuple):
+class PartialSoftmax(NamedTuple):
     """The contribution of some columns, before the division. B rows, J key heads, G query heads of each."""
 
     top: Array  # [B, J, G], the highest score
@@ -73,7 +73,7 @@ def attend_cached(
     if transposed:
         on_cpu, scores_of = (_transposed_scores_by_sums, _values_by_sums), _transposed_scores
 
-    def sums(q: Array, k: Array, v: Array, mask: Array) -> Sums:
+    def sums(q: Array, k: Array, v: Array, mask: Array) -> PartialSoftmax:
         k, v = (x if layer is None else jax.lax.dynamic_index_in_dim(x, layer, keepdims=False) for x in (k, v))
         allowed = mask[:, None, None]
         scores = jax.lax.platform_dependent(q, k.astype(wide), cpu=on_cpu[0], default=scores_of) * scale
@@ -83,13 +83,13 @@ def attend_cached(
         top = scores.max(axis=-1)
         weights = jnp.where(allowed, jnp.exp(scores - top[..., None]), 0)
         value = jax.lax.platform_dependent(weights, v.astype(wide), cpu=on_cpu[1], default=_values)
-        return Sums(top, weights.sum(axis=-1), value)
+        return PartialSoftmax(top, weights.sum(axis=-1), value)
 
-    def add(total: Sums, *block: Array) -> Sums:
+    def add(total: PartialSoftmax, *block: Array) -> PartialSoftmax:
         new = sums(*block)
         top = jnp.maximum(total.top, new.top)
         old_share, new_share = jnp.exp(total.top - top), jnp.exp(new.top - top)
-        return Sums(
+        return PartialSoftmax(
             top,
             total.weight * old_share + new.weight * new_share,
             total.value * old_share[..., None] + new.value * new_share[..., None],
@@ -111,11 +111,11 @@ def attend_cached(
     return reshape(out, (batch, 1, heads, head_dim), "batch", None, "heads", None)
 
 
-def _add_sink(total: Sums, sink: Array) -> Sums:
+def _add_sink(total: PartialSoftmax, sink: Array) -> PartialSoftmax:
     """Returns the sums with one more score, [1, J, G], that has no value."""
     top = jnp.maximum(total.top, sink)
     share = jnp.exp(total.top - top)
-    return Sums(top, total.weight * share + jnp.exp(sink - top), total.value * share[..., None])
+    return PartialSoftmax(top, total.weight * share + jnp.exp(sink - top), total.value * share[..., None])
 
 
 def _scores(q: Array, k: Array) -> Array:

@@ -14,7 +14,7 @@ from jrl.models.attention.kernels import padded_length
 from jrl.models.attention.reference import pad_to
 from jrl.models.contract import Cache, Layout, Stacks, State
 from jrl.models.leaves import layers_of
-from jrl.models.shape import Decoder, Variant, check_length
+from jrl.models.shape import Decoder, LayerVariant, check_length
 from jrl.types import Array
 
 
@@ -99,12 +99,12 @@ def row_of(cfg: Decoder, layer: int) -> int:
     return layers_of(cfg, {"plain": "k", "full": "full_k", "linear": "linear_q"}[variant.stack]).index(layer)
 
 
-def stack_of(cache: Any, variant: Variant) -> Any:
+def stack_of(cache: Any, variant: LayerVariant) -> Any:
     """Returns the stack of a cache, or the tuple of layers, that holds a layer's entry."""
     return getattr(cache, variant.stack) if isinstance(cache, Stacks) else cache
 
 
-def with_stack(cache: Any, variant: Variant, stack: Any) -> Any:
+def with_stack(cache: Any, variant: LayerVariant, stack: Any) -> Any:
     return cache.replace(**{variant.stack: stack}) if isinstance(cache, Stacks) else stack
 
 

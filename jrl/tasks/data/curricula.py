@@ -46,7 +46,7 @@ class Outcomes(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Memory:
+class OutcomeMemory:
     """How long outcomes count."""
 
     decay: float = 0.5  # of the running success rate, at a visit; 0: the last visit alone
@@ -61,7 +61,7 @@ class Memory:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Prioritized(Memory):
+class Prioritized(OutcomeMemory):
     """Prompts in proportion to what they miss: (1 - success rate)^exponent + floor (F9)."""
 
     exponent: float = 1.0  # 0: all prompts alike; above 1: mostly those that are seldom solved
@@ -74,7 +74,7 @@ class Prioritized(Memory):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DifficultyBand(Memory):
+class DifficultyBand(OutcomeMemory):
     """Prompts whose success rate is within a band, and new ones, all alike (F2)."""
 
     low: float = 0.1  # smallest success rate
@@ -88,7 +88,7 @@ class DifficultyBand(Memory):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HardFocus(Memory):
+class HardFocus(OutcomeMemory):
     """The share of the prompts with the lowest success rates, all alike; new ones are among them (F6)."""
 
     share: float = 0.5  # of the prompts
@@ -103,7 +103,7 @@ class HardFocus(Memory):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Pilot(Memory):
+class Pilot(OutcomeMemory):
     """The first steps of a curriculum that then chooses once: all prompts alike, and their outcomes are kept."""
 
     pilot: int = 30  # steps before the choice
@@ -142,7 +142,7 @@ class LearningImpact(Pilot):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SizeMixing(Memory):
+class SizeMixing(OutcomeMemory):
     """Tasks of a Mixture in proportion to (their number of examples)^alpha; the prompts of a task alike (F12)."""
 
     alpha: float = 0.5  # 1: as large as they are; 0: equal
@@ -154,7 +154,7 @@ class SizeMixing(Memory):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ProgressMixing(Memory):
+class ProgressMixing(OutcomeMemory):
     """Tasks of a Mixture in proportion to how their success rate changes; the prompts of a task alike (F12)."""
 
     window: int = 64  # visits of a task: the later half is compared with the earlier
@@ -167,7 +167,7 @@ class ProgressMixing(Memory):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AdaptiveLevel(Memory):
+class AdaptiveLevel(OutcomeMemory):
     """One task of a Mixture at a time, its levels from the easiest to the hardest: one up where the success rate is
     high, one down where it is low (F8)."""
 
@@ -318,7 +318,7 @@ def no_outcomes(task: Array, configs: Sequence[Any] = ()) -> Outcomes:
     )
 
 
-def seen_of(config: Memory, table: Outcomes) -> Array:
+def seen_of(config: OutcomeMemory, table: Outcomes) -> Array:
     """Returns the examples whose outcome counts, [P] bool."""
     seen = table.judged > 0
     return seen if config.forget_after is None else seen & (table.step - table.last < config.forget_after)

@@ -14,7 +14,7 @@ _PROOF = re.compile(r"\b(?:prove|show) that\b", re.IGNORECASE)
 YES_NO = frozenset(("yes", "no", "true", "false"))
 
 
-class Cleaned(NamedTuple):
+class CleanResult(NamedTuple):
     kept: list[int]  # indices of the examples that are left, in order
     counts: dict[str, int]  # rule -> examples that it dropped; an example is counted once, by the first rule
 
@@ -34,7 +34,7 @@ def answer_type(example: Example) -> str | None:
 
 def clean(
     examples: Sequence[Example], evaluation: Iterable[Example], *, n: int = 10, most_words: int | None = None
-) -> Cleaned:
+) -> CleanResult:
     """Returns F13: the examples that are left, and how many each rule dropped.
 
     Rules, in this order: "disagreement" (the same normalized prompt with another answer: all of them go), "duplicate"
@@ -69,4 +69,4 @@ def clean(
             kept.append(i)
         else:
             counts[rule] = counts.get(rule, 0) + 1
-    return Cleaned(kept, counts)
+    return CleanResult(kept, counts)

@@ -23,7 +23,7 @@ REUSE_SECONDS = 2.0  # how long an idle connection is trusted; servers close the
 CHARACTERS_PER_TOKEN = 4  # of a request, until the server says what it used
 
 
-class Limits(NamedTuple):
+class RequestLimits(NamedTuple):
     """How hard a client tries."""
 
     concurrency: int
@@ -60,7 +60,7 @@ class Client:
         self,
         endpoint: Endpoint,
         read: Callable[[str], object],
-        limits: Limits,
+        limits: RequestLimits,
         limit: RateLimit,
         cache: AnswerCache | None,
     ):

@@ -19,7 +19,7 @@ from jrl.tasks.judges import gap, grade, hindsight, pairwise, rubric, self_refer
 from jrl.tasks.judges.answers import read_answer
 from jrl.tasks.judges.api import Endpoint
 from jrl.tasks.judges.cache import AnswerCache
-from jrl.tasks.judges.client import Client, Limits, Request
+from jrl.tasks.judges.client import Client, Request, RequestLimits
 from jrl.tasks.judges.config import Judge
 from jrl.tasks.judges.failures import Failure, JudgeStopped
 from jrl.tasks.judges.gap import Gap
@@ -320,8 +320,8 @@ def endpoint_of(config: Judge) -> Endpoint:
     return Endpoint(config.address, key)
 
 
-def limits_of(config: Judge) -> Limits:
-    return Limits(**{name: getattr(config, name) for name in Limits._fields})
+def limits_of(config: Judge) -> RequestLimits:
+    return RequestLimits(**{name: getattr(config, name) for name in RequestLimits._fields})
 
 
 def numbers_of(config: Judge, content: str) -> Numbers:

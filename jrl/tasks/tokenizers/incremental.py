@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from jrl.tasks.tokenizers.contract import without_lead
 
 
-class Decoder:
+class IncrementalDecoder:
     """Holds back the bytes of a character until its last one is there. The texts returned, joined, are
     `tokenizer.decode` of all ids; without `close` they end where the last whole character does."""
 

@@ -20,7 +20,7 @@ from jrl.tasks.verifiers import (
 )
 from jrl.tasks.verifiers.calibration import Calibration
 from jrl.tasks.verifiers.confidence_span import ConfidenceSpan
-from jrl.tasks.verifiers.contract import Row, Verifier, as_verifier, config_of, look_up, merge, row_of
+from jrl.tasks.verifiers.contract import Verifier, VerifierSpec, as_verifier, config_of, look_up, merge, spec_of
 from jrl.tasks.verifiers.equation_steps import EquationSteps
 from jrl.tasks.verifiers.exact import Exact
 from jrl.tasks.verifiers.expression_tests import ExpressionTests
@@ -51,4 +51,4 @@ VERIFIERS = {
     "ReasoningGymScore": Verifier(ReasoningGymScore, reasoning_gym.score, reasoning_gym.preload),
 }
 
-__all__ = ["VERIFIERS", "Row", "Verifier", "as_verifier", "config_of", "look_up", "merge", "row_of"]
+__all__ = ["VERIFIERS", "Verifier", "VerifierSpec", "as_verifier", "config_of", "look_up", "merge", "spec_of"]

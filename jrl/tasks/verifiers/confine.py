@@ -62,7 +62,7 @@ def detach(keep: int) -> None:
     os.closerange(keep + 1, high)
 
 
-class Reading(NamedTuple):
+class ReadAccess(NamedTuple):
     """What a worker of this process's user reads."""
 
     of_root: bool  # Python is in folders that only root can read
@@ -71,7 +71,7 @@ class Reading(NamedTuple):
     )  # of a worker that keeps the right to read: `readable_places`; None: it has none
 
 
-def reading(private: Sequence[str]) -> Reading:
+def read_access(private: Sequence[str]) -> ReadAccess:
     """Returns what workers are to read. It is the same for all that are forked from here, and takes a look at every
     entry of some folders.
 
@@ -79,13 +79,13 @@ def reading(private: Sequence[str]) -> Reading:
         private: folders that are not read where they are below folders of modules: the run's.
     """
     if sys.platform != "linux" or os.geteuid() != 0:
-        return Reading(False, None)
+        return ReadAccess(False, None)
     folders = [entry for entry in sys.path if os.path.isabs(entry)]
     of_root = not all(_readable_by_others(pathlib.Path(folder)) for folder in folders)
-    return Reading(of_root, readable_places(folders, private) if of_root and _landlock_version() else None)
+    return ReadAccess(of_root, readable_places(folders, private) if of_root and _landlock_version() else None)
 
 
-def confine(memory_mb: int, reads: Reading) -> list[str]:
+def confine(memory_mb: int, reads: ReadAccess) -> list[str]:
     """Takes from this process what a worker does not need; returns the names of the layers that hold.
 
     "own user": a worker of root is a user that owns nothing. Where root's Python is in folders that only root can read,
@@ -95,7 +95,7 @@ def confine(memory_mb: int, reads: Reading) -> list[str]:
 
     Args:
         memory_mb: address space, in MiB, beyond what the process has now.
-        reads: what `reading` has found in the process that forked this one.
+        reads: what `read_access` has found in the process that forked this one.
     """
     layers = ["rlimits"]
     held = _address_space_bytes()

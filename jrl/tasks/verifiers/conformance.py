@@ -1,6 +1,6 @@
 """Contract tests of every row of VERIFIERS, ours or a user's; each raises AssertionError where it fails.
 
-Each takes the row, the parts that define it and an example it can judge, and asks real workers.
+Each takes the spec of a row, the parts that define it and an example it can judge, and asks real workers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from jrl.tasks.example import Example
 from jrl.tasks.verdict import Status, Verdict
-from jrl.tasks.verifiers.contract import Row
+from jrl.tasks.verifiers.contract import VerifierSpec
 from jrl.tasks.verifiers.pool import Item, Pool
 from jrl.tasks.verifiers.source import PartSource
 
@@ -22,35 +22,35 @@ TEXTS = (
 )  # fmt: skip
 
 
-def says_the_same_of_the_same(row: Row, parts: Sequence[PartSource], example: Example) -> None:
+def says_the_same_of_the_same(spec: VerifierSpec, parts: Sequence[PartSource], example: Example) -> None:
     """An item has one verdict: asked again, in another order, among others, of other workers."""
-    forward = _ask(row, parts, example, TEXTS, workers=1)
-    backward = _ask(row, parts, example, (*TEXTS, *TEXTS)[::-1], workers=2)[::-1]
+    forward = _ask(spec, parts, example, TEXTS, workers=1)
+    backward = _ask(spec, parts, example, (*TEXTS, *TEXTS)[::-1], workers=2)[::-1]
     for place, (text, verdict) in enumerate(zip(TEXTS, forward)):
         for other in (backward[place], backward[place + len(TEXTS)]):
-            _true(other == verdict, f"{row.name} returns {verdict} for {text[:40]!r}, and {other} the second time")
+            _true(other == verdict, f"{spec.name} returns {verdict} for {text[:40]!r}, and {other} the second time")
 
 
-def judges_any_text(row: Row, parts: Sequence[PartSource], example: Example) -> None:
+def judges_any_text(spec: VerifierSpec, parts: Sequence[PartSource], example: Example) -> None:
     """Empty, huge and hostile texts get a verdict of the verifier's own, within its deadline."""
-    for text, verdict in zip(TEXTS, _ask(row, parts, example, TEXTS, workers=2)):
+    for text, verdict in zip(TEXTS, _ask(spec, parts, example, TEXTS, workers=2)):
         _true(
             verdict.status.scorable or verdict.status is Status.FORBIDDEN,
-            f"{row.name} ends in {verdict.status.name} on {text[:40]!r} ({len(text)} characters): {verdict.detail}",
+            f"{spec.name} ends in {verdict.status.name} on {text[:40]!r} ({len(text)} characters): {verdict.detail}",
         )
 
 
-CONTRACT_TESTS: dict[str, Callable[[Row, Sequence[PartSource], Example], None]] = {
+CONTRACT_TESTS: dict[str, Callable[[VerifierSpec, Sequence[PartSource], Example], None]] = {
     "says the same of the same": says_the_same_of_the_same,
     "judges any text": judges_any_text,
 }
 
 
 def _ask(
-    row: Row, parts: Sequence[PartSource], example: Example, texts: Sequence[str], *, workers: int
+    spec: VerifierSpec, parts: Sequence[PartSource], example: Example, texts: Sequence[str], *, workers: int
 ) -> list[Verdict]:
     """Returns a verdict for each text. Raises ValueError where a part does not load without JAX."""
-    with Pool([row], parts, workers=workers, **LIMITS) as pool:
+    with Pool([spec], parts, workers=workers, **LIMITS) as pool:
         return [verdict for (verdict,) in pool.collect(pool.submit([Item(text, example, (0,)) for text in texts]))]
 
 

@@ -62,7 +62,7 @@ class Verifier:
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class VerifierSpec:
     """One verifier of a run as it crosses the process border: a name of the table and its config's fields."""
 
     name: str
@@ -130,7 +130,7 @@ def look_up(table: Mapping[str, Verifier], name: str, place: str) -> Verifier:
     raise ValueError(f"Unknown verifier {name!r} in {place}.{hint} Available: {', '.join(table)}")
 
 
-def row_of(config: Any) -> Row:
+def spec_of(config: Any) -> VerifierSpec:
     """Returns the wire form of a verifier's config object. Raises TypeError for fields that are not plain values."""
     fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     for name, value in fields.items():
@@ -139,12 +139,12 @@ def row_of(config: Any) -> Row:
                 f"{type(config).__name__}.{name} has type {type(value).__name__}; a verifier's config crosses to "
                 "another process as JSON: use numbers, strings, booleans, None, tuples and dicts of them"
             )
-    return Row(type(config).__name__, fields)
+    return VerifierSpec(type(config).__name__, fields)
 
 
-def config_of(row: Row, verifier: Verifier) -> Any:
-    """Returns the config object that `row` describes."""
-    return verifier.config(**{name: _thaw(value) for name, value in row.fields.items()})
+def config_of(spec: VerifierSpec, verifier: Verifier) -> Any:
+    """Returns the config object that `spec` describes."""
+    return verifier.config(**{name: _thaw(value) for name, value in spec.fields.items()})
 
 
 def _is_plain(value: Any) -> bool:

@@ -20,9 +20,9 @@ import sys
 from typing import Any, NamedTuple
 
 from jrl.tasks.example import Example
-from jrl.tasks.verifiers import VERIFIERS, Row, Verifier, config_of, frames, look_up, merge
+from jrl.tasks.verifiers import VERIFIERS, Verifier, VerifierSpec, config_of, frames, look_up, merge
 from jrl.tasks.verifiers.changes import changed, snapshot
-from jrl.tasks.verifiers.confine import Reading, confine, detach, die_with_parent, reading
+from jrl.tasks.verifiers.confine import ReadAccess, confine, detach, die_with_parent, read_access
 from jrl.tasks.verifiers.contract import Limits
 from jrl.tasks.verifiers.judge import describe, judge
 from jrl.tasks.verifiers.source import PartSource, load_part
@@ -78,11 +78,11 @@ def load_rows(rows: list[dict[str, Any]], table: dict[str, Verifier]) -> list[tu
     """Returns (verifier, config) for each row, with what the verifier preloads imported."""
     loaded = []
     for fields in rows:
-        row = Row(**fields)
-        verifier = look_up(table, row.name, "the run")
+        spec = VerifierSpec(**fields)
+        verifier = look_up(table, spec.name, "the run")
         if verifier.preload is not None:
             verifier.preload()
-        loaded.append((verifier, config_of(row, verifier)))
+        loaded.append((verifier, config_of(spec, verifier)))
     return loaded
 
 
@@ -98,7 +98,7 @@ def serve(
 ) -> None:
     """Forks, reaps and loads on request until the trainer's end closes; then kills all children."""
     children: set[int] = set()
-    reads = reading(bounds.private)
+    reads = read_access(bounds.private)
     try:
         while True:
             request, fds = frames.read_with_fds(control, frames.REQUEST_LIMIT, 1)
@@ -127,7 +127,7 @@ def serve(
                     try:
                         loaded = load_rows(request["rows"], table)
                         rows += loaded
-                        reads = reading(bounds.private)  # imports may have changed sys.path
+                        reads = read_access(bounds.private)  # imports may have changed sys.path
                         reply(control, {"limits": limits_of(loaded)})
                     except BaseException as error:  # an import may raise anything; the trainer must get its message
                         reply(control, {"failed": describe(error)})
@@ -144,7 +144,7 @@ def become_worker(
     control: socket.socket,
     rows: list[tuple[Verifier, Any]],
     bounds: Bounds,
-    reads: Reading,
+    reads: ReadAccess,
 ) -> None:
     """Runs a worker on descriptor `fd` and ends the process. Never returns into the template's loop.
 

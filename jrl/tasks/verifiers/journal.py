@@ -14,7 +14,7 @@ import pathlib
 from collections.abc import Iterable, Sequence
 
 from jrl.tasks.verdict import Status, Verdict
-from jrl.tasks.verifiers import Row
+from jrl.tasks.verifiers import VerifierSpec
 
 
 class Journal:
@@ -101,7 +101,7 @@ class Journal:
         self._file.close()
 
 
-def rows_text(rows: Sequence[Row]) -> str:
+def rows_text(rows: Sequence[VerifierSpec]) -> str:
     """Returns what `journal_key` has of verifiers."""
     return json.dumps([[row.name, row.fields] for row in rows], sort_keys=True)
 

@@ -24,7 +24,7 @@ from typing import Literal
 from jrl.tasks.example import Example
 from jrl.tasks.verdict import Status, Verdict
 from jrl.tasks.verifiers.expressions import equality
-from jrl.tasks.verifiers.expressions.balls import Work
+from jrl.tasks.verifiers.expressions.balls import WorkBudget
 from jrl.tasks.verifiers.expressions.forms import Form, Reader, letters_of, phrase, read_answer, word
 from jrl.tasks.verifiers.expressions.terms import MAX_BITS, MAX_BITS_OF_GOLD, NoAnswer, Terms
 from jrl.tasks.verifiers.expressions.tokens import MAX_CHARACTERS, tokenize
@@ -55,7 +55,7 @@ class _Comparison:
     config: MathEqual
     terms: Terms
     seed: int
-    work: Work
+    work: WorkBudget
 
 
 def preload() -> None:
@@ -101,7 +101,7 @@ def compare(config: MathEqual, gold: str, answer: str) -> Verdict:
     # An answer needs no larger numbers than the gold one, but for what is usual.
     terms.max_bits = max(MAX_BITS, 4 * max((max(bound[:2]) for bound in terms.bounds), default=0))
     seed = int.from_bytes(hashlib.blake2b(f"{gold}\0{answer}".encode("utf-8", "replace"), digest_size=8).digest())
-    comparison = _Comparison(config, terms, seed, Work())
+    comparison = _Comparison(config, terms, seed, WorkBudget())
     try:
         given = _read_for(expected, answer, letters, comparison)
         return _verdict(_answers(expected, given, comparison))

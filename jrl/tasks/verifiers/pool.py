@@ -26,11 +26,11 @@ from typing import Any
 from jrl.tasks.example import Example
 from jrl.tasks.stopping import Stop, StopRequested, never
 from jrl.tasks.verdict import Status, Verdict
-from jrl.tasks.verifiers import Row, frames
+from jrl.tasks.verifiers import VerifierSpec, frames
 from jrl.tasks.verifiers.confine import missing_layers
 from jrl.tasks.verifiers.contract import Limits
 from jrl.tasks.verifiers.judge import ALLOWED_STATUSES, DETAIL_LIMIT, to_verdict
-from jrl.tasks.verifiers.process import Template, TemplateLost, TemplateRefused
+from jrl.tasks.verifiers.process import TemplateLost, TemplateProcess, TemplateRefused
 from jrl.tasks.verifiers.source import PartSource
 
 _log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class _Task:
 class _Addition:
     """A row to load, and whether it could be."""
 
-    row: Row
+    row: VerifierSpec
     done: threading.Event = dataclasses.field(default_factory=threading.Event)
     error: Exception | None = None
 
@@ -123,7 +123,7 @@ class Pool:
 
     def __init__(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[VerifierSpec],
         parts: Sequence[PartSource] = (),
         *,
         workers: int,
@@ -160,7 +160,7 @@ class Pool:
         self._wake_out.setblocking(False)
         self._started = threading.Event()
         self._loaded = 0  # rows the template knows
-        self._template: Template | None = None
+        self._template: TemplateProcess | None = None
         self._children: list[_Child] = []
         self._tasks: collections.deque[_Task] = collections.deque()
         self._false_starts = 0
@@ -188,11 +188,11 @@ class Pool:
     def worker_pids(self) -> list[int]:
         return [child.pid for child in list(self._children)]
 
-    def row(self, index: int) -> Row:
+    def row(self, index: int) -> VerifierSpec:
         """Returns the row of an index that `add_row` has given, to whomever it gave it."""
         return self._rows[index]
 
-    def add_row(self, row: Row) -> int:
+    def add_row(self, row: VerifierSpec) -> int:
         """Returns the index of `row`, which the template has loaded by then.
 
         Raises:
@@ -351,7 +351,7 @@ class Pool:
     def _start_template(self) -> None:
         self.counts["templates_started"] += 1
         limits = {"memory_mb": self._memory_mb, "cpu_seconds": self._cpu_seconds}
-        self._template = Template(self._parts, self._rows, **limits, private=self._private)
+        self._template = TemplateProcess(self._parts, self._rows, **limits, private=self._private)
         self._loaded = len(self._rows)
 
     def _lose_template(self) -> None:

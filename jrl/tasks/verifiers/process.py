@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 
-from jrl.tasks.verifiers import Row, frames
+from jrl.tasks.verifiers import VerifierSpec, frames
 from jrl.tasks.verifiers.contract import Limits
 from jrl.tasks.verifiers.source import PartSource
 
@@ -31,7 +31,7 @@ class TemplateLost(RuntimeError):
     """The template died, or does not answer."""
 
 
-class Template:
+class TemplateProcess:
     """The template process and the socket to it. Must be closed. Used from one thread, the one that made it.
 
     Fields:
@@ -41,7 +41,7 @@ class Template:
     def __init__(
         self,
         parts: Sequence[PartSource],
-        rows: Sequence[Row],
+        rows: Sequence[VerifierSpec],
         *,
         memory_mb: int,
         cpu_seconds: float,
@@ -110,7 +110,7 @@ class Template:
                 kill(pid, signal.SIGKILL)
         return self._ask({"do": "reap", "pid": pid}, ANSWER_SECONDS)["status"]
 
-    def load(self, rows: Sequence[Row]) -> None:
+    def load(self, rows: Sequence[VerifierSpec]) -> None:
         """Adds rows for workers forked from now on."""
         request = {"do": "load", "rows": [{"name": r.name, "fields": r.fields} for r in rows]}
         self.limits += [Limits(*limits) for limits in self._ask(request, START_SECONDS)["limits"]]

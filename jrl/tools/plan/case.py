@@ -435,41 +435,41 @@ def learned_cases(case: Case) -> list[Case]:
     return [case] if stored is None else [case, stored]
 
 
-class Program(NamedTuple):
+class PlannedProgram(NamedTuple):
     """A program that multiplies matrices: what it does, and on which shapes."""
 
     kind: Literal["sample", "logprobs", "scores", "update"]
     case: Case
 
 
-def programs_of(case: Case) -> dict[str, Program]:
+def programs_of(case: Case) -> dict[str, PlannedProgram]:
     """Returns the programs that decide the memory and time of the planned stages, by their names in the program
     cache."""
-    programs: dict[str, Program] = {}
+    programs: dict[str, PlannedProgram] = {}
     for stage_case in cases_of(case):
         if isinstance(stage_case.stage, Online):
-            programs[f"{stage_case.name}.sample"] = Program("sample", sampling_case(stage_case))
+            programs[f"{stage_case.name}.sample"] = PlannedProgram("sample", sampling_case(stage_case))
             if isinstance(stage_case.stage.strategy, Partial):
-                programs[f"{stage_case.name}.next_segment"] = Program("sample", segment_case(stage_case))
+                programs[f"{stage_case.name}.next_segment"] = PlannedProgram("sample", segment_case(stage_case))
             if stage_case.stage.rewards:
-                programs[f"{stage_case.name}.scores"] = Program("scores", stage_case)
+                programs[f"{stage_case.name}.scores"] = PlannedProgram("scores", stage_case)
             if stage_case.stage.process is not None:
-                programs[f"{stage_case.name}.step_scores"] = Program("scores", stage_case)
+                programs[f"{stage_case.name}.step_scores"] = PlannedProgram("scores", stage_case)
             if stage_case.stage.corrector is not None:
-                programs[f"{stage_case.name}.correct"] = Program("sample", correcting_case(stage_case))
+                programs[f"{stage_case.name}.correct"] = PlannedProgram("sample", correcting_case(stage_case))
         if stage_case.recomputes:
-            programs[f"{stage_case.name}.recompute"] = Program("logprobs", stage_case)
+            programs[f"{stage_case.name}.recompute"] = PlannedProgram("logprobs", stage_case)
         if stage_case.needs.reference:
-            programs[f"{stage_case.name}.reference"] = Program("logprobs", stage_case)
+            programs[f"{stage_case.name}.reference"] = PlannedProgram("logprobs", stage_case)
         if stage_case.needs.teacher:
-            programs[f"{stage_case.name}.teacher"] = Program("logprobs", stage_case)
-        programs[f"{stage_case.name}.update"] = Program("update", stage_case)
+            programs[f"{stage_case.name}.teacher"] = PlannedProgram("logprobs", stage_case)
+        programs[f"{stage_case.name}.update"] = PlannedProgram("update", stage_case)
         if stage_case.has_critic:
             critic = dataclasses.replace(stage_case, needs=Needs(logprobs=False, values=True), updates=CRITIC)
-            programs[f"{stage_case.name}.critic_values"] = Program("scores", critic)
-            programs[f"{stage_case.name}.update_critic"] = Program("update", critic)
+            programs[f"{stage_case.name}.critic_values"] = PlannedProgram("scores", critic)
+            programs[f"{stage_case.name}.update_critic"] = PlannedProgram("update", critic)
     if evaluates(case.config, (stage_case.stage for stage_case in cases_of(case))):
-        programs["sample_eval"] = Program("sample", evaluated_case(case))
+        programs["sample_eval"] = PlannedProgram("sample", evaluated_case(case))
     return programs
 
 

@@ -165,7 +165,7 @@ def main(out: str, devices: int, stage: str | None, config: str, bindings: Seque
     from jrl.resolve import load_config
     from jrl.tools.plan import waste
     from jrl.tools.plan.case import (
-        Program,
+        PlannedProgram,
         case_of,
         for_tpus,
         make_case,
@@ -189,7 +189,7 @@ def main(out: str, devices: int, stage: str | None, config: str, bindings: Seque
     results = {}
     lowered = lower(resolved, parts, *meshes_of(resolved), stage)
     for name, program in lowered.items():
-        kind, stage_case = known.get(name, Program("update", case_of(case, name)))
+        kind, stage_case = known.get(name, PlannedProgram("update", case_of(case, name)))
         text = program.compile().as_text()
         trips = stage_case.decode_steps if kind == "sample" else stage_case.micro_batches
         stored = pretraining_case(stage_case)

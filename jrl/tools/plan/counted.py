@@ -42,7 +42,7 @@ from jrl.tools.plan import cycles, estimate, flops
 from jrl.tools.plan.case import Case, learned_cases, pretraining_case, shard_shape
 from jrl.tools.plan.chips import Chip
 from jrl.tools.plan.collectives import groups_of
-from jrl.tools.plan.cycles import Frequency, Instruction, Program, Run
+from jrl.tools.plan.cycles import ExecutionCount, Frequency, HloModule, Instruction
 
 LATENCY = 1e-6  # seconds that a collective takes however small it is: about that of a hop and its two barriers
 CALL_CYCLES = 2122  # of a kernel that does nothing: the least that the compiler gives any operation
@@ -67,7 +67,7 @@ class Operation(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Count:
+class HloCost:
     """One call of a program on one device, in seconds."""
 
     compute: float  # where conditions hold as often as expected
@@ -91,21 +91,21 @@ class Count:
         return max(work + self.links + max(self.links_overlapped - work, 0.0), self.network)
 
 
-def to_json(count: Count) -> dict[str, Any]:
-    """Returns a count's fields for `jrl plan --json`, seconds of a call."""
+def to_json(cost: HloCost) -> dict[str, Any]:
+    """Returns a cost's fields for `jrl plan --json`, seconds of a call."""
     return {
-        "seconds": count.seconds,
-        **dataclasses.asdict(count),
-        "dearest": [operation._asdict() for operation in count.dearest],
+        "seconds": cost.seconds,
+        **dataclasses.asdict(cost),
+        "dearest": [operation._asdict() for operation in cost.dearest],
     }
 
 
-def count_of(text: str, kind: str, case: Case, chip: Chip, kernels: float, memory: float, times: float) -> Count:
+def hlo_cost(text: str, kind: str, case: Case, chip: Chip, kernels: float, memory: float, times: float) -> HloCost:
     """Returns what the compiler counts for a program.
 
     Args:
       text: the scheduled program, `*after_codegen.txt`.
-      kind: as in `case.Program`.
+      kind: as in `case.PlannedProgram`.
       kernels, memory: seconds of a call, by arithmetic.
       times: calls a step, for warnings.
     """
@@ -130,7 +130,7 @@ def count_of(text: str, kind: str, case: Case, chip: Chip, kernels: float, memor
         operations = sum(run.likely for run in inside if works(run.instruction)) / steps
     passes = by_dtypes(program, runs)
     all_passes = sum(passes.values()) or 1.0
-    return Count(
+    return HloCost(
         compute=compute,
         compute_dearest=dearest,
         kernels=kernels
@@ -220,7 +220,7 @@ def ragged_seconds(case: Case, chip: Chip) -> float:
     return case.decode_steps * read / chip.hbm_rate
 
 
-def streamed_seconds(runs: Iterable[Run], case: Case, chip: Chip) -> float:
+def streamed_seconds(runs: Iterable[ExecutionCount], case: Case, chip: Chip) -> float:
     """Returns the seconds in which kernels read weights, of the calls that a program makes."""
     cfg, tensor = case.cfg, case.sizes["tensor"]
     heads = (cfg.heads + 2 * cfg.kv_heads) * cfg.head_dim
@@ -238,7 +238,7 @@ def streamed_seconds(runs: Iterable[Run], case: Case, chip: Chip) -> float:
     return total * jnp.dtype(cfg.dtype).itemsize / (STREAM_SHARE * chip.hbm_rate)
 
 
-def expert_seconds(program: Program, runs: Iterable[Run], case: Case, chip: Chip) -> float:
+def expert_seconds(program: HloModule, runs: Iterable[ExecutionCount], case: Case, chip: Chip) -> float:
     """Returns the seconds of the products of rows sorted by expert (`ragged_dot`), which the compiler makes a kernel
     of, and of the gradients of the experts' matrices, by our own. Both multiply a tile of rows with each of the experts
     that they go to. Experts are visited evenly."""
@@ -267,7 +267,7 @@ def expert_seconds(program: Program, runs: Iterable[Run], case: Case, chip: Chip
     return total
 
 
-def decoded_seconds(runs: Iterable[Run], case: Case, chip: Chip) -> float:
+def decoded_seconds(runs: Iterable[ExecutionCount], case: Case, chip: Chip) -> float:
     """Returns the seconds in which the kernel of experts reads those that any slot goes to, or multiplies every slot's
     token with each of them, where that takes longer."""
     calls = sum(
@@ -305,7 +305,7 @@ def is_kernel(instruction: Instruction) -> bool:
     return instruction.op == "custom-call" and "tpu_custom_call" in instruction.attributes
 
 
-def link_seconds(program: Program, runs: Iterable[Run], chip: Chip, devices: int) -> tuple[float, float]:
+def link_seconds(program: HloModule, runs: Iterable[ExecutionCount], chip: Chip, devices: int) -> tuple[float, float]:
     """Returns the seconds of the collectives that the program waits for, and of those that run beside other work."""
     waits = beside = 0.0
     for run in runs:
@@ -318,7 +318,7 @@ def link_seconds(program: Program, runs: Iterable[Run], chip: Chip, devices: int
     return waits, beside
 
 
-def network_seconds(runs: Iterable[Run], chip: Chip, slices: int) -> float:
+def network_seconds(runs: Iterable[ExecutionCount], chip: Chip, slices: int) -> float:
     """Returns the seconds in which a device receives what other slices send: 0 on one slice."""
     # The hosts of S slices sum an array in parts: each receives S - 1 shares of its own part, then the other parts. Of
     # what they gather, one part of S is there already.
@@ -333,7 +333,7 @@ def network_seconds(runs: Iterable[Run], chip: Chip, slices: int) -> float:
     return total / chip.network_rate if total else 0.0  # of some chips no rate is published
 
 
-def collectives_of(program: Program, instruction: Instruction) -> list[Instruction]:
+def collectives_of(program: HloModule, instruction: Instruction) -> list[Instruction]:
     """Returns the collective that an instruction is, or those that a fusion starts and that go on beside others."""
     if instruction.op.removesuffix("-start") in COLLECTIVES:
         return [instruction]
@@ -356,7 +356,7 @@ def received(instruction: Instruction, devices: int) -> float:
     return size * factor
 
 
-def by_dtypes(program: Program, runs: Iterable[Run]) -> dict[tuple[str, str], float]:
+def by_dtypes(program: HloModule, runs: Iterable[ExecutionCount]) -> dict[tuple[str, str], float]:
     """Returns operations times passes of the matrix unit, by the dtypes of a product's operands."""
     total: dict[tuple[str, str], float] = {}
     for run in runs:
@@ -365,7 +365,7 @@ def by_dtypes(program: Program, runs: Iterable[Run]) -> dict[tuple[str, str], fl
     return total
 
 
-def dearest_operations(runs: Iterable[Run], clock: float) -> tuple[Operation, ...]:
+def dearest_operations(runs: Iterable[ExecutionCount], clock: float) -> tuple[Operation, ...]:
     """Returns the operations that cost the most, those of one place in the traced program together."""
     total: dict[str, Operation] = {}
     for run in runs:
@@ -381,7 +381,9 @@ def dearest_operations(runs: Iterable[Run], clock: float) -> tuple[Operation, ..
     return tuple(sorted(total.values(), key=lambda operation: -operation.seconds)[:DEAREST])
 
 
-def warnings_of(program: Program, runs: Iterable[Run], case: Case, chip: Chip, times: float) -> Iterable[str]:
+def warnings_of(
+    program: HloModule, runs: Iterable[ExecutionCount], case: Case, chip: Chip, times: float
+) -> Iterable[str]:
     """Yields what a program wastes, a sentence each with its cost a step, the dearest of a kind first."""
     checks = (copies, synchronous_gathers, float32_products, square_buffers)
     least = LEAST_SHARE * sum(run.likely * run.instruction.cycles for run in runs) / chip.clock_rate
@@ -395,7 +397,7 @@ def warnings_of(program: Program, runs: Iterable[Run], case: Case, chip: Chip, t
             yield f"and {len(found) - SHOWN} more like it: {1e3 * rest * times:.3g} ms a step"
 
 
-def copies(program: Program, runs: Iterable[Run], case: Case, chip: Chip) -> list[tuple[str, float]]:
+def copies(program: HloModule, runs: Iterable[ExecutionCount], case: Case, chip: Chip) -> list[tuple[str, float]]:
     """Returns copies inside loops of more than one layer's cache, and of weights in another layout."""
     caches, weights = cache_sizes(case), weight_sizes(case)
     most = min((entries for _, entries in caches), default=math.inf)
@@ -429,7 +431,9 @@ def weight_sizes(case: Case) -> set[tuple[int, ...]]:
     return sizes
 
 
-def synchronous_gathers(program: Program, runs: Iterable[Run], case: Case, chip: Chip) -> list[tuple[str, float]]:
+def synchronous_gathers(
+    program: HloModule, runs: Iterable[ExecutionCount], case: Case, chip: Chip
+) -> list[tuple[str, float]]:
     """Returns the gathers in loops that the program waits for."""
     found = []
     for run in in_loops(runs, "all-gather"):
@@ -439,7 +443,9 @@ def synchronous_gathers(program: Program, runs: Iterable[Run], case: Case, chip:
     return merged(found)
 
 
-def float32_products(program: Program, runs: Iterable[Run], case: Case, chip: Chip) -> list[tuple[str, float]]:
+def float32_products(
+    program: HloModule, runs: Iterable[ExecutionCount], case: Case, chip: Chip
+) -> list[tuple[str, float]]:
     """Returns the products of a bfloat16 run that have a float32 operand, at the passes that they take."""
     if case.cfg.dtype != "bfloat16":
         return []
@@ -453,7 +459,9 @@ def float32_products(program: Program, runs: Iterable[Run], case: Case, chip: Ch
     return merged(found)
 
 
-def square_buffers(program: Program, runs: Iterable[Run], case: Case, chip: Chip) -> list[tuple[str, float]]:
+def square_buffers(
+    program: HloModule, runs: Iterable[ExecutionCount], case: Case, chip: Chip
+) -> list[tuple[str, float]]:
     """Returns arrays of [L, L], L the tokens of a packed row or of a prompt, at the time of moving them twice."""
     lengths = {case.shape.row_length, case.config.data.prompt_length} - {n for dims in weight_sizes(case) for n in dims}
     found = []
@@ -468,7 +476,7 @@ def square_buffers(program: Program, runs: Iterable[Run], case: Case, chip: Chip
     return merged(found)
 
 
-def in_loops(runs: Iterable[Run], op: str) -> Iterable[Run]:
+def in_loops(runs: Iterable[ExecutionCount], op: str) -> Iterable[ExecutionCount]:
     return (run for run in runs if run.instruction.op == op and run.loops and run.likely)
 
 

@@ -90,7 +90,7 @@ class Instruction:
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class HloModule:
     """The computations of a compiled program by name."""
 
     computations: Mapping[str, Mapping[str, Instruction]]
@@ -108,7 +108,7 @@ class Frequency:
         return self.trips.get(scope_of(instruction))
 
 
-class Run(NamedTuple):
+class ExecutionCount(NamedTuple):
     """An instruction, and how often a program runs it."""
 
     computation: str
@@ -126,7 +126,7 @@ def shapes_of(text: str) -> tuple[Shape, ...]:
     )
 
 
-def parse(text: str) -> Program:
+def parse(text: str) -> HloModule:
     """Returns the computations of a compiled program's text. Raises ValueError where it has no entry."""
     computations: dict[str, dict[str, Instruction]] = {}
     entry, body = None, None
@@ -142,7 +142,7 @@ def parse(text: str) -> Program:
             body[instruction.name] = instruction
     if entry is None:
         raise ValueError("the text of a compiled program has no line that begins with ENTRY")
-    return Program(computations, entry)
+    return HloModule(computations, entry)
 
 
 def _lines(text: str) -> Iterator[str]:
@@ -172,7 +172,7 @@ def parse_instruction(line: str) -> Instruction | None:
     return Instruction(name.lstrip("%"), result, op, rest[len(op) + 1 : close], rest[close + 1 :])
 
 
-def known_trips(program: Program, loop: Instruction) -> int | None:
+def known_trips(program: HloModule, loop: Instruction) -> int | None:
     """Returns the trip count of a loop: the compiler's own, or that of a loop that counts up to a constant; None where
     its end is computed."""
     if match := re.search(r"known_trip_count\W+n\W+(\d+)", loop.attributes):
@@ -187,13 +187,13 @@ def known_trips(program: Program, loop: Instruction) -> int | None:
     return int(bound.arguments) if bound.arguments.isdigit() else None
 
 
-def runs(program: Program, frequency: Frequency) -> list[Run]:
+def runs(program: HloModule, frequency: Frequency) -> list[ExecutionCount]:
     """Returns every instruction that a program runs, those of loops and branches included, and how often."""
     cost = functools.cache(lambda name: _dearest_cycles(program, name, frequency, cost))
 
-    def walk(name: str, dearest: float, likely: float, loops: tuple[Instruction, ...]) -> Iterator[Run]:
+    def walk(name: str, dearest: float, likely: float, loops: tuple[Instruction, ...]) -> Iterator[ExecutionCount]:
         for instruction in program.computations[name].values():
-            yield Run(name, instruction, dearest, likely, loops)
+            yield ExecutionCount(name, instruction, dearest, likely, loops)
             if instruction.op == "while":
                 trips = trips_of(program, instruction, frequency)
                 yield from walk(instruction.called, dearest * trips, likely * trips, (*loops, instruction))
@@ -206,7 +206,7 @@ def runs(program: Program, frequency: Frequency) -> list[Run]:
     return list(walk(program.entry, 1.0, 1.0, ()))
 
 
-def trips_of(program: Program, loop: Instruction, frequency: Frequency) -> float:
+def trips_of(program: HloModule, loop: Instruction, frequency: Frequency) -> float:
     """Returns how often a loop runs its body; 1 where neither the text nor `frequency` says."""
     trips = known_trips(program, loop)
     if trips is None:
@@ -215,7 +215,7 @@ def trips_of(program: Program, loop: Instruction, frequency: Frequency) -> float
 
 
 def _branch_shares(
-    program: Program, instruction: Instruction, frequency: Frequency, cost: Callable[[str], float]
+    program: HloModule, instruction: Instruction, frequency: Frequency, cost: Callable[[str], float]
 ) -> list[tuple[str, float, float]]:
     """Returns (branch, 1 where it is the dearest else 0, share of times that it is likely to be taken)."""
     branches = instruction.branches
@@ -227,7 +227,7 @@ def _branch_shares(
     return [(branch, float(i == dearest), shares[i]) for i, branch in enumerate(branches)]
 
 
-def _dearest_cycles(program: Program, name: str, frequency: Frequency, cost: Callable[[str], float]) -> float:
+def _dearest_cycles(program: HloModule, name: str, frequency: Frequency, cost: Callable[[str], float]) -> float:
     """Returns the cycles of a computation where every condition takes its dearest branch."""
     total = 0.0
     for instruction in program.computations[name].values():
@@ -250,7 +250,7 @@ class Product(NamedTuple):
     op_name: str
 
 
-def products(program: Program, instruction: Instruction) -> list[Product]:
+def products(program: HloModule, instruction: Instruction) -> list[Product]:
     """Returns the matrix products inside of a fusion; none of another instruction."""
     if instruction.op != "fusion" or instruction.called not in program.computations:
         return []
@@ -305,7 +305,7 @@ def scope_of(instruction: Instruction) -> str:
     return re.sub(r"\w+\(|\)", "", scopes[-1]) if scopes else ""  # transpose(jvp(chunk)) is the scope `chunk`
 
 
-def condition_scope(program: Program, condition: Instruction) -> str:
+def condition_scope(program: HloModule, condition: Instruction) -> str:
     """Returns the innermost scope that a condition stands in: by its branches where it has none of its own, as one that
     the compiler has written anew."""
     if condition.op_name.endswith("/cond"):

@@ -36,7 +36,7 @@ from jrl.tools.plan.case import (
 from jrl.tools.plan.cheaper import Change
 from jrl.tools.plan.chips import Topology
 from jrl.tools.plan.compiled import Compiled
-from jrl.tools.plan.counted import Count, count_of, kernel_seconds
+from jrl.tools.plan.counted import HloCost, hlo_cost, kernel_seconds
 from jrl.tools.plan.estimate import Estimate
 
 Say = Callable[[str], None]
@@ -50,7 +50,7 @@ HOLDS = {"init": "nothing", "begin": "state", "update": "state", "update_critic"
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class ProgramPlan:
     """One program on one device."""
 
     name: str  # in the program cache
@@ -62,7 +62,7 @@ class Row:
     network: float | None  # bytes that one device receives from other slices
     estimate: Estimate | None
     collectives: list[dict[str, Any]] | None  # None: not counted
-    count: Count | None = None  # by the compiler; None where it compiled nothing, or where arithmetic does not count
+    count: HloCost | None = None  # by the compiler; None where it compiled nothing, or where arithmetic does not count
 
     @property
     def seconds(self) -> float | None:
@@ -78,7 +78,7 @@ class Plan:
 
     topology: Topology
     case: Case  # of the stage that `step_seconds` is of
-    rows: list[Row]
+    rows: list[ProgramPlan]
     limit: int  # bytes of HBM on one device
     step_seconds: float  # by the compiler's count where it compiled
     least_seconds: float  # by arithmetic: a bound from below
@@ -87,10 +87,10 @@ class Plan:
     wastes: list[str]  # inefficiencies of programs
 
     @property
-    def largest(self) -> Row:
+    def largest(self) -> ProgramPlan:
         return max(self.rows, key=lambda row: row.memory.total)
 
-    def shown(self, row: Row) -> str:
+    def shown(self, row: ProgramPlan) -> str:
         """Returns a row's name as a text shows it."""
         return shown_name(self.case, row.name)
 
@@ -188,7 +188,7 @@ def make_plan(
     return dataclasses.replace(plan, changes=cheaper.cheapest(case, parts, limit, topology.num_devices, topology.chip))
 
 
-def step_of(case: Case, topology: Topology, rows: Sequence[Row]) -> tuple[float, float]:
+def step_of(case: Case, topology: Topology, rows: Sequence[ProgramPlan]) -> tuple[float, float]:
     """Returns the seconds of a step of the case's stage, by the compiler's count where it compiled, and at least."""
     of_stage = [row for row in rows if row.estimate is not None and split_name(row.name)[0] == case.name]
     return (
@@ -220,7 +220,7 @@ def rows_of(
     topology: Topology,
     compiled_programs: dict[str, Compiled],
     traffic_by_program: dict[str, list[dict[str, Any]]] | None,
-) -> list[Row]:
+) -> list[ProgramPlan]:
     """Returns a row for every program that was compiled, or that arithmetic knows."""
     known, counts, traffic = budget.of_programs(case), flops.of_programs(case), estimate.of_programs(case)
     programs, calls = programs_of(case), estimate.calls(case)
@@ -236,9 +236,9 @@ def rows_of(
             kind, own = programs[name]
             by_compiler = dict(kernels=kernel_seconds(kind, own, topology.chip), times=calls[name])
             memory_seconds = traffic[name].hbm / topology.chip.hbm_rate
-            count = count_of(compiled_.text, kind, own, topology.chip, memory=memory_seconds, **by_compiler)
+            count = hlo_cost(compiled_.text, kind, own, topology.chip, memory=memory_seconds, **by_compiler)
         rows.append(
-            Row(
+            ProgramPlan(
                 name=name,
                 memory=memory,
                 arithmetic=arithmetic,

@@ -62,7 +62,7 @@ class Lowering(ProgramCache):
 
 
 @dataclasses.dataclass(frozen=True)
-class Vocabulary:
+class StubTokenizer:
     """The tokenizer fields that programs read. The end and pad ids change no shape; a text has a token for each of its
     bytes, which is the most that it may have."""
 
@@ -130,7 +130,7 @@ def inputs_of(
     """Returns the abstract inputs of a run's programs. Numbers stand for arrays of their shape."""
     vocab_size = decoder_of_run(config).vocab_size
     model = programs.model_of(config, parts.tables)
-    built = programs.build(config, parts.tables, model, Vocabulary(vocab_size), mesh, program_cache, sampler_mesh)
+    built = programs.build(config, parts.tables, model, StubTokenizer(vocab_size), mesh, program_cache, sampler_mesh)
     evaluation = config.eval and SamplingParams(_number(config.eval.temperature), None, None, None)
     return Inputs(
         config=config,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jrl.tools.sweep.comparison import Curve, Row, number
+from jrl.tools.sweep.comparison import Curve, VariantResult, number
 
 WIDTH, HEIGHT = 760, 380
 LEFT, RIGHT, TOP, BOTTOM = 72, 16, 40, 48  # margins of the plot
@@ -62,7 +62,7 @@ def extent(values: Sequence[float], share: float = 0.05) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def curves(metric: str, rows: Sequence[Row], *, over: str = "step") -> str:
+def curves(metric: str, rows: Sequence[VariantResult], *, over: str = "step") -> str:
     """Returns a metric over the steps: a line for each variant, the mean over its runs, in the band of its interval.
 
     Args:
@@ -91,7 +91,7 @@ def curves(metric: str, rows: Sequence[Row], *, over: str = "step") -> str:
     return _svg(f"{metric} over the {over}s", HEIGHT + legend_height, [*parts, *legend_rows])
 
 
-def intervals(metric: str, rows: Sequence[Row]) -> str:
+def intervals(metric: str, rows: Sequence[VariantResult]) -> str:
     """Returns what every variant scored: a small dot a run, the statistic and its interval, a line a variant."""
     labels = [row.variant.label for row in rows]
     left = min(max(map(len, labels), default=0) * CHARACTER + 24, WIDTH / 2)
@@ -142,7 +142,7 @@ def _curve(curve: Curve, place: int, label: str, x: Scale, y: Scale) -> str:
     return drawn
 
 
-def _legend(rows: Sequence[Row]) -> tuple[list[str], int]:
+def _legend(rows: Sequence[VariantResult]) -> tuple[list[str], int]:
     """The legend below the plot, as many variants in a row as fit, and its height."""
     width = min(max(len(row.variant.label) for row in rows) * CHARACTER + 48, WIDTH - LEFT - RIGHT)
     columns = max(1, int((WIDTH - LEFT - RIGHT) // width))

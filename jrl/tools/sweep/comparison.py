@@ -61,7 +61,7 @@ class Curve(NamedTuple):
     high: Array  # [points]
 
 
-class Row(NamedTuple):
+class VariantResult(NamedTuple):
     """One variant and one metric."""
 
     variant: Variant
@@ -78,7 +78,7 @@ class Comparison(NamedTuple):
     compared: tuple[str, ...]  # settings in which variants differ
     tasks: tuple[str, ...]  # settings in which the tasks of a variant differ
     baseline: str | None  # its label
-    metrics: Mapping[str, tuple[Row, ...]]
+    metrics: Mapping[str, tuple[VariantResult, ...]]
     notes: tuple[str, ...]  # what a reader should know
 
 
@@ -309,7 +309,7 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def profile(row: Row, rows: Sequence[Row]) -> dict[str, list[float]]:
+def profile(row: VariantResult, rows: Sequence[VariantResult]) -> dict[str, list[float]]:
     """Returns M8 of a variant's runs, {"thresholds", "shares"}: the share of its scores above each threshold, on one
     grid from the lowest to the highest score of all variants. Tasks must be on one scale."""
     finite = lambda row: [value for value in _flat(row.scores) if math.isfinite(value)]
@@ -340,7 +340,7 @@ def table(comparison: Comparison) -> str:
 STATISTIC_NAMES = {"mean": "mean", "iqm": "interquartile mean", "gap": f"optimality gap to {TARGET:g}"}
 
 
-def cells(row: Row, baseline: str | None) -> list[str]:
+def cells(row: VariantResult, baseline: str | None) -> list[str]:
     """Returns the cells of a table's line: variant, runs, value, interval and, with a baseline, M9."""
     found = [row.variant.label, str(row.value.n), number(row.value.mean), interval(row.value)]
     if baseline is None:
@@ -358,14 +358,14 @@ def interval(found: Interval) -> str:
     return "" if math.isnan(found.low) else f"[{number(found.low)}, {number(found.high)}]"
 
 
-def _row(variant: Variant, base: Variant | None, metric: str, statistic: statistics.Statistic) -> Row:
+def _row(variant: Variant, base: Variant | None, metric: str, statistic: statistics.Statistic) -> VariantResult:
     scores = tuple(tuple(score(run, metric) for run in task) for task in variant.tasks)
     value = stratified_bootstrap(_scored(scores), statistic, confidence=CONFIDENCE)
     better = None
     if base is not None and variant is not base:
         against = [[score(run, metric) for run in task] for task in base.tasks]
         better = probability_of_improvement(_scored(scores), _scored(against), confidence=CONFIDENCE)
-    return Row(variant, scores, value, better, curve_of(variant, metric))
+    return VariantResult(variant, scores, value, better, curve_of(variant, metric))
 
 
 def _scored(tasks: Sequence[Sequence[float]]) -> list[Array]:
@@ -387,7 +387,7 @@ def _last_step(run: RunResult) -> int:
     return run.rows[-1]["step"] if run.rows else 0
 
 
-def _row_json(row: Row) -> dict[str, Any]:
+def _row_json(row: VariantResult) -> dict[str, Any]:
     values = _flat(row.scores)
     return {
         "variant": row.variant.label,

@@ -36,7 +36,7 @@ class Ended(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Progress:
+class ProgressCallbacks:
     """What is told while members train; called from one thread. `tick` comes a few times a second."""
 
     began: Callable[[Member], None]
@@ -58,7 +58,7 @@ def train_members(
     folder: Path,
     jobs: int,
     stop: threading.Event,
-    progress: Progress,
+    progress: ProgressCallbacks,
     program: Sequence[str] = JRL,
 ) -> dict[str, Ended]:
     """Returns how every member that began has ended, by its name.

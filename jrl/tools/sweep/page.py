@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jrl import paths
 from jrl.tools.sweep import charts
-from jrl.tools.sweep.comparison import STATISTIC_NAMES, Comparison, Row, cells, number
+from jrl.tools.sweep.comparison import STATISTIC_NAMES, Comparison, VariantResult, cells, number
 from jrl.tools.sweep.runs import LAST_SHARE
 
 PAGE = "report.html"
@@ -82,7 +82,7 @@ def explanation(comparison: Comparison) -> str:
     return " ".join(sentences)
 
 
-def _section(metric: str, rows: Sequence[Row], comparison: Comparison, drawn: Sequence[str]) -> str:
+def _section(metric: str, rows: Sequence[VariantResult], comparison: Comparison, drawn: Sequence[str]) -> str:
     header = ["variant", "runs", STATISTIC_NAMES[comparison.statistic], "95 % interval"]
     if comparison.baseline is not None:
         header.append("P(higher than baseline)")

@@ -34,7 +34,7 @@ from jrl.run.report.display import open_display
 from jrl.run.report.messages import saved_message
 from jrl.run.stage_steps import ends, evaluates_after, stage_at
 from jrl.tasks.stopping import StopRequested
-from jrl.tools.sweep.launch import Ended, Progress, is_finished
+from jrl.tools.sweep.launch import Ended, ProgressCallbacks, is_finished
 from jrl.tools.sweep.manifest import LOGS
 from jrl.tools.sweep.members import Member, Sweep
 from jrl.tools.sweep.settings import SEED, settings_of_config
@@ -160,7 +160,7 @@ def train_population(
     configs: Mapping[str, Config],
     parts: Parts,
     stop: threading.Event,
-    progress: Progress,
+    progress: ProgressCallbacks,
     *,
     accept_change: bool = False,
 ) -> dict[str, Ended]:

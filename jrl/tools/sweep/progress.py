@@ -13,14 +13,14 @@ from typing import Any, TextIO
 from jrl import paths
 from jrl.exit_codes import DONE, PREEMPTED
 from jrl.run.report.text import duration
-from jrl.tools.sweep.launch import Ended, Progress, last_words
+from jrl.tools.sweep.launch import Ended, ProgressCallbacks, last_words
 from jrl.tools.sweep.members import Member
 
 TAIL_BYTES = 1 << 16  # of metrics.jsonl, enough for its last row
 BETWEEN_LOOKS_SECONDS = 1.0  # at the steps of the members that train
 
 
-def open_progress(folder: Path, total: int, finished: int, jobs: int, metric: str, stream: TextIO) -> Progress:
+def open_progress(folder: Path, total: int, finished: int, jobs: int, metric: str, stream: TextIO) -> ProgressCallbacks:
     """Returns what tells of a sweep on `stream`.
 
     Args:
@@ -82,7 +82,7 @@ def open_progress(folder: Path, total: int, finished: int, jobs: int, metric: st
         stream.write(f"\r\x1b[K{shown}")
         stream.flush()
 
-    return Progress(began, elsewhere, ended, tick, clear)
+    return ProgressCallbacks(began, elsewhere, ended, tick, clear)
 
 
 def time_left(seconds: Sequence[float], left: int, jobs: int) -> str:

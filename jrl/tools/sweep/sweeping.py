@@ -14,7 +14,7 @@ from jrl.run.bucket_run import readable
 from jrl.run.checkpoints.lock import RunIsHeld, RunLock, hold_run
 from jrl.tools.sweep import manifest
 from jrl.tools.sweep.comparison import Comparison, compare, find_variant, group, to_json
-from jrl.tools.sweep.launch import Ended, Progress, is_finished, last_words
+from jrl.tools.sweep.launch import Ended, ProgressCallbacks, is_finished, last_words
 from jrl.tools.sweep.members import Member, Sweep, train_arguments
 from jrl.tools.sweep.page import PAGE as PAGE
 from jrl.tools.sweep.page import write_page
@@ -66,7 +66,7 @@ def train_sweep(
     sweep: Sweep,
     folder: Path,
     *,
-    train: Callable[[Sequence[Member], Progress], dict[str, Ended]],
+    train: Callable[[Sequence[Member], ProgressCallbacks], dict[str, Ended]],
     jobs: int,
     how: Callable[[int], str],
     metric: str,

@@ -24,7 +24,7 @@ class Undecided(ArithmeticError):
     """At this precision a divisor may be 0, or a branch or a floor cannot be told."""
 
 
-class Work:
+class WorkBudget:
     """Counts what a comparison costs, in operations and precision and not in time, so that a verdict is the same on a
     busy machine."""
 
@@ -51,7 +51,7 @@ ZERO = Ball(mp.fzero, mp.fzero)
 ONE = Ball(mp.fone, mp.fzero)
 
 
-def evaluate(terms: Terms, place: int, precision: int, work: Work) -> tuple[Complex, int]:
+def evaluate(terms: Terms, place: int, precision: int, work: WorkBudget) -> tuple[Complex, int]:
     """Returns the value of a term without symbols, and the largest |log2| of the values that it is made of.
 
     Raises:
@@ -256,7 +256,7 @@ def _divide(a: Complex, b: Complex, precision: int) -> Complex:
     return _divide(_multiply(a, Complex(b.real, _minus(b.imag)), precision), real(norm), precision)
 
 
-def _power(z: Complex, exponent: int, precision: int, work: Work) -> Complex:
+def _power(z: Complex, exponent: int, precision: int, work: WorkBudget) -> Complex:
     if exponent < 0:
         return _divide(real(ONE), _power(z, -exponent, precision, work), precision)
     result = real(ONE)

@@ -24,7 +24,7 @@ from jrl.tasks.verifiers.expressions.balls import ZERO as EXACT_ZERO
 from jrl.tasks.verifiers.expressions.balls import (
     Complex,
     Undecided,
-    Work,
+    WorkBudget,
     evaluate,
     is_below,
     is_nonzero,
@@ -50,7 +50,7 @@ TRIES = 40  # to find them
 LARGEST_INTEGER = 24  # of a symbol in a factorial
 
 
-def equal(terms: Terms, gold: int, answer: int, seed: int, work: Work) -> bool:
+def equal(terms: Terms, gold: int, answer: int, seed: int, work: WorkBudget) -> bool:
     """Whether two terms have the same value, or are the same function on the reals.
 
     Args:
@@ -72,7 +72,7 @@ def equal(terms: Terms, gold: int, answer: int, seed: int, work: Work) -> bool:
     return _equal_at_points(terms, gold, answer, draw, work)
 
 
-def proportional(terms: Terms, gold: int, answer: int, seed: int, work: Work, *, positive: bool) -> bool:
+def proportional(terms: Terms, gold: int, answer: int, seed: int, work: WorkBudget, *, positive: bool) -> bool:
     """Whether answer = c * gold for a constant c that is not 0 (with `positive`: above 0), both rational functions and
     neither 0 everywhere."""
     if max(terms.bounds[place].kind for place in (gold, answer)) != RATIONAL:
@@ -99,7 +99,7 @@ def proportional(terms: Terms, gold: int, answer: int, seed: int, work: Work, *,
     return False
 
 
-def within(terms: Terms, gold: Fraction, answer: int, tolerance: Fraction, work: Work) -> bool:
+def within(terms: Terms, gold: Fraction, answer: int, tolerance: Fraction, work: WorkBudget) -> bool:
     """Whether |answer - gold| <= tolerance for a real constant `answer`; False where it is not one."""
     if terms.bounds[answer].symbols:
         return False
@@ -118,7 +118,7 @@ def within(terms: Terms, gold: Fraction, answer: int, tolerance: Fraction, work:
     return False
 
 
-def _equal_modulo_primes(terms: Terms, gold: int, answer: int, draw: random.Random, work: Work) -> bool:
+def _equal_modulo_primes(terms: Terms, gold: int, answer: int, draw: random.Random, work: WorkBudget) -> bool:
     names = sorted(terms.bounds[gold].symbols | terms.bounds[answer].symbols)
     agreed = 0
     for _ in range(4 * PRIMES):
@@ -138,7 +138,7 @@ def _equal_modulo_primes(terms: Terms, gold: int, answer: int, draw: random.Rand
 
 
 def _modulo(
-    terms: Terms, places: tuple[int, ...], values: dict[str, int], prime: int, unit: int, work: Work
+    terms: Terms, places: tuple[int, ...], values: dict[str, int], prime: int, unit: int, work: WorkBudget
 ) -> list[int]:
     """Returns rational terms modulo a prime, `unit` being a square root of -1. Raises ZeroDivisionError."""
     here: dict[int, int] = {}
@@ -216,7 +216,7 @@ def _is_prime(n: int) -> bool:
     return True
 
 
-def _constants_equal(terms: Terms, gold: int, answer: int, work: Work, *, is_first: bool = True) -> bool:
+def _constants_equal(terms: Terms, gold: int, answer: int, work: WorkBudget, *, is_first: bool = True) -> bool:
     """At the first point, or of constants, down to the module's bits; at further points to 2^-(128 + 2 M) is enough:
     there another branch may differ, which shows."""
     difference = terms.subtract(gold, answer)
@@ -244,7 +244,7 @@ def _constants_equal(terms: Terms, gold: int, answer: int, work: Work, *, is_fir
         precision = int(min(limit, max(2 * precision, step)))
 
 
-def _equal_at_points(terms: Terms, gold: int, answer: int, draw: random.Random, work: Work) -> bool:
+def _equal_at_points(terms: Terms, gold: int, answer: int, draw: random.Random, work: WorkBudget) -> bool:
     names = sorted(terms.bounds[gold].symbols | terms.bounds[answer].symbols)
     naturals = _integer_symbols(terms, gold)
     if terms.bounds[gold].kind == RATIONAL:
@@ -288,7 +288,7 @@ def _equal_at_points(terms: Terms, gold: int, answer: int, draw: random.Random, 
     return True
 
 
-def _evaluated(terms: Terms, place: int, work: Work) -> Complex:
+def _evaluated(terms: Terms, place: int, work: WorkBudget) -> Complex:
     try:
         return evaluate(terms, place, FIRST_PRECISION, work)[0]
     except Undecided:
