@@ -43,22 +43,22 @@ class ContractResult(NamedTuple):
 
 
 def check_parts(parts: Sequence[str | Path]) -> list[ContractResult]:
-    """Returns a finding for each contract test of each row that the files define. Raises PartError for a bad part."""
+    """Returns the result of each contract test of each row that the files define. Raises PartError for a bad part."""
     loaded = load_parts(parts)
-    findings: list[ContractResult] = []
+    results: list[ContractResult] = []
     for name in loaded.added["algos"]:
-        findings += check_objective(name, loaded.tables["algos"][name])
+        results += check_objective(name, loaded.tables["algos"][name])
     if loaded.added["verifiers"]:
-        findings += check_verifiers(loaded)
+        results += check_verifiers(loaded)
     for name in loaded.added["envs"]:
-        findings += check_environment(name, loaded)
+        results += check_environment(name, loaded)
     for name in loaded.added["sources"]:
-        findings += check_stored_source(name, loaded.tables["sources"][name], _part_examples(loaded))
+        results += check_stored_source(name, loaded.tables["sources"][name], _part_examples(loaded))
     for name in loaded.added["tokenizers"]:
-        findings += check_tokenizer(name, loaded)
+        results += check_tokenizer(name, loaded)
     for name in loaded.added["models"]:
-        findings += check_model(name, loaded.tables["models"][name])
-    return findings
+        results += check_model(name, loaded.tables["models"][name])
+    return results
 
 
 def check_model(name: str, row: Any) -> Iterator[ContractResult]:
@@ -86,14 +86,14 @@ def check_objective(name: str, objective: Any) -> Iterator[ContractResult]:
 def check_verifiers(parts: Parts) -> list[ContractResult]:
     """Returns what the parts' verifiers do in real workers: the same twice, and in time on empty and huge texts."""
     table = parts.tables["verifiers"]
-    configs, findings = {}, []
+    configs, results = {}, []
     for name in parts.added["verifiers"]:
         try:
             configs[name] = spec_of(table[name].config())
         except (TypeError, ValueError) as error:
-            findings.append(ContractResult(name, "has defaults", str(error)))
+            results.append(ContractResult(name, "has defaults", str(error)))
     if not configs:
-        return findings
+        return results
     examples = [PLAIN, *_part_examples(parts)]
     cases = {
         "empty": [("", example) for example in examples],
@@ -106,9 +106,9 @@ def check_verifiers(parts: Parts) -> list[ContractResult]:
         first = _verdicts(list(configs.values()), parts, asked)
         second = _verdicts(list(configs.values()), parts, asked[::-1])[::-1]
     except (ValueError, RuntimeError) as error:
-        return [*findings, *(ContractResult(name, "loads in a worker, without JAX", str(error)) for name in names)]
+        return [*results, *(ContractResult(name, "loads in a worker, without JAX", str(error)) for name in names)]
     for row, name in enumerate(names):
-        findings.append(ContractResult(name, "loads in a worker, without JAX", None))
+        results.append(ContractResult(name, "loads in a worker, without JAX", None))
         start = 0
         for case, group in cases.items():
             answers = [verdicts[row] for verdicts in first[start : start + len(group)]]
@@ -123,12 +123,12 @@ def check_verifiers(parts: Parts) -> list[ContractResult]:
                 "gold": "judges a gold answer",
                 "huge": "returns or raises on huge texts in time",
             }
-            findings.append(ContractResult(name, tests[case], problem))
+            results.append(ContractResult(name, tests[case], problem))
             start += len(group)
         changed = next((i for i, (a, b) in enumerate(zip(first, second)) if _differ(a[row], b[row])), None)
         problem = None if changed is None else f"{asked[changed][0][:40]!r} got two verdicts"
-        findings.append(ContractResult(name, "gives the same verdict for the same text", problem))
-    return findings
+        results.append(ContractResult(name, "gives the same verdict for the same text", problem))
+    return results
 
 
 def described(example: Example) -> str:
@@ -216,17 +216,17 @@ def check_tokenizer(name: str, parts: Parts) -> Iterator[ContractResult]:
         yield ContractResult(name, "is the same when saved and loaded", _problem(saved))
 
 
-def table(findings: Sequence[ContractResult]) -> str:
-    """Returns the findings as text, and a last line that counts them."""
-    if not findings:
+def table(results: Sequence[ContractResult]) -> str:
+    """Returns the results as text, and a last line that counts them."""
+    if not results:
         return "the parts define no row to check"
-    width = max(len(row.name) for row in findings)
+    width = max(len(row.name) for row in results)
     lines = []
-    for row in findings:
+    for row in results:
         lines.append(f"{'FAIL' if row.problem else 'ok  '}  {row.name:<{width}}  {row.test}")
         lines += [f"{'':{width + 8}}{line}" for line in (row.problem or "").splitlines()[:6]]
-    broken = sum(row.problem is not None for row in findings)
-    return printable_lines("\n".join(lines)) + f"\n{len(findings) - broken} checks passed, {broken} failed"
+    broken = sum(row.problem is not None for row in results)
+    return printable_lines("\n".join(lines)) + f"\n{len(results) - broken} checks passed, {broken} failed"
 
 
 def _problem(run: Callable[[], Any]) -> str | None:
