@@ -45,12 +45,12 @@ class NoCredentials(OSError):
 class NoTokenYet(OSError):
     """The account's token could not be fetched now; in a moment it may be."""
 
+    def __str__(self) -> str:
+        return str(self.args[-1])
+
 
 class UnreadableAnswer(ValueError):
     """What came in place of a token: a proxy's page, or an answer that was cut short."""
-
-    def __str__(self) -> str:
-        return str(self.args[-1])
 
 
 def token_source(environment: Mapping[str, str], *, is_google: bool) -> Callable[..., str | None]:
