@@ -76,9 +76,8 @@ def sweep(args: argparse.Namespace) -> int:
             )
         lock = sweeping.hold_sweep(args.out, spec)
         try:
-            metric = args.metric[0] if args.metric else "reward/mean"
             ended, finished = sweeping.train_sweep(
-                spec, args.out, train=train, jobs=jobs, how=how, metric=metric, stream=sys.stdout
+                spec, args.out, train=train, jobs=jobs, how=how, metrics=args.metric, stream=sys.stdout
             )
             failed = sweeping.failures(args.out, spec, ended)
             for line in failed:

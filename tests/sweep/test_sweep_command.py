@@ -59,6 +59,8 @@ def test_members_are_trained_compared_and_not_trained_again(command, tmp_path, m
     code, text, _ = command("compare", out, "--out", tmp_path / "page")
     assert code == exit_codes.DONE and "all runs" in text
     assert json.loads((tmp_path / "page" / "comparison.json").read_text())["compared"] == []
+    code, _, told = command("compare", out, "--metric", "reward/maen", "--out", tmp_path / "page")
+    assert code == 2 and "no run has the metric 'reward/maen'; did you mean reward/mean?" in told
     code, text, _ = command("compare", out / "prompt_length=8", "--json")
     assert code == exit_codes.DONE and json.loads(text)["metrics"]["reward/mean"][0]["variant"] == "all runs"
 

@@ -13,9 +13,11 @@ import time
 import pytest
 
 from jrl.run.checkpoints.lock import hold_run
+from jrl.tools.sweep import progress as progress_lines
 from jrl.tools.sweep.launch import Ended, ProgressCallbacks, is_finished, last_words, train_members
 from jrl.tools.sweep.members import Member
 from jrl.tools.sweep.progress import last_row, open_progress, time_left
+from jrl.tools.sweep.runs import RunResult
 
 CHILD = """
 import json, pathlib, signal, sys, time
@@ -154,7 +156,7 @@ def test_a_child_finds_jrl_as_its_parent_did_and_not_in_the_folder_where_it_star
 
 def test_progress_is_a_line_a_member_with_count_and_time_left(tmp_path):
     stream = io.StringIO()
-    train(tmp_path, {"a": "done", "b": "fail"}, progress=open_progress(tmp_path, 3, 1, 1, "reward/mean", stream))
+    train(tmp_path, {"a": "done", "b": "fail"}, progress=open_progress(tmp_path, 3, 1, 1, (), stream))
     lines = stream.getvalue().splitlines()
     assert lines[0] == "began  a"
     assert lines[1].startswith("[2/3] done   a  3 steps in ") and "reward/mean 0.5" in lines[1]
@@ -164,12 +166,27 @@ def test_progress_is_a_line_a_member_with_count_and_time_left(tmp_path):
 
 def test_progress_says_where_a_member_stopped(tmp_path):
     stream = io.StringIO()
-    progress = open_progress(tmp_path, 2, 0, 2, "reward/mean", stream)
+    progress = open_progress(tmp_path, 2, 0, 2, ("reward/mean",), stream)
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "metrics.jsonl").write_text('{"step": 4}\n')
     for name in "ab":
         progress.ended(Ended(member(name), 75, 1.0))
     assert stream.getvalue() == "[0/2] stopped a before its first step\n[0/2] stopped b after step 4\n"
+
+
+def test_metrics_that_no_member_will_have_are_told_when_the_first_is_finished(tmp_path, monkeypatch):
+    stream, read = io.StringIO(), []
+    found = RunResult(tmp_path, "0", {}, [{"step": 1, "reward/mean": 0.5}], {"eval/after_rl": 0.4}, finished=True)
+    monkeypatch.setattr(progress_lines, "read_run", lambda folder: read.append(folder.name) or found)
+    progress = open_progress(tmp_path, 3, 0, 1, ("eval/after_rl", "reward/maen"), stream)
+    for name, code in (("a", 4), ("b", 0), ("c", 0)):
+        progress.ended(Ended(member(name), code, 1.0))
+    notes = [line for line in stream.getvalue().splitlines() if line.startswith("note")]
+    assert read == ["b"]
+    assert notes == [
+        "note: no run has the metric 'reward/maen'; did you mean reward/mean? (metrics: eval/after_rl, reward/mean, "
+        "step). The comparison needs another --metric; finished members are not run again"
+    ]
 
 
 def test_time_left_counts_the_members_that_train_at_once():

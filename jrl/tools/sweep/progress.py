@@ -15,20 +15,25 @@ from jrl.exit_codes import DONE, PREEMPTED
 from jrl.run.report.text import duration
 from jrl.tools.sweep.launch import Ended, ProgressCallbacks, last_words
 from jrl.tools.sweep.members import Member
+from jrl.tools.sweep.runs import missing_metrics, read_run
 
 TAIL_BYTES = 1 << 16  # of metrics.jsonl, enough for its last row
 BETWEEN_LOOKS_SECONDS = 1.0  # at the steps of the members that train
 
 
-def open_progress(folder: Path, total: int, finished: int, jobs: int, metric: str, stream: TextIO) -> ProgressCallbacks:
+def open_progress(
+    folder: Path, total: int, finished: int, jobs: int, metrics: Sequence[str], stream: TextIO
+) -> ProgressCallbacks:
     """Returns what tells of a sweep on `stream`.
 
     Args:
       total: members of the sweep. finished: those that need not run.
       jobs: members at a time; the time left goes by the mean time of those that have ended.
-      metric: of which each line shows the last value.
+      metrics: what the members will be compared by. Each line shows the last value of the first of them; "reward/mean"
+        where there are none. Those that the first finished member does not have are told then, and not after the last.
     """
     live = stream.isatty()
+    metric, unchecked = (metrics or ("reward/mean",))[0], list(metrics)
     seconds: list[float] = []
     over, left = finished, total - finished  # members that are finished, and that have yet to end
     looked, shown = 0.0, ""
@@ -68,6 +73,10 @@ def open_progress(folder: Path, total: int, finished: int, jobs: int, metric: st
         word = {DONE: f"done   {member.name}  {done}{value}", PREEMPTED: f"stopped {member.name} {last}"}
         failed = f"FAILED {member.name} (exit code {code}): {last_words(folder, outcome)}"
         line(f"[{over}/{total}] {word.get(code, failed)}{f'  {rest} left' if rest else ''}")
+        if code == DONE and left and unchecked:
+            for missing in missing_metrics(unchecked, [read_run(folder / member.name)]):
+                line(f"note: {missing}. The comparison needs another --metric; finished members are not run again")
+            unchecked.clear()
 
     def tick(running: Sequence[Member]) -> None:
         nonlocal looked, shown

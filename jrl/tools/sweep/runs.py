@@ -114,12 +114,14 @@ def score(run: RunResult, metric: str) -> float:
     return float(last.mean()) if len(last) else math.nan
 
 
-def check_metrics(metrics: Sequence[str], runs: Sequence[RunResult]) -> None:
-    """Raises ValueError with the nearest name for a metric that no run has."""
+def missing_metrics(metrics: Sequence[str], runs: Sequence[RunResult]) -> list[str]:
+    """Returns a sentence, without a full stop and with the nearest name, on each metric that no run has."""
     known = set[str]().union(*(run.evals for run in runs), *(row for run in runs for row in run.rows[-1:]))
-    for metric in metrics:
-        if metric not in known and not any(_is_number(row.get(metric)) for run in runs for row in run.rows):
-            raise ValueError(f"no run has the metric {metric!r}{suggestion(metric, known, kind='metrics')}")
+    return [
+        f"no run has the metric {metric!r}{suggestion(metric, known, kind='metrics')}"
+        for metric in metrics
+        if metric not in known and not any(_is_number(row.get(metric)) for run in runs for row in run.rows)
+    ]
 
 
 def default_metrics(runs: Sequence[RunResult]) -> list[str]:

@@ -19,7 +19,7 @@ from jrl.tools.sweep.members import Member, Sweep, train_arguments
 from jrl.tools.sweep.page import PAGE as PAGE
 from jrl.tools.sweep.page import write_page
 from jrl.tools.sweep.progress import open_progress
-from jrl.tools.sweep.runs import COMPARED, RunResult, check_metrics, default_metrics, find_runs, read_run
+from jrl.tools.sweep.runs import COMPARED, RunResult, default_metrics, find_runs, missing_metrics, read_run
 
 
 class ComparisonOptions(NamedTuple):
@@ -69,20 +69,21 @@ def train_sweep(
     train: Callable[[Sequence[Member], ProgressCallbacks], dict[str, Ended]],
     jobs: int,
     how: Callable[[int], str],
-    metric: str,
+    metrics: Sequence[str],
     stream: TextIO,
 ) -> tuple[dict[str, Ended], int]:
     """Trains what is not finished and returns how those members ended, and how many of all are finished now.
 
     Args:
       train: trains members and tells of it. jobs: how many train at a time. how: that, in words, of so many members.
+      metrics: what they will be compared by; none: what suits them.
     """
     waiting = [member for member in sweep.members if not is_finished(folder, member)]
     finished = len(sweep.members) - len(waiting)
     count = f"{len(sweep.members)} members" if len(sweep.members) > 1 else "1 member"
     before = f", {finished} of them finished before" if finished else ""
     print(f"{count} in {folder}{before}; {how(len(waiting))}", file=stream, flush=True)
-    progress = open_progress(folder, len(sweep.members), finished, jobs, metric, stream)
+    progress = open_progress(folder, len(sweep.members), finished, jobs, metrics, stream)
     ended = train(waiting, progress)
     return ended, sum(is_finished(folder, member) for member in sweep.members)
 
@@ -146,7 +147,8 @@ def compare_folders(
     if not runs:
         raise ValueError(f"no run has begun: {'; '.join(missing)}")
     metrics = options.metrics or default_metrics(runs)
-    check_metrics(metrics, runs)
+    if missing_names := missing_metrics(metrics, runs):
+        raise ValueError("; ".join(missing_names))
     return compare(
         runs,
         metrics,
