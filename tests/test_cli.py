@@ -689,6 +689,28 @@ def test_a_command_that_saves_nothing_says_nothing_of_checkpoints():
     assert exits.message(KeyError("x"), 1).startswith("Unexpected internal error: KeyError: 'x'\n")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "RESOURCE_EXHAUSTED: Out of memory allocating 52038517528 bytes.",
+        "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Used 18.26G of 15.75G hbm. Exceeded hbm capacity",
+        "RESOURCE_EXHAUSTED: Error allocating device buffer: Attempting to allocate 1.00G. That was not possible.",
+    ],
+)
+def test_a_device_without_enough_memory_is_told_with_what_takes_less(text, tmp_path, capsys):
+    def too_large(args):
+        raise jax.errors.JaxRuntimeError(text)
+
+    (tmp_path / "checkpoints" / "00000004").mkdir(parents=True)
+    args = cli.parser_of("train").parse_args(["tiny", "--run", str(tmp_path)])
+    assert cli.guarded(too_large, args) == exit_codes.STOPPED
+    told = capsys.readouterr().err
+    assert told.startswith(f"jrl: Out of device memory: {text}\nCompute less at once (Learner.micro_batch_tokens, ")
+    assert told.endswith("`jrl plan` shows what takes memory. Last checkpoint: step 4.\n")
+    full = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Failed to write: No space left on device")
+    assert exits.message(full, 4) == str(full)
+
+
 def test_weights_of_an_export_are_named_by_its_folder(tmp_path):
     assert weights_of(tmp_path, 0) == f"the weights of {tmp_path}"
     (tmp_path / "manifest.json").touch()

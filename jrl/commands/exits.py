@@ -8,7 +8,7 @@ import os
 import traceback
 from collections.abc import Mapping
 
-from jrl.device.errors import is_of_device
+from jrl.device.errors import is_of_device, is_out_of_memory
 from jrl.exit_codes import CHECKPOINTS_REMOVED, LOST, OTHER_RUN, PREEMPTED, REFUSED, STOPPED, UNFORESEEN
 
 # By the full name of an exception's class or of one above it, so that nothing is imported to find out.
@@ -37,6 +37,10 @@ EXITS: Mapping[str, int] = {
     "builtins.MemoryError": STOPPED,
 }
 DEVICE_START = "jax._src.xla_bridge"  # where an error arises when JAX finds no device
+LESS_MEMORY = (
+    "Compute less at once (Learner.micro_batch_tokens, Sampler.slots, fewer or shorter completions), recompute more "
+    "(Decoder.remat), or use more devices; `jrl plan` shows what takes memory."
+)
 # What is wrong with a path that was given. Any other error of the system stops a run that was sound until then.
 PATH_ERRORS = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
@@ -111,6 +115,8 @@ def message(error: BaseException, code: int, saved: str = "") -> str:
     if isinstance(error, OSError) and code == STOPPED:
         known = saved if saved and "checkpoint" not in text else ""
         return f"{text.rstrip('.')}. {known} Fix the cause and rerun.".replace("  ", " ")
+    if is_out_of_memory(error):
+        return " ".join(filter(None, (f"Out of device memory: {text.rstrip()}\n{LESS_MEMORY}", saved)))
     if _module(error) == DEVICE_START:
         asked = os.environ.get("JAX_PLATFORMS", "")
         reason = f": {str(error).splitlines()[0]}" if str(error) else ""

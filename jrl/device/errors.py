@@ -12,9 +12,16 @@ _STATUS = re.compile(
     "RESOURCE_EXHAUSTED|FAILED_PRECONDITION|ABORTED|OUT_OF_RANGE|UNIMPLEMENTED|INTERNAL|UNAVAILABLE|DATA_LOSS|"
     "UNAUTHENTICATED): "
 )
+_MEMORY = re.compile("memory|hbm|allocat", re.IGNORECASE)  # a disk that is full is RESOURCE_EXHAUSTED too
 
 
 def is_of_device(error: BaseException) -> bool:
     """Whether a device, a collective or the coordination service raised it, and not Python code."""
     named = any(cls.__name__ in _NAMES for cls in type(error).__mro__)
     return named or (type(error) is ValueError and _STATUS.match(str(error)) is not None)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device could not allocate what was asked for, or the compiler found that a program would not fit."""
+    text = str(error)
+    return is_of_device(error) and "RESOURCE_EXHAUSTED" in text and _MEMORY.search(text) is not None
