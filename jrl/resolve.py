@@ -52,9 +52,10 @@ def find_config(config: str | Path, package: Path = PACKAGE) -> str:
     if text in bundled:
         return str(bundled[text])
     name = text.removesuffix(".gin").removeprefix("configs/")
-    guess = gin.nearest(name, bundled)
-    if text.endswith(".gin") and guess != name:
+    same = next((full for full in bundled if full.rsplit("/", 1)[-1] == name), None)
+    if text.endswith(".gin") and same is None:
         return text
+    guess = same or gin.nearest(name, bundled)
     hint = f"; did you mean {guess}?" if guess else ""
     what = "a folder, not a .gin file" if os.path.isdir(text) else "neither a file nor a bundled configuration"
     raise gin.ConfigError(repr(text), f"{what}{hint} (`jrl list configs` shows the bundled ones)")

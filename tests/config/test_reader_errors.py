@@ -72,6 +72,7 @@ WRONG_LINES = [
     ("Loop.lag = %LGA", "Loop.lag: macro %LGA is not defined"),
     ("Loop.lag = %a/LAG", "Loop.lag: macro %a/LAG is not defined"),
     ("LAG = 1", "macro LAG is never used; nothing uses %LAG"),
+    ("lag = 1", "macro lag is never used; did you mean Loop.lag?"),
     ("sfft = @SFT()", "macro sfft is never used; did you mean sft?"),
     ("a/LAG = 1", "a/LAG: a macro takes no scope"),
     ("Loop = 1", "Loop is a section; bind one of its fields"),
