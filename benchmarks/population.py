@@ -112,7 +112,7 @@ def measure_memory() -> dict:
         configs, parts = sweep_population.read_configs(sweep)
         sweep_population.check_population(configs, parts.tables)
         stop = threading.Event()
-        show = lambda member: lambda steps: open_display(steps, open(os.devnull, "w"), live=False)
+        show = lambda member: lambda ends: open_display(ends, open(os.devnull, "w"), live=False)
         held: list[int] = []
         with populations.open_population(configs, parts, folder / "sweep", stop, show) as population:
             sweep_population.run(population, stop, lambda: held.append(sum(x.nbytes for x in jax.live_arrays())))

@@ -363,7 +363,7 @@ def train(configs: Mapping[str, Config], parts: Parts, folder: Path) -> list[int
     """Trains runs below a folder, in one program if there are several; returns the identity of each one's stream of
     prompts."""
     stop = threading.Event()
-    show = lambda steps: open_display(steps, open(os.devnull, "w", encoding="utf-8"), live=False)
+    show = lambda ends: open_display(ends, open(os.devnull, "w", encoding="utf-8"), live=False)
     if len(configs) == 1:
         ((name, config),) = configs.items()
         with open_job(config, parts, RunFolder(folder / name), stop, show=show) as job:

@@ -110,7 +110,8 @@ def _read(part: Part, place: int) -> tuple[str, dict[str, Mapping[str, Any]], Pa
                 "`if __name__ == '__main__':`"
             ) from error
         except Exception as error:
-            raise PartError(f"part {path}: {type(error).__name__}: {error}") from error
+            hint = "; a part is a Python file" if isinstance(error, SyntaxError) and path.suffix != ".py" else ""
+            raise PartError(f"part {path}: {type(error).__name__}: {error}{hint}") from error
         return str(path), _tables_in(vars(module), str(path)), source
     if isinstance(part, Mapping):
         return f"parts[{place}]", _tables_in(part, f"parts[{place}]", strict=True), None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jrl import config as gin
 from jrl import paths
 from jrl.compatibility import check
 from jrl.experiment import Config, config_classes
-from jrl.plugins import Part, Parts, load_parts, saved_parts
+from jrl.plugins import Part, PartError, Parts, load_parts, saved_parts
 
 PACKAGE = Path(__file__).parent
 # Fields that name files. A relative path in a gin file is looked for in the current directory, then beside that file.
@@ -76,6 +76,10 @@ def load_config(
 
     Raises: ConfigError naming file and line; PartError for a part that cannot be used.
     """
+    if isinstance(bindings, str):
+        raise gin.ConfigError("bindings", f"they are a list: [{bindings!r}]")
+    if isinstance(parts, str | Path | Mapping) or callable(parts):
+        raise PartError(f"parts are a list, of one part too: [{getattr(parts, '__name__', repr(parts))}]")
     if isinstance(config, Config):
         if bindings:
             raise gin.ConfigError("bindings", "bindings change a file, not a Config; use dataclasses.replace")

@@ -496,9 +496,14 @@ def test_doctor_finds_a_damaged_save(run, command, tmp_path):
     host.write_bytes(before[:-1])
     try:
         code, out, _ = command("doctor", run)
-        assert code == 4 and "!!  step 1 is damaged: ValueError: host.json has other bytes" in out
+        assert code == 4 and "!!  step 1 is damaged: host.json has other bytes" in out
+        assert "ok  a resume uses the checkpoint of step 2" in out
+        (run / "checkpoints" / "00000002").rename(tmp_path / "aside")
+        code, out, _ = command("doctor", run)
+        assert code == 4 and "!!  no checkpoint is intact, so a resume is refused: put a good copy" in out
     finally:
         host.write_bytes(before)
+        (tmp_path / "aside").rename(run / "checkpoints" / "00000002")
     assert command("doctor", tmp_path)[0] == 2
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import sys
 import types
 
 import pytest
 
+from jrl.config import ConfigError
 from jrl.plugins import PartError, load_parts, part_files, saved_parts
+from jrl.resolve import load_config
 from jrl.tasks.example import Example, Message
 from jrl.tasks.verdict import Status
 from jrl.tasks.verifiers import VerifierSpec
@@ -195,6 +198,23 @@ def test_a_file_that_the_program_has_imported_itself_stays_as_it_is(tmp_path, mo
 def test_a_part_that_does_not_load_is_refused_by_name(tmp_path, files, message):
     with pytest.raises(PartError, match=message):
         load_parts([write(tmp_path, **files)])
+
+
+def test_a_file_that_is_no_python_is_told_what_a_part_is(tmp_path):
+    (tmp_path / "tiny.gin").write_text("Online.steps = 3 # of a configuration\nOnline:\n")
+    with pytest.raises(PartError, match=r"part .*tiny\.gin: SyntaxError: .*; a part is a Python file"):
+        load_parts([tmp_path / "tiny.gin"])
+
+
+def test_one_part_or_binding_in_place_of_a_list_is_refused():
+    def says_seven(completion, example):
+        return "7" in completion
+
+    for part, shown in ((says_seven, "[says_seven]"), ("mine.py", "['mine.py']")):
+        with pytest.raises(PartError, match=re.escape(f"parts are a list, of one part too: {shown}")):
+            load_config("tiny", parts=part)
+    with pytest.raises(ConfigError, match=re.escape("bindings: they are a list: ['Online.steps = 3']")):
+        load_config("tiny", "Online.steps = 3")
 
 
 def test_a_pipe_given_as_a_part_is_refused_and_not_waited_for(tmp_path):

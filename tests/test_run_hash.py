@@ -107,6 +107,9 @@ def test_a_folder_that_is_no_run_and_a_step_that_is_not_saved_are_named(folder):
     (empty / "manifest.json").write_text("{}")
     with pytest.raises(ValueError, match="saved nothing yet"):
         run_hash.run_fingerprint(empty)
+    (empty / "summary.json").write_text("{}")
+    with pytest.raises(ValueError, match="a run that has ended, and its checkpoints were removed"):
+        run_hash.run_fingerprint(empty)
     full = folder()
     saved(full)
     with pytest.raises(ValueError, match="no checkpoint of step 2; there are 3"):

@@ -180,7 +180,7 @@ def open_job(
     *,
     accept_change: bool = False,
     begin_from: str | Path | None = None,
-    show: Callable[[int], Display] = open_display,
+    show: Callable[[Sequence[int]], Display] = open_display,
     shared: SharedResources = NOTHING_SHARED,
     processes: Processes = ONE,
     profile: Steps | None = None,
@@ -191,7 +191,7 @@ def open_job(
       folder: where the run is; made if it is new.
       accept_change: a run of another configuration, data or parts goes on, and its manifest says so.
       begin_from: another run, whose weights and tokenizer a new one begins with.
-      show: (steps of all stages) -> the display.
+      show: (the last step of every stage) -> the display.
       shared: what the run shares with the population that it is a member of.
       processes: those that train together, each with its own devices.
       profile: steps to write a trace of.
@@ -307,10 +307,10 @@ def check_start(config: Config, folder: Path, begin_from: str | Path | None, pro
 
 @contextlib.contextmanager
 def shown(
-    config: Config, show: Callable[[int], Display], stop: threading.Event, processes: Processes
+    config: Config, show: Callable[[Sequence[int]], Display], stop: threading.Event, processes: Processes
 ) -> Iterator[Display]:
     """Opens the display of this process; a request to stop is shown in it."""
-    display = show(ends(config)[-1]) if processes.writer else no_display()
+    display = show(ends(config)) if processes.writer else no_display()
     display = with_place(display, processes)
     with contextlib.ExitStack() as stack:
         stack.callback(display.close)

@@ -52,6 +52,8 @@ def saved_steps(folder: str | Path) -> list[int]:
         raise ValueError(f"{folder} is not a run folder: it holds no manifest.json; give the --run folder of jrl train")
     steps = list_steps(Path(folder) / "checkpoints")
     if not steps:
+        if paths.exists(Path(folder) / "summary.json"):
+            raise ValueError(f"{folder} holds a run that has ended, and its checkpoints were removed")
         raise ValueError(f"{folder} holds a run that has saved nothing yet")
     return steps
 

@@ -179,14 +179,22 @@ def saves(folder: Path) -> Iterator[Line]:
         )
     if not steps:
         yield Line(True, "no checkpoint yet" if population_of(folder) is None else "no checkpoint of its own yet")
+    intact, damaged = [], []
     for step in steps:
         try:
             body = verify_step(root, step)
-            size = sum(entry["bytes"] for entry in body["files"].values())
-            yield Line(True, f"checkpoint of step {step}: intact, {size / 1e6:.1f} MB")
         except DamagedStep as error:
             if step in list_steps(root):  # else the run has removed it meanwhile
-                yield Line(False, f"{error}; a resume uses the checkpoint before it")
+                damaged.append(step)
+                yield Line(False, str(error))
+            continue
+        intact.append(step)
+        size = sum(entry["bytes"] for entry in body["files"].values())
+        yield Line(True, f"checkpoint of step {step}: intact, {size / 1e6:.1f} MB")
+    if damaged and intact:
+        yield Line(True, f"a resume uses the checkpoint of step {intact[-1]}")
+    elif damaged:
+        yield Line(False, f"no checkpoint is intact, so a resume is refused: put a good copy of one back under {root}")
     for name in paths.list_dir(root):
         if name.startswith(paths.TEMPORARY):
             yield Line(True, f"{name} belongs to a save in progress or interrupted; the next resume removes it")

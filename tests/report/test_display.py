@@ -47,7 +47,7 @@ def screen(stream: io.StringIO) -> list[str]:
 def open_live(total: int, clock=lambda: 0.0):
     """A live display whose clock stands still, so that only what is drawn at once is drawn."""
     stream = io.StringIO()
-    return open_display(total, stream, live=True, clock=clock), stream
+    return open_display([total], stream, live=True, clock=clock), stream
 
 
 def row(step: int, **metrics):
@@ -55,9 +55,10 @@ def row(step: int, **metrics):
 
 
 def test_without_a_terminal_there_are_plain_lines_and_no_escapes():
-    stream = io.StringIO()
-    display = open_display(80, stream, clock=ticking())
+    stream, now = io.StringIO(), [0.0]
+    display = open_display([80], stream, clock=lambda: now[0])
     for row in rows(80):
+        now[0] += 1.0
         display.phase("sampling")
         display.step(row)
     display.note("saved\nand verified")
@@ -72,7 +73,7 @@ def test_without_a_terminal_there_are_plain_lines_and_no_escapes():
 
 def test_a_terminal_gets_a_panel_that_is_given_back():
     stream = io.StringIO()
-    display = open_display(10, stream, live=True, clock=ticking())
+    display = open_display([10], stream, live=True, clock=ticking())
     for row in rows(10):
         display.phase("sampling")
         display.step(row)
@@ -86,7 +87,7 @@ def test_a_terminal_gets_a_panel_that_is_given_back():
 def test_model_text_reaches_no_terminal_as_commands():
     for live in (False, True):
         stream = io.StringIO()
-        display = open_display(1, stream, live=live)
+        display = open_display([1], stream, live=live)
         quiet = len(stream.getvalue())
         display.sample("a\x1b]0;title\x07\nb", "\x1b[2J\x9b31m\u202eevil\r[red]x[/red] \ud800", 0.5)
         text = stream.getvalue()[quiet:]
@@ -132,7 +133,7 @@ def test_a_narrow_encoding_gets_escapes_not_a_crash():
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
     for live in (False, True):
-        display = open_display(2, stream, live=live)
+        display = open_display([2], stream, live=live)
         display.sample("é", "汉", 1.0)
         for row in rows(2):
             display.step(row)
@@ -148,7 +149,7 @@ def test_a_stream_that_breaks_ends_the_display_and_not_the_run(live, caplog):
             raise BrokenPipeError("nobody reads")
 
     with caplog.at_level(logging.WARNING):
-        display = open_display(3, Broken(), live=live)
+        display = open_display([3], Broken(), live=live)
         for row in rows(3):
             display.phase("sampling")
             display.step(row)
@@ -159,7 +160,7 @@ def test_a_stream_that_breaks_ends_the_display_and_not_the_run(live, caplog):
 
 def test_what_may_take_long_is_shown_at_once():
     stream = io.StringIO()
-    display = open_display(40, stream, live=True, clock=lambda: 0.0)
+    display = open_display([40], stream, live=True, clock=lambda: 0.0)
     for phase in ("sampling", "compiling update", "waiting for the compiler", "update"):
         display.phase(phase)
     shown = stream.getvalue()
@@ -228,7 +229,7 @@ def test_a_stop_notice_survives_phases_and_steps_and_stays_above_the_last_panel(
 
 def test_the_live_display_leaves_the_lines_of_the_plain_one_above_the_panel():
     plain = io.StringIO()
-    first, (second, live) = open_display(80, plain, clock=ticking()), open_live(80, ticking())
+    first, (second, live) = open_display([80], plain, clock=ticking()), open_live(80, ticking())
     for each in rows(80):
         first.step(each)
         second.step(each)
@@ -273,7 +274,7 @@ def test_a_long_message_is_cut_in_the_panel_and_complete_above_it():
 @pytest.mark.parametrize("live", [False, True])
 def test_a_warning_is_said_once_for_a_topic(live):
     stream = io.StringIO()
-    display = open_display(3, stream, live=live)
+    display = open_display([3], stream, live=live)
     for step in (1, 2):
         display.step(row(step))
         display.warn("scoring", f"few at step {step}")
@@ -285,7 +286,7 @@ def test_a_warning_is_said_once_for_a_topic(live):
 
 def test_a_step_line_has_the_scored_share_only_below_one():
     stream = io.StringIO()
-    display = open_display(3, stream)
+    display = open_display([3], stream)
     display.step(row(1, **{"rollout/valid_share": 1.0}))
     display.step(row(2, **{"rollout/valid_share": 0.125}))
     display.step({"step": 3, "phase": "rl", "reward/mean": None, "rollout/valid_share": 0.0})
@@ -324,17 +325,40 @@ def test_log_records_for_the_terminal_of_the_panel_are_shown_as_messages():
     assert stderr.getvalue() == other.getvalue() == "a warning\nof two lines\n"
 
 
-def test_time_left_forgets_the_phase_before():
+@pytest.mark.parametrize("live", [False, True])
+def test_time_left_is_of_the_stage_until_the_last(live):
     stream = io.StringIO()
     now = [0.0]
-    display = open_display(40, stream, clock=lambda: now[0])
+    display = open_display([10, 40], stream, clock=lambda: now[0], live=live)
     for step in range(1, 21):
         now[0] += 100.0 if step <= 10 else 2.0
         display.step({"step": step, "phase": "sft" if step <= 10 else "rl"})
-    lines = stream.getvalue().splitlines()
-    assert lines[1].endswith("left 1 h 03 min")
-    assert "left" not in lines[10]
+    lines = [line for line in screen(stream) if re.match(r"step \d+/40  (sft|rl)(  left|$)", line)]
+    assert lines[1] == "step 2/40  sft  left 13 min 20 s of sft"  # eight steps of 100 s
+    assert "left" not in lines[9] and "left" not in lines[10]
     assert lines[-1] == "step 20/40  rl  left 40 s"
+    if live:
+        assert "13 min 20 s left of sft" in stream.getvalue() and "40 s left" in stream.getvalue()
+
+
+def test_without_a_panel_a_long_phase_says_every_half_minute_how_far_it_is():
+    stream, now = io.StringIO(), [0.0]
+    display = open_display([40], stream, clock=lambda: now[0])
+    display.phase("scoring")
+    for done in range(1, 8):
+        now[0] += 10.0
+        display.phase("scoring", done, 128)
+    display.step({"step": 1, "phase": "rl"})  # whatever is printed, the half minute begins anew
+    for done in range(3):
+        now[0] += 10.0
+        display.phase("scoring", done, 128)
+    assert stream.getvalue().splitlines() == [
+        "scoring ...",
+        "scored 3 of 128",
+        "scored 6 of 128",
+        "step 1/40  rl",
+        "scored 2 of 128",
+    ]
 
 
 def test_sparklines_and_durations():

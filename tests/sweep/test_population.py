@@ -60,7 +60,7 @@ def configs_of(*bindings):
 @contextlib.contextmanager
 def opened(folder, names=MEMBERS, stop=None, devices=None):
     configs, parts = configs_of(*SWEPT)
-    show = lambda name: lambda steps: open_display(steps, open(folder / f"{name}.log", "w"), live=False)
+    show = lambda name: lambda ends: open_display(ends, open(folder / f"{name}.log", "w"), live=False)
     folder.mkdir(exist_ok=True)
     chosen = {name: configs[name] for name in names}
     with open_population(chosen, parts, folder, stop or threading.Event(), show, devices) as population:
@@ -213,7 +213,7 @@ def test_frozen_weights_that_members_share_are_on_every_device_without_an_axis_o
         "LoRA.rank=2", "Run.seed=[3,5]",
     ]  # fmt: skip
     configs, parts = read_configs(read_sweep("configs/tiny.gin", adapted))
-    show = lambda name: lambda steps: open_display(steps, io.StringIO(), live=False)
+    show = lambda name: lambda ends: open_display(ends, io.StringIO(), live=False)
     with open_population(configs, parts, tmp_path, threading.Event(), show) as population:
         policy = populations.restore(population).state.models["policy"]
         base, own = jax.tree.leaves(policy.frozen), jax.tree.leaves(policy.params)

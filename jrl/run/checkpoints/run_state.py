@@ -373,7 +373,7 @@ def read_step_manifest(root: str | os.PathLike[str], step: int) -> dict[str, Any
         if body["format"] not in (FORMAT, SHARDS_FORMAT) or body["step"] != step:
             raise ValueError(f"the manifest is of format {body['format']}, step {body['step']}")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DamagedStep(step, paths.first_line(error)) from error
+        raise DamagedStep(step, _fault(error)) from error
     return body
 
 
@@ -397,8 +397,14 @@ def verify_step(root: str | os.PathLike[str], step: int, processes: Processes = 
             if actual != body["files"][name]:
                 raise ValueError(f"{name} has other bytes than were saved")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DamagedStep(step, paths.first_line(error)) from error
+        raise DamagedStep(step, _fault(error)) from error
     return body
+
+
+def _fault(error: Exception) -> str:
+    """Returns what is wrong with a step. Of errors that are not ours or the system's the class says more than the
+    text."""
+    return str(error).split("\n", 1)[0] if type(error) is ValueError else paths.first_line(error)
 
 
 def _read(
@@ -425,7 +431,7 @@ def _read(
             return loaded, checksums, json.loads(paths.read_bytes(step_dir(folder, step) / "host.json"))
         except Exception as error:
             # The bytes are what was saved and the leaves agree, so what is left is a fault below this file.
-            raise DamagedStep(step, f"its arrays could not be read: {paths.first_line(error)}") from error
+            raise DamagedStep(step, f"its arrays could not be read: {_fault(error)}") from error
 
     loaded, checksums, host = _together(processes, step, f"loaded {step}", load)
     if each_reads_all:  # to hash all bytes in order, leaves would be sent to the processes that have no device of them

@@ -50,6 +50,7 @@ BAR_WIDTH = 24
 _NOTE_WIDTH = 4000
 _MESSAGE_LINES = 10  # of one message inside the panel; above it, all of it is printed
 _RECENT_STEPS = 20  # time left goes by the median of these
+_LONG_PHASE_SECONDS = 30.0  # after which a line says how far a counted phase is, where there is no panel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +79,7 @@ def no_display() -> Display:
 
 
 def open_display(
-    total_steps: int,
+    ends: Sequence[int],
     stream: TextIO | None = None,
     *,
     live: bool | None = None,
@@ -87,14 +88,14 @@ def open_display(
     """Opens the display on `stream` (None: standard output), live where that is a terminal or `live` says so.
 
     Args:
-      total_steps: of all phases; sizes the bar and the time left, 0 leaves both out.
+      ends: the last step of every stage; sizes the bar and the time left, none leaves both out.
 
     A stream that fails (a closed pipe or terminal) ends the display, is logged once, and never stops the run.
     """
     stream = sys.stdout if stream is None else stream
     console = _Console(file=stream, highlight=False, force_terminal=live, soft_wrap=True)
     live = console.is_terminal and not console.is_dumb_terminal if live is None else live
-    display = _open_live(console, total_steps, clock) if live else _open_plain(console, total_steps, clock)
+    display = _open_live(console, ends, clock) if live else _open_plain(console, ends, clock)
     lock = threading.RLock()  # a signal handler may log, in the middle of a draw
     failed = False
     log_routing = contextlib.ExitStack()
@@ -152,18 +153,23 @@ class _Lines(io.TextIOBase):
         return len(text)
 
 
-def _open_plain(console: Console, total_steps: int, clock: Callable[[], float]) -> Display:
-    pace = _Pace(total_steps, clock)
+def _open_plain(console: Console, ends: Sequence[int], clock: Callable[[], float]) -> Display:
+    pace = _Pace(ends, clock)
     announced: set[str] = set()
     warned: set[str] = set()
+    printed = clock()
 
     def out(text: str) -> None:
+        nonlocal printed
+        printed = clock()
         console.print(Text(_encodable(text, console)), soft_wrap=True)
 
     def phase(name: str, done: int | None = None, total: int | None = None) -> None:
         if name not in announced:
             announced.add(name)
             out(f"{printable(name)} ...")
+        elif done is not None and clock() - printed >= _LONG_PHASE_SECONDS:
+            out(phase_text(name, done, total))
 
     def step(metrics: Mapping[str, Any]) -> None:
         pace.step(metrics)
@@ -190,8 +196,8 @@ def _open_plain(console: Console, total_steps: int, clock: Callable[[], float]) 
     return Display(phase=phase, step=step, note=note, warn=warn, notice=note, sample=sample, close=close)
 
 
-def _open_live(console: Console, total_steps: int, clock: Callable[[], float]) -> Display:
-    pace = _Pace(total_steps, clock)
+def _open_live(console: Console, ends: Sequence[int], clock: Callable[[], float]) -> Display:
+    pace = _Pace(ends, clock)
     shown = _Shown()
     warned: set[str] = set()
     drawn = -math.inf
@@ -237,7 +243,7 @@ def _open_live(console: Console, total_steps: int, clock: Callable[[], float]) -
         if reward is not None and math.isfinite(reward):
             shown.rewards.append(float(reward))
         above([encodable(history_line(pace, metrics))] if pace.due() else [])
-        draw(now=pace.done == total_steps)
+        draw(now=pace.done == pace.total)
 
     def message(text: str, style: str = "") -> None:
         if closed:
@@ -319,7 +325,7 @@ def _head(pace: _Pace, phase: str) -> Text:
     if pace.total:
         full = min(BAR_WIDTH * pace.done // pace.total, BAR_WIDTH)
         head.append("  [" + "#" * full + "." * (BAR_WIDTH - full) + "]", style="not bold")
-    for part in (printable(pace.name), f"{pace.left()} left" if pace.left() else "", phase):
+    for part in (printable(pace.name), f"{pace.left()} left{pace.of_stage()}" if pace.left() else "", phase):
         head.append(f"  {part}" if part else "", style="not bold")
     return head
 
@@ -342,7 +348,7 @@ def columns(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
 def history_line(pace: _Pace, metrics: Mapping[str, Any]) -> str:
     """Returns a finished step as one line."""
     of = f"/{pace.total}" if pace.total else ""
-    left = f"left {pace.left()}" if pace.left() else ""
+    left = f"left {pace.left()}{pace.of_stage()}" if pace.left() else ""
     parts = [
         f"step {pace.done}{of}",
         printable(pace.name),
@@ -379,18 +385,18 @@ class _Console(Console):
 
 
 class _Pace:
-    """How fast steps of the present phase end."""
+    """How fast steps of the present stage end."""
 
-    def __init__(self, total: int, clock: Callable[[], float]) -> None:
-        self.total, self.done, self.count, self.name = total, 0, 0, ""
-        self._every = max(1, total // HISTORY_LINES)
+    def __init__(self, ends: Sequence[int], clock: Callable[[], float]) -> None:
+        self.total, self.done, self.count, self.name = max(ends, default=0), 0, 0, ""
+        self._ends, self._every = ends, max(1, self.total // HISTORY_LINES)
         self._clock, self._last = clock, None
         self._seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
 
     def step(self, metrics: Mapping[str, Any]) -> None:
         now, name = self._clock(), str(metrics.get("phase", ""))
         if name != self.name:
-            self._seconds.clear()  # steps of another phase say nothing of these
+            self._seconds.clear()  # steps of another stage say nothing of these
         elif self._last is not None:
             self._seconds.append(now - self._last)
         self.name, self._last = name, now
@@ -401,7 +407,10 @@ class _Pace:
         return self.count == 1 or self.done % self._every == 0 or self.done == self.total
 
     def left(self) -> str:
-        """Returns the time left as text; '' while it is not known."""
-        if not self._seconds or self.done >= self.total:
-            return ""
-        return duration(statistics.median(self._seconds) * (self.total - self.done))
+        """Returns the time that is left of this stage as text; '' while it is not known."""
+        rest = min((end - self.done for end in self._ends if end >= self.done), default=0)
+        return duration(statistics.median(self._seconds) * rest) if rest and self._seconds else ""
+
+    def of_stage(self) -> str:
+        """Returns " of STAGE", which the time left is of; "" in the last stage. How fast later ones are is unknown."""
+        return "" if self.done > max(self._ends[:-1], default=0) else f" of {printable(self.name)}"

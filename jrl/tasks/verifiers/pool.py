@@ -496,9 +496,9 @@ class Pool:
         if child not in self._children or (child.ready and child.task is None):
             return
         if child.task is not None and _cpu_seconds_of(child.pid) - child.cpu_before >= self._cpu_seconds:
-            self._bury(child, Verdict(Status.CPU_LIMIT, None, f"{self._cpu_seconds} s of CPU time"))
+            self._bury(child, Verdict(Status.CPU_LIMIT, None, f"took more CPU time than {self._cpu_seconds:g} s"))
         elif now >= child.deadline:
-            self._bury(child, Verdict(Status.CPU_LIMIT, None, f"{self._wall_seconds} s by the clock"))
+            self._bury(child, Verdict(Status.CPU_LIMIT, None, f"took longer than {self._wall_seconds:g} s"))
 
     def _patience(self) -> float | None:
         """Seconds until a worker can overrun: it has one thread, so its CPU clock is no faster than the wall's."""

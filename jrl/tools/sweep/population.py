@@ -179,7 +179,7 @@ def train_population(
     paths.make_dir(folder / LOGS)
     start = time.monotonic()
     logs: dict[str, TextIO] = {name: open(folder / LOGS / f"{name}.log", "w", encoding="utf-8") for name in names}
-    show = lambda name: lambda steps: open_display(steps, logs[name], live=False)
+    show = lambda name: lambda ends: open_display(ends, logs[name], live=False)
     for name in names:
         progress.began(members[name])
     ended: dict[str, Ended] = {}
