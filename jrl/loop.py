@@ -2,10 +2,10 @@
 
 An Offline step learns from stored rows (jrl/run/offline.py); an Online step samples, scores and updates
 (jrl/run/online.py). With `lag = 0` an Online step samples with the newest weights. With `lag = k` a queue of k draws is
-under way while a step learns: update t trains on rollouts of version max(0, t - k), by index and not by arrival, so
-that asynchronous runs reproduce too. Device programs are dispatched from this one thread in a fixed order; host threads
-only score. Whatever influences training is in `Progress` and the data streams, and all of that is in the checkpoint,
-the queue too.
+in flight while a step learns: update t trains on rollouts of version max(0, t - k), by index and not by arrival, so
+that asynchronous runs are reproducible too. Device programs are dispatched from this one thread in a fixed order; host
+threads only score. Everything that influences training is in `Progress` and the data streams, and the checkpoint has
+all of it, including the queue.
 """
 
 from __future__ import annotations
@@ -36,11 +36,10 @@ from jrl.types import TrainState
 
 
 def steps(job: Job) -> Iterator[Step]:
-    """Yields every step that is still to be done; a step's metrics are fetched while the next one is under way. Left
-    early, it saves.
+    """Yields the remaining steps of the run. A step's metrics are fetched while the next step runs. If the caller
+    stops iterating early, the run is saved.
 
-    Raises: Preempted where the run was asked to stop, and has saved itself; StopRun where learning has stopped being
-      possible.
+    Raises: Preempted if the run was asked to stop, after saving; StopRun if the run cannot go on learning.
     """
     expected = max(job.run_state.steps(), default=0)
     precompile(job, expected)
@@ -49,18 +48,18 @@ def steps(job: Job) -> Iterator[Step]:
         precompile(job, job.done)
     job.display.note(shapes(job))
     job.run_clock.switch("other")
-    # The caller may have left while the last step of a stage was under way.
+    # An earlier process may have ended after the last step of a stage and before this check.
     if progress.stage >= 0 and job.done >= ends(job.config)[progress.stage]:
         fault.check_end(job, progress)
-    held: Step | None = None
-    first = saved = job.done
+    pending: Step | None = None  # the newest step, until its metrics are fetched
+    resumed_at = saved = job.done
     fault.discard(job)
     bundled = False
     try:
         while job.done < job.total:
             progress = begin_stage(job, progress)
-            stage, position = job.stages[progress.stage], job.stream.get_state()
-            before = job.seconds.get(stage.name, 0.0)
+            stage, data_position = job.stages[progress.stage], job.stream.get_state()
+            seconds_before = job.seconds.get(stage.name, 0.0)
             try:
                 if bundled and not job.skipped:
                     fault.discard(job)
@@ -68,29 +67,29 @@ def steps(job: Job) -> Iterator[Step]:
                 if job.skipped >= STOP_AFTER_SKIPPED - 1:
                     fault.begin_bundle(job, progress)
                     bundled = True
-                # Host and device meet where `device_put` or `device_get` says so, and nowhere else.
                 job.profile.before(job.done + 1)
+                # Only an explicit `device_put` or `device_get` may cross between host and device.
                 with job.timed(stage.name), jax.transfer_guard("disallow"):
                     progress, step = take_step(job, progress)
             except StopRequested:
-                job.stream.set_state(position)  # the step is given up
+                job.stream.set_state(data_position)  # the step is abandoned
                 break
             counts = records.stream_of(job, stage).counts
             step.metrics |= {f"data/dropped_{cause}": float(count) for cause, count in counts.items()}
-            previous, held = held, step
+            previous, pending = pending, step
             job.done += 1
-            records.clock(job, held, job.seconds[stage.name] - before)
-            job.profile.after(job.done, held.metrics)
+            records.clock(job, step, job.seconds[stage.name] - seconds_before)
+            job.profile.after(job.done, step.metrics)
             if previous is not None:
                 yield records.emit(job, previous)
-            job.program_cache.check()  # a stage of hours must not end with what cannot be compiled
-            if job.done == first + 2:
+            job.program_cache.check()  # a later stage that does not compile fails now, not hours later
+            if job.done == resumed_at + 2:
                 job.program_cache.freeze()
             ended = job.done == ends(job.config)[progress.stage]
             saves = job.done % job.config.checkpoint.every == 0 or ended
-            # After an update that was not finite, the next is looked at before another is made.
+            # After a skipped update, every step is checked before the next one starts.
             if saves or job.skipped:
-                emitted, held = records.emit(job, held), None
+                emitted, pending = records.emit(job, pending), None
                 if job.skipped >= STOP_AFTER_SKIPPED:
                     raise fault.stopped(job, progress, emitted)
                 if ended:
@@ -102,16 +101,16 @@ def steps(job: Job) -> Iterator[Step]:
             if job.stopping():
                 break
         emitted = None
-        if held is not None:
-            emitted, held = records.emit(job, held), None
+        if pending is not None:
+            emitted, pending = records.emit(job, pending), None
         if saved != job.done:  # a skipped step is emitted at once and not saved
             records.save(job, progress)
             saved = job.done
         if emitted is not None:
             yield emitted
-    except GeneratorExit:  # the caller has left the loop
-        if held is not None:
-            records.emit(job, held)
+    except GeneratorExit:  # the caller stopped iterating
+        if pending is not None:
+            records.emit(job, pending)
         if saved != job.done:
             records.save(job, progress)
         raise
@@ -125,9 +124,9 @@ def steps(job: Job) -> Iterator[Step]:
 
 
 def resume(job: Job) -> Progress:
-    """Returns the progress that the run continues from. Accepted changes are written down once it is restored.
+    """Returns the progress that the run continues from. Accepted changes are recorded once it is restored.
 
-    Raises: StateMismatch where the checkpoint does not fit the changed configuration; the folder is as it was.
+    Raises: StateMismatch if the checkpoint does not fit the changed configuration; the run directory is unchanged.
     """
     try:
         progress = records.restore(job)
@@ -143,7 +142,7 @@ def resume(job: Job) -> Progress:
 
 
 def precompile(job: Job, done: int) -> None:
-    """Begins to compile what the run needs after `done` of its steps."""
+    """Starts to compile the programs that the run needs after its first `done` steps."""
     with job.timed("compile"), job.spent("compile"):
         compile_run(
             records.inputs_of(job),
@@ -154,28 +153,28 @@ def precompile(job: Job, done: int) -> None:
 
 
 def shapes(job: Job) -> str:
-    """Returns the shapes that the run's programs are compiled for: one of each, whatever the completions do."""
+    """Returns a description of the shapes that the run's programs are compiled for, which no completion changes."""
     mesh = mesh_text(job.mesh.shape)
     frozen, trained = split_params(job.model.spec(job.cfg))
-    # Of whole matrices: in few bits there are fewer entries, and scales.
+    # Counted on unquantized matrices: quantized ones have fewer entries, and scales.
     size = f"{num_params(trained if frozen is None else decoder.spec(job.cfg)):,} parameters"
     if frozen is not None:
         size += f" under {num_params(trained):,} of adapters"
     lines = []
     for stage in job.stages:
-        s = stage.shape
+        packed = stage.shape
         prompts = ""
         if isinstance(stage, OnlineStage):
             prompts = f"{stage.config.prompts} prompts of {job.config.data.prompt_length}, "
         lines.append(
-            f"{stage.name}: {prompts}{s.sequences} sequences of {s.width}, at most {s.micro_batches} micro-batches of "
-            f"{s.rows} rows of {s.row_length} tokens"
+            f"{stage.name}: {prompts}{packed.sequences} sequences of {packed.width}, at most {packed.micro_batches} "
+            f"micro-batches of {packed.rows} rows of {packed.row_length} tokens"
         )
     return "\n".join([f"{size} on {mesh}", *publication_lines(job), *lines])
 
 
 def publication_lines(job: Job) -> list[str]:
-    """Returns what the devices of their own for sampling are, and what publishing weights to them takes; [] without."""
+    """Returns the devices that only sample, and what publishing weights to them takes; [] where there are none."""
     sampler_mesh = job.policy.sampler_mesh
     if sampler_mesh is None:
         return []
@@ -186,16 +185,16 @@ def publication_lines(job: Job) -> list[str]:
 
 
 def begin_stage(job: Job, progress: Progress) -> Progress:
-    """Returns the progress that the next step begins with: where it is the first of its stage, evaluated, with a fresh
-    optimizer and copies of the policy for the roles that the stage needs."""
-    i = stage_at(job.config, job.done + 1)
-    if i == progress.stage:
+    """Returns the progress that the next step starts from. Before the first step of a stage it evaluates, and begins
+    with a fresh optimizer and copies of the policy for the roles that the stage needs."""
+    next_stage = stage_at(job.config, job.done + 1)
+    if next_stage == progress.stage:
         return progress
     if progress.stage >= 0 and trains_online(job.config.stages[progress.stage]):
         evaluate_once(job, progress.state, f"after_{job.stages[progress.stage].name}")
-    if trains_online(job.config.stages[i]):
-        evaluate_once(job, progress.state, f"before_{job.stages[i].name}")
-    return Progress(job.programs.stages[i].begin(progress.state), (), stage=i)
+    if trains_online(job.config.stages[next_stage]):
+        evaluate_once(job, progress.state, f"before_{job.stages[next_stage].name}")
+    return Progress(job.programs.stages[next_stage].begin(progress.state), (), stage=next_stage)
 
 
 def take_step(job: Job, progress: Progress) -> tuple[Progress, Step]:
@@ -219,19 +218,18 @@ def take_step(job: Job, progress: Progress) -> tuple[Progress, Step]:
     )
     step = Step(job.done + 1, stage.name, stepped.metrics, stepped.batch, learned_if_stopping(job, stepped.learned))
     if evaluates_after(job.config, job.done + 1):
-        step.metrics |= numbers(evaluate(job, stepped.state, "on the way", interruptible=False))
+        step.metrics |= numbers(evaluate(job, stepped.state, "during training", interruptible=False))
     records.keep(job, step)
     return Progress(stepped.state, stepped.waiting, progress.stage), step
 
 
 def learned_if_stopping(job: Job, learned: Learned) -> Learned | None:
-    """Returns what a step learned from where the run may stop after it, which is then looked into; None elsewhere: it
-    takes memory."""
+    """Returns what a step learned from if the run may stop after it, for the diagnosis; else None, to free memory."""
     return learned if job.skipped >= STOP_AFTER_SKIPPED - 1 else None
 
 
 def evaluate_once(job: Job, state: TrainState, name: str) -> None:
-    """Evaluates the policy under a name, such as "before_rl", unless that was done in an earlier life."""
+    """Evaluates the policy under a name, such as "before_rl", unless the run has already done so."""
     if job.config.eval is not None and name not in job.evals:
         job.evals[name] = evaluate(job, state, name.replace("_", " "))
 
@@ -241,7 +239,7 @@ def evaluate(job: Job, state: TrainState, name: str, *, interruptible: bool = Tr
 
     Args:
       name: what the display calls it.
-      interruptible: raises Preempted where someone asked the run to stop: the last step is saved.
+      interruptible: raise Preempted if the run is asked to stop; the last step is already saved.
     """
     announce = lambda done, total: job.display.phase(f"evaluating {name}", done=done, total=total)
     weights = weights_of(state.models, "policy").params
@@ -251,7 +249,7 @@ def evaluate(job: Job, state: TrainState, name: str, *, interruptible: bool = Tr
             result = measure(job.evaluator, weights, job.held_out(stop), job.scorer, announce, stop)
         except StopRequested as error:
             raise Preempted(f"stopped during an evaluation. {saved_message(job.done, job.total)}") from error
-    del result["by_prompt"], result["rewards"], result["completions"]  # what `jrl eval` compares policies by
+    del result["by_prompt"], result["rewards"], result["completions"]  # only `jrl eval` uses them, to compare policies
     temperature = job.config.eval.temperature
     how = "greedy" if temperature is None else f"temperature {temperature:g}"
     job.display.note(f"{name}, the first held-out prompt ({how}):")

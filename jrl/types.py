@@ -1,4 +1,4 @@
-"""The records that travel through jrl, and the letters their shapes are written in. Read this file first.
+"""The records that pass through jrl, and the letters of their shapes. Read this file first.
 
     Example --encode--> PromptBatch --sampler--> Rollout --scoring--> Scores
             --assemble--> TrainBatch --update--> TrainState
@@ -6,12 +6,12 @@
 Dimensions, the only single capital letters used in the project:
 
     B  prompts in a batch             T  P + C, the width of a rollout
-    G  samples a prompt               R  packed rows (written [M, R, L]: M micro-batches of R rows)
+    G  samples per prompt             R  packed rows (written [M, R, L]: M micro-batches of R rows)
     N  B * G sequences                L  length of a packed row
-    P  longest prompt                 S  most sequences that a packed row holds
+    P  longest prompt                 S  most sequences in a packed row
     C  longest completion             V  vocabulary,  D  model width
 
-Alignment rule: index t of a per-token field speaks about `tokens[:, t]` given the tokens before it.
+Alignment rule: index t of a per-token field describes `tokens[:, t]` given the tokens before it.
 Column 0 has no predecessor and is masked. There are no shifted copies and no T-1 arrays.
 """
 
@@ -47,7 +47,7 @@ class PromptBatch:
     length: Array  # [B] int32
     uid: Array  # [B, 2] uint32, names one visit of one example; random keys derive from it
     sample: Array | None = None  # [B] int32, the index of the prompt's first sample, for its keys; None: 0
-    # Of a strategy that draws from other prompts than rows hold: those of rows; None: these
+    # The prompts that rollout rows hold, if a strategy draws from other prompts than those; None: the ones above
     row_tokens: Array | None = None  # [B, P] int32
     row_length: Array | None = None  # [B] int32
 
@@ -67,49 +67,50 @@ class Rollout:
     sample: Array  # [N] int32, sample index within the prompt
     version: Array  # [N, T] int32, the update count of the weights that drew the token; -1 where not an action
     turn: Array  # [N, T] int8, the turn a token belongs to; -1 throughout a row that an opponent drew
-    weights_fingerprint: Array  # [] uint32, hash of those weights, as the sampler's program is given them
-    # [N, T, F] uint8 or uint16, which experts `tokens[:, t]` went to as an input, in every sparse layer; the largest
-    # value where that is not known. None: not recorded (Learner.routes)
+    weights_fingerprint: Array  # [] uint32, hash of those weights, as passed to the sampler's program
+    # [N, T, F] uint8 or uint16, the experts that `tokens[:, t]` was routed to as an input, in every sparse layer; the
+    # dtype's largest value where unknown. None: not recorded (Learner.routes)
     routes: Array | None = None
 
     @property
     def behaviour_logprobs(self) -> Array:
-        """[N, T] float32, under the distribution that the tokens were drawn from."""
+        """[N, T] float32, under the distribution that the tokens were sampled from."""
         return self.sampler_logprobs if self.truncated_logprobs is None else self.truncated_logprobs
 
 
 @struct.dataclass
 class Scores:
-    """What rewards the completions got. A row whose verdict is not scorable is masked, never rewarded with 0."""
+    """The rewards of the completions. A row whose verdict is not scorable is masked, never given a reward of 0."""
 
     reward: Array  # [N] float32, 0 where not valid
     valid: Array  # [N] bool, the verdict can be trained on
     verdict: Array  # [N] int8, a jrl.tasks.verdict.Status
     outcome: Array  # [N] float32, the first verifier's own reward, before weighting and shaping
-    # Beside `reward`, on sampled tokens: [N, T] float32, 0 where a row is not valid; None: no source gives any
+    # [N, T] float32, rewards of sampled tokens, in addition to `reward`; 0 where a row is not valid; None: no source
+    # rewards tokens
     token_reward: Array | None = None
     components: dict[str, Array] | None = None  # {name: [N] float32}, unweighted; NaN where there is no number
-    task: Array | None = None  # [N] uint32, a hash of the name of the task that the prompt is of; 0 on padding
+    task: Array | None = None  # [N] uint32, a hash of the name of the prompt's task; 0 on padding
 
 
 @struct.dataclass
 class PackedBatch:
-    """Sequences packed into rows of one length, cut into micro-batches [M, R, L]: one optimizer step, not yet judged.
+    """Sequences packed into rows of one length, cut into micro-batches [M, R, L]: one optimizer step, not yet scored.
 
-    `segment` is the sequence's place in its row, 0..S-1, S where there is padding, and more where several sequences
-    share a prompt; those see it by `shared_prefix`, or by `prefix_row` where it may be in another row.
-    `sequence` is N where a place is empty. `num_real` says how many of the M micro-batches hold anything; the rest are
-    never computed.
+    `segment` is the sequence's place in its row, 0..S-1; S on padding; above S on a prompt that several sequences
+    share. Those sequences attend to it by `shared_prefix`, or by `prefix_row` where it may be in another row.
+    `sequence` is N where a place is empty. `num_real` is the number of micro-batches that are not padding; the others
+    are never computed.
     """
 
     tokens: Array  # [M, R, L] int32
     positions: Array  # [M, R, L] int32, place of the token in its own sequence
     segment: Array  # [M, R, L] int32
-    shared_prefix: Array | None  # [M, R, L] int32, the other segment a token sees, or its own; None: no shared prompt
-    prefix_row: Array | None  # [M, R, P - 1] int32 (or 1): which of the shard's rows holds column c; -1: none
+    shared_prefix: Array | None  # [M, R, L] int32, the second segment a token attends to, or its own; None: not shared
+    prefix_row: Array | None  # [M, R, P - 1] int32 (or 1), the shard's row that holds column c; -1: none
     action_mask: Array  # [M, R, L] bool
     behaviour_logprobs: Array | None  # [M, R, L] float32, under the sampling distribution; None: rows were not sampled
-    sampler_logprobs: Array | None  # [M, R, L] float32, as the sampler gave them; what the learner's are compared with
+    sampler_logprobs: Array | None  # [M, R, L] float32, from the sampler, to compare the learner's with
     sequence: Array  # [M, R, S] int32, which of the N sequences is at a place
     temperature: Array  # [] float32, log-probs are of logits / temperature
     num_real: Array  # [] int32
@@ -118,9 +119,9 @@ class PackedBatch:
 
 @struct.dataclass
 class Recomputed:
-    """What the weights from before an update say of a packed batch. A field is None where the objective has no need."""
+    """What the weights before the updates compute for a packed batch. None: the objective does not need the field."""
 
-    old_logprobs: Array | None = None  # [M, R, L] float32; None: the only update of its batch, or nothing asks for them
+    old_logprobs: Array | None = None  # [M, R, L] float32; None: its batch has a single update, or nothing needs them
     old_values: Array | None = None  # [M, R, L] float32, of the value head
     old_entropy: Array | None = None  # [M, R, L] float32, nats
     old_sum_squared: Array | None = None  # [M, R, L] float32, sum over the vocabulary of p_v^2
@@ -131,25 +132,25 @@ class Recomputed:
 
 @struct.dataclass
 class SequenceTargets:
-    """What is known of the sequences of a packed batch: by row and place, 0 where a place is empty."""
+    """Labels of the sequences of a packed batch, by row and place; 0 where a place is empty."""
 
     counts: Array  # [M, R, S] bool, enters the loss
     label: Array  # [M, R, S] float32, 1: preferred, 0: not
     weight: Array  # [M, R, S] float32
-    unit: Array  # [M, R, S] int32, which comparison of the batch the sequence is part of; -1: none
-    denominator: Array  # [] float32, what the sum over sequences of the whole optimizer step is divided by
-    baseline: Array | None = None  # [] float32 or wider, as Objective.sequence_baseline gave it; None: it has none
-    # [M, R, S] float32, what its data say that it is worth; [M, R, S, K] of K attributes; None: they do not
+    unit: Array  # [M, R, S] int32, the comparison that the sequence belongs to; -1: none
+    denominator: Array  # [] float32, divides the sum over the sequences of the whole optimizer step
+    baseline: Array | None = None  # [] float32 or wider, from Objective.sequence_baseline; None: it has none
+    # [M, R, S] float32, the sequence's value according to the data; [M, R, S, K] for K attributes; None: they have none
     value: Array | None = None
 
 
 @struct.dataclass
 class PretrainingBatch:
-    """Packed stored rows that an optimizer step on samples imitates as well (L17). Every action enters the loss."""
+    """Packed stored rows that an optimizer step on samples also imitates (L17). Every action enters the loss."""
 
     packed: PackedBatch
     num_tokens: Array  # [] float32, actions of the whole optimizer step, at least 1
-    coefficient: Array  # [] float32, of the mean over these
+    coefficient: Array  # [] float32, weight of the mean loss over these
 
 
 @struct.dataclass
@@ -163,11 +164,11 @@ class TrainBatch:
     advantages: Array | None  # [M, R, L] float32; None: nothing was credited
     returns: Array | None  # [M, R, L] float32, regression targets of the value head; None: no head
     targets: SequenceTargets | None  # None: the loss is of tokens alone
-    denominator: Array  # [] float32, what the weighted sum of the whole optimizer step is divided by
-    selected: Array | None = None  # [M, R, L] bool, tokens that the loss treats in another way; None: no such choice
-    positive_weights: Array | None = None  # [M, R, L] float32, as Tokens have them; None: no row has a mean of its own
-    staleness: Array | None = None  # [M, R, L] int32, versions that a sampled token is old; None: nothing asks for it
-    pretraining: PretrainingBatch | None = None  # None: nothing is imitated beside the samples
+    denominator: Array  # [] float32, divides the weighted sum over the tokens of the whole optimizer step
+    selected: Array | None = None  # [M, R, L] bool, as Objective.select returns it; None: no such function
+    positive_weights: Array | None = None  # [M, R, L] float32, as in Tokens; None: no Objective.positive
+    staleness: Array | None = None  # [M, R, L] int32, age of a sampled token in versions; None: nothing reads it
+    pretraining: PretrainingBatch | None = None  # None: no stored rows are imitated
 
 
 @struct.dataclass
@@ -179,17 +180,16 @@ class ModelState:
     heads: dict[str, Array]  # by name, [members, D, outputs]; trained with `params`
     opt_state: PyTree | None  # None: no stage trains this model now
     version: Array  # [] int32, updates in the stage that trains it; tokens carry the policy's
-    shares: str | None = struct.field(pytree_node=False, default=None)  # the role whose frozen weights these stand on
+    shares: str | None = struct.field(pytree_node=False, default=None)  # the role whose frozen weights it uses
 
 
 @struct.dataclass
 class TrainState:
     """Everything on the device that influences training, and nothing else. One pytree, one checkpoint.
 
-    Roles: `policy` always; `reference`, the policy as the stage found it, where the objective compares with it;
-    `previous`, `previous_2` and so on, older versions of the policy, where a step with lag may have to refill;
-    `average`, a moving average of the model that is trained, where the optimizer asks; `reward`, `teacher` and others
-    that a stage trains.
+    Roles: `policy` always; `reference`, a copy of the policy from the start of the stage, if the objective needs it;
+    `previous`, `previous_2` and so on, older versions of the policy, if a stage with lag may refill; `average`, a
+    moving average of the trained model, if the optimizer keeps one; `reward`, `teacher` and others that a stage trains.
     """
 
     step: Array  # [] int32, completed steps of all stages
@@ -202,7 +202,7 @@ class TrainState:
 def traced(cls: type) -> type:
     """Returns `cls` as a frozen, keyword-only dataclass that is a pytree.
 
-    Fields annotated `float`, `float | None` or with another traced class are leaves: they travel as arrays, so
+    Fields annotated `float`, `float | None` or with another traced class are leaves: they are passed as arrays, so
     changing one never recompiles. Integers, strings, booleans and None are structure and part of the compile key;
     a feature is switched off by None (another program), never by 0.
     """

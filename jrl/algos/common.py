@@ -1,4 +1,4 @@
-"""What objectives share: options, checks, counters, and the terms every token loss ends with."""
+"""What objectives share: options, checks, counters, and the terms that complete every token loss."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TruncatedImportance:
 
 @traced
 class Clipped:
-    """The options of an objective whose loss is PPO's clip and nothing else."""
+    """The options of an objective whose loss is PPO's clip alone."""
 
     clip_low: float = 0.2  # a ratio below 1 - clip_low is not pushed down further
     clip_high: float = 0.2  # a ratio above 1 + clip_high is not pushed up further
@@ -39,7 +39,7 @@ class Clipped:
 
 
 def check_clipped(config: Clipped, facts: contract.Facts) -> None:
-    """Raises ValueError where the options of `Clipped` make no sense, or a prompt has no samples to compare."""
+    """Raises ValueError where the options of `Clipped` are invalid, or a prompt has too few samples to compare."""
     check_sampling(config, facts, grouped=True)
     check_clip(config)
     check_importance(config)
@@ -52,7 +52,7 @@ def clipped_token_loss(config: Clipped, tokens: contract.Tokens, state: Any) -> 
 
 
 def check_sampling(config: Any, facts: contract.Facts, *, grouped: bool) -> None:
-    """Raises ValueError where the samples cannot carry a learning signal for this algorithm."""
+    """Raises ValueError where the samples cannot carry a learning signal for this objective."""
     name = type(config).__name__
     if facts.greedy:
         raise ValueError(
@@ -90,7 +90,7 @@ def check_clip(config: Any) -> None:
 
 
 def check_importance(config: Any) -> None:
-    """Raises ValueError where the importance weights could only be zero, negative or of an unknown kind."""
+    """Raises ValueError where the importance weights would not be positive, or their level is unknown."""
     option = config.importance
     if option is None:
         return
@@ -107,7 +107,7 @@ def check_importance(config: Any) -> None:
 
 
 def has_importance(config: Any) -> bool:
-    """Whether the optional importance weights, which have a cap, are on: most methods' corrects_staleness."""
+    """Whether the importance weights, which are capped, are on: the `corrects_staleness` of most methods."""
     return config.importance is not None
 
 
@@ -135,7 +135,7 @@ def check_entropy(config: Any) -> None:
 
 
 def check_kl_in_reward(config: Any) -> None:
-    """Raises ValueError where the KL in the reward has no weight, or an estimator that there is not."""
+    """Raises ValueError where the KL in the reward has no weight, or its estimator is unknown."""
     name = type(config).__name__
     if config.kl_in_reward is not None and not config.kl_in_reward > 0:
         raise ValueError(
@@ -156,12 +156,12 @@ def needs_of_reward(config: Any) -> dict[str, bool]:
 
 
 def rewards_of_tokens(config: Any, groups: contract.Groups, reward: Array) -> Array:
-    """Returns what every sampled token is rewarded with, [N, T] float32 or wider, 0 elsewhere and in rows that are not
-    eligible: the rewards of its span (R16), the row's on the last one, and the KL to the reference (R17).
+    """Returns the reward of every sampled token, [N, T] float32 or wider, 0 elsewhere and in ineligible rows: that of
+    its span (R16), on the last token the row's, and the KL to the reference (R17).
 
     Args:
-      config: its `kl_in_reward` is the coefficient of the KL, None: no such term, `kl_in_reward_estimator` its
-        estimator. Where it is set, `needs` must hold `needs_of_reward(config)`.
+      config: `kl_in_reward` is the coefficient of the KL, None: no such term; `kl_in_reward_estimator` is its
+        estimator. The objective's `needs` must include `needs_of_reward(config)`.
       reward: [N] float, as the objective shapes it.
     """
     counts = groups.action_mask & contract.eligible(groups)[:, None]
@@ -180,7 +180,7 @@ def rewards_of_tokens(config: Any, groups: contract.Groups, reward: Array) -> Ar
 
 
 def count_groups(rows: contract.Groups, reward: Array) -> dict[str, Array]:
-    """Returns the counters of E1 to E4, {name: [] int32}, and the mean reward of the rows that count, [].
+    """Returns the counters of E1 to E4, {name: [] int32}, and the mean reward of the eligible rows, [].
 
     zero_variance_groups: two rows or more, all rewards equal. group_of_one: one row is left. unscorable: rows without a
     verdict to train on. aborted: rows without a token of their own. Padding has neither and is not counted.
@@ -201,34 +201,46 @@ def count_groups(rows: contract.Groups, reward: Array) -> dict[str, Array]:
 
 def ppo_clip(config: Any, tokens: contract.Tokens) -> Array:
     """Returns PPO's clip with the configured bounds (L2)."""
-    arrays = (tokens.logprobs, tokens.old_logprobs, tokens.advantages, tokens.mask)
-    return surrogate.clipped(*arrays, clip_low=config.clip_low, clip_high=config.clip_high)
+    return surrogate.clipped(
+        tokens.logprobs,
+        tokens.old_logprobs,
+        tokens.advantages,
+        tokens.mask,
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+    )
 
 
 def clipped_loss(config: Any, tokens: contract.Tokens) -> Array:
     """Returns PPO's clip with the configured bounds (L2), or the dual clip where `config.dual_clip` is set (L3)."""
     if config.dual_clip is None:
         return ppo_clip(config, tokens)
-    arrays = (tokens.logprobs, tokens.old_logprobs, tokens.advantages, tokens.mask)
-    bounds = {"clip_low": config.clip_low, "clip_high": config.clip_high}
-    return surrogate.dual_clipped(*arrays, **bounds, dual_clip=config.dual_clip)
+    return surrogate.dual_clipped(
+        tokens.logprobs,
+        tokens.old_logprobs,
+        tokens.advantages,
+        tokens.mask,
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+        dual_clip=config.dual_clip,
+    )
 
 
 def correct(option: TruncatedImportance | None, loss: Array, tokens: contract.Tokens) -> tuple[Array, dict[str, Array]]:
-    """Returns the policy loss times its importance weights, and their metrics; without the option the loss as it was.
+    """Returns the policy loss times its importance weights, and their metrics; None: the loss unchanged.
 
     The KL and entropy terms are added afterwards and are not weighted (as in TRL).
     """
     if option is None:
         return loss, {}
     old, behaviour, mask = tokens.old_logprobs, tokens.behaviour_logprobs, tokens.mask
-    places = {"num_segments": tokens.num_segments, "cap": option.cap}
+    by_segment = dict(segment=tokens.segment, num_segments=tokens.num_segments)
     if option.level == "token":
         weights = importance.token_weights(old, behaviour, mask, cap=option.cap)
     elif option.level == "sequence":
-        weights = importance.sequence_weights(old, behaviour, mask, tokens.segment, **places)
+        weights = importance.sequence_weights(old, behaviour, mask, **by_segment, cap=option.cap)
     else:
-        weights = importance.geometric_weights(old, behaviour, mask, tokens.segment, **places)
+        weights = importance.geometric_weights(old, behaviour, mask, **by_segment, cap=option.cap)
     return weights * loss, {"importance_weight": weights, "importance_capped": weights >= option.cap}
 
 
@@ -253,20 +265,20 @@ def kl_loss(estimator: str, tokens: contract.Tokens) -> Array:
 
 def clip_metrics(config: Any, tokens: contract.Tokens) -> dict[str, Array]:
     """Returns where PPO's clip binds (M16): {"clip_fraction_low", "clip_fraction_high"}."""
-    arrays = (tokens.logprobs, tokens.old_logprobs, tokens.advantages, tokens.mask)
+    new, old, advantages, mask = tokens.logprobs, tokens.old_logprobs, tokens.advantages, tokens.mask
     return {
-        "clip_fraction_low": surrogate.clipped_low(*arrays, clip_low=config.clip_low),
-        "clip_fraction_high": surrogate.clipped_high(*arrays, clip_high=config.clip_high),
+        "clip_fraction_low": surrogate.clipped_low(new, old, advantages, mask, clip_low=config.clip_low),
+        "clip_fraction_high": surrogate.clipped_high(new, old, advantages, mask, clip_high=config.clip_high),
     }
 
 
 def common_metrics(tokens: contract.Tokens) -> dict[str, Array]:
     """Returns the metrics of every algorithm (M16, M17), {name: [..., L]}, to be averaged over the loss mask.
 
-    ratio: of new to old log-probs. approx_kl_k2, approx_kl_k3: the step's own KL, from the same. mismatch_k1,
+    ratio: new to old probability. approx_kl_k2, approx_kl_k3: KL(old to new policy), of this update. mismatch_k1,
     mismatch_k3: KL(sampler to learner) on the sampler's tokens. clamped: the share of log-ratios that E9 clamped.
-    kl_ref_k1, kl_ref_k3: of the policy as it is to the reference, where there is one: each token's estimate times the
-    ratio of new to the sampler's log-probs, without which earlier versions' tokens tell of them (K1).
+    kl_ref_k1, kl_ref_k3: KL of the current policy to the reference, where there is one: each token's estimate times
+    its ratio of new to sampling probability, since older weights may have drawn the token (K1).
     """
     new, old, behaviour, mask = tokens.logprobs, tokens.old_logprobs, tokens.behaviour_logprobs, tokens.mask
     clamped = ratios.clamped(ratios.log_ratio(new, old, mask)) | ratios.clamped(ratios.log_ratio(old, behaviour, mask))
@@ -280,34 +292,34 @@ def common_metrics(tokens: contract.Tokens) -> dict[str, Array]:
     if tokens.ref_logprobs is not None:
         clamped |= ratios.clamped(ratios.log_ratio(new, tokens.ref_logprobs, mask))
         clamped |= ratios.clamped(ratios.log_ratio(new, behaviour, mask))
-        since_drawn = ratios.ratio(new, behaviour, mask)
-        metrics["kl_ref_k1"] = since_drawn * kl.k1(new, tokens.ref_logprobs, mask)
-        metrics["kl_ref_k3"] = since_drawn * kl.k3(new, tokens.ref_logprobs, mask)
+        behaviour_ratio = ratios.ratio(new, behaviour, mask)
+        metrics["kl_ref_k1"] = behaviour_ratio * kl.k1(new, tokens.ref_logprobs, mask)
+        metrics["kl_ref_k3"] = behaviour_ratio * kl.k3(new, tokens.ref_logprobs, mask)
     return metrics | {"clamped": clamped}
 
 
 def metrics_of(tokens: contract.Tokens, *parts: dict[str, Array]) -> dict[str, Array]:
-    """Returns the metrics together, float32 or wider, 0 where masked and without gradient."""
-    together = {name: value for part in parts for name, value in part.items()}
-    return {name: jax.lax.stop_gradient(reduce.masked(value, tokens.mask)) for name, value in together.items()}
+    """Returns the union of `parts`, float32 or wider, 0 where masked and without gradient."""
+    metrics = {name: value for part in parts for name, value in part.items()}
+    return {name: jax.lax.stop_gradient(reduce.masked(value, tokens.mask)) for name, value in metrics.items()}
 
 
 def row_draws(groups: contract.Groups) -> Array:
-    """Returns a number in [0, 1) for every row, [N] float32, named by its prompt and its place among the samples.
+    """Returns a pseudorandom number in [0, 1) for every row, [N] float32, from its prompt's index and its sample index.
 
     The same at every step: the samples of a prompt are exchangeable, so that any choice that does not look at their
     rewards is a random one.
     """
-    name = groups.group.astype(jnp.uint32), groups.sample.astype(jnp.uint32)
-    bits = threefry(name, (jnp.zeros_like(name[0]), jnp.zeros_like(name[1])))[0]
+    key = groups.group.astype(jnp.uint32), groups.sample.astype(jnp.uint32)
+    bits = threefry(key, (jnp.zeros_like(key[0]), jnp.zeros_like(key[1])))[0]
     return (bits >> jnp.uint32(8)).astype(jnp.float32) * 2.0**-24
 
 
-# What a policy loss is, beside its own formula
+# What policy losses share, apart from their formulas
 
 
 def check_positive(config: Any, usual: dict[str, str]) -> None:
-    """Raises ValueError where a field is not above 0. usual: {field: what is said of it, with a usual value}."""
+    """Raises ValueError where a field is not above 0. usual: {field: hint with a usual value, for the message}."""
     for field, hint in usual.items():
         value = getattr(config, field)
         if not value > 0:
@@ -315,7 +327,7 @@ def check_positive(config: Any, usual: dict[str, str]) -> None:
 
 
 def check_largest_weight(config: Any) -> None:
-    """Raises ValueError for a largest weight of L16 that cuts what is as good as expected."""
+    """Raises ValueError where L16's largest weight would cut the weight of an advantage of 0."""
     if not config.max_weight >= 1:
         raise ValueError(
             f"{type(config).__name__}.max_weight = {config.max_weight} must be at least 1, the weight of an advantage "
@@ -324,14 +336,14 @@ def check_largest_weight(config: Any) -> None:
 
 
 def check_weighted(config: Any, facts: contract.Facts) -> None:
-    """Raises ValueError where the options that most group methods share are illegal."""
+    """Raises ValueError where the options that most group methods share are invalid."""
     check_sampling(config, facts, grouped=True)
     check_importance(config)
     check_entropy(config)
 
 
 def entropy_needs(config: Any) -> contract.Needs:
-    """Returns what an objective needs whose only option to need anything is the entropy bonus."""
+    """Returns the needs of an objective that needs nothing but, for its entropy bonus, the entropy's gradient."""
     return contract.Needs(entropy_gradient=config.entropy_bonus is not None)
 
 
@@ -351,13 +363,13 @@ def ppo_clip_token_loss(config: Any, tokens: contract.Tokens, state: Any) -> tup
 def unweighted_loss(
     config: Any, loss: Array, tokens: contract.Tokens, *metrics: dict[str, Array]
 ) -> tuple[Array, dict[str, Array]]:
-    """Returns the policy loss with the entropy bonus, and all its metrics: for methods without that option."""
+    """Returns the policy loss with the entropy bonus, and all its metrics: for methods without importance weights."""
     loss = with_entropy(config.entropy_bonus, loss, tokens)
     return loss, metrics_of(tokens, common_metrics(tokens), *metrics)
 
 
 def bound_metrics(config: Any, ratio: Array, tokens: contract.Tokens) -> dict[str, Array]:
-    """Returns where a clip of another ratio than the token's binds, under the names of `clip_metrics`."""
+    """Returns where the clip of `ratio`, which is not the token's own, binds, under the names of `clip_metrics`."""
     advantages = reduce.masked(tokens.advantages, tokens.mask)
     return {
         "clip_fraction_low": (advantages < 0) & (ratio < 1 - config.clip_low),

@@ -10,15 +10,11 @@ one, so it is off here (None: no reference is loaded). k3's gradient is that of 
 
 from __future__ import annotations
 
-import jax
-
 from jrl.algos import common, contract
 from jrl.algos.contract import Facts, Groups, Needs, Objective, Tokens
 from jrl.ops import advantages as advantage_ops
 from jrl.ops import reduce
-from jrl.types import PyTree, traced
-
-Array = jax.Array
+from jrl.types import Array, PyTree, traced
 
 
 @traced
@@ -27,9 +23,8 @@ class GRPO:
     clip_high: float = 0.2  # a ratio above 1 + clip_high is not pushed up further
     dual_clip: float | None = None  # largest ratio where A < 0, above 1 + clip_high; None: no bound
     kl: float | None = None  # coefficient of the KL to the reference in the loss
-    kl_estimator: str = (
-        "k3"  # 'k3', 'k2', 'k3_corrected' (times the ratio) or 'k3_straight' (k3's value, k2's gradient)
-    )
+    # 'k3', 'k2', 'k3_corrected' (times the ratio) or 'k3_straight' (k3's value, k2's gradient)
+    kl_estimator: str = "k3"
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
     importance: common.TruncatedImportance | None = None  # correction for a sampler that is not the learner; None: none
 

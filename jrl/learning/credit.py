@@ -1,4 +1,4 @@
-"""Credit: what rewards and labels say about every token and every sequence of a batch, before and after packing."""
+"""Credit assignment: from rewards and labels to advantages, loss masks and targets, before and after packing."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ from jrl.types import (
 
 
 class Credit(NamedTuple):
-    """What the rewards say about every token of the batch, on the shard of its row; of rows, on every shard."""
+    """What the rewards give every token of the batch, on the shard of its row; fields of rows are on every shard."""
 
-    advantages: Array | None  # [N, T] float32; None: the loss is of sequences that are compared
+    advantages: Array | None  # [N, T] float32; None: the loss compares sequences
     loss_mask: Array  # [N, T] bool
     loss_weights: Array  # [N, T] float32
-    state: PyTree  # the objective's, to be stored once the update is known to be sound
+    state: PyTree  # the objective's, which is stored only if no update is skipped
     metrics: dict[str, Array]
     returns: Array | None = None  # [N, T] float32, where the objective has a value head
     pairs: Pairs | None = None  # where sampled rows are compared
     selected: Array | None = None  # [N, T] bool, where the objective selects tokens
-    positive: Array | None = None  # [N] bool, where rows have a mean of their own
+    positive: Array | None = None  # [N] bool, as Objective.positive returns it
     staleness: Array | None = None  # [N, T] int32, where the objective reads how old tokens are
 
 
 def groups_of(
     rollout: Rollout, scores: Scores, num_groups: int, max_completion: int, **by_token: Array | None
 ) -> Groups:
-    """Returns what objectives judge rows by. Groups may lie on different shards, so every shard gets all of it.
+    """Returns what objectives judge rows by, on every shard: the rows of a group may be on different shards.
 
     Args:
-      by_token: further fields of Groups, [N, T] each; None: there is no such field.
+      by_token: further fields of Groups, [N, T] each, or None.
     """
     everywhere = lambda tree: jax.tree.map(_everywhere, tree)
     return Groups(
@@ -99,7 +99,7 @@ def groups_with_needs(
     num_groups: int,
     max_completion: int,
 ) -> Groups:
-    """Returns what an objective judges rows by, with what it asks for beside the rewards. before: as in `credit`."""
+    """Returns what an objective judges rows by, with everything that `needs` asks for. before: as in `credit`."""
 
     def by_row(field: str) -> Array:
         """Returns a field of Recomputed as [N, T]: every row is in one minibatch, and 0 in the others."""
@@ -142,14 +142,14 @@ def credit(
 
     Args:
       state, config: the objective's.
-      before: what the weights before the updates say of every minibatch, and its PackingPlan.source.
-      shaping: of rewards before the objective's own; None: they are as they were scored.
-      version: [] int32, of those weights; None: nothing says how old the tokens are.
-      newest_only: tokens that older weights drew do not enter the loss.
+      before: for every minibatch, what the weights before the updates compute, and its PackingPlan.source.
+      shaping: of rewards, applied before the objective's own; None: rewards are as scored.
+      version: [] int32, of those weights; None: the age of tokens is not computed.
+      newest_only: exclude tokens that older weights drew from the loss.
     """
     needs = objective.needs(config)
     groups = groups_with_needs(rollout, scores, before, needs, num_groups, max_completion)
-    action_mask, scored, of_tokens = groups.action_mask, groups.reward, groups.token_reward
+    action_mask, scored, token_reward = groups.action_mask, groups.reward, groups.token_reward
     groups = groups if shaping is None else shaped(shaping, groups)
     reward = shaped_reward(objective, config, groups, state)
     advantages, counters, pairs = None, {}, None
@@ -170,20 +170,20 @@ def credit(
     weights = objective.weights(config, loss_mask, max_completion)
     length = action_mask.sum(-1)
     rows = jnp.maximum((groups.valid).sum(), 1)
-    over_valid = lambda x: jnp.where(groups.valid, x, 0).sum() / rows
-    mean = over_valid(scored)
-    some, judged = length > 0, groups.valid.any()
-    best = lambda reward: jnp.where(judged, jnp.where(groups.valid, reward, -jnp.inf).max(), 0)
+    mean_of_valid = lambda x: jnp.where(groups.valid, x, 0).sum() / rows
+    mean = mean_of_valid(scored)
+    nonempty, any_valid = length > 0, groups.valid.any()
+    max_of_valid = lambda x: jnp.where(any_valid, jnp.where(groups.valid, x, -jnp.inf).max(), 0)
     metrics = {
         "reward/mean": mean,
-        "reward/std": jnp.sqrt(over_valid((scored - mean) ** 2)),
-        "reward/min": -best(-scored),
-        "reward/max": best(scored),
-        "reward/shaped": over_valid(reward),
-        "rollout/completion_length": length.sum() / jnp.maximum(some.sum(), 1),
+        "reward/std": jnp.sqrt(mean_of_valid((scored - mean) ** 2)),
+        "reward/min": -max_of_valid(-scored),
+        "reward/max": max_of_valid(scored),
+        "reward/shaped": mean_of_valid(reward),
+        "rollout/completion_length": length.sum() / jnp.maximum(nonempty.sum(), 1),
         "rollout/completion_length_max": length.max().astype(jnp.float32),
-        "rollout/truncated_share": masked_mean(groups.finish == jnp.int8(Finish.LENGTH), some),
-        "rollout/valid_share": groups.valid.sum() / jnp.maximum((some | groups.valid).sum(), 1),
+        "rollout/truncated_share": masked_mean(groups.finish == jnp.int8(Finish.LENGTH), nonempty),
+        "rollout/valid_share": groups.valid.sum() / jnp.maximum((nonempty | groups.valid).sum(), 1),
         "loss/rows": keep.sum().astype(jnp.float32),
         "loss/tokens": loss_mask.sum().astype(jnp.float32),
         **hacking_metrics(groups, scored, reward),
@@ -192,8 +192,8 @@ def credit(
     if age is not None:
         metrics["rollout/staleness"] = masked_mean(age, action_mask)
         metrics["rollout/staleness_max"] = jnp.where(action_mask, age, 0).max().astype(jnp.float32)
-    if of_tokens is not None:
-        metrics["reward/tokens"] = over_valid(of_tokens.sum(-1))
+    if token_reward is not None:
+        metrics["reward/tokens"] = mean_of_valid(token_reward.sum(-1))
     returns = None
     if objective.returns is not None:
         returns = objective.returns(config, groups, reward)
@@ -213,32 +213,32 @@ def credit(
 
 
 def compared(pairs: Pairs, rows: Array) -> Array:
-    """Returns the rows of comparisons that still have a preferred row and another, [N] bool: a pair that lost a side is
-    none (P0), nor is a list that lost its best.
+    """Returns the rows whose comparison still has a preferred row and another one, [N] bool: a pair that lost a side is
+    dropped (P0), and so is a list that lost its best.
 
     Args:
       rows: [N] bool, those with a token in the loss.
     """
-    rows, unit, units = rows & (pairs.unit >= 0), jnp.maximum(pairs.unit, 0), dict(num_groups=rows.shape[0])
-    of_unit = lambda counted: count(unit, counted, **units)
-    return rows & to_rows((of_unit(rows) > 1) & (of_unit(rows & (pairs.label > 0.5)) > 0), unit)
+    rows, unit = rows & (pairs.unit >= 0), jnp.maximum(pairs.unit, 0)
+    count_in_unit = lambda counted: count(unit, counted, num_groups=rows.shape[0])
+    return rows & to_rows((count_in_unit(rows) > 1) & (count_in_unit(rows & (pairs.label > 0.5)) > 0), unit)
 
 
 LENGTH_BUCKETS = 4  # equal ranges of a completion's length
 
 
 def hacking_metrics(groups: Groups, scored: Array, reward: Array) -> dict[str, Array]:
-    """Returns what shows that a reward is exploited (R28), {name: [] float32}, over judged rows with a token.
+    """Returns metrics of reward hacking (R28), {name: [] float32}, over eligible rows.
 
-    reward/outcome: the mean of what the first verifier says, which is held out where its weight is 0.
-    reward/outcome_correlation: of that and the reward; it falls where the reward is exploited.
-    reward/length_correlation: of the reward and the completion's length.
-    reward/order_flipped: share of rows that shaping gave another place in their group.
-    reward/length_quarter_1 to 4, rollout/length_quarter_1 to 4: the mean of `scored` among rows as long as that quarter
-      of the longest completion, and the share of rows there.
+    reward/outcome: mean reward of the first verifier, which is held out where its weight is 0.
+    reward/outcome_correlation: between that and the reward; it falls where the reward is hacked.
+    reward/length_correlation: between the reward and the completion's length.
+    reward/order_flipped: share of rows whose rank in their group shaping changed.
+    reward/length_quarter_1 to 4, rollout/length_quarter_1 to 4: the mean of `scored` among rows whose length is in that
+      quarter of the longest completion allowed, and the share of rows there.
 
     Args:
-      scored: [N] float, rewards before shaping. reward: [N] float, those that advantages are taken of.
+      scored: [N] float, rewards before shaping. reward: [N] float, those that advantages are computed from.
     """
     counts, length = eligible(groups), groups.action_mask.sum(-1)
     rows = jnp.maximum(counts.sum(), 1)
@@ -246,15 +246,15 @@ def hacking_metrics(groups: Groups, scored: Array, reward: Array) -> dict[str, A
         scored, length, counts, num_buckets=LENGTH_BUCKETS, max_completion=groups.max_completion
     )
     flipped = telemetry.order_flipped(scored, reward, groups.group, counts)
-    found = {
+    metrics = {
         "reward/outcome": masked_mean(groups.outcome, counts),
         "reward/outcome_correlation": telemetry.correlation(reward, groups.outcome, counts),
         "reward/length_correlation": telemetry.correlation(reward, length, counts),
         "reward/order_flipped": flipped.sum() / rows,
     }
     for bucket, (mean, share) in enumerate(zip(*buckets), start=1):
-        found |= {f"reward/length_quarter_{bucket}": mean, f"rollout/length_quarter_{bucket}": share}
-    return {name: value.astype(jnp.float32) for name, value in found.items()}
+        metrics |= {f"reward/length_quarter_{bucket}": mean, f"rollout/length_quarter_{bucket}": share}
+    return {name: value.astype(jnp.float32) for name, value in metrics.items()}
 
 
 def finish_sampled(
@@ -267,8 +267,8 @@ def finish_sampled(
     objective: Objective,
     max_completion: int,
 ) -> TrainBatch:
-    """Returns the train batch of one minibatch of sampled rows, with what the rewards say in it."""
-    mask = _everywhere(credit.loss_mask) & plan.member[:, None]  # a denominator may be of any rows
+    """Returns the train batch of one minibatch of sampled rows, with its credit."""
+    mask = _everywhere(credit.loss_mask) & plan.member[:, None]  # a denominator may depend on any row
     targets, positive = None, None
     if credit.positive is not None:
         positive = pack(positive_weights(credit.positive, mask), plan.source)
@@ -292,7 +292,7 @@ def finish_sampled(
 
 
 def targets_of(packed: PackedBatch, mask: Array, pairs: Pairs, config: PyTree, objective: Objective) -> SequenceTargets:
-    """Returns what is known of the sequences of a minibatch. mask: [N] bool, those of it that count."""
+    """Returns the targets of the sequences of a minibatch. mask: [N] bool, its sequences that enter the loss."""
     return SequenceTargets(
         counts=by_place(mask, packed.sequence),
         label=by_place(pairs.label, packed.sequence),
@@ -304,13 +304,13 @@ def targets_of(packed: PackedBatch, mask: Array, pairs: Pairs, config: PyTree, o
 
 
 class StoredLabels(NamedTuple):
-    """What is known of stored rows beside their tokens."""
+    """The labels of stored rows."""
 
     mask: Array  # [N, T] bool, tokens that enter the loss
     label: Array  # [N] float32, 1: preferred, 0: not
     weight: Array  # [N] float32
-    unit: Array  # [N] int32, the comparison a row is part of; those of one are adjacent
-    # [N] float32, what the data say that a row is worth; [N, K] of K attributes; None: they do not
+    unit: Array  # [N] int32, the comparison that a row belongs to; its rows are adjacent
+    # [N] float32, the row's value according to the data; [N, K] for K attributes; None: they have none
     value: Array | None = None
 
 
@@ -334,9 +334,11 @@ def finish_stored(
         if recomputed.row_values is not None:
             targets = targets.replace(value=recomputed.row_values)
         if objective.sequence_baseline is not None:
-            tokens = (packed.action_mask, recomputed.old_logprobs, recomputed.ref_logprobs)
-            before = jax.tree.map(_everywhere, sequences_of(packed, targets, *tokens))
-            targets = targets.replace(baseline=objective.sequence_baseline(config, before))
+            sequences = sequences_of(
+                packed, targets, packed.action_mask, recomputed.old_logprobs, recomputed.ref_logprobs
+            )
+            baseline = objective.sequence_baseline(config, jax.tree.map(_everywhere, sequences))
+            targets = targets.replace(baseline=baseline)
     return TrainBatch(
         packed=packed,
         recomputed=recomputed,
@@ -352,10 +354,10 @@ def finish_stored(
 
 
 def pack_pretraining(tokens: Array, mask: Array, plan: PackingPlan, coefficient: Array) -> PretrainingBatch:
-    """Returns the stored rows that an optimizer step on samples imitates as well, at temperature 1.
+    """Returns the stored rows that an optimizer step on samples also imitates, at temperature 1.
 
     Args:
-      tokens: [N, T] int32. mask: [N, T] bool, what is imitated. coefficient: [] float32.
+      tokens: [N, T] int32. mask: [N, T] bool, tokens to imitate. coefficient: [] float32.
     """
     packed = pack_tokens(tokens, mask, plan, jnp.ones_like(coefficient))
     return PretrainingBatch(packed, count_tokens(_everywhere(mask) & plan.member[:, None]), coefficient)
@@ -364,18 +366,17 @@ def pack_pretraining(tokens: Array, mask: Array, plan: PackingPlan, coefficient:
 def sequences_of(
     packed: PackedBatch, targets: SequenceTargets, mask: Array, logprobs: Array | None, ref_logprobs: Array | None
 ) -> Sequences:
-    """Returns the sequences of packed rows, [..., S], with the sums of their tokens in `mask`, and no scores.
+    """Returns the sequences of packed rows, [..., S], with sums over their tokens in `mask`, and no scores.
 
     Args:
-      mask: [..., L] bool. logprobs, ref_logprobs: [..., L]; None: what reads the sequences asks for none.
+      mask: [..., L] bool. logprobs, ref_logprobs: [..., L]; None: the objective does not need them.
     """
-    static = dict(num_segments=packed.sequence.shape[-1])
-    total = lambda x: None if x is None else segment_sum(x, mask, packed.segment, **static)
-    baseline = targets.baseline
+    num_segments, baseline = packed.sequence.shape[-1], targets.baseline
+    total = lambda x: None if x is None else segment_sum(x, mask, packed.segment, num_segments=num_segments)
     return Sequences(
         logprob=total(logprobs),
         ref_logprob=total(ref_logprobs),
-        length=segment_count(mask, packed.segment, **static),
+        length=segment_count(mask, packed.segment, num_segments=num_segments),
         score=None,
         label=targets.label,
         unit=targets.unit,
@@ -392,5 +393,5 @@ def _everywhere(x: Array) -> Array:
 
 
 def _by_rows(x: Array) -> Array:
-    """Returns an array of rows, each on its own shard."""
+    """Returns an array of rows, each row on its own shard."""
     return x if jax.sharding.get_abstract_mesh().empty else jax.sharding.reshard(x, PartitionSpec(row_axes()))

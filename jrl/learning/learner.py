@@ -1,8 +1,8 @@
-"""The learner: log-probs of packed sequences, credit for what was rewarded, and one optimizer step.
+"""The learner: log-probs of packed sequences, losses, and one optimizer step.
 
     plan (host) -> pack (device) -> recompute (old and reference log-probs, old values) -> finish (credit) -> update
 
-Everything here is pure. Sums over sequences are local to a packed row; numerators and denominators travel apart to
+Everything here is pure. Sums over sequences are local to a packed row. Numerators and denominators stay separate to
 the end, so that loss and gradient depend neither on packing, nor on micro-batches, nor on the mesh.
 """
 
@@ -50,9 +50,9 @@ from jrl.types import (
     TrainState,
 )
 
-MISMATCH = "mismatch/"  # before the names of metrics
-LARGEST = f"{MISMATCH}probability"  # a metric that is a maximum over tokens, and not a mean
-# Scopes of the loops over micro-batches, of samples and of stored rows: `jrl plan` counts by these names.
+MISMATCH = "mismatch/"  # prefix of metric names
+LARGEST = f"{MISMATCH}probability"  # a metric that is a maximum over tokens, not a mean
+# Named scopes of the loops over micro-batches, of samples and of stored rows: `jrl plan` counts by these names.
 MICRO_BATCHES, PRETRAINING = "micro_batches", "pretraining_micro_batches"
 
 
@@ -67,10 +67,10 @@ def micro_batch(batch: PyTree, i: Array) -> PyTree:
 def over_micro_batches(
     rows: PyTree, num_real: Array, sums_of: Callable[[PyTree], PyTree], zero: PyTree, join: Callable[..., PyTree]
 ) -> PyTree:
-    """Returns what `sums_of` gives for every micro-batch of `rows` that is not padding, joined to `zero` in turn.
+    """Returns `sums_of` of every micro-batch of `rows` that is not padding, accumulated by `join` from `zero` on.
 
     Args:
-      num_real: [] int32, how many those are. join: (sums so far, of one more) -> both.
+      num_real: [] int32, how many those are. join: (sums so far, sums of the next micro-batch) -> sums of both.
     """
 
     def add(i: Array, sums: PyTree) -> PyTree:
@@ -80,29 +80,29 @@ def over_micro_batches(
 
 
 class Weights(NamedTuple):
-    """The weights of one model as its functions take them, and its heads."""
+    """The weights of one model, as its functions take them, and its heads."""
 
     params: PyTree
     heads: dict[str, Array]
 
 
 def weights_of(models: dict[str, ModelState], role: str) -> Weights:
-    """Returns the weights of the model in a role, over the frozen weights that it stands on. Copies nothing."""
+    """Returns the weights of the model in a role, frozen ones included. Copies nothing."""
     return Weights(merge_params(frozen_of(models, role), models[role].params), models[role].heads)
 
 
 def frozen_of(models: dict[str, ModelState], role: str) -> PyTree | None:
-    """Returns the frozen weights under the model in a role, its own or those of the role that it shares."""
+    """Returns the frozen weights of the model in a role, its own or those that it shares with another role."""
     model = models[role]
     return model.frozen if model.shares is None else models[model.shares].frozen
 
 
 class ModelOutputs(NamedTuple):
-    """What a model says of packed rows. A field is None where it was not asked for."""
+    """What a model computes for packed rows. A field that was not requested is None."""
 
     logprobs: Array | None  # [R, L]
     entropy: Array | None  # [R, L]
-    router_logits: Array | None  # [sparse layers, R, L, experts], or of shares of rows; None: no experts
+    router_logits: Array | None  # [sparse layers, R, L, experts], or by shares of rows; None: no experts
     values: Array | None  # [R, L], before each token
     value_logits: Array | None  # [R, L, K], of the bins of those values; None: the head gives numbers
     scores: Array | None  # [R, S], of the reward head at the last token of every sequence; [R, S, K] of K outputs
@@ -112,7 +112,7 @@ class ModelOutputs(NamedTuple):
 
 
 class Teacher(NamedTuple):
-    """A model whose distribution another one is compared with."""
+    """The model that Needs.divergence compares the trained one with."""
 
     params: PyTree
     model: Model
@@ -130,27 +130,27 @@ def model_outputs(
     teacher: Teacher | None = None,
     sum_squared: bool = False,
 ) -> ModelOutputs:
-    """Returns what a model says of one micro-batch, log-probs of the tokens in `mask`.
+    """Returns what a model computes for one micro-batch, per-token fields at the tokens in `mask`.
 
     Args:
-      teacher: where Needs.divergence is from it; None: no divergence.
-      sum_squared: whether ModelOutputs.sum_squared is asked for, whatever the objective needs.
+      teacher: the model for Needs.divergence; None: no divergence.
+      sum_squared: request ModelOutputs.sum_squared even if the objective does not need it.
     """
     squared = sum_squared or needs.log_sum_squared
-    read = as_read(weights.params, micro, mask, model, cfg, chunk, needs)
-    hidden, router_logits = hidden_of(weights.params, read, model, cfg)
+    inputs = as_read(weights.params, micro, mask, model, cfg, chunk, needs)
+    hidden, router_logits = hidden_of(weights.params, inputs, model, cfg)
     unembed = lambda h: model.unembed(weights.params, h, cfg)
     logprobs = entropy = None
     layout = row_layout()
     mask = layout.columns(mask)
-    asked = dict(temperature=micro.temperature, chunk=chunk, predictor=layout.predictor)
+    chunked = dict(temperature=micro.temperature, chunk=chunk, predictor=layout.predictor)
     if needs.logprobs:
         tokens = layout.columns(micro.tokens)
         if model.output_head is None:
-            logprobs, entropy = token_logprobs(hidden, tokens, mask, unembed, **asked)
+            logprobs, entropy = token_logprobs(hidden, tokens, mask, unembed, **chunked)
         else:
             head = model.output_head(weights.params, cfg)
-            logprobs, entropy = vocab_parallel.token_logprobs(hidden, tokens, mask, head, **asked)
+            logprobs, entropy = vocab_parallel.token_logprobs(hidden, tokens, mask, head, **chunked)
         logprobs, entropy = layout.rows(logprobs), layout.rows(entropy)
     values = read_values(weights.heads[VALUE], hidden, layout.joined) if needs.values else None
     value_logits = None
@@ -165,7 +165,7 @@ def model_outputs(
             unembed,
             lambda h: teacher.model.unembed(teacher.params, h, teacher.cfg),
             kind=needs.divergence,
-            **asked,
+            **chunked,
         ))  # fmt: skip
     return ModelOutputs(
         logprobs=logprobs,
@@ -175,42 +175,42 @@ def model_outputs(
         value_logits=value_logits,
         scores=_read_scores(weights.heads[REWARD], hidden, micro, layout) if needs.score else None,
         divergence=divergence,
-        state_values=layout.rows(state_values(hidden, mask, unembed, **asked)) if needs.state_values else None,
-        sum_squared=layout.rows(squared_probabilities(hidden, mask, unembed, **asked)) if squared else None,
+        state_values=layout.rows(state_values(hidden, mask, unembed, **chunked)) if needs.state_values else None,
+        sum_squared=layout.rows(squared_probabilities(hidden, mask, unembed, **chunked)) if squared else None,
     )
 
 
 def as_read(
     params: PyTree, micro: PackedBatch, mask: Array, model: Model, cfg: Any, chunk: int, needs: Needs
 ) -> PackedBatch:
-    """Returns one micro-batch as the model reads it: where Needs.input_mix asks for it, the tokens in `mask` are mixed
-    with what the model itself would have said there (P34's IFT)."""
+    """Returns one micro-batch as the model reads it: where Needs.input_mix is set, the tokens in `mask` are mixed with
+    the model's own likeliest tokens there (P34's IFT)."""
     if needs.input_mix is None:
         return micro
-    still = jax.lax.stop_gradient(params)
-    hidden, _ = hidden_of(still, micro, model, cfg)
-    unembed, layout = lambda h: model.unembed(still, h, cfg), row_layout()
-    columns = layout.columns(micro.tokens), layout.columns(mask)
-    found = likeliest_tokens(hidden, *columns, unembed, chunk=chunk, predictor=layout.predictor)
-    others = jnp.where(mask, layout.rows(found), micro.tokens)
-    return micro.replace(tokens=MixedTokens(micro.tokens, constrain(others, "rows", None), needs.input_mix))
+    fixed = jax.lax.stop_gradient(params)
+    hidden, _ = hidden_of(fixed, micro, model, cfg)
+    unembed, layout = lambda h: model.unembed(fixed, h, cfg), row_layout()
+    tokens, token_mask = layout.columns(micro.tokens), layout.columns(mask)
+    likeliest = likeliest_tokens(hidden, tokens, token_mask, unembed, chunk=chunk, predictor=layout.predictor)
+    predicted = jnp.where(mask, layout.rows(likeliest), micro.tokens)
+    return micro.replace(tokens=MixedTokens(micro.tokens, constrain(predicted, "rows", None), needs.input_mix))
 
 
 def hidden_of(params: PyTree, micro: PackedBatch, model: Model, cfg: Any) -> tuple[Array, Array | None]:
-    """Returns the last hidden states of one micro-batch, [R, L, D], and the logits of the routers on the way; of rows
-    that are divided, those of their shares. Routers replay the routes that it has."""
+    """Returns the last hidden states of one micro-batch, [R, L, D], and the logits of its routers; both by shares where
+    rows are divided over devices. Routers replay the batch's routes if it has any."""
     routes = () if micro.routes is None else (share_of_rows(micro.routes),)
     return model.routed(params, *model_inputs(micro), cfg, *routes)
 
 
 def without_routes(packed: PackedBatch) -> PackedBatch:
-    """Returns rows as a model reads them whose routers decide for themselves: any but the one that drew them."""
+    """Returns rows for a model whose routers decide for themselves: any model but the one that drew the rows."""
     return packed.replace(routes=None)
 
 
 def _read_scores(head: Array, hidden: Array, micro: PackedBatch, layout: RowLayout) -> Array:
-    """Returns what a reward head says at the last token of every sequence, mean over its members, [R, S] float32; of a
-    head with K outputs [R, S, K]."""
+    """Returns a reward head's output at the last token of every sequence, mean over its members, [R, S] float32;
+    [R, S, K] for a head with K outputs."""
     values = read_head(head, hidden).mean(0).astype(jnp.promote_types(jnp.float32, hidden.dtype))
     values = layout.joined(values)
     following = jnp.concatenate([micro.segment[:, 1:], jnp.full_like(micro.segment[:, :1], -1)], axis=1)
@@ -236,11 +236,11 @@ def recompute(
     chunk: int,
     value_bins: ValueBins | None = None,
 ) -> dict[str, Array]:
-    """Returns fields of Recomputed as `weights` have them, in one pass, [M, R, L] float32 each.
+    """Returns fields of Recomputed under `weights`, in one pass, [M, R, L] float32 each.
 
     Args:
-      fields: of "old_logprobs", "old_entropy", "old_sum_squared" and, where there is a value head, "old_values"; what
-        is not wanted is not computed.
+      fields: of "old_logprobs", "old_entropy", "old_sum_squared" and, with a value head, "old_values"; the others are
+        not computed.
       value_bins: of that head (Needs.value_bins).
     """
     needs = Needs(
@@ -253,8 +253,11 @@ def recompute(
     def read(micro: PackedBatch) -> dict[str, Array]:
         squared = "old_sum_squared" in fields
         outputs = model_outputs(weights, micro, micro.action_mask, model, cfg, chunk, needs, sum_squared=squared)
-        fields_read = {"old_logprobs": outputs.logprobs, "old_entropy": outputs.entropy}
-        fields_read |= {"old_sum_squared": outputs.sum_squared}
+        fields_read = {
+            "old_logprobs": outputs.logprobs,
+            "old_entropy": outputs.entropy,
+            "old_sum_squared": outputs.sum_squared,
+        }
         if outputs.values is not None:
             fields_read["old_values"] = jnp.where(micro.action_mask, outputs.values, 0)
         return {name: fields_read[name] for name in fields}
@@ -271,27 +274,27 @@ def sequence_scores(
     cfg: Any,
     attribute_weights: tuple[float, ...] | None = None,
 ) -> Array:
-    """Returns what the reward head says of every sequence, [M, R, S] float32; anything where a place is empty.
+    """Returns the reward head's score of every sequence, [M, R, S] float32; undefined where a place is empty.
 
     Args:
-      attribute_weights: one for each output of a head with several, whose weighted sum is the score (P3); None: their
-        mean.
+      attribute_weights: for a head with several outputs, the weight of each in the score (P3); None: their mean.
     """
     needs = Needs(logprobs=False, score=True)
-    outputs = weights.heads[REWARD].shape[-1]
-    of_outputs = jnp.asarray((1 / outputs,) * outputs if attribute_weights is None else attribute_weights, jnp.float32)
+    num_outputs = weights.heads[REWARD].shape[-1]
+    mean = (1 / num_outputs,) * num_outputs
+    output_weights = jnp.asarray(mean if attribute_weights is None else attribute_weights, jnp.float32)
 
     def read(micro: PackedBatch) -> dict[str, Array]:
         scores = model_outputs(weights, micro, micro.action_mask, model, cfg, 1, needs).scores
-        return {"score": scores if outputs == 1 else scores @ of_outputs}
+        return {"score": scores if num_outputs == 1 else scores @ output_weights}
 
     zeros = {"score": jnp.zeros_like(packed.sequence, jnp.promote_types(jnp.float32, jnp.dtype(cfg.dtype)))}
     return _over_micro_batches(packed, read, zeros)["score"]
 
 
 def token_scores(weights: Weights, packed: PackedBatch, *, model: Model, cfg: Any) -> Array:
-    """Returns what the reward head says at every token, [M, R, L] float32; of a head with several outputs their mean.
-    Anything where there is padding."""
+    """Returns the reward head's output at every token, [M, R, L] float32, the mean of several outputs; undefined on
+    padding."""
     dtype = jnp.promote_types(jnp.float32, jnp.dtype(cfg.dtype))
 
     def read(micro: PackedBatch) -> dict[str, Array]:
@@ -310,16 +313,16 @@ def mean_scores(
     model: Model,
     cfg: Any,
 ) -> Array:
-    """Returns the mean over roles of what their reward heads say of every sequence, [M, R, S] float32; anything where a
+    """Returns the mean over roles of their reward heads' scores of every sequence, [M, R, S] float32; undefined where a
     place is empty.
 
     Args:
-      weights: of these roles, and perhaps of others.
+      weights: by role; it may have further roles.
       attribute_weights: role -> as `sequence_scores` takes them.
     """
     scores = [
-        sequence_scores(weights[role], packed, model=model, cfg=cfg, attribute_weights=of_outputs)
-        for role, of_outputs in attribute_weights.items()
+        sequence_scores(weights[role], packed, model=model, cfg=cfg, attribute_weights=role_weights)
+        for role, role_weights in attribute_weights.items()
     ]
     return sum(scores) / len(scores)
 
@@ -327,13 +330,13 @@ def mean_scores(
 def _over_micro_batches(
     packed: PackedBatch, read: Callable[[PackedBatch], dict[str, Array]], zeros: dict[str, Array]
 ) -> dict[str, Array]:
-    """Returns `zeros`, [M, R, .] each, with what `read` returns of every real micro-batch in its place."""
+    """Returns `zeros`, [M, R, .] each, with `read` of every real micro-batch written in its place."""
 
     def body(i: Array, out: dict[str, Array]) -> dict[str, Array]:
         read_fields = read(micro_batch(packed, i))
 
         def write(all_: Array, x: Array) -> Array:
-            x = constrain(x, "rows", None).astype(all_.dtype)  # reshapes of a single row have lost its axes
+            x = constrain(x, "rows", None).astype(all_.dtype)  # reshaping a single row has lost its sharding
             x = where_member(i < packed.num_real, x, jnp.zeros_like(x))
             return jax.lax.dynamic_update_index_in_dim(all_, x, i, 0)
 
@@ -351,7 +354,7 @@ class Sums(NamedTuple):
     magnitude: Array  # [], sum of the absolute values of the loss's terms
     metrics: dict[str, Array]  # sums over tokens of the loss mask
     sequence_metrics: dict[str, Array]  # sums over sequences
-    load: Array | None  # [sparse layers, experts], tokens of the loss mask that went to each; None without experts
+    load: Array | None  # [sparse layers, experts], tokens of the loss mask routed to each; None: no experts
     largest: dict[str, Array]  # maxima over tokens of the loss mask, at least 0
 
 
@@ -373,20 +376,20 @@ def loss_sums(
     """Returns loss, gradient and metric numerators of a whole optimizer step: a loop over its real micro-batches.
 
     Args:
-      trainable: trained leaves and heads, what the gradient is of; `frozen` is under them.
+      trainable: trained leaves and heads, which the gradient is taken of. frozen: the weights under adapters.
       config, state: the objective's, floats as arrays.
-      router: what a mixture of experts adds to the loss, its floats as arrays.
-      teacher: parameters of a model, where the objective reads the divergence from it.
-      teacher_kind: that model and its cfg; None: those of the model that learns.
+      router: the loss terms of a mixture of experts, floats as arrays.
+      teacher: the parameters of the teacher, where the objective needs the divergence from it.
+      teacher_kind: the teacher's model and cfg; None: those of the model that learns.
     """
-    batch, mixed = batch.replace(pretraining=None), batch.pretraining
+    batch, pretraining = batch.replace(pretraining=None), batch.pretraining
     needs, spec = objective.needs(config), model.spec(cfg)
-    other = None if teacher is None else Teacher(teacher, *(teacher_kind or (model, cfg)))
+    teacher_model = None if teacher is None else Teacher(teacher, *(teacher_kind or (model, cfg)))
 
     def loss_fn(trainable: Weights, micro: TrainBatch) -> tuple[Array, tuple[Array, ...]]:
         params = merge_params(frozen, without_gradient(trainable.params, spec))
         weights = Weights(params, trainable.heads)
-        outputs = model_outputs(weights, micro.packed, micro.loss_mask, model, cfg, chunk, needs, other)
+        outputs = model_outputs(weights, micro.packed, micro.loss_mask, model, cfg, chunk, needs, teacher_model)
         if not needs.entropy_gradient and outputs.entropy is not None:
             outputs = outputs._replace(entropy=jax.lax.stop_gradient(outputs.entropy))
         loss = magnitude = jnp.zeros((), batch.denominator.dtype)
@@ -397,16 +400,16 @@ def loss_sums(
         sequence_metrics: dict[str, Array] = {}
         if objective.sequence_loss is not None:
             terms, sequence_metrics = sequence_terms(outputs, micro, config, state, objective)
-            # Said as a share of the batch's denominator, terms of sequences and tokens add up.
+            # Rescaled to the batch's denominator, so that terms of sequences and of tokens add up.
             terms = terms * (batch.denominator / batch.targets.denominator)
             loss, magnitude = loss + terms.sum(), magnitude + jnp.abs(terms).sum()
-        of_tokens, largest = _common(outputs, micro)
-        metrics = {name: jnp.where(micro.loss_mask, x, 0).sum() for name, x in (metrics | of_tokens).items()}
+        common_metrics, largest = _common(outputs, micro)
+        metrics = {name: jnp.where(micro.loss_mask, x, 0).sum() for name, x in (metrics | common_metrics).items()}
         load = None
         if outputs.router_logits is not None:
             places = micro.packed.sequence.shape[-1]
             sums, load = _router_sums(outputs.router_logits, micro, places, cfg.experts.per_token)
-            # The terms of routers are means over tokens: as a share of the batch's denominator they are sums too.
+            # Router terms are means over tokens: rescaled to the batch's denominator, they are sums too.
             share = batch.denominator / jnp.maximum(batch.loss_mask.sum(), 1)
             for name, weight in ({} if router is None else {"balance": router.balance, "z": router.z}).items():
                 if weight is not None:
@@ -419,7 +422,7 @@ def loss_sums(
         (loss, rest), gradient = jax.value_and_grad(loss_fn, has_aux=True)(trainable, micro)
         return Sums(gradient, loss, *rest)
 
-    # The gradient's shapes are those of the weights: the forward pass has all others, and is traced in less time.
+    # Only the forward pass is traced for shapes, which is faster: the gradient has the shapes of the weights.
     shapes = jax.eval_shape(functools.partial(loss_fn, trainable), micro_batch(batch, 0))
     loss, rest = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     zero = Sums(jax.tree.map(jnp.zeros_like, trainable), loss, *rest)
@@ -430,12 +433,13 @@ def loss_sums(
 
     with jax.named_scope(MICRO_BATCHES):
         sums = over_micro_batches(batch, batch.packed.num_real, sums_of, zero, join)
-    if mixed is None:
+    if pretraining is None:
         return sums
-    static = dict(model=model, cfg=cfg, chunk=chunk, frozen=frozen)
-    gradient, loss, nll = pretraining_sums(trainable, mixed, batch.denominator, **static)
-    # As a sum over the samples' tokens, whose mean is taken of every metric.
-    nll = nll / mixed.num_tokens * jnp.maximum(batch.loss_mask.sum(), 1)
+    gradient, loss, nll = pretraining_sums(
+        trainable, pretraining, batch.denominator, model=model, cfg=cfg, chunk=chunk, frozen=frozen
+    )
+    # `update` divides every metric by the number of sampled tokens, so the mean over stored tokens is multiplied by it.
+    nll = nll / pretraining.num_tokens * jnp.maximum(batch.loss_mask.sum(), 1)
     return sums._replace(
         gradient=jax.tree.map(jnp.add, sums.gradient, gradient),
         loss=sums.loss + loss,
@@ -454,8 +458,8 @@ def pretraining_sums(
     chunk: int,
     frozen: PyTree | None,
 ) -> tuple[Weights, Array, Array]:
-    """Returns gradient and loss of the stored rows that an optimizer step imitates as well (L17), as sums to be divided
-    by the `denominator` of its samples, and the sum over their tokens of -log-prob. Terms of routers are not of these.
+    """Returns gradient and loss of the stored rows that an optimizer step also imitates (L17), as sums to be divided by
+    the `denominator` of its samples, and the sum of -log-prob over their tokens. Router terms are not included.
 
     Args:
       trainable, frozen: as in `loss_sums`.
@@ -464,10 +468,15 @@ def pretraining_sums(
 
     def loss_fn(trainable: Weights, micro: PackedBatch) -> tuple[Array, Array]:
         weights = Weights(merge_params(frozen, without_gradient(trainable.params, spec)), trainable.heads)
-        read = model_outputs(weights, micro, micro.action_mask, model, cfg, chunk, Needs()).logprobs
-        given = dict(coefficient=batch.coefficient, num_tokens=batch.num_tokens, denominator=denominator)
-        terms = likelihood.pretraining_nll(read, micro.action_mask, **given)
-        return terms.sum(), -jax.lax.stop_gradient(reduce.masked(read, micro.action_mask)).sum()
+        logprobs = model_outputs(weights, micro, micro.action_mask, model, cfg, chunk, Needs()).logprobs
+        terms = likelihood.pretraining_nll(
+            logprobs,
+            micro.action_mask,
+            coefficient=batch.coefficient,
+            num_tokens=batch.num_tokens,
+            denominator=denominator,
+        )
+        return terms.sum(), -jax.lax.stop_gradient(reduce.masked(logprobs, micro.action_mask)).sum()
 
     def sums_of(micro: PackedBatch) -> tuple[Weights, Array, Array]:
         (loss, nll), gradient = jax.value_and_grad(loss_fn, has_aux=True)(trainable, micro)
@@ -518,9 +527,9 @@ def token_terms(
 
 
 def _of_rows(micro: TrainBatch) -> Array:
-    """Returns the numbers that the data say of the stored row of every token, [R, L, K]; 0 on padding."""
-    of_places = jnp.moveaxis(micro.targets.value, -1, 0)
-    return jnp.stack([segments.to_tokens(number, micro.packed.segment) for number in of_places], axis=-1)
+    """Returns the values that the data give the stored row of every token, [R, L, K]; 0 on padding."""
+    values = jnp.moveaxis(micro.targets.value, -1, 0)
+    return jnp.stack([segments.to_tokens(value, micro.packed.segment) for value in values], axis=-1)
 
 
 def sequence_terms(
@@ -535,8 +544,9 @@ def sequence_terms(
 
     contrast = None
     if objective.needs(config).contrast:
-        by_place = (targets.label, targets.unit, targets.counts)
-        reward = token_contrast(ref_logprobs, micro.loss_mask, micro.packed.segment, *by_place)
+        reward = token_contrast(
+            ref_logprobs, micro.loss_mask, micro.packed.segment, targets.label, targets.unit, targets.counts
+        )
         contrast = by_sequence(reward * reduce.masked(outputs.logprobs, micro.loss_mask))
     floored, floor = None, objective.needs(config).probability_floor
     if floor is not None:
@@ -562,10 +572,10 @@ def sequence_terms(
 
 
 def _common(outputs: ModelOutputs, micro: TrainBatch) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Returns the metrics of tokens that every objective has, [R, L] each, and those that are maxima, [] each.
+    """Returns the per-token metrics that every objective has, [R, L] each, and those that are maxima, [] each.
 
-    The sampler is compared with the weights before the updates of a batch, and with those that learn where nothing has
-    asked the former.
+    The sampler is compared with the weights before the batch's updates; where their log-probs were not recomputed, with
+    the current weights.
     """
     if outputs.logprobs is None:
         return {}, {}
@@ -574,25 +584,28 @@ def _common(outputs: ModelOutputs, micro: TrainBatch) -> tuple[dict[str, Array],
     if sampled is not None:
         metrics["policy/sampler_difference"] = jnp.abs(outputs.logprobs - sampled)
         old = micro.recomputed.old_logprobs
-        both = sampled, outputs.logprobs if old is None else old, micro.loss_mask
-        metrics |= {f"{MISMATCH}{name}": value for name, value in mismatch_terms(*both).items()}
-        largest = {LARGEST: probability_difference(*both).max()}
+        learner = outputs.logprobs if old is None else old
+        terms = mismatch_terms(sampled, learner, micro.loss_mask)
+        metrics |= {f"{MISMATCH}{name}": value for name, value in terms.items()}
+        largest = {LARGEST: probability_difference(sampled, learner, micro.loss_mask).max()}
     return metrics, largest
 
 
 def _with_mismatch(metrics: dict[str, Array]) -> dict[str, Array]:
-    """Returns the metrics of an update with M17 and M18 of its tokens in the place of the means that they are of."""
+    """Returns the metrics of an update, with the means of the mismatch terms replaced by M17 and M18."""
     means = {name.removeprefix(MISMATCH): metrics.pop(name) for name in list(metrics) if name.startswith(MISMATCH)}
-    return metrics | {f"{MISMATCH}{name}": value for name, value in (mismatch_of_means(means) if means else {}).items()}
+    mismatch = mismatch_of_means(means) if means else {}
+    return metrics | {f"{MISMATCH}{name}": value for name, value in mismatch.items()}
 
 
 def _router_sums(logits: Array, micro: TrainBatch, places: int, per_token: int) -> tuple[dict[str, Array], Array]:
-    """Returns sums over the tokens that are learned from, mean over sparse layers, and each expert's load.
+    """Returns sums over the tokens in the loss, mean over sparse layers, and each expert's load.
 
-    A router decides on the token before the one that it helps to predict: that is where it is judged.
+    A router's decision at a token helps to predict the next one, so each token in the loss counts at the column before.
 
     Args:
-      logits: [sparse layers, R, L, experts], or of shares of rows.
+      logits: [sparse layers, R, L, experts], or by shares of rows.
+      places: S. per_token: experts per token.
 
     Returns:
       name -> []; load: [sparse layers, experts].
@@ -618,21 +631,22 @@ def _router_sums(logits: Array, micro: TrainBatch, places: int, per_token: int) 
     if axis_size(SEQUENCE) == 1:
         return sums_of(logits, mask, packed.segment, *routes)
 
-    def of_share(logits: Array, mask: Array, segment: Array, *routes: Array) -> tuple[Array, ...]:
+    def sums_of_share(logits: Array, mask: Array, segment: Array, *routes: Array) -> tuple[Array, ...]:
         sums, load = sums_of(logits, mask, segment, *routes, summed=lambda x: jax.lax.psum(x, SEQUENCE))
-        # Each device of `sequence` has the balance of whole rows.
+        # Every device along `sequence` already has the balance of complete rows.
         axes = {name: row_axes() if name == "balance" else batch_axes() for name in sums}
         return *(jax.lax.psum(x, axes[name]) for name, x in sums.items()), jax.lax.psum(load, batch_axes())
 
     shares = (logits, row_shares.cut(mask), row_shares.cut(packed.segment), *routes)
     by_layer, names = (None, "batch", None, None), ("balance", "z", "entropy", *(["mismatch"] if routes else []))
-    ins = (by_layer, ("batch", None), ("batch", None), *[by_layer] * len(routes))
-    *sums, load = per_shard(of_share, shares, ins, (*[()] * len(names), (None, None)))
+    in_axes = (by_layer, ("batch", None), ("batch", None), *[by_layer] * len(routes))
+    out_axes = (*[()] * len(names), (None, None))
+    *sums, load = per_shard(sums_of_share, shares, in_axes, out_axes)
     return dict(zip(names, sums)), load
 
 
 def teacher_of(state: TrainState, config: PyTree, objective: Objective) -> PyTree | None:
-    """Returns the parameters of the role `teacher`, where the objective reads the divergence from it; else None."""
+    """Returns the parameters of the role `teacher` if the objective needs the divergence from it, else None."""
     return None if objective.needs(config).divergence is None else weights_of(state.models, "teacher").params
 
 
@@ -653,18 +667,29 @@ def update(
     """Returns the state after one optimizer step of the model in `role`, and its metrics.
 
     A step whose loss or gradient is not finite, or that has no token to learn from, leaves parameters, optimizer and
-    their moving average as they were, bit for bit, and is counted.
+    moving average unchanged, bit for bit, and is counted.
 
     Args:
-      optimizer: its configuration. config: the objective's. router: of a mixture of experts. Floats as arrays.
+      config: the objective's. optimizer: its configuration. router: as in `loss_sums`. All with floats as arrays.
       teacher_kind: as in `loss_sums`.
     """
-    own, frozen = state.models[role], frozen_of(state.models, role)
-    trainable = Weights(own.params, own.heads)
-    static = dict(objective=objective, model=model, cfg=cfg, chunk=chunk)
-    given = dict(frozen=frozen, teacher=teacher_of(state, config, objective), teacher_kind=teacher_kind)
-    sums = loss_sums(trainable, batch, config, state.objective, router, **static, **given)
-    leaves = Weights(*describe(model.spec(cfg), own.heads))
+    trained = state.models[role]
+    trainable = Weights(trained.params, trained.heads)
+    sums = loss_sums(
+        trainable,
+        batch,
+        config,
+        state.objective,
+        router,
+        objective=objective,
+        model=model,
+        cfg=cfg,
+        chunk=chunk,
+        frozen=frozen_of(state.models, role),
+        teacher=teacher_of(state, config, objective),
+        teacher_kind=teacher_kind,
+    )
+    leaves = Weights(*describe(model.spec(cfg), trained.heads))
     gradient = trained_only(optimizer, sums.gradient, leaves)
     gradient = jax.tree.map(lambda g: (g / batch.denominator).astype(g.dtype), gradient)
     norm = optax.tree.norm(gradient)
@@ -673,7 +698,7 @@ def update(
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     sound = finite & (num_tokens > 0)
 
-    trainable, opt_state, updates = step(optimizer, gradient, own.opt_state, trainable, leaves, sound)
+    trainable, opt_state, updates = step(optimizer, gradient, trained.opt_state, trainable, leaves, sound)
     tokens = jnp.maximum(num_tokens, 1).astype(jnp.float32)
     metrics = {
         "loss": loss,
@@ -687,22 +712,19 @@ def update(
         **({} if sums.load is None else _load_metrics(sums.load)),
         "update/tokens": num_tokens,
     }
-    own = own.replace(params=trainable.params, heads=trainable.heads, opt_state=opt_state)
-    models = {**state.models, role: own}
+    trained = trained.replace(params=trainable.params, heads=trainable.heads, opt_state=opt_state)
+    models = {**state.models, role: trained}
     if optimizer.average is not None:
-        models[AVERAGE] = moved_average(models[AVERAGE], own, optimizer.average, sound)
-    state = state.replace(
-        models=models,
-        skipped=state.skipped + (~sound).astype(jnp.int32),
-    )
+        models[AVERAGE] = moved_average(models[AVERAGE], trained, optimizer.average, sound)
+    state = state.replace(models=models, skipped=state.skipped + (~sound).astype(jnp.int32))
     return state, {name: value.astype(jnp.float32) for name, value in metrics.items()}
 
 
 def _load_metrics(load: Array) -> dict[str, Array]:
-    """Returns what the experts' loads of a whole optimizer step say, mean over sparse layers.
+    """Returns metrics of the experts' loads over a whole optimizer step, mean over sparse layers.
 
     Args:
-      load: [sparse layers, experts], tokens that went to each.
+      load: [sparse layers, experts], tokens routed to each.
     """
     mean = jnp.maximum(load.mean(-1), 1e-9)
     return {
@@ -727,12 +749,12 @@ def close_step(
     """Returns the state at the end of a step: counters advance, the objective's state only if no update was skipped.
 
     Args:
-      roles: those that the stage trains; the parameters before the step are of the first.
-      previous: the trained parameters that the step began with, where refills of a later step may need them.
+      previous: the trained parameters of the first role before the step, if refills of a later step may need them.
       objective_state: as Credit has it. metrics: means over the step's updates. config: the objective's.
       skipped: [] int32, state.skipped before the step's updates.
+      reference_decay: [] float, share of the old reference that is kept when it is reset; None: nothing.
+      roles: those that the stage trains.
       reset_reference_every: steps of the stage after which the reference becomes a copy of the first role (K6).
-      reference_decay: [] float, share of the old reference that stays in it then; None: nothing.
     """
     sound = state.skipped == skipped
     following = objective.next_state(config, objective_state, metrics)
@@ -740,10 +762,11 @@ def close_step(
     learned = {role: state.models[role] for role in roles}
     models = {**state.models, **{role: model.replace(version=model.version + 1) for role, model in learned.items()}}
     if reset_reference_every is not None:
-        own = models[roles[0]]
-        due = reset_due(own.version, every=reset_reference_every)
-        old = models["reference"].params
-        new = own.params if reference_decay is None else averaged_reference(old, own.params, decay=reference_decay)
+        trained = models[roles[0]]
+        due = reset_due(trained.version, every=reset_reference_every)
+        old, new = models["reference"].params, trained.params
+        if reference_decay is not None:
+            new = averaged_reference(old, new, decay=reference_decay)
         moved = jax.tree.map(lambda new, old: jnp.where(due, new, old), new, old)
         models["reference"] = models["reference"].replace(params=moved)
     if previous is not None:
@@ -755,25 +778,24 @@ def step_metrics(metrics: list[dict[str, Array]], critic: list[dict[str, Array]]
     """Returns the metrics of a step from those of its updates.
 
     Args:
-      metrics: of the policy's updates, or of the only role's; [] where the critic learns alone, whose loss and norms
-        then stand in their place too.
-      critic: of the updates of a critic of its own; []: there is none. Its values' metrics keep their names, the others
-        are named critic/...; an update that is not finite counts in the policy's name.
+      metrics: of the policy's updates, or of the only role's; [] where only the critic learns: its metrics then also
+        have the policy's names.
+      critic: of a separate critic's updates; []: there is none. Its metrics value/... keep their names, the others are
+        named critic/...; its skipped updates count in the policy's names too.
     """
     if not critic:
         return mean_metrics(metrics)
-    own = mean_metrics(critic)
-    found = mean_metrics(metrics) if metrics else own
+    critic_means = mean_metrics(critic)
+    means = mean_metrics(metrics) if metrics else critic_means
     skips = ("update/skipped_nonfinite", "update/skipped_empty")
-    both = {name: found[name] + own[name] for name in skips} if metrics else {}
-    renamed = {name if name.startswith("value/") else f"critic/{name}": value for name, value in own.items()}
-    return {**found, **both, **renamed}
+    total_skips = {name: means[name] + critic_means[name] for name in skips} if metrics else {}
+    renamed = {name if name.startswith("value/") else f"critic/{name}": value for name, value in critic_means.items()}
+    return {**means, **total_skips, **renamed}
 
 
 def mean_metrics(metrics: list[dict[str, Array]]) -> dict[str, Array]:
-    """Returns the means of several updates of a role: skips and tokens are summed, of what is a maximum the largest is
-    taken, the rest is a mean weighted by each update's tokens, so that an update with nothing to learn from does not
-    count."""
+    """Returns the metrics of several updates of a role as one: skips and tokens are summed, maxima stay maxima, and the
+    others are means weighted by each update's tokens, so that an update with nothing to learn from does not count."""
     tokens = jnp.stack([m["update/tokens"] for m in metrics])
     out = {}
     for name in metrics[0]:

@@ -1,6 +1,6 @@
-"""An optimizer's step: clip, turn into a direction, decay, scale, and keep every bit where the step is not sound.
+"""An optimizer's step: clip, direction, weight decay, learning rate; nothing changes where the step is not sound.
 
-    gradient --clip--> --direction (AdamW, Muon, Adafactor)--> --weight decay--> --learning rate--> what is added
+    gradient --clip--> --direction (AdamW, Muon, Adafactor)--> --weight decay--> --learning rate--> update
 
 All floats are traced: changing one never recompiles.
 """
@@ -23,14 +23,14 @@ from jrl.types import Array, PyTree
 
 
 def check(config: Any, leaves: PyTree) -> None:
-    """Raises ValueError where an optimizer cannot train a model. `leaves`: a tree of Leaf, as everywhere here."""
+    """Raises ValueError where an optimizer cannot train a model. `leaves`: a tree of Leaf, as in this whole file."""
     check_groups(config, leaves)
     OPTIMIZERS[type(config).__name__].check(config, trained_only(config, leaves, leaves))
 
 
 def optimizer(config: Any, leaves: PyTree) -> optax.GradientTransformation:
-    """Returns the optax transformation of the trained arrays; trees have None in place of the others. Moments are on
-    the device: where they may not be, `begin` and `step` know."""
+    """Returns the optax transformation of the trained arrays; trees have None in place of the others. It keeps moments
+    on the device; only `begin` and `step` handle moments in host memory."""
     return optax.chain(clip(config), _unclipped(config, trained_only(config, leaves, leaves)))
 
 
@@ -40,7 +40,7 @@ def keeps_on_host(config: Any) -> bool:
 
 
 def begin(config: Any, params: PyTree, leaves: PyTree) -> optax.OptState:
-    """Returns the first state of the optimizer, its moments where they are between updates."""
+    """Returns the initial state of the optimizer, with moments in the memory that holds them between updates."""
     state = optimizer(config, leaves).init(trained_only(config, params, leaves))
     if not keeps_on_host(config):
         return state
@@ -50,22 +50,22 @@ def begin(config: Any, params: PyTree, leaves: PyTree) -> optax.OptState:
 def step(
     config: Any, gradient: PyTree, state: optax.OptState, params: PyTree, leaves: PyTree, sound: Array
 ) -> tuple[PyTree, optax.OptState, PyTree]:
-    """Returns parameters and state after one step; and what was added, if it was (None for what is not trained).
+    """Returns parameters and state after one step, and the updates: what is added if `sound`; None for frozen arrays.
 
-    O7, O8: where not `sound`, parameters and state keep every bit; the schedule does not move on either.
+    O7, O8: where not `sound`, parameters and state keep every bit, and the schedule does not advance.
 
     Args:
       leaves: a Leaf for each array of `params`; what the model or a group freezes stays as it is.
       sound: [] bool.
     """
-    own, weights = (trained_only(config, tree, leaves) for tree in (gradient, params))
-    trained = trained_only(config, leaves, leaves)
+    trained_gradient, weights = (trained_only(config, tree, leaves) for tree in (gradient, params))
+    trained_leaves = trained_only(config, leaves, leaves)
     if keeps_on_host(config):
-        weights, state, updates = _leaf_by_leaf(config, own, state, weights, trained, sound)
+        weights, state, updates = _leaf_by_leaf(config, trained_gradient, state, weights, trained_leaves, sound)
     else:
-        updates, new = optimizer(config, leaves).update(own, state, weights)
-        keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(sound, a, b), new, old)
-        weights, state = keep(optax.apply_updates(weights, updates), weights), keep(new, state)
+        updates, new_state = optimizer(config, leaves).update(trained_gradient, state, weights)
+        if_sound = lambda new, old: jax.tree.map(lambda a, b: jnp.where(sound, a, b), new, old)
+        weights, state = if_sound(optax.apply_updates(weights, updates), weights), if_sound(new_state, state)
     merge = lambda old, new: old if new is None else new
     return jax.tree.map(merge, params, weights), state, updates
 
@@ -73,46 +73,47 @@ def step(
 def _leaf_by_leaf(
     config: AdamW, gradient: PyTree, state: optax.OptState, params: PyTree, leaves: PyTree, sound: Array
 ) -> tuple[PyTree, optax.OptState, PyTree]:
-    """Returns what `step` does, of moments that come from the host and go back a leaf of the parameters at a time.
+    """Returns what `step` does, with moments that come from the host and go back one leaf of the parameters at a time.
 
-    A leaf is updated in a loop of one iteration, or of none where not `sound`: only what is in a loop is not copied
-    before it. Barriers are gone by the time that XLA schedules copies, and every moment came at the start of the
+    A leaf is updated in a loop of one iteration, or of none where not `sound`: XLA does not move copies out of a loop.
+    Barriers do not help: they are gone by the time XLA schedules copies, and all moments arrived at the start of the
     program, before the gradient (libtpu 0.0.42.1).
     """
-    # Clipping alone looks at two leaves together. The rest takes trees with None in all places but one.
+    # Only clipping looks at several leaves together. The rest takes trees with None in all places but one.
     gradient, clipped = clip(config).update(gradient, state[0], params)
     moments = lambda fn, state, *rest: _map_moments(config, leaves, fn, state, *rest)
     places = jax.tree.unflatten(jax.tree.structure(params), range(len(jax.tree.leaves(params))))
 
     def updated_leaf(i: int) -> tuple[PyTree, optax.OptState, PyTree]:
-        alone = lambda tree: jax.tree.map(lambda x, place: x if place == i else None, tree, places)
-        own = moments(lambda moment, place: moment if place == i else None, state[1], places)
-        transform = _unclipped(config, alone(leaves))
+        leaf_only = lambda tree: jax.tree.map(lambda x, place: x if place == i else None, tree, places)
+        leaf_state = moments(lambda moment, place: moment if place == i else None, state[1], places)
+        transform = _unclipped(config, leaf_only(leaves))
 
         def update(_: Array, carry: tuple[PyTree, optax.OptState, PyTree]) -> tuple[PyTree, optax.OptState, PyTree]:
-            weight, own, gradient = carry
-            added, own = transform.update(gradient, moments(to_device, own), weight)
-            return optax.apply_updates(weight, added), moments(to_host, own), added
+            weight, leaf_state, gradient = carry
+            added, leaf_state = transform.update(gradient, moments(to_device, leaf_state), weight)
+            return optax.apply_updates(weight, added), moments(to_host, leaf_state), added
 
-        return jax.lax.fori_loop(0, sound.astype(jnp.int32), update, (alone(params), own, alone(gradient)))
+        carry = (leaf_only(params), leaf_state, leaf_only(gradient))
+        return jax.lax.fori_loop(0, sound.astype(jnp.int32), update, carry)
 
-    first = lambda *found: next((x for x in found if x is not None), None)
+    merge = lambda *copies: next((x for x in copies if x is not None), None)
     updated = map(updated_leaf, jax.tree.leaves(places))
-    params, own, updates = jax.tree.map(first, *updated, is_leaf=lambda x: x is None)
-    return params, (clipped, own), updates
+    params, unclipped_state, updates = jax.tree.map(merge, *updated, is_leaf=lambda x: x is None)
+    return params, (clipped, unclipped_state), updates
 
 
 def _map_moments(config: AdamW, leaves: PyTree, fn: Any, state: optax.OptState, *rest: PyTree) -> optax.OptState:
-    """Returns `fn` of the moments in `state`, the counts of updates as they are. `rest`: like the parameters."""
-    wide = dataclasses.replace(config, moments=None)  # of the same structure
-    return optax.tree.map_params(_unclipped(wide, leaves), fn, state, *rest)
+    """Returns the state with `fn` applied to its moments, not to its counts. `rest`: trees like the parameters."""
+    same_structure = dataclasses.replace(config, moments=None)
+    return optax.tree.map_params(_unclipped(same_structure, leaves), fn, state, *rest)
 
 
 def clip(config: Any) -> optax.GradientTransformation:
     """Returns O2: the gradient times min(1, clip_norm / its global norm), over all trained arrays.
 
-    It sees the gradient of the whole optimizer step, after the division by the step's denominator. [3, 4] at 1:
-    [0.6, 0.8].
+    It applies to the gradient of the whole optimizer step, divided by the step's denominator. [3, 4] clipped to norm 1
+    is [0.6, 0.8].
 
     Source: 1211.5063.
     """
@@ -120,13 +121,13 @@ def clip(config: Any) -> optax.GradientTransformation:
 
 
 def _unclipped(config: Any, leaves: PyTree) -> optax.GradientTransformation:
-    """Returns all of the optimizer that treats arrays one by one. `leaves`: None for what is not trained."""
+    """Returns the part of the optimizer that treats each array separately. `leaves`: None for what is not trained."""
     direction = OPTIMIZERS[type(config).__name__].direction(config, leaves)
     return optax.chain(direction, _decayed(config, leaves), _scaled_by_rate(config, leaves))
 
 
 def _decayed(config: Any, leaves: PyTree) -> optax.GradientTransformation:
-    """Returns what adds weight decay to directions, before both are scaled by the learning rate."""
+    """Returns the transformation that adds weight decay to directions; both are then scaled by the learning rate."""
 
     def add(leaf: Any, u: Array, w: Array) -> Array:
         decay = weight_decay(config, leaf)
@@ -136,7 +137,7 @@ def _decayed(config: Any, leaves: PyTree) -> optax.GradientTransformation:
 
 
 def _scaled_by_rate(config: Any, leaves: PyTree) -> optax.GradientTransformation:
-    """Returns what multiplies directions by minus the learning rate of their array at this update."""
+    """Returns the transformation that multiplies directions by minus their array's learning rate at this update."""
 
     def update(updates: PyTree, state: optax.ScaleByScheduleState, params: PyTree = None) -> tuple[PyTree, Any]:
         share = share_of_peak(config.schedule, state.count)

@@ -46,28 +46,28 @@ class PromptSampler:
     key: Array  # root of every draw
     params: SamplingParams
     stop_table: StopTable | None
-    place: Callable[[np.ndarray], Array]  # puts what is known of a draw's rows where learning takes it from
-    prompts: int  # a draw
-    samples: int  # of each prompt
+    place: Callable[[np.ndarray], Array]  # puts an array by row on the learner's devices
+    prompts: int  # per draw
+    samples: int  # per prompt
     prompt_length: int
     components: tuple[str, ...] = ()  # names of the components of the reward that learning may see
-    curriculum: Any = None  # its configuration; None: prompts are walked in order
-    strategy: Any = None  # its configuration; None: each completion is drawn by itself
-    segments: int = 1  # in how many calls a completion is drawn, each by its own weights
-    next_segment: Callable[..., Rollout] | None = None  # draws one of them after the first; None: there is one
+    curriculum: Any = None  # its configuration; None: prompts come in the stream's order
+    strategy: Any = None  # its configuration; None: each completion is drawn independently
+    segments: int = 1  # sampling calls per completion, each with its own weights
+    next_segment: Callable[..., Rollout] | None = None  # draws a segment after the first; None: there is one
     processes: Processes = ONE  # of the run; each decodes and scores its own rows
-    decodes_all: bool = True  # this process decodes the rows of the others too, which the run stores or shows
-    devices: Any = None  # of their own, of jrl.run.sampler_devices, where `program` draws; None: the learner's
+    decodes_all: bool = True  # decode the text of other processes' rows too, since the run stores or shows it
+    devices: Any = None  # separate ones that `program` draws on, from jrl.run.sampler_devices; None: the learner's
 
 
 class Draw(NamedTuple):
-    """A sampling call under way: arrays on the device, and where in the data its prompts came from."""
+    """A sampling call in flight: arrays on the device, and where in the data its prompts came from."""
 
     rollout: Rollout
     visits: list[Visit]  # one for each group; groups after them are padding
-    position: dict[str, Any]  # of the data stream before these prompts; of a curriculum, also those that it chose
-    under_way: Callable[[], dict[str, float]] | None = None  # on devices of their own: waits, and returns its seconds
-    host: Rollout | None = None  # the same on the host, where it came through that; numpy arrays
+    position: dict[str, Any]  # of the data stream before these prompts; with a curriculum, also the examples it chose
+    under_way: Callable[[], dict[str, float]] | None = None  # on separate devices: waits, and returns its seconds
+    host: Rollout | None = None  # the rollout as numpy arrays, if it was transferred through the host
     gathered: dict[str, Array] | None = None  # the rollout's fields ON_HOST, on their way to every process
 
 
@@ -76,11 +76,11 @@ class Submitted(NamedTuple):
 
     drawn: Draw
     host: dict[str, np.ndarray]  # the rollout's fields ON_HOST
-    texts: list[str]  # completion of every sequence that is not padding, what began it included; "" where not decoded
-    # Of the last attempts of `own_rows`, then of the first ones where there are two; None: nothing scores them.
+    texts: list[str]  # completion of every sequence but padding, a strategy's prefix included; "" where not decoded
+    # For the last attempts of `own_rows`, then for the first ones if there are two; None: nothing scores them.
     ticket: ScoringTicket | None
     others: list[Any]  # tickets of the other sources of rewards
-    seconds: Mapping[str, float] = MappingProxyType({})  # on devices of their own: what was waited, and for what
+    seconds: Mapping[str, float] = MappingProxyType({})  # with separate sampling devices: seconds waited, by metric
 
 
 class Collected(NamedTuple):
@@ -93,27 +93,27 @@ class Collected(NamedTuple):
     visits: list[Visit]
     texts: list[str]  # completion of every sequence; "" for padding
     metrics: dict[str, float]
-    samples: int  # of each prompt
+    samples: int  # per prompt
 
 
 def draw(sampler: PromptSampler, weights: PyTree, version: Array) -> Draw:
     """Dispatches one sampling call on the next prompts of the training stream, and returns at once."""
     position, visits = next_visits(sampler)
-    asked, room = strategy_of(sampler.strategy).asked, sampler.prompt_length
-    placed = (sampler.prompts, room, sampler.tokenizer.pad_id, sampler.mesh)
-    if asked is None:
-        begun = [visit._replace(prompt=visit.prompt + prefix_of(sampler, visit)) for visit in visits]
-        prompts = place_prompts(begun, *placed)
+    strategy, tokenizer, width = strategy_of(sampler.strategy), sampler.tokenizer, sampler.prompt_length
+    placement = dict(count=sampler.prompts, width=width, pad_id=tokenizer.pad_id, mesh=sampler.mesh)
+    if strategy.asked is None:
+        prefixed = [visit._replace(prompt=visit.prompt + prefix_of(sampler, visit)) for visit in visits]
+        prompts = place_prompts(prefixed, **placement)
     else:
-        others = [asked(sampler.strategy, visit, sampler.tokenizer, room) for visit in visits]
-        prompts = place_asked(others, visits, *placed)
+        substitutes = [strategy.asked(sampler.strategy, visit, tokenizer, width) for visit in visits]
+        prompts = place_asked(substitutes, visits, **placement)
     stream = place_on_mesh(np.uint32(TRAIN_STREAM), replicated(sampler.mesh))
     rollout = sampler.program(weights, prompts, sampler.key, stream, version, sampler.params, sampler.stop_table, None)
     return Draw(rollout, visits, position, None if sampler.devices is None else sampler.devices.watch(rollout))
 
 
 def draw_further(sampler: PromptSampler, drawn: Draw, weights: PyTree, version: Array) -> Draw:
-    """Dispatches the next segment of a draw that was begun, and returns at once."""
+    """Dispatches the next segment of a draw, and returns at once."""
     uid = np.zeros((*drawn.rollout.length.shape, 2), np.uint32)
     uid[: len(drawn.visits) * sampler.samples] = np.repeat([visit.uid for visit in drawn.visits], sampler.samples, 0)
     uid = place_on_mesh(uid, batch_sharding(sampler.mesh, 2))
@@ -123,19 +123,19 @@ def draw_further(sampler: PromptSampler, drawn: Draw, weights: PyTree, version: 
 
 
 def hand_out(drawn: Draw) -> Draw:
-    """Dispatches what hands a draw's tokens to every process, and returns at once: devices run programs in order, so
-    that behind the next draw it would wait for that one too."""
+    """Dispatches the transfer of a draw's tokens to every process, and returns at once. Call it before the next draw is
+    dispatched: devices run programs in order, so the transfer would wait for that draw too."""
     return drawn._replace(gathered=gathered({name: getattr(drawn.rollout, name) for name in ON_HOST}))
 
 
 def prefix_of(sampler: PromptSampler, visit: Visit) -> tuple[int, ...]:
-    """Returns the tokens after a prompt that the policy goes on from; mostly ()."""
+    """Returns the tokens that the strategy appends to a prompt and the policy continues; mostly ()."""
     room = sampler.prompt_length - len(visit.prompt)
     return strategy_of(sampler.strategy).prefix(sampler.strategy, visit, sampler.tokenizer, room)
 
 
 def redraw_prompts(sampler: PromptSampler, position: dict[str, Any]) -> list[Visit]:
-    """Returns the prompts of a draw that was saved on its way, moving the stream past them again."""
+    """Returns the prompts of a draw that was saved in flight, and moves the stream past them again."""
     sampler.stream.set_state(position)
     if sampler.curriculum is not None:
         return sampler.stream.revisit(position["chosen"])
@@ -143,7 +143,8 @@ def redraw_prompts(sampler: PromptSampler, position: dict[str, Any]) -> list[Vis
 
 
 def next_visits(sampler: PromptSampler) -> tuple[dict[str, Any], list[Visit]]:
-    """Returns where in the data the next prompts are, and them. Of a curriculum also which: its table moves on."""
+    """Returns the position of the next prompts in the data, and the prompts. With a curriculum the position also has
+    the chosen examples, since its table will have changed."""
     position = sampler.stream.get_state()
     if sampler.curriculum is None:
         return position, sampler.stream.next(sampler.prompts)
@@ -152,15 +153,15 @@ def next_visits(sampler: PromptSampler) -> tuple[dict[str, Any], list[Visit]]:
 
 
 def record_outcomes(sampler: PromptSampler, rounds: Sequence[Collected]) -> dict[str, float]:
-    """Moves the curriculum's table on by a step's rounds of completions, and returns what it says; {} without one."""
+    """Records the outcomes of a step's rounds in the curriculum's table, and returns its metrics; {} without one."""
     if sampler.curriculum is None:
         return {}
     index, outcome, valid = [], [], []
-    for found in rounds:
-        rows = len(found.visits) * found.samples
-        index += [visit.index for visit in found.visits]
-        outcome.append(found.host_scores.outcome[:rows].reshape(-1, found.samples))
-        valid.append(found.host_scores.valid[:rows].reshape(-1, found.samples))
+    for round_ in rounds:
+        rows = len(round_.visits) * round_.samples
+        index += [visit.index for visit in round_.visits]
+        outcome.append(round_.host_scores.outcome[:rows].reshape(-1, round_.samples))
+        valid.append(round_.host_scores.valid[:rows].reshape(-1, round_.samples))
     stream = sampler.stream
     stream.outcomes = curricula.recorded(
         sampler.curriculum, stream.outcomes, index, np.concatenate(outcome), np.concatenate(valid)
@@ -176,36 +177,42 @@ def submit(
     sources: Sequence[RewardSource],
     completions: Callable[[Draw, dict[str, np.ndarray], list[str]], Completions],
 ) -> Submitted:
-    """Waits for a draw, and hands its completions to every source of rewards.
+    """Waits for a draw, and submits its completions to the verifiers and the other sources of rewards.
 
     Args:
-      completions: (draw, its fields on the host, texts) -> what sources beside the verifiers are given.
+      completions: (draw, its fields on the host, texts) -> the input of the other sources.
     """
     drawn, seconds = (drawn, {}) if sampler.devices is None else sampler.devices.collect(drawn)
     source = drawn.rollout if drawn.host is None else drawn.host
     host = fetch(drawn.gathered or {name: getattr(source, name) for name in ON_HOST})
-    drawn = drawn._replace(gathered=None)  # on every device; nobody reads it again
+    drawn = drawn._replace(gathered=None)  # takes memory on every device, and is not read again
     rows = range(len(drawn.visits) * samples)
     scored_here = own_rows(sampler, drawn.visits, samples)
     decoded = set(rows if sources or sampler.decodes_all else scored_here)
     visits = [drawn.visits[row // samples] for row in rows]
-    text_of = lambda row, columns: sampler.tokenizer.decode(host["tokens"][row][columns].tolist())
-    attempts = strategy_of(sampler.strategy).attempts
-    scored = [scored_columns(host, row, len(visit.prompt), attempts) for row, visit in zip(rows, visits)]
+    decode = lambda row, columns: sampler.tokenizer.decode(host["tokens"][row][columns].tolist())
     texts = [
-        text_of(row, slice(len(visit.prompt), host["length"][row])) if row in decoded else ""
+        decode(row, slice(len(visit.prompt), host["length"][row])) if row in decoded else ""
         for row, visit in zip(rows, visits)
     ]
-    # The last attempts first. A single one is all of the completion.
-    of_attempt = lambda row, k: texts[row] if attempts == 1 else text_of(row, scored[row][k])
-    in_turn = [[of_attempt(row, k) for row in scored_here] for k in reversed(range(attempts))]
+    attempts = strategy_of(sampler.strategy).attempts
+    columns = [scored_columns(host, row, len(visit.prompt), attempts) for row, visit in zip(rows, visits)]
+
+    def attempt_text(row: int, attempt: int) -> str:
+        return texts[row] if attempts == 1 else decode(row, columns[row][attempt])  # a single one is the completion
+
+    # The last attempts first.
+    texts_by_attempt = [[attempt_text(row, k) for row in scored_here] for k in reversed(range(attempts))]
     keys = [(visits[row].uid, row % samples) for row in scored_here]
     examples = [visits[row].example for row in scored_here]
-    ticket = scorer.submit([*itertools.chain(*in_turn)], examples * attempts, keys * attempts)
-    alone = len(scored_here) == len(rows)
-    last = lambda: in_turn[0] if alone else [of_attempt(row, -1) for row in rows]
-    batch = completions(drawn, host, last()) if sources else None
-    return Submitted(drawn, host, texts, ticket, [source.submit(batch) for source in sources], seconds)
+    ticket = scorer.submit([*itertools.chain(*texts_by_attempt)], examples * attempts, keys * attempts)
+    tickets = []
+    if sources:
+        scores_all = len(scored_here) == len(rows)
+        last_texts = texts_by_attempt[0] if scores_all else [attempt_text(row, -1) for row in rows]
+        batch = completions(drawn, host, last_texts)
+        tickets = [source.submit(batch) for source in sources]
+    return Submitted(drawn, host, texts, ticket, others=tickets, seconds=seconds)
 
 
 def own_rows(sampler: PromptSampler, visits: Sequence[Visit], samples: int) -> range:
@@ -215,9 +222,9 @@ def own_rows(sampler: PromptSampler, visits: Sequence[Visit], samples: int) -> r
 
 
 def scored_columns(host: dict[str, np.ndarray], row: int, start: int, attempts: int) -> list[np.ndarray]:
-    """Returns the columns of the text of each attempt of a row, [k] int each, the first one first. Of a single attempt
-    that is all that follows the prompt, also what the policy did not write itself; of two, what it wrote in each, none
-    where the second is missing.
+    """Returns the columns of each attempt of a row, [k] int each, the first attempt first. A single attempt is all that
+    follows the prompt, including tokens that the policy did not sample; each of two has its sampled tokens, and the
+    second may have none.
 
     Args:
       start: tokens of the prompt.
@@ -225,8 +232,8 @@ def scored_columns(host: dict[str, np.ndarray], row: int, start: int, attempts: 
     if attempts == 1:
         return [np.arange(start, max(start, host["length"][row]))]
     actions = np.flatnonzero(host["action_mask"][row])
-    parts = np.split(actions, np.flatnonzero(np.diff(actions) > 1) + 1)
-    return [*parts, *[np.arange(0)] * (attempts - len(parts))]
+    runs = np.split(actions, np.flatnonzero(np.diff(actions) > 1) + 1)
+    return [*runs, *[np.arange(0)] * (attempts - len(runs))]
 
 
 def collect(
@@ -241,10 +248,10 @@ def collect(
     """Waits for the scores of a draw, and returns it with them on the device. Padding rows are masked.
 
     Args:
-      stop: asked while the verifiers work. progress: called with (scored, all) completions.
+      stop: polled while the verifiers work. progress: called with (scored, all) completions.
 
-    Raises: StopRequested where `stop` says so; RewardOverflow where a reward of a token, or what the batch's
-      rewards add up to, is beyond float32.
+    Raises: StopRequested where `stop` says so; RewardOverflow where a token's reward, or the sum of the batch's
+      rewards, is beyond float32.
     """
     scores = scorer.collect(submitted.ticket, stop, progress, sampler.processes)
     drawn, texts, host = submitted.drawn, submitted.texts, submitted.host
@@ -257,42 +264,42 @@ def collect(
         for row in range(len(texts)):
             written[row, scored_columns(host, row, len(drawn.visits[row // samples].prompt), attempts)[-1]] = True
         with np.errstate(over="ignore"):
-            found = span_rewards(scores.spans, host["tokens"], written, sampler.tokenizer)
-        # Of what the policy did not write itself no token is rewarded.
-        found = np.where(host["action_mask"], found, 0)[: len(texts)]
-        scores = check_range(dataclasses.replace(scores, token_reward=found))
+            token_reward = span_rewards(scores.spans, host["tokens"], written, sampler.tokenizer)
+        # Only tokens that the policy sampled are rewarded.
+        token_reward = np.where(host["action_mask"], token_reward, 0)[: len(texts)]
+        scores = check_range(dataclasses.replace(scores, token_reward=token_reward))
     weights = scorer.component_weights
     for source, ticket in zip(sources, submitted.others):
         learned = source.collect(ticket)
         weights |= dict(zip(learned.names, learned.weights))
         scores = add_scores(scores, learned)
     scores = check_sums(scores, weights)
-    missing = host["length"].shape[0] - len(texts)
-    scores = padded(scores, missing)
+    num_padding = host["length"].shape[0] - len(texts)
+    scores = padded(scores, num_padding)
     return Collected(
-        drawn.rollout,
-        scores_to_learn_from(scores, drawn.visits, samples, sampler.components, sampler.place),
-        submitted.host,
-        scores,
-        drawn.visits,
-        texts + [""] * missing,
-        verdict_metrics(scores, drawn.visits, samples)
+        rollout=drawn.rollout,
+        scores=scores_to_learn_from(scores, drawn.visits, samples, sampler.components, sampler.place),
+        host=host,
+        host_scores=scores,
+        visits=drawn.visits,
+        texts=texts + [""] * num_padding,
+        metrics=verdict_metrics(scores, drawn.visits, samples)
         | prefix_metrics(sampler, drawn.visits, host["action_mask"], samples),
-        samples,
+        samples=samples,
     )
 
 
 def unsubmitted(drawn: Draw) -> Submitted:
     """Returns a draw that nothing scores."""
     host = {name: getattr(drawn.rollout, name) for name in ON_HOST}
-    return Submitted(drawn, host, [""] * len(host["length"]), None, [])
+    return Submitted(drawn, host, texts=[""] * len(host["length"]), ticket=None, others=[])
 
 
 def unscored(submitted: Submitted, samples: int, sampler: PromptSampler, *, rewards_tokens: bool) -> Collected:
-    """Returns a draw of which no row counts, so that nothing is learned from it.
+    """Returns a draw with no valid row, so that nothing is learned from it.
 
     Args:
-      rewards_tokens: scores of the stage have rewards of tokens.
+      rewards_tokens: whether the stage's scores include rewards of tokens.
     """
     shape = submitted.host["tokens"].shape
     zeros = np.zeros(shape[0], np.float32)
@@ -306,28 +313,30 @@ def unscored(submitted: Submitted, samples: int, sampler: PromptSampler, *, rewa
         replayed=0,
         token_reward=np.zeros(shape, np.float32) if rewards_tokens else None,
     )
+    visits = submitted.drawn.visits
     return Collected(
-        submitted.drawn.rollout,
-        scores_to_learn_from(scores, submitted.drawn.visits, samples, sampler.components, sampler.place),
-        submitted.host,
-        scores,
-        submitted.drawn.visits,
-        submitted.texts,
-        {},
-        samples,
+        rollout=submitted.drawn.rollout,
+        scores=scores_to_learn_from(scores, visits, samples, sampler.components, sampler.place),
+        host=submitted.host,
+        host_scores=scores,
+        visits=visits,
+        texts=submitted.texts,
+        metrics={},
+        samples=samples,
     )
 
 
 def prefix_metrics(
     sampler: PromptSampler, visits: Sequence[Visit], action_mask: np.ndarray, samples: int
 ) -> dict[str, float]:
-    """Returns how many tokens a strategy has put between prompts and the policy's own, a mean over the rows that have
-    some of theirs; {} without a strategy."""
-    acts = action_mask[: len(visits) * samples]
-    if sampler.strategy is None or not acts.any():
+    """Returns the mean number of tokens between the prompt and the first sampled token, over rows with a sampled token;
+    {} without a strategy."""
+    actions = action_mask[: len(visits) * samples]
+    if sampler.strategy is None or not actions.any():
         return {}
-    prompts = np.repeat([len(visit.prompt) for visit in visits], samples)
-    return {"rollout/prefix_length": float((acts.argmax(axis=1) - prompts)[acts.any(axis=1)].mean())}
+    prompt_lengths = np.repeat([len(visit.prompt) for visit in visits], samples)
+    prefix_lengths = actions.argmax(axis=1) - prompt_lengths
+    return {"rollout/prefix_length": float(prefix_lengths[actions.any(axis=1)].mean())}
 
 
 def last_of_two(scores: HostScores, rows: int) -> HostScores:
@@ -355,7 +364,7 @@ def last_of_two(scores: HostScores, rows: int) -> HostScores:
 
 
 def completion_text(tokenizer: Any, host: dict[str, np.ndarray], row: int) -> str:
-    """Returns what the policy said in a row, control tokens left out."""
+    """Returns the text that the policy sampled in a row, without control tokens."""
     return tokenizer.decode(host["tokens"][row][host["action_mask"][row]].tolist())
 
 
@@ -367,13 +376,14 @@ def refilled(
     keep: Callable[[Collected], Array],
     sampler: PromptSampler,
 ) -> Collected:
-    """Returns one batch whose groups carry a signal as far as `most` more rounds give them.
+    """Returns one batch, filled with groups that carry a signal from at most `most` further rounds.
 
     Args:
-      another: draws and scores one more round. keep: (round) -> [N] bool on the device, rows that the objective takes.
+      another: draws and scores one more round.
+      keep: (round) -> [N] bool on the device, the rows that the objective learns from.
     """
     rounds, kept = [first], [groups_with_signal(first, keep(first), samples)]
-    # Every process sees the same rewards, so every process takes the same number of rounds.
+    # Every process sees the same rewards, so every process draws the same number of rounds.
     while needs_another(rounds, kept, most):
         rounds.append(another())
         kept.append(groups_with_signal(rounds[-1], keep(rounds[-1]), samples))
@@ -381,12 +391,16 @@ def refilled(
 
 
 def needs_another(rounds: list[Collected], kept: list[list[int]], most: int) -> bool:
-    """Whether groups without signal are left, and rounds. kept: the groups of each round that have one."""
+    """Whether the batch still lacks groups with a signal and another round is allowed.
+
+    Args:
+      kept: the groups of each round that have a signal.
+    """
     return sum(map(len, kept)) < len(rounds[0].visits) and len(rounds) <= most
 
 
 def filled(rounds: list[Collected], kept: list[list[int]], samples: int, sampler: PromptSampler) -> Collected:
-    """Returns the batch that all rounds of a step make, and counts them. kept: as in `needs_another`."""
+    """Returns the batch made from all rounds of a step, with their counts as metrics. kept: as in `needs_another`."""
     first = rounds[0]
     counters = {
         "refill/rounds": float(len(rounds) - 1),
@@ -398,7 +412,7 @@ def filled(rounds: list[Collected], kept: list[list[int]], samples: int, sampler
 
 
 def groups_with_signal(round_: Collected, keep: Array, samples: int) -> list[int]:
-    """Returns the groups of a round that the objective would learn from. keep: [N] bool."""
+    """Returns the groups of a round that the objective would learn from. keep: [N] bool, its rows."""
     groups = fetch(keep).reshape(-1, samples).any(axis=1)
     return [g for g in np.flatnonzero(groups).tolist() if g < len(round_.visits)]
 
@@ -406,26 +420,26 @@ def groups_with_signal(round_: Collected, keep: Array, samples: int) -> list[int
 def merge(rounds: list[Collected], kept: list[list[int]], samples: int, sampler: PromptSampler) -> Collected:
     """Returns one batch: groups with signal in the order drawn, then groups without, which the objective masks."""
     num_groups = len(rounds[0].visits)
-    good = [(r, g) for r, groups in enumerate(kept) for g in groups]
-    rest = [(r, g) for r, round_ in enumerate(rounds) for g in range(len(round_.visits)) if g not in set(kept[r])]
-    chosen = (good + rest)[:num_groups]
+    with_signal = [(r, g) for r, groups in enumerate(kept) for g in groups]
+    without = [(r, g) for r, round_ in enumerate(rounds) for g in range(len(round_.visits)) if g not in set(kept[r])]
+    chosen = (with_signal + without)[:num_groups]
     rows = [(r, g * samples + k) for r, g in chosen for k in range(samples)]
-    pad = rounds[0].host["length"].shape[0] - len(rows)
-    rows += [(0, num_groups * samples + k) for k in range(pad)]
+    num_padding = rounds[0].host["length"].shape[0] - len(rows)
+    rows += [(0, num_groups * samples + k) for k in range(num_padding)]
     fetched = [fetch(fields(round_.rollout)) for round_ in rounds]
-    taken = {name: np.stack([fetched[r][name][i] for r, i in rows]) for name in fetched[0]}
-    taken["group"] = (np.arange(len(rows)) // samples).astype(taken["group"].dtype)
+    merged = {name: np.stack([fetched[r][name][i] for r, i in rows]) for name in fetched[0]}
+    merged["group"] = (np.arange(len(rows)) // samples).astype(merged["group"].dtype)
     scores = chosen_scores([round_.host_scores for round_ in rounds], rows)
     visits = [rounds[r].visits[g] for r, g in chosen]
     return Collected(
-        rollout=rounds[0].rollout.replace(**{name: sampler.place(value) for name, value in taken.items()}),
+        rollout=rounds[0].rollout.replace(**{name: sampler.place(value) for name, value in merged.items()}),
         scores=scores_to_learn_from(scores, visits, samples, sampler.components, sampler.place),
-        host={name: taken[name] for name in ON_HOST},
+        host={name: merged[name] for name in ON_HOST},
         host_scores=scores,
         visits=visits,
         texts=[rounds[r].texts[i] for r, i in rows],
         metrics=verdict_metrics(scores, visits, samples)
-        | prefix_metrics(sampler, visits, taken["action_mask"], samples),
+        | prefix_metrics(sampler, visits, merged["action_mask"], samples),
         samples=samples,
     )
 
@@ -437,66 +451,66 @@ def scores_to_learn_from(
     components: Sequence[str],
     place: Callable[[np.ndarray], Array],
 ) -> Scores:
-    """Returns what learning needs of the scores.
+    """Returns the part of the scores that learning reads, on the device.
 
     Args:
-      visits, samples: the prompts that the rows are of, and how many rows are of each; the rest is padding.
-      components: the names of those that learning may see, whatever verifiers have been met since the run began.
-      place: puts an array, by row, where learning takes it from.
+      visits, samples: the prompts, and how many rows each has; the other rows are padding.
+      components: names of the components that learning may see, whichever verifiers have been loaded so far.
+      place: puts an array by row on the learner's devices.
     """
-    nothing = np.full(scores.reward.shape, np.nan, np.float32)
+    absent = np.full(scores.reward.shape, np.nan, np.float32)
     return Scores(
         reward=place(scores.reward),
         valid=place(scores.valid),
         verdict=place(scores.verdict),
         outcome=place(scores.outcome),
-        # Of a row that is masked the tokens are worth nothing either.
+        # The tokens of a masked row have no reward either.
         token_reward=None
         if scores.token_reward is None
         else place(np.where(scores.valid[:, None], scores.token_reward, 0).astype(np.float32)),
-        components={name: place(scores.components.get(name, nothing)) for name in components},
+        components={name: place(scores.components.get(name, absent)) for name in components},
         task=place(task_hashes(visits, samples, len(scores.reward))),
     )
 
 
 def task_hashes(visits: Sequence[Visit], samples: int, rows: int) -> np.ndarray:
-    """Returns a number for the task of every row, [rows] uint32: CRC-32 of its name, 0 on padding."""
-    of_prompts = np.array([zlib.crc32(visit.example.task.encode()) for visit in visits], np.uint32)
-    return np.pad(np.repeat(of_prompts, samples), (0, rows - len(visits) * samples))
+    """Returns a hash of the task of every row, [rows] uint32: CRC-32 of its name, 0 on padding."""
+    hashes = np.array([zlib.crc32(visit.example.task.encode()) for visit in visits], np.uint32)
+    return np.pad(np.repeat(hashes, samples), (0, rows - len(visits) * samples))
 
 
 def verdict_metrics(scores: HostScores, visits: list[Visit], samples: int) -> dict[str, float]:
     """Returns counts of verdicts and means of reward components and tasks, over rows that are not padding."""
     rows = len(visits) * samples
     valid = scores.valid[:rows]
-    out = {f"verdict/{status.name.lower()}": float((scores.verdict[:rows] == status).sum()) for status in Status}
-    del out["verdict/padding"]
+    metrics = {f"verdict/{status.name.lower()}": float((scores.verdict[:rows] == status).sum()) for status in Status}
+    del metrics["verdict/padding"]
     for name, component in scores.components.items():
         judged = np.isfinite(component[:rows])
         if judged.any():
-            out[f"reward_component/{name}"] = float(component[:rows][judged].mean())
+            metrics[f"reward_component/{name}"] = float(component[:rows][judged].mean())
     tasks = np.array([visit.example.task for visit in visits for _ in range(samples)])
     for task in sorted(set(tasks)) if len(set(tasks)) > 1 else []:
-        chosen = (tasks == task) & valid
-        if chosen.any():
-            out[f"reward_task/{task}"] = float(scores.reward[:rows][chosen].mean())
-    return {**out, **scores.source_metrics}
+        of_task = (tasks == task) & valid
+        if of_task.any():
+            metrics[f"reward_task/{task}"] = float(scores.reward[:rows][of_task].mean())
+    return {**metrics, **scores.source_metrics}
 
 
 def padded(scores: HostScores, missing: int) -> HostScores:
-    """Returns the scores with `missing` rows of padding behind them."""
+    """Returns the scores followed by `missing` rows of padding."""
     if not missing:
         return scores
-    longer = lambda x, fill: np.concatenate([x, np.full((missing, *x.shape[1:]), fill, x.dtype)])
+    pad = lambda x, fill: np.concatenate([x, np.full((missing, *x.shape[1:]), fill, x.dtype)])
     return dataclasses.replace(
         scores,
-        reward=longer(scores.reward, 0),
-        valid=longer(scores.valid, False),
-        verdict=longer(scores.verdict, Status.PADDING),
-        outcome=longer(scores.outcome, 0),
-        components={name: longer(component, np.nan) for name, component in scores.components.items()},
+        reward=pad(scores.reward, 0),
+        valid=pad(scores.valid, False),
+        verdict=pad(scores.verdict, Status.PADDING),
+        outcome=pad(scores.outcome, 0),
+        components={name: pad(component, np.nan) for name, component in scores.components.items()},
         details=[*scores.details, *[""] * missing],
-        token_reward=None if scores.token_reward is None else longer(scores.token_reward, 0),
+        token_reward=None if scores.token_reward is None else pad(scores.token_reward, 0),
     )
 
 
@@ -526,7 +540,7 @@ def chosen_scores(rounds: list[HostScores], rows: list[tuple[int, int]]) -> Host
 
 
 def fields(rollout: Rollout) -> dict[str, Array]:
-    """Returns the per-sequence fields that are there, by name."""
+    """Returns the per-sequence fields that are not None, by name."""
     return {
         name: value
         for name, value in vars(rollout).items()

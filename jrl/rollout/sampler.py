@@ -1,17 +1,17 @@
 """Samples completions on the device: every batch shard decodes its own queue of sequences through a few slots.
 
-One jitted program. Inside `shard_map`, manual over the batch axes, one `while_loop` decodes a shard's B * G / shards
-sequences in `slots` rows at a time. A row that ends frees its slot for the next sequence at once, so that the longest
+One jitted program. Inside `shard_map`, manual over the batch axes, a `while_loop` decodes a shard's B * G / shards
+sequences, at most `slots` at a time. A sequence that ends frees its slot for the next one at once, so that the longest
 completion does not hold up the rest. A prompt is prefilled once for its G samples, when the first of them gets a slot,
-together with the next ones in the queue: at most slots / G + 2 prompts are resident, however long the queue is.
+together with the next prompts in the queue: at most slots / G + 2 prompts are resident, however long the queue is.
 When the queue is empty and half the slots are idle, the batch may shrink to half as many slots
 (`Sampler.max_batch_compactions`).
-Shards take different numbers of decode steps, therefore no collective over a batch axis may stand inside the loop:
-weights are replicated over those axes, and sharded over tensor only.
+Shards take different numbers of decode steps, so the loop may contain no collective over a batch axis: weights are
+replicated over those axes, and sharded over tensor only.
 
-A sequence always passes through the same computation, whatever slot it has: its prompt's keys and values are copied
-from the prefill, then the last prompt token is fed again and every logit comes from the decode step of the loop, or of
-one with fewer slots: when the batch shrinks depends on the other sequences, and can move a log-prob by a rounding.
+A sequence goes through the same computation in every slot: its prompt's keys and values are copied from the prefill,
+then the last prompt token is fed again, and every logit comes from the decode step. A compaction changes the batch size
+of that step, at a time that depends on the other sequences; it can move a log-prob by a rounding error.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ POLICY = "policy"
 # Scopes of the loops and the condition whose frequency only the data decides: `jrl plan` counts by their names.
 REFILLS, ADMIT, PREFILL, DECODE, COMPACTED = "refills", "admit", "prefill", "decode", "compacted"
 PREFILL_CHUNKS, PREFILL_REST = "prefill_chunks", "prefill_rest"  # within a prefill in chunks
-RESIDENT_TOKENS = 16_384  # the most that a batch shard's resident prompts have, but for a single one that has more
+RESIDENT_TOKENS = 16_384  # most tokens of a batch shard's resident prompts; a single prompt may have more
 
 
 @traced
@@ -67,10 +67,10 @@ class Sampler:
     top_k: int | None = None  # draw from the k likeliest tokens
     top_p: float | None = None  # draw from the likeliest tokens whose probabilities sum to p
     min_p: float | None = None  # draw from tokens at least min_p times as likely as the likeliest
-    stop_strings: tuple[str, ...] = ()  # end a completion that contains one, in whatever tokens
-    # unrolled decodes faster on CPU, scanned compiles faster; auto: scanned with a kernel for TPUs, else unrolled
+    stop_strings: tuple[str, ...] = ()  # end a completion that contains one, however it is tokenized
+    # unrolled decodes faster on CPU, scanned compiles faster; auto: scanned with a TPU kernel, else unrolled
     layers: Literal["auto", "unrolled", "scanned"] = "auto"
-    # What of a head's keys is contiguous in the cache: a token's entries, or an entry's tokens (faster on CPU).
+    # What is contiguous in a head's key cache: the entries of a token, or the tokens of an entry (faster on CPU).
     kv_layout: Literal["token_major", "head_dim_major"] = "token_major"
     attention: OneToken = "auto"  # of a new token over the cache; 'ragged': our Pallas kernel for TPUs
     # Tokens of a row that are prefilled at once; None: all of them, and on TPUs at most 2,048.
@@ -94,10 +94,10 @@ class Sampler:
         if self.top_k is not None and isinstance(self.top_k, int) and not 1 <= self.top_k < 2**31:
             raise ValueError(f"Sampler.top_k must be at least 1 and below 2**31, or None for off; got {self.top_k}")
         if any("\ud800" <= character <= "\udfff" for text in self.stop_strings for character in text):
-            raise ValueError("Sampler.stop_strings has half of a surrogate pair, which UTF-8 does not know; got "
+            raise ValueError("Sampler.stop_strings has half of a surrogate pair, which UTF-8 cannot encode; got "
                              f"{self.stop_strings!a}")  # fmt: skip
         for name, low_open in (("temperature", True), ("top_p", True), ("min_p", False)):
-            value = {"temperature": self.temperature, "top_p": self.top_p, "min_p": self.min_p}[name]
+            value = getattr(self, name)
             if not isinstance(value, (int, float)):  # None, or traced
                 continue
             high = float("inf") if name == "temperature" else 1.0
@@ -112,7 +112,7 @@ class Sampler:
 
 @struct.dataclass
 class SamplingParams:
-    """The traced part of a Sampler. Values may change from call to call; a None is another program."""
+    """The traced part of a Sampler. Values may change from call to call; changing one to None recompiles."""
 
     temperature: Array | None  # [] float32
     top_k: Array | None  # [] int32
@@ -121,7 +121,7 @@ class SamplingParams:
 
     @property
     def truncated(self) -> bool:
-        """The sampling distribution differs from the policy at its temperature: log-probs under both are recorded."""
+        """Whether the sampling distribution differs from the policy at its temperature: both log-probs are recorded."""
         return self.temperature is None or not (self.top_k is None and self.top_p is None and self.min_p is None)
 
 
@@ -137,7 +137,7 @@ def params_on_device(config: Sampler, mesh: Mesh) -> SamplingParams:
 
 
 def untruncated(temperature: float | None, mesh: Mesh) -> SamplingParams:
-    """Returns the sampling parameters of the policy at a temperature, never truncated; None: greedy."""
+    """Returns sampling parameters with this temperature and no truncation; None: greedy."""
     temperature = None if temperature is None else place_on_mesh(np.float32(temperature), replicated(mesh))
     return SamplingParams(temperature=temperature, top_k=None, top_p=None, min_p=None)
 
@@ -180,10 +180,10 @@ class Options(NamedTuple):
     max_batch_compactions: int
     stop_ids: tuple[int, ...]
     pad_id: int
-    greedy_samples: int = 0  # of each prompt, the first of its samples
-    # The rollout has `routes`, of the forward pass that drew the next token. Needs `Model.routes`.
+    greedy_samples: int = 0  # how many of each prompt's samples are greedy: the first ones
+    # Record `routes`, of the forward pass that drew the next token. Needs `Model.routes`.
     records_routes: bool = False
-    entropy: bool = False  # of the distribution that each token is drawn from is recorded
+    entropy: bool = False  # record the policy's entropy at every sampled token
 
 
 def static_options(
@@ -221,20 +221,20 @@ def sample(
 ) -> Rollout:
     """Returns `samples` completions of every prompt, rows of a prompt adjacent, sharded over the batch axes of `mesh`.
 
-    The entry point for people, who name what they want; a run calls `program`, with everything on the mesh already.
+    The entry point for interactive use; a run calls `program`, with every array already on the mesh.
     A completion ends with a stop id (which counts as an action), with the token that completes a stop string, or
     with its budget. Log-probs are in float32 or wider.
 
     Args:
-      policy: its parameters are gathered over the batch axes inside.
+      policy: its parameters are gathered over the batch axes here.
       prompts: B a multiple of the mesh's batch shards. A prompt of length 0 gives rows without an action.
       key: [] typed key, the run's root. Not consumed: draws are named by (stream, uid, sample, position).
       stream: keeps train, evaluation and interactive draws apart.
       samples: G.
-      greedy_samples: so many of them, the first, are greedy; their log-probs are the policy's, as of the others.
+      greedy_samples: how many of a prompt's samples are greedy: the first ones. Their log-probs are the policy's too.
       budget: [B * G] int32, most tokens of each completion, also capped by config.completion_length; 0 gives a row
         without an action.
-      drawing: as `program` has it, `policy.params` too.
+      drawing: as in `program`, which says what `policy.params` then is.
 
     Raises:
       ValueError: B is not a multiple of the batch shards, or stop strings came without their table.
@@ -281,41 +281,44 @@ def program(
     options: Options,
     drawing: Drawing | None = None,
 ) -> Rollout:
-    """Returns what `sample` does, of arrays already on the mesh. Called under `jax.set_mesh`.
+    """Returns what `sample` does, given arrays already on the mesh. Called under `jax.set_mesh`.
 
     The jitted entry point: each parameter is an argument of the compiled program, or part of its compile key.
 
     Args:
-      drawing: how a sampling strategy draws the rows of a shard; None: each by itself. Where it draws with other roles'
-        weights too, `params` is {"policy": ..., and each of its roles: ...}, and `budget` is its own.
+      drawing: how a sampling strategy draws the rows of a shard; None: each row independently. If it also draws with
+        the weights of other roles, `params` is {role: weights}, "policy" included. It sets its own budgets.
     """
     by_role = params if drawing is not None and drawing.roles else {POLICY: params}
-    # Of the weights as they are stored: the hash does not depend on their sharding, and hashing the gathered ones took
-    # 16 GiB a chip more for 8B over tensor 4.
+    # Hashed as they are stored: the hash does not depend on the sharding, and hashing the gathered weights took 16 GiB
+    # a chip more for 8B over tensor 4.
     weights_fingerprint = fingerprint(by_role[POLICY])
     model, cfg, sequences = options.model, options.model_cfg, prompts.tokens.shape[0] * options.samples
     prepared = {role: model.prepare_for_decode(weights, cfg) for role, weights in by_role.items()}
     if options.layout == "single_block":  # which an accelerator's kernel reads
-        decoded = min(options.slots, sequences // batch_shards(jax.sharding.get_abstract_mesh()))
-        prepared = {role: fused(*both, cfg, rows=decoded) for role, both in prepared.items()}
-    place = lambda names, rules: jax.tree.map(lambda axes: spec(axes, rules), names, is_leaf=_is_names)
-    places, over_batch, inside_batch = (
-        {role: place(names, rules) for role, (_, names) in prepared.items()}
-        for rules in (GATHERED, *split_rules(GATHERED))
-    )
-    params = jax.tree.map(jax.sharding.reshard, {role: weights for role, (weights, _) in prepared.items()}, places)
+        slots = min(options.slots, sequences // batch_shards(jax.sharding.get_abstract_mesh()))
+        prepared = {role: fused(weights, names, cfg, rows=slots) for role, (weights, names) in prepared.items()}
+
+    def specs(rules: Mapping[str | None, Any]) -> dict[str, PyTree]:
+        """Returns the partition specs of the prepared weights, by role."""
+        place = lambda names: jax.tree.map(lambda axes: spec(axes, rules), names, is_leaf=_is_names)
+        return {role: place(names) for role, (_, names) in prepared.items()}
+
+    batch_rules, tensor_rules = split_rules(GATHERED)
+    weights = {role: weights for role, (weights, _) in prepared.items()}
+    params = jax.tree.map(jax.sharding.reshard, weights, specs(GATHERED))
     if budget is None:
         budget = jnp.full(sequences, options.completion_length, jnp.int32)
     rows = PartitionSpec(batch_axes())
     prompts, budget = jax.tree.map(lambda x: jax.sharding.reshard(x, rows), (prompts, budget))
     shard = functools.partial(_draw_shard, options=options, drawing=drawing)
-    # At the border of a `shard_map` over some axes, jax 0.10 gathers what is sharded over an explicit axis that stays:
-    # every device would hold whole weights. An automatic axis is left alone; inside, it is explicit again.
+    # Where a `shard_map` over some axes begins, jax 0.10 gathers what is sharded over the other explicit axes: every
+    # device would hold whole weights. It leaves automatic axes alone: `tensor` is automatic outside, explicit inside.
     everywhere = PartitionSpec()
-    inside = jax.sharding.explicit_axes(shard, axes="tensor", in_sharding=(inside_batch, *[everywhere] * 7))
+    explicit = jax.sharding.explicit_axes(shard, axes="tensor", in_sharding=(specs(tensor_rules), *[everywhere] * 7))
     mapped = jax.shard_map(
-        inside,
-        in_specs=(over_batch, rows, rows, everywhere, everywhere, everywhere, everywhere, everywhere),
+        explicit,
+        in_specs=(specs(batch_rules), rows, rows, everywhere, everywhere, everywhere, everywhere, everywhere),
         out_specs=rows,
         axis_names=set(batch_axes()),
     )
@@ -326,7 +329,7 @@ def program(
 
 
 class _Shard(NamedTuple):
-    """What does not change while a batch shard decodes its n = B * G / shards sequences."""
+    """What is constant while a batch shard decodes its n = B * G / shards sequences."""
 
     options: Options  # with at most n slots
     params: PyTree  # as the decode loop reads them
@@ -356,7 +359,7 @@ class _Shard(NamedTuple):
 
     @property
     def batch_dimension(self) -> int:
-        """Of the cache's leaves."""
+        """The batch dimension of the cache's leaves."""
         return 0 if self.options.unrolled else 1
 
 
@@ -378,7 +381,7 @@ class _Outputs(NamedTuple):
     truncated: Array | None  # [n, T] as logprobs
     support_size: Array | None  # [n, T] int32
     entropy: Array | None  # [n, T] as logprobs
-    routes: Array | None  # [n, T, F], of each token as an input; None: not recorded
+    routes: Array | None  # [n, T, F], as Rollout.routes; None: not recorded
     length: Array  # [n] int32
     finish: Array  # [n] int8
 
@@ -392,7 +395,9 @@ class _Resident(NamedTuple):
 
 
 class _Loop(NamedTuple):
-    waiting: Array  # [] int32, the first sequence that has had no slot yet
+    """The state of the decode loop."""
+
+    waiting: Array  # [] int32, the first sequence that has not had a slot
     resident: _Resident | None  # None: no sequence waits
     slots: _Slots
     cache: PyTree  # of the model
@@ -400,9 +405,11 @@ class _Loop(NamedTuple):
 
 
 def num_resident_prompts(local_prompts: int, slots: int, samples: int, width: int) -> int:
-    """Returns how many prompts of a batch shard are prefilled together and are resident: parts of the shard's as equal
-    as possible, so that nearly none is computed twice, and at most slots / G + 2, nor more than RESIDENT_TOKENS: the
-    cache has another column for each of these, and so has their successors' while they are prefilled.
+    """Returns how many prompts of a batch shard are prefilled together and then resident.
+
+    At most slots / G + 2, and at most RESIDENT_TOKENS tokens, because the resident prompts have a cache of their own,
+    and two while the next prompts are prefilled. The shard's prompts are divided as evenly as possible, so that almost
+    none is prefilled twice.
 
     Args:
       width: the most tokens of a prompt.
@@ -412,7 +419,7 @@ def num_resident_prompts(local_prompts: int, slots: int, samples: int, width: in
 
 
 def chunk_of_prompts(width: int, prefill_chunk: int | None) -> int:
-    """Returns how many tokens of prompts in rows of `width` are prefilled at once."""
+    """Returns how many tokens of each prompt, in rows of `width`, are prefilled at once."""
     return width if prefill_chunk is None else min(prefill_chunk, width)
 
 
@@ -451,18 +458,29 @@ def _draw_shard(
     ) -> Fields:
         if budget is None:
             budget = jnp.full(prompts.tokens.shape[0] * samples, completion_length, jnp.int32)
-        own = options._replace(samples=samples, completion_length=completion_length, entropy=entropy)
-        traced, params = (key, stream, version, sampling_params, stop_table), by_role[role]
+        params = by_role[role]
+        call_options = options._replace(samples=samples, completion_length=completion_length, entropy=entropy)
         if mixed_with is not None:
-            other, weight = mixed_with
-            own = own._replace(model=mixture(options.model, weight))
-            params = PolicyAndReference(params, by_role[other])
-        return _sample_shard(params, prompts, budget, *traced, options=own)
+            other_role, weight = mixed_with
+            call_options = call_options._replace(model=mixture(options.model, weight))
+            params = PolicyAndReference(params, by_role[other_role])
+        return _sample_shard(
+            params, prompts, budget, key, stream, version, sampling_params, stop_table, options=call_options
+        )
 
     if drawing is None:
         return sample(prompts, budget, samples=options.samples, completion_length=options.completion_length)
-    asked = {"samples": options.samples, "completion_length": options.completion_length, "pad_id": options.pad_id}
-    return drawing(Shard(sample=sample, prompts=prompts, key=key, stream=stream, **asked))
+    return drawing(
+        Shard(
+            sample=sample,
+            prompts=prompts,
+            key=key,
+            stream=stream,
+            samples=options.samples,
+            completion_length=options.completion_length,
+            pad_id=options.pad_id,
+        )
+    )
 
 
 def _sample_shard(
@@ -477,7 +495,7 @@ def _sample_shard(
     *,
     options: Options,
 ) -> Fields:
-    """Returns the fields of a Rollout for one batch shard, each row drawn by itself."""
+    """Returns the fields of a Rollout for one batch shard, each row drawn independently."""
     local_prompts, prompt_width = prompts.tokens.shape
     count, samples = local_prompts * options.samples, options.samples
     options = options._replace(slots=min(options.slots, count))
@@ -507,47 +525,50 @@ def _sample_shard(
         stop_table=stop_table,
     )
 
+    decode_step = functools.partial(_decode_step, shard)
+
     def more_than(rows: int) -> Callable[[_Loop], Array]:
+        """Returns the condition of a loop that runs while sequences wait or more than `rows` are being decoded."""
         return lambda loop: any_shard((loop.waiting < count) | ((loop.slots.sequence < count).sum() > rows))
 
     sizes = compaction_sizes(options.slots, options.max_batch_compactions)
-    more = more_than(sizes[0] if sizes else 0)
-    # A loop of its own between two refills: what only a refill reads is then not moved or laid out anew at every token.
-    full = lambda loop: more(loop) & ~any_shard(_num_admitted(shard, loop) > 0)
+    unfinished = more_than(sizes[0] if sizes else 0)
+    no_refill_due = lambda loop: unfinished(loop) & ~any_shard(_num_admitted(shard, loop) > 0)
 
     def refill_and_decode(loop: _Loop) -> _Loop:
         loop = _refill(shard, loop)
+        # An inner loop between two refills: what only a refill reads is not copied or laid out again at every token.
         with jax.named_scope(DECODE):
-            return jax.lax.while_loop(full, lambda loop: _decode_step(shard, loop), loop)
+            return jax.lax.while_loop(no_refill_due, decode_step, loop)
 
     with jax.named_scope(REFILLS):
-        loop = jax.lax.while_loop(more, refill_and_decode, _start(shard))
+        loop = jax.lax.while_loop(unfinished, refill_and_decode, _start(shard))
     for rows, remaining in zip(sizes, (*sizes[1:], 0)):
         compacted = _compact(shard, loop, rows)
         with jax.named_scope(COMPACTED):
-            loop = jax.lax.while_loop(more_than(remaining), lambda loop: _decode_step(shard, loop), compacted)
+            loop = jax.lax.while_loop(more_than(remaining), decode_step, compacted)
     return _rollout_fields(shard, loop.outputs, version)
 
 
 def _empty_cache(shard: _Shard, batch: int, length: int) -> PyTree:
-    """Returns a cache of `length` columns in one block, by layer where layers are unrolled."""
+    """Returns an empty cache of `length` columns in one block, a list of layers where layers are unrolled."""
     cache = _vary(shard.options.model.init_cache(shard.options.model_cfg, batch, length))
     return unstack_cache(cache) if shard.options.unrolled else cache
 
 
 def _decode_cache(shard: _Shard, cache: PyTree) -> PyTree:
-    """Returns a cache in the blocks in which all columns are decoded."""
+    """Returns the cache in the layout that the decode step reads."""
     return shard.options.model.cut_cache(cache, shard.shape[1], shard.options.layout)
 
 
 def _empty_routes(shard: _Shard, batch: int, length: int) -> Array | None:
-    """Returns routes of which none is recorded yet; None where they are not recorded."""
+    """Returns routes with nothing recorded yet; None where they are not recorded."""
     options = shard.options
     return _vary(options.model.routes.empty(options.model_cfg, batch, length)) if options.records_routes else None
 
 
 def _start(shard: _Shard) -> _Loop:
-    """Returns the loop's state before its first step: every slot is idle, and no prompt is resident."""
+    """Returns the loop's state before its first step: every slot is idle and no prompt is resident."""
     options, count = shard.options, shard.count
     padded = jnp.pad(shard.prompts.tokens[shard.prompt], ((0, 0), (0, options.completion_length)))
     wide = jnp.promote_types(jnp.dtype(options.model_cfg.dtype), jnp.float32)
@@ -576,28 +597,31 @@ def _start(shard: _Shard) -> _Loop:
 
 
 def _prefill(shard: _Shard, first: Array) -> _Resident:
-    """Returns the prompts from `first` on, prefilled by the weights that decode: no others are on the device."""
+    """Returns the prompts from `first` on, prefilled with the decode loop's weights, the only copy on the device."""
     prompts, options = shard.prompts, shard.options
     first = jnp.minimum(first, prompts.tokens.shape[0] - shard.num_resident)
     tokens = jax.lax.dynamic_slice_in_dim(prompts.tokens, first, shard.num_resident)
     length = jax.lax.dynamic_slice_in_dim(prompts.length, first, shard.num_resident)
-    cache, uncounted = _empty_cache(shard, *shard.prompt_column.shape), None
-    empty = _empty_routes(shard, *shard.prompt_column.shape)
-    if has_state(cache):  # which must see neither the last token, which is fed again, nor the padding
-        uncounted = (shard.prompt_column >= length[:, None] - 1).astype(jnp.int32)
+    empty_cache = _empty_cache(shard, *shard.prompt_column.shape)
+    empty_routes = _empty_routes(shard, *shard.prompt_column.shape)
+    segment = None
+    if has_state(empty_cache):  # the state must see neither the last token, which is fed again, nor the padding
+        segment = (shard.prompt_column >= length[:, None] - 1).astype(jnp.int32)
 
     def fill(start: Array | int, size: int, filled: tuple[PyTree, Array | None]) -> tuple[PyTree, Array | None]:
-        part = lambda x: jax.lax.dynamic_slice_in_dim(x, start, size, axis=1)
-        counts = None if uncounted is None else part(uncounted)
-        read = (part(tokens), part(shard.prompt_column), counts)
-        _, cache, new = _forward(shard, *read, filled[0])
-        return cache, new if new is None else jax.lax.dynamic_update_slice_in_dim(filled[1], new, start, axis=1)
+        columns = lambda x: jax.lax.dynamic_slice_in_dim(x, start, size, axis=1)
+        cache, routes = filled
+        segments = None if segment is None else columns(segment)
+        _, cache, new_routes = _forward(shard, columns(tokens), columns(shard.prompt_column), segments, cache)
+        if new_routes is not None:
+            routes = jax.lax.dynamic_update_slice_in_dim(routes, new_routes, start, axis=1)
+        return cache, routes
 
-    width, filled = tokens.shape[1], (cache, empty)
+    width, filled = tokens.shape[1], (empty_cache, empty_routes)
     chunk = chunk_of_prompts(width, options.prefill_chunk)
     if chunk == width:
         filled = fill(0, width, filled)
-    else:  # as far as the longest of these prompts goes: what is after it is never read
+    else:  # only up to the longest of these prompts: what comes after it is never read
         (chunks, rest), longest = divmod(width, chunk), most_of_shards(length.max() - 1)
         with jax.named_scope(PREFILL_CHUNKS):
             needed = jnp.minimum(-(-longest // chunk), chunks)
@@ -608,7 +632,7 @@ def _prefill(shard: _Shard, first: Array) -> _Resident:
                 filled = jax.lax.cond(longest > chunks * chunk, last, lambda filled: filled, filled)
     cache, routes = filled
     if routes is not None:  # the last token is fed again, and padding is not replayed
-        routes = jnp.where((shard.prompt_column < length[:, None] - 1)[..., None], routes, empty)
+        routes = jnp.where((shard.prompt_column < length[:, None] - 1)[..., None], routes, empty_routes)
     return _Resident(first, _decode_cache(shard, cache), routes)
 
 
@@ -623,10 +647,10 @@ def _forward(
 
 
 def _admit(shard: _Shard, loop: _Loop, admits: Array) -> _Loop:
-    """Gives the first idle slot to the next sequence. One that may draw nothing leaves it idle.
+    """Returns the loop's state with the first idle slot given to the next sequence, or idle if that has no budget.
 
     Args:
-      admits: [] bool; False for a member of a population that has no slot, or no sequence, left.
+      admits: [] bool; False for a member of a population that has no idle slot, or no sequence, left.
     """
     count, dimension = shard.count, shard.batch_dimension
     slot = jnp.argmax(loop.slots.sequence == count).astype(jnp.int32)
@@ -642,13 +666,13 @@ def _admit(shard: _Shard, loop: _Loop, admits: Array) -> _Loop:
         )
 
     def copy(cache: Array, prefilled: Array) -> Array:
-        # The slice is narrower than the slot: columns after it still have the last sequence's, and are never read
-        # before they are written.
+        # A prompt is shorter than a slot: later columns still hold the previous sequence's entries, which are
+        # overwritten before they are read.
         row = jax.lax.dynamic_slice_in_dim(prefilled, prompt - resident.first, 1, dimension)
         start = [jnp.zeros_like(slot)] * cache.ndim
         start[dimension] = slot
-        before = jax.lax.dynamic_slice(cache, start, row.shape)
-        return jax.lax.dynamic_update_slice_in_dim(cache, where_shard(admits, row, before), slot, dimension)
+        current = jax.lax.dynamic_slice(cache, start, row.shape)
+        return jax.lax.dynamic_update_slice_in_dim(cache, where_shard(admits, row, current), slot, dimension)
 
     admitted = _Slots(
         sequence=jnp.where(shard.budget[sequence] > 0, sequence, count),
@@ -673,7 +697,7 @@ def _admit(shard: _Shard, loop: _Loop, admits: Array) -> _Loop:
 
 
 def _refill(shard: _Shard, loop: _Loop) -> _Loop:
-    """Gives idle slots to the sequences that wait."""
+    """Returns the loop's state with idle slots given to waiting sequences."""
     num_admitted = _num_admitted(shard, loop)
     admit = lambda i, loop: _admit(shard, loop, i < num_admitted)
     with jax.named_scope(ADMIT):
@@ -681,13 +705,13 @@ def _refill(shard: _Shard, loop: _Loop) -> _Loop:
 
 
 def _num_admitted(shard: _Shard, loop: _Loop) -> Array:
-    """Returns how many of the sequences that wait there is an idle slot for, [] int32."""
+    """Returns for how many of the waiting sequences there is an idle slot, [] int32."""
     idle = (loop.slots.sequence == shard.count).sum(dtype=jnp.int32)
     return jnp.minimum(idle, shard.count - loop.waiting)
 
 
 def _decode_step(shard: _Shard, loop: _Loop) -> _Loop:
-    """Draws the next token of every slot and writes it out."""
+    """Returns the loop's state after the next token of every slot is drawn and written to the outputs."""
     options, slots, count = shard.options, loop.slots, shard.count
     hidden, cache, routes = _forward(shard, slots.token[:, None], slots.position[:, None], None, loop.cache)
     logits = options.model.unembed(shard.params, hidden, options.model_cfg)
@@ -732,16 +756,15 @@ def _decode_step(shard: _Shard, loop: _Loop) -> _Loop:
 
 
 def _compact(shard: _Shard, loop: _Loop, rows: int) -> _Loop:
-    """Moves the sequences that are not done into `rows` slots, which replace those of the loop."""
-    order = jnp.argsort(loop.slots.sequence == shard.count)  # stable: those not done first
+    """Returns the loop's state with the unfinished sequences in `rows` slots, which replace those of the loop."""
+    order = jnp.argsort(loop.slots.sequence == shard.count)  # stable: unfinished sequences first
     dimension = shard.batch_dimension
-    move = lambda i, compacted: jax.tree.map(
-        lambda to, cache: jax.lax.dynamic_update_slice_in_dim(
-            to, jax.lax.dynamic_slice_in_dim(cache, order[i], 1, dimension), i, dimension
-        ),
-        compacted,
-        loop.cache,
-    )
+
+    def move(i: Array, compacted: PyTree) -> PyTree:
+        row = lambda cache: jax.lax.dynamic_slice_in_dim(cache, order[i], 1, dimension)
+        write = lambda to, cache: jax.lax.dynamic_update_slice_in_dim(to, row(cache), i, dimension)
+        return jax.tree.map(write, compacted, loop.cache)
+
     empty = _decode_cache(shard, _empty_cache(shard, rows, shard.shape[1]))
     cache = jax.lax.fori_loop(0, rows, move, empty)
     slots = jax.tree.map(lambda x: x[order[:rows]], loop.slots)
@@ -749,7 +772,7 @@ def _compact(shard: _Shard, loop: _Loop, rows: int) -> _Loop:
 
 
 def _rollout_fields(shard: _Shard, outputs: _Outputs, version: Array) -> dict[str, Array | None]:
-    """Returns the fields of a Rollout but the fingerprint of its weights."""
+    """Returns the fields of a Rollout, except the fingerprint of its weights."""
     local_prompts = shard.prompts.tokens.shape[0]
     action_mask = (shard.column >= shard.prompt_length[:, None]) & (shard.column < outputs.length[:, None])
     return dict(
@@ -772,27 +795,27 @@ def _rollout_fields(shard: _Shard, outputs: _Outputs, version: Array) -> dict[st
 def _draw(
     keys: Array, logits: Array, sampling_params: SamplingParams, is_greedy: Array | None = None
 ) -> tuple[Array, Array, Array | None, Array | None]:
-    """Returns (token [K] int32, its log-prob [K] under policy and sampling distribution, size of support).
+    """Returns (token [K] int32, its log-prob [K] under the policy and under the sampling distribution, support size).
 
     The last two are None where the sampling distribution is the policy itself.
 
     Args:
       logits: [K, V] float32 or wider. is_greedy: [K] bool, rows that take the likeliest token; None: none does.
     """
-    take = lambda drawn: drawn if is_greedy is None else jnp.where(is_greedy, greedy(logits), drawn)
-    at = lambda values, token: jnp.take_along_axis(values, token[:, None], axis=1)[:, 0]
+    or_greedy = lambda drawn: drawn if is_greedy is None else jnp.where(is_greedy, greedy(logits), drawn)
+    logit_of = lambda logits, token: jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0]
     if sampling_params.temperature is None:
         token = greedy(logits)
-        logprob = at(logits, token) - jax.nn.logsumexp(logits, axis=-1)
+        logprob = logit_of(logits, token) - jax.nn.logsumexp(logits, axis=-1)
         return token, logprob, jnp.zeros_like(logprob), jnp.ones_like(token)
     scaled = logits / sampling_params.temperature.astype(logits.dtype)
     if not sampling_params.truncated:
-        token = take(jax.vmap(draw)(keys, scaled))
-        return token, at(scaled, token) - jax.nn.logsumexp(scaled, axis=-1), None, None
+        token = or_greedy(jax.vmap(draw)(keys, scaled))
+        return token, logit_of(scaled, token) - jax.nn.logsumexp(scaled, axis=-1), None, None
     keep = support(scaled, sampling_params.top_k, sampling_params.top_p, sampling_params.min_p)
     limited = jnp.where(keep, scaled, -jnp.inf)
-    token = take(jax.vmap(draw)(keys, limited))
-    chosen = at(scaled, token)
+    token = or_greedy(jax.vmap(draw)(keys, limited))
+    chosen = logit_of(scaled, token)
     logprob = chosen - jax.nn.logsumexp(scaled, axis=-1)
     return token, logprob, chosen - jax.nn.logsumexp(limited, axis=-1), keep.sum(axis=-1, dtype=jnp.int32)
 
@@ -806,7 +829,7 @@ def _entropy(logits: Array, sampling_params: SamplingParams) -> Array:
 
 
 def _vary(literals: PyTree) -> PyTree:
-    """Returns literals typed as differing between batch shards, as what a loop carries must be from its start."""
+    """Returns constants typed as varying over batch shards: the carry of a loop needs its final type from the start."""
     return jax.lax.pcast(literals, batch_axes(), to="varying")
 
 

@@ -43,9 +43,8 @@ __all__ = [
 class Scoring:
     """How completions are scored."""
 
-    verifiers: tuple[Any, ...] = dataclasses.field(
-        default=(), metadata={"table": "verifiers"}
-    )  # of rows that name none; the reward is their weighted sum
+    # for examples that name none; the reward is their weighted sum
+    verifiers: tuple[Any, ...] = dataclasses.field(default=(), metadata={"table": "verifiers"})
     workers: int = 2  # verifier processes, in parallel
     cpu_seconds: float = 2.0  # CPU time of one verifier on one completion
     wall_seconds: float = 10.0  # wall time of one verifier on one completion
@@ -64,16 +63,16 @@ class Scoring:
 
 
 class ScoringStopped(RuntimeError):
-    """Too much of a batch was lost to failures that are not the model's. Nothing was learned from the batch."""
+    """Failures that are not the model's cost too much of a batch. Nothing was learned from the batch."""
 
 
 class WorkersLost(ScoringStopped):
-    """Too much of a batch was lost to INFRA_ERROR: the workers are at fault, whatever the completions are."""
+    """INFRA_ERROR cost too much of a batch: the workers are at fault, not the completions."""
 
 
 class RewardOverflow(ScoringStopped):
-    """A reward of a token, or the sum of a batch's rewards or of their squares, is beyond float32, in which it is
-    learned from. Nothing was learned from the batch."""
+    """A token's reward, or the sum of a batch's rewards or of their squares, is beyond float32, the dtype of learning.
+    Nothing was learned from the batch."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,9 +86,9 @@ class HostScores:
     components: dict[str, np.ndarray]  # name -> [N] float32, unweighted; NaN where that verifier gave no number
     details: list[str]  # [N], details from the verifiers, mostly ""
     replayed: int  # rows whose verdicts came from the journal
-    # [N], rewards of spans of the completion as Verdict has them, weighted; () where not valid. None: none are given.
+    # [N], weighted rewards of spans of the completion, as in Verdict; () where not valid. None: no verifier gives any.
     spans: Sequence[tuple[tuple[int, float], ...]] | None = None
-    token_reward: np.ndarray | None = None  # [N, T] float32, of spans and of other sources; None: none is given
+    token_reward: np.ndarray | None = None  # [N, T] float32, from spans and other sources; None: no source gives any
     source_metrics: dict[str, float] = dataclasses.field(default_factory=dict)  # counters of other sources of rewards
 
     @property
@@ -99,7 +98,7 @@ class HostScores:
 
     @property
     def first_problem(self) -> str:
-        """The detail of the first invalid row that has one; "" where none has."""
+        """The detail of the first invalid row that has one; "" if none has."""
         lost = ~self.valid & (self.verdict != Status.PADDING)
         return next((detail for detail, is_lost in zip(self.details, lost) if is_lost and detail), "")
 
@@ -113,7 +112,7 @@ class ScoringTicket:
     keys: tuple[str, ...]  # [N], journal keys
     known: Mapping[int, tuple[Verdict, ...]]  # index in the batch -> verdicts that need no worker
     pending: tuple[int, ...]  # indices whose verdicts come from the pool, in its order
-    replayed: int
+    replayed: int  # how many of the known verdicts came from the journal
 
 
 class Scorer:
@@ -128,7 +127,7 @@ class Scorer:
         self._names = _component_names(self._rows)
         self._weights = [_weight(verifier) for verifier in config.verifiers]
         self._by_name: dict[str, int] = {}
-        self._judges: dict[tuple[int, ...], str] = {}  # the text of rows that judge together
+        self._row_texts: dict[tuple[int, ...], str] = {}  # pool rows that score together -> their text in journal keys
         self.rewards_spans = rewards_spans(config, table)
 
     def __enter__(self) -> Scorer:
@@ -155,22 +154,22 @@ class Scorer:
                 f"{len(completions)} completions, {len(examples)} examples and {len(keys)} keys; the counts must agree"
             )
         rows, names, known, pending, items, replayed = [], [], {}, [], [], 0
-        for place, (completion, example, (uid, sample)) in enumerate(zip(completions, examples, keys)):
-            judges = self.rows_for(example)
-            if judges not in self._judges:
-                self._judges[judges] = rows_text([self._rows[row] for row in judges])
-            name = journal_key(uid, sample, completion, example.id, self._judges[judges])
-            rows.append(judges)
+        for i, (completion, example, (uid, sample)) in enumerate(zip(completions, examples, keys)):
+            example_rows = self.rows_for(example)
+            if example_rows not in self._row_texts:
+                self._row_texts[example_rows] = rows_text([self._rows[row] for row in example_rows])
+            name = journal_key(uid, sample, completion, example.id, self._row_texts[example_rows])
+            rows.append(example_rows)
             names.append(name)
             if len(completion) > self._config.max_characters:
                 detail = f"{len(completion)} characters; Scoring.max_characters is {self._config.max_characters}"
-                known[place] = (Verdict(Status.FORBIDDEN, None, detail),) * len(judges)
+                known[i] = (Verdict(Status.FORBIDDEN, None, detail),) * len(example_rows)
             elif self._journal is not None and (recorded := self._journal.recall(name)) is not None:
-                known[place] = recorded
+                known[i] = recorded
                 replayed += 1
             else:
-                pending.append(place)
-                items.append(Item(completion, example, judges))
+                pending.append(i)
+                items.append(Item(completion, example, example_rows))
         return ScoringTicket(self.pool.submit(items), tuple(rows), tuple(names), known, tuple(pending), replayed)
 
     def collect(
@@ -180,14 +179,14 @@ class Scorer:
         progress: Callable[[int, int], None] | None = None,
         processes: Processes = ONE,
     ) -> HostScores:
-        """Waits for a batch and returns its scores. Writes verdicts that cannot be trained on to the journal.
+        """Waits for a batch and returns its scores. Writes unscorable verdicts to the journal.
 
         Args:
             stop: called about ten times a second while workers run.
-            progress: called with (rows scored, rows) when that changes, at most about ten times a second, by this
+            progress: called with (rows scored, rows) when that changes, at most about ten times a second, in this
               thread.
-            processes: those that score a batch together, each its own rows, which are what this returns. The limits are
-              of the rows of all, so that all stop or none.
+            processes: those that score a batch together, each its own rows, which this returns. The limits apply to the
+              rows of all processes, so that all of them stop or none does.
 
         Raises:
             ScoringAbandoned: `stop` returned True. Nothing of the batch is in the journal.
@@ -198,27 +197,27 @@ class Scorer:
         report = None if progress is None else lambda done, _: progress(known + done, total)
         verdicts = dict(ticket.known)
         verdicts.update(zip(ticket.pending, self.pool.collect(ticket.pool_ticket, stop, report)))
-        ordered = [verdicts[place] for place in range(total)]
+        ordered = [verdicts[i] for i in range(total)]
         scores = self._weigh(ordered, ticket)
         self._check_lost(processes.exchange("lost", self._lost(ordered, ticket)))
         if self._journal is not None:
-            masked = [p for p in ticket.pending if not all(verdict.status.scorable for verdict in ordered[p])]
-            self._journal.keep((ticket.keys[p], ordered[p]) for p in masked)
+            masked = [i for i in ticket.pending if not all(verdict.status.scorable for verdict in ordered[i])]
+            self._journal.keep((ticket.keys[i], ordered[i]) for i in masked)
         return scores
 
     def _lost(self, verdicts: Sequence[tuple[Verdict, ...]], ticket: ScoringTicket) -> dict[str, Any]:
         """Returns how many rows were lost to failures that are not the model's, and by which verifiers, as JSON."""
         lost: dict[str, Any] = {"rows": len(verdicts), "pool": dict(self.pool.counts)}
         failures: dict[Status, list[tuple[int, str, str]]] = {Status.INFRA_ERROR: [], Status.VERIFIER_ERROR: []}
-        for place, (rows, of_row) in enumerate(zip(ticket.rows, verdicts)):
-            for row, verdict in zip(rows, of_row):
+        for i, (rows, row_verdicts) in enumerate(zip(ticket.rows, verdicts)):
+            for row, verdict in zip(rows, row_verdicts):
                 if verdict.status in failures:
-                    failures[verdict.status].append((place, self._names[row], verdict.detail))
-        for status, every in failures.items():
+                    failures[verdict.status].append((i, self._names[row], verdict.detail))
+        for status, failed in failures.items():
             lost[status.name] = {
-                "rows": len({place for place, _, _ in every}),
-                "by_verifier": dict(collections.Counter(verifier for _, verifier, _ in every)),
-                "first": {verifier: detail for _, verifier, detail in reversed(every)},
+                "rows": len({i for i, _, _ in failed}),
+                "by_verifier": dict(collections.Counter(verifier for _, verifier, _ in failed)),
+                "first": {verifier: detail for _, verifier, detail in reversed(failed)},
             }
         return lost
 
@@ -226,20 +225,20 @@ class Scorer:
         """Raises ScoringStopped where too many rows were lost to failures that are not the model's.
 
         Args:
-            losses: what `_lost` returns, of every process that has scored a share of the batch.
+            losses: what `_lost` returns in every process that scored a share of the batch.
         """
         total = sum(lost["rows"] for lost in losses)
         for status, name, why in (
             (Status.INFRA_ERROR, "stop_above", "could not be scored"),
             (Status.VERIFIER_ERROR, "stop_above_verifier_errors", "made a verifier raise or return no number"),
         ):
-            found = [lost[status.name] for lost in losses]
-            rows = sum(each["rows"] for each in found)
+            failures = [lost[status.name] for lost in losses]
+            rows = sum(failed["rows"] for failed in failures)
             if rows <= getattr(self._config, name) * total:
                 continue
-            counts = sum((collections.Counter(each["by_verifier"]) for each in found), collections.Counter())
+            counts = sum((collections.Counter(failed["by_verifier"]) for failed in failures), collections.Counter())
             verifier = counts.most_common(1)[0][0]
-            detail = next(each["first"][verifier] for each in found if verifier in each["first"])
+            detail = next(failed["first"][verifier] for failed in failures if verifier in failed["first"])
             pool = sum((collections.Counter(lost["pool"]) for lost in losses), collections.Counter())
             hint = (
                 f"The pool so far: {dict(pool)}"
@@ -283,7 +282,7 @@ class Scorer:
         return tuple(range(len(self._config.verifiers)))
 
     def row_named(self, name: str, place: str) -> int:
-        """Returns the pool's index of the run's own row of that name, or else of the table's with its defaults.
+        """Returns the pool row of a verifier: the run's configured one, else one with the defaults of the table's.
 
         Raises:
             ValueError: there is none, or it has no defaults; the message names `place`, which asked for it.
@@ -321,83 +320,92 @@ class Scorer:
         status, outcome = np.zeros(count, np.int8), np.zeros(count, np.float32)
         components = {name: np.full(count, np.nan, np.float32) for name in self._names}
         details, spans = [], []
-        for place, (row_verdicts, rows) in enumerate(zip(verdicts, ticket.rows)):
+        for i, (row_verdicts, rows) in enumerate(zip(verdicts, ticket.rows)):
             bad = [verdict for verdict in row_verdicts if not verdict.status.scorable]
             problem = ""
-            status[place] = (bad or row_verdicts)[0].status
+            status[i] = (bad or row_verdicts)[0].status
             if not bad:
                 # In float64 and in the order of the rows, so that the sum is deterministic.
                 total = weighted_sum([verdict.reward for verdict in row_verdicts], [self._weights[row] for row in rows])
                 if abs(total) <= LARGEST_REWARD:
-                    valid[place], reward[place], outcome[place] = True, total, row_verdicts[0].reward
+                    valid[i], reward[i], outcome[i] = True, total, row_verdicts[0].reward
                 else:
-                    status[place] = Status.VERIFIER_ERROR
+                    status[i] = Status.VERIFIER_ERROR
                     problem = f"the weighted sum {total:g} is beyond float32"
             for row, verdict in zip(rows, row_verdicts):
                 if verdict.reward is not None:
-                    components[self._names[row]][place] = verdict.reward
-            said = [f"{self._names[r]}: {v.detail}" for r, v in zip(rows, row_verdicts) if v.detail]
-            details.append("; ".join([*said, *([problem] if problem else [])]))
+                    components[self._names[row]][i] = verdict.reward
+            row_details = [f"{self._names[r]}: {v.detail}" for r, v in zip(rows, row_verdicts) if v.detail]
+            details.append("; ".join([*row_details, *([problem] if problem else [])]))
             weighted = ((end, self._weights[r] * x) for r, v in zip(rows, row_verdicts) for end, x in v.spans)
-            spans.append(tuple(weighted) if valid[place] else ())
-        rewarded = spans if self.rewards_spans else None
-        return HostScores(reward, valid, status, outcome, components, details, ticket.replayed, rewarded)
+            spans.append(tuple(weighted) if valid[i] else ())
+        return HostScores(
+            reward=reward,
+            valid=valid,
+            verdict=status,
+            outcome=outcome,
+            components=components,
+            details=details,
+            replayed=ticket.replayed,
+            spans=spans if self.rewards_spans else None,
+        )
 
 
 def scores_of_all(scores: HostScores, processes: Processes) -> HostScores:
-    """Returns the scores of all processes, given those of each one's own rows, in the order of the processes."""
+    """Returns the scores of all processes' rows, in the order of the processes, given those of this one's rows."""
     if processes.count == 1:
         return scores
-    every = [HostScores(**found) for found in processes.exchange("scores", vars(scores))]
-    names = sorted({name for each in every for name in each.components})
-    nothing = lambda each: np.full(each.reward.shape, np.nan, np.float32)
-    joined = lambda name: np.concatenate([getattr(each, name) for each in every])
+    shares = [HostScores(**fields) for fields in processes.exchange("scores", vars(scores))]
+    names = sorted({name for share in shares for name in share.components})
+    joined = lambda name: np.concatenate([getattr(share, name) for share in shares])
+
+    def component(share: HostScores, name: str) -> np.ndarray:
+        return share.components.get(name, np.full(share.reward.shape, np.nan, np.float32))
+
     spans = None
     if scores.spans is not None:
-        spans = [tuple((int(end), reward) for end, reward in row) for each in every for row in each.spans]
+        spans = [tuple((int(end), reward) for end, reward in row) for share in shares for row in share.spans]
     return HostScores(
         reward=joined("reward"),
         valid=joined("valid"),
         verdict=joined("verdict"),
         outcome=joined("outcome"),
-        components={
-            name: np.concatenate([each.components.get(name, nothing(each)) for each in every]) for name in names
-        },
-        details=[detail for each in every for detail in each.details],
-        replayed=sum(each.replayed for each in every),
+        components={name: np.concatenate([component(share, name) for share in shares]) for name in names},
+        details=[detail for share in shares for detail in share.details],
+        replayed=sum(share.replayed for share in shares),
         spans=spans,
     )
 
 
 def check_range(scores: HostScores) -> HostScores:
-    """Returns the scores. Raises RewardOverflow where a reward of a token that counts is beyond float32."""
+    """Returns the scores. Raises RewardOverflow where a token's reward in a valid row is beyond float32."""
     if scores.token_reward is not None:
-        bad = scores.valid & ~np.isfinite(scores.token_reward).all(1)
-        if bad.any():
+        overflows = scores.valid & ~np.isfinite(scores.token_reward).all(1)
+        if overflows.any():
             raise RewardOverflow(
-                f"the rewards of spans of completion {int(np.argmax(bad))} are beyond float32, whose largest number is "
-                f"{LARGEST_REWARD:g}; bound what verifiers and judges return, or lower their weights"
+                f"the rewards of spans of completion {int(np.argmax(overflows))} are beyond float32, whose largest "
+                f"number is {LARGEST_REWARD:g}; bound what verifiers and judges return, or lower their weights"
             )
     return scores
 
 
 def check_sums(scores: HostScores, weights: Mapping[str, float]) -> HostScores:
     """Returns the scores. Raises RewardOverflow where the rewards of the batch, or their squares, add up to more than
-    float32 holds: their mean and their spread would not be finite.
+    float32 holds: their mean and standard deviation would not be finite.
 
     Args:
-      weights: of the components, by their names.
+      weights: weights of the components, by name.
     """
     rewards = np.where(scores.valid, scores.reward, 0).astype(np.float64)
     if max(np.abs(rewards).sum(), np.square(rewards).sum()) <= LARGEST_REWARD:
         return scores
     worst = int(np.argmax(np.abs(rewards)))
-    part = lambda name: np.nan_to_num(abs(weights[name] * float(scores.components[name][worst])))
-    name = max(weights.keys() & scores.components.keys(), key=part, default=None)
-    of = "" if name is None else f", most of it from {name}, whose weight is {weights[name]:g}"
+    contribution = lambda name: np.nan_to_num(abs(weights[name] * float(scores.components[name][worst])))
+    name = max(weights.keys() & scores.components.keys(), key=contribution, default=None)
+    cause = "" if name is None else f", most of it from {name}, whose weight is {weights[name]:g}"
     raise RewardOverflow(
-        f"the reward of completion {worst} is {scores.reward[worst]:g}{of}: the batch's rewards, or their squares, add "
-        f"up to more than float32 holds, whose largest number is {LARGEST_REWARD:g}: they have no mean or spread. "
+        f"the reward of completion {worst} is {scores.reward[worst]:g}{cause}: the batch's rewards, or their squares, "
+        f"add up to more than float32 holds, whose largest number is {LARGEST_REWARD:g}: they have no mean or spread. "
         "Lower that weight, or bound the reward"
     )
 
@@ -417,17 +425,17 @@ def open_scoring(
 
     Args:
         config: the run's.
-        verifier_table: name -> row, jrl's own and those of the run's parts.
+        verifier_table: name -> row, jrl's own verifiers and those of the run's parts.
         part_sources: the parts files that define verifiers, as text; the workers load them.
         journal_path: file of the verdicts that depended on the machine; None: no journal.
         other_journals: files of other processes, whose verdicts are replayed too.
-        private: folders that no worker of root reads, such as the run's.
-        also: names of verifiers that examples name. Others are loaded at their first example, which may take seconds,
-            and add a name to `HostScores.components`.
-        pool: workers that another scorer of the same configuration has started; None: they are started.
+        private: folders that workers of a root process cannot read, such as the run's.
+        also: names of verifiers that examples name. Others are loaded at their first example, which may take seconds
+            and adds a name to `HostScores.components`.
+        pool: the workers of another scorer of the same configuration; None: new ones are started.
 
     Raises:
-        ValueError: a part does not load in a process without JAX, or a verifier's config cannot cross to it.
+        ValueError: a part does not load in a process without JAX, or a verifier's config cannot be sent to it.
     """
     table = merge(verifier_table)
     for verifier in config.verifiers:
@@ -458,12 +466,12 @@ def open_scoring(
 
 
 def rewards_spans(config: Scoring, table: Mapping[str, Verifier]) -> bool:
-    """Whether verdicts of the configured verifiers may hold rewards of spans of a completion."""
+    """Whether a configured verifier may reward spans of a completion."""
     return any(table[type(verifier).__name__].rewards_spans for verifier in config.verifiers)
 
 
 def component_names(config: Scoring) -> tuple[str, ...]:
-    """Returns the names of the configured verifiers in metrics and components of the reward."""
+    """Returns the names of the configured verifiers in metrics and in the reward's components."""
     return tuple(_component_names([spec_of(verifier) for verifier in config.verifiers]))
 
 

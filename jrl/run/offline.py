@@ -1,4 +1,4 @@
-"""One step of an Offline stage: the next stored rows, packed, prepared, updated on."""
+"""One step of an Offline stage: read the next stored rows, pack, prepare, update."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class OfflineStage:
     tokenizer: Any
     mesh: Mesh
     temperature: Array  # 1
-    chances: np.ndarray | None = None  # [examples] float64, of each to be drawn; None: they come in turn
+    chances: np.ndarray | None = None  # [examples] float64, probability of each; None: they come in order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,20 +52,20 @@ class PretrainingRows:
     stream: Stream
     source: StoredSource
     tokenizer: Any
-    chances: None = None  # its examples come in turn
+    chances: None = None  # its examples come in order
 
 
 def stored_rows(stage: Any) -> OfflineStage | PretrainingRows | None:
-    """Returns where an open stage, Offline or Online, has its stored rows from; None: it has none."""
+    """Returns the reader of an open stage's stored rows, Offline or Online; None: the stage has none."""
     return stage if isinstance(stage, OfflineStage) else stage.pretraining
 
 
 def chances_of(
     objective: Objective, config: Offline, source: StoredSource, stream: Stream, tokenizer: Any, width: int
 ) -> np.ndarray | None:
-    """Returns how likely every example of a stage is to be drawn, [examples] float64; None: they come in turn.
+    """Returns the probability of every example of a stage to be drawn, [examples] float64; None: they come in order.
 
-    It reads all of them. Raises ValueError where none can be drawn.
+    Reads every example. Raises ValueError where none can be drawn.
 
     Args:
       width: T, the most tokens of a row.
@@ -73,16 +73,16 @@ def chances_of(
     chances = objective.draw(config.objective)
     if chances is None:
         return None
-    numbers = np.full(len(objective.needs(config.objective).row_value_names), np.nan, np.float32)
+    no_row = np.full(len(objective.needs(config.objective).row_value_names), np.nan, np.float32)
     values = []
     for visit in stream.every():
         rows = source.rows(config.source, [] if visit is None else [visit], tokenizer, width)[0]
-        values.append(rows.value[0] if len(rows.length) else numbers)
+        values.append(rows.value[0] if len(rows.length) else no_row)
     return chances(np.array(values))
 
 
 class Stepped(NamedTuple):
-    """What a step left behind."""
+    """The result of a step."""
 
     state: TrainState
     metrics: dict[str, Array | float]
@@ -114,14 +114,13 @@ class StoredBatch(NamedTuple):
 def next_on_host(
     stage: OfflineStage | PretrainingRows, minibatches: int
 ) -> tuple[StoredBatch, dict[str, float], list[str]]:
-    """Returns the next stored rows of the training split and how they are packed, on the host, counts of those
-    left out, as metrics, and the id of every row's example; [] where some examples gave none.
+    """Returns the next stored rows of the training split and how they are packed, on the host; counts of those left
+    out, as metrics; and the id of every row's example, [] where some examples gave no row.
 
     Args:
       minibatches: Learner.minibatches of the stage.
     """
-    config = stage.config
-    stream = stage.stream
+    config, stream = stage.config, stage.stream
     visits = stream.next(config.batch_size) if stage.chances is None else stream.draw(config.batch_size, stage.chances)
     rows, left_out = stage.source.rows(config.source, visits, stage.tokenizer, stage.shape.width)
     rows = padded_rows(rows, stage.shape.sequences)
@@ -133,14 +132,14 @@ def next_on_host(
 
 
 def shardings(batch: StoredBatch, mesh: Mesh) -> StoredBatch:
-    """Returns how the arrays of a batch are placed: tokens cut over the batch axes, labels everywhere."""
+    """Returns the shardings of a batch: tokens are sharded over the batch axes, labels replicated."""
     by_row, everywhere = batch_sharding(mesh, 2), replicated(mesh)
     labels = StoredLabels(by_row, *[everywhere] * 4)
     return StoredBatch(by_row, labels, plan_shardings(batch.plans, mesh))
 
 
 def pretraining_batches(p: StagePrograms, batch: StoredBatch, coefficient: Array) -> list[PretrainingBatch]:
-    """Returns the stored rows that every optimizer step of an Online stage imitates as well."""
+    """Returns the stored rows that every optimizer step of an Online stage also imitates."""
     return [p.pretraining(batch.tokens, batch.labels.mask, plan, coefficient) for plan in batch.plans]
 
 
@@ -155,7 +154,7 @@ def learn(
 
 
 def abstract_rows(shape: Shape, mesh: Mesh, dtype: Any) -> jax.ShapeDtypeStruct:
-    """Returns what stored rows have by token, [N, T], as a shape."""
+    """Returns a per-token array of stored rows, [N, T], as a shape."""
     return jax.ShapeDtypeStruct((shape.sequences, shape.width), dtype, sharding=batch_sharding(mesh, 2))
 
 
@@ -175,13 +174,13 @@ def abstract_step(
       attributes: as `stored_attributes` has them.
     """
     role = config.trains
-    by_row = lambda dtype: abstract_rows(shape, mesh, dtype)
+    by_token = lambda dtype: abstract_rows(shape, mesh, dtype)
     replicated_shape = lambda dims, dtype: jax.ShapeDtypeStruct(dims, dtype, sharding=replicated(mesh))
-    packed = p.pack(by_row(np.int32), by_row(bool), plan, replicated_shape((), np.float32))
+    packed = p.pack(by_token(np.int32), by_token(bool), plan, replicated_shape((), np.float32))
     minibatch = prepare(p, state, role, packed, plan)
     count = (shape.sequences,)
     labels = StoredLabels(
-        by_row(bool),
+        by_token(bool),
         replicated_shape(count, np.float32),
         replicated_shape(count, np.float32),
         replicated_shape(count, np.int32),

@@ -53,19 +53,19 @@ class OnlineStage:
     scorer: Scorer
     sources: Sequence[RewardSource]  # of rewards, beside the verifiers
     temperature: Array
-    pretraining: PretrainingRows | None = None  # stored rows that are imitated as well; None: none
+    pretraining: PretrainingRows | None = None  # stored rows that are also imitated; None: there are none
 
     @property
     def rewards_tokens(self) -> bool:
-        """Whether tokens are rewarded too, and not rows alone."""
+        """Whether single tokens are rewarded too, not only rows."""
         return self.scorer.rewards_spans or any(source.rewards_tokens for source in self.sources)
 
 
 class Stepped(NamedTuple):
-    """What a step left behind."""
+    """The result of a step."""
 
     state: TrainState
-    waiting: tuple[Draw, ...]  # completions that are being drawn for the next steps, in their order
+    waiting: tuple[Draw, ...]  # completions that are being drawn for the next steps, in order
     metrics: dict[str, Array | float]
     batch: Collected | None  # None: nothing was sampled
     learned: Learned
@@ -85,17 +85,17 @@ def step(
     """Returns the state after one step, with what it sampled.
 
     Args:
-      waiting: the completions to learn from and those of the steps after, as far as they are being drawn already.
-      draws_ahead: so many steps after this one have their completions drawn, or begun, before this one is learned from.
+      waiting: the draws already in flight: of this step, if it has one, then of the next steps.
+      draws_ahead: how many of the next steps have their draws started before this step learns.
       phase: called with what the step does, and with (done, total) where that is counted.
-      stop: asked while completions are scored. clock: notes where the time goes.
-      warms_up: a critic of its own learns alone.
+      stop: polled while completions are scored. clock: records where the time goes.
+      warms_up: only a separate critic learns.
 
-    Raises: StopRequested where `stop` says so. `state` and `waiting` are as they were; the data stream has moved.
+    Raises: StopRequested where `stop` says so. `state` and `waiting` are unchanged; the data stream has advanced.
     """
     phase("sampling")
 
-    def sent(drawn: Draw) -> Submitted:
+    def wait_and_submit(drawn: Draw) -> Submitted:
         waited = clock.wait_for(drawn.rollout.length)
         with clock.on("score"):
             submitted = send(stage, state, drawn)
@@ -104,48 +104,48 @@ def step(
             return submitted
         return submitted._replace(seconds={"time/wait_for_draw_seconds": waited, **submitted.seconds})
 
-    # With devices of their own for sampling, the draw that is learned from is looked at before weights are published:
-    # it is scored meanwhile.
-    submitted = sent(waiting[0]) if waiting and stage.sampler.devices is not None else None
+    # With separate sampling devices, this step's draw is submitted before weights are published, and scored meanwhile.
+    submitted = wait_and_submit(waiting[0]) if waiting and stage.sampler.devices is not None else None
     with clock.on("sample"):
         current, *following = draws(stage, state, waiting, 1 + draws_ahead)
         for rollout in [drawn.rollout for drawn in (current, *following)]:
-            if all(rollout is not other.rollout for other in waiting):
+            if all(rollout is not in_flight.rollout for in_flight in waiting):
                 clock.dispatched("sample", rollout.length)
     if submitted is None:
-        submitted = sent(current)
-    del current  # what was gathered of it would stay on every device
+        submitted = wait_and_submit(current)
+    del current  # else its gathered fields would stay on every device
     phase("scoring", done=0, total=len(submitted.texts))
     with clock.on("prepare"):
         minibatches = pack_and_prepare(stage, state, submitted.drawn.rollout, submitted.host)
         note_prepared(clock, minibatches)
     progress = lambda done, total: phase("scoring", done=done, total=total)
 
-    def wait(sent: Submitted) -> Collected:
+    def wait_for_scores(submitted: Submitted) -> Collected:
         with clock.on("score"):
-            return collect(sent, stage.config.samples, stage.scorer, stage.sources, stage.sampler, stop, progress)
+            return collect(submitted, stage.config.samples, stage.scorer, stage.sources, stage.sampler, stop, progress)
 
-    batch = wait(submitted)
+    batch = wait_for_scores(submitted)
     rounds = [batch]
-    most = stage.objective.refill(stage.config.objective)
-    if most is not None:
-        judged = (stage.arrays.objective, stage.arrays.shaping)
+    max_refills = stage.objective.refill(stage.config.objective)
+    if max_refills is not None:
 
         def refill() -> Collected:
             with clock.on("sample"):
                 drawn = draw(stage.sampler, *refill_weights(stage, state))
                 clock.dispatched("sample", drawn.rollout.length)
-            rounds.append(wait(sent(drawn)))
+            rounds.append(wait_for_scores(wait_and_submit(drawn)))
             return rounds[-1]
 
-        keep = lambda found: stage.programs.keep(found.rollout, found.scores, *judged)
-        filled = refilled(batch, stage.config.samples, most, refill, keep, stage.sampler)
+        def keep(round_: Collected) -> Array:
+            return stage.programs.keep(round_.rollout, round_.scores, stage.arrays.objective, stage.arrays.shaping)
+
+        filled = refilled(batch, stage.config.samples, max_refills, refill, keep, stage.sampler)
         if filled.rollout is not batch.rollout:
             minibatches = pack_and_prepare(stage, state, filled.rollout, filled.host)
         batch = filled
 
     phase("updating")
-    pretraining, left_out = pretraining_rows(stage)  # from here on nobody can stop the step
+    pretraining, left_out = pretraining_rows(stage)  # from here on the step cannot be stopped
     with clock.on("update"):
         state, metrics, learned = learn_from_sampled(
             stage.programs,
@@ -161,12 +161,12 @@ def step(
         )
         clock.dispatched("update", metrics["update/skipped_nonfinite"])
     outcomes = record_outcomes(stage.sampler, rounds)
-    known = {**submitted.seconds, **batch.metrics, **outcomes, **left_out}
-    return Stepped(state, tuple(following), {**metrics, **known}, batch, learned)
+    metrics = {**metrics, **submitted.seconds, **batch.metrics, **outcomes, **left_out}
+    return Stepped(state, tuple(following), metrics, batch, learned)
 
 
 def pretraining_rows(stage: OnlineStage) -> tuple[list[PretrainingBatch], dict[str, float]]:
-    """Returns the next stored rows that a stage imitates, of every minibatch, and counts of those left out."""
+    """Returns the next stored rows that a stage imitates, by minibatch, and counts of those left out."""
     if stage.pretraining is None:
         return [], {}
     batch, left_out, _ = next_on_host(stage.pretraining, stage.config.learner.minibatches)
@@ -175,34 +175,34 @@ def pretraining_rows(stage: OnlineStage) -> tuple[list[PretrainingBatch], dict[s
 
 
 def note_prepared(clock: RunClock, minibatches: Sequence[Minibatch]) -> None:
-    """Notes the passes that prepare minibatches, where there are any."""
+    """Records on the clock the passes that prepare minibatches, if there are any."""
     if results := jax.tree.leaves([minibatch.recomputed for minibatch in minibatches]):
         clock.dispatched("prepare", results[-1])
 
 
 def draws(stage: OnlineStage, state: TrainState, waiting: Sequence[Draw], count: int) -> list[Draw]:
-    """Returns the completions of this step and of the next ones, `count` in all: those that wait, each with its next
-    segment where completions have several, and new ones.
+    """Returns the draws of this step and of the next ones, `count` in all: those that wait, each with its next segment
+    where completions have several, and new ones.
 
-    A first step fills the queue with its own weights, as version max(0, t - lag) asks: what the next steps would have
-    drawn before it is drawn now, segments included.
+    The first step fills the queue with its own weights, since step t learns from version max(0, t - lag). Earlier
+    segments of those draws are drawn now too.
     """
     sampler, version = stage.sampler, state.models["policy"].version
     weights = sampling_weights(stage.config, state)
-    further = lambda begun: draw_further(sampler, begun, weights, version)
-    queue = [further(begun) for begun in waiting] if sampler.segments > 1 else list(waiting)
+    next_segment = lambda drawn: draw_further(sampler, drawn, weights, version)
+    queue = [next_segment(drawn) for drawn in waiting] if sampler.segments > 1 else list(waiting)
     if queue and sampler.devices is None:
         queue[0] = hand_out(queue[0])  # before new ones are drawn
     for place in range(len(queue), count):
         drawn = draw(sampler, weights, version)
         for _ in range(sampler.segments - 1 - place):
-            drawn = further(drawn)
+            drawn = next_segment(drawn)
         queue.append(drawn)
     return queue
 
 
 def refill_weights(stage: OnlineStage, state: TrainState) -> tuple[PyTree, Array]:
-    """Returns the policy's parameters that refills of a step are drawn with, and their version: max(0, t - lag)."""
+    """Returns the weights that a step's refills are drawn with, and the policy's version in them: max(0, t - lag)."""
     version = state.models["policy"].version
     if stage.config.lag:
         oldest = previous_roles(stage.config.lag)[-1]
@@ -211,8 +211,8 @@ def refill_weights(stage: OnlineStage, state: TrainState) -> tuple[PyTree, Array
 
 
 def sampling_weights(config: Online, state: TrainState, policy: str = "policy") -> PyTree:
-    """Returns the weights that completions are drawn with: the policy's, and by role those of the models that the
-    stage's strategy draws with beside it.
+    """Returns the weights that completions are drawn with: the policy's, or {role: weights} where the stage's strategy
+    draws with other roles too.
 
     Args:
       policy: the role that has the policy's weights, or an older version of them.
@@ -223,7 +223,7 @@ def sampling_weights(config: Online, state: TrainState, policy: str = "policy") 
 
 
 def send(stage: OnlineStage, state: TrainState, drawn: Draw) -> Submitted:
-    """Waits for a draw and hands it to every source of rewards."""
+    """Waits for a draw and submits it to every source of rewards."""
 
     def completions(drawn: Draw, host: dict[str, np.ndarray], texts: list[str]) -> Completions:
         packed = lambda: [without_routes(p) for _, p in packed_minibatches(stage, drawn.rollout, host)]
@@ -250,7 +250,7 @@ def sampled_plans(stage: OnlineStage, host: Mapping[str, np.ndarray]) -> list[Pa
 def pack_and_prepare(
     stage: OnlineStage, state: TrainState, rollout: Rollout, host: dict[str, np.ndarray]
 ) -> list[Minibatch]:
-    """Returns the minibatches of a batch with what the weights before the step say of them."""
+    """Returns the minibatches of a batch, with what the weights before the step compute for them."""
     return [
         prepare(stage.programs, state, stage.config.trains, packed, plan)
         for plan, packed in packed_minibatches(stage, rollout, host)
@@ -269,9 +269,9 @@ def abstract_step(
     weights = sampling_weights(config, state)
     rollout = p.sample(weights, *inputs.sampling(policy.version))
     if p.next_segment is not None:
-        _, *named, _, _ = inputs.sampling(policy.version)
+        _, key, stream, version, sampling_params, _, _ = inputs.sampling(policy.version)
         uid = jax.ShapeDtypeStruct((*rollout.length.shape, 2), np.uint32, sharding=rollout.tokens.sharding)
-        rollout = p.next_segment(weights, rollout, uid, *named)
+        rollout = p.next_segment(weights, rollout, uid, key, stream, version, sampling_params)
     packed = p.pack(rollout, plan, inputs.temperature)
     scores_of_roles = [p.scores(weights_of(state.models, role), without_routes(packed)) for role in config.rewards]
     if p.step_scores is not None:
@@ -309,12 +309,12 @@ def abstract_step(
 
 
 class AbstractInputs(NamedTuple):
-    """What the programs of a step are given from outside, as shapes."""
+    """The outside inputs of a step's programs, as shapes."""
 
     arrays: StageArrays
     temperature: jax.ShapeDtypeStruct
-    sampling: Callable[[jax.ShapeDtypeStruct], tuple]  # version -> the sampler's arguments behind its weights
+    sampling: Callable[[jax.ShapeDtypeStruct], tuple]  # version -> the sampler's arguments after its weights
     scores: Callable[[Rollout], Scores]
-    correcting: Callable[[jax.ShapeDtypeStruct], tuple]  # as `sampling`, of a corrector
-    comparing: Callable[[], tuple]  # a pair model's arguments behind its weights
-    pretraining: tuple | None  # (tokens, mask, plan) of stored rows that are imitated as well; None: none
+    correcting: Callable[[jax.ShapeDtypeStruct], tuple]  # as `sampling`, for a corrector
+    comparing: Callable[[], tuple]  # a pair model's arguments after its weights
+    pretraining: tuple | None  # (tokens, mask, plan) of stored rows that are also imitated; None: there are none
