@@ -76,8 +76,8 @@ def load_config(
 
     Raises: ConfigError naming file and line; PartError for a part that cannot be used.
     """
-    if isinstance(bindings, str):
-        raise gin.ConfigError("bindings", f"they are a list: [{bindings!r}]")
+    if isinstance(bindings, str | Mapping):
+        raise gin.ConfigError("bindings", "they are a list of texts: ['Online.steps = 60', 'Run.seed = 1']")
     if isinstance(parts, str | Path | Mapping) or callable(parts):
         raise PartError(f"parts are a list, of one part too: [{getattr(parts, '__name__', repr(parts))}]")
     if isinstance(config, Config):

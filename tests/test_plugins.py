@@ -213,8 +213,9 @@ def test_one_part_or_binding_in_place_of_a_list_is_refused():
     for part, shown in ((says_seven, "[says_seven]"), ("mine.py", "['mine.py']")):
         with pytest.raises(PartError, match=re.escape(f"parts are a list, of one part too: {shown}")):
             load_config("tiny", parts=part)
-    with pytest.raises(ConfigError, match=re.escape("bindings: they are a list: ['Online.steps = 3']")):
-        load_config("tiny", "Online.steps = 3")
+    for bindings in ("Online.steps = 3", {"Online.steps": 3}):
+        with pytest.raises(ConfigError, match=re.escape("bindings: they are a list of texts: ['Online.steps = 60', ")):
+            load_config("tiny", bindings)
 
 
 def test_a_pipe_given_as_a_part_is_refused_and_not_waited_for(tmp_path):

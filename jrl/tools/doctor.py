@@ -63,6 +63,8 @@ def examine(run: Path | None) -> list[Line]:
     Raises: ValueError where `run` is the folder of neither a run nor a published model.
     """
     published = run is not None and is_published(run)
+    if run is not None and not paths.exists(run):
+        raise ValueError(f"there is no folder {run}")
     if run is not None and not published and not paths.exists(run / "manifest.json"):
         raise ValueError(f"{run} is neither a run (it has no manifest.json) nor a published model (no config.json)")
     here = [*installation(), disk(run or Path(".")), verifiers()]

@@ -102,7 +102,8 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     local = paths.readable_without_weights(folder)
     path = local / "config.json"
     if not paths.exists(path):
-        raise ValueError(f"{folder} is not a published model: it has no config.json")
+        why = "it has no config.json" if paths.exists(local) else "there is no such folder"
+        raise ValueError(f"{folder} is not a published model: {why}")
     return paths.read_object(path, within=local)
 
 

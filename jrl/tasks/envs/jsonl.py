@@ -219,7 +219,7 @@ def _parse(line: bytes, max_row_bytes: int) -> dict[str, Any]:
     except BadRow:
         raise
     except json.JSONDecodeError as error:
-        raise BadRow("bad_json", str(error)) from error
+        raise BadRow("bad_json", f"{error.msg} at column {error.colno}") from error
     except ValueError as error:  # the only other one: Python converts no longer integers
         digits = sys.get_int_max_str_digits()
         raise BadRow("bad_json", f"an integer has more than {digits} digits; write it as a string") from error
