@@ -83,3 +83,14 @@ def test_new_adapters_begin_on_the_weights_of_another_run(tmp_path):
         np.testing.assert_array_equal(frozen["layers"][name], leaf)
     with pytest.raises(ValueError, match="trained adapters, and this run has none"):
         jrl.train("configs/tiny.gin", TINY, run=tmp_path / "third", begin_from=second)
+    assert not (tmp_path / "third" / "manifest.json").exists()
+
+
+def test_another_shape_of_model_is_refused_before_the_new_run_is_made(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    jrl.train("configs/tiny.gin", TINY, run=first)
+    with pytest.raises(ValueError, match=r"weights of .*first do not fit this model: step 2 holds .*embed as float32"):
+        wider = [one.replace("Decoder.width=16", "Decoder.width=24") for one in TINY]
+        jrl.train("configs/tiny.gin", wider, run=second, begin_from=first)
+    assert not (second / "manifest.json").exists()
+    jrl.train("configs/tiny.gin", TINY, run=second, begin_from=first)

@@ -9,11 +9,15 @@ import jax
 
 from jrl import paths
 from jrl.bucket.client import shown
+from jrl.device.placement import place_on_mesh
 from jrl.device.processes import ONE, Processes
+from jrl.device.sharding import replicated
 from jrl.run.bucket_run import readable
-from jrl.run.checkpoints.run_state import read_step_manifest, restore_step
+from jrl.run.checkpoints.digest import named_leaves
+from jrl.run.checkpoints.run_state import StateMismatch, check_leaves, read_step_manifest, restore_step
 from jrl.run.identity import RefusedIdentity
-from jrl.run.programs import Programs
+from jrl.run.policy import Policy
+from jrl.run.programs import Programs, abstract
 from jrl.run.report.manifest import read_manifest
 from jrl.run.run_hash import newest
 from jrl.types import Array, TrainState
@@ -64,31 +68,47 @@ def manifest_entry(origin: Origin | None) -> dict[str, Any]:
     return {} if origin is None else {"from": {"run": origin.run, "step": origin.step}}
 
 
+def check_fits(origin: Origin, policy: Policy) -> None:
+    """Raises ValueError where another run's weights are not of the shapes of this run's model, or are adapters and this
+    run has none."""
+    key = place_on_mesh(jax.random.key(policy.config.run.seed), replicated(policy.mesh))
+    target, _ = _target(origin, policy.programs, abstract(key, policy.mesh))
+    saved = read_step_manifest(origin.folder / "checkpoints", origin.step)["leaves"]
+    try:
+        check_leaves(origin.step, saved, named_leaves(target), part=True)
+    except StateMismatch as error:
+        raise ValueError(
+            f"the weights of {origin.run} do not fit this model: {error}. Give the model the fields that it has in "
+            f"{origin.run}/config.gin"
+        ) from error
+
+
 def state_from_run(
     origin: Origin, programs: Programs, key: Array, abstract_key: jax.ShapeDtypeStruct, processes: Processes = ONE
 ) -> TrainState:
-    """Returns the state before the first step with the weights of another run's policy. A run with adapters trains new
-    ones over another's whole weights, or goes on with its adapters.
-
-    Raises: ValueError where the other has adapters and this run has none; StateMismatch for another shape of model.
-    """
-    state = programs.init.shape(abstract_key)
-    policy_state = state.models["policy"]
+    """Returns the state before the first step with the weights of another run's policy, which fit (`check_fits`). A run
+    with adapters trains new ones over another's whole weights, or goes on with its adapters."""
+    target, adapted = _target(origin, programs, abstract_key)
     checkpoints = origin.folder / "checkpoints"
-    leaves = read_step_manifest(checkpoints, origin.step)["leaves"]
-    adapted = any(name.startswith("state/models/policy/frozen") for name in leaves)
-    if adapted and policy_state.frozen is None:
-        raise ValueError(f"{origin.run} trained adapters, and this run has none: export it and start from that folder, "
-                         "or set Config.adapter as it did")  # fmt: skip
-    if adapted:
-        target = {"params": policy_state.params, "frozen": policy_state.frozen}
-    else:
-        target = {"params": policy_state.params if policy_state.frozen is None else policy_state.frozen}
-    tree = {"state": {"models": {"policy": target}}}
-    _, restored, _ = restore_step(checkpoints, tree, origin.step, part=True, processes=processes, shared=False)
+    _, restored, _ = restore_step(checkpoints, target, origin.step, part=True, processes=processes, shared=False)
     saved = restored["state"]["models"]["policy"]
     if not adapted:
         return programs.init_from(saved["params"], key)
     begun = programs.init_from(saved["frozen"], key)
     policy = begun.models["policy"].replace(params=saved["params"])
     return begun.replace(models={"policy": policy})
+
+
+def _target(origin: Origin, programs: Programs, abstract_key: jax.ShapeDtypeStruct) -> tuple[dict[str, Any], bool]:
+    """Returns what to read of the other run's checkpoint, as shapes, and whether it trained adapters."""
+    policy = programs.init.shape(abstract_key).models["policy"]
+    leaves = read_step_manifest(origin.folder / "checkpoints", origin.step)["leaves"]
+    adapted = any(name.startswith("state/models/policy/frozen") for name in leaves)
+    if adapted and policy.frozen is None:
+        raise ValueError(f"{origin.run} trained adapters, and this run has none: export it and start from that folder, "
+                         "or set Config.adapter as it did")  # fmt: skip
+    if adapted:
+        weights = {"params": policy.params, "frozen": policy.frozen}
+    else:
+        weights = {"params": policy.params if policy.frozen is None else policy.frozen}
+    return {"state": {"models": {"policy": weights}}}, adapted

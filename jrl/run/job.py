@@ -22,7 +22,7 @@ from jrl.rollout.evaluate import Evaluator
 from jrl.rollout.rewards import OpenClassifier
 from jrl.rollout.scoring import Scorer
 from jrl.run.agreement import check_covered, facts, with_place
-from jrl.run.begin_from import Origin, manifest_entry, origin_of
+from jrl.run.begin_from import Origin, check_fits, manifest_entry, origin_of
 from jrl.run.bucket_run import RunFolder
 from jrl.run.checkpoints.run_state import RunState, open_run_state
 from jrl.run.checks import check_host, check_routes_sent
@@ -224,6 +224,8 @@ def open_job(
         config = with_saved_model(config, path)  # a run that goes on needs no other weights than its own
         policy = stack.enter_context(run_policy(config, parts, tokenizer, display, shared, run_clock))
         config = policy.config
+        if origin is not None and origin.copy is not None:  # it begins now
+            check_fits(origin, policy)
         manifest["chosen"] = {choice.field: choice.value for choice in policy.chosen}
         check_machine(policy, path, processes)
         pool = None if beside is None else beside.scorer.pool

@@ -413,7 +413,7 @@ def _read(
     verify = lambda: verify_step(folder, step, processes if shared else ONE)
     body = _together(processes, step, f"verified {step}", verify)
     saved, target = body["leaves"], digest.named_leaves(abstract_state)
-    _match(step, saved, target, part)
+    check_leaves(step, saved, target, part=part)
     targets = {name: _target(leaf, saved[name]) for name, leaf in target.items() if leaf.size}
 
     each_reads_all = body["format"] == FORMAT and not _are_everywhere(targets.values(), processes)
@@ -564,7 +564,9 @@ def _is_same(data: np.ndarray, entry: Mapping[str, Any]) -> bool:
     return digest.array_digest(entry["dtype"], tuple(entry["shape"]), data) == entry[SHA256]
 
 
-def _match(step: int, saved: dict[str, Any], target: dict[str, Any], part: bool) -> None:
+def check_leaves(step: int, saved: dict[str, Any], target: dict[str, Any], *, part: bool) -> None:
+    """Raises StateMismatch where the leaves of a saved step, as its manifest has them, are not those of `target`, or,
+    with `part`, do not include them with their dtypes and shapes."""
     missing, unused = sorted(target.keys() - saved.keys()), sorted(saved.keys() - target.keys())
     if missing:
         near = difflib.get_close_matches(missing[0], unused or saved, n=1, cutoff=0.0)
