@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import io
 import logging
 import os
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 from jrl import __version__
 from jrl.commands import COMMANDS
 from jrl.commands.exits import exit_code, is_told, last_checkpoint, message
-from jrl.exit_codes import DONE, EXIT_CODES_HELP, INTERRUPTED, REFUSED, UNFORESEEN
+from jrl.exit_codes import DONE, EXIT_CODES_HELP, INTERRUPTED, REFUSED, STOPPED, UNFORESEEN
 from jrl.run.report.text import printable_lines
 
 
@@ -28,6 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # of help, before there is a command
         nobody_reads()
         return DONE
+    except OSError as error:  # likewise
+        print(f"jrl: {error}", file=sys.stderr)
+        return STOPPED
 
 
 def _run(argv: Sequence[str] | None) -> int:
@@ -35,6 +39,8 @@ def _run(argv: Sequence[str] | None) -> int:
         # What a command traces and compiles stays: to look through it again and again is a tenth of a short run.
         gc.set_threshold(50_000, 10, 10)
     argv = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # whatever its encoding, what a model wrote can be shown
+        sys.stdout.reconfigure(errors="backslashreplace")
     logging.basicConfig(format="jrl: %(message)s", level=logging.WARNING, stream=sys.stderr)
     logging.getLogger("absl").setLevel(logging.ERROR)
     if not argv or argv[0] in ("-h", "--help") or argv == ["help"]:
@@ -149,8 +155,16 @@ def ended(args: argparse.Namespace, code: int) -> int:
 
 
 def flush_output() -> None:
-    if sys.stdout is not None:  # None: started with it closed
+    """Raises OSError where what was printed cannot be written. Python would try again as it ends: it goes nowhere."""
+    if sys.stdout is None:  # started with it closed
+        return
+    try:
         sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        nobody_reads()
+        raise OSError(error.errno, f"standard output could not be written: {error.strerror}") from error
 
 
 def nobody_reads() -> None:

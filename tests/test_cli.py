@@ -385,9 +385,9 @@ def test_sampling_a_file_of_prompts_repeats_with_its_seed(run, command, tmp_path
 
 
 def test_a_conversation_answers_each_line_and_ends_with_the_input(run, command, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("3+4=\n\n5+5=\n/quit\nnever asked\n"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("3+4=\n\n5+\udcff=\n5+5=\n/quit\nnever asked\n"))
     code, out, _ = command("sample", run, "--max-tokens", 2)
-    assert code == 0 and len(out.splitlines()) == 2
+    assert code == 0 and len(out.splitlines()) == 3 and out.splitlines()[1] == "(this line is not UTF-8)"
 
 
 @pytest.mark.parametrize(
@@ -740,3 +740,21 @@ def test_help_says_nothing_of_a_reader_that_has_left(asked):
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=write, stderr=subprocess.PIPE, text=True)
     os.close(write)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has one")
+@pytest.mark.parametrize("asked", [["--version"], ["list", "optimizers"]])
+def test_output_on_a_full_disk_is_told_as_that_and_once(asked):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "jrl.cli", *asked], stdin=subprocess.DEVNULL, stdout=full,
+                              stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": ""})  # fmt: skip
+    assert done.returncode == exit_codes.STOPPED
+    told = "jrl: [Errno 28] standard output could not be written: No space left on device"
+    assert done.stderr in (f"{told}\n", f"{told}. Fix the cause and rerun.\n")
+
+
+def test_what_a_terminal_cannot_show_is_escaped(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert cli.main(["--version"]) == 0
+    print("caf\u00e9", flush=True)
+    assert sys.stdout.buffer.getvalue().endswith(b"caf\\xe9\n")

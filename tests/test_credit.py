@@ -11,7 +11,8 @@ import pytest
 import test_learner as learning
 
 from jrl.algos import ALGOS
-from jrl.algos.contract import Groups, Needs, Objective
+from jrl.algos.conformance import sample_groups
+from jrl.algos.contract import Groups, Needs, Objective, credited
 from jrl.algos.reward_shaping import Constraints, Shaping
 from jrl.device.sharding import MeshShape, batch_sharding, make_mesh, replicated, row_sharding, row_shards
 from jrl.learning import learner
@@ -355,3 +356,18 @@ def test_a_reward_that_is_exploited_shows_by_hand():
     assert float(found["reward/order_flipped"]) == 0.5  # the third and the fourth
     assert [float(found[f"reward/length_quarter_{i}"]) for i in (1, 2, 3, 4)] == [0, 1, 2, 3]
     assert [float(found[f"rollout/length_quarter_{i}"]) for i in (1, 2, 3, 4)] == [0.25] * 4
+
+
+@pytest.mark.parametrize(
+    ("returned", "problem"),
+    [
+        (lambda groups: (groups.reward, (), {}), r"and its advantages have the shape \[12\]"),
+        (lambda groups: (0.0, (), {}), r"and its advantages have the shape \[\]"),
+        (lambda groups: jnp.zeros(groups.action_mask.shape), "and it returned a ArrayImpl"),
+        (lambda groups: (jnp.zeros(groups.action_mask.shape), ()), "and it returned a tuple"),
+    ],
+)
+def test_advantages_of_another_shape_are_refused_in_words(returned, problem):
+    groups = sample_groups()
+    with pytest.raises(ValueError, match=rf"PPO: advantages must return \(advantages of shape \[12, 6\], .*{problem}"):
+        credited(CONFIG, returned(groups), groups.action_mask.shape)

@@ -241,6 +241,21 @@ def loss_and_metrics(name: str, config: Any, returned: Any, shape: tuple[int, ..
     return returned
 
 
+def credited(config: Any, returned: Any, shape: tuple[int, ...]) -> tuple[Array, PyTree, dict[str, Array]]:
+    """Returns what an objective's advantages returned. Raises ValueError where that is not (advantages, state,
+    counters), the advantages of `shape`.
+
+    Args:
+      config: the objective's.
+    """
+    asked = f"{type(config).__name__}: advantages must return (advantages of shape {list(shape)}, state, counters)"
+    if not isinstance(returned, tuple) or len(returned) != 3 or not isinstance(returned[2], dict):
+        raise ValueError(f"{asked}, and it returned a {type(returned).__name__}")
+    if jnp.shape(returned[0]) != shape:
+        raise ValueError(f"{asked}, and its advantages have the shape {list(jnp.shape(returned[0]))}")
+    return returned
+
+
 def eligible(groups: Groups) -> Array:
     """Returns the rows that may enter a statistic or the loss, [N] bool: judged (E3), and with tokens of its own (E4).
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jrl.algos.contract import Groups, Needs, Objective, Pairs, Sequences, eligible, shaped_reward
+from jrl.algos.contract import Groups, Needs, Objective, Pairs, Sequences, credited, eligible, shaped_reward
 from jrl.algos.reward_shaping import Shaping, shaped
 from jrl.device.sharding import row_axes
 from jrl.learning.pack import PackingPlan, by_place, pack, pack_tokens, unpack
@@ -154,7 +154,8 @@ def credit(
     reward = shaped_reward(objective, config, groups, state)
     advantages, counters, pairs = None, {}, None
     if objective.advantages is not None:
-        advantages, state, counters = objective.advantages(config, groups, reward, state)
+        returned = objective.advantages(config, groups, reward, state)
+        advantages, state, counters = credited(config, returned, action_mask.shape)
     keep = objective.keep(config, groups) & groups.valid
     if objective.pairs is not None:
         pairs = objective.pairs(config, groups, reward)

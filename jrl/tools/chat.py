@@ -194,6 +194,9 @@ def converse(chat: Chat, read: Callable[[], str], stream: TextIO) -> None:
             continue
         try:
             (completions,) = ask(chat, [text])
+        except UnicodeEncodeError:
+            print("(this line is not UTF-8)", file=stream)
+            continue
         except ValueError as error:
             print(f"({error})", file=stream)
             continue

@@ -86,6 +86,7 @@ def good(i: int) -> Example:
     [
         (lambda calls, i: Example(f"e{next(calls)}", (Message("user", "q"),)), "read in another order"),
         (lambda calls, i: Example("e", (Message("user", "q"),)), "same id"),
+        (lambda calls, i: {"prompt": "q"}, "example 0 is a dict and must be a jrl.tasks.example.Example"),
         (lambda calls, i: Example(f"e{i}", ()), "no messages"),
         (lambda calls, i: Example(f"e{i}", (Message("robot", "q"),)), "role"),
         (lambda calls, i: Example(f"e{i}", (Message("user", "q"),), info={"x": float("inf")}), "JSON"),

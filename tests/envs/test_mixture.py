@@ -118,3 +118,9 @@ def test_a_mixture_goes_on_where_it_was_and_keeps_its_shares():
     assert again.next(63) == visits
     assert collections.Counter(v.example.task for v in before + visits) == {"x": 60, "y": 20}  # two epochs
     assert other.next(17) != before
+
+
+def test_a_source_of_anything_but_examples_is_refused_by_name():
+    row = Environment(Addition, lambda config: Generated(3, lambda i: {"prompt": "1+1="}, "x"))
+    with pytest.raises(ValueError, match=r"^Addition is a source of examples: its first must be .*, and is a dict$"):
+        open_source(Addition(), {"Addition": row})

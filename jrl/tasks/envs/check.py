@@ -32,6 +32,8 @@ def check_source(
     backwards = [second[i] for i in reversed(range(n))][::-1]
     ids: dict[str, int] = {}
     for i, (example, again) in enumerate(zip(forwards, backwards)):
+        if not isinstance(example, Example):
+            return [*problems, f"example {i} is a {type(example).__name__} and must be a jrl.tasks.example.Example"]
         if example != again:
             problems.append(f"example {i} differs when the source is opened again and read in another order")
         if ids.setdefault(example.id, i) != i:

@@ -55,7 +55,11 @@ def open_source(config: Any, table: Mapping[str, Environment], stop: Stop = neve
     row = table[name]
     if getattr(config, "path", None) is not None and paths.is_remote(config.path):
         config = dataclasses.replace(config, path=str(paths.readable(config.path)))
-    return row.open(config, stop) if row.takes_stop else row.open(config)
+    source = row.open(config, stop) if row.takes_stop else row.open(config)
+    if len(source) and not isinstance(example := source[0], Example):
+        raise ValueError(f"{name} is a source of examples: its first must be a jrl.tasks.example.Example, and is a "
+                         f"{type(example).__name__}")  # fmt: skip
+    return source
 
 
 def mix(sources: list[Source], weights: tuple[float, ...] = ()) -> Source:

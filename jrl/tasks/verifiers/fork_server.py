@@ -39,6 +39,10 @@ class Bounds(NamedTuple):
     private: list[str]  # folders that it does not read
 
 
+class ImportsJax(ValueError):
+    """A part cannot be loaded here."""
+
+
 def main(arguments: list[str]) -> int:
     die_with_parent()
     allowed = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
@@ -53,7 +57,7 @@ def main(arguments: list[str]) -> int:
         table = load_table([PartSource.from_json(part) for part in start["parts"]])
         rows = load_rows(start["rows"], table)
     except BaseException as error:  # a part may exit or raise anything; the trainer must get its message
-        reply(control, {"failed": describe(error)})
+        reply(control, {"failed": str(error) if isinstance(error, ImportsJax) else describe(error)})
         return 1
     reply(control, {"limits": limits_of(rows)})
     serve(control, table, rows, Bounds(start["memory_mb"], start["cpu_seconds"], start["private"]))
@@ -61,13 +65,13 @@ def main(arguments: list[str]) -> int:
 
 
 def load_table(parts: list[PartSource]) -> dict[str, Verifier]:
-    """Returns the verifier table extended by the user's parts. Raises ValueError where a part imports JAX."""
+    """Returns the verifier table extended by the user's parts. Raises ImportsJax where a part does."""
     user: list[Any] = []
     for place, part in enumerate(parts):
         user.append(load_part(part, place))
         for name in FORBIDDEN_MODULES:
             if name in sys.modules:
-                raise ValueError(
+                raise ImportsJax(
                     f"{part.filename} imports {name}, so it cannot be loaded with the verifiers: they run in "
                     "processes without JAX. Put the verifiers into a file of their own"
                 )
