@@ -746,7 +746,7 @@ def test_help_says_nothing_of_a_reader_that_has_left(asked):
 @pytest.mark.parametrize("asked", [["--version"], ["list", "optimizers"]])
 def test_output_on_a_full_disk_is_told_as_that_and_once(asked):
     with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-m", "jrl.cli", *asked], stdin=subprocess.DEVNULL, stdout=full,
+        done = subprocess.run([sys.executable, "-m", "jrl", *asked], stdin=subprocess.DEVNULL, stdout=full,
                               stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": ""})  # fmt: skip
     assert done.returncode == exit_codes.STOPPED
     told = "jrl: [Errno 28] standard output could not be written: No space left on device"

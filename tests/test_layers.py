@@ -35,6 +35,7 @@ LAYERS = (
     ("tools",),
     ("commands",),
     ("cli",),
+    ("__main__",),
 )
 NO_JAX = ("bucket", "paths", "config", "tasks", "run.signals", "rollout.stop_strings")
 ARRAYS = {"jax", "jaxlib", "flax", "optax", "orbax", "tensorstore"}

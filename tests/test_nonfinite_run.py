@@ -26,7 +26,7 @@ from jrl.run.fault import replay
 from jrl.run.job import Job
 from jrl.run.records import Preempted, StopRun
 from jrl.run.report.messages import examples_at_fault
-from jrl.tools.doctor import saves
+from jrl.tools.doctor import examine, saves
 
 TINY = [
     "Decoder.layers=2", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
@@ -127,6 +127,12 @@ def test_the_message_names_the_good_step_and_the_cause(stopped):
     )
     assert "Last good checkpoint: step 2" in message and "Checkpoints of step 6 are set aside" in message
     assert f"jrl replay {folder / 'fault'}" in message
+
+
+def test_doctor_says_that_the_same_command_meets_the_same_fault(stopped):
+    (last,) = [line for line in examine(stopped[0]) if line.text.startswith("not finished")]
+    assert last.good is False and "the same command meets the same fault, unless you change what led" in last.text
+    assert last.text.endswith(f"`jrl replay {stopped[0] / 'fault'}` repeats it")
 
 
 def test_a_learning_rate_that_loses_the_weights_is_no_single_examples_fault(tmp_path):

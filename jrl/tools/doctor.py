@@ -19,6 +19,7 @@ from jrl.rollout.scoring import Scoring, open_scoring
 from jrl.run.checkpoints.lock import holder_of
 from jrl.run.checkpoints.run_state import DamagedStep, list_condemned, list_steps, verify_step
 from jrl.run.data import data_fingerprint, stored_sources
+from jrl.run.fault import FOLDER as FAULT
 from jrl.run.identity import free_places, identify
 from jrl.run.population import FOLDER as POPULATION
 from jrl.run.report.goodput import read_goodput
@@ -139,6 +140,10 @@ def run_lines(folder: Path) -> Iterator[Line]:
     elif paths.exists(folder / "summary.json"):
         summary = json.loads(paths.read_bytes(folder / "summary.json"))
         yield Line(True, f"finished: {summary['steps']} steps in {summary['seconds']['total']:.0f} s")
+    elif list_condemned(folder / "checkpoints"):
+        repeats = f"; `jrl replay {folder / FAULT}` repeats it" if paths.exists(folder / FAULT) else ""
+        yield Line(False, "not finished: the same command meets the same fault, unless you change what led there with "
+                          f"--accept-change{repeats}")  # fmt: skip
     else:
         yield Line(True, "not finished; `jrl train` with the same configuration and --run continues it")
 

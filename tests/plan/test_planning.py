@@ -63,7 +63,7 @@ def test_two_slices_have_their_network_apart(plan):
     larger = plan(*two, "Learner.micro_batch_tokens=32768")
     assert 2 * larger["network"]["bytes"] == network["bytes"] and larger["network"]["bound"] == []
     text = plan(*two, json_=False)
-    assert "mesh data 2 x fsdp 4, data over 2 slices" in text and "network s" in text
+    assert "mesh data 2 x fsdp 4, data over 2 slices" in text and "network s" in text and "not used" not in text
     assert "at 3.125 GB/s; it is the bound of update" in text
 
 
@@ -79,6 +79,7 @@ def test_a_slice_that_samples_receives_the_weights_over_the_network(plan):
     assert published["learner"] == published["sampler"] == largest
     assert published["peak"] == pytest.approx(published["weights"] + largest)
     text = plan(*apart, json_=False)
+    assert "not used" not in text
     assert "between slices each device receives" in text and "gathered or sent on each device that learns" in text
 
 
@@ -94,7 +95,8 @@ def test_a_run_of_two_stages_has_rows_of_both_and_one_can_be_planned_alone(plan,
     # The time is that of the last Online stage where none is named.
     assert both["step_seconds"] == online["step_seconds"] != warm["step_seconds"] > 0
     assert "rl.update" in plan(*run, json_=False) and "sft.update" not in plan(*run, "--stage", "rl", json_=False)
-    alone = plan("configs/tiny.gin", "Decoder.vocab_size=320", "--topology", "v5e:1x1", json_=False)
+    alone = plan("configs/tiny.gin", "Decoder.vocab_size=320", "--topology", "v5e:2x2", json_=False)
+    assert "; mesh one device; 3 of 4 devices are not used (MeshShape.data, " in alone
     assert "update" in alone and "rl.update" not in alone
 
 
