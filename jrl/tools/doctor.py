@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import platform
 import shutil
@@ -128,7 +129,7 @@ def run_lines(folder: Path) -> Iterator[Line]:
         yield Line(True, f"{who} is training in this folder")
     yield from stages(folder)
     yield from saves(folder)
-    yield metrics(folder)
+    yield from metrics(folder)
     yield from rollouts(folder)
     yield from time_spent(folder)
     yield identity(folder)
@@ -207,14 +208,20 @@ def saves(folder: Path) -> Iterator[Line]:
             yield Line(True, f"{name} belongs to a save in progress or interrupted; the next resume removes it")
 
 
-def metrics(folder: Path) -> Line:
+def metrics(folder: Path) -> Iterator[Line]:
     try:
-        steps = [row["step"] for row in read_metrics(folder / "metrics.jsonl")]
+        rows = list(read_metrics(folder / "metrics.jsonl"))
     except ValueError as error:
-        return Line(False, str(error))
-    if steps != list(range(1, len(steps) + 1)):
-        return Line(False, "metrics.jsonl is damaged: it does not have one row per step in order. Put a good copy back")
-    return Line(True, f"metrics.jsonl has {len(steps)} rows")
+        yield Line(False, str(error))
+        return
+    if [row["step"] for row in rows] != list(range(1, len(rows) + 1)):
+        yield Line(False, "metrics.jsonl is damaged: it does not have one row per step in order. Put a good copy back")
+        return
+    yield Line(True, f"metrics.jsonl has {len(rows)} rows")
+    skipped = len(list(itertools.takewhile(lambda row: row.get("update/skipped_nonfinite"), reversed(rows))))
+    if skipped:
+        last = "the last update was" if skipped == 1 else f"the last {skipped} updates were"
+        yield Line(False, f"{last} skipped: the loss or the gradient was not finite")
 
 
 def rollouts(folder: Path) -> Iterator[Line]:
