@@ -1,4 +1,4 @@
-"""What a notebook calls: the same run as `jrl train`, with your own parts passed as objects."""
+"""The Python API, for notebooks: the same run as `jrl train`, with your own parts passed as objects."""
 
 from __future__ import annotations
 
@@ -50,24 +50,31 @@ def steps(
     """Yields the steps of a run as they are done: step.step, step.phase, step.metrics, step.rollout, step.texts.
 
     Compiled programs are cached as by `jrl train`, unless JAX's cache is configured already.
-    A step is yielded when the next one is under way, or has been saved where `Checkpoint.every` says so. Leaving the
-    loop early finishes the one under way, saves and closes the run: its row is in metrics.jsonl, and the same call goes
-    on after it.
+    A step is yielded once the next one is dispatched, or once it is saved if `Checkpoint.every` says so. Leaving the
+    loop early finishes the step in progress, saves and closes the run: its row is in metrics.jsonl, and the same call
+    continues after it.
 
     Args:
       config: a .gin file, the name of a bundled configuration, or a Config.
       bindings: "NAME=VALUE", over what a file says.
       run: the run's folder, or gs://BUCKET/NAME; an existing one is resumed. None: a new folder under runs/, named by
         the time.
-      accept_change: a run of another configuration, data or parts goes on, and its manifest records what changed.
-      begin_from: the folder of another run, or its gs:// address, whose weights and tokenizer a new one begins with.
-      processes: those that train together, as `jrl.device.joining.join` returns them.
+      accept_change: resume a run with another configuration, data or parts; its manifest records what changed.
+      begin_from: the folder or gs:// address of another run; a new one begins with its weights and tokenizer.
+      processes: the processes that train together, as `jrl.device.joining.join` returns them.
       profile: first and last step to write a trace of, into RUN/profile.
-      stop: set it, from any thread, and the run saves after its step and raises Preempted. SIGTERM and Ctrl-C do.
+      stop: set it from any thread to save after the current step and raise Preempted, as SIGTERM and Ctrl-C do.
     """
-    with _opened(config, bindings, parts, run, stop, processes) as opened:
+    with _opened(config, bindings, parts, run, stop, processes) as (resolved, loaded, folder, stop):
         yield from _steps_in(
-            *opened, accept_change=accept_change, begin_from=begin_from, processes=processes, profile=profile
+            resolved,
+            loaded,
+            folder,
+            stop,
+            accept_change=accept_change,
+            begin_from=begin_from,
+            processes=processes,
+            profile=profile,
         )
 
 
@@ -80,10 +87,9 @@ def _opened(
     stop: threading.Event | None,
     processes: Processes = ONE,
 ) -> Iterator[tuple[Config, Parts, RunFolder, threading.Event]]:
-    """Opens a run's folder once its configuration is read. From then on, until the folder is closed, signals set the
-    event."""
+    """Reads the configuration and opens the run's folder. While the folder is open, signals set the event."""
     resolved, loaded = load_config(config, bindings, parts)
-    say = None  # whoever gave the event says that the run stops
+    say = None  # the caller that passed the event reports that the run stops
     if stop is None:
         stop = StopRequest()
         say = stop.say
@@ -136,8 +142,7 @@ def train(
     begin_from: str | Path | None = None,
 ) -> dict[str, Any]:
     """Runs to the end and returns the summary, as in RUN/summary.json. Arguments as in `steps`."""
-    with _opened(config, bindings, parts, run, stop) as opened:
-        for _ in _steps_in(*opened, accept_change=accept_change, begin_from=begin_from):
+    with _opened(config, bindings, parts, run, stop) as (resolved, loaded, folder, stop):
+        for _ in _steps_in(resolved, loaded, folder, stop, accept_change=accept_change, begin_from=begin_from):
             pass
-        folder = opened[2]
         return json.loads((folder.path / "summary.json").read_text())

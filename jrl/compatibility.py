@@ -1,4 +1,4 @@
-"""Which options of a configuration go together: what is refused before any device is touched."""
+"""Which options of a configuration go together: the checks before any device is touched."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from jrl.tasks.rewards.weighted import LARGEST_REWARD
 
 def check(config: Config, tables: Tables) -> None:
     """Raises ValueError for a combination that cannot run, before any device is touched."""
-    roles: dict[str, frozenset[str]] = {"policy": frozenset()}  # that there are by then, and the heads of each
+    roles: dict[str, frozenset[str]] = {"policy": frozenset()}  # those of earlier stages, and the heads of each
     curriculum = None
     for stage in config.stages:
         check_stage(stage, config, tables, roles)
@@ -61,7 +61,7 @@ def check(config: Config, tables: Tables) -> None:
                 )
             curriculum = type(stage.curriculum).__name__
         needs = row_of(tables, "algos", stage.objective).needs(stage.objective)
-        for role, heads in trained_heads(stage, needs).items() if stage.steps else ():  # without steps none begins
+        for role, heads in trained_heads(stage, needs).items() if stage.steps else ():  # no steps: no roles
             roles[role] = roles.get(role, frozenset()).union(heads)
     check_model(config)
     check_sampler_mesh(config)
@@ -74,7 +74,7 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[s
     """Raises ValueError for a stage that cannot run.
 
     Args:
-      earlier: roles that there are when it begins, and the heads of each.
+      earlier: the roles that exist when it begins, and the heads of each.
     """
     objective = row_of(tables, "algos", stage.objective)
     if isinstance(stage, Offline):
@@ -156,7 +156,7 @@ def check_online(
 
 
 def facts_of(stage: Stage, config: Config, *, samples: int, lag: int) -> Facts:
-    """Returns what an objective's check reads, of stored rows and of samples alike."""
+    """Returns the facts that an objective's check reads, for stored rows and for samples."""
     sampler = config.sampler
     return Facts(
         samples=samples,
@@ -171,8 +171,8 @@ def facts_of(stage: Stage, config: Config, *, samples: int, lag: int) -> Facts:
 def check_reward_sources(
     stage: Online, objective: Objective, config: Config, tables: Tables, earlier: Mapping[str, frozenset[str]]
 ) -> None:
-    """Raises ValueError where what rewards a stage's samples, beside verifiers and judges, cannot, or nothing would be
-    learned from it.
+    """Raises ValueError if a source of rewards besides verifiers and judges cannot reward a stage's samples, or nothing
+    would be learned from it.
 
     Args:
       earlier: as in `check_stage`.
@@ -188,7 +188,7 @@ def check_reward_sources(
 
 
 def check_stored_rows(stage: Offline, objective: Objective, tables: Tables) -> None:
-    """Raises ValueError where an objective cannot learn from what a source of stored rows gives."""
+    """Raises ValueError if an objective cannot learn from the rows of a stored source."""
     name = type(stage.objective).__name__
     if objective.advantages is not None or objective.pairs is not None:
         raise ValueError(f"{name} learns from sampled rows; use it in an Online stage")
@@ -211,7 +211,7 @@ def check_stored_rows(stage: Offline, objective: Objective, tables: Tables) -> N
 
 
 def check_row_values(name: str, stage: Offline, objective: Objective) -> None:
-    """Raises ValueError where the source of a stage gives other numbers of a row than the objective reads."""
+    """Raises ValueError if the source of a stage rates rows in another way than the objective reads."""
     source, needs = type(stage.source).__name__, objective.needs(stage.objective)
     values, read = getattr(stage.source, "values", None), " and ".join(needs.row_value_names)
     if values is not None and not needs.row_values:
@@ -240,7 +240,7 @@ def check_row_values(name: str, stage: Offline, objective: Objective) -> None:
 
 
 def check_strategy(stage: Online, objective: Objective, config: Config, earlier: Mapping[str, frozenset[str]]) -> None:
-    """Raises ValueError where a stage cannot draw its rows as it asks, or its objective cannot learn from such rows.
+    """Raises ValueError if a stage cannot use its sampling strategy, or its objective cannot learn from such rows.
 
     Args:
       earlier: as in `check_stage`.
@@ -277,7 +277,7 @@ def check_strategy(stage: Online, objective: Objective, config: Config, earlier:
 
 
 def check_partial(stage: Online, objective: Objective, config: Config) -> None:
-    """Raises ValueError where completions that are drawn over several steps do not go with the rest of a stage."""
+    """Raises ValueError if the rest of a stage does not support completions that are sampled over several steps."""
     name, partial = type(stage.objective).__name__, stage.strategy
     if stage.lag:
         raise ValueError(f"Online.lag = {stage.lag} does not go with Online.strategy = @Partial(), which declares the "
@@ -295,7 +295,7 @@ def check_partial(stage: Online, objective: Objective, config: Config) -> None:
 
 
 def check_needs(stage: Stage, objective: Objective, config: Config, earlier: Mapping[str, frozenset[str]]) -> None:
-    """Raises ValueError where the model or earlier stages do not have what an objective needs.
+    """Raises ValueError if the model or earlier stages do not have what an objective needs.
 
     Args:
       earlier: as in `check_stage`.
@@ -330,8 +330,8 @@ def check_needs(stage: Stage, objective: Objective, config: Config, earlier: Map
 
 
 def check_learner_of_samples(stage: Online, objective: Objective) -> None:
-    """Raises ValueError where another role than the policy would learn from the policy's samples as if they were its
-    own, or the policy as a reward model."""
+    """Raises ValueError if a role other than the policy would learn from the policy's samples as if they were its own,
+    or the policy would learn as a reward model."""
     name, needs = type(stage.objective).__name__, objective.needs(stage.objective)
     scores = needs.score and not needs.logprobs
     if scores and stage.trains == "policy":
@@ -356,7 +356,7 @@ def check_learner_of_samples(stage: Online, objective: Objective) -> None:
 
 
 def check_critic(stage: Online, objective: Objective, earlier: Collection[str]) -> None:
-    """Raises ValueError where a critic of its own has nothing to learn, or nothing to begin with."""
+    """Raises ValueError if a separate critic has nothing to learn, or no role to begin as a copy of."""
     name = type(stage.objective).__name__
     if not objective.needs(stage.objective).values:
         raise ValueError(f"Online.critic = {stage.critic!r}, and {name} reads no values; leave it out, or use PPO")
@@ -369,7 +369,7 @@ def check_critic(stage: Online, objective: Objective, earlier: Collection[str]) 
 
 
 def check_reward_roles(field: str, names: Sequence[str], earlier: Mapping[str, frozenset[str]]) -> None:
-    """Raises ValueError where a field names a role that is no reward model by then."""
+    """Raises ValueError if a field names a role that is not a reward model when the stage begins."""
     models = [role for role, heads in earlier.items() if REWARD in heads]
     for name in names:
         if name not in models:
@@ -381,7 +381,7 @@ def check_reward_roles(field: str, names: Sequence[str], earlier: Mapping[str, f
 
 
 def check_attribute_weights(stage: Online, config: Config, tables: Tables) -> None:
-    """Raises ValueError where there is not one weight for each output of the reward heads that a stage reads."""
+    """Raises ValueError unless there is one weight for each output of the reward heads that a stage reads."""
     if stage.attribute_weights is None:
         return
     count = len(stage.attribute_weights)
@@ -392,40 +392,40 @@ def check_attribute_weights(stage: Online, config: Config, tables: Tables) -> No
         raise ValueError(f"Online.attribute_weights = {stage.attribute_weights} must be finite, in float32 too")
     for role in stage.rewards:
         trained = trained_before(role, stage, config.stages)
-        needs = [row_of(tables, "algos", other.objective).needs(other.objective) for other in trained]
-        outputs = next(each.score_outputs for each in needs if each.score)
+        needs = [row_of(tables, "algos", earlier.objective).needs(earlier.objective) for earlier in trained]
+        outputs = next(stage_needs.score_outputs for stage_needs in needs if stage_needs.score)
         if outputs != count:
             raise ValueError(f"Online.attribute_weights has {count} weights, and the reward head of {role!r} has "
                              f"{outputs} outputs; give one weight for each, or None")  # fmt: skip
 
 
 def check_judges(stage: Online, config: Config) -> None:
-    """Raises ValueError where a judge that compares the completions of a prompt gets one of each."""
-    comparing = [
-        j for j in judges_of(stage, config) if isinstance(j.grading, Pairwise) and j.grading.against == "group"
-    ]
-    if stage.samples == 1 and comparing:
-        raise ValueError(
-            f"the judge {comparing[0].name!r} compares the completions of a prompt, and Online.samples = 1 gives it "
-            f"one; use at least 2, usually 8, or {type(comparing[0].grading).__name__}.against = 'answer'"
-        )
+    """Raises ValueError if a judge that compares the completions of a prompt gets a single one."""
+    if stage.samples > 1:
+        return
+    for judge in judges_of(stage, config):
+        if isinstance(judge.grading, Pairwise) and judge.grading.against == "group":
+            raise ValueError(
+                f"the judge {judge.name!r} compares the completions of a prompt, and Online.samples = 1 gives it "
+                f"one; use at least 2, usually 8, or {type(judge.grading).__name__}.against = 'answer'"
+            )
 
 
 def check_token_rewards(what: str, stage: Online, objective: Objective) -> None:
-    """Raises ValueError where an objective does not read the rewards of tokens. what: the option that gives them."""
+    """Raises ValueError if an objective does not read token rewards. what: the option that gives them."""
     if not objective.needs(stage.objective).token_rewards:
         raise ValueError(f"{what}, and {type(stage.objective).__name__} reads the reward of a completion alone; use "
                          "PPO, Reinforce or ReinforcePlusPlus")  # fmt: skip
 
 
 def check_one_attempt(what: str, stage: Online) -> None:
-    """Raises ValueError where a row has two attempts. what: the option that reads a single one."""
+    """Raises ValueError if a row has two attempts. what: the option that reads a single one."""
     if strategy_of(stage.strategy).attempts > 1:
         raise ValueError(f"{what}, and @{type(stage.strategy).__name__}() draws two in a row; leave one of them out")
 
 
 def check_corrector(stage: Online, objective: Objective, config: Config) -> None:
-    """Raises ValueError where nothing could be rewritten, or nothing would be learned from it."""
+    """Raises ValueError if a corrector could not rewrite completions, or nothing would be learned from it."""
     length = completion_length(stage, config)
     written_corrections(stage, config.stages)
     check_token_rewards("Online.corrector rewards tokens", stage, objective)
@@ -439,7 +439,7 @@ def check_corrector(stage: Online, objective: Objective, config: Config) -> None
 
 
 def check_process_rewards(stage: Online, objective: Objective, earlier: Mapping[str, frozenset[str]]) -> None:
-    """Raises ValueError where no role judges the steps of a stage, or nothing would be learned from it."""
+    """Raises ValueError if no role can score the steps of completions, or nothing would be learned from it."""
     check_reward_roles("ProcessRewards.role", [stage.process.role], earlier)
     check_token_rewards("Online.process rewards tokens", stage, objective)
     check_one_attempt("Online.process judges the steps of one answer", stage)
@@ -451,7 +451,7 @@ def check_process_rewards(stage: Online, objective: Objective, earlier: Mapping[
 def check_pair_model(
     stage: Online, objective: Objective, config: Config, earlier: Mapping[str, frozenset[str]]
 ) -> None:
-    """Raises ValueError where there is no such role, nothing to compare, or nothing would be learned from it."""
+    """Raises ValueError if a pair model has no such role or nothing to compare, or nothing would be learned from it."""
     name, pair_model = type(stage.objective).__name__, stage.pair_model
     roles = {*earlier, *("reference",) * objective.needs(stage.objective).reference}
     roles |= {"teacher"} if config.teacher is not None else set()
@@ -480,7 +480,7 @@ def check_pair_model(
 
 
 def check_pretraining(stage: Online, tables: Tables) -> None:
-    """Raises ValueError where the role that learns has no tokens to imitate, or a source gives rows to compare."""
+    """Raises ValueError if the stage does not train the policy, or the source gives rows to compare or rate."""
     source, name = stage.pretraining.source, type(stage.pretraining.source).__name__
     if stage.trains != "policy":
         raise ValueError(f"Online.pretraining is imitated by the policy, and this stage trains {stage.trains!r}; leave "
@@ -492,7 +492,7 @@ def check_pretraining(stage: Online, tables: Tables) -> None:
 
 
 def check_potential(stage: Online, objective: Objective, config: Config, tables: Tables) -> None:
-    """Raises ValueError where there are no rewards of tokens that could be potentials, or nobody reads them."""
+    """Raises ValueError if there are no token rewards to use as potentials, or the objective does not read them."""
     spans = rewards_spans(config.scoring, tables["verifiers"])
     if not (spans or stage.process is not None or stage.corrector is not None):
         raise ValueError("Shaping.potential is of rewards of tokens, and nothing gives any; set Online.process or "
@@ -501,7 +501,7 @@ def check_potential(stage: Online, objective: Objective, config: Config, tables:
 
 
 def check_components(stage: Online, components: Sequence[str]) -> None:
-    """Raises ValueError where shaping reads a component of the reward that no source of it has."""
+    """Raises ValueError if shaping reads a reward component that no source has."""
     for name in components_read(stage.shaping):
         if name not in components:
             near = difflib.get_close_matches(name, components, n=1)
@@ -511,7 +511,7 @@ def check_components(stage: Online, components: Sequence[str]) -> None:
 
 
 def check_routes(stage: Stage) -> None:
-    """Raises ValueError where the rows of a stage have no routes of the policy that could be replayed."""
+    """Raises ValueError if the rows of a stage have no routes of the policy to replay."""
     if isinstance(stage, Offline):
         raise ValueError("Learner.routes = 'replayed' takes what the sampler recorded, and an Offline stage learns "
                          "from stored rows; set it for the stage that samples alone, such as rl/Learner.routes where "
@@ -525,7 +525,7 @@ def check_routes(stage: Stage) -> None:
 
 
 def check_sampler_mesh(config: Config) -> None:
-    """Raises ValueError where devices of their own for sampling would never sample while the others learn."""
+    """Raises ValueError if separate sampling devices would never sample while the others learn."""
     if config.sampler_mesh is None:
         return
     online = [(name, stage) for name, stage in zip(stage_names(config.stages), config.stages)
@@ -548,7 +548,7 @@ def check_sampler_mesh(config: Config) -> None:
 
 
 def check_teacher(config: Config, tables: Tables, trained: Collection[str]) -> None:
-    """Raises ValueError where Config.teacher has nobody to teach, or a stage trains that role too."""
+    """Raises ValueError if nothing reads Config.teacher, or a stage trains that role too."""
     if config.teacher is None:
         return
     if "teacher" in trained:
@@ -556,15 +556,15 @@ def check_teacher(config: Config, tables: Tables, trained: Collection[str]) -> N
             "Config.teacher puts a published model in the role 'teacher', which a stage trains; leave one out"
         )
     needs = [row_of(tables, "algos", stage.objective).needs(stage.objective) for stage in config.stages]
-    compared = [getattr(stage, "pair_model", None) for stage in config.stages]
-    compares = any(pair_model is not None and pair_model.role == "teacher" for pair_model in compared)
-    if not any(each.has_teacher for each in needs) and not compares:
+    pair_models = [getattr(stage, "pair_model", None) for stage in config.stages]
+    compares = any(pair_model is not None and pair_model.role == "teacher" for pair_model in pair_models)
+    if not any(stage_needs.has_teacher for stage_needs in needs) and not compares:
         raise ValueError("Config.teacher is read by no objective of the run; use OnPolicyDistillation, GKD or "
                          "Distillation, set PairModel.role = 'teacher', or leave it out")  # fmt: skip
 
 
 def check_model(config: Config) -> None:
-    """Raises ValueError for weights that cannot be trained as they are kept."""
+    """Raises ValueError for weights that cannot be trained in their dtype or quantization."""
     name = type(config.model).__name__
     if config.adapter is not None and not isinstance(config.model, Decoder | Published):
         raise ValueError(f"LoRA supports the matrices of a Decoder, not those of {name}; leave Config.adapter out")
@@ -577,10 +577,10 @@ def check_model(config: Config) -> None:
 
 
 def check_master_weights(config: Config) -> None:
-    """Raises ValueError where weights that are trained would be in bfloat16 (O4): master weights are float32 or wider.
+    """Raises ValueError if trained weights would be in bfloat16 (O4): master weights are float32 or wider.
 
-    From 1 on the numbers of bfloat16 are 2^-7 apart, and an update of less than half of that changes nothing:
-    Adam's at a learning rate of 1e-6 never does. Frozen weights under adapters may be narrow.
+    Just above 1, bfloat16 numbers are 2^-7 apart, and an update of less than half of that changes nothing; Adam's
+    updates at a learning rate of 1e-6 are far smaller. Frozen weights under adapters may be in bfloat16.
 
     Source: mixed precision training, 1710.03740 section 3.1.
     """

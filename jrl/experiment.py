@@ -1,4 +1,4 @@
-"""The root Config of a run: one frozen section for each part of the house, and the tables that fill the open places."""
+"""The root Config of a run: a frozen section for each part of jrl, and the tables of algorithms, tasks and so on."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ from jrl.tasks.verifiers import VERIFIERS
 
 
 def check_seed(seed: int, name: str) -> None:
-    """Raises ValueError for a seed of which JAX would make the key of another."""
+    """Raises ValueError for a seed that JAX would wrap to another one's key."""
     if not 0 <= seed < 2**32:
         raise ValueError(f"{name} must be in [0, {2**32 - 1}], the keys of JAX; got {seed}")
 
@@ -77,7 +77,7 @@ class Run:
         check_seed(self.seed, "Run.seed")
 
 
-MOST_SEQUENCES = 2**24  # of a step: what a configuration may ask for without being taken for a typo
+MOST_SEQUENCES = 2**24  # of a step; more is taken for a typo
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -236,22 +236,22 @@ def is_reserved(role: str) -> bool:
 
 
 def stored_rows_of(stage: Stage) -> Offline | PretrainingMix | None:
-    """Returns what of a stage learns from stored rows: all of it, a part of it, or nothing (None)."""
+    """Returns the section of a stage that learns from stored rows: the stage itself, its pretraining mix, or None."""
     return stage if isinstance(stage, Offline) else stage.pretraining
 
 
 def judges_of(stage: Stage, config: Config) -> tuple[Judge, ...]:
-    """Returns the judges that are asked about the completions of a stage."""
+    """Returns the judges that score the completions of a stage."""
     return () if isinstance(stage, Offline) else tuple(judge for judge in config.judges if asks(stage, judge))
 
 
 def asks(stage: Online, judge: Judge) -> bool:
-    """Whether a stage asks a judge of the run."""
+    """Whether a stage uses a judge of the run."""
     return stage.judges is None or judge.name in stage.judges
 
 
 def trains_online(stage: Stage) -> bool:
-    """Whether a stage trains the policy on its own samples: evaluations are made around such stages and in them."""
+    """Whether a stage trains the policy on its own samples; evaluations run before, during and after such stages."""
     return isinstance(stage, Online) and stage.trains == "policy"
 
 
@@ -264,7 +264,7 @@ def check_counts(stage: Any, names: Sequence[str]) -> None:
 
 
 def check_role(stage: Any) -> None:
-    """Raises ValueError where a stage trains what has no name, or what stages create themselves."""
+    """Raises ValueError if a stage trains a role without a valid name, or one that stages create themselves."""
     if not stage.trains.isidentifier() or is_reserved(stage.trains) or stage.trains == CRITIC:
         raise ValueError(
             f"{type(stage).__name__}.trains is {stage.trains!r}; it names a role such as 'policy' or 'reward', and "
@@ -274,13 +274,13 @@ def check_role(stage: Any) -> None:
 
 def completion_length(stage: Stage, config: Config) -> int:
     """Returns C of a stage: the tokens of its longest completion. Stages may differ, so that windows grow (F7)."""
-    own = stage.completion_length if isinstance(stage, Online) else None
-    return config.sampler.completion_length if own is None else own
+    stage_length = stage.completion_length if isinstance(stage, Online) else None
+    return config.sampler.completion_length if stage_length is None else stage_length
 
 
 def stored_attributes(stage: Stage, objective: Objective) -> int | None:
-    """Returns of how many attributes the data of a stage say what each row is worth; None: of none, at most one number
-    of each row of a pair."""
+    """Returns how many attributes of each row the data of a stage rate; None: none, or at most one number for each row
+    of a pair."""
     needs = objective.needs(stage.objective)
     if not needs.row_values or objective.unit_size != 1:
         return None
@@ -288,69 +288,69 @@ def stored_attributes(stage: Stage, objective: Objective) -> int | None:
 
 
 def attribute_weights_of(stages: Sequence[Stage], role: str) -> tuple[float, ...] | None:
-    """Returns by which weights the last stage that weighs the outputs of a role's reward head makes one score of them,
-    of the moving average as of the role that it follows; None where no stage does."""
-    followed = [stage.trains for stage in stages if stage.optimizer.average is not None]
-    role = followed[-1] if role == AVERAGE and followed else role
-    reading = [stage for stage in stages if isinstance(stage, Online) and role in stage.rewards]
-    weights = [stage.attribute_weights for stage in reading if stage.attribute_weights is not None]
+    """Returns the weights that combine the outputs of a role's reward head into one score: those of the last stage that
+    has some; None if no stage has. The moving average has the weights of the role that it averages."""
+    averaged = [stage.trains for stage in stages if stage.optimizer.average is not None]
+    role = averaged[-1] if role == AVERAGE and averaged else role
+    readers = [stage for stage in stages if isinstance(stage, Online) and role in stage.rewards]
+    weights = [stage.attribute_weights for stage in readers if stage.attribute_weights is not None]
     return weights[-1] if weights else None
 
 
 def segments_of(stage: Online, config: Config) -> int:
-    """Returns in how many steps a completion is drawn."""
+    """Returns the number of segments that a completion is sampled in, one per step."""
     return num_segments(stage.strategy, completion_length(stage, config))
 
 
 def trained_before(role: str, stage: Stage, stages: Sequence[Stage]) -> list[Stage]:
-    """Returns the stages before one that train a role, the latest first."""
-    earlier = itertools.takewhile(lambda other: other is not stage, stages)
-    return [other for other in earlier if other.trains == role][::-1]
+    """Returns the stages before `stage` that train a role, the latest first."""
+    earlier = itertools.takewhile(lambda candidate: candidate is not stage, stages)
+    return [candidate for candidate in earlier if candidate.trains == role][::-1]
 
 
 def correction_length(stage: Online, config: Config) -> int:
-    """Returns the most tokens of a prompt with a completion in it, of which a corrector writes another: a row of the
-    run has room for both."""
+    """Returns the most tokens of a corrector's prompt, which contains a completion: a row of the run must have room for
+    the prompt and the corrected completion."""
     return config.data.prompt_length + config.sampler.completion_length - completion_length(stage, config)
 
 
 def written_corrections(stage: Online, stages: Sequence[Stage]) -> Corrections:
-    """Returns the rows on which the last stage before trained a stage's corrector. Raises ValueError without one."""
+    """Returns the rows on which the last earlier stage trained a stage's corrector. Raises ValueError without one."""
     role = stage.corrector.role
-    for other in trained_before(role, stage, stages):
-        if isinstance(other, Offline) and isinstance(other.source, Corrections):
-            return other.source
+    for earlier in trained_before(role, stage, stages):
+        if isinstance(earlier, Offline) and isinstance(earlier.source, Corrections):
+            return earlier.source
     raise ValueError(f"Corrector.role is {role!r}, which no earlier stage trains on corrections; add one with "
                      f"Offline.source = @Corrections(), SFT and Offline.trains = {role!r}")  # fmt: skip
 
 
 def question_length(config: Config) -> int:
-    """Returns the most tokens of a question which of two completions is better: a row of the run."""
+    """Returns the most tokens of a question to a pair model, which holds two completions: a row of the run."""
     return config.data.prompt_length + config.sampler.completion_length
 
 
 def asked_comparisons(stage: Online, stages: Sequence[Stage]) -> Comparisons:
-    """Returns how a stage's pair model is asked. Raises ValueError where nothing says so."""
+    """Returns how a stage's pair model is prompted. Raises ValueError if neither it nor an earlier stage says so."""
     pair_model = stage.pair_model
     if pair_model.comparisons is not None:
         return pair_model.comparisons
-    for other in trained_before(pair_model.role, stage, stages):
-        if isinstance(other, Offline) and isinstance(other.source, Comparisons):
-            return other.source
+    for earlier in trained_before(pair_model.role, stage, stages):
+        if isinstance(earlier, Offline) and isinstance(earlier.source, Comparisons):
+            return earlier.source
     raise ValueError(f"PairModel.role is {pair_model.role!r}, which no earlier stage trains on comparisons; add one "
                      f"with Offline.source = @Comparisons(), SFT and Offline.trains = {pair_model.role!r}, or say how "
                      "it is asked: PairModel.comparisons = @Comparisons()")  # fmt: skip
 
 
 def optimizers(stage: Stage) -> dict[str, Any]:
-    """Returns the optimizer of every role that a stage trains, the role that it is about first (O5).
+    """Returns the optimizer of every role that a stage trains, that of `trains` first (O5).
 
-    A critic of its own has a learning rate of its own, such as 1e-5 beside the policy's 1e-6.
+    A separate critic has its own learning rate, such as 1e-5 where the policy's is 1e-6.
     """
     if isinstance(stage, Offline) or stage.critic is None:
         return {stage.trains: stage.optimizer}
-    of_critic = stage.critic_optimizer or dataclasses.replace(stage.optimizer, average=None)
-    return {stage.trains: stage.optimizer, CRITIC: of_critic}
+    critic_optimizer = stage.critic_optimizer or dataclasses.replace(stage.optimizer, average=None)
+    return {stage.trains: stage.optimizer, CRITIC: critic_optimizer}
 
 
 def trained_heads(stage: Stage, needs: Needs) -> dict[str, tuple[str, ...]]:
@@ -361,15 +361,15 @@ def trained_heads(stage: Stage, needs: Needs) -> dict[str, tuple[str, ...]]:
 
 
 def stage_names(stages: Sequence[Stage]) -> tuple[str, ...]:
-    """Returns the name of every stage, all different: a second `sft` is `sft_2`, or the next number that is free. Names
-    that Offline stages were given are theirs."""
-    given = [stage.name if isinstance(stage, Offline) else None for stage in stages]
-    taken, names = {*given}, []
-    for stage, own in zip(stages, given):
-        name = type(stage.objective).__name__.lower() if stage.name is None else stage.name
-        numbered = (name if i == 1 else f"{name}_{i}" for i in itertools.count(1))
-        names.append(next(free for free in numbered if free not in taken) if own is None else own)
-        taken.add(names[-1])
+    """Returns the name of every stage, all different: a second `sft` is `sft_2`, or has the next free number. A name
+    that an Offline stage sets stays as it is."""
+    fixed_names = [stage.name if isinstance(stage, Offline) else None for stage in stages]
+    used, names = {*fixed_names}, []
+    for stage, fixed_name in zip(stages, fixed_names):
+        base = type(stage.objective).__name__.lower() if stage.name is None else stage.name
+        numbered = (base if i == 1 else f"{base}_{i}" for i in itertools.count(1))
+        names.append(next(name for name in numbered if name not in used) if fixed_name is None else fixed_name)
+        used.add(names[-1])
     return tuple(names)
 
 
@@ -439,8 +439,8 @@ class Config:
                 )
 
 
-# Fields that say by what a run computes: the same numbers to a rounding, in the same leaves of a checkpoint. They may
-# differ when it is resumed, which says so.
+# Fields that choose an implementation: same numbers up to rounding, same leaves in a checkpoint. They may change when a
+# run is resumed, which reports it.
 ROUNDED = (
     "AdamW.memory",
     "Decoder.attention",
@@ -451,9 +451,10 @@ ROUNDED = (
     "Learner.logprob_chunk",
     "Sampler.prefill_chunk",
 )
-# All fields that may differ. The others change how long or how loudly it runs, never what it computes.
+# All fields that may change when a run is resumed. Besides ROUNDED
+# they change how long or how loudly it runs, never what it computes.
 FREE = (
-    "Data.on_bad_prompt",  # a run that a prompt stopped may go on without it
+    "Data.on_bad_prompt",  # a run that a bad prompt stopped may go on without it
     "Data.max_dropped_share",  # or that too many of them did
     "Config.parts",  # the parts' sources are compared instead of their paths
     "Dataset.path",  # the name and the content of the file are compared instead
@@ -476,7 +477,7 @@ FREE = (
     "Checkpoint.*",
     "Log.*",
     *ROUNDED,
-    "MeshShape.*",  # the manifest names the mesh, and a resume on another says so
+    "MeshShape.*",  # the manifest names the mesh, and a resume on another one reports it
     "Config.sampler_mesh",
 )
 
@@ -487,7 +488,7 @@ TABLES: Tables = {"algos": ALGOS, "sources": SOURCES, "envs": ENVS, "verifiers":
 
 
 def config_classes(tables: Tables) -> dict[str, dict[str, type]]:
-    """Returns name -> config class for each table: what the reader of gin text needs."""
+    """Returns name -> config class for each table, as the gin reader needs them."""
     return {table: {name: row.config for name, row in rows.items()} for table, rows in tables.items()}
 
 

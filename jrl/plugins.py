@@ -1,9 +1,10 @@
 """A user's own parts: files or objects that add rows to the tables for one run, without touching the package.
 
-A parts file is Python that defines dicts named after the tables: ALGOS, VERIFIERS, ENVS, TOKENIZERS, MODELS. It may
-import its neighbors, modules of the same folder: their text is hashed, kept and sent to the workers as the file's is.
-From Python, `parts=[...]` also takes such dicts' worth as {"ENVS": {...}} and plain functions (completion, example) ->
-float or bool, which become verifiers under their own name and reach the verifier workers by their source.
+A parts file is a Python file that defines dicts named after the tables: ALGOS, SOURCES, VERIFIERS, ENVS, TOKENIZERS,
+MODELS. It may import its neighbors, modules of the same folder; their text is hashed, saved and sent to the workers
+like that of the file. From Python, `parts=[...]` also takes dicts of such tables, {"ENVS": {...}}, and plain functions
+(completion, example) -> float or bool. These become verifiers under their own name and are sent to the verifier workers
+as source.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ class PartError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The tables of a run, and what of them is the user's."""
+    """The tables of a run, and which of their rows are the user's."""
 
     tables: Tables
     sources: tuple[PartSource, ...]  # of parts with verifiers, for the worker processes
-    texts: tuple[PartSource, ...]  # of every part that has a source, in their order: kept in the run's folder
+    texts: tuple[PartSource, ...]  # of every part that has a source, in order: saved in the run's folder
     hashes: dict[str, str]  # part, or neighbor of one -> sha256 of its source, for the manifest
     added: dict[str, tuple[str, ...]]  # table -> names that parts added
 
@@ -85,13 +86,13 @@ def load_parts(parts: Sequence[Part], tables: Tables = TABLES) -> Parts:
 
 
 def part_files(parts: Parts) -> dict[str, str]:
-    """Returns name -> text of the files that keep the parts, in one folder: "0.py", "1.py" and their neighbors."""
+    """Returns name -> text of the files that save the parts in one folder: "0.py", "1.py" and their neighbors."""
     files = {f"{place}.py": part.source for place, part in enumerate(parts.texts)}
     return files | {f"{n.name}.py": n.source for part in parts.texts for n in part.neighbors}
 
 
 def saved_parts(folder: str | Path) -> list[Path]:
-    """Returns the parts in a folder that holds `part_files`, in their order."""
+    """Returns the parts in a folder that holds `part_files`, in order."""
     names = [name for name in paths.list_dir(folder) if name.removesuffix(".py").isdecimal()]
     return [Path(folder) / name for name in sorted(names, key=lambda name: int(name.removesuffix(".py")))]
 

@@ -43,7 +43,7 @@ def find_config(config: str | Path, package: Path = PACKAGE) -> str:
     """Returns the gin file that `config` names: a file that exists, else a bundled configuration.
 
     Raises ConfigError with the nearest name where `config` is neither. A missing file whose name ends in .gin is left
-    to the reader of gin text, which looks for names like it in its folder.
+    to the gin reader, which suggests similar names in its folder.
     """
     text = os.fspath(config)
     if os.path.exists(text) and not os.path.isdir(text):
@@ -68,8 +68,8 @@ def load_config(
 
     Args:
       config: a .gin file, the name of a bundled configuration (`jrl list configs`), or a Config.
-      bindings: "NAME=VALUE", over what the file says.
-      parts: beside those the config names; see jrl.plugins.
+      bindings: "NAME=VALUE", which override the file.
+      parts: in addition to those that the config names; see jrl.plugins.
 
     Relative paths in a gin file (`parts`, data, models; see PATH_FIELDS) are resolved against the current directory
     first, then against the folder of the file that binds them.
@@ -91,12 +91,12 @@ def load_config(
 
 
 def load_run_config(folder: Path, bindings: Sequence[str] = ()) -> tuple[Config, Parts]:
-    """Returns the configuration of a run's folder, with its parts as they were, whatever became of their files."""
+    """Returns the configuration of a run's folder, with the parts that were saved in it."""
     return load_config(str(folder / "config.gin"), [*bindings, "Config.parts=[]"], saved_parts(folder / "parts"))
 
 
 def part_names(file: str, bindings: Sequence[str]) -> list[Part]:
-    """Returns what a gin file and bindings name in `parts`: a relative path as `load_config` resolves it."""
+    """Returns the parts that a gin file and bindings name, relative paths resolved as in `load_config`."""
     named, binding_file = gin.peek(file, bindings, Config, "parts")
     return [paths.beside(part, binding_file) if isinstance(part, str) else part for part in named or ()]
 

@@ -66,15 +66,15 @@ def _leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def check_covered(mesh: Mesh, sampler_mesh: Mesh | None, processes: Processes) -> None:
-    """Raises ValueError where the meshes leave out all devices of a process, or process 0 does not learn."""
+    """Raises ValueError if the meshes leave out all devices of a process, or process 0 does not learn."""
     meshes = {"Config.mesh": mesh} | ({} if sampler_mesh is None else {"Config.sampler_mesh": sampler_mesh})
     without = sorted({*range(processes.count)}.difference(*map(processes_of, meshes.values())))
     if without:
-        sizes = {name: {axis: size for axis, size in one.shape.items() if size > 1} for name, one in meshes.items()}
+        sizes = {name: {axis: n for axis, n in used_mesh.shape.items() if n > 1} for name, used_mesh in meshes.items()}
         named = " and ".join(f"{name} {size or '(one device)'}" for name, size in sizes.items())
         raise ValueError(
             f"{named} take "
-            f"{sum(one.size for one in meshes.values())} of {jax.device_count()} devices, and none of "
+            f"{sum(used_mesh.size for used_mesh in meshes.values())} of {jax.device_count()} devices, and none of "
             f"{processes.name(without[0])}; start fewer processes, or set MeshShape.data=-1"
         )
     if 0 not in processes_of(mesh):
@@ -85,27 +85,27 @@ def check_covered(mesh: Mesh, sampler_mesh: Mesh | None, processes: Processes) -
 
 
 def check_shared_folder(folder: Path, processes: Processes) -> None:
-    """Returns when all processes see the run's folder. Raises ProcessesDisagree where one does not: a folder on the
-    disk of each machine has no checkpoint that all of them could write."""
+    """Returns once all processes see the run's folder. Raises ProcessesDisagree if one does not: with a folder on the
+    local disk of each machine, the processes could not write a checkpoint together."""
     lock = folder / "lock"
-    of_writer = processes.writer and processes.count > 1
-    told = processes.from_writer("folder", [lock.read_text(), str(folder)] if of_writer else None)
-    if told is None:
+    announces = processes.writer and processes.count > 1
+    announced = processes.from_writer("folder", [lock.read_text(), str(folder)] if announces else None)
+    if announced is None:
         return
-    expected, its_folder = told
+    expected, writer_folder = announced
     end = time.monotonic() + SEEN_SECONDS
     while not (seen := paths.exists(lock) and lock.read_text() == expected) and time.monotonic() < end:
         time.sleep(0.1)
     blind = [i for i, sees in enumerate(processes.exchange("folder seen", seen)) if not sees]
     if blind:
         raise ProcessesDisagree(
-            f"{processes.name(blind[0])} does not see {its_folder} of {processes.name(0)}: the run's folder must be on "
-            "a file system that all machines share"
+            f"{processes.name(blind[0])} does not see {writer_folder} of {processes.name(0)}: the run's folder must be "
+            "on a file system that all machines share"
         )
 
 
 def with_place(display: Display, processes: Processes) -> Display:
-    """Returns the display of one of several processes: what it shows is also told to the others, should it be lost."""
+    """Returns a display that also reports its phase and step to the other processes, in case this one is lost."""
     if processes.count == 1:
         return display
 
@@ -126,6 +126,6 @@ def journal_name(index: int) -> str:
 
 
 def other_journals(folder: Path, index: int) -> list[Path]:
-    """Returns the files of verdicts that other processes of this run, or of its earlier lives, have written."""
+    """Returns the verdict files that other processes of this run have written, now or before a restart."""
     names = [name for name in paths.list_dir(folder) if name.startswith("journal") and name.endswith(".jsonl")]
     return [folder / name for name in names if name != journal_name(index)]

@@ -31,6 +31,6 @@ def host_plans(shape: Shape, minibatches: int, length: np.ndarray, action_mask: 
 
 
 def plan_shardings(plans: PyTree, mesh: Mesh) -> PyTree:
-    """Returns how the arrays of packing plans are cut: those of rows as the packed rows are."""
+    """Returns the shardings of packing plans: arrays of rows like the packed rows, others replicated."""
     rows, everywhere = row_sharding(mesh), replicated(mesh)
     return jax.tree.map(lambda x: rows if np.ndim(x) == 3 else everywhere, plans)

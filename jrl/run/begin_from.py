@@ -28,7 +28,7 @@ class Origin(NamedTuple):
 
     run: str  # its folder, or gs://BUCKET/NAME
     step: int
-    copy: Path | None = None  # where it is read; None: looked for once it is needed
+    copy: Path | None = None  # where it is read from; None: found when it is needed
 
     @property
     def folder(self) -> Path:
@@ -37,22 +37,22 @@ class Origin(NamedTuple):
 
 
 def origin_of(folder: Path, begin_from: str | Path | None, location: str | None = None) -> Origin | None:
-    """Returns where a run's weights come from: as its manifest has it, else as asked; None: from its configuration.
+    """Returns where a run's weights come from: by its manifest, else by `begin_from`; None: by its configuration.
 
     Args:
       location: of the run, for messages, where the folder is a local copy of it; None: the folder.
 
-    Raises: RefusedIdentity where the run began with another's weights; ValueError where the other holds no run.
+    Raises: RefusedIdentity if the run began with other weights; ValueError if `begin_from` holds no run.
     """
-    known = read_manifest(folder / "manifest.json") if paths.exists(folder / "manifest.json") else None
-    asked = None if begin_from is None else _place_of(begin_from)
-    if known is None:
-        if asked is None:
+    manifest = read_manifest(folder / "manifest.json") if paths.exists(folder / "manifest.json") else None
+    source_run = None if begin_from is None else _place_of(begin_from)
+    if manifest is None:
+        if source_run is None:
             return None
-        copy = readable(asked)
-        return Origin(asked, newest(copy), copy)
-    recorded = known.get("from")
-    if asked is not None and (recorded is None or recorded["run"] != asked):
+        copy = readable(source_run)
+        return Origin(source_run, newest(copy), copy)
+    recorded = manifest.get("from")
+    if source_run is not None and (recorded is None or recorded["run"] != source_run):
         raise RefusedIdentity(f"{location or folder} did not begin with the weights of {begin_from}; use another "
                               "--run, or leave --from out")  # fmt: skip
     return None if recorded is None else Origin(recorded["run"], recorded["step"])
@@ -64,12 +64,12 @@ def _place_of(run: str | Path) -> str:
 
 
 def manifest_entry(origin: Origin | None) -> dict[str, Any]:
-    """Returns what a manifest says of where the weights come from."""
+    """Returns the manifest's entry on where the weights come from."""
     return {} if origin is None else {"from": {"run": origin.run, "step": origin.step}}
 
 
 def check_fits(origin: Origin, policy: Policy) -> None:
-    """Raises ValueError where another run's weights are not of the shapes of this run's model, or are adapters and this
+    """Raises ValueError if another run's weights do not have the shapes of this run's model, or are adapters and this
     run has none."""
     key = place_on_mesh(jax.random.key(policy.config.run.seed), replicated(policy.mesh))
     target, _ = _target(origin, policy.programs, abstract(key, policy.mesh))
@@ -87,7 +87,7 @@ def state_from_run(
     origin: Origin, programs: Programs, key: Array, abstract_key: jax.ShapeDtypeStruct, processes: Processes = ONE
 ) -> TrainState:
     """Returns the state before the first step with the weights of another run's policy, which fit (`check_fits`). A run
-    with adapters trains new ones over another's whole weights, or goes on with its adapters."""
+    with adapters trains new ones over the other's full weights, or continues with the other's adapters."""
     target, adapted = _target(origin, programs, abstract_key)
     checkpoints = origin.folder / "checkpoints"
     _, restored, _ = restore_step(checkpoints, target, origin.step, part=True, processes=processes, shared=False)
@@ -100,7 +100,7 @@ def state_from_run(
 
 
 def _target(origin: Origin, programs: Programs, abstract_key: jax.ShapeDtypeStruct) -> tuple[dict[str, Any], bool]:
-    """Returns what to read of the other run's checkpoint, as shapes, and whether it trained adapters."""
+    """Returns what to read from the other run's checkpoint, as shapes, and whether it trained adapters."""
     policy = programs.init.shape(abstract_key).models["policy"]
     leaves = read_step_manifest(origin.folder / "checkpoints", origin.step)["leaves"]
     adapted = any(name.startswith("state/models/policy/frozen") for name in leaves)

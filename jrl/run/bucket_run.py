@@ -39,9 +39,9 @@ from jrl.run.lease import NO_LEASE, Lease, holder_in_bucket, take_lease
 
 FORMAT = 1
 COMMIT, FILES, LOCK = "run.json", "files", "lock"
-NEEDED = ("checkpoints/", "rollouts/")  # nothing below these goes while a commit reads it
+NEEDED = ("checkpoints/", "rollouts/")  # files below these do not disappear while a commit reads them
 PART_BYTES = 8 << 20  # of a file in one object: eight at once are sent in 30 s at 18 Mbit/s
-MERGED_BYTES = 1 << 20  # a last part below this is written anew when its file grows
+MERGED_BYTES = 1 << 20  # a last part below this is rewritten when its file grows
 FRESH_SECONDS = 2.0  # a file that changed within these is read again at the next commit
 READ_TRIES = 8
 _STEP = re.compile(r"checkpoints/(\d+)/manifest\.json")
@@ -57,7 +57,7 @@ class DamagedObject(BucketError):
 
 
 class Part(NamedTuple):
-    """A stretch of a file, which is one object."""
+    """A range of a file, stored as one object."""
 
     object: str  # below gs://BUCKET/NAME/files/
     bytes: int
@@ -70,7 +70,7 @@ class Commit:
 
     life: int  # of whoever wrote it
     files: dict[str, tuple[Part, ...]]
-    # Makes every conditional write differ from every other, and tells who wrote what is read.
+    # Makes all conditional writes differ, and identifies the writer.
     nonce: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex, compare=False)
 
     def steps(self) -> list[int]:
@@ -143,14 +143,14 @@ def _opened(
     damaged = fetch_sound(bucket, name, address, commit, folder)
     lost |= {part.object for parts in damaged.values() for part in parts}
     # From here on commits may remove what others would still read.
-    lost = {part for found in processes.exchange("fetched", sorted(lost)) for part in found}
+    lost = {part for process_lost in processes.exchange("fetched", sorted(lost)) for part in process_lost}
     losses = Losses(damaged, frozenset(lost))
     publisher = Publisher(bucket, name, address, folder, lease, commit, generation, processes, losses)
     try:
         yield RunFolder(folder, publisher.publish, address, processes.count == 1, publisher.steps)
     except BaseException:
         # As after a kill, what is on disk is sound. What ended the run is what its user must read.
-        if processes.count == 1 and not publisher.failed:  # of several, others may be gone
+        if processes.count == 1 and not publisher.failed:  # with several, others may be gone
             with contextlib.suppress(OSError, LeaseLost):
                 publisher.publish_begun()
         raise
@@ -171,7 +171,7 @@ def claim_together(bucket: Bucket, name: str, address: str, processes: Processes
 
 
 def claim(bucket: Bucket, name: str, address: str) -> tuple[Commit, int]:
-    """Writes the commit under a new life, so that nobody who had the run before can commit any more.
+    """Writes the commit under a new life, so that earlier holders of the run can no longer commit.
 
     Returns it and its generation.
     """
@@ -185,7 +185,7 @@ def claim(bucket: Bucket, name: str, address: str) -> tuple[Commit, int]:
 
 
 def _refuse_foreign(bucket: Bucket, name: str, address: str) -> None:
-    """Raises ForeignFolder where there are objects that belong to no run, or to one whose run.json was removed."""
+    """Raises ForeignFolder if there are objects that belong to no run, or to one whose run.json was removed."""
     if others := _foreign_names(bucket, name):
         raise ForeignFolder(
             f"{address} is not a run and already contains {', '.join(others[:3])}; choose another --run"
@@ -195,7 +195,7 @@ def _refuse_foreign(bucket: Bucket, name: str, address: str) -> None:
 
 
 def _has_parts(bucket: Bucket, name: str) -> bool:
-    """Whether there are files of a run. Whoever begins one writes run.json before any."""
+    """Whether there are files of a run. A new run writes run.json before any of them."""
     return next(bucket.list(f"{name}/{FILES}/"), None) is not None
 
 
@@ -208,12 +208,12 @@ def _without_commit(address: str) -> str:
 
 def _foreign_names(bucket: Bucket, name: str) -> list[str]:
     """Returns some of the names below NAME that a run does not write before its first commit."""
-    names = itertools.islice((one.name[len(name) + 1 :] for one in bucket.list(f"{name}/")), 50)
-    return [other for other in names if other != LOCK and not other.startswith(f"{FILES}/")]
+    names = itertools.islice((stored.name[len(name) + 1 :] for stored in bucket.list(f"{name}/")), 50)
+    return [file for file in names if file != LOCK and not file.startswith(f"{FILES}/")]
 
 
 class ForeignFolder(ValueError):
-    """There is something else at the address of a run."""
+    """The address of a run holds something else."""
 
 
 def sweep(bucket: Bucket, name: str, commit: Commit) -> set[str]:
@@ -235,7 +235,7 @@ def _life_of(part: str) -> int | None:
 
 
 def read_commit(bucket: Bucket, name: str, address: str) -> tuple[Commit | None, int]:
-    """Returns the commit of a run and its generation; (None, 0) where there is none."""
+    """Returns the commit of a run and its generation; (None, 0) if there is none."""
     try:
         data, generation = bucket.get(f"{name}/{COMMIT}")
     except Missing:
@@ -262,10 +262,10 @@ def _to_json(commit: Commit) -> bytes:
 
 
 class Losses(NamedTuple):
-    """What of a commit is damaged in the bucket."""
+    """The damage to a commit in the bucket."""
 
-    files: Mapping[str, tuple[Part, ...]]  # those that this process could not fetch
-    objects: frozenset[str]  # that some process found to be gone or damaged: what has their bytes is uploaded anew
+    files: Mapping[str, tuple[Part, ...]]  # that this process could not fetch
+    objects: frozenset[str]  # missing or damaged, as some process found: their bytes are uploaded again
 
 
 NO_LOSSES = Losses({}, frozenset())
@@ -290,7 +290,7 @@ class Publisher:
         self._commit, self._generation, self._processes = commit, generation, processes
         self._serial = itertools.count(processes.index, processes.count)
         self._sent: set[str] = set()  # the nonces of the commits that it tried to write
-        self._unchanged: dict[str, tuple[Any, tuple[Part, ...]]] = {}  # what a file was when it was last read
+        self._unchanged: dict[str, tuple[Any, tuple[Part, ...]]] = {}  # mark and parts when a file was last read
         self._fetched = {} if processes.count == 1 else marks_of(folder)
         self._lost = losses.objects
         # What could not be fetched stays committed while its step is there, so that its objects can be brought back.
@@ -302,12 +302,12 @@ class Publisher:
         return self._commit.steps()
 
     def publish_begun(self) -> None:
-        """Commits a run that has come as far as its manifest."""
+        """Commits a run that has a manifest."""
         if self._processes.from_writer("begun", paths.exists(self._folder / "manifest.json")):
             self.publish()
 
     def publish(self) -> None:
-        """Commits the folders as they are. Raises LeaseLost where another process has taken the run."""
+        """Commits the folders as they are. Raises LeaseLost if another process has taken the run."""
         try:
             self._publish()
         except BaseException:
@@ -317,11 +317,12 @@ class Publisher:
     def _publish(self) -> None:
         if self._lease.lost():
             raise _taken(self._address)
-        own = dict(found for found in in_parallel(self._parts_of, self._files_to_upload()) if found is not None)
+        uploads = in_parallel(self._parts_of, self._files_to_upload())
+        parts_by_file = dict(upload for upload in uploads if upload is not None)
         if self._processes.writer:
-            own |= self._still_damaged()
+            parts_by_file |= self._still_damaged()
         files: dict[str, tuple[Part, ...]] = {}
-        for uploaded in self._processes.exchange("uploaded", own):
+        for uploaded in self._processes.exchange("uploaded", parts_by_file):
             files |= {name: tuple(Part(*part) for part in parts) for name, parts in uploaded.items()}
         if files == self._commit.files:
             return
@@ -330,7 +331,9 @@ class Publisher:
         superseded = self._processes.from_writer("committed", self._replace(commit) if self._processes.writer else None)
         self._commit = commit
         # The parts of a copy that another process has superseded are removed.
-        self._unchanged = {name: known for name, known in self._unchanged.items() if files.get(name) == known[1]}
+        self._unchanged = {
+            name: (mark, parts) for name, (mark, parts) in self._unchanged.items() if files.get(name) == parts
+        }
         try:
             in_parallel(self._remove, superseded[self._processes.index :: self._processes.count])
         except OSError as error:
@@ -346,8 +349,8 @@ class Publisher:
         return {file: parts for file, (parts, _) in self._damaged.items()}
 
     def _files_to_upload(self) -> list[str]:
-        """Returns the files of the commit that this process has: of several, the first that has written a file since
-        the start; else process 0, where it is still there."""
+        """Returns the files that this process uploads. With several processes, the first one that has written a file
+        since the start uploads it; else process 0, if it still has the file."""
         present = committed_files(self._folder)
         if self._processes.count == 1:
             return present
@@ -365,11 +368,11 @@ class Publisher:
         try:
             self._write(commit)
         except Conflict as error:
-            # A commit that was given up, since its answer was lost, may have been written after all.
-            found, generation = read_commit(self._bucket, self._name, self._address)
-            if found is None or found.nonce not in self._sent:
+            # An earlier commit whose answer was lost may have been written after all.
+            current, generation = read_commit(self._bucket, self._name, self._address)
+            if current is None or current.nonce not in self._sent:
                 raise _taken(self._address) from error
-            before, self._generation = before | found.objects(), generation
+            before, self._generation = before | current.objects(), generation
             try:
                 self._write(commit)
             except Conflict:
@@ -427,7 +430,7 @@ def _taken(address: str) -> LeaseLost:
 
 
 def _mark(state: os.stat_result) -> tuple[int, int, int]:
-    """Returns what changes when a file does."""
+    """Returns values that change when a file does."""
     return state.st_ino, state.st_size, state.st_mtime_ns
 
 
@@ -443,7 +446,7 @@ def marks_of(folder: Path) -> dict[str, tuple[int, int, int]]:
 def check_steps_complete(
     folder: Path, files: Mapping[str, Any], processes: Processes, damaged: Collection[str] = ()
 ) -> None:
-    """Raises BucketError where process 0 has the manifest of a step of which nobody has uploaded a file, or one that
+    """Raises BucketError if process 0 has the manifest of a step of which a file is not uploaded, or if that manifest
     cannot be read.
 
     Args:
@@ -455,11 +458,11 @@ def check_steps_complete(
     for name in files:
         if (match := _STEP.fullmatch(name)) is not None and name not in damaged:
             try:
-                of_step = [*json.loads(paths.read_bytes(folder / name))["body"]["files"]]
+                step_files = [*json.loads(paths.read_bytes(folder / name))["body"]["files"]]
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise BucketError(errno.EIO, f"step {int(match[1])} is not committed: its manifest on this machine "
                                   f"cannot be read ({type(error).__name__}: {error})") from error  # fmt: skip
-            missing = [file for file in of_step if f"checkpoints/{match[1]}/{file}" not in files]
+            missing = [file for file in step_files if f"checkpoints/{match[1]}/{file}" not in files]
             if missing:
                 raise BucketError(errno.EIO, f"step {int(match[1])} is not committed: no process has {missing[0]}")
 
@@ -531,7 +534,7 @@ def _step_folder(folder: Path, file: str) -> Path:
 
 
 def _identity(folder: Path) -> int | None:
-    """Returns what tells a folder from another of the same name; None where there is none."""
+    """Returns what distinguishes a folder from another of the same name; None if there is no folder."""
     try:
         return os.stat(folder).st_ino
     except FileNotFoundError:
@@ -549,7 +552,7 @@ def fetch(
     bytes stays; what goes on behind them is cut.
 
     Args:
-      damaged: is told of a file of which an object is gone or has other bytes. None: Missing or DamagedObject is
+      damaged: called with a file of which an object is missing or has other bytes. None: Missing or DamagedObject is
         raised.
     """
     for file in list(paths.files_below(folder)):
@@ -559,7 +562,7 @@ def fetch(
         if Path(place) != folder and not os.listdir(place):
             os.rmdir(place)
 
-    def one(item: tuple[str, tuple[Part, ...]]) -> None:
+    def fetch_file(item: tuple[str, tuple[Part, ...]]) -> None:
         file, parts = item
         place = inside(folder, file)
         if _cut_to(place, parts):
@@ -572,11 +575,11 @@ def fetch(
             damaged(file, error)  # raises where the file that is there may be the last copy
             place.unlink(missing_ok=True)
 
-    in_parallel(one, commit.files.items())
+    in_parallel(fetch_file, commit.files.items())
 
 
 def _fetch_file(bucket: Bucket, name: str, parts: tuple[Part, ...], place: Path) -> None:
-    """Writes a file from its parts, whole or not at all."""
+    """Writes a file from its parts, atomically."""
     paths.make_dir(place.parent)
     temporary = place.with_name(f"{paths.TEMPORARY}{place.name}")
     try:

@@ -1,4 +1,4 @@
-"""What of a configuration a model, a mesh or a machine cannot do: refused before anything is compiled."""
+"""Checks that the model, the meshes and the machine support the configuration, before anything is compiled."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from jrl.types import PyTree
 
 
 def check_host(config: Config, mesh: Mesh) -> None:
-    """Raises ValueError for what the run places in host memory where the devices have none. Only training asks."""
+    """Raises ValueError if training needs host memory that the devices do not have."""
     trained = [optimizer for stage in config.stages for optimizer in optimizers(stage).values()]
-    wanted = ["AdamW.memory='host'"] * any(map(keeps_on_host, trained))
+    on_host = ["AdamW.memory='host'"] * any(map(keeps_on_host, trained))
     if getattr(config.model, "remat", None) == "offload":
-        wanted.append(f"{type(config.model).__name__}.remat='offload'")
-    for binding in wanted:
+        on_host.append(f"{type(config.model).__name__}.remat='offload'")
+    for binding in on_host:
         check_host_memory(binding, mesh.local_devices[0])
 
 
 def check_routes_sent(config: Config, mesh: Mesh, processes: int) -> None:
-    """Raises ValueError for routes that are replayed where some of the processes only sample."""
+    """Raises ValueError for replayed routes if some of the processes only sample."""
     if len(processes_of(mesh)) < processes and any(stage.learner.replays_routes for stage in config.stages):
         raise ValueError(
             "Learner.routes = 'replayed' where some processes only sample would send routes, hundreds of bytes a "
@@ -38,8 +38,8 @@ def check_routes_sent(config: Config, mesh: Mesh, processes: int) -> None:
 
 
 def check_split(config: Config, mesh: Mesh, sampler_mesh: Mesh) -> None:
-    """Raises ValueError where the prompts of a step do not divide over the devices that sample, or where these cut
-    weights along an axis that the learner does not have."""
+    """Raises ValueError if the prompts of a step do not divide over the devices that sample, or these shard weights
+    along an axis that the learner's mesh does not have."""
     for axis in OPTIONAL_AXES:
         if sampler_mesh.shape[axis] > 1 and mesh.shape[axis] == 1:
             raise ValueError(
@@ -63,16 +63,16 @@ def check_model(config: Config, cfg: Any, stored: PyTree, mesh: Mesh, sampler_me
     """Raises ValueError for a model that cannot train as configured, or not on these meshes.
 
     Args:
-      cfg: of the policy: a Decoder, or a module of the user's own. stored: ParamSpecs of its weights as the run keeps
-        them. mesh: that learns. sampler_mesh: devices of their own for sampling.
+      cfg: of the policy: a Decoder, or a module of the user's own. stored: ParamSpecs of its weights as the run stores
+        them. mesh: the learner's. sampler_mesh: separate devices for sampling.
     """
     if sampler_mesh is not None:
         check_split(config, mesh, sampler_mesh)
-    for each in (mesh,) if sampler_mesh is None else (mesh, sampler_mesh):
-        check_expert_axis(cfg, each)
+    for used_mesh in (mesh,) if sampler_mesh is None else (mesh, sampler_mesh):
+        check_expert_axis(cfg, used_mesh)
         if isinstance(cfg, Decoder):
-            check_divides(cfg, each)
-        check_cache(config, cfg, each.shape["tensor"])
+            check_divides(cfg, used_mesh)
+        check_cache(config, cfg, used_mesh.shape["tensor"])
     if isinstance(cfg, Decoder):
         check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
         check_bytes(stored, mesh)
@@ -83,7 +83,7 @@ def check_model(config: Config, cfg: Any, stored: PyTree, mesh: Mesh, sampler_me
 
 
 def check_router(config: Config, cfg: Any) -> None:
-    """Raises ValueError for a loss of routers, or routes to replay, where the model has no routers."""
+    """Raises ValueError for a router loss, or routes to replay, if the model has no routers."""
     if any(stage.learner.router is not None for stage in config.stages) and getattr(cfg, "experts", None) is None:
         raise ValueError("Learner.router is for mixtures of experts, and this model has no experts; leave it out")
     replays = any(stage.learner.replays_routes for stage in config.stages)
@@ -104,14 +104,14 @@ def check_expert_axis(cfg: Any, mesh: Mesh) -> None:
 
 
 def check_shared(config: Config, cfg: Any) -> None:
-    """Raises ValueError for prompts computed once where the attention cannot see them."""
+    """Raises ValueError for shared prefixes that the model's attention does not support."""
     for stage in config.stages:
         if isinstance(stage, Online):
             check_prefix_sharing(stage.learner.prefix_sharing, cfg)
 
 
 def check_prefix_sharing(prefix_sharing: str, cfg: Any) -> None:
-    """Raises ValueError for a way to share prefixes that the model's attention does not have."""
+    """Raises ValueError for a kind of prefix sharing that the model's attention does not support."""
     attention = getattr(cfg, "attention", "reference")
     if prefix_sharing != "none" and attention == "splash":
         raise ValueError(
@@ -127,10 +127,10 @@ def check_prefix_sharing(prefix_sharing: str, cfg: Any) -> None:
 
 
 def check_sequence(name: str, cfg: Any, mesh: Mesh) -> None:
-    """Raises ValueError for rows divided over the axis `sequence` where the model cannot see a share of a row.
+    """Raises ValueError for rows sharded over the axis `sequence` if the model cannot work on a part of a row.
 
     Args:
-      name: of the model's field in Config. mesh: that learns.
+      name: of the model's field in Config. mesh: the learner's.
     """
     shares = f"MeshShape.sequence = {mesh.shape[SEQUENCE]}"
     if mesh.shape[SEQUENCE] == 1:
@@ -147,7 +147,7 @@ def check_sequence(name: str, cfg: Any, mesh: Mesh) -> None:
 
 
 def check_logprobs(config: Config, cfg: Any) -> None:
-    """Raises ValueError for log-probs by the decoder's head where the model is another."""
+    """Raises ValueError for log-probs by the decoder's head if the model is not a Decoder."""
     for stage in config.stages:
         if stage.learner.logprobs == "vocab_parallel" and not isinstance(cfg, Decoder):
             raise ValueError(
@@ -157,8 +157,11 @@ def check_logprobs(config: Config, cfg: Any) -> None:
 
 
 def check_cache(config: Config, cfg: Any, tensor: int) -> None:
-    """Raises ValueError for a layout of the cache, or a kernel over it, that the model does not have on a mesh with so
-    many devices along its tensor axis."""
+    """Raises ValueError for a cache layout or kernel that the model does not support.
+
+    Args:
+      tensor: devices along the tensor axis of a mesh that samples.
+    """
     kv_layout, attention = config.sampler.kv_layout, config.sampler.attention
     if kv_layout != "token_major" and not isinstance(cfg, Decoder):
         raise ValueError(

@@ -1,9 +1,9 @@
-"""Where the time of a run goes: the loop's thread by part, and the device by piece of work.
+"""How a run spends its time: the loop's thread by part, and the device by piece of work.
 
-The loop's thread is always in one part ("sample", "score", ...), so that the parts add up to the wall time. Programs
-are dispatched and computed later; the loop meets the device where it needs a result. Such a wait belongs to what the
-device was computing meanwhile. When a piece of work was done is noted by threads that wait for one small result of it:
-neither the loop nor the device does anything for it.
+The loop's thread is always in one part ("sample", "score", ...), so the parts add up to the wall time. Programs are
+dispatched and computed later; the loop waits for the device when it needs a result. Such a wait counts as time of what
+the device was computing meanwhile. Watcher threads, each waiting for one small result, record when a piece of work was
+done, at no cost to the loop or the device.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 
 from jrl.types import Array
 
-MOST_WORK = 256  # pieces of work that are remembered: a few a step, for as many steps as a draw may wait
+MOST_WORK = 256  # pieces of work to remember: a few per step, for as many steps as a draw may wait
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,19 +30,19 @@ class Work:
     """Programs that were dispatched together."""
 
     part: str
-    result: weakref.ref[Array]  # one that is there when all is; its memory is given back where nobody else needs it
+    result: weakref.ref[Array]  # ready when all the work is; weak, so that its memory can be freed
     devices: frozenset[jax.Device]
     dispatched: float  # monotonic seconds
-    done: Future  # of the same; of None where the result was given away before
+    done: Future  # when the work was done, likewise; None if the result was donated
 
 
 class StepWork(NamedTuple):
     """What belongs to one step."""
 
     seconds: dict[str, float]  # of the loop's thread by part, since the step before
-    work: list[Work]  # sampling whose completions this step has learned from, and what learned from them
+    work: list[Work]  # the sampling of the completions that this step learned from, and the learning
     drawn: list[dict[str, np.ndarray]]  # of each sampling call, the rollout's fields on the host
-    packed: tuple[int, int, int] | None  # tokens an epoch, keys that they see, and those that are learned from
+    packed: tuple[int, int, int] | None  # tokens per epoch, keys that they attend to, tokens learned from
 
 
 class RunClock:
@@ -52,7 +52,7 @@ class RunClock:
         self._now = now
         self.seconds: dict[str, float] = {}  # by part
         self._part, self._since = "start", now()
-        # One thread for each set of devices, whose work ends in its order: it waits for results.
+        # A thread per set of devices waits for results: work on the same devices ends in order.
         self._watchers: dict[frozenset, ThreadPoolExecutor] = {}
         self._work: deque[Work] = deque(maxlen=MOST_WORK)
         self._begin_step()
@@ -72,14 +72,14 @@ class RunClock:
         return dict(self.seconds)
 
     def switch(self, part: str) -> None:
-        """Ends the present part, and begins another."""
+        """Ends the current part, and begins another."""
         now = self._now()
         self._add(self._part, now - self._since)
         self._part, self._since = part, now
 
     @contextlib.contextmanager
     def on(self, part: str) -> Iterator[None]:
-        """Inside, the time is that of a part; what is nested inside is not."""
+        """Counts the time inside as that of `part`, except nested blocks."""
         outer = self._part
         self.switch(part)
         try:
@@ -88,14 +88,14 @@ class RunClock:
             self.switch(outer)
 
     def dispatched(self, part: str, result: Array) -> None:
-        """Notes work that was dispatched since the present part began, where this process has a device of it."""
+        """Records work that was dispatched since the current part began, if this process has one of its devices."""
         if not result.sharding.addressable_devices:
             return
 
         def wait() -> float | None:
             try:
                 jax.block_until_ready(result)
-            except Exception:  # donated, or its program has failed, which the loop meets itself
+            except Exception:  # donated, or its program has failed, which the loop will see
                 return None
             return self._now()
 
@@ -108,8 +108,8 @@ class RunClock:
             self._of_step.append(work)
 
     def wait_for(self, result: Array) -> float:
-        """Waits for a result that the loop needs now. The time is that of the work that was done meanwhile. Returns
-        the seconds."""
+        """Waits for a result that the loop needs now, and returns the seconds. They count as time of the work that was
+        done meanwhile."""
         start = self._now()
         self._add(self._part, start - self._since)
         jax.block_until_ready(result)
@@ -138,28 +138,28 @@ class RunClock:
         return step
 
     def device_seconds(self, work: Sequence[Work]) -> float | None:
-        """Returns how long the device was at pieces of work: each from its dispatch, or the end of what was dispatched
-        to the same devices before, to its own end. None where that is not known."""
-        total, previous, wanted = 0.0, {}, {id(w) for w in work}
-        for each in self._work:
-            end = done_at(each)
-            if id(each) in wanted:
+        """Returns how long the device computed the work: each piece from its dispatch, or the end of what
+        was dispatched to the same devices before, to its end. None if unknown."""
+        total, previous_end, remaining = 0.0, {}, {id(w) for w in work}
+        for piece in self._work:
+            end = done_at(piece)
+            if id(piece) in remaining:
                 if end is None:
                     return None
-                wanted.discard(id(each))
-                total += max(end - max(each.dispatched, previous.get(each.devices, each.dispatched)), 0.0)
+                remaining.discard(id(piece))
+                total += max(end - max(piece.dispatched, previous_end.get(piece.devices, piece.dispatched)), 0.0)
             if end is not None:
-                previous[each.devices] = end
-        return None if wanted or not work else total
+                previous_end[piece.devices] = end
+        return None if remaining or not work else total
 
     def close(self) -> None:
-        """Waits for nothing."""
+        """Stops the watcher threads, without waiting for them."""
         for watcher in self._watchers.values():
             watcher.shutdown(wait=False, cancel_futures=True)
 
 
 def done_at(work: Work) -> float | None:
-    """Returns when work was done; None where it is not, or nobody knows."""
+    """Returns when work was done; None if it is not done, or unknown."""
     result = work.result()
     try:
         if not work.done.done() and (result is None or not result.is_ready()):
@@ -170,15 +170,15 @@ def done_at(work: Work) -> float | None:
 
 
 def split_wait(start: float, end: float, ended: Sequence[tuple[str, float]], part: str) -> dict[str, float]:
-    """Returns the seconds of a wait by part: up to the end of each piece of work those of its part, the rest of `part`.
+    """Returns the seconds of a wait by part: up to the end of each piece of work for its part, the rest for `part`.
 
     Args:
-      ended: (part, when it ended) of what the wait was for, and of what was dispatched before.
+      ended: (part, end) of the work that the wait was for, and of the work dispatched before it.
     """
-    out: dict[str, float] = {}
-    for of, at in sorted(ended, key=lambda pair: pair[1]):
-        if start < at <= end:
-            out[of] = out.get(of, 0.0) + at - start
-            start = at
-    out[part] = out.get(part, 0.0) + end - start
-    return out
+    seconds: dict[str, float] = {}
+    for work_part, work_end in sorted(ended, key=lambda pair: pair[1]):
+        if start < work_end <= end:
+            seconds[work_part] = seconds.get(work_part, 0.0) + work_end - start
+            start = work_end
+    seconds[part] = seconds.get(part, 0.0) + end - start
+    return seconds

@@ -1,4 +1,4 @@
-"""The examples of a run: those of its task, and of the stages that have a task of their own."""
+"""The examples of a run: those of its task, and of stages with their own task."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from jrl.tasks.envs.mixture import open_source
 from jrl.tasks.stopping import Stop
 
 NOT_DROPPED = "duplicate_prompt"  # what a source counts without dropping it
-LOOKED_AT = 16  # examples of a source of stored rows that are tried before a run begins
+LOOKED_AT = 16  # examples of a stored source to try before a run begins
 
 
 class RunData(NamedTuple):
     """The examples of a run."""
 
     source: Source  # of Config.task
-    stored: Sequence[Source]  # of every stage with stored rows, in their order
+    stored: Sequence[Source]  # of every stage with stored rows, in order
 
 
 def open_data(config: Config, environments: Any, stop: Stop) -> RunData:
-    """Returns the examples of a run. environments: the table of them. Raises: StopRequested where `stop` says."""
+    """Returns the examples of a run. environments: their table. Raises StopRequested if `stop` says so."""
     open_ = lambda task: open_source(task, environments, stop)
     source = open_(config.task)
     return RunData(source, stored_sources(config, source, open_))
 
 
 def note_counts(config: Config, data: RunData, note: Callable[[str], None]) -> None:
-    """Notes what was dropped of the examples of a run."""
-    for name, one in {"": data.source, **of_their_own(config, data.stored)}.items():
-        if one.counts:
-            others = {cause: count for cause, count in one.counts.items() if cause != NOT_DROPPED}
-            notes = [f"{len(one)} examples"]
-            if repeated := one.counts.get(NOT_DROPPED):
+    """Reports how many examples a run has, and how many were dropped."""
+    for name, source in {"": data.source, **of_their_own(config, data.stored)}.items():
+        if source.counts:
+            others = {cause: count for cause, count in source.counts.items() if cause != NOT_DROPPED}
+            notes = [f"{len(source)} examples"]
+            if repeated := source.counts.get(NOT_DROPPED):
                 what = "repeat the prompt of another and are kept"
                 notes.append(
                     f"{repeated} of them {what if repeated > 1 else 'repeats the prompt of another and is kept'}"
@@ -53,8 +53,8 @@ def note_counts(config: Config, data: RunData, note: Callable[[str], None]) -> N
 
 
 def stored_sources(config: Config, source: Source, open_: Callable[[Any], Source]) -> list[Source]:
-    """Returns the examples of every stage with stored rows: of a task of their own, each of which is opened once, or of
-    the run's.
+    """Returns the examples of every stage with stored rows: of its own task, which is opened once for all stages that
+    have it, or of the run's.
 
     Args:
       source: of Config.task.
@@ -62,33 +62,34 @@ def stored_sources(config: Config, source: Source, open_: Callable[[Any], Source
     tasks = [rows.task for stage in config.stages if (rows := stored_rows_of(stage)) is not None]
     opened: list[tuple[Any, Source]] = [(None, source), (config.task, source)]
     for task in tasks:
-        if all(task != other for other, _ in opened):
+        if all(task != opened_task for opened_task, _ in opened):
             opened.append((task, open_(task)))
-    return [next(one for other, one in opened if task == other) for task in tasks]
+    return [next(examples for opened_task, examples in opened if task == opened_task) for task in tasks]
 
 
 def of_their_own(config: Config, stored: Sequence[Source]) -> dict[str, Source]:
-    """Returns the examples of stored rows that have a task of their own, by the name of the stage."""
-    every = [(name, stored_rows_of(stage)) for name, stage in zip(stage_names(config.stages), config.stages)]
-    having = [(name, rows) for name, rows in every if rows is not None]
-    return {name: one for (name, rows), one in zip(having, stored) if rows.task is not None}
+    """Returns the examples of stages whose stored rows have their own task, by the name of the stage."""
+    by_stage = [(name, stored_rows_of(stage)) for name, stage in zip(stage_names(config.stages), config.stages)]
+    with_rows = [(name, rows) for name, rows in by_stage if rows is not None]
+    return {name: source for (name, rows), source in zip(with_rows, stored) if rows.task is not None}
 
 
 def data_fingerprint(config: Config, source: Source, stored: Sequence[Source]) -> str:
-    """Returns what names the examples of a run: those of Config.task, and of stages with tasks of their own."""
-    fingerprint = lambda one: getattr(one, "fingerprint", "")
-    own = of_their_own(config, stored)
-    if not own:
+    """Returns a fingerprint of the examples of a run: of Config.task, and of stages with their own tasks."""
+    fingerprint = lambda examples: getattr(examples, "fingerprint", "")
+    stage_sources = of_their_own(config, stored)
+    if not stage_sources:
         return fingerprint(source)
-    return digest_of("stages", fingerprint(source), *(f"{name}={fingerprint(one)}" for name, one in own.items()))
+    by_stage = (f"{name}={fingerprint(stage_source)}" for name, stage_source in stage_sources.items())
+    return digest_of("stages", fingerprint(source), *by_stage)
 
 
 def open_streams(config: Config, source: Source, stored: Sequence[Source], tokenizer: Any) -> list[Stream]:
-    """Returns the walks over the training split: first that of the prompts that Online stages sample, then one for each
-    stage with stored rows, in their order, over its examples in `stored`."""
-    count = 1 + len(stored)
-    seeds = np.random.SeedSequence(config.run.seed).generate_state(max(count, 2))[:count]
-    streams = [open_stream(one, tokenizer, config.data, seed=int(seed)) for one, seed in zip((source, *stored), seeds)]
+    """Returns the streams over the training split: first that of the prompts that Online stages sample, then one for
+    each stage with stored rows, in order, over its examples in `stored`."""
+    sources = (source, *stored)
+    seeds = np.random.SeedSequence(config.run.seed).generate_state(max(len(sources), 2))[: len(sources)]
+    streams = [open_stream(examples, tokenizer, config.data, seed=int(seed)) for examples, seed in zip(sources, seeds)]
     curricula = [stage.curriculum for stage in config.stages if isinstance(stage, Online) and stage.curriculum]
     if curricula:
         streams[0].outcomes = no_outcomes(tasks_of(source), curricula)
@@ -104,8 +105,8 @@ def preflight_data(
     held_out: Callable[[Stop], list[Visit]],
     stop: Stop,
 ) -> None:
-    """Raises ValueError for data that a new run would stumble over later: no usable prompt, no stored row, nothing held
-    out for evaluation, or nobody to judge the first. What it reads is read again by the run, from the start."""
+    """Raises ValueError for data that would stop a new run later: no usable prompt, no stored row, nothing held out for
+    evaluation, or no verifier for the first prompt. The run reads its data again from the start."""
     open_ = lambda source: open_stream(source, tokenizer, config.data, seed=config.run.seed, stop=stop)
     stored = iter(data.stored)
     for stage in stages:
@@ -130,9 +131,9 @@ def check_stored_source(
     open_: Callable[[Source], Stream],
     tokenizer: Any,
 ) -> None:
-    """Raises ValueError where the first examples of a stage's stored rows give no row. name: the stage's."""
-    given = (tokenizer, stage.shape.width)
-    rows, left_out = stage.source.rows(stage.config.source, open_(source).next(LOOKED_AT), *given)
+    """Raises ValueError if the first examples of a stage's stored rows give no row. name: the stage's."""
+    visits = open_(source).next(LOOKED_AT)
+    rows, left_out = stage.source.rows(stage.config.source, visits, tokenizer, stage.shape.width)
     if not len(rows.length):
         causes = ", ".join(f"{count} {cause}" for cause, count in sorted(left_out.items()))
         raise ValueError(
@@ -142,9 +143,9 @@ def check_stored_source(
 
 
 def check_labels(stage: OfflineStage, source: Source, open_: Callable[[Source], Stream], tokenizer: Any) -> None:
-    """Raises ValueError where the objective of a stage can learn from none of its rows."""
-    make, given = stage.source.rows, (tokenizer, stage.shape.width)
-    # Of more rows some would be left out, and the ones that teach may be among those.
+    """Raises ValueError if the objective of a stage can learn from none of its rows."""
+    # A larger source is not read to its end, and the rows to learn from may come later.
     if stage.objective.check_stored is not None and len(source) <= ENOUGH_SEEN:
-        rows, _ = make(stage.config.source, open_(source).next(len(source)), *given)
+        visits = open_(source).next(len(source))
+        rows, _ = stage.source.rows(stage.config.source, visits, tokenizer, stage.shape.width)
         stage.objective.check_stored(stage.config.objective, rows.value)

@@ -2,7 +2,7 @@
 
     RUN/fault/checkpoints/00000051   the state before the last step
     RUN/fault/batches.npz            what that step learned from
-    RUN/fault/fault.json             what was found
+    RUN/fault/fault.json             the diagnosis
     RUN/fault/config.gin ...         the run's configuration, parts and tokenizer, and the shape of a published model
 
 The bundle needs neither the run's devices nor its data: `jrl replay RUN/fault` repeats the step's updates on a CPU.
@@ -51,7 +51,7 @@ REPLAYED = ("step", "stage", "stage_name", "last_good_step", "epochs", "warms_up
 
 
 class Replayed(NamedTuple):
-    """What a bundle did on this machine."""
+    """The outcome of replaying a bundle."""
 
     recorded: dict[str, Any]  # fault.json
     fault: Fault | None  # None: every update was finite
@@ -59,8 +59,8 @@ class Replayed(NamedTuple):
 
 
 def begin_bundle(job: Job, progress: Progress) -> None:
-    """Saves the state before the step that may be the last. What cannot be saved is told when the run stops."""
-    if job.processes.count > 1:  # of a bundle one process must hold all arrays
+    """Saves the state before a step that may be the last. If that fails, the run says so when it stops."""
+    if job.processes.count > 1:  # a bundle needs all arrays in one process
         return
     folder = _unfinished(job)
     paths.remove_tree(folder)
@@ -73,7 +73,7 @@ def begin_bundle(job: Job, progress: Progress) -> None:
 
 
 def discard(job: Job) -> None:
-    """Removes what `begin_bundle` saved, where the run goes on or begins again."""
+    """Removes what `begin_bundle` saved, once the run goes on or starts again."""
     if job.processes.writer:
         paths.remove_tree(_unfinished(job))
 
@@ -88,7 +88,7 @@ def stopped(job: Job, progress: Progress, step: Step) -> StopRun:
     try:
         fault, role = locate(job.policy, stage.config, progress.state, step.learned, stage.arrays)
         where = "nothing any more, with the weights after the step" if fault is None else f"{fault} of the role {role}"
-    except Exception as error:  # no memory for it, say: the run still ends with all else that is known
+    except Exception as error:  # out of memory, say: the run still ends with everything else that is known
         fault, role = None, None
         where = f"unknown, since looking for it failed ({type(error).__name__}: {error})"
     ids = step.examples
@@ -132,9 +132,9 @@ def stopped(job: Job, progress: Progress, step: Step) -> StopRun:
 
 
 def check_end(job: Job, progress: Progress) -> None:
-    """Looks at the weights that a stage ends with where its updates leave doubt of them.
+    """Checks the final weights of a stage, if its updates leave them in doubt.
 
-    Raises: StopRun where they are not finite; the checkpoints since the doubt began are set aside.
+    Raises: StopRun if they are not finite; the checkpoints since the doubt began are set aside.
     """
     if (where := bad_end(job, progress.state)) is None:
         return
@@ -147,16 +147,16 @@ def check_end(job: Job, progress: Progress) -> None:
 
 
 def condemn_unproven(job: Job, progress: Progress) -> tuple[int | None, list[int]]:
-    """Returns the newest checkpoint that is known to be good, and those that it sets aside: all later ones.
+    """Returns the newest checkpoint that is known to be good, and all later ones, which it sets aside.
 
-    A run without a checkpoint saves its state first and sets that aside: else a rerun that begins anew, and would save
-    earlier, is refused as one whose checkpoints somebody has removed.
+    A run without checkpoints saves its state first and sets that aside. Otherwise a rerun that starts over with earlier
+    saves would be refused as a run whose checkpoints were removed.
     """
     if not (job.run_state.steps() or job.run_state.condemned()):
         try:
             records.save(job, progress)
         except (OSError, LeaseLost) as error:  # the run ends with its diagnosis all the same
-            if job.processes.count > 1:  # the others are told this error: they have not failed, and wait in the save
+            if job.processes.count > 1:  # the other processes have not failed and wait in the save: they are told
                 job.display.note(f"The run was to stop: weights may not be finite from step {job.unproven} on.")
                 raise
             job.display.note(str(error))
@@ -164,19 +164,23 @@ def condemn_unproven(job: Job, progress: Progress) -> tuple[int | None, list[int
 
 
 def bad_end(job: Job, state: TrainState) -> str | None:
-    """Returns where the weights after a stage are not finite; None where they are, or updates leave no doubt: the last
-    ones were skipped, or the last of a role was too large. Doubt that is dispelled is told, and begins anew."""
+    """Returns where the weights after a stage are not finite; None if they are finite or not in doubt.
+
+    They are in doubt if the last updates were skipped, or the last update of a role was too large. If they turn out to
+    be finite, the run says so and forgets the large updates.
+    """
     if not in_doubt(job):
         return None
-    if (found := bad_weights(state, job.policy.cfg)) is not None:
-        return "{} of the role {}".format(*found)
+    if (bad := bad_weights(state, job.policy.cfg)) is not None:
+        fault, role = bad
+        return f"{fault} of the role {role}"
     job.display.note(f"jrl: {doubt_message(doubts(job.done, job.skipped, job.overflowed))}")
     job.overflowed.clear()
     return None
 
 
 def in_doubt(job: Job) -> bool:
-    """Returns whether nothing shows yet that the weights are finite."""
+    """Whether no later update has shown that the weights are finite."""
     return bool(job.skipped or job.overflowed)
 
 
@@ -196,8 +200,8 @@ def locate(
     objective = row_of(policy.parts.tables, "algos", stage.objective)
     for batch in learned.batches:
         for role, updated_by in learners(stage, objective, learned.warms_up):
-            own = batch_of(role, batch)
-            if (fault := _fault_of(policy, stage, state, own, arrays, role, updated_by)) is not None:
+            role_batch = batch_of(role, batch)
+            if (fault := _fault_of(policy, stage, state, role_batch, arrays, role, updated_by)) is not None:
                 return fault, role
     return None, None
 
@@ -216,7 +220,7 @@ def replay(source: str | Path) -> Replayed:
     """Repeats the updates of a bundle on one device of this machine, one after the other, up to the first that is not
     finite.
 
-    Raises: ValueError for a folder that holds no bundle; DamagedStep where its state is not what was saved.
+    Raises: ValueError for a folder that holds no bundle; DamagedStep if its state is not what was saved.
     """
     folder = readable_bundle(source)
     if not paths.exists(folder / "fault.json"):
@@ -239,21 +243,21 @@ def replay(source: str | Path) -> Replayed:
 def _replay(folder: Path, report: Mapping[str, Any], policy: Policy) -> Replayed:
     everywhere = replicated(policy.mesh)
     key = jax.device_put(jax.random.key(policy.config.run.seed), everywhere)
-    number = report["stage"]
-    target = policy.programs.inside(number, policy.config, abstract(key, policy.mesh))
+    stage_index = report["stage"]
+    target = policy.programs.inside(stage_index, policy.config, abstract(key, policy.mesh))
     _, tree, _ = restore_step(folder / "checkpoints", {"state": target})
-    state, stage, programs = tree["state"], policy.config.stages[number], policy.programs.stages[number]
+    state, stage, programs = tree["state"], policy.config.stages[stage_index], policy.programs.stages[stage_index]
     arrays = stage_arrays(stage, lambda x: jax.device_put(np.float32(x), everywhere))
     learned = Learned(_read_batches(folder, report["shards"], policy.mesh), report["epochs"], report["warms_up"])
     objective = row_of(policy.parts.tables, "algos", stage.objective)
     for _ in range(learned.epochs):
         for batch in learned.batches:
             for role, updated_by in learners(stage, objective, learned.warms_up):
-                own = batch_of(role, batch)
-                fault = _fault_of(policy, stage, state, own, arrays, role, updated_by)
+                role_batch = batch_of(role, batch)
+                fault = _fault_of(policy, stage, state, role_batch, arrays, role, updated_by)
                 if fault is not None:
                     return Replayed(dict(report), fault, role)
-                state = _updated(programs, state, own, arrays, is_critic=role == CRITIC)
+                state = _updated(programs, state, role_batch, arrays, is_critic=role == CRITIC)
     return Replayed(dict(report), None, None)
 
 
@@ -274,10 +278,18 @@ def _fault_of(
     role: str,
     objective: Objective,
 ) -> Fault | None:
-    static = dict(model=policy.model, cfg=policy.cfg, chunk=stage.learner.chunk)
-    static |= dict(teacher_kind=teacher_kind(policy.config))
-    router = arrays.router
-    return find_fault(state, [batch], arrays.objective, router, role=role, objective=objective, **static)
+    return find_fault(
+        state,
+        [batch],
+        arrays.objective,
+        arrays.router,
+        role=role,
+        objective=objective,
+        model=policy.model,
+        cfg=policy.cfg,
+        chunk=stage.learner.chunk,
+        teacher_kind=teacher_kind(policy.config),
+    )
 
 
 def _finish_bundle(job: Job, learned: Learned, report: Mapping[str, Any]) -> str:
@@ -291,10 +303,10 @@ def _finish_bundle(job: Job, learned: Learned, report: Mapping[str, Any]) -> str
         _write_batches(folder, learned)
         for name in FILES:
             paths.write_bytes_atomic(folder / name, paths.read_bytes(job.folder / name))
-        for above in FOLDERS:
-            for name in paths.files_below(job.folder / above):
-                paths.make_dir((folder / above / name).parent)
-                paths.write_bytes_atomic(folder / above / name, paths.read_bytes(job.folder / above / name))
+        for subfolder in FOLDERS:
+            for name in paths.files_below(job.folder / subfolder):
+                paths.make_dir((folder / subfolder / name).parent)
+                paths.write_bytes_atomic(folder / subfolder / name, paths.read_bytes(job.folder / subfolder / name))
         paths.write_bytes_atomic(folder / "fault.json", json.dumps(report, indent=1).encode() + b"\n")
         paths.remove_tree(final)
         paths.rename(folder, final)
@@ -317,7 +329,7 @@ def _write_batches(folder: Path, learned: Learned) -> None:
 
 
 def _read_batches(folder: Path, shards: int, mesh: Mesh) -> list[TrainBatch]:
-    """Returns the batches of a bundle on `mesh`, of one device.
+    """Returns the batches of a bundle on `mesh`, which has one device.
 
     Args:
       shards: the batch shards of the run's mesh.
@@ -327,8 +339,8 @@ def _read_batches(folder: Path, shards: int, mesh: Mesh) -> list[TrainBatch]:
     by_row = row_sharding(mesh)
     place = lambda x: jax.device_put(x, by_row if np.ndim(x) == 3 else replicated(mesh))
 
-    def fields(record: type, at: str) -> dict[str, Any]:
-        return {field.name: arrays.get(f"{at}/{field.name}") for field in dataclasses.fields(record)}
+    def fields(record: type, prefix: str) -> dict[str, Any]:
+        return {field.name: arrays.get(f"{prefix}/{field.name}") for field in dataclasses.fields(record)}
 
     batches = []
     for i in range(len({name.split("/")[0] for name in arrays})):
@@ -350,15 +362,15 @@ def _read_batches(folder: Path, shards: int, mesh: Mesh) -> list[TrainBatch]:
 
 
 def _global_rows(prefix_row: np.ndarray, shards: int) -> np.ndarray:
-    """Returns rows counted in the micro-batch in place of rows counted in their shard; -1 stays."""
+    """Returns row indices within the micro-batch, from those within a shard; -1 stays."""
     rows = prefix_row.shape[1]
-    of_shard = rows // shards
-    first = (np.arange(rows) // of_shard * of_shard)[None, :, None]
-    return np.where(prefix_row < 0, prefix_row, prefix_row + first).astype(prefix_row.dtype)
+    rows_per_shard = rows // shards
+    first_row = (np.arange(rows) // rows_per_shard * rows_per_shard)[None, :, None]
+    return np.where(prefix_row < 0, prefix_row, prefix_row + first_row).astype(prefix_row.dtype)
 
 
 def _on_one_device(config: Config) -> Config:
-    """Returns a configuration for one device without memory of the host's: a CPU has none beside its own."""
+    """Returns a configuration for one device that keeps nothing in host memory, which a CPU does not have apart."""
     model = config.model
     if getattr(model, "remat", None) == "offload":
         model = dataclasses.replace(model, remat="layer")

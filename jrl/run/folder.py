@@ -16,10 +16,10 @@ from jrl.run.identity import remove_unbegun
 
 @contextlib.contextmanager
 def held_folder(folder: RunFolder, processes: Processes) -> Iterator[Path]:
-    """Holds a run's folder, made if it is new, and yields its path once all processes see it. A new one is removed
-    again where it has no manifest in the end.
+    """Holds the lock of a run's folder, which is created if it is new, and yields its path once all processes see it. A
+    new one is removed at the end if it has no manifest.
 
-    Raises: RunIsHeld where another process trains in the folder; ProcessesDisagree where a process does not see it.
+    Raises: RunIsHeld if another process trains in the folder; ProcessesDisagree if a process does not see it.
     """
     path = folder.path
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""What makes a run the same run: its manifest, and what is refused in a folder of another."""
+"""What identifies a run: its manifest, and what a folder of another run refuses."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class RefusedIdentity(ValueError):
 
 
 def with_saved_model(config: Config, folder: Path) -> Config:
-    """Returns `config` with a published model's folder replaced by what the run keeps of it: all but the weights.
+    """Returns `config` with a published model's folder replaced by the run's copy of it: all but the weights.
 
-    Before the manifest a folder belongs to no run, and keeps nothing.
+    A folder without a manifest belongs to no run and has no copy.
     """
     if not isinstance(config.model, Published) or not paths.exists(folder / "manifest.json"):
         return config
@@ -52,9 +52,9 @@ def identify(config: Config, parts: Parts, tokenizer: Any, data: str) -> dict[st
 
 
 def mesh_sizes(config: Config) -> dict[str, Any]:
-    """Returns the configured size of every mesh axis, under "sampler" those of devices of its own for sampling.
+    """Returns the configured size of every mesh axis, and under "sampler" those of separate sampling devices.
 
-    One slice is left out: a run that began before there were several resumes without a warning.
+    A single slice is left out, so that runs from before `slices` existed resume without a warning.
     """
     sizes = lambda shape: {name: n for name, n in dataclasses.asdict(shape).items() if (name, n) != ("slices", 1)}
     return {**sizes(config.mesh), **({} if config.sampler_mesh is None else {"sampler": sizes(config.sampler_mesh)})}
@@ -63,16 +63,16 @@ def mesh_sizes(config: Config) -> dict[str, Any]:
 def check_not_foreign(folder: Path) -> None:
     """Raises RefusedIdentity for a folder that is not a run's and is not empty; hidden files do not count.
 
-    A run's first file is its lock, so a folder with that and no manifest is what a run left that did not get far.
+    A run's first file is its lock: a folder with a lock and no manifest was left by a run that ended early.
     """
     names = set(paths.list_dir(folder)) if paths.exists(folder) else set()
     if names & {"manifest.json"}:
         return
-    taken = sorted(name for name in names if not name.startswith("."))
-    if taken and "lock" not in names:
-        rest = f" and {len(taken) - 3} more" if len(taken) > 3 else ""
+    visible = sorted(name for name in names if not name.startswith("."))
+    if visible and "lock" not in names:
+        rest = f" and {len(visible) - 3} more" if len(visible) > 3 else ""
         raise RefusedIdentity(
-            f"{folder} is not a run directory and already contains {', '.join(taken[:3])}{rest}; choose another --run"
+            f"{folder} is not a run directory and already contains {', '.join(visible[:3])}{rest}; choose another --run"
         )
     if "checkpoints" in names and list_steps(folder / "checkpoints"):
         raise RefusedIdentity(
@@ -83,19 +83,19 @@ def check_not_foreign(folder: Path) -> None:
 def remove_unbegun(folder: Path) -> None:
     """Removes a new folder whose run was refused before it had a manifest. Call it with the run's lock held."""
     if not paths.exists(folder / "manifest.json"):
-        with contextlib.suppress(OSError):  # what refused the run is what its user must read
+        with contextlib.suppress(OSError):  # the user must see why the run was refused, not this
             paths.remove_tree(folder)
 
 
 def without_last_steps(config: Config) -> Config:
-    """Returns the configuration with one step in the last stage, which may go on for any number of them."""
+    """Returns the configuration with one step in the last stage, whose number of steps may change on a resume."""
     *before, last = config.stages
     return dataclasses.replace(config, stages=(*before, dataclasses.replace(last, steps=1)))
 
 
 def places_of(names: Sequence[str], config: Config) -> list[str]:
-    """Returns named fields ("Online.lag", "AdamW.*") as places in the configuration, all that there are:
-    "stages.1.lag", "stages.0.optimizer.*"."""
+    """Returns all places in the configuration of named fields ("Online.lag", "AdamW.*"): "stages.1.lag",
+    "stages.0.optimizer.*"."""
 
     def sections(part: Any, place: str) -> Iterator[tuple[str, str]]:
         if isinstance(part, tuple):
@@ -106,21 +106,21 @@ def places_of(names: Sequence[str], config: Config) -> list[str]:
             for field in dataclasses.fields(part):
                 yield from sections(getattr(part, field.name), f"{place}{field.name}.")
 
-    at = list(sections(config, ""))
-    split = [name.split(".") for name in names]
-    return [place + field for section, field in split for name, place in at if name == section]
+    config_sections = list(sections(config, ""))
+    fields = [name.split(".") for name in names]
+    return [place + field for section, field in fields for name, place in config_sections if name == section]
 
 
 def free_places(config: Config) -> list[str]:
-    """Returns the places in a configuration that may differ when its run goes on: FREE, and the last stage's steps."""
+    """Returns the places in a configuration that may change on a resume: FREE, and the last stage's steps."""
     return [*places_of(FREE, config), f"stages.{len(config.stages) - 1}.steps"]
 
 
 def refuse_another_model(folder: Path, model: str, location: str | None = None) -> None:
-    """Raises RefusedIdentity where the config.json of a published model is not the one that a run began with. A model
-    that is gone is none: the run has its weights. location: of the run, for messages; None: the folder."""
-    theirs = paths.readable_file(model, "config.json")
-    if theirs is not None and paths.read_bytes(theirs) != paths.read_bytes(folder / PUBLISHED / "config.json"):
+    """Raises RefusedIdentity if the config.json of a published model is not the one that a run began with. A model that
+    is gone is accepted: the run has its weights. location: of the run, for messages; None: the folder."""
+    current = paths.readable_file(model, "config.json")
+    if current is not None and paths.read_bytes(current) != paths.read_bytes(folder / PUBLISHED / "config.json"):
         raise RefusedIdentity(
             f"{model}/config.json differs from what {location or folder} began with (see {folder / PUBLISHED}); "
             "restore it, or use another --run"
@@ -135,11 +135,11 @@ def refuse_another(
     accept_change: bool = False,
     location: str | None = None,
 ) -> list[str]:
-    """Raises RefusedIdentity where the folder holds another run; warns of another machine, and of ROUNDED fields.
+    """Raises RefusedIdentity if the folder holds another run; warns about another machine, and about ROUNDED fields.
 
     Args:
-      accept_change: differences are returned, a line each, and not refused.
-      location: of the run, for messages, where the folder is a local copy of it; None: the folder.
+      accept_change: return the differences, a line each, instead of refusing them.
+      location: of the run, for messages, if the folder is a local copy of it; None: the folder.
     """
     if not paths.exists(folder / "manifest.json"):
         return []
@@ -158,13 +158,13 @@ def refuse_another(
             "Continue with that version, or use another --run"
         )
     if identity:
-        # Where the configurations are equal, files that both name have changed: with its own it is refused too.
+        # If the configurations are equal, files that they name have changed, so using the run's would not help.
         same = begun["identity"]["config"] == manifest["identity"]["config"]
-        own = "restore what has changed" if same else f"its own configuration ({folder / 'config.gin'})"
+        remedy = "restore what has changed" if same else f"its own configuration ({folder / 'config.gin'})"
         raise RefusedIdentity(
             f"{location or folder} holds another run:\n  " + "\n  ".join(identity) + "\n"
-            f"Use another --run, or {own}, or continue with the change: --accept-change. To start a new run from its "
-            "weights: --from"
+            f"Use another --run, or {remedy}, or continue with the change: --accept-change. To start a new run from "
+            "its weights: --from"
         )
     if isinstance(config.model, Published):
         refuse_another_model(folder, config.model.path, location)
@@ -176,7 +176,7 @@ def refuse_another(
 def record_change(
     config: Config, parts: Parts, folder: Path, manifest: dict[str, Any], changes: Sequence[str], step: int
 ) -> None:
-    """Writes what the run is from now on, with what changed and after which step in the manifest's history."""
+    """Writes the run's new configuration and manifest. Its history records what changed, and after which step."""
     before = read_manifest(folder / "manifest.json")
     history = [*before.get("history", []), {"after_step": step, "changes": list(changes)}]
     carried_over = {name: before[name] for name in ("from",) if name in before}
@@ -188,8 +188,8 @@ CHANGED = "the run was continued with changes (history): bit-identity with an un
 
 
 def write_run_metadata(config: Config, parts: Parts, folder: Path, manifest: dict[str, Any]) -> None:
-    """Writes what the run is into a folder that is new, once everything could be opened: the manifest last."""
-    paths.remove_tree(folder / PUBLISHED)  # of an attempt that did not come as far as its manifest
+    """Writes the metadata of a new run into its folder, once everything is open. The manifest is written last."""
+    paths.remove_tree(folder / PUBLISHED)  # of an earlier attempt that did not reach its manifest
     if isinstance(config.model, Published):
         paths.make_dir(folder / PUBLISHED)
         source = paths.readable_without_weights(config.model.path)

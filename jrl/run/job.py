@@ -1,4 +1,4 @@
-"""What a run holds open: folder, device programs, data position, verifier pool, records. Opened and closed once."""
+"""What an open run holds: folder, device programs, data position, verifier pool, files. Opened and closed once."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ from jrl.types import Array
 
 @dataclasses.dataclass
 class Job:
-    """A run that is open. Fields are set once, but for the last group, which the loop moves."""
+    """An open run. Fields are set once, except the last group, which the loop changes."""
 
     policy: Policy
     folder: Path
     source: Source
-    stored: Sequence[Source]  # of every stage with stored rows, in their order
+    stored: Sequence[Source]  # of every stage with stored rows, in order
     stream: Stream  # of the prompts that Online stages sample
     stages: tuple[OfflineStage | OnlineStage, ...]
     scorer: Scorer
@@ -78,14 +78,14 @@ class Job:
     run_state: RunState
     display: Display
     memory: PeakMemory
-    stop: threading.Event  # someone asked the run to stop
-    key: Array  # root of every draw
+    stop: threading.Event  # set: the run was asked to stop
+    key: Array  # root of all random draws
     processes: Processes
     published: Published | None  # the weights that the run begins with; None: random ones
     origin: Origin | None  # the other run whose weights it begins with
     speed: Speed
     profile: Profile
-    # What the loop moves.
+    # Changed by the loop.
     opened: float  # monotonic seconds
     run_clock: RunClock | None  # where the time of this process goes; None: a member of a population
     goodput: GoodputFile | None = None
@@ -93,16 +93,16 @@ class Job:
     rollouts: RolloutStore | None = None
     done: int = 0  # steps completed, of all stages
     evals: dict[str, Any] = dataclasses.field(default_factory=dict)
-    seconds: dict[str, float] = dataclasses.field(default_factory=dict)  # where the time went, earlier lives included
-    skipped: int = 0  # steps in a row that skipped an update, since it was not finite
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)  # by stage or task, over all restarts
+    skipped: int = 0  # consecutive steps whose update was skipped as not finite
     overflowed: dict[str, int] = dataclasses.field(default_factory=dict)  # {role: step} of an update of infinite norm
-    unscored: int = 0  # steps in a row of which no completion could be scored
-    without_signal: int | None = 0  # steps since the start, none with a gradient; None: one had a gradient
+    unscored: int = 0  # consecutive steps of which no completion could be scored
+    without_signal: int | None = 0  # steps since the start, all without a gradient; None: one had a gradient
     final_reward: float | None = None  # mean reward of the last step that was emitted
     rollout_rows: int = 0  # committed to the store
-    sampled_tokens: int = 0  # by training, of this and earlier lives
+    sampled_tokens: int = 0  # by training, over all restarts
     visits: list[Visit] | None = None  # held-out prompts, once made
-    publish: Callable[[], None] = lambda: None  # commits the folder, where the run is in a bucket
+    publish: Callable[[], None] = lambda: None  # commits the folder to the bucket, if the run is in one
     address: str | None = None  # gs://BUCKET/NAME of the run; None: it is in a local folder
     record_change: Callable[[int], None] | None = None  # writes the accepted changes, given the steps done before
 
@@ -122,50 +122,51 @@ class Job:
 
     @property
     def unproven(self) -> int:
-        """The first step whose weights may not be finite: no later one has learned from them."""
+        """The first step whose weights may not be finite: no later update has shown that they are."""
         return min(self.done - self.skipped, *self.overflowed.values(), self.done)
 
     def stopping(self) -> bool:
-        """Whether any process was asked to stop. All of them ask, at the same places."""
+        """Whether any process was asked to stop. All processes must call this at the same points."""
         with self.spent("wait"):
             return self.processes.any("stop", self.stop.is_set())
 
     def spent(self, part: str) -> contextlib.AbstractContextManager:
-        """Inside, the time of the loop's thread is that of a part."""
+        """Counts the time of the loop's thread inside the block as that of `part`."""
         return contextlib.nullcontext() if self.run_clock is None else self.run_clock.on(part)
 
     def stop_alone(self) -> bool:
-        """Whether a run of one process was asked to stop. One of several ends its step first, as the others do."""
+        """Whether a run of one process was asked to stop. Several processes all finish the step first."""
         return self.processes.count == 1 and self.stop.is_set()
 
     def held_out(self, stop: Stop) -> list[Visit]:
-        """Returns the held-out prompts of the evaluation; always the same. Raises: StopRequested where `stop` says."""
+        """Returns the held-out prompts of the evaluation; always the same. Raises StopRequested if `stop` says so."""
         if self.visits is None:
-            e = self.config.eval
-            self.visits = held_out(self.source, self.tokenizer, self.config.data, e.prompts, self.config.run.seed, stop)
+            config = self.config
+            prompts = config.eval.prompts
+            self.visits = held_out(self.source, self.tokenizer, config.data, prompts, config.run.seed, stop)
         return self.visits
 
     def clock(self) -> dict[str, float]:
-        """Returns where the time went, of this and earlier lives: "total" is from opening the run on."""
+        """Returns the seconds by stage or task, over all restarts; "total" counts from opening the run."""
         return {**self.seconds, "total": self.seconds.get("total", 0.0) + time.monotonic() - self.opened}
 
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Adds the time inside to `seconds[name]`, but for what such a block inside it has taken: a step's does not
+        """Adds the time inside to `seconds[name]`, less that of such blocks nested in it: a step's time does not
         contain its evaluation."""
         start, before = time.monotonic(), sum(self.seconds.values())
         try:
             yield
         finally:
-            inside = sum(self.seconds.values()) - before
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start - inside
+            nested = sum(self.seconds.values()) - before
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start - nested
 
 
 class SharedResources(NamedTuple):
     """What a run shares with the population that it is a member of."""
 
     programs_in: Callable[[ProgramCache], Any]  # as in `open_policy`
-    beside: Job | None  # another member that is open: its data, tokenizer, programs and verifier workers are used
+    beside: Job | None  # another open member, whose data, tokenizer, programs and verifier workers are used
 
 
 NOTHING_SHARED = SharedResources(lambda cache: cache, None)
@@ -189,17 +190,18 @@ def open_job(
 
     Args:
       folder: where the run is; made if it is new.
-      accept_change: a run of another configuration, data or parts goes on, and its manifest says so.
-      begin_from: another run, whose weights and tokenizer a new one begins with.
+      accept_change: resume a run with another configuration, data or parts, and record that in its manifest.
+      begin_from: another run; a new one begins with its weights and tokenizer.
       show: (the last step of every stage) -> the display.
       shared: what the run shares with the population that it is a member of.
-      processes: those that train together, each with its own devices.
+      processes: the processes that train together, each with its own devices.
       profile: steps to write a trace of.
 
-    Raises: RunIsHeld where another process trains in the folder; RefusedIdentity where it holds another run;
+    Raises: RunIsHeld if another process trains in the folder; RefusedIdentity if it holds another run;
     ConfigError and ValueError for what cannot run.
     """
-    opened, run_clock, beside, started = time.monotonic(), RunClock(), shared.beside, config
+    opened, run_clock, beside = time.monotonic(), RunClock(), shared.beside
+    initial_config = config  # `config` gets the path of the saved model and the chosen kernels
     with contextlib.ExitStack() as stack:
         stack.callback(run_clock.close)
         processes.agree("configuration and code", facts(config, parts, processes))
@@ -221,10 +223,10 @@ def open_job(
         manifest = {**identify(config, parts, tokenizer, digest), **manifest_entry(origin)}
         changes = refuse_another(path, manifest, config, accept_change=accept_change, location=folder.address)
 
-        config = with_saved_model(config, path)  # a run that goes on needs no other weights than its own
+        config = with_saved_model(config, path)  # a resumed run reads its own weights only
         policy = stack.enter_context(run_policy(config, parts, tokenizer, display, shared, run_clock))
         config = policy.config
-        if origin is not None and origin.copy is not None:  # it begins now
+        if origin is not None and origin.copy is not None:  # the run is new
             check_fits(origin, policy)
         manifest["chosen"] = {choice.field: choice.value for choice in policy.chosen}
         check_machine(policy, path, processes)
@@ -250,7 +252,7 @@ def open_job(
             evaluator=None if config.eval is None else open_evaluator(policy, running.key, processes),
             run_state=run_state,
             display=display,
-            memory=PeakMemory() if beside is None else beside.memory,  # of one process
+            memory=PeakMemory() if beside is None else beside.memory,  # measures the process
             stop=stop,
             key=running.key,
             processes=processes,
@@ -260,14 +262,14 @@ def open_job(
             profile=Profile(
                 profile, profile_folder(path, processes.index, processes.count), display.note, run_clock.on
             ),
-            published=started.model if isinstance(started.model, Published) else None,
+            published=initial_config.model if isinstance(initial_config.model, Published) else None,
             origin=origin,
             publish=folder.publish,
             address=folder.address,
         )
-        if beside is None and not paths.exists(path / "manifest.json"):  # another member has looked at the same data
+        if beside is None and not paths.exists(path / "manifest.json"):  # else another member has checked the same data
             preflight_data(config, data, tokenizer, job.stages, job.scorer, job.held_out, stop.is_set)
-        begin_folder(job, started, manifest, changes)
+        begin_folder(job, initial_config, manifest, changes)
         stack.callback(close_files, job)
         yield job
 
@@ -276,7 +278,7 @@ def open_job(
 def run_policy(
     config: Config, parts: Parts, tokenizer: Any, display: Display, shared: SharedResources, run_clock: RunClock
 ) -> Iterator[Policy]:
-    """Opens the policy of a run, and closes its programs; of a member of a population, that of the members before."""
+    """Opens the policy of a run, and closes its programs at the end. Members of a population share the first's."""
     if shared.beside is not None:
         yield dataclasses.replace(shared.beside.policy, config=config)
         return
@@ -298,8 +300,8 @@ def close_files(job: Job) -> None:
 
 
 def check_start(config: Config, folder: Path, begin_from: str | Path | None, processes: Processes) -> None:
-    """Raises ValueError for what cannot run here, before anything is made: a folder of something else, a metrics writer
-    that is not installed, a model that is not there."""
+    """Raises ValueError for what cannot run here, before anything is created: a folder of something else, a metrics
+    writer that is not installed, a model that does not exist."""
     if processes.writer:
         check_not_foreign(folder)
     check_writers(config.log.writers)
@@ -322,11 +324,11 @@ def shown(
 
 
 def begin_folder(job: Job, config: Config, manifest: dict[str, Any], changes: Sequence[str]) -> None:
-    """Writes down what a new run is, once no process refuses it. The `changes` of one that goes on are written when its
-    checkpoint is restored.
+    """Writes the metadata of a new run, once every process has accepted it. The `changes` of a resumed run are written
+    when its checkpoint is restored.
 
     Args:
-      config: as the run was started; the job's has what was chosen since.
+      config: as the run was started; the job's also has the kernels chosen since.
     """
     parts, folder, processes = job.policy.parts, job.folder, job.processes
     is_new = not paths.exists(folder / "manifest.json")
@@ -340,7 +342,7 @@ def begin_folder(job: Job, config: Config, manifest: dict[str, Any], changes: Se
 
 
 def check_machine(policy: Policy, folder: Path, processes: Processes) -> None:
-    """Raises ValueError for what the devices, the processes or the teacher cannot do."""
+    """Raises ValueError if the configuration does not fit the devices, the processes or the teacher."""
     config = policy.config
     check_host(config, policy.mesh)
     check_covered(policy.mesh, policy.sampler_mesh, processes)
@@ -352,4 +354,4 @@ def check_machine(policy: Policy, folder: Path, processes: Processes) -> None:
         check_teacher(config, policy.tokenizer, tables)
         needs = (row_of(tables, "algos", stage.objective).needs(stage.objective) for stage in config.stages)
         check_vocabulary(config, policy.cfg, needs)
-    check_mesh_of_teacher(config, policy.mesh)  # a resume may have another
+    check_mesh_of_teacher(config, policy.mesh)  # a resumed run may have another mesh

@@ -1,9 +1,9 @@
-"""What 'auto' stands for on the devices of a run: the attention kernels, how layers are decoded, and on TPUs what
-multiplies the experts of a decoded token.
+"""Chooses what each 'auto' is on the devices of a run: the attention kernels, how layers are decoded, and on TPUs
+what multiplies the experts of a decoded token.
 
 On TPUs splash attention stores no scores, and ragged attention reads the cache in place; with the reference and scanned
 layers XLA copies the whole stacked cache in every layer of every decode step (docs/performance.md). The reference is
-for CPUs, GPUs and what the kernels do not compute.
+for CPUs, GPUs and what the kernels do not support.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from jrl.rollout.strategies.partial import Partial, tokens_before_last
 
 AUTO = "auto"
 EXPERTS = "experts of a decoded token"
-LOGITS_BYTES = 2**28  # of a row's logits that exist at once, where nothing else is asked for
+LOGITS_BYTES = 2**28  # of a row's logits that exist at once by default
 PREFILL_CHUNK = 2048  # tokens of a prompt that a TPU prefills at once: enough to fill the matrix unit
 LARGEST_CHUNK = 1024  # positions: longer chunks compute more positions that nobody reads
 
 
 class Choice(NamedTuple):
-    """What an 'auto' became, and why it is not the kernel where it is not."""
+    """The value chosen for an 'auto', and the reason if it is not the kernel."""
 
     field: str  # of the configuration; or EXPERTS, which no field chooses
     value: str | int
@@ -48,10 +48,9 @@ def choose_kernels(
     """Returns `config` with every 'auto' of a kernel replaced for devices of a platform, and what was chosen.
 
     Args:
-      cfg: the model's own configuration, as its functions take it.
+      cfg: the model's configuration, as its functions take it.
       platform: cpu, gpu or tpu. sizes: of the mesh's axes.
-      sampling_sizes: the same of devices of their own for sampling; evaluations sample on the learner's. None: there
-        are none.
+      sampling_sizes: likewise of separate sampling devices; evaluations sample on the learner's. None: there are none.
 
     Raises: ValueError for a choice that aborts the TPUs' compiler.
     """
@@ -59,11 +58,12 @@ def choose_kernels(
     meshes = (sizes,) if sampling_sizes is None else (sizes, sampling_sizes)
     sampled_over = [mesh["tensor"] for mesh in meshes]
     learners = [chosen_learner(stage.learner, cfg, platform, sizes["tensor"]) for stage in config.stages]
-    stages = tuple(dataclasses.replace(stage, learner=own) for stage, own in zip(config.stages, learners))
-    for name, stage, own in zip(stage_names(config.stages), config.stages, learners):
-        place = f"{name}.Learner" if len(config.stages) > 1 else "Learner"
-        choices += [Choice(f"{place}.{field}", getattr(own, field), None) for field in ("logprobs", "logprob_chunk")
-                    if getattr(own, field) != getattr(stage.learner, field)]  # fmt: skip
+    stages = tuple(dataclasses.replace(stage, learner=learner) for stage, learner in zip(config.stages, learners))
+    for name, stage, learner in zip(stage_names(config.stages), config.stages, learners):
+        section = f"{name}.Learner" if len(config.stages) > 1 else "Learner"
+        for field in ("logprobs", "logprob_chunk"):
+            if getattr(learner, field) != getattr(stage.learner, field):
+                choices.append(Choice(f"{section}.{field}", getattr(learner, field), None))
 
     def chosen(part: Any, name: str, value: str | int, reason: str | None) -> Any:
         choices.append(Choice(f"{type(part).__name__}.{name}", value, reason))
@@ -93,8 +93,8 @@ def choose_kernels(
 
 
 def longest_prefilled(config: Config) -> int:
-    """Returns the most tokens of a row that the sampler of any stage prefills: a prompt, one with a completion that is
-    to be corrected or gone on from, or one with the segments of a completion that are drawn."""
+    """Returns the most tokens of a row that the sampler of any stage prefills: a prompt, possibly with a completion to
+    correct or continue, or with the segments of a completion that are already sampled."""
     lengths = [config.data.prompt_length]
     for stage in config.stages:
         if isinstance(stage, Online) and stage.corrector is not None:
@@ -108,7 +108,7 @@ def longest_prefilled(config: Config) -> int:
 
 
 def chosen_learner(learner: Learner, cfg: Any, platform: str, tensor: int) -> Learner:
-    """Returns how a stage learns, with the program for log-probs and the size of its chunks chosen."""
+    """Returns a stage's learner with the program for log-probs and its chunk size chosen."""
     if learner.logprobs == AUTO:
         parallel = platform == "tpu" and isinstance(cfg, Decoder)
         learner = dataclasses.replace(learner, logprobs="vocab_parallel" if parallel else "reference")
@@ -120,7 +120,7 @@ def chosen_learner(learner: Learner, cfg: Any, platform: str, tensor: int) -> Le
 
 
 def no_splash(config: Config, cfg: Any, platform: str) -> str | None:
-    """Returns why attention over rows is not by the splash kernel; None where it is."""
+    """Returns why attention over rows does not use the splash kernel; None if it does."""
     if platform != "tpu":
         return f"no kernel for {platform.upper()}s"
     if (reason := not_ours(cfg)) is not None:
@@ -137,7 +137,7 @@ def no_splash(config: Config, cfg: Any, platform: str) -> str | None:
 
 
 def no_ragged(config: Config, cfg: Any, platform: str, tensor: Sequence[int]) -> str | None:
-    """Returns why attention over the cache is not by the ragged kernel; None where it is.
+    """Returns why attention over the cache does not use the ragged kernel; None if it does.
 
     Args:
       tensor: devices along the tensor axis, of every mesh that samples.
@@ -157,8 +157,8 @@ def no_ragged(config: Config, cfg: Any, platform: str, tensor: Sequence[int]) ->
 
 
 def no_expert_kernel(config: Config, cfg: Decoder, sizes: Mapping[str, int]) -> str | None:
-    """Returns why XLA multiplies the experts of a token that a stage decodes, of which it copies all in every layer;
-    None where the kernel does (`models.attention.fused`).
+    """Returns why XLA multiplies the experts of decoded tokens, which copies all experts in every layer; None if the
+    kernel does (`models.attention.fused`).
 
     Args:
       sizes: of the axes of the mesh that samples.
@@ -183,7 +183,7 @@ def no_expert_kernel(config: Config, cfg: Decoder, sizes: Mapping[str, int]) -> 
 
 
 def not_ours(cfg: Any) -> str | None:
-    """Returns why a model has no kernels at all; None where it may have them."""
+    """Returns why a model can use no kernel; None if it can."""
     if not isinstance(cfg, Decoder):
         return "the model is one of your own"
     return "dtype='float64' needs the reference" if cfg.dtype == "float64" else None

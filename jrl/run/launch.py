@@ -1,4 +1,4 @@
-"""Starts the processes of a run on this machine, and ends with what they end with. No JAX."""
+"""Starts the processes of a run on this machine, and ends with their exit code. No JAX."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def launch(arguments: Sequence[str], count: int) -> int:
     """Runs `jrl train ARGUMENTS` in `count` processes of this machine and returns their exit code.
 
-    Signals go on to the processes. Where they end with different codes, the first that is not 0 and does not merely
-    say that another process is gone counts; one that a signal has killed counts as gone.
+    Signals are forwarded to the processes. If their exit codes differ, the result is the first that is not 0 and does
+    not merely say that another process is gone; a process that a signal has killed counts as gone.
     """
     port = free_port()
     command = [sys.executable, "-m", "jrl.cli", "train", *arguments, "--coordinator", f"127.0.0.1:{port}",
@@ -60,8 +60,8 @@ def wait(children: Sequence[subprocess.Popen]) -> list[int]:
 def exit_code(codes: Sequence[int]) -> int:
     """Returns the exit code of a run, given those of its processes."""
     codes = [LOST if code < 0 else code for code in codes]
-    told = [code for code in codes if code not in (DONE, LOST)]
-    return next(iter(told), LOST if LOST in codes else DONE)
+    causes = [code for code in codes if code not in (DONE, LOST)]
+    return next(iter(causes), LOST if LOST in codes else DONE)
 
 
 def stop_with_parent() -> None:
@@ -72,7 +72,7 @@ def stop_with_parent() -> None:
 
 @contextlib.contextmanager
 def forwarded(children: Sequence[subprocess.Popen]) -> Iterator[None]:
-    """Inside, signals that ask this process to end go to its children. A Ctrl-C reaches them from the terminal."""
+    """Forwards signals that ask this process to end to its children. A Ctrl-C reaches them from the terminal."""
 
     def forward(number: int, frame: Any) -> None:
         if number == signal.SIGINT and sys.stdin is not None and sys.stdin.isatty():
@@ -90,7 +90,7 @@ def forwarded(children: Sequence[subprocess.Popen]) -> Iterator[None]:
 
 
 def free_port() -> int:
-    """Returns a port of this machine that nobody listens at."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    """Returns an unused port of this machine."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]

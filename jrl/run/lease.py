@@ -1,7 +1,7 @@
-"""One process holds a run in a bucket: an object that it renews, and that nobody takes while it is renewed. No JAX.
+"""The lock of a run in a bucket: an object that its holder renews, and that no other process takes meanwhile. No JAX.
 
-The object is written with a generation precondition only, so that of two that take it one succeeds. A holder whose
-beat stands still for LEASE_SECONDS, by the service's clock, is dead or cut off; should it wake up, what it commits is
+The object is only written with a generation precondition, so that of two processes that take it one succeeds. A holder
+that has not renewed it for LEASE_SECONDS, by the service's clock, is dead or cut off; if it comes back, its commits are
 refused (jrl/run/bucket_run.py).
 """
 
@@ -24,13 +24,13 @@ from jrl.bucket.client import Bucket, Conflict, Missing, shown
 from jrl.run.checkpoints.lock import RunIsHeld
 
 LEASE_SECONDS = 60.0
-BEATS = 4  # in a lease
+BEATS = 4  # renewals in LEASE_SECONDS
 _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class Lease:
-    lost: Callable[[], bool]  # whether somebody else has taken it
+    lost: Callable[[], bool]  # whether another process has taken it
     release: Callable[[], None]
 
 
@@ -44,43 +44,43 @@ def take_lease(
 
     Args:
       address: of the run, for messages.
-      copy: names the file lock that this process holds. A holder with the same one is dead: the kernel has taken that
-        lock from it.
+      copy: names the file lock that this process holds. A holder with the same one is dead: the kernel has released
+        its lock.
 
-    Raises: RunIsHeld where another process renews it.
+    Raises: RunIsHeld if another process renews it.
     """
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     owner = uuid.uuid4().hex
     me = {"pid": os.getpid(), "host": socket.gethostname(), "started": started, "copy": copy, "owner": owner}
-    # Every write differs from every other, as a conditional one must.
+    # Conditional writes must all differ.
     content = lambda **more: json.dumps({**me, "nonce": uuid.uuid4().hex, **more}).encode()
-    taken = None
-    while taken is None:
+    written = None
+    while written is None:
         before, generation = _read(bucket, name)
         if before is not None and not before.get("released") and before["copy"] != copy:
             generation = _until_expired(bucket, name, address, before, generation, seconds, sleep)
         with contextlib.suppress(Conflict):
-            taken = bucket.put(name, content(), if_generation=generation).generation
+            written = bucket.put(name, content(), if_generation=generation).generation
 
     lost, ended = threading.Event(), threading.Event()
 
     def beat() -> None:
-        nonlocal taken
+        nonlocal written
         while not ended.wait(seconds / BEATS):
             try:
-                taken = bucket.put(name, content(), if_generation=taken).generation
+                written = bucket.put(name, content(), if_generation=written).generation
             except Conflict:
-                # An earlier beat that was given up may have been written after all.
+                # An earlier renewal that seemed to fail may have been written after all.
                 try:
-                    found, generation = _read(bucket, name)
-                except (OSError, ValueError):  # what cannot be read is looked at again at the next beat
+                    current, generation = _read(bucket, name)
+                except (OSError, ValueError):  # tried again at the next renewal
                     continue
-                if found is None:
+                if current is None:
                     _log.warning("the lock of %s was removed; it is written again", shown(address))
-                elif found["owner"] != owner:
+                elif current["owner"] != owner:
                     lost.set()
                     return
-                taken = generation
+                written = generation
             except OSError as error:
                 _log.warning("the lock of %s could not be renewed: %s", shown(address), error)
 
@@ -94,7 +94,7 @@ def take_lease(
         thread.join()
         if not lost.is_set():
             try:
-                bucket.put(name, content(released=True), if_generation=taken)
+                bucket.put(name, content(released=True), if_generation=written)
             except OSError as error:
                 _log.warning("the lock of %s could not be given back, and ends by itself: %s", shown(address), error)
 
@@ -102,18 +102,18 @@ def take_lease(
 
 
 def holder_in_bucket(bucket: Bucket, name: str) -> dict[str, Any] | None:
-    """Returns who holds a run (pid, host, started, seconds since it was renewed), or None where nobody does."""
-    found, _ = _read(bucket, name)
+    """Returns who holds a run (pid, host, started, seconds since it was renewed), or None if nobody does."""
+    holder, _ = _read(bucket, name)
     state = bucket.stat(name)
-    if found is None or state is None or found.get("released") or state.now - state.updated > LEASE_SECONDS:
+    if holder is None or state is None or holder.get("released") or state.now - state.updated > LEASE_SECONDS:
         return None
-    return {**found, "seconds": max(state.now - state.updated, 0.0)}
+    return {**holder, "seconds": max(state.now - state.updated, 0.0)}
 
 
 def _until_expired(
     bucket: Bucket, name: str, address: str, holder: dict[str, Any], generation: int, seconds: float, sleep: Any
 ) -> int:
-    """Returns the generation of a lock whose holder does not renew it. Raises RunIsHeld where it does."""
+    """Returns the generation of a lock whose holder does not renew it. Raises RunIsHeld if it does."""
     waiting = False
     while (state := bucket.stat(name)) is not None:
         if state.generation != generation:
@@ -132,15 +132,15 @@ def _until_expired(
 
 
 def _read(bucket: Bucket, name: str) -> tuple[dict[str, Any] | None, int]:
-    """Returns the content of the lock and its generation; (None, 0) where there is none."""
+    """Returns the content of the lock and its generation; (None, 0) if there is none."""
     try:
         data, generation = bucket.get(name)
     except Missing:
         return None, 0
     try:
-        found = json.loads(data)
-        if not {"owner", "copy", "pid", "host", "started"} <= found.keys():
+        content = json.loads(data)
+        if not {"owner", "copy", "pid", "host", "started"} <= content.keys():
             raise ValueError("it lacks a field")
-        return found, generation
+        return content, generation
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"gs://{bucket.name}/{name} is not the lock of a run ({error})") from error

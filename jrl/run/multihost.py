@@ -1,4 +1,4 @@
-"""One process of a run of several: it joins the others, watches them, and ends as they do."""
+"""One of several processes of a run: it joins the others, watches them, and ends as they do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jrl.run.signals import write_past_streams
 
 _log = logging.getLogger(__name__)
 
-TOLD_SECONDS = 3 * BEAT_SECONDS  # in which the others read why this process ends, or end once they have
+TOLD_SECONDS = 3 * BEAT_SECONDS  # time for the others to read why this process ends, and to end
 ALL_SECONDS = GRACE_SECONDS + TOLD_SECONDS  # how long process 0 waits until all have read why the run ends
 
 
@@ -35,14 +35,14 @@ def joined(
     *,
     began: float,
 ) -> Iterator[Processes]:
-    """Joins the other processes of a run, where there are some, and gives the process up with them.
+    """Joins the other processes of a run, if there are any, and ends this process when they fail.
 
     Args:
       address, count, index: where they meet, as the command line has them; None: as a Cloud TPU slice says, else alone.
-      outcome: the message and the exit code of an error, as the others are told of it.
-      began: when this process has, by the monotonic clock. The others have START_SECONDS from then.
+      outcome: (error) -> the message and exit code to tell the others.
+      began: when this process started, in monotonic seconds. The others have START_SECONDS from then.
 
-    Ends the process with exit code 76 where the others do not come. Raises: ValueError for arguments that do not go
+    Ends the process with exit code 76 if the others do not join. Raises: ValueError for arguments that do not go
     together.
     """
     cluster = cluster_of(address, count, index)
@@ -51,7 +51,7 @@ def joined(
         return
     processes = join_or_leave(cluster, int(os.environ.get("JRL_START_SECONDS", START_SECONDS)), began)
     if not processes.writer:
-        logging.getLogger().setLevel(logging.ERROR)  # process 0 says what all of them have noticed
+        logging.getLogger().setLevel(logging.ERROR)  # process 0 logs for all
     with watching(processes, write_past_streams):
         try:
             leave_cache_of_processes()
@@ -65,8 +65,8 @@ def joined(
 
 
 def join_or_leave(cluster: Cluster, seconds: int, began: float) -> Processes:
-    """Returns the processes of a run. Where they do not come, JAX's client aborts its process while the error is on its
-    way, so the process ends here."""
+    """Returns the processes of a run. If they do not join, JAX's client aborts the process before the error can be
+    handled, so the process ends here."""
 
     def give_up(why: str) -> NoReturn:
         write_past_streams(why)
@@ -83,22 +83,22 @@ def tell(processes: Processes, error: BaseException, outcome: Callable[[Exceptio
     """Tells the others why this process ends, and waits until they have read it. Process 0 leaves last: without the
     coordination service, which it holds, JAX's clients abort their processes.
 
-    An error of a device or of the coordination service, whatever was made of it on the way, is mostly the first sign of
-    a process that is gone: the watchdog names it, and does not return.
+    An error of a device or of the coordination service, even if it was wrapped in others, is mostly the first sign that
+    a process is gone. The watchdog then says which one, and ends this process.
     """
     if any(map(is_of_device, causes(error))):
         time.sleep(LOST_SECONDS + 3 * BEAT_SECONDS)
     is_told = isinstance(error, OtherProcessFailed)
-    known = type(error).__name__, INTERRUPTED
+    message_and_code = type(error).__name__, INTERRUPTED
     if isinstance(error, Exception):
-        known = f"{type(error).__name__}: {error}", 1  # as Python ends
-        with contextlib.suppress(Exception):  # it looks for the last checkpoint, on a disk that may be what failed
-            known = outcome(error)
+        message_and_code = f"{type(error).__name__}: {error}", 1  # as Python ends
+        with contextlib.suppress(Exception):  # it looks for the last checkpoint, on a disk that may have failed
+            message_and_code = outcome(error)
     with contextlib.suppress(Exception):
         if is_told:
             processes.acknowledge()
         else:
-            processes.fail(*known)
+            processes.fail(*message_and_code)
         end = time.monotonic() + ALL_SECONDS
         while processes.writer and not processes.all_end() and time.monotonic() < end:
             time.sleep(0.1)
@@ -107,7 +107,7 @@ def tell(processes: Processes, error: BaseException, outcome: Callable[[Exceptio
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yields an error and what it was raised from or beside, back to the first one."""
+    """Yields an error and its causes and contexts, back to the first one."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -117,12 +117,12 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def cluster_of(address: str | None, count: int | None, index: int | None) -> Cluster | None:
     """Returns where the processes of the run meet; None: this one is alone."""
-    given = {"--coordinator": address, "--process-count": count, "--process-index": index}
-    missing = [name for name, value in given.items() if value is None]
-    if len(missing) == len(given):
+    options = {"--coordinator": address, "--process-count": count, "--process-index": index}
+    missing = [name for name, value in options.items() if value is None]
+    if len(missing) == len(options):
         return tpu_cluster()
     if missing:
-        raise ValueError(f"{', '.join(given.keys() - missing)} needs {' and '.join(missing)} as well")
+        raise ValueError(f"{', '.join(options.keys() - missing)} needs {' and '.join(missing)} as well")
     if count < 1 or not 0 <= index < count:
         raise ValueError(f"--process-index is {index} of --process-count {count}; it counts from 0 to {count - 1}")
     host, _, port = address.rpartition(":")
@@ -133,7 +133,7 @@ def cluster_of(address: str | None, count: int | None, index: int | None) -> Clu
     try:
         socket.getaddrinfo(*host_and_port(address), type=socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError) as error:
-        if getattr(error, "errno", None) != socket.EAI_AGAIN:  # a name server that does not answer now
+        if getattr(error, "errno", None) != socket.EAI_AGAIN:  # the name server does not answer now
             raise ValueError(f"--coordinator is {address!r}; this machine knows no host {host!r}: {error}") from error
     return Cluster(address, count, index)
 
@@ -147,7 +147,7 @@ def tpu_cluster() -> Cluster | None:
             if kind.is_env_present():
                 count = kind.get_process_count()
                 return Cluster(None, count, kind.get_process_id()) if count > 1 else None
-    except (ImportError, OSError, RuntimeError) as error:  # of the request for what Google knows of this machine
+    except (ImportError, OSError, RuntimeError) as error:  # from the request to the metadata server
         _log.warning("the hosts of this TPU slice could not be found (%s): training on this one alone; give "
                      "--coordinator, --process-count and --process-index where there are more", error)  # fmt: skip
     return None

@@ -30,12 +30,12 @@ class Policy:
     parts: Parts
     mesh: Mesh
     tokenizer: Any
-    cfg: Any  # a Decoder, but where the model is the user's own
+    cfg: Any  # a Decoder, unless the model is the user's own
     model: Model
     program_cache: ProgramCache
     programs: Programs
-    chosen: tuple[Choice, ...] = ()  # what every 'auto' of the configuration became
-    sampler_mesh: Mesh | None = None  # of training's draws, on devices of their own; None: `mesh`
+    chosen: tuple[Choice, ...] = ()  # the values chosen for every 'auto' in the configuration
+    sampler_mesh: Mesh | None = None  # separate devices that sample during training; None: those of `mesh` do
 
 
 def open_policy(
@@ -45,10 +45,10 @@ def open_policy(
     announce: Any = lambda what: None,
     programs_in: Callable[[ProgramCache], Any] = lambda cache: cache,
 ) -> Policy:
-    """Returns mesh and programs; nothing is compiled yet. Raises ValueError where the mesh does not fit the devices.
+    """Returns mesh and programs; nothing is compiled yet. Raises ValueError if the mesh does not fit the devices.
 
     Args:
-      programs_in: the program cache -> what makes programs in it, such as MemberPrograms.
+      programs_in: the program cache -> an object that makes programs in it, such as MemberPrograms.
     """
     sampler_mesh = None
     if config.sampler_mesh is None:
@@ -62,16 +62,16 @@ def open_policy(
     cache = ProgramCache(announce, platform if platform != "tpu" else mesh.devices.flat[0].device_kind)
     cfg = programs.model_config(config, tokenizer)
     model = programs.model_of(config, parts.tables)
-    made_in = programs_in(cache)
-    # The programs of a population are vmapped, which kernels are not.
-    sampled_over = None if sampler_mesh is None else sampler_mesh.shape
-    kernels_for = platform if made_in is cache else "cpu"
-    config, chosen = choose_kernels(config, cfg, kernels_for, mesh.shape, sampled_over)
+    program_maker = programs_in(cache)
+    # A population's programs are vmapped, which kernels do not support: it gets the choices for a CPU, without kernels.
+    kernel_platform = platform if program_maker is cache else "cpu"
+    sampler_shape = None if sampler_mesh is None else sampler_mesh.shape
+    config, chosen = choose_kernels(config, cfg, kernel_platform, mesh.shape, sampler_shape)
     cfg = programs.model_config(config, tokenizer)
     check_kernel("Sampler.attention", config.sampler.attention, platform)
     if isinstance(cfg, Decoder):
         check_attention(cfg, platform)
     frozen, trained = split_params(model.spec(cfg))
     check_model(config, cfg, trained if frozen is None else frozen, mesh, sampler_mesh)
-    built = programs.build(config, parts.tables, model, tokenizer, mesh, made_in, sampler_mesh)
-    return Policy(config, parts, mesh, tokenizer, cfg, model, cache, built, tuple(chosen), sampler_mesh)
+    run_programs = programs.build(config, parts.tables, model, tokenizer, mesh, program_maker, sampler_mesh)
+    return Policy(config, parts, mesh, tokenizer, cfg, model, cache, run_programs, tuple(chosen), sampler_mesh)

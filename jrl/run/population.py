@@ -1,8 +1,8 @@
 """Runs that differ in floats and seeds only, trained in one program: the members of a population.
 
-Every member is open as a run is, in a folder of its own: its data, its verdicts, its metrics. What is on the device is
-one tree with a leading axis of members, and a step calls each program once. Checkpoints on the way hold all members;
-a member's own folder gets one at the end of each stage.
+Every member is an open run in its own folder, with its own data, verdicts and metrics. Arrays on the device have a
+leading axis of members, and a step calls each program once for all of them. Regular checkpoints hold all members; a
+member's own folder gets a checkpoint at the end of each stage.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from jrl.types import Array, PretrainingBatch, PyTree, Rollout, TrainState
 
 
 class MembersDraw(NamedTuple):
-    """A sampling call of all members under way."""
+    """A sampling call of all members, in progress."""
 
     rollout: Rollout  # of all members
     visits: Sequence[list[Visit]]  # of each member
@@ -81,7 +81,7 @@ class PopulationProgress(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Population:
-    """A population that is open."""
+    """An open population."""
 
     members: MemberPrograms
     jobs: dict[str, Job]  # name of the member -> its run
@@ -89,7 +89,7 @@ class Population:
     arrays: tuple[StageArrays, ...]  # of all members, by stage
     temperatures: tuple[Array, ...]  # [members], by stage
     sampling_params: SamplingParams | None  # of all members; None: nothing is sampled
-    keys: Array  # [members], the roots of every draw
+    keys: Array  # [members], the roots of all random draws
     streams: Array  # [members] uint32, TRAIN_STREAM
     stop_table: StopTable | None  # on all devices
     failed: dict[str, str]  # member -> why it cannot go on; its arrays stay, and are not read
@@ -104,9 +104,9 @@ class PopulationStep(NamedTuple):
     """A step of all members whose metrics are still on the device."""
 
     metrics: dict[str, Array]  # [members] each
-    steps: list[Step]  # with the metrics that are known on the host
+    steps: list[Step]  # with the metrics that are already on the host
     seconds: float
-    failed: frozenset[str]  # members that had failed once it was done: their metrics say nothing
+    failed: frozenset[str]  # members that had failed by its end: their metrics are meaningless
 
 
 @contextlib.contextmanager
@@ -123,20 +123,21 @@ def open_population(
     """Opens the runs of a population, new or old. Closes all of them, whatever happens.
 
     Args:
-      configs: name of the member -> its configuration. `check_population` has found that they may train together.
-      folder: members are in folders of their names below it; checkpoints of all of them in `population/`.
-      show: name of the member -> what opens its display.
-      devices: that members are dealt out over, as `members_mesh` does; None: all.
-      accept_change: as in `open_job`, of every member.
+      configs: member name -> its configuration. `check_population` has checked that they can train together.
+      folder: holds a folder per member, by its name, and `population/` with the checkpoints of all members.
+      show: member name -> the function that opens its display.
+      devices: to distribute the members over, as `members_mesh` does; None: all.
+      accept_change: as in `open_job`, for every member.
     """
-    made: list[MemberPrograms] = []
+    member_programs: list[MemberPrograms] = []
     first = next(iter(configs.values()))
     shares_base = first.adapter is not None and isinstance(first.model, Published)
 
     def programs_in(cache: ProgramCache) -> MemberPrograms:
         run_mesh = jax.sharding.get_mesh()  # as `open_policy` has set it
-        made.append(MemberPrograms(cache, len(configs), shares_base, run_mesh, members_mesh(len(configs), devices)))
-        return made[0]
+        mesh = members_mesh(len(configs), devices)
+        member_programs.append(MemberPrograms(cache, len(configs), shares_base, run_mesh, mesh))
+        return member_programs[0]
 
     with contextlib.ExitStack() as stack:
         jobs: dict[str, Job] = {}
@@ -149,47 +150,49 @@ def open_population(
             jobs[name] = stack.enter_context(opened)
             jobs[name].run_clock = None  # one thread does the steps of all members
             jobs[name].stages = tuple(map(held_on_host, jobs[name].stages))
-        members, every = made[0], list(jobs.values())
+        members, all_jobs = member_programs[0], list(jobs.values())
         run_state = open_run_state(folder / FOLDER / "checkpoints", keep=first.checkpoint.keep)
         stack.callback(run_state.close)
-        sampled = next((i for i, stage in enumerate(every[0].stages) if isinstance(stage, OnlineStage)), None)
-        stream = jax.device_put(np.uint32(TRAIN_STREAM), replicated(every[0].mesh))
-        stages = range(len(every[0].stages))
-        sampler = None if sampled is None else every[0].stages[sampled].sampler
+        first_job = all_jobs[0]
+        online_index = next((i for i, stage in enumerate(first_job.stages) if isinstance(stage, OnlineStage)), None)
+        sampling_params = stop_table = None
+        if online_index is not None:
+            sampling_params = members.stack([job.stages[online_index].sampler.params for job in all_jobs])
+            stop_table = members.share(first_job.stages[online_index].sampler.stop_table)
+        stream = jax.device_put(np.uint32(TRAIN_STREAM), replicated(first_job.mesh))
+        stages = range(len(first_job.stages))
         yield Population(
             members=members,
             jobs=jobs,
             run_state=run_state,
-            arrays=tuple(members.stack([job.stages[i].arrays for job in every]) for i in stages),
-            temperatures=tuple(members.stack([job.stages[i].temperature for job in every]) for i in stages),
-            sampling_params=None
-            if sampled is None
-            else members.stack([job.stages[sampled].sampler.params for job in every]),
-            keys=members.stack([job.key for job in every]),
-            streams=members.stack([stream] * len(every)),
-            stop_table=None if sampler is None else members.share(sampler.stop_table),
+            arrays=tuple(members.stack([job.stages[i].arrays for job in all_jobs]) for i in stages),
+            temperatures=tuple(members.stack([job.stages[i].temperature for job in all_jobs]) for i in stages),
+            sampling_params=sampling_params,
+            keys=members.stack([job.key for job in all_jobs]),
+            streams=members.stack([stream] * len(all_jobs)),
+            stop_table=stop_table,
             failed={},
         )
 
 
 def held_on_host(stage: OfflineStage | OnlineStage) -> OfflineStage | OnlineStage:
-    """Returns a member's stage that leaves what it knows of sampled rows on the host: those of all members are placed
-    on the device together."""
+    """Returns a member's stage that leaves its data of sampled rows on the host: the data of all members are placed on
+    the device together."""
     if isinstance(stage, OfflineStage):
         return stage
     return dataclasses.replace(stage, sampler=dataclasses.replace(stage.sampler, place=lambda x: x))
 
 
-FOLDER = "population"  # of a sweep, what all members have together
+FOLDER = "population"  # in the folder of a sweep: what all members share
 
 
 def restore(population: Population, *, again: bool = False) -> PopulationProgress:
-    """Returns the progress of the newest intact checkpoint, or of the beginning, with every file cut to match.
+    """Returns the progress of the newest intact checkpoint, or of a new population. Every file is truncated to match.
 
     Args:
-      again: members have failed in a population that has ended, and begin anew.
+      again: members failed in a population that has ended, and start over.
 
-    Raises: CheckpointsRemoved where members have done steps and there is no checkpoint.
+    Raises: CheckpointsRemoved if members have done steps and there is no checkpoint.
     """
     first, jobs = population.first, population.jobs
     inputs = records.inputs_of(first)
@@ -223,19 +226,19 @@ def restore(population: Population, *, again: bool = False) -> PopulationProgres
 
 
 def taken_up(population: Population, tree: PyTree, host: Mapping[str, Any]) -> PopulationProgress:
-    """Returns the progress that a checkpoint of all members holds; their files are cut to match."""
+    """Returns the progress that a checkpoint of all members holds; their files are truncated to match."""
     draws = [
         records.take_up(job, tree["members"][name], host["members"][name]) for name, job in population.jobs.items()
     ]
     for name, why in host["failed"].items():
-        fail(population, name, why)  # each start says it
+        fail(population, name, why)  # said at each start
     waiting = tuple(
         MembersDraw(
-            population.members.stack([own.rollout for own in drawn]),
-            [own.visits for own in drawn],
-            [own.position for own in drawn],
+            population.members.stack([member_draw.rollout for member_draw in step_draws]),
+            [member_draw.visits for member_draw in step_draws],
+            [member_draw.position for member_draw in step_draws],
         )
-        for drawn in zip(*draws)
+        for step_draws in zip(*draws)
     )
     return PopulationProgress(tree["state"], waiting, stage_at(population.first.config, population.first.done))
 
@@ -243,10 +246,11 @@ def taken_up(population: Population, tree: PyTree, host: Mapping[str, Any]) -> P
 def save(population: Population, progress: PopulationProgress) -> None:
     """Writes a checkpoint of all members."""
     start, jobs = time.monotonic(), population.jobs
-    # Files of members are synced at the same time: a disk that waits for one has time for others.
+    # The files of members are synced in parallel: while a disk waits for one it has time for others.
     with ThreadPoolExecutor(MOST_WRITERS) as writers:
         saved = list(writers.map(records.to_save, jobs.values(), draws_of_members(population, progress)))
-    trees, hosts = ({name: pair[part] for name, pair in zip(jobs, saved)} for part in (0, 1))
+    trees = {name: tree for name, (tree, _) in zip(jobs, saved)}
+    hosts = {name: host for name, (_, host) in zip(jobs, saved)}
     population.run_state.save(
         population.first.done,
         {"state": progress.state, "members": trees},
@@ -259,9 +263,9 @@ def save(population: Population, progress: PopulationProgress) -> None:
 def save_members(population: Population, progress: PopulationProgress) -> None:
     """Writes a checkpoint into the folder of every member that has not failed."""
     states, waiting = population.members.on_host(progress.state), draws_of_members(population, progress)
-    for (name, job), state, own in zip(population.jobs.items(), states, waiting):
+    for (name, job), state, draws in zip(population.jobs.items(), states, waiting):
         if name not in population.failed:
-            records.save(job, Progress(state, tuple(own), progress.stage))
+            records.save(job, Progress(state, tuple(draws), progress.stage))
 
 
 TRAIN_ALONE = "Train it alone to look into them, or lower its learning rate"
@@ -269,26 +273,29 @@ MOST_WRITERS = 8  # threads that commit the files of members
 
 
 def draws_of_members(population: Population, progress: PopulationProgress) -> list[list[Draw]]:
-    """Returns the completions that are being drawn of each member, in the order of their steps."""
-    steps = [members_draws(population, drawn) for drawn in progress.waiting]
-    return [[drawn[i] for drawn in steps] for i in range(population.members.count)]
+    """Returns each member's draws in progress, in the order of their steps."""
+    draws_by_step = [members_draws(population, drawn) for drawn in progress.waiting]
+    return [[draws[m] for draws in draws_by_step] for m in range(population.members.count)]
 
 
 def members_draws(population: Population, drawn: MembersDraw) -> list[Draw]:
-    """Waits for a draw, and returns what each member has of it, on the host."""
-    return [Draw(*own) for own in zip(population.members.on_host(drawn.rollout), drawn.visits, drawn.positions)]
+    """Waits for a draw of all members, and returns each member's, on the host."""
+    rollouts = population.members.on_host(drawn.rollout)
+    return [
+        Draw(rollout, visits, position) for rollout, visits, position in zip(rollouts, drawn.visits, drawn.positions)
+    ]
 
 
 def begin_stage(population: Population, state: TrainState, i: int) -> TrainState:
     """Returns the state that stage `i` begins with."""
     jobs = list(population.jobs.values())
     state = jobs[0].programs.stages[i].begin(state)
-    # The floats of an objective may be where its state begins, and the program has those of the first member.
-    begun = [
+    # An objective's initial state may depend on its floats, and the program has those of the first member.
+    objective_states = [
         jax.device_put(job.stages[i].objective.init_state(job.config.stages[i].objective), replicated(job.mesh))
         for job in jobs
     ]
-    return state.replace(objective=population.members.stack(begun))
+    return state.replace(objective=population.members.stack(objective_states))
 
 
 def take_step(
@@ -296,25 +303,25 @@ def take_step(
 ) -> tuple[PopulationProgress, PopulationStep]:
     """Returns the progress after one step of all members.
 
-    Raises: StopRequested where `stop` says so; the data streams have moved.
+    Raises: StopRequested if `stop` says so; the data streams have moved.
     """
     i, first, jobs = progress.stage, population.first, list(population.jobs.values())
     stages, start = [job.stages[i] for job in jobs], time.monotonic()
     if isinstance(stages[0], OfflineStage):
-        batches, known, _ = zip(
-            *map(offline.next_on_host, stages, [stage.config.learner.minibatches for stage in stages])
+        batches, host_metrics, _ = zip(
+            *(offline.next_on_host(stage, stage.config.learner.minibatches) for stage in stages)
         )
         batch = population.members.place(batches, offline.shardings(batches[0], first.mesh))
         state, metrics, _ = offline.learn(
             stages[0], progress.state, batch, population.arrays[i], population.temperatures[i]
         )
-        progress, found = progress._replace(state=state), [None] * len(jobs)
+        progress, sampled = progress._replace(state=state), [None] * len(jobs)
     else:
-        progress, metrics, found, known = _online_step(population, progress, stages, stop)
+        progress, metrics, sampled, host_metrics = _online_step(population, progress, stages, stop)
     seconds = time.monotonic() - start
     add_seconds(population, stages[0].name, seconds)
     steps = []
-    for name, job, stage, batch, values in zip(population.jobs, jobs, stages, found, known):
+    for name, job, stage, batch, values in zip(population.jobs, jobs, stages, sampled, host_metrics):
         counts = records.stream_of(job, stage).counts
         dropped = {f"data/dropped_{cause}": float(count) for cause, count in counts.items()}
         step = Step(first.done + 1, stage.name, {**values, **dropped}, batch)
@@ -336,25 +343,25 @@ def _online_step(
     missing = range(len(progress.waiting), 1 + draws_ahead(first.config, first.done + 1))
     current, *following = [*progress.waiting, *(draw(population, stages, *newest) for _ in missing)]
 
-    rollout, own = current.rollout, members_draws(population, current)
+    rollout, draws = current.rollout, members_draws(population, current)
     stopped: dict[str, ScoringStopped] = {}  # members whose completions cannot be scored in this step
 
     def send(m: int, drawn: Draw) -> Submitted:
-        lost = names[m] in population.failed or names[m] in stopped
-        return unsubmitted(drawn) if lost else online.send(stages[m], state, drawn)
+        has_failed = names[m] in population.failed or names[m] in stopped
+        return unsubmitted(drawn) if has_failed else online.send(stages[m], state, drawn)
 
     def wait(m: int, sent: Submitted) -> Collected:
         stage = stages[m]
         if sent.ticket is not None:
             try:
                 return collect(sent, config.samples, stage.scorer, stage.sources, stage.sampler, stop)
-            except WorkersLost:  # which all members share
+            except WorkersLost:  # all members share the workers
                 raise
             except ScoringStopped as error:
                 stopped[names[m]] = error
         return unscored(sent, config.samples, stage.sampler, rewards_tokens=stage.rewards_tokens)
 
-    submitted = [send(m, drawn) for m, drawn in enumerate(own)]
+    submitted = [send(m, drawn) for m, drawn in enumerate(draws)]
     phase("scoring")
     temperature = population.temperatures[i]
     minibatches = pack_and_prepare(members, stages, state, rollout, [sent.host for sent in submitted], temperature)
@@ -363,13 +370,13 @@ def _online_step(
     if (most := stages[0].objective.refill(config.objective)) is not None:
         judged = lambda m: names[m] not in population.failed and names[m] not in stopped
         batches = _refilled(population, state, stages, population.arrays[i], rollout, rounds, most, send, wait, judged)
-        if any(len(of_member) > 1 for of_member in rounds):
+        if any(len(member_rounds) > 1 for member_rounds in rounds):
             rollout = placed_rows(population, [batch.rollout for batch in batches])
             hosts = [batch.host for batch in batches]
             minibatches = pack_and_prepare(members, stages, state, rollout, hosts, temperature)
 
     if stopped and {*population.failed, *stopped} >= {*names}:
-        raise next(iter(stopped.values()))  # the verifiers are at fault, and no member
+        raise next(iter(stopped.values()))  # the verifiers are at fault, not the members
     for name, error in stopped.items():
         fail(population, name, str(error))
 
@@ -387,11 +394,11 @@ def _online_step(
         warms_up=warms_up(first.config, first.done + 1),
         pretraining=pretraining,
     )
-    known = [
-        {**batch.metrics, **record_outcomes(stage.sampler, of_member), **counts}
-        for stage, batch, of_member, counts in zip(stages, batches, rounds, left_out)
+    host_metrics = [
+        {**batch.metrics, **record_outcomes(stage.sampler, member_rounds), **counts}
+        for stage, batch, member_rounds, counts in zip(stages, batches, rounds, left_out)
     ]
-    return progress._replace(state=state, waiting=tuple(following)), metrics, batches, known
+    return progress._replace(state=state, waiting=tuple(following)), metrics, batches, host_metrics
 
 
 def pretraining_rows(
@@ -400,8 +407,9 @@ def pretraining_rows(
     """Returns the next stored rows that stage `i` of all members imitates, as `online.pretraining_rows` does."""
     if stages[0].pretraining is None:
         return [], [{}] * len(stages)
-    given = zip(*((stage.pretraining, stage.config.learner.minibatches) for stage in stages))
-    batches, left_out, _ = zip(*map(offline.next_on_host, *given))
+    batches, left_out, _ = zip(
+        *(offline.next_on_host(stage.pretraining, stage.config.learner.minibatches) for stage in stages)
+    )
     batch = population.members.place(batches, offline.shardings(batches[0], population.first.mesh))
     return offline.pretraining_batches(stages[0].programs, batch, population.arrays[i].pretraining), left_out
 
@@ -414,18 +422,18 @@ def pack_and_prepare(
     hosts: Sequence[dict[str, np.ndarray]],
     temperature: Array,
 ) -> list[Minibatch]:
-    """Returns the minibatches of all members with what the weights before the step say of them.
+    """Returns the minibatches of all members with what the weights before the step compute for them.
 
     Args:
       rollout: of all members. hosts: its fields on the host, of each.
     """
-    p, plans = stages[0].programs, [online.sampled_plans(stage, host) for stage, host in zip(stages, hosts)]
-    together = members.place(plans, plan_shardings(plans[0], stages[0].sampler.mesh))
-    return [prepare(p, state, stages[0].config.trains, p.pack(rollout, plan, temperature), plan) for plan in together]
+    p, member_plans = stages[0].programs, [online.sampled_plans(stage, host) for stage, host in zip(stages, hosts)]
+    plans = members.place(member_plans, plan_shardings(member_plans[0], stages[0].sampler.mesh))
+    return [prepare(p, state, stages[0].config.trains, p.pack(rollout, plan, temperature), plan) for plan in plans]
 
 
 def placed_rows(population: Population, trees: Sequence[PyTree]) -> PyTree:
-    """Returns on the device what members have of sampled rows on the host; single numbers are everywhere."""
+    """Returns members' data of sampled rows, moved from the host to the device; scalars are replicated."""
     mesh = population.first.mesh
     shardings = jax.tree.map(lambda x: batch_sharding(mesh, x.ndim) if x.ndim else replicated(mesh), trees[0])
     return population.members.place(trees, shardings)
@@ -443,8 +451,8 @@ def _refilled(
     wait: Callable[[int, Submitted], Collected],
     judged: Callable[[int], bool],
 ) -> list[Collected]:
-    """Returns each member's batch, as `collect.refilled` does for one run. Adds what members sample to `rounds`; one
-    that needs nothing more takes part in the others' rounds with its last prompts, which count nowhere.
+    """Returns each member's batch, as `collect.refilled` does for one run. Appends what members sample to `rounds`. A
+    member that needs no more takes part in the others' rounds with its last prompts; the result is dropped.
 
     Args:
       judged: whether a member's completions can be scored.
@@ -453,7 +461,7 @@ def _refilled(
     kept: list[list[list[int]]] = [[] for _ in stages]
 
     def note_kept(rollout: Rollout, places: Sequence[int]) -> None:
-        scores = placed_rows(population, [of_member[-1].scores for of_member in rounds])
+        scores = placed_rows(population, [member_rounds[-1].scores for member_rounds in rounds])
         keep = jax.device_get(p.keep(rollout, scores, arrays.objective, arrays.shaping))
         for m in places:
             kept[m].append(groups_with_signal(rounds[m][-1], keep[m], config.samples))
@@ -461,15 +469,18 @@ def _refilled(
     note_kept(rollout, range(len(stages)))
     weights = online.refill_weights(stages[0], state)
     needs_more = lambda m: judged(m) and needs_another(rounds[m], kept[m], most)
-    while short := [m for m in range(len(stages)) if needs_more(m)]:
-        again = [None if m in short else of_member[-1].visits for m, of_member in enumerate(rounds)]
+    while unfilled := [m for m in range(len(stages)) if needs_more(m)]:
+        again = [None if m in unfilled else member_rounds[-1].visits for m, member_rounds in enumerate(rounds)]
         drawn = draw(population, stages, *weights, again)
-        own = members_draws(population, drawn)
-        sent = {m: send(m, own[m]) for m in short}
-        for m in short:
+        draws = members_draws(population, drawn)
+        sent = {m: send(m, draws[m]) for m in unfilled}
+        for m in unfilled:
             rounds[m].append(wait(m, sent[m]))
-        note_kept(drawn.rollout, short)
-    return [filled(*of_member, config.samples, stage.sampler) for stage, *of_member in zip(stages, rounds, kept)]
+        note_kept(drawn.rollout, unfilled)
+    return [
+        filled(member_rounds, member_kept, config.samples, stage.sampler)
+        for stage, member_rounds, member_kept in zip(stages, rounds, kept)
+    ]
 
 
 def draw(
@@ -482,14 +493,14 @@ def draw(
     """Dispatches one sampling call on the next prompts of every member, and returns at once.
 
     Args:
-      again: prompts to draw in place of the next ones, for the members that have some; None: no member has.
+      again: for each member, prompts to draw in place of its next ones, or None; None: no member has any.
     """
     samplers = [stage.sampler for stage in stages]
     again = again or [None] * len(stages)
     positions, visits = zip(*(next_visits(s) if old is None else ({}, old) for s, old in zip(samplers, again)))
     prompts = [
-        padded_prompts(some, s.prompts, s.prompt_length, s.tokenizer.pad_id, s.mesh)
-        for s, some in zip(samplers, visits)
+        padded_prompts(member_visits, s.prompts, s.prompt_length, s.tokenizer.pad_id, s.mesh)
+        for s, member_visits in zip(samplers, visits)
     ]
     rollout = stages[0].programs.sample(
         weights,
@@ -505,20 +516,21 @@ def draw(
 
 
 def emit(population: Population, step: PopulationStep) -> None:
-    """Fetches the metrics of a step and writes each member's. One whose learning has stopped being possible has
-    failed, and the others go on."""
+    """Fetches the metrics of a step and writes each member's. A member that cannot learn any more fails, and the others
+    go on."""
     start = time.monotonic()
     fetched = jax.device_get(step.metrics)
     waited = time.monotonic() - start
     add_seconds(population, step.steps[0].phase, waited)
-    for i, (own, (name, job)) in enumerate(zip(step.steps, population.jobs.items())):
+    for i, (member_step, (name, job)) in enumerate(zip(step.steps, population.jobs.items())):
         if name in step.failed:
             continue
-        own.metrics = {**{metric: values[i] for metric, values in fetched.items()}, **own.metrics}
-        records.clock(job, own, step.seconds + waited)
+        device_metrics = {metric: values[i] for metric, values in fetched.items()}
+        member_step.metrics = {**device_metrics, **member_step.metrics}
+        records.clock(job, member_step, step.seconds + waited)
         try:
-            records.emit(job, own)
-            why = not_finite(own) if job.skipped >= STOP_AFTER_SKIPPED else ""
+            records.emit(job, member_step)
+            why = not_finite(member_step) if job.skipped >= STOP_AFTER_SKIPPED else ""
         except StopRun as error:
             why = str(error)
         if why:
@@ -526,16 +538,16 @@ def emit(population: Population, step: PopulationStep) -> None:
 
 
 def check_end(population: Population, state: TrainState) -> None:
-    """Fails the members whose weights after a stage are not finite; looks at those whose updates leave doubt."""
+    """Fails the members whose weights after a stage are not finite; checks those whose updates leave them in doubt."""
     doubtful = {name for name, job in population.jobs.items() if fault.in_doubt(job)} - population.failed.keys()
     states = population.members.unstack(state) if doubtful else ()
-    for (name, job), own in zip(population.jobs.items(), states):
-        if name in doubtful and (where := fault.bad_end(job, own)) is not None:
+    for (name, job), member_state in zip(population.jobs.items(), states):
+        if name in doubtful and (where := fault.bad_end(job, member_state)) is not None:
             fail(population, name, f"after step {job.done} its weights are not finite: {where}. {TRAIN_ALONE}")
 
 
 def fail(population: Population, name: str, why: str) -> None:
-    """Marks a member that cannot go on."""
+    """Marks a member as failed, and says why."""
     if name not in population.failed:
         population.failed[name] = why
         population.jobs[name].display.note(f"jrl: {why}")
@@ -550,6 +562,6 @@ def not_finite(step: Step) -> str:
 
 
 def add_seconds(population: Population, name: str, seconds: float) -> None:
-    """Adds time that all members spent together to that of each."""
+    """Adds time that all members spent together to the time of each."""
     for job in population.jobs.values():
         job.seconds[name] = job.seconds.get(name, 0.0) + seconds

@@ -1,9 +1,9 @@
 """Compiles the programs of a run before they are needed, from shapes alone.
 
-The compiler works in the order in which they are needed, while weights are read and the first steps are made: a call
-waits for its own program only. All are known before the second step ends, so that a compilation afterwards can be an
-error. The steps' own functions are called in abstract form (`StagePrograms.to_compile`); a plan goes the same way
-with a run that was never opened.
+They are compiled in the order in which they are needed, while weights are read and the first steps run; a call waits
+for its own program only. All programs are known before the second step ends, so that a later compilation can be an
+error. The functions of the steps are called in abstract form (`StagePrograms.to_compile`). `jrl plan` does the same
+without opening a run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from jrl.types import Rollout, Scores, TrainState
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """What the programs of a run are given from outside, as shapes. Numbers may stand for arrays of their shape."""
+    """The inputs of a run's programs, as shapes. Numbers may stand for arrays of their shape."""
 
     config: Config
     mesh: Mesh
@@ -43,8 +43,8 @@ class Inputs:
     stop_table: StopTable | None
     arrays: tuple[StageArrays, ...]  # by stage
     shapes: tuple[Shape, ...]  # packed, by stage
-    components: tuple[tuple[str, ...], ...]  # names of those of the reward that learning sees, by stage
-    rewards_tokens: tuple[bool, ...]  # tokens are rewarded too, by stage
+    components: tuple[tuple[str, ...], ...]  # names of the reward components that learning sees, by stage
+    rewards_tokens: tuple[bool, ...]  # whether tokens are rewarded too, by stage
     attributes: tuple[int | None, ...]  # of stored rows, by stage; None: they have none
 
 
@@ -67,7 +67,7 @@ def sample_arguments(
     params: SamplingParams | None = None,
     strategy: object = None,
 ) -> tuple:
-    """Returns the sampler's arguments behind its weights, as shapes."""
+    """Returns the sampler's arguments after its weights, as shapes."""
     prompts = abstract_prompts(count, inputs.config.data.prompt_length, inputs.mesh)
     if strategy_of(strategy).asked is not None:
         prompts = with_rows(prompts, prompts)
@@ -78,7 +78,7 @@ def sample_arguments(
 def compile_run(
     inputs: Inputs, done: int, *, from_weights: bool = False, classifier: OpenClassifier | None = None
 ) -> None:
-    """Begins to compile every program that the run needs after `done` of its steps.
+    """Starts to compile every program that the run needs after its first `done` steps.
 
     Args:
       from_weights: the run begins with published weights.
@@ -89,31 +89,34 @@ def compile_run(
     state = p.initial(inputs.key)
     if done == 0:
         policy = state.models["policy"]
-        weights = policy.params if policy.frozen is None else policy.frozen
-        p.init_from.compile(weights, inputs.key) if from_weights else p.init.compile(inputs.key)
-    evaluates = config.eval is not None
+        if from_weights:
+            p.init_from.compile(policy.params if policy.frozen is None else policy.frozen, inputs.key)
+        else:
+            p.init.compile(inputs.key)
+    needs_eval = config.eval is not None
     for i, (stage, end) in enumerate(zip(config.stages, ends(config))):
         if not stage.steps:
             continue
         if done >= end:
             state = p.stages[i].begin.shape(state)
             continue
-        if evaluates and trains_online(stage):
-            evaluates = compile_eval(inputs, state)
+        if needs_eval and trains_online(stage):
+            compile_eval(inputs, state)
+            needs_eval = False
         state = compile_stage(inputs, i, state, begun=done > end - stage.steps)
         if classifier is not None and not isinstance(stage, Offline):
             compile_reward(classifier)
             classifier = None
-    if evaluates:
+    if needs_eval:
         compile_eval(inputs, state)
 
 
 def compile_stage(inputs: Inputs, i: int, state: TrainState, *, begun: bool) -> TrainState:
-    """Compiles the programs of one stage, following the shapes from one to the next as a step does the arrays. Returns
-    the state that the stage begins with.
+    """Compiles the programs of one stage, passing shapes from one to the next as a step passes arrays. Returns the
+    state that the stage begins with, as shapes.
 
     Args:
-      begun: the state is known; what begins the stage is not compiled.
+      begun: the stage has begun, so the program that begins it is not compiled.
     """
     stage, programs = inputs.config.stages[i], inputs.programs.stages[i]
     p = programs.to_compile()
@@ -152,27 +155,26 @@ def abstract_step(p: StagePrograms, stage: Stage, inputs: Inputs, i: int, state:
 
     def comparing() -> tuple:
         rows = rows_over_shards(stage.pair_model.batch, mesh)
-        of = lambda *dims: jax.ShapeDtypeStruct(dims, np.int32, sharding=batch_sharding(mesh, len(dims)))
+        by_row = lambda *dims: jax.ShapeDtypeStruct(dims, np.int32, sharding=batch_sharding(mesh, len(dims)))
         verdicts = jax.ShapeDtypeStruct((2,), np.int32, sharding=replicated(mesh))
-        return of(rows, question_length(inputs.config)), of(rows), verdicts
+        return by_row(rows, question_length(inputs.config)), by_row(rows), verdicts
 
     pretraining = None
     if stage.pretraining is not None:
         stored = pretraining_shape(stage, inputs.config, mesh)
         rows = (offline.abstract_rows(stored, mesh, np.int32), offline.abstract_rows(stored, mesh, bool))
         pretraining = (*rows, abstract_plan(stored, mesh))
-    given = online.AbstractInputs(
+    abstract_inputs = online.AbstractInputs(
         arrays, _scalar(mesh, np.float32), sampling, scores, correcting, comparing, pretraining
     )
-    online.abstract_step(p, stage, state, plan, given)
+    online.abstract_step(p, stage, state, plan, abstract_inputs)
 
 
-def compile_eval(inputs: Inputs, state: TrainState) -> bool:
-    """Compiles the sampling of evaluation. Returns False: it needs no second time."""
+def compile_eval(inputs: Inputs, state: TrainState) -> None:
+    """Compiles the sampling of evaluation."""
     policy = state.models["policy"]
     arguments = sample_arguments(inputs, inputs.config.eval.batch, policy.version, inputs.eval_params)
     inputs.programs.sample_eval.compile(weights_of(state.models, "policy").params, *arguments)
-    return False
 
 
 def compile_reward(classifier: OpenClassifier) -> None:

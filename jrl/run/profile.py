@@ -40,12 +40,12 @@ class Profile:
         say: Callable[[str], None],
         spent: Callable[[str], AbstractContextManager],
     ) -> None:
-        """spent: whose time is that of a part (`RunClock.on`): beginning and writing a trace is no step's."""
+        """spent: counts time as that of a part (`RunClock.on`), so that no step includes the time of its trace."""
         self._steps, self._folder, self._say, self._spent = steps, folder, say, spent
-        self._first: int | None = None  # the step that the trace has begun with
+        self._first: int | None = None  # the first step in the trace
 
     def before(self, step: int) -> None:
-        """Begins the trace before its first step, or the first that a resumed run does of them."""
+        """Starts the trace before its first step, or before the first of its steps that a resumed run does."""
         if self._steps is not None and self._first is None and self._steps.first <= step <= self._steps.last:
             with self._spent("trace"):
                 paths.make_dir(self._folder)
@@ -56,7 +56,7 @@ class Profile:
         """Ends the trace after its last step, once that is computed.
 
         Args:
-          result: what is there when the step is.
+          result: an array that is ready when the step is.
         """
         if self._first is not None and self._steps is not None and step >= self._steps.last:
             with self._spent("trace"):
@@ -64,7 +64,7 @@ class Profile:
             self._end(step)
 
     def close(self, done: int) -> None:
-        """Ends a trace whose last step was not reached; says so where no step was."""
+        """Ends a trace whose last step was not reached; says so if none of its steps was."""
         if self._first is not None and self._steps is not None:
             self._end(done)
         elif self._steps is not None:
@@ -77,10 +77,10 @@ class Profile:
     def _end(self, step: int) -> None:
         with self._spent("trace"):
             jax.profiler.stop_trace()
-        self._steps, of = None, f"step {step}" if step == self._first else f"steps {self._first} to {step}"
+        self._steps, traced = None, f"step {step}" if step == self._first else f"steps {self._first} to {step}"
         self._say(
-            f"The trace of {of} is in {self._folder}. Open it with `xprof --port 8791 {self._folder}` or TensorBoard's "
-            "profile plugin (pip install xprof), or drop its .trace.json.gz on ui.perfetto.dev"
+            f"The trace of {traced} is in {self._folder}. Open it with `xprof --port 8791 {self._folder}` or "
+            "TensorBoard's profile plugin (pip install xprof), or drop its .trace.json.gz on ui.perfetto.dev"
         )
 
 

@@ -78,9 +78,9 @@ class Programs(NamedTuple):
 
 
 def model_config(config: Config, tokenizer: Any) -> Any:
-    """Returns the shape of the run's model, a Decoder but where it is the user's own, its vocabulary filled in.
+    """Returns the config of the run's model, a Decoder unless it is the user's own, with its vocab_size filled in.
 
-    Raises: ValueError where that is too small.
+    Raises: ValueError if the vocabulary is too small for the tokenizer.
     """
     cfg, vocab_size = config.model, tokenizer.vocab_size
     if isinstance(cfg, Published):
@@ -120,36 +120,38 @@ def width_of(stage: Stage, config: Config) -> int:
 
 def packed_shape(stage: Stage, config: Config, tables: Tables, mesh: Mesh) -> Shape:
     """Returns the packed shape of one optimizer step of a stage."""
-    width, shards = width_of(stage, config), row_shards(mesh)
-    given = dict(shares=mesh.shape[SEQUENCE], padded_rows=getattr(config.model, "attention", None) == "splash")
+    width, shards, options = width_of(stage, config), row_shards(mesh), layout_options(config, mesh)
     if isinstance(stage, Online):
         sequences = padded_prompts(stage, mesh) * stage.samples
-        if row_of(tables, "algos", stage.objective).pairs is not None:  # a group is compared, and lies in one row
-            return layout.packed_shape(stage.learner, sequences, width, shards, unit=stage.samples, **given)
-        prompt = dict(prompt_length=config.data.prompt_length, samples=stage.samples)
-        return layout.packed_shape(stage.learner, sequences, width, shards, **prompt, **given)
+        if row_of(tables, "algos", stage.objective).pairs is not None:  # a group is compared within one row
+            return layout.packed_shape(stage.learner, sequences, width, shards, unit=stage.samples, **options)
+        options |= dict(prompt_length=config.data.prompt_length, samples=stage.samples)
+        return layout.packed_shape(stage.learner, sequences, width, shards, **options)
     unit = row_of(tables, "algos", stage.objective).unit_size
-    return stored_shape(stage.learner, stage.batch_size, unit, width, shards, given)
+    return stored_shape(stage.learner, stage.batch_size, unit, width, shards, options)
 
 
 def pretraining_shape(stage: Online, config: Config, mesh: Mesh) -> Shape:
-    """Returns the packed shape of the stored rows that one optimizer step of a stage imitates as well."""
-    given = dict(shares=mesh.shape[SEQUENCE], padded_rows=getattr(config.model, "attention", None) == "splash")
-    return stored_shape(
-        stage.learner, stage.pretraining.batch_size, 1, width_of(stage, config), row_shards(mesh), given
-    )
+    """Returns the packed shape of the stored rows that one optimizer step of a stage also imitates."""
+    width, shards, options = width_of(stage, config), row_shards(mesh), layout_options(config, mesh)
+    return stored_shape(stage.learner, stage.pretraining.batch_size, 1, width, shards, options)
 
 
-def stored_shape(config: Learner, units: int, unit: int, width: int, shards: int, given: dict[str, Any]) -> Shape:
-    """Returns the packed shape of stored rows, `units` comparisons of `unit` each.
+def layout_options(config: Config, mesh: Mesh) -> dict[str, Any]:
+    """Returns the options of `layout.packed_shape` that all stages have in common."""
+    return dict(shares=mesh.shape[SEQUENCE], padded_rows=getattr(config.model, "attention", None) == "splash")
+
+
+def stored_shape(config: Learner, units: int, unit: int, width: int, shards: int, options: dict[str, Any]) -> Shape:
+    """Returns the packed shape of stored rows, `units` comparisons of `unit` rows each.
 
     Args:
-      given: as `layout.packed_shape` takes them.
+      options: of `layout.packed_shape`.
     """
-    learner, longest = dataclasses.replace(config, prefix_sharing="none"), width * unit
-    if config.prefix_sharing == "cross_row" and (learner.row_length or longest) < longest:
-        learner = dataclasses.replace(learner, row_length=None)  # that of continuations; stored rows are not cut
-    return layout.packed_shape(learner, units * unit, width, shards, unit=unit, **given)
+    learner, unit_width = dataclasses.replace(config, prefix_sharing="none"), width * unit
+    if config.prefix_sharing == "cross_row" and (learner.row_length or unit_width) < unit_width:
+        learner = dataclasses.replace(learner, row_length=None)  # it is for continuations; stored rows are not split
+    return layout.packed_shape(learner, units * unit, width, shards, unit=unit, **options)
 
 
 def build(
@@ -164,10 +166,10 @@ def build(
     """Returns the programs of a run on `mesh`. Nothing is compiled before it is called.
 
     Args:
-      sampler_mesh: where training draws, on devices of their own; None: on `mesh`.
+      sampler_mesh: separate devices that sample during training; None: those of `mesh` do.
     """
     cfg = model_config(config, tokenizer)
-    model.spec(cfg)  # refuses adapters to projections that are not there
+    model.spec(cfg)  # raises for adapters to projections that the model does not have
     names = stage_names(config.stages)
     stages = [
         build_stage(stage, name, config, tables, model, cfg, tokenizer, mesh, cache)
@@ -175,40 +177,41 @@ def build(
     ]
     if sampler_mesh is not None:
         stages = [with_sampler_mesh(p, stage, mesh, sampler_mesh) for p, stage in zip(stages, config.stages)]
-    evaluated = config.eval and functools.partial(
-        sampler.program, options=sampling_options(config, config.eval.samples, model, cfg, tokenizer)
-    )
+    sample_eval = None
+    if config.eval is not None:
+        options = sampling_options(config, config.eval.samples, model, cfg, tokenizer)
+        sample_eval = cache.program("sample_eval", functools.partial(sampler.program, options=options))
     return Programs(
         init=cache.program("init", functools.partial(initial_state, cfg=cfg, model=model)),
         init_from=cache.program("init_from", functools.partial(state_from, cfg=cfg, model=model), donate_argnums=0),
-        sample_eval=evaluated and cache.program("sample_eval", evaluated),
+        sample_eval=sample_eval,
         stages=tuple(stages),
         teacher=None if config.teacher is None else abstract_teacher(teacher_shape(config), mesh),
     )
 
 
 def with_sampler_mesh(programs: StagePrograms, stage: Stage, mesh: Mesh, sampler_mesh: Mesh) -> StagePrograms:
-    """Returns the programs of a stage with the one that draws on a mesh of its own."""
+    """Returns the programs of a stage, with `sample` on a mesh of its own."""
     if not isinstance(stage, Online):
         return programs
     by_role = bool(strategy_of(stage.strategy).roles(stage.strategy))
-    apart = ProgramApart(programs.sample, mesh, sampler_mesh, copies=copies_for(stage.lag), by_role=by_role)
-    return programs._replace(sample=apart)
+    sample = ProgramApart(programs.sample, mesh, sampler_mesh, copies=copies_for(stage.lag), by_role=by_role)
+    return programs._replace(sample=sample)
 
 
 def teacher_kind(config: Config) -> tuple[Model, Any] | None:
-    """Returns the model of Config.teacher and its shape; None: a teacher is a model like the policy."""
+    """Returns the model of Config.teacher and its config; None: a teacher has the model of the policy."""
     return None if config.teacher is None else (decoder.MODEL, teacher_shape(config))
 
 
 def drawing_of(stage: Online, tokenizer: Any) -> Drawing | None:
-    """Returns how the stage's sampling strategy draws rows; None: each by itself."""
+    """Returns how the stage's sampling strategy draws rows; None: each row by itself."""
     drawing = strategy_of(stage.strategy).drawing
     return None if drawing is None else drawing(stage.strategy, tokenizer)
 
 
 def sampling_options(config: Config, samples: int, model: Model, cfg: Any, tokenizer: Any) -> sampler.Options:
-    """Returns the static part of a run's sampling, for so many completions of each prompt."""
+    """Returns the static part of a run's sampling, for `samples` completions of each prompt."""
     return sampler.static_options(config.sampler, model, cfg, samples, tokenizer.end_ids, tokenizer.pad_id)
 
 
@@ -224,14 +227,14 @@ def stage_options(
 
 
 def preferring(stage: Online, config: Config, learned: Model, cfg: Any) -> Callable[..., Array]:
-    """Returns the program by which a pair model compares two completions. Attention kernels want rows of lengths of
-    their own; questions are read without."""
-    model, shape = learned, cfg
+    """Returns the function with which a pair model compares two completions. It uses reference attention: kernels
+    restrict the lengths of rows."""
+    model, model_cfg = learned, cfg
     if stage.pair_model.role == TEACHER and (kind := teacher_kind(config)) is not None:
-        model, shape = kind
-    if getattr(shape, "attention", "reference") != "reference":
-        shape = dataclasses.replace(shape, attention="reference")
-    return functools.partial(first_preferred, model=model, cfg=shape)
+        model, model_cfg = kind
+    if getattr(model_cfg, "attention", "reference") != "reference":
+        model_cfg = dataclasses.replace(model_cfg, attention="reference")
+    return functools.partial(first_preferred, model=model, cfg=model_cfg)
 
 
 def newest_only(strategy: Any) -> bool:
@@ -259,11 +262,11 @@ def build_stage(
     if stage.learner.logprobs == "vocab_parallel":
         learned = learned._replace(output_head=output_head)
     if isinstance(stage, Online):
-        given = sampled_rows(stage, config, objective, model, learned, cfg, tokenizer, mesh)
+        row_functions = sampled_rows(stage, config, objective, model, learned, cfg, tokenizer, mesh)
     else:
-        given = stored_rows(stage, config, objective)
+        row_functions = stored_rows(stage, config, objective)
     functions = {
-        **given,
+        **row_functions,
         **state_functions(stage, objective, model, cfg),
         **forward_passes(stage, config, objective, learned, cfg),
         **updates(stage, config, objective, learned, cfg),
@@ -272,16 +275,16 @@ def build_stage(
         "copy": copy_leaves,
     }
 
-    def program(what: str) -> Program | None:
-        if what not in functions:
+    def program(field: str) -> Program | None:
+        if field not in functions:
             return None
-        options = dict(donate_argnums=0) if what in DONATES_STATE else {}
-        return cache.program(f"{name}.{what}", functions[what], **options)
+        options = dict(donate_argnums=0) if field in DONATES_STATE else {}
+        return cache.program(f"{name}.{field}", functions[field], **options)
 
-    return StagePrograms(**{what: program(what) for what in StagePrograms._fields})
+    return StagePrograms(**{field: program(field) for field in StagePrograms._fields})
 
 
-Functions = dict[str, Callable[..., Any]]  # by the field of StagePrograms; one that a stage does not need is left out
+Functions = dict[str, Callable[..., Any]]  # by field of StagePrograms; those that a stage does not need are left out
 
 
 def sampled_rows(
@@ -294,19 +297,19 @@ def sampled_rows(
     tokenizer: Any,
     mesh: Mesh,
 ) -> Functions:
-    """Returns what draws a stage's completions, scores them by roles, packs them and turns scores into credit.
+    """Returns the functions that sample a stage's completions, score them by roles, pack them and assign credit.
 
     Args:
       learned: the model as the learner runs it.
     """
     options = stage_options(stage, config, model, cfg, tokenizer, objective.needs(stage.objective))
-    judged = dict(objective=objective, max_completion=completion_length(stage, config))
-    of_groups = dict(num_groups=padded_prompts(stage, mesh), **judged)
+    credit_options = dict(objective=objective, max_completion=completion_length(stage, config))
+    group_options = dict(num_groups=padded_prompts(stage, mesh), **credit_options)
     functions: Functions = {
         "sample": functools.partial(sampler.program, options=options, drawing=drawing_of(stage, tokenizer)),
         "pack": pack.pack_rollout,
-        "credit": functools.partial(credit.credit, newest_only=newest_only(stage.strategy), **of_groups),
-        "finish": functools.partial(credit.finish_sampled, **judged),
+        "credit": functools.partial(credit.credit, newest_only=newest_only(stage.strategy), **group_options),
+        "finish": functools.partial(credit.finish_sampled, **credit_options),
     }
     if isinstance(stage.strategy, Partial):
         functions["next_segment"] = functools.partial(
@@ -321,25 +324,25 @@ def sampled_rows(
     if stage.ensemble is not None:
         functions["combine"] = functools.partial(combined_scores, ensemble=stage.ensemble)
     if stage.corrector is not None:
-        rewriting = options._replace(samples=1, greedy_samples=0, records_routes=False)
-        functions["correct"] = functools.partial(sampler.program, options=rewriting)
+        corrector_options = options._replace(samples=1, greedy_samples=0, records_routes=False)
+        functions["correct"] = functools.partial(sampler.program, options=corrector_options)
     if stage.pair_model is not None:
         functions["prefer"] = preferring(stage, config, learned, cfg)
     if stage.pretraining is not None:
         functions["pretraining"] = credit.pack_pretraining
     if refills(stage, objective):
-        functions["keep"] = functools.partial(credit.kept_rows, **of_groups)
+        functions["keep"] = functools.partial(credit.kept_rows, **group_options)
     return functions
 
 
 def stored_rows(stage: Stage, config: Config, objective: Objective) -> Functions:
-    """Returns what packs the stored rows of a stage and labels them."""
-    judged = dict(objective=objective, max_completion=completion_length(stage, config))
-    return {"pack": pack.pack_tokens, "finish": functools.partial(credit.finish_stored, **judged)}
+    """Returns the functions that pack the stored rows of a stage and label them."""
+    credit_options = dict(objective=objective, max_completion=completion_length(stage, config))
+    return {"pack": pack.pack_tokens, "finish": functools.partial(credit.finish_stored, **credit_options)}
 
 
 def refills(stage: Stage, objective: Objective) -> bool:
-    """Whether further prompts take the place of those that teach nothing."""
+    """Whether further prompts replace those without a learning signal."""
     return isinstance(stage, Online) and objective.refill(stage.objective) is not None
 
 
@@ -349,58 +352,58 @@ def num_previous(stage: Stage, objective: Objective) -> int:
 
 
 def state_functions(stage: Stage, objective: Objective, model: Model, cfg: Any) -> Functions:
-    """Returns what begins a stage and what closes its steps. Raises ValueError for an optimizer that does not fit."""
+    """Returns the functions that begin a stage and close its steps. Raises ValueError for an unsuitable optimizer."""
     needs, trained = objective.needs(stage.objective), optimizers(stage)
-    starts = dict(trains=stage.trains, optimizer=stage.optimizer, objective=objective, config=stage.objective)
+    begin_options = dict(trains=stage.trains, optimizer=stage.optimizer, objective=objective, config=stage.objective)
     check_optimizer(stage.optimizer, Weights(*describe(model.spec(cfg), needs.heads)))
     if CRITIC in trained:
-        starts |= dict(critic=stage.critic, critic_optimizer=trained[CRITIC])
+        begin_options |= dict(critic=stage.critic, critic_optimizer=trained[CRITIC])
         check_optimizer(trained[CRITIC], Weights(*describe(model.spec(cfg), [VALUE])))
-    closes = dict(roles=tuple(trained))
+    close_options = dict(roles=tuple(trained))
     if isinstance(stage, Online):
-        closes |= dict(reset_reference_every=stage.reset_reference_every)
+        close_options |= dict(reset_reference_every=stage.reset_reference_every)
     functions: Functions = {
         "begin": functools.partial(
-            begin_stage, **starts, model=model, cfg=cfg, num_previous=num_previous(stage, objective)
+            begin_stage, **begin_options, model=model, cfg=cfg, num_previous=num_previous(stage, objective)
         ),
-        "close": functools.partial(learner.close_step, objective=objective, **closes),
+        "close": functools.partial(learner.close_step, objective=objective, **close_options),
     }
     if CRITIC in trained and stage.critic_warmup:
-        # The policy has not learned, and what its metrics would change stays.
+        # The policy has not learned, so the objective's state does not change either.
         unchanged = objective._replace(next_state=STATE_AS_IT_IS)
-        functions["close_warmup"] = functools.partial(learner.close_step, objective=unchanged, **closes)
+        functions["close_warmup"] = functools.partial(learner.close_step, objective=unchanged, **close_options)
     return functions
 
 
 def recomputed_fields(stage: Stage, objective: Objective) -> tuple[str, ...]:
-    """Returns the fields of `Recomputed` that the weights before a step are asked for; () if none is."""
+    """Returns the fields of `Recomputed` to compute with the weights before a step; () if there are none."""
     needs = objective.needs(stage.objective)
-    asked = {
+    needed = {
         "old_values": reads_old_values(objective, stage.objective) and CRITIC not in optimizers(stage),
         "old_logprobs": recomputes_logprobs(needs, stage.learner.updates_per_batch),
         "old_entropy": needs.credit_entropy,
         "old_sum_squared": needs.credit_sum_squared,
     }
-    return tuple(field for field, is_asked in asked.items() if is_asked)
+    return tuple(field for field, is_needed in needed.items() if is_needed)
 
 
 def forward_passes(stage: Stage, config: Config, objective: Objective, learned: Model, cfg: Any) -> Functions:
-    """Returns what the weights before a step say of its rows, and what frozen roles say of them."""
+    """Returns the forward passes over a step's rows, of the weights before the step and of frozen roles."""
     needs, has_critic = objective.needs(stage.objective), CRITIC in optimizers(stage)
     static = dict(model=learned, cfg=cfg, chunk=stage.learner.chunk)
-    recomputed = lambda *fields: functools.partial(
-        learner.recompute, fields=fields, value_bins=needs.value_bins, **static
-    )
+    recompute = functools.partial(learner.recompute, value_bins=needs.value_bins, **static)
     functions: Functions = {}
     if fields := recomputed_fields(stage, objective):
-        functions["recompute"] = recomputed(*fields)
+        functions["recompute"] = functools.partial(recompute, fields=fields)
     if has_critic:
-        functions["critic_values"] = recomputed("old_values")
+        functions["critic_values"] = functools.partial(recompute, fields=("old_values",))
     if needs.reference:
         functions["reference"] = functools.partial(learner.logprobs, **static)
     if needs.teacher:
-        kind = dict(zip(("model", "cfg"), teacher_kind(config) or ()) if needs.has_teacher else ())
-        functions["teacher"] = functools.partial(learner.logprobs, **{**static, **kind})
+        teacher_options = dict(static)
+        if needs.has_teacher and (kind := teacher_kind(config)) is not None:
+            teacher_options["model"], teacher_options["cfg"] = kind
+        functions["teacher"] = functools.partial(learner.logprobs, **teacher_options)
     if needs.scored_by:
         weights = {role: attribute_weights_of(config.stages, role) for role in needs.scored_by}
         functions["row_values"] = functools.partial(
@@ -413,11 +416,11 @@ def updates(stage: Stage, config: Config, objective: Objective, learned: Model, 
     """Returns the updates of the role that a stage trains and of its critic."""
     static = dict(model=learned, cfg=cfg, chunk=stage.learner.chunk)
     kind = teacher_kind(config) if objective.needs(stage.objective).has_teacher else None
-    own = dict(role=stage.trains, teacher_kind=kind, **static)
+    options = dict(role=stage.trains, teacher_kind=kind, **static)
     if CRITIC not in optimizers(stage):
-        return {"update": functools.partial(learner.update, objective=objective, **own)}
+        return {"update": functools.partial(learner.update, objective=objective, **options)}
     return {
-        "update": functools.partial(learner.update, objective=of_policy(objective), **own),
+        "update": functools.partial(learner.update, objective=of_policy(objective), **options),
         "update_critic": functools.partial(learner.update, role=CRITIC, objective=of_critic(objective), **static),
     }
 
@@ -433,7 +436,7 @@ def version_before(version: Array, *, lag: int) -> Array:
 
 
 def abstract(x: PyTree, mesh: Mesh) -> PyTree:
-    """Returns shape, dtype and sharding of every leaf; what is not on a device counts as replicated."""
+    """Returns shape, dtype and sharding of every leaf; a leaf without a sharding counts as replicated."""
     everywhere = NamedSharding(mesh, PartitionSpec())
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", everywhere)), x
@@ -442,17 +445,14 @@ def abstract(x: PyTree, mesh: Mesh) -> PyTree:
 
 def abstract_plan(shape: Shape, mesh: Mesh) -> PackingPlan:
     """Returns a packing plan as shapes."""
-    rows = row_sharding(mesh)
-    cut = lambda last: jax.ShapeDtypeStruct((shape.micro_batches, shape.rows, last), np.int32, sharding=rows)
-    replicated_shape = lambda dims, dtype: jax.ShapeDtypeStruct(
-        dims, dtype, sharding=NamedSharding(mesh, PartitionSpec())
-    )
+    by_row, everywhere = row_sharding(mesh), NamedSharding(mesh, PartitionSpec())
+    rows = lambda columns: jax.ShapeDtypeStruct((shape.micro_batches, shape.rows, columns), np.int32, sharding=by_row)
     return PackingPlan(
-        source=cut(shape.row_length),
-        segment=cut(shape.row_length),
-        shared_prefix=None if shape.samples == 1 or shape.prefix_columns else cut(shape.row_length),
-        prefix_row=cut(shape.prefix_columns) if shape.prefix_columns else None,
-        sequence=cut(shape.places),
-        member=replicated_shape((shape.sequences,), bool),
-        num_real=replicated_shape((), np.int32),
+        source=rows(shape.row_length),
+        segment=rows(shape.row_length),
+        shared_prefix=None if shape.samples == 1 or shape.prefix_columns else rows(shape.row_length),
+        prefix_row=rows(shape.prefix_columns) if shape.prefix_columns else None,
+        sequence=rows(shape.places),
+        member=jax.ShapeDtypeStruct((shape.sequences,), bool, sharding=everywhere),
+        num_real=jax.ShapeDtypeStruct((), np.int32, sharding=everywhere),
     )

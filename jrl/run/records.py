@@ -1,4 +1,4 @@
-"""What a run remembers: restoring, saving, metrics, rollouts and the summary. The loop's effects on disk are here."""
+"""What a run writes and restores: checkpoints, metrics, rollouts, the summary. The loop's effects on disk are here."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ from jrl.types import Array, PyTree, TrainState
 
 _log = logging.getLogger(__name__)
 
-OF_UPDATES = "update/skipped_nonfinite"  # a metric that is there when the updates of a step are done
+OF_UPDATES = "update/skipped_nonfinite"  # a metric that is ready when the updates of a step are done
 STOP_AFTER_SKIPPED = 5  # steps in a row whose update was skipped
 WARN_WITHOUT_SIGNAL = 5  # steps from the start, none with a gradient
 
@@ -82,18 +82,18 @@ class Diverged(RuntimeError):
     """Processes that should hold the same weights and data no longer do."""
 
 
-OF_THE_WRITER = ("metrics_offset", "metrics_sha256", "rollout_rows", "time")  # in a save, what process 0 alone knows
+OF_THE_WRITER = ("metrics_offset", "metrics_sha256", "rollout_rows", "time")  # in a save, known to process 0 only
 
 
 class CheckpointsRemoved(RuntimeError):
-    """A run has done steps, and none of its checkpoints is there."""
+    """A run has done steps, and all of its checkpoints are gone."""
 
 
 class Progress(NamedTuple):
     """What a run carries from step to step besides the data position. All of it is in the checkpoint."""
 
     state: TrainState
-    waiting: tuple[Draw, ...]  # completions that are being drawn for the next steps, in their order
+    waiting: tuple[Draw, ...]  # completions being sampled for the next steps, in order
     stage: int  # the stage that the state belongs to; -1: none has begun
 
 
@@ -105,23 +105,23 @@ class Step:
     phase: str  # the name of its stage
     metrics: dict[str, Any]  # device scalars until the step is emitted
     batch: Collected | None = None  # None where nothing was sampled
-    learned: Learned | None = None  # held only where the run is about to stop
-    examples: list[str] = dataclasses.field(default_factory=list)  # the id of every stored row; [] where not known
-    seconds: float = 0.0  # that the loop was in it, or waited for its update
-    work: StepWork | None = None  # what it was spent on, until it is emitted
+    learned: Learned | None = None  # kept only if the run may stop after this step
+    examples: list[str] = dataclasses.field(default_factory=list)  # the id of every stored row; [] if unknown
+    seconds: float = 0.0  # that the loop spent in it, or waiting for its update
+    work: StepWork | None = None  # what the time was spent on; None once the step is emitted
 
     @property
     def sampled_tokens(self) -> int:
-        """How many tokens it sampled; 0 of a step on stored rows."""
+        """The number of sampled tokens; 0 for a step on stored rows."""
         return 0 if self.batch is None else int(self.batch.host["action_mask"].sum())
 
     @property
     def rollout(self) -> dict[str, np.ndarray] | None:
-        """Fields of Rollout and Scores by name, on the host, but routes, which take more than all others together."""
+        """Fields of Rollout and Scores by name, on the host, without routes, which are larger than the rest."""
         if self.batch is None:
             return None
         scores = self.batch.host_scores
-        # In a run of several processes all of them ask for it, and each device has one field of all rows at a time.
+        # With several processes all of them must read this. Each device then holds all rows of one field at a time.
         on_host = {name: fetch(value) for name, value in fields(self.batch.rollout.replace(routes=None)).items()}
         return {**on_host, "reward": scores.reward, "valid": scores.valid, "verdict": scores.verdict}
 
@@ -132,7 +132,7 @@ class Step:
 
 
 def inputs_of(job: Job) -> Inputs:
-    """Returns what the programs of a run are given from outside, as shapes."""
+    """Returns the inputs of a run's programs, as shapes."""
     shapes = lambda tree: abstract(tree, job.mesh)
     first_online = next((stage for stage in job.stages if isinstance(stage, OnlineStage)), None)
     return Inputs(
@@ -152,7 +152,7 @@ def inputs_of(job: Job) -> Inputs:
 
 
 def restore(job: Job) -> Progress:
-    """Returns the progress of the newest intact checkpoint, or of a run's beginning, with every file cut to match."""
+    """Returns the progress of the newest intact checkpoint, or of a new run. Every file is truncated to match."""
     inputs = inputs_of(job)
 
     def read(step: int) -> tuple[PyTree, dict[str, Any]]:
@@ -176,8 +176,8 @@ def restore(job: Job) -> Progress:
 
 
 def beside_state(job: Job, inputs: Inputs, step: int, state: TrainState) -> dict[str, PyTree]:
-    """Returns what a checkpoint of a step holds beside the state, as shapes: completions that are being drawn, and what
-    the curriculum knows of prompts."""
+    """Returns what a checkpoint of a step holds besides the state, as shapes: completions being sampled, and the
+    curriculum's record of outcomes."""
     target: dict[str, PyTree] = {}
     for name in waiting_names(draws_ahead(job.config, step)):
         target[name] = rollout_shape(inputs, stage_at(job.config, step), state)
@@ -187,7 +187,7 @@ def beside_state(job: Job, inputs: Inputs, step: int, state: TrainState) -> dict
 
 
 def begin_files(job: Job) -> None:
-    """Opens the files of a run that begins."""
+    """Opens the files of a new run."""
     metrics = job.folder / "metrics.jsonl"
     if job.processes.writer and paths.exists(metrics) and paths.size(metrics):
         aside = unused_name(job.folder, "metrics.jsonl")
@@ -197,11 +197,10 @@ def begin_files(job: Job) -> None:
 
 
 def take_up(job: Job, tree: dict[str, PyTree], host: dict[str, Any]) -> tuple[Draw, ...]:
-    """Sets the run to where a checkpoint left it, every file cut to match. Returns the completions that
-    are under way.
+    """Sets the run back to a checkpoint, with every file truncated to match. Returns the completions being sampled.
 
     Args:
-      tree: arrays of the checkpoint beside the state. host: what it holds that is no array.
+      tree: arrays of the checkpoint besides the state. host: what it holds other than arrays.
     """
     data = host["data"]
     for stage in job.stages:
@@ -214,21 +213,21 @@ def take_up(job: Job, tree: dict[str, PyTree], host: dict[str, Any]) -> tuple[Dr
         job.evals |= evaluations_after(job)
     in_a_row = host["in_a_row"]
     job.skipped, job.unscored, job.without_signal = (in_a_row[k] for k in ("skipped", "unscored", "without_signal"))
-    job.overflowed = dict(host.get("overflowed", {}))  # earlier versions did not write it down
-    before = host["time"]["seconds"]
-    job.seconds = before | {name: before.get(name, 0.0) + more for name, more in job.seconds.items()}
+    job.overflowed = dict(host.get("overflowed", {}))  # earlier versions did not save it
+    earlier = host["time"]["seconds"]
+    job.seconds = earlier | {name: earlier.get(name, 0.0) + seconds for name, seconds in job.seconds.items()}
     job.sampled_tokens = host["time"]["sampled_tokens"]
     open_files(job, host["metrics_offset"], host["rollout_rows"], host.get("metrics_sha256"))
     for stage in job.stages:
         if (stream := stored_stream(stage)) is not None:
             stream.set_state(data["stages"][stage.name])
-    names, waiting = waiting_names(draws_ahead(job.config, job.done)), []
-    for name in names:
+    waiting = []
+    for name in waiting_names(draws_ahead(job.config, job.done)):
         sampler = job.stages[stage_at(job.config, job.done)].sampler
         waiting.append(Draw(tree[name], redraw_prompts(sampler, data[name]), data[name]))
     if "outcomes" in tree:
         job.stream.outcomes = Outcomes(**tree["outcomes"])
-    # Refills of the last step may have moved the stream past the prompts that were under way.
+    # Refills of the last step may have moved the stream past the prompts that were being sampled.
     job.stream.set_state(data["train"])
     job.display.note(resume_message(job.done, job.total))
     if set_aside := job.run_state.condemned():
@@ -237,8 +236,8 @@ def take_up(job: Job, tree: dict[str, PyTree], host: dict[str, Any]) -> tuple[Dr
 
 
 def evaluations_after(job: Job) -> dict[str, Any]:
-    """Returns the evaluations of an earlier life that ended the run after as many steps, {} where there was none. The
-    last checkpoint is older than they are."""
+    """Returns the evaluations of an earlier process that ended the run at this step; {} if there was none. They were
+    made after the last checkpoint."""
     path, evals = job.folder / "summary.json", None
     if job.processes.writer and paths.exists(path):
         summary = paths.read_object(path)
@@ -247,12 +246,12 @@ def evaluations_after(job: Job) -> dict[str, Any]:
 
 
 def check_not_removed(job: Job, remedy: str) -> None:
-    """Raises CheckpointsRemoved where a run without a checkpoint has done more steps than it does before its first.
+    """Raises CheckpointsRemoved if a run without checkpoints has done more steps than it does before its first save.
 
     Args:
-      remedy: what would be valid, beside another --run.
+      remedy: what to do instead of using another --run.
     """
-    # One row is written before the save of its step, which may be what a kill has interrupted.
+    # A step's row is written before its checkpoint: a run killed during its first save has the row alone.
     first_save = min([job.config.checkpoint.every, *(end for end in ends(job.config) if end)])
     last = max((row["step"] for row in read_metrics(job.folder / "metrics.jsonl")), default=0)
     if last > first_save or paths.exists(job.folder / "summary.json"):
@@ -264,7 +263,7 @@ def check_not_removed(job: Job, remedy: str) -> None:
 
 
 def to_bring_back(job: Job) -> str:
-    """Returns how a checkpoint that is gone or damaged comes back."""
+    """Returns how to bring back a checkpoint that is missing or damaged."""
     if job.address is not None:
         return (
             f"bring back an earlier version of {job.address}/run.json and the objects that it names, where the bucket "
@@ -274,28 +273,28 @@ def to_bring_back(job: Job) -> str:
 
 
 def unused_name(folder: Path, name: str) -> Path:
-    """Returns a path in the folder that nothing has: NAME.1, NAME.2 ..."""
+    """Returns the first unused path in the folder: NAME.1, NAME.2 ..."""
     return next(path for n in itertools.count(1) if not paths.exists(path := folder / f"{name}.{n}"))
 
 
 def draws_ahead(config: Config, done: int) -> int:
-    """Returns how many of the next steps have their completions under way after `done` steps: Online.lag, or one less
-    than completions have segments; at most as many as the stage has left, unless it is the last, which may go on."""
+    """Returns for how many of the next steps completions are being sampled after `done` steps: Online.lag, or the
+    segments of a completion less one; at most the steps left in the stage, unless it is the last, which may go on."""
     i = stage_at(config, done)
     if i < 0 or not isinstance(config.stages[i], Online):
         return 0
     stage = config.stages[i]
-    most = stage.lag + segments_of(stage, config) - 1
-    return most if i + 1 == len(config.stages) else min(most, ends(config)[i] - done)
+    max_ahead = stage.lag + segments_of(stage, config) - 1
+    return max_ahead if i + 1 == len(config.stages) else min(max_ahead, ends(config)[i] - done)
 
 
 def waiting_names(count: int) -> list[str]:
-    """Returns the names in a checkpoint of the draws under way, in the order of their steps: waiting, waiting_2, ..."""
+    """Returns the checkpoint's names of the draws in progress, in the order of their steps: waiting, waiting_2, ..."""
     return [f"waiting_{i}" if i > 1 else "waiting" for i in range(1, count + 1)]
 
 
 def beginning(job: Job, key: Array) -> TrainState:
-    """Returns the state before the first step: the policy, and the teacher where Config.teacher names one.
+    """Returns the state before the first step: the policy, and the teacher if Config.teacher names one.
 
     Args:
       key: the run's root.
@@ -327,18 +326,19 @@ def policy_beginning(job: Job, key: Array) -> TrainState:
 
 
 def quantized(job: Job, weights: PyTree) -> PyTree:
-    """Returns weights with every matrix of the layers as the run's adapters want it. Deletes each that it has made."""
+    """Returns the weights with the layers' matrices quantized as LoRA.base says. Deletes each original in turn."""
     layers, names = dict(weights["layers"]), axes(decoder.spec(job.cfg))["layers"]
-    one = jax.jit(quantize, static_argnames=("name", "kind", "names"))
+    quantize_matrix = jax.jit(quantize, static_argnames=("name", "kind", "names"))
     for name in layers.keys() & MATRICES.keys():
         matrix = layers[name]
-        layers[name] = jax.block_until_ready(one(matrix, name=name, kind=job.config.adapter.base, names=names[name]))
+        quantized_matrix = quantize_matrix(matrix, name=name, kind=job.config.adapter.base, names=names[name])
+        layers[name] = jax.block_until_ready(quantized_matrix)
         matrix.delete()
     return {**weights, "layers": layers}
 
 
 def refuse_other_weights(job: Job, fingerprint: int) -> None:
-    """Raises RefusedIdentity where a run that begins anew finds other weights than it began with."""
+    """Raises RefusedIdentity if a run that starts over reads other weights than it first began with."""
     record = job.folder / PUBLISHED / "weights.json"
     content = json.dumps({"fingerprint": f"{fingerprint:08x}"}).encode() + b"\n"
     if job.processes.from_writer("weights", paths.exists(record)) is False:
@@ -372,8 +372,8 @@ def open_files(job: Job, metrics_offset: int, rollout_rows: int, metrics_sha256:
 
 
 def save(job: Job, progress: Progress) -> None:
-    """Writes the one state tree, and with it how much of every file belongs to it."""
-    job.processes.status.begin("saving")  # so that others know where this one is
+    """Writes a checkpoint: the state, and how much of every file belongs to it."""
+    job.processes.status.begin("saving")  # so that other processes know where this one is
     with job.timed("checkpoint"), job.spent("save"):
         tree, host = to_save(job, progress.waiting)
         check_not_diverged(job, progress.state, host)
@@ -383,41 +383,41 @@ def save(job: Job, progress: Progress) -> None:
 
 
 def note_time(job: Job) -> None:
-    """Writes down where the time of this process has gone so far."""
+    """Appends how this process has spent its time so far to the goodput file."""
     if job.goodput is not None:
         job.goodput.append({"step": job.done, "seconds": job.run_clock.read()})
 
 
 def check_not_diverged(job: Job, state: TrainState, host: dict[str, Any]) -> None:
-    """Raises Diverged where the processes of a run no longer hold the same: copies of weights on their devices, or the
-    place in the data. One process has nobody to compare with."""
+    """Raises Diverged if the processes of a run disagree: in the copies of weights on their devices, or in their
+    position in the data. Does nothing for a single process."""
     if job.processes.count == 1:
         return
-    last = f"Nothing was saved of step {job.done}; start all processes again from the checkpoint before it"
-    if (found := differing_replica(state)) is not None:
-        first, other = (job.processes.name(device.process_index) for device in (found.device, found.other))
+    advice = f"Nothing was saved of step {job.done}; start all processes again from the checkpoint before it"
+    if (replica := differing_replica(state)) is not None:
+        first, other = (job.processes.name(device.process_index) for device in (replica.device, replica.other))
         raise Diverged(
-            f"after step {job.done}, {found.leaf} has other bits on {found.device} of {first} than on {found.other} of "
-            f"{other}: a device or its memory is at fault. {last}"
+            f"after step {job.done}, {replica.leaf} has other bits on {replica.device} of {first} than on "
+            f"{replica.other} of {other}: a device or its memory is at fault. {advice}"
         )
     shared = {name: value for name, value in host.items() if name not in OF_THE_WRITER}
     texts = [json.dumps(shared[name], sort_keys=True) for name in sorted(shared)]
-    every = job.processes.exchange("position", [zlib.crc32(text.encode()) for text in texts])
-    for index, hashes in enumerate(every):
-        if different := [name for name, a, b in zip(sorted(shared), every[0], hashes) if a != b]:
+    hashes_by_process = job.processes.exchange("position", [zlib.crc32(text.encode()) for text in texts])
+    for index, hashes in enumerate(hashes_by_process):
+        if different := [name for name, a, b in zip(sorted(shared), hashes_by_process[0], hashes) if a != b]:
             raise Diverged(
                 f"after step {job.done}, {', '.join(different)} differ between {job.processes.name(0)} and "
-                f"{job.processes.name(index)}: the processes have not read the same data. {last}"
+                f"{job.processes.name(index)}: the processes have not read the same data. {advice}"
             )
 
 
 def to_save(job: Job, waiting: Sequence[Draw]) -> tuple[dict[str, PyTree], dict[str, Any]]:
-    """Returns what a checkpoint holds beside the state, arrays and the rest. Commits every file.
+    """Returns what a checkpoint holds besides the state: arrays, and everything else. Commits every file.
 
     Args:
-      waiting: the completions that are being drawn, in the order of their steps.
+      waiting: the completions being sampled, in the order of their steps.
 
-    Raises: WrongWeights where devices of their own drew one of them with other weights than were published.
+    Raises: WrongWeights if the sampling devices drew one of them with other weights than were published.
     """
     for drawn in waiting:
         if drawn.under_way is not None:
@@ -447,7 +447,7 @@ def to_save(job: Job, waiting: Sequence[Draw]) -> tuple[dict[str, PyTree], dict[
 
 
 def clock(job: Job, step: Step, seconds: float) -> None:
-    """Notes how long a step took until its update was dispatched, and how many tokens it sampled."""
+    """Records how long a step took until its update was dispatched, and how many tokens it sampled."""
     step.seconds = seconds
     job.sampled_tokens += step.sampled_tokens
     if job.run_clock is not None:
@@ -455,8 +455,8 @@ def clock(job: Job, step: Step, seconds: float) -> None:
 
 
 def emit(job: Job, step: Step) -> Step:
-    """Waits for a step's update, fetches its metrics and writes them. Raises StopRun where learning has stopped being
-    possible."""
+    """Waits for a step's update, fetches its metrics and writes them. Raises StopRun if no completion could be scored
+    for several steps in a row."""
     before = job.seconds.get(step.phase, 0.0)
     with job.timed(step.phase):
         if job.run_clock is not None:
@@ -467,7 +467,7 @@ def emit(job: Job, step: Step) -> Step:
     if step.batch is not None:
         step.metrics["time/tokens_per_second"] = step.sampled_tokens / step.seconds
     step.metrics |= time_metrics(job, step)
-    if step.metrics.get("rollout/valid_share") == 0:  # nothing was judged: there is no reward, not one of 0
+    if step.metrics.get("rollout/valid_share") == 0:  # nothing was scored: no reward, not one of 0
         step.metrics |= {name: None for name in step.metrics if name.startswith("reward/")}
     step.metrics["host/peak_bytes"] = job.memory.sample()
     job.metrics.append({"step": step.step, "phase": step.phase, **step.metrics})
@@ -490,10 +490,10 @@ def emit(job: Job, step: Step) -> Step:
 
 
 def note_overflows(job: Job, step: Step) -> None:
-    """Notes that an update of a role had a norm that is not finite, until a later update of that role is sound: its
-    loss was finite then, and so were the weights."""
+    """Records the step of a role's update whose norm is not finite, until a later update of that role has a finite one:
+    the loss was finite then, and so were the weights."""
     norms = {CRITIC: step.metrics.get("critic/update/norm", 0)}
-    if not warms_up(job.config, step.step):  # else all metrics are the critic's own
+    if not warms_up(job.config, step.step):  # else all metrics are the critic's
         norms[job.config.stages[stage_at(job.config, step.step)].trains] = step.metrics["update/norm"]
     for role, norm in norms.items():
         if not math.isfinite(norm):
@@ -503,20 +503,20 @@ def note_overflows(job: Job, step: Step) -> None:
 
 
 def time_metrics(job: Job, step: Step) -> dict[str, float]:
-    """Returns where the time of a step went and how fast it was; {} where nobody has looked."""
+    """Returns how a step spent its time, and its throughput; {} if its time was not measured."""
     work, step.work = step.work, None
     if work is None:
         return {}
     stage = job.config.stages[stage_at(job.config, step.step)]
     if step.batch is not None:
-        of_stage = job.stages[stage_at(job.config, step.step)]
-        count = count_rows(step.batch.host["length"], step.batch.host["action_mask"], of_stage.shape.samples)
+        samples = job.stages[stage_at(job.config, step.step)].shape.samples
+        count = count_rows(step.batch.host["length"], step.batch.host["action_mask"], samples)
         work = work._replace(packed=count)
     return figures(job.speed, job.run_clock, work, stage.learner.epochs)
 
 
 def warn(job: Job, step: Step) -> None:
-    """Warns of completions that were not scored, and of a run that has had no gradient so far."""
+    """Warns about completions that were not scored, and about a run that has had no gradient so far."""
     share = step.metrics["rollout/valid_share"]
     if (text := scoring_warning(share, step.batch.host_scores.first_problem)) is not None:
         job.display.warn("scoring", text)
@@ -535,11 +535,11 @@ def show_samples(job: Job, step: Step) -> None:
         shown = list(zip(step.texts, scores.reward, scores.valid))[: job.config.log.samples]
         for (prompt, completion), reward, valid in shown:
             job.display.sample(prompt, completion, float(reward) if valid else None)
-        drawn = step.batch.host["action_mask"].any(axis=1)  # prompts that fill up the mesh have none
-        lost = [detail for detail, valid in zip(scores.details, scores.valid | ~drawn) if not valid]
-        if lost:
-            why = next(filter(None, lost), "nothing")
-            job.display.note(f"  {len(lost)} of {drawn.sum()} completions were not scored; the first said: {why}")
+        sampled = step.batch.host["action_mask"].any(axis=1)  # False on padding prompts, which fill up the mesh
+        unscored = [detail for detail, valid in zip(scores.details, scores.valid | ~sampled) if not valid]
+        if unscored:
+            why = next(filter(None, unscored), "nothing")
+            job.display.note(f"  {len(unscored)} of {sampled.sum()} completions were not scored; the first said: {why}")
 
 
 def keep(job: Job, step: Step) -> None:
@@ -552,18 +552,18 @@ def keep(job: Job, step: Step) -> None:
     prompts, completions = zip(*step.texts)
     ids = [visit.example.id for visit in step.batch.visits]
     uids = np.array([visit.uid for visit in step.batch.visits], np.uint32)
-    sampled = [stage for stage in job.stages if isinstance(stage, OnlineStage)]
-    components = tuple(dict.fromkeys(name for stage in sampled for name in stage.sampler.components))
-    of_tokens = any(stage.rewards_tokens for stage in sampled)
+    online_stages = [stage for stage in job.stages if isinstance(stage, OnlineStage)]
+    components = tuple(dict.fromkeys(name for stage in online_stages for name in stage.sampler.components))
+    rewards_tokens = any(stage.rewards_tokens for stage in online_stages)
     scores = step.batch.host_scores
     task = task_hashes(step.batch.visits, step.batch.samples, len(scores.reward))
-    scored = score_columns(scores, task, components, of_tokens)
+    scored = score_columns(scores, task, components, rewards_tokens)
     stored = {**fields_on_host, "weights_fingerprint": fingerprint, **fitting(scored, job.rollouts.columns())}
     job.rollouts.append(step.step, stored, list(prompts), list(completions), ids, uids)
 
 
 def summarize(job: Job) -> None:
-    """Writes summary.json, and says how the run went and where everything is."""
+    """Writes summary.json, and prints how the run went and where its files are."""
     if not job.processes.writer:
         return
     sampling = sum(job.seconds.get(stage.name, 0.0) for stage in job.stages if isinstance(stage, OnlineStage))
@@ -595,12 +595,12 @@ def summarize(job: Job) -> None:
 
 
 def stream_of(job: Job, stage: OfflineStage | OnlineStage) -> Stream:
-    """Returns the walk over the examples that a stage takes its rows or prompts from."""
+    """Returns the data stream of a stage's rows or prompts."""
     return stage.stream if isinstance(stage, OfflineStage) else job.stream
 
 
 def stored_stream(stage: OfflineStage | OnlineStage) -> Stream | None:
-    """Returns the walk over the examples that a stage takes its stored rows from; None: it has none."""
+    """Returns the data stream of a stage's stored rows; None: it has none."""
     rows = stored_rows(stage)
     return None if rows is None else rows.stream
 

@@ -1,9 +1,9 @@
-"""Repeats updates of a run's past: `jrl replay RUN --step N`.
+"""Repeats past updates of a run: `jrl replay RUN --step N`.
 
     checkpoint before step N --[rows of the rollout store: tokens, log-probs, rewards]--> update --> checkpoint N
 
 Nothing is sampled and nothing is scored. The bits are the same where the run's promise holds: the same versions, device
-count and per-device shape. Reads only, also while the run goes on.
+count and per-device shape. Reads only, so it works while the run goes on.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from jrl.tasks.tokenizers import load as load_tokenizer
 from jrl.types import Rollout, Scores, TrainState
 
 TASK = "task_hash"  # the column of Scores.task
-COMPONENT = "component."  # before the quoted name of a component of the reward, in the name of its column
-STEPS_READ = 4096  # rows of which the step is looked at, at once
+COMPONENT = "component."  # prefix of the column of a reward component, before its quoted name
+STEPS_READ = 4096  # rows whose step is read at once
 
 
 class Repeated(NamedTuple):
-    """What repeating a run's updates gave."""
+    """The outcome of repeating a run's updates."""
 
     first: int  # the checkpoint that it began with
     step: int  # the last update
@@ -51,7 +51,7 @@ class Repeated(NamedTuple):
 def score_columns(
     scores: HostScores, task: np.ndarray, components: tuple[str, ...], of_tokens: bool
 ) -> dict[str, np.ndarray]:
-    """Returns the columns of a rollout store from which an update has its scores, beside those that it always has.
+    """Returns the columns of a rollout store that updates read scores from, besides those that every store has.
 
     Args:
       task: [N] uint32, Scores.task.
@@ -68,7 +68,7 @@ def score_columns(
 
 
 def fitting(columns: Mapping[str, np.ndarray], known: set[str]) -> dict[str, np.ndarray]:
-    """Returns score columns as a store takes them that may have been begun without some, or with others.
+    """Returns score columns fitted to a store that may have been created without some of them, or with others.
 
     Args:
       known: the columns of the store; empty: it has no rows.
@@ -84,10 +84,10 @@ def fitting(columns: Mapping[str, np.ndarray], known: set[str]) -> dict[str, np.
 
 def repeat(folder: str | Path, step: int) -> Repeated:
     """Repeats the updates after the newest checkpoint before `step`, up to that step, and compares the train state with
-    the checkpoint of that step where there is one.
+    the checkpoint of that step if there is one.
 
-    Raises: ValueError where there is no such checkpoint, a step is not of an Online stage, or the store lacks what an
-        update needs; DamagedStep where a checkpoint is not what was saved.
+    Raises: ValueError if there is no such checkpoint, a step is not of an Online stage, or the store lacks what an
+        update needs; DamagedStep if a checkpoint is not what was saved.
     """
     folder = Path(folder)
     saves = saved_steps(folder)
@@ -120,7 +120,7 @@ def repeat(folder: str | Path, step: int) -> Repeated:
 
 
 def check_repeatable(where: str, stage: Online) -> None:
-    """Raises ValueError where updates of a stage learn from what the store of rollouts leaves out.
+    """Raises ValueError if updates of a stage learn from data that the rollout store leaves out.
 
     Args:
       where: the step, for the message.
@@ -192,19 +192,14 @@ def _rows_of(store: Snapshot, step: int) -> dict[str, Any]:
 
 
 def _batch(rows: Mapping[str, np.ndarray], width: int, mesh: jax.sharding.Mesh) -> tuple[Rollout, Scores]:
-    """Returns the rollout and the scores that rows of the store are of."""
+    """Returns the rollout and the scores of rows of the store."""
 
     def place(name: str) -> jax.Array | None:
         if name not in rows:
             return None
         value = rows[name]
-        value = (
-            value
-            if value.ndim == 1
-            else value[:, :width]
-            if value.shape[1] >= width
-            else np.pad(value, [(0, 0), (0, width - value.shape[1])])
-        )
+        if value.ndim > 1:  # [N, columns]: cut or padded to the width
+            value = np.pad(value[:, :width], [(0, 0), (0, max(width - value.shape[1], 0))])
         return jax.device_put(value, batch_sharding(mesh, value.ndim))
 
     by_row = ("tokens", "length", "action_mask", "sampler_logprobs", "truncated_logprobs", "support_size", "finish",
@@ -219,9 +214,10 @@ def _batch(rows: Mapping[str, np.ndarray], width: int, mesh: jax.sharding.Mesh) 
 
 
 def _different(state: TrainState, saved: TrainState) -> list[str]:
-    """Returns the names of the leaves of which one bit or more differs."""
+    """Returns the names of the leaves that differ in one bit or more."""
     bits = lambda leaf: np.asarray(jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
                                    else leaf).tobytes()  # fmt: skip
-    named, others = jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(saved)
+    leaves, saved_leaves = jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(saved)
     return [jax.tree_util.keystr(path, simple=True, separator="/")
-            for (path, leaf), other in zip(named, others, strict=True) if bits(leaf) != bits(other)]  # fmt: skip
+            for (path, leaf), saved_leaf in zip(leaves, saved_leaves, strict=True)
+            if bits(leaf) != bits(saved_leaf)]  # fmt: skip

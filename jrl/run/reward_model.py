@@ -1,4 +1,4 @@
-"""The published reward model of a run, held to what the run began with."""
+"""The published reward model of a run. A resumed run must have the one that it began with."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def open_reward_model(
     demonstrations: Callable[[int], Sequence[Sequence[Message]]],
     processes: Processes = ONE,
 ) -> OpenClassifier:
-    """Returns the run's reward model, its weights on the mesh. Its template sees the day on which the run began.
+    """Returns the run's reward model, its weights on the mesh. Its chat template sees the date on which the run began.
 
     Args:
-      demonstrations: (how many) -> conversations with a good answer, of the run's own data; its scores are normalized
-        on them (R10, R11) when the run begins, and stay as they were then.
+      demonstrations: (count) -> conversations with a good answer, from the run's own data. The scores are normalized on
+        them (R10, R11) when the run begins; a resumed run keeps that normalization.
       processes: those of the run, which must have opened the same one; the first writes the record.
 
-    Raises: RefusedIdentity where weights, tokenizer, template or config.json are not those that the run began with, or
-      the file that says which is gone or incomplete.
+    Raises: RefusedIdentity if weights, tokenizer, template or config.json are not those that the run began with, or the
+      file that records them is missing or incomplete.
     """
     for published in config.published:
         if not paths.exists(at := paths.readable_without_weights(published.path)):
@@ -66,16 +66,16 @@ def open_reward_model(
     tokenizer = tokenizer_of(config.path, began.get("date"))
     on_progress = lambda done, total: phase(f"reading the reward model: {100 * done // total} %")
     classifier = open_classifier(config, mesh, cache.program, on_progress, tokenizer)
-    of_config = lambda one: paths.readable_without_weights(one.path) / "config.json"
+    config_json = lambda published: paths.readable_without_weights(published.path) / "config.json"
     content = {
         "fingerprint": f"{int(fetch(jax.jit(fingerprint)(classifier.params))):08x}",  # of the weights
-        "config.json": digest_of([of_config(published) for published in config.published]),
+        "config.json": digest_of([config_json(published) for published in config.published]),
         "tokenizer": tokenizer.fingerprint,  # of its files and its chat template
         "date": tokenizer.chat.date if isinstance(tokenizer, PublishedTokenizer) and tokenizer.chat else None,
     }
-    if resumed and (strange := [name for key, name in names.items() if began[key] != content[key]]):
+    if resumed and (changed := [name for key, name in names.items() if began[key] != content[key]]):
         raise RefusedIdentity(
-            f"the {' and the '.join(strange)} in {where} are not those that {folder} began with; restore those, or "
+            f"the {' and the '.join(changed)} in {where} are not those that {folder} began with; restore those, or "
             "use another --run"
         )
     if config.normalize_on is not None:

@@ -45,7 +45,7 @@ from jrl.types import Array, PackedBatch, Rollout, TrainState
 
 
 class Judgement(NamedTuple):
-    """What scores the completions of a run, beside the roles that its stages train."""
+    """What scores the completions of a run, besides the roles that its stages train."""
 
     scorer: Scorer  # verifiers
     classifier: OpenClassifier | None  # the published reward model
@@ -62,7 +62,7 @@ def open_judgement(
     processes: Processes,
     pool: Any = None,
 ) -> Iterator[Judgement]:
-    """Starts verifiers and judges, and reads the published reward model. Closes what it has opened.
+    """Starts verifiers and judges, and reads the published reward model. Closes them at the end.
 
     Args:
       source: of Config.task. stop: ends the requests to judges. pool: verifier workers to use; None: new ones.
@@ -77,7 +77,7 @@ def open_judgement(
             folder / journal_name(processes.index),
             other_journals=other_journals(folder, processes.index),
             private=[folder],
-            also=sorted(named_verifiers(source)),  # what stages learn from stored rows is not judged
+            also=sorted(named_verifiers(source)),  # stored rows of stages are not scored
             pool=pool,
         )
         stack.callback(scorer.close)
@@ -90,61 +90,61 @@ def open_judgement(
         if config.judges:
             display.phase("judges")
         judges = open_judges(config.judges, folder, stop, index=processes.index, count=processes.count)
-        for opened in judges:
-            stack.callback(opened.close)
+        for judge in judges:
+            stack.callback(judge.close)
         yield Judgement(scorer, classifier, judges)
 
 
 def reward_sources(
     stage: Online,
-    own: StagePrograms,
+    programs: StagePrograms,
     judgement: Judgement,
     processes: Processes,
 ) -> tuple[RewardSource, ...]:
-    """Returns the sources of a stage's rewards beside the verifiers."""
-    scores_of = lambda role, state, packed: own.scores(weights_of(state.models, role), packed)
+    """Returns the published reward model, the judges and the roles that reward a stage."""
+    scores_of = lambda role, state, packed: programs.scores(weights_of(state.models, role), packed)
 
     def from_role(role: str, weight: float) -> RewardSource:
         return roles_source(f"role/{role}", weight, functools.partial(scores_of, role))
 
-    def together(state: TrainState, packed: PackedBatch) -> Array:
-        return own.combine([scores_of(role, state, packed) for role in stage.rewards])
+    def ensemble_scores(state: TrainState, packed: PackedBatch) -> Array:
+        return programs.combine([scores_of(role, state, packed) for role in stage.rewards])
 
     if stage.ensemble is None:
         from_roles = [from_role(role, weight) for role, weight in stage.rewards.items()]
     else:
-        from_roles = [roles_source(ROLE_ENSEMBLE, next(iter(stage.rewards.values())), together)]
+        from_roles = [roles_source(ROLE_ENSEMBLE, next(iter(stage.rewards.values())), ensemble_scores)]
     from_judges = [judge_source(judge, processes) for judge in judgement.judges if asks(stage, judge.config)]
     from_model = [] if judgement.classifier is None else [reward_model_source(judgement.classifier)]
     return (*from_model, *from_judges, *from_roles)
 
 
-def open_process_rewards(stage: Online, own: StagePrograms, policy: Policy) -> RewardSource:
-    """Returns the role that judges a stage's steps as a source of rewards of tokens."""
+def open_process_rewards(stage: Online, programs: StagePrograms, policy: Policy) -> RewardSource:
+    """Returns the role that scores the steps of completions, as a source of token rewards."""
     role = stage.process.role
-    scores = lambda state, packed: own.step_scores(weights_of(state.models, role), packed)
+    scores = lambda state, packed: programs.step_scores(weights_of(state.models, role), packed)
     return process_source(stage.process, scores, policy.tokenizer)
 
 
-def open_corrector(stage: Online, own: StagePrograms, policy: Policy, key: Array) -> RewardSource:
-    """Returns a stage's corrector as a source of rewards of tokens."""
+def open_corrector(stage: Online, programs: StagePrograms, policy: Policy, key: Array) -> RewardSource:
+    """Returns a stage's corrector as a source of token rewards."""
     config, mesh, tokenizer, role = policy.config, policy.mesh, policy.tokenizer, stage.corrector.role
     longest, stream = correction_length(stage, config), place_on_mesh(np.uint32(TRAIN_STREAM), replicated(mesh))
 
     def draw(state: TrainState, visits: Sequence[Visit]) -> Rollout:
         prompts = place_prompts(visits, stage.prompts * stage.samples, longest, tokenizer.pad_id, mesh)
         weights, version = weights_of(state.models, role).params, state.models[role].version
-        return own.correct(weights, prompts, key, stream, version, untruncated(None, mesh), None, None)
+        return programs.correct(weights, prompts, key, stream, version, untruncated(None, mesh), None, None)
 
     written = written_corrections(stage, config.stages)
     return corrector_source(stage.corrector, written, draw, tokenizer, longest)
 
 
-def open_pair_model(stage: Online, own: StagePrograms, policy: Policy) -> RewardSource:
+def open_pair_model(stage: Online, programs: StagePrograms, policy: Policy) -> RewardSource:
     """Returns a stage's pair model as a source of rewards, and of preferences between completions."""
     config, mesh, tokenizer, pair_model = policy.config, policy.mesh, policy.tokenizer, stage.pair_model
-    asked, width = asked_comparisons(stage, config.stages), question_length(config)
-    verdicts = place_on_mesh(np.array(first_tokens(asked, tokenizer), np.int32), replicated(mesh))
+    comparisons, width = asked_comparisons(stage, config.stages), question_length(config)
+    verdicts = place_on_mesh(np.array(first_tokens(comparisons, tokenizer), np.int32), replicated(mesh))
     rows = rows_over_shards(pair_model.batch, mesh)
     place = lambda x: place_on_mesh(x, batch_sharding(mesh, x.ndim))
 
@@ -154,7 +154,7 @@ def open_pair_model(stage: Online, own: StagePrograms, policy: Policy) -> Reward
             tokens, length = np.full((rows, width), tokenizer.pad_id, np.int32), np.ones(rows, np.int32)
             for row, ids in enumerate(questions[start : start + rows]):
                 tokens[row, : len(ids)], length[row] = ids, len(ids)
-            answers.append(own.prefer(weights, place(tokens), place(length), verdicts))
+            answers.append(programs.prefer(weights, place(tokens), place(length), verdicts))
         return answers
 
-    return pair_model_source(pair_model, asked, prefer, tokenizer, stage.samples, width)
+    return pair_model_source(pair_model, comparisons, prefer, tokenizer, stage.samples, width)

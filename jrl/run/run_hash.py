@@ -14,14 +14,14 @@ from jrl.run.checkpoints.run_state import DamagedStep, list_steps, restore_step,
 from jrl.run.report.metrics import read_metrics
 from jrl.types import PyTree
 
-# Of the host part of a save, what the clock or the machine decides. Offset and hash are of rows that hold times.
+# Entries of the host part of a save that depend on the clock or the machine. The rows of metrics hold times.
 OUTSIDE = ("time", "metrics_offset", "metrics_sha256")
 
 
 def run_fingerprint(folder: str | Path, step: int | None = None) -> dict[str, Any]:
     """Returns {"step","total","params","opt_state","keys","data","metrics"} of the newest saved step, or of `step`.
 
-    Raises: ValueError where the folder holds no run or no such step; DamagedStep where it is not what was saved.
+    Raises: ValueError if the folder holds no run or no such step; DamagedStep if it is not what was saved.
     """
     chosen = step if step is not None else newest(folder)
     while True:
@@ -29,7 +29,7 @@ def run_fingerprint(folder: str | Path, step: int | None = None) -> dict[str, An
             tree, host = read_step(folder, chosen)
             break
         except DamagedStep:
-            # A run that goes on removes old steps, also under the eyes of a reader.
+            # A run in progress removes old steps, possibly while they are read.
             if step is not None or newest(folder) == chosen:
                 raise
             chosen = newest(folder)
@@ -40,12 +40,12 @@ def run_fingerprint(folder: str | Path, step: int | None = None) -> dict[str, An
 
 
 def newest(folder: str | Path) -> int:
-    """Returns the newest saved step of a run. Raises ValueError where the folder holds no run, or nothing saved."""
+    """Returns the newest saved step of a run. Raises ValueError if the folder holds no run, or nothing is saved."""
     return saved_steps(folder)[-1]
 
 
 def saved_steps(folder: str | Path) -> list[int]:
-    """Returns the saved steps of a run, oldest first. Raises ValueError where there is none."""
+    """Returns the saved steps of a run, oldest first. Raises ValueError if there is none."""
     if not paths.exists(folder):
         raise ValueError(f"{folder} does not exist; give the --run folder of jrl train")
     if not paths.exists(Path(folder) / "manifest.json"):
@@ -68,17 +68,17 @@ def read_step(folder: str | Path, step: int) -> tuple[dict[str, PyTree], dict[st
         raise ValueError(f"{folder} has no checkpoint of step {step}; there are {', '.join(map(str, present))}")
     target: dict[str, Any] = {}
     for name, leaf in verify_step(root, step)["leaves"].items():
-        *above, last = name.split("/")
-        place = target
-        for part in above:
-            place = place.setdefault(part, {})
-        place[last] = _target(leaf)
+        *parents, last = name.split("/")
+        node = target
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = _target(leaf)
     _, tree, host = restore_step(root, target, step)
     return tree, host
 
 
 def _target(leaf: dict[str, Any]) -> Any:
-    """What to restore a leaf as: numpy, or the keys that only JAX has a type for."""
+    """Returns what to restore a leaf as: a numpy array, or random keys, which only JAX has a type for."""
     if "impl" in leaf:
         key = jax.eval_shape(lambda: jax.random.key(0, impl=leaf["impl"]))
         return jax.ShapeDtypeStruct(tuple(leaf["shape"]), key.dtype)

@@ -37,7 +37,7 @@ class StopRequest(threading.Event):
 
     @contextlib.contextmanager
     def routed_to(self, say: Callable[[str], None]) -> Iterator[None]:
-        """Inside, `say` shows the messages: a display's `notice`, which any thread may call."""
+        """Shows messages through `say`: a display's `notice`, which any thread may call."""
         before, self._say = self._say, say
         try:
             yield
@@ -47,8 +47,8 @@ class StopRequest(threading.Event):
 
 @contextlib.contextmanager
 def stop_on_signals(stop: threading.Event, say: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Inside, SIGTERM, a closed terminal and the first Ctrl-C ask the run to save and stop; a second Ctrl-C interrupts
-    it at once.
+    """Inside the block, SIGTERM, a closed terminal and the first Ctrl-C ask the run to save and stop; a second Ctrl-C
+    interrupts it at once.
 
     Only the main thread can do this; elsewhere signals stay as they are.
 
@@ -60,11 +60,11 @@ def stop_on_signals(stop: threading.Event, say: Callable[[str], None] | None = N
         return
 
     def ask(number: int, frame: Any) -> None:
-        asked = stop.is_set()
-        if asked and number == signal.SIGINT:
+        was_asked = stop.is_set()
+        if was_asked and number == signal.SIGINT:
             raise KeyboardInterrupt
         stop.set()
-        if say is not None and not asked:
+        if say is not None and not was_asked:
             in_thread(say, stopping(number))
 
     numbers = [signal.SIGTERM, signal.SIGINT]
@@ -80,8 +80,8 @@ def stop_on_signals(stop: threading.Event, say: Callable[[str], None] | None = N
 
 @contextlib.contextmanager
 def leave_on_second_interrupt(say: Callable[[str], None] = write_past_streams) -> Iterator[None]:
-    """Inside, a Ctrl-C after a stop was asked for ends this process at once, with a message, whatever the main thread
-    is doing.
+    """Inside the block, a Ctrl-C after a request to stop ends this process at once, with a message, whatever the main
+    thread is doing.
 
     Python runs signal handlers between two instructions of the main thread, which may sit in a compilation for a
     minute. The interpreter's own C handler also writes the signal's number to a descriptor, and a thread can read that.
@@ -129,12 +129,12 @@ def in_thread(say: Callable[[str], None], text: str) -> threading.Thread:
 
 
 def stopping(number: int) -> str:
-    """Returns what a person reads after the signal that asked a run to stop."""
+    """Returns the message after the signal that asked a run to stop."""
     return STOPPING.format(again=" again" if number == signal.SIGINT else "")
 
 
 def leave() -> NoReturn:
-    """Ends the process, with a message and with the cursor that a live display hides."""
+    """Ends the process with a message, and shows the cursor again, which a live display hides."""
     for descriptor in (1, 2):
         with contextlib.suppress(OSError):
             if os.isatty(descriptor):

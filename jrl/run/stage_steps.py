@@ -25,7 +25,7 @@ def stage_at(config: Config, done: int) -> int:
 
 
 def warms_up(config: Config, step: int) -> bool:
-    """Whether a critic of its own learns alone in a step (Online.critic_warmup)."""
+    """Whether only the separate critic learns in a step (Online.critic_warmup)."""
     i = stage_at(config, step)
     stage = config.stages[i]
     return isinstance(stage, Online) and step - starts(config)[i] <= stage.critic_warmup

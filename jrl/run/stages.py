@@ -1,4 +1,4 @@
-"""The stages of a run, each with all that its steps use."""
+"""The stages of a run, each with everything that its steps use."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RunningStages(NamedTuple):
     stream: Stream  # of the prompts that Online stages sample
     scorer: Scorer
     classifier: OpenClassifier | None  # the published reward model
-    key: Array  # root of every draw
+    key: Array  # root of all random draws
 
 
 @contextlib.contextmanager
@@ -67,12 +67,12 @@ def open_stages(
     processes: Processes,
     pool: Any = None,
 ) -> Iterator[RunningStages]:
-    """Opens the run's stages with all that their steps use, and closes what it has opened.
+    """Opens the run's stages with everything that their steps use, and closes it at the end.
 
     Args:
       pool: verifier workers to use; None: new ones.
     """
-    # One of several processes that is asked to stop ends its step first, as the others do.
+    # Several processes that are asked to stop all finish the step first.
     stops_alone = lambda: processes.count == 1 and stop()
     with contextlib.ExitStack() as stack:
         judgement = stack.enter_context(
@@ -100,36 +100,37 @@ def stages_of(
 
     Args:
       streams: as `open_streams` returns them.
-      devices: those that sample alone; None: the learner's sample too.
+      devices: separate devices that sample; None: the learner's devices do.
     """
     config, tables, mesh = policy.config, policy.parts.tables, policy.mesh
-    prompts, *rest = streams
-    stored, table = iter(rest), stop_table_on_device(config.sampler, policy.tokenizer, mesh)
+    prompts, *stored = streams
+    stored_streams = iter(stored)
+    stop_table = stop_table_on_device(config.sampler, policy.tokenizer, mesh)
     stages: list[OfflineStage | OnlineStage] = []
-    for name, stage, own in zip(stage_names(config.stages), config.stages, policy.programs.stages):
+    for name, stage, stage_programs in zip(stage_names(config.stages), config.stages, policy.programs.stages):
         common = dict(
             name=name,
             config=stage,
             objective=row_of(tables, "algos", stage.objective),
-            programs=own,
+            programs=stage_programs,
             arrays=stage_arrays(stage, lambda x: number_on(mesh, x)),
             shape=programs.packed_shape(stage, config, tables, mesh),
         )
-        stream = None if stored_rows_of(stage) is None else next(stored)
+        stream = None if stored_rows_of(stage) is None else next(stored_streams)
         if isinstance(stage, Offline):
             stages.append(offline_stage(common, policy, stream))
         else:
-            sources = sources_of(stage, own, policy, judgement, key, processes)
+            sources = sources_of(stage, stage_programs, policy, judgement, key, processes)
             components = components_of(stage, judgement, sources)
             sampler = PromptSampler(
-                program=own.sample,
+                program=stage_programs.sample,
                 stream=prompts,
                 tokenizer=policy.tokenizer,
                 mesh=mesh,
                 place=functools.partial(rows_on_mesh, mesh),
                 key=key,
                 params=params_on_device(config.sampler, mesh),
-                stop_table=table,
+                stop_table=stop_table,
                 prompts=stage.prompts,
                 samples=stage.samples,
                 prompt_length=config.data.prompt_length,
@@ -137,15 +138,15 @@ def stages_of(
                 curriculum=stage.curriculum,
                 strategy=stage.strategy,
                 segments=segments_of(stage, config),
-                next_segment=own.next_segment,
+                next_segment=stage_programs.next_segment,
                 processes=processes,
                 decodes_all=processes.writer and config.log.rollouts,
                 devices=devices,
             )
             if devices is not None:
-                own.sample.devices = devices
-            given = dict(sampler=sampler, scorer=judgement.scorer, sources=sources)
-            stages.append(online_stage(common | given, policy, stream))
+                stage_programs.sample.devices = devices
+            common |= dict(sampler=sampler, scorer=judgement.scorer, sources=sources)
+            stages.append(online_stage(common, policy, stream))
     return tuple(stages)
 
 
@@ -168,7 +169,7 @@ def online_stage(common: dict[str, Any], policy: Policy, stream: Stream | None) 
     """Returns a stage that samples, with the fields in `common`.
 
     Args:
-      stream: of the stored rows that it imitates as well; None: none.
+      stream: of the stored rows that it also imitates; None: there are none.
     """
     stage, pretraining = common["config"], None
     if stage.pretraining is not None:
@@ -184,21 +185,21 @@ def online_stage(common: dict[str, Any], policy: Policy, stream: Stream | None) 
 
 
 def sources_of(
-    stage: Online, own: StagePrograms, policy: Policy, judgement: Judgement, key: Array, processes: Processes
+    stage: Online, stage_programs: StagePrograms, policy: Policy, judgement: Judgement, key: Array, processes: Processes
 ) -> tuple[RewardSource, ...]:
-    """Returns what rewards a stage's completions beside the verifiers."""
-    sources = reward_sources(stage, own, judgement, processes)
+    """Returns the sources of a stage's rewards besides the verifiers."""
+    sources = reward_sources(stage, stage_programs, judgement, processes)
     if stage.corrector is not None:
-        sources = (*sources, open_corrector(stage, own, policy, key))
+        sources = (*sources, open_corrector(stage, stage_programs, policy, key))
     if stage.process is not None:
-        sources = (*sources, open_process_rewards(stage, own, policy))
+        sources = (*sources, open_process_rewards(stage, stage_programs, policy))
     if stage.pair_model is not None:
-        sources = (*sources, open_pair_model(stage, own, policy))
+        sources = (*sources, open_pair_model(stage, stage_programs, policy))
     return sources
 
 
 def components_of(stage: Online, judgement: Judgement, sources: Sequence[RewardSource]) -> tuple[str, ...]:
-    """Returns the names of the parts of a stage's rewards. Raises ValueError where what it reads is not among them."""
+    """Returns the names of a stage's reward components. Raises ValueError if the stage reads one that is not there."""
     components = (*judgement.scorer.component_names, *(name for source in sources for name in source.names))
     if strategy_of(stage.strategy).attempts > 1:
         components = (*components, FIRST_ATTEMPT)
@@ -211,7 +212,7 @@ def number_on(mesh: Mesh, x: Any) -> Array:
 
 
 def stage_arrays(stage: Stage, number: Callable[[Any], Any]) -> StageArrays:
-    """Returns the floats of a stage's hyper-parameters, each as `number` makes it."""
+    """Returns the floats of a stage's hyperparameters, each converted by `number`."""
     as_numbers = lambda tree: jax.tree.map(number, tree)
     return StageArrays(
         objective=as_numbers(stage.objective),
@@ -227,7 +228,7 @@ def stage_arrays(stage: Stage, number: Callable[[Any], Any]) -> StageArrays:
 
 
 def open_evaluator(policy: Policy, key: Array, processes: Processes = ONE) -> Evaluator:
-    """Returns what evaluates a policy on held-out prompts, of a configuration with an Eval section."""
+    """Returns the evaluator of a policy on held-out prompts. The configuration must have an Eval section."""
     config = policy.config
     return Evaluator(
         program=policy.programs.sample_eval,

@@ -1,4 +1,4 @@
-"""The teacher of a run that comes from a folder: its shape, its weights, and the same tokenizer as the policy's."""
+"""The teacher of a run, from a published folder: its model config, its weights, and a check of its tokenizer."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def teacher_shape(config: Config) -> Decoder:
 
 
 def check_mesh_of_teacher(config: Config, mesh: Mesh) -> None:
-    """Raises ValueError for a mesh that the teacher cannot be laid out on."""
+    """Raises ValueError for a mesh that the teacher cannot be sharded over."""
     cfg = teacher_shape(config)
     check_divides(cfg, mesh)
     check_sequence("teacher", cfg, mesh)
 
 
 def check_teacher(config: Config, tokenizer: Any, tables: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raises ValueError for a folder that cannot teach: no published model, or one of other tokens.
+    """Raises ValueError for a folder that cannot teach: no published model, or another tokenizer.
 
     Args:
       tokenizer: the run's.
@@ -52,11 +52,11 @@ def check_teacher(config: Config, tokenizer: Any, tables: Mapping[str, Mapping[s
     where = f"Config.teacher: {config.teacher.path}"
     check_folder(config.teacher)
     check_length(teacher_shape(config), config.data.prompt_length + config.sampler.completion_length)
-    other = published_tokenizer(paths.readable_without_weights(config.teacher.path), tables["tokenizers"])
-    if other is None:
+    teacher_tokenizer = published_tokenizer(paths.readable_without_weights(config.teacher.path), tables["tokenizers"])
+    if teacher_tokenizer is None:
         raise ValueError(f"{where} holds no tokenizer, so nothing says that its ids mean what the policy's mean; put "
                          "the one that it was trained with beside its weights")  # fmt: skip
-    theirs, ours = other.token_bytes(), tokenizer.token_bytes()
+    theirs, ours = teacher_tokenizer.token_bytes(), tokenizer.token_bytes()
     if theirs != ours:
         same = next((i for i, (a, b) in enumerate(zip(theirs, ours)) if a != b), min(len(theirs), len(ours)))
         raise ValueError(
@@ -67,13 +67,13 @@ def check_teacher(config: Config, tokenizer: Any, tables: Mapping[str, Mapping[s
 
 
 def check_vocabulary(config: Config, policy: Any, needs: Iterable[Needs]) -> None:
-    """Raises ValueError where distributions are compared that are over another number of ids.
+    """Raises ValueError if distributions over different numbers of ids would be compared.
 
     Args:
       policy: the shape of the run's model. needs: of the stages' objectives.
     """
     cfg = teacher_shape(config)
-    if cfg.vocab_size != policy.vocab_size and any(each.divergence is not None for each in needs):
+    if cfg.vocab_size != policy.vocab_size and any(stage_needs.divergence is not None for stage_needs in needs):
         raise ValueError(
             f"Config.teacher: {config.teacher.path} has logits of {cfg.vocab_size} ids and the policy of "
             f"{policy.vocab_size}: their distributions cannot be compared. OnPolicyDistillation compares sampled "
@@ -102,5 +102,5 @@ def open_teacher(config: Config, mesh: Mesh) -> ModelState:
 
 
 def with_teacher(state: TrainState, teacher: ModelState | None) -> TrainState:
-    """Returns the state with a teacher in it, where there is one. Both may be shapes."""
+    """Returns the state with the teacher added, if there is one. Both may be shapes."""
     return state if teacher is None else state.replace(models={**state.models, TEACHER: teacher})

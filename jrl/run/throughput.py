@@ -1,8 +1,8 @@
-"""How fast a step was: tokens a second and device, and shares of the device's peaks, by the model's shape.
+"""The throughput of a step: tokens per second and device, and shares of the device's peaks, by the model's shape.
 
-The model's operations are those that any implementation needs: for every token that is not padding, two for each entry
-of the layers' matrices, attention over the tokens that it sees, and the head where a log-prob is read; three times as
-many with gradients (twice where weights are frozen). What is computed again for want of memory is not counted.
+The model's FLOPs are those that any implementation needs: for every token that is not padding, two for each entry of
+the layers' matrices, attention over the tokens that it sees, and the head where a log-prob is read; three times as many
+with gradients (twice for frozen weights). Rematerialization is not counted.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Speed(NamedTuple):
 
 
 def speed_of(config: Any, mesh: Mesh, sampler_mesh: Mesh | None, model: Any, cfg: Any) -> Speed:
-    """Returns what counts the work of a run. sampler_mesh: None: sampling is on `mesh`."""
+    """Returns the numbers that the throughput of a run is computed from. sampler_mesh: None: `mesh` samples."""
     samples_on = mesh if sampler_mesh is None else sampler_mesh
     counted = isinstance(cfg, Decoder)
     frozen, trained = split_params(model.spec(cfg)) if counted else (None, None)
@@ -74,7 +74,7 @@ def count_rows(length: np.ndarray, action_mask: np.ndarray, samples: int = 1) ->
 
     Args:
       length: [N] int. action_mask: [N, T] bool.
-      samples: adjacent rows whose prompt is computed once, but for its last token; 1: none is shared.
+      samples: adjacent rows whose prompt is computed once, except its last token; 1: none is shared.
     """
     length = np.asarray(length, np.int64)
     prompts = prompt_lengths(length, action_mask)
@@ -95,7 +95,7 @@ def count_packed(sources: Sequence[np.ndarray], action_mask: np.ndarray) -> Toke
 
 
 def forward_flops(speed: Speed, count: TokenCount) -> float:
-    """Returns the operations of tokens on their way forward."""
+    """Returns the FLOPs of a forward pass."""
     length = 2 * count.seen // max(count.tokens, 1)  # of rows of one length L, tokens see (L + 1) / 2
     weights = flops.layer_weights(speed.spec, speed.cfg.experts) + speed.adapters
     attended = flops.softmax_attention(speed.cfg, count.seen)
@@ -104,7 +104,7 @@ def forward_flops(speed: Speed, count: TokenCount) -> float:
 
 
 def update_flops(speed: Speed, count: TokenCount) -> float:
-    """Returns the operations of an update: three times those forward; frozen matrices have no gradient."""
+    """Returns the FLOPs of an update: three times those of a forward pass; frozen matrices have no gradient."""
     forward = forward_flops(speed, count)
     if not speed.adapters:
         return 3 * forward
@@ -113,7 +113,7 @@ def update_flops(speed: Speed, count: TokenCount) -> float:
 
 
 def decode_steps(completions: Sequence[int], slots: int) -> int:
-    """Returns the decode steps of rows that go through so many slots, in their order."""
+    """Returns the decode steps of rows that are decoded in `slots` slots, in order."""
     free = [0] * max(min(slots, len(completions)), 1)
     for tokens in completions:
         heapq.heappush(free, heapq.heappop(free) + int(tokens))
@@ -121,9 +121,9 @@ def decode_steps(completions: Sequence[int], slots: int) -> int:
 
 
 def decode_bytes(speed: Speed, host: dict[str, np.ndarray]) -> float | None:
-    """Returns the bytes that decoding must read at least: all matrices at every decode step of every batch shard, and
-    the keys and values of the tokens that a token sees. None where that is not counted: experts, linear attention,
-    layers of several shapes, matrices in few bits."""
+    """Returns the fewest bytes that decoding must read: all matrices at every decode step of every batch shard, and the
+    keys and values of the tokens that a token sees. None for what is not counted: experts, linear attention, layers of
+    several shapes, adapters."""
     cfg = speed.cfg
     if cfg.experts is not None or cfg.linear is not None or cfg.full is not None or speed.adapters:
         return None
@@ -139,11 +139,11 @@ def decode_bytes(speed: Speed, host: dict[str, np.ndarray]) -> float | None:
 
 
 def figures(speed: Speed, clock: RunClock, step: StepWork, epochs: int) -> dict[str, float]:
-    """Returns what is known of a step whose metrics are there: seconds by part, tokens a second, shares of peaks."""
+    """Returns the time metrics of a finished step: seconds by part, tokens per second, shares of peaks."""
     out = {f"time/{part}_seconds": seconds for part, seconds in sorted(step.seconds.items())}
-    of = lambda part: clock.device_seconds([work for work in step.work if work.part == part])
-    sample, update = of("sample"), of("update")
-    model = 0.0  # operations
+    device_seconds = lambda part: clock.device_seconds([work for work in step.work if work.part == part])
+    sample, update = device_seconds("sample"), device_seconds("update")
+    sampling_flops = 0.0
     rate = lambda name, tokens, seconds, devices: {
         f"time/{name}_tokens_per_second": tokens / seconds,
         f"time/{name}_tokens_per_second_per_device": tokens / seconds / devices,
@@ -153,7 +153,7 @@ def figures(speed: Speed, clock: RunClock, step: StepWork, epochs: int) -> dict[
         if sample:
             out |= {"time/sample_device_seconds": sample} | rate("sample", sampled, sample, speed.sampler_devices)
         if speed.cfg is not None and speed.peak is not None:
-            model += sum(forward_flops(speed, count_rows(h["length"], h["action_mask"])) for h in step.drawn)
+            sampling_flops += sum(forward_flops(speed, count_rows(h["length"], h["action_mask"])) for h in step.drawn)
             moved = [decode_bytes(speed, host) for host in step.drawn]
             if sample and None not in moved:
                 out["time/decode_bandwidth"] = sum(moved) / sample / speed.sampler_devices / speed.peak.hbm_rate
@@ -165,5 +165,5 @@ def figures(speed: Speed, clock: RunClock, step: StepWork, epochs: int) -> dict[
             learned, peak = update_flops(speed, count), speed.peak.matrix_rate  # of one device
             if update:
                 out["time/update_mfu"] = learned / update / (speed.devices * peak)
-            out["time/step_mfu"] = (model + learned) / sum(step.seconds.values()) / (speed.all_devices * peak)
+            out["time/step_mfu"] = (sampling_flops + learned) / sum(step.seconds.values()) / (speed.all_devices * peak)
     return out

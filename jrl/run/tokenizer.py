@@ -1,4 +1,4 @@
-"""The tokenizer of a run: the one in its folder, that of the run whose weights it begins with, or one of its own."""
+"""The tokenizer of a run: from its folder, from the run whose weights it begins with, or a new one."""
 
 from __future__ import annotations
 
@@ -33,16 +33,15 @@ def open_tokenizer(
     Args:
       source: texts to train it on, if the configured tokenizer is trained.
       origin: another run, whose tokenizer a new one begins with.
-      member_tokenizer: that of another member of the same population, which is taken.
+      member_tokenizer: that of another member of the same population, to use here too.
 
-    Raises: ProcessesDisagree where another process has a different one; StopRequested where `stop` says.
+    Raises: ProcessesDisagree if another process has a different one; StopRequested if `stop` says so.
     """
     saved, tables = folder / "tokenizer", parts.tables
     if member_tokenizer is not None:
         save_tokenizer(member_tokenizer, folder)
         return member_tokenizer
-    # Before the manifest, a folder belongs to no run. A tokenizer that was lost since is trained again; the manifest
-    # holds its fingerprint.
+    # A folder without a manifest belongs to no run. A lost one is trained again: the manifest has its fingerprint.
     if paths.exists(folder / "manifest.json") and paths.exists(saved):
         return load_tokenizer(saved, tables["tokenizers"])
     if origin is not None:
@@ -53,7 +52,7 @@ def open_tokenizer(
 
 
 def shared_tokenizer(tokenizer: Any, folder: Path, processes: Processes) -> Any:
-    """Returns the tokenizer, which one process saves. Raises ProcessesDisagree where another has a different one."""
+    """Returns the tokenizer, which one process saves. Raises ProcessesDisagree if another has a different one."""
     processes.agree("tokenizer", {"tokenizer": tokenizer.fingerprint})
     if processes.writer:
         save_tokenizer(tokenizer, folder)

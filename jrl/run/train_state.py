@@ -34,8 +34,8 @@ def initial_state(key: Array, *, cfg: Any, model: Model) -> TrainState:
 
 
 def state_from(weights: PyTree, key: Array, *, cfg: Any, model: Model) -> TrainState:
-    """Returns `initial_state` with `weights` in the place of those drawn, which the compiler leaves out: of the policy,
-    or frozen under adapters. Adapters, which no folder holds, are drawn."""
+    """Returns `initial_state` with `weights` in place of the random ones, which the compiler drops: the policy's, or
+    those frozen under adapters. Adapters, which no folder holds, stay random."""
     state = initial_state(key, cfg=cfg, model=model)
     policy = state.models["policy"]
     policy = policy.replace(params=weights) if policy.frozen is None else policy.replace(frozen=weights)
@@ -56,37 +56,38 @@ def begin_stage(
     critic_optimizer: Any = None,
 ) -> TrainState:
     """Returns the state that a stage begins with: a fresh optimizer for the role that it trains, copies of the policy
-    for the roles that it needs, the objective's first state. Roles that earlier stages trained stay, without theirs. So
-    moments do not go from stage to stage, and stay while a reference is reset (O9).
+    for the roles that it needs, the objective's first state. Roles that earlier stages trained stay, without their
+    optimizers: moments do not pass from stage to stage, and a reset of the reference keeps them (O9).
 
     Args:
       trains: the role that learns. optimizer: its configuration. config: the objective's. cfg: the model's.
-      num_previous: versions of it before the newest that are held.
-      critic: the role that a critic of its own begins as a copy of; None: there is none.
+      num_previous: how many versions of it before the newest to keep.
+      critic: the role that a separate critic begins as a copy of; None: there is no separate critic.
       critic_optimizer: that critic's.
     """
     needs = objective.needs(config)
     models = {role: model.replace(opt_state=None) for role, model in state.models.items() if not is_reserved(role)}
-    own = models[trains] if trains in models else copy_of(models["policy"])
+    learner = models[trains] if trains in models else copy_of(models["policy"])
     if critic is not None:
         needs = needs._replace(values=False)
         source = models[critic]
         zeros = lambda: drawn_heads([VALUE], CRITIC, state.key, cfg, needs.head_outputs)[VALUE]
         models[CRITIC] = begin_critic(source, source.shares or critic, zeros, needs.value_outputs)
-    fits = lambda head: head in own.heads and own.heads[head].shape[-1] == needs.head_outputs[head]
+    fits = lambda head: head in learner.heads and learner.heads[head].shape[-1] == needs.head_outputs[head]
     missing = [head for head in needs.heads if not fits(head)]
     if missing:
-        own = own.replace(heads={**own.heads, **drawn_heads(missing, trains, state.key, cfg, needs.head_outputs)})
+        new_heads = drawn_heads(missing, trains, state.key, cfg, needs.head_outputs)
+        learner = learner.replace(heads={**learner.heads, **new_heads})
     leaves_of = lambda model_state: Weights(*describe(model.spec(cfg), model_state.heads))
-    opt_state = begin(optimizer, Weights(own.params, own.heads), leaves_of(own))
-    own = own.replace(opt_state=opt_state, version=jnp.zeros_like(own.version))
+    opt_state = begin(optimizer, Weights(learner.params, learner.heads), leaves_of(learner))
+    learner = learner.replace(opt_state=opt_state, version=jnp.zeros_like(learner.version))
     if needs.reference:
-        models["reference"] = copy_of(own, own.shares or trains)
+        models["reference"] = copy_of(learner, learner.shares or trains)
     for role in previous_roles(num_previous):
-        models[role] = copy_of(own)
+        models[role] = copy_of(learner)
     if optimizer.average is not None:
-        models[AVERAGE] = copy_of(own, own.shares or trains).replace(heads=copy_leaves(own.heads))
-    models[trains] = own
+        models[AVERAGE] = copy_of(learner, learner.shares or trains).replace(heads=copy_leaves(learner.heads))
+    models[trains] = learner
     if critic is not None:
         begun = models[CRITIC]
         opt_state = begin(critic_optimizer, Weights(begun.params, begun.heads), leaves_of(begun))
@@ -95,14 +96,14 @@ def begin_stage(
 
 
 def drawn_heads(names: Sequence[str], role: str, key: Array, cfg: Any, outputs: Mapping[str, int]) -> dict[str, Array]:
-    """Returns new heads of a role by name. Their draws are named after it; `key` is the run's root."""
+    """Returns new heads of a role by name. Their random keys derive from its name; `key` is the run's root."""
     named = jax.random.fold_in(jax.random.fold_in(key, INIT_NAME), zlib.crc32(role.encode()))
     return fresh_heads(names, named, cfg.width, cfg.param_dtype, lambda names: spec(names, TRAIN), outputs)
 
 
 def copy_of(model: ModelState, role: str = "policy") -> ModelState:
     """Returns a model with a copy of the trained parameters of `model`, over the same frozen weights: those of `role`,
-    where it has some. It has no heads and no optimizer."""
+    if it has some. The copy has no heads and no optimizer."""
     shares = None if model.frozen is None and model.shares is None else role
     params = jax.tree.map(jnp.copy, model.params)
     return ModelState(params, None, {}, None, jnp.zeros_like(model.version), shares=shares)

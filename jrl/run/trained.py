@@ -1,4 +1,4 @@
-"""A policy out of a run folder, or out of a published model's: its configuration, tokenizer and weights. Reads only."""
+"""A policy from a run folder or a published folder: its configuration, tokenizer and weights. Reads only."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from jrl.tasks.tokenizers import load as load_tokenizer
 from jrl.tasks.tokenizers.published import VOCABULARIES, HuggingFace
 from jrl.types import Array, PyTree
 
-# What a run's configuration would say: a published folder has none, and nothing of it is scored or learned from.
+# The configuration of a published folder, which has none of its own. Nothing is scored or learned from it.
 PLAIN_LENGTHS = {"Data.prompt_length": 128, "Sampler.completion_length": 256}
 PLAIN = ("Config.task=@Addition()", "Config.stages=[@Online()]", "Online.objective=@GRPO()",
          *(f"{name}={value}" for name, value in PLAIN_LENGTHS.items()))  # fmt: skip
@@ -58,7 +58,7 @@ class Trained:
     """A policy and its weights at one step."""
 
     policy: Policy
-    step: int  # 0: a published model, as it came
+    step: int  # 0: a published model
     params: PyTree
     key: Array  # [] typed key, the run's root
     heads: dict[str, Array] = dataclasses.field(default_factory=dict)  # of a role that has some, by name
@@ -78,15 +78,15 @@ def open_trained(
     """Opens a model of a run, or of a published folder, on this machine's devices, whatever it was trained on.
 
     Args:
-      bindings: NAME=VALUE over the run's configuration, or over that of a published folder. `MeshShape.*` lays the
-        policy out over devices; without it the configured mesh is used where it fits, else one device.
+      bindings: NAME=VALUE, which override the configuration of the run or the published folder. `MeshShape.*` sets the
+        devices; without it the configured mesh is used if it fits, else one device.
       step: a saved step; None: the newest.
       config: the configuration of a published folder, which has none: a .gin file; None: PLAIN.
       announce: called with (bytes read, bytes in all) while a published folder is read.
-      stage: the name of a stage of the run: its newest saved step. None: of any stage.
+      stage: the name of a stage of the run, to open its newest saved step; None: of any stage.
       role: which of the run's models.
 
-    Raises: ValueError where the folder holds no run or no such step, stage or role; ConfigError for a binding that does
+    Raises: ValueError if the folder holds no run or no such step, stage or role; ConfigError for a binding that does
       not fit.
     """
     folder = Path(folder)
@@ -122,34 +122,35 @@ def open_trained(
             "policy": {"frozen": policy_state.frozen},
             role: {"params": policy_state.params, "heads": role_heads(policy, role, reached)},
         }
-    at, tree, _ = restore_step(folder / "checkpoints", {"state": {"models": models}}, step, part=True)
-    if step is None and at != newest(folder):
-        _log.warning("step %d is damaged; using the weights of step %d", newest(folder), at)
+    restored_step, tree, _ = restore_step(folder / "checkpoints", {"state": {"models": models}}, step, part=True)
+    if step is None and restored_step != newest(folder):
+        _log.warning("step %d is damaged; using the weights of step %d", newest(folder), restored_step)
     saved = tree["state"]["models"]
     params = merge_params(saved["policy"]["frozen"], saved[role]["params"])
-    return Trained(policy, at, params, key, saved[role].get("heads", {}), attribute_weights_of(config.stages, role))
+    heads, attribute_weights = saved[role].get("heads", {}), attribute_weights_of(config.stages, role)
+    return Trained(policy, restored_step, params, key, heads, attribute_weights)
 
 
 def step_of_stage(folder: Path, config: Config, stage: str, step: int | None) -> int:
-    """Returns `step`, or the newest saved one of a stage where it is None. Raises ValueError where that has none."""
+    """Returns `step`, or the newest saved one of a stage if it is None. Raises ValueError if there is none."""
     names = stage_names(config.stages)
     if stage not in names:
         raise ValueError(f"{folder} has no stage {stage!r}. Available: {', '.join(names)}")
     i = names.index(stage)
     inside = [saved for saved in saved_steps(folder) if stage_at(config, saved) == i]
     if (step is not None and step not in inside) or not inside:
-        asked = stage if step is None else f"{stage} at step {step}"
-        raise ValueError(f"{folder} has no checkpoint of stage {asked}; its checkpoints are of steps "
+        wanted = stage if step is None else f"{stage} at step {step}"
+        raise ValueError(f"{folder} has no checkpoint of stage {wanted}; its checkpoints are of steps "
                          f"{', '.join(map(str, saved_steps(folder)))}")  # fmt: skip
     return inside[-1] if step is None else step
 
 
 def role_heads(policy: Policy, role: str, reached: int) -> PyTree:
     """Returns the heads of a role that a stage trains, or of the moving average of one, as shapes. Raises ValueError
-    where no stage does.
+    if no stage trains it.
 
     Args:
-      reached: the index of the last stage that counts. A role keeps the heads that earlier ones gave it.
+      reached: the index of the last stage to count. A role keeps the heads of earlier stages.
     """
     stages, tables = [stage for stage in policy.config.stages[: reached + 1] if stage.steps], policy.parts.tables
     needs_of = lambda stage: row_of(tables, "algos", stage.objective).needs(stage.objective)
@@ -168,14 +169,14 @@ def role_heads(policy: Policy, role: str, reached: int) -> PyTree:
                              f"stage {names[reached]!r}; choose a later --step or --stage")  # fmt: skip
         raise ValueError(f"the run has no role {role!r}. Available: {', '.join(sorted({'policy', *heads}))}")
     names = heads[role]
-    of_rewards = [
+    reward_outputs = [
         need.score_outputs
         for stage, need in zip(stages, needs)
         if need.score and (stage.optimizer.average is not None if role == AVERAGE else stage.trains == role)
     ]
     outputs = {
         VALUE: max((need.value_outputs for need in needs if need.values), default=1),
-        REWARD: of_rewards[-1] if of_rewards else 1,
+        REWARD: reward_outputs[-1] if reward_outputs else 1,
     }
     key = jax.eval_shape(jax.random.key, 0)
     fresh = lambda key: fresh_heads(names, key, policy.cfg.width, policy.cfg.param_dtype, outputs=outputs)
@@ -197,10 +198,10 @@ def open_published(
     """Opens the policy of a folder with config.json and safetensors.
 
     Args:
-      file: what is asked of it and how it is judged, a .gin file. None: PLAIN, and answers are drawn as
-        generation_config.json tells.
+      file: a .gin file with the task and the verifiers. None: PLAIN, with the sampling settings of
+        generation_config.json.
 
-    Raises: ValueError for a folder that is not as it says; ConfigError for a binding that does not fit.
+    Raises: ValueError for an inconsistent folder; ConfigError for a binding that does not fit.
     """
     there = [name for name in VOCABULARIES if paths.exists(folder / name)]
     published_bindings = [f"Published.path={str(folder)!r}", "Config.model=@Published()"]
@@ -214,7 +215,7 @@ def open_published(
         config, parts = gin.load(None, published_bindings, Config, config_classes(TABLES)), load_parts(())
     else:
         config, parts = load_config(str(file), published_bindings)
-    # A recipe may train adapters; the folder holds none beside its weights.
+    # A recipe may train adapters; the folder has none.
     config = dataclasses.replace(on_this_machine(config, bindings), adapter=None)
     cfg = decoder_of(config.model)[1]
     chosen = config.tokenizer if isinstance(config.tokenizer, HuggingFace) else None
@@ -227,7 +228,7 @@ def open_published(
 
 
 def plain_bindings(folder: Path) -> list[str]:
-    """Returns PLAIN, with shorter lengths in the same proportion where the model has learned fewer positions."""
+    """Returns PLAIN, with lengths scaled down in proportion if the model has learned fewer positions."""
     longest = decoder_of(Published(path=str(folder)))[1].learned_positions
     if longest is None or longest >= sum(PLAIN_LENGTHS.values()):
         return list(PLAIN)
@@ -242,25 +243,25 @@ def name_of(binding: str) -> str:
 
 
 def on_this_machine(config: Config, bindings: Sequence[str]) -> Config:
-    """Returns `config` with a mesh and attention kernels that this host has, where the bindings ask for none."""
+    """Returns `config` with a mesh and attention kernels that this host has, unless the bindings set them."""
     bound = [name_of(binding) for binding in bindings]
-    config = dataclasses.replace(config, sampler_mesh=None)  # which only training uses
+    config = dataclasses.replace(config, sampler_mesh=None)  # only training uses it
     if not any(name.startswith("MeshShape.") for name in bound):
         config = dataclasses.replace(config, mesh=mesh_that_fits(config.mesh, jax.devices()))
     platform = jax.devices()[0].platform
-    for place, asked in (("model", config.model), ("sampler", config.sampler)):
-        kernel, name = getattr(asked, "attention", "reference"), f"{type(asked).__name__}.attention"
-        if PLATFORMS.get(kernel, platform) != platform and not any(other.endswith(name) for other in bound):
+    for field, section in (("model", config.model), ("sampler", config.sampler)):
+        kernel, name = getattr(section, "attention", "reference"), f"{type(section).__name__}.attention"
+        if PLATFORMS.get(kernel, platform) != platform and not any(bound_name.endswith(name) for bound_name in bound):
             warning = "%s=%r is not on this %s: using the reference, whose rounding differs"
             _log.warning(warning, name, kernel, platform.upper())
-            config = dataclasses.replace(config, **{place: dataclasses.replace(asked, attention="reference")})
+            config = dataclasses.replace(config, **{field: dataclasses.replace(section, attention="reference")})
     return config
 
 
 def generation_defaults(folder: Path) -> list[str]:
-    """Returns the sampling settings of generation_config.json as bindings; [] where it has none.
+    """Returns the sampling settings of generation_config.json as bindings; [] if it has none.
 
-    Raises: ValueError for a value that cannot be drawn with.
+    Raises: ValueError for a value that is out of range.
     """
     generation = generation_config(folder)
     limits = {"temperature": (float, 0.0, math.inf), "top_k": (int, 0, math.inf), "top_p": (float, 0.0, 1.0),
@@ -272,7 +273,7 @@ def generation_defaults(folder: Path) -> list[str]:
             raise ValueError(f"{folder / GENERATION}: {name} is {value!r}; it must be a number from {low} to {high}")
     if generation.get("do_sample") is False or generation.get("temperature") == 0:
         return ["Sampler.temperature=None"]
-    # 0 candidates and a share of 1 switch a rule off there.
+    # In that file these values switch a setting off.
     off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
     limits_set = {
         name: generation[name]
@@ -283,7 +284,7 @@ def generation_defaults(folder: Path) -> list[str]:
 
 
 def unsupported_generation_options(folder: Path) -> list[str]:
-    """Returns what generation_config.json tells of drawing that this version does not have, as NAME = VALUE."""
+    """Returns the sampling options in generation_config.json that jrl does not support, as NAME = VALUE."""
     generation = generation_config(folder)
     plain = {"repetition_penalty": 1.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "num_beams": 1,
              "no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0, "suppress_tokens": None,
@@ -297,13 +298,13 @@ def unsupported_generation_options(folder: Path) -> list[str]:
 
 
 def generation_config(folder: Path) -> dict[str, Any]:
-    """Returns generation_config.json; {} where there is none. Raises ValueError for one that is no JSON object."""
+    """Returns generation_config.json; {} if there is none. Raises ValueError for one that is not a JSON object."""
     return paths.read_object(folder / GENERATION, within=folder) if paths.exists(folder / GENERATION) else {}
 
 
 @dataclasses.dataclass(frozen=True)
 class NoTokenizer:
-    """Stands where a published folder brings no tokenizer: such a model reads and says token ids only."""
+    """Takes the place of the tokenizer of a published folder without one: the model reads and writes token ids only."""
 
     folder: Path
     vocab_size: int
@@ -327,7 +328,7 @@ class NoTokenizer:
 
 
 def without_tokenizer(folder: Path, cfg: Decoder) -> NoTokenizer:
-    """Returns what is known without a tokenizer: which ids end an answer, by generation_config.json or config.json."""
+    """Returns a NoTokenizer with the ids that end an answer, from generation_config.json or config.json."""
     settings = {k: v for k, v in [*read_config(folder).items(), *generation_config(folder).items()] if v is not None}
     ends = settings.get("eos_token_id", [])
     ends = ends if isinstance(ends, list) else [ends]
@@ -338,12 +339,12 @@ def without_tokenizer(folder: Path, cfg: Decoder) -> NoTokenizer:
 
 
 def mesh_that_fits(shape: MeshShape, devices: Sequence[Any]) -> MeshShape:
-    """Returns `shape` where there are enough devices for it, on one slice where they are of fewer; else one device."""
-    for fits in (shape, dataclasses.replace(shape, slices=1)):
+    """Returns `shape` if there are enough devices for it, on one slice if they have fewer slices; else one device."""
+    for candidate in (shape, dataclasses.replace(shape, slices=1)):
         try:
-            devices_by_slice(devices, math.prod(fits.sizes(len(devices))), fits.slices)
+            devices_by_slice(devices, math.prod(candidate.sizes(len(devices))), candidate.slices)
         except ValueError:
             continue
-        return fits
+        return candidate
     _log.warning("the run's mesh does not fit %d devices; using one", len(devices))
     return MeshShape()
