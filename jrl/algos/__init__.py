@@ -1,5 +1,5 @@
-"""The objectives: one file each, one row here. The name is the config class's name, `Online.objective = @GRPO()` in
-gin."""
+"""The objectives: one file and one row here for each, under the name of its config class (`Online.objective = @GRPO()`
+in gin)."""
 
 from __future__ import annotations
 

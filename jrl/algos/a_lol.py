@@ -1,15 +1,15 @@
-"""A-LoL: imitate stored answers that earned more than was expected, by how much more.
+"""A-LoL: imitate stored answers with a reward above expectation, weighted by how far above.
 
     a_i = max(R_i - V(x), 0)                                                                 A19
     l_i = -a_i * clip(exp(LP_i - LP_ref_i), 1 - clip, 1 + clip) * LP_i, LP the sum over the answer;
           with clip = None -a_i * LP_i, and with kl + kl * (LP_i - LP_ref_i) where a_i > 0    L15
     L   = mean over the answers of the step                                                   G3
 
-R and V(x) are entries of the data: `Rated.values = ('reward', 'expected')`. V(x) is what the policy that the stage
-begins with earns on the prompt, such as the mean reward of its samples (`jrl eval`).
+R and V(x) are columns of the data: `Rated.values = ('reward', 'expected')`. V(x) is the expected reward of the initial
+policy on the prompt, such as the mean reward of its samples (`jrl eval`).
 
 Source: Baheti et al. 2305.14718: clip 0.9. There V is a head on the frozen policy, trained on the rewards of its
-samples, and rows are drawn in proportion to a_i: `ALoL.draw = 'proportional'`. By default every row is as likely.
+samples, and rows are drawn in proportion to a_i: `ALoL.draw = 'proportional'`. By default rows are drawn uniformly.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def sequence_loss(config: ALoL, sequences: Sequences, state: PyTree) -> tuple[Ar
     weight = better_than_expected(reward, expected, mask)
     logprob, ref_logprob = sequences.logprob, sequences.ref_logprob
     if config.clip is not None:
-        # A place holds the sums of a sequence: its own ratio is the sequence's.
+        # The log-probs are sums over a sequence, so the "token" ratio is the sequence's.
         loss = offline_advantage.a_lol_token(logprob, ref_logprob, weight, mask, clip=config.clip)
     elif config.kl is not None:
         loss = offline_advantage.a_lol_kl(logprob, ref_logprob, weight, mask, coefficient=config.kl)

@@ -1,11 +1,11 @@
-"""GRPO with an entropy bonus that acts only while the entropy is too low, and grows until it is not.
+"""GRPO with an entropy bonus that is on only while the entropy is too low, with an adaptive coefficient.
 
-    l_t = GRPO's loss - c * H_t, c = 0 while the last step's entropy was above `target`                   K5
+    l_t = GRPO's loss - c * H_t, c = 0 if the last step's entropy was above `target`                      K5
     c  <- c + step where the entropy of the step was below `target`, else c - step, within [0, largest]    K5
 
-c begins at `entropy_bonus` and is the objective's state, saved with the run; a step that was skipped leaves it. The
-entropy is the mean over the tokens of a step, as logged (`policy/entropy`). TRL switches the bonus by the batch at
-hand, which here is not known before the pass that needs the coefficient. All else is GRPO.
+c starts at `entropy_bonus` and is saved with the run; a skipped step does not change it. The entropy is the mean over
+the tokens of a step, as logged (`policy/entropy`). TRL switches the bonus by the current batch's entropy; here the last
+step's is used, since the coefficient is needed before the pass that computes the entropy. Everything else is GRPO.
 
 Source: He et al. 2505.22312 (Skywork-OR1), numbers as in TRL.
 """
@@ -50,8 +50,8 @@ def init_state(config: AdaptiveEntropyGRPO) -> PyTree:
 def advantages(
     config: AdaptiveEntropyGRPO, groups: Groups, reward: Array, state: PyTree
 ) -> tuple[Array, PyTree, dict[str, Array]]:
-    found, state, counters = grpo.advantages(config, groups, reward, state)
-    return found, state, counters | {"entropy_coefficient": active_coefficient(config, state)}
+    token_advantages, state, counters = grpo.advantages(config, groups, reward, state)
+    return token_advantages, state, counters | {"entropy_coefficient": active_coefficient(config, state)}
 
 
 def active_coefficient(config: AdaptiveEntropyGRPO, state: PyTree) -> Array:

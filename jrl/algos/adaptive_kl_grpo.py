@@ -1,15 +1,14 @@
-"""GRPO with an adaptive KL coefficient: the tie to the reference is tightened where the policy strays too far.
+"""GRPO with an adaptive KL coefficient: the penalty grows while the policy is too far from the reference.
 
     e    = clip(KL / target - 1, -0.2, 0.2)
     beta <- beta * (1 + e * rows / horizon), after the updates of a step                                    K4
 
-KL is the k1 estimate against the reference, summed over a sequence (or a token's mean: `kl_per`), mean over the step;
-where other weights drew the tokens it is times the ratio to them (K1), so that it is the KL of the policy as it is.
-beta begins at `kl` and is the objective's state, saved with the run; a step that was skipped leaves it. All else is
-GRPO.
+KL is the k1 estimate against the reference, summed over a sequence (or averaged over tokens: `kl_per`), then averaged
+over the step. If older weights drew the tokens, it is multiplied by the ratio to them (K1), so that it is the current
+policy's KL. beta starts at `kl` and is saved with the run; a skipped step does not change it. Everything else is GRPO.
 
-Source: Ziegler et al. 1909.08593 section 2.2, whose target is 6 nats a sequence; the horizon form and its 10,000 are
-those of TRL and verl. They differ in what KL is a mean of (X38), so that it is a field here.
+Source: Ziegler et al. 1909.08593 section 2.2, whose target is 6 nats per sequence; the horizon form and its 10,000 are
+those of TRL and verl. They average the KL differently (X38), hence the field `kl_per`.
 """
 
 from __future__ import annotations
@@ -63,12 +62,12 @@ def token_loss(config: AdaptiveKLGRPO, tokens: Tokens, state: PyTree) -> tuple[A
 
 def next_state(config: AdaptiveKLGRPO, state: PyTree, metrics: dict[str, Array]) -> PyTree:
     rows = jnp.maximum(metrics["loss/rows"], 1)
-    strayed = metrics["kl_ref_k1"]
+    measured = metrics["kl_ref_k1"]
     if config.kl_per == "sequence":
-        strayed = strayed * metrics["loss/tokens"] / rows
+        measured = measured * metrics["loss/tokens"] / rows
     return {
         "kl": coefficients.adapted_kl_coefficient(
-            state["kl"], strayed, rows, target=config.target, horizon=config.horizon
+            state["kl"], measured, rows, target=config.target, horizon=config.horizon
         )
     }
 

@@ -1,9 +1,9 @@
-"""APO-down: both answers become less likely, the one that was not preferred faster.
+"""APO-down: both answers become less likely, the rejected one faster.
 
     l_u = sigmoid(beta u_w) + 1 - sigmoid(beta D)                                                       P15
     L   = mean over the pairs of the step
 
-For a policy that writes better than both answers of a pair; where the preferred one is better, APOZero.
+For a policy that is better than both answers of a pair. If the preferred answer is better than the policy, use APOZero.
 
 Source: D'Oosterlinck et al. 2408.06266.
 """

@@ -1,9 +1,9 @@
-"""APO-zero: the preferred answer becomes likelier than under the reference, the other one less likely, each for itself.
+"""APO-zero: the preferred answer becomes likelier than under the reference, the rejected one less likely.
 
     l_u = 1 - sigmoid(beta u_w) + sigmoid(beta u_l)                                                     P15
     L   = mean over the pairs of the step
 
-For preferred answers better than what the policy writes; where they are worse, APODown.
+For preferred answers that are better than the policy's own. If they are worse, use APODown.
 
 Source: D'Oosterlinck et al. 2408.06266.
 """

@@ -1,13 +1,13 @@
-"""Attribute regression: a reward model with an output for each attribute that people rate, such as helpfulness.
+"""Attribute regression: a reward model with one output per rated attribute, such as helpfulness.
 
     o_k = output k of the reward head at the last token of a sequence, y_k the rating of attribute k
     l   = sum_k mask_k (o_k - y_k)^2 / sum_k mask_k, mask_k: the attribute was rated                        P3
     L   = mean over the rated sequences of the step
 
-Where a later stage reads the model, Online.attribute_weights makes one score of its outputs.
+A later stage that uses the model combines its outputs into one score with Online.attribute_weights.
 
 Source: HelpSteer2, Wang et al. 2406.08673 section 4, whose five attributes from 0 to 4 are the default; ArmoRM, Wang et
-al. 2406.12845, leaves attributes that a data set lacks out of the mean too.
+al. 2406.12845, also leaves attributes that a data set lacks out of the mean.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
     a_i = min(exp(A_i / beta), max_weight); l_t = -a_i * logprobs_t                           L16
     L   = mean over all tokens of the step                                                   G1
 
-No ratio and no clip: samples may be of any policy. An advantage of 0 has weight 1, so that groups of equal rewards are
-imitated: `drop_equal_groups`, which is on, leaves them out.
+There is no ratio and no clip: any policy may have drawn the samples. An advantage of 0 has weight 1, so groups of equal
+rewards would be imitated; `drop_equal_groups` (on by default) leaves them out.
 
-Source: Peng et al. 1910.00177, whose advantages are of a value function; beta 1, weights up to 20.
+Source: Peng et al. 1910.00177, whose advantages come from a value function; beta 1, weights up to 20.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ def keep(config: AWR, groups: Groups) -> Array:
 
 
 def advantages(config: AWR, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
-    found, state, counters = grpo.advantages(config, groups, reward, state)
-    counts = groups.action_mask & contract.eligible(groups)[:, None]
-    return jnp.where(counts, awr.awr_weights(found, beta=config.beta, max_weight=config.max_weight), 0), state, counters
+    token_advantages, state, counters = grpo.advantages(config, groups, reward, state)
+    mask = groups.action_mask & contract.eligible(groups)[:, None]
+    weights = awr.awr_weights(token_advantages, beta=config.beta, max_weight=config.max_weight)
+    return jnp.where(mask, weights, 0), state, counters
 
 
 def token_loss(config: AWR, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:

@@ -1,10 +1,10 @@
-"""BCO: a classifier of preferred and other answers whose logit is beta u - shift, the shift following the mean.
+"""BCO: a classifier of preferred and rejected answers with logit beta u - shift, where the shift tracks the mean.
 
     l_u   = -log sigmoid(beta u_w - shift) - log sigmoid(shift - beta u_l)                              P15
-    shift = moving average of the mean of beta u over a step's pairs, in the train state; it begins at 0
+    shift = moving average of the mean of beta u over a step's pairs, in the train state; it starts at 0
     L     = mean over the pairs of the step
 
-The shift of a step is that of the steps before it, so that it depends on no layout. TRL moves it within it.
+A step uses the shift from before it, so that the loss does not depend on micro-batches. TRL updates it within the step.
 
 Source: Jung et al. 2404.04656.
 """

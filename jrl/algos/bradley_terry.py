@@ -1,4 +1,4 @@
-"""Bradley-Terry: a reward model from pairs, by the log-odds that the preferred answer wins.
+"""Bradley-Terry: a reward model trained on pairs, by the log-odds that the preferred answer wins.
 
     s   = the reward head at the last token of a sequence
     l_u = -log sigmoid(s_preferred - s_other - margin) + center * (s_preferred + s_other)^2    per pair u   P1

@@ -1,13 +1,14 @@
-"""CISPO: the ratio is a weight that is cut, not a term that is clipped, so that no token loses its gradient.
+"""CISPO: the importance ratio is a capped weight, not a clipped term, so that no token loses its gradient.
 
     A_i = (R_i - mean_g) / (std_g + 1e-6)                                                    A3
     l_t = -sg(min(rho_t, max_weight)) * A_i * logprobs_t                                     L8
     L   = mean over all tokens of the step                                                   G1
 
-PPO's clip takes rare tokens that become likely (a "However", a "Wait") out of the loss after the first update; here
-they go on learning, at a bounded weight.
+PPO's clip removes rare tokens that become likely (a "However", a "Wait") from the loss after the first update. Here
+they keep a gradient, with a bounded weight.
 
-Source: MiniMax-M1, 2506.13585 eq. 4 and 5; max_weight 5 as ScaleRL. It is absolute: 1 + epsilon in verl and slime.
+Source: MiniMax-M1, 2506.13585 eq. 4 and 5; max_weight 5 as in ScaleRL. It is absolute; in verl and slime the cap is
+1 + epsilon.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Array = jax.Array
 class CISPO:
     max_weight: float = 5.0  # largest ratio that a token's gradient is weighted by
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
-    importance: common.TruncatedImportance | None = None  # correction for a sampler that is not the learner; None: none
+    importance: common.TruncatedImportance | None = None  # correction for sampler-learner mismatch; None: no correction
 
 
 def check(config: CISPO, facts: Facts) -> None:
@@ -41,8 +42,8 @@ def check(config: CISPO, facts: Facts) -> None:
 def token_loss(config: CISPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
     arrays = (tokens.logprobs, tokens.old_logprobs, tokens.advantages, tokens.mask)
     loss = surrogate.cispo(*arrays, max_weight=config.max_weight)
-    cut = ratios.ratio(tokens.logprobs, tokens.old_logprobs, tokens.mask) > config.max_weight
-    return common.weighted_loss(config, loss, tokens, {"weight_cut": cut})
+    capped = ratios.ratio(tokens.logprobs, tokens.old_logprobs, tokens.mask) > config.max_weight
+    return common.weighted_loss(config, loss, tokens, {"weight_cut": capped})
 
 
 OBJECTIVE = Objective(

@@ -1,4 +1,4 @@
-"""Clip-Cov: GRPO without a few of the tokens that make the entropy fall, chosen at random.
+"""Clip-Cov: GRPO that drops a few random tokens out of those that reduce the entropy most.
 
     A_i   = (R_i - mean_g) / (std_g + 1e-6)                                                  A3
     cov_t = (A_t - mean A) * (old_logprobs_t - mean old_logprobs), means over the step       L20
@@ -6,11 +6,12 @@
     l_t   = max(-rho_t * A_t, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_t)                L2
     L     = mean over all tokens of the step                                                 G1
 
-A token that is likely already and is rewarded more than others sharpens the policy most; where such tokens are taken
-out, the entropy stays. Tokens are chosen once a batch, by the log-probs that its updates begin with. The draw of a
-token is named by step, prompt, sample and column.
+A token that is already likely and has a high advantage sharpens the policy most; without such tokens the entropy does
+not collapse. Tokens are selected once per batch, by the log-probs before its updates. The random bits of a token depend
+on its step, prompt, sample and column alone.
 
-Source: Cui et al. 2505.22617: 2e-4 of the tokens, between 1 and 5. verl chooses by micro-batch, and at least one.
+Source: Cui et al. 2505.22617: 2e-4 of the tokens, covariance between 1 and 5. verl selects per micro-batch, and at
+least one token.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class ClipCov:
     clip_low: float = 0.2  # a ratio below 1 - clip_low is not pushed down further
     clip_high: float = 0.2  # a ratio above 1 + clip_high is not pushed up further
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
-    importance: common.TruncatedImportance | None = None  # correction for a sampler that is not the learner; None: none
+    importance: common.TruncatedImportance | None = None  # correction for sampler-learner mismatch; None: no correction
 
 
 def check(config: ClipCov, facts: Facts) -> None:
@@ -57,20 +58,28 @@ def init_state(config: ClipCov) -> PyTree:
 
 
 def advantages(config: ClipCov, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
-    found, _, counters = grpo.advantages(config, groups, reward, ())
+    token_advantages, _, counters = grpo.advantages(config, groups, reward, ())
     mask = groups.action_mask & contract.eligible(groups)[:, None]
-    limits = {"share": config.share, "low": config.low, "high": config.high}
-    dropped = covariance.clip_cov(groups.old_logprobs, found, mask, noise(groups, state["draws"]), **limits)
-    following = {"draws": state["draws"] + 1}
-    return jnp.where(dropped, 0, found), following, counters | {"dropped": reduce.masked_mean(dropped, mask)}
+    dropped = covariance.clip_cov(
+        groups.old_logprobs,
+        token_advantages,
+        mask,
+        noise(groups, state["draws"]),
+        share=config.share,
+        low=config.low,
+        high=config.high,
+    )
+    next_state = {"draws": state["draws"] + 1}
+    token_advantages = jnp.where(dropped, 0, token_advantages)
+    return token_advantages, next_state, counters | {"dropped": reduce.masked_mean(dropped, mask)}
 
 
 def noise(groups: Groups, draw: Array) -> Array:
-    """Returns random bits for every token, [N, T] uint32, by the names of draw, prompt, sample and column."""
-    wide = lambda x: jnp.broadcast_to(x, groups.action_mask.shape).astype(jnp.uint32)
+    """Returns random bits for every token, [N, T] uint32, a function of draw, prompt, sample and column."""
+    to_tokens = lambda x: jnp.broadcast_to(x, groups.action_mask.shape).astype(jnp.uint32)
     column = jax.lax.broadcasted_iota(jnp.uint32, groups.action_mask.shape, 1)
-    key = wide(draw), wide(groups.group[:, None])
-    return threefry(key, (wide(groups.sample[:, None]), column))[0]
+    key = to_tokens(draw), to_tokens(groups.group[:, None])
+    return threefry(key, (to_tokens(groups.sample[:, None]), column))[0]
 
 
 OBJECTIVE = Objective(

@@ -1,12 +1,12 @@
-"""CODPO, of CGPO: online DPO whose preferred answer satisfies the judges and whose other answer does not.
+"""CODPO, from CGPO: online DPO on pairs of an answer that satisfies the judges and one that does not.
 
-    pair of a group: the feasible row of the highest reward against the infeasible row of the lowest; where all are
-    feasible, against the lowest; without a feasible row there is none                                     R13
+    pair of a group: the feasible row with the highest reward against the infeasible row with the lowest; if all are
+    feasible, against the lowest; without a feasible row there is no pair                                  R13
     l_u = -log sigmoid(beta * D) - weight * LPbar_w, D as in DPO                                           P5, P30
     L   = mean over the pairs of the step
 
-`Shaping.constraints` say which rows are feasible; their `infeasible_reward` must be None, since among rows that fail
-the reward itself decides. Without constraints all rows are feasible.
+`Shaping.constraints` define which rows are feasible; their `infeasible_reward` must be None, since the original reward
+ranks the infeasible rows. Without constraints all rows are feasible.
 
 Source: CGPO, Xu et al. 2409.20370 section 4.2.
 """

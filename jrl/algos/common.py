@@ -35,7 +35,7 @@ class Clipped:
     clip_high: float = 0.2  # a ratio above 1 + clip_high is not pushed up further
     dual_clip: float | None = None  # above 1 + clip_high
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
-    importance: TruncatedImportance | None = None  # correction for a sampler that is not the learner; None: none
+    importance: TruncatedImportance | None = None  # correction for sampler-learner mismatch; None: no correction
 
 
 def check_clipped(config: Clipped, facts: contract.Facts) -> None:

@@ -1,11 +1,11 @@
-"""Conservative DPO: DPO where a label is wrong with a stated probability, or is the strength of a preference.
+"""Conservative DPO: DPO with soft labels, from a known rate of label noise or from preference strengths.
 
     p   = label * (1 - noise) + (1 - label) * noise
     l_u = -p log sigmoid(beta D) - (1 - p) log sigmoid(-beta D)                                    P6, P29
     L   = mean over the pairs of the step
 
 With hard labels (1) this is cDPO; with a judge's preference strengths as labels (Preferences.strength) and no noise it
-is the loss of OSP. A pair without a preference (0.5) is left out by its source. Peers: TRL's "sigmoid" ignores its
+is the loss of OSP. Data sources leave out pairs without a preference (0.5). Peers: TRL's "sigmoid" ignores its
 `label_smoothing`; open-instruct and OpenRLHF have this form.
 
 Sources: Mitchell, "A note on DPO with noisy preferences" (2023); OSP 2405.14103.

@@ -1,9 +1,9 @@
-"""CPL: contrastive preference learning, preferences as regret under the policy itself and no reference.
+"""CPL: contrastive preference learning, which models preferences as regret under the policy, without a reference.
 
     l_u = -log(exp(alpha LP_w) / (exp(alpha LP_w) + exp(bias * alpha LP_l)))                            P26
     L   = mean over the pairs of the step
 
-LP are sums, so that long answers weigh more: give both answers of a pair about one length.
+LP are sums, so long answers weigh more: use pairs of about equal length.
 
 Source: Hejna et al. 2310.13639 eq. 5, discount 1.
 """

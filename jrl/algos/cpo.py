@@ -1,4 +1,4 @@
-"""CPO: DPO under a uniform reference, and imitation of the preferred answer.
+"""CPO: DPO with a uniform reference, plus imitation of the preferred answer.
 
     l_u = -log sigmoid(beta (LP_w - LP_l)) - weight * LPbar_w                                       P5, P30
     L   = mean over the pairs of the step

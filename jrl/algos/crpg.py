@@ -1,16 +1,16 @@
-"""CRPG, of CGPO: REINFORCE on a reward that counts where judges are satisfied, and shrinks as the policy leaves its
-reference.
+"""CRPG, from CGPO: REINFORCE on a reward that is 0 unless the judges are satisfied, and that shrinks with the distance
+from the reference.
 
     Rc_i = sigmoid(reward_i - reward of the prompt's greedy answer) where the row is feasible, else 0     R13
     R_i = max(1 - d_i / kl_limit, 0) * Rc_i,  d_i the sum of the row's log-ratios to the reference        R13
-    A_i = R_i - mean of the rows that count                                                              A2
+    A_i = R_i - mean over the trained rows                                                               A2
     l_t = -A_i * logprobs_t                                                                              L1
     L   = mean over all tokens of the step                                                               G1
 
-The first sample of every prompt is the policy's greedy answer: the baseline, which is not learned from; a prompt whose
-baseline could not be judged has none and is left out. `Shaping.constraints` say which rows are feasible, with
-infeasible_reward = None: the objective gates them itself, after the calibration. Without constraints all rows are
-feasible. The reference is the policy as the stage found it.
+The first sample of every prompt is the policy's greedy answer: it is the baseline and is not trained on. A prompt whose
+greedy answer has no valid verdict is left out. `Shaping.constraints` define which rows are feasible; set their
+infeasible_reward to None, since the objective gates the calibrated reward itself. Without constraints all rows are
+feasible. The reference is the initial policy of the stage.
 
 Source: CGPO, 2409.20370 section 4.2, whose baseline answer is one of a fixed set.
 """
@@ -36,7 +36,7 @@ Array = jax.Array
 class CRPG:
     kl_limit: float = 10.0  # nats of a whole completion, at which nothing is left of its reward
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
-    importance: common.TruncatedImportance | None = None  # correction for a sampler that is not the learner; None: none
+    importance: common.TruncatedImportance | None = None  # correction for sampler-learner mismatch; None: no correction
 
 
 def check(config: CRPG, facts: Facts) -> None:
@@ -49,7 +49,7 @@ def check(config: CRPG, facts: Facts) -> None:
 
 
 def check_feasible(config: Any, facts: Facts) -> None:
-    """Raises ValueError where rows that fail a constraint have lost the reward that the objective compares."""
+    """Raises ValueError if constraints replace the reward of infeasible rows, which the objective compares."""
     if facts.replaces_infeasible:
         raise ValueError(
             f"{type(config).__name__} reads which rows fail Shaping.constraints, and their reward as it was scored; "
@@ -63,12 +63,14 @@ def feasible(groups: Groups) -> Array:
 
 
 def calibrated(groups: Groups, reward: Array) -> tuple[Array, Array]:
-    """Returns Rc of every row that counts or is a baseline, [N] float32 in (0, 1); and the rows that count, [N] bool:
-    judged samples, not greedy, whose prompt's greedy answer was judged too."""
+    """Returns Rc of every trained or baseline row, [N] float32 in (0, 1); and the trained rows, [N] bool: scored
+    samples, not greedy, whose prompt's greedy answer was scored too."""
     rows, greedy = contract.eligible(groups), contract.greedy(groups)
     scored = jnp.where(rows, reward, 0)
-    baseline, there = constraints.baseline_score(scored, rows & greedy, groups.group, num_groups=groups.num_groups)
-    return constraints.calibrated_reward(scored, baseline), rows & ~greedy & there
+    baseline, has_baseline = constraints.baseline_score(
+        scored, rows & greedy, groups.group, num_groups=groups.num_groups
+    )
+    return constraints.calibrated_reward(scored, baseline), rows & ~greedy & has_baseline
 
 
 def advantages(config: CRPG, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
@@ -80,7 +82,7 @@ def advantages(config: CRPG, groups: Groups, reward: Array, state: PyTree) -> tu
         groups.action_mask & counts[:, None],
         limit=config.kl_limit,
     )
-    # The baseline of a first batch is its own mean.
+    # A NaN baseline becomes the batch's own mean.
     row, _ = advantage_ops.moving_baseline(bounded, counts, jnp.full((), jnp.nan), decay=0.0)
     counters = common.count_groups(groups, reward) | {
         "bounded_reward": reduce.masked_mean(bounded, counts),

@@ -1,13 +1,13 @@
-"""CRRAFT, of CGPO: imitate the best answer of each prompt that satisfies the judges and is near the reference.
+"""CRRAFT, from CGPO: imitate each prompt's best answer that satisfies the judges and is near the reference.
 
     allowed: feasible, and log pi(y) - log pi_ref(y) <= kl_limit                                           R13
-    a_i = Rc_i = sigmoid(reward_i - reward of the greedy answer) on the allowed row of the highest reward, the first
-          sample of several, 0 elsewhere; where none is allowed, 0.5 on the greedy answer, if feasible     L14
+    a_i = Rc_i = sigmoid(reward_i - reward of the greedy answer) on the allowed row with the highest reward (the first
+          sample at ties), 0 elsewhere; if none is allowed, 0.5 on the greedy answer, if feasible          L14
     l_t = -a_i * logprobs_t
     L   = mean over the tokens of the rows with a_i > 0                                                    G1
 
-The first sample of every prompt is the policy's greedy answer: the baseline that the others are measured by, as in
-CRPG. `Shaping.constraints` say which rows are feasible, with infeasible_reward = None.
+The first sample of every prompt is the policy's greedy answer, the baseline of the others, as in CRPG.
+`Shaping.constraints` define which rows are feasible; set their infeasible_reward to None.
 
 Source: CGPO, Xu et al. 2409.20370 section 4.2, whose baseline answer is one of a fixed set.
 """

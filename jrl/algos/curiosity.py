@@ -1,14 +1,13 @@
-"""Curiosity: PPO that is rewarded for saying what was not said before.
+"""Curiosity: PPO with a reward for novel completions.
 
-    R_i = reward_i - novelty * (mean cosine of y_i to its `neighbors` nearest among what was said before)   R23
-    everything else is PPO's; its entropy bonus is the source's entropy term                             A13, L2, V1, G1
+    R_i = reward_i - novelty * (mean cosine of y_i to its `neighbors` nearest earlier completions)          R23
+    everything else is PPO; its entropy bonus is the paper's entropy term                                A13, L2, V1, G1
 
-A completion is compared by its n-grams (`max_order`), hashed to `width` numbers: no model is needed. The history holds
-the last `history` completions of earlier steps. It is the objective's state, so that it is in every checkpoint; it
-begins empty, and costs nothing then.
+Completions are compared by counts of n-grams (up to `max_order`), hashed to `width` buckets: no model is needed. The
+history holds the last `history` completions of earlier steps. It starts empty and is saved in every checkpoint.
 
-Source: curiosity-driven red teaming, Hong et al. 2402.19464, with embeddings of a sentence model, a self-BLEU beside
-them, and a penalty for gibberish by a classifier; the last two are not here.
+Source: curiosity-driven red teaming, Hong et al. 2402.19464, which uses embeddings of a sentence model, a self-BLEU
+term and a gibberish classifier; the last two are left out.
 """
 
 from __future__ import annotations
@@ -64,11 +63,13 @@ def shape_with_state(config: Curiosity, groups: Groups, reward: Array, state: Hi
 def advantages(
     config: Curiosity, groups: Groups, reward: Array, state: History
 ) -> tuple[Array, PyTree, dict[str, Array]]:
-    found, _, counters = ppo.advantages(config, groups, reward, state)
+    token_advantages, _, counters = ppo.advantages(config, groups, reward, state)
     rows = contract.eligible(groups)
     counters["similarity"] = reduce.masked_mean(similarity(config, groups, state), rows)
-    name = {"group": groups.group, "sample": groups.sample, "num_groups": groups.num_groups}
-    return found, novelty.add_to_history(state, embedding(config, groups), rows, **name), counters
+    history = novelty.add_to_history(
+        state, embedding(config, groups), rows, groups.group, groups.sample, num_groups=groups.num_groups
+    )
+    return token_advantages, history, counters
 
 
 def needs(config: Curiosity) -> Needs:

@@ -1,17 +1,17 @@
-"""DAPO: GRPO's advantage with a wider upper clip, the mean over tokens, and filters for groups and rows.
+"""DAPO: GRPO's advantage with a wider upper clip, the mean over tokens, and filters of groups and rows.
 
     keep  groups whose outcomes are not all equal; sample fresh prompts for the others         F1
-    keep  rows that were not cut at the length limit, where `overlong_filter` is on            F3
+    keep  rows that were not truncated at the length limit, if `overlong_filter` is on         F3
     R_i   = reward + overlong_penalty * clip((C - buffer - len_i) / buffer, -1, 0)             R7
     A_i   = (R_i - mean_g) / (std_g + 1e-6)                                                  A3
     l_t   = max(-rho_t * A_i, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_i)                L2 (L3)
     L     = mean over all tokens of the step                                                 G1
 
-The zero-signal filter judges the outcome before R7, which would make every group varied. Refilling leans the batch to
-prompts of middling difficulty.
+The zero-signal filter reads the outcome before R7, since the length penalty would make every group varied. Refilling
+biases the batch toward prompts of medium difficulty.
 
 Source: Yu et al. 2503.14476 eq. 8 to 13: buffer 4096 of 20480 tokens, penalty 1. Both length rules are off by default,
-since they depend on the length of the task at hand.
+since they depend on the task's answer length.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class DAPO:
     overlong_penalty: float = 1.0  # subtracted from the reward at the length limit
     overlong_filter: bool = False  # leave out rows that were cut at the length limit
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
-    importance: common.TruncatedImportance | None = None  # correction for a sampler that is not the learner; None: none
+    importance: common.TruncatedImportance | None = None  # correction for sampler-learner mismatch; None: no correction
 
 
 def check(config: DAPO, facts: Facts) -> None:

@@ -1,12 +1,12 @@
-"""Decoupled PPO: GRPO on stale samples. The clip is around the policy that the update begins with; an importance weight
-corrects for the older one that sampled.
+"""Decoupled PPO: GRPO on stale samples. The clip is around the policy before the update; an importance weight corrects
+for the older policy that sampled.
 
     A_i = (R_i - mean_g) / (std_g + 1e-6)                                                    A3
     w_t = min(exp(old_logprobs_t - behaviour_logprobs_t), cap)
     l_t = w_t * max(-rho_t * A_i, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_i)            L11
     L   = mean over all tokens of the step                                                   G1
 
-On its own samples w_t = 1, and it is GRPO's clip with the mean over tokens. Its use is a lag of 1 or more.
+On policy w_t = 1, and it is GRPO's clip with the mean over tokens. Use it with a lag of 1 or more.
 
 Source: Fu et al. 2505.24298 (AReaL) eq. 5, with a cap of 5. AReaL normalizes advantages over the batch.
 """

@@ -1,4 +1,4 @@
-"""DFT: supervised fine-tuning that counts a token by its probability, which takes the weight off unlikely targets.
+"""DFT: supervised fine-tuning that weights each token by its probability, so that unlikely targets count less.
 
     l_t = -sg(pi(y_t | y_<t)) log pi(y_t | y_<t),  L = mean over all tokens of the step              P34, G1
 
@@ -24,7 +24,7 @@ class DFT:
 
 def token_loss(config: DFT, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
     """Returns P34's DFT of every token, [..., L], 0 where masked; no gradient passes the weight. Its gradient is that
-    of minus the token's probability, whose mean is logged: that rises, where the log-prob need not."""
+    of minus the token's probability, whose mean is logged: training raises it, but not always the log-prob."""
     logprobs = reduce.masked(tokens.logprobs, tokens.mask)
     probability = jax.lax.stop_gradient(jnp.exp(logprobs))
     return -probability * logprobs, {"dft/probability": reduce.masked(probability, tokens.mask)}

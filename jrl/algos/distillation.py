@@ -1,11 +1,11 @@
-"""Distillation: the policy takes over a teacher's distribution at every token of stored text.
+"""Distillation: the policy learns a teacher's distribution at every token of stored text.
 
     l_t = D(policy, teacher) at the state before y_t, over the whole vocabulary              P37
     L   = mean over all tokens of the step                                                   G1
 
-D is the forward KL by default, the cross-entropy with the teacher's distribution; the reverse KL or the divergence of
-Jensen and Shannon by `divergence`. The teacher is the role of that name, which an earlier stage has trained. On text
-that the policy samples: GKD. On a teacher's text without its distribution: SFT.
+D is the forward KL by default, the cross-entropy with the teacher's distribution; `divergence` selects the reverse KL
+or the Jensen-Shannon divergence instead. The teacher is the role `teacher`, trained by an earlier stage. For text that
+the policy samples use GKD; for a teacher's text without its distribution use SFT.
 
 Source: Hinton et al. 1503.02531; Kim and Rush 1606.07947.
 """
@@ -32,7 +32,7 @@ def check(config: Distillation, facts: Facts) -> None:
 
 
 def check_divergence(name: str, divergence: str) -> None:
-    """Raises ValueError for a divergence that is not known."""
+    """Raises ValueError for an unknown divergence."""
     if divergence not in DIVERGENCES:
         raise ValueError(f"{name}.divergence = {divergence!r} must be one of {', '.join(map(repr, DIVERGENCES))}.")
 

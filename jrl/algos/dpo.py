@@ -1,10 +1,10 @@
-"""DPO: preferences without a reward model, by the log-odds that the policy gives to the preferred answer of a pair.
+"""DPO: learn preferences without a reward model, from the policy's log-odds for the preferred answer of a pair.
 
     u   = LP(y) - LP_ref(y), summed over the answer's tokens; D = u_preferred - u_other                     P0
     l_u = -log sigmoid(beta * D)                                                                            P5
     L   = mean over the pairs of the step
 
-The reference is the policy as the stage found it. Peers: TRL's and open-instruct's default loss is this one.
+The reference is the initial policy of the stage. This is the default loss of TRL and open-instruct.
 
 Source: Rafailov et al. 2305.18290 eq. 7; beta 0.1 as there.
 """

@@ -1,13 +1,13 @@
-"""DPPO: a trust region in probability, not in ratio; a token outside it leaves the loss.
+"""DPPO: a trust region on the probability instead of the ratio; tokens outside it are dropped from the loss.
 
     A_i = R_i - mean_g                                                                       A4
     q_t = exp(logprobs_t) - exp(behaviour_logprobs_t)
     l_t = -sg(exp(logprobs_t - behaviour_logprobs_t)) * A_i * logprobs_t                     L21
           0 where A_i > 0 and q_t > delta, or A_i < 0 and q_t < -delta
-    L   = mean over all tokens of the step, the dropped counted                              G1
+    L   = mean over all tokens of the step, dropped ones included                            G1
 
-A ratio of 3 means little for a token of 1e-5 and much for one of 0.3. The ratio is to the sampler's own log-probs, so
-that there is no further importance weight.
+A ratio of 3 means little for a token of probability 1e-5 and much for one of 0.3. The ratio is to the sampler's
+log-probs, so there is no separate importance weight.
 
 Source: prime-rl's default loss, delta 0.2 (its documentation describes a clip of the ratio); verl.
 """

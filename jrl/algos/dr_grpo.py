@@ -4,11 +4,11 @@
     l_t = max(-rho_t * A_i, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_i)                  L2 (L3)
     L   = sum of l_t / (rows of the step * longest completion)                                G4
 
-Dividing by the deviation favors prompts that are nearly all right or all wrong; dividing by a row's length makes long
-wrong answers cheap. The constant is configured, not measured: masked rows count, padding does not. Step sizes follow
-the scale of the rewards.
+Dividing by the standard deviation favors prompts that are nearly all right or all wrong; dividing by a row's length
+makes long wrong answers cheap. The constant is configured, not measured: masked rows count, padding does not. Step
+sizes follow the scale of the rewards.
 
-Source: Liu et al. 2503.20783 section 3.3. No KL term there, none here.
+Source: Liu et al. 2503.20783 section 3.3. No KL term, as in the paper.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class DrGRPO:
     clip_high: float = 0.2  # a ratio above 1 + clip_high is not pushed up further
     dual_clip: float | None = None  # largest ratio where A < 0, above 1 + clip_high; None: no bound
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
-    importance: common.TruncatedImportance | None = None  # correction for a sampler that is not the learner; None: none
+    importance: common.TruncatedImportance | None = None  # correction for sampler-learner mismatch; None: no correction
 
 
 def advantages(config: DrGRPO, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:

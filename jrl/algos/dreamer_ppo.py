@@ -1,17 +1,17 @@
-"""DreamerPPO: PPO for rewards of any scale, by DreamerV3's tricks.
+"""DreamerPPO: PPO for rewards of any scale, with DreamerV3's tricks.
 
-    v_t   = symexp(sum_k softmax(z_t)_k b_k): the value head gives a distribution over bins          V2
+    v_t   = symexp(sum_k softmax(z_t)_k b_k): the value head predicts a distribution over bins       V2
     A_t   = gae(r, v_old) / max(1, S), S the moving range of returns from their 5th to their 95th percentile   A13, R19
     l_t   = PPO's clip of A_t                                                                       L2 (L3)
             + value_coefficient * cross-entropy of softmax(z_t) to the two-hot weights of symlog(Ret_t)  V2
     L     = mean over all tokens of the step                                                        G1
 
-Neither the loss of values nor the advantages grow with the scale of rewards. Small advantages are not made larger, and
-none are whitened. The head begins at 0: every bin alike, and the value 0.
+Neither the value loss nor the advantages grow with the scale of the rewards. Small advantages are not scaled up, and
+none are whitened. The head is initialized to 0: all bins are equally likely and the value is 0.
 
 Source: Sullivan et al. 2310.17805: 256 bins from -20 to 20, decay 0.99. They find no general gain over PPO with clipped
-rewards; the tricks help where rewards have no known scale. No unimix: for a vocabulary it is noise. The value
-head is not tied to a moving average of itself (0.98 there).
+rewards; the tricks help if rewards have no known scale. We leave out unimix, which for a large vocabulary is noise, and
+the regularization of the value head toward its moving average (0.98 there).
 """
 
 from __future__ import annotations
@@ -61,30 +61,30 @@ def init_state(config: DreamerPPO) -> PyTree:
 def advantages(
     config: DreamerPPO, groups: Groups, reward: Array, state: PyTree
 ) -> tuple[Array, PyTree, dict[str, Array]]:
-    better, counts = ppo.estimates(config, groups, reward)
+    unscaled, counts = ppo.estimates(config, groups, reward)
     returns = ppo.returns(config, groups, reward)
     scale, low, high = robust_scale.percentile_range(
         returns, counts, state["low"], state["high"], decay=config.percentile_decay
     )
-    following = {"low": low.astype(jnp.float32), "high": high.astype(jnp.float32)}
+    next_state = {"low": low.astype(jnp.float32), "high": high.astype(jnp.float32)}
     counters = common.count_groups(groups, reward) | {"percentile_range": scale}
-    return robust_scale.percentile_scaled(better, scale), following, counters
+    return robust_scale.percentile_scaled(unscaled, scale), next_state, counters
 
 
 def value_loss(config: DreamerPPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
     bins = two_hot.bins_of(config.bins, config.symlog_limit)
-    wrong = two_hot.two_hot_loss(tokens.value_logits, tokens.returns, tokens.mask, bins=bins)
+    loss = two_hot.two_hot_loss(tokens.value_logits, tokens.returns, tokens.mask, bins=bins)
     outside = two_hot.out_of_range(tokens.returns, tokens.mask, bins=bins)
-    found = {"value/loss": wrong, "value/out_of_range": outside, "value/mean": tokens.values}
-    return wrong, common.metrics_of(tokens, found)
+    metrics = {"value/loss": loss, "value/out_of_range": outside, "value/mean": tokens.values}
+    return loss, common.metrics_of(tokens, metrics)
 
 
 def token_loss(config: DreamerPPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
     loss, metrics = common.clipped_token_loss(config, tokens, state)
     if tokens.values is None:
         return loss, metrics
-    wrong, value_metrics = value_loss(config, tokens, state)
-    return loss + config.value_coefficient * wrong, {**metrics, **value_metrics}
+    value_term, value_metrics = value_loss(config, tokens, state)
+    return loss + config.value_coefficient * value_term, {**metrics, **value_metrics}
 
 
 def needs(config: DreamerPPO) -> Needs:

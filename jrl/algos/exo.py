@@ -1,4 +1,4 @@
-"""EXO: the reverse KL of the policy's preference from the label's, where DPO has the forward one.
+"""EXO: the reverse KL between the policy's preference and the label, where DPO has the forward KL.
 
     l_u = KL((sigmoid(beta D), sigmoid(-beta D)) from (1 - noise, noise))                               P15
     L   = mean over the pairs of the step

@@ -1,12 +1,11 @@
 """Expert iteration: imitate every answer that is good enough.
 
-    a_i = 1 where R_i >= threshold, 0 elsewhere; on the first max_kept of them that a group has          L14
+    a_i = 1 where R_i >= threshold, for the first max_kept such rows of a group; 0 elsewhere             L14
     l_t = -a_i * logprobs_t
     L   = mean over the tokens of the rows with a_i > 0                                                  G1
 
-Rejection sampling with learning at every step. `max_kept` bounds how much of the step is of easy prompts. Samples come
-from the policy as it is (as in RAFT; ReST-EM begins each round from the base model). Duplicates count as often as they
-came.
+Rejection sampling with an update at every step. `max_kept` bounds the share of easy prompts. The current policy samples
+(as in RAFT; ReST-EM restarts each round from the base model). Duplicate answers are all kept.
 
 Source: rejection sampling as in Xin et al. 2405.14333 (DeepSeek-Prover).
 """
@@ -46,9 +45,15 @@ def check(config: ExpertIteration, facts: Facts) -> None:
 
 
 def row_weights(config: ExpertIteration, groups: Groups, reward: Array) -> Array:
-    arrays = reward, groups.group, groups.sample, contract.eligible(groups)
-    limits = {"threshold": config.threshold, "max_kept": config.max_kept}
-    return rejection_sampling.above_threshold(*arrays, num_groups=groups.num_groups, **limits)
+    return rejection_sampling.above_threshold(
+        reward,
+        groups.group,
+        groups.sample,
+        contract.eligible(groups),
+        num_groups=groups.num_groups,
+        threshold=config.threshold,
+        max_kept=config.max_kept,
+    )
 
 
 def advantages(

@@ -1,11 +1,11 @@
-"""f-DPO: DPO with another divergence to the reference than the reverse KL, to keep more or fewer of its modes.
+"""f-DPO: DPO with a divergence other than the reverse KL, to keep more or fewer modes of the reference.
 
     l_u = -log sigmoid(beta (phi(u_w) - phi(u_l)))                                                      P14
     phi = (exp((a - 1) u) - 1) / (a - 1) of an alpha divergence: a = 1 is DPO's reverse KL, 0 the forward KL;
-          log sigmoid(u) of Jensen and Shannon's
+          log sigmoid(u) of the Jensen-Shannon divergence
     L   = mean over the pairs of the step
 
-Source: Wang et al. 2309.16240 table 1; the paper's alpha is 1 - a. TRL counts as we do.
+Source: Wang et al. 2309.16240 table 1; the paper's alpha is 1 - a. TRL defines a as we do.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""GDPO: every component of the reward in deviations of its own, then together; PPO's clip; the mean over tokens.
+"""GDPO: normalize every reward component in the group before summing them; PPO's clip; the mean over tokens.
 
     a_i = sum_k weights_k * (C_ik - mean_g(C_k)) / (std_g(C_k) + 1e-6)                       A12
     A_t = a_i, whitened over all sampled tokens of the step                                  A23
     l_t = max(-rho_t * A_t, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_t)                  L2 (L3)
     L   = mean over all tokens of the step                                                   G1
 
-C_k is what one verifier or reward model gave, before its weight in the reward. GRPO adds rewards up first: a component
-of small spread is then drowned by one of large spread.
+C_k is the reward of one verifier or reward model, before its weight. GRPO adds the rewards first, so that a component
+with a large spread drowns one with a small spread.
 
 Source: GDPO as in verl.
 """
@@ -49,8 +49,10 @@ def advantages(config: GDPO, groups: Groups, reward: Array, state: PyTree) -> tu
     row = advantage_ops.component_zscores(
         components, jnp.asarray(weights, components.dtype), groups.group, counts, num_groups=groups.num_groups
     )
-    found = reduce.whiten(advantage_ops.spread(row, groups.action_mask), groups.action_mask & counts[:, None])
-    return found, state, common.count_groups(groups, reward)
+    token_advantages = reduce.whiten(
+        advantage_ops.spread(row, groups.action_mask), groups.action_mask & counts[:, None]
+    )
+    return token_advantages, state, common.count_groups(groups, reward)
 
 
 OBJECTIVE = Objective(

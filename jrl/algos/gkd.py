@@ -1,12 +1,12 @@
-"""GKD: the policy takes over a teacher's distribution at the states that it comes to itself.
+"""GKD: the policy learns a teacher's distribution at the states of its own samples.
 
     l_t = D(policy, teacher) at the state before a sampled y_t, over the whole vocabulary    P37
     L   = mean over all sampled tokens of the step                                           G1
 
-No gradient goes through the sampling. D is the reverse KL by default. The teacher is the role of that name, which an
-earlier stage has trained. The reward is not read; a row without a verdict is left out all the same.
+No gradient goes through the sampling. D is the reverse KL by default. The teacher is the role `teacher`, trained by an
+earlier stage. The reward is not used, but rows without a valid verdict are still left out.
 
-Source: Agarwal et al. 2306.13649 with a student's share of 1. At a share below 1 there the rest is stored text:
+Source: Agarwal et al. 2306.13649 with a student fraction of 1. Below 1 the rest there is stored text, for which use
 Distillation.
 """
 
@@ -37,9 +37,9 @@ def check(config: GKD, facts: Facts) -> None:
 
 
 def advantages(config: GKD, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
-    """Returns 0 for every token: nothing is credited to what was sampled."""
-    nothing = jnp.zeros(groups.action_mask.shape, reduce.widen(reward).dtype)
-    return nothing, state, common.count_groups(groups, reward)
+    """Returns 0 for every token: the loss uses no advantages."""
+    zeros = jnp.zeros(groups.action_mask.shape, reduce.widen(reward).dtype)
+    return zeros, state, common.count_groups(groups, reward)
 
 
 def token_loss(config: GKD, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:

@@ -6,8 +6,8 @@
     l_i = -s_i * A_i                                                                         L19
     L   = mean over sequences                                                                G2
 
-A token that has moved too far stops learning and the rest of its sequence goes on, where GSPO clips all of it. The
-bounds are of log-ratios, wide ones: one outlier moves a geometric mean little.
+A token that has moved too far gets no gradient while the rest of its sequence keeps learning; GSPO clips the whole
+sequence. The bounds are on log-ratios and wide, since one outlier moves a geometric mean little.
 
 Source: Zhao et al. 2507.20673; verl.
 """
@@ -29,7 +29,7 @@ class GMPO:
     log_clip_low: float = 0.4  # nats: a token whose log-ratio is below -log_clip_low is not pushed down further
     log_clip_high: float = 0.4  # nats: a token whose log-ratio is above log_clip_high is not pushed up further
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
-    importance: common.TruncatedImportance | None = None  # correction for a sampler that is not the learner; None: none
+    importance: common.TruncatedImportance | None = None  # correction for sampler-learner mismatch; None: no correction
 
 
 def check(config: GMPO, facts: Facts) -> None:

@@ -1,12 +1,12 @@
-"""GSPO: GRPO with one ratio for a whole sequence, the geometric mean of its tokens' ratios.
+"""GSPO: GRPO with one ratio per sequence, the geometric mean of its tokens' ratios.
 
     A_i = (R_i - mean_g) / (std_g + 1e-6)                                                    A3
     s_i = exp(mean over the sequence of logprobs - old_logprobs)
     l_i = max(-s_i * A_i, -clip(s_i, 1 - clip_low, 1 + clip_high) * A_i)                     L5
     L   = mean over sequences                                                                G2
 
-A mean of log-ratios moves far less than a ratio, hence the narrow clip. The reduction is part of the method: under a
-token mean a sequence would weigh by its length, which is what the mean in s_i removes.
+A mean of log-ratios varies far less than a token's ratio, hence the narrow clip. The reduction is part of the method: a
+token mean would weight sequences by length, which the mean in s_i removes.
 
 Source: Zheng et al. 2507.18071 eq. 5 to 7. verl forces G2, TRL warns, AReaL reduces by a token mean.
 """
@@ -28,7 +28,7 @@ class GSPO:
     clip_low: float = 3e-4  # a sequence's ratio below 1 - clip_low is not pushed down further
     clip_high: float = 4e-4  # a sequence's ratio above 1 + clip_high is not pushed up further
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
-    importance: common.TruncatedImportance | None = None  # correction for a sampler that is not the learner; None: none
+    importance: common.TruncatedImportance | None = None  # correction for sampler-learner mismatch; None: no correction
 
 
 def check(config: GSPO, facts: Facts) -> None:

@@ -1,10 +1,10 @@
-"""GSPO-token: GSPO whose tokens may have advantages of their own.
+"""GSPO-token: GSPO with an advantage per token.
 
     s_t = sg(s_i) * exp(logprobs_t - sg(logprobs_t)), s_i = exp(mean over the sequence of logprobs - old_logprobs)
     l_t = max(-s_t * A_t, -clip(s_t, 1 - clip_low, 1 + clip_high) * A_t)                     L6
     L   = mean over sequences of the mean over their tokens                                  G2
 
-Where a sequence has one advantage, value and gradient are those of GSPO. All else is GSPO.
+If all tokens of a sequence share one advantage, value and gradient equal GSPO's. Everything else is GSPO.
 
 Source: Zheng et al. 2507.18071 eq. 13 and 14; the form that verl calls GSPO.
 """
@@ -24,7 +24,7 @@ Array = jax.Array
 
 @traced
 class GSPOToken(GSPO):
-    """Fields and checks are those of GSPO."""
+    """Fields and checks as in GSPO."""
 
 
 def token_loss(config: GSPOToken, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:

@@ -1,14 +1,14 @@
-"""High-entropy tokens (80/20): DAPO's loss on the tokens where the policy had a choice, nothing on the others.
+"""High-entropy tokens (80/20): DAPO's loss on the tokens with the highest entropy only.
 
     A_i = (R_i - mean_g) / (std_g + 1e-6)                                                    A3
     A_t = 0 on tokens whose entropy is below the (1 - share) quantile of the step            L23
     l_t = max(-rho_t * A_t, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_t)                  L2
-    L   = mean over all tokens of the step, those that do not learn counted                  G1
+    L   = mean over all tokens of the step, low-entropy ones included                        G1
 
-Entropies and their quantile are those of the weights that the updates of a batch begin with, over the whole step. It
-takes a pass for them where there is one update a batch.
+The entropies are those under the weights before a batch's updates, and their quantile is over the whole step. Computing
+them takes an extra pass if a batch has one update.
 
-Source: Wang et al. 2506.01939, share 0.2 with DAPO's clips; TRL. There the quantile is of each micro-batch.
+Source: Wang et al. 2506.01939, share 0.2 with DAPO's clips; TRL. There the quantile is per micro-batch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class HighEntropyTokens:
     clip_low: float = 0.2  # a ratio below 1 - clip_low is not pushed down further
     clip_high: float = 0.28  # a ratio above 1 + clip_high is not pushed up further
     entropy_bonus: float | None = None  # coefficient of the entropy bonus, on all tokens; None: no bonus
-    importance: common.TruncatedImportance | None = None  # correction for a sampler that is not the learner; None: none
+    importance: common.TruncatedImportance | None = None  # correction for sampler-learner mismatch; None: no correction
 
 
 def check(config: HighEntropyTokens, facts: Facts) -> None:
@@ -46,14 +46,14 @@ def check(config: HighEntropyTokens, facts: Facts) -> None:
 def advantages(
     config: HighEntropyTokens, groups: Groups, reward: Array, state: PyTree
 ) -> tuple[Array, PyTree, dict[str, Array]]:
-    found, state, counters = grpo.advantages(config, groups, reward, state)
+    token_advantages, state, counters = grpo.advantages(config, groups, reward, state)
     mask = groups.action_mask & contract.eligible(groups)[:, None]
     selected = token_selection.high_entropy(groups.old_entropy, mask, share=config.share)
-    own = {
+    counters |= {
         "selected": reduce.masked_mean(selected, mask),
         "selected_entropy": reduce.masked_mean(groups.old_entropy, selected),
     }
-    return jnp.where(selected, found, 0), state, counters | own
+    return jnp.where(selected, token_advantages, 0), state, counters
 
 
 OBJECTIVE = Objective(

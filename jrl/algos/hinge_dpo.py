@@ -1,4 +1,4 @@
-"""Hinge loss on preferences (SLiC-HF with DPO's margin): a pair that is won by enough teaches nothing more.
+"""Hinge loss on preferences (SLiC-HF with DPO's margin): a pair with a large enough margin has no gradient.
 
     l_u = max(0, 1 - beta D)                                                                              P9
     L   = mean over the pairs of the step

@@ -4,13 +4,13 @@
     w_t = exp(old_logprobs_t - behaviour_logprobs_t)
     l_t = max(-rho_t * A_i, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_i)                  L2
           where low <= w_t <= high, else 0                                                   L10
-    L   = mean over sequences of the mean over their tokens, the rejected counted            G2
+    L   = mean over sequences of the mean over their tokens, rejected ones included          G2
 
-For models whose sampler and learner compute different things, mixtures of experts above all. The metric `rejected` is
-the share of tokens that are left out: above a half, look for the disagreement first.
+For models whose sampler and learner disagree, mixtures of experts above all. The metric `rejected` is the share of
+tokens that are dropped; above one half, look for the cause of the mismatch first.
 
-Source: IcePop of Ling-team 2025, 0.5 and 5; also in verl and open-instruct. verl takes the rejected out of the
-denominator, which makes the rest louder.
+Source: IcePop, Ling Team 2025, 0.5 and 5; also in verl and open-instruct. verl removes rejected tokens from the
+denominator, which gives the others more weight.
 """
 
 from __future__ import annotations

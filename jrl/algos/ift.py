@@ -1,11 +1,11 @@
-"""IFT: supervised fine-tuning that counts a token by the loss that follows from it, so that early mistakes weigh more.
+"""IFT: supervised fine-tuning that weights each token by the loss that follows it, so that early mistakes count more.
 
-    x_t = (1 - share) e(y_t) + share e(argmax pi(. | y_<t)), the input in the place of y_t                     P34
+    x_t = (1 - share) e(y_t) + share e(argmax pi(. | y_<t)), the input embedding that replaces y_t             P34
     w_t proportional to sum_{j >= t} discount^(j - t) (-lp_j), mean 1 over a completion, no gradient          P34
     l_t = -w_t log pi(y_t | x_<t),  L = mean over all tokens of the step                                      G1
 
-A first pass on the tokens, without a gradient, says what the policy would have said in the place of each; the second
-one learns from inputs that hold a share of it, as when it samples.
+A first pass without a gradient finds the policy's likeliest token at each position. The second pass trains on inputs
+that mix in its embedding, which resembles the inputs when the policy samples.
 
 Source: Intuitive Fine-Tuning, Hua et al. 2405.11870 eq. 9, and its code.
 """

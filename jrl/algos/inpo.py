@@ -1,17 +1,17 @@
-"""INPO: no regret against itself, so that the policy comes to the Nash equilibrium of its judge.
+"""INPO: no-regret learning in self-play, which converges to the Nash equilibrium of the judge's preferences.
 
     pair of a group as in OnlineDPO                                                                       F15
     h   = M - (tau / eta) M_ref - (1 - tau / eta) M_t, M = LP_w - LP_l                                    P19
     l_u = (h - (2 p - 1) / (2 eta))^2, p = 1                                                              P19
     L   = mean over the pairs of the step
 
-M_t is of the policy that drew the pair: by the sampler's log-probs, so that several updates of a batch
-(Learner.epochs, Learner.minibatches) or Online.lag move away from it. The reference is the policy as the stage found
-it. eta is the step of mirror descent, tau the tie to the reference.
+M_t is under the policy that drew the pair, from the sampler's log-probs; with several updates per batch
+(Learner.epochs, Learner.minibatches) or Online.lag the current policy differs from it. The reference is the initial
+policy of the stage. eta is the step size of mirror descent, tau the weight of the KL to the reference.
 
-`INPO.preference = 'pair_model'` with `pairing = 'tournament'` is the paper's: the best and the worst of 8 by a
-tournament of a preference model, where the best one beats the other. p is then how strongly it does, the mean over the
-labels that the paper draws. A score ranks them without one.
+`INPO.preference = 'pair_model'` with `pairing = 'tournament'` is the paper's setup: the best and the worst of 8 by a
+tournament of a preference model, if the best beats the worst. p is then the strength of that preference, the mean of
+the labels that the paper draws. Without a pair model, rewards rank the samples.
 
 Source: Zhang et al. 2407.00617 eq. 8.
 """
@@ -65,7 +65,7 @@ def sequence_loss(config: INPO, sequences: Sequences, state: PyTree) -> tuple[Ar
         pair.logprob - pair.other_logprob,
         margin(sequences.ref_logprob),
         margin(sequences.behaviour_logprob),
-        # As of OnlineIPO: with both divided by 2 p - 1 the target is (2 p - 1) / (2 eta), and tau / eta as it was.
+        # As in OnlineIPO: with both divided by 2 p - 1 the target is (2 p - 1) / (2 eta) and tau / eta is unchanged.
         config.eta / certainty(pair),
         config.tau / certainty(pair),
     )

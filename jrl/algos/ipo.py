@@ -1,10 +1,10 @@
-"""IPO: preferences drawn to a finite margin, so that a clear pair does not push the policy ever further.
+"""IPO: regress the margin to a finite target, so that a clear pair does not push the policy ever further.
 
     l_u = (D - 1 / (2 beta))^2                                                                            P8
     L   = mean over the pairs of the step
 
-D is of summed log-ratios, or of their means over an answer's tokens: beta means something else in each. Peers: OpenRLHF
-and TRL's CPO and XPO sum, TRL's DPO trainer and AReaL average.
+D is of log-ratios summed over an answer's tokens, or averaged; beta has a different scale in each. Peers: OpenRLHF and
+TRL's CPO and XPO sum, TRL's DPO trainer and AReaL average.
 
 Source: Azar et al. 2310.12036 eq. 17.
 """

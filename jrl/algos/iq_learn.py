@@ -1,11 +1,11 @@
-"""IQLearn: imitation by inverse reinforcement learning, with the logits as Q of a reward that is kept small.
+"""IQLearn: imitation by inverse reinforcement learning: logits are Q-values of an implied reward that is kept small.
 
     Q = logits, V = logsumexp Q, log pi = Q - V
     l_t = -log pi(y_t | s_t) + weight * (V(s_t) + log pi(y_t | s_t) - discount * V(s_{t+1}))^2             P32
     L   = mean over all tokens of the step                                                                 G1
 
-V is 0 after the last token of a completion. The square is of the reward that the logits imply; without it the loss is
-SFT's, which says nothing of how large logits are.
+V is 0 after the last token of a completion. The square penalizes the reward that the logits imply; without it the loss
+is SFT's, which does not constrain the scale of the logits.
 
 Source: Wulfmeier et al. 2409.01369; the clamps of some releases are left out.
 """
@@ -40,10 +40,10 @@ def token_loss(config: IQLearn, tokens: Tokens, state: PyTree) -> tuple[Array, d
     """Returns P32 of every token, [..., L], 0 where masked; and the reward that the logits imply."""
     logprobs, values = (reduce.masked(x, tokens.mask) for x in (tokens.logprobs, tokens.state_values))
     shifted = lambda x, fill: jnp.concatenate([x[..., 1:], jnp.full_like(x[..., :1], fill)], axis=-1)
-    goes_on = shifted(tokens.mask, False) & (shifted(tokens.segment, -1) == tokens.segment)
-    following = jnp.where(goes_on, shifted(values, 0), 0)
-    loss = inverse_soft_q(logprobs, values, following, config.discount, config.weight)
-    implied = jax.lax.stop_gradient(values + logprobs - config.discount * following)
+    has_next = shifted(tokens.mask, False) & (shifted(tokens.segment, -1) == tokens.segment)
+    next_values = jnp.where(has_next, shifted(values, 0), 0)
+    loss = inverse_soft_q(logprobs, values, next_values, config.discount, config.weight)
+    implied = jax.lax.stop_gradient(values + logprobs - config.discount * next_values)
     return reduce.masked(loss, tokens.mask), {"iq_learn/implied_reward": reduce.masked(implied, tokens.mask)}
 
 

@@ -1,20 +1,20 @@
-"""IQL: implicit Q-learning on the tokens of stored answers that have a reward, good and bad ones.
+"""IQL: implicit Q-learning on the tokens of stored answers with rewards, good and bad ones.
 
-    delta_t = r_t + discount * V(s_{t+1}) - V(s_t), r_t the reward of the row at its last token and 0 before
+    delta_t = r_t + discount * V(s_{t+1}) - V(s_t), r_t the row's reward at its last token and 0 before
     l_t     = -min(exp(delta_t / beta), max_weight) * lp_t                                                L16
               + value_coefficient * |tau - 1[delta_t < 0]| * delta_t^2                                    P31
-    L       = mean over all tokens of the step, of which those of a row without a reward are 0            G1
+    L       = mean over all tokens of the step; tokens of a row without a reward have loss 0              G1
 
-V is a value head on the policy: the better part (tau) of what its state leads to in the data, so that a token is
-imitated by what it changed, also where no whole answer in the data is the best. The state after the last learned token
-has value 0. No gradient goes through V(s_{t+1}) or the weights.
+V is a value head on the policy. It learns the tau-expectile of what follows a state in the data, so a token is imitated
+for its own contribution, even if no stored answer is best as a whole. The state after the last trained token has value
+0. No gradient goes through V(s_{t+1}) or the weights.
 
-A token leads to one state: its Q is r_t + discount * V(s_{t+1}), and no network of its own learns it. Another speaker's
-turn is stepped over; after it there are several states, and V, an expectile, takes the better ones for more likely.
+A token leads to a single state, so its Q is r_t + discount * V(s_{t+1}) and there is no separate Q network. Other
+speakers' turns are skipped; the state after one is random, and V, an expectile, is then optimistic.
 
-Source: Kostrikov et al. 2110.06169 and, of tokens, ILQL, Snell et al. 2206.11871. ILQL learns Q with two heads, their
+Source: Kostrikov et al. 2110.06169 and, for tokens, ILQL, Snell et al. 2206.11871. ILQL learns Q with two heads, their
 moving averages and a conservative term, and adds (Q - V) / beta to the logits of a frozen model when it samples. Here
-the policy learns that by weighted imitation, as IQL does, so that it is sampled and exported like any model.
+the policy learns this by weighted imitation, as in IQL, so it is sampled and exported like any model.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def check(config: IQL, facts: Facts) -> None:
 
 
 def check_stored(config: IQL, value: np.ndarray) -> None:
-    """Raises ValueError where all rows of a data set have one reward. value: [n, 1] float, NaN where there is none."""
+    """Raises ValueError if all rows of a data set have the same reward. value: [n, 1] float, NaN if there is none."""
     rewards = np.unique(value[~np.isnan(value)])
     if len(rewards) < 2:
         raise ValueError(
@@ -70,25 +70,24 @@ def check_stored(config: IQL, value: np.ndarray) -> None:
 
 
 def token_loss(config: IQL, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
-    """Returns P31 and L16 of every token, [..., L], 0 where masked or of a row without a reward; and metrics."""
+    """Returns P31 and L16 of every token, [..., L], 0 where masked or in a row without a reward; and metrics."""
     mask = tokens.mask & ~jnp.isnan(tokens.row_values[..., 0])
     tokens = tokens.replace(mask=mask)
     values = reduce.masked(tokens.values, mask)
-    following, goes_on = segments.following(jax.lax.stop_gradient(values), mask, tokens.segment)
-    earned = reduce.masked(tokens.row_values[..., 0], mask)
-    delta = jnp.where(goes_on, 0, earned) + config.discount * following - values
-    weighting = dict(beta=config.beta, max_weight=config.max_weight)
-    imitation = awr.awr(tokens.logprobs, delta, mask, **weighting)
-    wrong = expectile(delta, config.tau)
+    next_values, has_next = segments.following(jax.lax.stop_gradient(values), mask, tokens.segment)
+    reward = reduce.masked(tokens.row_values[..., 0], mask)
+    delta = jnp.where(has_next, 0, reward) + config.discount * next_values - values
+    imitation = awr.awr(tokens.logprobs, delta, mask, beta=config.beta, max_weight=config.max_weight)
+    value_loss = expectile(delta, config.tau)
     metrics = {
         "advantage/mean": delta,
-        "advantage/weight": awr.awr_weights(delta, **weighting),
-        "stored/reward_logprob": earned * tokens.logprobs,
-        "stored/reward": earned,
-        "value/loss": wrong,
+        "advantage/weight": awr.awr_weights(delta, beta=config.beta, max_weight=config.max_weight),
+        "stored/reward_logprob": reward * tokens.logprobs,
+        "stored/reward": reward,
+        "value/loss": value_loss,
         "value/mean": values,
     }
-    return imitation + config.value_coefficient * wrong, common.metrics_of(tokens, metrics)
+    return imitation + config.value_coefficient * value_loss, common.metrics_of(tokens, metrics)
 
 
 OBJECTIVE = Objective(

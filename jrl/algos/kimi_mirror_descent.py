@@ -1,12 +1,12 @@
-"""Kimi's mirror descent: the policy gradient of whole sequences, with a squared pull to the policy of the last step.
+"""Kimi's mirror descent: a sequence-level policy gradient with a squared penalty on the distance to the last policy.
 
     A_i = R_i - mean_g                                                                       A4
     l_i = -A_i * LP_i + tau / 2 * (LP_i - LP_old_i)^2, LP the sum of a sequence's log-probs   L13
     L   = mean over sequences                                                                G2 of l_i on each token
 
-`per` = 'token' takes LP as a mean over the sequence, for answers whose lengths differ much. The pull acts from the
-second update of a batch on, since it is to the weights that the updates begin with, and then also on groups without a
-signal. Kimi resets the optimizer's moments whenever that reference moves, which is at every step here; they stay.
+`per` = 'token' makes LP a mean over the sequence, for answers of very different lengths. The penalty is relative to the
+weights before the updates, so it acts from a batch's second update on, and then also on groups without a signal. Kimi
+resets the optimizer's moments whenever that reference moves, which here is at every step; we keep them.
 
 Source: Kimi k1.5, 2501.12599 section 2.3.2.
 """

@@ -1,13 +1,13 @@
-"""KL-Cov: GRPO that holds the few tokens that make the entropy fall close to where they were.
+"""KL-Cov: GRPO with a KL penalty on the few tokens that reduce the entropy most.
 
     A_i   = (R_i - mean_g) / (std_g + 1e-6)                                                  A3
     cov_t = (A_t - mean A) * (old_logprobs_t - mean old_logprobs), means over the step       L20
-    l_t   = -rho_t * A_t, and coefficient * |logprobs_t - old_logprobs_t| more on the
+    l_t   = -rho_t * A_t, plus coefficient * |logprobs_t - old_logprobs_t| on the
             floor(share * tokens) tokens with the largest cov_t
     L     = mean over all tokens of the step                                                 G1
 
-No ratio is clipped. Tokens are chosen once a batch, by the log-probs that its updates begin with; the penalty acts from
-the second update of a batch on.
+No ratio is clipped. Tokens are selected once per batch, by the log-probs before its updates; the penalty acts from the
+second update of a batch on.
 
 Source: Cui et al. 2505.22617: 2e-4 of the tokens, coefficient 1 (0.1 in verl's configuration).
 """
@@ -29,7 +29,7 @@ class KLCov:
     share: float = 2e-4  # of the tokens that are held
     coefficient: float = 1.0  # weight of their distance to where they were
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
-    importance: common.TruncatedImportance | None = None  # correction for a sampler that is not the learner; None: none
+    importance: common.TruncatedImportance | None = None  # correction for sampler-learner mismatch; None: no correction
 
 
 def check(config: KLCov, facts: Facts) -> None:

@@ -1,4 +1,4 @@
-"""KTO: answers that are labeled good or bad, each alone, by what they gained on the reference over a baseline.
+"""KTO: learn from unpaired answers labeled good or bad, by their log-ratio to the reference against a baseline.
 
     u    = LP(y) - LP_ref(y), summed over the answer's tokens                                             P0
     z    = max(0, mean of u over mismatched answers: each prompt with another prompt's answer), no gradient
@@ -6,13 +6,14 @@
     bad:   l = bad_weight * (1 - sigmoid(beta (z - u)))
     L    = mean over the labeled answers of the step
 
-The metrics kto/good and kto/bad are sums of u over all labeled answers: a mean times the share of its class.
+The metrics kto/good and kto/bad divide the sum of u over a class by the number of all labeled answers: each is the
+class's mean times its share.
 
-z is of the whole optimizer step, under the weights before it, so that it depends on no layout. A step of one answer has
-no mismatch and z = 0. Peers: TRL takes z of every micro-batch.
+z is computed over the whole optimizer step under the weights before it, so it does not depend on micro-batches. A step
+of one answer has no mismatched answers, and z = 0. Peers: TRL computes z per micro-batch.
 
 Source: Ethayarajh et al. 2402.01306 eq. 7 and 8. There the weights are chosen so that good_weight * (good answers) is 1
-to 4/3 of bad_weight * (bad answers).
+to 4/3 times bad_weight * (bad answers).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def check(config: KTO, facts: Facts) -> None:
 
 
 def sequence_baseline(config: KTO, sequences: Sequences) -> Array:
-    """Returns z of P10, max(0, mean gain of the mismatched answers, those of label -1), []; 0 without any."""
+    """Returns z of P10, max(0, mean gain of the mismatched answers, which have label -1), []; 0 if there are none."""
     mismatched = sequences.mask & (sequences.label == -1)
     return jnp.maximum(reduce.masked_mean(gains(sequences), mismatched), 0)
 
@@ -54,11 +55,11 @@ def sequence_loss(config: KTO, sequences: Sequences, state: PyTree) -> tuple[Arr
     gain = gains(sequences)
     loss = kto(gain, sequences.baseline, good, config.beta)
     loss = jnp.where(good, config.good_weight, config.bad_weight) * loss
-    keep = lambda x: jax.lax.stop_gradient(reduce.masked(x, labeled)).astype(jnp.float32)
+    logged = lambda x: jax.lax.stop_gradient(reduce.masked(x, labeled)).astype(jnp.float32)
     metrics = {
-        "kto/baseline": keep(sequences.baseline),
-        "kto/good": keep(jnp.where(good, gain, 0)),
-        "kto/bad": keep(jnp.where(good, 0, gain)),
+        "kto/baseline": logged(sequences.baseline),
+        "kto/good": logged(jnp.where(good, gain, 0)),
+        "kto/bad": logged(jnp.where(good, 0, gain)),
     }
     return jnp.where(labeled, loss, 0), metrics
 

@@ -1,10 +1,10 @@
-"""LD-DPO: length-desensitized DPO, in which what one answer has beyond the length of the other counts for less.
+"""LD-DPO: length-desensitized DPO, which down-weights an answer's tokens beyond the length of the other answer.
 
     u^a = u of the first n tokens + alpha * u of the others,  n = min(len_w, len_l)                          P13
     l_u = -log sigmoid(beta (u^a_w - u^a_l))                                                                 P13
     L   = mean over the pairs of the step
 
-alpha = 1 is DPO, alpha = 0 compares the common length alone.
+alpha = 1 is DPO, alpha = 0 compares only the common length.
 
 Source: LD-DPO, Liu et al. 2409.06411.
 """

@@ -1,4 +1,4 @@
-"""Length-normalized DPO: DPO of mean log-ratios, so that a long answer has no larger margin for its length.
+"""Length-normalized DPO: DPO on mean log-ratios, so that long answers do not get a larger margin.
 
     l_u = -log sigmoid(beta (u_w / len_w - u_l / len_l))                                                P13
     L   = mean over the pairs of the step

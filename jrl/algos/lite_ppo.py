@@ -1,10 +1,10 @@
-"""Lite-PPO: rewards less their group's mean, over the deviation of the batch; PPO's clip; the mean over tokens.
+"""Lite-PPO: rewards minus the group's mean, divided by the batch's std; PPO's clip; the mean over tokens.
 
     A_i = (R_i - mean_g) / (std of all rewards of the step + 1e-6)                           A9
     l_t = max(-rho_t * A_i, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_i)                  L2 (L3)
     L   = mean over all tokens of the step                                                   G1
 
-Two choices against GRPO: a deviation that groups of nearly equal rewards cannot make small, and tokens that weigh alike
+Two differences from GRPO: groups of nearly equal rewards cannot make the std small, and all tokens have the same weight
 whatever the length of their answer. No value head, no KL.
 
 Source: Liu et al. 2508.08221, "Tricks or Traps?".

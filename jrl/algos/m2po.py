@@ -1,13 +1,13 @@
-"""M2PO: GRPO on stale samples, without the tokens that make the sampler's and the learner's log-probs differ most.
+"""M2PO: GRPO on stale samples, without the tokens on which sampler and learner differ most.
 
     A_i = (R_i - mean_g) / (std_g + 1e-6)                                                    A3
     A_t = 0 on the tokens with the largest (old_logprobs - behaviour_logprobs)^2,
           as many as leave a mean of at most `limit` on the rest                             L22
     l_t = max(-rho_t * A_t, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_t)                  L2
-    L   = mean over all tokens of the step, the dropped counted                              G1
+    L   = mean over all tokens of the step, dropped ones included                            G1
 
-A bound on the second moment bounds the variance of the importance weights, and leaves rare tokens alone that a clip
-would stop one by one. Tokens are dropped once a batch, over the whole step, by the policy that its updates begin with.
+A bound on the second moment bounds the variance of the importance weights, and keeps rare tokens that a per-token clip
+would stop. Tokens are dropped once per batch, over the whole step, by the policy before its updates.
 
 Source: Zheng et al. 2510.01161; AReaL, with its decoupled loss: set `importance` for that.
 """
@@ -31,7 +31,7 @@ class M2PO:
     clip_low: float = 0.2  # a ratio below 1 - clip_low is not pushed down further
     clip_high: float = 0.2  # a ratio above 1 + clip_high is not pushed up further
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
-    importance: common.TruncatedImportance | None = None  # correction for a sampler that is not the learner; None: none
+    importance: common.TruncatedImportance | None = None  # correction for sampler-learner mismatch; None: no correction
 
 
 def check(config: M2PO, facts: Facts) -> None:
@@ -41,10 +41,11 @@ def check(config: M2PO, facts: Facts) -> None:
 
 
 def advantages(config: M2PO, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
-    found, state, counters = grpo.advantages(config, groups, reward, state)
+    token_advantages, state, counters = grpo.advantages(config, groups, reward, state)
     mask = groups.action_mask & contract.eligible(groups)[:, None]
     inside = trust_region.within_second_moment(groups.old_logprobs, groups.behaviour_logprobs, mask, limit=config.limit)
-    return jnp.where(inside, found, 0), state, counters | {"rejected": reduce.masked_mean(~inside, mask)}
+    token_advantages = jnp.where(inside, token_advantages, 0)
+    return token_advantages, state, counters | {"rejected": reduce.masked_mean(~inside, mask)}
 
 
 OBJECTIVE = Objective(

@@ -1,13 +1,13 @@
-"""MacroPPO: PPO whose advantages are of groups of tokens, macro actions, instead of single ones (MA-RLHF).
+"""MacroPPO: PPO with advantages of groups of tokens, macro actions, instead of single tokens (MA-RLHF).
 
-    macro actions: `macro_size` sampled tokens each, never across a tool's answer
+    macro actions: `macro_size` sampled tokens each, never across tool output
     V = mean of v_old over the macro's tokens, r = R_i in the last macro of a row, 0 before
     A = gae(r, V) over macros, whitened over all sampled tokens of the step; Ret = A + V before that       A15, A23
 
-and every token gets the A and Ret of its macro. Ratio, clip, value loss and the mean over tokens are PPO's. The reward
-at the end of an answer is fewer steps away, so that less of it is lost to lambda. At macro_size = 1 this is PPO.
+Every token gets the A and Ret of its macro. Ratio, clip, value loss and the mean over tokens are PPO's. The reward at
+the end of an answer is fewer steps away, so that lambda discounts it less. macro_size = 1 is PPO.
 
-Source: Chai et al. 2410.02743, with n-grams of 5; their other ways to cut a text are not offered.
+Source: Chai et al. 2410.02743, with n-grams of 5; their other ways to segment a text are not implemented.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ def estimates(config: MacroPPO, groups: Groups, reward: Array) -> tuple[Array, A
     """Returns advantages before whitening and returns, [N, T] float, and the tokens that count, [N, T] bool."""
     rewards, counts = ppo.rewards_of_tokens(config, groups, reward)
     starts = gae.ngram_starts(counts, size=config.macro_size)
-    better, returns = gae.macro_gae(
+    unwhitened, returns = gae.macro_gae(
         rewards, groups.values, counts, starts, discount=config.discount, gae_lambda=config.gae_lambda
     )
-    return better, returns, counts
+    return unwhitened, returns, counts
 
 
 def advantages(
     config: MacroPPO, groups: Groups, reward: Array, state: PyTree
 ) -> tuple[Array, PyTree, dict[str, Array]]:
-    better, _, counts = estimates(config, groups, reward)
-    return reduce.whiten(better, counts), state, common.count_groups(groups, reward)
+    unwhitened, _, counts = estimates(config, groups, reward)
+    return reduce.whiten(unwhitened, counts), state, common.count_groups(groups, reward)
 
 
 OBJECTIVE = ppo.OBJECTIVE._replace(

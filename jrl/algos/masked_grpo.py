@@ -1,15 +1,15 @@
-"""Masked GRPO: GRPO without the sequences that another policy would have to have drawn.
+"""Masked GRPO: GRPO without the sequences on which sampler and learner disagree too much.
 
     A_i = (R_i - mean_g) / (std_g + 1e-6)                                                    A3
     w_i = exp(sum over the sequence of old_logprobs - behaviour_logprobs), or of their mean
     l_t = max(-rho_t * A_i, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_i)                  L2
           where low <= w_i <= high, else 0                                                   L10
           and 0 where A_i < 0 and mean(behaviour_logprobs - logprobs) > delta, if it is set   L10
-    L   = mean over sequences of the mean over their tokens, the rejected counted            G2
+    L   = mean over sequences of the mean over their tokens, rejected ones included          G2
 
-`level` says what has to be within the limits: 'sequence', the product of a sequence's weights; 'geometric', their
-per-token mean; 'every_token', each of them. IcePop rejects single tokens. The metric `rejected` is the share of tokens
-that are left out: above a half, look for the disagreement first.
+`level` selects what must be within the limits: 'sequence', the product of a sequence's token weights; 'geometric',
+their geometric mean; 'every_token', each of them. IcePop rejects single tokens. The metric `rejected` is the share of
+tokens that are dropped; above one half, look for the cause of the mismatch first.
 
 Source: masked importance sampling as in TRL (its default: product, at most 3) and verl; the second mask is OPSM of
 DeepSeek-V3.2.
@@ -66,13 +66,24 @@ def check(config: MaskedGRPO, facts: Facts) -> None:
 
 
 def token_loss(config: MaskedGRPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
-    old, behaviour, mask = tokens.old_logprobs, tokens.behaviour_logprobs, tokens.mask
-    places = {"num_segments": tokens.num_segments}
-    limits = {"low": config.low, "high": config.high}
-    accepted = ACCEPTED[config.level](old, behaviour, mask, tokens.segment, **places, **limits)
+    accepted = ACCEPTED[config.level](
+        tokens.old_logprobs,
+        tokens.behaviour_logprobs,
+        tokens.mask,
+        tokens.segment,
+        num_segments=tokens.num_segments,
+        low=config.low,
+        high=config.high,
+    )
     if config.delta is not None:
         accepted &= importance.near_policy(
-            tokens.logprobs, behaviour, tokens.advantages, mask, tokens.segment, **places, delta=config.delta
+            tokens.logprobs,
+            tokens.behaviour_logprobs,
+            tokens.advantages,
+            tokens.mask,
+            tokens.segment,
+            num_segments=tokens.num_segments,
+            delta=config.delta,
         )
     loss, metrics = common.unweighted_loss(
         config, common.ppo_clip(config, tokens), tokens, common.clip_metrics(config, tokens), {"rejected": ~accepted}

@@ -4,9 +4,9 @@
     l_t = max(-rho_t * A_i, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_i)                  L2 (L3)
     L   = mean over all tokens of the step                                                   G1
 
-With rewards 0 and 1 and infinitely many samples this is the gradient of log(probability of a right answer), the
-likelihood of being right, where the plain mean follows the probability itself. Rewards must not be negative. One right
-answer among n has advantage n - 1: clip gradients.
+With rewards 0 and 1 and infinitely many samples this is the gradient of log(probability of a right answer), that is,
+maximum likelihood of being right; the plain mean maximizes the probability itself. Rewards must not be negative. A
+single right answer among n has advantage n - 1: clip gradients.
 
 Source: prime-rl's MaxRL.
 """

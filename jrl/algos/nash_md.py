@@ -1,17 +1,17 @@
 """Nash-MD: win against a mixture of yourself and the reference.
 
-    P_i = mean over the prompt's opponents j of 1[R_i > R_j] + 1[R_i = R_j] / 2, or of what
-          the pair model says of i and j                                                     S14, P18
+    P_i = mean over the prompt's opponents j of 1[R_i > R_j] + 1[R_i = R_j] / 2, or of the
+          pair model's preference for i over j                                               S14, P18
     l_t = max(-rho_t * (P_i - 1/2), -clip(rho_t, 1 - clip_low, 1 + clip_high) * (P_i - 1/2)) + kl * k2_t     L2 (L3), K2
     L   = mean over sequences of the sum over their tokens                                   G3
 
-The reward says who wins and no more, so that its scale does not matter; with `NashMD.preference = 'pair_model'` the
-pair model says how surely. `Online.strategy = @MixtureOpponent()` draws the opponents, which are not learned from.
-Where a prompt has none with a verdict, its completions are compared with each other. A row that was compared with
-nobody is left out, its KL too.
+The reward only decides who wins, so its scale does not matter; with `NashMD.preference = 'pair_model'` the pair model
+gives the win probability. `Online.strategy = @MixtureOpponent()` draws the opponents, which are not trained on. If a
+prompt has no opponent with a valid verdict, its completions are compared with each other. A row that was compared with
+none is left out, and its KL term too.
 
-Source: Munos et al. 2312.00886: mixture 1/2, KL 0.1; there a pair model gives P. TRL multiplies log-ratios by
-log-probs token by token, which loses what tokens share; k2 does not.
+Source: Munos et al. 2312.00886: mixture 1/2, KL 0.1; there a pair model gives P. TRL multiplies log-ratios by log-probs
+token by token, which loses the cross terms between tokens; k2 does not.
 """
 
 from __future__ import annotations
@@ -46,49 +46,51 @@ def check(config: NashMD, facts: Facts) -> None:
 
 
 def opponents(groups: Groups) -> Array:
-    """Returns the rows with a verdict that the mixture drew, [N] bool."""
+    """Returns the mixture's rows that have a valid verdict, [N] bool."""
     return groups.valid & (groups.turn[:, 0] < 0)
 
 
 def met(groups: Groups) -> Array:
     """Returns the rows that a prompt's completions are compared with, [N] bool."""
-    mixed = opponents(groups)
-    counted = group_ops.count(groups.group, mixed, num_groups=groups.num_groups)
-    return mixed | (contract.eligible(groups) & (group_ops.to_rows(counted, groups.group) == 0))
+    mixture_rows = opponents(groups)
+    num_opponents = group_ops.count(groups.group, mixture_rows, num_groups=groups.num_groups)
+    return mixture_rows | (contract.eligible(groups) & (group_ops.to_rows(num_opponents, groups.group) == 0))
 
 
 def keep(config: NashMD, groups: Groups) -> Array:
     """Returns the completions that were compared with another, [N] bool."""
     against = met(groups)
     if config.preference == "pair_model":
-        places = groups.group, groups.sample, against
-        compared = compared_with_any(contract.preferences(groups), *places, num_groups=groups.num_groups)
+        compared = compared_with_any(
+            contract.preferences(groups), groups.group, groups.sample, against, num_groups=groups.num_groups
+        )
     else:
-        there = group_ops.count(groups.group, against, num_groups=groups.num_groups)
-        compared = group_ops.to_rows(there, groups.group) > against
+        num_against = group_ops.count(groups.group, against, num_groups=groups.num_groups)
+        compared = group_ops.to_rows(num_against, groups.group) > against
     return contract.eligible(groups) & compared
 
 
 def advantages(config: NashMD, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
-    players, mixed, against = keep(config, groups), opponents(groups), met(groups)
+    players, mixture_rows, against = keep(config, groups), opponents(groups), met(groups)
     if config.preference == "pair_model":
-        arrays = contract.preferences(groups), groups.group, groups.sample, players, against
-        wins = win_share(*arrays, num_groups=groups.num_groups)
+        wins = win_share(
+            contract.preferences(groups), groups.group, groups.sample, players, against, num_groups=groups.num_groups
+        )
     else:
         wins = win_probability(reward, groups.group, players, against, num_groups=groups.num_groups)
     counters = common.count_groups(groups, reward)
-    # Opponents have no action, which is what rows that were aborted and padding look like. No prompt is without a row
-    # of actions but padding, and one whose rows were all aborted.
+    # Opponents have no actions, like aborted rows and padding, so `aborted` counts them. A prompt without any action is
+    # padding, or all its rows were aborted.
     prompts = group_ops.count(groups.group, groups.action_mask.any(-1), num_groups=groups.num_groups)
     drawn = (groups.turn[:, 0] < 0) & (group_ops.to_rows(prompts, groups.group) > 0)
     failed = groups.finish == jnp.int8(Finish.FAILED)
-    counted = group_ops.count(groups.group, mixed, num_groups=groups.num_groups)
+    num_opponents = group_ops.count(groups.group, mixture_rows, num_groups=groups.num_groups)
     rows = group_ops.count(groups.group, contract.eligible(groups), num_groups=groups.num_groups)
     counters |= {
         "win_rate": reduce.masked_mean(wins, players),
-        "aborted": counters["aborted"] - jnp.sum(mixed & ~failed),
+        "aborted": counters["aborted"] - jnp.sum(mixture_rows & ~failed),
         "unscorable": counters["unscorable"] + jnp.sum(drawn & ~groups.valid & ~failed),
-        "group_of_one": jnp.sum((rows == 1) & (counted == 0)),
+        "group_of_one": jnp.sum((rows == 1) & (num_opponents == 0)),
     }
     return advantage_ops.spread(jnp.where(players, wins - 0.5, 0), groups.action_mask), state, counters
 

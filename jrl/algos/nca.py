@@ -1,9 +1,9 @@
-"""NCA: raise what the preferred answer gained on the reference, and hold both from drifting.
+"""NCA: raise the preferred answer's log-ratio to the reference, and keep both log-ratios from drifting.
 
     l_u = -log sigmoid(beta u_w) - (log sigmoid(-beta u_w) + log sigmoid(-beta u_l)) / 2                P15
     L   = mean over the pairs of the step
 
-Unlike DPO it does not let the likelihood of the preferred answer fall.
+Unlike DPO, it keeps the likelihood of the preferred answer from falling.
 
 Source: Chen et al. 2402.05369, two answers.
 """

@@ -1,13 +1,13 @@
 """Bradley-Terry that trusts a label as far as other reward models agree with it.
 
-    strength = mean over the models of r_w - r_l, without a gradient; m = s_w - s_l of the model that learns
-    strength < flip_below:   l_u = -log sigmoid(-m), the label is taken for wrong                          P2
+    strength = mean over the models of r_w - r_l, without a gradient; m = s_w - s_l of the trained model
+    strength < flip_below:   l_u = -log sigmoid(-m), the label is treated as wrong                         P2
     strength < soft_below:   l_u = -(1 - noise) log sigmoid(m) - noise log sigmoid(-m)                     P2
     else:                    l_u = -log sigmoid(m - strength), a clear pair must win by as much            P2
     L   = mean over the pairs of the step
 
-The models are roles that earlier stages have trained on the same pairs, in orders of their own. The paper's bounds are
-quantiles of the strength over the data, about the lowest 10 and 20 %; pairs/strength, which is logged, tells them.
+The models are roles that earlier stages trained on the same pairs, each in a different order. The paper's bounds are
+quantiles of the strength over the data, about the lowest 10 and 20 %; read them off the metric pairs/strength.
 
 Source: Wang et al. 2401.06080 sections 2.3 and 2.4.
 """
@@ -42,7 +42,7 @@ def check(config: NoisyBradleyTerry, facts: Facts) -> None:
             "the weakest preferences are turned around"
         )
     if len(config.models) == 1 and config.flip_below > -1e6:
-        # a single model's mistakes would be learned as labels
+        # A single model's mistakes would become labels.
         raise ValueError(
             f"NoisyBradleyTerry.flip_below = {config.flip_below} turns labels around by the word of one model, "
             f"{config.models[0]!r}; name several in models, or set it to -1e9"
@@ -63,8 +63,8 @@ def sequence_loss(config: NoisyBradleyTerry, sequences: Sequences, state: PyTree
         "pairs/strength": strength,
         "pairs/flipped": (strength < config.flip_below).astype(jnp.float32),
     }
-    keep = lambda x: jax.lax.stop_gradient(jnp.where(preferred, x, 0).astype(jnp.float32))
-    return jnp.where(preferred, loss, 0), {name: keep(x) for name, x in metrics.items()}
+    logged = lambda x: jax.lax.stop_gradient(jnp.where(preferred, x, 0).astype(jnp.float32))
+    return jnp.where(preferred, loss, 0), {name: logged(x) for name, x in metrics.items()}
 
 
 OBJECTIVE = Objective(

@@ -1,15 +1,15 @@
-"""On-policy distillation: a teacher's log-probs of what the policy samples are its reward, token by token.
+"""On-policy distillation: a teacher's log-probs of the policy's samples are the rewards of their tokens.
 
     A_t = log teacher(y_t | y_<t) - old_logprobs_t                                           P37
     l_t = max(-rho_t * A_t, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_t)                 L2 (L3)
     L   = mean over all tokens of the step                                                   G1
 
-The teacher is the role of that name, which an earlier stage has trained. The reward is not read; a row without a
-verdict is left out all the same. In expectation the gradient is that of KL(policy, teacher) at every state of the
-policy; GKD computes that divergence over the whole vocabulary, for more work and less noise.
+The teacher is the role `teacher`, trained by an earlier stage. The reward is not used, but rows without a valid verdict
+are still left out. In expectation the gradient is that of KL(policy, teacher) at every state of the policy; GKD
+computes that divergence over the whole vocabulary, at a higher cost and with less noise.
 
-Source: prime-rl and tinker, the estimate in the place of the reward, coefficient 1. AReaL has it in the place of the
-loss, where its mean gradient is zero (K2).
+Source: prime-rl and tinker, where the estimate replaces the reward, with coefficient 1. AReaL uses it as the loss,
+where its mean gradient is zero (K2).
 """
 
 from __future__ import annotations

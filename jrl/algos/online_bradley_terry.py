@@ -1,11 +1,11 @@
-"""Bradley-Terry on the policy's own samples: a reward model that has seen the mistakes which the policy makes.
+"""Bradley-Terry on the policy's own samples: a reward model trained on the mistakes that the policy makes.
 
     pair of a group as in OnlineDPO, by the reward or by the outcome                                       F15
     l_u = -log sigmoid(s_preferred - s_other - margin) + center * (s_preferred + s_other)^2                P1
     L   = mean over the pairs of the step
 
-The policy samples and stays as it is; the role in Online.trains learns. What says which sample is better is any source
-of rewards: a verifier, a judge (RLAIF), another reward model.
+The policy samples and is not trained; the role in Online.trains is. Any source of rewards can rank the samples: a
+verifier, a judge (RLAIF), another reward model.
 
 Sources: pairs of a policy's samples that a judge labels, Lee et al. 2309.00267; pairs labeled by a gold reward that
 does not train the policy, Gao et al. 2210.10760 (`ranks_by = 'outcome'`, with the verifier's weight 0).
@@ -44,19 +44,21 @@ def check(config: OnlineBradleyTerry, facts: Facts) -> None:
 
 
 def loss_of(config: OnlineBradleyTerry) -> bradley_terry.BradleyTerry:
-    """Returns the options of the loss."""
+    """Returns the configuration of the loss."""
     return bradley_terry.BradleyTerry(margin=config.score_margin, center=config.center)
 
 
 def shape(config: OnlineBradleyTerry, groups: Groups) -> Array:
-    """Returns what pairs are made by, [N]."""
-    return sampled_pairs.shape(config, groups if config.ranks_by == "reward" else groups.replace(reward=groups.outcome))
+    """Returns the reward that ranks samples for pairs, [N]."""
+    if config.ranks_by == "outcome":
+        groups = groups.replace(reward=groups.outcome)
+    return sampled_pairs.shape(config, groups)
 
 
 OBJECTIVE = Objective(
     config=OnlineBradleyTerry,
     check=check,
-    corrects_staleness=lambda config: True,  # the samples are of a policy that does not learn
+    corrects_staleness=lambda config: True,  # the policy that samples is not trained
     needs=lambda config: Needs(logprobs=False, score=True),
     shape=shape,
     pairs=sampled_pairs.pairs,

@@ -1,12 +1,12 @@
-"""Online DPO: of each prompt's samples the best is preferred to the worst, and DPO learns from these pairs.
+"""Online DPO: DPO on pairs of each prompt's best and worst sample.
 
-    pair of a group: the row of the highest reward against that of the lowest (or the second highest, or
-    any other), more than `margin` apart                                                                    F15
+    pair of a group: the row with the highest reward against the lowest (or the second highest, or any
+    other), more than `margin` apart                                                                        F15
     u   = LP(y) - LP_ref(y), summed over the answer's tokens; D = u_preferred - u_other                     P0
     l_u = -log sigmoid(beta * D)                                                                            P5
     L   = mean over the pairs of the step
 
-The reference is the policy as the stage found it. Rows in no pair are not learned from.
+The reference is the initial policy of the stage. Rows without a pair are not trained on.
 
 Source: Guo et al. 2402.04792 (pairs from the policy itself); pairs of K samples: RLHF Workflow, 2405.07863.
 """

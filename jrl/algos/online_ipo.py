@@ -1,14 +1,14 @@
-"""Online IPO: of each prompt's samples the best is preferred to the worst, and IPO learns from these pairs.
+"""Online IPO: IPO on pairs of each prompt's best and worst sample.
 
     pair of a group as in OnlineDPO                                                                       F15
     l_u = (D - (2 p - 1) / (2 beta))^2, p = 1                                                             P8, P16
     L   = mean over the pairs of the step
 
-The margin is drawn to 1 / (2 beta) and stays there, so that answers that always win do not run away. With
-`OnlineIPO.preference = 'pair_model'` p is how strongly the pair model prefers the answer: the mean of the loss over
-labels drawn from p, less what has no gradient, so that the margin is drawn to (p - 1/2) / beta.
+The margin is regressed to 1 / (2 beta), so that answers that always win do not diverge. With `OnlineIPO.preference =
+'pair_model'` p is the strength of the pair model's preference: the loss is the mean over labels drawn from p, up to a
+constant, so the target of the margin is (p - 1/2) / beta.
 
-Sources: Calandriello et al. 2403.08635, with sampled pairs in the place of all; TRL's online trainers have it as "ipo".
+Sources: Calandriello et al. 2403.08635, with sampled pairs instead of all pairs; TRL's online trainers call it "ipo".
 Azar et al. 2310.12036 eq. 17 and 9, where p is any preference.
 """
 
@@ -44,7 +44,7 @@ def loss(config: OnlineIPO, pair: Pair) -> Array:
 
 
 def certainty(pair: Pair) -> Array:
-    """Returns 2 p - 1 of every pair, [..., S] in (0, 1]: the mean of a label of 1 or -1 that is drawn from p."""
+    """Returns 2 p - 1 of every pair, [..., S] in (0, 1]: the mean of a label of 1 or -1 drawn from p."""
     return 2 * pair.preference - 1
 
 

@@ -1,10 +1,11 @@
-"""Online SimPO: of each prompt's samples the best is preferred to the worst, by means over tokens and no reference.
+"""Online SimPO: SimPO on pairs of each prompt's best and worst sample.
 
     pair of a group as in OnlineDPO                                                                       F15
     l_u = -log sigmoid(beta (LPbar_w - LPbar_l) - gamma)                                                  P12, P17
     L   = mean over the pairs of the step
 
-Source: SimPO 2405.14734 on pairs of the policy's own, as CycleResearcher 2411.00816 makes them by a reviewer's scores.
+Source: SimPO 2405.14734 on pairs of the policy's own samples, as in CycleResearcher 2411.00816, which ranks them by a
+reviewer's scores.
 """
 
 from __future__ import annotations

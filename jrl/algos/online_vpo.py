@@ -1,12 +1,12 @@
-"""VPO on-line: online DPO with optimism, a push away from what the reference would say.
+"""Online VPO: online DPO with optimism, an exploration bonus that pushes away from the reference's answers.
 
     pair of an answer y of the policy and an answer y' of the reference, the better one preferred, as in XPO   P20
     l_u = -log sigmoid(beta D) + weight * beta * u(y'), u = LP - LP_ref                                   P5, P21
     L   = mean over the pairs of the step
 
-The reference is the calibration distribution, and y' a sample of it, which `Online.strategy = @ReferenceSamples()`
-draws. LP_ref(y') has no gradient, so that the policy moves as under XPO with alpha = weight * beta. Offline, with the
-sign of pessimism: VPO.
+The reference is the calibration distribution, and y' its sample, drawn by `Online.strategy = @ReferenceSamples()`.
+LP_ref(y') has no gradient, so the gradient equals that of XPO with alpha = weight * beta. For stored pairs, with the
+sign of pessimism, use VPO.
 
 Source: Cen et al. 2405.19320; sign and form as its abstract states them.
 """
@@ -39,8 +39,8 @@ def check(config: OnlineVPO, facts: Facts) -> None:
 def sequence_loss(config: OnlineVPO, sequences: Sequences, state: PyTree) -> tuple[Array, dict[str, Array]]:
     """Returns P5 and P21's optimistic term on the preferred sequence of each pair, [..., S], and metrics."""
     pair = pairs_of(sequences)
-    theirs = reduce.masked(sequences.value * gains(sequences), sequences.mask)
-    calibration = theirs + other_of_pair(theirs, sequences)
+    reference_gain = reduce.masked(sequences.value * gains(sequences), sequences.mask)
+    calibration = reference_gain + other_of_pair(reference_gain, sequences)
     loss = pair_losses.vpo(config.beta * pair.margin, config.beta * calibration, config.weight)
     return reduce.masked(loss, pair.mask), pair_metrics(pair)
 

@@ -1,4 +1,4 @@
-"""OPO: rewards against the mean of their group weighted by length, the baseline of least variance; PPO's clip.
+"""OPO: rewards minus the length-weighted mean of their group, the minimum-variance baseline; PPO's clip.
 
     A_i = R_i - sum(len_j * R_j) / sum(len_j) over the group                                 A10
     l_t = max(-rho_t * A_i, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_i)                  L2 (L3)
@@ -7,8 +7,8 @@
 The weights stand for the squared norm of a sequence's gradient, which grows with its length. Step sizes follow the
 scale of the rewards.
 
-Source: Hao et al. 2505.23585, which is strictly on policy: one update a batch, where the clip never binds. No KL and no
-entropy bonus there.
+Source: Hao et al. 2505.23585, which is strictly on policy: one update per batch, where the clip never binds, no KL and
+no entropy bonus.
 """
 
 from __future__ import annotations

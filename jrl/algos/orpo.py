@@ -1,9 +1,9 @@
-"""ORPO: imitate the preferred answer and make it likelier than the other one, without a reference.
+"""ORPO: imitate the preferred answer and raise its odds against the rejected one, without a reference.
 
     l_u = -LPbar_w - weight * log sigmoid(o_w - o_l),  o = LPbar - log(1 - exp(LPbar))                  P11
     L   = mean over the pairs of the step
 
-LPbar is the mean over the answer's tokens. Peers: TRL's and Tunix's NLL term takes the prompt's tokens in by default.
+LPbar is the mean over the answer's tokens. Peers: TRL's and Tunix's NLL term includes the prompt's tokens by default.
 
 Source: ORPO 2403.07691 eq. 6 and 7.
 """

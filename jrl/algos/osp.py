@@ -1,15 +1,15 @@
-"""OSP: the policy learns from pairs of its own answers, each as far as its judge prefers one to the other.
+"""OSP: online DPO with soft labels, the strengths of a judge's preferences between the policy's own answers.
 
     pair of a group as in OnlineDPO                                                                       F15
-    p   = sigmoid((R_w - R_l) / temperature), or what the pair model says: the strength of the preference P29
+    p   = sigmoid((R_w - R_l) / temperature), or the pair model's: the strength of the preference         P29
     l_u = -p log sigmoid(beta D) - (1 - p) log sigmoid(-beta D)                                           P29
     L   = mean over the pairs of the step
 
-A pair that the judge hardly tells apart pulls its margin to 0 and no further. `OSP.preference = 'pair_model'` asks a
-judge of pairs; with `PairModel.role = 'policy'` that is the policy itself. The strengths of stored pairs:
-ConservativeDPO with Preferences.strength.
+A pair that the judge can hardly tell apart has a target margin near 0. `OSP.preference = 'pair_model'` uses a judge of
+pairs; with `PairModel.role = 'policy'` that is the policy itself. For stored pairs with strengths use ConservativeDPO
+with Preferences.strength.
 
-Source: OSP 2405.14103, where the policy judges pairs itself; of scores the strength is Bradley and Terry's.
+Source: OSP 2405.14103, where the policy judges pairs itself; the strength from scores is Bradley-Terry's.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ def pairs(config: OSP, groups: Groups, reward: Array) -> Pairs:
     """Returns F15's pairs with P29's strengths as labels."""
     if config.preference == "pair_model":
         return sampled_pairs.strong_pairs(config, groups, reward)
-    found = sampled_pairs.pairs(config, groups, reward)
-    paired = found.unit >= 0
-    sign = jnp.where(found.label > 0.5, 1, -1)
-    # The rows of a pair are the only ones of their group that have a unit.
+    hard_pairs = sampled_pairs.pairs(config, groups, reward)
+    paired = hard_pairs.unit >= 0
+    sign = jnp.where(hard_pairs.label > 0.5, 1, -1)
+    # A group has at most one pair, so a sum over the group is one over the pair.
     gap = group_ops.total(jnp.where(paired, sign * reward, 0), groups.group, paired, num_groups=groups.num_groups)
     gap = group_ops.to_rows(gap, groups.group)
     strength = jax.nn.sigmoid(gap / config.temperature)
-    # Rounded to 0.5, it would say of neither that it is preferred, and the pair would not be learned from.
+    # At exactly 0.5, after rounding, neither row would be preferred and the pair would be dropped.
     strength = jnp.maximum(strength, 0.5 + jnp.finfo(strength.dtype).epsneg)
-    return found._replace(label=jnp.where(paired, jnp.where(sign > 0, strength, 1 - strength), 0))
+    return hard_pairs._replace(label=jnp.where(paired, jnp.where(sign > 0, strength, 1 - strength), 0))
 
 
 def loss(config: OSP, pair: Pair) -> Array:

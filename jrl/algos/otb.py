@@ -1,4 +1,4 @@
-"""OTB: returns against the baseline of least variance of their token, of a group's other samples; PPO's clip.
+"""OTB: returns minus a minimum-variance baseline for every token position of a group; PPO's clip.
 
     r_t   = R_i on the last sampled token, 0 before; rewards of spans on theirs; -kl_in_reward * k_t     R16, R17
     Ret_t = sum of r from t on                                                                           A1
@@ -7,10 +7,10 @@
     l_t   = max(-rho_t * A_t, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_t)                            L2 (L3)
     L     = mean over all tokens of the step                                                             G1
 
-W stands for the squared norm of the gradient of a row's log-prob so far: rows that would move the policy most set the
-baseline. p is that of the weights that the updates of a batch begin with, over the whole vocabulary; it takes a pass
-for them where there is one update a batch. What one sample alone goes on to has nothing to be compared with and learns
-nothing: rewards that are counted at the end teach the longest of a group up to the end of the second.
+W estimates the squared gradient norm of a row's log-prob so far: the rows with the largest gradients dominate the
+baseline. p is the distribution over the vocabulary under the weights before a batch's updates; computing it takes an
+extra pass if a batch has one update. Positions that a single sample of the group reaches have advantage 0, so with a
+reward at the end the longest sample is trained only up to the length of the second longest.
 
 Source: verl's optimal token baseline, which has no clip of its own.
 """
@@ -43,14 +43,14 @@ def check(config: OTB, facts: Facts) -> None:
 
 
 def needs(config: OTB) -> Needs:
-    of_reward = common.needs_of_reward(config)
-    return common.entropy_needs(config)._replace(**of_reward | {"credit_logprobs": True, "credit_sum_squared": True})
+    reward_needs = common.needs_of_reward(config)
+    return common.entropy_needs(config)._replace(**reward_needs | {"credit_logprobs": True, "credit_sum_squared": True})
 
 
 def advantages(config: OTB, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
     rows, mask = contract.eligible(groups), groups.action_mask
     returns = advantage_ops.discounted_returns(common.rewards_of_tokens(config, groups, reward), mask, discount=1.0)
-    found = baselines.token_optimal(
+    token_advantages = baselines.token_optimal(
         returns,
         jnp.exp(reduce.masked(groups.old_logprobs, mask)),
         groups.old_sum_squared,
@@ -59,7 +59,7 @@ def advantages(config: OTB, groups: Groups, reward: Array, state: PyTree) -> tup
         rows,
         num_groups=groups.num_groups,
     )
-    return found, state, common.count_groups(groups, reward)
+    return token_advantages, state, common.count_groups(groups, reward)
 
 
 OBJECTIVE = Objective(

@@ -1,4 +1,4 @@
-"""What objectives of pairs share: both answers read at the preferred one's place, one loss a pair, its metrics."""
+"""Shared parts of objectives on pairs: the record of a pair, its loss as a sequence loss, its metrics, and checks."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Array = jax.Array
 
 @struct.dataclass
 class Pair:
-    """The pairs of packed rows, each at the place of its preferred answer (w); elsewhere `mask` is False and numbers
-    are 0, lengths 1. What carries a gradient is of the policy alone."""
+    """The pairs of packed rows, each at the place of its preferred answer (w); elsewhere `mask` is False, numbers are 0
+    and lengths 1. Only the policy's log-probs carry a gradient."""
 
     logprob: Array  # [..., S] float32, LP_w
     other_logprob: Array  # [..., S] float32, LP_l
-    gain: Array  # [..., S] float32, u_w = LP_w - LP_ref_w; LP_w itself where there is no reference
+    gain: Array  # [..., S] float32, u_w = LP_w - LP_ref_w; LP_w without a reference
     other_gain: Array  # [..., S] float32, u_l
     length: Array  # [..., S] float32, tokens of the preferred answer, at least 1
     other_length: Array  # [..., S] float32
-    preference: Array  # [..., S] float32, the label: probability that it is the better one
+    preference: Array  # [..., S] float32, the label: probability that the preferred answer is the better one
     mask: Array  # [..., S] bool
-    log_sum_squared: Array | None = None  # [..., S] float32, of the preferred answer, where Needs.log_sum_squared
+    log_sum_squared: Array | None = None  # [..., S] float32, of the preferred answer, with Needs.log_sum_squared
     other_log_sum_squared: Array | None = None  # [..., S] float32
 
     @property
@@ -50,15 +50,15 @@ class Pair:
 
 
 def gains(sequences: Sequences) -> Array:
-    """Returns u = LP - LP_ref of every sequence (P0), LP itself where there is no reference, [..., S]."""
+    """Returns u = LP - LP_ref of every sequence (P0), or LP without a reference, [..., S]."""
     clean = lambda x: reduce.masked(x, sequences.mask)
     logprob = clean(sequences.logprob)
     return logprob if sequences.ref_logprob is None else logprob - clean(sequences.ref_logprob)
 
 
 def preferred_of(sequences: Sequences) -> Array:
-    """Returns where the preferred sequence of a pair is, [..., S] bool (P0): its label is above 0.5, and a pair needs
-    both of its sequences, with a token each."""
+    """Returns the places of the pairs' preferred sequences, [..., S] bool (P0): the label is above 0.5, and both
+    sequences of the pair are present, with a token each."""
     other_length = other_of_pair(sequences.length, sequences)
     return sequences.mask & (sequences.label > 0.5) & (sequences.length > 0) & (other_length > 0)
 
@@ -71,10 +71,13 @@ def pairs_of(sequences: Sequences) -> Pair:
     other_length = other_of_pair(length, sequences)
     mask = preferred_of(sequences)
     here = lambda x, fill=0.0: jnp.where(mask, x, fill)
-    squared = {}
+    optional = {}
     if sequences.log_sum_squared is not None:
-        own = clean(sequences.log_sum_squared)
-        squared = {"log_sum_squared": here(own), "other_log_sum_squared": here(other_of_pair(own, sequences))}
+        log_sum_squared = clean(sequences.log_sum_squared)
+        optional = {
+            "log_sum_squared": here(log_sum_squared),
+            "other_log_sum_squared": here(other_of_pair(log_sum_squared, sequences)),
+        }
     return Pair(
         logprob=here(logprob),
         other_logprob=here(other_of_pair(logprob, sequences)),
@@ -84,7 +87,7 @@ def pairs_of(sequences: Sequences) -> Pair:
         other_length=here(other_length, 1.0),
         preference=here(sequences.label, 1.0),
         mask=mask,
-        **squared,
+        **optional,
     )
 
 
@@ -100,9 +103,9 @@ def pair_loss(loss: Callable[[Any, Pair], Array]) -> Callable[[Any, Sequences, P
 
 
 def pair_metrics(pair: Pair) -> dict[str, Array]:
-    """Returns what is logged of every pair (P0), [..., S] float32: the share whose margin is above 0 (a tie is half),
-    the margin D of sums over tokens, without beta and whatever the loss is of, both gains, and the preferred answer's
-    NLL, a token's mean."""
+    """Returns the metrics of every pair (P0), [..., S] float32: accuracy (the margin is above 0; a tie is half), the
+    margin D of sums over tokens (without beta, whatever the loss uses), both gains, and the preferred answer's mean NLL
+    per token."""
     values = {
         "pairs/accuracy": 0.5 * (1 + jnp.sign(pair.margin)),
         "pairs/margin": pair.margin,
@@ -129,10 +132,10 @@ def pair_objective(
     reference: bool = True,
     log_sum_squared: bool = False,
 ) -> Objective:
-    """Returns a row of ALGOS that learns from stored pairs by a loss of one pair.
+    """Returns an objective on stored pairs from its loss of a pair.
 
     Args:
-      reference: the loss reads gains over the role `reference`; without it Pair.gain is the log-prob.
+      reference: gains are relative to the role `reference`; False: Pair.gain is the log-prob.
       log_sum_squared: the loss reads Pair.log_sum_squared.
     """
     return Objective(
@@ -145,12 +148,12 @@ def pair_objective(
 
 
 def positive(name: str, value: float, usual: float) -> None:
-    """Raises ValueError where a coefficient is not above 0, naming it and a usual value."""
+    """Raises ValueError unless a coefficient is above 0 and finite, with its name and a usual value."""
     if not 0 < value < math.inf:
         raise ValueError(f"{name} = {value} must be above 0 and finite: at 0 the loss is constant. {usual} is usual.")
 
 
 def share(name: str, value: float, usual: float, below: float = 0.5) -> None:
-    """Raises ValueError where a share of wrong labels is not in [0, below)."""
+    """Raises ValueError unless a share of wrong labels is in [0, below)."""
     if not 0 <= value < below:
         raise ValueError(f"{name} = {value} must be at least 0 and below {below}; {usual} is usual.")

@@ -1,15 +1,15 @@
-"""PassAtK: learn to have one right answer among k, instead of a right answer on average (PKPO).
+"""PassAtK: maximize the chance of a right answer among k samples instead of the mean accuracy (PKPO).
 
-    A_i = n^2 / (n - k) * a_i, a_i the credit of a correct or a wrong row of n with c correct ones      A11
+    A_i = n^2 / (n - k) * a_i, a_i the credit of a correct or a wrong row among n with c correct ones   A11
     l_t = max(-rho_t * A_i, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_i)                            L2 (L3)
     L   = mean over sequences of the sum over their tokens                                             G3
 
-A row is correct where its reward is above `threshold`. Scaled like this, L has the gradient of the mean pass@k over
-prompts, and at k = 1 this is RLOO. Wrong answers share in the credit of right ones that they may be drawn with, so that
-a policy keeps trying different things; a prompt that is answered right more than n - k times of n teaches no more, and
-the mean reward stays below what other objectives reach.
+A row is correct if its reward is above `threshold`. With this scale L has the gradient of the mean pass@k over prompts,
+and k = 1 is RLOO. Wrong answers share the credit of the right ones that they may be drawn with, so the policy keeps
+exploring. A prompt with more than n - k right answers of n has no gradient, so the mean reward stays below that of
+other objectives.
 
-Source: Walder and Karkhanis 2505.15201. The group's mean is subtracted; there the baseline leaves a row out.
+Source: Walder and Karkhanis 2505.15201. We subtract the group's mean; their baseline is leave-one-out.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ def check(config: PassAtK, facts: Facts) -> None:
 
 
 def advantages(config: PassAtK, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
-    counts, places = contract.eligible(groups), {"num_groups": groups.num_groups}
-    rows = group_ops.to_rows(group_ops.count(groups.group, counts, **places), groups.group)
-    credit = best_of_k.pass_at_k(reward > config.threshold, groups.group, counts, **places, k=config.k)
-    row = credit * (rows * rows) / jnp.maximum(rows - config.k, 1)
+    counts, num_groups = contract.eligible(groups), groups.num_groups
+    size = group_ops.to_rows(group_ops.count(groups.group, counts, num_groups=num_groups), groups.group)
+    correct = reward > config.threshold
+    credit = best_of_k.pass_at_k(correct, groups.group, counts, num_groups=num_groups, k=config.k)
+    row = credit * (size * size) / jnp.maximum(size - config.k, 1)
     row = row.astype(reduce.widen(reward).dtype)
     return advantage_ops.spread(row, groups.action_mask), state, common.count_groups(groups, reward)
 

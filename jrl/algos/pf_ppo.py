@@ -1,13 +1,13 @@
 """PF-PPO: PPO on a few samples of each prompt, chosen by the rank of their rewards.
 
-    rows of a group that are learned from: the best, and the worst or one other               F10
+    trained rows of a group: the best, and the worst or a random one                          F10
     the rest is PPO, over these rows                                                          A13, A23, L2 (L3), V1, G1
 
-A reward model is most reliable where its scores are extreme: what lies between is noise. Samples cost little beside
+A reward model is most reliable at extreme scores; the ones in between are noise. Samples are cheap compared with
 updates: draw 5 or more.
 
-Source: PF-PPO, 2409.06957: 5 samples, best and worst, chosen among the strategies by the R^2 between the reward model's
-scores and true ones (jrl.ops.filters.score_agreement). verl draws the batch again by |score|^p: another algorithm.
+Source: PF-PPO, 2409.06957: 5 samples, best and worst; the strategy is selected by the R^2 between the reward model's
+scores and the true ones (jrl.ops.filters.score_agreement). verl resamples the batch by |score|^p, another algorithm.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def check(config: PFPPO, facts: Facts) -> None:
 
 
 def highest(value: Array, groups: Groups, rows: Array) -> Array:
-    """Returns of each group the row of the highest value, of ties the first sample whatever their order, [N] bool.
+    """Returns the row of each group with the highest value, at ties the first sample in any row order, [N] bool.
 
     Args:
       value: [N] float. rows: [N] bool, those that count.
     """
-    static = {"num_groups": groups.num_groups}
-    most = group_ops.to_rows(group_ops.maximum(value, groups.group, rows, **static), groups.group)
-    return filters.best(-groups.sample, groups.group, rows & (value == most), **static)
+    num_groups = groups.num_groups
+    highest_value = group_ops.to_rows(group_ops.maximum(value, groups.group, rows, num_groups=num_groups), groups.group)
+    return filters.best(-groups.sample, groups.group, rows & (value == highest_value), num_groups=num_groups)
 
 
 def keep(config: PFPPO, groups: Groups) -> Array:
@@ -55,18 +55,18 @@ def keep(config: PFPPO, groups: Groups) -> Array:
     best = highest(groups.reward, groups, rows)
     if config.strategy == "best":
         return best
-    other = -groups.reward if config.strategy == "best_and_worst" else common.row_draws(groups)
-    return best | highest(other, groups, rows & ~best)
+    second_key = -groups.reward if config.strategy == "best_and_worst" else common.row_draws(groups)
+    return best | highest(second_key, groups, rows & ~best)
 
 
 def chosen(config: PFPPO, groups: Groups) -> Groups:
-    """Returns the groups with only the rows that are learned from: statistics are of these."""
+    """Returns the groups with only the trained rows, so that statistics are over these."""
     return groups.replace(valid=keep(config, groups))
 
 
 def advantages(config: PFPPO, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
-    found, state, _ = ppo.advantages(config, chosen(config, groups), reward, state)
-    return found, state, common.count_groups(groups, reward)
+    token_advantages, state, _ = ppo.advantages(config, chosen(config, groups), reward, state)
+    return token_advantages, state, common.count_groups(groups, reward)
 
 
 OBJECTIVE = ppo.OBJECTIVE._replace(

@@ -6,12 +6,12 @@
         + value_coefficient * 0.5 * max((v_t - Ret_t)^2, (v_old + clip(v_t - v_old) - Ret_t)^2)           V1
     L   = mean over all tokens of the step                                                                G1
 
-The head reads the policy's own last hidden states, so that its loss teaches the layers under it too; with Online.critic
-it is on a model of its own, which learns by V1 alone, unweighted. No groups are needed. Every judged row teaches both:
-no filter takes a row from one of them.
+The value head reads the policy's last hidden states, so its loss also trains the layers below; with Online.critic it is
+on a separate model, trained with V1 alone, without the coefficient. No groups are needed. Every scored row trains both
+policy and value head.
 
-Source: Schulman et al. 1707.06347 eq. 9 and 1506.02438; for language models Ziegler et al. 1909.08593, whose
-coefficient is this one. The KL to the reference is off here; Ziegler et al. adapt its coefficient, TRL has 0.05.
+Source: Schulman et al. 1707.06347 eq. 9 and 1506.02438; for language models Ziegler et al. 1909.08593, from whom the
+value coefficient is. The KL to the reference is off by default; Ziegler et al. adapt its coefficient, TRL has 0.05.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PPO:
     reward_clip: float | None = None  # the row's reward is limited to +- this, before the KL; None: no limit
     whiten_rewards: bool = False  # rewards of tokens have variance 1 over the step, and keep their mean
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
-    importance: common.TruncatedImportance | None = None  # correction for a sampler that is not the learner; None: none
+    importance: common.TruncatedImportance | None = None  # correction for sampler-learner mismatch; None: no correction
 
 
 def check(config: PPO, facts: Facts) -> None:
@@ -81,41 +81,42 @@ def shape(config: PPO, groups: Groups) -> Array:
 
 
 def rewards_of_tokens(config: PPO, groups: Groups, reward: Array) -> tuple[Array, Array]:
-    """Returns the rewards that advantages are taken of, [N, T] float, and the tokens that count, [N, T] bool."""
+    """Returns the rewards that advantages are computed from, [N, T] float, and the tokens that count, [N, T] bool."""
     counts = groups.action_mask & contract.eligible(groups)[:, None]
     rewards = common.rewards_of_tokens(config, groups, reward)
     return shaping.whiten_rewards(rewards, counts) if config.whiten_rewards else rewards, counts
 
 
 def estimates(config: PPO, groups: Groups, reward: Array) -> tuple[Array, Array]:
-    """Returns what each token did better than expected, before whitening, [N, T] float; and the tokens that count."""
+    """Returns the advantages before whitening, [N, T] float, and the tokens that count, [N, T] bool."""
     rewards, counts = rewards_of_tokens(config, groups, reward)
     return gae.gae(rewards, groups.values, counts, discount=config.discount, gae_lambda=config.gae_lambda), counts
 
 
 def advantages(config: PPO, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
-    return reduce.whiten(*estimates(config, groups, reward)), state, common.count_groups(groups, reward)
+    unwhitened, counts = estimates(config, groups, reward)
+    return reduce.whiten(unwhitened, counts), state, common.count_groups(groups, reward)
 
 
 def returns(config: PPO, groups: Groups, reward: Array) -> Array:
-    better, counts = estimates(config, groups, reward)
-    return better + reduce.masked(groups.values, counts)
+    unwhitened, counts = estimates(config, groups, reward)
+    return unwhitened + reduce.masked(groups.values, counts)
 
 
 def value_loss(config: PPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
-    wrong, binds = values.clipped_value_loss(
+    loss, binds = values.clipped_value_loss(
         tokens.values, tokens.old_values, tokens.returns, tokens.mask, clip=config.value_clip
     )
-    value_metrics = {"value/loss": wrong, "value/clipped": binds, "value/mean": tokens.values}
-    return wrong, common.metrics_of(tokens, value_metrics)
+    value_metrics = {"value/loss": loss, "value/clipped": binds, "value/mean": tokens.values}
+    return loss, common.metrics_of(tokens, value_metrics)
 
 
 def token_loss(config: PPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
     loss, metrics = common.clipped_token_loss(config, tokens, state)
     if tokens.values is None:
         return loss, metrics
-    wrong, value_metrics = value_loss(config, tokens, state)
-    return loss + config.value_coefficient * wrong, {**metrics, **value_metrics}
+    value_term, value_metrics = value_loss(config, tokens, state)
+    return loss + config.value_coefficient * value_term, {**metrics, **value_metrics}
 
 
 OBJECTIVE = Objective(

@@ -1,14 +1,14 @@
-"""PPO-max: PPO with rewards scaled by all that were seen before, and advantages of bounded size.
+"""PPO-max: PPO with rewards divided by their running std, and clipped advantages.
 
     R_i = clip(reward_i / std of all rewards so far, -reward_clip, reward_clip)                            R18
     A_t = clip(whitened GAE, -advantage_clip, advantage_clip)                                             A13, A23
     everything else is PPO's: the KL in the reward, the clip, the value loss, the mean over tokens       R17, L2, V1, G1
 
-The deviation is that of the rewards of this step and of all before, which are remembered; a first reward without others
-is as it is. With Online.critic the critic is a model of its own, as published.
+The std is over the rewards of this step and of all steps before; a single first reward is not scaled. With
+Online.critic the critic is a separate model, as published.
 
-Source: Zheng et al. 2307.04964 (PPO-max); limits of its code: 10 and 0.5. Its pre-training term is Online.pretraining
-(L17), which any stage on samples may have; it is off unless asked for, as in its code.
+Source: Zheng et al. 2307.04964 (PPO-max); limits of its code: 10 and 0.5. Its pretraining term is Online.pretraining
+(L17), available in every stage on samples and off by default, as in its code.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ def shape_with_state(config: PPOMax, groups: Groups, reward: Array, state: Momen
 
 
 def advantages(config: PPOMax, groups: Groups, reward: Array, state: Moments) -> tuple[Array, PyTree, dict[str, Array]]:
-    better, counts = ppo.estimates(config, groups, reward)
-    following, found = moments_with(groups, state), reduce.whiten(better, counts)
-    deviation = jnp.sqrt(following.squares / jnp.maximum(following.count - 1, 1))
+    unwhitened, counts = ppo.estimates(config, groups, reward)
+    moments, token_advantages = moments_with(groups, state), reduce.whiten(unwhitened, counts)
+    deviation = jnp.sqrt(moments.squares / jnp.maximum(moments.count - 1, 1))
     counters = common.count_groups(groups, reward) | {"reward_deviation": deviation}
     if config.advantage_clip is not None:
-        counters["clipped"] = reduce.masked_mean(jnp.abs(found) > config.advantage_clip, counts)
-        found = advantage_ops.clip_advantages(found, limit=config.advantage_clip)
-    return found, following, counters
+        counters["clipped"] = reduce.masked_mean(jnp.abs(token_advantages) > config.advantage_clip, counts)
+        token_advantages = advantage_ops.clip_advantages(token_advantages, limit=config.advantage_clip)
+    return token_advantages, moments, counters
 
 
 OBJECTIVE = ppo.OBJECTIVE._replace(

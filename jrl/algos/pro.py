@@ -1,11 +1,11 @@
-"""PRO: each of a prompt's samples against all that are worse, by how much worse they are.
+"""PRO: contrast each of a prompt's samples with all worse ones, weighted by the difference in reward.
 
-    s_i = LPbar_i, r_i the reward; T_ki = r_k - r_i for the samples i that are worse than k, T_k the largest of them
+    s_i = LPbar_i, r_i the reward; T_ki = r_k - r_i for the samples i worse than k, T_k the largest of them
     l   = sum over k of -log(exp(s_k T_k) / (exp(s_k T_k) + sum over i of exp(s_i T_ki)))                 P23
           + nll * (n - 1)^2 * NLL of the best of n, a mean over its tokens                                P23
     L   = mean over the prompts of the step whose rewards differ
 
-Source: Song et al. 2306.17492, with the policy's own samples in the place of a data set's; nll 0.05 as there.
+Source: Song et al. 2306.17492, with the policy's own samples instead of a data set's; nll 0.05 as there.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Process reward model: how likely a solution is right up to the end of one of its steps.
+"""Process reward model: the probability that a solution is right up to the end of a step.
 
-    s   = the reward head at the end of a step, p = sigmoid(s); y its label, 1 for right, 0 for wrong, or between
+    s   = the reward head at the end of a step, p = sigmoid(s); y its label, 1: right, 0: wrong, or a share in between
     l   = -(y log p + (1 - y) log(1 - p))                                                                  P4
     L   = mean over the steps of the batch
 
-StepLabels gives a step of a solution at each visit, with all that is before it. TRL's PRM trainer reads all steps of a
-solution in one pass; its mean over tokens is this one over many visits where solutions have as many steps.
+StepLabels returns one step of a solution per visit, with everything before it. TRL's PRM trainer reads all steps of a
+solution in one pass; if all solutions have the same number of steps, its mean over tokens is this one over many visits.
 
 Source: Lightman et al. 2305.20050; labels from completions: Wang et al. 2312.08935.
 """
@@ -25,7 +25,7 @@ Array = jax.Array
 
 @traced
 class ProcessReward:
-    """A reward model of steps by cross-entropy. It has no options."""
+    """A reward model of steps, trained by cross-entropy. It has no options."""
 
 
 def sequence_loss(config: ProcessReward, sequences: Sequences, state: PyTree) -> tuple[Array, dict[str, Array]]:

@@ -1,14 +1,14 @@
-"""R-GOLD: imitate stored answers that earned more than was expected, the likely tokens of each most.
+"""R-GOLD: imitate stored answers with a reward above expectation, with more weight on their likely tokens.
 
     a_i = max(R_i - V(x), 0)                                                                 A19
     l_i = -a_i * sum_t max(p_t, floor) * lp_t, with no gradient through the weight           L15
     L   = mean over the answers of the step                                                   G3
 
-p_t is what the policy that learns gives the token now: ALoL weighs by the ratio to the reference in its place. R and
-V(x) are entries of the data: `Rated.values = ('reward', 'expected')`, as ALoL has them.
+p_t is the token's probability under the current policy; ALoL uses the ratio to the reference instead. R and V(x) are
+columns of the data: `Rated.values = ('reward', 'expected')`, as in ALoL.
 
-Source: Baheti et al. 2305.14718, floor 0.1, who put their advantage into GOLD, Pang and He 2009.07839. There rows are
-drawn in proportion to a_i: `RGOLD.draw = 'proportional'`. By default every row is as likely.
+Source: Baheti et al. 2305.14718, floor 0.1, who combine their advantage with GOLD, Pang and He 2009.07839. There rows
+are drawn in proportion to a_i: `RGOLD.draw = 'proportional'`. By default rows are drawn uniformly.
 """
 
 from __future__ import annotations

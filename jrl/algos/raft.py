@@ -4,12 +4,10 @@
     l_t = -a_i * logprobs_t
     L   = mean over the tokens of the rows with a_i > 0                                      G1
 
-Of several that tie the first sample is taken. A group whose rewards are all equal has no best row and is left out. Many
-samples a prompt make a better best: 8 to 32.
-It learns from successes alone, so that the entropy falls fast. Duplicates of an answer count as often as they came.
+At ties the first sample is taken. A group whose rewards are all equal has no best row and is left out. Use many samples
+per prompt, 8 to 32. It learns from successes only, so the entropy falls fast. Duplicate answers are all kept.
 
-Source: Dong et al. 2304.06767. For a threshold in the place of the best:
-ExpertIteration.
+Source: Dong et al. 2304.06767. For a threshold instead of the best use ExpertIteration.
 """
 
 from __future__ import annotations

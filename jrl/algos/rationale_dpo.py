@@ -1,12 +1,12 @@
-"""Rationale-augmented DPO: the policy prefers the better answer of a pair, and learns to say why it is better.
+"""Rationale-augmented DPO: DPO, plus learning to explain why the preferred answer is better.
 
     l_u = -log sigmoid(beta D)                                                        of every pair u       P5
         + weight * mean over the tokens of its rationale of -log pi(token | x, y_w, y_l, those before)      P35
     L   = mean over the pairs of the step
 
-A pair without a rationale has the first term alone. The answers' tokens are not in the second term.
+A pair without a rationale has only the first term. The answers' tokens are not in the second term.
 
-Source: Just et al. 2407.14477 eq. 6, of DPO. The form of the weight is from memory of it.
+Source: Just et al. 2407.14477 eq. 6, for DPO. The form of the weight is from memory.
 """
 
 from __future__ import annotations

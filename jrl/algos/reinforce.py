@@ -1,4 +1,4 @@
-"""REINFORCE with a moving baseline: the reward against its own running mean, no groups needed.
+"""REINFORCE with a moving baseline: the reward minus its running mean; no groups needed.
 
     r_t = R_i on the last sampled token, 0 before; rewards of spans on theirs; -kl_in_reward * k_t     R16, R17
     A_t = (sum of r from t on) - b;  afterwards b <- decay * b + (1 - decay) * mean of the rows' sums    A1, A2
@@ -7,7 +7,7 @@
 
 Without rewards of spans and without a KL, A_t = R_i - b on every token.
 
-The baseline is the objective's state; before the first batch it is NaN and becomes that batch's mean.
+The baseline is part of the train state; before the first batch it is NaN, and the first batch sets it to its mean.
 
 Source: Williams 1992; the baseline as in prime-rl, which starts it at 0.
 """
@@ -34,7 +34,7 @@ class Reinforce:
     kl_in_reward: float | None = None  # coefficient of the KL to the reference in the reward; None: no reference
     kl_in_reward_estimator: Literal["k1", "k2", "k3"] = "k1"  # of that KL, token by token
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
-    importance: common.TruncatedImportance | None = None  # correction for a sampler that is not the learner; None: none
+    importance: common.TruncatedImportance | None = None  # correction for sampler-learner mismatch; None: no correction
 
 
 def check(config: Reinforce, facts: Facts) -> None:
@@ -51,7 +51,7 @@ def check(config: Reinforce, facts: Facts) -> None:
 
 
 def check_one_update(config: Any, facts: Facts) -> None:
-    """Raises ValueError where a loss without a ratio would take several updates of a batch."""
+    """Raises ValueError if a loss without a ratio would make several updates per batch."""
     if facts.updates_per_batch > 1:
         raise ValueError(
             f"{type(config).__name__} takes one update a batch, got updates_per_batch={facts.updates_per_batch}: its "

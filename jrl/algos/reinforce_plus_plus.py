@@ -1,14 +1,14 @@
-"""REINFORCE++: returns whitened over all tokens of the batch, without a group; PPO's clip; the mean over tokens.
+"""REINFORCE++: returns whitened over all tokens of the batch, without groups; PPO's clip; the mean over tokens.
 
     r_t = R_i on the last sampled token, 0 before; rewards of spans on theirs; -kl_in_reward * k_t         R16, R17
     A_t = (Ret_t - mean) / std over all sampled tokens of the step, Ret_t = r_t + discount * Ret_t'        A7, A1
     l_t = max(-rho_t * A_t, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_t)                               L2 (L3)
     L   = mean over all tokens of the step                                                                 G1
 
-One sample a prompt is enough. Prompts that are always answered wrong push down whatever they sampled, those that are
-always answered right push it up: the baseline is the batch's.
+One sample per prompt is enough. The baseline is the batch's, so prompts that are always answered wrong push down all
+their samples, and those always answered right push them up.
 
-Source: Hu 2501.03262. There the KL is on.
+Source: Hu 2501.03262, with the KL on.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def advantages(
     config: ReinforcePlusPlus, groups: Groups, reward: Array, state: PyTree
 ) -> tuple[Array, PyTree, dict[str, Array]]:
     rewards, counts = common.rewards_of_tokens(config, groups, reward), contract.eligible(groups)
-    found = advantage_ops.whitened_returns(rewards, groups.action_mask, counts, discount=config.discount)
-    return found, state, common.count_groups(groups, reward)
+    whitened = advantage_ops.whitened_returns(rewards, groups.action_mask, counts, discount=config.discount)
+    return whitened, state, common.count_groups(groups, reward)
 
 
 OBJECTIVE = Objective(

@@ -1,11 +1,11 @@
-"""REINFORCE++-baseline: rewards less their group's mean, whitened over the batch; PPO's clip and a KL to the reference.
+"""REINFORCE++-baseline: rewards minus their group's mean, whitened over the batch; PPO's clip; a KL to the reference.
 
     A_t = (R_i - mean_g), whitened over all sampled tokens of the step                                     A8
     l_t = max(-rho_t * A_t, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_t) + kl * (lp_t - ref_t)^2 / 2    L2 (L3), K2
     L   = mean over all tokens of the step                                                                 G1
 
-One deviation for the whole batch: a group in which one answer of many differs is not blown up, as it is in GRPO. The KL
-is in the loss, by the estimator whose gradient is that of the reverse KL.
+The std is the batch's, so a group in which a single answer differs is not amplified as in GRPO. The KL is in the loss,
+with the estimator whose gradient is that of the reverse KL.
 
 Source: Hu 2501.03262; verl and OpenRLHF. The coefficient is ours.
 """
@@ -40,10 +40,10 @@ def check(config: ReinforcePlusPlusBaseline, facts: Facts) -> None:
 def advantages(
     config: ReinforcePlusPlusBaseline, groups: Groups, reward: Array, state: PyTree
 ) -> tuple[Array, PyTree, dict[str, Array]]:
-    found = advantage_ops.whitened_centered(
+    whitened = advantage_ops.whitened_centered(
         reward, groups.group, contract.eligible(groups), groups.action_mask, num_groups=groups.num_groups
     )
-    return found, state, common.count_groups(groups, reward)
+    return whitened, state, common.count_groups(groups, reward)
 
 
 def token_loss(config: ReinforcePlusPlusBaseline, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:

@@ -1,13 +1,13 @@
-"""ReMax: the reward against that of the policy's own greedy answer to the same prompt.
+"""ReMax: the reward minus that of the policy's greedy answer to the same prompt.
 
-    A_i = R_i - R of the greedy answer of the prompt; 0 where that has no verdict             A6
+    A_i = R_i - R of the greedy answer of the prompt; 0 if that has no valid verdict          A6
     l_t = max(-rho_t * A_i, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_i)                  L2 (L3)
     L   = mean over all tokens of the step                                                   G1
 
-The first of a prompt's samples is the greedy one. It is scored and not learned from: 2 samples a prompt are enough, one
-that learns and its baseline. `reward/mean` is of all of them.
+The first of a prompt's samples is the greedy one. It is scored but not trained on: 2 samples per prompt are enough, one
+to train on and its baseline. `reward/mean` includes all of them.
 
-Source: Li et al. 2310.10505, whose loss is REINFORCE, which this is at one update a batch; verl clips, as here.
+Source: Li et al. 2310.10505, whose loss is REINFORCE; with one update per batch this is the same. verl clips, as here.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def advantages(config: ReMax, groups: Groups, reward: Array, state: PyTree) -> t
 
 
 def keep(config: ReMax, groups: Groups) -> Array:
-    """Returns the sampled rows whose prompt's greedy answer was judged, [N] bool: else there is no baseline."""
+    """Returns the sampled rows whose prompt's greedy answer was scored, [N] bool: the others have no baseline."""
     eligible, greedy = contract.eligible(groups), contract.greedy(groups)
-    judged = group_ops.count(groups.group, eligible & greedy, num_groups=groups.num_groups) > 0
-    return eligible & ~greedy & group_ops.to_rows(judged, groups.group)
+    has_baseline = group_ops.count(groups.group, eligible & greedy, num_groups=groups.num_groups) > 0
+    return eligible & ~greedy & group_ops.to_rows(has_baseline, groups.group)
 
 
 OBJECTIVE = Objective(

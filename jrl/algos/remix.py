@@ -1,4 +1,4 @@
-"""ReMix: GRPO on samples of an earlier policy, clipped around where the last policy stands.
+"""ReMix: GRPO on samples of an earlier policy, clipped around the latest policy.
 
     A_i = (R_i - mean_g) / (std_g + 1e-6)                                                    A3
     rho_t = exp(logprobs_t - behaviour_logprobs_t), c_t = exp(old_logprobs_t - behaviour_logprobs_t)
@@ -6,16 +6,16 @@
           + kl * (lambda * k2(reference) + (1 - lambda) * k2(policy before the step)), lambda from 1 to 0.5     K6
     L   = mean over all tokens of the step                                                   G1
 
-Its use is a lag of 1, since nothing bounds the ratio of what should become less likely; on its own samples c = 1, and
-it is PPO's clip. The ratio is to the policy that drew the token, so that no importance weight comes on top.
+Use it with a lag of 1, since the ratio of tokens with a negative advantage is unbounded. On policy c = 1, and it is
+PPO's clip. The ratio is to the policy that drew the token, so there is no separate importance weight.
 
-Both are the KL of the policy to the other, whose gradient k2 has on the policy's own samples, and k3 has not (K2); on
-those of an earlier policy it lacks the ratio to that one, as GRPO's KL does. The second is to the weights that
-the step's updates began with, so that it says something from the second update of a batch on;
-Online.reset_reference_every moves the reference.
+Both KL terms are estimated by k2, whose gradient on the policy's own samples is that of the KL; k3's is not (K2). On
+samples of an earlier policy the ratio to it is missing, as in GRPO's KL. The second term is relative to the weights
+before the step's updates, so it is 0 until the second update of a batch. Online.reset_reference_every moves the
+reference.
 
-Source: ReMix, 2507.06892: a share of 0.4 of the rows is from the last 2 policies, 2 updates a batch, and learning ends
-with fresh rows alone. Here all rows are of the version `lag` before.
+Source: ReMix, 2507.06892: a share of 0.4 of the rows is from the last 2 policies, 2 updates per batch, and training
+ends with fresh rows only. Here all rows are `lag` versions old.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ OBJECTIVE = Objective(
     config=ReMix,
     check=check,
     needs=needs,
-    init_state=lambda config: () if config.kl is None else jnp.int32(0),  # steps, which the share is of
+    init_state=lambda config: () if config.kl is None else jnp.int32(0),  # steps so far, which set the share
     advantages=grpo.advantages,
     token_loss=token_loss,
     next_state=lambda config, state, metrics: state if config.kl is None else state + 1,

@@ -1,17 +1,17 @@
-"""What a stage does to the reward of its rows before any objective sees it, in this order:
+"""Reward shaping of a stage, before the objective reads the rewards, in this order:
 
     constraints     R = infeasible_reward where a component is below its least value                    R13
     exploration     R = share * R + (1 - share) * exploration                                           R22
-    group_length    R = R + weight * (what is short, among the completions of a prompt)                 R6, R8
+    group_length    R = R + weight * (reward for a short completion, relative to its group)             R6, R8
     length_penalty  R = R - weight * max(0, length - target) / target                                   R8
-    missing_stop    R replaced, lowered or scaled where the completion did not end by itself            R9
+    missing_stop    R replaced, lowered or scaled if the completion did not end by itself               R9
 
-and, whatever becomes of R, to the rewards of its tokens:
+and, independently of R, of the rewards of tokens:
 
     potential       r_t = discount * Phi(s_{t+1}) - Phi(s_t), Phi(s_t) the sum of those before t        R27
 
-The objective's own shaping comes after it: PPO's reward_clip, DAPO's overlong_buffer, a KL in the reward. What filters
-judge, the outcome, stays as it was scored.
+The objective's own shaping comes after this: PPO's reward_clip, DAPO's overlong_buffer, a KL in the reward. Filters
+read the outcome, which is not shaped.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def check_shaping(config: Shaping) -> None:
     options = {name: getattr(config, name) for name in ORDER}
     for option in filter(None, options.values()):
         for name, value in vars(option).items():
-            is_compared = name == "least"  # and no part of a sum or a square
+            is_compared = name == "least"  # a threshold, so it needs no bound
             if isinstance(value, float) and not is_compared and not abs(value) <= LARGEST:
                 raise ValueError(f"{type(option).__name__}.{name} = {value} is no number within +-{LARGEST:g}")
     constraints, exploration, stop = config.constraints, config.exploration, config.missing_stop
@@ -127,7 +127,7 @@ def check_shaping(config: Shaping) -> None:
 
 
 def replaces_infeasible(config: Shaping | None) -> bool:
-    """Whether rows that fail a constraint get another reward."""
+    """Returns whether rows that fail a constraint get another reward."""
     return config is not None and config.constraints is not None and config.constraints.infeasible_reward is not None
 
 
@@ -135,18 +135,18 @@ def components_read(config: Shaping | None) -> tuple[str, ...]:
     """Returns the names of the components of the reward that shaping reads."""
     if config is None:
         return ()
-    named = () if config.constraints is None else config.constraints.components
-    explored = config.exploration is not None and config.exploration.component
-    return (*named, *([explored] if explored else []))
+    constrained = () if config.constraints is None else config.constraints.components
+    exploration = config.exploration is not None and config.exploration.component
+    return (*constrained, *([exploration] if exploration else []))
 
 
 def shaped(config: Shaping, groups: Groups) -> Groups:
-    """Returns the rows with their rewards shaped. A row without a verdict that shaping reads is not valid any more.
+    """Returns the rows with shaped rewards. A row becomes invalid if a component that shaping reads is missing.
 
-    Raises: KeyError for a component that is not there.
+    Raises: KeyError for an unknown component.
     """
-    known = [~jnp.isnan(groups.components[name]) for name in components_read(config)]
-    valid = groups.valid & jnp.all(jnp.array([groups.valid, *known]), axis=0)
+    present = [~jnp.isnan(groups.components[name]) for name in components_read(config)]
+    valid = groups.valid & jnp.all(jnp.array([groups.valid, *present]), axis=0)
     groups = groups.replace(valid=valid, reward=jnp.where(valid, groups.reward, 0))
     if config.constraints is not None:
         groups = groups.replace(feasible=valid & _feasible(config.constraints, groups))
@@ -178,22 +178,22 @@ def _constraints(config: Constraints, groups: Groups) -> Array:
 
 def _exploration(config: ExplorationMix, groups: Groups) -> Array:
     if config.component is None:
-        measured = groups.action_mask.sum(-1) / groups.max_completion
+        exploration = groups.action_mask.sum(-1) / groups.max_completion
     else:
-        measured = groups.components[config.component]
-    return shaping.exploration_mix(groups.reward, measured, share=config.share)
+        exploration = groups.components[config.component]
+    return shaping.exploration_mix(groups.reward, exploration, share=config.share)
 
 
 def _group_length(config: GroupLength, groups: Groups) -> Array:
-    row = length_rewards.group_length_reward if config.among == "all" else length_rewards.conciseness_reward
-    added = row(
+    reward_fn = length_rewards.group_length_reward if config.among == "all" else length_rewards.conciseness_reward
+    length_reward = reward_fn(
         groups.action_mask.sum(-1),
         (groups.outcome > 0) & stopped(groups),
         groups.group,
         contract.eligible(groups),
         num_groups=groups.num_groups,
     )
-    return groups.reward + config.weight * added
+    return groups.reward + config.weight * length_reward
 
 
 def _length_penalty(config: LengthPenalty, groups: Groups) -> Array:
@@ -202,12 +202,11 @@ def _length_penalty(config: LengthPenalty, groups: Groups) -> Array:
 
 
 def _missing_stop(config: MissingStop, groups: Groups) -> Array:
-    rows = (groups.reward, stopped(groups))
     if config.how == "replace":
-        return missing_stop.replace_reward(*rows, value=config.value)
+        return missing_stop.replace_reward(groups.reward, stopped(groups), value=config.value)
     if config.how == "subtract":
-        return missing_stop.subtract_penalty(*rows, penalty=config.value)
-    return missing_stop.scale_reward(*rows, factor=config.value)
+        return missing_stop.subtract_penalty(groups.reward, stopped(groups), penalty=config.value)
+    return missing_stop.scale_reward(groups.reward, stopped(groups), factor=config.value)
 
 
 def stopped(groups: Groups) -> Array:
@@ -215,7 +214,7 @@ def stopped(groups: Groups) -> Array:
     return (groups.finish == jnp.int8(Finish.STOP_TOKEN)) | (groups.finish == jnp.int8(Finish.STOP_STRING))
 
 
-LARGEST = 1e6  # as of a verifier's reward: squares, and sums of many rows, stay far inside float32
+LARGEST = 1e6  # as for a verifier's reward: squares, and sums of many rows, stay well within float32
 ORDER: dict[str, Callable[..., Array]] = {
     "constraints": _constraints,
     "exploration": _exploration,

@@ -1,14 +1,14 @@
-"""RLOO: each completion against the mean of the others of its prompt; PPO's clip; the mean over sequences of sums.
+"""RLOO: a leave-one-out baseline, the mean reward of the prompt's other samples; PPO's clip; the mean of token sums.
 
     A_i = R_i - mean of the other rewards of the group                                       A5
     l_t = max(-rho_t * A_i, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_i)                  L2 (L3)
     L   = mean over sequences of the sum over their tokens                                   G3
 
-An unbiased baseline, unlike the group's mean, which holds the reward itself; the sum over tokens keeps the gradient
-that of the sequence's log-prob. Step sizes follow the scale of the rewards and the length of the answers.
+The baseline is unbiased, unlike the group's mean, which includes the reward itself. The sum over tokens makes the
+gradient that of the sequence's log-prob. Step sizes follow the scale of the rewards and the length of the answers.
 
-Source: Ahmadian et al. 2402.14740. There the loss is REINFORCE on whole sequences, which this is at one update a batch;
-TRL clips the ratio of whole sequences, verl and Tunix that of tokens, as here. No KL in the reward.
+Source: Ahmadian et al. 2402.14740, whose loss is REINFORCE on whole sequences; with one update per batch this is the
+same. TRL clips the ratio of whole sequences, verl and Tunix that of tokens, as here. No KL in the reward.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Robust DPO: DPO whose mean under randomly flipped labels is DPO of the true ones.
+"""Robust DPO: an unbiased estimate, from randomly flipped labels, of DPO's loss on the true labels.
 
     l_u = ((1 - noise) l(beta D) - noise l(-beta D)) / (1 - 2 noise),  l(m) = -log sigmoid(m)          P7
     L   = mean over the pairs of the step; it may be negative

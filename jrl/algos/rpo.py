@@ -1,4 +1,4 @@
-"""RPO: DPO and imitation of the preferred answer, so that its likelihood does not fall while the margin grows.
+"""RPO: DPO plus imitation of the preferred answer, so that its likelihood does not fall while the margin grows.
 
     l_u = -log sigmoid(beta D) - weight * LPbar_w                                                   P5, P30
     L   = mean over the pairs of the step

@@ -1,8 +1,8 @@
-"""What objectives of pairs of samples share: which samples of a prompt are compared, and what is refused.
+"""Shared parts of objectives on pairs of samples: which samples of a prompt are compared, and checks of the options.
 
-A judge that compares samples with one another (`Judge.grading = @Pairwise()`) gives each its share of wins as a reward,
-so that pairs by reward are those of that judge's tournament. A pair model (`Online.pair_model`) says that too, and
-how strongly it prefers each answer to each other one, which need not follow from any reward.
+A judge that compares samples with each other (`Judge.grading = @Pairwise()`) gives each its share of wins as a reward,
+so pairs by reward are those of the judge's tournament. A pair model (`Online.pair_model`) also gives the strength of
+each preference, and its preferences need not be consistent with any reward.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Pairing:
 
 
 def check_pairing(config: Any, facts: Facts) -> None:
-    """Raises ValueError where the options of `Pairing` make no sense, or a prompt has no samples to compare."""
+    """Raises ValueError if the options of `Pairing` make no sense, or a prompt has no samples to compare."""
     name = type(config).__name__
     common.check_sampling(config, facts, grouped=True)
     if not config.margin >= 0:
@@ -58,7 +58,7 @@ def check_pairing(config: Any, facts: Facts) -> None:
 
 
 def check_preference(config: Any, facts: Facts) -> None:
-    """Raises ValueError where `preference` is none, or is asked of a pair model that is not there."""
+    """Raises ValueError for an unknown `preference`, or if the stage has no pair model for it."""
     name = type(config).__name__
     if config.preference not in PREFERENCES:
         raise ValueError(f"{name}.preference = {config.preference!r} must be 'reward' or 'pair_model'.")
@@ -68,56 +68,57 @@ def check_preference(config: Any, facts: Facts) -> None:
 
 
 def shape(config: Any, groups: Groups) -> Array:
-    """Returns the reward that pairs are made by, [N]."""
+    """Returns the reward that ranks samples for pairs, [N]."""
     if config.length_penalty is None:
         return groups.reward
     return groups.reward - config.length_penalty * jnp.sum(groups.action_mask, axis=-1)
 
 
 def pairs(config: Any, groups: Groups, reward: Array) -> Pairs:
-    """Returns one pair of every group whose rewards are apart (F15), the preferred row labeled 1."""
-    found = _pairs(config, groups, reward)
+    """Returns one pair of every group whose rewards differ enough (F15), the preferred row labeled 1."""
+    by_rank = _pairs(config, groups, reward)
     if config.preference == "reward":
-        return found
-    strength = _strengths(found, groups)
-    preferred = found.label > 0.5
+        return by_rank
+    strength = _strengths(by_rank, groups)
+    preferred = by_rank.label > 0.5
     agreed = group_ops.count(groups.group, preferred & (strength > 0.5), num_groups=groups.num_groups) > 0
     agreed = group_ops.to_rows(agreed, groups.group)
-    return found._replace(label=jnp.where(agreed, found.label, 0), unit=jnp.where(agreed, found.unit, -1))
+    return by_rank._replace(label=jnp.where(agreed, by_rank.label, 0), unit=jnp.where(agreed, by_rank.unit, -1))
 
 
 def strong_pairs(config: Any, groups: Groups, reward: Array) -> Pairs:
-    """Returns `pairs` whose labels are strengths: how strongly the pair model prefers each of the two rows; 1 and 0 by
+    """Returns `pairs` with strengths as labels: the pair model's preference for each of the two rows, or 1 and 0 by
     reward."""
-    found = pairs(config, groups, reward)
+    hard_pairs = pairs(config, groups, reward)
     if config.preference == "reward":
-        return found
-    label = jnp.where(found.unit >= 0, _strengths(found, groups), 0)
-    return found._replace(label=label.astype(found.label.dtype))
+        return hard_pairs
+    label = jnp.where(hard_pairs.unit >= 0, _strengths(hard_pairs, groups), 0)
+    return hard_pairs._replace(label=label.astype(hard_pairs.label.dtype))
 
 
-def _strengths(found: Pairs, groups: Groups) -> Array:
-    """Returns the preference for each row over the other one of its pair, [N] float32; NaN where there is none."""
+def _strengths(hard_pairs: Pairs, groups: Groups) -> Array:
+    """Returns the preference for each row over the other row of its pair, [N] float32; NaN where there is none."""
     preference = contract.preferences(groups)
-    return pair_strength(preference, groups.group, groups.sample, found.unit >= 0, num_groups=groups.num_groups)
+    return pair_strength(preference, groups.group, groups.sample, hard_pairs.unit >= 0, num_groups=groups.num_groups)
 
 
 def _pairs(config: Any, groups: Groups, reward: Array) -> Pairs:
-    """Returns the pairs before what a pair model says of them."""
-    arrays = reward, groups.group, contract.eligible(groups)
+    """Returns the pairs, whether or not a pair model agrees with them."""
+    group, valid = groups.group, contract.eligible(groups)
     options = {"num_groups": groups.num_groups, "margin": config.margin}
     if config.pairing == "best_worst":
-        label, unit = pair_ops.best_against_worst(*arrays, **options)
+        label, unit = pair_ops.best_against_worst(reward, group, valid, **options)
     elif config.pairing == "best_two":
-        label, unit = pair_ops.best_two(*arrays, **options)
+        label, unit = pair_ops.best_two(reward, group, valid, **options)
     elif config.pairing == "tournament":
-        label, unit = _tournament(config, groups, *arrays, **options)
+        label, unit = _tournament(config, groups, reward, valid)
     else:
-        label, unit = pair_ops.best_against_random(*arrays, common.row_draws(groups), **options)
+        label, unit = pair_ops.best_against_random(reward, group, valid, common.row_draws(groups), **options)
     return Pairs(label, unit, jnp.ones_like(label))
 
 
-def _tournament(config: Any, groups: Groups, reward: Array, group: Array, valid: Array, **options: Any):
+def _tournament(config: Any, groups: Groups, reward: Array, valid: Array) -> tuple[Array, Array]:
+    group, options = groups.group, {"num_groups": groups.num_groups, "margin": config.margin}
     if config.preference == "pair_model":
         return pair_ops.tournament(contract.preferences(groups), group, groups.sample, valid, **options)
     wins = win_probability(reward, group, valid, valid, num_groups=groups.num_groups)
@@ -132,12 +133,12 @@ def sampled_pair_objective(
     reference: bool = True,
     strengths: bool = False,
 ) -> Objective:
-    """Returns a row of ALGOS that learns from pairs of samples. A loss that compares may be of samples that are several
+    """Returns an objective on pairs of samples. A comparison needs no importance weights, so samples may be several
     versions old.
 
     Args:
       config: has the options of `Pairing`. reference: as in `pair_objective`.
-      strengths: the loss reads how strongly the pair model prefers an answer (Pair.preference).
+      strengths: the loss reads the strength of the pair model's preference (Pair.preference).
     """
     return Objective(
         config=config,

@@ -1,4 +1,4 @@
-"""SAPO: GRPO with a soft gate in the place of the clip.
+"""SAPO: GRPO with a soft gate instead of the clip.
 
     A_i = (R_i - mean_g) / (std_g + 1e-6)                                                    A3
     l_t = -4 / tau * sigmoid(tau * (rho_t - 1)) * A_i                                        L18
@@ -27,7 +27,7 @@ class SAPO:
     positive_temperature: float = 1.0  # how fast the gate closes where the advantage is above 0
     negative_temperature: float = 1.05  # and where it is below
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
-    importance: common.TruncatedImportance | None = None  # correction for a sampler that is not the learner; None: none
+    importance: common.TruncatedImportance | None = None  # correction for sampler-learner mismatch; None: no correction
 
 
 def check(config: SAPO, facts: Facts) -> None:

@@ -1,12 +1,13 @@
-"""SaySelf: PPO on the tokens that say how sure the policy is of its answer.
+"""SaySelf: PPO on the tokens in which the policy states its confidence.
 
     R_i = 1 - 2 (correct - confidence)^2, -1 without a confidence                                          R21
-    m_t = 1 from the token on with which the confidence begins, 0 before
-    everything else is PPO's, over the tokens of m                                                       A13, L2, V1, G1
+    m_t = 1 from the first token of the confidence on, 0 before
+    everything else is PPO, over the tokens of m                                                         A13, L2, V1, G1
 
-The verifier ConfidenceSpan gives that reward to the span with which the confidence begins. Here it marks where
-learning begins, and is moved to the row's last token; a verifier that rewards spans otherwise would be read likewise.
-So what is said before the confidence is learned by imitation alone. A row without such a reward is not learned from.
+The verifier ConfidenceSpan puts that reward on the span at which the confidence begins. Here the span marks where
+training begins, and the reward moves to the row's last token; the rewards of any other span verifier are read the same
+way. The text before the confidence is trained by imitation only, in another stage. Rows without such a reward are left
+out.
 
 Source: SaySelf, Xu et al. 2405.20974.
 """
@@ -45,16 +46,16 @@ def keep_tokens(config: SaySelf, groups: Groups) -> Array:
 
 
 def of_confidence(config: SaySelf, groups: Groups) -> Groups:
-    """Returns the rows as if their confidence were all that was sampled."""
+    """Returns the rows with only the tokens of the confidence as actions."""
     return groups.replace(action_mask=keep_tokens(config, groups), token_reward=None)
 
 
 def reward_of(config: SaySelf, groups: Groups, reward: Array) -> Array:
-    """Returns the rewards of rows with those of their spans, limited by reward_clip."""
+    """Returns the rows' rewards plus those of their spans, limited by reward_clip."""
     if groups.token_reward is None:
         return reward
-    whole = reduce.widen(reward) + reduce.masked(groups.token_reward, groups.action_mask).sum(axis=1)
-    return whole if config.reward_clip is None else shaping.clip_reward(whole, limit=config.reward_clip)
+    total = reduce.widen(reward) + reduce.masked(groups.token_reward, groups.action_mask).sum(axis=1)
+    return total if config.reward_clip is None else shaping.clip_reward(total, limit=config.reward_clip)
 
 
 def advantages(config: SaySelf, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:

@@ -1,15 +1,15 @@
-"""SCoRe: two attempts at a prompt, and a bonus for a second one that is better than the first.
+"""SCoRe: two attempts at a prompt, with a bonus if the second is better than the first.
 
     r_i1 = R of the first attempt,  r_i2 = R_i + bonus * (R_i - R of the first attempt)      S17, R24
-    A_ik = r_ik - mean_g(r_k) on the tokens of attempt k; nothing flows from the second to the first     A21
+    A_ik = r_ik - mean_g(r_k) on the tokens of attempt k; no credit flows from the second to the first   A21
     l_t  = max(-rho_t * A_t, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_t) + kl * k2_t     L2 (L3), K2
     L    = mean over all tokens of the step                                                  G1
 
-Without the bonus the easiest policy makes its best attempt first and repeats it. This is stage two; stage one,
-SCoReFirst, teaches a second attempt that differs. `Online.strategy = @SelfCorrection()` draws the attempts.
+Without the bonus, the easiest policy makes its best attempt first and repeats it. This is stage two; stage one,
+SCoReFirst, trains a second attempt that differs. `Online.strategy = @SelfCorrection()` draws the attempts.
 
-Source: Kumar et al. 2409.12917 section 4: bonus 10, KL 0.01. There REINFORCE on single samples; the baselines of groups
-and the clip for several updates a batch are ours.
+Source: Kumar et al. 2409.12917 section 4: bonus 10, KL 0.01. They use REINFORCE on single samples; the group baselines
+and the clip for several updates per batch are ours.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def check(config: SCoRe, facts: Facts) -> None:
 
 
 def check_attempts(config: SCoRe, facts: Facts) -> None:
-    """Raises ValueError where there are not two attempts, or no tie to the reference."""
+    """Raises ValueError unless there are two attempts and a KL to the reference."""
     name = type(config).__name__
     if facts.attempts != 2:
         raise ValueError(f"{name} learns from two attempts at a prompt; set Online.strategy = @SelfCorrection()")
@@ -48,10 +48,10 @@ def check_attempts(config: SCoRe, facts: Facts) -> None:
 
 
 def turn_rewards(groups: Groups, first: Array, second: Array) -> Array:
-    """Returns the advantages of both attempts on their tokens, [N, T]: each against the group's at the same attempt.
+    """Returns the advantages of both attempts on their tokens, [N, T], each relative to the group's same attempt.
 
     Args:
-      first, second: [N] float, what an attempt is rewarded with.
+      first, second: [N] float, rewards of the attempts.
     """
     counts = contract.eligible(groups)
     present = jnp.stack([(groups.action_mask & (groups.turn == k)).any(-1) for k in (0, 1)], axis=-1)
@@ -62,7 +62,7 @@ def turn_rewards(groups: Groups, first: Array, second: Array) -> Array:
 
 
 def first_attempt(groups: Groups) -> Array:
-    """Returns the rewards of the first attempts, [N] float32; NaN where there is none."""
+    """Returns the rewards of the first attempts, [N] float32; NaN if there is none."""
     return groups.components["first_attempt"]
 
 
@@ -73,7 +73,7 @@ def advantages(config: SCoRe, groups: Groups, reward: Array, state: PyTree) -> t
 
 
 def counters(groups: Groups, reward: Array) -> dict[str, Array]:
-    """Returns those of every objective, and of the attempts: how much better the second ones are on average."""
+    """Returns the counters of every objective, plus the mean progress from the first attempt to the second."""
     counts = contract.eligible(groups)
     progress = jnp.where(counts, reward - first_attempt(groups), 0).sum() / jnp.maximum(counts.sum(), 1)
     return common.count_groups(groups, reward) | {"progress": progress}

@@ -1,12 +1,12 @@
-"""SCoRe's first stage: a second attempt that is right, and a first one that stays as it was.
+"""SCoRe's first stage: train the second attempt, and keep the first one close to the reference.
 
     A_i1 = 0,  A_i2 = R_i - mean_g(R) on the tokens of the second attempt                    S17, R24, A21
     l_t  = max(-rho_t * A_t, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_t)                 L2 (L3)
            + (kl + first_kl on the tokens of the first attempt) * k2_t                       K2
     L    = mean over all tokens of the step                                                  G1
 
-It decouples the attempts: the policy learns to correct the first answers of the policy that it began as. SCoRe goes on
-from there. `Online.strategy = @SelfCorrection()` draws the attempts.
+This decouples the attempts: the policy learns to correct the first answers of the initial policy. SCoRe continues from
+there. `Online.strategy = @SelfCorrection()` draws the attempts.
 
 Source: Kumar et al. 2409.12917 section 4.1: 0.1 on the first attempt for mathematics, 0.25 for code.
 """

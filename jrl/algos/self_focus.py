@@ -1,15 +1,15 @@
 """SELF: GRPO on the prompts that the policy's greedy answer does not solve.
 
-    a prompt is learned from where its greedy answer is wrong, or has no verdict               F5
+    train on a prompt only if its greedy answer is wrong or has no valid verdict               F5
     A_i = (R_i - mean_g) / (std_g + 1e-6), over the samples that are not greedy              A3
     l_t = max(-rho_t * A_i, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_i)                  L2 (L3)
     L   = mean over sequences of the mean over their tokens                                   G2
 
-What the policy answers rightly anyway is left alone, so that likely answers are not sharpened further and pass@k stays.
-The first of a prompt's samples is the greedy one: it is scored and not learned from. Fresh prompts are drawn for those
-that are solved, up to `max_refills` rounds.
+Prompts that the policy already solves are skipped, so that likely answers are not sharpened further and pass@k does not
+drop. The first of a prompt's samples is the greedy one: it is scored but not trained on. Fresh prompts replace solved
+ones, for up to `max_refills` rounds.
 
-Source: Reasoning Boundary Paradox, 2510.02230: 8 samples, no KL, the next chunk of prompts where none is left.
+Source: Reasoning Boundary Paradox, 2510.02230: 8 samples, no KL, the next chunk of prompts if none is left.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ def check(config: SELF, facts: Facts) -> None:
 
 
 def learned(groups: Groups) -> Array:
-    """Returns the rows that are compared: judged, and not greedy, [N] bool."""
+    """Returns the rows that are compared, [N] bool: scored and not greedy."""
     return contract.eligible(groups) & ~contract.greedy(groups)
 
 
 def keep(config: SELF, groups: Groups) -> Array:
-    judged = contract.eligible(groups) & contract.greedy(groups)
-    static = {"num_groups": groups.num_groups}
-    correct = group_ops.total(groups.outcome, groups.group, judged, **static)
-    unsolved = filters.unsolved(correct, group_ops.count(groups.group, judged, **static) > 0)
+    scored_greedy = contract.eligible(groups) & contract.greedy(groups)
+    correct = group_ops.total(groups.outcome, groups.group, scored_greedy, num_groups=groups.num_groups)
+    num_scored = group_ops.count(groups.group, scored_greedy, num_groups=groups.num_groups)
+    unsolved = filters.unsolved(correct, num_scored > 0)
     return learned(groups) & group_ops.to_rows(unsolved, groups.group)
 
 

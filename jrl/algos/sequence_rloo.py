@@ -1,4 +1,4 @@
-"""SequenceRLOO: RLOO with a whole answer as one action, and the KL to the reference in its reward.
+"""SequenceRLOO: RLOO with a whole answer as one action, and the KL to the reference in the reward.
 
     R'_i = R_i - kl_in_reward * sum_t k(old_t - ref_t)                                       R17
     A_i  = R'_i - mean of the other R' of the group                                          A5
@@ -6,10 +6,10 @@
     l_i  = max(-rho_i * A_i, -clip(rho_i, 1 - clip_low, 1 + clip_high) * A_i)                 L7
     L    = mean over sequences; each token has l_i, with weight 1 / length                   G2
 
-The ratio of a sequence grows and shrinks exponentially with its length: for one or two updates a batch.
+The ratio of a sequence grows and shrinks exponentially with its length: use one or two updates per batch.
 
-Source: Ahmadian et al. 2402.14740, as in TRL's RLOO: k1, coefficient 0.05, 2 samples a prompt. RLOO clips the ratios of
-tokens and has no KL.
+Source: Ahmadian et al. 2402.14740, as in TRL's RLOO: k1, coefficient 0.05, 2 samples per prompt. Our RLOO clips the
+ratios of tokens and has no KL.
 """
 
 from __future__ import annotations

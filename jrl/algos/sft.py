@@ -1,8 +1,8 @@
-"""SFT: maximum likelihood of given completions.
+"""SFT: maximum likelihood of stored completions.
 
     l_t = -log pi(y_t | y_<t),  L = mean over all tokens of the step                                      G1
 
-Source: maximum likelihood of the given tokens, reduced as G1 (P33).
+Source: maximum likelihood (P33), reduced by G1.
 """
 
 from __future__ import annotations

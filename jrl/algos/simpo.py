@@ -1,9 +1,9 @@
-"""SimPO: preferences by mean log-probs, without a reference, with a margin to win by.
+"""SimPO: preferences by mean log-probs, without a reference, with a target margin.
 
     l_u = -log sigmoid(beta (LPbar_w - LPbar_l) - gamma)                                                P12
     L   = mean over the pairs of the step
 
-Peers: open-instruct states gamma / beta (0.3); TRL's CPO trainer adds an NLL term of weight 1 unless told not to.
+Peers: open-instruct configures gamma / beta (0.3); TRL's CPO trainer adds an NLL term of weight 1 by default.
 
 Source: SimPO 2405.14734 eq. 6.
 """

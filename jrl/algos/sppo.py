@@ -1,4 +1,4 @@
-"""SPPO on hard labels: the preferred answer's log-ratio is drawn to 1 / (2 beta), the other one's to its negative.
+"""SPPO on hard labels: regress the preferred answer's log-ratio to 1 / (2 beta), the rejected one's to -1 / (2 beta).
 
     l_u = (u_w - 1 / (2 beta))^2 + (u_l + 1 / (2 beta))^2                                               P15
     L   = mean over the pairs of the step

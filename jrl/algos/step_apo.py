@@ -1,15 +1,15 @@
-"""Step-APO: of two next steps from one state the better one, by a margin as large as it is better.
+"""Step-APO: prefer the better of two next steps from one state, with a margin that grows with its advantage.
 
-    D_s = log-ratio of the better step to the reference, less that of the other; of the steps' own tokens
+    D_s = log-ratio of the better step to the reference minus that of the other, over the steps' tokens
     l_u = -log sigmoid(beta D_s - scale (Q_w - Q_l))                                                      P22
     L   = mean over the pairs of the step
 
-The prompt of a stored pair is the state: the question and the steps that both share. Preferences.values names the
-entries of the data with Q of both, from a tree search; a pair whose better step has no higher value is left out.
+The prompt of a stored pair is the state: the question and the shared steps. Preferences.values names the columns of the
+data with both steps' Q, from a tree search; a pair whose better step does not have the higher value is left out.
 Without values, Step-DPO is DPO on such pairs.
 
-Source: CPL, Wang et al. 2409.08642, where siblings share a state's value, so that differences of Q are those of
-advantages; Step-DPO 2406.18629.
+Source: CPL, Wang et al. 2409.08642, where siblings share the value of their state, so that differences of Q equal
+differences of advantages; Step-DPO 2406.18629.
 """
 
 from __future__ import annotations

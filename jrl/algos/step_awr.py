@@ -1,13 +1,13 @@
-"""StepAWR: imitate the steps of stored solutions, right and wrong ones, by what each step changed.
+"""StepAWR: imitate the steps of stored solutions, right and wrong ones, weighted by each step's advantage.
 
     A_k = Q(prefix after step k) - Q(prefix before it), 0 where |A_k| < 1 / rollouts         A17
     l   = -min(exp(A_k / beta), max_weight) * LP_k, LP_k the sum over the tokens of step k    L16
     L   = mean over the steps of the batch                                                   G3
 
-Q is the success rate of `rollouts` completions of a prefix. StepValues gives a step of a solution at each visit, after
-the steps before it. A wrong solution teaches its right steps.
+Q is the success rate of `rollouts` completions of a prefix. StepValues returns one step of a solution per visit, after
+the steps before it. The good steps of a wrong solution are imitated too.
 
-Source: Setlur et al. 2406.14532, where pairs of steps carry the sign of A (StepAPO); weights as in Peng et al.
+Source: Setlur et al. 2406.14532, who use pairs of steps with the sign of A (as StepAPO does); weights as in Peng et al.
 1910.00177.
 """
 

@@ -1,4 +1,4 @@
-"""What methods share that learn from stored rows by their advantage: which rows, of which numbers, and metrics."""
+"""Shared parts of objectives that weight stored rows by their advantage: trained rows, their numbers, metrics."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ EXPECTATION = ("the reward", "the expected reward")  # the numbers of a row that
 
 
 def check_some_better(config: Any, value: np.ndarray) -> None:
-    """Raises ValueError where no row of a data set earned more than was expected (A19): nothing would be learned.
+    """Raises ValueError if no row of a data set has a reward above expectation (A19), so that none has a weight.
 
     Args:
-      value: [n, 2] float, the numbers of EXPECTATION of every row; NaN where the data lack one.
+      value: [n, 2] float, the numbers of EXPECTATION for every row; NaN where the data lack one.
     """
     advantage = value[:, 0] - value[:, 1]
     if not (advantage > 0).any():
@@ -35,51 +35,49 @@ def check_some_better(config: Any, value: np.ndarray) -> None:
 
 
 def check_draw(config: Any) -> None:
-    """Raises ValueError for a way to draw rows that there is not."""
+    """Raises ValueError for an unknown way to draw rows."""
     if config.draw not in DRAWS:
         raise ValueError(f"{type(config).__name__}.draw = {config.draw!r} is none of {', '.join(map(repr, DRAWS))}")
 
 
 def draw(config: Any) -> Callable[[np.ndarray], np.ndarray] | None:
-    """Returns how examples of a data set are drawn (A19): `chances`, or None, in turn."""
+    """Returns the function of draw probabilities (A19), `chances`; None: examples are drawn in turn."""
     return chances if config.draw == "proportional" else None
 
 
 def chances(value: np.ndarray) -> np.ndarray:
-    """Returns how likely every example is to be drawn, [n] float64: in proportion to what its row earned above what was
-    expected.
+    """Returns the probability of drawing each example, [n] float64: in proportion to its reward above expectation.
 
     Args:
-      value: [n, 2] float, the numbers of EXPECTATION; NaN where an example gives no row.
+      value: [n, 2] float, the numbers of EXPECTATION; NaN if an example gives no row.
 
-    Raises: ValueError where no row earned more than was expected.
+    Raises: ValueError if no row has a reward above expectation.
     """
-    better = better_than_expected(value[:, 0], value[:, 1], ~np.isnan(value).any(axis=-1))
-    wide = np.asarray(sampling_probabilities(better), np.float64)
-    return wide / wide.sum()
+    advantage = better_than_expected(value[:, 0], value[:, 1], ~np.isnan(value).any(axis=-1))
+    probabilities = np.asarray(sampling_probabilities(advantage), np.float64)
+    return probabilities / probabilities.sum()
 
 
 def learned_rows(sequences: Sequences) -> Array:
-    """Returns the rows with a token to learn from, of which the data say both numbers, [..., S] bool."""
+    """Returns the rows with a trained token and both numbers, [..., S] bool."""
     return sequences.mask & (sequences.length > 0) & ~jnp.isnan(sequences.value).any(-1)
 
 
 def numbers(sequences: Sequences) -> tuple[Array, Array]:
-    """Returns the two numbers that the data say of every row that is learned from, [..., S] each, 0 elsewhere."""
+    """Returns the two numbers of every trained row, [..., S] each, 0 elsewhere."""
     mask = learned_rows(sequences)
     return reduce.masked(sequences.value[..., 0], mask), reduce.masked(sequences.value[..., 1], mask)
 
 
 def advantage_metrics(sequences: Sequences, advantage: Array, weight: Array) -> dict[str, Array]:
-    """Returns the metrics of such a method, {name: [..., S] float32}.
+    """Returns the metrics of an advantage-weighted objective, {name: [..., S] float32}.
 
     advantage/mean: the advantage. advantage/mean_logprob: the mean log-prob of the row's tokens. advantage/logprob:
-    their product. What of it exceeds the product of the two means rises as what is better than expected grows likelier
-    than what is worse; it rises too where all rows grow likelier and most are better. advantage/weight: what the row is
-    imitated with.
+    their product. Its excess over the product of the two means rises as better rows become likelier than worse ones; it
+    also rises if all rows become likelier and most are better. advantage/weight: the row's weight.
 
     Args:
-      advantage: [..., S] float, R - V of whatever sign. weight: [..., S] float.
+      advantage: [..., S] float, R - V, of either sign. weight: [..., S] float.
     """
     mask = learned_rows(sequences)
     mean = reduce.masked(sequences.logprob, mask) / jnp.maximum(sequences.length, 1)

@@ -1,12 +1,12 @@
-"""T-REG: DPO with rewards of tokens, which the reference gives itself by how it would answer well and badly.
+"""T-REG: DPO regularized by token rewards, from the reference's contrast of a good-answer and a bad-answer prompt.
 
-    r_t = sigmoid(lp_ref(y_t | a prompt that asks for a good answer) - lp_ref(y_t | one for a bad one)) - 1/2   P25
+    r_t = sigmoid(lp_ref(y_t | prompt for a good answer) - lp_ref(y_t | prompt for a bad answer)) - 1/2        P25
     REG(y) = -sum_t beta r_t lp_t,  lp_t with the gradient                                                      P25
     l_u = -log sigmoid(beta D) + alpha sg(sigmoid(-beta D)) (REG(y_w) + REG(y_l))                            P5, P25
     L   = mean over the pairs of the step
 
-A pair comes with both answers after both prompts, from which nothing is learned; an answer for which one of them does
-not fit has r_t = 0. The regularizer fades as a pair is told apart.
+A pair comes with copies of both answers after both prompts, which are not trained on; an answer whose copy does not fit
+has r_t = 0. The regularizer fades as the margin of the pair grows.
 
 Source: T-REG, Zhou et al. 2412.02685.
 """

@@ -4,8 +4,8 @@
     l_t = -min(min(rho_t, delta) * A_i, clip(rho_t, 1 - clip_low, 1 + clip_high) * A_i)       L4
     L   = mean over sequences of the mean over their tokens                                   G2
 
-PPO's clip leaves the loss of a token unbounded where A < 0 and the ratio is large: one such token can undo a step. Here
-its ratio counts as delta, without a gradient.
+PPO's clip leaves a token's loss unbounded if A < 0 and the ratio is large: one such token can ruin a step. Here its
+ratio is capped at delta, without a gradient.
 
 Source: INTELLECT-2, 2505.07291 section 3.4, delta 4; TRL's `delta`. The dual clip (GRPO.dual_clip) bounds the loss of
 the same tokens.
@@ -29,7 +29,7 @@ class TwoSidedGRPO:
     clip_high: float = 0.2  # a ratio above 1 + clip_high is not pushed up further
     delta: float = 4.0  # largest ratio, above 1 + clip_high
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
-    importance: common.TruncatedImportance | None = None  # correction for a sampler that is not the learner; None: none
+    importance: common.TruncatedImportance | None = None  # correction for sampler-learner mismatch; None: no correction
 
 
 def check(config: TwoSidedGRPO, facts: Facts) -> None:

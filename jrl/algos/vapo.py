@@ -1,5 +1,5 @@
-"""VAPO: PPO for long answers. The value head learns returns, the policy's lambda grows with the length of an answer,
-and right answers are imitated too.
+"""VAPO: PPO for long answers. The value head is trained on returns, the policy's lambda grows with the length of the
+answer, and right answers are also imitated.
 
     Ret_t = R_i, GAE with lambda 1                                                                        A14
     A_t   = gae(r, v_old) with lambda 1 - 1 / (length_alpha * length), whitened over the step's tokens     A14, A23
@@ -7,13 +7,13 @@ and right answers are imitated too.
     L     = mean over all tokens of the step                                                              G1
             - positive_nll * (mean of logprobs_t over the tokens of the step's right rows)                L17
 
-A row is right by its outcome, whatever its reward is made of: what the verifier says is 1, without partial credit. The
-second mean is over the right rows of the whole optimizer step, so that its weight is the same however many are right;
-without any the term is 0. Importance weights apply to it as well: it is of the policy's samples.
+A row is right if its outcome is 1, without partial credit, whatever else is in its reward. The second mean is over the
+right rows of the whole optimizer step, so its weight does not depend on how many are right; it is 0 if none is. The
+importance weights apply to it as well, since these are the policy's samples.
 
-Source: VAPO 2504.05118: alpha 0.05, coefficient 0.1, 16 samples a prompt. It trains the value head alone at first, and
-the head begins at 0 here. Answers of at most 1 / length_alpha tokens have lambda 0: no reward reaches a token but
-through the values.
+Source: VAPO 2504.05118: alpha 0.05, coefficient 0.1, 16 samples per prompt. It first trains the value head alone; here
+the head is initialized to 0. Answers of at most 1 / length_alpha tokens have lambda 0: rewards then reach earlier
+tokens only through the values.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def estimates(config: VAPO, groups: Groups, reward: Array) -> tuple[Array, Array
     policy_lambda = config.gae_lambda
     if policy_lambda is None:
         policy_lambda = gae.length_adaptive_lambda(counts, alpha=config.length_alpha)
-    better, returns = gae.decoupled_gae(
+    unwhitened, returns = gae.decoupled_gae(
         rewards,
         groups.values,
         counts,
@@ -64,23 +64,23 @@ def estimates(config: VAPO, groups: Groups, reward: Array) -> tuple[Array, Array
         policy_lambda=policy_lambda,
         critic_lambda=CRITIC_LAMBDA,
     )
-    return better, returns, counts
+    return unwhitened, returns, counts
 
 
 def advantages(config: VAPO, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
-    better, _, counts = estimates(config, groups, reward)
-    return reduce.whiten(better, counts), state, common.count_groups(groups, reward)
+    unwhitened, _, counts = estimates(config, groups, reward)
+    return reduce.whiten(unwhitened, counts), state, common.count_groups(groups, reward)
 
 
 def token_loss(config: VAPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
     loss, metrics = ppo.token_loss(config, tokens, state)
     if config.positive_nll is None:
         return loss, metrics
-    share = reduce.masked(tokens.positive_weights, tokens.mask)
-    imitation = share * likelihood.positive_nll(tokens.logprobs, share > 0, tokens.mask)
+    weights = reduce.masked(tokens.positive_weights, tokens.mask)
+    imitation = weights * likelihood.positive_nll(tokens.logprobs, weights > 0, tokens.mask)
     imitation, _ = common.correct(config.importance, imitation, tokens)
-    own = common.metrics_of(tokens, {"positive_nll": imitation, "right": reduce.widen(share > 0)})
-    return loss + config.positive_nll * imitation, metrics | own
+    metrics |= common.metrics_of(tokens, {"positive_nll": imitation, "right": reduce.widen(weights > 0)})
+    return loss + config.positive_nll * imitation, metrics
 
 
 def positive(config: VAPO, groups: Groups) -> Array:

@@ -1,11 +1,11 @@
-"""VPO, offline: DPO with pessimism, the policy held near what the data holds.
+"""VPO, offline: DPO with pessimism, which keeps the policy near the data.
 
     l_u = -log sigmoid(beta D) - weight * beta * u_cal                                              P5, P21
     L   = mean over the pairs of the step
 
-u_cal is of a sample of the calibration distribution. That is the preferred answers (u_w), or the reference, whose
-samples both answers of a pair are where it wrote the data: (u_w + u_l) / 2. A large weight is supervised fine-tuning on
-these samples. With the sign of optimism, on the policy's own samples: OnlineVPO.
+u_cal is the log-ratio of a sample of the calibration distribution. That is the preferred answers (u_w), or the
+reference: (u_w + u_l) / 2, if the reference wrote both answers of the pairs. A large weight amounts to supervised
+fine-tuning on these samples. For the policy's own samples, with the sign of optimism, use OnlineVPO.
 
 Source: Cen et al. 2405.19320; sign and form as its abstract states them.
 """

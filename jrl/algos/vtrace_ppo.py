@@ -1,14 +1,14 @@
-"""VTracePPO: PPO whose values and advantages are corrected for samples of older weights, token by token (V-trace).
+"""VTracePPO: PPO with V-trace, which corrects values and advantages for samples of older weights, token by token.
 
     w_t  = exp(old - behaviour), rho_t = min(w_t, max_weight), c_t = gae_lambda * min(w_t, max_trace)
     vs_t = v_t + rho_t * (r_t + discount * v_t' - v_t) + discount * c_t * (vs_t' - v_t')                   A16
     A_t  = rho_t * (r_t + discount * vs_t' - v_t), whitened over all sampled tokens of the step            A16, A23
 
-vs are the targets of the value head; ratio, clip, value loss and the mean over tokens are PPO's. It is for Online.lag
-of 1 or a sampler of another dtype; on samples of its own weights, with gae_lambda = 1, it is PPO. rho weighs the policy
-loss already, so that `importance` is refused.
+vs are the targets of the value head; ratio, clip, value loss and the mean over tokens are PPO's. Use it with Online.lag
+= 1 or a sampler of another dtype; on policy, with gae_lambda = 1, it is PPO. rho already weights the policy loss, so
+`importance` is refused.
 
-Source: Espeholt et al. 1802.01561, both bounds 1. There without PPO's clip.
+Source: Espeholt et al. 1802.01561, both bounds 1, without PPO's clip.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def estimates(config: VTracePPO, groups: Groups, reward: Array) -> tuple[Array, 
     """Returns advantages before whitening and returns, [N, T] float, and the tokens that count, [N, T] bool."""
     rewards, counts = ppo.rewards_of_tokens(config, groups, reward)
     weights = jnp.exp(ratios.clamp(ratios.log_ratio(groups.old_logprobs, groups.behaviour_logprobs, counts)))
-    better, targets = vtrace(
+    unwhitened, targets = vtrace(
         rewards,
         groups.values,
         weights,
@@ -64,14 +64,14 @@ def estimates(config: VTracePPO, groups: Groups, reward: Array) -> tuple[Array, 
         max_weight=config.max_weight,
         max_trace=config.max_trace,
     )
-    return better, targets, counts
+    return unwhitened, targets, counts
 
 
 def advantages(
     config: VTracePPO, groups: Groups, reward: Array, state: PyTree
 ) -> tuple[Array, PyTree, dict[str, Array]]:
-    better, _, counts = estimates(config, groups, reward)
-    return reduce.whiten(better, counts), state, common.count_groups(groups, reward)
+    unwhitened, _, counts = estimates(config, groups, reward)
+    return reduce.whiten(unwhitened, counts), state, common.count_groups(groups, reward)
 
 
 OBJECTIVE = ppo.OBJECTIVE._replace(

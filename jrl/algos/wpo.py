@@ -1,13 +1,14 @@
-"""WPO: DPO that counts a pair by how likely the policy would sample it, which makes stored pairs more like its own.
+"""WPO: DPO that weights a pair by how likely the policy is to sample it, so that stored pairs are more on policy.
 
-    a   = LPbar - mean over its tokens of ln sum_v p_v^2, of an answer: the log of its probabilities over expected ones
+    a   = LPbar - mean over the answer's tokens of ln sum_v p_v^2: mean log-prob relative to that of an expected draw
     l_u = min(1, exp(a_w + a_l)) * -log sigmoid(beta D), no gradient through the weight              P30, P5
     L   = mean over the pairs of the step
 
-sum_v p_v^2 is the probability that a token drawn in that place has on average. Without it the weights of an uncertain
-policy would vanish ("sampled alignment").
+sum_v p_v^2 is the expected probability of a token drawn at that position. Without it the weights of an uncertain policy
+would vanish ("sampled alignment").
 
-Source: Zhou et al. 2406.11827 section 3.2, with means over tokens. TRL's `use_weighting` is the same, without the 1.
+Source: Zhou et al. 2406.11827 section 3.2, with means over tokens. TRL's `use_weighting` is the same without the cap at
+1.
 """
 
 from __future__ import annotations

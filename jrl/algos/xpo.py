@@ -1,12 +1,12 @@
-"""XPO: online DPO that explores, by a push away from what the reference would say.
+"""XPO: online DPO with an exploration bonus that pushes away from the reference's answers.
 
     pair of an answer y of the policy and an answer y' of the reference, the better one preferred         P20
     l_u = -log sigmoid(beta D) + alpha * LP(y')                                                      P5, P20
     L   = mean over the pairs of the step
 
-`Online.strategy = @ReferenceSamples()` draws the reference's half of a prompt's samples; the k-th of each half are a
-pair. A pair of equal rewards is left out, its bonus too. To minimize alpha * LP(y') takes mass off the reference: that
-is the exploration, so that alpha is small and should fall. The reference is the policy as the stage found it.
+`Online.strategy = @ReferenceSamples()` draws half of a prompt's samples from the reference; the k-th samples of both
+halves are a pair. A pair of equal rewards is left out, and its bonus too. Minimizing alpha * LP(y') moves probability
+away from the reference's answers; alpha is small and should decay. The reference is the initial policy of the stage.
 
 Source: Xie et al. 2405.21046 algorithm 1, where alpha falls with the iterations; TRL has the same form.
 """
@@ -41,25 +41,27 @@ def check(config: XPO, facts: Facts) -> None:
 def pairs(config: XPO, groups: Groups, reward: Array) -> Pairs:
     """Returns P20's pairs, of the k-th samples of both halves; `value` is 1 on the reference's answers."""
     half = groups.group.shape[0] // groups.num_groups // 2
-    theirs = groups.sample >= half
+    from_reference = groups.sample >= half
     counts = contract.eligible(groups)
     unit = groups.group * half + groups.sample % half
-    of = dict(num_groups=groups.num_groups * half)
-    own, other = counts & ~theirs, counts & theirs
-    reward_of = lambda rows: group_ops.total(jnp.where(rows, reward, 0), unit, rows, **of)
-    there = lambda rows: group_ops.count(unit, rows, **of) > 0
-    gap = reward_of(own) - reward_of(other)
-    apart = group_ops.to_rows(there(own) & there(other) & (gap != 0), unit) & counts
-    own_wins = group_ops.to_rows(gap > 0, unit)
-    label = (apart & (own_wins != theirs)).astype(jnp.float32)
-    return Pairs(label, jnp.where(apart, unit, -1), jnp.ones_like(label), theirs.astype(jnp.float32))
+    num_units = groups.num_groups * half
+    policy_rows, reference_rows = counts & ~from_reference, counts & from_reference
+    reward_of = lambda rows: group_ops.total(jnp.where(rows, reward, 0), unit, rows, num_groups=num_units)
+    present = lambda rows: group_ops.count(unit, rows, num_groups=num_units) > 0
+    gap = reward_of(policy_rows) - reward_of(reference_rows)
+    paired = group_ops.to_rows(present(policy_rows) & present(reference_rows) & (gap != 0), unit) & counts
+    policy_wins = group_ops.to_rows(gap > 0, unit)
+    label = (paired & (policy_wins != from_reference)).astype(jnp.float32)
+    return Pairs(label, jnp.where(paired, unit, -1), jnp.ones_like(label), from_reference.astype(jnp.float32))
 
 
 def sequence_loss(config: XPO, sequences: Sequences, state: PyTree) -> tuple[Array, dict[str, Array]]:
     """Returns P5 and P20's bonus on the preferred sequence of each pair, [..., S], and metrics."""
     pair = pairs_of(sequences)
-    theirs = reduce.masked(sequences.value * reduce.masked(sequences.logprob, sequences.mask), sequences.mask)
-    bonus = theirs + other_of_pair(theirs, sequences)
+    reference_logprob = reduce.masked(
+        sequences.value * reduce.masked(sequences.logprob, sequences.mask), sequences.mask
+    )
+    bonus = reference_logprob + other_of_pair(reference_logprob, sequences)
     loss = pair_losses.xpo(config.beta * pair.margin, bonus, config.alpha)
     return reduce.masked(loss, pair.mask), pair_metrics(pair)
 

@@ -1,9 +1,10 @@
-"""Advantages from rewards. Nothing here carries a gradient. Those of values are in jrl.ops.gae and jrl.ops.vtrace.
+"""Advantages from rewards, without gradients. Advantages from values are in jrl.ops.gae and jrl.ops.vtrace.
 
-Row-level functions take and return [N]; `spread` puts a row's number on each of its sampled tokens. `valid` says which
-rows count: a missing reward (E3) or an empty completion (E4) enters no statistic and gets advantage 0. A group whose
-rewards are all equal gets exactly 0, tested by comparison (E1): dividing their rounding by a small epsilon has given
-peers real gradients. A group of one gets 0 (E2; peers return the raw reward, NaN, or refuse).
+Row-level functions take and return [N]; `spread` puts a row's advantage on each of its sampled tokens. `valid` marks
+the rows that count: a missing reward (E3) or an empty completion (E4) enters no statistic and gets advantage 0. A group
+whose rewards are all equal gets exactly 0, tested by comparison (E1): in peers, rounding errors divided by a small
+epsilon have become real gradients. A group of one gets 0 (E2; peers return the raw reward, return NaN, or raise an
+error).
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ EPSILON = 1e-6  # added to a standard deviation, as in verl and Tunix (TRL 1e-4,
 def discounted_returns(token_reward: Array, action_mask: Array, *, discount: float) -> Array:
     """Returns A1: Ret_t = r_t + discount * Ret_{t'} with t' the next *sampled* token.
 
-    Tokens that the policy did not sample (tool output) are skipped, not discounted through and not a reset (verl's
-    first REINFORCE++ reset there).
+    Tokens that the policy did not sample (tool output) are skipped: they add no discount and do not reset the return
+    (verl's first REINFORCE++ did reset it).
 
     Args:
       token_reward: [N, T] float. action_mask: [N, T] bool.
@@ -36,17 +37,17 @@ def discounted_returns(token_reward: Array, action_mask: Array, *, discount: flo
 
 
 def _return_before(later: tuple[Array, Array], column: tuple[Array, Array]) -> tuple[tuple[Array, Array], Array]:
-    """A1 of one column of rows; as in `jrl.ops.gae`, a function of the module with its rate carried along."""
-    (following, discount), (reward, is_action) = later, column
-    now = jnp.where(is_action, reward + discount * following, following).astype(following.dtype)
-    return (now, discount), jnp.where(is_action, now, 0).astype(following.dtype)
+    """A1 for one column; a module-level function with the rate in the carry, as in `jrl.ops.gae`."""
+    (next_return, discount), (reward, is_action) = later, column
+    this_return = jnp.where(is_action, reward + discount * next_return, next_return).astype(next_return.dtype)
+    return (this_return, discount), jnp.where(is_action, this_return, 0).astype(next_return.dtype)
 
 
 def moving_baseline(reward: Array, valid: Array, baseline: Array, *, decay: float) -> tuple[Array, Array]:
     """Returns A2: (R_i - b, the next baseline decay * b + (1 - decay) * mean(R)).
 
-    b is the baseline *before* this batch. A NaN baseline (before the first batch) becomes the batch's own mean, where
-    prime-rl starts at 0 and takes a large first step. A batch without a valid row leaves the baseline as it was.
+    b is the baseline *before* this batch. A NaN baseline (before the first batch) becomes the batch's own mean;
+    prime-rl starts at 0 and takes a large first step. A batch without a valid row does not change the baseline.
 
     Args:
       reward: [N] float. valid: [N] bool. baseline: [] float.
@@ -105,10 +106,10 @@ def leave_one_out(reward: Array, group: Array, valid: Array, *, num_groups: int)
 def whitened_returns(token_reward: Array, action_mask: Array, valid: Array, *, discount: float) -> Array:
     """Returns A7, REINFORCE++: returns (A1) whitened over all sampled tokens of the valid rows of the batch.
 
-    All zero where the returns are all equal. Long rows weigh more in these statistics than short ones.
+    All zero if the returns are all equal. Long rows weigh more in these statistics than short ones.
 
     Args:
-      token_reward: [N, T] float, with the KL in it (R17). action_mask: [N, T] bool. valid: [N] bool.
+      token_reward: [N, T] float, including the KL (R17). action_mask: [N, T] bool. valid: [N] bool.
 
     Returns:
       [N, T] float32 or wider.
@@ -141,10 +142,10 @@ def group_mean_batch_std(
 ) -> Array:
     """Returns A9, Lite-PPO: (R_i - mean_g) / (std of all valid rewards of the batch + epsilon), std with n - 1.
 
-    Arguments and result as `group_zscore`. All zero where every reward of the batch is equal.
+    Arguments and result as `group_zscore`. All zero if all rewards of the batch are equal.
 
     Source: Liu et al. 2508.08221 section 4; that the standard deviation is of raw rewards, not of centered ones, is our
-    reading.
+    interpretation.
     """
     centered = group_centered(reward, group, valid, num_groups=num_groups)
     return centered / (jnp.sqrt(reduce.masked_var(reward, valid)) + epsilon)
@@ -153,11 +154,11 @@ def group_mean_batch_std(
 def component_zscores(
     components: Array, weights: Array, group: Array, valid: Array, *, num_groups: int, epsilon: float = EPSILON
 ) -> Array:
-    """Returns A12, GDPO: sum_k weights_k * (A3 of component k), before it is whitened over the batch.
+    """Returns A12, GDPO: sum_k weights_k * (A3 of component k), before whitening over the batch.
 
-    Each component is compared in its own deviations, so that one of a small scale or spread is not drowned by another.
-    One whose values in the group are all equal adds exactly 0. NaN in a component (a verifier that does not apply to
-    the row) takes the row out of that component's statistics alone.
+    Each component is divided by its own std, so that a component with a small scale is not drowned by another. A
+    component with equal values in the group adds exactly 0. NaN in a component (a verifier that does not apply to the
+    row) removes the row from that component's statistics only.
 
     Args:
       components: [K, N] float. weights: [K] float. group: [N] int32. valid: [N] bool.
@@ -172,9 +173,9 @@ def component_zscores(
 
 
 def whiten_by_task(advantages: Array, task: Array, mask: Array, *, num_tasks: int) -> Array:
-    """Returns A23 by task: (A - mean) / sqrt(var + 1e-8), statistics over the masked tokens of the rows of one task.
+    """Returns A23 by task: (A - mean) / sqrt(var + 1e-8), with statistics over the masked tokens of each task's rows.
 
-    A task's tokens are all 0 where their advantages are all equal. Variance with n - 1, as `reduce.whiten`.
+    All 0 for a task whose advantages are all equal. Variance with n - 1, as in `reduce.whiten`.
 
     Args:
       advantages: [N, T] float; masked entries may be NaN. task: [N] int32, 0..num_tasks-1. mask: [N, T] bool.

@@ -11,10 +11,10 @@ Array = jax.Array
 
 
 def awr(logprobs: Array, advantages: Array, mask: Array, *, beta: float, max_weight: float) -> Array:
-    """Returns L16: -min(exp(A / beta), max_weight) * logprobs, the weight never differentiated.
+    """Returns L16: -min(exp(A / beta), max_weight) * logprobs, with no gradient through the weight.
 
-    An advantage of 0 has weight 1: it is imitation, not a policy gradient. beta has a scale only where advantages have
-    one, so normalize them first.
+    An advantage of 0 has weight 1: this is imitation, not a policy gradient. The scale of beta is that of the
+    advantages, so normalize them first.
 
     Args:
       logprobs: [...] float, differentiated. advantages: same shape, fixed. mask: same shape, bool.

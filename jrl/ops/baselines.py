@@ -1,6 +1,6 @@
-"""Rewards against a baseline of their prompt that is not the plain mean of its samples. Nothing carries a gradient.
+"""Advantages relative to a baseline per prompt other than the plain mean of its samples. Nothing carries a gradient.
 
-Rows are [N], `valid` says which count; see jrl.ops.advantages.
+Rows are [N], `valid` marks those that count; see jrl.ops.advantages.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ def greedy_baseline(reward: Array, greedy: Array, group: Array, valid: Array, *,
     """Returns A6, ReMax: R_i - R of the greedy completion of the same prompt.
 
     The greedy row itself gets 0: it is never trained on. So do the rows of a prompt whose greedy completion has no
-    verdict.
+    valid verdict.
 
     Args:
-      reward: [N] float; invalid entries may be NaN. greedy: [N] bool, which row is the greedy one of its group.
+      reward: [N] float; invalid entries may be NaN. greedy: [N] bool, the greedy row of each group.
       group: [N] int32. valid: [N] bool.
 
     Returns:
@@ -31,19 +31,19 @@ def greedy_baseline(reward: Array, greedy: Array, group: Array, valid: Array, *,
     Source: Li et al. 2310.10505; verl.
     """
     baselines = valid & greedy
-    there = groups.to_rows(groups.count(group, baselines, num_groups=num_groups) > 0, group)
+    has_baseline = groups.to_rows(groups.count(group, baselines, num_groups=num_groups) > 0, group)
     baseline = groups.to_rows(groups.mean(reward, group, baselines, num_groups=num_groups), group)
-    return jnp.where(valid & ~greedy & there, reduce.masked(reward, valid) - baseline, 0)
+    return jnp.where(valid & ~greedy & has_baseline, reduce.masked(reward, valid) - baseline, 0)
 
 
 def length_weighted(reward: Array, length: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
     """Returns A10, OPO: R_i - sum(len_j R_j) / sum(len_j) over the group.
 
-    The baseline of least variance where the squared norm of a row's gradient grows with its length. A group whose
+    The minimum-variance baseline if the squared gradient norm of a row is proportional to its length. A group whose
     rewards are all equal gets exactly 0, and so does a group of one.
 
     Args:
-      reward: [N] float; invalid entries may be NaN. length: [N] int32, sampled tokens; a row without any is left out.
+      reward: [N] float; invalid entries may be NaN. length: [N] int32, sampled tokens; rows without any are left out.
       group: [N] int32. valid: [N] bool.
 
     Returns:
@@ -69,16 +69,16 @@ def token_optimal(
     *,
     num_groups: int,
 ) -> Array:
-    """Returns A10, OTB: Ret_t - b_t, with a baseline of its own for every column of a group,
+    """Returns A10, OTB: Ret_t - b_t, with a separate baseline for every column of a group,
 
         b_t = sum_j Ret_jt W_jt / sum_j W_jt,  W_jt = sum over the sampled tokens up to t of 1 - 2 p(y) + sum_v p_v^2
 
-    over the rows j of the group that sampled a token there. W stands for the squared norm of the gradient so far: of
-    the logits, that of a token is 1 - 2 p(y) + sum_v p_v^2. The prompts of a group are equal, so that columns agree. A
-    column that one row alone has, or whose returns or weights leave nothing to compare, gets 0.
+    over the rows j of the group that sampled a token there. W estimates the squared gradient norm so far: with respect
+    to the logits, a token's is 1 - 2 p(y) + sum_v p_v^2. A group shares its prompt, so columns are aligned. A column
+    with a single row, equal returns or zero weights gets 0.
 
     Args:
-      returns: [N, T] float (A1). probability: [N, T] float, p(y_t) of the sampled token when it was drawn.
+      returns: [N, T] float (A1). probability: [N, T] float, p(y_t) of the sampled token.
       sum_squared: [N, T] float, sum over the vocabulary of p_v^2. action_mask: [N, T] bool. group: [N] int32.
       valid: [N] bool.
 

@@ -1,8 +1,8 @@
-"""Advantages for the best of k samples instead of the mean sample, and for the rare right one. Nothing here carries a
-gradient.
+"""Advantages for the best of k samples instead of the average sample, and for rare right answers. Nothing here carries
+a gradient.
 
-Arguments and result as in jrl.ops.advantages: rows are [N], `valid` says which count, and a group whose values are all
-equal, or of which one row is left, gets exactly 0.
+Arguments and results as in jrl.ops.advantages: rows are [N], `valid` marks those that count, and a group whose values
+are all equal, or with a single valid row, gets exactly 0.
 """
 
 from __future__ import annotations
@@ -18,39 +18,38 @@ Array = jax.Array
 def pass_at_k(correct: Array, group: Array, valid: Array, *, num_groups: int, k: int) -> Array:
     """Returns A11, PKPO, an unbiased gradient of pass@k: with n rows in the group and c of them correct,
 
-        correct: k / n;  wrong: k / n * (1 - C(n - 1 - c, k - 1) / C(n - 1, k - 1));  then less the group's mean
+        correct: k / n;  wrong: k / n * (1 - C(n - 1 - c, k - 1) / C(n - 1, k - 1));  then minus the group's mean
 
-    a wrong row shares in the credit of the correct ones that it may be drawn together with. Where more than n - k rows
-    are correct, pass@k is 1 whatever is drawn, and all get 0. So do the rows of a group of fewer than k, for which
-    pass@k cannot be estimated.
+    A wrong row shares the credit of the correct ones that it may be drawn with. If more than n - k rows are correct,
+    every draw has a correct row, and all get 0. So do groups of fewer than k rows, for which pass@k cannot be
+    estimated.
 
-    Summed over the group, a_i grad log p_i is (1 - k / n) times the gradient of pass@k on average: the mean holds the
-    row itself. With k = n nothing is left.
+    Summed over the group, a_i grad log p_i is on average (1 - k / n) times the gradient of pass@k, since the mean
+    includes the row itself; 0 for k = n.
 
     Args:
-      correct: [N] bool. group: [N] int32. valid: [N] bool. k: samples that the best is taken of, at least 1; at 1
-        this is A4 divided by n.
+      correct: [N] bool. group: [N] int32. valid: [N] bool. k: samples per draw, at least 1; at 1 this is A4 / n.
 
     Returns:
       [N] float32 or wider.
 
-    Source: Walder and Karkhanis 2505.15201, for binary rewards. That the group's mean is subtracted is ours.
+    Source: Walder and Karkhanis 2505.15201, for binary rewards. Subtracting the group's mean is ours.
     """
     rows = groups.count(group, valid, num_groups=num_groups)
     right = groups.count(group, valid & correct, num_groups=num_groups)
     none_right = jnp.ones(rows.shape)  # the chance that k - 1 of the n - 1 other rows are all wrong
     for drawn in range(k - 1):
         none_right *= jnp.maximum(rows - 1 - right - drawn, 0) / jnp.maximum(rows - 1 - drawn, 1)
-    of_wrong = groups.to_rows(1 - none_right, group)
+    some_right = groups.to_rows(1 - none_right, group)
     size = groups.to_rows(rows, group)
-    score = jnp.where(correct, 1, of_wrong) * k / jnp.maximum(size, 1)
+    score = jnp.where(correct, 1, some_right) * k / jnp.maximum(size, 1)
     return advantages.group_centered(score, group, valid & (size >= k), num_groups=num_groups)
 
 
 def best_minus_second(reward: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
-    """Returns A11's other form: the best row of a group gets the lead over its second best, every other row 0.
+    """Returns A11's other form: the best row of a group gets its lead over the second best, every other row 0.
 
-    Two best rows have no lead: all get 0.
+    All get 0 if the two best rows tie.
 
     Args:
       reward: [N] float. group: [N] int32. valid: [N] bool.
@@ -60,12 +59,12 @@ def best_minus_second(reward: Array, group: Array, valid: Array, *, num_groups: 
 
     Source: verl's "pass@k" estimator, GRPO_PASSK.
     """
-    of = lambda fn, x, rows: groups.to_rows(fn(x, group, rows, num_groups=num_groups), group)
-    best = valid & (reward == of(groups.maximum, reward, valid))
-    alone = groups.to_rows(groups.count(group, best, num_groups=num_groups), group) == 1
-    varied = of(groups.varied, reward, valid)
-    second = jnp.where(varied, of(groups.maximum, reward, valid & ~best), 0)  # -inf where there is none
-    return jnp.where(best & alone & varied, reduce.masked(reward, valid) - second, 0)
+    by_group = lambda fn, x, rows: groups.to_rows(fn(x, group, rows, num_groups=num_groups), group)
+    best = valid & (reward == by_group(groups.maximum, reward, valid))
+    unique = groups.to_rows(groups.count(group, best, num_groups=num_groups), group) == 1
+    varied = by_group(groups.varied, reward, valid)
+    second = jnp.where(varied, by_group(groups.maximum, reward, valid & ~best), 0)  # the maximum is -inf if all tie
+    return jnp.where(best & unique & varied, reduce.masked(reward, valid) - second, 0)
 
 
 def relative_to_mean(reward: Array, group: Array, valid: Array, *, num_groups: int) -> Array:

@@ -1,4 +1,4 @@
-"""Where a completion is branched: at one of the tokens that the policy was most uncertain of (S8)."""
+"""Branch points of a completion: the tokens of which the policy was most uncertain (S8)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ Array = jax.Array
 
 
 def most_uncertain(entropy: Array, eligible: Array, *, count: int) -> Array:
-    """Returns S8's candidates, [N, T] bool: the `count` eligible tokens of each row with the largest entropy, or all of
-    them. Of equal entropies the first is taken.
+    """Returns S8's candidates, [N, T] bool: the `count` eligible tokens of each row with the largest entropy, or all if
+    there are fewer. At ties the first tokens are taken.
 
     Args:
       entropy: [N, T] float, nats, of the distribution that the token was drawn from; may be NaN where not eligible.
@@ -22,9 +22,9 @@ def most_uncertain(entropy: Array, eligible: Array, *, count: int) -> Array:
 
 
 def branch_column(candidates: Array, noise: Array) -> Array:
-    """Returns the column that S8 branches at, [N] int32: a fair draw among the candidates; -1 where there is none.
+    """Returns the column that S8 branches at, [N] int32: drawn uniformly from the candidates; -1 if there is none.
 
-    The tokens before it are kept and it is drawn anew.
+    The tokens before it are kept; sampling restarts at it.
 
     Args:
       candidates: [N, T] bool. noise: [N, T] float, uniform in [0, 1).

@@ -1,4 +1,4 @@
-"""How well a confidence says the chance of being right (M12). Host only: numpy, float64."""
+"""How well confidences match the probability of being right (M12). Host only: numpy, float64."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Array = np.ndarray
 
 
 def brier(confidence: Array, correct: Array) -> float:
-    """Returns M12's Brier score, mean (c - y)^2; NaN of nothing.
+    """Returns M12's Brier score, mean (c - y)^2; NaN without answers.
 
     Args:
       confidence: [n] float in [0, 1]. correct: [n] bool or 0 and 1.
@@ -18,8 +18,8 @@ def brier(confidence: Array, correct: Array) -> float:
 
 
 def expected_calibration_error(confidence: Array, correct: Array, *, bins: int = 10) -> float:
-    """Returns M12's ECE, sum_b n_b / n |accuracy_b - mean confidence_b| over equal bins of confidence, empty ones left
-    out; NaN of nothing. A confidence on a bin's edge is in the upper bin, 1 in the last one.
+    """Returns M12's ECE, sum_b n_b / n |accuracy_b - mean confidence_b| over equal-width bins of confidence, without
+    empty ones; NaN without answers. A confidence on an edge is in the upper bin, 1 in the last one.
 
     Source: Guo et al. 1706.04599 eq. 3.
     """
@@ -32,8 +32,8 @@ def expected_calibration_error(confidence: Array, correct: Array, *, bins: int =
 
 
 def auroc(confidence: Array, correct: Array) -> float:
-    """Returns M12's AUROC by ranks: the chance that a right answer has a higher confidence than a wrong one, a tie
-    half; NaN where there is none of one kind."""
+    """Returns M12's AUROC by ranks: the probability that a right answer has a higher confidence than a wrong one, ties
+    counting half; NaN if there are no right or no wrong answers."""
     confidence, correct = _checked(confidence, correct)
     right, wrong = confidence[correct == 1], np.sort(confidence[correct == 0])
     if not len(right) or not len(wrong):

@@ -5,7 +5,7 @@ With z = logits / T, p = softmax(z) and H the entropy:
     d log p_t / d z_v = [v = t] - p_v
     d H / d z_v       = -p_v (log p_v + H)
 
-The backward pass is one expression over the logits; JAX's derived one reads them once for each forward operation.
+This backward pass is one expression over the logits; JAX's automatic one reads them once per forward operation.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def _forward(logits: Array, tokens: Array, temperature: Array) -> tuple[tuple[Ar
 
 def _backward(residuals: tuple, gradient: tuple[Array, Array]) -> tuple[Array, None, Array]:
     logits, tokens, temperature, norm, entropy = residuals
-    of_logprob, of_entropy = (g[..., None] for g in gradient)
+    d_logprob, d_entropy = (g[..., None] for g in gradient)
     z = logits / temperature.astype(logits.dtype)
     log_p = z - norm[..., None]
     p = jnp.exp(log_p)
-    of_z = of_logprob * (_matches(tokens, z) - p) - of_entropy * p * (log_p + entropy[..., None])
-    of_temperature = -(of_z * z).sum() / temperature.astype(z.dtype)
-    return of_z / temperature.astype(z.dtype), None, of_temperature.astype(temperature.dtype)
+    d_z = d_logprob * (_matches(tokens, z) - p) - d_entropy * p * (log_p + entropy[..., None])
+    d_temperature = -(d_z * z).sum() / temperature.astype(z.dtype)
+    return d_z / temperature.astype(z.dtype), None, d_temperature.astype(temperature.dtype)
 
 
 def _matches(tokens: Array, z: Array) -> Array:

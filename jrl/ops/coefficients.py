@@ -1,4 +1,4 @@
-"""Coefficients that follow a target from step to step: of the KL to a reference, and of the entropy bonus."""
+"""Adaptive coefficients of the KL to a reference and of the entropy bonus."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 Array = jax.Array
 
-LARGEST_ERROR = 0.2  # what the error of K4 is clipped to: a step changes it by at most so much of rows / horizon
+LARGEST_ERROR = 0.2  # bound of K4's error: a step changes the coefficient by at most 0.2 * rows / horizon, relatively
 
 
 def adapted_kl_coefficient(coefficient: Array, kl: Array, rows: Array, *, target: float, horizon: float) -> Array:
@@ -16,7 +16,7 @@ def adapted_kl_coefficient(coefficient: Array, kl: Array, rows: Array, *, target
 
     Args:
       coefficient: [] float. kl: [] float, nats, measured in this step. rows: [] number of sequences in it.
-      target: above 0, nats, of what `kl` is a mean of: sequences, or tokens (they differ by the length).
+      target: above 0, nats, per sequence or per token as `kl` is.
       horizon: above 0, rows over which the coefficient adapts.
 
     Returns:
@@ -31,10 +31,10 @@ def adapted_kl_coefficient(coefficient: Array, kl: Array, rows: Array, *, target
 def adapted_entropy_coefficient(
     coefficient: Array, entropy: Array, *, target: float, step: float, largest: float
 ) -> Array:
-    """Returns K5's coefficient for the next step: `step` more where the entropy is below its target, `step` less
-    elsewhere, within [0, largest].
+    """Returns K5's coefficient for the next step: increased by `step` if the entropy is below its target, else
+    decreased, within [0, largest].
 
-    The bonus acts only while the entropy is at most its target (Skywork-OR1): above it use 0, and go on adapting this
+    The bonus is on only while the entropy is at most its target (Skywork-OR1): above it use 0, and keep adapting this
     coefficient.
 
     Args:

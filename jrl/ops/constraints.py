@@ -1,9 +1,9 @@
-"""R13: rewards that count only where constraints hold, as CGPO's mixture of judges has them.
+"""R13: rewards that count only if constraints hold, as in CGPO's mixture of judges.
 
     Rc = sigmoid(r(y) - r(baseline answer));   Rcr = Rc if every judge is satisfied, else 0
     Rt = max(1 - (log pi(y) - log pi_ref(y)) / KLmax, 0) * Rcr
 
-A judge that gave no verdict has not been satisfied: such a row is masked by the caller (E3).
+A judge without a verdict is not satisfied; the caller masks such rows (E3).
 
 Source: CGPO, 2409.20370.
 """
@@ -19,7 +19,7 @@ Array = jax.Array
 
 
 def satisfied(values: Array, *, least: float) -> Array:
-    """Returns R13's feasibility: every constraint's value is at least `least`. False where one is NaN.
+    """Returns R13's feasibility: every constraint's value is at least `least`. False if one is NaN.
 
     Args:
       values: [K, N] float.
@@ -52,8 +52,8 @@ def kl_bounded_reward(
 ) -> Array:
     """Returns R13's Rt: max(1 - d / limit, 0) * reward, d the sum of log-ratios of the row's sampled tokens.
 
-    A row as likely as under the reference keeps its reward, a likelier one loses it in proportion; at d = limit nothing
-    is left. A row that has become less likely is rewarded more.
+    A row as likely as under the reference keeps its reward; it falls linearly with d, to 0 at d = limit. A row that is
+    less likely than under the reference gets more.
 
     Args:
       reward: [N] float. old_logprobs, ref_logprobs: [N, T] float, of the weights that sampled and of the reference.
@@ -75,27 +75,27 @@ def moved(old_logprobs: Array, ref_logprobs: Array, action_mask: Array) -> Array
 
 
 def baseline_score(score: Array, baseline: Array, group: Array, *, num_groups: int) -> tuple[Array, Array]:
-    """Returns R13's r(x, ybar), for every row the score of its group's baseline answer, [N] float32 or wider, and
-    whether there is one, [N] bool.
+    """Returns R13's r(x, ybar), the score of the baseline answer of each row's group, [N] float32 or wider, and whether
+    there is one, [N] bool.
 
     Args:
-      score: [N] float; anything off `baseline`. baseline: [N] bool, at most one row of each group, that has a score.
+      score: [N] float; unused outside `baseline`. baseline: [N] bool, at most one scored row per group.
     """
-    there = groups.count(group, baseline, num_groups=num_groups) > 0
-    of_group = groups.total(score, group, baseline, num_groups=num_groups)
-    return groups.to_rows(of_group, group), groups.to_rows(there, group)
+    present = groups.count(group, baseline, num_groups=num_groups) > 0
+    group_score = groups.total(score, group, baseline, num_groups=num_groups)
+    return groups.to_rows(group_score, group), groups.to_rows(present, group)
 
 
 def best_feasible(
     score: Array, allowed: Array, fallback: Array, group: Array, sample: Array, *, num_groups: int
 ) -> Array:
-    """Returns R13's weights of the answers that CRRAFT imitates, [N] float32 or wider: 1 on the row of the highest
-    score of its group among those that are allowed, of several that of the lowest sample; where none is allowed, 1 on
-    the group's fallback; without one, nothing.
+    """Returns R13's weights of the answers that CRRAFT imitates, [N] float32 or wider: 1 on the allowed row with the
+    highest score of its group, at ties the lowest sample; if none is allowed, 1 on the group's fallback row, if any; 0
+    elsewhere.
 
     Args:
       score: [N] float. allowed: [N] bool, feasible and near enough to the reference. fallback: [N] bool, at most one
-        row of each group: the baseline answer, where it is feasible. sample: [N] int32, which of its group a row is.
+        row per group: the baseline answer, if it is feasible. sample: [N] int32, the row's sample index in its group.
     """
     score = reduce.widen(score)
     some = groups.to_rows(groups.count(group, allowed, num_groups=num_groups), group) > 0

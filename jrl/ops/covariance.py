@@ -1,8 +1,8 @@
 """Which tokens make the entropy fall: those whose log-prob and advantage are high together (Clip-Cov, KL-Cov).
 
-Means, shares and ranks are over all arrays given, so give them a whole optimizer step. Selections carry no gradient.
+Means, shares and ranks are over the whole arrays, so pass a whole optimizer step. Selections carry no gradient.
 
-Source of all: Cui et al. 2505.22617; verl computes them by micro-batch and takes at least one token.
+Source: Cui et al. 2505.22617; verl computes them per micro-batch and takes at least one token.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Array = jax.Array
 def covariance(logprobs: Array, advantages: Array, mask: Array) -> Array:
     """Returns L20's cov_t = (A_t - mean A) * (logprobs_t - mean logprobs), means over the mask, 0 elsewhere.
 
-    Exactly 0 where all advantages, or all log-probs, of the mask are equal.
+    Exactly 0 if all advantages, or all log-probs, in the mask are equal.
 
     Args:
       logprobs, advantages: [...] float; masked entries may be NaN. mask: same shape, bool.
@@ -32,12 +32,12 @@ def covariance(logprobs: Array, advantages: Array, mask: Array) -> Array:
 def clip_cov(
     logprobs: Array, advantages: Array, mask: Array, noise: Array, *, share: float, low: float, high: float
 ) -> Array:
-    """Returns the tokens that Clip-Cov (L20) takes out of the policy loss, [...] bool: of those with
-    low < cov < high, as many as floor(share * tokens), those with the largest noise; all of them if they are fewer.
+    """Returns the tokens that Clip-Cov (L20) drops from the policy loss, [...] bool: among those with low < cov < high,
+    the floor(share * tokens) with the largest noise, or all if there are fewer.
 
     Args:
-      logprobs, advantages, mask: as in `covariance`. noise: same shape, uint32, by the name of a token.
-      share: of the tokens of the mask, 2e-4 there. low, high: 1 and 5 there.
+      logprobs, advantages, mask: as in `covariance`. noise: same shape, uint32, a function of the token's identity.
+      share: of the tokens in the mask, 2e-4 in the paper. low, high: 1 and 5 in the paper.
     """
     cov = covariance(logprobs, advantages, mask)
     within = mask & (cov > low) & (cov < high)
@@ -45,10 +45,10 @@ def clip_cov(
 
 
 def kl_cov(logprobs: Array, advantages: Array, mask: Array, *, share: float) -> Array:
-    """Returns the tokens that KL-Cov (L20) penalizes, [...] bool: the floor(share * tokens) with the largest cov, and
-    any that tie with the last of them. None where every cov is 0.
+    """Returns the tokens that KL-Cov (L20) penalizes, [...] bool: the floor(share * tokens) with the largest cov, plus
+    ties with the last of them. None if every cov is 0.
 
-    Arguments as `clip_cov`.
+    Arguments as in `clip_cov`.
     """
     cov = covariance(logprobs, advantages, mask)
     count = order_statistics.share_of(mask, share)
@@ -60,7 +60,7 @@ def kl_cov_loss(
 ) -> Array:
     """Returns L20's loss with KL-Cov: -rho * A, plus coefficient * |logprobs - old_logprobs| on selected tokens.
 
-    There is no clip. On a token that has not moved the penalty has no gradient: it acts from the second update of a
+    There is no clip. The penalty has no gradient on a token that has not moved, so it acts from the second update of a
     batch on.
 
     Args:
@@ -76,7 +76,7 @@ def kl_cov_loss(
 
 
 def _centered(x: Array, mask: Array) -> Array:
-    """Returns x - mean over the mask, 0 elsewhere, and 0 throughout where all are equal (compared, as in E1)."""
+    """Returns x - mean over the mask, 0 elsewhere; all 0 if the masked values are equal (by comparison, as in E1)."""
     x = reduce.masked(x, mask)
     varied = jnp.max(jnp.where(mask, x, -jnp.inf)) > jnp.min(jnp.where(mask, x, jnp.inf))
     return jnp.where(mask & varied, x - reduce.masked_mean(x, mask), 0)

@@ -1,4 +1,5 @@
-"""Decoupled PPO: the trust region is around a recent policy, a weight corrects for the older one that sampled."""
+"""Decoupled PPO: the trust region is around a recent policy, and a weight corrects for the older policy that
+sampled."""
 
 from __future__ import annotations
 
@@ -23,9 +24,9 @@ def decoupled_clipped(
 ) -> Array:
     """Returns L11: min(exp(old - behaviour), cap) times PPO's clip (L2) of exp(logprobs - old).
 
-    `old_logprobs` are of the proximal policy: the weights the update began with, recomputed by the learner, or
+    `old_logprobs` are those of the proximal policy: the weights before the update, recomputed by the learner, or
     `interpolated_logprobs`. Plain PPO on the sampler's log-probs would put its trust region around a policy that is
-    several versions behind.
+    several versions old.
 
     Args:
       logprobs: [..., L] float, differentiated. old_logprobs, behaviour_logprobs, advantages: same shape, float, fixed.
@@ -44,16 +45,16 @@ def decoupled_clipped(
 def interpolated_logprobs(
     logprobs: Array, behaviour_logprobs: Array, mask: Array, behaviour_version: Array, *, old_version: int, version: int
 ) -> Array:
-    """Returns L11's proximal log-probs without a forward pass, log-linear between two policies that are known:
+    """Returns L11's proximal log-probs without a forward pass, interpolated log-linearly between two known policies:
 
         behaviour + alpha * (logprobs - behaviour),  alpha = (old_version - v) / (version - v)
 
-    with v the version that drew the token; alpha is 1 where that is the current one.
+    with v the version that drew the token; alpha is 1 if that is the current one.
 
     Args:
       logprobs, behaviour_logprobs: [..., L] float. mask: [..., L] bool.
-      behaviour_version: [..., L] int32. old_version: of the weights that the updates of the batch began with.
-      version: of the weights that `logprobs` are of.
+      behaviour_version: [..., L] int32. old_version: of the weights before the batch's updates.
+      version: of the weights that computed `logprobs`.
 
     Returns:
       [..., L] float32 or wider, without gradient, 0 where masked.
@@ -61,6 +62,6 @@ def interpolated_logprobs(
     Source: Li et al. 2512.06547 (A-3PO); AReaL's "loglinear" proximal log-probs.
     """
     new, behaviour = (reduce.masked(jax.lax.stop_gradient(x), mask) for x in (logprobs, behaviour_logprobs))
-    behind = version - behaviour_version
-    alpha = jnp.where(behind > 0, (old_version - behaviour_version) / jnp.maximum(behind, 1), 1)
+    age = version - behaviour_version
+    alpha = jnp.where(age > 0, (old_version - behaviour_version) / jnp.maximum(age, 1), 1)
     return behaviour + alpha.astype(new.dtype) * ratios.log_ratio(new, behaviour, mask)

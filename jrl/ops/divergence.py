@@ -1,4 +1,4 @@
-"""Divergences of a policy from a teacher at a token's state, over the whole vocabulary (P37)."""
+"""Divergences between a policy and a teacher at each token's state, over the whole vocabulary (P37)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Divergence = Literal["reverse", "forward", "jensen_shannon"]
 
 
 def reverse_kl(policy: Array, teacher: Array) -> Array:
-    """Returns P37's KL(policy, teacher) = sum_v p (log p - log q), [...]: the policy leaves what the teacher would not
-    say, and may settle on a part of what it would.
+    """Returns P37's KL(policy, teacher) = sum_v p (log p - log q), [...]: mode seeking, the policy avoids what the
+    teacher would not say and may cover only a part of what it would.
 
     Args:
       policy, teacher: [..., V] float32 or wider, log-probs, finite.
@@ -29,8 +29,8 @@ def reverse_kl(policy: Array, teacher: Array) -> Array:
 
 
 def forward_kl(policy: Array, teacher: Array) -> Array:
-    """Returns P37's KL(teacher, policy) = sum_v q (log q - log p), [...]: the policy covers all that the teacher would
-    say. On stored text of the teacher it is the cross-entropy with the teacher's distribution, less its entropy.
+    """Returns P37's KL(teacher, policy) = sum_v q (log q - log p), [...]: mode covering. It is the cross-entropy with
+    the teacher's distribution minus the teacher's entropy.
 
     Args: as `reverse_kl`.
 
@@ -71,8 +71,8 @@ def token_divergence(
     chunk: int,
     predictor: Callable[[Array], Array] = before,
 ) -> Array:
-    """Returns P37's divergence of the policy from the teacher at the state of every token, [R, L] float32 or wider, 0
-    off the mask. Logits of both exist for one chunk of positions at a time.
+    """Returns P37's divergence between policy and teacher at the state of every token, [R, L] float32 or wider, 0
+    outside the mask. The logits of both exist for one chunk of positions at a time.
 
     Args:
       hidden: [R, L, D], of the policy. teacher_hidden: [R, L, E], of the teacher. mask: [R, L] bool.
@@ -82,23 +82,23 @@ def token_divergence(
       predictor: as in `jrl.ops.logprobs.token_logprobs`.
     """
 
-    def one(h: Array, t: Array) -> Array:
+    def chunk_divergence(h: Array, t: Array) -> Array:
         logprobs = lambda z: jax.nn.log_softmax(z / temperature.astype(z.dtype), axis=-1)
         return DIVERGENCES[kind](logprobs(unembed(h)), jax.lax.stop_gradient(logprobs(teacher_unembed(t))))
 
-    return by_chunk(one, (predictor(hidden), predictor(teacher_hidden)), mask, chunk=chunk)
+    return by_chunk(chunk_divergence, (predictor(hidden), predictor(teacher_hidden)), mask, chunk=chunk)
 
 
 def teacher_advantage(old_logprobs: Array, teacher_logprobs: Array, action_mask: Array) -> Array:
-    """Returns P37's advantage of a sampled token, lp_teacher - lp_old, 0 off the mask, [N, T] float32 or wider.
+    """Returns P37's advantage of a sampled token, lp_teacher - lp_old, 0 outside the mask, [N, T] float32 or wider.
 
-    Its mean under the policy is -KL(policy, teacher), so that the policy gradient with it lowers that KL; each token
-    answers for its own step alone. As a loss, lp_old - lp_teacher would have no gradient in the mean (K2).
+    Its mean under the policy is -KL(policy, teacher), so the policy gradient with it lowers that KL; each token is
+    credited for its own step only. As a loss, lp_old - lp_teacher would have zero expected gradient (K2).
 
     Args:
-      old_logprobs, teacher_logprobs: [N, T] float. action_mask: [N, T] bool; what is off it may be NaN.
+      old_logprobs, teacher_logprobs: [N, T] float; may be NaN outside the mask. action_mask: [N, T] bool.
 
-    Source: on-policy distillation as in prime-rl and tinker; MiniLLM 2306.08543 with one step of credit. AReaL has the
-    estimate in the loss.
+    Source: on-policy distillation as in prime-rl and tinker; MiniLLM 2306.08543 with one step of credit. AReaL uses the
+    estimate as a loss.
     """
     return reduce.masked(teacher_logprobs, action_mask) - reduce.masked(old_logprobs, action_mask)

@@ -3,10 +3,10 @@
     block = argmax_j (log sum_{v in block j} exp(logits[v]) + gumbel_j)
     token = argmax_{v in block} (logits[v] + gumbel'_v)
 
-Both races draw from softmax(logits), since P(v) = P(block) P(v | block). Noise is needed for V / 128 + 128 entries and
-not for V. It depends on the key alone, so two computations of the same logits that differ by rounding draw the same
-token unless the two best scores of a race are a tie to rounding: unlike a draw by inverse cumulative sum, where a
-rounding anywhere moves every later edge.
+Together the races draw from softmax(logits), since P(v) = P(block) P(v | block). They need noise for V / 128 + 128
+entries instead of V. The noise depends only on the key, so two computations of the same logits that differ by rounding
+draw the same token unless the two best scores of a race tie up to rounding. With an inverse cumulative sum, in
+contrast, rounding anywhere moves every later edge.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def greedy(logits: Array) -> Array:
 def _gumbel(key: Array, count: int) -> Array:
     """Returns [count] float32 standard Gumbel noise, -log(-log(u)).
 
-    Always float32, so that a float64 model draws what a float32 model draws. u has 2^-23 between neighbors, which
-    would make noise above 10 coarse by 0.3 % and cut it at 16; here -log(u) is read from 32 bits with log1p, centered
-    in their cell, and the noise reaches 22.9.
+    Always float32, so that a float64 model draws what a float32 model draws. A float32 uniform u has steps of 2^-23, so
+    noise above 10 would have a resolution of 0.3 % and a maximum of 16. Here -log(u) is computed from 32 bits with
+    log1p, centered in their cell, and the noise reaches 22.9.
     """
     bits = random_bits(key, count)
     # Upper half of the range: 1 - u is exact in 31 bits near u = 1; lower half: u itself is.

@@ -15,11 +15,11 @@ def entropy_bonus(entropy: Array, mask: Array, *, coefficient: float) -> Array:
     The sampled surprisal -logprobs is no substitute: its expected gradient on policy is zero.
 
     Args:
-      entropy: [...] float, nats, differentiated: of the policy at the sampling temperature. mask: same shape, bool.
+      entropy: [...] float, nats, differentiated, of the policy at the sampling temperature. mask: same shape, bool.
 
     Returns:
       [...] float32 or wider.
 
-    Source: Williams and Peng 1991; verl and TRL have it off by default, as we do.
+    Source: Williams and Peng 1991; off by default here, in verl and in TRL.
     """
     return -coefficient * reduce.masked(entropy, mask)

@@ -14,14 +14,14 @@ Array = jax.Array
 def has_signal(outcome: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
     """Returns F1: True for the rows of a group whose valid outcomes are not all equal.
 
-    Judge by the unshaped outcome: shaping makes every group "varied". A group with fewer than two valid rows has no
+    Use the unshaped outcome, since shaping makes every group varied. A group with fewer than two valid rows has no
     signal (DAPO's recipe keeps them).
 
     Args:
       outcome: [N] float; invalid entries may be NaN. group: [N] int32 in 0..num_groups-1. valid: [N] bool.
 
     Returns:
-      [N] bool; invalid rows of a group with signal are True too, other masks speak of them.
+      [N] bool; also True for invalid rows of a group with signal, which other masks remove.
 
     Source: DAPO, 2503.14476 eq. 11. verl: standard deviation above 0; slime: above 1e-6; AReaL: mean strictly between.
     """
@@ -29,12 +29,12 @@ def has_signal(outcome: Array, group: Array, valid: Array, *, num_groups: int) -
 
 
 def unsolved(correct: Array, valid: Array) -> Array:
-    """Returns F5: True for prompts that the policy's greedy answer does not solve, [N] bool: the ones worth sampling.
+    """Returns F5: True for prompts that the policy's greedy answer does not solve, [N] bool.
 
-    A prompt whose answer was not judged (E3) stays.
+    A prompt whose greedy answer was not scored (E3) stays.
 
     Args:
-      correct: [N] bool or float, above 0 where the answer is right; may be NaN where not valid. valid: [N] bool.
+      correct: [N] bool or float, above 0 if the answer is right; may be NaN where not valid. valid: [N] bool.
 
     Source: SELF, 2510.02230.
     """
@@ -42,12 +42,12 @@ def unsolved(correct: Array, valid: Array) -> Array:
 
 
 def best(reward: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
-    """Returns F10 by best of n: True for the highest valid reward of each group, the lowest index at ties, [N] bool.
+    """Returns F10 by best of n: True for the highest valid reward of each group, at ties the lowest index, [N] bool.
 
     Args:
       reward: [N] float; invalid entries may be NaN. group: [N] int32. valid: [N] bool.
 
-    Source: PF-PPO, 2409.06957 section 3.2. verl draws the whole batch again by |score|^p: another algorithm.
+    Source: PF-PPO, 2409.06957 section 3.2. verl resamples the whole batch by |score|^p, another algorithm.
     """
     return groups.first_highest(reward, group, valid, num_groups=num_groups)
 
@@ -55,7 +55,7 @@ def best(reward: Array, group: Array, valid: Array, *, num_groups: int) -> Array
 def best_and_worst(reward: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
     """Returns F10 by best and worst: True for the highest reward of each group and the lowest of its others, [N] bool.
 
-    A group with one valid row keeps it. At ties the lowest index counts. Arguments and source: as `best`.
+    A group with one valid row keeps it. At ties the lowest index is taken. Arguments and source as in `best`.
     """
     top = best(reward, group, valid, num_groups=num_groups)
     return top | best(-reward, group, valid & ~top, num_groups=num_groups)
@@ -66,17 +66,17 @@ def best_and_random(reward: Array, group: Array, valid: Array, draw: Array, *, n
     highest `draw`, [N] bool.
 
     Args:
-      draw: [N] float, uniform. The rest, and the source: as `best`.
+      draw: [N] float, uniform. The rest, and the source, as in `best`.
     """
     top = best(reward, group, valid, num_groups=num_groups)
     return top | best(draw, group, valid & ~top, num_groups=num_groups)
 
 
 def score_agreement(score: Array, truth: Array, keep: Array) -> Array:
-    """Returns F10's criterion: R^2 of a line from a reward model's scores to the true ones over the kept rows, [].
+    """Returns F10's criterion: R^2 of a linear fit of the true scores to a reward model's over the kept rows, [].
 
-    Of the strategies of F10 the one with the highest is taken, on rows whose truth is known. It is the squared
-    correlation; 0 where either is constant.
+    Use F10's strategy with the highest R^2 on rows with known true scores. It is the squared correlation; 0 if either
+    is constant.
 
     Args:
       score, truth: [N] float; entries that are not kept may be NaN. keep: [N] bool.
@@ -93,8 +93,8 @@ def not_stale(version: Array, action_mask: Array, current: Array, *, most: int) 
     """Returns F11: True for rows whose oldest sampled token is at most `most` versions old, [N] bool.
 
     Args:
-      version: [N, T] int32, the version that drew each token; anything where not an action. action_mask: [N, T] bool.
-      current: [] int32. A row without a sampled token is True: other masks speak of it (E4).
+      version: [N, T] int32, the version that drew each token; unused where not an action. action_mask: [N, T] bool.
+      current: [] int32. Rows without a sampled token are True; other masks remove them (E4).
 
     Source: AReaL, 2505.24298 section 5.1.
     """
@@ -103,9 +103,9 @@ def not_stale(version: Array, action_mask: Array, current: Array, *, most: int) 
 
 
 def not_truncated(finish: Array) -> Array:
-    """Returns F3: False for rows cut at the length limit, [N] bool.
+    """Returns F3: False for rows truncated at the length limit, [N] bool.
 
-    Such a row leaves the loss and stays in its group's statistics: that it failed is information.
+    Such a row leaves the loss but stays in its group's statistics, since its failure is information.
 
     Args:
       finish: [N] int8, a Finish.

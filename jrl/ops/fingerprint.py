@@ -1,10 +1,10 @@
-"""A hash of a parameter tree that does not depend on how it is spread over devices.
+"""A hash of a parameter tree that does not depend on how it is sharded over devices.
 
     fingerprint = sum over elements of mix(bits(element) * mix(leaf name, global index))   modulo 2^32
 
-A sum modulo 2^32 has no order, so shards are summed in place. The outer mix is there because a sign is the
-highest bit, and a product alone would not see an even number of them change. It finds lost, stale and swapped weights;
-it is no defense against someone who looks for a collision.
+A sum modulo 2^32 does not depend on the order, so shards are summed in place. The outer mix is needed because the sign
+is the highest bit: with a product alone an even number of sign changes would cancel. The hash detects lost, stale and
+swapped weights; it is not cryptographic.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from jax.sharding import PartitionSpec
 
 Array = jax.Array
 
-BLOCK = 2**16  # elements that a CPU mixes at once: the intermediate results fit its cache
+BLOCK = 2**16  # elements that a CPU mixes at once, so that intermediate results fit its cache
 
 
 def fingerprint(tree: Any) -> Array:
-    """Returns the hash [] uint32 of a tree of floating-point or integer arrays of at most 2^32 elements each. Under
-    `jax.set_mesh` where leaves are cut over devices."""
+    """Returns the hash [] uint32 of a tree of floating-point or integer arrays of at most 2^32 elements each. Call it
+    under `jax.set_mesh` if leaves are sharded."""
     named = [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
     names, leaves = [zlib.crc32(name.encode()) for name, _ in named], [leaf for _, leaf in named]
     steps = [_steps(leaf.shape) for leaf in leaves]
@@ -40,7 +40,7 @@ def fingerprint(tree: Any) -> Array:
         for name, step, cut, share in zip(names, steps, cuts, shares, strict=True):
             places = [jnp.uint32(0 if axes is None else jax.lax.axis_index(axes)) for axes in cut]
             first = sum(_u32(at, extent, n) for at, extent, n in zip(places, share.shape, step, strict=True))
-            # Of devices that hold the same, one counts.
+            # Of devices with the same shard, only one counts.
             copies = [jax.lax.axis_index(axis) for axis in here if axis not in jax.tree.leaves(tuple(cut))]
             total += jnp.where(sum(copies) == 0, _share(name, step, jnp.uint32(first), share), 0)
         return jax.lax.psum(total, here)
@@ -49,7 +49,7 @@ def fingerprint(tree: Any) -> Array:
 
 
 def leaf_sum(x: Array) -> Array:
-    """Returns the hash [] uint32 of one array by itself, without a name."""
+    """Returns the hash [] uint32 of one array, without a name."""
     if x.dtype == bool:
         x = x.astype(jnp.uint8)
     return _share(0, _steps(x.shape), jnp.uint32(0), x)
@@ -71,21 +71,21 @@ def _share(name: int, steps: Sequence[int], first: Array, share: Array) -> Array
     if share.size <= BLOCK:
         return at_once(first, share)
     by_blocks = lambda first, share: _by_blocks(name, steps, first, share)
-    # A CPU writes down all that is to be added up, and reads it again.
+    # Without blocks a CPU would write all terms of the sum to memory and read them back.
     return jax.lax.platform_dependent(first, share, cpu=by_blocks, default=at_once)
 
 
 def _by_blocks(name: int, steps: Sequence[int], first: Array, share: Array) -> Array:
-    """Returns the same, computed block by block and summed in place."""
-    cut = share.ndim - 1  # the dimension of which a block has a part: of those before one place, of those after all
+    """Returns the same as `_mixed(...).sum()`, computed block by block and summed in place."""
+    cut = share.ndim - 1  # a block is a part of this dimension, one index of those before it, and all of those after it
     while math.prod(share.shape[cut:]) <= BLOCK:
         cut -= 1
     before, extent, after = share.shape[:cut], share.shape[cut], share.shape[cut + 1 :]
     part = next(n for n in range(BLOCK // math.prod(after), 0, -1) if extent % n == 0)
     outer, outer_steps = (*before, extent // part), (*steps[:cut], part * steps[cut])
-    if share.dtype.itemsize < 4:  # or XLA:CPU carries wider numbers through the loop, which have not all the bits
+    if share.dtype.itemsize < 4:  # XLA:CPU would carry wider floats through the loop, which lose bits
         share = _bits(share)
-    block = after if part == 1 else (part, *after)  # a dimension of one place would be laid out anew, by a copy of all
+    block = after if part == 1 else (part, *after)  # a dimension of size 1 would force a relayout, a copy of the leaf
     blocks = share.reshape(-1, *block)
 
     def add(i: Array, total: Array) -> Array:

@@ -1,8 +1,8 @@
-"""Advantages of values: GAE over sampled tokens, with a lambda for every row, and over macro actions.
+"""Advantages from values: GAE over sampled tokens, with a lambda per row, and over macro actions.
 
-Nothing here carries a gradient. Tokens that the policy did not sample are skipped: with plain recursion over values of
-0 the token before a tool's answer would have no future return (TRL's PPO, OpenRLHF). A reward on such a token counts
-for the sampled token before it. A row that was cut at its limit ends there.
+Nothing here carries a gradient. Tokens that the policy did not sample are skipped: in a plain recursion with values of
+0, the token before a tool's output would have no future return (TRL's PPO, OpenRLHF). A reward on such a token counts
+for the sampled token before it. A truncated row is treated as terminal.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Array = jax.Array
 
 
 def gae(token_reward: Array, values: Array, action_mask: Array, *, discount: float, gae_lambda: float | Array) -> Array:
-    """Returns A13, generalized advantage estimates: from the end of a row to its start, over sampled tokens alone,
+    """Returns A13, generalized advantage estimates, from the end of a row to its start over sampled tokens:
 
         delta_t = r_t + discount * v_{t'} - v_t,  A_t = delta_t + discount * gae_lambda * A_{t'}
 
@@ -24,13 +24,13 @@ def gae(token_reward: Array, values: Array, action_mask: Array, *, discount: flo
 
     Args:
       token_reward: [N, T] float. values: [N, T] float, of the state before the token is chosen.
-      action_mask: [N, T] bool. gae_lambda: lambda, [] or [N], one for every row; at 1 A_t is the return minus v_t, at 0
-        it is delta_t.
+      action_mask: [N, T] bool. gae_lambda: lambda, [] or [N], one per row; at 1 A_t is the return minus v_t, at 0 it is
+        delta_t.
 
     Returns:
       [N, T] float32 or wider, 0 where not an action.
 
-    Source: Schulman et al. 1506.02438 eq. 16; carried over gaps as in verl, Tunix, AReaL and NeMo.
+    Source: Schulman et al. 1506.02438 eq. 16; gaps are skipped as in verl, Tunix, AReaL and NeMo.
     """
     values = reduce.masked(values, action_mask)
     dtype = jnp.promote_types(reduce.widen(token_reward).dtype, values.dtype)
@@ -41,16 +41,16 @@ def gae(token_reward: Array, values: Array, action_mask: Array, *, discount: flo
 
 
 def _token_before(later: tuple, column: tuple) -> tuple[tuple, Array]:
-    """A13 of one column of rows. A function of the module, and its rates carried along: outside jit a scan is compiled
-    again for every new function."""
-    (next_value, next_advantage, waiting), (discount, decay) = later
+    """A13 for one column. A module-level function with the rates in the carry, since outside jit a scan recompiles for
+    every new function object."""
+    (next_value, next_advantage, pending_reward), (discount, decay) = later
     reward, value, is_action = column
-    reward = reward + waiting
+    reward = reward + pending_reward
     advantage = (reward + discount * next_value - value + decay * next_advantage).astype(value.dtype)
     carry = (
         jnp.where(is_action, value, next_value),
         jnp.where(is_action, advantage, next_advantage),
-        jnp.where(is_action, 0, reward),
+        jnp.where(is_action, 0, reward),  # a reward of a token that was not sampled
     )
     return (carry, (discount, decay)), jnp.where(is_action, advantage, 0)
 
@@ -58,8 +58,8 @@ def _token_before(later: tuple, column: tuple) -> tuple[tuple, Array]:
 def length_adaptive_lambda(action_mask: Array, *, alpha: float) -> Array:
     """Returns A14's lambda of every row: clip(1 - 1 / (alpha * length), 0, 1), with length its sampled tokens.
 
-    The weights of GAE then sum to about alpha * length, whatever the length: with one lambda for all rows, the reward
-    at the end of a long one would not reach its start.
+    GAE's weights then sum to about alpha * length. With one lambda for all rows, the reward at the end of a long row
+    would not reach its start.
 
     Args:
       action_mask: [N, T] bool. alpha: above 0.
@@ -84,11 +84,11 @@ def decoupled_gae(
 ) -> tuple[Array, Array]:
     """Returns A14: (A_t by GAE with policy_lambda, Ret_t = A_t + v_t by GAE with critic_lambda).
 
-    At critic_lambda = 1 the targets are returns, free of the values' bias; the policy still gets the lower variance of
-    a smaller lambda.
+    At critic_lambda = 1 the targets are returns, without bias from the values; the policy keeps the lower variance of a
+    smaller lambda.
 
     Args:
-      As `gae`; policy_lambda: [] or [N].
+      As in `gae`; policy_lambda: [] or [N].
 
     Returns:
       advantages (before whitening) and returns, [N, T] float32 or wider, 0 where not an action.
@@ -103,13 +103,13 @@ def decoupled_gae(
 def ngram_starts(action_mask: Array, *, size: int) -> Array:
     """Returns A15's macro actions of `size` tokens: True on the first token of each, [N, T] bool.
 
-    A macro action never spans tokens that the policy did not sample: after them another one starts. The last of such a
-    run may be shorter.
+    A macro action never spans tokens that the policy did not sample: a new one starts after them. The last of a run of
+    sampled tokens may be shorter.
 
     Args:
       action_mask: [N, T] bool. size: at least 1; 1 makes every token a macro action.
 
-    Source: MA-RLHF, 2410.02743, fixed n-grams; 5 there.
+    Source: MA-RLHF, 2410.02743, fixed n-grams of 5.
     """
     first = jnp.zeros_like(action_mask[:, 0], jnp.int32)
     place = jax.lax.scan(_place_in_run, first, action_mask.T)[1].T  # of sampled tokens
@@ -129,14 +129,14 @@ def macro_gae(
     discount: float,
     gae_lambda: float,
 ) -> tuple[Array, Array]:
-    """Returns A15: GAE (A13) over macro actions, given to every token of each, and A + V.
+    """Returns A15: GAE (A13) over macro actions, on every token of each macro, and A + V.
 
-    A macro's value V is the mean of its tokens' values, its reward the sum of theirs; discount and lambda apply once a
-    macro. With macros of one token this is A13; with one macro a row, its reward less V.
+    A macro's value V is the mean of its tokens' values, its reward the sum of their rewards; discount and lambda apply
+    once per macro. With macros of one token this is A13; with one macro per row, its reward minus V.
 
     Args:
-      As `gae`; macro_start: [N, T] bool, the first token of every macro. The first sampled token of a row, and that of
-        every run of sampled tokens, must be one.
+      As in `gae`; macro_start: [N, T] bool, the first token of every macro. The first token of every run of sampled
+        tokens must be one.
 
     Returns:
       advantages (before whitening) and returns, [N, T] float32 or wider, 0 where not an action.
@@ -148,13 +148,13 @@ def macro_gae(
     zero = jnp.zeros_like(values[:, 0], dtype)
     columns = (token_reward.T.astype(dtype), values.T.astype(dtype), action_mask.T, (macro_start & action_mask).T)
     rates = jnp.asarray(discount), jnp.asarray(discount * gae_lambda)
-    of_macros = jax.lax.scan(_macro_before, ((zero,) * 5, rates), columns, reverse=True)[1]
-    advantages, returns = jax.lax.scan(_to_tokens_of_macro, (zero, zero), (*of_macros, *columns[2:]))[1]
+    by_macro = jax.lax.scan(_macro_before, ((zero,) * 5, rates), columns, reverse=True)[1]
+    advantages, returns = jax.lax.scan(_to_tokens_of_macro, (zero, zero), (*by_macro, *columns[2:]))[1]
     return advantages.T, returns.T
 
 
 def _macro_before(later: tuple, column: tuple) -> tuple[tuple, tuple[Array, Array]]:
-    """A15 of one column of rows."""
+    """A15 for one column."""
     (next_value, next_advantage, summed_reward, summed_value, count), (discount, decay) = later
     reward, value, is_action, is_start = column
     summed_reward, summed_value, count = summed_reward + reward, summed_value + value, count + is_action

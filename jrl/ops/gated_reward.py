@@ -1,4 +1,4 @@
-"""R12: several objectives of a reward model, freed of their liking for length, mixed by a gate that reads the prompt.
+"""R12: objectives of a multi-objective reward model, decorrelated from length and mixed by a prompt-conditioned gate.
 
     o'_k = o_k - lam_k * o_verbosity;    g = softmax(gate(h_prompt) / temperature);    R = sum_k g_k o'_k
 
@@ -18,7 +18,7 @@ Array = jax.Array
 def ridge_head(hidden: Array, labels: Array, *, penalty: float) -> tuple[Array, Array]:
     """Returns weights [D, K] and biases [K] of R12's objectives: ridge regression of every label on the hidden state.
 
-    minimizes sum_n (h_n . w_k + b_k - label_nk)^2 + penalty * |w_k|^2 over the rows that have the label; the bias is
+    Minimizes sum_n (h_n . w_k + b_k - label_nk)^2 + penalty * |w_k|^2 over the rows that have the label; the bias is
     not penalized.
 
     Args:
@@ -42,22 +42,22 @@ def ridge_head(hidden: Array, labels: Array, *, penalty: float) -> tuple[Array, 
 def spearman(a: Array, b: Array) -> Array:
     """Returns the rank correlation of two columns, [N] each -> [], ties at their mean rank; 0 where one is constant.
 
-    It is what R12 measures an objective's liking for length by.
+    R12 measures an objective's bias toward length by it.
     """
 
     def ranks(x: Array) -> Array:
-        """Returns those below less those above: twice the rank, less its mean."""
+        """Returns the number of smaller entries minus that of larger ones, 2 * (rank - mean rank)."""
         return jnp.sign(reduce.widen(x)[:, None] - reduce.widen(x)[None, :]).sum(1)
 
     x, y = ranks(a), ranks(b)
     norm = jnp.sqrt((x * x).sum() * (y * y).sum())
-    return jnp.where(norm == 0, 0, (x * y).sum() / norm)  # of NaN: NaN, which is below nothing
+    return jnp.where(norm == 0, 0, (x * y).sum() / norm)  # NaN inputs give NaN, which is below no threshold
 
 
 def verbosity_coefficients(objectives: Array, candidates: Array, *, verbosity: int, threshold: float) -> Array:
     """Returns R12's lam_k: the smallest candidate with spearman(o_k - lam_k * o_verbosity, o_verbosity) <= threshold.
 
-    1 where no candidate does, and for the objective of verbosity itself, which becomes 0.
+    1 if no candidate qualifies, and for the verbosity objective itself, which becomes 0.
 
     Args:
       objectives: [N, K] float, of reference texts. candidates: [C] float, ascending. verbosity: the column.

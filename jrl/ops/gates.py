@@ -1,4 +1,4 @@
-"""Soft gates in the place of PPO's clip."""
+"""Soft gates that replace PPO's clip."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def soft_gated(
 ) -> Array:
     """Returns L18, SAPO: -f(rho) * A, f(rho) = 4 / tau * sigmoid(tau * (rho - 1)).
 
-    tau is `positive_temperature` where A > 0 and `negative_temperature` elsewhere. f'(1) = 1, so that on its own
-    samples it has the policy gradient; further off the gate closes smoothly on both sides, and no dual clip is needed.
+    tau is `positive_temperature` where A > 0 and `negative_temperature` elsewhere. f'(1) = 1, so on policy the gradient
+    is the policy gradient; away from 1 the gate closes smoothly on both sides, and no dual clip is needed.
 
     Args:
       logprobs: [...] float, differentiated. old_logprobs, advantages: same shape, fixed. mask: same shape, bool.

@@ -1,7 +1,7 @@
-"""Statistics of the samples of one prompt, keyed by the group's number: in any order, with any row missing.
+"""Statistics per group (the samples of one prompt), keyed by group id: rows in any order, with any row missing.
 
 Every row is compared with 0..num_groups-1 and reduced along N; the comparison fuses into the reduction. Under explicit
-axes this works on rows sharded over data, where a scatter is refused.
+axes this works on rows sharded over data, where JAX refuses a scatter.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def total(x: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
 
 
 def count(group: Array, valid: Array, *, num_groups: int) -> Array:
-    """Returns how many valid rows each group has, [num_groups] int32."""
+    """Returns the number of valid rows of each group, [num_groups] int32."""
     return jnp.sum(_members(group, num_groups) & valid[:, None], axis=0)
 
 
@@ -57,7 +57,7 @@ def first_row(flag: Array, group: Array, *, num_groups: int) -> Array:
 
 
 def first_highest(value: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
-    """Returns the first row of each group whose value is the highest of its valid ones, [N] bool."""
+    """Returns the first row of each group with the highest valid value, [N] bool."""
     static = {"num_groups": num_groups}
     high = to_rows(maximum(value, group, valid, **static), group)
     first = first_row(valid & (value == high), group, **static)
@@ -65,7 +65,7 @@ def first_highest(value: Array, group: Array, valid: Array, *, num_groups: int) 
 
 
 def first_sample(flag: Array, group: Array, sample: Array, *, num_groups: int) -> Array:
-    """Returns which row with the flag is the first sample of its group, [N] bool (E11).
+    """Returns the flagged row with the lowest sample index of each group, [N] bool (E11).
 
     Args:
       flag: [N] bool. group, sample: [N] int32.
@@ -74,8 +74,8 @@ def first_sample(flag: Array, group: Array, sample: Array, *, num_groups: int) -
 
 
 def first_group(label: Array, group: Array, *, num_groups: int) -> Array:
-    """Returns the smallest group among the rows of each row's label, [N] int32: a number for the label that does not
-    depend on the order of the rows.
+    """Returns the smallest group with the same label as each row's, [N] int32: an id of the label that does not depend
+    on the order of the rows.
 
     Args:
       label: [N] uint32, the same in all rows of a group. group: [N] int32, 0..num_groups-1.
@@ -87,7 +87,7 @@ def first_group(label: Array, group: Array, *, num_groups: int) -> Array:
 
 
 def varied(x: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
-    """Returns whether a group's valid values differ, [num_groups] bool, by comparison and not through an epsilon (E1).
+    """Returns whether a group's valid values differ, [num_groups] bool, by exact comparison, not with an epsilon (E1).
 
     False for a group of one row or none (E2).
     """
@@ -95,7 +95,7 @@ def varied(x: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
 
 
 def to_rows(value: Array, group: Array) -> Array:
-    """Returns the entry of each row's group. value: [num_groups]; group: [N] int32 -> [N], dtype of `value`."""
+    """Returns the value of each row's group. value: [num_groups]; group: [N] int32 -> [N], dtype of `value`."""
     members = _members(group, value.shape[0])
     if value.dtype == jnp.bool_:
         return jnp.any(members & value[None, :], axis=1)

@@ -1,11 +1,10 @@
-"""Importance weights for samples that another distribution than the trained policy drew. Never differentiated (E7).
+"""Importance weights for samples from a distribution other than the trained policy. Never differentiated (E7).
 
-w = exp(old_logprobs - behaviour_logprobs): the learner's own log-probs at the start of the update over those of the
-sampling distribution (other kernels and dtypes, older weights, a truncated support). The learner must *recompute*
-old_logprobs: were they copied from the sampler, the PPO ratio would hold the mismatch already and w would count it
-twice.
+w = exp(old_logprobs - behaviour_logprobs): the learner's log-probs before the update against those of the sampling
+distribution (other kernels and dtypes, older weights, a truncated support). The learner must *recompute* old_logprobs:
+if they were copied from the sampler, the PPO ratio would already include the mismatch and w would count it twice.
 
-Weights multiply the policy loss. They are 1 where `mask` is False. Off by one sign is easy: w is learner over sampler.
+Weights multiply the policy loss. They are 1 where `mask` is False. Mind the sign: w is learner over sampler.
 """
 
 from __future__ import annotations
@@ -69,8 +68,8 @@ def geometric_weights(
 def accepted(old_logprobs: Array, behaviour_logprobs: Array, mask: Array, *, low: float, high: float) -> Array:
     """Returns L10: the tokens of the mask whose weight is in [low, high], [..., L] bool.
 
-    Limits are on w itself, not on its logarithm. The rejected stay in the loss's denominator (as in AReaL; verl shrinks
-    it), so that rejection makes a step smaller instead of its rest louder.
+    Limits are on w itself, not on its logarithm. Rejected tokens stay in the loss's denominator (as in AReaL; verl
+    removes them), so that rejection makes a step smaller instead of giving the other tokens more weight.
 
     Source: IcePop, 0.5 and 5; verl, TRL and open-instruct have it under several names.
     """
@@ -116,7 +115,7 @@ def accepted_by_geometric_mean(
 ) -> Array:
     """Returns L10 by geometric mean: the tokens of sequences whose exp(mean) is in [low, high].
 
-    Arguments and result as `accepted_by_sequence`. It does not grow with the length: limits are near 1.
+    Arguments and result as in `accepted_by_sequence`. It does not grow with the length, so limits are near 1.
     """
     difference = ratios.log_ratio(old_logprobs, behaviour_logprobs, mask)
     mean = segments.segment_mean(difference, mask, segment, num_segments=num_segments)
@@ -133,7 +132,7 @@ def accepted_by_every_token(
     low: float,
     high: float,
 ) -> Array:
-    """Returns L10 by the worst token: the tokens of sequences of which no token has a weight outside [low, high].
+    """Returns L10 by the worst token: the tokens of sequences in which every token's weight is in [low, high].
 
     Arguments and result as `accepted_by_sequence`.
     """
@@ -155,12 +154,12 @@ def near_policy(
     """Returns L10's off-policy sequence mask (OPSM): all tokens but those of sequences with A < 0 and
     mean(behaviour - logprobs) > delta, [..., L] bool.
 
-    What a stale policy did wrong, and this one hardly does any more, need not be pushed away.
+    Mistakes of a stale policy that the current one hardly makes any more need not be pushed down.
 
     Args:
-      logprobs: [..., L] float, of the policy now; no gradient is taken. behaviour_logprobs, advantages: same shape, the
-      advantage the same for every token of a sequence. mask: same, bool. segment: [..., L] int32.
-      delta: nats a token.
+      logprobs: [..., L] float, of the current policy; no gradient is taken. behaviour_logprobs, advantages: same shape;
+        the advantage is the same for every token of a sequence. mask: same, bool. segment: [..., L] int32.
+      delta: nats per token.
 
     Source: DeepSeek-V3.2; TRL and slime.
     """

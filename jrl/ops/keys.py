@@ -1,4 +1,4 @@
-"""Keys of random draws. A key is a pure function of what is drawn, never of its position in a batch."""
+"""Keys of random draws. A key is a pure function of the identity of what is drawn, never of its position in a batch."""
 
 from __future__ import annotations
 

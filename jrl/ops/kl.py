@@ -8,8 +8,8 @@ With d = logprobs - ref_logprobs on tokens sampled from the policy:
     k3         exp(-d) - 1 + d  none, >= 0    forward KL(reference to policy)     1 - exp(-d)
     rho * k3   (K3)             none          reverse KL                          d at rho = 1
 
-So k1 belongs in the reward, never in the loss. A KL of each token given its prefix ignores what the token does to later
-states; only k1 in the reward sees that. Everything is [...] float32 or wider, 0 where `mask` is False.
+So k1 belongs in the reward, never in the loss. A KL of each token given its prefix ignores the token's effect on later
+states; only k1 in the reward includes it. Everything is [...] float32 or wider, 0 where `mask` is False.
 
 Source: Schulman, "Approximating KL divergence"; GRPO's published loss is k3 (2402.03300 eq. 4); the gradients are
 derived in docs/algorithms.md, K2. Peers number the same estimators differently and call k3 "low_var_kl" (verl).
@@ -41,7 +41,7 @@ def k3(logprobs: Array, ref_logprobs: Array, mask: Array) -> Array:
     verl also clamps the result to +-10, which stops the gradient where it is needed most; we do not.
     """
     d = ratios.clamp(ratios.log_ratio(logprobs, ref_logprobs, mask))
-    # expm1: for d near 0 the sum of exp(-d), -1 and d would be all rounding.
+    # expm1: for d near 0, exp(-d) - 1 + d would be nothing but rounding.
     return jnp.expm1(-d) + d
 
 

@@ -1,4 +1,4 @@
-"""Reward models of several kinds of users: a latent variable that is inferred from a user's own comparisons (VPL)."""
+"""Reward models for different kinds of users: a latent variable inferred from a user's comparisons (VPL)."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def draw_latent(mean: Array, log_std: Array, noise: Array, known: Array) -> Arra
     """Returns P36's z = mu + sigma * noise, [..., D]; 0, the prior's mean, for a user without comparisons.
 
     Args:
-      noise: [..., D] float, standard normal. known: [...] bool, the user has comparisons; where False the encoder's
-        outputs may be anything.
+      noise: [..., D] float, standard normal. known: [...] bool, the user has comparisons; where False, the encoder's
+        outputs are unused.
     """
     known = jnp.broadcast_to(known[..., None], mean.shape)
     clean = lambda x: reduce.masked(x, known)
@@ -50,8 +50,8 @@ def latent_preference(score: Array, other_score: Array, kl: Array, *, weight: Ar
 
 
 def expected_latent_preference(mean: Array, variance: Array, kl: Array, *, weight: Array | float) -> Array:
-    """Returns the mean of P36's loss over z where the difference of a pair's rewards is linear in z,
-    E[-log sigmoid(d)] + weight * KL with d ~ N(mean, variance), [...], by 20 nodes of Gauss and Hermite.
+    """Returns the mean of P36's loss over z if the difference of a pair's rewards is linear in z,
+    E[-log sigmoid(d)] + weight * KL with d ~ N(mean, variance), [...], by Gauss-Hermite quadrature with 20 nodes.
 
     Args:
       mean, variance: [...] float, variance at least 0. kl: [...] float, of the pair's user.
@@ -69,8 +69,8 @@ def expected_latent_preference(mean: Array, variance: Array, kl: Array, *, weigh
 
 
 def win_scaled(score: Array, mask: Array) -> Array:
-    """Returns P36's scaled rewards of one user, mean_j sigmoid(r_i - r_j) over the answers of the mask, [..., K]: the
-    chance to be preferred, which does not depend on how large a user's rewards happen to be; 0 where masked.
+    """Returns P36's scaled rewards of one user, mean_j sigmoid(r_i - r_j) over the answers in the mask, [..., K]: the
+    probability of being preferred, which does not depend on the scale of the user's rewards; 0 where masked.
 
     Source: VPL's scaling by pairwise classification, Poddar et al. 2408.10075 section 4.2.
     """

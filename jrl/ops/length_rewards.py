@@ -1,4 +1,4 @@
-"""Rewards for short completions: against the others of a prompt, or against a target."""
+"""Rewards for short completions, relative to the prompt's other completions or to a target."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ def group_length_reward(length: Array, correct: Array, group: Array, valid: Arra
     rewarded for being short.
 
     Args:
-      length: [N] int32, sampled tokens. correct: [N] bool; False where the completion was cut at its limit.
+      length: [N] int32, sampled tokens. correct: [N] bool; False for truncated completions.
       group: [N] int32. valid: [N] bool, judged and not empty.
 
     Returns:
       [N] float32 or wider in [-0.5, 0.5], 0 where not valid.
 
-    Source: Kimi k1.5, 2501.12599 section 2.3.3, which begins training without it.
+    Source: Kimi k1.5, 2501.12599 section 2.3.3, which turns it on only after an initial phase.
     """
     shortest = groups.minimum(length, group, valid, num_groups=num_groups)
     longest = groups.maximum(length, group, valid, num_groups=num_groups)
     span = groups.to_rows(longest - shortest, group)
-    lam = 0.5 - (length - groups.to_rows(shortest, group)) / span  # not a number where it is masked below
+    lam = 0.5 - (length - groups.to_rows(shortest, group)) / span  # NaN or infinite where it is masked below
     lam = jnp.where(correct, lam, jnp.minimum(lam, 0))
     return jnp.where(valid & groups.to_rows(longest > shortest, group), lam, 0)
 
 
 def conciseness_reward(length: Array, correct: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
-    """Returns R8, R6 among the correct rows of a group alone: 0.5 for the shortest of them, -0.5 for the longest.
+    """Returns R8, R6 among the correct rows of a group only: 0.5 for the shortest, -0.5 for the longest.
 
-    0 for a wrong row, whatever its length, and where fewer than two correct rows of different length are there.
+    0 for a wrong row of any length, and in groups without two correct rows of different length.
 
     Args, Returns: as `group_length_reward`.
     """
@@ -46,7 +46,7 @@ def conciseness_reward(length: Array, correct: Array, group: Array, valid: Array
 
 
 def length_penalty(length: Array, *, target: float) -> Array:
-    """Returns R8, linear: -max(0, length - target) / target, to be added with a weight: nothing up to the target.
+    """Returns R8, linear: -max(0, length - target) / target, to be added with a weight; 0 up to the target.
 
     Args:
       length: [N] int32, sampled tokens. target: tokens, above 0.

@@ -11,17 +11,17 @@ Array = jax.Array
 
 
 def pro(mean_logprob: Array, reward: Array, mask: Array) -> Array:
-    """Returns P23, PRO: each answer against all that are worse, by how much worse they are.
+    """Returns P23, PRO: contrast each answer with all worse ones, weighted by the difference in reward.
 
-    With the answers by falling reward r_k, s_k = LPbar_k and T_ki = r_k - r_i, T_k = max_i T_ki over those below k:
+    With the answers in order of falling reward r_k, s_k = LPbar_k, T_ki = r_k - r_i, T_k = max_i T_ki over i below k:
 
         sum over k of -log( exp(s_k T_k) / (exp(s_k T_k) + sum over i below k of exp(s_i T_ki)) )
 
-    An answer of the same reward is not below (T = 0 compares nothing).
+    Answers of equal reward are not compared (T = 0).
 
     Args:
-      mean_logprob: [..., n] float, differentiated. reward: [..., n] float. mask: [..., n] bool; what is off it may be
-        NaN. Any order of the n.
+      mean_logprob: [..., n] float, differentiated. reward: [..., n] float. mask: [..., n] bool; masked entries may be
+        NaN. The answers may be in any order.
 
     Returns:
       [...] float.

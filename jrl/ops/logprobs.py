@@ -1,8 +1,8 @@
-"""Log-probabilities and entropies of given tokens, a chunk of positions at a time, and only where they are read.
+"""Log-probabilities and entropies of given tokens, one chunk of positions at a time, only where the mask is set.
 
-No [rows, L, V] array ever exists: logits live for one chunk, and are computed again in the backward pass. Positions
-that are never read (prompts, padding) are most of a packed batch: each row's others are moved together first, and
-chunks that are empty in every row are skipped.
+No [rows, L, V] array ever exists: logits exist for one chunk and are recomputed in the backward pass. Most positions of
+a packed batch are never read (prompts, padding), so each row's masked-in positions are moved together first, and chunks
+that are empty in every row are skipped.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from jrl.ops.categorical import logprob_and_entropy
 from jrl.ops.members import most_of_members
 from jrl.types import Array, PyTree
 
-CHUNK = "chunk"  # scope of the condition that skips an empty one: `jrl plan` counts by its name
+CHUNK = "chunk"  # named scope of the condition that skips empty chunks; `jrl plan` finds it by this name
 
 
 def before(hidden: Array) -> Array:
-    """Returns the hidden states that columns are computed from, [R, L, D]: each the one before it."""
+    """Returns the hidden states that columns are computed from, [R, L, D]: that of the previous column."""
     return jnp.concatenate([hidden[:, :1], hidden[:, :-1]], axis=1)
 
 
@@ -36,8 +36,8 @@ def token_logprobs(
 ) -> tuple[Array, Array]:
     """Returns log-prob and entropy of every token given the tokens before it, [R, L] each, float32 or wider.
 
-    Column t speaks about tokens[:, t] and is computed from hidden[:, t - 1]: `before` is the one place of that shift.
-    Column 0 has no predecessor; where it is asked for its values are finite and meaningless.
+    Column t describes tokens[:, t] and is computed from hidden[:, t - 1]; `before` is the only place of that shift.
+    Column 0 has no predecessor; if it is in the mask, its values are finite but meaningless.
 
     Args:
       hidden: [R, L, D]. tokens: [R, L] int32.
@@ -45,14 +45,14 @@ def token_logprobs(
       unembed: hidden [R, c, D] -> logits [R, c, V].
       temperature: [] float32; log-probs are of softmax(logits / temperature).
       chunk: positions of a row whose logits exist at once.
-      predictor: hidden -> the hidden states that columns are computed from; of shares of rows it is the identity, and
-        tokens and mask are those of the next column.
+      predictor: hidden -> the hidden states that columns are computed from; for rows split over devices it is the
+        identity, and tokens and mask are those of the next column.
     """
 
-    def one(h: Array, t: Array) -> tuple[Array, Array]:
+    def chunk_logprobs(h: Array, t: Array) -> tuple[Array, Array]:
         return logprob_and_entropy(unembed(h), t, temperature)
 
-    return by_chunk(one, (predictor(hidden), tokens), mask, chunk=chunk)
+    return by_chunk(chunk_logprobs, (predictor(hidden), tokens), mask, chunk=chunk)
 
 
 def state_values(
@@ -64,8 +64,8 @@ def state_values(
     chunk: int,
     predictor: Callable[[Array], Array] = before,
 ) -> Array:
-    """Returns the soft value of every token's state, logsumexp of the logits / temperature that it is drawn from,
-    [R, L] float32 or wider, 0 off the mask; with the log-prob it is the logit. Arguments as in `token_logprobs`.
+    """Returns the soft value of every token's state, logsumexp(logits / temperature), [R, L] float32 or wider, 0
+    outside the mask; plus the log-prob it is the token's logit / temperature. Arguments as in `token_logprobs`.
     """
 
     def one(h: Array) -> Array:
@@ -84,8 +84,8 @@ def squared_probabilities(
     chunk: int,
     predictor: Callable[[Array], Array] = before,
 ) -> Array:
-    """Returns sum_v p_v^2 over the vocabulary, of the distribution that every token is drawn from (A10's OTB), [R, L]
-    float32 or wider, 0 off the mask: the probability that two draws are the same. Arguments as in `token_logprobs`.
+    """Returns sum_v p_v^2 over the vocabulary for every token's distribution (A10's OTB), [R, L] float32 or wider, 0
+    outside the mask: the probability that two draws are equal. Arguments as in `token_logprobs`.
     """
 
     def one(h: Array) -> Array:
@@ -105,9 +105,8 @@ def likeliest_tokens(
     chunk: int,
     predictor: Callable[[Array], Array] = before,
 ) -> Array:
-    """Returns the token that is likeliest in the place of each, given the tokens before it (P34's IFT), [R, L] int32;
-    the token itself off the mask; of equally likely ones the first (E11). Arguments as in `token_logprobs`; no gradient
-    passes.
+    """Returns the likeliest token at each position given the tokens before it (P34's IFT), [R, L] int32; outside the
+    mask the token itself; at ties the first (E11). Arguments as in `token_logprobs`; no gradient passes.
     """
 
     def one(h: Array) -> Array:

@@ -1,9 +1,9 @@
-"""Conditions under `vmap` over the members of a population: loops and branches that all members take together.
+"""Conditions under `vmap` over the members of a population, for loops and branches that all members take together.
 
-A loop whose condition differs between members makes JAX select every array that the loop carries, for every member
-and turn; a branch is computed on both sides. `any_member` and `most_of_members` make a condition the same for all
-members, so that a loop runs as long as any of them needs it, and `where_member` keeps what it says of the others from
-being written. Outside `vmap` each of the three returns its argument, and compiles to nothing.
+If a loop's condition differs between members, JAX selects every carried array for every member in every iteration; a
+branch is computed on both sides. `any_member` and `most_of_members` make a condition the same for all members, so that
+a loop runs as long as any member needs it, and `where_member` discards the results of the other members. Outside `vmap`
+each of the three returns its argument and compiles to nothing.
 """
 
 from __future__ import annotations
@@ -40,10 +40,9 @@ def _most_of_members(size: int, batched: list[bool], count: Array) -> tuple[Arra
 
 
 def where_member(condition: Array, new: Any, old: Any) -> Any:
-    """Returns `new`, a tree of arrays: under `vmap`, `old` for the members for which `condition`, [] bool, does not
-    hold.
+    """Returns `new`, a tree of arrays; under `vmap`, `old` for the members whose `condition`, [] bool, does not hold.
 
-    For what follows `any_member` and `most_of_members`: a single run comes here only where its condition holds.
+    For code after `any_member` and `most_of_members`, which a single run reaches only if its condition holds.
     """
     return jax.tree.map(lambda x, y: _where_member(condition, x, y), new, old)
 

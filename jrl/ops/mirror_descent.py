@@ -2,9 +2,9 @@
 
 The loss of a sequence is put on each of its tokens and reduced by G2, which is the mean over sequences.
 
-The distance is to the policy that an iteration began with (`old_logprobs`). It moves with every iteration, and then the
-optimizer's moments belong to another problem: Kimi resets them. Here an iteration is a step, whose `old_logprobs` are
-recomputed before its updates.
+The distance is to the policy at the start of an iteration (`old_logprobs`). It changes with every iteration, and the
+optimizer's moments are then those of another problem: Kimi resets them. Here an iteration is a step, whose
+`old_logprobs` are recomputed before its updates.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def mirror_descent(
 ) -> Array:
     """Returns L13 on the tokens of each sequence: -A * LP + tau / 2 * (LP - LP_old)^2, LP the sum of its log-probs.
 
-    Where a group's advantages are 0 the second term still acts.
+    The second term acts even if all advantages of a group are 0.
 
     Args:
       logprobs: [..., L] float, differentiated. old_logprobs: same shape, fixed. mask: same shape, bool.
@@ -56,7 +56,7 @@ def mean_mirror_descent(
     num_segments: int,
     tau: float,
 ) -> Array:
-    """Returns L13 with LP the mean of a sequence's log-probs, which takes the length out of both terms.
+    """Returns L13 with LP the mean of a sequence's log-probs, which removes the length from both terms.
 
     Arguments and result as `mirror_descent`.
     """

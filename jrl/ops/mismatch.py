@@ -1,4 +1,4 @@
-"""How far a sampler's log-probs are from the learner's, and what importance weights leave of a sample (M17, M18)."""
+"""Mismatch between the sampler's and the learner's log-probs, and the effective sample size (M17, M18)."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ Array = jax.Array
 
 
 def sampler_mismatch(behaviour_logprobs: Array, old_logprobs: Array, mask: Array) -> dict[str, Array]:
-    """Returns M17, {name: [] float32 or wider}, of the tokens of the mask; with delta = beh - old:
+    """Returns M17, {name: [] float32 or wider}, over the tokens in the mask; with delta = beh - old:
 
         k1 = mean delta, k3 = mean(exp(-delta) - 1 + delta): KL(sampler, learner) on the sampler's tokens
-        probability: max |exp(beh) - exp(old)|; correlation: of both probabilities, 0 where one does not vary,
+        probability: max |exp(beh) - exp(old)|; correlation: of both probabilities, 0 if one is constant,
             tested exactly (E1)
         sampler_perplexity, learner_perplexity = exp(-mean lp); chi2 = mean(exp(-2 delta)) - 1
 
     Args:
-      behaviour_logprobs: [..., T] float, as the sampler gave them. old_logprobs: [..., T] float, the learner's, at the
+      behaviour_logprobs: [..., T] float, from the sampler. old_logprobs: [..., T] float, the learner's, under the
         sampler's weights. mask: [..., T] bool.
 
-    Source: the definitions of verl, TRL and slime.
+    Source: definitions as in verl, TRL and slime.
     """
     clean = lambda x: reduce.masked(x, mask)
     mean = lambda x: reduce.masked_mean(x, mask)
     behaviour, old = clean(behaviour_logprobs), clean(old_logprobs)
     theirs, ours = clean(jnp.exp(behaviour)), clean(jnp.exp(old))
     a, b = clean(theirs - mean(theirs)), clean(ours - mean(ours))
-    # Out of the rounding of their means, equal probabilities would have a correlation of 1 or -1.
+    # By the rounding of their means, constant probabilities would have a correlation of 1 or -1.
     varies = lambda x: jnp.max(jnp.where(mask, x, -jnp.inf)) > jnp.min(jnp.where(mask, x, jnp.inf))
     spread = jnp.sum(a**2) * jnp.sum(b**2)
     weights = ratios.ratio(old_logprobs, behaviour_logprobs, mask)
@@ -47,15 +47,15 @@ def sampler_mismatch(behaviour_logprobs: Array, old_logprobs: Array, mask: Array
 
 
 def mismatch_terms(sampler_logprobs: Array, old_logprobs: Array, mask: Array) -> dict[str, Array]:
-    """Returns what M17 and M18 take means over tokens of, {name: [..., T] float32 or wider}, 0 where masked: k1 = delta
-    and k3 = exp(-delta) - 1 + delta with delta = sampler - old, the weight w = exp(-delta) and its square, both
-    log-probs, and of p and of q = 1 - p of both the values, squares and product.
+    """Returns the per-token terms whose means M17 and M18 need, {name: [..., T] float32 or wider}, 0 where masked: k1 =
+    delta and k3 = exp(-delta) - 1 + delta with delta = sampler - old, the weight w = exp(-delta) and its square, both
+    log-probs, and for p and q = 1 - p the values of both sides, their squares and their product.
 
-    Their means over parts of a batch add up, where a correlation would not. Of p and of q it is the same; where most
-    tokens have p near 1, means of q lose less to rounding, and where p is small those of p.
+    Unlike a correlation, these means can be combined over parts of a batch. The correlations of p and of q are equal;
+    if most tokens have p near 1, the means of q lose less to rounding, and if p is small, those of p.
 
     Args:
-      as of `sampler_mismatch`.
+      As in `sampler_mismatch`.
     """
     weight = reduce.masked(ratios.ratio(old_logprobs, sampler_logprobs, mask), mask)
     theirs, ours = (reduce.masked(x, mask) for x in (sampler_logprobs, old_logprobs))
@@ -80,7 +80,7 @@ def probability_difference(sampler_logprobs: Array, old_logprobs: Array, mask: A
     """Returns M17's |exp(sampler) - exp(old)| of every token, [..., T] float32 or wider, 0 where masked.
 
     Args:
-      as of `sampler_mismatch`.
+      As in `sampler_mismatch`.
     """
     theirs, ours = (reduce.masked(x, mask) for x in (sampler_logprobs, old_logprobs))
     return jnp.abs(jnp.exp(theirs) - jnp.exp(ours))
@@ -88,14 +88,14 @@ def probability_difference(sampler_logprobs: Array, old_logprobs: Array, mask: A
 
 def mismatch_of_means(means: dict[str, Array]) -> dict[str, Array]:
     """Returns M17's k1, k3, chi2, correlation and perplexities, and M18's effective share of the tokens, mean(w)^2 /
-    mean(w^2) of weights that nothing truncates, [] each.
+    mean(w^2) with untruncated weights, [] each.
 
-    The correlation is 0 where the deviation of one of both is less than 1/1000 of its root mean square: that may be
+    The correlation is 0 if the standard deviation of either side is below 1/1000 of its root mean square, which may be
     rounding.
 
     Args:
-      means: over tokens, of what `mismatch_terms` returns; all 0 where there is no token: then all results are 0, and
-        the perplexities 1.
+      means: over tokens, of the terms from `mismatch_terms`; all 0 without tokens: then all results are 0, and the
+        perplexities 1.
     """
     weight, squared = means["weight"], means["weight_squared"]
     some = squared > 0
@@ -118,8 +118,8 @@ def mismatch_of_means(means: dict[str, Array]) -> dict[str, Array]:
 
 
 def effective_sample_size(weights: Array, mask: Array) -> tuple[Array, Array]:
-    """Returns M18, (sum w)^2 / sum w^2 and its share of the tokens or sequences of the mask, [] each; 0 where all
-    weights are 0.
+    """Returns M18, (sum w)^2 / sum w^2 and its share of the tokens or sequences in the mask, [] each; 0 if all weights
+    are 0.
 
     Args:
       weights: [...] float, importance weights of tokens or of sequences, at least 0, as they enter the loss: after

@@ -1,5 +1,5 @@
-"""R9: what a completion is rewarded with that did not end by itself. `stopped` is True for a stop token and for a stop
-string; of several turns the last one counts.
+"""R9: the reward of a completion that did not end by itself. `stopped` is True for a stop token and for a stop string;
+with several turns the last one counts.
 
 Peers: N+ replaces the reward, TRL's online trainers subtract, NeMo and OpenRLHF scale (a negative factor replaces
 there), AReaL scales by 0.
@@ -16,13 +16,13 @@ Array = jax.Array
 
 
 def replace_reward(reward: Array, stopped: Array, *, value: float) -> Array:
-    """Returns R9a, the EOS trick: `value` where the completion did not stop, [N] float32 or wider; -1 is usual
+    """Returns R9a, the EOS trick: `value` if the completion did not stop, [N] float32 or wider; -1 is usual
     (R30, detail 18).
 
     Args:
       reward: [N] float. stopped: [N] bool.
 
-    Source: N+, 2403.17031: it takes a reward model whose demonstrations score 0 on average (R10).
+    Source: N+, 2403.17031, for a reward model whose demonstrations score 0 on average (R10).
     """
     return jnp.where(stopped, reduce.widen(reward), value)
 

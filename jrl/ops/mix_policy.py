@@ -1,4 +1,4 @@
-"""Mix-policy gradients: PPO's clip on samples of an earlier policy, around where the last policy stands."""
+"""Mix-policy gradients: PPO's clip on samples of an earlier policy, around the latest policy."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def mix_policy_clipped(
 
         rho = exp(logprobs - sampled_logprobs),  c = exp(old_logprobs - sampled_logprobs)
 
-    so that the trust region is around the policy that the update began with, for a token that an earlier one drew. For
-    fresh tokens c = 1, and it is PPO's clip (L2). On the very bound a ratio is not clipped.
+    so that the trust region is around the policy before the update, for a token that an earlier policy drew. For fresh
+    tokens c = 1, and it is PPO's clip (L2). A ratio exactly at the bound is not clipped.
 
     Args:
-      logprobs: [..., L] float, differentiated. old_logprobs: of the policy that the update began with, k.
-      sampled_logprobs: of the policy that drew the token, k - i, as the learner has it. advantages: same shape. All
-      fixed. mask: same shape, bool.
+      logprobs: [..., L] float, differentiated. old_logprobs: same shape, of the policy before the update, k.
+      sampled_logprobs: same shape, of the policy that drew the token, k - i, computed by the learner. advantages: same
+        shape. These three are fixed. mask: same shape, bool.
 
     Returns:
       [..., L] float32 or wider, 0 where masked.

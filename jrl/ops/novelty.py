@@ -1,4 +1,4 @@
-"""How unlike a completion is to what was said before, by the cosine of n-gram counts; and what was said before."""
+"""Novelty of a completion relative to a history of earlier ones, by the cosine of n-gram counts."""
 
 from __future__ import annotations
 
@@ -15,24 +15,23 @@ MULTIPLIER = 2654435761  # an odd number near 2^32 / golden ratio, after which h
 
 
 class History(NamedTuple):
-    """The completions that were said last."""
+    """The most recent completions."""
 
     embeddings: Array  # [H, D] float32
     count: Array  # [] int32, of all that were ever added
 
 
 def no_history(size: int, width: int) -> History:
-    """Returns a history of nothing, with room for so many completions of so many numbers each."""
+    """Returns an empty history with room for `size` completions of `width` numbers each."""
     return History(jnp.zeros((size, width), jnp.float32), jnp.int32(0))
 
 
 def ngram_embedding(tokens: Array, mask: Array, *, max_order: int, width: int) -> Array:
     """Returns R23's emb(y) without a model: counts of n-grams, hashed to `width` numbers and scaled to length 1.
 
-    n goes from 1 to max_order; an n-gram is of tokens in a run of the mask, and its count stands at the place that a
-    hash of it names, where others may stand too: with a sign that the hash names as well, so that the cosine of texts
-    that share nothing is 0 in the mean, however long they are (Weinberger et al. 0902.2206). A row without a token is
-    all 0.
+    n goes from 1 to max_order; n-grams do not cross gaps in the mask. Each is counted in the bucket of its hash, with a
+    sign from the same hash, so that collisions cancel and the expected cosine of texts that share nothing is 0 at any
+    length (Weinberger et al. 0902.2206). A row without a token is all 0.
 
     Args:
       tokens: [N, T] int32. mask: [N, T] bool, tokens of the completion.
@@ -57,8 +56,8 @@ def ngram_embedding(tokens: Array, mask: Array, *, max_order: int, width: int) -
 
 
 def nearest_cosine(embedding: Array, history: History, *, neighbors: int) -> Array:
-    """Returns the mean cosine to the `neighbors` nearest of the history, fewer where it holds fewer, [N] float32; 0 for
-    an empty one. R23's Nov_cos is minus that.
+    """Returns the mean cosine to the `neighbors` nearest completions of the history, or to all if it holds fewer, [N]
+    float32; 0 for an empty history. R23's Nov_cos is minus that.
 
     Args:
       embedding: [N, D] float32 of length 1 (`ngram_embedding`).
@@ -77,7 +76,7 @@ def novelty_reward(reward: Array, similarity: Array, *, coefficient: float) -> A
     """Returns R23: reward - coefficient * similarity, [N] float32 or wider.
 
     Args:
-      reward: [N] float. similarity: [N] float, the mean cosine to what was said before.
+      reward: [N] float. similarity: [N] float, the mean cosine to earlier completions.
     """
     return reduce.widen(reward) - coefficient * similarity
 
@@ -85,14 +84,14 @@ def novelty_reward(reward: Array, similarity: Array, *, coefficient: float) -> A
 def add_to_history(
     history: History, embedding: Array, counts: Array, group: Array, sample: Array, *, num_groups: int
 ) -> History:
-    """Returns R23's history with the rows that count added, in the place of the oldest; of more rows than it holds, the
-    last ones.
+    """Returns R23's history after adding the rows that count, which replace the oldest; if there are more rows than it
+    holds, the last ones.
 
-    Rows are added by group, and in a group by sample, in whatever order they come.
+    Rows are added in the order of group and sample, whatever their order in the arrays.
 
     Args:
-      embedding: [N, D] float32. counts: [N] bool. group: [N] int32 in 0..num_groups-1. sample: [N] int32, of rows that
-        count below N / num_groups rounded up; with the group a row's name.
+      embedding: [N, D] float32. counts: [N] bool. group: [N] int32 in 0..num_groups-1. sample: [N] int32, below N /
+        num_groups rounded up for rows that count; (group, sample) identifies a row.
     """
     size, more = history.embeddings.shape[0], jnp.sum(counts).astype(jnp.int32)
     samples = -(-group.shape[0] // num_groups)
@@ -103,10 +102,10 @@ def add_to_history(
     slot = (history.count + rank) % size
     goes = stays[:, None] & (slot[:, None] == jnp.arange(size)[None, :])  # [N, H], at most one row for a slot
     there = jnp.where(stays[:, None], embedding, 0)
-    # Of sharded rows the sum is said to go where the history is: under explicit axes it would be an error.
+    # Under explicit axes the sum over sharded rows needs an output sharding: that of the history.
     where = jax.typeof(history.embeddings).sharding
     new = jnp.einsum("nh,nd->hd", goes.astype(there.dtype), there, out_sharding=None if where.mesh.empty else where)
     old = jnp.where(jnp.any(goes, axis=0)[:, None], new.astype(history.embeddings.dtype), history.embeddings)
-    # Past its size only the place matters, so that the count never overflows.
+    # Above the size only count % size matters, so it is reduced and never overflows.
     count = history.count + more
     return History(old, jnp.where(count > 2 * size, size + count % size, count).astype(jnp.int32))

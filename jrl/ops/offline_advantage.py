@@ -1,13 +1,12 @@
-"""Advantage-weighted likelihood of stored rows (A-LoL, R-GOLD): imitate what did better than expected, by how much.
+"""Advantage-weighted likelihood of stored rows (A-LoL, R-GOLD): imitate rows that are better than expected.
 
-Every function returns a loss of tokens that is summed over a sequence: reduce it by G3 (mean over sequences of their
-token sums). Only positive advantages learn: a row with a <= 0 has weight 0, and should not have been drawn (A19). The
-weight is never differentiated.
+Every function returns a token loss to be summed over each sequence: reduce it by G3 (mean over sequences of their token
+sums). A row with a <= 0 has weight 0, and is better not drawn at all (A19). The weight is never differentiated.
 
 Shared by all: arrays are [..., L] of one shape; `advantages` is the row's a on each of its tokens; float32 or wider
 comes out, 0 where `mask` is False whatever the inputs hold there.
 
-Source of all: Baheti et al. 2305.14718, their clip 0.9; R-GOLD is their form of Pang and He 2009.07839.
+Source: Baheti et al. 2305.14718, their clip 0.9; R-GOLD is their form of Pang and He 2009.07839.
 """
 
 from __future__ import annotations
@@ -43,18 +42,18 @@ def a_lol(
 
 
 def a_lol_token(logprobs: Array, ref_logprobs: Array, advantages: Array, mask: Array, *, clip: float) -> Array:
-    """Returns L15 with the clipped ratio of each token in the place of the sequence's ("A-LoL sequence" there)."""
+    """Returns L15 with each token's clipped ratio instead of the sequence's ("A-LoL sequence" in the paper)."""
     ratio = ratios.ratio(logprobs, ref_logprobs, mask)
     return _weighted(logprobs, advantages, mask, jnp.clip(ratio, 1 - clip, 1 + clip))
 
 
 def a_lol_ref_free(logprobs: Array, advantages: Array, mask: Array) -> Array:
-    """Returns L15 with a ratio of 1, where there is no reference: -a * logprobs."""
+    """Returns L15 with a ratio of 1, without a reference: -a * logprobs."""
     return _weighted(logprobs, advantages, mask, 1.0)
 
 
 def a_lol_kl(logprobs: Array, ref_logprobs: Array, advantages: Array, mask: Array, *, coefficient: float) -> Array:
-    """Returns L15 with a penalty in the place of the ratio: -a * logprobs + coefficient * (logprobs - ref_logprobs).
+    """Returns L15 with a penalty instead of the ratio: -a * logprobs + coefficient * (logprobs - ref_logprobs).
 
     On stored rows this difference has a gradient in expectation, unlike k1 on samples of the policy (K2). Rows with
     a <= 0 have no penalty either.

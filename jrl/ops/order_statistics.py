@@ -1,7 +1,7 @@
-"""The k-th largest of masked elements, and thresholds in general, by bisection over the bits of a float.
+"""The k-th largest of masked elements, and other thresholds, by bisection over the bits of a float.
 
-One count a bit and nothing is sorted: rows may be sharded under explicit axes, where a sort along them is refused.
-Selections by a threshold keep or drop elements that tie together, so that they do not depend on the order of rows.
+One count per bit and no sort: rows may be sharded under explicit axes, where JAX refuses a sort along them. A threshold
+keeps or drops all tied elements together, so a selection does not depend on the order of rows.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ Array = jax.Array
 
 
 def largest_key(holds: Callable[..., Array], keys: Array, *given: Array) -> Array:
-    """Returns the largest unsigned integer for which `holds` is true, [] of the keys' dtype; 0 where it is true of
-    none.
+    """Returns the largest unsigned integer for which `holds` is true, [] of the keys' dtype; 0 if there is none.
 
     Args:
-      holds: (number [], keys, *given) -> [] bool, true up to some number and false above it; a function of a module.
+      holds: (number [], keys, *given) -> [] bool, true up to some number and false above it; a module-level function.
       keys: [...] unsigned integers.
     """
     bits, start = jnp.iinfo(keys.dtype).bits, jnp.zeros((), keys.dtype)
@@ -31,20 +30,20 @@ def largest_key(holds: Callable[..., Array], keys: Array, *given: Array) -> Arra
 
 @functools.cache
 def _trying_bits(holds: Callable[..., Array]) -> Callable[[Array, tuple], tuple]:
-    """Returns the loop's body, one for each function: outside jit a loop with a new body is compiled again."""
+    """Returns the loop's body, cached per function: outside jit, a new body object means a recompilation."""
 
     def try_bit(i: Array, carried: tuple[Array, tuple]) -> tuple[Array, tuple]:
-        found, given = carried
-        highest = jnp.iinfo(found.dtype).bits - 1
-        candidate = found | (jnp.ones((), found.dtype) << (highest - i).astype(found.dtype))
-        return jnp.where(holds(candidate, *given), candidate, found), given
+        key, arguments = carried
+        highest = jnp.iinfo(key.dtype).bits - 1
+        candidate = key | (jnp.ones((), key.dtype) << (highest - i).astype(key.dtype))
+        return jnp.where(holds(candidate, *arguments), candidate, key), arguments
 
     return try_bit
 
 
 def order_keys(x: Array) -> Array:
-    """Returns unsigned integers in the order of `x`, of its size: uint32 for float32, uint64 for float64. NaN has
-    no place in it: mask it."""
+    """Returns unsigned integers in the order of `x`, of its size: uint32 for float32, uint64 for float64. NaN has no
+    order: mask it."""
     x = reduce.widen(x)
     x = jnp.where(x == 0, 0, x)  # -0.0 and 0.0 are equal
     unsigned = jnp.uint64 if x.dtype == jnp.float64 else jnp.uint32
@@ -54,9 +53,9 @@ def order_keys(x: Array) -> Array:
 
 
 def largest(keys: Array, mask: Array, count: Array) -> Array:
-    """Returns which masked elements are among the `count` largest, [...] bool; those that tie with the last are all in.
+    """Returns which masked elements are among the `count` largest, [...] bool, including ties with the last of them.
 
-    None where count is below 1; all where there are no more than `count`.
+    None if count is below 1; all if there are at most `count`.
 
     Args:
       keys: [...] unsigned integers (order_keys of floats). mask: same shape, bool. count: [] number.

@@ -1,4 +1,4 @@
-"""Where more of a proxy reward stops paying: gold scores against the distance from the reference (M15). Host only."""
+"""Reward over-optimization: gold scores as a function of the distance from the reference (M15). Host only."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ class OverOptimization(NamedTuple):
     gold: Array  # [checkpoints] float64, in that order
     proxy: Array  # [checkpoints] float64, in that order
     peak: float  # the highest gold score
-    peak_distance: float  # where it is; of equal ones the nearest
-    lost: float  # the peak less the gold score at the farthest checkpoint
-    mismatch: float  # share of steps from one checkpoint to the next in which proxy and gold go opposite ways
+    peak_distance: float  # distance of the peak; at ties the smallest
+    lost: float  # the peak minus the gold score at the farthest checkpoint
+    mismatch: float  # share of steps between checkpoints in which proxy and gold move in opposite directions
 
 
 def over_optimization(kl: Array, proxy: Array, gold: Array) -> OverOptimization:
     """Returns M15's curve of a run's checkpoints, or of runs that differ in beta, against sqrt(KL).
 
     Args:
-      kl: [checkpoints] float, KL(policy, reference) of whole sequences, in nats, by an estimator that is not negative:
-        k3, since k1 may be.
-      proxy, gold: [checkpoints] float, what is trained on and what is meant. A checkpoint with a NaN is left out.
+      kl: [checkpoints] float, KL(policy, reference) of whole sequences, in nats, by a non-negative estimator: k3, not
+        k1.
+      proxy, gold: [checkpoints] float, the trained reward and the true one. Checkpoints with a NaN are left out.
 
-    Raises: ValueError for a negative KL, and where fewer than two checkpoints are left.
+    Raises: ValueError for a negative KL, or if fewer than two checkpoints are left.
 
     Source: Gao et al. 2210.10760; of direct methods, Rafailov et al. 2406.02900.
     """

@@ -1,11 +1,11 @@
 """Losses of a pair: two answers to one prompt, of which one is preferred.
 
 u = LP(y) - LP_ref(y), the log-ratio to the reference summed over an answer's tokens; D = u_w - u_l, the margin of the
-preferred answer (w) over the other one (l). beta is in 1 / nats. Arguments broadcast; each function returns one loss a
-pair. Objectives give float32 or wider (`jrl.algos.paired.pairs_of`).
+preferred answer (w) over the other one (l). beta is in 1 / nats. Arguments broadcast; each function returns one loss
+per pair. Objectives pass float32 or wider (`jrl.algos.paired.pairs_of`).
 
-Where peers differ: TRL, open-instruct and OpenRLHF have most of these as values of one `loss_type`, and TRL averages u
-over the answer's length in IPO (here `jrl.ops.pair_losses.ipo` takes whatever margin it is given).
+Peers: TRL, open-instruct and OpenRLHF have most of these as values of one `loss_type`, and TRL averages u over the
+answer's length in IPO (here `jrl.ops.pair_losses.ipo` takes the margin as an argument).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ Array = jax.Array
 
 
 def soft_preference(margin: Array, preference: Array | float) -> Array:
-    """Returns P6 and P29, -(p log sigmoid(m) + (1 - p) log sigmoid(-m)): DPO's loss where a label may be wrong, or is
-    the strength of a judge's preference.
+    """Returns P6 and P29, -(p log sigmoid(m) + (1 - p) log sigmoid(-m)): DPO's loss with soft labels, for label noise
+    or the strength of a judge's preference.
 
     Args:
       margin: [...] float, m = beta * D. preference: [...] float, p in [0, 1], the probability that the preferred answer
@@ -30,7 +30,7 @@ def soft_preference(margin: Array, preference: Array | float) -> Array:
 
 
 def robust(margin: Array, noise: Array | float) -> Array:
-    """Returns P7, ((1 - e) l(m) - e l(-m)) / (1 - 2 e) with l(m) = -log sigmoid(m): where a share e of the labels is
+    """Returns P7, ((1 - e) l(m) - e l(-m)) / (1 - 2 e) with l(m) = -log sigmoid(m): if a share e of the labels is
     flipped at random, its mean over the flips is the loss of the true labels. It may be negative.
 
     Args:
@@ -42,10 +42,10 @@ def robust(margin: Array, noise: Array | float) -> Array:
 
 
 def ipo(margin: Array, beta: Array | float) -> Array:
-    """Returns P8, (D - 1 / (2 beta))^2: the margin is drawn to a number and not to infinity.
+    """Returns P8, (D - 1 / (2 beta))^2: the margin has a finite target.
 
     Args:
-      margin: [...] float, D, of sums or of means over tokens; beta means something else in each.
+      margin: [...] float, D, of sums or of means over tokens; beta has a different scale in each.
 
     Source: Azar et al. 2310.12036 eq. 17.
     """
@@ -53,7 +53,7 @@ def ipo(margin: Array, beta: Array | float) -> Array:
 
 
 def hinge(margin: Array) -> Array:
-    """Returns P9, max(0, 1 - m): no gradient once m = beta * D has come to 1.
+    """Returns P9, max(0, 1 - m): no gradient once m = beta * D has reached 1.
 
     Source: SLiC-HF 2305.10425, with the margin of DPO.
     """
@@ -69,7 +69,7 @@ def log_odds(mean_logprob: Array) -> Array:
     Source: ORPO 2403.07691 eq. 4.
     """
     x = jnp.minimum(mean_logprob, -1e-6)
-    # log(1 - exp(x)) by the form that keeps its digits: near 0, and far below
+    # log(1 - exp(x)), by the form that is accurate near 0 and far below it
     near = x > -0.6931472
     log1mexp = jnp.where(
         near, jnp.log(-jnp.expm1(jnp.where(near, x, -1.0))), jnp.log1p(-jnp.exp(jnp.where(near, -1.0, x)))
@@ -78,9 +78,9 @@ def log_odds(mean_logprob: Array) -> Array:
 
 
 def simpo(mean_logprob: Array, other_mean_logprob: Array, beta: Array | float, gamma: Array | float) -> Array:
-    """Returns P12, -log sigmoid(beta * (LPbar_w - LPbar_l) - gamma): no reference, and a margin that must be won.
+    """Returns P12, -log sigmoid(beta * (LPbar_w - LPbar_l) - gamma): no reference, with a target margin.
 
-    Peers: open-instruct states gamma / beta; TRL's CPO trainer adds an NLL of weight 1 by default.
+    Peers: open-instruct configures gamma / beta; TRL's CPO trainer adds an NLL of weight 1 by default.
 
     Source: SimPO 2405.14734 eq. 6.
     """
@@ -152,7 +152,7 @@ def apo_zero(gain: Array, other_gain: Array, beta: Array | float) -> Array:
 
 def apo_down(gain: Array, other_gain: Array, beta: Array | float) -> Array:
     """Returns P15, sigmoid(b u_w) + 1 - sigmoid(b D): for a policy that is better than both answers. Both become less
-    likely, the other one faster.
+    likely, the rejected one faster.
 
     Source: D'Oosterlinck et al. 2408.06266.
     """
@@ -185,7 +185,7 @@ def kto(gain: Array, baseline: Array, good: Array, beta: Array | float) -> Array
 
 def pair_weight(mean_logprob: Array, other_mean_logprob: Array) -> Array:
     """Returns P30's weight, min(1, exp(LPbar_w + LPbar_l)), without a gradient: pairs that the policy would hardly
-    sample count for little. WPO gives it means less those that a draw has.
+    sample count for little. WPO passes mean log-probs relative to those of an expected draw.
 
     Peers: open-instruct multiplies a [B] weight by a [B, T] mask and lets its gradient through.
 
@@ -195,8 +195,8 @@ def pair_weight(mean_logprob: Array, other_mean_logprob: Array) -> Array:
 
 
 def step_apo(margin: Array, value: Array, other_value: Array, scale: Array | float) -> Array:
-    """Returns P22, -log sigmoid(beta * D_s - a (Q_w - Q_l)): two next steps from one state, and a margin as large as
-    the difference of their values. D_s is of the steps' own tokens.
+    """Returns P22, -log sigmoid(beta * D_s - a (Q_w - Q_l)): two next steps from one state, with a target margin
+    proportional to the difference of their values. D_s is over the steps' tokens.
 
     Args:
       margin: [...] float, beta * D_s. value, other_value: [...] float, Q of the steps, value above other_value.
@@ -221,7 +221,7 @@ def inpo(margin: Array, ref_margin: Array, previous_margin: Array, eta: Array | 
 
 
 def xpo(margin: Array, ref_sample_logprob: Array, alpha: Array | float) -> Array:
-    """Returns P20, -log sigmoid(m) + a LP(y'): DPO, and a push away from what the reference says.
+    """Returns P20, -log sigmoid(m) + a LP(y'): DPO plus a push away from the reference's answers.
 
     Args:
       margin: [...] float, beta * D. ref_sample_logprob: [...] float, LP(y') under the policy of the pair's answer that
@@ -233,8 +233,8 @@ def xpo(margin: Array, ref_sample_logprob: Array, alpha: Array | float) -> Array
 
 
 def vpo(margin: Array, calibration: Array, weight: Array | float) -> Array:
-    """Returns P21, -log sigmoid(m) + w c: DPO, with optimism where w is above 0, which takes mass off what is
-    calibrated with, and pessimism where it is below, which adds some.
+    """Returns P21, -log sigmoid(m) + w c: DPO, with optimism if w is above 0, which moves probability away from the
+    calibration distribution, and pessimism if w is below 0, which moves probability to it.
 
     Args:
       margin: [...] float, beta * D. calibration: [...] float, c = beta * u of a sample of the calibration distribution.
@@ -246,7 +246,7 @@ def vpo(margin: Array, calibration: Array, weight: Array | float) -> Array:
 
 
 def desensitized(gain: Array, common_gain: Array, alpha: Array | float) -> Array:
-    """Returns P13's gain of LD-DPO, that of the common length of both answers plus alpha times the rest, [...].
+    """Returns P13's gain for LD-DPO, that over the common length of both answers plus alpha times the rest, [...].
 
     Args:
       gain, common_gain: [...] float, log-ratios summed over all tokens, and over the first min(len_w, len_l).
@@ -273,12 +273,12 @@ def noisy_preference(
 ) -> Array:
     """Returns P2, a Bradley-Terry loss that trusts a label as far as several reward models agree with it:
 
-        strength < flip_below:  -log sigmoid(-m), the label is taken for wrong
+        strength < flip_below:  -log sigmoid(-m), the label is treated as wrong
         strength < soft_below:  (1 - e) (-log sigmoid(m)) + e (-log sigmoid(-m))
         else:                   -log sigmoid(m - strength), a clear pair must win by as much
 
     Args:
-      margin: [...] float, m = r_w - r_l of the model that learns. strength: [...] float, mean over the reward models of
+      margin: [...] float, m = r_w - r_l of the trained model. strength: [...] float, mean over the reward models of
         r_w - r_l; no gradient. flip_below, soft_below: quantiles of the strength over the data. noise: e in [0, 0.5].
 
     Source: Wang et al. 2401.06080 sections 2.3 and 2.4.

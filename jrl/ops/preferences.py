@@ -1,7 +1,7 @@
-"""Preferences among the samples of a prompt, as a pair model or a judge of two answers gives them.
+"""Preferences among the samples of a prompt, from a pair model or a judge of two answers.
 
-A preference is the probability that one answer is better than another. Those of all samples need not be the
-differences of any score: they may go in a circle.
+A preference is the probability that one answer is better than another. Preferences need not be consistent with any
+score: they may be cyclic.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def win_share(
 
         P_ij = (p_ij + 1 - p_ji) / 2,    mean of P_ij over the opponents j that were compared with i in both orders
 
-    It is 1/2 off `players`, and for a row that was compared with no opponent. A row is no opponent of its own.
+    It is 1/2 outside `players`, and for a row that was compared with no opponent. A row is not its own opponent.
 
     Args:
       preference: [N, S] float, [i, s] the probability that row i is better than sample s of its prompt when it is shown
@@ -44,8 +44,8 @@ def compared_with_any(preference: Array, group: Array, sample: Array, opponents:
 
 
 def pair_strength(preference: Array, group: Array, sample: Array, paired: Array, *, num_groups: int) -> Array:
-    """Returns P17's strength, the preference for a row over the other one of its pair by the mean of both orders,
-    [N] float32 or wider; 1/2 where a row is in no pair, NaN where the two were not compared.
+    """Returns P17's strength, the preference for a row over the other row of its pair, averaged over both orders, [N]
+    float32 or wider; 1/2 for a row without a pair, NaN if the two were not compared.
 
     Args:
       paired: [N] bool, two rows of a group or none. The rest as in `win_share`.

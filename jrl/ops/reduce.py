@@ -31,7 +31,7 @@ def widen(x: Array) -> Array:
 def masked(x: Array, mask: Array) -> Array:
     """Returns `x` with 0 where `mask` is False, float32 or wider.
 
-    Apply it to what goes *into* a function: `where(mask, f(x), 0)` sends NaN * 0 = NaN back through f.
+    Apply it to the *input* of a function: the gradient of `where(mask, f(x), 0)` is NaN * 0 = NaN where f(x) is NaN.
 
     Args:
       x: [...] any real dtype. mask: same shape, bool.
@@ -45,12 +45,12 @@ def masked_sum(x: Array, mask: Array) -> Array:
 
 
 def masked_mean(x: Array, mask: Array) -> Array:
-    """Returns sum(x * mask) / max(sum(mask), 1), [] float32 or wider; 0 where nothing counts."""
+    """Returns sum(x * mask) / max(sum(mask), 1), [] float32 or wider; 0 for an empty mask."""
     return masked_sum(x, mask) / jnp.maximum(jnp.sum(mask), 1)
 
 
 def masked_var(x: Array, mask: Array) -> Array:
-    """Returns sum((x - mean)^2 * mask) / max(sum(mask) - 1, 1), [] float32 or wider; 0 where at most one counts.
+    """Returns sum((x - mean)^2 * mask) / max(sum(mask) - 1, 1), [] float32 or wider; 0 for at most one element.
 
     Bessel's correction (TRL, verl; OpenRLHF divides by the count). The mean is subtracted first: E[x^2] - E[x]^2
     cancels in float32.
@@ -62,8 +62,8 @@ def masked_var(x: Array, mask: Array) -> Array:
 def whiten(x: Array, mask: Array) -> Array:
     """Returns (x - mean) / sqrt(var + 1e-8) over the masked elements, 0 elsewhere.
 
-    All of it is 0 where the elements are all equal, tested exactly (E1): the rounding of their mean divided by 1e-4
-    would be a signal made of nothing.
+    All 0 if the elements are all equal, tested exactly (E1): the rounding error of their mean divided by 1e-4 would
+    become a spurious signal.
 
     Args:
       x: [...] float. mask: same shape, bool.
@@ -71,7 +71,7 @@ def whiten(x: Array, mask: Array) -> Array:
     Returns:
       [...] float32 or wider.
 
-    Source: TRL and verl alike, OpenRLHF with a variance over the count.
+    Source: as in TRL and verl; OpenRLHF divides the variance by the count.
     """
     x = widen(x)
     high, low = jnp.max(jnp.where(mask, x, -jnp.inf)), jnp.min(jnp.where(mask, x, jnp.inf))
@@ -121,9 +121,8 @@ def count_sequences(loss_mask: Array) -> Array:
 def constant_count(rows: Array | int, max_completion: int) -> Array:
     """Returns rows * max_completion, at least 1, [] float32 or wider: the denominator of G4.
 
-    Both are the *configured* sizes, not those of the arrays at hand, so masked rows count and padding does not; rows is
-    [] int32 where the rows of a batch are dealt to several updates.
-    verl divided by the padded width alone until it was fixed.
+    Both are the *configured* sizes, not those of the arrays, so masked rows count and padding does not; rows is []
+    int32 if the rows of a batch are split over several updates. (verl divided by the padded width until it was fixed.)
     """
     # float before the product: 16384 rows of 131072 tokens overflow int32.
     return jnp.maximum(jnp.asarray(rows, _float()) * max_completion, 1)

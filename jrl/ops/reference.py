@@ -1,6 +1,6 @@
-"""How a reference follows the policy (K6): never, at once, or little by little. Pure functions of the step.
+"""How a reference follows the policy (K6): periodic resets or a moving average. Pure functions of the step.
 
-After a reset every KL to the reference begins at 0 again: log it to the first reference too.
+After a reset every KL to the reference starts at 0 again: log the KL to the first reference too.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Which samples of a prompt are good enough to imitate: best of n (RAFT) and a threshold (expert iteration).
 
-Both return the weight of a row in a likelihood loss, -weight * logprobs; 0 leaves the row out. Among rows that are
-alike the first samples of a prompt are taken (E11), whatever the order of rows: samples are exchangeable (of
-branches, `Branching`, stems come first), and a mean over the tokens of what is kept has the same size however many
-tied. Nothing is deduplicated.
+Both return the weight of a row in a likelihood loss, -weight * logprobs; 0 leaves the row out. At ties the first
+samples of a prompt are taken (E11), whatever the order of rows: samples are exchangeable (with `Branching`, stems come
+first), and the number of kept rows does not depend on how many tie. Nothing is deduplicated.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ Array = jax.Array
 
 
 def best_of_group(reward: Array, group: Array, sample: Array, valid: Array, *, num_groups: int) -> Array:
-    """Returns L14 for RAFT: 1 on the best row of each group, of several that tie on the first sample; 0 elsewhere.
+    """Returns L14 for RAFT: 1 on the best row of each group, at ties on the first sample; 0 elsewhere.
 
     A group whose rewards are all equal has no best row and is left out, as is a group of one.
 
     Args:
       reward: [N] float; invalid entries may be NaN. group: [N] int32 in 0..num_groups-1. valid: [N] bool.
-      sample: [N] int32 of at least 0, which of its group a row is.
+      sample: [N] int32, at least 0, the row's sample index in its group.
 
     Returns:
       [N] float32 or wider.
@@ -40,8 +39,8 @@ def best_of_group(reward: Array, group: Array, sample: Array, valid: Array, *, n
 def above_threshold(
     reward: Array, group: Array, sample: Array, valid: Array, *, num_groups: int, threshold: float, max_kept: float
 ) -> Array:
-    """Returns L14 for expert iteration: 1 on every row whose reward is at least the threshold, 0 elsewhere; where a
-    group has more than max_kept such rows, on the first samples of them, so that easy prompts do not dominate.
+    """Returns L14 for expert iteration: 1 on every row whose reward is at least the threshold, 0 elsewhere; if a group
+    has more than max_kept such rows, on the first of them only, so that easy prompts do not dominate.
 
     Args:
       reward, group, sample, valid: as in `best_of_group`. max_kept: at least 1, rows of a prompt that are imitated.
@@ -64,6 +63,6 @@ def above_threshold(
 def _keep_one(
     number: Array, left: Array, kept: Array, group: Array, sample: Array, num_groups: int
 ) -> tuple[Array, Array, Array]:
-    """Returns (rows kept of a prompt so far, what is left, what is kept) with the first sample left of every group."""
+    """Moves the first remaining sample of every group to `kept`. Returns (rows kept per prompt so far, left, kept)."""
     first = groups.first_sample(left, group, sample, num_groups=num_groups)
     return number + 1, left & ~first, kept | first

@@ -1,7 +1,7 @@
-"""R19: PPO on rewards of any scale, by DreamerV3's tricks. Its two-hot values and symlog are in two_hot.py (V2).
+"""R19: PPO on rewards of any scale, with DreamerV3's tricks. Its two-hot values and symlog are in two_hot.py (V2).
 
-Source: Sullivan et al. 2310.17805, who find no general gain over a clipped reward; they help where rewards have no
-scale.
+Source: Sullivan et al. 2310.17805, who find no general gain over clipped rewards; the tricks help if rewards have no
+known scale.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from jrl.ops import order_statistics, reduce
 
 Array = jax.Array
 
-FEWEST = 20  # returns of a batch; of fewer its percentiles say little
+FEWEST = 20  # returns per batch; with fewer, percentiles are unreliable
 
 
 def percentile_range(
     returns: Array, mask: Array, low: Array, high: Array, *, decay: float
 ) -> tuple[Array, Array, Array]:
-    """Returns R19's S, and the moving 5th and 95th percentiles of returns that it is the difference of.
+    """Returns R19's S, the difference of moving 95th and 5th percentiles of returns, and these percentiles.
 
         low <- decay * low + (1 - decay) * q05,    high likewise with q95,    S = high - low
 
@@ -57,7 +57,7 @@ def _rank_of(key: Array, keys: Array, mask: Array, rank: Array) -> Array:
 
 
 def percentile_scaled(advantages: Array, scale: Array) -> Array:
-    """Returns R19's advantages / max(1, S), [...] float32 or wider: made smaller where returns are large, never larger.
+    """Returns R19's advantages / max(1, S), [...] float32 or wider: scaled down if returns are large, never scaled up.
 
     Args:
       advantages: [...] float. scale: [] float, S of `percentile_range`.

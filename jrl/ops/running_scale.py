@@ -1,4 +1,4 @@
-"""The mean and the deviation of all rewards so far, which a reward is divided by (PPO-max)."""
+"""Running mean and standard deviation of all rewards so far, to scale rewards by (PPO-max)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SMALLEST_DEVIATION = 1e-8  # less counts as none, and nothing is scaled
 
 
 class Moments(NamedTuple):
-    """What is remembered of all numbers so far."""
+    """Running moments of all numbers so far."""
 
     count: Array  # [] float32
     mean: Array  # [] float32, 0 of none
@@ -23,16 +23,16 @@ class Moments(NamedTuple):
 
 
 def no_moments() -> Moments:
-    """Returns the moments of nothing."""
+    """Returns the moments of an empty set."""
     return Moments(*jnp.zeros((3,), jnp.float32))
 
 
 def add_to_moments(moments: Moments, x: Array, mask: Array) -> Moments:
-    """Returns R18's moments of the numbers so far and those of a batch together.
+    """Returns R18's moments after adding a batch.
 
         mean' = mean + d n / (count + n),  squares' = squares + squares_of_batch + d^2 count n / (count + n)
 
-    with d = mean of the batch - mean: no number is subtracted from a large one that it is close to.
+    with d = mean of the batch - mean, which avoids cancellation.
 
     Args:
       x: [N] float; masked entries may be NaN. mask: [N] bool.
@@ -45,8 +45,8 @@ def add_to_moments(moments: Moments, x: Array, mask: Array) -> Moments:
     count = moments.count + more
     share = more / jnp.maximum(count, 1)
     d = mean - moments.mean
-    found = Moments(count, moments.mean + d * share, moments.squares + squares + d**2 * moments.count * share)
-    return Moments(*(new.astype(old.dtype) for new, old in zip(found, moments)))
+    updated = Moments(count, moments.mean + d * share, moments.squares + squares + d**2 * moments.count * share)
+    return Moments(*(new.astype(old.dtype) for new, old in zip(updated, moments)))
 
 
 def scale_by_moments(x: Array, moments: Moments) -> Array:

@@ -73,8 +73,8 @@ def to_tokens(value: Array, segment: Array) -> Array:
 
 
 def following(x: Array, mask: Array, segment: Array) -> tuple[Array, Array]:
-    """Returns what the next masked token of the same sequence has, [..., L], 0 where there is none; and where there is
-    one, [..., L] bool. Tokens off the mask are stepped over, such as another speaker's turn.
+    """Returns `x` of the next masked token of the same sequence, [..., L], 0 if there is none; and whether there is
+    one, [..., L] bool. Tokens outside the mask are skipped, such as another speaker's turn.
 
     Args:
       x: [..., L] float; masked entries may be NaN. mask: [..., L] bool. segment: [..., L] int32.
@@ -84,21 +84,21 @@ def following(x: Array, mask: Array, segment: Array) -> tuple[Array, Array]:
     here_or_after = jax.lax.cummin(place, axis=mask.ndim - 1, reverse=True)
     after = jnp.concatenate([here_or_after[..., 1:], jnp.full_like(place[..., :1], columns)], axis=-1)
     at_next = lambda value: jnp.take_along_axis(value, jnp.minimum(after, columns - 1), axis=-1)
-    there = mask & (after < columns) & (at_next(segment) == segment)
-    return jnp.where(there, at_next(reduce.masked(x, mask)), 0), there
+    has_next = mask & (after < columns) & (at_next(segment) == segment)
+    return jnp.where(has_next, at_next(reduce.masked(x, mask)), 0), has_next
 
 
 def next_column(x: Array) -> Array:
-    """Returns what the next column of rows has, [R, L]; 0 (False) in the last one."""
+    """Returns the rows shifted left by one column, [R, L]; 0 (False) in the last one."""
     return jnp.concatenate([x[:, 1:], jnp.zeros_like(x[:, :1])], axis=1)
 
 
 def previous_column(x: Array) -> Array:
-    """Returns what the previous column of rows has, [R, L, ...]; 0 (False) in the first one."""
+    """Returns the rows shifted right by one column, [R, L, ...]; 0 (False) in the first one."""
     return jnp.concatenate([jnp.zeros_like(x[:, :1]), x[:, :-1]], axis=1)
 
 
 def _membership(segment: Array, num_segments: int) -> Array:
-    """Returns [..., S, L] bool: does the token belong to the sequence?"""
+    """Returns whether a token belongs to a sequence, [..., S, L] bool."""
     place = jnp.arange(num_segments, dtype=segment.dtype).reshape((1,) * (segment.ndim - 1) + (num_segments, 1))
     return segment[..., None, :] == place

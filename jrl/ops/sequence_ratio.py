@@ -1,11 +1,11 @@
-"""Policy losses whose ratio is of a whole sequence. The loss of a sequence is put on each of its tokens.
+"""Policy losses with one ratio per sequence. The loss of a sequence is put on each of its tokens.
 
 Reduce them by G2, the mean over sequences of the mean over their tokens: that is the mean of the sequences' losses. A
 token mean (G1) would weigh a sequence by its length.
 
 Shared by all: `logprobs` is differentiated; `old_logprobs` and `advantages` never are; arrays are [..., L] of one
 shape, float32 or wider comes out, and 0 where `mask` is False whatever the inputs hold there. The mean or sum of
-log-ratios is clamped to +-20 (E9). On the very bound a ratio is not clipped.
+log-ratios is clamped to +-20 (E9). A ratio exactly at the bound is not clipped.
 
 Args of all:
   logprobs, old_logprobs, advantages: [..., L] float. mask: [..., L] bool.
@@ -84,8 +84,8 @@ def sequence_clipped(
 ) -> Array:
     """Returns L7: PPO's clip of the ratio of the whole sequence, exp(sum over it of logprobs - old_logprobs).
 
-    The sequence as one action of a bandit. The ratio grows or shrinks exponentially with the length: for one or two
-    updates a batch.
+    The sequence is one action of a bandit. The ratio grows or shrinks exponentially with the length: use one or two
+    updates per batch.
 
     Source: Ahmadian et al. 2402.14740 as in TRL's RLOO, clip 0.2.
     """

@@ -1,4 +1,4 @@
-"""Rewards shaped before advantages are taken of them."""
+"""Reward shaping, before advantages are computed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def soft_overlong(length: Array, *, max_completion: int, buffer: int, penalty: f
 
         penalty * clip((max_completion - buffer - length) / buffer, -1, 0)
 
-    nothing up to max_completion - buffer tokens, then a straight line down to -penalty at max_completion.
+    0 up to max_completion - buffer tokens, then linear down to -penalty at max_completion.
 
     Args:
       length: [N] int32, sampled tokens (Tunix counts characters). max_completion, buffer: tokens, 0 < buffer.
@@ -44,8 +44,8 @@ def kl_in_reward(
 
         k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d, of k3 d is clamped to +-20 (E9)
 
-    The only per-token KL penalty whose gradient sees what a token does to later states. k1 is unbiased and its sum is
-    the sequence's own log-ratio; k2 and k3 punish every token that moved, whichever way.
+    The only per-token KL penalty whose gradient includes a token's effect on later states. k1 is unbiased and its sum
+    is the sequence's log-ratio; k2 and k3 penalize every token that moved, in either direction.
 
     Args:
       reward: [N] float. old_logprobs, ref_logprobs: [N, T] float, of the weights that sampled.
@@ -78,8 +78,8 @@ def whiten_rewards(token_reward: Array, mask: Array) -> Array:
     """Returns R18b (R30, detail 21), rewards with their mean kept: (r - mean) / std + mean over all sampled tokens, std
     with n - 1.
 
-    As they were where fewer than two tokens count or all are equal. With a KL in them (R17) its coefficient is divided
-    by std too.
+    Unchanged if fewer than two tokens count or all rewards are equal. If they include a KL (R17), its coefficient is
+    divided by std too.
 
     Args:
       token_reward: [N, T] float. mask: [N, T] bool, sampled tokens of the rows that count.
@@ -125,12 +125,12 @@ def progress_bonus(first: Array, second: Array, *, coefficient: float) -> Array:
 
 
 def attempt_rewards(first: Array, second: Array, action_mask: Array, turn: Array, *, coefficient: float) -> Array:
-    """Returns R24 on tokens: `first` on the last sampled token of turn 0, and the reward with its bonus on that of
-    turn 1. No return may flow from the second attempt to the first: returns are taken of each turn alone.
+    """Returns R24 on tokens: `first` on the last sampled token of turn 0, and the reward with its bonus on that of turn
+    1. No return may flow from the second attempt to the first: compute returns within each turn.
 
     Args:
-      first, second: [N] float; a second attempt without a sampled token has no place for a reward, and is not read.
-      action_mask: [N, T] bool. turn: [N, T] int, 0 and 1; anything where not an action.
+      first, second: [N] float; `second` is unused if the second attempt has no sampled token.
+      action_mask: [N, T] bool. turn: [N, T] int, 0 and 1; unused where not an action.
 
     Returns: [N, T] float32 or wider, 0 elsewhere, without gradient.
     """
@@ -143,8 +143,8 @@ def attempt_rewards(first: Array, second: Array, action_mask: Array, turn: Array
 def potential_shaping(token_reward: Array, potential: Array, action_mask: Array, *, discount: float) -> Array:
     """Returns R27: r_t + discount * Phi(s_{t+1}) - Phi(s_t) on sampled tokens, Phi = 0 after the last one.
 
-    It changes when rewards arrive and not which policy is best. The end counts as one also where the completion was
-    cut: a potential that is left there would be a reward for being cut.
+    It changes when rewards arrive but not which policy is best. A truncated completion also counts as terminal: a
+    potential that remained there would reward truncation.
 
     Args:
       token_reward: [N, T] float. potential: [N, T] float, Phi of the state before each sampled token; a row with NaN on

@@ -1,4 +1,4 @@
-"""How old sampled tokens are, in versions of the policy (S12), and how many rows may start under a bound on that."""
+"""The age of sampled tokens in policy versions (S12), and the number of rows that may start under a bound on it."""
 
 from __future__ import annotations
 

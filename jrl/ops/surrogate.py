@@ -4,8 +4,8 @@ Shared by all: `logprobs` is differentiated; `old_logprobs` (the learner's at th
 never are; rho = exp(clamp(logprobs - old_logprobs, +-20)); everything is [...] of one shape, float32 or wider comes
 out, and 0 where `mask` is False whatever the inputs hold there. A zero advantage gives a zero gradient.
 
-A clip is written with `where` on the side that binds, not with minimum and maximum: at a tie these split the gradient
-in halves, while on its very bound the ratio is not clipped here.
+Clips are written with `where` on the side that binds, not with minimum and maximum, which halve the gradient at a tie.
+Here a ratio exactly at the bound is not clipped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Array = jax.Array
 
 
 def policy_gradient(logprobs: Array, advantages: Array, mask: Array) -> Array:
-    """Returns L1, REINFORCE: -A * logprobs. Exact for one update a batch on its own samples.
+    """Returns L1, REINFORCE: -A * logprobs. Exact on policy, for one update per batch.
 
     Source: Williams 1992. Its gradient is that of -A * exp(logprobs - sg(logprobs)).
     """
@@ -54,7 +54,7 @@ def dual_clipped(
 ) -> Array:
     """Returns L3: where A < 0, min(PPO's clip, -dual_clip * A); elsewhere PPO's clip.
 
-    It bounds what a token that has become likely again may push away. `dual_clip` must exceed 1 + clip_high.
+    It bounds the loss of a token with A < 0 and a large ratio. `dual_clip` must exceed 1 + clip_high.
 
     Source: Ye et al. 1912.09729 eq. 5. verl has it always on at 3; CURE 10; off in Tunix, AReaL and OpenRLHF.
     """
@@ -119,6 +119,6 @@ def _fixed(advantages: Array, mask: Array) -> Array:
 
 def clip_ratio(rho: Array, advantages: Array, clip_low: float, clip_high: float) -> Array:
     """Returns the ratio that PPO's minimum (L2) picks: clipped where A > 0 and rho > 1 + clip_high, or A < 0 and
-    rho < 1 - clip_low. On the very bound it keeps its gradient."""
+    rho < 1 - clip_low. Exactly at the bound it keeps its gradient."""
     rho = jnp.where((advantages > 0) & (rho > 1 + clip_high), 1 + clip_high, rho)
     return jnp.where((advantages < 0) & (rho < 1 - clip_low), 1 - clip_low, rho)

@@ -1,4 +1,4 @@
-"""Which tokens learn: those where the policy had a choice to make."""
+"""Selection of the tokens to train on: those with high entropy."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Array = jax.Array
 def high_entropy(entropy: Array, mask: Array, *, share: float) -> Array:
     """Returns L23, the 80/20 rule: the tokens whose entropy is at least the (1 - share) quantile over the mask, [...].
 
-    The quantile is over all arrays given (a whole optimizer step, not a row), interpolated linearly; tokens that tie at
-    it are all in. The rest stays in the loss's denominator. One token at least is selected, where there is one.
+    The quantile is over the whole arrays (an optimizer step, not a row), interpolated linearly; all tokens that tie at
+    it are selected. The others stay in the loss's denominator. At least one token is selected, if there is one.
 
     Args:
       entropy: [...] float, nats; masked entries may be NaN. mask: same shape, bool. share: in (0, 1].

@@ -1,4 +1,4 @@
-"""Advantages from what follows a prefix: Monte-Carlo values of steps, and siblings in a tree. No gradient."""
+"""Advantages from continuations of a prefix: Monte Carlo values of steps, and siblings in a tree. No gradient."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Array = jax.Array
 
 
 def step_advantages(success: Array, estimated: Array, *, rollouts: int) -> Array:
-    """Returns A17, what each step of an answer changed: Q(prefix after the step) - Q(prefix before it).
+    """Returns A17, the advantage of each step of an answer: Q(prefix after the step) - Q(prefix before it).
 
-    A difference of a size below 1 / rollouts is less than one rollout more or fewer, and counts as 0.
+    A difference below 1 / rollouts is less than one rollout, and counts as 0.
 
     Args:
       success: [..., K + 1] float, Q: the mean success of `rollouts` completions of the prefix after so many steps.
@@ -34,7 +34,7 @@ def step_advantages(success: Array, estimated: Array, *, rollouts: int) -> Array
 
 
 def sibling_advantages(value: Array, parent: Array, valid: Array, *, num_nodes: int) -> Array:
-    """Returns A18: a node's value less the mean value of the children of its parent, itself among them.
+    """Returns A18: a node's value minus the mean value of its parent's children, itself included.
 
     A4 with the parent as the group: an only child gets 0, and so do siblings of equal value.
 

@@ -1,5 +1,5 @@
-"""Trust regions that mask tokens: by how far a probability has moved (DPPO), and by the second moment of log-ratios
-(M2PO). What is masked stays in the loss's denominator."""
+"""Trust regions that mask tokens: by the change of a token's probability (DPPO), and by the second moment of log-ratios
+(M2PO). Masked tokens stay in the loss's denominator."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Array = jax.Array
 def dppo(logprobs: Array, behaviour_logprobs: Array, advantages: Array, mask: Array, *, delta: float) -> Array:
     """Returns L21: -sg(rho) * A * logprobs on tokens within the trust region, 0 elsewhere; no ratio is clipped.
 
-    rho = exp(logprobs - behaviour_logprobs). A token has left the region where its probability has already moved by
-    more than `delta` to where its advantage pushes it: A > 0 and p - p_behaviour > delta, or A < 0 and < -delta. A
-    ratio says little of a rare token: 1e-5 to 3e-5 is a ratio of 3 and hardly a change.
+    rho = exp(logprobs - behaviour_logprobs). A token is outside the region if its probability has already moved by more
+    than `delta` in the direction of its advantage: A > 0 and p - p_behaviour > delta, or A < 0 and < -delta. A ratio is
+    a poor measure for rare tokens: from 1e-5 to 3e-5 is a ratio of 3, and hardly a change.
 
     Args:
       logprobs: [...] float, differentiated. behaviour_logprobs, advantages: same shape, fixed. mask: same shape, bool.
@@ -36,7 +36,7 @@ def dppo(logprobs: Array, behaviour_logprobs: Array, advantages: Array, mask: Ar
 def within_probability(
     logprobs: Array, behaviour_logprobs: Array, advantages: Array, mask: Array, *, delta: float
 ) -> Array:
-    """Returns the tokens of the mask that L21 leaves in the loss, [...] bool. Arguments as `dppo`."""
+    """Returns the tokens in the mask that L21 keeps in the loss, [...] bool. Arguments as in `dppo`."""
     new, behaviour = (jnp.exp(reduce.masked(x, mask)) for x in (logprobs, behaviour_logprobs))
     moved = new - behaviour
     outside = ((advantages > 0) & (moved > delta)) | ((advantages < 0) & (moved < -delta))
@@ -47,11 +47,11 @@ def within_second_moment(logprobs: Array, behaviour_logprobs: Array, mask: Array
     """Returns L22, M2PO: the tokens left when those with the largest (logprobs - behaviour_logprobs)^2 are dropped
     until the mean of the rest is at most `limit`, [...] bool. Equal squares are dropped together.
 
-    The mean is over all arrays given, so give them a whole optimizer step. It may leave no token.
+    The mean is over the whole arrays, so pass a whole optimizer step. It may leave no token.
 
     Args:
       logprobs, behaviour_logprobs: [...] float; masked entries may be NaN. mask: same shape, bool.
-      limit: above 0, nats squared; 0.04 there.
+      limit: above 0, nats squared; 0.04 in the paper.
 
     Source: Zheng et al. 2510.01161; AReaL, which drops one of two equal squares before the other.
     """

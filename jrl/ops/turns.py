@@ -1,9 +1,9 @@
-"""Credit by turns of a dialogue: what came after a turn, against the same turn of the group's other rows.
+"""Credit per turn of a dialogue: the return of a turn relative to the same turn of the group's other rows.
 
-Per-turn arrays are [N, K], K the most turns of a row; `present` says which turns a row has. Three ways to give credit:
+Per-turn arrays are [N, K], K the most turns of a row; `present` marks the turns that a row has. Three ways of credit:
 
     trajectory   one reward for all turns: sum(turn_reward) as the row's reward, and any of A3 to A9
-    turn         `turn_advantages`: the rewards from a turn on, less their mean over the group
+    turn         `turn_advantages`: the rewards from a turn on, minus their mean over the group
     independent  the same with discount 0: each turn for itself (SCoRe)
 
 With values of the state before each turn, `jrl.ops.gae.gae` on [N, K] is GAE over turns. Nothing carries a gradient.
@@ -26,7 +26,7 @@ def turn_advantages(
 ) -> Array:
     """Returns A21: Ret_k - mean of the group's Ret_k at the same turn, Ret_k = sum_{j >= k} discount^(j - k) r_j.
 
-    A row with fewer turns is absent from the statistics of later ones. A turn that one row of the group alone has, or
+    A row with fewer turns does not enter the statistics of later ones. A turn that only one row of the group has, or
     whose returns are all equal, gets exactly 0.
 
     Args:

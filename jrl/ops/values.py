@@ -17,8 +17,8 @@ def clipped_value_loss(
 
         0.5 * max((v - Ret)^2, (v_old + clip(v - v_old, -clip, clip) - Ret)^2)
 
-    A value that has moved by more than `clip` gets no gradient, unless its error has grown by moving. Like the policy's
-    clip it is written with `where` on the side that binds.
+    A value that has moved by more than `clip` gets no gradient unless its error has grown. Like the policy's clip, this
+    is written with `where` on the side that binds.
 
     Args:
       values: [...] float, differentiated. old_values, returns: same shape, float, fixed. mask: same shape, bool.
@@ -44,7 +44,7 @@ def clipped_value_loss(
 def explained_variance(values: Array, returns: Array, mask: Array) -> Array:
     """Returns V4: 1 - var(Ret - v) / (var(Ret) + 1e-5) over the mask, variances over the count, [] float32 or wider.
 
-    NaN where the returns are all equal. 1: everything is explained; 0: no more than by a constant.
+    NaN if the returns are all equal. 1: a perfect prediction; 0: no better than a constant.
 
     Args:
       values, returns: [...] float. mask: same shape, bool.

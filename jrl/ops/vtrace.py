@@ -1,4 +1,4 @@
-"""V-trace: values and advantages of the policy that learns, from samples of another. Nothing carries a gradient."""
+"""V-trace: values and advantages of the current policy from samples of another. Nothing carries a gradient."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def vtrace(
 
 
 def _token_before(later: tuple, column: tuple) -> tuple[tuple, tuple[Array, Array]]:
-    """A16 of one column of rows; as in `jrl.ops.gae`, a function of the module with its rate carried along."""
-    (next_value, next_target, waiting), discount = later
+    """A16 for one column; a module-level function with the rate in the carry, as in `jrl.ops.gae`."""
+    (next_value, next_target, pending_reward), discount = later
     reward, value, rho, trace, is_action = column
-    reward = reward + waiting
+    reward = reward + pending_reward
     target = value + rho * (reward + discount * next_value - value) + discount * trace * (next_target - next_value)
     target = target.astype(value.dtype)
     advantage = (rho * (reward + discount * next_target - value)).astype(value.dtype)

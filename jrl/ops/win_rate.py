@@ -1,4 +1,4 @@
-"""How often a completion beats the opponents that its prompt has (P18)."""
+"""How often a completion beats its prompt's opponents (P18)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Array = jax.Array
 def win_probability(reward: Array, group: Array, players: Array, opponents: Array, *, num_groups: int) -> Array:
     """Returns P18's P, [N] float32 or wider: the share of its prompt's opponents that a row beats, a tie counts half.
 
-    It is 1/2 off `players`, and for a row without an opponent. A row is no opponent of its own.
+    It is 1/2 outside `players`, and for a row without an opponent. A row is not its own opponent.
 
     Args:
-      reward: [N] float; may be NaN off both masks. group: [N] int32. players, opponents: [N] bool.
+      reward: [N] float; may be NaN outside both masks. group: [N] int32. players, opponents: [N] bool.
 
     Source: Nash-MD, Munos et al. 2312.00886, where a model of preferences gives P.
     """
@@ -25,7 +25,7 @@ def win_probability(reward: Array, group: Array, players: Array, opponents: Arra
     count = lambda rows: of(groups.count(group, rows, num_groups=num_groups)).astype(reward.dtype)
 
     def meet_the_best(carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        """Compares every row with the best opponents of its group that are left, all those that are equal at once."""
+        """Compares every row with the best remaining opponents of its group, all tied ones at once."""
         left, beaten = carry
         best = of(groups.maximum(reward, group, left, num_groups=num_groups))
         met = left & ~(reward < best)  # a NaN ends the loop too

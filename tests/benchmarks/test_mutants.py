@@ -36,7 +36,8 @@ def test_faults_of_the_same_text_have_places():
 def test_the_body_that_a_function_hands_to_a_scan_has_faults_too():
     (body,) = mutants.bodies_of(gae.gae)
     faults = {what: owner for what, owner, _ in mutants.faults_of(gae.gae)}
-    assert body is gae._token_before and faults["_token_before: reward + waiting -> reward - waiting"] is body
+    assert body is gae._token_before
+    assert faults["_token_before: reward + pending_reward -> reward - pending_reward"] is body
     assert faults["discount * gae_lambda -> discount / gae_lambda"] is gae.gae
 
 
