@@ -1,4 +1,4 @@
-"""What chips can do at most, as data: TPUs, which plans are made for too, and a few GPUs."""
+"""Peak rates and memory of chips, as data: TPUs, which plans also use, and a few GPUs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ RESERVED_GIB = 0.25
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """What a chip can do at most. A JAX device is a chip, but for the tpu7x, where it is half of one."""
+    """A chip's peak rates and memory. A JAX device is a chip, except on the tpu7x, where it is half of one."""
 
     name: str
     platform: str  # before the colon of libtpu's topology name
-    dimensions: int  # of the torus: rings that can work at once
+    dimensions: int  # of the torus: rings that can be used at once
     devices_per_chip: int
     options: dict[str, Any]  # of libtpu's topology
     hbm_gib: float
@@ -28,41 +28,41 @@ class Chip:
     link_gb_per_second: float  # one link, one direction
     network_gbit_per_second: float | None  # of a chip's share of its host's, between slices, one direction
     network_source: str
-    slices: list[str]  # grids that are rented, the smallest first
-    pod: int  # chips of the largest grid that there is
+    slices: list[str]  # grids that can be rented, the smallest first
+    pod: int  # chips of the largest grid
     source: str
-    clock_ghz: float  # of the matrix units; the compiler's cycles are of it
+    clock_ghz: float  # of the matrix units; the unit of the compiler's cycles
     clock_source: str
-    device_kind: str  # as JAX calls its devices
+    device_kind: str  # JAX's name of its devices
 
     @property
     def clock_rate(self) -> float:
-        """Cycles a second."""
+        """Cycles per second."""
         return self.clock_ghz * 1e9
 
     @property
     def limit_bytes(self) -> int:
-        """HBM of one device that a program may use, bytes."""
+        """Bytes of one device's HBM that a program may use."""
         return int((self.hbm_gib / self.devices_per_chip - RESERVED_GIB) * GIB)
 
     @property
     def hbm_rate(self) -> float:
-        """Bytes a second between HBM and one device."""
+        """Bytes per second between HBM and one device."""
         return self.hbm_gb_per_second * 1e9 / self.devices_per_chip
 
     @property
     def matrix_rate(self) -> float:
-        """Operations a second of one device in bfloat16; a multiply-add is two."""
+        """Operations per second of one device in bfloat16; a multiply-add is two."""
         return self.bf16_tflops * 1e12 / self.devices_per_chip
 
     @property
     def ring_rate(self) -> float:
-        """Bytes a second into one device around a ring that uses a torus dimension both ways."""
+        """Bytes per second into one device around a ring that uses a torus dimension in both directions."""
         return 2 * self.link_gb_per_second * 1e9
 
     @property
     def network_rate(self) -> float:
-        """Bytes a second into one device from other slices, over the data center's network."""
+        """Bytes per second into one device from other slices, over the data center's network."""
         return self.network_gbit_per_second * 1e9 / 8 / self.devices_per_chip
 
 
@@ -76,10 +76,10 @@ CHIPS = read_chips()
 
 
 class Peak(NamedTuple):
-    """What one device, as JAX sees it, can do at most."""
+    """The peak rates of one JAX device."""
 
-    matrix_rate: float  # operations a second in bfloat16, dense; a multiply-add is two
-    hbm_rate: float  # bytes a second
+    matrix_rate: float  # operations per second in bfloat16, dense; a multiply-add is two
+    hbm_rate: float  # bytes per second
 
 
 # Source: NVIDIA's data sheets of the A100 (40 and 80 GB), the H100 and the H200; Tensor Core bfloat16 without sparsity.
@@ -95,6 +95,6 @@ GPUS = {
 
 
 def peak_of(device_kind: str) -> Peak | None:
-    """Returns the peaks of a device by the name that JAX gives its kind; None where they are not known, as on CPUs."""
+    """Returns the peak rates of a device by JAX's name of its kind; None if they are unknown, as on CPUs."""
     tpus = {chip.device_kind: Peak(chip.matrix_rate, chip.hbm_rate) for chip in CHIPS.values()}
     return {**tpus, **GPUS}.get(device_kind)

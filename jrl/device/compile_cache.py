@@ -1,6 +1,6 @@
 """JAX's persistent cache of compiled programs: the same folder for the commands and for calls from Python.
 
-Imports no JAX at its top: the commands set the environment before JAX starts.
+The module does not import JAX: the commands set the environment before JAX starts.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ ENABLED = "JAX_ENABLE_COMPILATION_CACHE"
 
 
 def cache_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that switch the cache on, without those that `environment` sets already.
+    """Returns the variables that enable the cache, without those that `environment` already sets.
 
-    {} where there is no home directory for compiled programs, or the cache is switched off.
+    {} if there is no home directory for compiled programs, or the cache is disabled.
     """
     home = environment.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     if not os.path.isabs(home) or environment.get(ENABLED, "").lower() in ("0", "false"):
@@ -25,7 +25,7 @@ def cache_settings(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def use_compile_cache() -> None:
-    """Switches the cache on in a process where JAX has been imported. Settings of the user stay."""
+    """Enables the cache in a process that has imported JAX. The user's settings are kept."""
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 
@@ -39,12 +39,12 @@ def use_compile_cache() -> None:
     jax.config.update("jax_compilation_cache_dir", settings[FOLDER])
     if MIN_SECONDS in settings and jax.config.jax_persistent_cache_min_compile_time_secs == 1.0:  # JAX's default
         jax.config.update("jax_persistent_cache_min_compile_time_secs", float(settings[MIN_SECONDS]))
-    compilation_cache.reset_cache()  # a program compiled earlier has recorded that there is no cache
+    compilation_cache.reset_cache()  # an earlier compilation has recorded that there is no cache
 
 
 def leave_cache_of_processes() -> None:
-    """Switches the cache off for one of several processes on CPUs. Only process 0 writes it, and where that loads a
-    program that others compile, their collectives do not meet (jaxlib 0.10.2: gloo::EnforceNotMet, an abort)."""
+    """Disables the cache for one of several processes on CPUs. Only process 0 writes it, and if it loads a program that
+    others compile, their collectives do not match (jaxlib 0.10.2: gloo::EnforceNotMet, an abort)."""
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 

@@ -1,18 +1,18 @@
-"""Errors of a device, told by their names and words. No JAX here: the command line looks at errors without it."""
+"""Recognizes device errors by name and message. No JAX here: the command line handles errors without it."""
 
 from __future__ import annotations
 
 import re
 
 _NAMES = ("JaxRuntimeError", "XlaRuntimeError")
-# How the words of a status begin in absl. A program that fails while it is dispatched raises ValueError with them, such
-# as a collective whose peer has gone (jaxlib 0.10.2: "UNKNOWN: Gloo AllGather failed: ... Connection closed by peer").
+# The beginning of an absl status message. A program that fails while it is dispatched raises ValueError with one, such
+# as a collective whose peer is gone (jaxlib 0.10.2: "UNKNOWN: Gloo AllGather failed: ... Connection closed by peer").
 _STATUS = re.compile(
     "(CANCELLED|UNKNOWN|INVALID_ARGUMENT|DEADLINE_EXCEEDED|NOT_FOUND|ALREADY_EXISTS|PERMISSION_DENIED|"
     "RESOURCE_EXHAUSTED|FAILED_PRECONDITION|ABORTED|OUT_OF_RANGE|UNIMPLEMENTED|INTERNAL|UNAVAILABLE|DATA_LOSS|"
     "UNAUTHENTICATED): "
 )
-_MEMORY = re.compile("memory|hbm|allocat", re.IGNORECASE)  # a disk that is full is RESOURCE_EXHAUSTED too
+_MEMORY = re.compile("memory|hbm|allocat", re.IGNORECASE)  # a full disk is RESOURCE_EXHAUSTED too
 
 
 def is_of_device(error: BaseException) -> bool:
@@ -22,6 +22,6 @@ def is_of_device(error: BaseException) -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device could not allocate what was asked for, or the compiler found that a program would not fit."""
+    """Whether a device ran out of memory, or the compiler found that a program would not fit."""
     text = str(error)
     return is_of_device(error) and "RESOURCE_EXHAUSTED" in text and _MEMORY.search(text) is not None

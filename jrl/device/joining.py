@@ -1,4 +1,4 @@
-"""How the processes of a run come together, by JAX's coordination service."""
+"""Joins the processes of a run, by JAX's coordination service."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import jax
 from jrl.device.placement import set_joined
 from jrl.device.processes import START_SECONDS, Cluster, HostLost, Processes, StoreLost
 
-TRY_SECONDS, PAUSE_SECONDS = 5.0, 0.2  # of a try to connect, which a firewall may swallow, and before the next
-LEAST_SECONDS = 5  # for the others to come, where process 0 came late
+TRY_SECONDS, PAUSE_SECONDS = 5.0, 0.2  # of a try to connect, which a firewall may drop, and before the next
+LEAST_SECONDS = 5  # to wait for the others if process 0 came late
 
 
 def join(cluster: Cluster, *, start_seconds: int = START_SECONDS, began: float | None = None) -> Processes:
-    """Returns the processes of a run once all of them have come. Call it before JAX has started its devices.
+    """Returns the processes of a run once all of them have joined. Call it before JAX has initialized its devices.
 
     Args:
-      start_seconds: how long to wait for them. Nobody at the address is waited for no longer than this after `began`.
-      began: when this process has, by the monotonic clock; None: now.
+      start_seconds: how long to wait for them. For a listener at the address: until this long after `began`.
+      began: when this process started, by the monotonic clock; None: now.
 
-    Raises: HostLost where nobody answers at the address, or too few come.
+    Raises: HostLost if nobody listens at the address, or too few processes join.
     """
     seconds = start_seconds
     if cluster.address is not None and cluster.index != 0:
@@ -32,30 +32,30 @@ def join(cluster: Cluster, *, start_seconds: int = START_SECONDS, began: float |
         if not wait_for_listener(cluster.address, end):
             raise HostLost(not_joined(cluster, start_seconds))
         seconds = max(LEAST_SECONDS, round(end - time.monotonic()))
-    # Its own handler would take SIGTERM away from jrl's, which saves and stops all processes at one step.
+    # JAX's handler would replace jrl's handler of SIGTERM, which saves and stops all processes at the same step.
     jax.config.update("jax_enable_preemption_service", False)
     called = time.monotonic()
     try:
-        found = {} if cluster.address is None else dict(
+        address = {} if cluster.address is None else dict(
             coordinator_address=cluster.address,
             num_processes=cluster.count,
             process_id=cluster.index,
             cluster_detection_method="deactivate",
         )  # fmt: skip
-        jax.distributed.initialize(initialization_timeout=seconds, shutdown_timeout_seconds=start_seconds, **found)
+        jax.distributed.initialize(initialization_timeout=seconds, shutdown_timeout_seconds=start_seconds, **address)
     except (RuntimeError, ValueError) as error:
         if time.monotonic() - called < seconds / 2 and "ALREADY_EXISTS" not in str(error):
             raise
         raise HostLost(not_joined(cluster, start_seconds, str(error))) from error
     processes = Processes(cluster.index, cluster.count, _ServiceStore(jax_client()))
-    mine = f"process {cluster.index} ({socket.gethostname()}, pid {os.getpid()})"
-    processes.names = tuple(processes.exchange("names", mine))
+    name = f"process {cluster.index} ({socket.gethostname()}, pid {os.getpid()})"
+    processes.names = tuple(processes.exchange("names", name))
     set_joined(processes)
     return processes
 
 
 def wait_for_listener(address: str, end: float) -> bool:
-    """Returns whether somebody listens at HOST:PORT before the time `end` of the monotonic clock. Where nobody does,
+    """Returns whether a process listens at HOST:PORT before the time `end` of the monotonic clock. Without a listener,
     JAX's client aborts its process with a native stack trace."""
     while True:
         seconds = min(TRY_SECONDS, max(PAUSE_SECONDS, end - time.monotonic()))
@@ -63,7 +63,7 @@ def wait_for_listener(address: str, end: float) -> bool:
             contextlib.suppress(OSError),  # process 0 may start later
             socket.create_connection(host_and_port(address), timeout=seconds) as connection,
         ):
-            if connection.getsockname() != connection.getpeername():  # on one machine, by chance, with itself
+            if connection.getsockname() != connection.getpeername():  # else, by chance, with itself
                 return True
         if time.monotonic() + PAUSE_SECONDS > end:
             return False
@@ -77,7 +77,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def not_joined(cluster: Cluster, seconds: int, error: str = "") -> str:
-    """Returns the message of a process that waited for the others in vain. error: JAX's own."""
+    """Returns the message of a process whose wait for the others has timed out. error: JAX's message."""
     address = cluster.address or "the first host of the slice"
     if "ALREADY_EXISTS" in error:
         return f"another process has joined {address} as number {cluster.index}; give each its own"
@@ -93,19 +93,19 @@ def not_joined(cluster: Cluster, seconds: int, error: str = "") -> str:
 
 
 def jax_client() -> Any:
-    """Returns JAX's client of the coordination service, for which there is no public name."""
+    """Returns JAX's client of the coordination service, which has no public name."""
     from jax._src import distributed
 
     return distributed.global_state.client
 
 
 PIECE_SECONDS = 60.0
-PIECE_BYTES = 1 << 20  # of a value in one message; gRPC refuses some of more than 4 MiB
-_IN_PIECES = b"\0pieces "  # begins what stands for a value in pieces; a value begins with JSON
+PIECE_BYTES = 1 << 20  # of a value in one message; gRPC rejects messages above 4 MiB
+_IN_PIECES = b"\0pieces "  # prefix of the entry for a value in pieces; other values begin with JSON
 
 
 class _ServiceStore:
-    """JAX's coordination service as a Store. A long value is in pieces, KEY#0, KEY#1 ..., and KEY has their number."""
+    """JAX's coordination service as a Store. A long value is in pieces KEY#0, KEY#1 ..., and KEY holds their number."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -142,10 +142,10 @@ class _ServiceStore:
 
     def list(self, folder: str) -> dict[str, bytes]:
         try:
-            found = self._client.key_value_dir_get_bytes(f"jrl/{folder}/")
+            entries = self._client.key_value_dir_get_bytes(f"jrl/{folder}/")
         except jax.errors.JaxRuntimeError as error:
             raise no_answer(error) from error
-        return {key.removeprefix("jrl/"): value for key, value in found}
+        return {key.removeprefix("jrl/"): value for key, value in entries}
 
     def delete(self, key: str) -> None:
         for number in range(self._pieces.pop(key, 0)):
@@ -154,6 +154,6 @@ class _ServiceStore:
 
 
 def no_answer(error: Exception) -> StoreLost:
-    """Returns what an error of the coordination service means that is not one of a missing key."""
+    """Returns the exception for an error of the coordination service other than a missing key."""
     reason = str(error).split("\n", 1)[0]
     return StoreLost(f"the coordination service of process 0 does not answer: {reason}")

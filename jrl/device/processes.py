@@ -1,12 +1,12 @@
-"""The processes of a run: how they join, agree, and exchange what each of them alone knows.
+"""The processes of a run: how they agree, and exchange what only one of them knows.
 
-Every process runs the same program in the same order. What one process alone can know (a signal, a score, an error)
-goes through `exchange`, which returns the values of all of them, so that all take the same branch. It uses JAX's
-coordination service, a table of keys and values in process 0: no device program, no order of collectives to keep.
-One process is the case of one: it exchanges with itself and calls nothing.
+Every process runs the same program in the same order. What only one process can know (a signal, a score, an error) goes
+through `exchange`, which returns the values of all processes, so that all take the same branch. It uses JAX's
+coordination service, a key-value table in process 0: no device program, no order of collectives to keep. A single
+process exchanges with itself, without any call.
 
-No JAX here: what scores completions knows of processes, and holds none. `joining` brings them together, `placement`
-moves their arrays.
+No JAX here, because the code that scores completions uses this module and does not import JAX. `joining` joins the
+processes, `placement` moves their arrays.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 START_SECONDS = 30  # how long a process waits for the others when it starts
-LOOK_SECONDS = 0.5  # how often a process that waits for another looks whether that one has failed
-FAILURE = "failure"  # the key under which a process says why it ends
-ENDING = "ending"  # the key under which a process says that it has read that
+LOOK_SECONDS = 0.5  # how often a process that waits for another checks whether that one has failed
+FAILURE = "failure"  # the key for the error with which a process ends
+ENDING = "ending"  # the key with which a process acknowledges that error
 RECENT_STEPS, LATE_STEPS, LATE_SECONDS = 20, 3, 30  # a step is late after 3 times the median of 20, and 30 s
 RESTART = "Start all processes again with the same command: the run continues from its last checkpoint."
 
@@ -44,7 +44,7 @@ class ProcessesDisagree(ValueError):
 
 
 class OtherProcessFailed(RuntimeError):
-    """Another process has ended with an error. `code` is its exit code, the message its message."""
+    """Another process has ended with an error. It has that process's message and exit code."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -52,13 +52,13 @@ class OtherProcessFailed(RuntimeError):
 
 
 class Store(Protocol):
-    """A table of bytes by key that all processes see."""
+    """A table of bytes by key, shared by all processes."""
 
     def put(self, key: str, value: bytes) -> None:
-        """Sets a key, which may be there."""
+        """Sets a key, which may exist."""
 
     def wait(self, key: str, seconds: float) -> bytes | None:
-        """Returns a key's value once it is there; None after `seconds` without."""
+        """Returns a key's value once it exists; None after `seconds`."""
 
     def list(self, folder: str) -> dict[str, bytes]:
         """Returns all values of keys that begin with FOLDER/."""
@@ -70,13 +70,13 @@ class Store(Protocol):
 class Cluster(NamedTuple):
     """Where the processes of a run meet."""
 
-    address: str | None  # HOST:PORT of process 0; None: as JAX finds it on a Cloud TPU slice
+    address: str | None  # HOST:PORT of process 0; None: found by JAX on a Cloud TPU slice
     count: int
     index: int  # of this process
 
 
 class ProcessStatus:
-    """Where a process is, as the others are told when it is lost. Written by the main thread, read by the beat."""
+    """What a process is doing, which the others show if it is lost. Set by the main thread, read by the heartbeat."""
 
     def __init__(self) -> None:
         self.step, self.doing, self.since = 0, "starting", time.monotonic()
@@ -84,19 +84,19 @@ class ProcessStatus:
         self._seconds: collections.deque[float] = collections.deque(maxlen=RECENT_STEPS)
 
     def begin(self, doing: str) -> None:
-        """Notes what the process does from now on."""
+        """Records what the process starts doing."""
         if doing != self.doing:
             self.doing, self.since = doing, time.monotonic()
 
     def ended(self, step: int) -> None:
-        """Notes that a step has ended."""
+        """Records that a step has ended."""
         now = time.monotonic()
-        if self.step:  # the first one of a life compiles
+        if self.step:  # the first step of a process compiles
             self._seconds.append(now - self.stepped)
         self.step, self.stepped = step, now
 
     def overdue(self) -> float | None:
-        """Returns the seconds since the last step where they are many more than a step takes; None otherwise."""
+        """Returns the seconds since the last step if they are many more than a step takes; None otherwise."""
         waited = time.monotonic() - self.stepped
         is_late = self._seconds and waited > LATE_STEPS * statistics.median(self._seconds) + LATE_SECONDS
         return waited if is_late else None
@@ -107,12 +107,12 @@ class ProcessStatus:
 
 @dataclasses.dataclass(eq=False)
 class Processes:
-    """The processes of this run. `exchange` and what is built on it are called by all of them in the same order, from
+    """The processes of this run. All of them call `exchange`, and the methods that use it, in the same order and from
     one thread."""
 
-    index: int = 0  # of this one
+    index: int = 0  # of this process
     count: int = 1
-    store: Store | None = None  # None: there is one process
+    store: Store | None = None  # None: a single process
     names: tuple[str, ...] = ()  # of every process: "process 1 (HOST, pid 123)"
     status: ProcessStatus = dataclasses.field(default_factory=ProcessStatus)
     ended_by: OtherProcessFailed | None = None  # why the run ends, once this process knows
@@ -120,60 +120,60 @@ class Processes:
 
     @property
     def writer(self) -> bool:
-        """Whether this process writes what a run has one of: manifest, metrics, summary, display."""
+        """Whether this process writes the outputs of the run: manifest, metrics, summary, display."""
         return self.index == 0
 
     def name(self, index: int) -> str:
         return self.names[index] if index < len(self.names) else f"process {index}"
 
     def exchange(self, what: str, value: Any) -> list[Any]:
-        """Returns the values of all processes in their order, each what `json` and `numpy` hold.
+        """Returns the values of all processes, in their order.
 
         Args:
-          what: where the program is. All processes must be there.
-          value: JSON, with numpy arrays in place of some values; no pickled objects.
+          what: the place in the program, the same in all processes.
+          value: JSON values and numpy arrays; no pickled objects.
 
-        Raises: OtherProcessFailed where another process has ended; RuntimeError where one is elsewhere in the program.
+        Raises: OtherProcessFailed if another process has ended; RuntimeError if one is elsewhere in the program.
         """
         if self.store is None:
             return [value]
         serial = next(self._serial)
         self.store.put(f"exchange/{serial}/{self.index}", encode({"at": what, "value": value}))
-        found = [
+        entries = [
             {"at": what, "value": value} if i == self.index else decode(self._wait(f"exchange/{serial}/{i}", what))
             for i in range(self.count)
         ]
-        if serial:  # whoever has come here has read all of the exchange before
+        if serial:  # a process that has come here has read all entries of the exchange before
             self.store.delete(f"exchange/{serial - 1}/{self.index}")
-        for i, other in enumerate(found):
-            if other["at"] != what:
+        for i, entry in enumerate(entries):
+            if entry["at"] != what:
                 raise RuntimeError(
-                    f"{self.name(i)} is at {other['at']!r} and {self.name(self.index)} at {what!r}: the processes have "
+                    f"{self.name(i)} is at {entry['at']!r} and {self.name(self.index)} at {what!r}: the processes have "
                     "taken different branches"
                 )
-        return [other["value"] for other in found]
+        return [entry["value"] for entry in entries]
 
     def barrier(self, what: str) -> None:
-        """Returns when all processes are there."""
+        """Returns once all processes have called it."""
         self.exchange(what, None)
 
     def any(self, what: str, flag: bool) -> bool:
-        """Whether any process says so: a stop that one of them was asked for, a disk that is full on one."""
+        """Whether the flag is set in any process, such as for a requested stop or a full disk."""
         return any(self.exchange(what, bool(flag)))
 
     def from_writer(self, what: str, value: Any) -> Any:
-        """Returns the value of process 0 in all of them."""
+        """Returns process 0's value in all processes."""
         return self.exchange(what, value if self.writer else None)[0]
 
     def agree(self, what: str, facts: Mapping[str, Any]) -> None:
-        """Raises ProcessesDisagree where a fact is not the same in all processes, naming them and both values."""
+        """Raises ProcessesDisagree if a fact differs between processes, naming them and both values."""
         if self.store is None:
             return
-        every = self.exchange(what, {name: str(fact) for name, fact in facts.items()})
+        expected, *others = self.exchange(what, {name: str(fact) for name, fact in facts.items()})
         lines = []
-        for i, other in enumerate(every[1:], start=1):
-            for name in sorted({*every[0], *other}):
-                first, second = (each.get(name, "not there") for each in (every[0], other))
+        for i, actual in enumerate(others, start=1):
+            for name in sorted({*expected, *actual}):
+                first, second = expected.get(name, "not there"), actual.get(name, "not there")
                 if first != second:
                     lines.append(f"{name}: {_short(first)} in {self.name(0)}, {_short(second)} in {self.name(i)}")
         if lines:
@@ -185,39 +185,39 @@ class Processes:
             )
 
     def share(self, rows: int) -> range:
-        """Returns the rows, of so many that all processes have, that this one decodes, scores and stores."""
+        """Returns this process's share of `rows` rows, which it decodes, scores and stores."""
         return range(rows * self.index // self.count, rows * (self.index + 1) // self.count)
 
     def fail(self, message: str, code: int) -> None:
-        """Tells the others that this process ends with an error; they end too."""
+        """Announces that this process ends with an error; the others end too."""
         if self.store is not None:
             self.ended_by = OtherProcessFailed(message, code)
             self.store.put(f"{FAILURE}/{self.index}", encode({"message": message, "code": code}))
 
     def failure(self) -> OtherProcessFailed | None:
-        """Returns the error of another process that has ended, if one has."""
+        """Returns the error of another process that has failed; None if none has."""
         if self.store is None:
             return None
         for key, value in sorted(self.store.list(FAILURE).items()):
-            index, found = int(key.rsplit("/", 1)[-1]), decode(value)
+            index, error = int(key.rsplit("/", 1)[-1]), decode(value)
             if index != self.index:
-                failure = OtherProcessFailed(f"{self.name(index)} has ended: {found['message']}", found["code"])
+                failure = OtherProcessFailed(f"{self.name(index)} has ended: {error['message']}", error["code"])
                 self.ended_by = self.ended_by or failure
                 return failure
         return None
 
     def acknowledge(self) -> None:
-        """Tells the others that this process has read why the run ends, and needs them no more."""
+        """Announces that this process has read why the run ends, and no longer needs the others."""
         if self.store is not None:
             self.store.put(f"{ENDING}/{self.index}", encode(None))
 
     def all_end(self) -> bool:
-        """Whether every process has failed, or has read that another one has."""
-        told = [*self.store.list(FAILURE), *self.store.list(ENDING)] if self.store is not None else []
-        return len({key.rsplit("/", 1)[-1] for key in told} | {str(self.index)}) == self.count
+        """Whether every process has failed or acknowledged the failure of another."""
+        keys = [*self.store.list(FAILURE), *self.store.list(ENDING)] if self.store is not None else []
+        return len({key.rsplit("/", 1)[-1] for key in keys} | {str(self.index)}) == self.count
 
     def check(self) -> None:
-        """Raises OtherProcessFailed where another process has ended, HostLost where the first one does not answer."""
+        """Raises OtherProcessFailed if another process has failed, HostLost if process 0 does not answer."""
         with self._named():
             if (failure := self.failure()) is not None:
                 raise failure
@@ -230,20 +230,20 @@ class Processes:
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
-        """Names the process that is lost where the store, which knows no names, does not answer."""
+        """Turns a StoreLost, which has no process's name, into a HostLost that names process 0."""
         try:
             yield
         except StoreLost as error:
             raise HostLost(f"{self.name(0)} is gone or does not answer. {RESTART}\n  {error}") from error
 
 
-MOST_LINES = 12  # of differences that a message lists
+MOST_LINES = 12  # most differences that a message lists
 ONE = Processes()
 
 
 def encode(value: Any) -> bytes:
-    """Returns JSON with numpy arrays as bytes: a line of JSON, in which {"__array__": [dtype, shape, start]} stands for
-    each array, and the arrays' bytes behind it."""
+    """Returns JSON values and numpy arrays as bytes: a line of JSON, in which {"__array__": [dtype, shape, start]}
+    replaces each array, followed by the arrays' bytes."""
     parts: list[bytes] = []
 
     def plain(x: Any) -> Any:
@@ -263,7 +263,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    """Returns what `encode` was given; tuples come back as lists."""
+    """Returns the value that was encoded; tuples become lists."""
     head, _, body = data.partition(b"\n")
 
     def full(x: Any) -> Any:

@@ -1,9 +1,9 @@
 """The declared set of compiled programs of a run.
 
-Every program is called through the program cache, which compiles it for each combination of shapes it meets. Programs
-that are known to be needed are precompiled from shapes while the calling thread continues. Once the cache is frozen, a
-call that would compile is an error that names the program and the shape. A process without a device of the mesh that a
-program runs on compiles and runs nothing, and returns arrays without shards.
+Every program is called through the program cache, which compiles it for each combination of argument shapes. Programs
+that will be needed are precompiled from shapes while the calling thread continues. Once the cache is frozen, a call
+that would compile raises an error that names the program and the shape. A process without a device of the program's
+mesh compiles and runs nothing, and returns arrays without shards.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from jrl.device.host_memory import HOST, memory_kind
 from jrl.device.placement import is_here, without_shards
 from jrl.device.precision import full_precision
 
-# Weights of the next product are gathered while one computes: of 14 gathers a layer of 8B over fsdp 16 the update waits
-# for 2 in place of all. Source: MaxText's flags for TPUs (async collective fusion), which libtpu takes as options too.
+# Gather the weights of the next product while the current one is computed: with an 8B model over fsdp 16, the update
+# waits for 2 of the 14 gathers per layer, not for all. Source: MaxText's flags for TPUs (async collective fusion),
+# which libtpu also accepts as options.
 TPU_OPTIONS = {
     "xla_tpu_enable_async_collective_fusion": True,
     "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,
@@ -31,10 +32,10 @@ TPU_OPTIONS = {
     "xla_tpu_overlap_compute_collective_tc": True,
     "xla_enable_async_all_gather": True,
 }
-# Platform or kind of device -> compiler options. On CPUs LLVM's optimization level 1 takes an eighth less time in all,
-# and its code is as fast: matrix products come from a library, and sums and exponentials are vectorized there too. The
-# other options are defaults, written out: a run compiles to the same bits whatever the rest of its process has chosen.
-# Those that the installed compiler no longer has are left out.
+# Platform or kind of device -> compiler options. On CPUs LLVM's optimization level 1 takes an eighth less time overall,
+# and its code is as fast: matrix products come from a library, and sums and exponentials are vectorized at level 1 too.
+# The other options are defaults, written out so that a run compiles to the same bits whatever else its process sets.
+# Options that the installed compiler no longer has are left out.
 COMPILER_OPTIONS = {
     "cpu": {
         "xla_backend_optimization_level": 1,
@@ -65,11 +66,11 @@ class Program:
         return self._executable(args)(*args)
 
     def shape(self, *args: Any) -> Any:
-        """Returns shape, dtype and sharding of the result, given only those of the arguments."""
+        """Returns shape, dtype and sharding of the result, from those of the arguments alone."""
         mesh = jax.sharding.get_mesh()
 
         def place(x: Any) -> jax.ShapeDtypeStruct:
-            kind = HOST if x.memory_space == jax.memory.Space.Host else None  # jax.eval_shape forgets it
+            kind = HOST if x.memory_space == jax.memory.Space.Host else None  # jax.eval_shape drops it
             return jax.ShapeDtypeStruct(
                 x.shape, x.dtype, sharding=NamedSharding(mesh, x.sharding.spec, memory_kind=kind)
             )
@@ -79,12 +80,12 @@ class Program:
         return jax.tree.map(place, traced.out_avals)
 
     def compile(self, *args: Any) -> Any:
-        """Starts to compile for these arguments and returns what `shape` does. The first call waits for the
+        """Starts compiling for these arguments and returns the result of `shape`. The first call waits for the
         compiler."""
         signature = _signature(args)
         if is_here(jax.sharding.get_mesh()) and not self._knows(signature):
             self._check_not_frozen(args, signature)
-            # Tracing and lowering hold the interpreter anyway; the compiler does not.
+            # Only the compiler runs in a thread: tracing and lowering hold the GIL anyway.
             self._pending[signature] = self._program_cache.compiler.submit(self._lowered(args).compile)
         return self.shape(*args)
 
@@ -116,11 +117,11 @@ class Program:
     def _explain(self, args: tuple, signature: tuple) -> str:
         message = f"program {self.name!r} would compile after the program cache was frozen"
         paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(args)[0]]
-        for structure, known in reversed([*self._compiled, *self._pending]):
+        for structure, compiled_leaves in reversed([*self._compiled, *self._pending]):
             if structure == signature[0]:
                 changed = [
                     f"argument {path} was {_show(old)}, is {_show(new)}"
-                    for path, old, new in zip(paths, known, signature[1])
+                    for path, old, new in zip(paths, compiled_leaves, signature[1])
                     if old != new
                 ]
                 return f"{message}: " + "; ".join(changed[:5])
@@ -131,20 +132,22 @@ class ProgramCache:
     """The programs of a run."""
 
     def __init__(self, announce: Callable[[str], None] = lambda what: None, platform: str | None = None) -> None:
-        """Args:
-        announce: called with what the caller is about to wait for.
-        platform: a key of COMPILER_OPTIONS, or another kind of device, which has none.
+        """Creates an empty cache.
+
+        Args:
+          announce: called with what the caller is about to wait for.
+          platform: a key of COMPILER_OPTIONS, or another kind of device, which has none.
         """
         self.programs: dict[str, Program] = {}
         self.frozen = False
-        self.announce = announce  # called with what the caller is about to wait for
-        self.compiling: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext  # inside, it waits
+        self.announce = announce
+        self.compiling: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext  # entered to wait
         options = COMPILER_OPTIONS.get(platform, {})
         self.options = {name: value for name, value in options.items() if compiler_has(name, value)}
         self.compiler = ThreadPoolExecutor(max_workers=2, thread_name_prefix="compiler")
 
     def program(self, name: str, fn: Callable, **jit_options: Any) -> Program:
-        """Returns `fn` as a program of the cache. Bind static arguments before."""
+        """Adds `fn` to the cache and returns its program. Bind static arguments first."""
         self.programs[name] = Program(name, fn, self, {"compiler_options": self.options, **jit_options})
         return self.programs[name]
 
@@ -153,7 +156,7 @@ class ProgramCache:
         self.frozen = True
 
     def check(self) -> None:
-        """Raises the first compiler error of the programs that were precompiled and not called yet."""
+        """Raises the first compiler error among the programs that were precompiled and not yet called."""
         for program in self.programs.values():
             for pending in program._pending.values():
                 if pending.done():
@@ -173,8 +176,8 @@ class ProgramCache:
 
 @functools.cache
 def compiler_has(name: str, value: bool | int) -> bool:
-    """Whether the installed compiler has an option. XLA removes one when only its default is left: jaxlib 0.12 has no
-    `xla_cpu_use_fusion_emitters`."""
+    """Whether the installed compiler has an option. XLA removes options that have lost their alternatives: jaxlib 0.12
+    has no `xla_cpu_use_fusion_emitters`."""
     try:
         jax.jit(lambda: 0).lower().compile(compiler_options={name: value})
     except jax.errors.JaxRuntimeError as error:
@@ -185,11 +188,12 @@ def compiler_has(name: str, value: bool | int) -> bool:
 
 
 def shared_jit(fn: Callable, jit_options: dict[str, Any]) -> Callable:
-    """Returns `jax.jit(fn, **jit_options)`: one object for equal functions, so that JAX traces and compiles them once.
+    """Returns `jax.jit(fn, **jit_options)`, the same object for equal functions, so that JAX traces and compiles them
+    once.
 
-    Two functions are equal where they are the same module-level function, or partials of it with equal static
-    arguments. A later run in the same process (a sweep, a notebook) then reuses what an earlier one compiled. Local
-    functions are never shared: what they close over may differ, and must not outlive their run.
+    Two functions are equal if they are the same module-level function, or partials of it with equal static arguments. A
+    later run in the same process (a sweep, a notebook) then reuses what an earlier one compiled. Local functions are
+    never shared: the values they close over may differ, and must not outlive their run.
     """
     function = fn.func if isinstance(fn, functools.partial) else fn
     call = _Jit((static_key(fn), static_key(jit_options)), fn, jit_options)
@@ -206,7 +210,7 @@ class _Jit:
     def hashable(self) -> bool:
         try:
             hash(self.key)
-        except TypeError:  # an array, a list: bound values that only the caller can compare
+        except TypeError:  # a bound array or list, which only the caller can compare
             return False
         return True
 
@@ -217,9 +221,10 @@ def _shared_jit(call: _Jit) -> Callable:
 
 
 def static_key(value: Any) -> Hashable:
-    """Returns a key that two static values share where they trace to the same program.
+    """Returns a key that is equal only for static values that trace to the same program.
 
-    Stricter than `==`, for which 1 is 1.0 and True, and -0.0 is 0.0. A value that is not a container is its own key.
+    Stricter than `==`, for which 1 equals 1.0 and True, and -0.0 equals 0.0. A value that is not a container is its own
+    key.
     """
     kind = type(value)
     if isinstance(value, functools.partial):
@@ -240,7 +245,7 @@ def _signature(args: tuple) -> tuple:
 
 def _describe(leaf: Any) -> tuple:
     spec = tuple(getattr(getattr(leaf, "sharding", None), "spec", ()))
-    while spec and spec[-1] is None:  # P('data') and P('data', None) are one layout
+    while spec and spec[-1] is None:  # P('data') and P('data', None) are the same layout
         spec = spec[:-1]
     return tuple(leaf.shape), str(leaf.dtype), spec, memory_kind(leaf)
 

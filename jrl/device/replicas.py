@@ -1,4 +1,4 @@
-"""Whether devices that should hold the same hold the same: what a silent fault of one device or process changes."""
+"""Checks that devices with the same shard hold the same bits, to detect silent faults of a device or process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jrl.types import Array, PyTree
 
 
 class Difference(NamedTuple):
-    """A shard of a leaf of which two devices hold different bits."""
+    """Two devices that hold different bits of the same shard of a leaf."""
 
     leaf: str
     device: Any
@@ -24,19 +24,19 @@ class Difference(NamedTuple):
 
 
 def differing_replica(tree: PyTree) -> Difference | None:
-    """Returns the first leaf, on a mesh, of which two devices that hold the same shard differ; None where none do. All
-    processes call it together, under `jax.set_mesh`."""
+    """Returns the first leaf for which two devices with the same shard differ; None if there is none. All processes
+    must call it together, under `jax.set_mesh`."""
     named = [(path, x) for path, x in jax.tree_util.tree_leaves_with_path(tree) if memory_kind(x) != HOST and x.size]
     mesh = jax.sharding.get_mesh()
     leaves = [jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x for _, x in named]
-    sums = fetch(_sums(leaves))  # [devices, leaves]; the same in all processes, also in those that hold none of them
+    sums = fetch(_sums(leaves))  # [devices, leaves]; the same in all processes, with or without devices of it
     devices = list(mesh.devices.flat)
     place_of = {device: i for i, device in enumerate(devices)}
     for column, ((path, _), leaf) in enumerate(zip(named, leaves)):
-        same = collections.defaultdict(list)
+        replicas = collections.defaultdict(list)
         for device, index in leaf.sharding.devices_indices_map(leaf.shape).items():
-            same[str(index)].append(device)
-        for first, *others in same.values():
+            replicas[str(index)].append(device)
+        for first, *others in replicas.values():
             for other in others:
                 if sums[place_of[first], column] != sums[place_of[other], column]:
                     name = jax.tree_util.keystr(path, simple=True, separator="/")

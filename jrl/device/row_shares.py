@@ -4,9 +4,10 @@
     share 0             0        3
     share 1                1  2
 
-Share s has the blocks s and 2 S - 1 - s: tokens late in a row see more than early ones, and so every share has as much
-of both. A share is a row of its own, [R S, L / S], to all that looks at one token at a time: BATCH_AXES place it. Only
-attention knows of the others: a share's queries see keys and values of its row, gathered over `sequence`.
+Share s has the blocks s and 2 S - 1 - s, so that attention costs every share the same: late tokens of a row attend to
+more than early ones. For everything that treats tokens independently a share is a separate row, [R S, L / S], placed by
+BATCH_AXES. Only attention combines shares: queries attend to the keys and values of the whole row, gathered over
+`sequence`.
 
 Source: 2407.21783, section 3.3.2 (gathered keys and values, 2 S blocks in this order).
 """
@@ -22,41 +23,41 @@ from jrl.types import Array
 
 
 def columns_of_shares(length: int, shares: int) -> np.ndarray:
-    """Returns the columns of a row of `length` tokens that every share has, [S, L / S] int32."""
+    """Returns the columns of a row of `length` tokens in each share, [S, L / S] int32."""
     blocks = np.arange(length, dtype=np.int32).reshape(2 * shares, -1)
     return np.stack([np.concatenate([blocks[s], blocks[-1 - s]]) for s in range(shares)])
 
 
 def cut(x: Array) -> Array:
-    """Returns the shares of rows, [R S, L / S, ...]: `x` [R, L, ...] is on every device of `sequence`."""
+    """Returns the shares of rows, [R S, L / S, ...], from `x` [R, L, ...], which is replicated over `sequence`."""
     shares = axis_size(SEQUENCE)
     block = x.shape[1] // (2 * shares)
 
-    def own(x: Array) -> tuple[Array]:
+    def device_share(x: Array) -> tuple[Array]:
         share = jax.lax.axis_index(SEQUENCE)
         take = lambda i: jax.lax.dynamic_slice_in_dim(x, i * block, block, axis=1)
         return (jnp.concatenate([take(share), take(2 * shares - 1 - share)], axis=1),)
 
     rest = (None,) * (x.ndim - 1)
-    return per_shard(own, (x,), (("rows", *rest),), (("batch", *rest),))[0]
+    return per_shard(device_share, (x,), (("rows", *rest),), (("batch", *rest),))[0]
 
 
 def copied(x: Array) -> Array:
-    """Returns the rows `x` [R, ...] as each of their shares has them, [R S, ...]."""
+    """Returns the rows `x` [R, ...] repeated for each of their shares, [R S, ...]."""
     rest = (None,) * (x.ndim - 1)
-    own = lambda x: (jax.lax.pcast(x, SEQUENCE, to="varying"),)
-    return per_shard(own, (x,), (("rows", *rest),), (("batch", *rest),))[0]
+    copy = lambda x: (jax.lax.pcast(x, SEQUENCE, to="varying"),)
+    return per_shard(copy, (x,), (("rows", *rest),), (("batch", *rest),))[0]
 
 
 def joined(x: Array) -> Array:
-    """Returns the rows of shares `x` [R S, L / S, ...], [R, L, ...] on every device of `sequence`: undoes `cut`."""
+    """Returns rows [R, L, ...], replicated over `sequence`, from shares `x` [R S, L / S, ...]: the inverse of `cut`."""
     rest = (None,) * (x.ndim - 2)
     shared = per_shard(lambda x: (x,), (x,), (("batch", None, *rest),), (("rows", "columns", *rest),))[0]
     return _in_order(constrain(shared, "rows", None, *rest), axis_size(SEQUENCE), axis=1)
 
 
 def gathered(x: Array) -> Array:
-    """Returns the keys, or values, of its row for every share, [R S, J, L, K], of `x` [R S, J, L / S, K]."""
+    """Returns the keys or values of the whole row for every share, [R S, J, L, K], from `x` [R S, J, L / S, K]."""
     shares = axis_size(SEQUENCE)
     heads = ("batch", "kv_heads", None, None)
 
@@ -67,6 +68,6 @@ def gathered(x: Array) -> Array:
 
 
 def _in_order(x: Array, shares: int, axis: int) -> Array:
-    """Returns `x` with the blocks along `axis`, which are one share's after another's, as they are in the row."""
+    """Returns `x` with the blocks along `axis`, which are in order of shares, in order of the row."""
     blocks = jnp.split(x, 2 * shares, axis=axis)
     return jnp.concatenate([*blocks[::2], *blocks[::-2]], axis=axis)

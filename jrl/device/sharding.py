@@ -1,9 +1,9 @@
 """Mesh, logical axes and shardings: the one place where logical axes become mesh axes.
 
-Models and parameters name logical axes only. Three tables map them to the mesh: how parameters and optimizer state are
-stored for training (TRAIN), how weights are held for decoding and inside a block of the learner, gathered over fsdp
-(GATHERED), and how activations are sharded (ACTIVATIONS). Axes are explicit: a contraction over a sharded dimension
-that nobody asked for is an error at trace time, not a silent all-gather.
+Models and parameters name logical axes only. Three tables map them to the mesh: for parameters and optimizer state in
+training (TRAIN), for weights gathered over fsdp, in decoding and inside a block of the learner (GATHERED), and for
+activations (ACTIVATIONS). Axes are explicit: an unintended contraction over a sharded dimension is an error at trace
+time, not a silent all-gather.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from jrl.types import Array, PyTree
 AXES = ("data", "fsdp", "tensor", "sequence", "expert")
 SEQUENCE, EXPERT = "sequence", "expert"
 ROW_AXES = ("data", "fsdp", EXPERT)  # of packed rows
-# Of rows of tokens, and of the shares of packed rows: the axis `sequence` divides both (jrl/device/row_shares.py).
+# Of rows of tokens, and of shares of packed rows, both of which `sequence` divides (jrl/device/row_shares.py).
 BATCH_AXES = (*ROW_AXES, SEQUENCE)
-OPTIONAL_AXES = (SEQUENCE, EXPERT)  # no sharding names them where they are 1: see `mesh_axes`
-MEMBERS = "members"  # of a population (`members_mesh`); no run has it
+OPTIONAL_AXES = (SEQUENCE, EXPERT)  # left out of shardings if their size is 1: see `mesh_axes`
+MEMBERS = "members"  # of a population (`members_mesh`); not in the mesh of a run
 
 TRAIN = {
-    "embed": ("fsdp", EXPERT, SEQUENCE),  # of experts, whose number is sharded over expert, without it: see `spec`
+    "embed": ("fsdp", EXPERT, SEQUENCE),  # without EXPERT for experts, whose number is sharded over it: see `spec`
     "heads": "tensor",
     "kv_heads": "tensor",
     "mlp": "tensor",
@@ -80,7 +80,8 @@ class MeshShape:
             )
 
     def sizes(self, num_devices: int) -> tuple[int, ...]:
-        """Returns the size of every axis on `num_devices`. Raises ValueError where they do not multiply to it."""
+        """Returns the size of every axis on `num_devices`. Raises ValueError if they are too few, or if an axis of -1
+        does not divide them."""
         sizes = [getattr(self, axis) for axis in AXES]
         known = math.prod(size for size in sizes if size != -1)
         if -1 in sizes and num_devices % known == 0:
@@ -99,36 +100,36 @@ class MeshShape:
 
 
 def make_mesh(shape: MeshShape, devices: Sequence[Any] | None = None) -> Mesh:
-    """Returns a mesh over the first devices that `shape` asks for, every axis explicit. With several slices, data is
-    divided over them first. Devices that know no slices, such as CPUs, stand in for them in order.
+    """Returns a mesh over the first devices, as many as `shape` needs, with explicit axes. With several slices, data is
+    divided over them first. Devices without slices, such as CPUs, stand in for them in order.
 
-    Raises: ValueError where there are too few devices, or the mesh would cross slices that `shape` does not name.
+    Raises: ValueError if there are too few devices, or the mesh would cross slices without MeshShape.slices.
     """
     devices = list(jax.devices() if devices is None else devices)
     data, *others = sizes = shape.sizes(len(devices))
     groups = devices_by_slice(devices, math.prod(sizes), shape.slices)
-    # An axis may take part of a torus dimension: a v6e of 16 x 16 as (fsdp 64, tensor 4) is refused without.
-    places = [create_device_mesh((data // shape.slices, *others), group, allow_split_physical_axes=True)
+    # An axis may use part of a torus dimension, without which a v6e of 16 x 16 as (fsdp 64, tensor 4) is rejected.
+    slice_meshes = [create_device_mesh((data // shape.slices, *others), group, allow_split_physical_axes=True)
               for group in groups]  # fmt: skip
-    return Mesh(np.concatenate(places), AXES, axis_types=(AxisType.Explicit,) * len(AXES))
+    return Mesh(np.concatenate(slice_meshes), AXES, axis_types=(AxisType.Explicit,) * len(AXES))
 
 
 def members_mesh(count: int, devices: Sequence[Any] | None = None) -> Mesh:
-    """Returns the mesh over which the `count` members of a population are dealt out: the first devices, as many of them
-    as divide the members evenly."""
+    """Returns the mesh that the `count` members of a population are distributed over: the first devices, as many as
+    divide the members evenly."""
     devices = list(jax.devices() if devices is None else devices)
     size = max(n for n in range(1, len(devices) + 1) if count % n == 0)
-    places = np.array(devices[:size]).reshape(size, *[1] * len(AXES))
-    return Mesh(places, (MEMBERS, *AXES), axis_types=(AxisType.Explicit,) * places.ndim)
+    grid = np.array(devices[:size]).reshape(size, *[1] * len(AXES))
+    return Mesh(grid, (MEMBERS, *AXES), axis_types=(AxisType.Explicit,) * grid.ndim)
 
 
 def devices_by_slice(devices: Sequence[Any], count: int, slices: int) -> list[list[Any]]:
-    """Returns the first `count` devices of as many slices, equally many of each.
+    """Returns `count` devices of the first `slices` slices, equally many of each.
 
-    Raises: ValueError where the devices are of fewer slices, or have too few in one.
+    Raises: ValueError if there are fewer slices, or a slice has too few devices.
     """
     share, present = count // slices, slices_of(devices)
-    if devices[0].platform != "tpu":  # these know no slices
+    if devices[0].platform != "tpu":  # such devices have no slices
         present = [list(part) for place in range(slices) if (part := devices[place * share :][:share])]
     groups = [group[:share] for group in present[:slices]]
     if len(groups) < slices or any(len(group) < share for group in groups):
@@ -144,10 +145,10 @@ def devices_by_slice(devices: Sequence[Any], count: int, slices: int) -> list[li
 
 
 def split_meshes(learner: MeshShape, sampler: MeshShape, devices: Sequence[Any] | None = None) -> tuple[Mesh, Mesh]:
-    """Returns two meshes without a device in common: the learner's over the first devices, the sampler's over the next,
-    in several processes of each; where there are several slices, over the first slices and the next.
+    """Returns two disjoint meshes: the learner's over the first devices and the sampler's over the next, as
+    `split_devices` divides them.
 
-    Raises: ValueError where there are too few devices for both, or a mesh would cross slices.
+    Raises: ValueError if there are too few devices for both, or a mesh would cross slices.
     """
     devices = list(jax.devices() if devices is None else devices)
     sizes = split_sizes(learner, sampler, len(devices))
@@ -162,15 +163,15 @@ def split_meshes(learner: MeshShape, sampler: MeshShape, devices: Sequence[Any] 
 def split_devices(
     devices: Sequence[Any], learn: int, sample: int, slices: tuple[int, int] = (1, 1)
 ) -> tuple[list[Any], list[Any]]:
-    """Returns `learn` devices, and `sample` others. Of several processes each has equally many of both, so that it
-    copies weights between its own devices; of a TPU's hosts, whose chips make a torus, they are one after the other,
+    """Returns `learn` devices, and `sample` others. With several processes each has equally many of both, so that it
+    copies weights between its own devices. On a TPU, whose hosts' chips form a torus, the devices are taken in order,
     and so are slices.
 
     Args:
-      slices: of either. Where one of them is above 1, devices that know no slices stand in for them, in their order.
+      slices: of the two meshes. If either is above 1, devices without slices stand in for them, in order.
 
-    Raises: ValueError where there are several slices and these are not taken whole, or several processes and the
-      devices of a mesh cannot be divided over them.
+    Raises: ValueError if there are several slices and a mesh does not use all devices of its slices, or if there are
+      several processes and the devices of a mesh cannot be divided over them.
     """
     groups = slices_of(devices)
     if len(groups) > 1:
@@ -189,25 +190,25 @@ def split_devices(
             f"of {' and '.join(str(n) for n in sorted({len(host) for host in hosts.values()}))} devices: every process "
             "needs equally many of both meshes, which copies weights between its own devices"
         )
-    every = lambda a, b: [device for host in hosts.values() for device in host[a:b]]
-    return every(0, first), every(first, first + second)
+    of_each_host = lambda start, end: [device for host in hosts.values() for device in host[start:end]]
+    return of_each_host(0, first), of_each_host(first, first + second)
 
 
 def slices_of(devices: Sequence[Any]) -> list[list[Any]]:
-    """Returns the devices of every slice; devices that know none are of one."""
+    """Returns the devices of every slice; devices without slices form one."""
     groups: dict[int, list[Any]] = {}
     for device in devices:
-        # On other platforms slice_index, where there is one, is a host. A topology of one slice describes none.
+        # On other platforms a slice_index is a host. The devices of a topology of one slice have none.
         index = getattr(device, "slice_index", 0) if device.platform == "tpu" else 0
         groups.setdefault(index, []).append(device)
     return [groups[index] for index in sorted(groups)]
 
 
 def check_whole_slices(taken: tuple[int, int], slices: tuple[int, int], sizes: Sequence[int]) -> None:
-    """Raises ValueError unless a learner's mesh takes the first slices whole, and a sampler's the next ones.
+    """Raises ValueError unless a learner's mesh uses all devices of the first slices, and a sampler's of the next.
 
     Args:
-      taken: devices of either mesh. slices: of either. sizes: devices of every slice.
+      taken: devices of the two meshes. slices: of the two meshes. sizes: devices of every slice.
     """
     first, second = sizes[: slices[0]], sizes[slices[0] : sum(slices)]
     if sum(slices) > len(sizes) or (sum(first), sum(second)) != tuple(taken):
@@ -219,9 +220,9 @@ def check_whole_slices(taken: tuple[int, int], slices: tuple[int, int], sizes: S
 
 
 def split_sizes(learner: MeshShape, sampler: MeshShape, num_devices: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the size of every axis of both meshes. One axis of one of them may be -1: all devices that are left.
+    """Returns the size of every axis of both meshes. One axis of one of them may be -1: all remaining devices.
 
-    Raises: ValueError where there are too few devices for both.
+    Raises: ValueError if there are too few devices for both.
     """
     shapes = {"Config.mesh": learner, "Config.sampler_mesh": sampler}
     known = {name: math.prod(getattr(shape, axis) for axis in AXES) for name, shape in shapes.items()}
@@ -250,7 +251,7 @@ def batch_shards(mesh: Mesh) -> int:
 
 
 def rows_over_shards(count: int, mesh: Mesh) -> int:
-    """Returns the fewest rows, at least `count`, that the shards of the batch divide."""
+    """Returns the smallest number of rows, at least `count`, that is divisible by the shards of the batch."""
     return -(-count // batch_shards(mesh)) * batch_shards(mesh)
 
 
@@ -260,7 +261,7 @@ def row_shards(mesh: Mesh) -> int:
 
 
 def axis_size(axis: str) -> int:
-    """Returns the devices along an axis of the mesh in use, 1 without a mesh."""
+    """Returns the number of devices along an axis of the current mesh, 1 without a mesh."""
     return jax.sharding.get_abstract_mesh().shape.get(axis, 1)
 
 
@@ -275,18 +276,18 @@ def num_shards(part: Any, sizes: Mapping[str, int]) -> int:
 
 
 def axis_fields(axes: Sequence[str], sizes: Mapping[str, int]) -> str:
-    """Returns the fields of MeshShape that mesh axes are set by, with their sizes: of those that shard anything."""
+    """Returns the fields of MeshShape for mesh axes of more than one device, with their sizes."""
     return " x ".join(f"MeshShape.{axis} = {sizes[axis]}" for axis in axes if sizes[axis] > 1)
 
 
 def mesh_axes(
     name: str | None, rules: dict[str | None, Any], sizes: Mapping[str, int] | None = None
 ) -> tuple[str, ...]:
-    """Returns the mesh axes that a logical axis is sharded over: without OPTIONAL_AXES where they are 1, so that
-    programs without them stay what they were.
+    """Returns the mesh axes that a logical axis is sharded over, without OPTIONAL_AXES of size 1, so that they do not
+    change programs that do not use them.
 
     Args:
-      sizes: devices along each mesh axis; None: of the mesh in use.
+      sizes: devices along each mesh axis; None: of the current mesh.
     """
     sizes = jax.sharding.get_abstract_mesh().shape if sizes is None else sizes
     axes = axis_names(None if name is None else rules[name])
@@ -307,24 +308,24 @@ def spec(
     axes: Sequence[str | None], rules: dict[str | None, Any], sizes: Mapping[str, int] | None = None
 ) -> PartitionSpec:
     """Returns the PartitionSpec of logical `axes` under `rules`, without axes that are manual here. A mesh axis shards
-    one dimension of an array, the first that asks for it.
+    only one dimension of an array, the first that maps to it.
 
     Args:
       sizes: as in `mesh_axes`.
     """
-    here = jax.sharding.get_abstract_mesh()
-    taken = set(here.manual_axes) if not here.empty else set()
+    mesh = jax.sharding.get_abstract_mesh()
+    used = set(mesh.manual_axes) if not mesh.empty else set()
 
     def place(name: str | None) -> Any:
-        left = tuple(axis for axis in mesh_axes(name, rules, sizes) if axis not in taken)
-        taken.update(left)
-        return left if len(left) > 1 else left[0] if left else None
+        free = tuple(axis for axis in mesh_axes(name, rules, sizes) if axis not in used)
+        used.update(free)
+        return free if len(free) > 1 else free[0] if free else None
 
     return PartitionSpec(*(place(name) for name in axes))
 
 
 def split_rules(rules: dict[str | None, Any]) -> tuple[dict[str | None, Any], dict[str | None, Any]]:
-    """Returns `rules` twice, with the batch axes alone and without them: for a map over the batch axes."""
+    """Returns `rules` restricted to the batch axes, and without them: for a map over the batch axes."""
     only = lambda batch: {
         name: tuple(axis for axis in mesh_axes(name, rules) if (axis in BATCH_AXES) is batch) for name in rules
     }
@@ -332,33 +333,33 @@ def split_rules(rules: dict[str | None, Any]) -> tuple[dict[str | None, Any], di
 
 
 def constrain(x: Array, *axes: str | None) -> Array:
-    """Returns `x` laid out as logical activation axes say. Outside a mesh, `x`."""
+    """Returns `x` sharded by logical activation axes. Outside a mesh, `x`."""
     if jax.sharding.get_abstract_mesh().empty:
         return x
     return jax.sharding.reshard(x, spec(axes, ACTIVATIONS))
 
 
 def gather(weight: Array, *axes: str | None) -> Array:
-    """Returns a parameter gathered over fsdp, and expert where it is none of experts, as a block computes with it.
-    Outside a mesh, the parameter."""
+    """Returns a parameter gathered over fsdp, and, unless it is an expert's, over expert, for the computation of a
+    block. Outside a mesh, the parameter."""
     if jax.sharding.get_abstract_mesh().empty:
         return weight
     return jax.sharding.reshard(weight, spec(axes, GATHERED))
 
 
 def reshape(x: Array, shape: Sequence[int], *axes: str | None) -> Array:
-    """Returns `x` in another shape, laid out as logical activation axes say: which of two split dimensions is sharded
-    cannot be guessed."""
+    """Returns `x` in another shape, sharded by logical activation axes, since JAX cannot infer which part of a split
+    dimension is sharded."""
     if jax.sharding.get_abstract_mesh().empty:
         return x.reshape(shape)
     return jnp.reshape(x, shape, out_sharding=spec(axes, ACTIVATIONS))
 
 
 def einsum(formula: str, x: Array, y: Array, out: Sequence[str | None], dtype: Any = None) -> Array:
-    """Returns the contraction laid out as logical activation axes `out`, summed and returned in `dtype` where given.
+    """Returns the contraction sharded by logical activation axes `out`, accumulated and returned in `dtype`, if set.
 
-    The gradient of `y`, which is a weight, is contracted straight into the order of its dimensions. JAX's own rule
-    computes it in another order and transposes it, and the activations before: on a CPU a tenth of an update's time.
+    The gradient of `y`, a weight, is contracted directly into the order of its dimensions. JAX's rule transposes the
+    activations before and the gradient after: on a CPU that takes a tenth of an update's time.
     """
     return _product(formula, x, y, tuple(out), dtype)
 
@@ -382,30 +383,30 @@ def _product_backward(
     formula: str, out: tuple[str | None, ...], dtype: Any, inputs: tuple[Array, Array], gradient: Array
 ) -> tuple[Array, Array]:
     x, y = inputs
-    x_letters, rest = formula.split(",")
-    weight, result = rest.split("->")
+    x_letters, y_and_result = formula.split(",")
+    weight, result = y_and_result.split("->")
     summed = [letter for letter in x_letters if letter in result and letter not in weight]
     operands = [(x_letters, x), (result, gradient)]
-    left = lambda pair: "".join(letter for letter in pair[0] if letter not in summed)
-    if left(operands[0]) + left(operands[1]) != weight:
+    kept = lambda pair: "".join(letter for letter in pair[0] if letter not in summed)
+    if kept(operands[0]) + kept(operands[1]) != weight:
         operands.reverse()
-    of_x = jax.vjp(lambda x: _plain_product(formula, x, y, out, dtype), x)[1](gradient)[0]
-    if left(operands[0]) + left(operands[1]) != weight:
-        return of_x, jax.vjp(lambda y: _plain_product(formula, x, y, out, dtype), y)[1](gradient)[0]
+    grad_x = jax.vjp(lambda x: _plain_product(formula, x, y, out, dtype), x)[1](gradient)[0]
+    if kept(operands[0]) + kept(operands[1]) != weight:
+        return grad_x, jax.vjp(lambda y: _plain_product(formula, x, y, out, dtype), y)[1](gradient)[0]
     dimensions = tuple(tuple(letters.index(letter) for letter in summed) for letters, _ in operands)
     sharding = None if jax.sharding.get_abstract_mesh().empty else jax.typeof(y).sharding.spec
     wide = y.dtype if dtype is None else dtype
-    of_y = jax.lax.dot_general(
+    grad_y = jax.lax.dot_general(
         operands[0][1], operands[1][1], (dimensions, ((), ())), preferred_element_type=wide, out_sharding=sharding
     )
-    return of_x, of_y.astype(y.dtype)
+    return grad_x, grad_y.astype(y.dtype)
 
 
 _product.defvjp(_product_forward, _product_backward)
 
 
 def take_rows(table: Array, index: Array, out: Sequence[str | None]) -> Array:
-    """Returns table[index], laid out as logical activation axes `out`. The table's rows must not be sharded."""
+    """Returns table[index], sharded by logical activation axes `out`. The table's rows must not be sharded."""
     if jax.sharding.get_abstract_mesh().empty:
         return table[index]
     return table.at[index].get(out_sharding=spec(out, ACTIVATIONS))
@@ -423,7 +424,7 @@ def mapped(
     """Returns `fn` of each device's shard of `args`, summed over the mesh axis of the logical axis `summed`.
 
     Args:
-      ins, out: logical activation axes of the arguments, which are laid out so, and of the result.
+      ins, out: logical activation axes of the arguments, which are resharded to them, and of the result.
       checked: as in `per_shard`.
     """
     if jax.sharding.get_abstract_mesh().empty:
@@ -443,8 +444,8 @@ def per_shard(
     """Returns `fn` of each device's shard of `args`: a tuple. No device needs another's shard.
 
     Args:
-      ins, outs: logical activation axes of the arguments, which are laid out so, and of the results.
-      checked: JAX makes sure that results differ between devices only where `outs` says so.
+      ins, outs: logical activation axes of the arguments, which are resharded to them, and of the results.
+      checked: JAX checks that results differ between devices only along the axes of `outs`.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
@@ -459,7 +460,7 @@ def per_shard(
 
 
 def varying_axes(x: Array) -> frozenset[str]:
-    """Returns the mesh axes along which devices may differ in `x`, by its type inside a map that is `checked`."""
+    """Returns the mesh axes along which `x` may differ between devices, by its type inside a `checked` map."""
     kind = jax.typeof(x)
     return frozenset(kind.vma if hasattr(kind, "vma") else kind.mat.varying)  # the name differs between versions of JAX
 
@@ -469,8 +470,8 @@ def shardings(axes: PyTree, mesh: Mesh, rules: dict[str | None, Any]) -> PyTree:
     return jax.tree.map(
         lambda a: NamedSharding(mesh, spec(a, rules, mesh.shape)),
         axes,
-        is_leaf=lambda a: isinstance(a, tuple) and not hasattr(a, "_fields"),
-    )  # no record
+        is_leaf=lambda a: isinstance(a, tuple) and not hasattr(a, "_fields"),  # no NamedTuple
+    )
 
 
 def batch_sharding(mesh: Mesh, rank: int, dimension: int = 0) -> NamedSharding:

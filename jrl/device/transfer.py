@@ -1,11 +1,11 @@
-"""Arrays from one mesh to another whose devices are others: what publishing weights to a sampler of its own takes.
+"""Transfers arrays between meshes of different devices, to publish weights to a sampler with devices of its own.
 
-A shard goes from device to device, not through the host, where source and target cut a dimension into equally many.
-Where they do not, a leaf is gathered along that dimension on the source, copied, and cut on the target.
+If source and target cut a dimension into equally many shards, a shard is copied from device to device, not through the
+host. If not, a leaf is gathered along that dimension on the source, copied, and cut on the target.
 
-In a run of several processes that have devices of both meshes each copies between its own. Where one of them samples
-with a shard that only others have, the leaf is gathered in all dimensions. Where processes have devices of one mesh
-only, such as the hosts of two slices, a shard is sent by a program over the devices of both, which all of them run.
+If every process has devices of both meshes, it copies between its own. If the sampler's devices of a process need a
+shard that only other processes have, the leaf is gathered in all dimensions. If processes have devices of one mesh
+only, such as the hosts of two slices, shards are sent by a program over the devices of both meshes, which all run.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from jrl.types import Array, PyTree
 
 
 def transfer(tree: PyTree, mesh: Mesh) -> PyTree:
-    """Returns arrays on another mesh, under the same specs. Those that are there already are returned as they are.
-    Dispatches and returns at once."""
+    """Returns arrays on another mesh, with the same specs. Arrays that are already on it are returned unchanged.
+    Dispatches without waiting."""
     return jax.tree.map(lambda x: transfer_leaf(x, mesh), tree)
 
 
 def transfer_leaf(x: Array, mesh: Mesh) -> Array:
-    """Returns what `transfer` does, of one array."""
+    """Returns one array on another mesh, as `transfer` does."""
     source, spec = x.sharding.mesh, x.sharding.spec
     if source == mesh:
         return x
@@ -47,7 +47,7 @@ def transfer_leaf(x: Array, mesh: Mesh) -> Array:
 
 
 def abstract_transfer(tree: PyTree, mesh: Mesh) -> PyTree:
-    """Returns shapes as `transfer` would place their arrays. What has no sharding, such as a number, stays so."""
+    """Returns shapes with the shardings after `transfer`. Leaves without a sharding, such as numbers, are unchanged."""
 
     def place(x: Any) -> Any:
         if not isinstance(getattr(x, "sharding", None), NamedSharding):
@@ -59,10 +59,9 @@ def abstract_transfer(tree: PyTree, mesh: Mesh) -> PyTree:
 
 
 def replace_leaf(old: Array | None, new: Array, mesh: Mesh) -> Array:
-    """Returns `new` on `mesh`, once the memory of `old`, the array in its place, is given back.
+    """Returns `new` on `mesh`, after the memory of `old`, which it replaces, has been freed.
 
-    A leaf that must be gathered, or sent to other processes, is waited for, so that of those copies there is one at a
-    time.
+    Waits for a leaf that must be gathered, or sent to other processes, so that only one such copy exists at a time.
     """
     if old is not None:
         old.delete()
@@ -77,8 +76,8 @@ def replace_leaf(old: Array | None, new: Array, mesh: Mesh) -> Array:
 
 @functools.cache
 def copied_cuts(shape: tuple[int, ...], spec: PartitionSpec, source: Mesh, target: Mesh) -> PartitionSpec:
-    """Returns the cuts that an array is copied under: those that both meshes share, or none at all where a process
-    would need a shard that only others have."""
+    """Returns the spec that an array is copied with: the cuts that both meshes share, or none if a process would need a
+    shard that only others have."""
     shared = shared_cuts(spec, source.shape, target.shape)
     if not have_same_processes(source, target):
         return shared
@@ -89,30 +88,30 @@ def copied_cuts(shape: tuple[int, ...], spec: PartitionSpec, source: Mesh, targe
 
 
 def shared_cuts(spec: PartitionSpec, source: Mapping[str, int], target: Mapping[str, int]) -> PartitionSpec:
-    """Returns `spec` without the dimensions that two meshes, given by the size of each axis, cut into unequally many.
+    """Returns `spec` without the dimensions that two meshes, given by the sizes of their axes, cut differently.
 
-    The trailing ones that are not cut are left as they are.
+    Trailing dimensions that are not cut are unchanged.
     """
     return PartitionSpec(*(part if num_shards(part, source) == num_shards(part, target) else None for part in spec))
 
 
 def have_same_processes(a: Mesh, b: Mesh) -> bool:
-    """Whether the processes that have devices of one mesh are those that have devices of another."""
+    """Whether the same processes have devices of two meshes."""
     return processes_of(a) == processes_of(b)
 
 
 class Publication(NamedTuple):
-    """What it takes to publish weights, in bytes of one device."""
+    """The memory for publishing weights, in bytes per device."""
 
-    weights: int  # one copy on a device that samples
-    received: int  # by a device that samples, each time
-    held: int  # copies of the weights there while others come
-    learner: int  # the largest leaf as it is gathered or sent on a device that learns; 0 where none has to be
-    sampler: int  # the same on a device that samples
+    weights: int  # one copy on a sampler device
+    received: int  # by a sampler device, each time
+    held: int  # copies of the weights there while new ones arrive
+    learner: int  # the largest leaf that is gathered or sent on a learner device; 0: none is
+    sampler: int  # the same on a sampler device
 
     @property
     def peak(self) -> int:
-        """On a device that samples."""
+        """The most bytes on a sampler device."""
         return self.held * self.weights + self.sampler
 
 
@@ -123,13 +122,13 @@ def publication(
     held: int,
     sent: bool = False,
 ) -> Publication:
-    """Returns what publishing takes.
+    """Returns the memory for publishing.
 
     Args:
-      leaves: bytes and cuts of every trained leaf, and the cuts that it is copied under.
+      leaves: (bytes, spec, spec that it is copied with) of every trained leaf.
       learner, sampler: the size of every mesh axis.
       held: copies of the weights on the sampler's devices at once.
-      sent: to other processes, by a program that takes as much again as it receives.
+      sent: to other processes, by a program that needs as much memory again as it receives.
     """
     weights = received = on_learner = on_sampler = 0
     for size, spec, shared in leaves:
@@ -143,34 +142,35 @@ def publication(
 
 
 def _copied(x: Array, sharding: NamedSharding) -> Array:
-    """Returns an array on other devices, every shard of which a device of the same process has."""
+    """Returns an array on other devices, copied within each process, or sent if meshes have different processes."""
     if not have_same_processes(x.sharding.mesh, sharding.mesh):
         return _sent(x, sharding)
     if x.is_fully_addressable and sharding.is_fully_addressable:
         return jax.device_put(x, sharding)
-    near = {_bounds(shard.index, x.shape): shard.data for shard in x.addressable_shards}
-    where = sharding.addressable_devices_indices_map(x.shape)
-    shards = [jax.device_put(near[_bounds(index, x.shape)], device) for device, index in where.items()]
+    local = {_bounds(shard.index, x.shape): shard.data for shard in x.addressable_shards}
+    indices = sharding.addressable_devices_indices_map(x.shape)
+    shards = [jax.device_put(local[_bounds(index, x.shape)], device) for device, index in indices.items()]
     return jax.make_array_from_single_device_arrays(x.shape, sharding, shards)
 
 
 def _sent(x: Array, sharding: NamedSharding) -> Array:
-    """Returns an array on a mesh of other processes, every shard as one of those that it has."""
+    """Returns an array on a mesh of other processes. Every target shard must be a source shard."""
     source, target = x.sharding.mesh, sharding.mesh
     shape, rounds = sharding.shard_shape(x.shape), _rounds(x.shape, x.sharding, sharding)
     joint = _joint(source, target)
     shards = [shard.data for shard in x.addressable_shards]
     local = [device for device in target.devices.flat if device.process_index == jax.process_index()]
     shards += [jax.device_put(np.zeros(shape, x.dtype), device) for device in local]
-    # Shards lie one behind the other. Of a scalar each device has its own, though it is called the same everywhere.
-    stacked, over = (), PartitionSpec()
+    # Shards are stacked along the first axis. A scalar is declared replicated, though devices hold different values.
+    stacked_shape, over = (), PartitionSpec()
     if shape:
-        stacked, over = (shape[0] * joint.size, *shape[1:]), PartitionSpec("device")
+        stacked_shape, over = (shape[0] * joint.size, *shape[1:]), PartitionSpec("device")
     with jax.set_mesh(joint):
-        all_ = jax.make_array_from_single_device_arrays(stacked, NamedSharding(joint, over), shards, dtype=x.dtype)
-        sent = _sending_program(joint, over, rounds)(all_)
-    there = {shard.device: shard.data for shard in sent.addressable_shards}
-    received = [there[device] for device in sharding.addressable_devices_indices_map(x.shape)]
+        sharded = NamedSharding(joint, over)
+        stacked = jax.make_array_from_single_device_arrays(stacked_shape, sharded, shards, dtype=x.dtype)
+        sent = _sending_program(joint, over, rounds)(stacked)
+    by_device = {shard.device: shard.data for shard in sent.addressable_shards}
+    received = [by_device[device] for device in sharding.addressable_devices_indices_map(x.shape)]
     return jax.make_array_from_single_device_arrays(x.shape, sharding, received, dtype=x.dtype)
 
 
@@ -178,26 +178,26 @@ def _sent(x: Array, sharding: NamedSharding) -> Array:
 def _rounds(
     shape: tuple[int, ...], source: NamedSharding, target: NamedSharding
 ) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """Returns rounds of (from, to), places among the devices of both meshes. In each a device sends once at most."""
+    """Returns rounds of (from, to), indices of the devices of both meshes. A device sends at most once in a round."""
     place = {device: i for i, device in enumerate(_joint(source.mesh, target.mesh).devices.flat)}
     senders: dict[Any, list[int]] = {}
     for device, index in source.devices_indices_map(shape).items():
         senders.setdefault(_bounds(index, shape), []).append(place[device])
     rounds: list[list[tuple[int, int]]] = []
-    asked = collections.Counter()
+    num_requests = collections.Counter()
     for device, index in target.devices_indices_map(shape).items():
         bounds = _bounds(index, shape)
-        number, which = divmod(asked[bounds], len(senders[bounds]))
-        asked[bounds] += 1
-        if number == len(rounds):
+        round_index, sender = divmod(num_requests[bounds], len(senders[bounds]))
+        num_requests[bounds] += 1
+        if round_index == len(rounds):
             rounds.append([])
-        rounds[number].append((senders[bounds][which], place[device]))
+        rounds[round_index].append((senders[bounds][sender], place[device]))
     return tuple(map(tuple, rounds))
 
 
 @functools.cache
 def _joint(source: Mesh, target: Mesh) -> Mesh:
-    """Returns a mesh of one axis over the devices of two."""
+    """Returns a mesh of one axis over the devices of two meshes."""
     return Mesh(np.concatenate([source.devices.flat, target.devices.flat]), ("device",))
 
 

@@ -1,9 +1,9 @@
-"""Finds a process of a run that is gone or does not answer, and ends this one with a message that names it.
+"""Detects a process of a run that is gone or does not answer, and ends this one with a message that names it.
 
-Every process writes a beat a second: a number, the step and what it does. A beat that stands still for LOST_SECONDS
-belongs to a process that was killed or stopped. The main thread may wait for that process in a collective, which has no
-end, so a thread of its own looks, says who is gone and where everyone was, and ends the process with exit code 76.
-A step that takes long is no reason to end; where every process is, is told once.
+Every process writes a heartbeat each second: a number, its step and what it is doing. If the number does not change for
+LOST_SECONDS, the process was killed or stopped. The main thread may wait for it forever in a collective, so a separate
+thread checks, shows which process is gone and what all were doing, and ends the process with exit code 76. A slow step
+does not end the run; what every process is doing is shown once.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from jrl.device.processes import RESTART, Processes, decode, encode
 from jrl.exit_codes import LOST
 
 BEAT_SECONDS = 1.0
-LOST_SECONDS = 20.0  # without a beat of a process it counts as gone; a busy machine may be late by seconds
-GRACE_SECONDS = 15.0  # how long the main thread may take to end by itself once another process has failed
+LOST_SECONDS = 20.0  # a process without a heartbeat for this long is gone; on a busy machine they are seconds late
+GRACE_SECONDS = 15.0  # for the main thread to end by itself once another process has failed
 SIGABRT = 6
 
 
 class Beats:
-    """When each process was last heard from."""
+    """The last heartbeat of each process."""
 
     def __init__(self, count: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._numbers: dict[int, int] = {}
         self._heard = dict.fromkeys(range(count), clock())
         self.places: dict[int, str] = {}
-        self.answered = clock()  # the coordination service
+        self.answered = clock()  # when the coordination service last answered
 
     def hear(self, found: dict[str, bytes]) -> None:
-        """Takes in the beats of all processes, by key."""
+        """Records the heartbeats of all processes, by key."""
         self.answered = now = self._clock()
         for key, value in found.items():
             index, beat = int(key.rsplit("/", 1)[-1]), decode(value)
@@ -49,11 +49,11 @@ class Beats:
         """Returns the processes that are gone or do not answer."""
         now = self._clock()
         if now - self.answered > LOST_SECONDS:
-            return [0] if mine else []  # process 0 holds the coordination service: it has itself been paused
+            return [0] if mine else []  # process 0 holds the service, so it was itself paused
         return [i for i, heard in self._heard.items() if i != mine and now - heard > LOST_SECONDS]
 
     def lines(self, processes: Processes) -> str:
-        """Returns where every process was when it was last heard from."""
+        """Returns what every process was doing at its last heartbeat."""
         now = self._clock()
         return "\n".join(
             f"  {processes.name(i)}: {self.places.get(i, 'starting')}, heard from {now - self._heard[i]:.0f} s ago"
@@ -68,7 +68,7 @@ def lost_message(processes: Processes, beats: Beats, lost: list[int]) -> str:
 
 
 def aborted_message(lines: str) -> str:
-    """Returns what process 0, which holds the coordination service, says where it is aborted and nobody is lost."""
+    """Returns the message of process 0, which holds the coordination service, if it is aborted and none is lost."""
     return (
         "this process was aborted, and no other one is missing. The lines above say why. One reason is a "
         f"--process-index that was started twice; start each once. {RESTART}\n{lines}"
@@ -77,8 +77,8 @@ def aborted_message(lines: str) -> str:
 
 @contextlib.contextmanager
 def watching(processes: Processes, say: Callable[[str], None]) -> Iterator[Beats | None]:
-    """Inside, this process ends with exit code 76 where another one is gone, and with that one's code where it has
-    failed and the main thread does not end by itself.
+    """Inside, this process ends with exit code 76 if another one is gone. If another one has failed and the main thread
+    does not end by itself, this process ends with the other's exit code.
 
     Args:
       say: shows a message; called from any thread.
@@ -92,7 +92,7 @@ def watching(processes: Processes, say: Callable[[str], None]) -> Iterator[Beats
         number = 0
         while not ended.wait(BEAT_SECONDS):
             number += 1
-            with contextlib.suppress(Exception):  # `answered` stands still where the service is gone
+            with contextlib.suppress(Exception):  # `answered` is not updated if the service is gone
                 store.put(f"beat/{processes.index}", encode({"number": number, "place": str(processes.status)}))
                 beats.hear(store.list("beat"))
                 if (failure := processes.failure()) is not None:
@@ -104,20 +104,20 @@ def watching(processes: Processes, say: Callable[[str], None]) -> Iterator[Beats
                     return
 
     def watch() -> None:
-        told = None  # the step after which the run was late and this was said
+        reported = None  # the last step after which a late step was reported
         while not ended.wait(BEAT_SECONDS):
             if (
                 processes.writer
-                and told != processes.status.step
+                and reported != processes.status.step
                 and (waited := processes.status.overdue()) is not None
             ):
-                told = processes.status.step
+                reported = processes.status.step
                 say(f"no step has ended for {waited:.0f} s, which is long for this run:\n{beats.lines(processes)}")
             if lost := beats.lost(processes.index):
                 say(lost_message(processes, beats, lost))
                 leave(LOST)
 
-    def aborted() -> None:  # JAX's client aborts its process at once when the coordination service goes away
+    def aborted() -> None:  # JAX's client aborts its process as soon as the coordination service is gone
         if (failure := processes.ended_by) is not None:
             say(str(failure))
             leave(failure.code)
@@ -139,7 +139,7 @@ def watching(processes: Processes, say: Callable[[str], None]) -> Iterator[Beats
 
 
 def leave(code: int) -> NoReturn:
-    """Ends the process at once: its main thread may wait for a device that never answers."""
+    """Ends the process at once, since its main thread may wait for a device that never answers."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
@@ -148,7 +148,7 @@ def leave(code: int) -> NoReturn:
 
 @contextlib.contextmanager
 def at_abort(act: Callable[[], NoReturn]) -> Iterator[None]:
-    """Inside, an abort of a native thread calls `act` in place of ending the process by SIGABRT. Python's own signal
+    """Inside, an abort in a native thread calls `act` instead of ending the process by SIGABRT. Python's signal
     handlers run in the main thread, which is too late for an abort in another."""
     libc = ctypes.CDLL(None)
     libc.signal.restype = ctypes.c_void_p

@@ -9,7 +9,7 @@ import numpy as np
 
 
 class RowPlan(NamedTuple):
-    """The place of each sequence. One of length 0 has none: row -1."""
+    """The place of each sequence; row -1 for one of length 0."""
 
     row: np.ndarray  # [n] int32, 0..num_rows-1
     start: np.ndarray  # [n] int32, first column
@@ -20,15 +20,16 @@ class RowPlan(NamedTuple):
 def plan_rows(lengths: np.ndarray, row_length: int, max_per_row: int, counts: np.ndarray | None = None) -> RowPlan:
     """Returns a plan that puts every sequence into one row without splitting it.
 
-    Best fit, longest first: each sequence goes to the first of the rows with the least room that still takes it, or
-    opens a new row. Equal lengths go in order of index. Rows hold the same lengths for any order of the sequences.
+    Best fit, longest first: each sequence goes to the first of the rows with the least free space that still fits it,
+    or opens a new row. Equal lengths are placed in order of index. The lengths in each row do not depend on the order
+    of the sequences.
 
     Args:
         lengths: [n] int, tokens of each sequence; 0 leaves one out.
         row_length: tokens a row holds.
         max_per_row: sequences a row holds.
-        counts: [n] int, number of sequences of each entry, where entries are bundles; None: one each. A
-            bundle takes as many places, and `place` is its first.
+        counts: [n] int, number of sequences in each entry, if entries are bundles; None: 1 each. A bundle takes
+            that many places, and `place` is the first.
     Raises: ValueError for a length below 0 or above row_length, naming the sequence.
     """
     lengths = np.asarray(lengths)
@@ -36,9 +37,9 @@ def plan_rows(lengths: np.ndarray, row_length: int, max_per_row: int, counts: np
         raise ValueError(f"lengths must be a list of whole numbers, not {lengths.dtype} {lengths.shape}")
     if row_length < 1 or max_per_row < 1:
         raise ValueError(f"row_length {row_length} and max_per_row {max_per_row} must be at least 1")
-    wrong = np.flatnonzero((lengths < 0) | (lengths > row_length))
-    if wrong.size:
-        i = int(wrong[0])
+    invalid = np.flatnonzero((lengths < 0) | (lengths > row_length))
+    if invalid.size:
+        i = int(invalid[0])
         raise ValueError(f"sequence {i} has {lengths[i]} tokens; a row holds 0 to {row_length}")
     counts = np.ones(lengths.shape, np.int32) if counts is None else np.asarray(counts)
     if counts.size and counts.max() > max_per_row:
@@ -46,7 +47,7 @@ def plan_rows(lengths: np.ndarray, row_length: int, max_per_row: int, counts: np
     row = np.full(lengths.shape, -1, np.int32)
     start = np.zeros(lengths.shape, np.int32)
     place = np.zeros(lengths.shape, np.int32)
-    room: list[tuple[int, int]] = []  # (free tokens, row) of rows that take another sequence, ascending
+    room: list[tuple[int, int]] = []  # (free tokens, row) of rows that can take another sequence, ascending
     held: list[int] = []  # sequences in each row
     for i in np.argsort(-lengths, kind="stable"):
         length, count = int(lengths[i]), int(counts[i])

@@ -1,4 +1,4 @@
-"""A critic with weights of its own: the role `critic`, whose value head learns beside a policy that has none.
+"""A separate critic: the role `critic`, which has the value head in place of the policy.
 
 Policy and critic learn from the same train batch, one after the other: the policy by the objective's `token_loss`
 without values, the critic by its `value_loss` alone.
@@ -21,26 +21,25 @@ CRITIC = "critic"  # the role
 
 
 def of_policy(objective: Objective) -> Objective:
-    """Returns the objective that the policy is updated by: its model has no value head."""
+    """Returns the objective that updates a policy without a value head."""
     return objective._replace(needs=functools.partial(_needs_of_policy, objective.needs))
 
 
 def of_critic(objective: Objective) -> Objective:
-    """Returns the objective that the critic is updated by: V1 or what the objective has in its place, and no
-    log-probs."""
+    """Returns the objective that updates the critic: the value loss, V1 or the objective's own, without log-probs."""
     needs = functools.partial(_needs_of_critic, objective.needs)
     return objective._replace(token_loss=objective.value_loss, sequence_loss=None, needs=needs)
 
 
 def begin_critic(source: ModelState, shares: str, zeros: Callable[[], Array], outputs: int = 1) -> ModelState:
-    """Returns a critic that begins as a copy of a model (V3), with its value head, or else its reward head, or else
-    zeros.
+    """Returns a critic that begins as a copy of a model (V3), with a copy of its value head, or else of its reward
+    head, or else zeros.
 
     Args:
-      shares: the role whose frozen weights the copy stands on, where there are some.
-      zeros: returns a new value head. outputs: numbers that it gives; a head with other ones is not taken.
+      shares: the role whose frozen weights the copy uses, if there are frozen weights.
+      zeros: returns a new value head. outputs: its size; a head of another size is not copied.
 
-    Source: N+, 2403.17031, begins with the reward model; with zeros the first advantages are the returns alone.
+    Source: N+, 2403.17031, begins with the reward model. With zeros the first advantages are the returns alone.
     """
     head = source.heads.get(VALUE, source.heads.get(REWARD))
     return ModelState(

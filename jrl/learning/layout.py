@@ -88,17 +88,17 @@ def packed_shape(
     """Returns the shape of one optimizer step on `sequences` rows of `width` tokens.
 
     Args:
-      shards: of packed rows. shares: that each row is divided into, of as many blocks twice.
-      prompt_length, samples: the most tokens of a prompt, and how many rows share one; where prompts may be shared.
-      unit: adjacent sequences that are compared, which lie in one row whatever their lengths.
-      padded_rows: attention pads rows to a multiple of 128 tokens, so that shorter ones cost as much.
+      shards: batch shards. shares: sequence shares of a row, two blocks each.
+      prompt_length, samples: the longest prompt and the number of rows that share one, if prompts may be shared.
+      unit: adjacent sequences that are compared; they are in one row whatever their lengths.
+      padded_rows: attention pads rows to a multiple of 128 tokens, so shorter rows cost the same.
 
-    Raises: ValueError where sequences do not divide over shards and minibatches, or do not fit a row.
+    Raises: ValueError if sequences do not divide over shards and minibatches, or do not fit in a row.
     """
-    what = "sequences" if unit == 1 else "comparisons"
+    items = "sequences" if unit == 1 else "comparisons"
     if sequences % (shards * config.minibatches * unit):
         raise ValueError(
-            f"{sequences // unit} {what} a step do not divide into {shards} batch shards x {config.minibatches} "
+            f"{sequences // unit} {items} a step do not divide into {shards} batch shards x {config.minibatches} "
             "minibatches"
         )
     if sequences % (shards * shares):
@@ -109,40 +109,41 @@ def packed_shape(
     cross_row = config.prefix_sharing == "cross_row" and samples > 1
     prefix = prompt_length - 1
     longest = max(prefix, width - prefix) if cross_row else width * unit
-    # Attention is computed for every pair of a row's tokens, so short sequences share a row by twos, not by tens; a row
+    # Attention computes every pair of tokens in a row, so a row has room for two short sequences, not for ten; a row
     # that shares a prompt holds the group.
-    least = 128 if padded_rows or config.prefix_sharing == "in_row" else min(2 * longest, 128)
-    row_length = divisible_length(max(longest, least), shares) if config.row_length is None else config.row_length
-    if (fits := divisible_length(row_length, shares)) != row_length:
+    min_length = 128 if padded_rows or config.prefix_sharing == "in_row" else min(2 * longest, 128)
+    row_length = divisible_length(max(longest, min_length), shares) if config.row_length is None else config.row_length
+    if (divisible := divisible_length(row_length, shares)) != row_length:
         raise ValueError(
             f"Learner.row_length={row_length} does not divide into two blocks for each of MeshShape.sequence = "
-            f"{shares} shares; use {fits}"
+            f"{shares} shares; use {divisible}"
         )
     if row_length < longest:
-        what = "prompt or completion" if cross_row else "sequence" if unit == 1 else f"comparison of {unit} sequences"
-        raise ValueError(f"Learner.row_length={row_length} is shorter than the longest {what}, {longest} tokens")
+        item = "prompt or completion" if cross_row else "sequence" if unit == 1 else f"comparison of {unit} sequences"
+        raise ValueError(f"Learner.row_length={row_length} is shorter than the longest {item}, {longest} tokens")
     local = sequences // (shards * config.minibatches)
     places = min(config.sequences_per_row, local)
     if places < unit:
         raise ValueError(f"Learner.sequences_per_row={places} holds no comparison of {unit} sequences")
     # A minibatch may begin and end inside a group.
     groups = local // samples + (2 if local % samples else 0)
-    fewest = 2 if cross_row and row_length < width else 1  # a prefix, and a continuation that does not fit after it
-    together = max(fewest, config.micro_batch_tokens // (row_length * shards))
+    min_rows = 2 if cross_row and row_length < width else 1  # a prefix, and a continuation that does not fit after it
+    max_rows = max(min_rows, config.micro_batch_tokens // (row_length * shards))
     if cross_row:
-        held = dict(row_length=row_length, max_per_row=places)
-        one = max_prefix_rows(groups, samples, prefix, width - prefix, **held)
-        rows = min(together, one)
-        micro_batches = max_micro_batches(groups, samples, prefix, width - prefix, rows=rows, **held)
-        ahead = max(prefix, 1)
-        return Shape(sequences, width, row_length, rows * shards, micro_batches, places, shards, samples, ahead)
-    # Rows that the worst lengths can need: every row but one holds at least `full` sequences of the longest kind.
-    full = min(row_length // (width * unit), places // unit) * unit
-    capacity = -(-local // full)
+        limits = dict(row_length=row_length, max_per_row=places)
+        worst_rows = max_prefix_rows(groups, samples, prefix, width - prefix, **limits)
+        rows = min(max_rows, worst_rows)
+        micro_batches = max_micro_batches(groups, samples, prefix, width - prefix, rows=rows, **limits)
+        columns = max(prefix, 1)
+        return Shape(sequences, width, row_length, rows * shards, micro_batches, places, shards, samples, columns)
+    # Rows needed for the worst lengths: every row but one holds at least as many sequences as fit at full width.
+    per_row = min(row_length // (width * unit), places // unit) * unit
+    worst_rows = -(-local // per_row)
     shared = samples if config.prefix_sharing == "in_row" else 1
     if shared > 1:
-        # A bundle holds at least so many samples, the last of each group aside.
-        fit = max(1, min((row_length - prefix) // (width - prefix), places))
-        capacity = min(local, (local + groups * (fit - 1)) // fit)
-    rows = min(capacity, together)
-    return Shape(sequences, width, row_length, rows * shards, -(-capacity // rows), places, shards, shared, unit=unit)
+        # Every bundle but the last of a group holds at least this many samples.
+        per_bundle = max(1, min((row_length - prefix) // (width - prefix), places))
+        worst_rows = min(local, (local + groups * (per_bundle - 1)) // per_bundle)
+    rows = min(worst_rows, max_rows)
+    micro_batches = -(-worst_rows // rows)
+    return Shape(sequences, width, row_length, rows * shards, micro_batches, places, shards, shared, unit=unit)

@@ -1,6 +1,6 @@
-"""Where a step stopped being finite: in the weights, the batch, a layer, the loss or the gradient.
+"""Finds where a step stopped being finite: in the weights, the batch, a layer, the loss or the gradient.
 
-Looked for once, after a run has stopped. Nothing of it is part of a step.
+It runs once, after a run has stopped, and is no part of a step.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Fault(NamedTuple):
     """The first place, in the order of computation, that holds a value which is not finite."""
 
     place: str  # "weights", "optimizer", "batch", one of PLACES, "gradient"
-    name: str = ""  # the leaf or the field; "" where the place says it all
+    name: str = ""  # the leaf or the field; "" if the place is enough
     layer: int | None = None  # counted from 0; None: no layer, or not known
-    sequences: tuple[int, ...] = ()  # among the step's; (): not of single sequences
+    sequences: tuple[int, ...] = ()  # indices among the step's; (): not in particular sequences
 
     def __str__(self) -> str:
         layer = "" if self.layer is None else f" of layer {self.layer}"
@@ -69,25 +69,25 @@ def find_fault(
     chunk: int,
     teacher_kind: tuple[Model, Any] | None = None,
 ) -> Fault | None:
-    """Returns where the first update of the model in `role` that is not finite stops being so, with the weights in
-    `state`; None where all of them are finite.
+    """Returns the first fault among the updates of the model in `role`, computed with the weights in `state`; None if
+    all of them are finite.
 
     Args:
-      config: the objective's, floats as arrays; router: what a mixture of experts adds to the loss.
+      config: the objective's, floats as arrays. router: the terms that a mixture of experts adds to the loss.
       teacher_kind: as in `jrl.learning.learner.loss_sums`.
     """
-    own, frozen = state.models[role], frozen_of(state.models, role)
-    weights = Weights(merge_params(frozen, own.params), own.heads)
-    for place, tree in (("weights", weights), ("optimizer", own.opt_state)):
+    trained, frozen = state.models[role], frozen_of(state.models, role)
+    weights = Weights(merge_params(frozen, trained.params), trained.heads)
+    for place, tree in (("weights", weights), ("optimizer", trained.opt_state)):
         for name, layer in _bad_leaves(tree, cfg):
             return Fault(place, name, layer)
-    read, inputs, sums = _compiled(objective, model, cfg, chunk, teacher_kind)
+    bad_places, inputs, sums = _compiled(objective, model, cfg, chunk, teacher_kind)
     teacher = teacher_of(state, config, objective)
     for batch in batches:
         if (fault := _bad_field(batch)) is not None:
             return fault
         for i in range(int(batch.packed.num_real)):
-            flags = read(weights, batch, config, state.objective, i, teacher)
+            flags = bad_places(weights, batch, config, state.objective, i, teacher)
             for place in (place for place in PLACES if place in flags):
                 flag = fetch(flags[place])
                 if flag.any():
@@ -96,15 +96,15 @@ def find_fault(
                         packed = inputs(weights.params, batch, config, i)
                         layer = _first_bad_layer(weights.params, packed, model, cfg)
                     return Fault(place, "", layer, _sequences(batch, i, flag))
-        trainable = Weights(own.params, own.heads)
+        trainable = Weights(trained.params, trained.heads)
         total = sums(trainable, batch, config, state.objective, router, frozen=frozen, teacher=teacher)
         if not np.isfinite(np.asarray(total.loss)):
             return Fault("loss", "sum")
         bad = list(_bad_leaves(total.gradient, cfg))
-        if bad:  # it runs from the last layer to the first
+        if bad:  # the backward pass runs from the last layer to the first
             name, layer = max(bad, key=lambda leaf: -1 if leaf[1] is None else leaf[1])
             return Fault("gradient", name, layer)
-        # As the update takes it: the squares of a finite gradient may overflow.
+        # The update takes the norm: the squares of a finite gradient may overflow.
         norm = optax.tree.norm(jax.tree.map(lambda g, by=batch.denominator: g / by, total.gradient))
         if not np.isfinite(np.asarray(norm)):
             return Fault("gradient", "norm")
@@ -112,10 +112,10 @@ def find_fault(
 
 
 def bad_weights(state: TrainState, cfg: Any) -> tuple[Fault, str] | None:
-    """Returns where weights that are trained are not finite, and of which role; None where all are finite."""
+    """Returns the first fault in the weights of any role, and the role; None if all are finite."""
     for role in sorted(state.models, key=lambda role: (role != "policy", role)):
-        own = state.models[role]
-        for name, layer in _bad_leaves(Weights(own.params, own.heads), cfg):
+        trained = state.models[role]
+        for name, layer in _bad_leaves(Weights(trained.params, trained.heads), cfg):
             return Fault("weights", name, layer), role
     return None
 
@@ -124,11 +124,10 @@ def bad_weights(state: TrainState, cfg: Any) -> tuple[Fault, str] | None:
 def _compiled(
     objective: Objective, model: Model, cfg: Any, chunk: int, teacher_kind: tuple[Model, Any] | None
 ) -> tuple[Callable, Callable, Callable]:
-    """Returns what reads a micro-batch, what it is read as, and what sums the loss, compiled once for the batches of a
-    step."""
+    """Returns `_read`, `_inputs` and `loss_sums`, compiled once for all batches of a step."""
     static = dict(objective=objective, model=model, cfg=cfg, chunk=chunk)
-    read, sums = (functools.partial(fn, **static, teacher_kind=teacher_kind) for fn in (_read, loss_sums))
-    return jax.jit(read), jax.jit(functools.partial(_inputs, **static)), jax.jit(sums)
+    bad_places, sums = (functools.partial(fn, **static, teacher_kind=teacher_kind) for fn in (_read, loss_sums))
+    return jax.jit(bad_places), jax.jit(functools.partial(_inputs, **static)), jax.jit(sums)
 
 
 def _inputs(
@@ -151,13 +150,13 @@ def _read(
     weights: Weights, batch: TrainBatch, config: PyTree, state: PyTree, i: Array, teacher: PyTree | None, *,
     objective: Objective, model: Model, cfg: Any, chunk: int, teacher_kind: tuple[Model, Any] | None,
 ) -> dict[str, Array]:  # fmt: skip
-    """Returns where micro-batch `i` is not finite, [R, L] or [R, S] bool each, by PLACES."""
+    """Returns where micro-batch `i` is not finite: {place of PLACES: [R, L] or [R, S] bool}."""
     micro, needs = micro_batch(batch, i), objective.needs(config)
     places = micro.packed.sequence.shape[-1]
     packed = _inputs(weights.params, batch, config, i, objective=objective, model=model, cfg=cfg, chunk=chunk)
     hidden, _ = hidden_of(weights.params, packed, model, cfg)
-    other = None if teacher is None else Teacher(teacher, *(teacher_kind or (model, cfg)))
-    outputs = model_outputs(weights, micro.packed, micro.loss_mask, model, cfg, chunk, needs, other)
+    teacher_model = None if teacher is None else Teacher(teacher, *(teacher_kind or (model, cfg)))
+    outputs = model_outputs(weights, micro.packed, micro.loss_mask, model, cfg, chunk, needs, teacher_model)
     flags = {"activations": row_layout().joined(~jnp.isfinite(hidden).all(-1)) & (micro.packed.segment < places)}
     for name, value in (("log-probs", outputs.logprobs), ("values", outputs.values)):
         if value is not None:
@@ -167,15 +166,14 @@ def _read(
     if objective.token_loss is not None:
         flags["loss"] = ~jnp.isfinite(token_terms(outputs, micro, config, state, objective)[0])
     if objective.sequence_loss is not None:
-        of_sequences = ~jnp.isfinite(sequence_terms(outputs, micro, config, state, objective)[0])
-        flags["loss of sequences"] = of_sequences
+        flags["loss of sequences"] = ~jnp.isfinite(sequence_terms(outputs, micro, config, state, objective)[0])
     return flags
 
 
 def _bad_field(batch: TrainBatch) -> Fault | None:
-    """Returns the first field of a batch that is not finite where the loss reads it."""
+    """Returns the first field of a batch that is not finite where the loss reads it; None if all are."""
     packed, before = batch.packed, batch.recomputed
-    of_tokens = {
+    token_fields = {
         "behaviour_logprobs": packed.behaviour_logprobs,
         "old_logprobs": before.old_logprobs,
         "old_values": before.old_values,
@@ -187,14 +185,14 @@ def _bad_field(batch: TrainBatch) -> Fault | None:
         "advantages": batch.advantages,
         "returns": batch.returns,
     }
-    masked = [(name, value, batch.loss_mask) for name, value in of_tokens.items()]
+    masked = [(name, value, batch.loss_mask) for name, value in token_fields.items()]
     if batch.targets is not None:
         masked += [(name, getattr(batch.targets, name), batch.targets.counts) for name in ("label", "weight", "value")]
     for name, value, mask in masked:
         if value is None:
             continue
         value, mask = fetch((value, mask))
-        # Of several attributes, NaN is one that nobody rated.
+        # With several attributes, NaN is an attribute that nobody rated.
         rated = name == "value" and value.ndim > mask.ndim
         flag = _of_any_output(np.isinf(value) if rated else ~np.isfinite(value), mask)
         for i in np.flatnonzero(flag.any(axis=(1, 2))):
@@ -205,13 +203,13 @@ def _bad_field(batch: TrainBatch) -> Fault | None:
 
 
 def _of_any_output(flag: Array | np.ndarray, mask: Array | np.ndarray) -> Array | np.ndarray:
-    """Returns where the mask is set and a flag, [..., S], or of a reward head's K outputs any of its flags, [..., S,
-    K]."""
+    """Returns where the mask is set and the flag, [..., S], or any of the flags of a reward head's K outputs,
+    [..., S, K]."""
     return (flag.any(axis=-1) if flag.ndim > mask.ndim else flag) & mask
 
 
 def _sequences(batch: TrainBatch, i: int, flag: np.ndarray) -> tuple[int, ...]:
-    """Returns the sequences of micro-batch `i` that a flag of its tokens, [R, L], or of its places, [R, S], marks."""
+    """Returns the sequences of micro-batch `i` that `flag` marks, by token, [R, L], or by place, [R, S]."""
     sequence, segment = (array[i] for array in fetch((batch.packed.sequence, batch.packed.segment)))
     rows, columns = np.nonzero(flag)
     places = segment[rows, columns] if flag.shape == segment.shape else columns
@@ -220,8 +218,8 @@ def _sequences(batch: TrainBatch, i: int, flag: np.ndarray) -> tuple[int, ...]:
 
 
 def _bad_leaves(tree: PyTree, cfg: Any) -> Iterator[tuple[str, int | None]]:
-    """Yields (name, first layer that is not finite) of every leaf that holds such a value. Each is looked at where it
-    lies: the host is given a flag for each row."""
+    """Yields (name, first layer that is not finite) of every leaf with a value that is not finite. Leaves are checked
+    on their devices; the host fetches a flag per row."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             continue
@@ -235,19 +233,19 @@ def _bad_leaves(tree: PyTree, cfg: Any) -> Iterator[tuple[str, int | None]]:
 
 @jax.jit
 def _bad_rows(leaf: Array) -> Array:
-    """Returns which rows of an array hold a value that is not finite, [rows] bool; of a number, [] bool."""
+    """Returns which rows of an array hold a value that is not finite, [rows] bool; [] bool for a scalar."""
     return ~jnp.isfinite(to_device(leaf)).all(axis=tuple(range(1, leaf.ndim)))
 
 
 def _layer_of(name: str, row: int, cfg: Any) -> int:
-    """Returns the layer whose weights are a row of a stacked leaf: not all layers have every leaf."""
-    having = layers_of(cfg, name) if isinstance(cfg, Decoder) else ()
-    return having[row] if row < len(having) else row
+    """Returns the layer at a row of a stacked leaf, since not all layers have every leaf."""
+    layers = layers_of(cfg, name) if isinstance(cfg, Decoder) else ()
+    return layers[row] if row < len(layers) else row
 
 
 def _first_bad_layer(params: PyTree, packed: PackedBatch, model: Model, cfg: Any) -> int | None:
-    """Returns the first layer whose output is not finite, by bisection over how many layers are run; None where the
-    embedding already is not, or where layers differ and cannot be left out."""
+    """Returns the first layer whose output is not finite, by bisection over the number of layers that are run; None if
+    layers differ and cannot be left out."""
     depth = getattr(cfg, "layers", 0)
     stacked = jax.tree.leaves(params["layers"]) if isinstance(params, dict) and "layers" in params else []
     cut = isinstance(cfg, Decoder) and not cfg.shared_layers and cfg.layer_inputs is None
@@ -266,9 +264,9 @@ def _first_bad_layer(params: PyTree, packed: PackedBatch, model: Model, cfg: Any
 
 
 def _bad_hidden(params: PyTree, packed: PackedBatch, *, model: Model, cfg: Any) -> Array:
-    """Returns whether the hidden states behind the first `cfg.layers` layers are not finite, [] bool."""
+    """Returns whether the hidden states after the first `cfg.layers` layers are not finite, [] bool."""
     first = jax.tree.map(lambda leaf: leaf[: cfg.layers], params["layers"])
-    if packed.routes is not None:  # of one layer after the other, all of them sparse
+    if packed.routes is not None:  # in order of layers, all of them sparse
         packed = packed.replace(routes=packed.routes[..., : cfg.layers * cfg.experts.per_token])
     hidden, _ = hidden_of({**params, "layers": first}, packed, model, cfg)
     bad = row_layout().joined(~jnp.isfinite(hidden).all(-1))

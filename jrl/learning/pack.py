@@ -12,8 +12,8 @@ the micro-batch (`prefix_row`):
 
     p0 p1 p2 | p3 b0 b1        p3 a0 a1 a2        p3 c0 c1 c2 c3
 
-A continuation sees itself and the prefix. It begins with the prompt's last token, so that the token before an action is
-always in the column before it: the learner computes the same result, whether prompts are shared or repeated.
+A continuation attends to itself and the prefix. It begins with the prompt's last token, so that the token before an
+action is always in the column before it: the learner computes the same result, whether prompts are shared or repeated.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Shape(NamedTuple):
     places: int  # S
     shards: int  # batch shards of the mesh
     samples: int = 1  # adjacent sequences that share a prompt, computed once; 1: no prompt is shared
-    prefix_columns: int = 0  # columns that rows see of another row; 0: a prefix is in the row of its continuations
+    prefix_columns: int = 0  # prefix columns read from another row; 0: a prefix is in its continuations' row
     unit: int = 1  # adjacent sequences that are compared: they are placed in one row
 
     @property
     def keys(self) -> int:
-        """Tokens that attention compares each token of a row with."""
+        """Keys that attention reads for each row: its tokens and the prefix columns."""
         return self.row_length + self.prefix_columns
 
 
@@ -57,9 +57,9 @@ class Shape(NamedTuple):
 class PackingPlan:
     """Where every token of a packed optimizer step comes from. Computed on the host from lengths alone."""
 
-    source: Array  # [M, R, L] int32, row * T + column within the batch shard's own rows; -1 at padding
+    source: Array  # [M, R, L] int32, row * T + column within the batch shard's rows; -1 at padding
     segment: Array  # [M, R, L] int32
-    shared_prefix: Array | None  # [M, R, L] int32, the other segment that a token sees; None: no prefix is in its row
+    shared_prefix: Array | None  # [M, R, L] int32, the second segment a token attends to; None: no prefix in the row
     prefix_row: Array | None  # [M, R, shape.prefix_columns] int32, the shard's row that holds column c; -1: none
     sequence: Array  # [M, R, S] int32, index among all N; N in an empty place
     member: Array  # [N] bool, the sequences of this optimizer step, without padding prompts
@@ -113,54 +113,58 @@ class Piece(NamedTuple):
     begin: int  # their columns in the sequence
     end: int
     segment: int
-    prefix: int  # the other segment that they see
+    prefix: int  # the second segment they attend to
 
 
 def pack_in_row(length: np.ndarray, starts: np.ndarray, first: int, shape: Shape) -> tuple[list[Piece], int]:
-    """Returns the pieces of a shard whose prefixes are in the rows of their continuations, and the rows used."""
+    """Returns the pieces of a shard, with each prefix in the row of its continuations, and the number of rows used."""
     row_bundles = bundles(length, starts, first, shape)
-    counts = np.array([len(b.lengths) for b in row_bundles])
-    row, start, place, used = plan_rows(
-        np.array([b.length for b in row_bundles]), shape.row_length, shape.places, counts
-    )
+    counts = np.array([len(bundle.lengths) for bundle in row_bundles])
+    bundle_lengths = np.array([bundle.length for bundle in row_bundles])
+    rows, starts, places, used = plan_rows(bundle_lengths, shape.row_length, shape.places, counts)
     pieces = []
-    for b, r, s, p in zip(row_bundles, row, start, place):
-        if b.length == 0:
+    for bundle, row, column, place in zip(row_bundles, rows, starts, places):
+        if bundle.length == 0:
             continue
-        root = shape.places + 1 + p  # of a prefix: neither a sequence's place nor padding
-        if b.shared:
-            pieces.append(Piece(r, s, b.first, 0, b.shared, root, root))
-            s += b.shared
-        for i, n in enumerate(b.lengths):
-            pieces.append(Piece(r, s, b.first + i, b.shared, b.shared + n, p + i, root if b.shared else p + i))
-            s += n
+        shared = bundle.shared
+        prefix_segment = shape.places + 1 + place  # neither a sequence's place nor padding
+        if shared:
+            pieces.append(Piece(row, column, bundle.first, 0, shared, prefix_segment, prefix_segment))
+            column += shared
+        for i, n in enumerate(bundle.lengths):
+            segment = place + i
+            seen = prefix_segment if shared else segment
+            pieces.append(Piece(row, column, bundle.first + i, shared, shared + n, segment, seen))
+            column += n
     return pieces, used
 
 
 def pack_cross_row(
     length: np.ndarray, starts: np.ndarray, first: int, shape: Shape
 ) -> tuple[list[Piece], int, list[tuple[PrefixBlock, int]]]:
-    """Returns the pieces of a shard whose prefixes are seen from other rows, the rows used, and every block of rows
-    with the number of tokens of its prefix."""
+    """Returns the pieces of a shard whose prefixes are shared across rows, the number of rows used, and every block of
+    rows with the length of its prefix."""
     rows = shape.rows // shape.shards
     groups = np.arange(first, first + len(length)) // shape.samples
     index = np.full((groups[-1] - groups[0] + 1, shape.samples), -1)
     index[groups - groups[0], np.arange(first, first + len(length)) % shape.samples] = np.arange(len(length))
     to_groups = lambda x: np.where(index >= 0, np.asarray(x)[index], 0)
-    # A row without an action is all prompt: the shortest prompt of the group is what all of them share.
+    # A row without an action is all prompt. The group shares its shortest prompt.
     prefixes = np.maximum(np.where(to_groups(length) > 0, to_groups(starts), shape.width).min(axis=1) - 1, 0)
     continuations = np.maximum(to_groups(length) - prefixes[:, None], 0)
     row, start, place, blocks, used = plan_prefixes(
         prefixes, continuations, row_length=shape.row_length, rows=rows, max_per_row=shape.places
     )
-    pieces, root = [], shape.places + 1
+    pieces, prefix_segment = [], shape.places + 1
     for block in blocks:
-        t = int(prefixes[block.group])
+        shared = int(prefixes[block.group])
         members = [i for i, r in enumerate(row[block.group]) if block.row <= r < block.row + block.rows]
-        pieces.append(Piece(block.row, 0, first + index[block.group, members[0]], 0, t, root, root))
+        sequence = first + index[block.group, members[0]]
+        pieces.append(Piece(block.row, 0, sequence, 0, shared, prefix_segment, prefix_segment))
         for i in members:
             r, s, p = (int(x[block.group, i]) for x in (row, start, place))
-            pieces.append(Piece(r, s, first + index[block.group, i], t, t + int(continuations[block.group, i]), p, p))
+            end = shared + int(continuations[block.group, i])
+            pieces.append(Piece(r, s, first + index[block.group, i], shared, end, p, p))
     return pieces, used * rows, [(block, int(prefixes[block.group])) for block in blocks]
 
 
@@ -182,7 +186,7 @@ def plan(
     sequence = np.full((shape.shards, shape.micro_batches * rows, shape.places), shape.sequences, np.int32)
     member = np.zeros(shape.sequences, bool)
     starts = np.zeros(shape.sequences, np.int32) if shape.samples == 1 else np.asarray(prompts)
-    most = 0
+    max_used = 0
     for shard in range(shape.shards):
         offset = shard * local
         first = local * minibatch // minibatches
@@ -195,7 +199,7 @@ def plan(
                 prefix_row[shard, block.row : block.row + block.rows, :tokens] = block.row % rows
         else:
             pieces, used = pack_in_row(length, starts[selected], first, shape)
-        most = max(most, used)
+        max_used = max(max_used, used)
         member[selected] = length > 0
         for piece in pieces:
             columns = slice(piece.start, piece.start + piece.end - piece.begin)
@@ -205,31 +209,32 @@ def plan(
             if piece.segment < shape.places:
                 sequence[shard, piece.row, piece.segment] = offset + piece.first
 
-    def cut(x: np.ndarray) -> np.ndarray:  # [shards, M * rows, X] -> [M, shards * rows, X]
+    def to_micro_batches(x: np.ndarray) -> np.ndarray:  # [shards, M * rows, X] -> [M, shards * rows, X]
         x = x.reshape(shape.shards, shape.micro_batches, rows, x.shape[-1])
         return np.moveaxis(x, 0, 1).reshape(shape.micro_batches, shape.rows, x.shape[-1])
 
     return PackingPlan(
-        source=cut(source),
-        segment=cut(segment),
-        shared_prefix=None if shape.samples == 1 or shape.prefix_columns else cut(shared_prefix),
-        prefix_row=cut(prefix_row) if shape.prefix_columns else None,
-        sequence=cut(sequence),
+        source=to_micro_batches(source),
+        segment=to_micro_batches(segment),
+        shared_prefix=None if shape.samples == 1 or shape.prefix_columns else to_micro_batches(shared_prefix),
+        prefix_row=to_micro_batches(prefix_row) if shape.prefix_columns else None,
+        sequence=to_micro_batches(sequence),
         member=member,
-        num_real=np.int32(-(-most // rows)),
+        num_real=np.int32(-(-max_used // rows)),
     )
 
 
 def pack(x: Array, source: Array, fill: int = 0) -> Array:
     """Returns [M, R, L, ...] from [N, T, ...]: the tokens at `source`, and `fill` at padding, zero (False).
 
-    With `unpack` the only bridge between the two layouts; it stays within a batch shard.
+    Each batch shard packs its own rows. With `unpack`, the only conversion between the two layouts.
     """
 
     def local(x: Array, source: Array) -> Array:
-        rest = x.shape[2:]
-        taken = x.reshape(-1, *rest)[jnp.maximum(source, 0)]
-        return jnp.where(source.reshape(*source.shape, *(1,) * len(rest)) >= 0, taken, jnp.full((), fill, x.dtype))
+        trailing = x.shape[2:]
+        values = x.reshape(-1, *trailing)[jnp.maximum(source, 0)]
+        real = source.reshape(*source.shape, *(1,) * len(trailing)) >= 0
+        return jnp.where(real, values, jnp.full((), fill, x.dtype))
 
     return _per_shard(local, x, source, PartitionSpec(None, row_axes()))
 
@@ -246,8 +251,8 @@ def unpack(x: Array, source: Array, width: int, rows: int) -> Array:
     def local(x: Array, source: Array) -> Array:
         size = rows // shards * width
         flat = jnp.zeros((size + 1,), x.dtype)
-        where = jnp.where(source >= 0, source, size).reshape(-1)
-        return flat.at[where].set(x.reshape(-1))[:size].reshape(-1, width)
+        index = jnp.where(source >= 0, source, size).reshape(-1)
+        return flat.at[index].set(x.reshape(-1))[:size].reshape(-1, width)
 
     return _per_shard(local, x, source, PartitionSpec(row_axes()))
 
@@ -301,8 +306,15 @@ def pack_tokens(
 
 def pack_rollout(rollout: Rollout, plan: PackingPlan, temperature: Array) -> PackedBatch:
     """Returns the packed sampled rows of one optimizer step."""
-    given = (rollout.sampler_logprobs, rollout.behaviour_logprobs, rollout.routes)
-    return pack_tokens(rollout.tokens, rollout.action_mask, plan, temperature, *given)
+    return pack_tokens(
+        rollout.tokens,
+        rollout.action_mask,
+        plan,
+        temperature,
+        sampler_logprobs=rollout.sampler_logprobs,
+        behaviour_logprobs=rollout.behaviour_logprobs,
+        routes=rollout.routes,
+    )
 
 
 def by_place(x: Array, sequence: Array) -> Array:

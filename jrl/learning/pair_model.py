@@ -1,4 +1,4 @@
-"""What a pair model says: the probability of one of two verdicts after a question with two answers in it."""
+"""A pair model's preference: the probability of one of two verdict tokens after a question with two answers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def first_preferred(
         p(first) / (p(first) + p(second)) = sigmoid(z_first - z_second),  z the logits after the question
 
     Args:
-      tokens: [N, W] int32, questions. length: [N] int32, their tokens, at least 1.
-      verdicts: [2] int32, the tokens that say "the first" and "the second".
+      tokens: [N, W] int32, questions. length: [N] int32, tokens of each, at least 1.
+      verdicts: [2] int32, the tokens for "the first" and "the second".
 
     Source: RLHF Workflow, 2405.07863 section 2.2.
     """
@@ -34,5 +34,5 @@ def first_preferred(
     logits = logits.astype(jnp.promote_types(jnp.float32, logits.dtype))
     vocabulary = jnp.arange(logits.shape[-1], dtype=jnp.int32)
     sign = (vocabulary == verdicts[0]).astype(logits.dtype) - (vocabulary == verdicts[1])
-    # A padded vocabulary may have -inf where no token is.
+    # A padded vocabulary may have -inf where there is no token.
     return jax.nn.sigmoid(jnp.where(sign[None] != 0, logits * sign[None], 0).sum(-1))

@@ -1,5 +1,5 @@
-"""Assigns continuations of shared prefixes to rows, where rows of a micro-batch see a prefix at the beginning of one of
-them. Plain numpy on the host."""
+"""Assigns continuations of shared prefixes to rows. A prefix is at the beginning of one row of a micro-batch, and other
+rows attend to it. Plain numpy on the host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 class PrefixBlock(NamedTuple):
     """Adjacent rows of one micro-batch with continuations of one prefix. The prefix is at the beginning of the first
-    row, and all rows see it."""
+    row, and all rows attend to it."""
 
     group: int
     row: int  # the first row
@@ -19,7 +19,7 @@ class PrefixBlock(NamedTuple):
 
 
 class PrefixPlan(NamedTuple):
-    """The place of each continuation. One of length 0 has none: row -1."""
+    """The place of each continuation; row -1 for one of length 0."""
 
     row: np.ndarray  # [n] int32
     start: np.ndarray  # [n] int32, first column
@@ -45,11 +45,11 @@ def plan_prefixes(
     blocks: list[PrefixBlock] = []
     micro, used = 0, 0
     for group, prefix in enumerate(prefixes):
-        left = [i for i in np.argsort(-continuations[group], kind="stable") if continuations[group, i] > 0]
-        while left:
-            # Of each open row: its free tokens and the number of its continuations.
-            first, open_rows, rest = micro * rows + used, [[row_length - int(prefix), 0]], []
-            for i in left:
+        remaining = [i for i in np.argsort(-continuations[group], kind="stable") if continuations[group, i] > 0]
+        while remaining:
+            first, overflow = micro * rows + used, []
+            open_rows = [[row_length - int(prefix), 0]]  # free tokens and number of continuations of each
+            for i in remaining:
                 length = int(continuations[group, i])
                 fits = [
                     (free, r) for r, (free, count) in enumerate(open_rows) if free >= length and count < max_per_row
@@ -58,27 +58,25 @@ def plan_prefixes(
                     open_rows.append([row_length, 0])
                     fits = [(row_length, len(open_rows) - 1)]
                 if not fits:
-                    rest.append(i)
+                    overflow.append(i)
                     continue
                 _, r = min(fits)
-                row[group, i], start[group, i], place[group, i] = (
-                    first + r,
-                    row_length - open_rows[r][0],
-                    open_rows[r][1],
-                )
+                row[group, i] = first + r
+                start[group, i] = row_length - open_rows[r][0]
+                place[group, i] = open_rows[r][1]
                 open_rows[r][0] -= length
                 open_rows[r][1] += 1
-            if len(rest) < len(left):
+            if len(overflow) < len(remaining):
                 blocks.append(PrefixBlock(group, first, len(open_rows)))
                 used += len(open_rows)
             elif used == 0:
                 raise ValueError(
-                    f"a prefix of {prefix} and a continuation of {continuations[group, left[0]]} tokens do not fit "
-                    f"into {rows} rows of {row_length}"
+                    f"a prefix of {prefix} and a continuation of {continuations[group, remaining[0]]} tokens do not "
+                    f"fit into {rows} rows of {row_length}"
                 )
-            if rest or used == rows:
+            if overflow or used == rows:
                 micro, used = micro + 1, 0
-            left = rest
+            remaining = overflow
     return PrefixPlan(row, start, place, tuple(blocks), micro + (used > 0))
 
 
@@ -88,8 +86,8 @@ def max_prefix_rows(
     """Returns an upper bound on the rows of groups with prefixes and continuations up to these lengths, where no group
     is split over micro-batches.
 
-    A row holds k of the longest continuations, and the first row k0 beside the prefix. Every row but the last holds as
-    many, since a row is opened only where no other has room: 1 + ceil((samples - k0) / k) for a group.
+    A row holds k of the longest continuations, and the first row k0 in addition to the prefix. Every row but the last
+    is that full, since a row is opened only if no other has room: 1 + ceil((samples - k0) / k) for a group.
     """
     k, k0 = _fitting(prefix, continuation, row_length, max_per_row)
     return groups * (1 + -(-max(samples - k0, 0) // k))
@@ -100,8 +98,8 @@ def max_micro_batches(
 ) -> int:
     """Returns an upper bound on the micro-batches of plan_prefixes for prefixes and continuations up to these lengths.
 
-    A micro-batch is closed with no row free, or one where k0 is 0; a split adds at most one row to the rows of a group
-    (`max_prefix_rows`); and each micro-batch holds a continuation.
+    A micro-batch is closed with no free row, or with one if k0 is 0; a split adds at most one row to the rows of a
+    group (`max_prefix_rows`); and each micro-batch holds a continuation.
     """
     max_rows = max_prefix_rows(groups, samples, prefix, continuation, row_length=row_length, max_per_row=max_per_row)
     if max_rows <= rows:

@@ -1,4 +1,4 @@
-"""The roles that hold older versions of the policy: what a step with lag is refilled by."""
+"""The roles that hold older versions of the policy, which refill a step with lag."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def is_previous(role: str) -> bool:
 
 
 def with_previous(models: dict[str, ModelState], params: PyTree, version: object) -> dict[str, ModelState]:
-    """Returns the models with `params`, of `version`, as the newest of the previous versions, without the oldest.
+    """Returns the models with `params`, of `version`, as the newest previous version, and the oldest one dropped.
 
     Args:
-      models: those with the roles of `previous_roles`.
+      models: by role, with those of `previous_roles`.
     """
     roles = previous_roles(sum(map(is_previous, models)))
     newest = models[PREVIOUS].replace(params=params, version=version)

@@ -1,8 +1,8 @@
-"""How a model sees packed rows, and where what it says of them is read: row by row, or share by share where the mesh
-axis `sequence` divides rows.
+"""The layout of packed rows as a model reads them: whole rows, or shares of rows if the mesh axis `sequence` divides
+them.
 
-Only the model and its heads see shares. What is read of hidden states is one number for a token, or a few: it is
-gathered, and objectives, reductions over sequences and metrics see rows, on every device of `sequence` the same.
+Only the model and its heads see shares. Their outputs are a few numbers per token, which are gathered: objectives,
+reductions over sequences and metrics see whole rows, the same on every device of `sequence`.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ SHARES = RowLayout(
 
 
 def row_layout() -> RowLayout:
-    """Returns how rows are laid out on the mesh in use."""
+    """Returns the layout of rows on the current mesh."""
     return ROWS if axis_size(SEQUENCE) == 1 else SHARES
 
 
 def share_of_rows(x: Array) -> Array:
-    """Returns what rows have, [R, L, ...], as a model takes it: [B, L, ...], or of their shares [B, L / S, ...]."""
+    """Returns an array of rows, [R, L, ...], as a model takes it: [B, L, ...], or shares [B, L / S, ...]."""
     return x if axis_size(SEQUENCE) == 1 else row_shares.cut(x)
 
 
@@ -60,10 +60,15 @@ def model_inputs(micro: PackedBatch) -> tuple[Array, Array, Any]:
             segment = PrefixSegments(segment, segment < micro.sequence.shape[-1], micro.prefix_row)
         return micro.tokens, micro.positions, segment
     column = jnp.broadcast_to(jnp.arange(micro.segment.shape[1], dtype=jnp.int32), micro.segment.shape)
-    own = row_shares.cut(segment)
-    shares = ShareSegments(own, row_shares.cut(column), row_shares.copied(segment), row_shares.copied(micro.positions))
+    share_segment = row_shares.cut(segment)
+    shares = ShareSegments(
+        segment=share_segment,
+        column=row_shares.cut(column),
+        row_segment=row_shares.copied(segment),
+        row_positions=row_shares.copied(micro.positions),
+    )
     if micro.prefix_row is not None:
-        shares = PrefixSegments(shares, own < micro.sequence.shape[-1], row_shares.copied(micro.prefix_row))
+        shares = PrefixSegments(shares, share_segment < micro.sequence.shape[-1], row_shares.copied(micro.prefix_row))
     tokens = micro.tokens
     if isinstance(tokens, MixedTokens):
         tokens = tokens._replace(tokens=row_shares.cut(tokens.tokens), others=row_shares.cut(tokens.others))

@@ -1,13 +1,13 @@
-"""Log-probs and entropies with the vocabulary sharded over tensor, for accelerators: the head is gathered once on the
-way forward and once on the way back, its gradient reduced once, and chunks without a wanted position are not visited.
+"""Log-probs and entropies with the vocabulary sharded over tensor, for accelerators: the head is gathered once in the
+forward and once in the backward pass, its gradient is reduced once, and fully masked chunks are skipped.
 
     z = h W^T / T       norm = log sum_v exp z_v       log p_t = z_t - norm       H = norm - sum_v p_v z_v
 
-Each device computes the logits of its share of the vocabulary; the highest score and the three sums cross tensor. The
-backward pass is written out: JAX's own gathers the head, and reduces its gradient, once for every chunk.
+Each device computes the logits of its share of the vocabulary; the highest score and the three sums are reduced over
+tensor. The backward pass is written out, since JAX's would gather the head, and reduce its gradient, once per chunk.
 `jrl.ops.logprobs` is the reference, and computes the same to rounding. In bfloat16 the gradient of the logits is
-rounded to bfloat16 before its two products, which are summed in float32; the head's own is rounded to it once a
-micro-batch, before devices sum it, as those of all other matrices are.
+rounded to bfloat16 before its two products, which are summed in float32; the head's gradient is rounded once per
+micro-batch, before devices sum it, like those of all other matrices.
 
 Source: Megatron-LM (1909.08053), section 3, for the sharded cross-entropy; the derivatives are those of
 `jrl.ops.categorical`.
@@ -30,18 +30,18 @@ from jrl.ops.logprobs import before, permute
 from jrl.types import Array, PyTree
 
 CHUNKS = "chunks"  # scope of the loops over filled chunks, and of the condition that there are several
-MIDDLE = "middle_chunks"  # of the loop over those but the first and the last, on the way back
+MIDDLE = "middle_chunks"  # scope of the backward loop over all chunks but the first and the last
 
 
 class OutputHead(NamedTuple):
-    """The matrix that makes logits of hidden states, as it is stored."""
+    """The matrix from hidden states to logits, as it is stored."""
 
     matrix: Array  # [V, D]
     cap: float | None  # logits x become cap * tanh(x / cap)
 
 
 class _Axes(NamedTuple):
-    """Mesh axes; () where there is no mesh."""
+    """Mesh axes; () without a mesh."""
 
     batch: tuple[str, ...]
     gathered: tuple[str, ...]  # that the head's width is sharded over
@@ -80,7 +80,7 @@ def token_logprobs(
     Args:
       hidden: [R, L, D]. tokens: [R, L] int32. mask: [R, L] bool. temperature: [] float32.
       chunk: positions of a row whose logits exist at once.
-      predictor: as there.
+      predictor: as in `jrl.ops.logprobs.token_logprobs`.
     """
     matrix = head.matrix.astype(hidden.dtype)  # before it is gathered
     mesh = jax.sharding.get_abstract_mesh()
@@ -147,8 +147,8 @@ def _forward(
         weights, scores = total(weight.sum(axis=-1)), total((weight * z).sum(axis=-1))
         norm = top + jnp.log(weights)
         entropy = norm - scores / weights
-        found = (chosen - norm, entropy, norm)
-        return tuple(jax.lax.dynamic_update_slice_in_dim(x, new, i * static.chunk, 1) for x, new in zip(out, found))
+        results = (chosen - norm, entropy, norm)
+        return tuple(jax.lax.dynamic_update_slice_in_dim(x, new, i * static.chunk, 1) for x, new in zip(out, results))
 
     empty = _varying(jnp.zeros(targets.shape, wide), axes.batch)
     with jax.named_scope(CHUNKS):
@@ -163,60 +163,60 @@ def _backward(static: _Static, residuals: tuple, gradient: tuple[Array, Array]) 
     wide = jnp.promote_types(hidden.dtype, jnp.float32)
     heat = temperature.astype(wide)
 
-    def of_chunk(i: Array | int) -> tuple[Array, Array, Array]:
-        """Returns the gradients of a chunk's hidden states, of the head and of the temperature, by this device."""
+    def chunk_gradients(i: Array | int) -> tuple[Array, Array, Array]:
+        """Returns this device's gradients of a chunk's hidden states, of the head and of the temperature."""
         at = lambda x: _at(static, x, i)
         h = at(hidden)
         logits, slope = _logits(static, h, head)
         z = logits / heat
         log_p = z - at(norms)[..., None]
         p = jnp.exp(log_p)
-        of_logprob, of_entropy = (at(g)[..., None] for g in gradient)
-        of_z = of_logprob * (_matches(static, at(targets), z) - p)
-        of_z = of_z - of_entropy * p * (log_p + at(entropies)[..., None])
-        of_z = jnp.where(i < filled, of_z, 0)  # a shard may have no chunk, and computes one
-        of_logits = (of_z / heat * slope).astype(h.dtype)
-        of_h = jnp.einsum("rcv,vd->rcd", of_logits, head, preferred_element_type=wide).astype(h.dtype)
-        of_head = jnp.einsum("rcv,rcd->vd", of_logits, h, preferred_element_type=wide)
-        return of_h, of_head, -(of_z * z).sum() / heat
+        grad_logprob, grad_entropy = (at(g)[..., None] for g in gradient)
+        grad_z = grad_logprob * (_matches(static, at(targets), z) - p)
+        grad_z = grad_z - grad_entropy * p * (log_p + at(entropies)[..., None])
+        grad_z = jnp.where(i < filled, grad_z, 0)  # a shard without a chunk computes one too
+        grad_logits = (grad_z / heat * slope).astype(h.dtype)
+        grad_h = jnp.einsum("rcv,vd->rcd", grad_logits, head, preferred_element_type=wide).astype(h.dtype)
+        grad_head = jnp.einsum("rcv,rcd->vd", grad_logits, h, preferred_element_type=wide)
+        return grad_h, grad_head, -(grad_z * z).sum() / heat
 
     everywhere = (*axes.batch, *axes.vocab)
     put = lambda x, new, i: jax.lax.dynamic_update_slice_in_dim(x, new, i * static.chunk, 1)
     empty = _varying(jnp.zeros(hidden.shape, hidden.dtype), everywhere)
 
     def add(i: Array, sums: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        of_h, of_head, of_heat = of_chunk(i)
-        return put(sums[0], of_h, i), sums[1] + of_head, sums[2] + of_heat
+        grad_h, grad_head, grad_heat = chunk_gradients(i)
+        return put(sums[0], grad_h, i), sums[1] + grad_head, sums[2] + grad_heat
 
-    def first() -> tuple[Array, Array, Array]:
-        of_h, of_head, of_heat = of_chunk(0)
-        return put(empty, of_h, 0), of_head.astype(matrix.dtype), of_heat
+    def single_chunk() -> tuple[Array, Array, Array]:
+        grad_h, grad_head, grad_heat = chunk_gradients(0)
+        return put(empty, grad_h, 0), grad_head.astype(matrix.dtype), grad_heat
 
-    def each() -> tuple[Array, Array, Array]:
-        # The first and the last chunk outside of the loop: the sum is not filled with zeros, and is rounded where the
-        # last product is added to it, not in passes of their own over an array of the head's size in float32.
-        of_h, *rest = of_chunk(0)
+    def several_chunks() -> tuple[Array, Array, Array]:
+        # The first and the last chunk are outside of the loop. Zero-filling the sum and rounding it would otherwise be
+        # separate passes over a float32 array of the head's size.
+        grad_h, *rest = chunk_gradients(0)
         with jax.named_scope(MIDDLE):
-            sums = jax.lax.fori_loop(1, filled - 1, add, (put(empty, of_h, 0), *rest))
-        of_h, of_head, of_heat = add(filled - 1, sums)
-        return of_h, of_head.astype(matrix.dtype), of_heat
+            sums = jax.lax.fori_loop(1, filled - 1, add, (put(empty, grad_h, 0), *rest))
+        grad_h, grad_head, grad_heat = add(filled - 1, sums)
+        return grad_h, grad_head.astype(matrix.dtype), grad_heat
 
-    # Most often one chunk is enough, and a sum in float32 over chunks is as large as the head twice.
+    # Most often one chunk is enough, and a float32 sum over chunks takes twice the memory of the head.
     with jax.named_scope(CHUNKS):
-        of_hidden, of_head, of_heat = jax.lax.cond(filled <= 1, first, each)
+        grad_hidden, grad_head, grad_heat = jax.lax.cond(filled <= 1, single_chunk, several_chunks)
     if axes.gathered:
-        of_head = jax.lax.psum_scatter(of_head, axes.gathered, scatter_dimension=1, tiled=True)
+        grad_head = jax.lax.psum_scatter(grad_head, axes.gathered, scatter_dimension=1, tiled=True)
     # A barrier: libtpu 0.0.42 tries to move the reduction out of the loop over micro-batches, and fails a check.
-    of_head = jax.lax.optimization_barrier(of_head)
-    of_heat = _summed(of_heat, everywhere).astype(temperature.dtype)
-    return _summed(of_hidden, axes.vocab), None, None, _summed(of_head, axes.copies), of_heat
+    grad_head = jax.lax.optimization_barrier(grad_head)
+    grad_heat = _summed(grad_heat, everywhere).astype(temperature.dtype)
+    return _summed(grad_hidden, axes.vocab), None, None, _summed(grad_head, axes.copies), grad_heat
 
 
 _filled_chunks.defvjp(_forward, _backward)
 
 
 def _logits(static: _Static, h: Array, head: Array) -> tuple[Array, Array | float]:
-    """Returns logits of this device's share of the vocabulary, [R, c, V], and their derivative in what is capped."""
+    """Returns the logits of this device's share of the vocabulary, [R, c, V], and the derivative of the cap."""
     wide = jnp.promote_types(h.dtype, jnp.float32)
     logits = jnp.einsum("rcd,vd->rcv", h, head, preferred_element_type=wide)
     if static.cap is None:
@@ -226,7 +226,7 @@ def _logits(static: _Static, h: Array, head: Array) -> tuple[Array, Array | floa
 
 
 def _matches(static: _Static, tokens: Array, z: Array) -> Array:
-    """Returns where the vocabulary's share holds the token, [R, c, V] bool."""
+    """Returns where this device's share of the vocabulary is the token, [R, c, V] bool."""
     first = jax.lax.axis_index(static.axes.vocab) * z.shape[-1] if static.axes.vocab else 0
     vocabulary = jnp.arange(z.shape[-1], dtype=tokens.dtype) + jnp.asarray(first, tokens.dtype)
     return tokens[..., None] == vocabulary[None, None]
@@ -238,7 +238,7 @@ def _at(static: _Static, x: Array, i: Array) -> Array:
 
 
 def _gathered(matrix: Array, axes: _Axes) -> Array:
-    """Returns the head with its whole width."""
+    """Returns the head gathered over its width."""
     return jax.lax.all_gather(matrix, axes.gathered, axis=1, tiled=True) if axes.gathered else matrix
 
 
@@ -247,5 +247,5 @@ def _summed(x: Array, names: tuple[str, ...]) -> Array:
 
 
 def _varying(x: Array, names: tuple[str, ...]) -> Array:
-    """Returns `x` typed as differing between devices along mesh axes, as what a loop carries must be from its start."""
+    """Returns `x` typed as varying along mesh axes, as a loop's carry must be from the start."""
     return jax.lax.pcast(x, names, to="varying") if names else x

@@ -17,27 +17,27 @@ from jax.sharding import PartitionSpec
 from jrl.types import Array, PyTree
 
 Names = tuple[str | None, ...]  # logical axes of a parameter
-# The layout of a cache: blocks of columns; the same with keys [layers, B, J, K, m]; or one block, padded for the kernel
-# of ragged attention.
+# The layout of a cache: blocks of columns; the same with keys [layers, B, J, K, m]; or one block, padded for the
+# ragged attention kernel.
 Layout = Literal["token_major", "head_dim_major", "single_block"]
 ADAPTER = "adapter"  # in a layer's weights as the decoder reads them: adapters by the matrix they belong to
 
 
 @dataclasses.dataclass(frozen=True)
 class ParamSpec:
-    """One parameter before it exists: shape, dtype, logical axes and initialization."""
+    """The specification of a parameter: shape, dtype, logical axes and initialization."""
 
     shape: tuple[int, ...]
     dtype: Any
     axes: Names
-    scale: float | None  # standard deviation of the normal it starts from; 0: zeros; None: ones; NaN: see Model.init
-    trained: bool = True  # else it has no gradient, and neither an optimizer nor weight decay moves it
+    scale: float | None  # standard deviation of its normal initialization; 0: zeros; None: ones; NaN: see Model.init
+    trained: bool = True  # False: no gradient; neither the optimizer nor weight decay changes it
 
 
 @struct.dataclass
 class Cache:
-    """Keys and values of tokens already seen, each a tuple of blocks of columns: [layers, B, J, m, K]. Where layers are
-    computed one by one there is a tuple of caches, one a layer, of blocks with no such axis."""
+    """Keys and values of earlier tokens, each a tuple of blocks of columns: [layers, B, J, m, K]. If layers are
+    unrolled, there is a tuple of caches, one per layer, whose blocks have no layer axis."""
 
     k: Any
     v: Any
@@ -56,18 +56,18 @@ class ShareSegments:
 
 @struct.dataclass
 class PrefixSegments:
-    """Segments of packed rows whose continuations share a prefix at the beginning of a row: their own row, or
-    another."""
+    """Segments of packed rows whose continuations share a prefix at the beginning of the same row or of another
+    row."""
 
-    segment: Any  # [B, L] int32, or ShareSegments; a token sees its own segment
-    continuation: Any  # [B, L] bool, tokens that also see the prefix
+    segment: Any  # [B, L] int32, or ShareSegments; a token attends to its own segment
+    continuation: Any  # [B, L] bool, tokens that also attend to the prefix
     prefix_row: Any  # [B, P] int32: the row of the batch shard whose column c is this row's prefix; -1: none
 
 
 @struct.dataclass
 class State:
-    """The recurrent state of linear attention, of a fixed size for any number of tokens. [layers, B, ...], or of one
-    layer."""
+    """The recurrent state of linear attention, whose size does not depend on the number of tokens. [layers, B, ...],
+    or that of one layer."""
 
     matrix: Any  # [layers, B, H, K, V] float32 or wider
     tap_q: Any  # [layers, B, taps - 1, J, K], the last tokens' inputs of the convolutions
@@ -77,16 +77,16 @@ class State:
 
 @struct.dataclass
 class Stacks:
-    """The caches of a decoder whose layers are of several kinds: a stack for each kind, or a tuple with an entry for
-    each of its layers; None: there is no such layer."""
+    """The caches of a decoder with several kinds of layers: a stack for each kind, or a tuple with an entry for each
+    layer of the kind; None: no layer is of the kind."""
 
     plain: Any  # Cache
-    full: Any  # Cache, of layers whose heads have a shape of their own
+    full: Any  # Cache, of layers whose heads have the shape of Decoder.full
     linear: Any  # State
 
 
 def unstack_cache(cache: Any) -> Any:
-    """Returns the caches of the layers as a tuple; where layers are of several kinds, a tuple for each kind."""
+    """Returns the caches of the layers as a tuple; if there are several kinds of layers, a tuple for each kind."""
     if isinstance(cache, Stacks):
         return Stacks(*(x and unstack_cache(x) for x in (cache.plain, cache.full, cache.linear)))
     layers = jax.tree.leaves(cache)[0].shape[0]
@@ -94,7 +94,7 @@ def unstack_cache(cache: Any) -> Any:
 
 
 def has_state(cache: Any) -> bool:
-    """Whether the cache holds recurrent states, which must not see a token twice."""
+    """Whether the cache holds recurrent states, which must not read a token twice."""
     return isinstance(cache, Stacks) and cache.linear is not None
 
 
@@ -102,14 +102,14 @@ class MixedTokens(NamedTuple):
     """Tokens for which a Decoder reads a mixture of two embeddings, (1 - share) e(tokens) + share e(others)."""
 
     tokens: Array  # [B, L] int32
-    others: Array  # [B, L] int32; where they are the tokens nothing is mixed
+    others: Array  # [B, L] int32; equal to the tokens where nothing is mixed
     share: Array | float  # [] float, in [0, 1]
 
 
 class Routes(NamedTuple):
-    """How a model says which experts tokens went to: [B, L, F] unsigned integers, F of each token."""
+    """How a model records the experts of tokens: [B, L, F] unsigned integers, F per token."""
 
-    empty: Callable  # (cfg, batch, length) -> routes of which none is recorded
+    empty: Callable  # (cfg, batch, length) -> routes that are all marked as not recorded
     record: Callable  # (params, tokens, positions, segment, cfg, cache=None) -> (hidden, cache, routes)
 
 
@@ -119,16 +119,16 @@ class Model(NamedTuple):
     spec: Callable  # (cfg) -> tree of ParamSpec
     init: Callable  # (key, cfg, place) -> fresh parameters; `init` of the spec, unless the module initializes itself
     forward: Callable  # (params, tokens, positions, segment, cfg, cache=None) -> (hidden, cache)
-    # (params, tokens, positions, segment, cfg) -> (hidden, logits of its routers; None: it has none); where `routes` is
-    # there also with routes to replay behind cfg
+    # (params, tokens, positions, segment, cfg) -> (hidden, logits of its routers; None: it has none). If `routes` is
+    # set, it also takes routes to replay, after cfg
     routed: Callable
     unembed: Callable  # (params, hidden, cfg) -> logits
     init_cache: Callable  # (cfg, batch, length) -> Cache, in one block
     cut_cache: Callable  # (cache, length, layout) -> the cache in the blocks used to decode `length` columns
     unstack: Callable  # (params, cfg) -> params whose layers are a tuple
-    # (params, cfg) -> (params as a decode loop reads them, their logical axes); once a sampling call
+    # (params, cfg) -> (params as a decode loop reads them, their logical axes); called once per sampling call
     prepare_for_decode: Callable
-    # (params, cfg) -> vocab_parallel.OutputHead, from which the learner computes log-probs; None: by `unembed`
+    # (params, cfg) -> vocab_parallel.OutputHead, from which the learner computes log-probs; None: from `unembed`
     output_head: Callable | None = None
     routes: Routes | None = None  # None: it cannot record and replay them
 
@@ -141,7 +141,7 @@ class Adapted(NamedTuple):
 
 
 class CustomModel(NamedTuple):
-    """A row of MODELS: a model of the user's own, chosen by its configuration class."""
+    """A row of MODELS: a user's model, selected by its configuration class."""
 
     config: type  # a frozen dataclass with the fields of CUSTOM_MODEL_FIELDS
     model: Model
@@ -151,9 +151,9 @@ class CustomModel(NamedTuple):
 CUSTOM_MODEL_FIELDS = ("vocab_size", "dtype", "param_dtype")
 
 
-@functools.cache  # one object for one model, so that equal programs are compiled once
+@functools.cache  # one object per model, so that equal programs are compiled once
 def unrolled(model: Model) -> Model:
-    """Returns the model whose forward passes take stacked parameters and compute the layers one by one."""
+    """Returns the model with forward passes that take stacked parameters and unroll the layers."""
 
     def forward(params: PyTree, tokens: Array, positions: Array, segment: Array | None, cfg: Any, cache: Any = None):
         return model.forward(model.unstack(params, cfg), tokens, positions, segment, cfg, cache)
@@ -165,7 +165,7 @@ def unrolled(model: Model) -> Model:
 
 
 def split_params(params: PyTree) -> tuple[PyTree | None, PyTree]:
-    """Returns (frozen, trained) parameters: (None, all of them) where there are no adapters."""
+    """Returns (frozen, trained) parameters; (None, all of them) without adapters."""
     return (params.base, params.adapters) if isinstance(params, Adapted) else (None, params)
 
 
@@ -194,7 +194,7 @@ def abstract(spec: PyTree) -> PyTree:
 
 
 def init(key: Array, spec: PyTree, place: Callable[[Names], PartitionSpec | None] = lambda names: None) -> PyTree:
-    """Returns fresh parameters. The key of each depends on its name, so adding one changes no other.
+    """Returns fresh parameters. The key of each depends on its name, so adding a parameter changes no other.
 
     Args:
       place: logical axes -> the parameter's sharding. Each device draws its own shard: no device ever holds a full
@@ -202,13 +202,13 @@ def init(key: Array, spec: PyTree, place: Callable[[Names], PartitionSpec | None
     """
 
     def draw(path: tuple, s: ParamSpec) -> Array:
-        where = place(s.axes)
+        sharding = place(s.axes)
         if s.scale is None:
-            return jnp.ones(s.shape, s.dtype, out_sharding=where)
+            return jnp.ones(s.shape, s.dtype, out_sharding=sharding)
         if s.scale == 0:
-            return jnp.zeros(s.shape, s.dtype, out_sharding=where)
+            return jnp.zeros(s.shape, s.dtype, out_sharding=sharding)
         name = zlib.crc32(jax.tree_util.keystr(path).encode())
-        drawn = jax.random.normal(jax.random.fold_in(key, name), s.shape, out_sharding=where)
+        drawn = jax.random.normal(jax.random.fold_in(key, name), s.shape, out_sharding=sharding)
         return (drawn * s.scale).astype(s.dtype)
 
     return jax.tree_util.tree_map_with_path(draw, spec, is_leaf=is_spec)

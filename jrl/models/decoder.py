@@ -1,4 +1,4 @@
-"""One configurable decoder: attention, linear attention or experts and an MLP between norms, as `shape.Decoder` says.
+"""One decoder, configured by `shape.Decoder`: attention or linear attention, and an MLP or experts, between norms.
 
 Parameters are a plain tree with stacked layers [num_layers, ...] (jrl/models/leaves.py); the learner scans them.
 `unstack` gives the same parameters with layers as a tuple, which a decode loop unrolls. The same functions serve the
@@ -31,7 +31,7 @@ from jrl.models.shape import Decoder, LayerVariant
 from jrl.ops.router import by_layer, by_token, not_recorded, route_dtype
 from jrl.types import Array, PyTree
 
-Asked = Literal["logits", "ids"] | None  # of every router, where anything is
+RouterOutput = Literal["logits", "ids"] | None  # what to return of every router
 
 
 class Kind(NamedTuple):
@@ -49,27 +49,27 @@ class Rotary(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What all layers share: positions of the tokens, and which tokens each may attend to."""
+    """Inputs shared by all layers: the positions of the tokens, and which tokens each may attend to."""
 
     positions: Array  # [B, L] int32
     segment: Array | PrefixSegments | ShareSegments | None
-    # [B, L, L] bool, or [B, L, P + L], of a share's tokens [B, L / S, L]; None with a cache, and where attention needs
-    # no more than a block of it at once
+    # [B, L, L] bool, or [B, L, P + L]; [B, L / S, L] for a share's tokens; None with a cache, and if attention computes
+    # it block by block
     mask: Array | None
     rotary: Rotary | None  # None: no layer rotates
 
 
 class TokenInput(NamedTuple):
-    """What a layer is given of each token beside the stream. In front of [B, L, ...] there may be an axis of layers."""
+    """A layer's inputs per token, other than the stream. A leading axis of layers may precede [B, L, ...]."""
 
     embedding: Array | None  # [B, L, E], of Decoder.layer_inputs
-    routes: Array | None  # [B, L, k], of a sparse layer's router, to be replayed; None: they are computed
-    # keys and values that a layer without its own reads where there is no cache, [B, J, L, K] each, of one layer
+    routes: Array | None  # [B, L, k], routes that a sparse layer replays; None: its router decides
+    # without a cache: keys and values for a layer that has none of its own, [B, J, L, K] each
     shared_kv: tuple[Array, Array] | None = None
 
 
 class LayerCache(NamedTuple):
-    """The cache that a layer reads and writes: its own, or a stack of those of its kind and its index in it."""
+    """The cache that a layer reads and writes: its own, or the stack of its kind of layer and its index there."""
 
     cache: Cache | State | None  # None: no cache
     index: Array | None  # [] int32; None: the cache is of this layer alone
@@ -83,16 +83,16 @@ def forward(
     Args:
       params: the tree of `spec`, or of `unstack`.
       tokens, positions: [B, L] int32. Positions count within a token's own sequence.
-      segment: [B, L] int32, sequences packed in a row see only themselves; [B, L, 2] int32, a token's own segment and
-        the other one it sees, or its own twice; PrefixSegments, where rows see the beginning of others, and
-        ShareSegments, where the tokens are shares of rows (both without linear attention); None: one sequence a row.
-      cache: keys and values of M columns. The L tokens of a row go to the columns positions[:, 0] .. + L - 1, and a
-        query sees the columns up to its own position. With a cache `segment` may be [B, L], 0 for the first tokens of
-        a row, which the states of linear attention count, and 1 for the rest, which they must not: what a prompt is
-        filled up with, and a token that will be given again. None: all count.
+      segment: [B, L] int32, tokens attend only within their own segment; [B, L, 2] int32, a token's own segment and
+        the second one it attends to, or its own twice; PrefixSegments, if rows attend to a prefix in another row;
+        ShareSegments, if the tokens are shares of rows (both without linear attention); None: one sequence per row.
+      cache: keys and values of M columns. The L tokens of a row are written to columns positions[:, 0] .. + L - 1, and
+        a query attends to the columns up to its own position. With a cache `segment` may be [B, L]: 0 for the first
+        tokens of a row, which update the states of linear attention, and 1 for the rest, which must not: padding of a
+        prompt, and a token that will be passed again. None: all tokens update them.
 
     Returns:
-      hidden: [B, L, D] in cfg.dtype, after the final norm. cache: as given, written; None where none was given.
+      hidden: [B, L, D] in cfg.dtype, after the final norm. cache: the updated cache; None without one.
     """
     hidden, cache, _ = _run(params, tokens, positions, segment, cfg, cache)
     return hidden, cache
@@ -106,28 +106,28 @@ def routed(
     cfg: Decoder,
     routes: Array | None = None,
 ) -> tuple[Array, Array | None]:
-    """Returns the last hidden states as `forward` does, and the logits of every router on the way.
+    """Returns the last hidden states as `forward` does, and the logits of every router.
 
     Args:
-      routes: [B, L, sparse layers * k], as `record_routes` has them, which every router replays; None: they decide.
+      routes: [B, L, sparse layers * k], from `record_routes`, which every router replays; None: the routers decide.
 
     Returns:
       logits: [sparse layers, B, L, experts] float32 or wider; None where no layer is sparse.
     """
-    hidden, _, logits = _run(params, tokens, positions, segment, cfg, None, asked="logits", routes=routes)
+    hidden, _, logits = _run(params, tokens, positions, segment, cfg, None, router_output="logits", routes=routes)
     return hidden, logits
 
 
 def record_routes(
     params: PyTree, tokens: Array, positions: Array, segment: Array | None, cfg: Decoder, cache: Cache | None = None
 ) -> tuple[Array, Cache | None, Array]:
-    """Returns what `forward` does, and which experts the tokens went to, [B, L, sparse layers * k] in `route_dtype`."""
-    hidden, cache, ids = _run(params, tokens, positions, segment, cfg, cache, asked="ids")
+    """Returns what `forward` does, and the experts of every token, [B, L, sparse layers * k] in `route_dtype`."""
+    hidden, cache, ids = _run(params, tokens, positions, segment, cfg, cache, router_output="ids")
     return hidden, cache, by_token(ids)
 
 
 def empty_routes(cfg: Decoder, batch: int, length: int) -> Array:
-    """Returns routes of which none is recorded, [batch, length, sparse layers * k]."""
+    """Returns routes that are all marked as not recorded, [batch, length, sparse layers * k]."""
     dtype = route_dtype(cfg.experts.count)
     shape = (batch, length, len(_sparse_layers(cfg)) * cfg.experts.per_token)
     return jnp.full(shape, not_recorded(dtype), dtype)
@@ -145,48 +145,48 @@ def _run(
     cfg: Decoder,
     cache: Cache | None,
     *,
-    asked: Asked = None,
+    router_output: RouterOutput = None,
     routes: Array | None = None,
 ) -> tuple[Array, Cache | None, Array | None]:
-    """Returns hidden states, the cache, and what is asked of the routers, [sparse layers, B, L, experts or k]."""
+    """Returns hidden states, the cache, and the routers' requested output, [sparse layers, B, L, experts or k]."""
     x = _embedded(params, tokens, positions, cfg)
-    at_once = cache is None and cfg.attention != "splash" and cfg.attention_block is None
-    mask = visible(positions, segment) if at_once else None
+    needs_mask = cache is None and cfg.attention != "splash" and cfg.attention_block is None
+    mask = visible(positions, segment) if needs_mask else None
     rotary = _rotary(positions, cfg)
     inputs = None if cfg.layer_inputs is None else _layer_inputs(params, x, tokens, cfg)
     sparse = _sparse_layers(cfg)
     routes = None if routes is None else by_layer(routes, len(sparse))
     context = Context(positions, segment, mask, rotary)
-    shared = {}  # is the layer windowed? -> keys and values of these tokens, for layers that have none
+    shared = {}  # whether the layer is windowed -> keys and values of these tokens, for layers that have none
     shared_kv = lambda kind, variant: shared.get(kind.windowed) if variant.shared else None
 
     kinds = [Kind(cfg.windowed(i), cfg.rotates(i)) for i in range(cfg.layers)]
-    # Where layers of a scan differ it carries along which kind each is.
+    # If the layers of a scan differ in kind, the kind of each is an input of the scan.
     static = ("windowed",) if cfg.variant(0).windowed is not None else ()
     vary = tuple(
         name for name in Kind._fields if name not in static and len({getattr(kind, name) for kind in kinds}) > 1
     )
     flags = {name: jnp.array([getattr(kind, name) for kind in kinds]) for name in vary}
 
-    of_routers = []  # of each scan, or layer
+    router_outputs = []  # of each scan, or layer
     if isinstance(params["layers"], tuple):
         for i, weights in enumerate(params["layers"]):
             variant, row = cfg.variant(i), row_of(cfg, i)
             layer_cache = LayerCache(None if cache is None else stack_of(cache, variant)[row], None)
             replayed = None if routes is None or i not in sparse else routes[sparse.index(i)]
             token_input = TokenInput(None if inputs is None else inputs[i], replayed, shared_kv(kinds[i], variant))
-            x, new, kv, of_router = _layer_once(
+            x, new_cache, kv, output = _layer_once(
                 x, weights, context, layer_cache, token_input,
-                kind=kinds[i], variant=variant, cfg=cfg, asked=asked,
+                kind=kinds[i], variant=variant, cfg=cfg, router_output=router_output,
             )  # fmt: skip
             if cache is not None and not variant.shared:
                 rows = stack_of(cache, variant)
-                cache = with_stack(cache, variant, (*rows[:row], new, *rows[row + 1 :]))
+                cache = with_stack(cache, variant, (*rows[:row], new_cache, *rows[row + 1 :]))
             if variant.source:
                 shared[kinds[i].windowed] = kv
-            of_routers.append(None if of_router is None else jnp.expand_dims(of_router, 0))
+            router_outputs.append(None if output is None else jnp.expand_dims(output, 0))
     else:
-        # The cache is carried and written in place. As inputs and outputs of the scan there would be two of it.
+        # The cache is part of the carry and written in place. As an input and output of the scan it would exist twice.
         def step_of(kind: Kind, variant: LayerVariant, start: int) -> Callable[[tuple, tuple], tuple[tuple, tuple]]:
             def step(carry: tuple[Array, Any], xs: tuple) -> tuple[tuple[Array, Any], tuple]:
                 ((x, added), cache), (weights, flags, index, layer, token_input) = carry, xs
@@ -194,63 +194,67 @@ def _run(
                 weights = weights | _in_stack(unsliced, layer, start, sparse)
                 layer_cache = LayerCache(None if cache is None else stack_of(cache, variant), index)
                 token_input = token_input._replace(shared_kv=shared_kv(kind, variant))
-                x, new, kv, of_router = _layer(
+                x, new_cache, kv, output = _layer(
                     x, weights, context, layer_cache, token_input,
-                    kind=kind._replace(**flags), variant=variant, cfg=cfg, asked=asked, adds=added is None,
+                    kind=kind._replace(**flags), variant=variant, cfg=cfg, router_output=router_output,
+                    adds=added is None,
                 )  # fmt: skip
                 if cache is not None and not variant.shared:
-                    cache = with_stack(cache, variant, new)
-                return (x if added is not None else (x, None), cache), (of_router, kv)
+                    cache = with_stack(cache, variant, new_cache)
+                return (x if added is not None else (x, None), cache), (output, kv)
 
             return step
 
         sliced, unsliced = _read_in_stack(params["layers"])
-        # The layer after adds a layer's output to the stream, where the norm that reads the sum is: by itself the
-        # addition would be a pass over both. x + -0 is x.
-        later = cache is None and is_narrow(x.dtype) and cfg.layer_inputs is None and not cfg.layer_scale
-        x = (x, jnp.full_like(x, -0.0) if later else None)
+        # The next layer adds a layer's output to the stream, so that the addition is fused with the norm that reads the
+        # sum; by itself it would be another pass over both arrays. x + -0 is x.
+        defer_sum = cache is None and is_narrow(x.dtype) and cfg.layer_inputs is None and not cfg.layer_scale
+        x = (x, jnp.full_like(x, -0.0) if defer_sum else None)
         for start, stop in stretches(cfg):
             variant, row = cfg.variant(start), row_of(cfg, start)
-            some = {name: flag[start:stop] for name, flag in flags.items()}
+            stretch_flags = {name: flag[start:stop] for name, flag in flags.items()}
             stack = some_layers(sliced, cfg, start, stop)
             rows = jnp.full(stop - start, row) if variant.shared else jnp.arange(row, row + stop - start)
-            first = None if routes is None or start not in sparse else sparse.index(start)
-            replayed = None if first is None else routes[first : first + stop - start]
+            replayed = None
+            if routes is not None and start in sparse:
+                first = sparse.index(start)
+                replayed = routes[first : first + stop - start]
             token_input = TokenInput(None if inputs is None else inputs[start:stop], replayed)
-            (x, cache), (of_router, kv) = jax.lax.scan(
+            (x, cache), (output, kv) = jax.lax.scan(
                 step_of(kinds[start], variant, start),
                 (x, cache),
-                (stack, some, rows, jnp.arange(start, stop), token_input),
+                (stack, stretch_flags, rows, jnp.arange(start, stop), token_input),
             )
             if kv is not None:  # of a stretch of one layer
                 shared[kinds[start].windowed] = jax.tree.map(lambda leaf: leaf[0], kv)
-            of_routers.append(of_router)
-        x = x[0] + jax.lax.stop_gradient(x[1]) if later else x[0]
-    of_routers = [of_router for of_router in of_routers if of_router is not None]
-    return _norm(x, params, "final_norm", cfg), cache, jnp.concatenate(of_routers) if of_routers else None
+            router_outputs.append(output)
+        x = x[0] + jax.lax.stop_gradient(x[1]) if defer_sum else x[0]
+    router_outputs = [output for output in router_outputs if output is not None]
+    hidden = _norm(x, params, "final_norm", cfg)
+    return hidden, cache, jnp.concatenate(router_outputs) if router_outputs else None
 
 
 def _read_in_stack(layers: PyTree) -> tuple[PyTree, PyTree]:
-    """Returns the leaves of stacked layers that a scan slices, and those that a kernel reads in the stack of all:
-    a slice would be a copy of their matrices."""
+    """Returns the leaves of stacked layers that a scan slices, and those that a kernel reads from the stack of all
+    layers: slicing them would copy their matrices."""
     unsliced = {name: layers[name] for name in (fused.ATTENTION, fused.MLP, experts.KERNEL) if name in layers}
     return {name: leaf for name, leaf in layers.items() if name not in unsliced}, unsliced
 
 
 def _in_stack(unsliced: PyTree, layer: Array, start: int, sparse: Sequence[int]) -> PyTree:
-    """Returns what the kernels read of a layer in the stretch from `start`, and where it is in their stacks.
+    """Returns the stacked leaves that kernels read in a layer of the stretch from `start`, and its index in the stacks.
 
     Args:
-      sparse: the layers with experts, which have a stack of their own.
+      sparse: the layers with experts, which have a separate stack.
     """
-    dense = start - sparse.index(start) if start in sparse else None  # layers before that are not
-    some = {name: leaves for name, leaves in unsliced.items() if name != experts.KERNEL or dense is not None}
-    row = lambda name: layer - dense if name == experts.KERNEL and dense else layer
-    return {name: fused.Stacked(leaves, row(name)) for name, leaves in some.items()}
+    num_dense = start - sparse.index(start) if start in sparse else None  # layers without experts before the stretch
+    leaves_read = {name: leaves for name, leaves in unsliced.items() if name != experts.KERNEL or num_dense is not None}
+    row = lambda name: layer - num_dense if name == experts.KERNEL and num_dense else layer
+    return {name: fused.Stacked(leaves, row(name)) for name, leaves in leaves_read.items()}
 
 
 def _embedded(params: PyTree, tokens: Array | MixedTokens, positions: Array, cfg: Decoder) -> Array:
-    """Returns what the first layer reads of tokens in their places, [B, L, D]."""
+    """Returns the input of the first layer, [B, L, D]: scaled embeddings, with learned positions if there are any."""
     dtype = jnp.dtype(cfg.dtype)
     # A lookup needs complete rows of the table: exchange its vocabulary shards for shards of the width.
     table = constrain(params["embed"].astype(dtype), None, "embed_shard")
@@ -273,15 +277,15 @@ def _layer(
     kind: Kind,
     variant: LayerVariant,
     cfg: Decoder,
-    asked: Asked,
+    router_output: RouterOutput,
     adds: bool = True,
 ) -> tuple[Array | tuple[Array, Array], Cache | State | None, tuple[Array, Array] | None, Array | None]:
     """Returns the residual stream after a layer, its cache with these tokens in it, the keys and values that later
-    layers share, and what is asked of its router.
+    layers share, and the requested output of its router.
 
     Args:
-      x: [B, L, D]. weights: of the layer.
-      adds: False: the stream is returned as the two arrays that it is the sum of.
+      x: [B, L, D]. weights: the layer's.
+      adds: False: the stream is returned as two arrays, whose sum it is.
     """
 
     def block(x: Array, weights: PyTree, token_input: TokenInput) -> tuple:
@@ -290,10 +294,10 @@ def _layer(
         weights = fused.with_sliced(weights, x, cfg)
         h = _norm(x, weights, "attention_norm", cfg) if before and fused.ATTENTION not in weights else x
         if variant.linear:
-            y, new = _linear(h, weights, context, layer_cache, cfg)
+            y, new_cache = _linear(h, weights, context, layer_cache, cfg)
             kv = None
         else:
-            y, new, kv = _attention(h, weights, kind, variant, context, layer_cache, token_input.shared_kv, cfg)
+            y, new_cache, kv = _attention(h, weights, kind, variant, context, layer_cache, token_input.shared_kv, cfg)
         between = x if cfg.parallel else stream(x + (_norm(y, weights, "attention_out_norm", cfg) if after else y))
         if fused.MLP in weights:
             z, routing = _by_fused_mlp(between, weights[fused.MLP], cfg), None
@@ -303,48 +307,48 @@ def _layer(
                 z, routing = _sparse(between, h, weights, token_input.routes, cfg)
             else:
                 z, routing = _mlp(h, weights, cfg), None
-        of_router = _asked_of(routing, asked, cfg)
+        output = _router_output(routing, router_output, cfg)
         if cfg.parallel:
             between = x + (_norm(y, weights, "attention_out_norm", cfg) if after else y)
         z = _norm(z, weights, "mlp_out_norm", cfg) if after else z
         if not adds:
-            return _summed_later(between, z), new, kv if variant.source else None, of_router
+            return _summed_later(between, z), new_cache, kv if variant.source else None, output
         x = between + z
         if token_input.embedding is not None:
             x = x + _norm(_from_input(x, weights, token_input.embedding, cfg), weights, "input_norm", cfg)
         if cfg.layer_scale:
             x = x * weights["layer_scale"][0].astype(x.dtype)
-        return x, new, kv if variant.source else None, of_router
+        return x, new_cache, kv if variant.source else None, output
 
     run = keeping(cfg.remat, block) if layer_cache.cache is None else block
     return run(x, weights, token_input)
 
 
-def _asked_of(routing: experts.Routing | None, asked: Asked, cfg: Decoder) -> Array | None:
-    """Returns what is asked of a layer's router; None where the layer has none."""
-    if routing is None or asked is None:
+def _router_output(routing: experts.Routing | None, router_output: RouterOutput, cfg: Decoder) -> Array | None:
+    """Returns the requested output of a layer's router; None if the layer has no router."""
+    if routing is None or router_output is None:
         return None
-    return routing.logits if asked == "logits" else routing.ids.astype(route_dtype(cfg.experts.count))
+    return routing.logits if router_output == "logits" else routing.ids.astype(route_dtype(cfg.experts.count))
 
 
 @jax.custom_vjp
 def _summed_later(x: Array, y: Array) -> tuple[Array, Array]:
-    """Returns x and y, of which only the sum x + stop_gradient(y) may be read: its gradient comes back with x, and is
-    that of both. As the gradients of two arrays the same numbers would be carried, and copied, twice."""
+    """Returns x and y, of which only the sum x + stop_gradient(y) may be read. The gradient of x is then that of both;
+    as two arrays of gradients the same numbers would be carried, and copied, twice."""
     return x, y
 
 
 _summed_later.defvjp(lambda x, y: ((x, y), None), lambda _, gradients: (gradients[0], gradients[0]))
 
 
-# Layers that are alike are traced and lowered once, wherever they stand in a program and however often.
-_layer_once = jax.jit(_layer, static_argnames=("kind", "variant", "cfg", "asked", "adds"))
+# Equal layers are traced and lowered once per program.
+_layer_once = jax.jit(_layer, static_argnames=("kind", "variant", "cfg", "router_output", "adds"))
 
 
 def _linear(
     h: Array, weights: PyTree, context: Context, layer_cache: LayerCache, cfg: Decoder
 ) -> tuple[Array, State | None]:
-    """Returns linear attention's output and `layer_cache.cache` with the state after it."""
+    """Returns linear attention's output and `layer_cache.cache` with the updated state."""
     cache, index = layer_cache
     state = None if cache is None else jax.tree.leaves(jax.tree.map(lambda x: of_layer(x, index), cache))
     token_mask = None if cache is None or context.segment is None else context.segment == 0
@@ -361,7 +365,7 @@ def _linear(
 
 
 def _rows_of(table: Array, tokens: Array | MixedTokens) -> Array:
-    """Returns the rows of a table for its tokens, [B, L, ...], or their mixtures."""
+    """Returns the table's rows for tokens, [B, L, ...], or mixtures of rows."""
     if isinstance(tokens, MixedTokens):
         rows, others = (_rows_of(table, ids) for ids in (tokens.tokens, tokens.others))
         return rows + jnp.asarray(tokens.share, rows.dtype) * (others - rows)
@@ -369,8 +373,8 @@ def _rows_of(table: Array, tokens: Array | MixedTokens) -> Array:
 
 
 def _layer_inputs(params: PyTree, x: Array, tokens: Array | MixedTokens, cfg: Decoder) -> Array:
-    """Returns every token's input to each layer, [layers, B, L, E]: from a table, and from x [B, L, D], the embedding
-    that the first layer reads.
+    """Returns every token's input to each layer, [layers, B, L, E], computed from a table and from x [B, L, D], the
+    embedding that the first layer reads.
 
     Source: transformers' Gemma 4, as Gemma 3n before it (per-layer embeddings).
     """
@@ -381,12 +385,12 @@ def _layer_inputs(params: PyTree, x: Array, tokens: Array | MixedTokens, cfg: De
     from_embedding = einsum("bld,de->ble", x, project, ("batch", None, None)) * jnp.asarray(cfg.width**-0.5, dtype)
     from_table, from_embedding = (y.reshape(*x.shape[:2], cfg.layers, size) for y in (from_table, from_embedding))
     from_embedding = rms_norm(from_embedding, _weight(params["layer_norm"], cfg), cfg.norm_eps)
-    both = (from_embedding + from_table * jnp.asarray(size**0.5, dtype)) * jnp.asarray(2**-0.5, dtype)
-    return jnp.moveaxis(both, 2, 0)
+    combined = (from_embedding + from_table * jnp.asarray(size**0.5, dtype)) * jnp.asarray(2**-0.5, dtype)
+    return jnp.moveaxis(combined, 2, 0)
 
 
 def _from_input(x: Array, weights: PyTree, per_layer_input: Array, cfg: Decoder) -> Array:
-    """Returns what a layer adds for `per_layer_input` [B, L, E], [B, L, D], before its norm."""
+    """Returns the contribution of `per_layer_input` [B, L, E] to the stream, [B, L, D], before its norm."""
     gate = ACTIVATIONS[cfg.activation](multiply("bld,de->ble", x, weights, "input_gate", ("embed", None)))
     return multiply("ble,ed->bld", gate * per_layer_input, weights, "input_out", (None, "embed"))
 
@@ -394,7 +398,7 @@ def _from_input(x: Array, weights: PyTree, per_layer_input: Array, cfg: Decoder)
 def unembed(params: PyTree, hidden: Array, cfg: Decoder) -> Array:
     """Returns logits [B, L, V], float32 or wider, of hidden [B, L, D]."""
     head = gather(params["embed" if cfg.tied else "head"].astype(hidden.dtype), "vocab", "embed")
-    # Summed into wide numbers, not widened afterwards: logits rounded to bfloat16 move log-probs by about 1e-2.
+    # Accumulate in float32, not widen afterwards: logits rounded to bfloat16 move log-probs by about 1e-2.
     wide = jnp.promote_types(hidden.dtype, jnp.float32)
     logits = einsum("bld,vd->blv", hidden, head, ("batch", None, "vocab"), wide)
     return logits if cfg.logit_cap is None else cfg.logit_cap * jnp.tanh(logits / cfg.logit_cap)
@@ -403,11 +407,11 @@ def unembed(params: PyTree, hidden: Array, cfg: Decoder) -> Array:
 def visible(
     positions: Array, segment: Array | PrefixSegments | ShareSegments | None, rows: Rows = lambda x: x
 ) -> Array:
-    """Returns which tokens of its row each token sees, [B, L, L] bool: itself and those before it in its sequence. With
-    a prefix from another row, [B, L, P + L]: the prefix first. Of a share's tokens, [B, L / S, L].
+    """Returns which tokens of its row each token attends to, [B, L, L] bool: itself and those before it in its
+    sequence. With a prefix from another row, [B, L, P + L]: the prefix first. For a share's tokens, [B, L / S, L].
 
     Args:
-      rows: chooses the tokens that see, of arrays [B, L, ...]; the others' rows never exist.
+      rows: selects the queries from arrays [B, L, ...]; the mask of the other queries is never computed.
     """
     if isinstance(segment, ShareSegments):
         column = jnp.arange(segment.row_segment.shape[1])[None]
@@ -424,7 +428,7 @@ def visible(
 
 
 def _same_segment(segment: Array, row_segment: Array, rows: Rows) -> Array:
-    """Returns which tokens of its row are of a segment that each token sees, [B, Q, L] bool.
+    """Returns which tokens of its row are in a segment that each token attends to, [B, Q, L] bool.
 
     Args:
       segment: [B, Q], or [B, Q, 2]. row_segment: [B, L], or [B, L, 2]. rows: as in `visible`.
@@ -438,15 +442,16 @@ def _same_segment(segment: Array, row_segment: Array, rows: Rows) -> Array:
 
 
 def _share_of(segment: Array | PrefixSegments | ShareSegments | None) -> ShareSegments | None:
-    """Returns the segments of shares; None where tokens are of undivided rows."""
-    own = segment.segment if isinstance(segment, PrefixSegments) else segment
-    return own if isinstance(own, ShareSegments) else None
+    """Returns the ShareSegments; None if rows are not divided."""
+    inner = segment.segment if isinstance(segment, PrefixSegments) else segment
+    return inner if isinstance(inner, ShareSegments) else None
 
 
 def _prefix(x: Array, prefix_row: Array) -> Array:
-    """Returns of keys or values [B, J, L, K] those of each row's prefix, [B, J, P, K], within a batch shard.
+    """Returns the keys or values of each row's prefix, [B, J, P, K], within a batch shard.
 
     Args:
+      x: [B, J, L, K], keys or values of all rows.
       prefix_row: [B, P] int32, as in PrefixSegments. Unused columns are undefined.
     """
     take = lambda x, row: (x[jnp.maximum(row.max(axis=1), 0), :, : row.shape[1]],)
@@ -464,18 +469,18 @@ def _attention(
     shared_kv: tuple[Array, Array] | None,
     cfg: Decoder,
 ) -> tuple[Array, Cache | None, tuple[Array, Array] | None]:
-    """Returns attention's output, `layer_cache.cache` with the new keys and values in it, and without a cache those
-    keys and values, [B, J, L, K].
+    """Returns attention's output, `layer_cache.cache` with the new keys and values in it, and these keys and values,
+    [B, J, L, K].
 
     Args:
-      layer_cache: of a layer that shares, the one it reads.
-      shared_kv: keys and values that a layer without its own reads where there is no cache.
+      layer_cache: for a layer that shares keys and values, the one it reads.
+      shared_kv: without a cache: keys and values for a layer that has none of its own.
     """
     positions, segment, mask, rotary = context
     cache, layer = layer_cache
     q, k, v = _projected(h, weights, kind, variant, rotary, shared_kv if cache is None else (None, None), cfg)
     if not variant.shared:
-        # Heads before columns: one head's keys are contiguous, and a decode step reads them without a copy.
+        # Heads before columns, so that a head's keys are contiguous and a decode step reads them without a copy.
         k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
         if cache is not None:
             start = positions[:, 0]
@@ -538,8 +543,8 @@ def _projected(
     shared_kv: tuple[Array | None, Array | None] | None,
     cfg: Decoder,
 ) -> tuple[Array, Array | None, Array | None]:
-    """Returns queries [B, L, H, K], keys and values of a layer, rotated: [B, L, J, K], or `shared_kv` of a layer
-    without its own."""
+    """Returns queries [B, L, H, K], rotated, and keys, rotated, and values [B, L, J, K]; for a layer without its own
+    keys and values, `shared_kv`."""
     name_of = lambda name: f"{variant.prefix}{name}"
     project = functools.partial(_project, h, weights, variant)
 
@@ -550,8 +555,8 @@ def _projected(
         return _by_fused_qkv(h, weights[fused.ATTENTION], rotary, kind, cfg)
     if fused.QKV in weights:
         scale = _weight(weights[fused.QK_NORM], cfg) if fused.QK_NORM in weights else None
-        both, v = fused.project(h, weights, cfg, scale)
-        return *fused.split(_rotate(both, rotary, kind), weights, cfg), v
+        qk, v = fused.project(h, weights, cfg, scale)
+        return *fused.split(_rotate(qk, rotary, kind), weights, cfg), v
     q = project("q", "heads")
     if variant.shared:
         q = normed(plus(q, weights, name_of("q_bias")), "q_norm")
@@ -566,12 +571,12 @@ def _projected(
 
 
 def _project(h: Array, weights: PyTree, variant: LayerVariant, name: str, heads: str) -> Array:
-    """Returns h, [B, L, D], times one of a layer's projections, by head: [B, L, heads, K]."""
+    """Returns h [B, L, D] times one of a layer's projections, [B, L, heads, K]."""
     return multiply("bld,dhk->blhk", h, weights, f"{variant.prefix}{name}", ("embed", heads, "head_dim"))
 
 
 def _output(out: Array, h: Array, weights: PyTree, variant: LayerVariant, cfg: Decoder) -> Array:
-    """Returns what attention adds to the stream, [B, L, D], of its heads' outputs, [B, L, H, K]."""
+    """Returns what attention adds to the stream, [B, L, D], from its heads' outputs, [B, L, H, K]."""
     if cfg.output_gate:
         out = out * jax.nn.sigmoid(_project(h, weights, variant, "q_gate", "heads"))
     out = multiply("blhk,hkd->bld", out, weights, f"{variant.prefix}o", ("heads", "head_dim", "embed"))
@@ -588,9 +593,9 @@ def _by_splash(
     sinks: Array | None,
     cfg: Decoder,
 ) -> Array:
-    """Returns attention by the kernel, [B, L, H, K], of the tokens from the columns `start` [B] on where there are more
-    columns than tokens. Raises ValueError where a token sees a second segment."""
-    from jrl.models.attention import splash  # Pallas is half a second of import, for those who ask for it
+    """Returns attention by the kernel, [B, L, H, K]. If there are more columns than tokens, the tokens begin at columns
+    `start` [B]. Raises ValueError if a token attends to a second segment."""
+    from jrl.models.attention import splash  # here, since importing Pallas takes half a second
 
     row = segment.row_segment if isinstance(segment, ShareSegments) else segment
     if row is not None and row.ndim == 3:
@@ -609,8 +614,8 @@ def _by_splash(
 def _by_ragged(
     q: Array, cache: Cache, layer: Array | None, last: Array, windowed: bool | Array, sinks: Array | None, cfg: Decoder
 ) -> Array:
-    """Returns attention of one token a row, in column `last` [B], by the kernel, [B, 1, H, K]."""
-    from jrl.models.attention import ragged  # Pallas is half a second of import, for those who ask for it
+    """Returns attention of one token per row, in column `last` [B], by the kernel, [B, 1, H, K]."""
+    from jrl.models.attention import ragged  # here, since importing Pallas takes half a second
 
     first = jnp.zeros_like(last)
     if windowed is not False:
@@ -621,8 +626,8 @@ def _by_ragged(
 
 
 def _by_fused_qkv(x: Array, weights: PyTree, rotary: Rotary, kind: Kind, cfg: Decoder) -> tuple[Array, Array, Array]:
-    """Returns queries, keys and values of the residual stream of one token a row, its norm included, by the kernel."""
-    from jrl.models.attention import fused_qkv  # Pallas is half a second of import, for those who ask for it
+    """Returns queries, keys and values of the residual stream of one token per row by the kernel, norm included."""
+    from jrl.models.attention import fused_qkv  # here, since importing Pallas takes half a second
 
     cos, sin = _angles(rotary, kind)
     if kind.rotates is False:
@@ -631,8 +636,8 @@ def _by_fused_qkv(x: Array, weights: PyTree, rotary: Rotary, kind: Kind, cfg: De
 
 
 def _by_fused_mlp(x: Array, weights: PyTree, cfg: Decoder) -> Array:
-    """Returns the MLP of the residual stream of one token a row, [B, 1, D], its norm included, by the kernel."""
-    from jrl.models import fused_mlp  # Pallas is half a second of import, for those who ask for it
+    """Returns the MLP of the residual stream of one token per row, [B, 1, D], by the kernel, norm included."""
+    from jrl.models import fused_mlp  # here, since importing Pallas takes half a second
 
     return fused_mlp.mlp(
         x, fused.stacked(weights), activation=ACTIVATIONS[cfg.activation], eps=cfg.norm_eps,
@@ -641,8 +646,8 @@ def _by_fused_mlp(x: Array, weights: PyTree, cfg: Decoder) -> Array:
 
 
 def _by_fused_experts(weights: PyTree, cfg: Decoder, h: Array, share: Array, ids: Array) -> Array:
-    """Returns what `experts.Kernel` does, of one token a row."""
-    from jrl.models import fused_experts  # Pallas is half a second of import, for those who ask for it
+    """Returns the output of an `experts.Kernel` for one token per row."""
+    from jrl.models import fused_experts  # here, since importing Pallas takes half a second
 
     return fused_experts.mix(
         h, share, ids, fused.stacked(weights), activation=ACTIVATIONS[cfg.activation], clamp=cfg.experts.clamp
@@ -650,11 +655,11 @@ def _by_fused_experts(weights: PyTree, cfg: Decoder, h: Array, share: Array, ids
 
 
 def _rotary(positions: Array, cfg: Decoder) -> Rotary | None:
-    """Returns the rotary embedding of layers without and with a window; None where no layer rotates."""
+    """Returns the rotary embedding of layers without and with a window; None if no layer rotates."""
     if not any(map(cfg.rotates, range(cfg.layers))):
         return None
     wide, half = jnp.promote_types(jnp.dtype(cfg.dtype), jnp.float32), cfg.rotated // 2
-    # Heads of another shape rotate all their pairs.
+    # The heads of `cfg.full` rotate all their pairs.
     full_half = half if cfg.full is None else cfg.full.head_dim // 2
     full = cos_sin(positions, frequencies(cfg.rope_theta, full_half, wide, cfg.rope), amplitude(cfg.rope))
     if cfg.window_rope_theta is not None:
@@ -669,11 +674,11 @@ def _rotate(x: Array, rotary: Rotary | None, kind: Kind) -> Array:
 
 
 def _angles(rotary: Rotary, kind: Kind) -> tuple[Array, Array]:
-    """Returns (cos, sin) of a layer of a kind that rotates, or may."""
+    """Returns (cos, sin) for a layer of a kind that rotates or may rotate."""
     cos, sin = rotary.windowed if kind.windowed is True else rotary.full
     if not isinstance(kind.windowed, bool) and rotary.windowed is not rotary.full:
         cos, sin = (jnp.where(kind.windowed, near, far) for near, far in zip(rotary.windowed, rotary.full))
-    if not isinstance(kind.rotates, bool):  # a rotation by 0 is none
+    if not isinstance(kind.rotates, bool):  # no rotation: an angle of 0
         cos, sin = jnp.where(kind.rotates, cos, 1), jnp.where(kind.rotates, sin, 0)
     return cos, sin
 
@@ -691,20 +696,20 @@ def _weight(scale: Array, cfg: Decoder) -> Array:
 
 
 def _sparse(x: Array, h: Array, weights: PyTree, routes: Array | None, cfg: Decoder) -> tuple[Array, experts.Routing]:
-    """Returns the output of a sparse layer's experts, its shared expert's included, and what its router said.
+    """Returns the output of a sparse layer's experts, including the shared expert's, and its routing.
 
     Args:
       x: [B, L, D], the residual stream. h: the same, as the MLP reads it. routes: [B, L, k], replayed; None: computed.
 
     Source: transformers' Gemma 4 (normed, and a router that reads the stream) and Qwen3.5-MoE (gated).
     """
-    sparse, routed_by = cfg.experts, None
+    sparse, router_input = cfg.experts, None
     if sparse.reads == "stream":
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        routed_by = rms_norm(wide, weights["router_norm"], cfg.norm_eps) * jnp.asarray(cfg.width**-0.5, wide.dtype)
-    read = _norm(x, weights, "expert_norm", cfg) if sparse.shared_expert == "normed" else h
+        router_input = rms_norm(wide, weights["router_norm"], cfg.norm_eps) * jnp.asarray(cfg.width**-0.5, wide.dtype)
+    expert_input = _norm(x, weights, "expert_norm", cfg) if sparse.shared_expert == "normed" else h
     kernel = functools.partial(_by_fused_experts, weights[experts.KERNEL], cfg) if experts.KERNEL in weights else None
-    y, routing = experts.mix(read, weights, sparse, ACTIVATIONS[cfg.activation], routed_by, routes, kernel)
+    y, routing = experts.mix(expert_input, weights, sparse, ACTIVATIONS[cfg.activation], router_input, routes, kernel)
     if sparse.shared_expert is None:
         return y, routing
     z = _mlp(h, weights, cfg)
@@ -720,9 +725,9 @@ def _mlp(h: Array, weights: PyTree, cfg: Decoder) -> Array:
     if cfg.mlp == "gated":
         gate = multiply("bld,df->blf", h, weights, gate_name, ("embed", "mlp"))
         gate = activation(plus(gate, weights, "gate_bias"))
-    product = plus(multiply("bld,df->blf", h, weights, up, ("embed", "mlp")), weights, "up_bias")
-    product = activation(product) if gate is None else gate * product
-    return plus(multiply("blf,fd->bld", product, weights, down, ("mlp", "embed")), weights, "down_bias")
+    hidden = plus(multiply("bld,df->blf", h, weights, up, ("embed", "mlp")), weights, "up_bias")
+    hidden = activation(hidden) if gate is None else gate * hidden
+    return plus(multiply("blf,fd->bld", hidden, weights, down, ("mlp", "embed")), weights, "down_bias")
 
 
 ACTIVATIONS = {

@@ -1,4 +1,4 @@
-"""Mixture of experts: in a sparse layer a router sends every token to a few of its MLPs. No token is dropped.
+"""Mixture of experts: in a sparse layer a router sends every token to a few of the layer's MLPs. No token is dropped.
 
     weights, ids = the likeliest of softmax(x router)          y = sum_i weights_i * expert_ids_i(x)
 
@@ -33,12 +33,12 @@ from jrl.types import Array, PyTree
 LEAVES = ("router", "expert_gate", "expert_up", "expert_down", "router_bias", "expert_gate_bias", "expert_up_bias",
           "expert_down_bias", "router_norm", "expert_scale", "shared_expert_gate", "expert_norm", "expert_out_norm",
           "shared_expert_norm")  # fmt: skip
-# Those of LEAVES that the kernel for one token a row reads in their stack (fused_experts.py), and the leaf that holds
-# them then.
+# The LEAVES that the kernel for one token per row reads from their stack (fused_experts.py), and the leaf that then
+# holds them.
 KERNEL_LEAVES = ("expert_gate", "expert_up", "expert_down", "expert_gate_bias", "expert_up_bias")
 KERNEL = "expert_kernel"
-# Their inputs are last there: memory holds the last dimension padded to 128, and a device's share of the width is often
-# no multiple of that.
+# Leaves that the kernel reads with their inputs last: memory pads the last dimension to a multiple of 128, and a
+# device's share of the width is often not one.
 KERNEL_SWAPPED = ("expert_gate", "expert_up")
 GAIN = 1.702  # in the sigmoid gate of a clamped expert
 
@@ -76,15 +76,15 @@ class Experts:
         return self.layers[layer % len(self.layers)]
 
 
-# (h [B, L, D], weights of each token's experts [B, L, k], which they are) -> what `mix` returns, without a bias
+# (h [B, L, D], weights of each token's experts [B, L, k], their ids [B, L, k]) -> the output of `mix`, without a bias
 Kernel = Callable[[Array, Array, Array], Array]
 
 
 class Routing(NamedTuple):
-    """What a router said of each token."""
+    """A router's output for each token."""
 
     logits: Array  # [B, L, experts] float32 or wider
-    ids: Array  # [B, L, k] int32, the experts that it went to
+    ids: Array  # [B, L, k] int32, its experts
 
 
 def mix(
@@ -96,15 +96,15 @@ def mix(
     recorded: Array | None = None,
     kernel: Kernel | None = None,
 ) -> tuple[Array, Routing]:
-    """Returns the output of the experts for h, [B, L, D], and what the router said.
+    """Returns the output of the experts for h, [B, L, D], and the routing.
 
     Args:
       h: [B, L, D]. weights: LEAVES of one layer: router [D, experts], expert_gate and expert_up [experts, D, width],
-        expert_down [experts, width, D]; with cfg.bias a bias of each, [experts] and [experts, width] or [experts, D];
+        expert_down [experts, width, D]; with cfg.bias a bias for each, [experts] and [experts, width] or [experts, D];
         with cfg.scaled expert_scale [experts].
-      seen: [B, L, D], what the router reads; None: h.
+      seen: [B, L, D], the router's input; None: h.
       recorded: [B, L, k], routes that are replayed (`ops.router.route`); None: all are computed.
-      kernel: computes the experts' products, of KERNEL_LEAVES, which it holds; None: XLA does.
+      kernel: computes the experts' products from KERNEL_LEAVES, which are bound to it; None: XLA computes them.
     """
     # The router is in float32 or wider: a rounding difference may route a token differently in learner and sampler.
     seen, wide = h if seen is None else seen, jnp.promote_types(h.dtype, jnp.float32)
@@ -116,9 +116,9 @@ def mix(
     scales = [gather(weights["expert_scale"].astype(wide), "all_experts")] if cfg.scaled else []
     routes = [] if recorded is None else [recorded]
 
-    def chosen(logits: Array, *others: Array) -> tuple[Array, Array]:
-        *known, scale = others if cfg.scaled else (*others, None)
-        share, ids = route(logits, cfg.per_token, cfg.softmax, *known)
+    def chosen(logits: Array, *optional: Array) -> tuple[Array, Array]:
+        *replayed, scale = optional if cfg.scaled else (*optional, None)
+        share, ids = route(logits, cfg.per_token, cfg.softmax, *replayed)
         return (share if scale is None else share * scale[ids]), ids
 
     ins = (rows, *[rows] * len(routes), *[(None,)] * len(scales))
@@ -128,9 +128,9 @@ def mix(
         return out, Routing(logits, ids)
     # After the sum over tensor, so that the output bias is added once.
     visited = ids[..., None] == jnp.arange(cfg.count, dtype=ids.dtype).reshape(1, 1, 1, -1)
-    every = jnp.where(visited, share[..., None], 0).sum(-2).astype(h.dtype)
+    expert_share = jnp.where(visited, share[..., None], 0).sum(-2).astype(h.dtype)
     bias = gather(weights["expert_down_bias"], "all_experts", "norm").astype(h.dtype)
-    return out + einsum("ble,ed->bld", every, bias, rows), Routing(logits, ids)
+    return out + einsum("ble,ed->bld", expert_share, bias, rows), Routing(logits, ids)
 
 
 def _products(
@@ -138,22 +138,22 @@ def _products(
 ) -> Array:
     """Returns the weighted sum of each token's experts, [B, L, D], without the bias of `down`.
 
-    Args: as of `mix`; share: [B, L, k], weights of the token's experts. ids: [B, L, k] int32, which they are.
+    Args: as for `mix`; share: [B, L, k], weights of the token's experts. ids: [B, L, k] int32, the experts.
     """
     rows = ("batch", None, None)
     gate, up = (gathered(weights, f"expert_{name}", h, "experts", "embed", "mlp") for name in ("gate", "up"))
     down = gathered(weights, "expert_down", h, "experts", "mlp", "embed")
     inner = ("gate", "up") if cfg.bias else ()
     biases = [gather(weights[f"expert_{name}_bias"], "experts", "mlp").astype(h.dtype) for name in inner]
-    low, laid = _adapters(weights.get(ADAPTER, {}), h.dtype)
-    multiply = functools.partial(_by_expert, cfg=cfg, activation=activation, adapted=tuple(low))
+    low_rank, adapter_axes = _adapters(weights.get(ADAPTER, {}), h.dtype)
+    multiply = functools.partial(_by_expert, cfg=cfg, activation=activation, adapted=tuple(low_rank))
     mix_shard = _mix_shard if axis_size(EXPERT) == 1 else mix_group
     return mapped(
         functools.partial(mix_shard, multiply=multiply, count=cfg.count),
-        (h, share, ids, gate, up, down, *biases, *itertools.chain(*low.values())),
+        (h, share, ids, gate, up, down, *biases, *itertools.chain(*low_rank.values())),
         (
             *(rows, rows, rows, ("experts", None, "mlp"), ("experts", None, "mlp"), ("experts", "mlp", None)),
-            *(*[("experts", "mlp")] * len(biases), *laid),
+            *(*[("experts", "mlp")] * len(biases), *adapter_axes),
         ),
         rows,
         summed="mlp",
@@ -163,20 +163,20 @@ def _products(
 def _adapters(adapters: PyTree, dtype: Any) -> tuple[dict[str, tuple[Array, Array]], list[tuple[str | None, ...]]]:
     """Returns (matrix -> a [experts, in, r] and b [experts, r, out]) of the matrices with adapters, and their logical
     axes."""
-    low, laid = {}, []
+    low_rank, logical_axes = {}, []
     for name, (into, out) in {"gate": ("embed", "mlp"), "up": ("embed", "mlp"), "down": ("mlp", "embed")}.items():
         if f"expert_{name}" in adapters:
             a, b = (adapters[f"expert_{name}"][key].astype(dtype) for key in "ab")
-            low[name] = gather(a, "experts", into, "rank"), gather(b, "experts", "rank", out)
+            low_rank[name] = gather(a, "experts", into, "rank"), gather(b, "experts", "rank", out)
             cut = lambda axis: "mlp" if axis == "mlp" else None
-            laid += [("experts", cut(into), None), ("experts", None, cut(out))]
-    return low, laid
+            logical_axes += [("experts", cut(into), None), ("experts", None, cut(out))]
+    return low_rank, logical_axes
 
 
 def _mix_shard(h: Array, share: Array, ids: Array, *weights: Array, multiply: Multiply, count: int) -> Array:
-    """Returns the mixture of one batch shard, of its share of every expert's width, without the bias of `down`.
+    """Returns one batch shard's output, from its share of every expert's width, without the bias of `down`.
 
-    Args: as of `mix_group`, with the weights of all experts.
+    Args: as for `mix_group`, with the weights of all experts.
     """
     x, per_token = h.reshape(-1, h.shape[-1]), share.shape[-1]
     expert = ids.reshape(-1)
@@ -204,14 +204,14 @@ def _by_expert(
     """Returns the outputs of experts for rows sorted by expert, without the bias of `down`: [rows, D].
 
     Args:
-      x: [rows, D]. weights: gate, up, down; with cfg.bias those of gate and up; a and b of each of the matrices
-        `adapted`. Where an adapter's inputs are cut, what comes of b is part of a sum, as what comes of the matrix is.
-      grouped: (rows, matrices of all experts) -> each row times its expert's. expert: returns that of every row.
-      each: what is done to the result of each product.
+      x: [rows, D]. weights: gate, up, down; with cfg.bias the biases of gate and up; then a and b of each matrix in
+        `adapted`. If an adapter's inputs are sharded, its output is a partial sum, like that of the matrix.
+      grouped: (rows, matrices of all experts) -> each row times its expert's. expert: returns the expert of every row.
+      each: applied to the result of each product.
     """
-    gate, up, down, *others = weights
-    biases, low = others[: 2 * cfg.bias], others[2 * cfg.bias :]
-    pairs = dict(zip(adapted, zip(low[::2], low[1::2])))
+    gate, up, down, *optional = weights
+    biases, low_rank = optional[: 2 * cfg.bias], optional[2 * cfg.bias :]
+    pairs = dict(zip(adapted, zip(low_rank[::2], low_rank[1::2])))
 
     def multiply(x: Array, matrix: Array, name: str, *bias: Array) -> Array:
         y = grouped(x, matrix)
@@ -225,7 +225,7 @@ def _by_expert(
 
 
 def gated(gate: Array, up: Array, activation: Callable[[Array], Array], clamp: float | None) -> Array:
-    """Returns what an expert multiplies with `down`, of its products with gate and up."""
+    """Returns an expert's input to `down`, from its products with gate and up."""
     if clamp is None:
         return activation(gate) * up
     gate, up = jnp.minimum(gate, clamp), jnp.clip(up, -clamp, clamp)
@@ -234,7 +234,7 @@ def gated(gate: Array, up: Array, activation: Callable[[Array], Array], clamp: f
 
 @jax.custom_vjp
 def permute(x: Array, order: Array, back: Array) -> Array:
-    """Returns x[order]. `back` inverts `order`; the gradient is a gather along it, where JAX's own is a scatter."""
+    """Returns x[order]. `back` inverts `order`: the gradient is a gather along it, where JAX's would be a scatter."""
     return x[order]
 
 

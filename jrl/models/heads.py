@@ -58,16 +58,17 @@ def read_head(w: Array, hidden: Array) -> Array:
 
 
 def read_values(w: Array, hidden: Array, joined: Callable[[Array], Array] = lambda x: x) -> Array:
-    """Returns the value before each token is chosen, [R, L] float32 or wider, or where the head has K outputs these,
-    [R, L, K]: column t is read at column t - 1, like its log-prob. Column 0 has no column before it and is 0.
+    """Returns the value before each token is chosen, [R, L] float32 or wider; [R, L, K] if the head has K outputs.
+
+    Column t is read at column t - 1, like its log-prob. Column 0 has no column before it and is 0.
 
     Args:
       w: [1, D, 1] or [1, D, K]. hidden: [R, L, D], of packed rows.
-      joined: makes rows of what is read, where `hidden` is of shares of rows.
+      joined: joins shares of rows into rows, if `hidden` is of shares.
     """
-    read = read_head(w, hidden)[0]
-    read = joined(read[..., 0] if w.shape[-1] == 1 else read)
-    return previous_column(read)
+    values = read_head(w, hidden)[0]
+    values = joined(values[..., 0] if w.shape[-1] == 1 else values)
+    return previous_column(values)
 
 
 def fresh_heads(
@@ -78,8 +79,8 @@ def fresh_heads(
     place: Callable[[Names], Any] = lambda names: None,
     outputs: Mapping[str, int] = {},
 ) -> dict[str, Array]:
-    """Returns new heads by name, [1, width, outputs[name]] each, 1 output where none is named: zeros, except normal
-    numbers in a reward head. `key` is consumed."""
-    shape = lambda name: Head(outputs=outputs.get(name, 1))
-    spec = {name: head_spec(shape(name), width, dtype, scale=0.0 if name == VALUE else None) for name in names}
+    """Returns new heads by name, [1, width, outputs[name]] each, with 1 output by default. A value head is zeros, all
+    others are normal. `key` is consumed."""
+    head = lambda name: Head(outputs=outputs.get(name, 1))
+    spec = {name: head_spec(head(name), width, dtype, scale=0.0 if name == VALUE else None) for name in names}
     return init(key, spec, place)

@@ -1,4 +1,4 @@
-"""Two sets of weights of one model as one model, whose logits are a mixture of theirs: for sampling alone."""
+"""A model of two sets of weights, whose logits are a mixture of theirs. Only for sampling."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jrl.types import Array, PyTree
 
 
 class PolicyAndReference(NamedTuple):
-    """What each of the two has: parameters, hidden states, a cache, or that of one layer."""
+    """A pair of parameters, hidden states, caches, or caches of one layer."""
 
     policy: Any
     reference: Any
@@ -24,13 +24,15 @@ def mixture(model: Model, weight: float) -> Model:
     def forward(
         params: PolicyAndReference, tokens: Array, positions: Array, segment: Array | None, cfg: Any, cache: Any = None
     ):
-        pairs = zip(params, _split(cache))
-        found = [model.forward(own, tokens, positions, segment, cfg, part) for own, part in pairs]
-        (hidden, first), (other, second) = found
-        return PolicyAndReference(hidden, other), _joined(cache, first, second)
+        policy_cache, reference_cache = _split(cache)
+        policy, policy_cache = model.forward(params.policy, tokens, positions, segment, cfg, policy_cache)
+        reference, reference_cache = model.forward(params.reference, tokens, positions, segment, cfg, reference_cache)
+        return PolicyAndReference(policy, reference), _joined(cache, policy_cache, reference_cache)
 
     def unembed(params: PolicyAndReference, hidden: PolicyAndReference, cfg: Any) -> Array:
-        return mixed_logits(*(model.unembed(own, h, cfg) for own, h in zip(params, hidden)), weight=weight)
+        policy = model.unembed(params.policy, hidden.policy, cfg)
+        reference = model.unembed(params.reference, hidden.reference, cfg)
+        return mixed_logits(policy, reference, weight=weight)
 
     def init_cache(cfg: Any, batch: int, length: int) -> PolicyAndReference:
         cache = model.init_cache(cfg, batch, length)
@@ -42,21 +44,21 @@ def mixture(model: Model, weight: float) -> Model:
         return _joined(cache, *(model.cut_cache(part, length, layout) for part in _split(cache)))
 
     def unstack(params: PolicyAndReference, cfg: Any) -> PolicyAndReference:
-        return PolicyAndReference(*(model.unstack(own, cfg) for own in params))
+        return PolicyAndReference(model.unstack(params.policy, cfg), model.unstack(params.reference, cfg))
 
     functions = dict(forward=forward, unembed=unembed, init_cache=init_cache, cut_cache=cut_cache, unstack=unstack)
     return model._replace(**functions, routes=None)
 
 
 def _split(cache: Any) -> tuple[PyTree, PyTree]:
-    """Returns the caches of both. Where layers are computed one by one, a cache is a tuple of pairs, one a layer."""
+    """Returns the caches of policy and reference. With unrolled layers a cache is a tuple of pairs, one per layer."""
     if cache is None or isinstance(cache, PolicyAndReference):
         return cache or (None, None)
     return tuple(layer.policy for layer in cache), tuple(layer.reference for layer in cache)
 
 
 def _joined(like: Any, first: Any, second: Any) -> Any:
-    """Returns the caches of both as one, in the form of `like`."""
+    """Returns two caches as one, in the structure of `like`."""
     if like is None or isinstance(like, PolicyAndReference):
         return PolicyAndReference(first, second)
     return tuple(PolicyAndReference(*layer) for layer in zip(first, second))

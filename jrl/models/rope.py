@@ -1,6 +1,7 @@
-"""Rotary position embedding: its frequencies, and the ways published models stretch them past their first length.
+"""Rotary position embedding: its frequencies, and how published models stretch them past their original length.
 
-One class for each way; None is none. With base b and n rotated dimensions, pair i rotates by b^(-2i/n) a position.
+One class per method; None: not stretched. With base b and n rotated dimensions, pair i rotates by b^(-2i/n) per
+position.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ Stretch = LinearRope | Llama3Rope | YarnRope | LongRope | ProportionalRope
 
 
 def frequencies(theta: float, half: int, dtype: jnp.dtype, stretch: Stretch | None = None) -> Array:
-    """Returns by how much every pair rotates a position, [half] radians.
+    """Returns the rotation of every pair per position, [half] radians.
 
     Args:
       theta: base of the wavelengths.
@@ -105,8 +106,8 @@ def frequencies(theta: float, half: int, dtype: jnp.dtype, stretch: Stretch | No
     if isinstance(stretch, ProportionalRope):
         return jnp.where(jnp.arange(half) < int(stretch.share * half), plain, 0) / stretch.factor
     if isinstance(stretch, Llama3Rope):
-        waves = stretch.original_length * plain / (2 * math.pi)  # rotations within the original length
-        undivided = (waves - stretch.low_freq_factor) / (stretch.high_freq_factor - stretch.low_freq_factor)
+        rotations = stretch.original_length * plain / (2 * math.pi)  # within the original length
+        undivided = (rotations - stretch.low_freq_factor) / (stretch.high_freq_factor - stretch.low_freq_factor)
         undivided = jnp.clip(undivided, 0, 1)
         return undivided * plain + (1 - undivided) * plain / stretch.factor
     low, high = (_pair(rotations, theta, half, stretch) for rotations in (stretch.beta_fast, stretch.beta_slow))
@@ -130,7 +131,7 @@ def amplitude(stretch: Stretch | None) -> float:
 
 
 def _pair(rotations: float, theta: float, half: int, stretch: YarnRope) -> float:
-    """Which pair, counted with a fraction, rotates `rotations` times within the original length."""
+    """Returns the (fractional) index of the pair that rotates `rotations` times within the original length."""
     return half * math.log(stretch.original_length / (rotations * 2 * math.pi)) / math.log(theta)
 
 
@@ -139,8 +140,8 @@ def cos_sin(positions: Array, frequency: Array, scale: float = 1.0) -> tuple[Arr
 
     Args:
       positions: [B, L] int32.
-      frequency: [half] radians a position.
-      scale: of the rotated entries.
+      frequency: [half] radians per position.
+      scale: factor of the rotated entries.
     """
     angle = positions[:, :, None, None].astype(frequency.dtype) * frequency[None, None, None, :]
     with set_xla_metadata(inlineable="false"):  # or XLA merges them into the layers, which compute them for every head
@@ -157,8 +158,8 @@ def rotate(x: Array, cos: Array, sin: Array) -> Array:
     """Returns `x` with rotary position embedding.
 
     Args:
-      x: [B, L, H, K]. Of the first 2 * half entries the two halves are real and imaginary parts; the rest stays.
-      cos, sin: of `cos_sin`, computed once for all layers.
+      x: [B, L, H, K]. The two halves of the first 2 * half entries are real and imaginary parts; the others stay.
+      cos, sin: from `cos_sin`, computed once for all layers.
 
     Source: RoFormer (2104.09864), in the half-split form that published Llama weights use.
     """

@@ -13,8 +13,8 @@ from jrl.models.experts import Experts
 from jrl.models.remat import Remat
 from jrl.models.rope import LongRope, Stretch
 
-# Integer fields of Decoder -> the largest value taken. Far above any published model: what is larger is a slip, and
-# would end in an error of the compiler.
+# Integer fields of Decoder -> the largest valid value, far above any published model: a larger one is a typo, and would
+# end in a compiler error.
 LARGEST = {
     "vocab_size": 2**24, "layers": 2**12, "width": 2**20, "heads": 2**14, "kv_heads": 2**14, "head_dim": 2**14,
     "mlp_width": 2**24, "shared_mlp_width": 2**24, "learned_positions": 2**30, "window": 2**30, "layer_inputs": 2**20,
@@ -32,24 +32,24 @@ class FullHeads:
 
 
 class LayerVariant(NamedTuple):
-    """What sets layers apart that no scan can run over together: they have other leaves, or another place to put what
-    they keep."""
+    """The properties that layers of one scan must share: layers that differ in them have different leaves, or a
+    different cache."""
 
     sparse: bool
     linear: bool
-    full: bool  # heads as Decoder.full says
-    windowed: bool | None  # None: it decides nothing that a scan cannot carry
+    full: bool  # its heads are those of Decoder.full
+    windowed: bool | None  # None: layers of one scan may differ in it
     shared: bool  # reads another layer's keys and values
-    source: bool  # is read by others
+    source: bool  # other layers read its keys and values
 
     @property
     def prefix(self) -> str:
-        """Of the leaves of its attention."""
+        """Prefix of the names of its attention leaves."""
         return "full_" if self.full else ""
 
     @property
     def stack(self) -> str:
-        """Which of `Stacks` it keeps its own in."""
+        """The field of `Stacks` that holds its cache."""
         return "linear" if self.linear else "full" if self.full else "plain"
 
 
@@ -165,7 +165,7 @@ class Decoder:
         return self.experts is not None and self.experts.sparse(layer)
 
     def dense(self, layer: int) -> bool:
-        """Whether a layer has the MLP: instead of experts, or beside them."""
+        """Whether a layer has the MLP, instead of experts or in addition to them."""
         return not self.sparse(layer) or self.experts.shared_expert is not None
 
     def shared(self, layer: int) -> bool:
@@ -173,29 +173,29 @@ class Decoder:
 
     @property
     def shared_from(self) -> dict[bool, int]:
-        """Returns whether a layer is windowed -> whose keys and values it reads, where it shares. Empty where a kind of
-        the sharing layers has no layer to read from."""
+        """Returns whether a sharing layer is windowed -> the layer whose keys and values it reads. Empty if a kind of
+        sharing layer has no layer to read from."""
         unshared = self.layers - self.shared_layers
         last_of_kind = {self.windowed(i): i for i in range(unshared)}
         kinds = {self.windowed(i) for i in range(unshared, self.layers)}
         return {kind: last_of_kind[kind] for kind in kinds} if kinds <= last_of_kind.keys() else {}
 
     def variant(self, layer: int) -> LayerVariant:
-        """Returns what decides which leaves a layer has."""
-        apart = self.full is not None or self.shared_layers > 0
+        """Returns the properties that decide a layer's leaves and cache."""
+        splits_windows = self.full is not None or self.shared_layers > 0
         return LayerVariant(
             sparse=self.sparse(layer),
             linear=self.linear is not None and self.linear.at(layer),
             full=self.full is not None and not self.windowed(layer),
-            windowed=self.windowed(layer) if apart else None,
+            windowed=self.windowed(layer) if splits_windows else None,
             shared=self.shared(layer),
             source=self.shared_layers > 0 and layer in self.shared_from.values(),
         )
 
 
 def check_length(cfg: Decoder, length: int) -> None:
-    """Raises ValueError where a sequence of `length` tokens is longer than the table of positions, or than what its
-    rope was chosen for."""
+    """Raises ValueError if a sequence of `length` tokens is longer than the table of positions, or than the length that
+    its rope was chosen for."""
     if cfg.learned_positions is not None and length > cfg.learned_positions:
         raise ValueError(f"{length} tokens are more than the {cfg.learned_positions} positions that this model learned")
     if isinstance(cfg.rope, LongRope) and length > cfg.rope.original_length >= (cfg.rope.longest or 0):
@@ -206,8 +206,7 @@ def check_length(cfg: Decoder, length: int) -> None:
 
 
 def for_length(cfg: Decoder, length: int) -> Decoder:
-    """Returns the decoder of sequences of up to `length` tokens, or more where it is already for more. Only LongRope
-    asks."""
+    """Returns the decoder for sequences of at least `length` tokens. Only LongRope depends on it."""
     if not isinstance(cfg.rope, LongRope):
         return cfg
     return dataclasses.replace(cfg, rope=dataclasses.replace(cfg.rope, longest=max(length, cfg.rope.longest or 0)))
@@ -218,7 +217,7 @@ def check_divides(cfg: Decoder, mesh: Any) -> None:
     train = lambda name: mesh_axes(name, TRAIN, mesh.shape)
     fields = {"heads": "heads", "kv_heads": "kv_heads", "mlp": "mlp_width", "vocab": "vocab_size", "embed": "width"}
     sizes = [(train(name), f"Decoder.{field}", getattr(cfg, field)) for name, field in fields.items()]
-    # What a table's rows are cut over where tokens look them up.
+    # Mesh axes that a table's rows are sharded over in a lookup.
     looked_up = mesh_axes("embed_shard", ACTIVATIONS, mesh.shape)
     sizes.append((looked_up, "Decoder.width", cfg.width))
     if cfg.experts is not None:
@@ -231,8 +230,8 @@ def check_divides(cfg: Decoder, mesh: Any) -> None:
     if cfg.shared_mlp_width is not None:
         sizes.append((train("mlp"), "Decoder.shared_mlp_width", cfg.shared_mlp_width))
     if cfg.layer_inputs is not None:
-        every = cfg.layers * cfg.layer_inputs
-        sizes += [(axes, "Decoder.layers * layer_inputs", every) for axes in (train("embed"), looked_up)]
+        total = cfg.layers * cfg.layer_inputs
+        sizes += [(axes, "Decoder.layers * layer_inputs", total) for axes in (train("embed"), looked_up)]
     for axes, field, size in sizes:
         if size % num_shards(axes, mesh.shape):
             raise ValueError(f"{field} = {size} does not divide over {axis_fields(axes, mesh.shape)}")

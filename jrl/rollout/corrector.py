@@ -31,10 +31,10 @@ class Corrector:
             raise ValueError(f"Corrector.scale = {self.scale} must be above 0 and finite, in float32 too; 1 is usual")
 
 
-class _Asked(NamedTuple):
+class _Dispatched(NamedTuple):
     batch: Completions
-    rows: list[int]  # of the completions that are being rewritten
-    problems: list[str]  # [N], why a completion is not rewritten; "" for those that are
+    rows: list[int]  # of the completions that are rewritten
+    problems: list[str]  # [N], why a completion is not rewritten; "" if it is
     corrections: tuple[Array, Array]  # tokens and action mask of their rollout, a row for each of `rows`
 
 
@@ -45,19 +45,19 @@ def corrector_source(
     tokenizer: Any,
     longest: int,
 ) -> RewardSource:
-    """Returns a source that rewards tokens by P28, and rows by nothing: its component KEPT has weight 0.
+    """Returns a source that rewards tokens by P28. It does not reward rows: its component KEPT has weight 0.
 
-    A completion that does not fit is not rewritten, and one whose correction is empty has no reward (MISSING): both
-    rows are masked. A correction that was cut at its longest counts as far as it goes.
+    A completion that does not fit in the prompt is not rewritten, and one whose correction is empty has no reward
+    (MISSING): both rows are masked. A correction that reached the length limit counts as far as it goes.
 
     Args:
-      written: the rows that the role was trained on, whose prompts these completions are put into.
-      draw: (state, visits) -> a greedy completion by the role for each of them, in their order.
+      written: the rows that the role was trained on; completions are inserted into the same prompt.
+      draw: (state, visits) -> a greedy completion by the role for each visit, in order.
       longest: most tokens of such a prompt.
     """
 
-    def submit(batch: Completions) -> _Asked:
-        rows, problems, asked = [], [], []
+    def submit(batch: Completions) -> _Dispatched:
+        rows, problems, visits = [], [], []
         for row, text in enumerate(batch.texts):
             visit = batch.visits[row // batch.samples]
             prompt = tuple(tokenizer.encode_prompt(correction_prompt(written, visit.example.messages, text)))
@@ -65,11 +65,11 @@ def corrector_source(
             problems.append("" if fits else f"it and its prompt have {len(prompt)} tokens, and {longest} are rewritten")
             if fits:
                 rows.append(row)
-                asked.append(visit._replace(prompt=prompt))
-        rollout = draw(batch.state, asked)
-        return _Asked(batch, rows, problems, (rollout.tokens, rollout.action_mask))
+                visits.append(visit._replace(prompt=prompt))
+        rollout = draw(batch.state, visits)
+        return _Dispatched(batch, rows, problems, (rollout.tokens, rollout.action_mask))
 
-    def collect(ticket: _Asked) -> LearnedScores:
+    def collect(ticket: _Dispatched) -> LearnedScores:
         batch, problems = ticket.batch, list(ticket.problems)
         host = batch.host
         tokens, written_by_role = fetch(ticket.corrections)
@@ -80,15 +80,15 @@ def corrector_source(
             columns = np.arange(start, max(start, host["length"][row]))
             correction = tokens[i][written_by_role[i]].tolist()
             text = host["tokens"][row, columns].tolist()
-            found = correction_rewards(text, correction, scale=config.scale, end_ids=tokenizer.end_ids)
-            if found is None:
+            rewards = correction_rewards(text, correction, scale=config.scale, end_ids=tokenizer.end_ids)
+            if rewards is None:
                 problems[row] = "its correction is empty"
                 continue
             sampled = host["action_mask"][row, columns]
             if not sampled.any():
                 problems[row] = "it has no sampled token"
                 continue
-            reward[row, columns] = np.where(sampled, found, 0)
+            reward[row, columns] = np.where(sampled, rewards, 0)
             kept[row] = (reward[row, columns] > 0)[sampled].mean()
         return LearnedScores((KEPT,), (0.0,), kept, problems, token_reward=reward)
 

@@ -1,4 +1,4 @@
-"""How the scores of an ensemble of reward models become one (R11). Selecting a way is choosing its class."""
+"""Aggregation of the scores of an ensemble of reward models (R11). A method is selected by its configuration class."""
 
 from __future__ import annotations
 

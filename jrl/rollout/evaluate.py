@@ -29,35 +29,35 @@ RIGHT = "\x00right"  # the one answer that all correct completions of a prompt v
 
 @dataclasses.dataclass(frozen=True)
 class Evaluator:
-    """Draws and scores completions of held-out prompts. The draws are named by prompt and sample, so that the same
-    weights are always judged on the same noise."""
+    """Samples and scores completions of held-out prompts. Random keys derive from the prompt and the sample's index, so
+    that every evaluation uses the same noise."""
 
     program: Callable[..., Rollout]
     tokenizer: Any
     mesh: Mesh
-    key: Array  # root of every draw
+    key: Array  # root of the keys of all samples
     params: SamplingParams
     stop_table: StopTable | None
-    samples: int  # of each prompt
+    samples: int  # per prompt
     batch: int  # prompts sampled at once
     prompt_length: int
     processes: Processes = ONE  # of the run; each scores its own rows
 
 
 class Samples(NamedTuple):
-    """Judged completions of held-out prompts, those of a prompt adjacent."""
+    """Scored completions of held-out prompts; those of a prompt are adjacent."""
 
     visits: list[Visit]  # [prompts]
     texts: list[str]  # [prompts * samples]
     tokens: list[list[int]]  # [prompts * samples], of the completions, the stop token included
     verdicts: np.ndarray  # [prompts, samples] int8, a Status
     rewards: np.ndarray  # [prompts, samples] float, NaN where there is none
-    truncated: float  # share that was cut at its longest
+    truncated: float  # share that reached the length limit
     weights_fingerprint: str
 
     @property
     def count(self) -> int:
-        """Samples of a prompt."""
+        """Samples per prompt."""
         return self.verdicts.shape[1]
 
     def of_prompt(self, prompt: int) -> list[str]:
@@ -73,7 +73,7 @@ def measure(
     announce: Callable[[int, int], None],
     stop: Stop = never,
 ) -> dict[str, Any]:
-    """Returns `summary` of the samples that `draw` makes; arguments and errors are its own."""
+    """Returns the `summary` of what `draw` samples, with the same arguments and errors."""
     return summary(draw(evaluator, weights, visits, scorer, announce, stop))
 
 
@@ -85,14 +85,14 @@ def draw(
     announce: Callable[[int, int], None],
     stop: Stop = never,
 ) -> Samples:
-    """Returns judged completions of a policy on prompts.
+    """Returns a policy's completions of prompts, scored.
 
     Args:
       weights: the policy's.
-      announce: called before each batch with (prompts sampled, prompts in all).
-      stop: asked before each batch, and while the verifiers work.
+      announce: called before each batch with (prompts sampled after it, total prompts).
+      stop: checked before each batch and while the verifiers run.
 
-    Raises: StopRequested where `stop` says so.
+    Raises: StopRequested if `stop` requests it.
     """
     e = evaluator
     stream = place_on_mesh(np.uint32(EVAL_STREAM), replicated(e.mesh))
@@ -117,7 +117,7 @@ def draw(
     by_prompt = lambda name: np.concatenate([getattr(batch, name) for batch in scores]).reshape(len(visits), e.samples)
     return Samples(
         visits=[*visits],
-        texts=[text for _, part in pending for text in part],
+        texts=[text for _, batch_texts in pending for text in batch_texts],
         tokens=tokens,
         verdicts=by_prompt("verdict"),
         rewards=np.where(by_prompt("valid"), by_prompt("reward"), np.nan),
@@ -129,26 +129,24 @@ def draw(
 def summary(samples: Samples) -> dict[str, Any]:
     """Returns {"mean","low","high","n","parsed","samples","tasks","sample","by_prompt",...} of samples.
 
-    `mean` is the share of correct completions (avg@k), with a 95 % interval clustered by prompt. A completion whose
-    verdict is not scorable does not count, and is counted. `by_prompt` is the mean reward of each prompt's samples by
-    the digest of its text, None where none has one; `rewards` is those of all its samples, and
-    `completions` the first of each, by the same. `truncated` is the share of completions that were cut at their
-    longest.
+    `mean` is the share of correct completions (avg@k), with a 95 % interval clustered by prompt. Completions whose
+    verdict is not scorable are left out, and `unscorable` is their number. Three entries are keyed by the digest of a
+    prompt's text: `by_prompt`, the mean reward of its samples, None if none has a reward; `rewards`, those of all its
+    samples; and `completions`, its first one. `truncated` is the share of completions that reached the length limit.
     """
     visits, rewards = samples.visits, samples.rewards
     result = report(samples.verdicts, samples.texts, [v.example.task for v in visits], rewards)
+    digests = [visit.example.prompt_digest().hex() for visit in visits]
     result["by_prompt"] = {
-        visit.example.prompt_digest().hex(): float(row[np.isfinite(row)].mean()) if np.isfinite(row).any() else None
-        for visit, row in zip(visits, rewards)
+        digest: float(row[np.isfinite(row)].mean()) if np.isfinite(row).any() else None
+        for digest, row in zip(digests, rewards)
     }
     result["rewards"] = {
-        visit.example.prompt_digest().hex(): [float(x) if np.isfinite(x) else None for x in row]
-        for visit, row in zip(visits, rewards)
+        digest: [float(x) if np.isfinite(x) else None for x in row] for digest, row in zip(digests, rewards)
     }
     result["truncated"] = samples.truncated
     result["weights_fingerprint"] = samples.weights_fingerprint
-    firsts = zip(visits, samples.texts[:: samples.count])
-    result["completions"] = {visit.example.prompt_digest().hex(): text for visit, text in firsts}
+    result["completions"] = dict(zip(digests, samples.texts[:: samples.count]))
     result["sample"] = {
         "prompt": "\n".join(message.content for message in visits[0].example.messages),
         "completion": samples.texts[0],
@@ -160,9 +158,11 @@ def summary(samples: Samples) -> dict[str, Any]:
 def report(
     verdicts: np.ndarray, texts: list[str], tasks: list[str], rewards: np.ndarray | None = None
 ) -> dict[str, Any]:
-    """Returns the numbers of an evaluation; "distinct" is how many different answers the samples of a prompt give (M14,
-    per input), where all that are correct are one, and what could not be read is none. Like pass@k it is of the prompts
-    whose samples were all judged.
+    """Returns the numbers of an evaluation.
+
+    "distinct" is the number of different answers among a prompt's samples (M14, per input). All correct answers count
+    as one; an answer that could not be parsed counts as none. Like pass@k, it covers only prompts whose samples all
+    have a scorable verdict.
 
     Args:
       verdicts: [prompts, samples] int8, a Status.
@@ -179,21 +179,21 @@ def report(
     out["unscorable"] = int((~scored).sum())
     names = sorted(set(tasks))
     if len(names) > 1:
-        chosen = {name: np.array([task == name for task in tasks]) for name in names}
+        task_rows = {name: np.array([task == name for task in tasks]) for name in names}
         out["tasks"] = {
             name: interval_json(statistics.proportion_interval(correct[rows], scored[rows]))
-            for name, rows in chosen.items()
+            for name, rows in task_rows.items()
         }
     if samples > 1:
         out["pass_at_k"], out["all_of_k"], out["majority_at_k"] = {}, {}, {}
         full = scored.all(axis=1)
-        different = [len({*_answers(texts, verdicts, p)} - {None}) for p in np.flatnonzero(full)]
-        out["distinct"] = interval_json(statistics.bootstrap_interval(np.array(different, np.float64)))
+        num_distinct = [len({*_answers(texts, verdicts, p)} - {None}) for p in np.flatnonzero(full)]
+        out["distinct"] = interval_json(statistics.bootstrap_interval(np.array(num_distinct, np.float64)))
         k = 1
         while k <= samples:
-            for name, chance in (("pass_at_k", statistics.pass_at_k), ("all_of_k", statistics.all_of_k)):
-                of_prompts = chance(correct[full].sum(axis=1), samples, k)
-                out[name][str(k)] = interval_json(statistics.bootstrap_interval(of_prompts))
+            for name, estimate in (("pass_at_k", statistics.pass_at_k), ("all_of_k", statistics.all_of_k)):
+                per_prompt = estimate(correct[full].sum(axis=1), samples, k)
+                out[name][str(k)] = interval_json(statistics.bootstrap_interval(per_prompt))
             votes = [
                 statistics.majority_at_k(_answers(texts, verdicts, p), correct[p].tolist(), k)
                 for p in np.flatnonzero(full)
@@ -206,11 +206,11 @@ def report(
 
 
 def best_of(rewards: np.ndarray) -> dict[str, float]:
-    """Returns the mean reward of each prompt's best sample with its interval, and "kl": how many nats at most choosing
-    it is away from the policy.
+    """Returns the mean reward of each prompt's best sample with its interval, and "kl": an upper bound on the KL
+    divergence of best-of-k from the policy, in nats.
 
     Args:
-      rewards: [prompts, k] float, NaN where there is none; prompts with none at all do not count.
+      rewards: [prompts, k] float, NaN where there is none; prompts without any reward are left out.
     """
     best = statistics.best_of_n(rewards, np.isfinite(rewards))
     chosen = np.flatnonzero(best >= 0)
@@ -221,12 +221,12 @@ def best_of(rewards: np.ndarray) -> dict[str, float]:
 def numbers(result: dict[str, Any]) -> dict[str, float]:
     """Returns the flat numbers of a report that go into the metrics of a step."""
     flat = {f"eval/{name}": result[name] for name in ("mean", "low", "high", "parsed")}
-    return flat | {f"eval_task/{task}": of_task["mean"] for task, of_task in result.get("tasks", {}).items()}
+    return flat | {f"eval_task/{task}": interval["mean"] for task, interval in result.get("tasks", {}).items()}
 
 
 def _answers(texts: list[str], verdicts: np.ndarray, prompt: int) -> list[str | None]:
-    """The answers of a prompt's samples. What could not be read does not vote; what the verifier calls correct votes as
-    one answer, however it is worded; wrong answers vote by their text."""
+    """Returns the votes of a prompt's samples: None (no vote) for an answer that could not be parsed, RIGHT for every
+    correct completion however it is worded, and the text of a wrong one."""
     samples = verdicts.shape[1]
     answers: list[str | None] = []
     for k in range(samples):
@@ -237,6 +237,6 @@ def _answers(texts: list[str], verdicts: np.ndarray, prompt: int) -> list[str | 
 
 
 def interval_json(interval: statistics.Interval) -> dict[str, float | None]:
-    """Returns an interval as JSON values, None for what is not finite."""
-    finite = lambda x: x if math.isfinite(x) else None  # of no problems: there is no mean
+    """Returns an interval as JSON values, with None for numbers that are not finite."""
+    finite = lambda x: x if math.isfinite(x) else None  # without prompts there is no mean
     return {"mean": finite(interval.mean), "low": finite(interval.low), "high": finite(interval.high), "n": interval.n}

@@ -1,7 +1,7 @@
-"""Conditions of the sampler's loops: batch shards whose layers exchange tokens, those along the expert axis, take every
-turn and branch together, as the members of a population do (`jrl.ops.members`).
+"""Conditions of the sampler's loops. Batch shards along the expert axis exchange tokens in sparse layers, so they run
+every iteration and branch together, as the members of a population do (`jrl.ops.members`).
 
-A shard that has nothing to do takes part in the exchange and keeps what it has.
+A shard that has nothing to do takes part in the exchange and keeps its values.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def most_of_shards(count: Array) -> Array:
 def where_shard(condition: Array, new: Any, old: Any) -> Any:
     """Returns `new`, a tree of arrays; `old` for members and shards for which `condition`, [] bool, does not hold.
 
-    For what follows `any_shard` and `most_of_shards`: a single shard comes here only where its condition holds.
+    Call it after `any_shard` or `most_of_shards`: a single shard comes here only if its condition holds.
     """
     if axis_size(EXPERT) == 1:
         return where_member(condition, new, old)

@@ -1,4 +1,4 @@
-"""A pair model: a role that is shown two completions of a prompt and says which one is better (R20, P17)."""
+"""A pair model: a role that reads two completions of a prompt and decides which one is better (R20, P17)."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def component_names(samples: int) -> tuple[str, ...]:
     return (WINS, *(f"{PREFERENCE_OVER}{s}" for s in range(samples)))
 
 
-class _Asked(NamedTuple):
+class _Dispatched(NamedTuple):
     batch: Completions
-    pairs: list[tuple[int, int, int]]  # that are compared: (prompt, sample shown first, sample shown second)
-    numbers: list[int]  # of each pair, which question asks about it
-    problems: dict[tuple[int, int], str]  # (prompt, sample) -> why a question about it was not asked
-    answers: list[Array]  # on the device, a number for each question, in batches
+    pairs: list[tuple[int, int, int]]  # compared pairs: (prompt, sample shown first, sample shown second)
+    numbers: list[int]  # index of the question of each pair
+    problems: dict[tuple[int, int], str]  # (prompt, sample) -> why a comparison of it was left out
+    answers: list[Array]  # on the device, the probability for each question, in batches
 
 
 def pair_model_source(
@@ -63,20 +63,20 @@ def pair_model_source(
     samples: int,
     longest: int,
 ) -> RewardSource:
-    """Returns a source that rewards a completion by R20, and says of each the preference over every other one of its
-    prompt, [i, s] the probability that i is better than sample s when i is shown first.
+    """Returns a source that rewards a completion by R20, and gives its preference over every other completion of its
+    prompt: [i, s] is the probability that i is better than sample s when i is shown first.
 
-    Two completions whose question does not fit are not compared; the mean is over the others. One that was compared
-    with no other has no reward (MISSING) and is masked. Equal texts are asked about too: what is preferred then is a
-    place. A question that several pairs put is answered once.
+    Two completions whose question is too long are not compared; the mean is over the others. A completion that was
+    compared with no other has no reward (MISSING) and is masked. Equal texts are compared too: the answer then shows
+    the preference for a position. Equal questions are answered once.
 
     Args:
-      asked: how questions are put.
+      asked: the format of the questions.
       prefer: (state, ids of questions) -> the probability that the first of two answers is better, in batches.
-      samples: of every prompt. longest: most tokens of a question.
+      samples: per prompt. longest: most tokens of a question.
     """
 
-    def submit(batch: Completions) -> _Asked:
+    def submit(batch: Completions) -> _Dispatched:
         pairs, numbers, problems = [], [], {}
         questions: dict[tuple[int, ...], int] = {}
 
@@ -90,25 +90,24 @@ def pair_model_source(
             for i, j in itertools.permutations(range(samples), 2):
                 ids = question(prompt, texts[i], texts[j])
                 if len(ids) > longest:
-                    why = f"a comparison of it has {len(ids)} tokens, and {longest} are read"
-                    problems[prompt, i] = problems[prompt, j] = why
+                    problem = f"a comparison of it has {len(ids)} tokens, and {longest} are read"
+                    problems[prompt, i] = problems[prompt, j] = problem
                     continue
                 pairs.append((prompt, i, j))
                 numbers.append(questions.setdefault(ids, len(questions)))
-        return _Asked(batch, pairs, numbers, problems, prefer(batch.state, list(questions)))
+        return _Dispatched(batch, pairs, numbers, problems, prefer(batch.state, list(questions)))
 
-    def collect(ticket: _Asked) -> LearnedScores:
+    def collect(ticket: _Dispatched) -> LearnedScores:
         prompts = len(ticket.batch.visits)
-        first = np.full((prompts, samples, samples), np.nan)
+        preferences = np.full((prompts, samples, samples), np.nan)
         if ticket.pairs:
             answers = np.concatenate(fetch(ticket.answers))
-            first[tuple(np.array(ticket.pairs).T)] = answers[ticket.numbers]
-        wins = np.array([pairwise_scores(of_prompt) for of_prompt in first]).reshape(-1)
+            preferences[tuple(np.array(ticket.pairs).T)] = answers[ticket.numbers]
+        wins = np.array([pairwise_scores(matrix) for matrix in preferences]).reshape(-1)
         problems = [""] * len(wins)
         for row in np.flatnonzero(np.isnan(wins)):
-            cause = ticket.problems.get(divmod(int(row), samples), "its comparisons are not numbers")
-            problems[row] = cause
-        values = np.concatenate([wins[:, None], first.reshape(-1, samples)], axis=1).astype(np.float32)
+            problems[row] = ticket.problems.get(divmod(int(row), samples), "its comparisons are not numbers")
+        values = np.concatenate([wins[:, None], preferences.reshape(-1, samples)], axis=1).astype(np.float32)
         weights = (config.weight, *(0.0 for _ in range(samples)))
         return LearnedScores(component_names(samples), weights, values, problems)
 

@@ -1,4 +1,4 @@
-"""A role that judges the steps of completions: what it says of each is the reward of the token that ends it (R15)."""
+"""A role that scores the steps of completions: a step's score is the reward of the token that ends it (R15)."""
 
 from __future__ import annotations
 
@@ -39,29 +39,30 @@ class ProcessRewards:
 
 
 def step_ends(ids: Sequence[int], separator: str, pieces: Sequence[bytes], leads: bool) -> tuple[list[int], list[int]]:
-    """Returns of every step the place of the token after which it is scored, and of the one that is rewarded, both
-    increasing. Scored is a step after the token that completes its separator, and a last one without a separator after
-    the last token with text; one token that completes several separators ends one step, and blank text is none. The
-    token that is rewarded is the same; of the last step it is the last token of all, such as a stop token, so that none
-    is without a reward.
+    """Returns two indices per step, both increasing: of the token after which it is scored, and of the rewarded token.
+
+    A step is scored after the token that completes its separator; a last step without a separator after the last token
+    with text. A token that completes several separators ends one step, and blank text is no step. The rewarded token
+    is the same, except for the last step: there it is the last token, such as a stop token, so that every token is
+    followed by a reward or has one.
 
     Args:
       ids: the sampled tokens of a completion. pieces, leads: the tokenizer's (jrl.tasks.tokenizers.contract).
     """
     decoder, text, done, ends, last = IncrementalDecoder(pieces, leads), "", 0, [], None
-    for place, token in enumerate(ids):
+    for index, token in enumerate(ids):
         more, before = decoder.feed([token]), len(text)
         text += more
         if more:
-            last = place
+            last = index
         at = text.find(separator, max(done, before - len(separator) + 1))
-        said = False
+        ends_step = False
         while at >= 0:
-            said |= bool(text[done:at].strip())
+            ends_step |= bool(text[done:at].strip())
             done = at + len(separator)
             at = text.find(separator, done)
-        if said:
-            ends.append(place)
+        if ends_step:
+            ends.append(index)
     if last is not None and text[done:].strip() and last not in ends:
         ends.append(last)
     return ends, [*ends[:-1], len(ids) - 1] if ends else []
@@ -70,11 +71,11 @@ def step_ends(ids: Sequence[int], separator: str, pieces: Sequence[bytes], leads
 def process_source(
     config: ProcessRewards, scores: Callable[[TrainState, PackedBatch], Array], tokenizer: Any
 ) -> RewardSource:
-    """Returns a source that rewards the token that ends a step by R15, and rows by nothing: its component WORST_STEP
-    has weight 0.
+    """Returns a source that rewards the token that ends a step by R15. It does not reward rows: its component
+    WORST_STEP has weight 0.
 
-    A completion without a step is one step, scored at its last sampled token. A row with a score that is no number, or
-    without a sampled token, has no reward (MISSING) and is masked.
+    A completion without a step counts as one step, scored at its last sampled token. A row with a score that is not
+    finite, or without a sampled token, has no reward (MISSING) and is masked.
 
     Args:
       scores: (state, packed) -> [M, R, L] on the device, the role's reward head at every token.
@@ -82,8 +83,8 @@ def process_source(
     pieces = tokenizer.token_bytes()
 
     def submit(batch: Completions) -> tuple[Completions, list[tuple[Array, ...]]]:
-        found = [(p.sequence, p.segment, p.positions, scores(batch.state, p)) for p in batch.packed()]
-        return batch, found
+        dispatched = [(p.sequence, p.segment, p.positions, scores(batch.state, p)) for p in batch.packed()]
+        return batch, dispatched
 
     def collect(ticket: tuple[Completions, list[tuple[Array, ...]]]) -> LearnedScores:
         batch, dispatched = ticket
@@ -100,14 +101,14 @@ def process_source(
                 continue
             ids = host["tokens"][row, columns].tolist()
             places = [places or [len(ids) - 1] for places in step_ends(ids, config.separator, pieces, tokenizer.leads)]
-            scored, ends = (columns[of_steps] for of_steps in places)
+            scored, ends = (columns[indices] for indices in places)
             steps = 1 / (1 + np.exp(-np.clip(by_token[row, scored], -60, 60)))
             if not np.isfinite(steps).all():
                 problems[row] = f"the scores of its steps are {steps.tolist()}"
                 continue
             values = steps.tolist()
-            each = step_values(values) if config.form == "values" else step_differences(values, config.prior)
-            reward[row, ends], worst[row] = config.weight * np.array(each), min(values)
+            rewards = step_values(values) if config.form == "values" else step_differences(values, config.prior)
+            reward[row, ends], worst[row] = config.weight * np.array(rewards), min(values)
         return LearnedScores((WORST_STEP,), (0.0,), worst, problems, token_reward=reward)
 
     return RewardSource(submit, collect, (WORST_STEP,), rewards_tokens=True)
@@ -116,8 +117,8 @@ def process_source(
 def place_scores(
     by_token: np.ndarray, sequence: np.ndarray, segment: np.ndarray, positions: np.ndarray, scores: np.ndarray
 ) -> None:
-    """Puts scores of packed tokens into `by_token`, [N, T], in place: each into the row of its sequence, at its place
-    there. Padding, and sequences from N on, are left out.
+    """Writes scores of packed tokens into `by_token`, [N, T], in place, by sequence and position. Padding, and
+    sequences from N on, are left out.
 
     Args:
       sequence: [M, R, S] int32. segment, positions: [M, R, L] int32. scores: [M, R, L] float.

@@ -14,7 +14,7 @@ from jrl.device.sharding import batch_sharding, rows_over_shards
 from jrl.tasks.data.prompts import Visit
 from jrl.types import PromptBatch
 
-# Streams separate the draws for one prompt in training, evaluation and interactive use.
+# Streams separate the random keys of a prompt in training, evaluation and interactive use.
 TRAIN_STREAM, EVAL_STREAM, INTERACTIVE_STREAM = 0, 1, 2
 
 
@@ -46,25 +46,25 @@ def place_prompts(visits: Sequence[Visit], count: int, width: int, pad_id: int, 
 def place_asked(
     asked: Sequence[tuple[int, ...]], visits: Sequence[Visit], count: int, width: int, pad_id: int, mesh: Mesh
 ) -> PromptBatch:
-    """Returns prompts to draw from, on the device, with those of their rows beside them.
+    """Returns prompts to sample from, on the device, with the prompts that their rows hold.
 
     Args:
-      asked: one for each visit; (): nothing is drawn. The rest as `place_prompts`.
+      asked: the prompt to sample from for each visit; (): sample nothing. The others as for `place_prompts`.
     """
-    own = padded_prompts(visits, count, width, pad_id, mesh)
-    begun = [visit._replace(prompt=prompt or visit.prompt) for prompt, visit in zip(asked, visits)]
-    drawn = padded_prompts(begun, count, width, pad_id, mesh)
-    drawn.length[[i for i, prompt in enumerate(asked) if not prompt]] = 0
-    return jax.tree.map(functools.partial(rows_on_mesh, mesh), with_rows(drawn, own))
+    row_prompts = padded_prompts(visits, count, width, pad_id, mesh)
+    sampled_visits = [visit._replace(prompt=prompt or visit.prompt) for prompt, visit in zip(asked, visits)]
+    prompts = padded_prompts(sampled_visits, count, width, pad_id, mesh)
+    prompts.length[[i for i, prompt in enumerate(asked) if not prompt]] = 0
+    return jax.tree.map(functools.partial(rows_on_mesh, mesh), with_rows(prompts, row_prompts))
 
 
 def with_rows(prompts: PromptBatch, rows: PromptBatch) -> PromptBatch:
-    """Returns prompts to draw from, with those that their rows hold."""
+    """Returns prompts to sample from, with the prompts that their rows hold."""
     return prompts.replace(row_tokens=rows.tokens, row_length=rows.length)
 
 
 def padded_prompts(visits: Sequence[Visit], count: int, width: int, pad_id: int, mesh: Mesh) -> PromptBatch:
-    """Returns what `place_prompts` does, on the host."""
+    """Returns the arrays of `place_prompts`, on the host."""
     host = prompt_batch(visits, prompt_length=width, pad_id=pad_id)
     rows = rows_over_shards(count, mesh)
     return jax.tree.map(lambda x: np.concatenate([x, np.zeros((rows - len(x), *x.shape[1:]), x.dtype)]), host)

@@ -38,7 +38,7 @@ def load_gate(config: Gate, labels: Sequence[str], width: int) -> list[tuple[np.
     Args:
       width: of the hidden states.
 
-    Raises: ValueError for a file that holds no such network, and for labels that the reward model does not have.
+    Raises: ValueError for a file without such a network, and for labels that the reward model does not have.
     """
     if config.verbosity is not None and config.verbosity not in labels:
         raise ValueError(f"Gate.verbosity is {config.verbosity!r}; the labels are {', '.join(labels)}")
@@ -71,15 +71,15 @@ def gate_logits(layers: PyTree, hidden: Array) -> Array:
 
 
 def gated_scores(config: Gate, layers: PyTree, labels: Sequence[str], objectives: Array, hidden: Array) -> Array:
-    """Returns the gated reward and, behind it, the objectives as they are, [N, 1 + K] float32.
+    """Returns the gated reward, then the unchanged objectives, [N, 1 + K] float32.
 
     Args:
       objectives: [N, K] float, of the labels. hidden: [N, D], the prompt's last state.
     """
-    freed = objectives
+    decorrelated = objectives
     if config.verbosity is not None:
         coefficients = jnp.array(config.coefficients, jnp.float32)
-        freed = gated_reward.decorrelated(objectives, coefficients, verbosity=labels.index(config.verbosity))
+        decorrelated = gated_reward.decorrelated(objectives, coefficients, verbosity=labels.index(config.verbosity))
     gate = gated_reward.gate_weights(gate_logits(layers, hidden), temperature=config.temperature)
-    reward = gated_reward.gated_reward(freed, gate)
+    reward = gated_reward.gated_reward(decorrelated, gate)
     return jnp.concatenate([reward[:, None], objectives], axis=1).astype(jnp.float32)

@@ -1,8 +1,8 @@
-"""Learned rewards: a published classifier judges whole conversations on the device.
+"""Learned rewards: a published classifier scores whole conversations on the device.
 
-It reads what a person would: the conversation in its own chat template and its own tokens, whatever the policy's are.
-Of its labels, each an objective, the reward is a weighted sum; it is added to that of the verifiers. Several folders of
-one shape are an ensemble: their weights are stacked along a leading axis, and one program reads them in turn.
+The classifier reads a conversation with its own chat template and tokenizer, whatever the policy's are. Each of its
+labels is an objective. Their weighted sum is added to the reward of the verifiers. Several folders of one shape form an
+ensemble: their weights are stacked along a leading axis, and one program runs the members one at a time.
 """
 
 from __future__ import annotations
@@ -68,27 +68,27 @@ class RewardModel:
 
     @property
     def published(self) -> tuple[Published, ...]:
-        """The folders of the members, the first one first."""
+        """The folders of all members, `path` first."""
         return tuple(
             Published(path=path, dtype=self.dtype, param_dtype=self.param_dtype) for path in (self.path, *self.members)
         )
 
 
 class OpenClassifier(NamedTuple):
-    """A reward model that is open."""
+    """A loaded reward model."""
 
     labels: tuple[str, ...]
     cfg: Decoder
     tokenizer: Any
-    params: PyTree  # of one, or of all members of an ensemble, stacked along a leading axis
+    params: PyTree  # of a single model, or of all members of an ensemble, stacked along a leading axis
     # (params, tokens [N, W], length [N]) -> [N, labels]; with a gate (.., prompt_length [N]) -> [N, 1 + labels]
     program: Callable[..., Array]
-    of_members: Callable[..., Array]  # (params, tokens, length) -> [members, N, labels], of each alone
+    of_members: Callable[..., Array]  # (params, tokens, length) -> [members, N, labels], not aggregated
     mesh: Mesh
     batch: int  # N
     width: int  # W
-    names: tuple[str, ...]  # of the columns that `program` returns, as metrics have them
-    weights: tuple[float, ...]  # of each of them in the reward
+    names: tuple[str, ...]  # metric names of the columns that `program` returns
+    weights: tuple[float, ...]  # weight of each column in the reward
     gated: bool = False
     answer_end: bool = False  # as in Classifier
 
@@ -105,12 +105,12 @@ def open_classifier(
 
     Args:
       program: (name, function) -> the function compiled, such as a run's program cache.
-      announce: called with (bytes read, bytes in all).
+      announce: called with (bytes read, total bytes).
       tokenizer: None: the one in the folder.
-      width: columns that are computed, at least config.length, which no conversation is longer than; None: so many.
+      width: columns that are computed, at least config.length, the longest conversation; None: config.length.
 
-    Raises: ValueError for a folder that is not a classifier, where there is not one weight a label, and where the
-    members of an ensemble are not alike.
+    Raises: ValueError for a folder that is not a classifier, if there is not one weight per label, and if the members
+    of an ensemble differ in shape, labels or tokenizer.
     """
     first, *others = config.published
     _, cfg, labels, pad_id, answer_end = classifier_of(first)
@@ -126,16 +126,18 @@ def open_classifier(
         check_alike(first, other)
     params = stacked([load_classifier(published, mesh, announce) for published in config.published], mesh)
     batch = rows_over_shards(config.batch, mesh)
-    each = functools.partial(member_rewards, members=len(config.published), cfg=cfg, pad_id=pad_id)
+    member_scores = functools.partial(member_rewards, members=len(config.published), cfg=cfg, pad_id=pad_id)
     names = tuple(f"RewardModel/{label}" for label in labels)
     if config.gate is None:
-        together = lambda *arrays: aggregate(config.ensemble, each(*arrays))
-        names, weights = names if len(labels) > 1 else ("RewardModel",), config.weights
+        score = lambda *arrays: aggregate(config.ensemble, member_scores(*arrays))
+        names = names if len(labels) > 1 else ("RewardModel",)
+        weights = config.weights
     else:
         place = lambda x: place_on_mesh(x, replicated(mesh))
         params = {**params, GATE: jax.tree.map(place, load_gate(config.gate, labels, cfg.width))}
-        together = functools.partial(gated, gate=config.gate, labels=labels, cfg=cfg, pad_id=pad_id)
-        names, weights = ("RewardModel", *names), (*config.weights, *(0.0 for _ in labels))
+        score = functools.partial(gated, gate=config.gate, labels=labels, cfg=cfg, pad_id=pad_id)
+        names = ("RewardModel", *names)
+        weights = (*config.weights, *(0.0 for _ in labels))
     tokenizer = tokenizer_of(config.path) if tokenizer is None else tokenizer
     try:
         if isinstance(tokenizer, PublishedTokenizer):
@@ -149,8 +151,8 @@ def open_classifier(
         cfg=cfg,
         tokenizer=tokenizer,
         params=params,
-        program=program("reward", together),
-        of_members=program("reward_members", each),
+        program=program("reward", score),
+        of_members=program("reward_members", member_scores),
         mesh=mesh,
         batch=batch,
         width=width or config.length,
@@ -162,7 +164,7 @@ def open_classifier(
 
 
 def check_alike(first: Published, other: Published) -> None:
-    """Raises ValueError where two folders cannot be members of one ensemble."""
+    """Raises ValueError if two folders cannot be members of one ensemble."""
     a, b = classifier_of(first), classifier_of(other)
     where = f"RewardModel.members: {other.path}"
     if a.labels != b.labels:
@@ -173,17 +175,17 @@ def check_alike(first: Published, other: Published) -> None:
     if fields or (a.pad_id, a.answer_end) != (b.pad_id, b.answer_end):
         names = ", ".join(fields or ["pad_token_id" if a.pad_id != b.pad_id else SCORE_AT])
         raise ValueError(f"{where} is not like {first.path}: {names} differ; they are stacked")  # fmt: skip
-    words = [tokenizer_of(published.path).fingerprint for published in (first, other)]
-    if words[0] != words[1]:
+    fingerprints = [tokenizer_of(published.path).fingerprint for published in (first, other)]
+    if fingerprints[0] != fingerprints[1]:
         raise ValueError(f"{where} has another tokenizer or chat template than {first.path}; the members of an "
                          "ensemble read the same tokens")  # fmt: skip
 
 
 def tokenizer_of(path: str, date: str | None = None) -> Any:
-    """Returns the tokenizer of a reward model's folder. Raises ValueError where it holds none.
+    """Returns the tokenizer of a reward model's folder. Raises ValueError if it has none.
 
     Args:
-      date: what its chat template takes for today; None: today.
+      date: the date that its chat template uses; None: today.
     """
     chosen = HuggingFace(path=path, date=date)
     if (tokenizer := published_tokenizer(paths.readable_without_weights(path), chosen=chosen)) is None:
@@ -194,39 +196,39 @@ def tokenizer_of(path: str, date: str | None = None) -> Any:
 
 
 def stacked(members: list[PyTree], mesh: Mesh) -> PyTree:
-    """Returns the members' parameters along a leading axis, leaf by leaf; those of one alone as they are."""
+    """Returns the members' parameters stacked along a leading axis, leaf by leaf; a single member's unchanged."""
     if len(members) == 1:
         return members[0]
-    leaves, trees = [jax.tree.leaves(member) for member in members], jax.tree.structure(members[0])
+    leaves, structure = [jax.tree.leaves(member) for member in members], jax.tree.structure(members[0])
     members.clear()
-    out = []
+    stacked_leaves = []
     with jax.set_mesh(mesh):
         for i in range(len(leaves[0])):
-            out.append(jnp.stack([leaf[i] for leaf in leaves]))
+            stacked_leaves.append(jnp.stack([leaf[i] for leaf in leaves]))
             for leaf in leaves:
-                leaf[i] = None  # so that no more than one leaf exists twice
-    return jax.tree.unflatten(trees, out)
+                leaf[i] = None  # frees it, so that at most one leaf exists twice
+    return jax.tree.unflatten(structure, stacked_leaves)
 
 
 def member_rewards(
     params: PyTree, tokens: Array, length: Array, *, members: int, cfg: Decoder, pad_id: int | None
 ) -> Array:
-    """Returns what every member says, [members, N, labels] float32, one after the other.
+    """Returns the scores of every member, [members, N, labels] float32, computed one member at a time.
 
     Args:
-      params: of `rewards`, stacked along a leading axis where there are several members.
+      params: as for `rewards`; those of several members stacked along a leading axis.
     """
-    read = lambda member: rewards(member, tokens, length, cfg=cfg, pad_id=pad_id)
-    return read(params)[None] if members == 1 else jax.lax.map(read, params)
+    score = lambda member: rewards(member, tokens, length, cfg=cfg, pad_id=pad_id)
+    return score(params)[None] if members == 1 else jax.lax.map(score, params)
 
 
 def normalization(
     opened: OpenClassifier, demonstrations: Sequence[Sequence[Message]], *, unit: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the mean of every member's scores of demonstrations, and their standard deviation where `unit`, else 1:
-    what R10 subtracts and R11 divides by, [members, labels] float32 each.
+    """Returns the mean of every member's scores of demonstrations, which R10 subtracts, and their standard deviation if
+    `unit`, else 1, which R11 divides by; [members, labels] float32 each.
 
-    Raises: ValueError where fewer than two demonstrations can be judged.
+    Raises: ValueError if fewer than two demonstrations can be scored.
     """
     ids, problems = encoded(opened, demonstrations)
     if len(ids) < 2:
@@ -234,31 +236,32 @@ def normalization(
         raise ValueError(f"RewardModel.normalize_on: the reward model can judge {len(ids)} of {len(problems)} "
                          f"demonstrations, and at least 2 are needed: {problem}")  # fmt: skip
     scores = classify(opened._replace(program=opened.of_members, gated=False), ids, rows=1).astype(np.float64)
-    spread = scores.std(axis=1) if unit else np.ones_like(scores[:, 0])
-    return scores.mean(axis=1).astype(np.float32), spread.astype(np.float32)
+    std = scores.std(axis=1) if unit else np.ones_like(scores[:, 0])
+    return scores.mean(axis=1).astype(np.float32), std.astype(np.float32)
 
 
 def normalized(opened: OpenClassifier, center: np.ndarray, scale: np.ndarray) -> OpenClassifier:
-    """Returns the reward model with its members' scores put on one scale. center, scale: [members, labels]."""
+    """Returns the reward model with its members' scores standardized. center, scale: [members, labels]."""
     place = lambda x: place_on_mesh(np.asarray(x, np.float32), replicated(opened.mesh))
-    of_one = (lambda x: x[0]) if len(center) == 1 else (lambda x: x)
-    return opened._replace(params={**opened.params, CENTER: place(of_one(center)), SCALE: place(of_one(scale))})
+    if len(center) == 1:  # the parameters of a single member have no leading axis
+        center, scale = center[0], scale[0]
+    return opened._replace(params={**opened.params, CENTER: place(center), SCALE: place(scale)})
 
 
-CENTER, SCALE = "reward_center", "reward_scale"  # leaves beside the head, [labels] each: R10's normalization
-GATE = "reward_gate"  # beside the head, the layers of a gate
+CENTER, SCALE = "reward_center", "reward_scale"  # parameters next to the head, [labels] each: R10's normalization
+GATE = "reward_gate"  # the layers of a gate, next to the head
 
 
 def rewards(params: PyTree, tokens: Array, length: Array, *, cfg: Decoder, pad_id: int | None) -> Array:
-    """Returns R10 (R30, detail 11): what the head says at the last token of every row that is not `pad_id`, or at the
-    first where all are; [N, labels] float32.
+    """Returns R10 (R30, detail 11): the head's output at each row's last token that is not `pad_id`, or at its first
+    token if all are; [N, labels] float32.
 
     Args:
-      params: of a decoder, with a head as the entry REWARD, and CENTER and SCALE where it is normalized.
+      params: of a decoder, with the head as the entry REWARD; if it is normalized, with CENTER and SCALE.
       tokens: [N, W] int32. length: [N] int32, at least 1.
-      pad_id: None: the last token of all.
+      pad_id: None: the last token, whatever it is.
 
-    Source: transformers' GenericForSequenceClassification, which looks for that token in rows without padding too: a
+    Source: transformers' GenericForSequenceClassification, which also skips `pad_id` in rows without padding: a chat
     template may end every turn with it.
     """
     return _scores(params, _hidden(params, tokens, cfg), tokens, length, pad_id)
@@ -275,16 +278,16 @@ def gated(
     cfg: Decoder,
     pad_id: int | None,
 ) -> Array:
-    """Returns R12: the labels mixed by a gate that reads the prompt's last token, and behind it the labels themselves,
+    """Returns R12: the labels mixed by a gate that reads the prompt's last token, then the labels themselves,
     [N, 1 + labels] float32.
 
     Args:
-      params: as of `rewards`, with the gate's layers as GATE. prompt_length: [N] int32, tokens before the answer.
+      params: as for `rewards`, with the gate's layers as GATE. prompt_length: [N] int32, tokens before the answer.
     """
     hidden = _hidden(params, tokens, cfg)
     objectives = _scores(params, hidden, tokens, length, pad_id)
-    asked = _state_at(hidden, jnp.maximum(prompt_length, 1)[:, None] - 1)
-    return gated_scores(gate, params[GATE], labels, objectives, asked)
+    prompt_state = _state_at(hidden, jnp.maximum(prompt_length, 1)[:, None] - 1)
+    return gated_scores(gate, params[GATE], labels, objectives, prompt_state)
 
 
 def _columns(tokens: Array) -> Array:
@@ -297,17 +300,17 @@ def _hidden(params: PyTree, tokens: Array, cfg: Decoder) -> Array:
 
 
 def _state_at(hidden: Array, column: Array) -> Array:
-    """Returns the hidden state of a column of each row, [N, D]. column: [N, 1] int32."""
+    """Returns the hidden state at one column of each row, [N, D]. column: [N, 1] int32."""
     return jnp.where((_columns(hidden[..., 0]) == column)[..., None], hidden, 0).sum(1)
 
 
 def _scores(params: PyTree, hidden: Array, tokens: Array, length: Array, pad_id: int | None) -> Array:
-    """Returns what the head says of rows whose hidden states are known, [N, labels] float32."""
+    """Returns the head's outputs for rows with these hidden states, [N, labels] float32."""
     columns = _columns(tokens)
-    read = columns < length[:, None]
+    real = columns < length[:, None]
     if pad_id is not None:
-        read = read & (tokens != pad_id)
-    last = _state_at(hidden, jnp.where(read, columns, 0).max(1, keepdims=True))
+        real = real & (tokens != pad_id)
+    last = _state_at(hidden, jnp.where(real, columns, 0).max(1, keepdims=True))
     scores = read_head(params[REWARD], last)[0].astype(jnp.float32)  # a published head has one member
     return standardized(scores, params[CENTER], params[SCALE]) if CENTER in params else scores
 
@@ -315,10 +318,10 @@ def _scores(params: PyTree, hidden: Array, tokens: Array, length: Array, pad_id:
 def dispatch(
     opened: OpenClassifier, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int] = ()
 ) -> list[Array]:
-    """Begins to compute what `classify` returns, and returns the device's arrays by batch at once.
+    """Dispatches the batches of `classify` and returns their device arrays without waiting.
 
     Args:
-      prompt_lengths: tokens of each sequence before the answer, where the reward model has a gate.
+      prompt_lengths: tokens of each sequence before the answer; needed if the reward model has a gate.
     """
     outputs = []
     for start in range(0, len(sequences), opened.batch):
@@ -328,8 +331,9 @@ def dispatch(
             tokens[row, : len(ids)], length[row] = ids, len(ids)
         arrays = [tokens, length]
         if opened.gated:
-            arrays.append(np.ones(opened.batch, np.int32))
-            arrays[-1][: len(part)] = prompt_lengths[start : start + opened.batch]
+            before_answer = np.ones(opened.batch, np.int32)
+            before_answer[: len(part)] = prompt_lengths[start : start + opened.batch]
+            arrays.append(before_answer)
         place = lambda x: place_on_mesh(x, batch_sharding(opened.mesh, x.ndim))
         with jax.set_mesh(opened.mesh):
             outputs.append(opened.program(opened.params, *map(place, arrays)))
@@ -337,10 +341,10 @@ def dispatch(
 
 
 def classify(opened: OpenClassifier, sequences: Sequence[Sequence[int]], rows: int = 0) -> np.ndarray:
-    """Returns what the labels are given for every sequence of ids, [N, labels] float32. Each has 1 to `width` ids.
+    """Returns the labels' scores of sequences of 1 to `width` ids each, [N, labels] float32.
 
     Args:
-      rows: the axis of what `opened.program` returns along which the sequences are.
+      rows: the axis of the program's output that the sequences are along.
     """
     outputs = dispatch(opened, sequences)
     if not outputs:
@@ -349,29 +353,29 @@ def classify(opened: OpenClassifier, sequences: Sequence[Sequence[int]], rows: i
 
 
 class _Dispatched(NamedTuple):
-    problems: list[str]  # [N], "" mostly
-    labels: list[Array]  # of the others, by batch
+    problems: list[str]  # [N], why a conversation is not scored; "" if it is
+    labels: list[Array]  # of those that are scored, by batch
 
 
 def reward_model_source(opened: OpenClassifier) -> RewardSource:
     """Returns a published classifier as a source of rewards."""
 
     def submit(batch: Completions) -> _Dispatched:
-        asked = [batch.visits[row // batch.samples].example.messages for row in range(len(batch.texts))]
-        conversations = [[*messages, Message("assistant", text)] for messages, text in zip(asked, batch.texts)]
+        prompts = [batch.visits[row // batch.samples].example.messages for row in range(len(batch.texts))]
+        conversations = [[*messages, Message("assistant", text)] for messages, text in zip(prompts, batch.texts)]
         ids, problems = encoded(opened, conversations)
-        before = []
+        lengths = []
         if opened.gated:
-            before = [prompt_length(opened, messages) for messages, problem in zip(asked, problems) if not problem]
-        return _Dispatched(problems, dispatch(opened, ids, before))
+            lengths = [prompt_length(opened, messages) for messages, problem in zip(prompts, problems) if not problem]
+        return _Dispatched(problems, dispatch(opened, ids, lengths))
 
     def collect(ticket: _Dispatched) -> LearnedScores:
         problems = list(ticket.problems)
-        good = [row for row, problem in enumerate(problems) if not problem]
+        scored = [row for row, problem in enumerate(problems) if not problem]
         values = np.full((len(problems), len(opened.names)), np.nan, np.float32)
-        if good:
-            values[good] = np.concatenate(fetch(ticket.labels))[: len(good)]
-        for row in good:
+        if scored:
+            values[scored] = np.concatenate(fetch(ticket.labels))[: len(scored)]
+        for row in scored:
             if not np.isfinite(values[row]).all():
                 problems[row] = f"its labels are {', '.join(map(str, values[row]))}, which are not numbers"
                 values[row] = np.nan
@@ -381,19 +385,19 @@ def reward_model_source(opened: OpenClassifier) -> RewardSource:
 
 
 def encoded(opened: OpenClassifier, conversations: Sequence[Sequence[Message]]) -> tuple[list[list[int]], list[str]]:
-    """Returns the ids of the conversations that can be judged, and of all of them why not, "" for those that can."""
-    found = [encode(opened, messages) for messages in conversations]
-    return [ids for ids, problem in found if not problem], [problem for _, problem in found]
+    """Returns the ids of the conversations that can be scored, and for every conversation why it cannot, or ""."""
+    results = [encode(opened, messages) for messages in conversations]
+    return [ids for ids, problem in results if not problem], [problem for _, problem in results]
 
 
 def conversation_ids(tokenizer: Any, messages: Sequence[Message], *, answer_end: bool) -> list[int]:
     """Returns the ids of a conversation that ends with an answer, as a classifier reads it.
 
     Args:
-      answer_end: as a policy is prompted and answers, up to the token that ends it; else as the chat template writes
-        all of it, which may be more.
+      answer_end: encode the prompt and the answer as for a policy, up to the token that ends the answer; False: encode
+        all that the chat template writes, which may be more.
 
-    Raises: ValueError where the template refuses the conversation.
+    Raises: ValueError if the template rejects the conversation.
     """
     if not answer_end:
         return tokenizer.encode_conversation(messages, add_generation_prompt=False)
@@ -401,12 +405,12 @@ def conversation_ids(tokenizer: Any, messages: Sequence[Message], *, answer_end:
 
 
 def prompt_length(opened: OpenClassifier, messages: Sequence[Message]) -> int:
-    """Returns how many of the reward model's tokens come before the answer, its header included."""
+    """Returns the number of tokens before the answer, its header included, by the reward model's tokenizer."""
     return len(opened.tokenizer.encode_prompt(messages))
 
 
 def encode(opened: OpenClassifier, messages: Sequence[Message]) -> tuple[list[int], str]:
-    """Returns a conversation's ids in the reward model's own tokens, and why they cannot be judged, "" mostly."""
+    """Returns a conversation's ids by the reward model's tokenizer, and why they cannot be scored, or ""."""
     try:
         ids = conversation_ids(opened.tokenizer, messages, answer_end=opened.answer_end)
     except ValueError as error:

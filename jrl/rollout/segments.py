@@ -1,4 +1,4 @@
-"""Draws completions in segments, each by other weights."""
+"""Samples completions in segments, each with newer weights."""
 
 from __future__ import annotations
 
@@ -23,23 +23,22 @@ def next_segment(
     tokens: int,
     options: Options,
 ) -> Rollout:
-    """Returns S5's rows with up to `tokens` more tokens; those that have ended are as they were.
+    """Returns S5's rows with up to `tokens` more tokens; rows that have ended are unchanged.
 
-    A token has the noise of its place, so that segments of the same weights are together what one call draws.
+    A token's random key depends on its column, so segments sampled with the same weights equal one call's completion.
 
     Args:
-      rollout: rows [N, P + C], of which each has drawn one or more segments of `tokens`. uid: [N, 2] uint32, of their
-        visits.
+      rollout: rows [N, P + C] with one or more segments of `tokens` each. uid: [N, 2] uint32, of their visits.
       version: [] int32, of `params`. options: of whole completions, C = completion_length.
     """
     completion_length = options.completion_length
     drawn = rollout.action_mask.sum(axis=-1, dtype=jnp.int32)
     goes_on = (rollout.finish == jnp.int8(Finish.LENGTH)) & (drawn > 0) & (drawn < completion_length)
     width = rollout.tokens.shape[1]
-    begun = width - completion_length + tokens_before_last(completion_length, tokens)
-    prompts = PromptBatch(rollout.tokens[:, :begun], jnp.where(goes_on, rollout.length, 0), uid, rollout.sample)
-    left = jnp.minimum(tokens, completion_length - drawn)
+    prompt_width = width - completion_length + tokens_before_last(completion_length, tokens)
+    prompts = PromptBatch(rollout.tokens[:, :prompt_width], jnp.where(goes_on, rollout.length, 0), uid, rollout.sample)
+    budget = jnp.minimum(tokens, completion_length - drawn)
     options = options._replace(samples=1, completion_length=tokens)
-    more = sampler.program(params, prompts, key, stream, version, sampling_params, None, left, options=options)
+    more = sampler.program(params, prompts, key, stream, version, sampling_params, None, budget, options=options)
     first, second = vars(rollout), widened(vars(more), width, options.pad_id)
     return rollout.replace(**{**continued(first, second), "weights_fingerprint": more.weights_fingerprint})

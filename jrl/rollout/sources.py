@@ -1,5 +1,5 @@
-"""Sources of rewards beside the verifiers: a published reward model, a judge over HTTP, a role of the run. Each takes a
-batch and returns at once; none waits for another, and each part of the reward is logged by its own name."""
+"""Sources of rewards in addition to the verifiers: a published reward model, a judge over HTTP, a role of the run. Each
+takes a batch and returns at once, without waiting for the others. Each component of the reward is logged by name."""
 
 from __future__ import annotations
 
@@ -32,44 +32,44 @@ class Completions(NamedTuple):
 
 
 class LearnedScores(NamedTuple):
-    """What a model says of N completions."""
+    """The scores that a model gives N completions."""
 
-    names: tuple[str, ...]  # of its objectives, as metrics name them
-    weights: tuple[float, ...]  # of each in the reward
+    names: tuple[str, ...]  # metric names of its objectives
+    weights: tuple[float, ...]  # weight of each in the reward
     values: np.ndarray  # [N, objectives] float32, NaN where a row could not be scored
-    problems: Sequence[str]  # [N], why a row could not be scored; "" mostly
-    token_reward: np.ndarray | None = None  # [N, T] float32, weighted, on sampled tokens; where the source gives some
-    lost: Mapping[int, Status] = {}  # row that could not be scored -> its status; FORBIDDEN where it is not here
-    metrics: Mapping[str, float] = {}  # counters of the source, to be added up over the rounds of a step
+    problems: Sequence[str]  # [N], why a row could not be scored; "" if it was
+    token_reward: np.ndarray | None = None  # [N, T] float32, weighted, on sampled tokens; None: no such rewards
+    lost: Mapping[int, Status] = {}  # row that could not be scored -> its status; FORBIDDEN if it is missing
+    metrics: Mapping[str, float] = {}  # counters of the source, summed over the rounds of a step
 
 
 class RewardSource(NamedTuple):
-    """One source of rewards beside the verifiers."""
+    """One source of rewards in addition to the verifiers."""
 
-    submit: Callable[[Completions], Any]  # begins, and returns a ticket at once
+    submit: Callable[[Completions], Any]  # starts scoring, and returns a ticket at once
     collect: Callable[[Any], LearnedScores]  # waits for the ticket's scores
     names: tuple[str, ...]  # of its objectives, as LearnedScores has them
-    rewards_tokens: bool = False  # it gives LearnedScores.token_reward
+    rewards_tokens: bool = False  # it sets LearnedScores.token_reward
 
 
 def add_scores(scores: HostScores, learned: LearnedScores) -> HostScores:
-    """Returns scores with the weighted sum of a model's added. A row that it could not score is masked.
+    """Returns scores plus the weighted sum of a model's. A row that the model could not score is masked.
 
-    Raises: RewardOverflow where rewards of tokens add up to more than float32 holds.
+    Raises: RewardOverflow if the rewards of tokens add up to more than float32 holds.
     """
-    judged = np.array([not problem for problem in learned.problems], bool)
-    # In float64, so that the order of the sum is all that decides it.
+    scored = np.array([not problem for problem in learned.problems], bool)
+    # In float64, so that the result depends only on the order of the sum.
     weights = np.asarray(learned.weights)
-    # A column without a weight may have no number in a row that is judged: the preference for it over itself.
-    counted = judged[:, None] & (weights != 0)
+    # A column of weight 0 may be NaN in a row that was scored, such as the preference for a completion over itself.
+    counted = scored[:, None] & (weights != 0)
     added = np.where(counted, learned.values, 0).astype(np.float64) @ weights
     fits = np.abs(scores.reward + added) <= LARGEST_REWARD
     problems = [p if p or ok else f"the reward {r:g} is beyond float32"
                 for p, ok, r in zip(learned.problems, fits, scores.reward + added)]  # fmt: skip
-    judged &= fits
-    valid = scores.valid & judged
-    lost = np.array([learned.lost.get(row, Status.FORBIDDEN) for row in range(len(judged))], np.int8)
-    verdict = np.where(scores.valid & ~judged, lost, scores.verdict)
+    scored &= fits
+    valid = scores.valid & scored
+    lost = np.array([learned.lost.get(row, Status.FORBIDDEN) for row in range(len(scored))], np.int8)
+    verdict = np.where(scores.valid & ~scored, lost, scores.verdict)
     source = learned.names[0].split("/")[0]
     details = ["; ".join(filter(None, (old, new and f"{source}: {new}"))) for old, new in zip(scores.details, problems)]
     with np.errstate(over="ignore"):
@@ -89,20 +89,20 @@ def add_scores(scores: HostScores, learned: LearnedScores) -> HostScores:
 
 
 def _sum(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
-    """Returns the sum of those rewards of tokens that are there, float32."""
+    """Returns the sum of rewards of tokens, float32; None counts as 0."""
     if a is None or b is None:
         return b if a is None else a
     return (a.astype(np.float64) + b).astype(np.float32)
 
 
-ROLE_ENSEMBLE = "role/ensemble"  # the name of the score of several roles together
+ROLE_ENSEMBLE = "role/ensemble"  # the name of the score of several roles
 
 
 def roles_source(name: str, weight: float, scores: Callable[[TrainState, PackedBatch], Array]) -> RewardSource:
-    """Returns a source that reads the reward head of a role, or of several that are an ensemble.
+    """Returns a source that reads the reward head of a role, or of several roles that form an ensemble.
 
     Args:
-      name: as metrics have it. scores: (state, packed) -> [M, R, S] on the device.
+      name: in metrics. scores: (state, packed) -> [M, R, S] on the device.
     """
 
     def submit(batch: Completions) -> tuple[int, list[tuple[Array, Array]]]:
@@ -121,8 +121,8 @@ def roles_source(name: str, weight: float, scores: Callable[[TrainState, PackedB
 
 
 def judge_source(judge: OpenJudge, processes: Processes = ONE) -> RewardSource:
-    """Returns a judge as a source. Its requests are under way while the device computes. Of several processes each asks
-    about its own share of the prompts, and all get the scores of all."""
+    """Returns a judge as a source. Its requests run while the device computes. Each process sends those for its share
+    of the prompts, and all processes get all scores."""
 
     def submit(batch: Completions) -> Ticket:
         k = batch.samples
@@ -136,28 +136,28 @@ def judge_source(judge: OpenJudge, processes: Processes = ONE) -> RewardSource:
         graded = judge.collect(ticket, processes)
         values = np.array(graded.rows, np.float32).reshape(-1, len(graded.names))
         lost = {row: status for row, status in enumerate(graded.statuses) if not status.scorable}
-        mine = LearnedScores(graded.names, graded.weights, values, graded.problems, lost=lost, metrics=graded.metrics)
-        return learned_of_all(mine, processes)
+        local = LearnedScores(graded.names, graded.weights, values, graded.problems, lost=lost, metrics=graded.metrics)
+        return learned_of_all(local, processes)
 
     return RewardSource(submit, collect, judge.names)
 
 
 def learned_of_all(scores: LearnedScores, processes: Processes) -> LearnedScores:
-    """Returns the scores of all processes, given those of each one's own rows, in the order of the processes. Counters
-    are added up; of seconds waited the longest counts."""
+    """Returns the scores of the rows of all processes, in the order of the processes. Counters are summed; for seconds
+    waited the maximum is taken."""
     if processes.count == 1:
         return scores
     lost = [[row, int(status)] for row, status in sorted(scores.lost.items())]
-    own = {"values": scores.values, "problems": list(scores.problems), "lost": lost, "metrics": dict(scores.metrics)}
-    every = processes.exchange(f"scores of {scores.names[0]}", own)
-    first = np.cumsum([0, *(len(each["problems"]) for each in every)])
+    local = {"values": scores.values, "problems": list(scores.problems), "lost": lost, "metrics": dict(scores.metrics)}
+    shares = processes.exchange(f"scores of {scores.names[0]}", local)
+    starts = np.cumsum([0, *(len(share["problems"]) for share in shares)])
     metrics = {
-        name: (max if name.startswith("time/") else sum)(each["metrics"][name] for each in every)
+        name: (max if name.startswith("time/") else sum)(share["metrics"][name] for share in shares)
         for name in scores.metrics
     }
     return scores._replace(
-        values=np.concatenate([each["values"] for each in every]),
-        problems=[problem for each in every for problem in each["problems"]],
-        lost={int(begins) + row: Status(status) for begins, each in zip(first, every) for row, status in each["lost"]},
+        values=np.concatenate([share["values"] for share in shares]),
+        problems=[problem for share in shares for problem in share["problems"]],
+        lost={int(i) + row: Status(status) for i, share in zip(starts, shares) for row, status in share["lost"]},
         metrics=metrics,
     )

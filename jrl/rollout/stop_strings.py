@@ -1,9 +1,9 @@
-"""Stop strings as an automaton over token ids, so that the device finds them with one gather a token. No JAX.
+"""Stop strings as an automaton over token ids, so that the device finds them with one gather per token. No JAX.
 
 The strings are matched in the bytes that tokens stand for, so the tokenization of a text does not matter: the
 automaton of Aho and Corasick (1975) over bytes, run over every token's bytes from every state, gives a table
-`next[state, token]`. A sequence that contains a stop string, also in the middle of a token, is in the one accepting
-state.
+`next[state, token]`. A sequence that contains a stop string, even one that ends in the middle of a token, is in the
+single accepting state.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def build(stop_strings: Sequence[str], token_bytes: Sequence[bytes]) -> StopTabl
     step, accept = _byte_automaton([string.encode() for string in stop_strings])
     lengths = np.array([len(token) for token in token_bytes])
     width = max(int(lengths.max()), 1)
-    bytes_of = np.frombuffer(b"".join(token.ljust(width, b"\0") for token in token_bytes), np.uint8)
-    bytes_of = bytes_of.reshape(len(token_bytes), width)
-    after = np.repeat(np.arange(len(accept), dtype=np.int32)[:, None], len(token_bytes), axis=1)
-    for place in range(int(lengths.max())):
-        longer = lengths > place
-        after[:, longer] = step[after[:, longer], bytes_of[longer, place]]
-    return StopTable(next=after, accept=accept)
+    token_matrix = np.frombuffer(b"".join(token.ljust(width, b"\0") for token in token_bytes), np.uint8)
+    token_matrix = token_matrix.reshape(len(token_bytes), width)
+    next_state = np.repeat(np.arange(len(accept), dtype=np.int32)[:, None], len(token_bytes), axis=1)
+    for i in range(int(lengths.max())):
+        longer = lengths > i
+        next_state[:, longer] = step[next_state[:, longer], token_matrix[longer, i]]
+    return StopTable(next=next_state, accept=accept)
 
 
 def _byte_automaton(strings: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
@@ -64,7 +64,7 @@ def _byte_automaton(strings: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
                 ends.append(False)
             state = children[state][byte]
         ends[state] = True
-    # Breadth first: a state's suffix is shorter than the state, so its row and its `ends` are final when needed.
+    # Breadth first: a state's suffix is shorter than the state, so its row and its `ends` are final when they are read.
     step = np.zeros((len(children), 256), np.int32)
     suffix = [0] * len(children)
     queue: deque[int] = deque([0])

@@ -17,23 +17,23 @@ def span_rewards(
 ) -> np.ndarray:
     """Returns R16's rewards of spans, each on the sampled token that completes its last character, [N, T] float32.
 
-    A span whose last character no token completes (bytes that are no UTF-8 at the end) is rewarded on the last one.
+    If no token completes a span's last character (invalid UTF-8 at the end), the last sampled token is rewarded.
 
     Args:
-      spans: [n], of each row (characters of the completion up to the end of the span, its reward); () for none. Rows
-        after the first n are padding.
+      spans: [n], for each row (characters of the completion up to the end of the span, its reward); () for none.
+        Rows after the first n are padding.
       tokens: [N, T] int32. action_mask: [N, T] bool.
 
-    Source: Wu et al. 2306.01693 section 3; a tool's answer is no part of the completion's text.
+    Source: Wu et al. 2306.01693 section 3; a tool's answer is not part of the completion's text.
     """
     rewards = np.zeros(tokens.shape, np.float64)
     pieces = tokenizer.token_bytes() if any(spans) else []
-    for row, of_row in enumerate(spans):
+    for row, row_spans in enumerate(spans):
         columns = np.flatnonzero(action_mask[row])
-        if not of_row or not len(columns):
+        if not row_spans or not len(columns):
             continue
         decoder = IncrementalDecoder(pieces, tokenizer.leads)
         ends = list(itertools.accumulate(len(decoder.feed([token])) for token in tokens[row, columns].tolist()))
-        for end, reward in of_row:
+        for end, reward in row_spans:
             rewards[row, columns[min(bisect.bisect_left(ends, end), len(columns) - 1)]] += reward
     return rewards.astype(np.float32)

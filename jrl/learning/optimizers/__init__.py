@@ -1,4 +1,4 @@
-"""Optimizers. Selecting one is choosing its configuration class; each row turns gradients into directions."""
+"""Optimizers, selected by their configuration class. Each row turns gradients into directions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Adafactor: a second moment of a matrix's rows and columns alone, in place of one number for each weight.
+"""Adafactor: second moments of a matrix's rows and columns, instead of one number per weight.
 
-An array of the layers is a stack of matrices, [layers, (experts,) inputs.., outputs..], and each is factored alone:
-what optax.scale_by_factored_rms computes for a list of 2-D leaves. Given the stack, that one would factor its two
+An array of the layers is a stack of matrices, [layers, (experts,) inputs.., outputs..], and each matrix is factored
+separately, as optax.scale_by_factored_rms does for a list of 2-D leaves. Given the stack, optax would factor its two
 largest axes, whichever they are.
 """
 
@@ -44,10 +44,10 @@ class Adafactor:
 
 
 class SecondMoment(NamedTuple):
-    """Of one array: of rows and of columns of its matrices, or of every weight. Absent ones are None."""
+    """The second moment of one array: of rows and columns of its matrices, or of every weight. The others are None."""
 
-    rows: Array | None  # like the array, axes of outputs 1
-    columns: Array | None  # like the array, axes of inputs 1
+    rows: Array | None  # shape of the array, with output axes of size 1
+    columns: Array | None  # shape of the array, with input axes of size 1
     full: Array | None  # like the array
 
 
@@ -61,7 +61,7 @@ def direction(config: Adafactor, leaves: PyTree) -> optax.GradientTransformation
     """Returns O1, Adafactor's direction.
 
     With d = 1 - t^-exponent and s = g^2 + eps: r <- d r + (1 - d) mean over outputs of s; c <- d c + (1 - d) mean over
-    inputs of s; u = g / sqrt(r c / mean(r)). Of what is no matrix: v <- d v + (1 - d) s; u = g / sqrt(v). Then
+    inputs of s; u = g / sqrt(r c / mean(r)). For other arrays: v <- d v + (1 - d) s; u = g / sqrt(v). Then
     u / max(1, rms(u) / clip_rms), a matrix (or the vector of a layer) at a time.
 
     Source: 1804.04235 algorithm 4; optax.scale_by_factored_rms and clip_by_block_rms are the same for 2-D leaves of
@@ -78,10 +78,10 @@ def direction(config: Adafactor, leaves: PyTree) -> optax.GradientTransformation
     def update(gradient: PyTree, state: AdafactorState, params: PyTree) -> tuple[PyTree, AdafactorState]:
         count = state.count + 1
         decay = 1 - count.astype(jnp.float32) ** -config.exponent
-        one = lambda moment, g, leaf: None if g is None else scaled(g, moment, leaf, decay, config)
-        found = jax.tree.map(one, state.second, gradient, leaves, is_leaf=is_moment)
+        scale = lambda moment, g, leaf: None if g is None else scaled(g, moment, leaf, decay, config)
+        pairs = jax.tree.map(scale, state.second, gradient, leaves, is_leaf=is_moment)
         is_pair = lambda x: x is None or (isinstance(x, tuple) and len(x) == 2 and isinstance(x[1], SecondMoment))
-        pick = lambda i: jax.tree.map(lambda pair: None if pair is None else pair[i], found, is_leaf=is_pair)
+        pick = lambda i: jax.tree.map(lambda pair: None if pair is None else pair[i], pairs, is_leaf=is_pair)
         updates, first = pick(0), None
         if config.momentum is not None:
             first = updates = jax.tree.map(
@@ -114,7 +114,7 @@ def scaled(g: Array, moment: SecondMoment, leaf: Leaf, decay: Array, config: Ada
 
 
 def _zero_moment(x: Array, leaf: Leaf) -> SecondMoment:
-    """Returns an array's first second moment, laid out like it."""
+    """Returns an array's initial second moment, sharded like the array."""
     zero = lambda axes: jnp.zeros_like(jnp.mean(x, axis=axes, keepdims=True))
     if leaf.inputs is None:
         return SecondMoment(None, None, jnp.zeros_like(x))

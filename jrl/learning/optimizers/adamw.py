@@ -13,7 +13,7 @@ from jrl.learning.optimizers.groups import ParameterGroup, check_rates
 from jrl.learning.optimizers.schedules import ConstantRate, CosineDecay, LinearDecay, WarmupStableDecay
 from jrl.types import PyTree, traced
 
-# bfloat16 has 8 bits: a moment that changes by less than half of 2^-8 of itself stays as it is.
+# bfloat16 has 8 bits: a moment that changes by less than half of 2^-8 of itself does not change at all.
 SLOWEST = 0.99
 
 
@@ -51,7 +51,7 @@ class AdamW:
 def direction(config: AdamW, leaves: PyTree) -> optax.GradientTransformation:
     """Returns O1, Adam's direction: m / (sqrt(v) + eps), both moments corrected for their start at 0.
 
-    Source: 1412.6980 algorithm 1; weight decay apart from it: 1711.05101. With a constant gradient g the first
+    Source: 1412.6980 algorithm 1; decoupled weight decay: 1711.05101. With a constant gradient g the first
     direction is sign(g).
     """
     adam = optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps)

@@ -1,4 +1,4 @@
-"""What an optimizer is: a configuration, and how it turns gradients into directions; and what it knows of an array."""
+"""The interface of an optimizer: a configuration, a function from gradients to directions, and facts about arrays."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Optimizer(NamedTuple):
     and average."""
 
     config: type
-    # (config, leaves) -> clipped gradients to directions, which are then decayed, scaled by rates and subtracted;
-    # `leaves` has None where an array is not trained
+    # (config, leaves) -> transformation of clipped gradients to directions, to which weight decay is then added, and
+    # which are scaled by rates and subtracted; `leaves` has None for arrays that are not trained
     direction: Callable[[Any, PyTree], optax.GradientTransformation]
     # (config, leaves) raises ValueError for a model that it cannot train
     check: Callable[[Any, PyTree], None] = lambda config, leaves: None
@@ -27,18 +27,19 @@ class Optimizer(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """What an optimizer knows of one array of weights. No pytree: a tree of them has the structure of the weights.
+    """The facts about an array of weights that optimizers use. Not a pytree: a tree of them has the structure of the
+    weights.
 
     A matrix maps inputs to outputs: [stack.., inputs.., outputs..]. Arrays of layers, and of experts, are stacks of
-    matrices, and every matrix of a stack is treated alone.
+    matrices, and every matrix of a stack is treated separately.
     """
 
     name: str  # as parameter groups match it: "embed", "layers/q", "layers/q/a", "heads/value"
-    trained: bool  # the model's own word (ParamSpec.trained)
+    trained: bool  # ParamSpec.trained
     stack: int  # leading axes that count matrices or vectors: layers, experts
     inputs: int | None  # axes of a matrix that are summed over when it is applied; None: a bias, a norm, a convolution
-    hidden: bool  # a matrix of the layers: no embedding, no output layer
-    decays: bool  # weight decay applies: a matrix or an embedding, no bias and no norm
+    hidden: bool  # a matrix of the layers: not an embedding or the output layer
+    decays: bool  # weight decay applies: a matrix or an embedding, not a bias or a norm
 
     def input_axes(self) -> tuple[int, ...]:
         return tuple(range(self.stack, self.stack + self.inputs))
@@ -51,8 +52,8 @@ STACKS = ("layers", "experts", "all_experts")
 
 
 def leaf_of(name: str, axes: Names, trained: bool = True) -> Leaf:
-    """Returns what the logical axes of an array say of it. Where they say nothing (a module of one's own), an array of
-    two axes or more is a matrix whose last axis is the output, as Flax has it."""
+    """Returns the Leaf for an array with these logical axes. If they are unnamed (a user's module), an array of two or
+    more axes is a matrix whose last axis is the output, as in Flax."""
     stack = 0
     while stack < len(axes) and axes[stack] in STACKS:
         stack += 1
@@ -69,11 +70,11 @@ def describe(spec: PyTree, heads: Iterable[str]) -> tuple[PyTree, dict[str, Leaf
     """Returns the Leaf of every trained parameter of a model and of each of its heads: trees like `Weights`.
 
     Args:
-      spec: ParamSpecs of the model. heads: their names. A head is a small matrix of its own kind: it decays, and
-        neither Muon nor Adafactor treats it as one.
+      spec: ParamSpecs of the model. heads: their names. A head is a small matrix that decays, but that neither Muon
+        nor Adafactor treats as a matrix.
     """
     named = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
-    of_leaf = lambda path, s: leaf_of(named(path), s.axes, s.trained)
-    params = jax.tree_util.tree_map_with_path(of_leaf, split_params(spec)[1], is_leaf=is_spec)
+    to_leaf = lambda path, s: leaf_of(named(path), s.axes, s.trained)
+    params = jax.tree_util.tree_map_with_path(to_leaf, split_params(spec)[1], is_leaf=is_spec)
     head = Leaf("", trained=True, stack=0, inputs=None, hidden=False, decays=True)
     return params, {name: dataclasses.replace(head, name=f"heads/{name}") for name in heads}

@@ -1,4 +1,4 @@
-"""Parameter groups: arrays, picked by name, with a learning rate or weight decay of their own, or none at all."""
+"""Parameter groups: arrays, selected by name, with their own learning rate or weight decay, or frozen."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def is_trained(config: Any, leaf: Leaf) -> bool:
 
 def peak_rate(config: Any, leaf: Leaf) -> Array | float:
     """Returns the peak learning rate of an array, [] float (O5): that of the first group that it matches, else that of
-    the optimizer. Usual ones: RLVR 1e-6, with LoRA 1e-5 to 1e-4; DPO 5e-7; reward models and SFT 5e-6 to 1e-5."""
+    the optimizer. Usual values: RLVR 1e-6, with LoRA 1e-5 to 1e-4; DPO 5e-7; reward models and SFT 5e-6 to 1e-5."""
     group = group_of(config, leaf)
     return config.learning_rate if group is None or group.learning_rate is None else group.learning_rate
 
 
 def weight_decay(config: Any, leaf: Leaf) -> Array | float | None:
-    """Returns the weight decay of an array; None: it does not decay (O1: biases and norms do not, unless asked)."""
+    """Returns the weight decay of an array; None: it does not decay (O1: by default biases and norms do not)."""
     group = group_of(config, leaf)
     if group is not None and group.weight_decay is not None:
         return group.weight_decay
@@ -60,20 +60,20 @@ def weight_decay(config: Any, leaf: Leaf) -> Array | float | None:
 
 
 def trained_only(config: Any, tree: PyTree, leaves: PyTree) -> PyTree:
-    """Returns a tree of the weights' structure with None in place of what is not updated."""
+    """Returns a tree of the weights' structure with None for arrays that are not updated."""
     return jax.tree.map(lambda leaf, x: x if is_trained(config, leaf) else None, leaves, tree)
 
 
 def check_groups(config: Any, leaves: PyTree) -> None:
-    """Raises ValueError for a group that no array belongs to, or where nothing is left to train."""
-    found = jax.tree.leaves(leaves)
+    """Raises ValueError for a group that no array belongs to, or if nothing is left to train."""
+    all_leaves = jax.tree.leaves(leaves)
     for group in config.groups:
-        if not any(group_of(config, leaf) is group for leaf in found):
-            names = ", ".join(sorted(leaf.name for leaf in found))
-            taken = any(fnmatch.fnmatchcase(leaf.name, group.names) for leaf in found)
-            why = "matches only arrays of groups before it" if taken else f"matches no array; there are {names}"
+        if not any(group_of(config, leaf) is group for leaf in all_leaves):
+            names = ", ".join(sorted(leaf.name for leaf in all_leaves))
+            matches = any(fnmatch.fnmatchcase(leaf.name, group.names) for leaf in all_leaves)
+            why = "matches only arrays of groups before it" if matches else f"matches no array; there are {names}"
             raise ValueError(f"ParameterGroup.names = {group.names!r} {why}")
-    if not any(is_trained(config, leaf) for leaf in found):
+    if not any(is_trained(config, leaf) for leaf in all_leaves):
         raise ValueError(f"{type(config).__name__}.groups freezes every array; leave something to train")
 
 
@@ -81,18 +81,18 @@ def check_rates(config: Any, **limits: Any) -> None:
     """Raises ValueError for a float of an optimizer's configuration that cannot train.
 
     Args:
-      limits: field -> (value) -> bool, beside those that every optimizer has.
+      limits: field -> (value) -> bool, in addition to those that every optimizer has.
     """
-    every = {
+    common = {
         "learning_rate": lambda x: x > 0,
         "weight_decay": lambda x: x >= 0,
         "clip_norm": lambda x: x > 0,
         "average": lambda x: 0 < x < 1,
     }
-    for name, holds in (every | limits).items():
+    for name, holds in (common | limits).items():
         value = getattr(config, name)
         if isinstance(value, int | float) and not holds(value):  # else it is None, or traced
             raise ValueError(f"{type(config).__name__}.{name} = {value} cannot train")
     patterns = [group.names for group in config.groups if dataclasses.is_dataclass(group)]
-    if twice := sorted({pattern for pattern in patterns if patterns.count(pattern) > 1}):
-        raise ValueError(f"{type(config).__name__}.groups has the pattern {twice[0]!r} twice")
+    if duplicates := sorted({pattern for pattern in patterns if patterns.count(pattern) > 1}):
+        raise ValueError(f"{type(config).__name__}.groups has the pattern {duplicates[0]!r} twice")

@@ -1,7 +1,7 @@
-"""Muon: momentum whose matrices are orthogonalized. Embeddings, the output layer, norms and biases take Adam's steps.
+"""Muon: orthogonalized momentum for matrices. Embeddings, the output layer, norms and biases take Adam's steps.
 
-An array of the layers is a stack of matrices, [layers, (experts,) inputs.., outputs..], and each is orthogonalized
-alone, its axes of inputs and of outputs flattened: what optax.contrib.muon computes for a list of 2-D leaves.
+An array of the layers is a stack of matrices, [layers, (experts,) inputs.., outputs..]. Each matrix is orthogonalized
+separately, with its input axes and its output axes flattened, as optax.contrib.muon does for a list of 2-D leaves.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jrl.learning.optimizers.groups import ParameterGroup, check_rates
 from jrl.learning.optimizers.schedules import ConstantRate, CosineDecay, LinearDecay, WarmupStableDecay
 from jrl.types import Array, PyTree, traced
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the iteration: steep at 0, and singular values end within 0.7 and 1.2
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the iteration: steep at 0, and singular values end between 0.7 and 1.2
 
 
 @traced
@@ -53,7 +53,7 @@ class Muon:
 
 
 class MuonState(NamedTuple):
-    """Momentum of the matrices, Adam's moments of the rest; None where the other has an array."""
+    """Momentum of the matrices, and Adam's moments of the other arrays. Each has None where the other has an array."""
 
     count: Array  # [] int32
     momentum: PyTree
@@ -63,12 +63,12 @@ class MuonState(NamedTuple):
 def direction(config: Muon, leaves: PyTree) -> optax.GradientTransformation:
     """Returns O1, Muon's direction.
 
-    Of a matrix: m <- momentum m + (1 - momentum) g, both corrected for their start at 0; orthogonalize(momentum m +
-    (1 - momentum) g); times update_rms sqrt(max(inputs, outputs)), or where that is None sqrt(max(1, outputs /
-    inputs)).
+    For a matrix: m <- momentum m + (1 - momentum) g, both corrected for their start at 0; orthogonalize(momentum m +
+    (1 - momentum) g); times update_rms sqrt(max(inputs, outputs)), or sqrt(max(1, outputs / inputs)) if update_rms is
+    None.
 
     Source: Jordan 2024 (kellerjordan.github.io/posts/muon); update_rms: 2502.16982 section 2.2. optax.contrib.muon is
-    the same for 2-D leaves; it cannot be given sharded stacks, whose reshapes explicit axes refuse.
+    the same for 2-D leaves, but explicit axes reject its reshapes of sharded stacks.
     """
     adam = optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps)
     matrices = lambda tree: jax.tree.map(lambda leaf, x: x if leaf.hidden else None, leaves, tree)
@@ -79,41 +79,40 @@ def direction(config: Muon, leaves: PyTree) -> optax.GradientTransformation:
         return MuonState(jnp.zeros((), jnp.int32), zeros, adam.init(others(params)))
 
     def update(gradient: PyTree, state: MuonState, params: PyTree) -> tuple[PyTree, MuonState]:
-        beta, count, own = config.momentum, state.count + 1, matrices(gradient)
-        average = jax.tree.map(lambda m, g: beta * m + (1 - beta) * g, state.momentum, own)
-        ahead = lambda m, g: beta * m / (1 - beta ** (count + 1)) + (1 - beta) * g / (1 - beta**count)
-        turned = jax.tree.map(
-            lambda leaf, m, g: None if m is None else direction_of(ahead(m, g).astype(m.dtype), leaf, config),
-            leaves, average, own, is_leaf=lambda x: x is None,
+        beta, count, matrix_gradient = config.momentum, state.count + 1, matrices(gradient)
+        momentum = jax.tree.map(lambda m, g: beta * m + (1 - beta) * g, state.momentum, matrix_gradient)
+        nesterov = lambda m, g: beta * m / (1 - beta ** (count + 1)) + (1 - beta) * g / (1 - beta**count)
+        orthogonal = jax.tree.map(
+            lambda leaf, m, g: None if m is None else direction_of(nesterov(m, g).astype(m.dtype), leaf, config),
+            leaves, momentum, matrix_gradient, is_leaf=lambda x: x is None,
         )  # fmt: skip
-        rest, moments = adam.update(others(gradient), state.adam, others(params))
-        first = lambda a, b: b if a is None else a
-        return (
-            jax.tree.map(first, turned, rest, is_leaf=lambda x: x is None),
-            MuonState(count, average, moments),
-        )
+        adam_steps, moments = adam.update(others(gradient), state.adam, others(params))
+        either = lambda a, b: b if a is None else a
+        directions = jax.tree.map(either, orthogonal, adam_steps, is_leaf=lambda x: x is None)
+        return directions, MuonState(count, momentum, moments)
 
     return optax.GradientTransformation(init, update)
 
 
 def direction_of(x: Array, leaf: Leaf, config: Muon) -> Array:
-    """Returns the orthogonalized matrices of a stack, scaled, laid out like `x`."""
+    """Returns the orthogonalized and scaled matrices of a stack, sharded like `x`."""
     stack, rank = x.shape[: leaf.stack], x.ndim
     inputs = math.prod(x.shape[axis] for axis in leaf.input_axes())
     outputs = math.prod(x.shape[axis] for axis in leaf.output_axes(rank))
-    found = orthogonalize(_spread(x).reshape(-1, inputs, outputs), iterations=config.iterations, eps=config.eps)
+    matrices = _spread(x).reshape(-1, inputs, outputs)
+    orthogonal = orthogonalize(matrices, iterations=config.iterations, eps=config.eps)
     scale = math.sqrt(max(1, outputs / inputs))
     if config.update_rms is not None:
         scale = config.update_rms * math.sqrt(max(inputs, outputs))
-    found = (scale * found).reshape(*stack, *x.shape[leaf.stack :]).astype(x.dtype)
-    return found if jax.sharding.get_abstract_mesh().empty else jax.sharding.reshard(found, jax.typeof(x).sharding.spec)
+    out = (scale * orthogonal).reshape(*stack, *x.shape[leaf.stack :]).astype(x.dtype)
+    return out if jax.sharding.get_abstract_mesh().empty else jax.sharding.reshard(out, jax.typeof(x).sharding.spec)
 
 
 def orthogonalize(x: Array, *, iterations: int, eps: Array | float) -> Array:
     """Returns matrices with the singular vectors of `x` and singular values near 1, [M, inputs, outputs].
 
-    X <- X / |X|_F; then, so many times, A = X X^T, X <- a X + (b A + c A A) X, on the side of the shorter axis. Of a
-    matrix of zeros it returns zeros.
+    X <- X / |X|_F; then, `iterations` times, A = X X^T, X <- a X + (b A + c A A) X, on the side of the shorter axis. A
+    matrix of zeros stays zeros.
 
     Args:
       x: [M, inputs, outputs] float32 or wider. eps: added to the norm.
@@ -129,8 +128,8 @@ def orthogonalize(x: Array, *, iterations: int, eps: Array | float) -> Array:
 
 
 def _spread(x: Array) -> Array:
-    """Returns a stack whose matrices are whole on a device, and divided among the devices as far as their first axis
-    divides: the products of the iteration then need no other device."""
+    """Returns a stack sharded over its first axis as far as that divides, so that every matrix is whole on a device and
+    the iteration needs no communication."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return x
@@ -138,13 +137,13 @@ def _spread(x: Array) -> Array:
 
 
 def spread_over(count: int, sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """Returns the mesh axes that so many layers are divided among while they are orthogonalized. sizes: devices along
+    """Returns the mesh axes that `count` layers are sharded over while they are orthogonalized. sizes: devices along
     each axis."""
-    taken: tuple[str, ...] = ()
+    axes: tuple[str, ...] = ()
     for axis, size in sizes.items():
-        if size > 1 and count % (size * math.prod(sizes[name] for name in taken)) == 0:
-            taken += (axis,)
-    return taken
+        if size > 1 and count % (size * math.prod(sizes[name] for name in axes)) == 0:
+            axes += (axis,)
+    return axes
 
 
 def check(config: Muon, leaves: PyTree) -> None:

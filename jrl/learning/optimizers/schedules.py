@@ -1,4 +1,4 @@
-"""Learning-rate schedules: the share of the peak at each update. A schedule is chosen by its configuration class."""
+"""Learning-rate schedules: the share of the peak at each update. A schedule is selected by its configuration class."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ Schedule = ConstantRate | LinearDecay | CosineDecay | WarmupStableDecay
 
 
 def check_steps(schedule: Schedule) -> None:
-    """Raises ValueError for counts or an end that no schedule has."""
+    """Raises ValueError for invalid counts or an invalid end."""
     name = type(schedule).__name__
     for field, least in (("warmup_steps", 0), ("stable_steps", 0), ("decay_steps", 1)):
         if (value := getattr(schedule, field, least)) < least:
@@ -69,7 +69,7 @@ def check_steps(schedule: Schedule) -> None:
 
 
 def share_of_peak(schedule: Schedule, count: Array) -> Array:
-    """Returns O3: what the peak learning rate is multiplied by at an update, [] float32.
+    """Returns O3, the factor of the peak learning rate at an update, [] float32.
 
     Warmup over w updates: (count + 1) / w, so that update w is the first at the peak. With u = count - w:
 
@@ -87,9 +87,9 @@ def share_of_peak(schedule: Schedule, count: Array) -> Array:
         share = jnp.ones_like(after)
     else:
         stable = schedule.stable_steps if isinstance(schedule, WarmupStableDecay) else 0
-        done = jnp.clip((after - stable) / schedule.decay_steps, 0, 1)
-        left = (1 + jnp.cos(jnp.pi * done)) / 2 if isinstance(schedule, CosineDecay) else 1 - done
-        share = schedule.end + (1 - schedule.end) * left
+        progress = jnp.clip((after - stable) / schedule.decay_steps, 0, 1)
+        remaining = (1 + jnp.cos(jnp.pi * progress)) / 2 if isinstance(schedule, CosineDecay) else 1 - progress
+        share = schedule.end + (1 - schedule.end) * remaining
     if schedule.warmup_steps == 0:
         return share
     return jnp.where(after < 0, (count + 1) / schedule.warmup_steps, share).astype(jnp.float32)

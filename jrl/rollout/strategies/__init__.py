@@ -33,5 +33,5 @@ STRATEGIES: dict[type, Strategy] = {
 
 
 def strategy_of(config: object) -> Strategy:
-    """Returns the row of a strategy's configuration; of None, plain sampling."""
+    """Returns the row of a strategy's configuration; None is plain sampling."""
     return STRATEGIES[type(config)]

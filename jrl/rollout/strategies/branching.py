@@ -1,13 +1,14 @@
-"""Branching at uncertain tokens: some completions of a prompt are drawn, and others go on from within them.
+"""Branching at uncertain tokens: some completions of a prompt are sampled, and others continue from within them.
 
-Stage one of CURE (S8): `first` completions; each is cut before one of its `candidates` most uncertain tokens, a fair
-draw among them, and goes on `continuations` times from there. All first * (1 + continuations) rows are one group. The
-tokens that a continuation shares are prompt to it: it is scored with the whole text, and learns from its own alone.
+Stage one of CURE (S8): `first` completions are sampled. Each is cut before one of its `candidates` most uncertain
+tokens, drawn uniformly, and is continued `continuations` times from there. All first * (1 + continuations) rows are one
+group. The tokens that a continuation shares are part of its prompt: the whole text is scored, but only the new tokens
+are learned from.
 
 Source: CURE, 2508.11016 and the code of its authors: 4, 3 and 20; stage two is plain sampling.
 
-Rules of length (R6 to R8, DAPO's overlong_buffer, the metrics) count a row's own tokens, so that a continuation is
-shorter to them than the text that is scored. Stop strings are refused: one may begin before the place.
+Rules of length (R6 to R8, DAPO's overlong_buffer, the metrics) count a row's actions, so that a continuation is shorter
+to them than the text that is scored. Stop strings are refused: one may begin before the branch.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class BranchDrawing(NamedTuple):
     """Branching on the device."""
 
     config: Branching
-    eligible: bytes  # by token id: 1 where it may be the place
+    eligible: bytes  # by token id: 1 if a branch may begin at it
     roles: tuple[str, ...] = ()
 
     def __call__(self, shard: Shard) -> Fields:
@@ -69,9 +70,9 @@ class BranchDrawing(NamedTuple):
         columns = jnp.arange(width)[None, :]
         allowed = jnp.asarray(np.frombuffer(self.eligible, np.uint8))[first["tokens"]] > 0
         allowed &= first["action_mask"] & (columns > start[:, None])  # to branch at the first token is to sample anew
-        # Column 0 is never drawn, so that its name is free.
-        named = jax.vmap(lambda uid, sample: token_key(row_key(shard.key, shard.stream, uid, sample), 0))
-        noise = jax.vmap(lambda key: jax.random.uniform(key, (width,)))(named(uid, first["sample"]))
+        # Column 0 is never sampled, so its key is free.
+        keys = jax.vmap(lambda uid, sample: token_key(row_key(shard.key, shard.stream, uid, sample), 0))
+        noise = jax.vmap(lambda key: jax.random.uniform(key, (width,)))(keys(uid, first["sample"]))
         column = branch_column(most_uncertain(entropy, allowed, count=config.candidates), noise)
         column = jnp.where(column < 0, start, column)
 
@@ -81,8 +82,8 @@ class BranchDrawing(NamedTuple):
             uid=uid,
             sample=config.first + config.continuations * first["sample"],
         )
-        left = jnp.repeat(start + longest - column, config.continuations)
-        second = shard.sample(branches, left, samples=config.continuations, completion_length=longest)
+        budget = jnp.repeat(start + longest - column, config.continuations)
+        second = shard.sample(branches, budget, samples=config.continuations, completion_length=longest)
         return interleaved([first, widened(second, width, shard.pad_id)], prompts.tokens.shape[0])
 
 

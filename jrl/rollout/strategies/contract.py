@@ -1,7 +1,7 @@
-"""What a sampling strategy is: how the completions of a prompt come about, where that is more than to draw G of them.
+"""The interface of a sampling strategy: how the completions of a prompt are sampled, if not G times independently.
 
 A strategy has a part on the device, a function of one batch shard that calls the sampler once or several times, and a
-part on the host: tokens that begin a completion, and how many attempts of a row are scored.
+part on the host: tokens that begin a completion, and the number of attempts in a row that are scored.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, Protocol
 from jrl.tasks.data.prompts import Visit
 from jrl.types import Array, PromptBatch
 
-Fields = dict[str, Any]  # of a Rollout of one batch shard, without the fingerprint of its weights
-FIRST_ATTEMPT = "first_attempt"  # the component of the reward that says what the first of two attempts was worth
+Fields = dict[str, Any]  # fields of a Rollout of one batch shard, without the fingerprint of its weights
+FIRST_ATTEMPT = "first_attempt"  # the reward component of the first of two attempts
 
 
 class Sample(Protocol):
-    """Calls the sampler on a batch shard. The arrays have the width of `prompts` and `completion_length` together."""
+    """Calls the sampler on a batch shard. The arrays are as wide as `prompts` plus `completion_length`."""
 
     def __call__(
         self,
@@ -26,19 +26,19 @@ class Sample(Protocol):
         *,
         samples: int,
         completion_length: int,
-        role: str = "policy",  # whose weights draw
-        # another role, and the weight of its logits beside those of `role`; None: `role` alone draws
+        role: str = "policy",  # whose weights are used
+        # another role, and the weight of its logits in a mixture with those of `role`; None: no mixture
         mixed_with: tuple[str, float] | None = None,
-        entropy: bool = False,  # the fields have `entropy` too, [n, T] float32, nats; 0 where not an action
+        entropy: bool = False,  # also return the field `entropy`, [n, T] float32, nats; 0 where not an action
     ) -> Fields: ...
 
 
 class Shard(NamedTuple):
-    """What a strategy has on one batch shard: b prompts, and a sampler."""
+    """The inputs of a strategy on one batch shard: b prompts, and a sampler."""
 
     sample: Sample
     prompts: PromptBatch
-    key: Array  # the run's root
+    key: Array  # the run's root key
     stream: Array
     samples: int  # G
     completion_length: int  # C
@@ -48,24 +48,24 @@ class Shard(NamedTuple):
 class Drawing(Protocol):
     """The part on the device; hashable, since it is compiled in."""
 
-    roles: tuple[str, ...]  # beside the policy, whose weights it draws with
+    roles: tuple[str, ...]  # in addition to the policy, whose weights it samples with
 
     def __call__(self, shard: Shard) -> Fields:
-        """Returns the fields of the shard's b * G rows, those of a prompt adjacent, [b * G, P + C] by token."""
+        """Returns the fields of the shard's b * G rows, [b * G, P + C] by token; the rows of a prompt are adjacent."""
         ...
 
 
 class Setting(NamedTuple):
-    """What of the rest of a run decides whether a strategy makes sense."""
+    """The settings of a run that a strategy is checked against."""
 
     samples: int  # completions of a prompt
     completion_length: int
     stop_strings: tuple[str, ...]
-    roles: frozenset[str]  # that there are when the stage begins
+    roles: frozenset[str]  # that exist when the stage begins
 
 
 def check_role(config: Any, field: str, setting: Setting) -> None:
-    """Raises ValueError where a field of a strategy names a role that there is not."""
+    """Raises ValueError if a field of a strategy names a role that does not exist."""
     role = getattr(config, field)
     if role not in setting.roles:
         raise ValueError(f"{type(config).__name__}.{field} names the role {role!r}, which no earlier stage trains "
@@ -73,8 +73,8 @@ def check_role(config: Any, field: str, setting: Setting) -> None:
 
 
 def check_no_stop_strings(config: Any, setting: Setting) -> None:
-    """Raises ValueError where there are stop strings: each call of the sampler looks for them from its first token on,
-    so that one which begins before a seam and ends after it would not be found."""
+    """Raises ValueError if there are stop strings: each call of the sampler matches them from its first token on, and
+    would miss one that begins in an earlier call."""
     if setting.stop_strings:
         raise ValueError(
             f"{type(config).__name__} does not look for stop strings across the parts of a completion, and "
@@ -86,18 +86,19 @@ class Strategy(NamedTuple):
     """A row of STRATEGIES. `config` is a frozen dataclass; each function takes an instance of it first."""
 
     config: type
-    # (config, setting) raises ValueError where it cannot run; no device is touched
+    # (config, setting) raises ValueError if it cannot run; uses no device
     check: Callable[[Any, Setting], None] = lambda config, setting: None
-    # (config, tokenizer) -> the part on the device; None: the sampler's own
+    # (config, tokenizer) -> the part on the device; None: plain sampling
     drawing: Callable[[Any, Any], Drawing] | None = None
-    # (config, visit, tokenizer, room) -> tokens after the prompt, at most `room`, that the policy goes on from
+    # (config, visit, tokenizer, room) -> tokens after the prompt, at most `room`, that the policy continues from
     prefix: Callable[[Any, Visit, Any, int], tuple[int, ...]] = lambda config, visit, tokenizer, room: ()
-    # (config, visit, tokenizer, room) -> the prompt that completions are drawn from, at most `room` tokens, where rows
-    # hold the visit's own in its place (PromptBatch.row_tokens); () from it: no completion. None: rows are as drawn
+    # (config, visit, tokenizer, room) -> the prompt that completions are sampled from, at most `room` tokens, if rows
+    # hold the visit's prompt in its place (PromptBatch.row_tokens); () for no completion. None: rows hold that prompt
     asked: Callable[[Any, Visit, Any, int], tuple[int, ...]] | None = None
-    roles: Callable[[Any], tuple[str, ...]] = lambda config: ()  # beside the policy, whose weights it draws with
-    attempts: int = 1  # of a row, each scored by itself
-    # (config) -> completions of a prompt that others branch from, and how many from each; None: none branches
+    # (config) -> roles in addition to the policy, whose weights it samples with
+    roles: Callable[[Any], tuple[str, ...]] = lambda config: ()
+    attempts: int = 1  # per row, each scored separately
+    # (config) -> completions of a prompt that others branch from, and branches of each; None: no branches
     branches: Callable[[Any], tuple[int, int] | None] = lambda config: None
     shares_prompt: bool = True  # the rows of a prompt have the same tokens before their first actions
 

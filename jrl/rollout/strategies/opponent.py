@@ -1,7 +1,7 @@
-"""Opponents: some of a prompt's completions are drawn from a mixture of the policy and the reference (S14).
+"""Opponents: some of a prompt's completions are sampled from a mixture of the policy and the reference (S14).
 
-They are scored like the others, and what they are worth is what the policy's own are compared with; they hold no
-actions, so that nothing is learned from their tokens.
+They are scored like the others, and the policy's completions are compared with them. They hold no actions, so that
+nothing is learned from their tokens.
 
 Source: Nash-MD, 2312.00886, whose opponent is the geometric mixture, and TRL.
 """
@@ -51,13 +51,18 @@ class OpponentDrawing(NamedTuple):
     roles: tuple[str, ...] = (REFERENCE,)
 
     def __call__(self, shard: Shard) -> Fields:
-        own, asked = shard.samples - self.config.opponents, {"completion_length": shard.completion_length}
-        policy = shard.sample(shard.prompts, samples=own, **asked)
-        after = shard.prompts.replace(sample=jnp.full_like(shard.prompts.length, own))
-        mixed = shard.sample(after, samples=self.config.opponents, mixed_with=(REFERENCE, self.config.weight), **asked)
+        opponents, prompts = self.config.opponents, shard.prompts
+        num_policy = shard.samples - opponents
+        policy = shard.sample(prompts, samples=num_policy, completion_length=shard.completion_length)
+        mixed = shard.sample(
+            prompts.replace(sample=jnp.full_like(prompts.length, num_policy)),
+            samples=opponents,
+            completion_length=shard.completion_length,
+            mixed_with=(REFERENCE, self.config.weight),
+        )
         blank = {name: None if mixed[name] is None else jnp.full_like(mixed[name], EMPTY[name]) for name in EMPTY}
-        theirs = {**mixed, **blank, "turn": jnp.full_like(mixed["turn"], -1)}
-        return interleaved([policy, theirs], shard.prompts.length.shape[0])
+        opponent = {**mixed, **blank, "turn": jnp.full_like(mixed["turn"], -1)}
+        return interleaved([policy, opponent], prompts.length.shape[0])
 
 
 STRATEGY = Strategy(

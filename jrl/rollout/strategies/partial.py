@@ -1,9 +1,9 @@
-"""Partial rollouts: long completions are drawn in segments, one a step, each by the weights of its step (S5).
+"""Partial rollouts: long completions are sampled in segments, one per step, each with the weights of its step (S5).
 
-A completion of the longest length has K segments. The batch that update t learns from was begun K - 1 steps before;
-segment i of it was drawn by version max(0, t - (K - 1) + i), by index and not by arrival. A completion that has ended
-waits for its batch. So only the last segment is of the weights that learn, and a step draws at most `tokens` tokens
-after one another, however long completions get.
+A completion of the maximum length has K segments. The batch that update t learns from was started K - 1 steps before;
+its segment i was sampled with version max(0, t - (K - 1) + i), by index and not by arrival. A completion that has ended
+waits for its batch. So only the last segment is on-policy, and a step decodes at most `tokens` tokens in sequence,
+however long completions get.
 
 Source: Kimi k1.5, 2501.12599 section 2.6.2. There a row is learned from as soon as it has ended.
 """
@@ -31,12 +31,12 @@ class Partial:
 
 
 def num_segments(config: object, completion_length: int) -> int:
-    """Returns K: in how many steps the longest completion is drawn."""
+    """Returns K, the number of steps in which the longest completion is sampled."""
     return -(-completion_length // config.tokens) if isinstance(config, Partial) else 1
 
 
 def tokens_before_last(completion_length: int, tokens: int) -> int:
-    """Returns the most tokens that a completion has before its last segment of `tokens` is drawn."""
+    """Returns the most tokens that a completion has before its last segment of `tokens` is sampled."""
     return (completion_length - 1) // tokens * tokens
 
 
@@ -50,15 +50,14 @@ def check(config: Partial, setting: Setting) -> None:
 
 
 class FirstSegment(NamedTuple):
-    """The first segment of every completion, on the device; `jrl.rollout.segments` draws the others."""
+    """The first segment of every completion, on the device; `jrl.rollout.segments` samples the others."""
 
     tokens: int
     roles: tuple[str, ...] = ()
 
     def __call__(self, shard: Shard) -> Fields:
         budget = jnp.full(shard.prompts.tokens.shape[0] * shard.samples, self.tokens, jnp.int32)
-        asked = {"samples": shard.samples, "completion_length": shard.completion_length}
-        return shard.sample(shard.prompts, budget, **asked)
+        return shard.sample(shard.prompts, budget, samples=shard.samples, completion_length=shard.completion_length)
 
 
 STRATEGY = Strategy(config=Partial, check=check, drawing=lambda config, tokenizer: FirstSegment(config.tokens))

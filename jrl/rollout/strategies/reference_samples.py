@@ -1,6 +1,6 @@
-"""Half of a prompt's completions are drawn from the reference, to be compared with the policy's and learned from.
+"""Half of a prompt's completions are sampled from the reference, to be compared with the policy's and learned from.
 
-Unlike those of an opponent (MixtureOpponent) their tokens are actions: of a pair both answers have log-probs under the
+Unlike those of an opponent (MixtureOpponent) their tokens are actions: both answers of a pair have log-probs under the
 policy. They are the last of a prompt's samples.
 
 Source: XPO 2405.21046 draws one answer from each.
@@ -36,17 +36,18 @@ def check(config: ReferenceSamples, setting: Setting) -> None:
 
 
 class ReferenceDrawing(NamedTuple):
-    """Samples of both on the device."""
+    """Samples of policy and reference on the device."""
 
     config: ReferenceSamples
     roles: tuple[str, ...] = (REFERENCE,)
 
     def __call__(self, shard: Shard) -> Fields:
         half = shard.samples // 2
-        asked = {"samples": half, "completion_length": shard.completion_length}
-        own = shard.sample(shard.prompts, **asked)
-        after = shard.prompts.replace(sample=jnp.full_like(shard.prompts.length, half))
-        return interleaved([own, shard.sample(after, role=REFERENCE, **asked)], shard.prompts.length.shape[0])
+        prompts, longest = shard.prompts, shard.completion_length
+        policy = shard.sample(prompts, samples=half, completion_length=longest)
+        last_half = prompts.replace(sample=jnp.full_like(prompts.length, half))
+        reference = shard.sample(last_half, samples=half, completion_length=longest, role=REFERENCE)
+        return interleaved([policy, reference], prompts.length.shape[0])
 
 
 STRATEGY = Strategy(

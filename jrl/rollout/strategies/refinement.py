@@ -1,13 +1,13 @@
-"""Refinements: answers that a role draws after feedback, and the policy learns after the prompt alone (P34's ILF).
+"""Refinements: answers that a role samples given feedback, and the policy learns given the prompt alone (P34's ILF).
 
-An example has an answer and feedback on it. They stand in the prompt that completions are drawn from, by a role that
-Demonstrations with the same `condition` have trained; the rows that are scored and learned from hold the example's own
-prompt in its place. So the sampler's log-probs are of another model and prompt than the learner's, which an objective
-that imitates does not read, and others correct by importance weights; the metrics mismatch/ show the distance. Where an
+An example has an answer and feedback on it. Completions are sampled from a prompt that contains both, by a role that
+was trained on Demonstrations with the same `condition`. The rows that are scored and learned from hold the example's
+prompt instead. So the sampler's log-probs are of another model and prompt than the learner's: an objective that
+imitates does not read them, and others correct by importance weights; the metrics mismatch/ show the distance. If an
 example lacks a text, or its conditioned prompt has more than Data.prompt_length tokens, its rows have no action and
 count as aborted.
 
-Source: Scheurer et al. 2303.16755: of several refinements the one most like the feedback is imitated.
+Source: Scheurer et al. 2303.16755, which imitates, of several refinements, the one most similar to the feedback.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def check(config: Refinement, setting: Setting) -> None:
 
 
 def asked(config: Refinement, visit: Visit, tokenizer: Any, room: int) -> tuple[int, ...]:
-    """Returns P34's prompt of ILF, with answer and feedback; () where the example lacks one, or it exceeds `room`."""
+    """Returns P34's prompt of ILF, with answer and feedback; () if the example lacks one, or it exceeds `room`."""
     try:
         goal = Template(config.condition, "Refinement.condition").fill(visit, numbers=True)
     except LeftOut:
@@ -51,7 +51,7 @@ def asked(config: Refinement, visit: Visit, tokenizer: Any, room: int) -> tuple[
 
 
 class RefinementDrawing(NamedTuple):
-    """Completions of one prompt in the rows of another."""
+    """Completions of the conditioned prompt, in rows that hold the example's."""
 
     refiner: str
 
@@ -59,10 +59,11 @@ class RefinementDrawing(NamedTuple):
 
     def __call__(self, shard: Shard) -> Fields:
         prompts, repeated = shard.prompts, lambda x: jnp.repeat(x, shard.samples, axis=0)
-        draws = dict(samples=shard.samples, completion_length=shard.completion_length, role=self.refiner)
-        drawn = shard.sample(prompts, **draws)
-        own = repeated(prompts.row_tokens), repeated(prompts.row_length)
-        return after_prompts(drawn, repeated(prompts.length), *own, pad_id=shard.pad_id)
+        fields = shard.sample(
+            prompts, samples=shard.samples, completion_length=shard.completion_length, role=self.refiner
+        )
+        tokens, length = repeated(prompts.row_tokens), repeated(prompts.row_length)
+        return after_prompts(fields, repeated(prompts.length), tokens, length, pad_id=shard.pad_id)
 
 
 STRATEGY = Strategy(

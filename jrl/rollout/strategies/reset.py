@@ -1,12 +1,12 @@
-"""Resets to prefixes of the data's own answers (S6).
+"""Resets to prefixes of the answers in the data (S6).
 
-With `probability` a visit begins with the prompt and the first h tokens of the answer, h from 1 to all but one of them;
-its completions go on from there. The prefix is prompt to the policy: it is scored with the whole text, and not learned
-from. Prompt and prefix together have at most Data.prompt_length tokens; where they would have more, h is smaller.
+With `probability`, the completions of a visit continue from the prompt and the first h tokens of the answer, with h
+from 1 to all but one of them. The prefix is part of the policy's prompt: it is scored with the whole text, and not
+learned from. Prompt and prefix together have at most Data.prompt_length tokens; if they would have more, h is reduced.
 
-Source: DR-PO, 2404.08495, and the code of its authors, which resets every visit. There each rollout has a prefix of its
-own; here the completions of a prompt share one, so that they can be compared. Stop strings are refused: one may begin
-in the prefix.
+Source: DR-PO, 2404.08495, and the code of its authors, which resets every visit. There each rollout has a different
+prefix; here the completions of a prompt share one, so that they can be compared. Stop strings are refused: one may
+begin in the prefix.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jrl.rollout.strategies.contract import Strategy, check_no_stop_strings
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.data.stored import LeftOut, Template
 
-RESET = 6  # names this draw among those of a visit
+RESET = 6  # distinguishes this draw from others of a visit
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,11 +39,11 @@ class Reset:
 
 
 def prefix(config: Reset, visit: Visit, tokenizer: Any, room: int) -> tuple[int, ...]:
-    """Returns S6's tokens after the prompt: () where the visit is not reset, its example has no such text, or that has
-    fewer than 2 tokens. Drawn by the visit's name.
+    """Returns S6's tokens after the prompt: () if the visit is not reset, or its example has no such text, or one of
+    fewer than 2 tokens. The random draws depend on the visit alone.
 
     Args:
-      room: most of them.
+      room: most tokens to return.
     """
     try:
         ids = tokenizer.encode(Template(config.template, "Reset.template").fill(visit))

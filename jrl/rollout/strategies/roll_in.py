@@ -1,13 +1,13 @@
-"""Guided roll-in: a guide begins the completion, and the policy goes on from there (S7).
+"""Guided roll-in: a guide begins the completion, and the policy continues it (S7).
 
-A prompt's completions share the guide's tokens. They are prompt to the policy: scored with the whole text, and not
-learned from. The guide is a role of the run, one that an earlier stage trained. With PPO as objective this is PPO++.
+A prompt's completions share the guide's tokens. They are part of the policy's prompt: scored with the whole text, and
+not learned from. The guide is a role of the run that an earlier stage trained. With PPO as objective this is PPO++.
 
 Source: RLGF, 2306.11816, and the code of its authors; there the guide may be a model that only answers. AggreVaTeD,
-in which the guide goes on from what the policy says, is `RollOut`.
+in which the guide continues the policy's tokens, is `RollOut`.
 
-Rules of length (R6 to R8, DAPO's overlong_buffer, the metrics) count the policy's tokens alone, also where a limit is
-Sampler.completion_length, which the guide's are part of. Stop strings are refused: one may begin in the guide's tokens.
+Rules of length (R6 to R8, DAPO's overlong_buffer, the metrics) count the policy's tokens alone, even if the limit is
+Sampler.completion_length, which includes the guide's. Stop strings are refused: one may begin in the guide's tokens.
 """
 
 from __future__ import annotations
@@ -48,13 +48,14 @@ def check(config: RollIn, setting: Setting) -> None:
 
 
 def taken_of_guide(words: Array, chance: Array, place: Array, *, probability: float) -> Array:
-    """Returns how many of a guide's tokens S7 begins with, [B] int32: 0, or with `probability` 1 to `words`, uniform.
+    """Returns the number of a guide's tokens that S7 begins with, [B] int32: with `probability` uniform from 1 to
+    `words`, else 0.
 
     Args:
-      words: [B] int32, what the guide said without its stop token. chance, place: [B] float, uniform in [0, 1).
+      words: [B] int32, tokens of the guide without its stop token. chance, place: [B] float, uniform in [0, 1).
     """
-    taken = jnp.minimum(1 + jnp.floor(place * words).astype(jnp.int32), words)
-    return jnp.where((words > 0) & (chance < probability), taken, 0)
+    count = jnp.minimum(1 + jnp.floor(place * words).astype(jnp.int32), words)
+    return jnp.where((words > 0) & (chance < probability), count, 0)
 
 
 class RollInDrawing(NamedTuple):
@@ -66,18 +67,18 @@ class RollInDrawing(NamedTuple):
 
     def __call__(self, shard: Shard) -> Fields:
         config, prompts, longest = self.config, shard.prompts, shard.completion_length
-        # Beyond the samples of the prompt, so that its noise is not theirs.
-        its_sample = jnp.full_like(prompts.length, shard.samples)
+        # The index after the last sample of the prompt, so that the keys differ from those of the samples.
+        sample = jnp.full_like(prompts.length, shard.samples)
         guided = shard.sample(
-            prompts.replace(sample=its_sample), samples=1, completion_length=config.tokens, role=config.guide
+            prompts.replace(sample=sample), samples=1, completion_length=config.tokens, role=config.guide
         )
         ended = (guided["finish"] == Finish.STOP_TOKEN).astype(jnp.int32)
-        most = guided["length"] - prompts.length - ended
+        words = guided["length"] - prompts.length - ended
         chance, place = drawn_by_visit(shard)
-        taken = taken_of_guide(most, chance, place, probability=config.probability)
-        begun = PromptBatch(tokens=guided["tokens"], length=prompts.length + taken, uid=prompts.uid)
-        left = jnp.repeat(longest - taken, shard.samples)
-        rows = shard.sample(begun, left, samples=shard.samples, completion_length=longest)
+        num_guided = taken_of_guide(words, chance, place, probability=config.probability)
+        with_guide = PromptBatch(tokens=guided["tokens"], length=prompts.length + num_guided, uid=prompts.uid)
+        budget = jnp.repeat(longest - num_guided, shard.samples)
+        rows = shard.sample(with_guide, budget, samples=shard.samples, completion_length=longest)
         return widened(rows, prompts.tokens.shape[1] + longest, shard.pad_id)
 
 

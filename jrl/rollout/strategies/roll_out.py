@@ -1,20 +1,20 @@
-"""Guided roll-out: the policy begins a completion, draws a token of its own, and a guide goes on to the end (S7).
+"""Guided roll-out: the policy begins a completion and samples a token, and a guide completes it (S7).
 
-Of every prompt the policy rolls in once, up to a token drawn uniformly; from there each row draws `tokens` of the
-policy, which are its only actions, and the guide's words after them decide the reward. A group's mean is then the value
-of the state as the guide goes on from what the policy would do, and a row's advantage over it that of its token:
+For every prompt the policy rolls in once, up to a uniformly drawn token. From there each row samples `tokens` tokens of
+the policy, which are its only actions, and the guide's continuation of them decides the reward. A group's mean is then
+the value of the state if the guide continues the policy's token, and a row's advantage is that of its token:
 
     A = Q^guide(s, a) - mean over the group's tokens of Q^guide(s, .)
 
-This is AggreVaTeD, with one roll-out for each token in the place of a critic. With `RollOut.probability` below 1 the
-policy itself ends the completions of the other visits, and A is of its own Q there: LOLS. D2LOLS is two stages, this
-strategy and then RollIn. The guide is a role of the run, one that an earlier stage trained.
+This is AggreVaTeD, with one roll-out per token instead of a critic. With `RollOut.probability` below 1 the policy
+completes the other visits itself, and A uses its own Q there: LOLS. D2LOLS is two stages, this strategy and then
+RollIn. The guide is a role of the run that an earlier stage trained.
 
-Source: RLGF, 2306.11816, and the code of its authors, whose baseline is the guide's own value, V^guide(s): the gradient
-is the same in expectation, since a baseline of the state alone does not move it.
+Source: RLGF, 2306.11816, and the code of its authors, whose baseline is the guide's value, V^guide(s): the gradient is
+the same in expectation, since a baseline that depends only on the state does not change it.
 
-Rules of length (R6 to R8, DAPO's overlong_buffer, the metrics) count actions alone, at most `tokens`, and not what the
-guide says. Stop strings are refused: one may begin in what is kept of the roll-in, or in the policy's tokens.
+Rules of length (R6 to R8, DAPO's overlong_buffer, the metrics) count actions alone, at most `tokens`, and not the
+guide's tokens. Stop strings are refused: one may begin in the roll-in, or in the policy's tokens.
 """
 
 from __future__ import annotations
@@ -59,12 +59,13 @@ def check(config: RollOut, setting: Setting) -> None:
 
 
 def rolled_in(words: Array, place: Array, chance: Array, *, probability: float) -> tuple[Array, Array]:
-    """Returns how many tokens of a roll-in S7's learner keeps, [B] int32: 0 to `words` - 1, uniform, so that every
-    token of it may be the one that is drawn again; 0 of none. And whether the guide goes on from there, [B] bool, with
-    `probability`; else the learner does.
+    """Returns the number of tokens that S7 keeps of a roll-in, [B] int32, and whether the guide completes it, [B] bool.
+
+    The number is uniform from 0 to `words` - 1, so that every token of the roll-in may be the one that is sampled
+    again; it is 0 for an empty roll-in. The guide completes it with `probability`, else the policy does.
 
     Args:
-      words: [B] int32, tokens of the roll-in, its stop token too. place, chance: [B] float, uniform in [0, 1).
+      words: [B] int32, tokens of the roll-in with its stop token. place, chance: [B] float, uniform in [0, 1).
     """
     kept = jnp.clip(jnp.floor(place * words).astype(jnp.int32), 0, jnp.maximum(words - 1, 0))
     return kept, chance < probability
@@ -80,20 +81,20 @@ class RollOutDrawing(NamedTuple):
     def __call__(self, shard: Shard) -> Fields:
         config, prompts, longest = self.config, shard.prompts, shard.completion_length
         width = prompts.tokens.shape[1] + longest
-        # Beyond the samples of the prompt, so that its noise is not theirs.
-        its_sample = jnp.full_like(prompts.length, shard.samples)
-        rolled = shard.sample(prompts.replace(sample=its_sample), samples=1, completion_length=longest)
+        # The index after the last sample of the prompt, so that the keys differ from those of the samples.
+        sample = jnp.full_like(prompts.length, shard.samples)
+        roll_in = shard.sample(prompts.replace(sample=sample), samples=1, completion_length=longest)
         place, chance = drawn_by_visit(shard)
-        words = rolled["length"] - prompts.length
+        words = roll_in["length"] - prompts.length
         kept, guided = rolled_in(words, place, chance, probability=config.probability)
-        begun = PromptBatch(tokens=rolled["tokens"], length=prompts.length + kept, uid=prompts.uid)
+        with_roll_in = PromptBatch(tokens=roll_in["tokens"], length=prompts.length + kept, uid=prompts.uid)
         repeated = lambda x: jnp.repeat(x, shard.samples, axis=0)
         left = repeated(longest - kept)
-        drawn = shard.sample(begun, left, samples=shard.samples, completion_length=config.tokens)
-        first = widened(drawn, width, shard.pad_id)
+        policy_tokens = shard.sample(with_roll_in, left, samples=shard.samples, completion_length=config.tokens)
+        first = widened(policy_tokens, width, shard.pad_id)
         goes_on = first["finish"] == jnp.int8(Finish.LENGTH)
-        own = first["action_mask"]
-        budget = left - own.sum(-1, dtype=left.dtype)
+        actions = first["action_mask"]
+        budget = left - actions.sum(-1, dtype=left.dtype)
         rows, ended_by = first, [(config.guide, goes_on & repeated(guided))]
         if config.probability < 1:
             ended_by.append(("policy", goes_on & ~repeated(guided)))
@@ -107,7 +108,7 @@ class RollOutDrawing(NamedTuple):
             second = shard.sample(after, budget, samples=1, completion_length=longest, role=role)
             rows = continued(rows, widened(second, width, shard.pad_id))
         by_policy = {
-            name: None if rows[name] is None else jnp.where(own, rows[name], jnp.full_like(rows[name], empty))
+            name: None if rows[name] is None else jnp.where(actions, rows[name], jnp.full_like(rows[name], empty))
             for name, empty in EMPTY.items()
         }
         return {**rows, **by_policy, "group": first["group"], "sample": first["sample"]}

@@ -1,4 +1,4 @@
-"""Rows of a Rollout that are drawn in several calls: cut, continued and put together. Arrays of one batch shard."""
+"""Rows of a Rollout from several calls of the sampler: cut, continued and combined. Arrays are of one batch shard."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from jrl.rollout.strategies.contract import Fields, Shard
 from jrl.types import Array
 
 BY_TOKEN = ("tokens", "action_mask", "sampler_logprobs", "truncated_logprobs", "support_size", "version", "turn")
-ROUTES = "routes"  # by token too, and only where they are recorded
+ROUTES = "routes"  # also by token, if they are recorded
 EMPTY = {"action_mask": False, "sampler_logprobs": 0, "truncated_logprobs": 0, "support_size": 0, "version": -1,
          "turn": 0}  # fmt: skip
 
 
 def drawn_by_visit(shard: Shard) -> Array:
-    """Returns two numbers for every prompt, [2, b] float32, uniform in [0, 1), named beyond its samples so that their
-    noise is not theirs."""
-    of = lambda uid: jax.random.uniform(token_key(row_key(shard.key, shard.stream, uid, shard.samples), 0), (2,))
-    return jax.vmap(of)(shard.prompts.uid).T
+    """Returns two numbers for every prompt, [2, b] float32, uniform in [0, 1). Their key is of the sample index after
+    the last, so that it differs from those of the samples."""
+    draw = lambda uid: jax.random.uniform(token_key(row_key(shard.key, shard.stream, uid, shard.samples), 0), (2,))
+    return jax.vmap(draw)(shard.prompts.uid).T
 
 
 def widened(fields: Fields, width: int, pad_id: int) -> Fields:
-    """Returns rows of `width` columns: columns are cut off, which must be empty, or empty ones are added."""
+    """Returns rows of `width` columns: adds empty columns, or cuts columns off, which must be empty."""
     fill = {**EMPTY, "tokens": pad_id}
 
     def change(name: str, array: Array | None) -> Array | None:
         if array is None or name not in (*BY_TOKEN, ROUTES):
             return array
-        missing, rest = max(0, width - array.shape[1]), [(0, 0)] * (array.ndim - 2)
+        missing, no_padding = max(0, width - array.shape[1]), [(0, 0)] * (array.ndim - 2)
         empty = not_recorded(array.dtype) if name == ROUTES else fill[name]
-        return jnp.pad(array, ((0, 0), (0, missing), *rest), constant_values=empty)[:, :width]
+        return jnp.pad(array, ((0, 0), (0, missing), *no_padding), constant_values=empty)[:, :width]
 
     return {name: change(name, array) for name, array in fields.items()}
 
 
 def appended(tokens: Array, length: Array, more: Array, pad_id: int) -> tuple[Array, Array]:
-    """Returns the rows with the same tokens after each, [n, T + k] int32, and their lengths.
+    """Returns the rows with the tokens `more` after each, [n, T + k] int32, and their lengths.
 
     Args:
       tokens: [n, T] int32. length: [n] int32. more: [k] int32.
@@ -54,8 +54,8 @@ def after_prompts(fields: Fields, drawn_after: Array, tokens: Array, length: Arr
     """Returns the rows with another prompt before their completions (P34's ILF).
 
     Args:
-      drawn_after: [n] int32, tokens of the prompt that each row has. tokens: [n, P] int32, the other prompt, and
-        length: [n] int32, its tokens; with the completion it fits the row.
+      drawn_after: [n] int32, length of each row's prompt. tokens: [n, P] int32, the other prompt; length: [n] int32,
+        its length; with the completion it fits in the row.
     """
     width = fields["tokens"].shape[1]
     column, length = jnp.arange(width)[None, :], length[:, None]
@@ -78,17 +78,17 @@ def after_prompts(fields: Fields, drawn_after: Array, tokens: Array, length: Arr
 
 
 def continued(first: Fields, second: Fields) -> Fields:
-    """Returns rows whose actions are those of both calls. Where the second drew nothing, the first is the row.
+    """Returns rows with the actions of both calls. If the second sampled nothing, the row is the first's.
 
-    A token has the routes of the call that drew the token after it: the first's where it fed the token.
+    A token's routes are from the call that sampled the token after it: from the first call if that read the token.
 
     Args:
       first, second: rows of the same width; the second begins with all tokens of the first.
     """
-    own = second["action_mask"]
-    went_on = own.any(axis=-1)
+    sampled = second["action_mask"]
+    went_on = sampled.any(axis=-1)
     by_token = {
-        name: None if first[name] is None else jnp.where(own, second[name], first[name])
+        name: None if first[name] is None else jnp.where(sampled, second[name], first[name])
         for name in BY_TOKEN
         if name not in ("tokens", "turn")
     }
@@ -100,16 +100,16 @@ def continued(first: Fields, second: Fields) -> Fields:
 
 
 def second_turn(first: Fields, second: Fields) -> Fields:
-    """Returns S17's rows: `continued`, the first's actions of turn 0 and the second's of turn 1."""
+    """Returns S17's rows: `continued`, with turn 0 for the first's actions and turn 1 for the second's."""
     turn = jnp.where(second["action_mask"], 1, 0).astype(first["turn"].dtype)
     return {**continued(first, second), "turn": turn}
 
 
 def interleaved(parts: list[Fields], prompts: int) -> Fields:
-    """Returns the rows of several calls on the same prompts, those of a prompt adjacent, in the order of the calls.
+    """Returns the rows of several calls on the same prompts; rows of a prompt are adjacent, in the order of the calls.
 
     Args:
-      parts: rows of the same width, [prompts * samples of the call, ...]. prompts: of the shard.
+      parts: rows of the same width, [prompts * samples of the call, ...]. prompts: number of prompts of the shard.
     """
     grouped = lambda array: array.reshape(prompts, -1, *array.shape[1:])
     joined = {

@@ -1,8 +1,8 @@
-"""Two attempts at a prompt: an answer, an instruction to look at it again, and another answer (S17).
+"""Two attempts at a prompt: an answer, an instruction to check it, and another answer (S17).
 
-The instruction is the same whatever the first answer was worth. Both attempts are actions, of turns 0 and 1; the
-instruction is not. Each is scored by itself: the row's reward is the second's, and the component `first_attempt` the
-first's. A first attempt that is cut at its length limit has no second.
+The instruction does not depend on the first answer. Both attempts are actions, of turns 0 and 1; the instruction is
+not. They are scored separately: the second's reward is the row's, and the first's is the component `first_attempt`. A
+first attempt that reaches its length limit has no second.
 
 Source: SCoRe, 2409.12917 section 4.
 """
@@ -46,15 +46,15 @@ def check(config: SelfCorrection, setting: Setting) -> None:
 def between(tokenizer: Any, instruction: str) -> tuple[int, ...]:
     """Returns the tokens between two attempts: the user's turn with the instruction, and the start of the next answer.
 
-    They are what two conversations that differ in the first answer have at their ends, without the stop token, which
-    the policy has drawn itself.
+    They are the common suffix of two conversations that differ in the first answer, without the stop token, which the
+    policy samples.
     """
     conversation = lambda answer: tokenizer.encode_prompt(
         [Message("user", "?"), Message("assistant", answer), Message("user", instruction)]
     )
-    one, other = conversation("a"), conversation("b")
-    same = next(i for i, (x, y) in enumerate(zip(reversed(one), reversed(other))) if x != y)
-    ids = one[len(one) - same :]
+    first, second = conversation("a"), conversation("b")
+    common = next(i for i, (x, y) in enumerate(zip(reversed(first), reversed(second))) if x != y)
+    ids = first[len(first) - common :]
     return tuple(ids[1:] if ids[0] in tokenizer.end_ids else ids)
 
 
