@@ -253,7 +253,7 @@ def test_doctor_says_which_population_a_member_trains_in(tmp_path, monkeypatch):
 def test_doctor_refuses_a_folder_that_is_no_run(tmp_path):
     with pytest.raises(ValueError, match="is neither a run"):
         examine(tmp_path)
-    with pytest.raises(ValueError, match="there is no folder .*nowhere"):
+    with pytest.raises(ValueError, match=r"there is no folder .*nowhere"):
         examine(tmp_path / "nowhere")
 
 
