@@ -564,7 +564,8 @@ def check_teacher(config: Config, tables: Tables, trained: Collection[str]) -> N
 
 
 def check_model(config: Config) -> None:
-    """Raises ValueError for weights that cannot be trained in their dtype or quantization."""
+    """Raises ValueError for adapters that the model does not support, quantized matrices without remat, and bfloat16
+    master weights."""
     name = type(config.model).__name__
     if config.adapter is not None and not isinstance(config.model, Decoder | Published):
         raise ValueError(f"LoRA supports the matrices of a Decoder, not those of {name}; leave Config.adapter out")

@@ -451,8 +451,8 @@ ROUNDED = (
     "Learner.logprob_chunk",
     "Sampler.prefill_chunk",
 )
-# All fields that may change when a run is resumed. Besides ROUNDED
-# they change how long or how loudly it runs, never what it computes.
+# All fields that may change when a run is resumed. Except ROUNDED, they change how long or how loudly it runs, never
+# what it computes.
 FREE = (
     "Data.on_bad_prompt",  # a run that a bad prompt stopped may go on without it
     "Data.max_dropped_share",  # or that too many of them did

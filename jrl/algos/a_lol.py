@@ -9,7 +9,8 @@ R and V(x) are columns of the data: `Rated.values = ('reward', 'expected')`. V(x
 policy on the prompt, such as the mean reward of its samples (`jrl eval`).
 
 Source: Baheti et al. 2305.14718: clip 0.9. There V is a head on the frozen policy, trained on the rewards of its
-samples, and rows are drawn in proportion to a_i: `ALoL.draw = 'proportional'`. By default rows are drawn uniformly.
+samples, and rows are drawn in proportion to a_i: `ALoL.draw = 'proportional'`. By default
+(`'in_turn'`) every row comes once per epoch.
 """
 
 from __future__ import annotations

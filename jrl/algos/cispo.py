@@ -27,7 +27,7 @@ Array = jax.Array
 class CISPO:
     max_weight: float = 5.0  # largest ratio that a token's gradient is weighted by
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
-    importance: common.TruncatedImportance | None = None  # correction for sampler-learner mismatch; None: no correction
+    importance: common.TruncatedImportance | None = None  # correction for stale or mismatched samplers; None: none
 
 
 def check(config: CISPO, facts: Facts) -> None:

@@ -35,7 +35,7 @@ class Clipped:
     clip_high: float = 0.2  # a ratio above 1 + clip_high is not pushed up further
     dual_clip: float | None = None  # above 1 + clip_high
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
-    importance: TruncatedImportance | None = None  # correction for sampler-learner mismatch; None: no correction
+    importance: TruncatedImportance | None = None  # correction for stale or mismatched samplers; None: none
 
 
 def check_clipped(config: Clipped, facts: contract.Facts) -> None:
@@ -275,7 +275,7 @@ def clip_metrics(config: Any, tokens: contract.Tokens) -> dict[str, Array]:
 def common_metrics(tokens: contract.Tokens) -> dict[str, Array]:
     """Returns the metrics of every algorithm (M16, M17), {name: [..., L]}, to be averaged over the loss mask.
 
-    ratio: new to old probability. approx_kl_k2, approx_kl_k3: KL(old to new policy), of this update. mismatch_k1,
+    ratio: new to old probability. approx_kl_k2, approx_kl_k3: KL(old to new policy), of the step so far. mismatch_k1,
     mismatch_k3: KL(sampler to learner) on the sampler's tokens. clamped: the share of log-ratios that E9 clamped.
     kl_ref_k1, kl_ref_k3: KL of the current policy to the reference, where there is one: each token's estimate times
     its ratio of new to sampling probability, since older weights may have drawn the token (K1).

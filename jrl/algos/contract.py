@@ -44,8 +44,9 @@ class Groups:
     token_reward: Array | None = None
     # {name: [N] float32}, the terms of the reward before their weights; NaN where a row has no such number
     components: dict[str, Array] | None = None
-    # The rest is None where the objective does not need it, and when groups are tested for a refill:
-    values: Array | None = None  # [N, T] float32, from the value head before the update
+    # The fields that Needs has a flag for, and `values`, are None where the objective does not need them, and when
+    # groups are tested for a refill; `sample`, `turn` and `feasible` are there then too:
+    values: Array | None = None  # [N, T] float32, from the value head before the batch's updates
     old_logprobs: Array | None = None  # [N, T] float32; these three with Needs.credit_logprobs
     behaviour_logprobs: Array | None = None  # [N, T] float32, under the sampling distribution
     ref_logprobs: Array | None = None  # [N, T] float32, if there is a reference
@@ -80,7 +81,7 @@ class Tokens:
     values: Array | None = None
     # [..., L, K] float32, differentiated, with Needs.value_bins; `values` are then their expectations
     value_logits: Array | None = None
-    old_values: Array | None = None  # [..., L] float32, before the update; these two with Objective.returns
+    old_values: Array | None = None  # [..., L] float32, before the batch's updates; these two with Objective.returns
     returns: Array | None = None  # [..., L] float32, from Objective.returns
     selected: Array | None = None  # [..., L] bool, from Objective.select
     # [..., L] float32, (tokens in the optimizer step's loss) / (those in Objective.positive's rows) on tokens of these
@@ -222,7 +223,7 @@ def recomputes_logprobs(needs: Needs, updates_per_batch: int) -> bool:
 
 
 def reads_old_values(objective: Objective, config: Any) -> bool:
-    """Returns whether the values before the update are computed: the credit of sampled rows needs them."""
+    """Returns whether the values before the updates are computed: the credit of sampled rows needs them."""
     return objective.needs(config).values and objective.returns is not None
 
 

@@ -36,7 +36,7 @@ Array = jax.Array
 class CRPG:
     kl_limit: float = 10.0  # nats of a whole completion, at which nothing is left of its reward
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
-    importance: common.TruncatedImportance | None = None  # correction for sampler-learner mismatch; None: no correction
+    importance: common.TruncatedImportance | None = None  # correction for stale or mismatched samplers; None: none
 
 
 def check(config: CRPG, facts: Facts) -> None:

@@ -38,7 +38,7 @@ class DAPO:
     overlong_penalty: float = 1.0  # subtracted from the reward at the length limit
     overlong_filter: bool = False  # leave out rows that were cut at the length limit
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
-    importance: common.TruncatedImportance | None = None  # correction for sampler-learner mismatch; None: no correction
+    importance: common.TruncatedImportance | None = None  # correction for stale or mismatched samplers; None: none
 
 
 def check(config: DAPO, facts: Facts) -> None:

@@ -1,4 +1,4 @@
-"""Decoupled PPO: GRPO on stale samples. The clip is around the policy before the update; an importance weight corrects
+"""Decoupled PPO: GRPO on stale samples. The clip is around the policy before the updates; an importance weight corrects
 for the older policy that sampled.
 
     A_i = (R_i - mean_g) / (std_g + 1e-6)                                                    A3

@@ -29,7 +29,7 @@ class GMPO:
     log_clip_low: float = 0.4  # nats: a token whose log-ratio is below -log_clip_low is not pushed down further
     log_clip_high: float = 0.4  # nats: a token whose log-ratio is above log_clip_high is not pushed up further
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
-    importance: common.TruncatedImportance | None = None  # correction for sampler-learner mismatch; None: no correction
+    importance: common.TruncatedImportance | None = None  # correction for stale or mismatched samplers; None: none
 
 
 def check(config: GMPO, facts: Facts) -> None:

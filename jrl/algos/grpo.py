@@ -26,7 +26,7 @@ class GRPO:
     # 'k3', 'k2', 'k3_corrected' (times the ratio) or 'k3_straight' (k3's value, k2's gradient)
     kl_estimator: str = "k3"
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
-    importance: common.TruncatedImportance | None = None  # correction for sampler-learner mismatch; None: no correction
+    importance: common.TruncatedImportance | None = None  # correction for stale or mismatched samplers; None: none
 
 
 def check(config: GRPO, facts: Facts) -> None:

@@ -28,7 +28,7 @@ class GSPO:
     clip_low: float = 3e-4  # a sequence's ratio below 1 - clip_low is not pushed down further
     clip_high: float = 4e-4  # a sequence's ratio above 1 + clip_high is not pushed up further
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
-    importance: common.TruncatedImportance | None = None  # correction for sampler-learner mismatch; None: no correction
+    importance: common.TruncatedImportance | None = None  # correction for stale or mismatched samplers; None: none
 
 
 def check(config: GSPO, facts: Facts) -> None:

@@ -30,7 +30,7 @@ class HighEntropyTokens:
     clip_low: float = 0.2  # a ratio below 1 - clip_low is not pushed down further
     clip_high: float = 0.28  # a ratio above 1 + clip_high is not pushed up further
     entropy_bonus: float | None = None  # coefficient of the entropy bonus, on all tokens; None: no bonus
-    importance: common.TruncatedImportance | None = None  # correction for sampler-learner mismatch; None: no correction
+    importance: common.TruncatedImportance | None = None  # correction for stale or mismatched samplers; None: none
 
 
 def check(config: HighEntropyTokens, facts: Facts) -> None:

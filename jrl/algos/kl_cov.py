@@ -29,7 +29,7 @@ class KLCov:
     share: float = 2e-4  # of the tokens that are held
     coefficient: float = 1.0  # weight of their distance to where they were
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
-    importance: common.TruncatedImportance | None = None  # correction for sampler-learner mismatch; None: no correction
+    importance: common.TruncatedImportance | None = None  # correction for stale or mismatched samplers; None: none
 
 
 def check(config: KLCov, facts: Facts) -> None:

@@ -11,7 +11,7 @@ prompt has no opponent with a valid verdict, its completions are compared with e
 none is left out, and its KL term too.
 
 Source: Munos et al. 2312.00886: mixture 1/2, KL 0.1; there a pair model gives P. TRL multiplies log-ratios by log-probs
-token by token, which loses the cross terms between tokens; k2 does not.
+token by token, which loses the cross terms between tokens; the KL here is k2 per token.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def advantages(config: NashMD, groups: Groups, reward: Array, state: PyTree) -> 
     else:
         wins = win_probability(reward, groups.group, players, against, num_groups=groups.num_groups)
     counters = common.count_groups(groups, reward)
-    # Opponents have no actions, like aborted rows and padding, so `aborted` counts them. A prompt without any action is
-    # padding, or all its rows were aborted.
+    # Opponents have no actions. With a verdict `aborted` counts them, like aborted rows; without one they look like
+    # padding and are not counted. A prompt without any action is padding, or all its rows were aborted.
     prompts = group_ops.count(groups.group, groups.action_mask.any(-1), num_groups=groups.num_groups)
     drawn = (groups.turn[:, 0] < 0) & (group_ops.to_rows(prompts, groups.group) > 0)
     failed = groups.finish == jnp.int8(Finish.FAILED)

@@ -42,7 +42,7 @@ class PPO:
     reward_clip: float | None = None  # the row's reward is limited to +- this, before the KL; None: no limit
     whiten_rewards: bool = False  # rewards of tokens have variance 1 over the step, and keep their mean
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
-    importance: common.TruncatedImportance | None = None  # correction for sampler-learner mismatch; None: no correction
+    importance: common.TruncatedImportance | None = None  # correction for stale or mismatched samplers; None: none
 
 
 def check(config: PPO, facts: Facts) -> None:

@@ -8,7 +8,8 @@ p_t is the token's probability under the current policy; ALoL uses the ratio to 
 columns of the data: `Rated.values = ('reward', 'expected')`, as in ALoL.
 
 Source: Baheti et al. 2305.14718, floor 0.1, who combine their advantage with GOLD, Pang and He 2009.07839. There rows
-are drawn in proportion to a_i: `RGOLD.draw = 'proportional'`. By default rows are drawn uniformly.
+are drawn in proportion to a_i: `RGOLD.draw = 'proportional'`. By default (`'in_turn'`) every row
+comes once per epoch.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Reinforce:
     kl_in_reward: float | None = None  # coefficient of the KL to the reference in the reward; None: no reference
     kl_in_reward_estimator: Literal["k1", "k2", "k3"] = "k1"  # of that KL, token by token
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
-    importance: common.TruncatedImportance | None = None  # correction for sampler-learner mismatch; None: no correction
+    importance: common.TruncatedImportance | None = None  # correction for stale or mismatched samplers; None: none
 
 
 def check(config: Reinforce, facts: Facts) -> None:

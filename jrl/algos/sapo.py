@@ -27,7 +27,7 @@ class SAPO:
     positive_temperature: float = 1.0  # how fast the gate closes where the advantage is above 0
     negative_temperature: float = 1.05  # and where it is below
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
-    importance: common.TruncatedImportance | None = None  # correction for sampler-learner mismatch; None: no correction
+    importance: common.TruncatedImportance | None = None  # correction for stale or mismatched samplers; None: none
 
 
 def check(config: SAPO, facts: Facts) -> None:

@@ -8,8 +8,8 @@
     L   = mean over all tokens of the step                                                   G1
 
 `Online.strategy = @Branching()` draws such completions (S8); CURE treats all of a prompt's as one group. A completion
-without branches is, as a whole, a child of the prompt; if it has no point to branch at, it is compared only with the
-fresh samples that replace its branches.
+without branches is, as a whole, a child of the prompt; one without a point to branch at is compared only with the fresh
+samples that replace its branches.
 
 The counters zero_variance_groups and group_of_one count groups of siblings, the children of a prompt or of a stem; a
 node whose siblings all lack a valid verdict is a group of one.

@@ -29,7 +29,7 @@ class TwoSidedGRPO:
     clip_high: float = 0.2  # a ratio above 1 + clip_high is not pushed up further
     delta: float = 4.0  # largest ratio, above 1 + clip_high
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
-    importance: common.TruncatedImportance | None = None  # correction for sampler-learner mismatch; None: no correction
+    importance: common.TruncatedImportance | None = None  # correction for stale or mismatched samplers; None: none
 
 
 def check(config: TwoSidedGRPO, facts: Facts) -> None:

@@ -1,6 +1,6 @@
 """WPO: DPO that weights a pair by how likely the policy is to sample it, so that stored pairs are more on policy.
 
-    a   = LPbar - mean over the answer's tokens of ln sum_v p_v^2: mean log-prob relative to that of an expected draw
+    a   = LPbar - mean over the answer's tokens of ln sum_v p_v^2: mean log-prob, less that of the expected prob
     l_u = min(1, exp(a_w + a_l)) * -log sigmoid(beta D), no gradient through the weight              P30, P5
     L   = mean over the pairs of the step
 

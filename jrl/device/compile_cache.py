@@ -1,6 +1,6 @@
 """JAX's persistent cache of compiled programs: the same folder for the commands and for calls from Python.
 
-The module does not import JAX: the commands set the environment before JAX starts.
+JAX is not imported with the module: the commands set the environment before JAX starts.
 """
 
 from __future__ import annotations

@@ -438,7 +438,8 @@ def loss_sums(
     gradient, loss, nll = pretraining_sums(
         trainable, pretraining, batch.denominator, model=model, cfg=cfg, chunk=chunk, frozen=frozen
     )
-    # `update` divides every metric by the number of sampled tokens, so the mean over stored tokens is multiplied by it.
+    # `update` divides every metric by the number of tokens in the loss, which the mean over stored tokens is multiplied
+    # by.
     nll = nll / pretraining.num_tokens * jnp.maximum(batch.loss_mask.sum(), 1)
     return sums._replace(
         gradient=jax.tree.map(jnp.add, sums.gradient, gradient),
@@ -468,15 +469,15 @@ def pretraining_sums(
 
     def loss_fn(trainable: Weights, micro: PackedBatch) -> tuple[Array, Array]:
         weights = Weights(merge_params(frozen, without_gradient(trainable.params, spec)), trainable.heads)
-        logprobs = model_outputs(weights, micro, micro.action_mask, model, cfg, chunk, Needs()).logprobs
+        stored_logprobs = model_outputs(weights, micro, micro.action_mask, model, cfg, chunk, Needs()).logprobs
         terms = likelihood.pretraining_nll(
-            logprobs,
+            stored_logprobs,
             micro.action_mask,
             coefficient=batch.coefficient,
             num_tokens=batch.num_tokens,
             denominator=denominator,
         )
-        return terms.sum(), -jax.lax.stop_gradient(reduce.masked(logprobs, micro.action_mask)).sum()
+        return terms.sum(), -jax.lax.stop_gradient(reduce.masked(stored_logprobs, micro.action_mask)).sum()
 
     def sums_of(micro: PackedBatch) -> tuple[Weights, Array, Array]:
         (loss, nll), gradient = jax.value_and_grad(loss_fn, has_aux=True)(trainable, micro)

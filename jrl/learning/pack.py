@@ -121,9 +121,9 @@ def pack_in_row(length: np.ndarray, starts: np.ndarray, first: int, shape: Shape
     row_bundles = bundles(length, starts, first, shape)
     counts = np.array([len(bundle.lengths) for bundle in row_bundles])
     bundle_lengths = np.array([bundle.length for bundle in row_bundles])
-    rows, starts, places, used = plan_rows(bundle_lengths, shape.row_length, shape.places, counts)
+    rows, columns, places, used = plan_rows(bundle_lengths, shape.row_length, shape.places, counts)
     pieces = []
-    for bundle, row, column, place in zip(row_bundles, rows, starts, places):
+    for bundle, row, column, place in zip(row_bundles, rows, columns, places):
         if bundle.length == 0:
             continue
         shared = bundle.shared

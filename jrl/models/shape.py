@@ -206,7 +206,8 @@ def check_length(cfg: Decoder, length: int) -> None:
 
 
 def for_length(cfg: Decoder, length: int) -> Decoder:
-    """Returns the decoder for sequences of at least `length` tokens. Only LongRope depends on it."""
+    """Returns the decoder for sequences of up to `length` tokens, or more if it already is for more. Only LongRope
+    depends on it."""
     if not isinstance(cfg.rope, LongRope):
         return cfg
     return dataclasses.replace(cfg, rope=dataclasses.replace(cfg.rope, longest=max(length, cfg.rope.longest or 0)))

@@ -24,8 +24,8 @@ def decoupled_clipped(
 ) -> Array:
     """Returns L11: min(exp(old - behaviour), cap) times PPO's clip (L2) of exp(logprobs - old).
 
-    `old_logprobs` are those of the proximal policy: the weights before the update, recomputed by the learner, or
-    `interpolated_logprobs`. Plain PPO on the sampler's log-probs would put its trust region around a policy that is
+    `old_logprobs` are those of the proximal policy: the weights before the batch's updates, recomputed by the learner,
+    or `interpolated_logprobs`. Plain PPO on the sampler's log-probs would put its trust region around a policy that is
     several versions old.
 
     Args:

@@ -1,6 +1,6 @@
 """Importance weights for samples from a distribution other than the trained policy. Never differentiated (E7).
 
-w = exp(old_logprobs - behaviour_logprobs): the learner's log-probs before the update against those of the sampling
+w = exp(old_logprobs - behaviour_logprobs): the learner's log-probs before the updates against those of the sampling
 distribution (other kernels and dtypes, older weights, a truncated support). The learner must *recompute* old_logprobs:
 if they were copied from the sampler, the PPO ratio would already include the mismatch and w would count it twice.
 

@@ -45,8 +45,8 @@ def token_logprobs(
       unembed: hidden [R, c, D] -> logits [R, c, V].
       temperature: [] float32; log-probs are of softmax(logits / temperature).
       chunk: positions of a row whose logits exist at once.
-      predictor: hidden -> the hidden states that columns are computed from; for rows split over devices it is the
-        identity, and tokens and mask are those of the next column.
+      predictor: hidden -> the hidden states that columns are computed from; for shares of rows
+        (jrl.device.row_shares) it is the identity, and tokens and mask are those of the next column.
     """
 
     def chunk_logprobs(h: Array, t: Array) -> tuple[Array, Array]:

@@ -23,11 +23,11 @@ def mix_policy_clipped(
 
         rho = exp(logprobs - sampled_logprobs),  c = exp(old_logprobs - sampled_logprobs)
 
-    so that the trust region is around the policy before the update, for a token that an earlier policy drew. For fresh
+    so that the trust region is around the policy before the updates, for a token that an earlier policy drew. For fresh
     tokens c = 1, and it is PPO's clip (L2). A ratio exactly at the bound is not clipped.
 
     Args:
-      logprobs: [..., L] float, differentiated. old_logprobs: same shape, of the policy before the update, k.
+      logprobs: [..., L] float, differentiated. old_logprobs: same shape, of the policy before the updates, k.
       sampled_logprobs: same shape, of the policy that drew the token, k - i, computed by the learner. advantages: same
         shape. These three are fixed. mask: same shape, bool.
 

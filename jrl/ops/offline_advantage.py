@@ -1,4 +1,5 @@
-"""Advantage-weighted likelihood of stored rows (A-LoL, R-GOLD): imitate rows that are better than expected.
+"""Advantage-weighted likelihood of stored rows (A-LoL, R-GOLD): imitate rows that are better than
+expected, weighted by how much.
 
 Every function returns a token loss to be summed over each sequence: reduce it by G3 (mean over sequences of their token
 sums). A row with a <= 0 has weight 0, and is better not drawn at all (A19). The weight is never differentiated.

@@ -25,7 +25,7 @@ def over_optimization(kl: Array, proxy: Array, gold: Array) -> OverOptimization:
     Args:
       kl: [checkpoints] float, KL(policy, reference) of whole sequences, in nats, by a non-negative estimator: k3, not
         k1.
-      proxy, gold: [checkpoints] float, the trained reward and the true one. Checkpoints with a NaN are left out.
+      proxy, gold: [checkpoints] float, the reward trained on and the true one. Checkpoints with a NaN are left out.
 
     Raises: ValueError for a negative KL, or if fewer than two checkpoints are left.
 

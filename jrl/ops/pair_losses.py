@@ -185,7 +185,7 @@ def kto(gain: Array, baseline: Array, good: Array, beta: Array | float) -> Array
 
 def pair_weight(mean_logprob: Array, other_mean_logprob: Array) -> Array:
     """Returns P30's weight, min(1, exp(LPbar_w + LPbar_l)), without a gradient: pairs that the policy would hardly
-    sample count for little. WPO passes mean log-probs relative to those of an expected draw.
+    sample count for little. WPO passes mean log-probs minus the mean log of a draw's expected probability.
 
     Peers: open-instruct multiplies a [B] weight by a [B, T] mask and lets its gradient through.
 

@@ -31,7 +31,8 @@ def widen(x: Array) -> Array:
 def masked(x: Array, mask: Array) -> Array:
     """Returns `x` with 0 where `mask` is False, float32 or wider.
 
-    Apply it to the *input* of a function: the gradient of `where(mask, f(x), 0)` is NaN * 0 = NaN where f(x) is NaN.
+    Apply it to the *input* of a function: the gradient of `where(mask, f(x), 0)` is 0 * NaN = NaN where f' is NaN or
+    infinite.
 
     Args:
       x: [...] any real dtype. mask: same shape, bool.

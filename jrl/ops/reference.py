@@ -1,4 +1,5 @@
-"""How a reference follows the policy (K6): periodic resets or a moving average. Pure functions of the step.
+"""How a reference follows the policy (K6): not at all, by periodic resets, or as a moving average. Functions of the
+step alone.
 
 After a reset every KL to the reference starts at 0 again: log the KL to the first reference too.
 """

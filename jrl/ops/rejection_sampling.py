@@ -1,8 +1,9 @@
 """Which samples of a prompt are good enough to imitate: best of n (RAFT) and a threshold (expert iteration).
 
-Both return the weight of a row in a likelihood loss, -weight * logprobs; 0 leaves the row out. At ties the first
-samples of a prompt are taken (E11), whatever the order of rows: samples are exchangeable (with `Branching`, stems come
-first), and the number of kept rows does not depend on how many tie. Nothing is deduplicated.
+Both return the weight of a row in a likelihood loss, -weight * logprobs; 0 leaves the row out. Among
+equally good rows the first samples of a prompt are taken (E11), whatever the order of rows: samples are exchangeable
+(with `Branching`, stems come first), and a mean over the kept tokens is as large however many tie. Nothing is
+deduplicated.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def above_threshold(
     reward: Array, group: Array, sample: Array, valid: Array, *, num_groups: int, threshold: float, max_kept: float
 ) -> Array:
     """Returns L14 for expert iteration: 1 on every row whose reward is at least the threshold, 0 elsewhere; if a group
-    has more than max_kept such rows, on the first of them only, so that easy prompts do not dominate.
+    has more than max_kept such rows, on the first max_kept of them only, so that easy prompts do not dominate.
 
     Args:
       reward, group, sample, valid: as in `best_of_group`. max_kept: at least 1, rows of a prompt that are imitated.

@@ -13,7 +13,7 @@ Array = jax.Array
 def step_advantages(success: Array, estimated: Array, *, rollouts: int) -> Array:
     """Returns A17, the advantage of each step of an answer: Q(prefix after the step) - Q(prefix before it).
 
-    A difference below 1 / rollouts is less than one rollout, and counts as 0.
+    A difference smaller in size than 1 / rollouts is less than one rollout, and counts as 0.
 
     Args:
       success: [..., K + 1] float, Q: the mean success of `rollouts` completions of the prefix after so many steps.

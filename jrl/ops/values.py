@@ -44,7 +44,7 @@ def clipped_value_loss(
 def explained_variance(values: Array, returns: Array, mask: Array) -> Array:
     """Returns V4: 1 - var(Ret - v) / (var(Ret) + 1e-5) over the mask, variances over the count, [] float32 or wider.
 
-    NaN if the returns are all equal. 1: a perfect prediction; 0: no better than a constant.
+    NaN if the returns are all equal. 1: perfect up to a constant; 0: no better than a constant.
 
     Args:
       values, returns: [...] float. mask: same shape, bool.

@@ -551,7 +551,7 @@ def _sample_shard(
 
 
 def _empty_cache(shard: _Shard, batch: int, length: int) -> PyTree:
-    """Returns an empty cache of `length` columns in one block, a list of layers where layers are unrolled."""
+    """Returns an empty cache of `length` columns in one block; a tuple, one per layer, where layers are unrolled."""
     cache = _vary(shard.options.model.init_cache(shard.options.model_cfg, batch, length))
     return unstack_cache(cache) if shard.options.unrolled else cache
 

@@ -40,7 +40,7 @@ class OfflineStage:
     tokenizer: Any
     mesh: Mesh
     temperature: Array  # 1
-    chances: np.ndarray | None = None  # [examples] float64, probability of each; None: they come in order
+    chances: np.ndarray | None = None  # [examples] float64, probability of each; None: they come in the stream's order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ class PretrainingRows:
     stream: Stream
     source: StoredSource
     tokenizer: Any
-    chances: None = None  # its examples come in order
+    chances: None = None  # its examples come in the stream's order
 
 
 def stored_rows(stage: Any) -> OfflineStage | PretrainingRows | None:
@@ -63,7 +63,8 @@ def stored_rows(stage: Any) -> OfflineStage | PretrainingRows | None:
 def chances_of(
     objective: Objective, config: Offline, source: StoredSource, stream: Stream, tokenizer: Any, width: int
 ) -> np.ndarray | None:
-    """Returns the probability of every example of a stage to be drawn, [examples] float64; None: they come in order.
+    """Returns the probability of every example of a stage to be drawn, [examples] float64; None: they come in the
+    stream's order.
 
     Reads every example. Raises ValueError where none can be drawn.
 

@@ -347,4 +347,4 @@ def evaluate_on_the_way(population: Population, progress: PopulationProgress, st
     states = population.members.unstack(progress.state)
     for (name, job), state, own in zip(population.jobs.items(), states, step.steps):
         if name not in population.failed:
-            own.metrics |= numbers(loop.evaluate(job, state, "on the way", interruptible=False))
+            own.metrics |= numbers(loop.evaluate(job, state, "during training", interruptible=False))
