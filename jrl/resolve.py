@@ -52,7 +52,7 @@ def find_config(config: str | Path, package: Path = PACKAGE) -> str:
     if text in bundled:
         return str(bundled[text])
     name = text.removesuffix(".gin").removeprefix("configs/")
-    same = next((full for full in bundled if full.rsplit("/", 1)[-1] == name), None)
+    same = next((full for full in bundled if name in (full, full.rsplit("/", 1)[-1])), None)
     if text.endswith(".gin") and same is None:
         return text
     guess = same or gin.nearest(name, bundled)

@@ -60,6 +60,7 @@ def test_a_file_that_exists_comes_before_a_bundled_name_and_a_folder_does_not(in
         ("configs/small.gin", "did you mean small?"),
         ("large", "did you mean more/large?"),
         ("large.gin", "did you mean more/large?"),
+        ("configs/more/large.gin", "did you mean more/large?"),
         ("zzz", "'zzz': neither a file nor a bundled configuration (`jrl list configs`"),
         (".", "'.': a folder, not a .gin file"),
     ],

@@ -700,6 +700,7 @@ def test_a_command_that_saves_nothing_says_nothing_of_checkpoints():
         "RESOURCE_EXHAUSTED: Out of memory allocating 52038517528 bytes.",
         "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Used 18.26G of 15.75G hbm. Exceeded hbm capacity",
         "RESOURCE_EXHAUSTED: Error allocating device buffer: Attempting to allocate 1.00G. That was not possible.",
+        "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Largest: copy_to_vmem.3",
     ],
 )
 def test_a_device_without_enough_memory_is_told_with_what_takes_less(text, tmp_path, capsys):
@@ -712,8 +713,15 @@ def test_a_device_without_enough_memory_is_told_with_what_takes_less(text, tmp_p
     told = capsys.readouterr().err
     assert told.startswith(f"jrl: Out of device memory: {text}\nCompute less at once (Learner.micro_batch_tokens, ")
     assert told.endswith("`jrl plan` shows what takes memory. Last checkpoint: step 4.\n")
-    full = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Failed to write: No space left on device")
-    assert exits.message(full, 4) == str(full)
+    args = cli.parser_of("sample").parse_args([str(tmp_path)])
+    assert cli.guarded(too_large, args) == exit_codes.STOPPED
+    assert "\nAsk for fewer or shorter completions at once, or use more devices.\n" in capsys.readouterr().err
+    for other in (
+        "Failed to write: No space left on device",
+        "Ran out of memory in memory space vmem. Used 20M of 16M",
+    ):
+        error = jax.errors.JaxRuntimeError(f"RESOURCE_EXHAUSTED: {other}")
+        assert exits.message(error, 4) == str(error)
 
 
 def test_weights_of_an_export_are_named_by_its_folder(tmp_path):

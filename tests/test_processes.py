@@ -281,10 +281,17 @@ def test_process_0_that_was_paused_loses_nobody():
     """Nobody was heard from meanwhile: its own clock went on without it."""
     now = [0.0]
     beats = [Beats(2, clock=lambda: now[0]) for _ in range(2)]
+    said = {f"beat/{i}": encode({"number": 1, "place": "step 4"}) for i in range(2)}
+    for each in beats:
+        each.hear(said)
     now[0] = LOST_SECONDS + 1
     assert beats[0].lost(0) == [] and beats[1].lost(1) == [0]
-    beats[0].hear({f"beat/{i}": encode({"number": 1, "place": "step 4"}) for i in range(2)})
+    beats[0].hear(said)  # all were paused, and process 1 has not beaten since
     assert beats[0].lost(0) == []
+    for _ in range(int(LOST_SECONDS) + 1):
+        now[0] += 1
+        beats[0].hear(said)
+    assert beats[0].lost(0) == [1]
 
 
 def test_process_0_says_at_an_abort_who_is_lost(monkeypatch):

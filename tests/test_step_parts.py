@@ -249,7 +249,7 @@ def test_means_of_updates_are_over_their_tokens():
 @pytest.mark.parametrize(
     ("returned", "problem"),
     [
-        (jnp.zeros((1, 3)), "it returned a "),
+        (jnp.zeros((1, 3)), "it returned one array"),
         ((jnp.zeros((1, 3)), None), "it returned a tuple"),
         ((jnp.zeros((1, 3)), {}, ()), "it returned a tuple"),
         ((jnp.float32(0), {}), r"its loss has the shape \[\]"),

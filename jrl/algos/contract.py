@@ -227,6 +227,13 @@ def reads_old_values(objective: Objective, config: Any) -> bool:
     return objective.needs(config).values and objective.returns is not None
 
 
+def _described(returned: Any) -> str:
+    if returned is None or hasattr(returned, "shape"):
+        return "None" if returned is None else "one array"
+    count = f" of {len(returned)}" if isinstance(returned, tuple) else ""
+    return f"a {type(returned).__name__}{count}"
+
+
 def loss_and_metrics(name: str, config: Any, returned: Any, shape: tuple[int, ...]) -> tuple[Array, dict[str, Array]]:
     """Returns what an objective's loss returned. Raises ValueError unless that is (loss, metrics) with a loss of
     `shape`: a loss that was summed already would broadcast silently.
@@ -236,7 +243,7 @@ def loss_and_metrics(name: str, config: Any, returned: Any, shape: tuple[int, ..
     """
     expected = f"{type(config).__name__}: {name} must return (loss of shape {list(shape)}, a dictionary of metrics)"
     if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], dict):
-        raise ValueError(f"{expected}, and it returned a {type(returned).__name__}")
+        raise ValueError(f"{expected}, and it returned {_described(returned)}")
     if jnp.shape(returned[0]) != shape:
         raise ValueError(f"{expected}, and its loss has the shape {list(jnp.shape(returned[0]))}")
     return returned
@@ -251,7 +258,7 @@ def credited(config: Any, returned: Any, shape: tuple[int, ...]) -> tuple[Array,
     """
     expected = f"{type(config).__name__}: advantages must return (advantages of shape {list(shape)}, state, counters)"
     if not isinstance(returned, tuple) or len(returned) != 3 or not isinstance(returned[2], dict):
-        raise ValueError(f"{expected}, and it returned a {type(returned).__name__}")
+        raise ValueError(f"{expected}, and it returned {_described(returned)}")
     if jnp.shape(returned[0]) != shape:
         raise ValueError(f"{expected}, and its advantages have the shape {list(jnp.shape(returned[0]))}")
     return returned

@@ -182,11 +182,8 @@ class Bucket:
         with open(path, "wb") as file:
             for start in range(0, stored.bytes, PIECE_BYTES):
                 last = min(start + PIECE_BYTES, stored.bytes) - 1
-                body = self._send("GET", url, stored.name, more={"Range": f"bytes={start}-{last}"})
-                if len(body) != last + 1 - start:
-                    raise BucketError(
-                        errno.EIO, f"gs://{self.name}/{stored.name} came as {len(body)} bytes, not {last + 1 - start}"
-                    )
+                piece = {"Range": f"bytes={start}-{last}"}
+                body = self._send("GET", url, stored.name, more=piece, read=_read_bytes(last + 1 - start))
                 file.write(body)
                 if stored.md5 is None:
                     crc = crc32c(body, crc)
@@ -327,6 +324,17 @@ def _read_media(body: bytes, headers: Mapping[str, str]) -> tuple[bytes, int, bo
     if generation is None:
         raise ValueError("it has no x-goog-generation")
     return body, int(generation), _intact(body, headers)
+
+
+def _read_bytes(count: int) -> Callable[[bytes, Mapping[str, str]], bytes]:
+    """Returns what reads so many bytes. It raises ValueError for any other number."""
+
+    def read(body: bytes, headers: Mapping[str, str]) -> bytes:
+        if len(body) != count:
+            raise ValueError(f"it has {len(body)} bytes, not {count}")
+        return body
+
+    return read
 
 
 def _read_page(body: bytes, headers: Mapping[str, str]) -> tuple[list[Object], str | None]:

@@ -99,7 +99,7 @@ def _is_transient(error: Exception, is_first: bool) -> bool:
         return error.code in TRANSIENT
     if isinstance(error, UnreadableAnswer) or isinstance(getattr(error, "reason", error), socket.gaierror):
         return not is_first
-    return isinstance(error, (OSError, http.client.HTTPException))
+    return isinstance(error, (OSError, http.client.HTTPException)) and not isinstance(error, http.client.InvalidURL)
 
 
 def _kind(error: Exception) -> str:

@@ -116,7 +116,9 @@ def message(error: BaseException, code: int, saved: str = "") -> str:
         known = saved if saved and "checkpoint" not in text else ""
         return f"{text.rstrip('.')}. {known} Fix the cause and rerun.".replace("  ", " ")
     if is_out_of_memory(error):
-        return " ".join(filter(None, (f"Out of device memory: {text.rstrip()}\n{LESS_MEMORY}", saved)))
+        less = "Ask for fewer or shorter completions at once, or use more devices."
+        advice = f"{LESS_MEMORY} {saved}" if saved else less
+        return f"Out of device memory: {text.rstrip()}\n{advice}"
     if _module(error) == DEVICE_START:
         asked = os.environ.get("JAX_PLATFORMS", "")
         reason = f": {str(error).splitlines()[0]}" if str(error) else ""

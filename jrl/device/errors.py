@@ -12,7 +12,9 @@ _STATUS = re.compile(
     "RESOURCE_EXHAUSTED|FAILED_PRECONDITION|ABORTED|OUT_OF_RANGE|UNIMPLEMENTED|INTERNAL|UNAVAILABLE|DATA_LOSS|"
     "UNAUTHENTICATED): "
 )
-_MEMORY = re.compile("memory|hbm|allocat", re.IGNORECASE)  # a full disk is RESOURCE_EXHAUSTED too
+# A disk that is full is RESOURCE_EXHAUSTED too, and so is a kernel that does not fit a TPU core's own memory.
+_MEMORY = re.compile("memory|hbm|allocat", re.IGNORECASE)
+_OF_A_KERNEL = re.compile("memory space (vmem|smem)", re.IGNORECASE)
 
 
 def is_of_device(error: BaseException) -> bool:
@@ -24,4 +26,6 @@ def is_of_device(error: BaseException) -> bool:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether a device ran out of memory, or the compiler found that a program would not fit."""
     text = str(error)
-    return is_of_device(error) and "RESOURCE_EXHAUSTED" in text and _MEMORY.search(text) is not None
+    if not is_of_device(error) or "RESOURCE_EXHAUSTED" not in text or _OF_A_KERNEL.search(text):
+        return False
+    return _MEMORY.search(text) is not None

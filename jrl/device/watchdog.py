@@ -38,7 +38,10 @@ class Beats:
 
     def hear(self, found: dict[str, bytes]) -> None:
         """Records the heartbeats of all processes, by key."""
-        self.answered = now = self._clock()
+        now = self._clock()
+        if now - self.answered > LOST_SECONDS:  # this process was paused, and perhaps the others too
+            self._heard = dict.fromkeys(self._heard, now)
+        self.answered = now
         for key, value in found.items():
             index, beat = int(key.rsplit("/", 1)[-1]), decode(value)
             if self._numbers.get(index) != beat["number"]:
@@ -71,7 +74,7 @@ def aborted_message(lines: str) -> str:
     """Returns the message of process 0, which holds the coordination service, if it is aborted and none is lost."""
     return (
         "this process was aborted, and no other one is missing. The lines above say why. One reason is a "
-        f"--process-index that was started twice; start each once. {RESTART}\n{lines}"
+        f"--process-index that was started twice; start each once. Another is that it was paused. {RESTART}\n{lines}"
     )
 
 

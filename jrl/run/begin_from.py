@@ -78,8 +78,8 @@ def check_fits(origin: Origin, policy: Policy) -> None:
         check_leaves(origin.step, saved, named_leaves(target), part=True)
     except StateMismatch as error:
         raise ValueError(
-            f"the weights of {origin.run} do not fit this model: {error}. Give the model the fields that it has in "
-            f"{origin.run}/config.gin"
+            f"the weights of {origin.run} do not fit this model: {error}. Give the model, and its adapter, the fields "
+            f"that {origin.run}/config.gin has"
         ) from error
 
 

@@ -142,7 +142,7 @@ def run_lines(folder: Path) -> Iterator[Line]:
         summary = json.loads(paths.read_bytes(folder / "summary.json"))
         yield Line(True, f"finished: {summary['steps']} steps in {summary['seconds']['total']:.0f} s")
     elif list_condemned(folder / "checkpoints"):
-        repeats = f"; `jrl replay {folder / FAULT}` repeats it" if paths.exists(folder / FAULT) else ""
+        repeats = f"; `jrl replay` of its {FAULT}/ repeats it" if paths.exists(folder / FAULT) else ""
         yield Line(False, "not finished: the same command meets the same fault, unless you change what led there with "
                           f"--accept-change{repeats}")  # fmt: skip
     else:
@@ -202,7 +202,7 @@ def saves(folder: Path) -> Iterator[Line]:
     if damaged and intact:
         yield Line(True, f"a resume uses the checkpoint of step {intact[-1]}")
     elif damaged:
-        yield Line(False, f"no checkpoint is intact, so a resume is refused: put a good copy of one back under {root}")
+        yield Line(False, "no checkpoint is intact, so a resume is refused: put a good copy of one back")
     for name in paths.list_dir(root):
         if name.startswith(paths.TEMPORARY):
             yield Line(True, f"{name} belongs to a save in progress or interrupted; the next resume removes it")
@@ -220,8 +220,9 @@ def metrics(folder: Path) -> Iterator[Line]:
     yield Line(True, f"metrics.jsonl has {len(rows)} rows")
     skipped = len(list(itertools.takewhile(lambda row: row.get("update/skipped_nonfinite"), reversed(rows))))
     if skipped:
-        last = "the last update was" if skipped == 1 else f"the last {skipped} updates were"
-        yield Line(False, f"{last} skipped: the loss or the gradient was not finite")
+        last = "the last step" if skipped == 1 else f"each of the last {skipped} steps"
+        yield Line(paths.exists(folder / "summary.json"),
+                   f"{last} skipped updates, since the loss or the gradient was not finite")  # fmt: skip
 
 
 def rollouts(folder: Path) -> Iterator[Line]:

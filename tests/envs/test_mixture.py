@@ -124,3 +124,10 @@ def test_a_source_of_anything_but_examples_is_refused_by_name():
     row = Environment(Addition, lambda config: Generated(3, lambda i: {"prompt": "1+1="}, "x"))
     with pytest.raises(ValueError, match=r"^Addition is a source of examples: its first must be .*, and is a dict$"):
         open_source(Addition(), {"Addition": row})
+
+
+@pytest.mark.parametrize(("opened", "lacks"), [([], "fingerprint"), (iter([]), "__len__")])
+def test_what_is_no_source_is_refused_by_name(opened, lacks):
+    row = Environment(Addition, lambda config: opened)
+    with pytest.raises(ValueError, match=rf"^Addition must open a source, such as .*, which has no {lacks}$"):
+        open_source(Addition(), {"Addition": row})

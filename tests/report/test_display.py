@@ -352,12 +352,16 @@ def test_without_a_panel_a_long_phase_says_every_half_minute_how_far_it_is():
     for done in range(3):
         now[0] += 10.0
         display.phase("scoring", done, 128)
+    for done in range(8):  # no phase of these is long
+        now[0] += 20.0
+        display.phase("sampling" if done % 2 else "scoring", 0, 128)
     assert stream.getvalue().splitlines() == [
         "scoring ...",
         "scored 3 of 128",
         "scored 6 of 128",
         "step 1/40  rl",
         "scored 2 of 128",
+        "sampling ...",
     ]
 
 

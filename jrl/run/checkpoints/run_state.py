@@ -358,7 +358,7 @@ def newest_intact(
         try:
             return step, *read(step)
         except DamagedStep as error:
-            tell(f"{error}; trying the one before it")
+            tell(f"{error}; trying the one before it" if step != steps[0] else str(error))
             damaged.append(f"step {step}: {error.reason}")
     raise NoIntactStep(f"no checkpoint in {where} is intact ({'; '.join(damaged)})")
 

@@ -157,7 +157,7 @@ def _open_plain(console: Console, ends: Sequence[int], clock: Callable[[], float
     pace = _Pace(ends, clock)
     announced: set[str] = set()
     warned: set[str] = set()
-    printed = clock()
+    printed, current, began = clock(), "", clock()
 
     def out(text: str) -> None:
         nonlocal printed
@@ -165,10 +165,13 @@ def _open_plain(console: Console, ends: Sequence[int], clock: Callable[[], float
         console.print(Text(_encodable(text, console)), soft_wrap=True)
 
     def phase(name: str, done: int | None = None, total: int | None = None) -> None:
+        nonlocal current, began
+        if name != current:
+            current, began = name, clock()
         if name not in announced:
             announced.add(name)
             out(f"{printable(name)} ...")
-        elif done is not None and clock() - printed >= _LONG_PHASE_SECONDS:
+        elif done is not None and clock() - max(began, printed) >= _LONG_PHASE_SECONDS:
             out(phase_text(name, done, total))
 
     def step(metrics: Mapping[str, Any]) -> None:

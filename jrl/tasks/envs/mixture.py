@@ -31,6 +31,9 @@ class Mixture:
     weights: tuple[float, ...] = ()  # one for each task; empty: equal
 
 
+MEMBERS = ("__len__", "__getitem__", "fingerprint", "counts")  # of a Source
+
+
 def open_source(config: Any, table: Mapping[str, Environment], stop: Stop = never) -> Source:
     """Returns the source that `config`, an instance of some row's config class, describes.
 
@@ -56,6 +59,9 @@ def open_source(config: Any, table: Mapping[str, Environment], stop: Stop = neve
     if getattr(config, "path", None) is not None and paths.is_remote(config.path):
         config = dataclasses.replace(config, path=str(paths.readable(config.path)))
     source = row.open(config, stop) if row.takes_stop else row.open(config)
+    if missing := [member for member in MEMBERS if not hasattr(source, member)]:
+        raise ValueError(f"{name} must open a source, such as jrl.tasks.envs.contract.Generated, and opened a "
+                         f"{type(source).__name__}, which has no {missing[0]}")  # fmt: skip
     if len(source) and not isinstance(example := source[0], Example):
         raise ValueError(f"{name} is a source of examples: its first must be a jrl.tasks.example.Example, and is a "
                          f"{type(example).__name__}")  # fmt: skip

@@ -74,8 +74,13 @@ def open_progress(
         failed = f"FAILED {member.name} (exit code {code}): {last_words(folder, outcome)}"
         line(f"[{over}/{total}] {word.get(code, failed)}{f'  {rest} left' if rest else ''}")
         if code == DONE and left and unchecked:
-            for missing in missing_metrics(unchecked, [read_run(folder / member.name)]):
-                line(f"note: {missing}. The comparison needs another --metric; finished members are not run again")
+            try:
+                missing = missing_metrics(unchecked, [read_run(folder / member.name)])
+            except (OSError, ValueError) as error:  # the others train on; the comparison meets it again
+                line(f"note: {error}")
+                return
+            for name in missing:
+                line(f"note: {member.name} has no {name}. Another --metric may be given later; what is finished stays")
             unchecked.clear()
 
     def tick(running: Sequence[Member]) -> None:

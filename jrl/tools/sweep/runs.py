@@ -115,10 +115,10 @@ def score(run: RunResult, metric: str) -> float:
 
 
 def missing_metrics(metrics: Sequence[str], runs: Sequence[RunResult]) -> list[str]:
-    """Returns a sentence, without a full stop and with the nearest name, on each metric that no run has."""
+    """Returns "metric NAME" for each metric that no run has, with the nearest name."""
     known = set[str]().union(*(run.evals for run in runs), *(row for run in runs for row in run.rows[-1:]))
     return [
-        f"no run has the metric {metric!r}{suggestion(metric, known, kind='metrics')}"
+        f"metric {metric!r}{suggestion(metric, known, kind='metrics')}"
         for metric in metrics
         if metric not in known and not any(_is_number(row.get(metric)) for run in runs for row in run.rows)
     ]

@@ -148,7 +148,7 @@ def compare_folders(
         raise ValueError(f"no run has begun: {'; '.join(missing)}")
     metrics = options.metrics or default_metrics(runs)
     if missing_names := missing_metrics(metrics, runs):
-        raise ValueError("; ".join(missing_names))
+        raise ValueError("; ".join(f"no run has the {name}" for name in missing_names))
     return compare(
         runs,
         metrics,
