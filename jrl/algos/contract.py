@@ -227,13 +227,6 @@ def reads_old_values(objective: Objective, config: Any) -> bool:
     return objective.needs(config).values and objective.returns is not None
 
 
-def _described(returned: Any) -> str:
-    if returned is None or hasattr(returned, "shape"):
-        return "None" if returned is None else "one array"
-    count = f" of {len(returned)}" if isinstance(returned, tuple) else ""
-    return f"a {type(returned).__name__}{count}"
-
-
 def loss_and_metrics(name: str, config: Any, returned: Any, shape: tuple[int, ...]) -> tuple[Array, dict[str, Array]]:
     """Returns what an objective's loss returned. Raises ValueError unless that is (loss, metrics) with a loss of
     `shape`: a loss that was summed already would broadcast silently.
@@ -242,11 +235,7 @@ def loss_and_metrics(name: str, config: Any, returned: Any, shape: tuple[int, ..
       name: of the function, "token_loss" or "sequence_loss". config: the objective's.
     """
     expected = f"{type(config).__name__}: {name} must return (loss of shape {list(shape)}, a dictionary of metrics)"
-    if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], dict):
-        raise ValueError(f"{expected}, and it returned {_described(returned)}")
-    if jnp.shape(returned[0]) != shape:
-        raise ValueError(f"{expected}, and its loss has the shape {list(jnp.shape(returned[0]))}")
-    return returned
+    return _checked(expected, returned, 2, "loss has", shape)
 
 
 def credited(config: Any, returned: Any, shape: tuple[int, ...]) -> tuple[Array, PyTree, dict[str, Array]]:
@@ -257,10 +246,18 @@ def credited(config: Any, returned: Any, shape: tuple[int, ...]) -> tuple[Array,
       config: the objective's.
     """
     expected = f"{type(config).__name__}: advantages must return (advantages of shape {list(shape)}, state, counters)"
-    if not isinstance(returned, tuple) or len(returned) != 3 or not isinstance(returned[2], dict):
-        raise ValueError(f"{expected}, and it returned {_described(returned)}")
+    return _checked(expected, returned, 3, "advantages have", shape)
+
+
+def _checked(expected: str, returned: Any, count: int, first: str, shape: tuple[int, ...]) -> Any:
+    """Returns `returned`. Raises ValueError unless it is a tuple of `count`, an array of `shape` first and a dictionary
+    last. first: the array and its verb, for the message."""
+    if not isinstance(returned, tuple) or len(returned) != count or not isinstance(returned[-1], dict):
+        what = "one array" if hasattr(returned, "shape") else f"a {type(returned).__name__}"
+        what += f" of {len(returned)}" if isinstance(returned, tuple) else ""
+        raise ValueError(f"{expected}, and it returned {'None' if returned is None else what}")
     if jnp.shape(returned[0]) != shape:
-        raise ValueError(f"{expected}, and its advantages have the shape {list(jnp.shape(returned[0]))}")
+        raise ValueError(f"{expected}, and its {first} the shape {list(jnp.shape(returned[0]))}")
     return returned
 
 

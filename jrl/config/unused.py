@@ -12,23 +12,27 @@ from jrl.config.syntax import Macro, Reference, Statement, walk
 
 
 def check_macros(reading: Reading, statements: Sequence[Statement]) -> None:
-    likely = {section for _, section, _ in reading.bindings}  # sections whose fields are likelier meant than others'
-    likely |= {cls.__name__ for field in fields_of(reading.schema.root).values() for cls in classes_in(field.hint)}
     mentioned = {leaf.name for s in statements for leaf in walk(s.value) if isinstance(leaf, Macro)}
     for name, statement in reading.macros.items():
         reached = reading.used_macros if statement.layer == 0 else mentioned
         if name in reached:
             continue
-        keys = [f"{section}.{field}" for section, cls in reading.schema.sections.items() for field in fields_of(cls)]
-        others = {*mentioned} - {name}
-        same = [key for key in keys if key.endswith(f".{name}")]
-        same = [key for key in same if key.partition(".")[0] in likely] or same[:1]
-        guess = nearest(name, others) or " or ".join(same)
-        guess = guess or nearest(name, fields_of(reading.schema.root)) or nearest(name, keys)
+        guess = nearest(name, mentioned - {name}) or _fields_like(name, reading)
         hint = f"; did you mean {guess}?" if guess else f"; nothing uses %{name}"
         if name in mentioned:
             hint = f"; every binding that uses %{name} is replaced or unused"
         raise ConfigError(statement.place, f"macro {name} is never used{hint}")
+
+
+def _fields_like(name: str, reading: Reading) -> str | None:
+    """Returns the fields that a macro may have been meant for: those of its name, else the nearest one."""
+    root = fields_of(reading.schema.root)
+    keys = [f"{section}.{field}" for section, cls in reading.schema.sections.items() for field in fields_of(cls)]
+    same = [key for key in keys if key.endswith(f".{name}")]
+    likely = {section for _, section, _ in reading.bindings}
+    likely |= {cls.__name__ for field in root.values() for cls in classes_in(field.hint)}
+    same = [key for key in same if key.partition(".")[0] in likely] or same[:1]
+    return " or ".join(same) or nearest(name, root) or nearest(name, keys)
 
 
 def check_unused(reading: Reading, statements: Sequence[Statement]) -> None:

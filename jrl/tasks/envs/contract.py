@@ -30,6 +30,17 @@ class Source(Protocol):
     def __getitem__(self, index: int) -> Example: ...
 
 
+def check_opened(name: str, source: Any) -> None:
+    """Raises ValueError where what an environment's `open` returned is no Source, or its first example no Example."""
+    for member in ("__len__", "__getitem__", "fingerprint", "counts"):
+        if not hasattr(source, member):
+            raise ValueError(f"{name} must open a source, such as jrl.tasks.envs.contract.Generated, and opened a "
+                             f"{type(source).__name__}, which has no {member}")  # fmt: skip
+    if len(source) and not isinstance(example := source[0], Example):
+        raise ValueError(f"{name} is a source of examples: its first must be a jrl.tasks.example.Example, and is a "
+                         f"{type(example).__name__}")  # fmt: skip
+
+
 class Environment(NamedTuple):
     """A row of the environment table."""
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from jrl import paths
 from jrl.tasks.envs.cleaned import Cleaned, open_cleaned
-from jrl.tasks.envs.contract import Environment, Generated, Source, digest_of, named_verifiers
+from jrl.tasks.envs.contract import Environment, Generated, Source, check_opened, digest_of, named_verifiers
 from jrl.tasks.envs.filtered import Filtered, open_filtered
 from jrl.tasks.example import Example
 from jrl.tasks.stopping import Stop, check_stop, never
@@ -29,9 +29,6 @@ class Mixture:
 
     tasks: tuple[Any, ...] = dataclasses.field(metadata={"table": "envs"})  # the sources that are mixed
     weights: tuple[float, ...] = ()  # one for each task; empty: equal
-
-
-MEMBERS = ("__len__", "__getitem__", "fingerprint", "counts")  # of a Source
 
 
 def open_source(config: Any, table: Mapping[str, Environment], stop: Stop = never) -> Source:
@@ -59,12 +56,7 @@ def open_source(config: Any, table: Mapping[str, Environment], stop: Stop = neve
     if getattr(config, "path", None) is not None and paths.is_remote(config.path):
         config = dataclasses.replace(config, path=str(paths.readable(config.path)))
     source = row.open(config, stop) if row.takes_stop else row.open(config)
-    if missing := [member for member in MEMBERS if not hasattr(source, member)]:
-        raise ValueError(f"{name} must open a source, such as jrl.tasks.envs.contract.Generated, and opened a "
-                         f"{type(source).__name__}, which has no {missing[0]}")  # fmt: skip
-    if len(source) and not isinstance(example := source[0], Example):
-        raise ValueError(f"{name} is a source of examples: its first must be a jrl.tasks.example.Example, and is a "
-                         f"{type(example).__name__}")  # fmt: skip
+    check_opened(name, source)
     return source
 
 
