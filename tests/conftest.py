@@ -197,11 +197,15 @@ def frozen_before_the_first_step():
 @pytest.fixture(scope="module")
 def programs_of_many_runs():
     """For runs of many kinds, one after another: what an early one compiled is there for a late one. Each function kept
-    has about 60 maps of kernels (see programs_cleared), which is why not all are."""
+    has about 60 maps of kernels (see programs_cleared), which is why not all are. Other processes compile other
+    programs: none is written for them."""
     compiled = functools.lru_cache(maxsize=256)(program_cache._shared_jit.__wrapped__)
+    written = jax.config.jax_persistent_cache_min_compile_time_secs
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1e9)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(program_cache, "_shared_jit", compiled)
         yield
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", written)
 
 
 def pytest_addoption(parser):

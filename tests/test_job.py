@@ -105,6 +105,19 @@ def test_a_run_of_a_version_without_a_setting_is_told_so(tmp_path):
         refuse_another(tmp_path, make_manifest(**value, parts={"p.py": "1"}), config)
 
 
+def test_a_refusal_says_whether_accepting_the_change_continues_the_run_or_begins_it_again(tmp_path):
+    config = load("configs/tiny.gin", (), Config, config_classes(TABLES))
+    say = lambda source: make_manifest(
+        config_identity="c", config={}, tokenizer="t", data="d", parts={"p.py": source}, seed=0
+    )
+    write_manifest(tmp_path / "manifest.json", say("raises"))
+    with pytest.raises(RefusedIdentity, match="or begin it again with the change, since it has no checkpoint: --accep"):
+        refuse_another(tmp_path, say("mended"), config)
+    (tmp_path / "checkpoints" / "00000005").mkdir(parents=True)
+    with pytest.raises(RefusedIdentity, match="or continue with the change: --accept-change"):
+        refuse_another(tmp_path, say("mended"), config)
+
+
 def test_a_refusal_names_only_what_makes_another_run():
     load_ = lambda *bindings: load("configs/tiny.gin", [*WARM, *bindings], Config, config_classes(TABLES))
     free = places_of(FREE, load_())

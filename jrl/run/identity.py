@@ -161,10 +161,14 @@ def refuse_another(
         # If the configurations are equal, files that they name have changed, so using the run's would not help.
         same = begun["identity"]["config"] == manifest["identity"]["config"]
         remedy = "restore what has changed" if same else f"its own configuration ({folder / 'config.gin'})"
+        accept = (
+            "continue with the change: --accept-change. To start a new run from its weights: --from"
+            if list_steps(folder / "checkpoints")
+            else "begin it again with the change, since it has no checkpoint: --accept-change"
+        )
         raise RefusedIdentity(
             f"{location or folder} holds another run:\n  " + "\n  ".join(identity) + "\n"
-            f"Use another --run, or {remedy}, or continue with the change: --accept-change. To start a new run from "
-            "its weights: --from"
+            f"Use another --run, or {remedy}, or {accept}"
         )
     if isinstance(config.model, Published):
         refuse_another_model(folder, config.model.path, location)
