@@ -86,7 +86,7 @@ def test_a_mixture_of_a_users_environment_is_opened(tmp_path):
     tokenizer = TOKENIZERS["Bytes"].build(Bytes(), ())
     trained = SimpleNamespace(policy=SimpleNamespace(config=config, parts=parts, tokenizer=tokenizer))
     # It has been opened where its prompts are counted.
-    with pytest.raises(ValueError, match=r"512 held-out prompts asked for.* among 20 examples"):
+    with pytest.raises(ValueError, match=r"512 held-out prompts requested.* among 20 examples"):
         reevaluate(trained, lambda done, total: None)
 
 

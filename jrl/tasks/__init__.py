@@ -1,1 +1,1 @@
-"""What a policy is asked and how answers are judged: examples, environments, verifiers, tokenizers, data. No JAX."""
+"""Tasks and their scoring: examples, environments, verifiers, judges, rewards, tokenizers and data. No JAX."""

@@ -1,4 +1,4 @@
-"""One task, as data. Host only, JSON both ways; never crosses jit. No JAX."""
+"""One task, as data. Host only; converts to and from JSON; never passed to jitted code. No JAX."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Message:
 class Example:
     """One task: the prompt, and the data that verifiers need to score the answer.
 
-    `verifiers` names rows of the verifier table; empty means the run's own (Scoring.verifiers). `info` is JSON and
+    `verifiers` names rows of the verifier table; empty: the run's verifiers (Scoring.verifiers). `info` is JSON and
     reaches verifiers and reports only. `task` labels the example's source in metrics ("chain_sum").
     """
 
@@ -58,6 +58,6 @@ class Example:
 
 
 def visit_uid(example_id: str, visit: int) -> tuple[int, int]:
-    """Returns two uint32 that identify one visit of one example: the root of every random draw for it."""
+    """Returns two uint32 that identify one visit of one example. Every random draw for the visit derives from them."""
     digest = hashlib.sha256(f"{example_id}\x00{visit}".encode()).digest()
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")

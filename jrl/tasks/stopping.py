@@ -1,14 +1,14 @@
-"""How reading and scoring are asked to stop before they are done. No JAX."""
+"""Cooperative cancellation of reading and scoring. No JAX."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-Stop = Callable[[], bool]  # whether to stop, such as the `is_set` of a threading.Event; asked often, so it must be fast
+Stop = Callable[[], bool]  # whether to stop, such as the `is_set` of a threading.Event; called often: must be fast
 
 
 class StopRequested(RuntimeError):
-    """The run was asked to stop, and the operation in progress was abandoned. Nothing of it remains."""
+    """The run was asked to stop. The operation in progress was abandoned and left nothing behind."""
 
 
 def never() -> bool:
@@ -17,6 +17,6 @@ def never() -> bool:
 
 
 def check_stop(stop: Stop, doing: str) -> None:
-    """Raises StopRequested where `stop` returns True. `doing` completes "asked to stop while"."""
+    """Raises StopRequested if `stop` returns True. `doing` completes the phrase "asked to stop while"."""
     if stop():
         raise StopRequested(f"asked to stop while {doing}")

@@ -60,5 +60,5 @@ def test_pairs_are_left_out_whole_and_counted_by_cause():
 
 def test_it_passes_the_contract_tests_and_refuses_a_goal_without_a_place():
     assert all(finding.problem is None for finding in check_stored_source("C", SOURCES["ConditionedPreferences"]))
-    with pytest.raises(ValueError, match=r"ConditionedPreferences\.goal is 'best'; it must hold \{score\}"):
+    with pytest.raises(ValueError, match=r"ConditionedPreferences\.goal is 'best'; it must contain \{score\}"):
         ConditionedPreferences(goal="best")

@@ -70,7 +70,7 @@ def test_either_answer_is_rewritten_into_the_better_one():
     left_out = {"no_rejected": 1, "same_answers": 1, "no_answer": 1}
     assert corrections.rows(config, bad[:3], TOKENIZER, 40)[1] == left_out
     assert corrections.rows(config, [visit(1, rejected="n" * 50)], TOKENIZER, 40)[1] == {"too_long": 1}
-    with pytest.raises(ValueError, match=r"Corrections\.ask is 'so'; it must hold \{response\}"):
+    with pytest.raises(ValueError, match=r"Corrections\.ask is 'so'; it must contain \{response\}"):
         Corrections(ask="so")
 
 
@@ -89,7 +89,7 @@ def test_a_pair_is_shown_in_either_order_and_the_verdict_is_imitated():
     assert comparisons.first_tokens(config, TOKENIZER) == (ord("A"), ord("B"))
     with pytest.raises(ValueError, match=r"Comparisons\.labels is \('same', 'some'\), which begin with the same token"):
         comparisons.first_tokens(Comparisons(labels=("same", "some")), TOKENIZER)
-    with pytest.raises(ValueError, match=r"Comparisons\.ask is '\{first\}'; it must hold \{second\} once"):
+    with pytest.raises(ValueError, match=r"Comparisons\.ask is '\{first\}'; it must contain \{second\} once"):
         Comparisons(ask="{first}")
     with pytest.raises(ValueError, match=r"must be two different texts"):
         Comparisons(labels=("A", "A"))

@@ -96,7 +96,9 @@ def test_no_pair_gives_empty_arrays_that_fill_up():
 
 @pytest.mark.parametrize("name", ["chosen", "rejected"])
 def test_a_template_without_a_place_is_refused(name):
-    with pytest.raises(ValueError, match=rf"Preferences\.{name} is 'yes'; it must hold a place such as \{{answer\}}"):
+    with pytest.raises(
+        ValueError, match=rf"Preferences\.{name} is 'yes'; it must contain a placeholder such as \{{answer\}}"
+    ):
         Preferences(**{name: "yes"})
 
 

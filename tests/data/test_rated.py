@@ -86,7 +86,7 @@ def test_a_visit_gives_one_step_and_the_success_rates_around_it():
     ]  # fmt: skip
     assert rows.tokens[1, : rows.length[1]].tolist() == [1, 2, *TOKENIZER.encode("a.b."), TOKENIZER.end_id]
     np.testing.assert_array_equal(rows.value, np.float32([[0.25, 0.5], [0.5, 1], [0.25, 0.5]]))
-    with pytest.raises(ValueError, match=r"StepValues\.steps and StepValues\.success name one entry"):
+    with pytest.raises(ValueError, match=r"StepValues\.steps and StepValues\.success name the same entry"):
         StepValues(success="steps")
 
 

@@ -127,7 +127,7 @@ def test_held_out_prompts_are_distinct_and_the_same_every_time():
 
 
 def test_more_held_out_prompts_than_there_are_is_refused_with_the_number():
-    with pytest.raises(ValueError, match="101 held-out prompts asked for"):
+    with pytest.raises(ValueError, match="101 held-out prompts requested"):
         held_out(open_addition(Addition(digits=1, size=1000)), TOKENIZER, Data(prompt_length=32), 101, seed=0)
 
 

@@ -122,7 +122,7 @@ def test_a_mixture_goes_on_where_it_was_and_keeps_its_shares():
 
 def test_a_source_of_anything_but_examples_is_refused_by_name():
     row = Environment(Addition, lambda config: Generated(3, lambda i: {"prompt": "1+1="}, "x"))
-    with pytest.raises(ValueError, match=r"^Addition is a source of examples: its first must be .*, and is a dict$"):
+    with pytest.raises(ValueError, match=r"^Addition is a source of examples: its first must be .*, but is a dict$"):
         open_source(Addition(), {"Addition": row})
 
 

@@ -131,7 +131,7 @@ def test_configurations_that_cannot_judge_are_refused():
         Grade(low=3, high=3)
     with pytest.raises(ValueError, match="at least one item whose weight is not 0"):
         Rubric(items={"a": 0.0})
-    with pytest.raises(ValueError, match=r"Rubric.critical has 'c', which is none of"):
+    with pytest.raises(ValueError, match=r"Rubric.critical has 'c', which is not in"):
         Rubric(items={"a": 1.0}, critical=("c",))
     with pytest.raises(ValueError, match=r"Rubric.interactions has \('a', 'a', 1.0\); each is two different items"):
         Rubric(items={"a": 1.0}, interactions=(("a", "a", 1.0),))

@@ -96,7 +96,7 @@ def test_answers_on_disk_are_not_asked_for_again_and_equal_requests_are_asked_on
     [
         (Faults(errors=1.0, most=99), Failure.SERVER_ERROR, "status 50"),
         (Faults(timeouts=1.0, most=99, hang_seconds=0.3), Failure.TIMEOUT, "no answer within 0.1 s"),
-        (Faults(pages=1.0, most=99), Failure.HTML, "a web page, and no chat completion: '<!doctype html>"),
+        (Faults(pages=1.0, most=99), Failure.HTML, "a web page, not a chat completion: '<!doctype html>"),
         (Faults(halves=1.0, most=99), Failure.MALFORMED_REPLY, "its reply is not JSON"),
         (Faults(out_of_range=1.0, most=99), Failure.OUT_OF_RANGE, "'score' is not in 0 to 10"),
         (Faults(broken=1.0), Failure.OUT_OF_RANGE, "'score' is not in 0 to 10"),
@@ -139,7 +139,7 @@ def test_a_rejected_request_is_not_tried_again_and_the_key_is_shown_nowhere(capl
 
 def test_a_key_that_is_missing_or_no_header_is_refused_without_showing_it(monkeypatch):
     monkeypatch.delenv("JUDGE_KEY", raising=False)
-    with pytest.raises(ValueError, match=r"the environment variable JUDGE_KEY is not set, which Judge.api_key_env"):
+    with pytest.raises(ValueError, match=r"the environment variable JUDGE_KEY, which Judge.api_key_env names"):
         preflight(config("http://127.0.0.1:1/v1", api_key_env="JUDGE_KEY"))
     for key in ("", "sk-a b", "sk-\nHost: x", "sk-ü"):
         with pytest.raises(ValueError, match="characters that a header cannot hold") as caught:
@@ -187,7 +187,7 @@ def test_addresses_that_cannot_be_used_are_refused_by_one_question():
         ValueError, match=r"cannot be used: .*ame or service not known|cannot be used: .*ame resolution"
     ):
         preflight(config("http://no-such-host.invalid/v1"))
-    with StandIn(Faults(pages=1.0, most=99)) as server, pytest.raises(ValueError, match="a web page, and no chat"):
+    with StandIn(Faults(pages=1.0, most=99)) as server, pytest.raises(ValueError, match="a web page, not a chat"):
         preflight(config(server.address))
     with StandIn() as server:
         with pytest.raises(ValueError, match="status 404, a web page"):
@@ -345,7 +345,7 @@ def serve_once(data):
         (b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{}", Failure.CONNECTION, "IncompleteRead"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n\xff\xfe", Failure.MALFORMED_REPLY, "not JSON"),
         (b"HTTP/1.1 302 Found\r\nLocation: https://login.example\r\nContent-Length: 0\r\n\r\n", Failure.REJECTED,
-         "it names 'https://login.example'"),
+         "redirect to 'https://login.example'"),
         (b"HTTP/1.1 502 Bad Gateway\r\nContent-Type: text/html\r\nContent-Length: 6\r\n\r\n<html>",
          Failure.SERVER_ERROR, "status 502, a web page"),
     ],

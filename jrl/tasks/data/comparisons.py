@@ -1,4 +1,4 @@
-"""Comparisons: two answers to a prompt in one text, which ends with the better one. What a pair model learns from."""
+"""Comparisons: rows for a pair model, with two answers to a prompt in one text that ends by naming the better one."""
 
 from __future__ import annotations
 
@@ -26,31 +26,34 @@ PLACES = ("{first}", "{second}")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparisons:
-    """Pairs out of the examples of the run's task, on its training split, as questions which answer is better."""
+    """Pairs from the training split of the run's task, as questions which answer is better."""
 
     chosen: str = "{answer}"  # the better answer: {answer}, or texts of Example.info by name
     rejected: str = "{rejected}"  # the other one
-    # What follows the prompt; {first} and {second} are the answers in it.
+    # The text after the prompt; {first} and {second} are replaced by the answers.
     ask: str = "\nResponse A: {first}\nResponse B: {second}\nThe better response:"
-    labels: tuple[str, str] = ("A", "B")  # the verdicts for the first and the second, of different first tokens
+    labels: tuple[str, str] = ("A", "B")  # the verdicts for the first and the second; their first tokens must differ
 
     def __post_init__(self) -> None:
         for name in ("chosen", "rejected"):
             Template(getattr(self, name), f"Comparisons.{name}")
         if missing := [place for place in PLACES if self.ask.count(place) != 1]:
-            raise ValueError(f"Comparisons.ask is {self.ask!r}; it must hold {missing[0]} once")
+            raise ValueError(f"Comparisons.ask is {self.ask!r}; it must contain {missing[0]} once")
         if len(self.labels) != 2 or not all(self.labels) or self.labels[0] == self.labels[1]:
-            raise ValueError(f"Comparisons.labels is {self.labels!r}; it must be two different texts, as ('A', 'B')")
+            raise ValueError(
+                f"Comparisons.labels is {self.labels!r}; it must be two different texts, such as ('A', 'B')"
+            )
 
 
 def rows(config: Comparisons, visits: Sequence[Visit], tokenizer: Any, width: int) -> tuple[StoredRows, dict[str, int]]:
-    """Returns P17's sequence for a pair model, of every visit that gives a pair: both answers in the prompt, of half of
-    the visits, by their uid, the better one first, and the verdict as completion; and how many visits gave none.
+    """Returns P17's sequence for a pair model for every usable visit, and the number of skipped visits by cause. The
+    prompt contains both answers, and the completion is the verdict. The better answer comes first in half of the
+    visits, chosen by their uid.
 
-    Left out are visits whose example lacks a text ("no_answer", "no_rejected"), whose two answers are the same
-    ("same_answers"), and those that do not fit `width` ("too_long").
+    A visit is skipped if its example lacks a text ("no_answer", "no_rejected"), its two answers are the same
+    ("same_answers"), or the sequence does not fit `width` ("too_long").
 
-    Source: RLHF Workflow, 2405.07863 section 2.2, whose pair model is a language model trained on such rows.
+    Source: RLHF Workflow, 2405.07863 section 2.2, where the pair model is a language model trained on such rows.
     """
     templates = [Template(config.chosen, "Comparisons.chosen"), Template(config.rejected, "Comparisons.rejected")]
     first_tokens(config, tokenizer)
@@ -71,21 +74,21 @@ def rows(config: Comparisons, visits: Sequence[Visit], tokenizer: Any, width: in
 
 
 def comparison_prompt(config: Comparisons, messages: Sequence[Message], first: str, second: str) -> tuple[Message, ...]:
-    """Returns a prompt's messages with two answers to them, to be compared."""
+    """Returns a prompt's messages followed by two answers to compare."""
     answers = dict(zip(PLACES, (first, second)))
-    # In one pass, so that an answer that holds "{second}" is left as it is.
+    # In one pass: an answer that contains "{second}" stays unchanged.
     return continued(messages, re.sub("|".join(map(re.escape, PLACES)), lambda place: answers[place[0]], config.ask))
 
 
 def first_tokens(config: Comparisons, tokenizer: Any) -> tuple[int, int]:
     """Returns the first tokens of the two verdicts.
 
-    Raises: ValueError where they are the same: the first token would not say which answer is better.
+    Raises: ValueError if they are the same: the first token would not tell which answer is better.
     """
     first, second = (tokenizer.encode(label)[0] for label in config.labels)
     if first == second:
         raise ValueError(f"Comparisons.labels is {config.labels!r}, which begin with the same token; a pair model says "
-                         "by the first token which answer is better, as of ('A', 'B')")  # fmt: skip
+                         "by the first token which answer is better, as with ('A', 'B')")  # fmt: skip
     return first, second
 
 

@@ -1,5 +1,5 @@
-"""Pairs with a contrast: two answers to one prompt, the preferred one first, both again after a prompt that asks for a
-good answer, and both after one that asks for a bad one."""
+"""Contrasted pairs: two answers to one prompt, the preferred one first, repeated after prompts that ask for a good and
+for a bad answer."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ from jrl.tasks.data.stored import (
     stack,
 )
 
-BETTER, WORSE = -2.0, -4.0  # added to an answer's label after the prompt that asks for a good answer, for a bad one
+BETTER, WORSE = -2.0, -4.0  # added to an answer's label after the prompt that asks for a good or a bad answer
 NONE = -5.0  # label of a row that only fills its unit
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ContrastedPreferences:
-    """Pairs out of the examples of the run's task, on its training split, with prompts that ask for good and for bad
-    answers."""
+    """Pairs from the training split of the run's task, with prompts that ask for good and for bad answers."""
 
     chosen: str = "{answer}"  # the preferred answer: {answer}, or texts of Example.info by name
     rejected: str = "{rejected}"  # the other one
-    better: str = "\nGive a correct and helpful answer."  # what follows the prompt where a good answer is asked for
-    worse: str = "\nGive a wrong and useless answer."  # and where a bad one is
+    better: str = "\nGive a correct and helpful answer."  # appended to the prompt to ask for a good answer
+    worse: str = "\nGive a wrong and useless answer."  # appended to the prompt to ask for a bad answer
 
     def __post_init__(self) -> None:
         for name in ("chosen", "rejected"):
@@ -45,13 +44,13 @@ class ContrastedPreferences:
 def rows(
     config: ContrastedPreferences, visits: Sequence[Visit], tokenizer: Any, width: int
 ) -> tuple[StoredRows, dict[str, int]]:
-    """Returns P25's six sequences for every visit that gives a pair: the preferred answer (label 1) and the other one
-    (0), both after the prompt that asks for a good answer (label + BETTER), and both after the other prompt (label +
-    WORSE); and how many visits gave none.
+    """Returns P25's six sequences for every usable visit: the preferred answer (label 1) and the other one (0), both
+    after the prompt that asks for a good answer (label + BETTER), and both after the one that asks for a bad answer
+    (label + WORSE). Also returns the number of skipped visits by cause.
 
-    Left out are pairs whose example lacks an answer ("no_answer", "no_rejected"), with the same answer twice
-    ("same_answers"), or with one that does not fit `width` ("too_long"). Where an answer does not fit after another
-    prompt, it stands after its own, as NONE.
+    A pair is skipped if its example lacks an answer ("no_answer", "no_rejected"), if both answers are the same
+    ("same_answers"), or if one does not fit `width` ("too_long"). An answer that does not fit after one of the longer
+    prompts is replaced by the answer after the plain prompt, labeled NONE.
     """
     templates = [Template(getattr(config, name), name) for name in ("chosen", "rejected")]
 
@@ -70,7 +69,7 @@ def rows(
         return sequences
 
     units, counts = of_visits(unit, visits)
-    return stack([sequence for given in units for sequence in given], 6, tokenizer.pad_id, width), counts
+    return stack([sequence for unit in units for sequence in unit], 6, tokenizer.pad_id, width), counts
 
 
 SOURCE = StoredSource(config=ContrastedPreferences, rows=rows, unit_size=6)

@@ -1,4 +1,4 @@
-"""Corrections: an answer and a better one to the same prompt, as a text that is rewritten into the better one."""
+"""Corrections: rows that teach a model to rewrite an answer into a better one."""
 
 from __future__ import annotations
 
@@ -25,25 +25,26 @@ PLACE = "{response}"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Corrections:
-    """Pairs out of the examples of the run's task, on its training split, as corrections to imitate."""
+    """Pairs from the training split of the run's task, as corrections to imitate."""
 
     chosen: str = "{answer}"  # the better answer, which is the target: {answer}, or texts of Example.info by name
     rejected: str = "{rejected}"  # the other one
-    ask: str = "\nResponse: {response}\nCorrected response:"  # what follows the prompt; {response} is the answer in it
+    ask: str = "\nResponse: {response}\nCorrected response:"  # the text after the prompt; {response} is an answer
 
     def __post_init__(self) -> None:
         for name in ("chosen", "rejected"):
             Template(getattr(self, name), f"Corrections.{name}")
         if PLACE not in self.ask:
-            raise ValueError(f"Corrections.ask is {self.ask!r}; it must hold {PLACE}")
+            raise ValueError(f"Corrections.ask is {self.ask!r}; it must contain {PLACE}")
 
 
 def rows(config: Corrections, visits: Sequence[Visit], tokenizer: Any, width: int) -> tuple[StoredRows, dict[str, int]]:
-    """Returns P28's sequence for every visit that gives a pair: of half of them, by their uid, the other answer in the
-    prompt, of the other half the better one, and the better one as completion; and how many visits gave none.
+    """Returns P28's sequence for every usable visit, and the number of skipped visits by cause. The completion is the
+    better answer. The prompt contains the other answer in half of the visits, chosen by their uid, and the better one
+    in the rest.
 
-    Left out are visits whose example lacks a text ("no_answer", "no_rejected"), whose two answers are the same
-    ("same_answers"), and those that do not fit `width` ("too_long").
+    A visit is skipped if its example lacks a text ("no_answer", "no_rejected"), its two answers are the same
+    ("same_answers"), or the sequence does not fit `width` ("too_long").
     """
     templates = [Template(config.chosen, "Corrections.chosen"), Template(config.rejected, "Corrections.rejected")]
 
@@ -61,7 +62,7 @@ def rows(config: Corrections, visits: Sequence[Visit], tokenizer: Any, width: in
 
 
 def correction_prompt(config: Corrections, messages: Sequence[Message], response: str) -> tuple[Message, ...]:
-    """Returns a prompt's messages with a response to them, to be rewritten."""
+    """Returns a prompt's messages followed by a response to rewrite."""
     return continued(messages, config.ask.replace(PLACE, response))
 
 

@@ -1,9 +1,9 @@
-"""Curricula: which prompts the next step visits, by the outcomes of those before. One table for all of them. No JAX.
+"""Curricula: choose the prompts of the next step by the outcomes of earlier steps. One table serves all. No JAX.
 
     table (host) --weights--> probability of each prompt --draw_order--> the prompts of a step --outcomes--> table
 
-Which prompts a draw visits is a function of the run's seed, how many visits there were, and the table as it was when
-the draw was made. Selecting a curriculum is choosing its configuration class.
+The prompts of a draw are a function of the run's seed, the number of earlier visits, and the table at the time of the
+draw. A curriculum is selected by its config class.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from jrl.tasks.data.selection import (
 
 Array = np.ndarray
 
-SOLVED = 0.9  # success rate from which reports call a prompt solved; a running rate reaches 1 late
+SOLVED = 0.9  # success rate at which reports call a prompt solved; a running rate approaches 1 slowly
 
 
 class Outcomes(NamedTuple):
-    """What was seen of every example of the source, and of its K tasks. Saved with the run."""
+    """The table of outcomes for every example of the source and for its K tasks. Saved with the run."""
 
-    rate: Array  # [P] float32, running success rate; 0 where never judged
+    rate: Array  # [P] float32, running success rate; 0 if never judged
     judged: Array  # [P] int32, visits with a verdict
-    last: Array  # [P] int32, the step of the last of them
+    last: Array  # [P] int32, the step of the last such visit
     step: Array  # [] int32, steps recorded
-    history: Array  # [P, E] float32, success rates of the first visits, in order; NaN: there was none
-    task: Array  # [P] int32, which task of a mixture an example is of, 0..K-1
-    recent: Array  # [K, W] float32, success rates of a task's last visits, the oldest first; NaN: there was none
-    level: Array  # [] int32, the task that is visited, where that is one at a time
+    history: Array  # [P, E] float32, success rates of the first visits, in order; NaN: no visit
+    task: Array  # [P] int32, the index of the example's task in a mixture, 0..K-1
+    recent: Array  # [K, W] float32, success rates of a task's last visits, oldest first; NaN: no visit
+    level: Array  # [] int32, the current task, for a curriculum that visits one at a time
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,10 +62,10 @@ class OutcomeMemory:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prioritized(OutcomeMemory):
-    """Prompts in proportion to what they miss: (1 - success rate)^exponent + floor (F9)."""
+    """Samples prompts in proportion to (1 - success rate)^exponent + floor (F9)."""
 
-    exponent: float = 1.0  # 0: all prompts alike; above 1: mostly those that are seldom solved
-    floor: float = 0.02  # of a solved prompt, so that forgetting is noticed
+    exponent: float = 1.0  # 0: uniform; above 1: mostly prompts that are seldom solved
+    floor: float = 0.02  # weight of a solved prompt, so that forgetting is noticed
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,11 +75,11 @@ class Prioritized(OutcomeMemory):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DifficultyBand(OutcomeMemory):
-    """Prompts whose success rate is within a band, and new ones, all alike (F2)."""
+    """Samples uniformly from new prompts and those with a success rate within a band (F2)."""
 
     low: float = 0.1  # smallest success rate
     high: float = 0.9  # largest success rate
-    forget_after: int | None = 100  # steps after which a prompt counts as new; None: what leaves the band never returns
+    forget_after: int | None = 100  # steps until a prompt counts as new; None: one that leaves the band never returns
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,10 +89,10 @@ class DifficultyBand(OutcomeMemory):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HardFocus(OutcomeMemory):
-    """The share of the prompts with the lowest success rates, all alike; new ones are among them (F6)."""
+    """Samples uniformly from the share of prompts with the lowest success rates; new ones count as 0 (F6)."""
 
     share: float = 0.5  # of the prompts
-    max_unsolved: int | None = None  # prompts of a step that were never solved; None: any number
+    max_unsolved: int | None = None  # most prompts in a step that were never solved; None: any number
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,10 +104,10 @@ class HardFocus(OutcomeMemory):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pilot(OutcomeMemory):
-    """The first steps of a curriculum that then chooses once: all prompts alike, and their outcomes are kept."""
+    """A pilot phase for curricula that choose prompts once: it samples uniformly and records the outcomes."""
 
     pilot: int = 30  # steps before the choice
-    visits: int = 8  # of a prompt that are kept, at most
+    visits: int = 8  # most visits recorded per prompt
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -118,9 +118,9 @@ class Pilot(OutcomeMemory):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MostVaried(Pilot):
-    """After a pilot, the few prompts whose success rate varied most in it, again and again (F14)."""
+    """After the pilot, repeats the few prompts with the largest variance of their success rate in it (F14)."""
 
-    count: int = 1  # prompts that are chosen
+    count: int = 1  # prompts to choose
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -130,10 +130,10 @@ class MostVaried(Pilot):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LearningImpact(Pilot):
-    """After a pilot, the prompts whose success rate followed that of the mean prompt in it (F4)."""
+    """After the pilot, visits the prompts with a success rate that followed the mean over prompts in it (F4)."""
 
-    threshold: float = 0.2  # smallest score of a prompt that is chosen, below 1
-    fewest: int = 2  # visits in the pilot; prompts with fewer are left out
+    threshold: float = 0.2  # a prompt is chosen if its score is above this; below 1
+    fewest: int = 2  # prompts with fewer visits in the pilot are left out
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -143,9 +143,9 @@ class LearningImpact(Pilot):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SizeMixing(OutcomeMemory):
-    """Tasks of a Mixture in proportion to (their number of examples)^alpha; the prompts of a task alike (F12)."""
+    """Samples the tasks of a Mixture in proportion to (number of examples)^alpha; uniform within a task (F12)."""
 
-    alpha: float = 0.5  # 1: as large as they are; 0: equal
+    alpha: float = 0.5  # 1: proportional to size; 0: equal
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -155,10 +155,10 @@ class SizeMixing(OutcomeMemory):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProgressMixing(OutcomeMemory):
-    """Tasks of a Mixture in proportion to how their success rate changes; the prompts of a task alike (F12)."""
+    """Samples the tasks of a Mixture in proportion to the change of their success rate; uniform within a task (F12)."""
 
-    window: int = 64  # visits of a task: the later half is compared with the earlier
-    floor: float = 0.05  # added to every task's change, so that none is given up
+    window: int = 64  # visits of a task; the later half is compared with the earlier one
+    floor: float = 0.05  # added to every task's change, so that no task is dropped
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -168,10 +168,10 @@ class ProgressMixing(OutcomeMemory):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdaptiveLevel(OutcomeMemory):
-    """One task of a Mixture at a time, its levels from the easiest to the hardest: one up where the success rate is
-    high, one down where it is low (F8)."""
+    """Visits one task of a Mixture at a time. The tasks are levels from the easiest to the hardest: one up if the
+    success rate is high, one down if it is low (F8)."""
 
-    window: int = 20  # visits at a level that are looked at, and the fewest before it changes
+    window: int = 20  # the last visits at a level that decide, and the fewest before it changes
     up: float = 0.7  # success rate above which the level rises
     down: float = 0.1  # success rate below which it falls
 
@@ -186,14 +186,14 @@ class Curriculum(NamedTuple):
 
     config: type
     weights: Callable[[Any, Outcomes], Array]  # (config, table) -> [P], at least 0
-    # (config, table, [.] int64 in a random order) -> those of them that a step may visit
+    # (config, table, [.] int64 in a random order) -> the examples that a step may visit, in that order
     limit: Callable[[Any, Outcomes, Array], Array] = lambda config, table, order: order
-    after: Callable[[Any, Outcomes], Outcomes] = lambda config, table: table  # once a step is recorded
-    visits: Callable[[Any], int] = lambda config: 1  # E, of a prompt that `Outcomes.history` holds
-    pilot: Callable[[Any], int] = lambda config: 0  # steps that it holds them of
+    after: Callable[[Any, Outcomes], Outcomes] = lambda config, table: table  # update after a step is recorded
+    visits: Callable[[Any], int] = lambda config: 1  # E, visits of a prompt in `Outcomes.history`
+    pilot: Callable[[Any], int] = lambda config: 0  # steps during which `Outcomes.history` is recorded
     window: Callable[[Any], int] = lambda config: 1  # W
     of_tasks: bool = False  # it chooses between the tasks of a mixture
-    # the weight of an example depends on the others: those that are held out must not be among them
+    # the weight of an example depends on the other examples, so held-out ones must be excluded
     compares: bool = False
 
 
@@ -205,7 +205,7 @@ def hard_weights(config: HardFocus, table: Outcomes) -> Array:
 def limit_unsolved(config: HardFocus, table: Outcomes, order: Array) -> Array:
     if config.max_unsolved is None:
         return order
-    rate = np.where(seen_of(config, table), table.rate, 1)  # what was never tried is not known to be unsolved
+    rate = np.where(seen_of(config, table), table.rate, 1)  # a prompt never tried does not count as unsolved
     return order[cap_unsolved(rate[order], most=config.max_unsolved)]
 
 
@@ -226,7 +226,7 @@ def impact_weights(config: LearningImpact, table: Outcomes) -> Array:
 
 
 def task_weights(table: Outcomes, shares: Array) -> Array:
-    """Returns weights of examples, [P] float64, by which a task is visited with its share. shares: [K]."""
+    """Returns weights of examples, [P] float64, that visit each task in proportion to its share. shares: [K]."""
     return (shares / np.maximum(sizes_of(table), 1))[table.task]
 
 
@@ -284,7 +284,7 @@ CURRICULA: dict[str, Curriculum] = {
 
 
 def row_of(config: Any) -> Curriculum:
-    """Returns the row of a curriculum's configuration."""
+    """Returns the row of CURRICULA for a curriculum's config."""
     return CURRICULA[type(config).__name__]
 
 
@@ -292,9 +292,9 @@ def no_outcomes(task: Array, configs: Sequence[Any] = ()) -> Outcomes:
     """Returns the table of a source before any visit.
 
     Args:
-      task: [P] int32, which of its tasks each example is of. configs: the curricula that read the table.
+      task: [P] int32, the task index of each example. configs: the curricula that read the table.
 
-    Raises: ValueError for a curriculum of tasks where there is one.
+    Raises: ValueError if a curriculum chooses between tasks and there is only one.
     """
     tasks, rows = int(task.max()) + 1, [row_of(config) for config in configs]
     for row in rows:
@@ -319,17 +319,17 @@ def no_outcomes(task: Array, configs: Sequence[Any] = ()) -> Outcomes:
 
 
 def seen_of(config: OutcomeMemory, table: Outcomes) -> Array:
-    """Returns the examples whose outcome counts, [P] bool."""
+    """Returns whether the outcome of each example counts, [P] bool: judged, and not yet forgotten."""
     seen = table.judged > 0
     return seen if config.forget_after is None else seen & (table.step - table.last < config.forget_after)
 
 
 def weights_of(config: Any, table: Outcomes, training: Array | None = None) -> Array:
-    """Returns how likely each example is visited, in proportion, [P] float64; 0: not at all.
+    """Returns the unnormalized probability that each example is visited, [P] float64; 0: never.
 
     Args:
-      training: [P] bool, the examples of the training split. Others count nowhere: not among the hardest, nor in the
-        size of a task. None: all are of it.
+      training: [P] bool, the examples of the training split. Others are ignored: they are not among the hardest and do
+        not count in the size of a task. None: all are in the training split.
     """
     if training is None:
         return row_of(config).weights(config, table)
@@ -345,10 +345,11 @@ def recorded(config: Any, table: Outcomes, index: Sequence[int], outcome: Array,
     """Returns the table after a step.
 
     The success rate of a visit is the mean over its judged completions; a visit without any changes nothing. The
-    running rate is that of the first visit, then decay times itself plus (1 - decay) times the visit's, in their order.
+    running rate starts as that of the first visit; each later visit sets it to decay * rate + (1 - decay) * the visit's
+    rate, in order.
 
     Args:
-      index: the example of each visit. outcome: [visits, G] float, anything where not valid. valid: [visits, G] bool.
+      index: the example of each visit. outcome: [visits, G] float, ignored where not valid. valid: [visits, G] bool.
     """
     row = row_of(config)
     rate, judged, last, step = table.rate.copy(), table.judged.copy(), table.last.copy(), table.step + np.int32(1)
@@ -363,35 +364,34 @@ def recorded(config: Any, table: Outcomes, index: Sequence[int], outcome: Array,
         rate[i] = mean if judged[i] == 0 else config.decay * rate[i] + (1 - config.decay) * mean
         judged[i] += 1
         last[i] = step
-    moved = table._replace(
+    updated = table._replace(
         rate=rate, judged=judged, last=last, step=np.asarray(step, np.int32), history=history, recent=recent
     )
-    return row.after(config, moved)
+    return row.after(config, updated)
 
 
 def order_of(config: Any, table: Outcomes, seed: int, position: int, training: Array | None = None) -> Array:
-    """Returns the examples that a step may visit, [..] int64, in the order in which it takes them. training: as
-    `weights_of` has it."""
+    """Returns the examples that a step may visit, [..] int64, in the order in which it takes them. training: as in
+    `weights_of`."""
     return row_of(config).limit(config, table, draw_order(weights_of(config, table, training), seed, position))
 
 
 def draw_order(weights: Array, seed: int, position: int) -> Array:
-    """Returns the examples of positive weight in a random order, [..] int64: the first is each with a probability in
-    proportion to its weight, the second likewise of the rest, and so on.
+    """Returns the examples with positive weight in a random order, [..] int64: weighted sampling without replacement.
 
-    By exponential races: example i finishes at -log(u_i) / w_i. The draws are a function of seed and position.
+    Uses exponential races: example i finishes at -log(u_i) / w_i. The draws are a function of seed and position.
 
     Source: Efraimidis and Spirakis, 2006.
     """
     key = hashlib.sha256(f"curriculum/{seed}".encode()).digest()
     bits = np.random.Philox(key=int.from_bytes(key[:16], "little"), counter=position << 64).random_raw(len(weights))
     uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-    there = np.flatnonzero(weights > 0)
-    return there[np.argsort(-np.log(uniform[there]) / weights[there], kind="stable")]
+    candidates = np.flatnonzero(weights > 0)
+    return candidates[np.argsort(-np.log(uniform[candidates]) / weights[candidates], kind="stable")]
 
 
 def none_left(config: Any, table: Outcomes) -> str:
-    """Returns why no prompt can be visited, for a reader."""
+    """Returns a message that says why no prompt can be visited."""
     seen = seen_of(config, table)
     rate = table.rate[seen]
     judged, solved, never = (int(np.sum(x)) for x in (seen, rate >= SOLVED, rate <= 0))
@@ -403,17 +403,17 @@ def none_left(config: Any, table: Outcomes) -> str:
 
 
 def metrics(config: Any, table: Outcomes, training: Array | None = None) -> dict[str, float]:
-    """Returns shares of all examples of the source: judged so far, solved (SOLVED), and judged but not visited now; and
-    each task's share of the visits, where the curriculum chooses between tasks. Examples that are held out are never
-    judged. training: as `weights_of` has it."""
+    """Returns shares of all examples of the source: judged so far, solved (SOLVED), and judged but with weight 0; and
+    each task's share of the visits, if the curriculum chooses between tasks. Held-out examples are never judged.
+    training: as in `weights_of`."""
     seen, judged = seen_of(config, table), table.judged > 0
     weights = weights_of(config, table, training)
-    found = {
+    values = {
         "curriculum/seen": float(np.mean(judged)),
         "curriculum/solved": float(np.mean(seen & (table.rate >= SOLVED))),
         "curriculum/dropped": float(np.mean(judged & (weights <= 0))),
     }
     if row_of(config).of_tasks and weights.sum() > 0:
         shares = np.bincount(table.task, weights, minlength=len(table.recent)) / weights.sum()
-        found |= {f"curriculum/task_{k}": float(share) for k, share in enumerate(shares)}
-    return found
+        values |= {f"curriculum/task_{k}": float(share) for k, share in enumerate(shares)}
+    return values

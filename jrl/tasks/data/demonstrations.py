@@ -21,13 +21,13 @@ from jrl.tasks.data.stored import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Demonstrations:
-    """The gold answers of the run's task, on its training split."""
+    """The gold answers from the training split of the run's task."""
 
     template: str = (
         "{answer}"  # the completion to imitate: {answer}, or {solution} and other texts of Example.info by name
     )
-    # what the system message says of the completion, or adds to the prompt's own: texts or numbers of Example.info by
-    # name, such as 'Score: {score}\n' or '{feedback}\n'; None: nothing
+    # the system message, or what is appended to the prompt's own one, with texts or numbers of Example.info by name,
+    # such as 'Score: {score}\n' or '{feedback}\n'; None: nothing
     condition: str | None = None
 
     def __post_init__(self) -> None:
@@ -39,15 +39,15 @@ class Demonstrations:
 def rows(
     config: Demonstrations, visits: Sequence[Visit], tokenizer: Any, width: int
 ) -> tuple[StoredRows, dict[str, int]]:
-    """Returns the sequences of the visits that can be imitated, in order, and how many could not, by cause.
+    """Returns the sequences of the usable visits, in order, and the number of skipped visits by cause.
 
-    A completion is the filled template, then the end token. With a condition it is P34's conditional SFT: the prompt
-    says how good the completion is, or what was said of it, and these tokens have no loss; a policy is asked for the
-    best when it is used.
+    A completion is the filled template and the end token. With a condition this is P34's conditional SFT: the prompt
+    contains the completion's score or feedback, and these tokens have no loss. At inference, the policy is asked for
+    the best.
 
     Args:
-      visits: n or more; those whose example lacks what a template asks for ("no_answer", "no_solution"), or longer than
-        `width` ("too_long"), are left out.
+      visits: n or more; a visit is skipped if its example lacks a value of a template ("no_answer", "no_solution"), or
+        if the sequence is longer than `width` ("too_long").
       width: T, columns of the arrays.
     """
     template = Template(config.template, "Demonstrations.template")

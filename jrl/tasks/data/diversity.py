@@ -1,4 +1,4 @@
-"""How different texts are from one another (M14)."""
+"""Diversity of texts (M14)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from jrl.tasks.rewards.novelty import self_bleu
 
 
 def distinct_ngrams(texts: Sequence[Sequence[str]], n: int) -> float:
-    """Returns M14's distinct-n, different n-grams over all n-grams of the texts; NaN where no text has n words.
+    """Returns M14's distinct-n, distinct n-grams / all n-grams of the texts; NaN if no text has n words.
 
     Args:
-      texts: as words; of one prompt for the diversity of its answers, of many for that across prompts. Texts of fewer
-        than n words are left out.
+      texts: as words; answers to one prompt for diversity within it, or to many for diversity across prompts. Texts
+        with fewer than n words are left out.
 
     Source: Li et al. 1510.03055; per input and across inputs: Kirk et al. 2310.06452.
     """
@@ -26,7 +26,7 @@ def distinct_ngrams(texts: Sequence[Sequence[str]], n: int) -> float:
 
 def mean_self_bleu(texts: Sequence[Sequence[str]], *, max_order: int = 4) -> float:
     """Returns M14's self-BLEU, the mean over texts of the BLEU of each against all others: lower is more diverse; NaN
-    of fewer than two texts. Texts without a word are left out.
+    for fewer than two texts. Empty texts are left out.
 
     Source: Zhu et al. 1802.01886.
     """
@@ -38,7 +38,7 @@ def mean_self_bleu(texts: Sequence[Sequence[str]], *, max_order: int = 4) -> flo
 
 
 def embedding_distance(embeddings: np.ndarray) -> float:
-    """Returns M14's mean of 1 - cosine over all pairs of texts, [n, D] float embeddings; NaN of fewer than two.
+    """Returns M14's mean of 1 - cosine over all pairs of [n, D] float embeddings of texts; NaN for fewer than two.
 
     Source: Kirk et al. 2310.06452, appendix.
     """
@@ -47,5 +47,5 @@ def embedding_distance(embeddings: np.ndarray) -> float:
     if n < 2:
         return float("nan")
     unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    together = unit.sum(axis=0)
-    return float(1 - (together @ together - (unit**2).sum()) / (n * (n - 1)))
+    total = unit.sum(axis=0)
+    return float(1 - (total @ total - (unit**2).sum()) / (n * (n - 1)))

@@ -1,4 +1,4 @@
-"""The prompts that evaluation asks: distinct texts of the held-out split, always the same ones."""
+"""The evaluation prompts: distinct prompts of the held-out split, the same ones every time."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from jrl.tasks.stopping import Stop, check_stop, never
 
 
 def held_out(source: Source, tokenizer: Any, config: Data, n: int, seed: int, stop: Stop = never) -> list[Visit]:
-    """Returns `n` visits of held-out examples whose prompts all differ, in an order that `seed` decides.
+    """Returns `n` visits of held-out examples with distinct prompts, in an order given by `seed`.
 
-    Raises: ValueError where the source holds fewer than `n` distinct usable held-out prompts, or one is refused;
-        StopRequested where `stop` says so.
+    Raises: ValueError if the source has fewer than `n` distinct usable held-out prompts, or a prompt cannot be used and
+        Data.on_bad_prompt is "refuse"; StopRequested if `stop` returns True.
     """
     order = open_order(len(source), seed)
     visits: list[Visit] = []
@@ -39,7 +39,7 @@ def held_out(source: Source, tokenizer: Any, config: Data, n: int, seed: int, st
             bad += 1
     if len(visits) < n:
         raise ValueError(
-            f"{n} held-out prompts asked for, {len(visits)} distinct usable ones found among {len(source)} examples "
+            f"{n} held-out prompts requested, {len(visits)} distinct usable ones found among {len(source)} examples "
             f"({bad} dropped; Data.held_out_every = {config.held_out_every}); set Eval.prompts to at most "
             f"{len(visits)}, or hold out more by a smaller Data.held_out_every"
         )

@@ -1,4 +1,4 @@
-"""What is dropped from a data set before it is learned from: duplicates, evaluation texts, what cannot be judged."""
+"""Cleaning of training data: drops duplicates, evaluation prompts, and examples that cannot be judged well."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ YES_NO = frozenset(("yes", "no", "true", "false"))
 
 
 class CleanResult(NamedTuple):
-    kept: list[int]  # indices of the examples that are left, in order
+    kept: list[int]  # indices of the remaining examples, in order
     counts: dict[str, int]  # rule -> examples that it dropped; an example is counted once, by the first rule
 
 
 def answer_type(example: Example) -> str | None:
-    """Returns F13's rule that an example falls to because its answer cannot be judged well, or None: "no_answer",
-    "yes_no" (a guess is right half of the time), "multiple_choice", "proof"."""
+    """Returns the F13 rule by which an example is dropped because its answer cannot be judged well: "no_answer",
+    "yes_no" (a guess is right half of the time), "multiple_choice" or "proof"; None: no rule applies."""
     text = example.messages[-1].content
     if example.answer is None or not example.answer.strip():
         return "no_answer"
@@ -35,15 +35,15 @@ def answer_type(example: Example) -> str | None:
 def clean(
     examples: Sequence[Example], evaluation: Iterable[Example], *, n: int = 10, most_words: int | None = None
 ) -> CleanResult:
-    """Returns F13: the examples that are left, and how many each rule dropped.
+    """Returns F13: the remaining examples, and how many each rule dropped.
 
-    Rules, in this order: "disagreement" (the same normalized prompt with another answer: all of them go), "duplicate"
-    (of an earlier example), "contaminated", "too_long", those of `answer_type`. Only "contaminated" leaves out system
-    messages.
+    The rules, in order: "disagreement" (the same normalized prompt has different answers: all of its examples are
+    dropped), "duplicate" (of an earlier example), "contaminated", "too_long", then those of `answer_type`. Only
+    "contaminated" ignores system messages.
 
     Args:
-      evaluation: examples of the evaluation sets. n: words of a shared n-gram; a prompt of fewer words must be the same
-        whole. most_words: of a prompt; None: any.
+      evaluation: examples of the evaluation sets. n: words of a shared n-gram; a prompt with fewer words must match as
+        a whole. most_words: of a prompt; None: any number.
 
     Source: Big-Math, 2502.17387 section 3; DeepMath, 2504.11456 section 2.
     """

@@ -1,4 +1,4 @@
-"""Labeled answers: each alone, good or bad, and beside it the same prompt with another prompt's answer."""
+"""Labeled answers: unpaired answers, each good or bad, with a mismatched row (another prompt's answer) for each."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ NEITHER = -2.0  # label of a row that only fills its unit
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Labeled:
-    """Answers with labels out of the examples of the run's task, on its training split."""
+    """Labeled answers from the training split of the run's task."""
 
     completion: str = "{answer}"  # the answer: {answer}, or texts of Example.info by name
     label: str = "label"  # the entry of Example.info that says whether it is good: true or false, 1 or 0
-    # An answer that is known to be bad, as `completion` then is known to be good: half of the visits, by their uid,
-    # give one, the other half the other. None: the label says.
+    # A bad answer; `completion` is then a good one. Half of the visits, chosen by their uid, give the bad answer and
+    # the rest the good one. None: the label decides.
     bad: str | None = None
 
     def __post_init__(self) -> None:
@@ -42,11 +42,12 @@ class Labeled:
 
 def rows(config: Labeled, visits: Sequence[Visit], tokenizer: Any, width: int) -> tuple[StoredRows, dict[str, int]]:
     """Returns two sequences for every visit with a labeled answer: the answer (label 1 or 0), and its prompt with the
-    answer of the next such visit (MISMATCHED, weight 0), by which KTO's baseline is measured.
+    answer of the next such visit (MISMATCHED, weight 0), which measures KTO's baseline. Also returns the number of
+    skipped visits by cause.
 
-    Left out are visits whose example lacks a text ("no_answer") or a label ("no_label", also where it is no label), and
-    answers that do not fit `width` ("too_long"). Where the mismatched sequence does not fit, or where no other visit is
-    left, the answer stands twice, the second time as NEITHER, and no baseline is taken of it.
+    A visit is skipped if its example lacks a text ("no_answer") or a valid label ("no_label"), or if the answer does
+    not fit `width` ("too_long"). If the mismatched sequence does not fit, or there is no other visit, the answer is
+    repeated as NEITHER, which is not used for the baseline.
     """
     template = Template(config.completion, "Labeled.completion")
     bad = None if config.bad is None else Template(config.bad, "Labeled.bad")

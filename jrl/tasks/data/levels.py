@@ -1,4 +1,4 @@
-"""The level of a procedural task, raised and lowered by the scores at it. Host only."""
+"""Adaptive level of a procedural task, by the scores at the current level. Host only."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LevelRule:
-    """When a level changes."""
+    """The rule for when a level changes."""
 
-    window: int = 20  # scores that are looked at
+    window: int = 20  # scores in the mean
     up: float = 0.7  # mean above which the level rises
     down: float = 0.1  # mean below which it falls
     lowest: int = 0
@@ -22,13 +22,13 @@ class LevelRule:
 
 
 def next_level(level: int, scores: Sequence[float], rule: LevelRule) -> tuple[int, tuple[float, ...]]:
-    """Returns F8: (level, scores to remember) after looking at the scores at this level.
+    """Returns F8: (the next level, the scores to keep).
 
-    With `window` scores: one level up where the mean of the last `window` is above `up`, one down where it is below
-    `down`, within the generator's range; a change forgets the scores. With fewer nothing changes.
+    With `window` scores: one level up if the mean of the last `window` is above `up`, one down if it is below `down`,
+    within [lowest, highest]. A change of level discards the scores. With fewer scores nothing changes.
 
     Args:
-      scores: of the level, the oldest first.
+      scores: of the current level, oldest first.
 
     Source: Reasoning Gym, 2505.24760 (its example configurations have up 0.2 to 0.3 and check every 30 steps).
     """

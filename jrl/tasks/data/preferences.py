@@ -24,13 +24,13 @@ from jrl.tasks.data.stored import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Preferences:
-    """Pairs out of the examples of the run's task, on its training split."""
+    """Pairs from the training split of the run's task."""
 
     chosen: str = "{answer}"  # the preferred answer: {answer}, or texts of Example.info by name
     rejected: str = "{rejected}"  # the other one
     # the entry of Example.info with the probability that the preferred answer is the better one, above 0.5; None: 1
     strength: str | None = None
-    # the entries of Example.info that say what both answers are worth, the preferred one's first; None: nothing does
+    # the entries of Example.info with the values of both answers, the preferred one's first; None: no values
     values: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
@@ -43,12 +43,12 @@ class Preferences:
 
 
 def rows(config: Preferences, visits: Sequence[Visit], tokenizer: Any, width: int) -> tuple[StoredRows, dict[str, int]]:
-    """Returns two sequences for every visit that gives a pair, the preferred one first, and how many gave none.
+    """Returns two sequences for every usable visit, the preferred one first, and the number of skipped visits by cause.
 
-    A pair is left out whole (P0): where the example lacks a text ("no_answer", "no_rejected"), where both answers are
-    the same ("same_answers"), where one is longer than `width` ("too_long"), where its strength is missing or not in
-    (0.5, 1] ("no_strength"), or where a value is missing, no finite number, or not higher for the preferred answer
-    ("no_values"). The labels of a pair are its strength and the rest to 1.
+    A pair is skipped (P0) if the example lacks a text ("no_answer", "no_rejected"), if both answers are the same
+    ("same_answers"), if one sequence is longer than `width` ("too_long"), if the strength is missing or not in
+    (0.5, 1] ("no_strength"), or if a value is missing, not finite, or not higher for the preferred answer
+    ("no_values"). The labels of a pair are its strength and 1 - strength.
     """
     templates = [Template(config.chosen, "Preferences.chosen"), Template(config.rejected, "Preferences.rejected")]
 
@@ -57,7 +57,7 @@ def rows(config: Preferences, visits: Sequence[Visit], tokenizer: Any, width: in
         pair = [completion_of(text, tokenizer) for text in texts]
         check_pair(visit.prompt, pair, width)
         strength = 1.0 if config.strength is None else visit.example.info.get(config.strength)
-        # Its label, in float32, is above 0.5 too.
+        # The label must be above 0.5 in float32 too.
         if not (isinstance(strength, int | float) and 0.5 < strength <= 1 and np.float32(strength) > 0.5):
             raise LeftOut("no_strength")
         values = (0.0, 0.0) if config.values is None else tuple(visit.example.info.get(name) for name in config.values)
@@ -71,12 +71,12 @@ def rows(config: Preferences, visits: Sequence[Visit], tokenizer: Any, width: in
 
 
 def are_ordered(values: Sequence[Any]) -> bool:
-    """Whether two values are finite numbers, the first one higher."""
+    """Returns whether two values are finite numbers, the first one higher."""
     return all(map(finite, values)) and values[0] > values[1]
 
 
 def finite(value: Any) -> bool:
-    """Whether an entry of Example.info is a finite number."""
+    """Returns whether an entry of Example.info is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 

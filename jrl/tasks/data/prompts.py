@@ -1,4 +1,4 @@
-"""Which examples may be learned from: the split, and the checks of an encoded prompt."""
+"""The training split, and the checks of an encoded prompt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Data:
     """How examples become prompts."""
 
     prompt_length: int  # most tokens of an encoded prompt, role markers included: P of every program
-    held_out_every: int | None = 10  # one prompt in so many is held out, by a hash of its text; None: none, 1: all
+    held_out_every: int | None = 10  # one in this many prompts is held out, by a hash of its text; None: none, 1: all
     on_bad_prompt: Literal["refuse", "drop"] = "refuse"  # empty or longer than prompt_length
     max_dropped_share: float = 0.5  # largest share of the training prompts that may be dropped
 
@@ -31,23 +31,24 @@ class Visit(NamedTuple):
     """One visit of one example."""
 
     example: Example
-    uid: tuple[int, int]  # two uint32 that name it: jrl.tasks.example.visit_uid(example.id, epoch)
+    uid: tuple[int, int]  # two uint32 that identify the visit: jrl.tasks.example.visit_uid(example.id, epoch)
     prompt: tuple[int, ...]  # ids, at most Data.prompt_length
-    index: int | None = None  # of the example in the run's source; None: it is of none
+    index: int | None = None  # of the example in the run's source; None: not from the source
 
 
 def is_held_out(example: Example, config: Data) -> bool:
-    """Returns whether the example belongs to the held-out split. A function of the prompt's text alone, so that a text
-    cannot be on both sides, whatever the source, its order and its duplicates."""
+    """Returns whether the example belongs to the held-out split. It depends only on the prompt's text, so no prompt is
+    in both splits, whatever the source, its order and its duplicates."""
     if config.held_out_every is None:
         return False
     return int.from_bytes(example.prompt_digest(), "big") % config.held_out_every == 0
 
 
 def encode_prompt(example: Example, tokenizer: Any, config: Data) -> tuple[tuple[int, ...], str | None]:
-    """Returns the prompt's ids, role markers included, and what is wrong with them: None, "empty" or "too_long".
+    """Returns the prompt's ids, role markers included, and why it cannot be used: "empty", "too_long", or None if it
+    can.
 
-    Raises: ValueError naming the example where its messages are not a conversation for the tokenizer's chat template.
+    Raises: ValueError naming the example if its messages do not fit the tokenizer's chat template.
     """
     if not any(message.content.strip() for message in example.messages):
         return (), "empty"
@@ -59,7 +60,7 @@ def encode_prompt(example: Example, tokenizer: Any, config: Data) -> tuple[tuple
 
 
 def refusal(example: Example, cause: str, length: int, config: Data) -> ValueError:
-    """Returns the error that names a prompt that cannot be used."""
+    """Returns the error for a prompt that cannot be used."""
     if cause == "empty":
         problem = "its prompt is empty"
     else:
@@ -70,7 +71,7 @@ def refusal(example: Example, cause: str, length: int, config: Data) -> ValueErr
 
 
 def dropped_prompts(counts: Mapping[str, int], seen: int, config: Data) -> str:
-    """Returns how many of `seen` prompts were skipped and why, for a reader; "" where none was.
+    """Returns a message with how many of `seen` prompts were skipped and why; "" if none was.
 
     Args:
         counts: cause -> prompts, as in Stream.counts.

@@ -1,4 +1,4 @@
-"""Rated answers: each alone, with a number for each of several attributes."""
+"""Rated answers: unpaired answers with a number for each of several attributes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from jrl.tasks.data.stored import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rated:
-    """Answers with ratings out of the examples of the run's task, on its training split."""
+    """Rated answers from the training split of the run's task."""
 
     completion: str = "{answer}"  # the answer: {answer}, or texts of Example.info by name
     # the entries of Example.info with the ratings, in the order of the reward head's outputs; an example may lack some
@@ -44,11 +44,11 @@ class Rated:
 
 
 def rows(config: Rated, visits: Sequence[Visit], tokenizer: Any, width: int) -> tuple[StoredRows, dict[str, int]]:
-    """Returns a sequence for every visit with a rated answer, its ratings as `value` [n, K], NaN where one is missing;
-    and how many gave none.
+    """Returns a sequence for every usable visit, with its ratings in `value` [n, K], NaN where one is missing; and the
+    number of skipped visits by cause.
 
-    Left out are visits whose example lacks a text ("no_answer"), has no rating, or with `complete` not every one
-    ("no_values"), or one that is no number of [lowest, highest] ("bad_value"), and answers that do not fit `width`
+    A visit is skipped if its example lacks a text ("no_answer"), has no rating, or with `complete` lacks one
+    ("no_values"), has a rating that is not a number in [lowest, highest] ("bad_value"), or does not fit `width`
     ("too_long").
     """
     template = Template(config.completion, "Rated.completion")
@@ -65,9 +65,9 @@ def rows(config: Rated, visits: Sequence[Visit], tokenizer: Any, width: int) -> 
         check_fits(visit.prompt, completion, width)
         return (visit.prompt, completion, 1.0), [math.nan if value is None else value for value in values]
 
-    made, counts = of_visits(rated, visits)
-    value = np.array([ratings for _, ratings in made], np.float32).reshape(len(made), len(config.values))
-    return stack([sequence for sequence, _ in made], 1, tokenizer.pad_id, width)._replace(value=value), counts
+    rated_rows, counts = of_visits(rated, visits)
+    value = np.array([ratings for _, ratings in rated_rows], np.float32).reshape(len(rated_rows), len(config.values))
+    return stack([sequence for sequence, _ in rated_rows], 1, tokenizer.pad_id, width)._replace(value=value), counts
 
 
 SOURCE = StoredSource(config=Rated, rows=rows)

@@ -29,12 +29,12 @@ NONE = -2.0  # label of a row that only fills its unit
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RationalePreferences:
-    """Pairs out of the examples of the run's task with rationales, on its training split."""
+    """Pairs with rationales from the training split of the run's task."""
 
     chosen: str = "{answer}"  # the preferred answer: {answer}, or texts of Example.info by name
     rejected: str = "{rejected}"  # the other one
-    rationale: str = "{rationale}"  # why
-    # what follows the prompt where the rationale is asked for: {answer}, {rejected} or other texts of Example.info
+    rationale: str = "{rationale}"  # why the preferred answer is better
+    # the text after the prompt that asks for the rationale: {answer}, {rejected} or other texts of Example.info
     ask: str = "\nBetter: {answer}\nWorse: {rejected}\nWhy?"
 
     def __post_init__(self) -> None:
@@ -45,12 +45,12 @@ class RationalePreferences:
 def rows(
     config: RationalePreferences, visits: Sequence[Visit], tokenizer: Any, width: int
 ) -> tuple[StoredRows, dict[str, int]]:
-    """Returns P35's three sequences for every visit that gives a pair: the preferred answer (label 1), the other one
-    (0), and the rationale after a prompt with both of them (RATIONALE); and how many visits gave none.
+    """Returns P35's three sequences for every usable visit: the preferred answer (label 1), the other one (0), and the
+    rationale after a prompt that asks for it (RATIONALE). Also returns the number of skipped visits by cause.
 
-    Left out are pairs whose example lacks an answer ("no_answer", "no_rejected"), with the same answer twice
-    ("same_answers"), or with one that does not fit `width` ("too_long"). Where an example has no rationale, or it does
-    not fit, the preferred answer stands in its place, as NONE and with weight 0.
+    A pair is skipped if its example lacks an answer ("no_answer", "no_rejected"), if both answers are the same
+    ("same_answers"), or if one does not fit `width` ("too_long"). If an example has no rationale, or it does not fit,
+    the preferred answer takes its place, with label NONE and weight 0.
     """
     template = {name: Template(getattr(config, name), name) for name in ("chosen", "rejected", "rationale", "ask")}
 

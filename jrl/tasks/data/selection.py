@@ -1,6 +1,6 @@
-"""Which prompts are worth a visit, by their outcomes so far: functions on a table of prompts. Host only, numpy.
+"""Selection of prompts by their outcomes so far: pure functions on a table of prompts. Host only, numpy.
 
-Prompts are visited by the host, so their table is there too. Ties go to the lowest index (E11).
+The host chooses the prompts, so it also holds the table. Ties go to the lowest index (E11).
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ def in_band(rate: Array, seen: Array, *, low: float, high: float) -> Array:
     """Returns F2: True for prompts whose success rate is within [low, high], and for those never judged, [P] bool.
 
     Args:
-      rate: [P] float, anything where not seen. seen: [P] bool.
+      rate: [P] float, ignored where not seen. seen: [P] bool.
 
-    Source: SimpleRL-Zoo, DeepMath, Big-Math. open-instruct drops solved prompts only; Kimi by the rate of ten samples.
+    Source: SimpleRL-Zoo, DeepMath, Big-Math. open-instruct drops only solved prompts; Kimi uses the rate of ten
+    samples.
     """
     return ~seen | ((rate >= low) & (rate <= high))
 
@@ -26,11 +27,11 @@ def in_band(rate: Array, seen: Array, *, low: float, high: float) -> Array:
 def sampling_weights(rate: Array, seen: Array, *, exponent: float, floor: float) -> Array:
     """Returns F9: weights of prompts, [P] float64 that sum to 1: proportional to (1 - rate)^exponent + floor.
 
-    A prompt never judged counts as one of rate 0.5. The floor keeps solved prompts in, so that forgetting is noticed.
-    Where every weight would be 0 they are equal.
+    A prompt never judged counts as having rate 0.5. The floor keeps solved prompts in, so that forgetting is noticed.
+    If every weight would be 0, they are equal.
 
     Args:
-      rate: [P] float, anything where not seen. seen: [P] bool.
+      rate: [P] float, ignored where not seen. seen: [P] bool.
 
     Source: Kimi k1.5, 2501.12599 section 2.3.3 (its exponent is 1, and it has no floor).
     """
@@ -43,8 +44,8 @@ def sampling_weights(rate: Array, seen: Array, *, exponent: float, floor: float)
 def hardest(rate: Array, *, share: float) -> Array:
     """Returns F6: True for the share of prompts with the lowest success rates, at least one, [P] bool.
 
-    Prompts that were never solved are among them: a larger budget of samples is for those. `cap_unsolved` bounds how
-    many of them a batch holds.
+    This includes prompts that were never solved, which need a larger budget of samples. `cap_unsolved` bounds their
+    number in a batch.
 
     Args:
       rate: [P] float.
@@ -58,7 +59,7 @@ def hardest(rate: Array, *, share: float) -> Array:
 
 
 def cap_unsolved(rate: Array, *, most: int) -> Array:
-    """Returns F6's cap: True for the prompts of a batch with a success, and the first `most` without one, [B] bool."""
+    """Returns F6's cap: True for the prompts of a batch with a success, and for the first `most` without, [B] bool."""
     never = rate <= 0
     return ~never | (np.cumsum(never) <= most)
 
@@ -68,11 +69,11 @@ def learning_impact(rates: Array, mean: Array) -> Array:
 
         s_i = 1 - sum_k (r_ik - mean_k)^2 / sum_k (1 - mean_k)^2
 
-    Prompts above a threshold (0.2 in the released script, with 21 epochs; 0.6 in the paper) are kept. Where the mean
-    prompt is solved throughout, nothing can be told, and all are -inf.
+    Prompts above a threshold are selected (0.2 in the released script, with 21 epochs; 0.6 in the paper). If the mean
+    is 1 in every epoch, the score is undefined and all are -inf.
 
     Args:
-      rates: [P, E] float, mean reward of a prompt in an epoch, with no gap (`fill_epochs`). mean: [E], over prompts.
+      rates: [P, E] float, mean reward of a prompt in an epoch, without gaps (`fill_epochs`). mean: [E], over prompts.
 
     Source: LIMR, 2502.11886 section 2.1.
     """
@@ -83,10 +84,10 @@ def learning_impact(rates: Array, mean: Array) -> Array:
 
 
 def fill_epochs(rates: Array, *, fewest: int) -> tuple[Array, Array]:
-    """Returns F4's input: (rates without gaps [P, E], [P] bool: seen in at least `fewest` epochs).
+    """Returns F4's input: (rates without gaps [P, E], [P] bool: seen in at least `fewest` epochs, and in at least one).
 
-    A missing epoch, NaN, takes the next one that is known, and after the last one that. A prompt that was never seen is
-    0 throughout.
+    A missing epoch, NaN, is filled with the next known one, or with the last known one if there is no next. A prompt
+    never seen gets 0 in every epoch.
 
     Source: the released script of LIMR.
     """
@@ -100,9 +101,10 @@ def fill_epochs(rates: Array, *, fewest: int) -> tuple[Array, Array]:
 
 
 def most_varied(rates: Array, *, count: int) -> Array:
-    """Returns F14: the prompts whose success rate varied most over checkpoints, [count] int64, the most varied first.
+    """Returns F14: the `count` prompts with the highest variance of the success rate over checkpoints, [count] int64,
+    the highest first.
 
-    Variance over the checkpoints that are known (NaN: unknown), divided by their number; 0 for fewer than two.
+    The variance is over the known checkpoints (NaN: unknown), divided by their number; 0 for fewer than two.
 
     Args:
       rates: [P, K] float.

@@ -1,4 +1,4 @@
-"""The sources of stored rows: one file each, one row here. The name is the config class's name."""
+"""The table of sources of stored rows: one file and one entry for each, named after its config class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps of solutions: a step of one at each visit, with those before it, and whether it is right."""
+"""Step labels: each visit gives a solution up to one step, and whether that step is right."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from jrl.tasks.data.stored import LeftOut, StoredRows, StoredSource, check_fits,
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepLabels:
-    """Solutions in steps out of the examples of the run's task, on its training split."""
+    """Solutions in steps, with a label for each step, from the training split of the run's task."""
 
     steps: str = "steps"  # the entry of Example.info with the texts of the steps
     # the entry of Example.info with a label for each: true or false, or a number from 0 to 1, such as the share of its
-    # continuations that end right
+    # continuations with a right answer
     labels: str = "labels"
     separator: str = "\n"  # after every step
-    through_first_wrong: bool = False  # steps after the first wrong one (label up to 0.5) are not learned from
+    through_first_wrong: bool = False  # steps after the first wrong one (label up to 0.5) are not trained on
 
 
 def rows(config: StepLabels, visits: Sequence[Visit], tokenizer: Any, width: int) -> tuple[StoredRows, dict[str, int]]:
-    """Returns a sequence for every visit: its solution through one step, which its uid chooses with equal chances, and
-    the label of that step.
+    """Returns a sequence for every usable visit: its solution through one step, chosen uniformly by its uid, with the
+    label of that step. Also returns the number of skipped visits by cause.
 
-    Left out are visits whose example lacks the steps ("no_steps", also where they are no texts) or as many labels from
-    0 to 1 ("no_labels"), and solutions that do not fit `width` through that step ("too_long").
+    A visit is skipped if its example lacks steps that are texts ("no_steps") or a label from 0 to 1 for each of them
+    ("no_labels"), or if the solution through that step does not fit `width` ("too_long").
     """
 
     def sequence(visit: Visit) -> tuple[Sequence[int], list[int], float]:
@@ -46,7 +46,7 @@ def rows(config: StepLabels, visits: Sequence[Visit], tokenizer: Any, width: int
 
 
 def steps_of(visit: Visit, name: str) -> Sequence[str]:
-    """Returns the texts of a solution's steps. Raises LeftOut("no_steps") where Example.info has no such list."""
+    """Returns the texts of a solution's steps. Raises LeftOut("no_steps") if Example.info has no such list."""
     steps = visit.example.info.get(name)
     if not (is_list(steps) and all(isinstance(step, str) and step for step in steps)):
         raise LeftOut("no_steps")
@@ -54,12 +54,12 @@ def steps_of(visit: Visit, name: str) -> Sequence[str]:
 
 
 def is_list(value: Any) -> bool:
-    """Whether an entry of Example.info is a list with something in it."""
+    """Returns whether an entry of Example.info is a non-empty list."""
     return isinstance(value, list | tuple) and len(value) > 0
 
 
 def is_label(value: Any) -> bool:
-    """Whether an entry of a list is true, false, or a number from 0 to 1."""
+    """Returns whether an entry of a list is true, false, or a number from 0 to 1."""
     return isinstance(value, bool) or (finite(value) and 0 <= value <= 1)
 
 

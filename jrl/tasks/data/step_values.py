@@ -1,4 +1,4 @@
-"""Steps of solutions with success rates: a step of one at each visit, and how likely a right end is around it."""
+"""Step values: each visit gives one step of a solution, and the success rates before and after it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from jrl.tasks.data.stored import LeftOut, StoredRows, StoredSource, check_fits,
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepValues:
-    """Solutions in steps out of the examples of the run's task, on its training split."""
+    """Solutions in steps, with success rates, from the training split of the run's task."""
 
-    values: ClassVar[tuple[str, str]] = ("before", "after")  # the two numbers of a row, success rates around its step
+    values: ClassVar[tuple[str, str]] = ("before", "after")  # a row's two values: success rates before and after a step
 
     steps: str = "steps"  # the entry of Example.info with the texts of the steps
     # the entry of Example.info with success rates from 0 to 1: of the prompt, then of the prefix through each step
@@ -26,16 +26,16 @@ class StepValues:
 
     def __post_init__(self) -> None:
         if self.steps == self.success:
-            raise ValueError(f"StepValues.steps and StepValues.success name one entry, {self.steps!r}")
+            raise ValueError(f"StepValues.steps and StepValues.success name the same entry, {self.steps!r}")
 
 
 def rows(config: StepValues, visits: Sequence[Visit], tokenizer: Any, width: int) -> tuple[StoredRows, dict[str, int]]:
-    """Returns a sequence for every visit: a solution through one step, which its uid chooses with equal chances; the
-    steps before it are prompt, and the end token follows the last one. Its `value` is the success rates before and
-    after the step, [n, 2].
+    """Returns a sequence for every usable visit: a solution through one step, chosen uniformly by its uid. The earlier
+    steps are part of the prompt, and the end token follows the solution's last step. `value` [n, 2] has the success
+    rates before and after the step. Also returns the number of skipped visits by cause.
 
-    Left out are visits whose example lacks the steps ("no_steps", also where they are no texts) or one success rate
-    more than it has steps ("no_success"), and solutions that do not fit `width` through that step ("too_long").
+    A visit is skipped if its example lacks steps that are texts ("no_steps"), or does not have one success rate more
+    than steps ("no_success"), or if the solution through that step does not fit `width` ("too_long").
     """
 
     def step(visit: Visit) -> tuple[tuple[Sequence[int], list[int], float], list[float]]:
@@ -49,9 +49,9 @@ def rows(config: StepValues, visits: Sequence[Visit], tokenizer: Any, width: int
         check_fits(prompt, completion, width)
         return (prompt, completion, 1.0), [float(success[chosen]), float(success[chosen + 1])]
 
-    made, counts = of_visits(step, visits)
-    value = np.array([around for _, around in made], np.float32).reshape(len(made), 2)
-    return stack([sequence for sequence, _ in made], 1, tokenizer.pad_id, width)._replace(value=value), counts
+    steps, counts = of_visits(step, visits)
+    value = np.array([rates for _, rates in steps], np.float32).reshape(len(steps), 2)
+    return stack([sequence for sequence, _ in steps], 1, tokenizer.pad_id, width)._replace(value=value), counts
 
 
 SOURCE = StoredSource(config=StepValues, rows=rows)

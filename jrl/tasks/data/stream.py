@@ -1,8 +1,8 @@
-"""An endless, exactly resumable walk over the training examples of a source.
+"""An endless, exactly resumable stream over the training examples of a source.
 
-    position 0, 1, 2, ...   --order: shuffled anew each epoch-->   (epoch, example)   --split, checks-->   Visit
+    position 0, 1, 2, ...   --order: reshuffled each epoch-->   (epoch, example)   --split, checks-->   Visit
 
-Every process of a run walks the same prompts in the same order, and the position means the same to each.
+Every process of a run reads the same prompts in the same order, and a position means the same on each.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from jrl.tasks.envs.contract import Source
 from jrl.tasks.example import visit_uid
 from jrl.tasks.stopping import Stop, StopRequested, check_stop, never
 
-ENOUGH_SEEN = 1000  # prompts in random order, from which the share that is dropped is known to about 2 %
+ENOUGH_SEEN = 1000  # randomly ordered prompts, enough to estimate the dropped share to about 2 %
 
 
 class Stream:
-    """The walk: a place in the order, moved by `next`. Its state is JSON and goes into the checkpoint."""
+    """A position in the order, which `next` advances. Its state is JSON and is saved in the checkpoint."""
 
     def __init__(self, source: Source, tokenizer: Any, config: Data, seed: int, stop: Stop) -> None:
         self._source, self._tokenizer, self._config, self._stop = source, tokenizer, config, stop
@@ -31,17 +31,16 @@ class Stream:
         self._order = open_order(self._size, seed)
         self._position = 0
         self._is_training: np.ndarray | None = None
-        self.outcomes: Outcomes | None = None  # of the examples, where a stage has a curriculum
-        # Both of the first pass only: what is dropped then is dropped in every later one.
+        self.outcomes: Outcomes | None = None  # of the examples, if a stage has a curriculum
+        # Both count the first pass only: later passes drop the same examples.
         self.counts: dict[str, int] = {}  # training examples that were dropped, by cause
         self.seen = 0  # training examples
 
     def next(self, n: int) -> list[Visit]:
         """Returns the next `n` visits.
 
-        Raises: ValueError where a prompt is refused, more than Data.max_dropped_share of them are dropped, or a whole
-            pass finds nothing to use. StopRequested where the stream's `stop` says so; the
-            stream has not moved then.
+        Raises: ValueError if a prompt is refused, more than Data.max_dropped_share of them are dropped, or a whole pass
+            has no usable prompt. StopRequested if the stream's `stop` returns True; the stream is then unchanged.
         """
         before = self.get_state()
         try:
@@ -51,12 +50,12 @@ class Stream:
             raise
 
     def select(self, n: int, curriculum: Any) -> list[Visit]:
-        """Returns the next `n` visits of a curriculum: distinct examples, again from the first where there are fewer.
+        """Returns the next `n` visits of a curriculum: distinct examples, cycled if there are fewer than `n`.
 
         Args:
-          curriculum: its configuration; the table is `outcomes`.
+          curriculum: its config; the table is `outcomes`.
 
-        Raises: ValueError where it leaves no training prompt, or a prompt is refused; StopRequested as in `next`.
+        Raises: ValueError if it leaves no training prompt, or a prompt cannot be used; StopRequested as in `next`.
         """
         order = order_of(curriculum, self.outcomes, self._seed, self._position, self.training_examples(curriculum))
         chosen: list[int] = []
@@ -71,20 +70,20 @@ class Stream:
         return self.revisit([chosen[i % len(chosen)] for i in range(n)])
 
     def draw(self, n: int, chances: np.ndarray) -> list[Visit]:
-        """Returns the next `n` visits of examples that are drawn with replacement, and moves past them. The position
-        names the draw.
+        """Returns the next `n` visits of examples drawn with replacement, and advances past them. The draw is a
+        function of seed and position.
 
         Args:
-          chances: [size] float64 of sum 1, of every example of the source.
+          chances: [size] float64 of sum 1, the probability of every example of the source.
         """
-        place = np.random.default_rng((self._seed, self._position))
-        return self.revisit(place.choice(self._size, size=n, p=chances).tolist())
+        rng = np.random.default_rng((self._seed, self._position))
+        return self.revisit(rng.choice(self._size, size=n, p=chances).tolist())
 
     def every(self) -> Iterator[Visit | None]:
-        """Yields the first visit of every example of the source, in its order; None where it is held out, or
-        dropped. Moves nothing, and counts what is dropped, as the first pass of a walk does.
+        """Yields the first visit of every example of the source, in the source's order; None for one that is held out
+        or dropped. The position does not change. Resets the counts and counts dropped examples, as the first pass does.
 
-        Raises: ValueError where a prompt is refused, or more than Data.max_dropped_share of them are dropped;
+        Raises: ValueError if a prompt is refused, or more than Data.max_dropped_share of them are dropped;
             StopRequested as in `next`.
         """
         self.counts, self.seen = {}, 0
@@ -103,24 +102,24 @@ class Stream:
         self._check_dropped()
 
     def training_examples(self, curriculum: Any) -> np.ndarray | None:
-        """Returns which examples of the source are for training, [size] bool, for a curriculum that compares them;
-        None: all are, or it compares none. The first call reads every example.
+        """Returns which examples of the source are in the training split, [size] bool, for a curriculum that compares
+        examples; None: all are, or it does not compare. The first call that needs the mask reads every example.
 
-        Raises: StopRequested where the stream's `stop` says so.
+        Raises: StopRequested if the stream's `stop` returns True.
         """
         if not row_of(curriculum).compares or self._config.held_out_every is None:
             return None
         if self._is_training is None:
-            found = np.zeros(self._size, bool)
+            is_training = np.zeros(self._size, bool)
             for index in range(self._size):
                 check_stop(self._stop, "reading prompts")
-                found[index] = not is_held_out(self._source[index], self._config)
-            self._is_training = found
+                is_training[index] = not is_held_out(self._source[index], self._config)
+            self._is_training = is_training
         return self._is_training
 
     def revisit(self, chosen: Sequence[int]) -> list[Visit]:
-        """Returns visits of examples that a curriculum has chosen, and moves past them. Their numbers, which name their
-        draws, go down from -1: those of walks are epochs, from 0 up."""
+        """Returns visits of the chosen examples, and advances past them. Their visit numbers, which seed their random
+        draws, count down from -1; visits made by `next` use the epoch, from 0 up."""
         visits = []
         for index in chosen:
             example = self._source[index]
@@ -132,22 +131,22 @@ class Stream:
         return visits
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position as JSON. It is the same on every process, for any number of processes."""
+        """Returns the position and the counts as JSON. They are the same on every process, for any number of them."""
         return {"position": self._position, "seed": self._seed, "size": self._size,
                 "counts": dict(sorted(self.counts.items())), "seen": self.seen}  # fmt: skip
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Moves to a saved position. Raises ValueError if it was saved from another order of examples."""
-        here = self.get_state()
+        """Restores a saved position. Raises ValueError if it was saved with another seed or size of the source."""
+        current = self.get_state()
         for name in ("seed", "size"):
-            if state[name] != here[name]:
-                raise ValueError(f"data position saved with {name} = {state[name]!r}, this run has {here[name]!r}")
+            if state[name] != current[name]:
+                raise ValueError(f"data position saved with {name} = {state[name]!r}, this run has {current[name]!r}")
         self._position = int(state["position"])
         self.counts = {cause: int(count) for cause, count in state["counts"].items()}
         self.seen = int(state["seen"])
 
     def _advance(self) -> Visit:
-        # Any window of 2 * size - 1 positions holds one whole epoch, so an empty one means an empty split.
+        # Any window of 2 * size - 1 positions contains a whole epoch, so finding nothing means an empty split.
         for _ in range(2 * self._size):
             check_stop(self._stop, "reading prompts")
             position = self._position
@@ -171,7 +170,7 @@ class Stream:
         )
 
     def _count(self, cause: str | None) -> None:
-        """Counts an example of the first pass, which is dropped for `cause`."""
+        """Counts an example of the first pass, dropped for `cause`; None: not dropped."""
         self.seen += 1
         if cause is not None:
             self.counts[cause] = self.counts.get(cause, 0) + 1
@@ -179,12 +178,12 @@ class Stream:
                 self._check_dropped()
 
     def _check_dropped(self) -> None:
-        """Raises ValueError where more of the examples seen so far were dropped than the configuration allows."""
+        """Raises ValueError if more of the examples seen so far were dropped than Data.max_dropped_share allows."""
         if sum(self.counts.values()) > self._config.max_dropped_share * self.seen:
             raise ValueError(
                 f"{dropped_prompts(self.counts, self.seen, self._config)}, more than Data.max_dropped_share="
-                f"{self._config.max_dropped_share} of them; raise Data.prompt_length, or Data.max_dropped_share where "
-                "this is meant"
+                f"{self._config.max_dropped_share} of them; raise Data.prompt_length, or Data.max_dropped_share if "
+                "this is intended"
             )
 
 

@@ -1,4 +1,4 @@
-"""What a run reads of a source before it begins: texts for the tokenizer, and conversations with their answers."""
+"""What a run reads from a source before it starts: texts for the tokenizer, and conversations with their answers."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from jrl.tasks.stopping import Stop, check_stop, never
 
 
 def texts_of(source: Source, config: Data, most: int = 20_000, stop: Stop = never) -> Iterator[str]:
-    """Yields texts of the training split, each message and then the answer: what tokenizers are trained from.
-    At most `most` examples are looked at, spread evenly over the source.
+    """Yields texts of the training split, each message and then the answer, to train a tokenizer on. Reads at most
+    `most` examples, spread evenly over the source.
 
-    Raises: StopRequested where `stop` says so.
+    Raises: StopRequested if `stop` returns True.
     """
-    looked_at = min(len(source), most)
-    for i in range(looked_at):
+    count = min(len(source), most)
+    for i in range(count):
         check_stop(stop, "reading texts for the tokenizer")
-        example = source[i * len(source) // looked_at]
+        example = source[i * len(source) // count]
         if is_held_out(example, config):
             continue
         for message in example.messages:
@@ -30,11 +30,11 @@ def texts_of(source: Source, config: Data, most: int = 20_000, stop: Stop = neve
 
 def answered_conversations(source: Source, config: Data, most: int) -> list[list[Message]]:
     """Returns the first `most` training examples that have an answer, as conversations that end with it."""
-    found: list[list[Message]] = []
+    conversations: list[list[Message]] = []
     for index in range(len(source)):
-        if len(found) == most:
+        if len(conversations) == most:
             break
         example = source[index]
         if example.answer is not None and not is_held_out(example, config):
-            found.append([*example.messages, Message("assistant", example.answer)])
-    return found
+            conversations.append([*example.messages, Message("assistant", example.answer)])
+    return conversations

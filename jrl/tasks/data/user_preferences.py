@@ -1,4 +1,4 @@
-"""Preferences of users: pairs of one user, so that what the user prefers can be told from the others of them."""
+"""Preferences of users: several pairs of one user, so that a model can infer the user's taste from the other pairs."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ NONE = -1.0  # label of a row that only fills its unit
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UserPreferences:
-    """Users out of the examples of the run's task, on its training split: an example is a pair of a user, and lists at
-    most 3 more."""
+    """Users from the training split of the run's task. An example is one pair of a user, and lists at most 3 more."""
 
     chosen: str = "{answer}"  # the preferred answer of its pair: {answer}, or texts of Example.info by name
     rejected: str = "{rejected}"  # the other one
@@ -41,13 +40,13 @@ class UserPreferences:
 def rows(
     config: UserPreferences, visits: Sequence[Visit], tokenizer: Any, width: int
 ) -> tuple[StoredRows, dict[str, int]]:
-    """Returns P36's eight sequences for every visit that gives a user: of each pair i the preferred answer (label
-    2 i + 1) and the other one (2 i), and for pairs that are missing its first two again, as NONE; and how many visits
-    gave none.
+    """Returns P36's eight sequences for every usable visit: for each pair i the preferred answer (label 2 i + 1) and
+    the other one (2 i); for missing pairs the first two sequences again, as NONE. Also returns the number of skipped
+    visits by cause.
 
-    Left out are visits whose example lacks an answer ("no_answer", "no_rejected") or a list of at most 3 pairs of three
-    texts each ("no_others"), users with a pair twice, which would tell its label ("same_pair"), or with one whose
-    answers are the same ("same_answers"), and those with one that does not fit `width` ("too_long").
+    A visit is skipped if its example lacks an answer ("no_answer", "no_rejected") or a list of at most 3 pairs of three
+    texts each ("no_others"), if a pair occurs twice, which would leak its label ("same_pair"), if the answers of a pair
+    are the same ("same_answers"), or if one does not fit `width` ("too_long").
     """
     templates = [Template(config.chosen, "chosen"), Template(config.rejected, "rejected")]
 
@@ -61,7 +60,7 @@ def rows(
             seen.append((pair["prompt"], {pair["chosen"], pair["rejected"]}))
             prompt = tuple(tokenizer.encode_prompt((Message("user", pair["prompt"]),)))
             pairs.append((prompt, [pair["chosen"], pair["rejected"]]))
-        if any(one in seen[:i] for i, one in enumerate(seen)):
+        if any(pair in seen[:i] for i, pair in enumerate(seen)):
             raise LeftOut("same_pair")
         sequences = []
         for i, (prompt, texts) in enumerate(pairs):
@@ -71,11 +70,11 @@ def rows(
         return sequences + [(prompt, ids, NONE) for prompt, ids, _ in sequences[:2]] * (PAIRS - len(pairs))
 
     units, counts = of_visits(unit, visits)
-    return stack([sequence for given in units for sequence in given], 2 * PAIRS, tokenizer.pad_id, width), counts
+    return stack([sequence for unit in units for sequence in unit], 2 * PAIRS, tokenizer.pad_id, width), counts
 
 
 def is_pair(value: Any) -> bool:
-    """Whether an entry of a list is a prompt with two answers."""
+    """Returns whether an entry of a list is a prompt with two answers."""
     return isinstance(value, dict) and all(
         isinstance(value.get(name), str) for name in ("prompt", "chosen", "rejected")
     )

@@ -1,4 +1,4 @@
-"""Addition of two numbers: the smallest task that can be learned from its verifier. No JAX."""
+"""Addition of two numbers: the smallest task that a policy can learn from a verifier. No JAX."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Addition:
 
 
 def open_addition(config: Addition) -> Generated:
-    """Returns the source. Raises ValueError for digits or size below 1, and a largest number of other digits."""
+    """Returns the source. Raises ValueError for digits or size below 1, or if `largest` does not have that many."""
     for name in ("digits", "size"):
         if getattr(config, name) < 1:
             raise ValueError(f"Addition.{name} is {getattr(config, name)}: it must be at least 1")

@@ -1,4 +1,4 @@
-"""Rows of an ArrayRecord file, each the JSON text of one object, found again by their number. No JAX."""
+"""Random access to the rows of an ArrayRecord file, each the JSON text of one object. No JAX."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ArrayRecords:
     def __init__(self, path: str, parse: Callable[[bytes], dict[str, Any]], stop: Stop = never) -> None:
         """Opens the file. `parse`: bytes -> row, raises BadRow.
 
-        Raises: OSError where it cannot be opened; ValueError where it is damaged, or no ArrayRecord file.
+        Raises: OSError if it cannot be opened; ValueError if it is damaged or not an ArrayRecord file.
         """
         self._path, self._parse = path, parse
         paths.check_not_special(path)
@@ -38,7 +38,7 @@ class ArrayRecords:
 
         self._reader = self._guarded(lambda: ArrayRecordReader(str(paths.local(path))))
         if self._stamp[0] and not self._reader.num_records():
-            self._guarded(self._reader.read_all)  # raises what is wrong, but for a file that was cut between blocks
+            self._guarded(self._reader.read_all)  # raises the error, except for a file truncated between blocks
             raise ValueError(
                 f"{path} is damaged, or not an ArrayRecord file: there is no record in its {self._stamp[0]} bytes"
             )

@@ -1,4 +1,4 @@
-"""Contract of a source, as a list of violations: for the contract tests and for plugins."""
+"""Checks the contract of a source and lists the violations, for the contract tests and for plugins."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def check_source(
     """Returns one sentence for each rule of jrl.tasks.envs.contract that the source's first `n` examples break.
 
     Args:
-        open_it: opens the source anew; it is called twice, and the two are read in opposite orders.
-        mark: (completion, example) -> the reward of the example's own verifiers. Where it is given, an example's own
-            answer must be worth 1.
+        open_it: opens the source. It is called twice, and the two sources are read in opposite orders.
+        mark: (completion, example) -> the reward of the example's verifiers. If given, an example's answer must have
+            reward 1.
     """
     problems: list[str] = []
     first, second = open_it(), open_it()

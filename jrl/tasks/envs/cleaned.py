@@ -1,4 +1,4 @@
-"""Another environment without the examples that should not be learned from. No JAX."""
+"""An environment that removes unsuitable examples from another one. No JAX."""
 
 from __future__ import annotations
 
@@ -13,39 +13,41 @@ from jrl.tasks.stopping import Stop, check_stop, never
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cleaned:
-    """A task without duplicates, without what an evaluation set holds, and without answers that cannot be judged well
-    (F13). All of its examples are read when it is opened; what each rule dropped is counted."""
+    """A task without duplicates, evaluation prompts, and answers that cannot be judged well (F13). Opening it reads all
+    examples; the examples that each rule dropped are counted."""
 
-    task: Any = dataclasses.field(metadata={"table": "envs"})  # what is cleaned
-    evaluation: tuple[Any, ...] = dataclasses.field(default=(), metadata={"table": "envs"})  # sets to be kept out
-    ngram: int = 10  # words that a prompt may not share with a prompt of these sets; shorter prompts: all of them
+    task: Any = dataclasses.field(metadata={"table": "envs"})  # the task to clean
+    evaluation: tuple[Any, ...] = dataclasses.field(
+        default=(), metadata={"table": "envs"}
+    )  # evaluation sets to exclude
+    ngram: int = 10  # words of a shared n-gram that excludes a prompt; shorter prompts must match as a whole
     max_words: int | None = None  # of a prompt; None: any number
 
 
 def open_cleaned(config: Cleaned, source: Source, evaluation: Sequence[Source], stop: Stop = never) -> Generated:
-    """Returns the examples of `source` that are left.
+    """Returns the remaining examples of `source`.
 
     Args:
-      evaluation: those of Cleaned.evaluation, opened.
+      evaluation: the opened sources of Cleaned.evaluation.
 
-    Raises: ValueError for bounds below 1, or where nothing is left; StopRequested where `stop` says so.
+    Raises: ValueError for bounds below 1, or if nothing is left; StopRequested if `stop` returns True.
     """
     if config.ngram < 1 or (config.max_words is not None and config.max_words < 1):
         raise ValueError(f"Cleaned.ngram and max_words must be at least 1; got {config.ngram} and {config.max_words}")
 
     def examples(source: Source) -> list:
-        found = []
+        read = []
         for index in range(len(source)):
             check_stop(stop, "reading the examples to be cleaned")
-            found.append(source[index])
-        return found
+            read.append(source[index])
+        return read
 
     held_out = [example for held in evaluation for example in examples(held)]
     kept, dropped = clean(examples(source), held_out, n=config.ngram, most_words=config.max_words)
     if not kept:
         causes = ", ".join(f"{count} {rule}" for rule, count in sorted(dropped.items()))
         raise ValueError(f"Cleaned leaves no example of {len(source)}: {causes}")
-    fingerprints = [one.fingerprint for one in (source, *evaluation)]
+    fingerprints = [each.fingerprint for each in (source, *evaluation)]
     return Generated(
         len(kept),
         lambda index: source[kept[index]],

@@ -1,10 +1,10 @@
-"""Converts a row of a published data set to an Example: the meaning of the columns, and the place of the answer.
+"""Converts a row of a published data set to an Example: maps the columns and extracts the answer.
 
     {"prompt": "12+34=", "answer": "46"}
     {"messages": [{"role": "user", "content": "12+34="}], "answer": "46", "id": "a", "task": "sums", "level": 2}
 
-GSM8K (2110.14168) has `question`, and `answer`: a worked solution whose last line is `#### 42`. MATH (2103.03874) has
-`problem`, and `solution`, in which the last `\\boxed{...}` holds the answer:
+GSM8K (2110.14168) has `question` and `answer`, a worked solution that ends with the line `#### 42`. MATH (2103.03874)
+has `problem` and `solution`, with the answer in the last `\\boxed{...}`:
 
     Jsonl.columns = {'prompt': 'question'}                            Jsonl.answer_in = 'hash'
     Jsonl.columns = {'prompt': 'problem', 'answer': 'solution'}       Jsonl.answer_in = 'boxed'
@@ -24,8 +24,8 @@ CAUSES = {
     "bom": "begins with a byte order mark",
     "blank": "is blank",
     "bad_json": "is not JSON",
-    "not_finite": "holds NaN or an infinite number, which JSON does not have",
-    "duplicate_key": "holds a key twice",
+    "not_finite": "has NaN or an infinite number, which JSON does not have",
+    "duplicate_key": "has a key twice",
     "too_deep": "is nested deeper than 64 levels",
     "surrogate": "contains half a surrogate pair, which is not text",
     "not_object": "is not an object",
@@ -42,21 +42,21 @@ AnswerIn = Literal["whole", "hash", "boxed"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Jsonl:
-    """A file of rows: JSON lines, compressed by gzip where its name ends in .gz, or Parquet where it ends in .parquet,
-    or ArrayRecord where it ends in .array_record. A column that is not one of our fields is kept
-    in `info`, for verifiers and reports only; so is the text that an answer was taken out of, as `solution`."""
+    """A file of rows: JSON lines, gzipped if its name ends in .gz; Parquet if it ends in .parquet; ArrayRecord if it
+    ends in .array_record. Columns that are not fields of jrl go to `info`, for verifiers and reports only. So does the
+    text that the answer was extracted from, as `solution`."""
 
     path: str  # the file
     columns: dict[str, str] = dataclasses.field(
         default_factory=dict
-    )  # our field -> the file's column, where they differ
-    answer_in: AnswerIn = "whole"  # its column; hash: after the last ####; boxed: in the last \boxed{}
+    )  # jrl's field -> the file's column, where they differ
+    answer_in: AnswerIn = "whole"  # whole: the column; hash: after the last ####; boxed: in the last \boxed{}
     prompt_form: str = PROMPT  # template of the prompt: {prompt} is the row's `prompt` (not its `messages`)
     system: str = ""  # a system message before a row's `prompt` (not before its `messages`)
-    task: str = ""  # label of rows without one; empty: the file's name without its ending
-    verifiers: tuple[str, ...] = ()  # of rows that name none; empty: the run's
+    task: str = ""  # label of rows without one; empty: the file's name without its extension
+    verifiers: tuple[str, ...] = ()  # for rows that name none; empty: the run's verifiers
     needs_answer: bool = True  # a row without an answer is bad
-    on_bad_row: Literal["refuse", "drop"] = "refuse"  # refuse: stop at it; drop: skip and count it
+    on_bad_row: Literal["refuse", "drop"] = "refuse"  # refuse: stop with an error; drop: skip and count the row
     max_dropped: float = 0.1  # largest share of rows that may be dropped
     max_row_bytes: int = 16 * 2**20  # a longer row is bad
 
@@ -71,21 +71,21 @@ class Jsonl:
 
 
 class BadRow(ValueError):
-    """Says which of CAUSES a row is, and the particulars."""
+    """A row that cannot be used. The message is the text of one of CAUSES, with details."""
 
-    def __init__(self, cause: str, particulars: str = "") -> None:
-        super().__init__(f"{CAUSES[cause]}{f': {particulars}' if particulars else ''}")
+    def __init__(self, cause: str, details: str = "") -> None:
+        super().__init__(f"{CAUSES[cause]}{f': {details}' if details else ''}")
         self.cause = cause
 
 
 def example_of(row: dict[str, Any], number: int, config: Jsonl) -> Example:
-    """Returns the example of a row, which is the file's `number`-th, from 1. Raises BadRow."""
+    """Returns the example of row `number` of the file, counted from 1. Raises BadRow."""
     column = {field: config.columns.get(field, field) for field in FIELDS}
 
-    def text(field: str, otherwise: str | None) -> str | None:
+    def text(field: str, default: str | None) -> str | None:
         value = row.get(column[field])
         if value is None:
-            return otherwise
+            return default
         if isinstance(value, int) and not isinstance(value, bool):
             return str(value)
         if not isinstance(value, str):
@@ -123,7 +123,7 @@ def example_of(row: dict[str, Any], number: int, config: Jsonl) -> Example:
         raise BadRow("wrong_type", f"{column['info']!r} is {kind(info)}, not an object")
     others = {name: value for name, value in row.items() if name not in column.values()}
     if config.answer_in != "whole" and written is not None:
-        others.setdefault("solution", written)  # a column of that name in the file is the file's own
+        others.setdefault("solution", written)  # a column of that name in the file takes precedence
     name = Path(config.path).name
     return Example(
         id=text("id", f"{name}/{number}"),
@@ -136,12 +136,12 @@ def example_of(row: dict[str, Any], number: int, config: Jsonl) -> Example:
 
 
 def final_answer(text: str, place: AnswerIn) -> str | None:
-    r"""Returns the answer that a worked solution ends with, or None where it has none in that place.
+    r"""Returns the final answer of a worked solution, or None if there is none in that place.
 
     Args:
-      place: "whole": the text as it is; "hash": after the last #### to the end of its line; "boxed": the contents of
-        the last \boxed{...} or \fbox{...}, braces balanced, or of `\boxed 5` up to the next dollar sign, as the
-        evaluation published with MATH reads it. A solution that boxes steps on its way boxes the answer last.
+      place: "whole": the text unchanged; "hash": the rest of the line after the last ####; "boxed": the contents of the
+        last \boxed{...} or \fbox{...} with balanced braces, or of `\boxed 5` up to the next dollar sign, as in the
+        evaluation published with MATH. The last one counts because a solution may also box intermediate steps.
     """
     match place:
         case "hash":
@@ -160,19 +160,19 @@ def _last_boxed(text: str) -> str | None:
     if rest.startswith(" ") and not rest.lstrip().startswith("{"):
         return rest.split("$")[0].strip() or None
     rest = rest.lstrip()
-    depth, place = 0, 0
-    while place < len(rest):
-        match rest[place]:
+    depth, i = 0, 0
+    while i < len(rest):
+        match rest[i]:
             case "\\":
-                place += 1  # an escaped brace is a character
+                i += 1  # an escaped brace does not count
             case "{":
                 depth += 1
             case "}":
                 depth -= 1
         if depth == 0:
             break
-        place += 1
-    return rest[1:place].strip() or None if rest.startswith("{") and place < len(rest) else None
+        i += 1
+    return rest[1:i].strip() or None if rest.startswith("{") and i < len(rest) else None
 
 
 def _no_answer(column: str, written: str | None, place: AnswerIn) -> str:
@@ -191,7 +191,7 @@ def _messages(value: Any, column: str) -> tuple[Message, ...]:
     for message in value:
         if not (isinstance(message, dict) and isinstance(message.get("role"), str)
                 and isinstance(message.get("content"), str)):  # fmt: skip
-            raise BadRow("wrong_type", f'{column!r} holds something else than {{"role": text, "content": text}}')
+            raise BadRow("wrong_type", f'{column!r} has an entry that is not {{"role": text, "content": text}}')
         if message["role"] not in ROLES:
             raise BadRow("wrong_type", f"role {message['role']!r} is not one of {', '.join(ROLES)}")
         messages.append(Message(message["role"], message["content"]))
@@ -199,7 +199,7 @@ def _messages(value: Any, column: str) -> tuple[Message, ...]:
 
 
 def kind(value: Any) -> str:
-    """Returns what a JSON value is, in words."""
+    """Returns a description of a JSON value's type, for messages."""
     names = {type(None): "null", bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list"}
     return names.get(type(value), "an object")
 

@@ -1,11 +1,11 @@
-"""What an environment is: a config class and a function that opens it as a source of examples. No JAX.
+"""The contract of an environment: a config class and a function that opens it as a source of examples. No JAX.
 
 A source has `len(source)` and `source[index] -> Example` for 0 <= index < len. The same config and index always give
-the same example, in any order and in any process. `source.fingerprint` is a hex digest of what decides the examples (a
-file's bytes, a generator's version): part of a run's identity. `source.counts` says what was dropped or noticed when
-the source was opened, by cause ("bad_json": 3). `source.verifiers`, where a source has it, holds every name that one of
-its examples gives in `Example.verifiers`, so that an unknown one is refused before the run begins. `source.task`, where
-a source has it, says which of its tasks each example is of: what curricula choose between.
+the same example, in any order and in any process. `source.fingerprint` is a hex digest of everything that decides the
+examples (a file's bytes, a generator's version) and part of a run's identity. `source.counts` counts what was dropped
+or noticed when the source was opened, by cause ("bad_json": 3). The optional `source.verifiers` has every name in
+`Example.verifiers` of its examples; an unknown one is an error before the run starts. The optional `source.task` has
+the task index of each example; curricula choose between these tasks.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Source(Protocol):
 
 
 def check_opened(name: str, source: Any) -> None:
-    """Raises ValueError where what an environment's `open` returned is no Source, or its first example no Example."""
+    """Raises ValueError if an environment's `open` did not return a Source, or its first example is not an Example."""
     for member in ("__len__", "__getitem__", "fingerprint", "counts"):
         if not hasattr(source, member):
-            raise ValueError(f"{name} must open a source, such as jrl.tasks.envs.contract.Generated, and opened a "
+            raise ValueError(f"{name} must open a source, such as jrl.tasks.envs.contract.Generated, but opened a "
                              f"{type(source).__name__}, which has no {member}")  # fmt: skip
     if len(source) and not isinstance(example := source[0], Example):
-        raise ValueError(f"{name} is a source of examples: its first must be a jrl.tasks.example.Example, and is a "
+        raise ValueError(f"{name} is a source of examples: its first must be a jrl.tasks.example.Example, but is a "
                          f"{type(example).__name__}")  # fmt: skip
 
 
@@ -46,22 +46,22 @@ class Environment(NamedTuple):
 
     config: type  # frozen dataclass
     open: Callable[..., Source]  # config -> source
-    takes_stop: bool = False  # open takes (config, stop), a jrl.tasks.stopping.Stop that it asks while it reads
+    takes_stop: bool = False  # open takes (config, stop), a jrl.tasks.stopping.Stop that it polls while reading
 
 
 @dataclasses.dataclass(frozen=True)
 class Generated:
-    """A source made by a function of the index: what a generator of tasks becomes, so that any position can be resumed.
+    """A source defined by a function of the index, so that a run can resume at any position.
 
-    `make` must be a function of `index` alone: seed a `random.Random` with it, keep no state between calls.
+    `make` must depend on `index` only: seed a `random.Random` with it and keep no state between calls.
     """
 
     size: int
     make: Callable[[int], Example]
     fingerprint: str  # jrl.tasks.envs.contract.digest_of what decides the examples
     counts: dict[str, int] = dataclasses.field(default_factory=dict)
-    verifiers: frozenset[str] | None = None  # None: not known
-    task: np.ndarray | None = None  # [size] int32, which of several tasks an example is of, from 0; None: there is one
+    verifiers: frozenset[str] | None = None  # None: unknown
+    task: np.ndarray | None = None  # [size] int32, the index of the example's task; None: there is only one
 
     def __len__(self) -> int:
         return self.size
@@ -71,7 +71,7 @@ class Generated:
 
 
 def named_verifiers(source: Source) -> frozenset[str]:
-    """Returns the verifiers that the examples of `source` name: all that it declares, else those of its first 64."""
+    """Returns the verifiers that the examples of `source` name: those it declares, else those of its first 64."""
     declared = getattr(source, "verifiers", None)
     if declared is not None:
         return declared
@@ -79,30 +79,30 @@ def named_verifiers(source: Source) -> frozenset[str]:
 
 
 def tasks_of(source: Source) -> np.ndarray:
-    """Returns which of its tasks each example of `source` is of, [P] int32; zeros where it does not say."""
+    """Returns the task index of each example of `source`, [P] int32; zeros if it has no `task`."""
     task = getattr(source, "task", None)
     return np.zeros(len(source), np.int32) if task is None else task
 
 
 def in_range(index: int, size: int) -> int:
-    """Returns `index` as an int. Raises IndexError outside 0..size-1, also below 0: nothing is counted from the end."""
+    """Returns `index` as an int. Raises IndexError outside 0..size-1: negative indices do not count from the end."""
     if not 0 <= index < size:
         raise IndexError(f"index {index} of a source of {size} examples")
     return int(index)
 
 
 def digest_of(*parts: Any) -> str:
-    """Returns the sha256 (hex) of the parts' texts: a fingerprint, or a seed for `random.Random` alike everywhere."""
+    """Returns the sha256 (hex) of str() of the parts: a fingerprint, or a portable seed for `random.Random`."""
     return hashlib.sha256("\x00".join(map(str, parts)).encode()).hexdigest()
 
 
 def stamp_of(file: IO[bytes]) -> tuple[int, int]:
-    """Returns bytes of an open file, and nanoseconds when it had last been written: by which a change is noticed."""
-    described = os.fstat(file.fileno())
-    return described.st_size, described.st_mtime_ns
+    """Returns (size in bytes, mtime in nanoseconds) of an open file, to detect changes."""
+    status = os.fstat(file.fileno())
+    return status.st_size, status.st_mtime_ns
 
 
 def check_unchanged(file: IO[bytes], stamp: tuple[int, int] | None, path: str | os.PathLike[str]) -> None:
-    """Raises ValueError where an open file is not as it was when its `stamp_of` was taken."""
+    """Raises ValueError if an open file has changed since its `stamp_of` was taken."""
     if stamp_of(file) != stamp:
         raise ValueError(f"{path} changed while it was being read")

@@ -1,12 +1,12 @@
-"""Tasks from a file in a layout that data sets are published in: conversations, pairs, ranked answers, trees. No JAX.
+"""Tasks from a file in the layout of a published data set: conversations, pairs, ranked answers, trees. No JAX.
 
     Config.task = @Dataset()
     Dataset.path = 'ultrafeedback.parquet'
     Dataset.layout = 'ultrafeedback'
 
-The layouts are in jrl.tasks.envs.layouts. The layout is named, never guessed: a row that it cannot read is refused by
-file, row and field, with the layouts that could read it. The file is read once when it is opened, and 40 bytes an
-example are kept.
+The layouts are in jrl.tasks.envs.layouts. The layout must be named; it is never guessed. The error for a row that it
+cannot read names file, row and field, and the layouts that could read it. The file is read once when it is opened;
+40 bytes per example stay in memory.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Dataset:
     (.array_record). docs/data-layouts.md has every layout with an example row."""
 
     path: str  # the file
-    layout: str  # how its rows are written: a name of `jrl list layouts`
-    take: Take | None = None  # what becomes an example; None: the first that the layout has
-    rank_by: str | None = None  # what several answers are ranked by; None: the first that the layout has
-    system: str = ""  # a system message before conversations that have none
-    task: str = ""  # label of the examples; empty: the file's name without its ending
-    verifiers: tuple[str, ...] = ()  # of the examples; empty: the run's
-    on_bad_row: Literal["refuse", "drop"] = "refuse"  # refuse: stop at it; drop: skip and count it
+    layout: str  # the layout of its rows: a name of `jrl list layouts`
+    take: Take | None = None  # what becomes an example; None: the layout's first choice
+    rank_by: str | None = None  # what answers are ranked by; None: the layout's first choice
+    system: str = ""  # a system message for conversations that have none
+    task: str = ""  # label of the examples; empty: the file's name without its extension
+    verifiers: tuple[str, ...] = ()  # of the examples; empty: the run's verifiers
+    on_bad_row: Literal["refuse", "drop"] = "refuse"  # refuse: stop with an error; drop: skip and count the row
     max_dropped: float = 0.1  # largest share of rows that may be dropped
     max_row_bytes: int = 16 * 2**20  # a longer row is bad
 
@@ -70,11 +70,11 @@ class DatasetSource:
 
     config: Dataset
     reader: Reader
-    places: np.ndarray  # [rows] uint64, where the reader finds a row; rows that are read together are adjacent
+    places: np.ndarray  # [rows] uint64, the row's position for the reader; rows of a group are adjacent
     numbers: np.ndarray  # [rows] uint64, its number in the file, from 1
     starts: np.ndarray  # [groups + 1] int64, the first row of each group of rows that are read together
-    group: np.ndarray  # [n] uint32, the rows that an example is made of
-    which: np.ndarray  # [n] uint32, which of their examples
+    group: np.ndarray  # [n] uint32, the group of rows of an example
+    which: np.ndarray  # [n] uint32, its index among the examples of the group
     fingerprint: str
     counts: dict[str, int]
     verifiers: frozenset[str]
@@ -83,7 +83,7 @@ class DatasetSource:
         return len(self.group)
 
     def __getitem__(self, index: int) -> Example:
-        """Returns example `index`. Raises ValueError where the file is not the one that was opened."""
+        """Returns example `index`. Raises ValueError if the file changed since it was opened."""
         index = in_range(index, len(self))
         group, which = int(self.group[index]), int(self.which[index])
         rows = slice(int(self.starts[group]), int(self.starts[group + 1]))
@@ -92,10 +92,11 @@ class DatasetSource:
 
 
 def open_dataset(config: Dataset, stop: Stop = never) -> DatasetSource:
-    """Returns the source, every row of it checked.
+    """Returns the source. Every row is checked.
 
-    Raises: ValueError where the file cannot be read, a row is bad and `on_bad_row` is "refuse" (naming file, row and
-        field), more than `max_dropped` of the rows are bad, or no example is left; StopRequested where `stop` says so.
+    Raises: ValueError if the file cannot be read, a row is bad and `on_bad_row` is "refuse" (naming file, row and
+        field), more than `max_dropped` of the rows are bad, or no example is left; StopRequested if `stop` returns
+        True.
     """
     try:
         return _Opening(config, stop).source()
@@ -104,7 +105,7 @@ def open_dataset(config: Dataset, stop: Stop = never) -> DatasetSource:
 
 
 class _Opening:
-    """One reading of a file: what is bad, what is left."""
+    """One pass over a file, with the counts of bad and skipped rows."""
 
     def __init__(self, config: Dataset, stop: Stop) -> None:
         self.config, self.layout, self.stop = config, LAYOUTS[config.layout], stop
@@ -119,10 +120,10 @@ class _Opening:
         group, which = array.array("L"), array.array("L")
         prompts = array.array("Q")
         for rows_places, rows_numbers, read in self._groups():
-            for i, one in enumerate(read):
+            for i, taken_row in enumerate(read):
                 group.append(len(starts) - 1)
                 which.append(i)
-                digest = _example(one, rows_numbers[0], i, self.config).prompt_digest()
+                digest = _example(taken_row, rows_numbers[0], i, self.config).prompt_digest()
                 prompts.append(int.from_bytes(digest[:8], "little"))
             places.extend(rows_places)
             numbers.extend(rows_numbers)
@@ -157,7 +158,7 @@ class _Opening:
         )
 
     def _groups(self):
-        """Yields (places, numbers, what the rows become) of every row, or of all rows that are read together."""
+        """Yields (places, numbers, the Taken of the rows) for every row, or for every group of rows read together."""
         grouped: dict[str, tuple[array.array, array.array]] = {}
         for number, place, row in self.reader.each():
             check_stop(self.stop, f"reading {self.config.path}")
@@ -188,7 +189,7 @@ class _Opening:
                 yield places, numbers, read
 
     def _bad(self, bad: BadRow, numbers: Sequence[int], row: dict[str, Any] | None) -> None:
-        """Counts rows that are bad together. Raises: ValueError where bad rows are refused."""
+        """Counts a group of bad rows. Raises: ValueError if bad rows are refused."""
         number = numbers[bad.row if isinstance(bad, BadField) else 0]
         what = str(bad) if isinstance(bad, BadField) else f"the row {bad}"
         problem = f"{self.config.path}, {self.reader.unit} {number}: {what}"
@@ -203,10 +204,10 @@ class _Opening:
 
 
 def read_rows(rows: Sequence[dict[str, Any]], config: Dataset, skipped: dict[str, int]) -> list[Taken]:
-    """Returns what becomes of rows that are read together. Raises: BadField.
+    """Returns what becomes of a group of rows that are read together. Raises: BadField.
 
     Args:
-      skipped: counts to which prompts without an example are added, as in `taken`.
+      skipped: counts by cause; prompts without an example are added to them, as in `taken`.
     """
     layout = LAYOUTS[config.layout]
     fields = [Field(row, row=i) for i, row in enumerate(rows)]
@@ -216,8 +217,8 @@ def read_rows(rows: Sequence[dict[str, Any]], config: Dataset, skipped: dict[str
 
 
 def readable_as(row: dict[str, Any], asked: str | None) -> list[str]:
-    """Returns the layouts that could read a row, but for the one that was asked for; None: none was."""
-    found = []
+    """Returns the names of the layouts that can read a row, without `asked`; None: all of them."""
+    names = []
     for name, layout in LAYOUTS.items():
         try:
             field = Field(row)
@@ -226,20 +227,20 @@ def readable_as(row: dict[str, Any], asked: str | None) -> list[str]:
             layout.read([field] if layout.group is not None else field, next(iter(layout.rank_by), None))
         except BadRow:
             continue
-        found.append(name)
-    return [name for name in found if name != asked]
+        names.append(name)
+    return [name for name in names if name != asked]
 
 
-def _example(one: Taken, number: int, which: int | None, config: Dataset) -> Example:
+def _example(row: Taken, number: int, which: int | None, config: Dataset) -> Example:
     name = Path(config.path).name
-    prompt = one.prompt
+    prompt = row.prompt
     if config.system and prompt[0].role != "system":
         prompt = (Message("system", config.system), *prompt)
     return Example(
         id=f"{name}/{number}" + ("" if which is None else f".{which}"),
         messages=prompt,
-        answer=one.answer,
+        answer=row.answer,
         verifiers=config.verifiers,
         task=config.task or Path(name.removesuffix(".gz")).stem,
-        info=one.info,
+        info=row.info,
     )

@@ -1,4 +1,4 @@
-"""Another environment without duplicates, and without what evaluation sets hold. No JAX."""
+"""An environment that removes duplicates and evaluation prompts from another one. No JAX."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ Action = Literal["drop", "report", "refuse"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Filtered:
-    """A task without examples that it holds twice, and without prompts of evaluation sets. All of its examples are read
-    when it is opened. Unlike Cleaned it looks at no answer, so that it is for conversations and pairs, too."""
+    """A task without duplicates and evaluation prompts. Opening it reads all examples. Unlike Cleaned, it has no rules
+    about answers, so it also works for conversations and pairs."""
 
-    task: Any = dataclasses.field(metadata={"table": "envs"})  # what is filtered
+    task: Any = dataclasses.field(metadata={"table": "envs"})  # the task to filter
     duplicates: Action = "drop"  # examples with the prompt, answer, rejected answer and label of an earlier one
-    evaluation: tuple[Any, ...] = dataclasses.field(default=(), metadata={"table": "envs"})  # sets to be kept out
-    contaminated: Action = "drop"  # examples whose prompt holds one of these sets
-    ngram: int | None = 8  # words of an n-gram that counts as shared; None: only prompts of the same words
-    overlap: float = 0.5  # share of an evaluation prompt's words, in shared n-grams, above which it is held
+    evaluation: tuple[Any, ...] = dataclasses.field(
+        default=(), metadata={"table": "envs"}
+    )  # evaluation sets to exclude
+    contaminated: Action = "drop"  # examples with a prompt that contains one of these sets
+    ngram: int | None = 8  # words of an n-gram that counts as shared; None: only prompts with the same words
+    overlap: float = 0.5  # share of an evaluation prompt's words in shared n-grams above which a prompt contains it
 
     def __post_init__(self) -> None:
         if self.ngram is not None and self.ngram < 1:
@@ -37,11 +39,11 @@ class Filtered:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FilteredSource:
-    """The examples that are left, and what the others share with evaluation sets."""
+    """The remaining examples, and the overlaps with evaluation sets."""
 
     source: Source
-    kept: np.ndarray  # [n] int64, their places in `source`
-    overlaps: tuple[Overlap, ...]  # of all examples, also those that are left out
+    kept: np.ndarray  # [n] int64, their indices in `source`
+    overlaps: tuple[Overlap, ...]  # of all examples above Filtered.overlap, dropped ones included
     fingerprint: str
     counts: dict[str, int]
     verifiers: frozenset[str]
@@ -55,13 +57,13 @@ class FilteredSource:
 
 
 def open_filtered(config: Filtered, source: Source, evaluation: Sequence[Source], stop: Stop = never) -> FilteredSource:
-    """Returns the examples of `source` that are left.
+    """Returns the remaining examples of `source`.
 
     Args:
-      evaluation: the sources of Filtered.evaluation, opened.
+      evaluation: the opened sources of Filtered.evaluation.
 
-    Raises: ValueError where something is found that is to be refused, naming the examples, or nothing is left;
-        StopRequested where `stop` says so.
+    Raises: ValueError naming the examples if there are some with the action "refuse", or if nothing is left;
+        StopRequested if `stop` returns True.
     """
 
     def examples(source: Source):
@@ -69,35 +71,35 @@ def open_filtered(config: Filtered, source: Source, evaluation: Sequence[Source]
             check_stop(stop, "reading the examples to be filtered")
             yield source[index]
 
-    index = EvaluationIndex((one for held in evaluation for one in examples(held)), config.ngram)
-    found = {place: index.overlap(example) for place, example in enumerate(examples(source))} if len(index) else {}
-    overlaps = {place: one for place, one in found.items() if one is not None and one.share > config.overlap}
-    twice = repeats(examples(source))
+    index = EvaluationIndex((example for held_out in evaluation for example in examples(held_out)), config.ngram)
+    found = {i: index.overlap(example) for i, example in enumerate(examples(source))} if len(index) else {}
+    overlaps = {i: overlap for i, overlap in found.items() if overlap is not None and overlap.share > config.overlap}
+    duplicates = repeats(examples(source))
     if overlaps and config.contaminated == "refuse":
         lines = "; ".join(described(tuple(overlaps.values()), 5))
         raise ValueError(f"{len(overlaps)} of {len(source)} examples hold prompts of Filtered.evaluation: {lines}")
-    if twice and config.duplicates == "refuse":
-        place, first = twice[0]
-        raise ValueError(f"{len(twice)} of {len(source)} examples repeat earlier ones: {source[place].id} is "
+    if duplicates and config.duplicates == "refuse":
+        repeated, first = duplicates[0]
+        raise ValueError(f"{len(duplicates)} of {len(source)} examples repeat earlier ones: {source[repeated].id} is "
                          f"{source[first].id} again")  # fmt: skip
     counts = dict(source.counts)
-    names = ["duplicate"] * len(twice) + [f"contaminated_{one.kind}" for one in overlaps.values()]
+    names = ["duplicate"] * len(duplicates) + [f"contaminated_{overlap.kind}" for overlap in overlaps.values()]
     for name in names:
         counts[name] = counts.get(name, 0) + 1
-    left = np.ones(len(source), bool)
+    keep = np.ones(len(source), bool)
     if config.duplicates == "drop":
-        left[[place for place, _ in twice]] = False
+        keep[[repeated for repeated, _ in duplicates]] = False
     if config.contaminated == "drop":
-        left[list(overlaps)] = False
-    if not left.any():
+        keep[list(overlaps)] = False
+    if not keep.any():
         raise ValueError(f"Filtered leaves no example of {len(source)}: {dict(sorted(counts.items()))}")
     rules = (config.duplicates, config.contaminated, config.ngram, config.overlap)
     return FilteredSource(
         source=source,
-        kept=np.flatnonzero(left),
+        kept=np.flatnonzero(keep),
         overlaps=tuple(overlaps.values()),
-        fingerprint=digest_of("filtered", *rules, *(one.fingerprint for one in (source, *evaluation))),
+        fingerprint=digest_of("filtered", *rules, *(each.fingerprint for each in (source, *evaluation))),
         counts=counts,
         verifiers=named_verifiers(source),
-        task=tasks_of(source)[left],
+        task=tasks_of(source)[keep],
     )

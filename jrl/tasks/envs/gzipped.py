@@ -1,7 +1,7 @@
-"""The text of a gzip file, read from any place without holding it: the decompressor's state is saved every SPAN bytes.
+"""Random access to the text of a gzip file: the decompressor's state is saved every SPAN bytes.
 
-A state is about 40 KiB, so an open file keeps 4 % of its text's size; a place is reached by decompressing at most SPAN
-bytes before it, a few milliseconds. No JAX.
+A state takes about 40 KiB, so an open file keeps 4 % of its text's size in memory. Seeking decompresses at most SPAN
+bytes before the offset, which takes a few milliseconds. No JAX.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GZIP = 31  # zlib's code for a gzip header and trailer
 
 
 class State(NamedTuple):
-    """Where decompression can go on: what comes next in the file, and what the decompressor remembers."""
+    """A point at which decompression can resume: offsets in text and file, and the decompressor's state."""
 
     text: int  # bytes of text before it
     file: int  # bytes of the file before it
@@ -28,7 +28,7 @@ class State(NamedTuple):
 
 
 class GzipText:
-    """The places of a gzip file from which its text can be read. `open` at 0 and reading to the end finds them."""
+    """The points of a gzip file from which its text can be read. They are recorded as the file is read."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path
@@ -37,7 +37,7 @@ class GzipText:
     def open(self, place: int) -> io.BufferedReader:
         """Returns the text from byte `place` on. Must be closed.
 
-        Raises: OSError where the file cannot be opened; ValueError, when it is read, where it is damaged.
+        Raises: OSError if the file cannot be opened. Reading raises ValueError if the file is damaged.
         """
         state = self._states[bisect.bisect_right(self._states, place, key=lambda saved: saved.text) - 1]
         text = io.BufferedReader(_Text(open(paths.local(self._path), "rb"), state, self._states), CHUNK)
@@ -48,7 +48,7 @@ class GzipText:
 
 
 class _Text(io.RawIOBase):
-    """The text behind a state, as a stream. Adds the states it comes by to `states`."""
+    """The text after a state, as a stream. It appends new states to `states` as it reads."""
 
     def __init__(self, file: io.BufferedReader, state: State, states: list[State]) -> None:
         self.name, self._file, self._states = file.name, file, states
@@ -74,7 +74,7 @@ class _Text(io.RawIOBase):
             if self._decompressor.eof:
                 if ended:
                     return 0
-                self._decompressor = zlib.decompressobj(GZIP)  # a file may be several, one after another
+                self._decompressor = zlib.decompressobj(GZIP)  # a file may have several members
             try:
                 chunk = self._decompressor.decompress(self._data, len(buffer))
             except zlib.error as error:

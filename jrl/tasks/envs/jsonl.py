@@ -1,8 +1,8 @@
-"""Tasks from a file of rows, JSON lines (also as .gz), Parquet or ArrayRecord, read at random. No JAX.
+"""Tasks from a file of rows, JSON lines (also as .gz), Parquet or ArrayRecord, with random access. No JAX.
 
-What a row means is in `columns.py`. Opening reads the file once, row by row, and keeps 16 bytes a row; memory does not
-grow with the file's text. Whatever is wrong with a row is one of CAUSES: refused with file and line, or dropped and
-counted, as the config says.
+`columns.py` defines the meaning of a row. Opening reads the file once, row by row, and keeps 16 bytes per row; memory
+does not grow with the length of the text. Every problem with a row is one of CAUSES. A bad row is refused with file and
+line, or dropped and counted, as configured.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Row = Callable[[], dict[str, Any]]  # raises BadRow
 
 
 class FileConfig(Protocol):
-    """What is asked of a configuration by whoever reads its file."""
+    """The config fields that a reader needs."""
 
     path: str
     max_row_bytes: int
@@ -52,13 +52,13 @@ class Reader(Protocol):
         """Yields (number in the file, from 1; place; row) of every row, reading the file once."""
 
     def at(self, place: int) -> dict[str, Any]:
-        """Returns the row at a place. Raises BadRow, and ValueError where the file is not the one that was opened."""
+        """Returns the row at a place. Raises BadRow; ValueError if the file changed since it was opened."""
 
     def digest(self) -> str:
-        """Returns the sha256 of the file, once `each` has ended."""
+        """Returns the sha256 of the file. Call it after `each` is exhausted."""
 
     def counts(self) -> dict[str, int]:
-        """Returns what of the whole file was noticed, by cause."""
+        """Returns counts for the whole file, by cause."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,26 +67,26 @@ class JsonlSource:
 
     config: Jsonl
     reader: Reader
-    places: np.ndarray  # [n] uint64, where the reader finds a row
+    places: np.ndarray  # [n] uint64, the row's position for the reader
     numbers: np.ndarray  # [n] uint64, its number in the file, from 1
     fingerprint: str
     counts: dict[str, int]
-    verifiers: frozenset[str]  # that a row names
+    verifiers: frozenset[str]  # all that rows name
 
     def __len__(self) -> int:
         return len(self.places)
 
     def __getitem__(self, index: int) -> Example:
-        """Returns row `index`. Raises ValueError where the file is not the one that was opened."""
+        """Returns the example of row `index`. Raises ValueError if the file changed since it was opened."""
         index = in_range(index, len(self))
         return example_of(self.reader.at(int(self.places[index])), int(self.numbers[index]), self.config)
 
 
 def open_jsonl(config: Jsonl, stop: Stop = never) -> JsonlSource:
-    """Returns the source, every row of it checked.
+    """Returns the source. Every row is checked.
 
-    Raises: ValueError where the file cannot be read, a row is bad and `on_bad_row` is "refuse" (naming file and line),
-        more than `max_dropped` of the rows are bad, or no row is left; StopRequested where `stop` says so.
+    Raises: ValueError if the file cannot be read, a row is bad and `on_bad_row` is "refuse" (naming file and line),
+        more than `max_dropped` of the rows are bad, or no row is left; StopRequested if `stop` returns True.
     """
     places, numbers, ids, prompts = (array.array("Q") for _ in range(4))
     counts: dict[str, int] = {}
@@ -112,12 +112,12 @@ def open_jsonl(config: Jsonl, stop: Stop = never) -> JsonlSource:
             verifiers.update(example.verifiers)
     except OSError as error:
         raise ValueError(f"Jsonl.path: {config.path!r} cannot be read: {error.strerror or error}") from error
-    first, where = _first_of_each(ids)
+    first, first_of = _first_of_each(ids)
     repeated = np.setdiff1d(np.arange(len(ids)), first)
     if len(repeated):
         problem = f"{config.path}, {reader.unit} {numbers[int(repeated[0])]}: the row {CAUSES['duplicate_id']}"
         if config.on_bad_row == "refuse":
-            raise ValueError(f"{problem} ({reader.unit} {numbers[int(where[repeated[0]])]})")
+            raise ValueError(f"{problem} ({reader.unit} {numbers[int(first_of[repeated[0]])]})")
         counts["duplicate_id"] = len(repeated)
         first_bad = first_bad or problem
     dropped, total = sum(counts.values()), len(ids) + sum(counts.values()) - len(repeated)
@@ -128,9 +128,9 @@ def open_jsonl(config: Jsonl, stop: Stop = never) -> JsonlSource:
         )
     if not len(first):
         raise ValueError(f"{config.path} holds no rows")
-    twice = len(first) - len(np.unique(np.asarray(prompts, np.uint64)[first]))
-    if twice:
-        counts["duplicate_prompt"] = twice  # kept: noticed, not dropped
+    duplicates = len(first) - len(np.unique(np.asarray(prompts, np.uint64)[first]))
+    if duplicates:
+        counts["duplicate_prompt"] = duplicates  # counted, not dropped
     return JsonlSource(
         config=config,
         reader=reader,
@@ -143,9 +143,9 @@ def open_jsonl(config: Jsonl, stop: Stop = never) -> JsonlSource:
 
 
 def open_reader(config: FileConfig, stop: Stop = never) -> Reader:
-    """Returns the rows of a file by its ending: Parquet, ArrayRecord, or JSON lines.
+    """Returns the reader for a file by its extension: Parquet, ArrayRecord, or JSON lines.
 
-    Raises: OSError where it cannot be opened, ValueError where it is damaged.
+    Raises: OSError if it cannot be opened, ValueError if it is damaged.
     """
     if config.path.endswith(".parquet"):
         return open_parquet(config, stop)
@@ -155,7 +155,7 @@ def open_reader(config: FileConfig, stop: Stop = never) -> Reader:
 
 
 class Lines:
-    """JSON lines, found again by their offset in the text. Blank lines at the end of the file are ignored."""
+    """JSON lines; the place of a line is its offset in the text. Blank lines at the end of the file are ignored."""
 
     unit = "line"
 
@@ -169,7 +169,7 @@ class Lines:
     def each(self) -> Iterator[tuple[int, int, Row]]:
         with self._open(0) as file:
             self._stamp = stamp_of(file)
-            blank = 0  # lines just before this one
+            blank = 0  # blank lines directly before this one
             for number, offset, line in _lines(file, self._limit, self._digest):
                 line = _without_bom(line, offset)
                 if not line.strip() and len(line) <= self._limit:
@@ -211,7 +211,8 @@ def _parse(line: bytes, max_row_bytes: int) -> dict[str, Any]:
         text = line.decode()
     except UnicodeDecodeError as error:
         raise BadRow("bad_utf8", f"byte {error.start} of the line") from error
-    # Depth is measured before parsing, since the parser recurses. Only what could be too deep is looked at closely.
+    # Check the depth before parsing, since the parser recurses. The exact depth is computed only where it could be too
+    # large.
     if line.count(b"[") + line.count(b"{") > _DEEPEST and _depth(line) > _DEEPEST:
         raise BadRow("too_deep")
     try:
@@ -220,7 +221,7 @@ def _parse(line: bytes, max_row_bytes: int) -> dict[str, Any]:
         raise
     except json.JSONDecodeError as error:
         raise BadRow("bad_json", f"{error.msg} at column {error.colno}") from error
-    except ValueError as error:  # the only other one: Python converts no longer integers
+    except ValueError as error:  # the only other cause: Python limits the digits of an integer
         digits = sys.get_int_max_str_digits()
         raise BadRow("bad_json", f"an integer has more than {digits} digits; write it as a string") from error
     if not isinstance(row, dict):
@@ -243,7 +244,7 @@ def _without_bom(line: bytes, offset: int) -> bytes:
 
 
 def _lines(file: Any, limit: int, digest: Any) -> Iterator[tuple[int, int, bytes]]:
-    """Number, offset and bytes of each line; of one that is longer than `limit` only the first limit + 6 bytes."""
+    """Yields number, offset and bytes of each line; only the first limit + 6 bytes of one longer than that."""
     number, offset = 0, 0
     while line := file.readline(limit + len(_BOM) + 3):
         number += 1
@@ -287,7 +288,7 @@ def _depth(line: bytes) -> int:
 
 
 def _first_of_each(digests: array.array) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of the first of each value, ascending, and for every index that of its first."""
+    """Returns the indices of the first occurrence of each value, ascending, and for every index that of its first."""
     _, first, inverse = np.unique(np.asarray(digests, np.uint64), return_index=True, return_inverse=True)
     return np.sort(first), first[inverse]
 

@@ -1,4 +1,4 @@
-"""Several environments as one source, interleaved by index in exact proportions. No JAX."""
+"""A mixture of environments as one source, interleaved by index in exact proportions. No JAX."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _LONGEST_CYCLE = 10_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mixture:
-    """Tasks in proportion to their weights. The mixture ends when the task that takes longest has been walked once;
-    those that end before start over, as further examples with ids of their own."""
+    """Tasks in proportion to their weights. The mixture ends when every task has been read once. Tasks that end earlier
+    start over, with new ids for the repeated examples."""
 
-    tasks: tuple[Any, ...] = dataclasses.field(metadata={"table": "envs"})  # the sources that are mixed
+    tasks: tuple[Any, ...] = dataclasses.field(metadata={"table": "envs"})  # the tasks to mix
     weights: tuple[float, ...] = ()  # one for each task; empty: equal
 
 
 def open_source(config: Any, table: Mapping[str, Environment], stop: Stop = never) -> Source:
-    """Returns the source that `config`, an instance of some row's config class, describes.
+    """Returns the source for `config`, an instance of the config class of a row of `table`.
 
-    `table` is the one of the run, the user's parts included, so that a mixture may hold any of its rows.
+    `table` is the run's table, user parts included, so a mixture may contain any of its rows.
 
-    Raises: ValueError where no row has this config class; StopRequested where `stop` says so while a file is read.
+    Raises: ValueError if no row has this config class; StopRequested if `stop` returns True while a file is read.
     """
     name = type(config).__name__
     if name not in table or table[name].config is not type(config):
@@ -63,54 +63,54 @@ def open_source(config: Any, table: Mapping[str, Environment], stop: Stop = neve
 def mix(sources: list[Source], weights: tuple[float, ...] = ()) -> Source:
     """Returns the interleaved source.
 
-    One cycle holds task k exactly w_k times (the weights as least whole numbers), spread out by always taking the task
-    that is furthest behind its share; index i is place i mod cycle of cycle i // cycle.
+    One cycle contains task k exactly w_k times (the weights as smallest integers), spread out by always taking the task
+    that is furthest behind its share. Index i is slot i mod cycle of cycle i // cycle.
 
-    Raises: ValueError where there is no task, one has no examples, weights do not match the tasks, are not positive, or
-        have no small common measure.
+    Raises: ValueError if there is no task, a task has no examples, or the weights do not match the tasks, are not
+        positive, or have no small common denominator.
     """
     if not sources:
         raise ValueError("Mixture.tasks is empty")
-    if empty := [place for place, source in enumerate(sources) if not len(source)]:
+    if empty := [task for task, source in enumerate(sources) if not len(source)]:
         raise ValueError(f"Mixture.tasks[{empty[0]}] has no examples; leave it out")
     counts = integer_weights(weights or (1.0,) * len(sources), len(sources))
     cycle = sum(counts)
     taken = [0] * len(sources)
-    places: list[tuple[int, int]] = []  # (task, how many of it came before in this cycle)
-    for place in range(cycle):
-        behind = [(place + 1) * count / cycle - so_far for count, so_far in zip(counts, taken)]
-        task = behind.index(max(behind))  # the first of equals
-        places.append((task, taken[task]))
+    slots: list[tuple[int, int]] = []  # (task, its earlier slots in this cycle)
+    for slot in range(cycle):
+        behind = [(slot + 1) * count / cycle - so_far for count, so_far in zip(counts, taken)]
+        task = behind.index(max(behind))  # the first on a tie
+        slots.append((task, taken[task]))
         taken[task] += 1
-    size = max(_ends(len(source), task, count, places) for task, (source, count) in enumerate(zip(sources, counts)))
+    size = max(_ends(len(source), task, count, slots) for task, (source, count) in enumerate(zip(sources, counts)))
 
     def make(index: int) -> Example:
-        task, before = places[index % cycle]
+        task, before = slots[index % cycle]
         step = index // cycle * counts[task] + before
-        walk, local = divmod(step, len(sources[task]))
+        epoch, local = divmod(step, len(sources[task]))
         example = sources[task][local]
-        again = f"/again{walk}" if walk else ""
-        return dataclasses.replace(example, id=f"{task}/{example.id}{again}")
+        suffix = f"/again{epoch}" if epoch else ""
+        return dataclasses.replace(example, id=f"{task}/{example.id}{suffix}")
 
-    counted: dict[str, int] = {}
+    totals: dict[str, int] = {}
     for source in sources:
         for cause, count in source.counts.items():
-            counted[cause] = counted.get(cause, 0) + count
-    named = collections.Counter(source[0].task for source in sources)
-    if alike := sum(count for count in named.values() if count > 1):
-        counted["task_of_same_name"] = alike  # noticed: metrics and objectives take them for one
+            totals[cause] = totals.get(cause, 0) + count
+    names = collections.Counter(source[0].task for source in sources)
+    if same_name := sum(count for count in names.values() if count > 1):
+        totals["task_of_same_name"] = same_name  # a warning: metrics and objectives treat them as one task
     return Generated(
         size,
         make,
         digest_of("mixture", counts, *(source.fingerprint for source in sources)),
-        counted,
+        totals,
         verifiers=frozenset().union(*map(named_verifiers, sources)),
-        task=np.resize(np.array([task for task, _ in places], np.int32), size),
+        task=np.resize(np.array([task for task, _ in slots], np.int32), size),
     )
 
 
 def integer_weights(weights: tuple[float, ...], num_tasks: int) -> list[int]:
-    """Returns the least whole numbers in proportion to `weights`, read as fractions of the largest."""
+    """Returns the smallest integers in proportion to `weights`, which are rounded to fractions of the largest."""
     if len(weights) != num_tasks:
         raise ValueError(f"Mixture.weights has {len(weights)} numbers for {num_tasks} tasks")
     for weight in weights:
@@ -128,7 +128,7 @@ def integer_weights(weights: tuple[float, ...], num_tasks: int) -> list[int]:
     return counts
 
 
-def _ends(length: int, task: int, count: int, places: list[tuple[int, int]]) -> int:
-    """The size of the mixture at which a task of `length` examples has been walked exactly once."""
+def _ends(length: int, task: int, count: int, slots: list[tuple[int, int]]) -> int:
+    """Returns the size of the mixture at which a task of `length` examples has been read exactly once."""
     cycles, before = divmod(length - 1, count)
-    return cycles * len(places) + places.index((task, before)) + 1
+    return cycles * len(slots) + slots.index((task, before)) + 1

@@ -1,7 +1,7 @@
-"""Rows of a Parquet file, found again by their number. Needs the extra `parquet` (pyarrow). No JAX.
+"""Random access to the rows of a Parquet file. Needs the extra `parquet` (pyarrow). No JAX.
 
-A row group is decoded at a time and the last one kept, so that memory follows the largest group and not the file.
-Columns whose type JSON does not have (bytes, times, decimals, maps) are not read, and counted as unread_column.
+One row group is decoded at a time and the last one cached, so memory grows with the largest group, not with the file.
+Columns with types that JSON does not have (bytes, times, decimals, maps) are skipped and counted as unread_column.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ CHUNK = 1 << 20
 
 
 def open_parquet(config: Any, stop: Stop = never) -> ParquetRows:
-    """Opens the file; its schema is read.
+    """Returns the rows of a Parquet file. Reads the whole file for its hash, but decodes only the schema.
 
-    Raises: ImportError naming the extra; OSError where it cannot be opened; ValueError for one that is no Parquet file,
-        is damaged, or has a column twice.
+    Raises: ImportError naming the extra; OSError if it cannot be opened; ValueError if it is not a Parquet file, is
+        damaged, has a duplicate column or a row group above MAX_GROUP_BYTES.
     """
     try:
         import pyarrow.parquet
@@ -45,7 +45,7 @@ class ParquetRows:
 
     def __init__(self, config: Any, arrow: Any, stop: Stop = never) -> None:
         self._path, self._limit, self._arrow = config.path, config.max_row_bytes, arrow
-        self._held: tuple[int, Any] | None = None  # the row group read last
+        self._cached: tuple[int, Any] | None = None  # the index and table of the last row group read
         paths.check_not_special(config.path)
         with open(paths.local(config.path), "rb") as file:
             self._stamp = stamp_of(file)
@@ -62,8 +62,8 @@ class ParquetRows:
                 f"{config.path}: a row group unpacks to {largest} bytes; the limit is {MAX_GROUP_BYTES}. "
                 "Write the file with smaller row groups"
             )
-        if twice := sorted({name for name in schema.names if schema.names.count(name) > 1}):
-            raise ValueError(f"{config.path} has two columns of the name {twice[0]!r}")
+        if duplicates := sorted({name for name in schema.names if schema.names.count(name) > 1}):
+            raise ValueError(f"{config.path} has two columns named {duplicates[0]!r}")
         self._columns = [field.name for field in schema if _in_json(field.type, arrow)]
         self._unread = len(schema.names) - len(self._columns)
 
@@ -88,15 +88,15 @@ class ParquetRows:
         return {"unread_column": self._unread} if self._unread else {}
 
     def _group(self, group: int) -> Any:
-        held = self._held
-        if held is None or held[0] != group:
-            self._held = held = None  # the one before is let go first: both may be large
-            held = group, self._guarded(lambda file: file.read_row_group(group, columns=self._columns))
-            self._held = held
-        return held[1]
+        cached = self._cached
+        if cached is None or cached[0] != group:
+            self._cached = cached = None  # free the previous group first: both may be large
+            cached = group, self._guarded(lambda file: file.read_row_group(group, columns=self._columns))
+            self._cached = cached
+        return cached[1]
 
     def _guarded(self, read: Callable[[Any], Any]) -> Any:
-        """Returns what `read` reads of the open file. Arrow's errors become one that names the file."""
+        """Returns `read` of the open file. Converts Arrow's errors to a ValueError that names the file."""
         try:
             with self._arrow.parquet.ParquetFile(str(paths.local(self._path))) as file:
                 return read(file)
@@ -118,7 +118,7 @@ class ParquetRows:
 
 
 def _python(table: Any) -> list[dict[str, Any] | BadRow]:
-    """Returns the rows of a table; a BadRow in the place of one whose text is not UTF-8."""
+    """Returns the rows of a table; a BadRow in place of a row with text that is not UTF-8."""
     try:
         return table.to_pylist()
     except UnicodeDecodeError as error:
@@ -128,7 +128,7 @@ def _python(table: Any) -> list[dict[str, Any] | BadRow]:
 
 
 def _in_json(type_: Any, arrow: Any) -> bool:
-    """Returns whether the values of an arrow type become JSON's own in Python."""
+    """Returns whether the values of an Arrow type convert to JSON types in Python."""
     types = arrow.types
     if types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_):
         return _in_json(type_.value_type, arrow)

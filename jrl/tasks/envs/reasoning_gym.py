@@ -1,13 +1,14 @@
-"""Tasks of the reasoning-gym package, by dataset name. Its import takes seconds, so it happens when a source is opened.
+"""Tasks of the reasoning-gym package, by dataset name. The package takes seconds to import, so it is imported when a
+source is opened.
 
-A dataset's own promise, "the same seed gives the same tasks", is kept here against what breaks it:
+This module makes tasks reproducible and independent across seeds, although:
 
-* some generators draw from the global state of `random` or numpy: both are seeded by (dataset, seed, index) around
-  each task and put back after it;
-* some walk a set of strings, whose order changes with every process: HASH_ORDERED. They are refused unless Python runs
-  with PYTHONHASHSEED=0;
-* task i of seed s is often task i - 1 of seed s + 1: the seed given to a dataset is a hash of its name and ours, so
-  that runs of neighboring seeds do not share their tasks.
+* some generators draw from the global state of `random` or numpy: both are seeded with (dataset, seed, index) for each
+  task and restored afterwards;
+* some iterate over a set of strings, whose order differs between processes (HASH_ORDERED): they are refused unless
+  Python runs with PYTHONHASHSEED=0;
+* task i of seed s is often task i - 1 of seed s + 1: a dataset is seeded with a hash of its name and the config's seed,
+  so that runs with neighboring seeds do not share tasks.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ import numpy as np
 from jrl.tasks.envs.contract import Generated, digest_of
 from jrl.tasks.example import Example, Message
 
-# Found by making 40 tasks of every dataset of 0.1.25 in processes of different hash seeds (a slow test repeats it). Of
-# some only the reference answer differs, of codeio and intermediate_integration only one task in many.
+# Determined by generating 40 tasks of every dataset of 0.1.25 in processes with different hash seeds (a slow test
+# repeats it). For some only the reference answer differs; for codeio and intermediate_integration only one task in
+# many.
 HASH_ORDERED = frozenset(
     (
         "codeio",
@@ -53,19 +55,19 @@ _GLOBAL_STATE = threading.Lock()
 class ReasoningGym:
     """One dataset of reasoning-gym."""
 
-    dataset: str  # its name there, "chain_sum"
-    level: int | None = None  # raise every attribute of its curriculum so many times; None: the dataset's own defaults
+    dataset: str  # its name in the package, such as "chain_sum"
+    level: int | None = None  # raise every attribute of its curriculum this many times; None: the dataset's defaults
     config: dict[str, float | int | str | bool] = dataclasses.field(default_factory=dict)  # fields of its config class
-    size: int = 100_000  # how many tasks there are
-    seed: int = 0  # of the tasks generated
+    size: int = 100_000  # number of tasks
+    seed: int = 0  # of the generated tasks
     system: str = ""  # a system message before each question
 
 
 def open_reasoning_gym(config: ReasoningGym) -> Generated:
-    """Returns the source. `info` of an example is {"dataset", "config", "entry"}: what its scorer is rebuilt from.
+    """Returns the source. `info` of an example is {"dataset", "config", "entry"}, from which its scorer is rebuilt.
 
     Raises: ValueError for an unknown dataset, level or config field (naming the nearest), a value that the dataset
-        refuses, and a dataset whose tasks this process cannot reproduce.
+        refuses, or a dataset with tasks that this process cannot reproduce.
     """
     import reasoning_gym
     from reasoning_gym import factory
@@ -110,7 +112,7 @@ def open_reasoning_gym(config: ReasoningGym) -> Generated:
 
 
 def _fields(config: ReasoningGym, factory: Any) -> dict[str, Any]:
-    """The fields of the dataset's config class that differ from its defaults: of the level, then of `config.config`."""
+    """Returns the fields to set in the dataset's config class: those of the level, overridden by `config.config`."""
     name, config_class = config.dataset, factory.DATASETS[config.dataset][1]
     fields: dict[str, Any] = {}
     if config.level is not None:
@@ -118,7 +120,7 @@ def _fields(config: ReasoningGym, factory: Any) -> dict[str, Any]:
             raise ValueError(f"ReasoningGym.level = {config.level}: {name} has no curriculum; set its fields by config")
         curriculum = factory.create_curriculum(name)
         for raised in range(config.level):
-            # A list, so that every attribute is raised; an attribute at its top stays there.
+            # A list, so that `any` does not stop early and every attribute is raised; one at its maximum stays there.
             if not any([curriculum.increment_attr_level(attribute) for attribute in curriculum.attributes]):
                 raise ValueError(f"ReasoningGym.level = {config.level}: the highest level of {name} is {raised}")
         if config.level < 0:
@@ -133,9 +135,9 @@ def _fields(config: ReasoningGym, factory: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def fenced(*name: int | str) -> Iterator[None]:
-    """Seeds the global generators of `random` and numpy by `name` inside the block, and puts them back after it.
+    """Seeds the global generators of `random` and numpy with `name` inside the block, and restores them afterwards.
 
-    One thread at a time: the state is the process's.
+    Only one thread can be inside: the state belongs to the process.
     """
     seed = hashlib.sha256("/".join(map(str, name)).encode()).digest()
     with _GLOBAL_STATE:
@@ -150,8 +152,8 @@ def fenced(*name: int | str) -> Iterator[None]:
 
 
 def plain(value: Any) -> Any:
-    """Returns `value` as JSON holds it. Tuples, arrays and sets become lists, enums their values; keys, dates,
-    fractions and floats that are not finite become text. Any other object leaves its type's name, "<Name>"."""
+    """Returns `value` converted to JSON types. Tuples, arrays and sets become lists, enums their values; keys, dates,
+    fractions and non-finite floats become text. Any other object becomes its type's name, "<Name>"."""
     if isinstance(value, Mapping):
         return {str(plain(key)): plain(item) for key, item in value.items()}
     if isinstance(value, enum.Enum):
@@ -166,7 +168,7 @@ def plain(value: Any) -> Any:
         return value
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else repr(float(value))
-    for kind in (str, int):  # a subclass as what it is
+    for kind in (str, int):  # a subclass becomes the base type
         if isinstance(value, kind):
             return kind(value)
     if isinstance(value, datetime.date | datetime.time | fractions.Fraction | decimal.Decimal | complex):

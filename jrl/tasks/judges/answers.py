@@ -1,4 +1,4 @@
-"""What a judge answered, read strictly: one JSON object of the schema that it was asked for, and nothing else."""
+"""Strict parsing of a judge's answer: one JSON object that fits the requested schema, and nothing else."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ SHOWN = 200  # characters of a bad reply in a message
 
 
 def read_answer(content: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the object that `content` is, all of it.
+    """Returns `content`, parsed as one JSON object.
 
     Args:
-      content: of the judge's message. schema: of a JSON object, as `problem_with` knows it.
+      content: of the judge's message. schema: of a JSON object, in the subset that `problem_with` supports.
 
-    Raises: JudgeError where it is no JSON, has text around it, names a key twice, or does not fit the schema.
+    Raises: JudgeError if it is not JSON, has text around it, repeats a key, or does not fit the schema.
     """
     try:
         answer = json.loads(content, object_pairs_hook=_once, parse_constant=_no_number)
@@ -31,11 +31,11 @@ def read_answer(content: str, schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def problem_with(value: Any, schema: Mapping[str, Any], place: str) -> tuple[Failure | None, str]:
-    """Returns why a value does not fit a schema, (None, "") where it does.
+    """Returns why a value does not fit a schema; (None, "") if it does.
 
     Args:
-      schema: a part of JSON Schema: type object (properties, required; others are refused), number (minimum, maximum),
-        boolean, or string (enum; minLength, of what is not blank).
+      schema: a subset of JSON Schema: type object (properties, required; other properties are errors), number (minimum,
+        maximum), boolean, or string (enum; minLength, without surrounding whitespace).
     """
     kind, malformed = schema["type"], Failure.MALFORMED_ANSWER
     if kind == "object":
@@ -45,8 +45,8 @@ def problem_with(value: Any, schema: Mapping[str, Any], place: str) -> tuple[Fai
             return malformed, f"{place} has no {missing[0]!r}"
         if unknown := [key for key in value if key not in schema["properties"]]:
             return malformed, f"{place} has {unknown[0]!r}, which was not asked for"
-        found = [problem_with(item, schema["properties"][key], repr(key)) for key, item in value.items()]
-        return next((problem for problem in found if problem[0] is not None), (None, ""))
+        problems = [problem_with(item, schema["properties"][key], repr(key)) for key, item in value.items()]
+        return next((problem for problem in problems if problem[0] is not None), (None, ""))
     if kind == "number":
         if isinstance(value, bool) or not isinstance(value, int | float):
             return malformed, f"{place} is not a number"
@@ -67,16 +67,16 @@ def problem_with(value: Any, schema: Mapping[str, Any], place: str) -> tuple[Fai
 
 
 def shown(text: str) -> str:
-    """Returns the beginning of a text as a message shows it."""
+    """Returns the beginning of a text, quoted for a message."""
     return repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}...")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A key that comes twice has two values, of which neither is the answer."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    """Returns the pairs as a dict. Raises ValueError on a repeated key: neither value can be taken as the answer."""
+    unique = dict(pairs)
+    if len(unique) != len(pairs):
         raise ValueError("a key comes twice")
-    return found
+    return unique
 
 
 def _no_number(name: str) -> float:

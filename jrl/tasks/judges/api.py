@@ -1,4 +1,4 @@
-"""One request to an OpenAI-compatible API, and its reply read strictly. Standard library only."""
+"""One request to an OpenAI-compatible API, and strict parsing of the reply. Standard library only."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from jrl.tasks.judges.answers import shown
 from jrl.tasks.judges.failures import Failure, JudgeError
 
 MOST_REPLY_BYTES = 4 << 20
-MOST_TOKENS = 1 << 31  # of a request that a reply's count is believed of
-AGAIN = (408, 409, 425)  # statuses below 500 that another attempt may change; 429 is a rate limit
+MOST_TOKENS = 1 << 31  # largest token count of a request that is believed
+AGAIN = (408, 409, 425)  # statuses below 500 worth a retry; 429 is a rate limit
 
 
 class Completion(NamedTuple):
-    """What a chat completion says."""
+    """The parsed reply to a chat completion request."""
 
     content: str  # of the one message
     prompt_tokens: int
@@ -31,13 +31,14 @@ class Completion(NamedTuple):
 
 
 class Endpoint:
-    """Where chat completions are asked for. Never shows its key.
+    """The endpoint for chat completions. Its key is never shown.
 
     Args:
       address: the base URL of the API, such as "http://localhost:8000/v1".
-      key: sent as a bearer token; None: none is sent.
+      key: sent as a bearer token; None: no key is sent.
 
-    Raises: ValueError for an address that is none, or that holds a password; for a key that no header can hold.
+    Raises: ValueError if the address is not a valid base URL or contains a user, password or query, or if the key
+      cannot be sent in a header.
     """
 
     def __init__(self, address: str, key: str | None):
@@ -65,7 +66,7 @@ class Endpoint:
         return f"Endpoint({self.address!r})"
 
     def without_key(self, text: str) -> str:
-        """Returns a server's text without the key, which servers repeat in their errors."""
+        """Returns a server's text with the key replaced, as servers may repeat it in their errors."""
         return text if self._key is None else text.replace(self._key, "***")
 
     def connect(self, timeout: float) -> http.client.HTTPConnection:
@@ -74,9 +75,9 @@ class Endpoint:
         return http.client.HTTPConnection(self._host, self._port, timeout=timeout)
 
     def post(self, connection: http.client.HTTPConnection, body: bytes, timeout: float) -> Completion:
-        """Returns the completion that the API answers a request body with, in `timeout` seconds at most.
+        """Sends a request body and returns the API's completion, within `timeout` seconds.
 
-        Raises: JudgeError for whatever else happens. A connection that is of no more use is closed.
+        Raises: JudgeError on any failure. A connection that can no longer be used is closed.
         """
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if self._key is not None:
@@ -87,14 +88,14 @@ class Endpoint:
                 connection.request("POST", self._path, body, headers)
                 with connection.getresponse() as response:
                     data = _read(response)
-            if expired.is_set():  # a reply without a length ends where its connection does
+            if expired.is_set():  # a reply without a length ends when its connection is closed
                 raise TimeoutError
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             if expired.is_set() or isinstance(error, TimeoutError):
                 raise JudgeError(Failure.TIMEOUT, f"no answer within {timeout:g} s") from error
-            said = self.without_key(f"{type(error).__name__}: {error}")
-            raise JudgeError(Failure.CONNECTION, f"{self.address}: {said}") from error
+            reason = self.without_key(f"{type(error).__name__}: {error}")
+            raise JudgeError(Failure.CONNECTION, f"{self.address}: {reason}") from error
         if len(data) > MOST_REPLY_BYTES:
             connection.close()
             raise JudgeError(Failure.MALFORMED_REPLY, f"its reply is longer than {MOST_REPLY_BYTES} bytes")
@@ -107,22 +108,22 @@ class Endpoint:
         status = response.status
         if status == 200 and not is_page:
             return read_completion(text)
-        said = f"status {status}, a web page" if is_page else f"status {status}: {shown(text)}"
+        detail = f"status {status}, a web page" if is_page else f"status {status}: {shown(text)}"
         wait = retry_after(response.headers.get("Retry-After"), time.time())
         if status == 429:
-            raise JudgeError(Failure.RATE_LIMIT, said, wait)
+            raise JudgeError(Failure.RATE_LIMIT, detail, wait)
         if status >= 500 or status in AGAIN:
-            raise JudgeError(Failure.SERVER_ERROR, said, wait)
+            raise JudgeError(Failure.SERVER_ERROR, detail, wait)
         if status == 200:
-            raise JudgeError(Failure.HTML, f"{said}, and no chat completion: {shown(text)}")
-        moved = f" (it names {shown(response.headers['Location'])})" if response.headers["Location"] else ""
-        raise JudgeError(Failure.REJECTED, said + moved)
+            raise JudgeError(Failure.HTML, f"{detail}, not a chat completion: {shown(text)}")
+        moved = f" (redirect to {shown(response.headers['Location'])})" if response.headers["Location"] else ""
+        raise JudgeError(Failure.REJECTED, detail + moved)
 
 
 def read_completion(text: str) -> Completion:
-    """Returns the one choice of a reply, from its message only.
+    """Returns the message of a reply's only choice, with the token counts.
 
-    Raises: JudgeError where it is not the JSON of a chat completion, or its answer was cut.
+    Raises: JudgeError if the reply is not the JSON of a chat completion, or the answer was truncated.
     """
     try:
         reply = json.loads(text)
@@ -132,9 +133,9 @@ def read_completion(text: str) -> Completion:
         (choice,) = reply["choices"]
         content, reason = choice["message"]["content"], choice.get("finish_reason")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise JudgeError(Failure.MALFORMED_REPLY, f"its reply is no chat completion: {shown(text)}") from error
+        raise JudgeError(Failure.MALFORMED_REPLY, f"its reply is not a chat completion: {shown(text)}") from error
     if reason == "length":
-        raise JudgeError(Failure.TRUNCATED, "its answer was cut; raise Judge.max_tokens")
+        raise JudgeError(Failure.TRUNCATED, "its answer was truncated; raise Judge.max_tokens")
     if not isinstance(content, str):
         raise JudgeError(Failure.MALFORMED_REPLY, f"its message has no text: {shown(text)}")
     used = reply.get("usage")
@@ -142,10 +143,10 @@ def read_completion(text: str) -> Completion:
 
 
 def retry_after(value: str | None, now: float) -> float | None:
-    """Returns the seconds that a Retry-After header asks for, None where there is none that can be read.
+    """Returns the seconds that a Retry-After header asks to wait; None if it is missing or cannot be parsed.
 
     Args:
-      value: seconds, or a date of HTTP. now: seconds since the epoch.
+      value: seconds, or an HTTP date. now: seconds since the epoch.
     """
     if value is None:
         return None
@@ -157,13 +158,13 @@ def retry_after(value: str | None, now: float) -> float | None:
 
 
 def _count(used: Any, name: str) -> int:
-    """Returns a count of tokens; 0 where there is none, or one that no request can have."""
+    """Returns a token count from the usage; 0 if it is missing or implausible."""
     value = used.get(name) if isinstance(used, Mapping) else None
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_TOKENS else 0
 
 
 def _is_host(name: str | None) -> bool:
-    """Whether a URL's host can be looked up: labels of 1 to 63 characters."""
+    """Returns whether a URL's host is a valid name: labels of 1 to 63 characters."""
     try:
         return bool(name) and bool(name.encode("idna"))
     except UnicodeError:
@@ -172,19 +173,19 @@ def _is_host(name: str | None) -> bool:
 
 @contextlib.contextmanager
 def _cut_after(seconds: float, connection: http.client.HTTPConnection, expired: threading.Event) -> Iterator[None]:
-    """Opens a connection where it is not open, and shuts it after so many seconds, setting `expired`: whatever a server
-    sends until then, and however slowly, it gets no more time."""
+    """Connects if needed, and shuts the connection down after `seconds`, setting `expired`. This bounds the whole
+    request, even if a server keeps sending slowly."""
     opened = time.monotonic()
     connection.timeout = seconds
     if connection.sock is None:
         connection.connect()
-    sock = connection.sock  # which the connection lets go of where the server is to close it
+    sock = connection.sock  # the connection drops its reference if the server will close it
     sock.settimeout(seconds)
 
     def cut() -> None:
         expired.set()
         with contextlib.suppress(OSError):
-            socket.socket.shutdown(sock, socket.SHUT_RDWR)  # of TLS too: its own would write
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)  # for TLS too: SSLSocket.shutdown would write
 
     timer = threading.Timer(max(opened + seconds - time.monotonic(), 0), cut)
     timer.daemon = True
@@ -196,12 +197,15 @@ def _cut_after(seconds: float, connection: http.client.HTTPConnection, expired: 
 
 
 def _read(response: http.client.HTTPResponse) -> bytes:
-    """Returns the body, or its beginning."""
+    """Returns the body, or only its beginning if it is longer than MOST_REPLY_BYTES.
+
+    Raises: http.client.IncompleteRead if the connection ends before Content-Length bytes.
+    """
     data = bytearray()
     while len(data) <= MOST_REPLY_BYTES:
         chunk = response.read1(1 << 16)
         if not chunk:
-            if response.length:  # of Content-Length, what did not come
+            if response.length:  # the bytes of Content-Length that are missing
                 raise http.client.IncompleteRead(bytes(data), response.length)
             break
         data += chunk
@@ -209,7 +213,7 @@ def _read(response: http.client.HTTPResponse) -> bytes:
 
 
 class Connections:
-    """The connections of a client's threads, so that another thread can cut them."""
+    """The connections of a client's threads, which another thread can shut down."""
 
     def __init__(self, connect: Callable[[float], http.client.HTTPConnection]):
         self._connect = connect
@@ -223,7 +227,7 @@ class Connections:
         return connection
 
     def cut(self) -> None:
-        """Ends every request under way: whoever waits for a reply gets an OSError."""
+        """Ends every request in flight: threads that wait for a reply get an OSError."""
         with self._lock:
             for connection in self._open:
                 if (sock := connection.sock) is not None:

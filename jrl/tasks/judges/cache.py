@@ -1,4 +1,4 @@
-"""Answers of a judge on disk, by the hash of the request: what was paid for once is not asked again."""
+"""On-disk cache of a judge's answers by the hash of the request: no answer is paid for twice."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pathlib
 class AnswerCache:
     """An append-only JSONL file of valid answers. Must be closed. One process at a time; used under the client's lock.
 
-    An entry is one write. A last line that a kill cut short is dropped when the file is opened, and an entry that does
-    not fit on the disk is cut back, so that no half-written entry is ever read.
+    An entry is one write. An incomplete last line, left by a kill, is dropped when the file is opened, and an entry
+    that does not fit on the disk is truncated away. No half-written entry is ever read.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -41,9 +41,10 @@ class AnswerCache:
         return json.loads(os.pread(self._file.fileno(), place[1], place[0]))["content"]
 
     def add(self, key: str, content: str) -> None:
-        """Appends an answer, unless there is one. It outlives this process at once, and the machine after `sync`.
+        """Appends an answer, unless the key has one. It survives a crash of the process at once, and of the machine
+        after `sync`.
 
-        Raises: OSError where the disk is full or gone; the file is as it was.
+        Raises: OSError if the disk is full or gone; the file is then unchanged.
         """
         if bytes.fromhex(key) in self._places:
             return
@@ -69,7 +70,7 @@ class AnswerCache:
             entry = json.loads(line)
             key = bytes.fromhex(entry["key"])
             if not isinstance(entry["content"], str):
-                raise TypeError("its content is no text")
+                raise TypeError("its content is not a string")
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{self.path}, line {number}: not an answer of a judge: {error!r}; delete the file to "
                              "have the judge asked again") from error  # fmt: skip

@@ -1,4 +1,4 @@
-"""Many requests to a judge at once: threads, rate limits, retries. Every request is settled exactly once."""
+"""Concurrent requests to a judge: threads, rate limits, retries. Every request is settled exactly once."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ from jrl.tasks.judges.rate_limit import RateLimit
 
 MOST_BACKOFF_SECONDS = 60.0
 MOST_RETRY_AFTER_SECONDS = 600.0  # a server that asks to wait longer is out of quota
-CLOSE_SECONDS = 2.0  # how long closing waits for threads whose connections were cut
-REUSE_SECONDS = 2.0  # how long an idle connection is trusted; servers close theirs after a few seconds
-CHARACTERS_PER_TOKEN = 4  # of a request, until the server says what it used
+CLOSE_SECONDS = 2.0  # how long `close` waits for the threads after shutting down their connections
+REUSE_SECONDS = 2.0  # how long an idle connection is reused; servers close theirs after a few seconds
+CHARACTERS_PER_TOKEN = 4  # estimate for a request, until the server reports its usage
 
 
 class RequestLimits(NamedTuple):
-    """How hard a client tries."""
+    """Concurrency, timeouts and retries of a client."""
 
     concurrency: int
     timeout_seconds: float  # of one attempt
-    attempts: int  # of a request; being told to wait by a rate limit is none
+    attempts: int  # of a request; waiting for a rate limit does not count
     backoff_seconds: float  # wait before the second attempt; it doubles
-    patience_seconds: float  # from a request's first attempt to giving it up
+    patience_seconds: float  # from a request's first attempt until it is given up
     max_tokens: int  # of an answer
 
 
 class Request:
-    """One request body, and later its answer or why there is none."""
+    """One request body, and once it is settled its answer or why there is none."""
 
     def __init__(self, body: bytes, key: str):
         self.body = body
         self.key = key  # of the cache
-        self.content: str | None = None  # the judge's answer, which fits
+        self.content: str | None = None  # the judge's valid answer
         self.problem = ""  # why there is none
         self.settled = False
-        self.attempts = 0  # counted ones
-        self.tries = 0  # those that a rate limit refused included
+        self.attempts = 0  # without those that a rate limit refused
+        self.tries = 0  # with those that a rate limit refused
         self.began: float | None = None
 
 
 class Client:
-    """Asks one judge. Must be closed.
+    """Sends requests to one judge. Must be closed.
 
     Args:
-      read: raises JudgeError for an answer that is not what was asked for.
-      cache: of valid answers; None: none.
+      read: raises JudgeError for an answer that is not valid.
+      cache: of valid answers; None: no cache.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class Client:
         self.counts: collections.Counter[str] = collections.Counter()  # requests, failures by name, tokens, ...
         self._endpoint, self._read, self._limits, self._limit, self._cache = endpoint, read, limits, limit, cache
         self._lock = threading.RLock()
-        self._sendable = threading.Condition(self._lock)  # for the threads: wakes one for each request
-        self._settled = threading.Condition(self._lock)  # for whoever waits
-        self._waiting: list[tuple[float, int, Request]] = []  # a heap: when it may be sent, order, request
+        self._sendable = threading.Condition(self._lock)  # the client's threads wait on it; one wakes per request
+        self._settled = threading.Condition(self._lock)  # callers of `wait` wait on it
+        self._waiting: list[tuple[float, int, Request]] = []  # a heap: time it may be sent, order, request
         self._order = itertools.count()
-        self._asked: dict[str, Request] = {}  # by key, those that are not settled
-        self._pause_until = 0.0  # a rate limit holds for all
+        self._asked: dict[str, Request] = {}  # by key, the requests that are not settled
+        self._pause_until = 0.0  # a rate limit pauses all requests
         self._closing = False
         self._failure: BaseException | None = None
         self._connections = Connections(endpoint.connect)
@@ -84,7 +84,7 @@ class Client:
             thread.start()
 
     def ask(self, bodies: Sequence[bytes]) -> list[Request]:
-        """Begins to ask, and returns at once: a request for each body. Equal bodies under way share one request."""
+        """Returns a request for each body, without waiting for answers. Equal bodies in flight share one request."""
         with self._lock:
             if self._closing:
                 raise RuntimeError("the judge's client is closed") from self._failure
@@ -96,9 +96,9 @@ class Client:
             self.counts["shared"] += 1
             return self._asked[key]
         request = Request(body, key)
-        if (known := self._recall(key)) is not None:
+        if (cached := self._recall(key)) is not None:
             self.counts["cached"] += 1
-            request.content, request.settled = known, True
+            request.content, request.settled = cached, True
             return request
         self.counts["requests"] += 1
         self._asked[key] = request
@@ -106,9 +106,9 @@ class Client:
         return request
 
     def wait(self, requests: Sequence[Request], seconds: float) -> bool:
-        """Returns whether all of them are settled, after `seconds` at most.
+        """Returns whether all requests are settled, after at most `seconds`.
 
-        Raises: RuntimeError where a thread of the client has failed; its OSError where the disk of the answers has.
+        Raises: RuntimeError if a thread of the client failed; if it failed with an OSError (the cache's disk), that.
         """
         with self._lock:
             done = lambda: self._failure is not None or all(request.settled for request in requests)
@@ -120,10 +120,10 @@ class Client:
             return done()
 
     def drop(self, requests: Sequence[Request]) -> None:
-        """Gives up requests that have not been sent. Answers to the others still go to the cache."""
+        """Gives up requests. Those already sent still write their answers to the cache."""
         with self._lock:
-            given_up = set(map(id, requests))
-            self._waiting = [entry for entry in self._waiting if id(entry[2]) not in given_up]
+            dropped = set(map(id, requests))
+            self._waiting = [entry for entry in self._waiting if id(entry[2]) not in dropped]
             heapq.heapify(self._waiting)
             for request in requests:
                 self._asked.pop(request.key, None)
@@ -134,7 +134,7 @@ class Client:
             self._cache.sync()
 
     def close(self) -> None:
-        """Cuts what is under way, and ends the threads."""
+        """Aborts the requests in flight, ends the threads and closes the cache."""
         with self._lock:
             self._closing = True
             self._sendable.notify_all()
@@ -142,25 +142,25 @@ class Client:
         deadline = time.monotonic() + CLOSE_SECONDS
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        with self._lock:  # a thread that still looks up a name finds the client closed, and writes nothing
+        with self._lock:  # a thread still blocked in a DNS lookup sees that the client is closed and writes nothing
             if self._cache is not None:
                 self._cache.close()
 
     def _recall(self, key: str) -> str | None:
-        known = self._cache.recall(key) if self._cache is not None else None
-        if known is None:
+        cached = self._cache.recall(key) if self._cache is not None else None
+        if cached is None:
             return None
         try:
-            self._read(known)
-        except JudgeError:  # of an older form
+            self._read(cached)
+        except JudgeError:  # written by an older version
             return None
-        return known
+        return cached
 
     def _push(self, request: Request, ready: float) -> None:
         heapq.heappush(self._waiting, (ready, next(self._order), request))
         self._sendable.notify()
 
-    # Below: the client's own threads.
+    # The methods below run in the client's threads.
 
     def _run(self) -> None:
         connection, idle_since = self._connections.new(self._limits.timeout_seconds), time.monotonic()
@@ -168,17 +168,17 @@ class Client:
             while (request := self._next()) is not None:
                 if time.monotonic() - idle_since > REUSE_SECONDS:
                     connection.close()
-                found = None
+                completion = None
                 try:
-                    found = self._endpoint.post(connection, request.body, self._limits.timeout_seconds)
-                    self._read(found.content)
+                    completion = self._endpoint.post(connection, request.body, self._limits.timeout_seconds)
+                    self._read(completion.content)
                     error = None
                 except JudgeError as caught:
                     error = caught
                 idle_since = time.monotonic()
                 with self._lock:
-                    self._settle(request, found, error)
-        except BaseException as failure:  # an error of ours: whoever waits must hear of it
+                    self._settle(request, completion, error)
+        except BaseException as failure:  # a bug or a full disk: `wait` must raise it
             with self._lock:
                 self._failure = failure
                 self._settled.notify_all()
@@ -186,7 +186,7 @@ class Client:
             connection.close()
 
     def _next(self) -> Request | None:
-        """Waits for the next request that may be sent. Returns None where the client is closing."""
+        """Waits for the next request that may be sent and returns it; None if the client is closing."""
         with self._lock:
             while not self._closing:
                 if not self._waiting:
@@ -200,7 +200,7 @@ class Client:
                     self._sendable.wait(min(delay, threading.TIMEOUT_MAX))
                     continue
                 heapq.heappop(self._waiting)
-                if self._waiting:  # someone must watch the next one
+                if self._waiting:  # another thread must wait for the next one
                     self._sendable.notify()
                 self._limit.take(now, tokens)
                 request.tries += 1
@@ -212,35 +212,35 @@ class Client:
     def _tokens(self, request: Request) -> float:
         return len(request.body) / CHARACTERS_PER_TOKEN + self._limits.max_tokens
 
-    def _settle(self, request: Request, found: Completion | None, error: JudgeError | None) -> None:
-        """Settles a request after an attempt, or puts it back."""
+    def _settle(self, request: Request, completion: Completion | None, error: JudgeError | None) -> None:
+        """Settles a request after an attempt, or queues a retry."""
         if self._closing:
             return
-        if found is not None:
-            used = found.prompt_tokens + found.completion_tokens
-            self.counts["prompt_tokens"] += found.prompt_tokens
-            self.counts["completion_tokens"] += found.completion_tokens
+        if completion is not None:
+            used = completion.prompt_tokens + completion.completion_tokens
+            self.counts["prompt_tokens"] += completion.prompt_tokens
+            self.counts["completion_tokens"] += completion.completion_tokens
             if used:
                 self._limit.correct(self._tokens(request), used)
             else:
                 self.counts["uncounted"] += 1
         if error is None:
             if self._cache is not None:
-                self._cache.add(request.key, found.content)
-            request.content = found.content
+                self._cache.add(request.key, completion.content)
+            request.content = completion.content
             self._finish(request)
             return
         self.counts[error.failure] += 1
         now = time.monotonic()
-        told = error.wait_seconds
-        limited = error.failure is Failure.RATE_LIMIT or (told is not None and error.failure is Failure.SERVER_ERROR)
+        asked = error.wait_seconds
+        limited = error.failure is Failure.RATE_LIMIT or (asked is not None and error.failure is Failure.SERVER_ERROR)
         request.attempts += not limited
-        # A rate limit that was met on the way makes no later failure wait longer; those that it refused together come
-        # back one by one.
-        times = request.attempts if not limited else request.tries if told is None else 1
-        delay = (told or 0.0) + backoff(f"{request.key}/{request.tries}", times, self._limits.backoff_seconds)
+        # Earlier rate limits do not lengthen the backoff of a later failure. Requests that a rate limit refused
+        # together are spread out by their jitter.
+        failures = request.attempts if not limited else request.tries if asked is None else 1
+        delay = (asked or 0.0) + backoff(f"{request.key}/{request.tries}", failures, self._limits.backoff_seconds)
         if limited:
-            self._pause_until = max(self._pause_until, now + min(told or delay, MOST_RETRY_AFTER_SECONDS))
+            self._pause_until = max(self._pause_until, now + min(asked or delay, MOST_RETRY_AFTER_SECONDS))
         why = self._given_up(request, error, now + delay)
         if why is not None:
             request.problem = f"{error.detail}{why}"
@@ -250,7 +250,7 @@ class Client:
         self._push(request, now + delay)
 
     def _given_up(self, request: Request, error: JudgeError, ready: float) -> str | None:
-        """Returns why a request is not sent again after an error, as the end of a message; None where it is."""
+        """Returns why a request is not retried after an error, as the end of a message; None if it is retried."""
         if error.failure is Failure.REJECTED:
             return ""
         if request.attempts >= self._limits.attempts:
@@ -268,8 +268,8 @@ class Client:
 
 
 def backoff(name: str, failures: int, first: float) -> float:
-    """Returns the seconds before a request is sent again: first * 2^(failures - 1), at most a minute, times a number in
-    [0.5, 1) that `name` alone decides, which names the request and the try. So many requests that failed together do
-    not come back together."""
-    drawn = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4]) / 2**32
-    return min(MOST_BACKOFF_SECONDS, first * 2 ** (min(failures, 64) - 1)) * (1 + drawn) / 2
+    """Returns the seconds to wait before a retry: first * 2^(failures - 1), at most a minute, times a jitter factor in
+    [0.5, 1) derived from `name`, which identifies the request and the try. Requests that failed together are not
+    retried together."""
+    jitter = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4]) / 2**32
+    return min(MOST_BACKOFF_SECONDS, first * 2 ** (min(failures, 64) - 1)) * (1 + jitter) / 2

@@ -1,4 +1,4 @@
-"""A judge as it is configured."""
+"""The configuration of a judge."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ class Judge:
     model: str  # its name there
     name: str = "judge"  # in metrics and files; several judges need different ones
     weight: float = 1.0  # of its score in the reward
-    # what it is asked
+    # what the judge is asked
     grading: Grade | Rubric | Pairwise | Gap | Hindsight | SelfReference = dataclasses.field(default_factory=Grade)
     api_key_env: str | None = None  # environment variable that holds the API key; None: no key is sent
     temperature: float = 0.0  # of its answers
     max_tokens: int = 512  # of its answers
-    response_format: Literal["json_schema", "json_object"] | None = None  # what the server is told to enforce
+    response_format: Literal["json_schema", "json_object"] | None = None  # what the server is asked to enforce
     max_characters: int = 20_000  # of a completion; a longer one is masked
-    concurrency: int = 16  # requests under way, of all processes of the run together; of each at least one
+    concurrency: int = 16  # requests in flight, of all processes of the run together; at least one per process
     requests_per_second: float | None = None  # of all processes together; None: no limit
     tokens_per_minute: int | None = None  # of requests and answers, of all processes together; None: no limit
     timeout_seconds: float = 60.0  # of one attempt
     attempts: int = 6  # of a request; waiting for a rate limit does not count
     backoff_seconds: float = 1.0  # before the second attempt; doubles from there, with jitter
-    patience_seconds: float = 600.0  # after which a request is given up, rate limits included
-    stop_above: float = 0.25  # share of a batch's requests lost above which the run stops
+    patience_seconds: float = 600.0  # time after which a request is given up, rate limits included
+    stop_above: float = 0.25  # the run stops if more than this share of a batch's requests fail
     input_price: float = 0.0  # of a million tokens of requests, for the cost in the metrics
     output_price: float = 0.0  # of a million tokens of answers
 

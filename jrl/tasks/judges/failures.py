@@ -1,4 +1,4 @@
-"""How a request to a judge fails. Each failure is counted, and none is a score."""
+"""The ways a request to a judge can fail. Each failure is counted; none counts as a score."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import enum
 
 
 class Failure(enum.StrEnum):
-    """A closed enum, named as metrics name them."""
+    """A closed enum. The values are names in metrics."""
 
-    CONNECTION = "connection"  # no connection, or it was cut
+    CONNECTION = "connection"  # no connection, or it broke
     TIMEOUT = "timeout"
     RATE_LIMIT = "rate_limit"  # 429
     SERVER_ERROR = "server_error"  # 5xx, 408, 409, 425
-    REJECTED = "rejected"  # any other status but 200: a wrong key, model or request. Not tried again
-    HTML = "html"  # a web page: the address is not that of an API
+    REJECTED = "rejected"  # any other status but 200: a wrong key, model or request. Not retried
+    HTML = "html"  # a web page: the address is not an API's
     MALFORMED_REPLY = "malformed_reply"  # not the JSON of a chat completion
-    TRUNCATED = "truncated"  # the judge's answer was cut at max_tokens
-    MALFORMED_ANSWER = "malformed_answer"  # the judge's answer is not the JSON object that it was asked for
-    OUT_OF_RANGE = "out_of_range"  # it is, but a score is not in its range
+    TRUNCATED = "truncated"  # the judge's answer was truncated at max_tokens
+    MALFORMED_ANSWER = "malformed_answer"  # the judge's answer is not the requested JSON object
+    OUT_OF_RANGE = "out_of_range"  # it is, but a score is out of range
 
 
 class JudgeError(Exception):
-    """One attempt has failed.
+    """One attempt failed.
 
     Args:
       detail: a sentence without the API key.
-      wait_seconds: how long the server asks to wait; None: it does not say.
+      wait_seconds: how long the server asks to wait; None: not specified.
     """
 
     def __init__(self, failure: Failure, detail: str, wait_seconds: float | None = None):
@@ -36,4 +36,4 @@ class JudgeError(Exception):
 
 
 class JudgeStopped(RuntimeError):
-    """Too much of a batch was lost to a judge that fails. Nothing was learned from the batch."""
+    """Too many of a batch's requests to a judge failed. The batch was not trained on."""

@@ -15,8 +15,8 @@ from jrl.tasks.rewards.gap import reward_gap
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gap(Grade):
-    """One number for a completion and one for the example's answer. The reward is R26, their difference as a share of
-    high - low, -1 to 1; 0 for the answer itself."""
+    """One number for a completion and one for the example's answer. The reward is R26, their difference divided by
+    high - low, in [-1, 1]; 0 for the answer itself."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -25,8 +25,9 @@ class Gap(Grade):
 
 
 def questions(cfg: Gap, example: Example, texts: Sequence[str | None]) -> list[Question]:
-    """Returns a question about the example's answer, which all rows are compared with, and one for each completion that
-    is another text; none where no completion can be asked about. Raises ValueError where the example has no answer."""
+    """Returns a question about the example's answer, which all rows are compared with, and one for each completion with
+    a different text; no questions if there is no completion to judge. Raises ValueError if the example has no answer.
+    """
     if example.answer is None:
         raise ValueError(f"example {example.id!r} has no answer; Gap compares with it")
     judged = tuple(row for row, text in enumerate(texts) if text is not None)

@@ -45,7 +45,7 @@ def numbers(cfg: Grade, answer: Mapping[str, Any]) -> Numbers:
 
 
 def scaled(cfg: Grade, score: float) -> float:
-    """Returns a score as a share of the way from the worst one to the best."""
+    """Returns (score - low) / (high - low)."""
     return (score - cfg.low) / (cfg.high - cfg.low)
 
 

@@ -1,4 +1,4 @@
-"""Hindsight: the judge says first what comes of a completion, and then grades it with that."""
+"""Hindsight: the judge first predicts the outcome of a completion, then grades it in view of that."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OUTCOME = '"outcome": "<what the person does after the last answer, and what com
 class Hindsight(Grade):
     """One number for a completion and its outcome. The reward is R25, (score - low) / (high - low)."""
 
-    # what the number means, once the outcome is written
+    # what the number means, given the outcome
     instructions: str = "Judge how well the person is served by what the answer leads to, not how good it sounds."
 
 
@@ -28,7 +28,7 @@ def schema(cfg: Hindsight) -> dict[str, Any]:
 
 
 def questions(cfg: Hindsight, example: Example, texts: Sequence[str | None]) -> list[Question]:
-    """Returns a question for each completion: its outcome, and then its number."""
+    """Returns a question for each completion, which asks for its outcome and then its number."""
     reply = f'{{{OUTCOME}, "score": <number from {cfg.low:g} to {cfg.high:g}>}}'
     task = f"Imagine what happens after the answer.\n\n{cfg.instructions}"
     reference = reference_of(example, cfg.reference, "Hindsight.reference")

@@ -1,4 +1,4 @@
-"""A judge that is open: it is asked about groups of completions while the device computes."""
+"""An open judge: it scores groups of completions while the device computes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from jrl.tasks.verdict import Status, Verdict
 from jrl.tasks.verifiers.journal import Journal
 
 FOLDER = "judges"  # in a run's folder
-ASK_SECONDS = 0.1  # between two looks at whether to stop
+ASK_SECONDS = 0.1  # between two checks of whether to stop
 PREFLIGHT = dict(concurrency=1, attempts=3, backoff_seconds=0.2, patience_seconds=30.0)
 PREFLIGHT_SECONDS = 30.0  # of an attempt, at most
 COUNTED = ("requests", "cached", "shared", "attempts", "retries", "prompt_tokens", "completion_tokens",
@@ -45,7 +45,7 @@ GRADINGS = {
     module_config: Grading(module_config, m.schema, m.questions, m.numbers, m.scores, m.names)
     for module_config, m in ((Grade, grade), (Rubric, rubric), (Pairwise, pairwise))
 }
-# What differs from a grade, and from a comparison.
+# Gap and Hindsight are variants of Grade, SelfReference of Pairwise.
 GRADINGS[Gap] = GRADINGS[Grade]._replace(config=Gap, questions=gap.questions, scores=gap.scores)
 GRADINGS[Hindsight] = GRADINGS[Grade]._replace(
     config=Hindsight, schema=hindsight.schema, questions=hindsight.questions, numbers=hindsight.numbers
@@ -56,7 +56,7 @@ GRADINGS[SelfReference] = GRADINGS[Pairwise]._replace(
 
 
 def score_names(config: Judge) -> tuple[str, ...]:
-    """Returns the names of the columns of a judge's scores, its reward first, as metrics name them."""
+    """Returns the names of a judge's score columns in metrics, the reward first."""
     name = f"Judge/{config.name}"
     return (name, *(f"{name}/{part}" for part in GRADINGS[type(config.grading)].names(config.grading)))
 
@@ -70,22 +70,22 @@ class Group(NamedTuple):
 
 
 class Graded(NamedTuple):
-    """What a judge says of N completions."""
+    """A judge's scores of N completions."""
 
-    names: tuple[str, ...]  # of the columns, as metrics name them
+    names: tuple[str, ...]  # of the columns, in metrics
     weights: tuple[float, ...]  # of each column in the reward
     rows: list[Numbers]  # [N], NaN where there is no score
-    problems: list[str]  # [N], why there is none; "" mostly
+    problems: list[str]  # [N], why there is no score; "" if there is one
     statuses: list[Status]  # [N]
-    metrics: dict[str, float]  # what it cost since the last batch
+    metrics: dict[str, float]  # requests and cost since the last batch
 
 
 class _Asked(NamedTuple):
-    """One question of a group, and where its answer comes from."""
+    """One question of a group, and the source of its answer."""
 
     key: str  # of the journal
-    recorded: tuple[Verdict, ...] | None
-    request: Request | None  # where nothing is recorded
+    recorded: tuple[Verdict, ...] | None  # from the journal
+    request: Request | None  # if nothing is recorded
 
 
 class Ticket(NamedTuple):
@@ -100,7 +100,7 @@ class OpenJudge:
     """One judge of a run. Must be closed. Used from one thread.
 
     Args:
-      stop: asked while answers are waited for.
+      stop: polled while waiting for answers.
     """
 
     def __init__(self, config: Judge, client: Client, journal: Journal | None, stop: Stop = never):
@@ -112,9 +112,10 @@ class OpenJudge:
         self._reported: collections.Counter[str] = collections.Counter()
 
     def submit(self, groups: Sequence[Group]) -> Ticket:
-        """Begins to ask about every completion, and returns at once. What the journal holds is not asked.
+        """Sends the questions about every completion and returns without waiting. Questions whose answers are in the
+        journal are not sent.
 
-        Raises: ValueError where the judge is to see an answer that an example does not have.
+        Raises: ValueError if the judge must see an example's answer and there is none.
         """
         questions = [
             self._grading.questions(self.config.grading, g.example, [self._shown(text) for text in g.texts])
@@ -123,17 +124,23 @@ class OpenJudge:
         bodies = [[body_of(self.config, question.chat) for question in group] for group in questions]
         keys = [
             [f"{''.join(f'{int(word):08x}' for word in group.uid)}/{i}/{hashlib.sha256(body).hexdigest()}"
-             for i, body in enumerate(own)] for group, own in zip(groups, bodies)
+             for i, body in enumerate(group_bodies)] for group, group_bodies in zip(groups, bodies)
         ]  # fmt: skip
         recall = lambda key: None if self._journal is None else self._journal.recall(key)
-        recorded = [[recall(key) for key in own] for own in keys]
+        recorded = [[recall(key) for key in group_keys] for group_keys in keys]
         pending = [
-            body for own, known in zip(bodies, recorded) for body, verdicts in zip(own, known) if verdicts is None
+            body
+            for group_bodies, group_recorded in zip(bodies, recorded)
+            for body, verdicts in zip(group_bodies, group_recorded)
+            if verdicts is None
         ]
         requests = iter(self.client.ask(pending))
         asked = [
-            [_Asked(key, verdicts, next(requests) if verdicts is None else None) for key, verdicts in zip(own, known)]
-            for own, known in zip(keys, recorded)
+            [
+                _Asked(key, verdicts, next(requests) if verdicts is None else None)
+                for key, verdicts in zip(group_keys, group_recorded)
+            ]
+            for group_keys, group_recorded in zip(keys, recorded)
         ]
         return Ticket(groups, questions, asked)
 
@@ -141,12 +148,12 @@ class OpenJudge:
         """Waits for the answers, writes them to the journal and returns the scores, rows of a group adjacent.
 
         Args:
-          processes: those that ask about a batch together, each about its own groups. Judge.stop_above is of the
-            questions of all, so that all stop or none.
+          processes: those that share a batch, each with its own groups. Judge.stop_above applies to the questions of
+            all of them, so either all stop or none.
 
         Raises:
           StopRequested: `stop` returned True. Nothing of the batch is in the journal; answers so far are in the cache.
-          JudgeStopped: more than Judge.stop_above of the questions have no answer. Likewise.
+          JudgeStopped: more than Judge.stop_above of the questions have no answer. The journal and cache are as above.
         """
         began = time.monotonic()
         requests = [asked.request for group in ticket.asked for asked in group if asked.request is not None]
@@ -157,19 +164,19 @@ class OpenJudge:
                 raise StopRequested(f"asked to stop while {missing} answers of {self.config.name} were missing")
         waited = time.monotonic() - began
         verdicts = [[self._verdicts(asked) for asked in group] for group in ticket.asked]
-        self._check_lost([said for group in verdicts for said in group], processes)
+        self._check_lost([answer for group in verdicts for answer in group], processes)
         self.client.sync()
         if self._journal is not None:
             self._journal.keep(
-                (asked.key, said)
-                for group, found in zip(ticket.asked, verdicts)
-                for asked, said in zip(group, found)
+                (asked.key, answer)
+                for group, answers in zip(ticket.asked, verdicts)
+                for asked, answer in zip(group, answers)
                 if asked.recorded is None
             )
         return self._graded(ticket, verdicts, waited)
 
     def close(self) -> None:
-        """Gives up what is under way, and closes the files."""
+        """Aborts the requests in flight and closes the files."""
         self.client.close()
         if self._journal is not None:
             self._journal.close()
@@ -178,7 +185,7 @@ class OpenJudge:
         return text if len(text) <= self.config.max_characters else None
 
     def _verdicts(self, asked: _Asked) -> tuple[Verdict, ...]:
-        """Returns the numbers of an answer as verdicts, or the one that says why there is none."""
+        """Returns the numbers of an answer as verdicts, or one verdict with the reason that there is no answer."""
         if asked.recorded is not None:
             return asked.recorded
         if asked.request.content is None:
@@ -189,9 +196,9 @@ class OpenJudge:
         )
 
     def _check_lost(self, verdicts: Sequence[tuple[Verdict, ...]], processes: Processes) -> None:
-        mine = [said[0].detail for said in verdicts if not said[0].status.scorable]
-        lost_here = {"asked": len(verdicts), "lost": len(mine), "first": mine[0] if mine else None}
-        every = processes.exchange(f"lost by {self.config.name}", lost_here)
+        problems = [answer[0].detail for answer in verdicts if not answer[0].status.scorable]
+        local = {"asked": len(verdicts), "lost": len(problems), "first": problems[0] if problems else None}
+        every = processes.exchange(f"lost by {self.config.name}", local)
         asked, lost = (sum(each[name] for each in every) for name in ("asked", "lost"))
         if lost > self.config.stop_above * asked:
             raise JudgeStopped(
@@ -205,8 +212,8 @@ class OpenJudge:
         rows: list[Numbers] = []
         problems: list[str] = []
         statuses: list[Status] = []
-        for group, questions, found in zip(ticket.groups, ticket.questions, verdicts):
-            numbers = [tuple(verdict.reward for verdict in said) if said[0].status.scorable else None for said in found]
+        for group, questions, answers in zip(ticket.groups, ticket.questions, verdicts):
+            numbers = [tuple(v.reward for v in answer) if answer[0].status.scorable else None for answer in answers]
             scored = self._grading.scores(self.config.grading, questions, numbers, len(group.texts))
             for row, (text, values) in enumerate(zip(group.texts, scored)):
                 status, problem = Status.CORRECT, ""
@@ -214,7 +221,11 @@ class OpenJudge:
                     limit = self.config.max_characters
                     status, problem = Status.FORBIDDEN, f"{len(text)} characters; Judge.max_characters is {limit}"
                 elif math.isnan(values[0]):
-                    failed = (s[0].detail for q, s, n in zip(questions, found, numbers) if n is None and row in q.rows)
+                    failed = (
+                        answer[0].detail
+                        for question, answer, number in zip(questions, answers, numbers)
+                        if number is None and row in question.rows
+                    )
                     status, problem = Status.INFRA_ERROR, next(failed, "there is no other completion to compare with")
                 rows.append(values)
                 problems.append(problem and f"{self.config.name}: {problem}")
@@ -223,26 +234,26 @@ class OpenJudge:
         return Graded(self.names, weights, rows, problems, statuses, self._metrics(waited))
 
     def _metrics(self, waited: float) -> dict[str, float]:
-        """Returns what the judge was asked since the last batch. All of it depends on the machine."""
+        """Returns counts, cost and waiting time since the last batch. All of them vary from run to run."""
         now = collections.Counter(self.client.counts)
         new = {name: now[name] - self._reported[name] for name in COUNTED}
         self._reported = now
-        place, c = f"judge/{self.config.name}", self.config
+        prefix, c = f"judge/{self.config.name}", self.config
         cost = (new["prompt_tokens"] * c.input_price + new["completion_tokens"] * c.output_price) / 1e6
-        counted = {f"host/{place}/{name}": float(count) for name, count in new.items()}
-        return {**counted, f"host/{place}/cost": cost, f"time/{place}/wait_seconds": waited}
+        counts = {f"host/{prefix}/{name}": float(count) for name, count in new.items()}
+        return {**counts, f"host/{prefix}/cost": cost, f"time/{prefix}/wait_seconds": waited}
 
 
 def open_judges(
     configs: Sequence[Judge], folder: pathlib.Path, stop: Stop = never, *, index: int = 0, count: int = 1
 ) -> list[OpenJudge]:
-    """Returns the judges of a run whose folder is `folder`, after one question to each.
+    """Returns the judges of the run in `folder`, after asking each one test question.
 
     Args:
-      index, count: of the process, and how many there are: each asks about its own share of the prompts, and keeps the
-        answers in files of its own.
+      index, count: the process's index and the number of processes. Each process asks about its share of the prompts
+        and keeps the answers in separate files.
 
-    Raises: ValueError where a judge does not answer as it is asked to; StopRequested where `stop` says so.
+    Raises: ValueError if a judge gives no valid answer; StopRequested if `stop` returns True.
     """
     with contextlib.ExitStack() as stack:
         opened = []
@@ -255,16 +266,16 @@ def open_judges(
 
 
 def open_judge(config: Judge, folder: pathlib.Path, stop: Stop = never, *, index: int = 0, count: int = 1) -> OpenJudge:
-    """Returns a judge with its journal and its answers in a folder. Asks it nothing.
+    """Returns a judge whose journal and cached answers are in `folder`. Sends no request.
 
-    Of several processes each has an equal part of the limits. It reads the journals of all, also of an earlier
-    life of the run with another number of processes, and writes its own.
+    Each of several processes gets an equal part of the limits. A process reads the journals of all processes, even
+    those from before a resume with another number of processes, and writes only its own.
     """
-    mine = f"-{index}" if index else ""
+    suffix = f"-{index}" if index else ""
     with contextlib.ExitStack() as stack:
-        client = open_client(config, folder / f"{config.name}.answers{mine}.jsonl", count)
+        client = open_client(config, folder / f"{config.name}.answers{suffix}.jsonl", count)
         stack.callback(client.close)
-        path = folder / f"{config.name}.journal{mine}.jsonl"
+        path = folder / f"{config.name}.journal{suffix}.jsonl"
         others = sorted(set(folder.glob(f"{config.name}.journal*.jsonl")) - {path})
         journal = Journal(path, others)
         stack.callback(journal.close)
@@ -273,10 +284,11 @@ def open_judge(config: Judge, folder: pathlib.Path, stop: Stop = never, *, index
 
 
 def open_client(config: Judge, answers: pathlib.Path, count: int = 1) -> Client:
-    """Returns what asks a judge, and takes valid answers from a file and adds them to it.
+    """Returns a client for a judge that caches valid answers in a file.
 
     Args:
-      count: of those that ask at a time, each with an equal part of the limits, and of the requests under way.
+      count: the number of clients that run at the same time; each gets an equal part of the rate limits and of the
+        concurrency.
     """
     endpoint, part = endpoint_of(config), lambda limit: None if limit is None else limit / count
     limit = RateLimit(part(config.requests_per_second), part(config.tokens_per_minute))
@@ -286,9 +298,9 @@ def open_client(config: Judge, answers: pathlib.Path, count: int = 1) -> Client:
 
 
 def preflight(config: Judge, stop: Stop = never) -> None:
-    """Asks a judge one question of the kind that it will be asked.
+    """Asks a judge one question of the configured kind.
 
-    Raises: ValueError where nobody answers, or not as it is asked to; StopRequested where `stop` says so.
+    Raises: ValueError if it gives no answer or no valid one; StopRequested if `stop` returns True.
     """
     example = Example("preflight", (Message("user", "What is 2 + 2?"),), answer="4")
     (question, *_) = GRADINGS[type(config.grading)].questions(config.grading, example, ["4", "5"])
@@ -312,11 +324,11 @@ def preflight(config: Judge, stop: Stop = never) -> None:
 
 
 def endpoint_of(config: Judge) -> Endpoint:
-    """Returns where a judge is asked, with its key. Raises ValueError where the key's variable is not set."""
+    """Returns a judge's endpoint, with its key. Raises ValueError if the key's environment variable is not set."""
     key = None
     if config.api_key_env is not None and (key := os.environ.get(config.api_key_env)) is None:
-        raise ValueError(f"the environment variable {config.api_key_env} is not set, which Judge.api_key_env names as "
-                         "that of the API key")  # fmt: skip
+        raise ValueError(f"the environment variable {config.api_key_env}, which Judge.api_key_env names for the API "
+                         "key, is not set")  # fmt: skip
     return Endpoint(config.address, key)
 
 
@@ -325,13 +337,13 @@ def limits_of(config: Judge) -> RequestLimits:
 
 
 def numbers_of(config: Judge, content: str) -> Numbers:
-    """Returns what an answer says. Raises JudgeError where it is not what was asked for."""
+    """Returns the numbers in an answer. Raises JudgeError if the answer does not fit the schema."""
     grading = GRADINGS[type(config.grading)]
     return grading.numbers(config.grading, read_answer(content, grading.schema(config.grading)))
 
 
 def body_of(config: Judge, chat: Chat) -> bytes:
-    """Returns the body of a request: always the same bytes for the same question."""
+    """Returns the body of a request: deterministic bytes for a question."""
     body: dict[str, Any] = {
         "model": config.model,
         "messages": chat,

@@ -11,7 +11,7 @@ from jrl.tasks.example import Example
 from jrl.tasks.judges.questions import ONE_SENTENCE, Numbers, Question, chat, object_schema, reference_of
 from jrl.tasks.rewards.pairwise import pairwise_scores
 
-WINS = {"first": 1.0, "tie": 0.5, "second": 0.0}  # what the first one gets
+WINS = {"first": 1.0, "tie": 0.5, "second": 0.0}  # the score of the first answer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class Pairwise:
     G (G - 1) requests, or 2 G against the example's answer."""
 
     instructions: str = "Decide which of the two answers is better."  # what is compared
-    against: Literal["group", "answer"] = "group"  # each completion meets the others of its prompt, or the example's
+    against: Literal["group", "answer"] = "group"  # compare with the group's other completions, or the example's answer
 
     def __post_init__(self) -> None:
         if not self.instructions.strip():
@@ -33,13 +33,13 @@ def schema(cfg: Pairwise) -> dict[str, Any]:
 
 
 def questions(cfg: Pairwise, example: Example, texts: Sequence[str | None]) -> list[Question]:
-    """Returns a question for each ordered pair. The example's answer is number len(texts)."""
+    """Returns a question for each ordered pair. The example's answer has the index len(texts)."""
     reply = f'{{{ONE_SENTENCE}, "winner": <"first", "second" or "tie">}}'
     return comparisons(cfg, example, texts, cfg.instructions, reply)
 
 
 def comparisons(cfg: Pairwise, example: Example, texts: Sequence[str | None], task: str, reply: str) -> list[Question]:
-    """Returns the question `task` about each ordered pair, as `questions` numbers them; `reply` says what is wanted."""
+    """Returns the question `task` about each ordered pair, indexed as in `questions`; `reply` describes the JSON."""
     present = [row for row, text in enumerate(texts) if text is not None]
     shown = list(texts)
     if cfg.against == "answer":

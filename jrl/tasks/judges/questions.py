@@ -1,4 +1,4 @@
-"""Questions to a judge: what every grading asks with, and the record of functions that a grading is."""
+"""Questions to a judge: the shared prompt format, and the record of functions that defines a grading."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from jrl.tasks.example import Example
 from jrl.tasks.judges.quoting import marker, quote
 
-Numbers = tuple[float, ...]  # what an answer says
+Numbers = tuple[float, ...]  # the numbers in an answer
 Chat = list[dict[str, str]]  # messages of a request
 
 REASON = {"type": "string"}
@@ -30,17 +30,18 @@ class Grading(NamedTuple):
     questions: Callable[[Any, Example, Sequence[str | None]], list[Question]]  # of a group; None: a row left out
     numbers: Callable[[Any, Mapping[str, Any]], Numbers]  # (cfg, answer that fits the schema)
     scores: Callable[[Any, Sequence[Question], Sequence[Numbers | None], int], list[Numbers]]
-    # (cfg, questions, their numbers, None: no answer, completions) -> a row's reward and parts, NaN where missing
-    names: Callable[[Any], tuple[str, ...]]  # of the parts behind the reward
+    # (cfg, questions, their numbers or None without an answer, number of completions) -> for each row its reward, then
+    # its components; NaN where missing
+    names: Callable[[Any], tuple[str, ...]]  # of the components that follow the reward
 
 
 def chat(task: str, reply: str, example: Example, completions: Mapping[str, str], *, reference: str | None) -> Chat:
-    """Returns the messages of a question. Only the first can instruct the judge: the second is quoted text.
+    """Returns the messages of a question. Only the first one instructs the judge; the second is quoted text.
 
     Args:
-      task: what is to be judged, in the words of the configuration. reply: the JSON object that is wanted, in words.
-      completions: name -> text of what is judged.
-      reference: the example's answer, where the judge is to see it.
+      task: the instructions from the configuration. reply: a description of the JSON object to reply with.
+      completions: name -> text to judge.
+      reference: the example's answer, if the judge may see it; None: not shown.
     """
     quoted = [(message.role, message.content) for message in example.messages]
     quoted += [] if reference is None else [("reference", reference)]
@@ -61,14 +62,14 @@ def chat(task: str, reply: str, example: Example, completions: Mapping[str, str]
 
 
 def reference_of(example: Example, show: bool, where: str) -> str | None:
-    """Returns the example's answer where it is to be shown. Raises ValueError where it has none."""
+    """Returns the example's answer if `show`, else None. Raises ValueError if it must be shown and there is none."""
     if show and example.answer is None:
         raise ValueError(f"example {example.id!r} has no answer; {where} needs one")
     return example.answer if show else None
 
 
 def object_schema(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the schema of an object with these keys and a reason, which an answer may leave out."""
+    """Returns the schema of an object with these keys, all required, and an optional reason."""
     return {
         "type": "object",
         "properties": {"reason": REASON, **properties},

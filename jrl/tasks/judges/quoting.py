@@ -1,4 +1,4 @@
-"""Text quoted for a judge, so that a completion cannot speak as the rubric."""
+"""Quoting of text for a judge: a completion cannot pose as the rubric."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 
 def marker(texts: Sequence[str]) -> str:
-    """Returns 16 hex digits that none of `texts` contains, always the same ones for the same texts.
+    """Returns 16 hex digits that none of `texts` contains; deterministic.
 
-    They are a hash of the texts. A text that is to contain its own marker would have to be found by trying 2^64 of
-    them; one that does contain it gets another.
+    The digits are a hash of the texts. Finding a text that contains its own marker takes about 2^64 tries, and such a
+    text gets another marker.
     """
     for salt in range(1000):
         mark = hashlib.sha256(json.dumps([salt, *texts]).encode()).hexdigest()[:16]

@@ -11,19 +11,19 @@ from jrl.tasks.example import Example
 from jrl.tasks.judges.questions import ONE_SENTENCE, Numbers, Question, chat, object_schema, reference_of
 from jrl.tasks.rewards.rubric import rubric_score, stretched
 
-STEEPEST = 100.0  # beyond it exp leaves nothing but the best answer
+STEEPEST = 100.0  # above this, exp leaves nothing but the best answer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rubric:
     """Yes-or-no items about a completion, asked at once. The reward is R14, in [-1, 1]."""
 
-    items: dict[str, float]  # what is true of the answer -> weight; a negative one is a flaw's
+    items: dict[str, float]  # statement about the answer -> weight; the weight of a flaw is negative
     critical: tuple[str, ...] = ()  # items whose failure makes the reward 0
     # (item, another, weight): terms for items that count when both are true
     interactions: tuple[tuple[str, str, float], ...] = ()
-    saturation: float | None = None  # how much less than twice as much twice a weight is worth; None: not at all less
-    stretch: float | None = None  # how far differences among good answers grow beyond others; None: they do not
+    saturation: float | None = None  # how strongly large weights are damped (R14's a); None: not damped
+    stretch: float | None = None  # how strongly differences among good answers are amplified; None: not amplified
     instructions: str = "Decide for each item whether it is true of the answer."  # before the items
     reference: bool = False  # the judge sees the example's answer
 
@@ -32,7 +32,7 @@ class Rubric:
             raise ValueError("Rubric.items must have at least one item whose weight is not 0, such as "
                              "{'The answer is polite.': 1.0}")  # fmt: skip
         if unknown := [text for text in self.critical if text not in self.items]:
-            raise ValueError(f"Rubric.critical has {unknown[0]!r}, which is none of Rubric.items")
+            raise ValueError(f"Rubric.critical has {unknown[0]!r}, which is not in Rubric.items")
         for interaction in self.interactions:
             if len(interaction) != 3 or len({*interaction[:2]} & {*self.items}) != 2:
                 raise ValueError(f"Rubric.interactions has {interaction!r}; each is two different items and a "
@@ -59,11 +59,11 @@ def schema(cfg: Rubric) -> dict[str, Any]:
 def questions(cfg: Rubric, example: Example, texts: Sequence[str | None]) -> list[Question]:
     """Returns a question for each completion."""
     listed = "\n".join(f"{key}: {text}" for key, (text, _) in zip(keys(cfg), in_order(cfg)))
-    wanted = ", ".join(f'"{key}": <true or false>' for key in keys(cfg))
+    reply = ", ".join(f'"{key}": <true or false>' for key in keys(cfg))
     reference = reference_of(example, cfg.reference, "Rubric.reference")
     task = f"{cfg.instructions}\n\n{listed}"
     return [
-        Question(chat(task, f"{{{ONE_SENTENCE}, {wanted}}}", example, {"answer": text}, reference=reference), (row,))
+        Question(chat(task, f"{{{ONE_SENTENCE}, {reply}}}", example, {"answer": text}, reference=reference), (row,))
         for row, text in enumerate(texts)
         if text is not None
     ]

@@ -1,4 +1,4 @@
-"""Self-reference: the judge answers the prompt itself, and compares two answers by its own."""
+"""Self-reference: the judge answers the prompt itself, and compares two answers with its own as the reference."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ REPLY = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SelfReference(Pairwise):
-    """Comparisons of two answers by a third, which the judge writes first in every reply. Reward and requests are those
-    of Pairwise: R20, a vote of both orders.
+    """Comparisons of two answers with a third as the reference, which the judge writes first in every reply. Reward and
+    requests are those of Pairwise: R20, both orders.
 
-    Source: 2406.11190 (abstract): answer, criticize, decide. It adds self-consistency against position bias, and
-    strengths by semantic perplexity. Here position bias is met by both orders, with one vote each.
+    Source: 2406.11190 (abstract): answer, criticize, decide. The paper adds self-consistency against position bias, and
+    preference strengths by semantic perplexity. Here, asking in both orders counters position bias.
     """
 
-    # what is compared, once the judge's own answer is written
+    # what is compared, after the judge's own answer
     instructions: str = "Then decide which of the two answers serves the people who asked better."
 
 
@@ -37,5 +37,5 @@ def schema(cfg: SelfReference) -> dict[str, Any]:
 
 
 def questions(cfg: SelfReference, example: Example, texts: Sequence[str | None]) -> list[Question]:
-    """Returns a question for each ordered pair, as Pairwise has them."""
+    """Returns a question for each ordered pair, as in Pairwise."""
     return pairwise.comparisons(cfg, example, texts, f"{TASK}\n\n{cfg.instructions}", REPLY)

@@ -1,1 +1,1 @@
-"""Rewards that are functions of text or of a judge's numbers: plain Python on the host. No JAX, no numpy."""
+"""Rewards computed from text or from a judge's numbers, in plain Python on the host. No JAX, no numpy."""

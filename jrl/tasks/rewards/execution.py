@@ -1,4 +1,4 @@
-"""Reward for tests that a program passes. The programs are arithmetic only: jrl has no sandbox for code."""
+"""Reward for passing tests. The programs are arithmetic expressions only: jrl has no sandbox for code."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from collections.abc import Sequence
 
 
 def all_passed(passed: Sequence[bool]) -> float:
-    """Returns R3, all or nothing: 1 where every test passes, else 0; NaN where there is no test.
+    """Returns R3, all or nothing: 1 if every test passes, else 0; NaN if there are no tests.
 
-    An arithmetic stand-in: `passed` comes from the ExpressionTests verifier, which evaluates expressions in x.
+    `passed` comes from the ExpressionTests verifier, which evaluates expressions in x in place of programs.
     """
     return math.nan if not passed else float(all(passed))
 
 
 def staged(runs: bool, passed: Sequence[bool], parsed: float = 0.1, run: float = 0.3) -> float:
-    """Returns R3, staged: `parsed` for what can be read, `run` for what has a value on every test, 1 where all of these
-    are right; NaN where there is no test. What cannot be read has 0, which its caller gives.
+    """Returns R3, staged: `parsed` for an expression that parses, `run` if it has a value on every test, 1 if all of
+    these values are right; NaN if there are no tests. The caller gives 0 to an expression that does not parse.
 
-    Compiling and running have their stand-ins in reading an expression and evaluating it.
+    Parsing and evaluating an expression stand in for compiling and running a program.
 
     Args:
-      runs: it has a value on every test. passed: the value is right, by test. parsed, run: 0 <= parsed < run < 1.
+      runs: the expression has a value on every test. passed: for each test, whether the value is right.
+      parsed, run: 0 <= parsed < run < 1.
     """
     if not passed:
         return math.nan
@@ -29,10 +30,10 @@ def staged(runs: bool, passed: Sequence[bool], parsed: float = 0.1, run: float =
 
 
 def speed(passed: Sequence[bool], cost: float, reference_cost: float) -> float:
-    """Returns R3, speed: max(0, 1 - cost / reference_cost) where every test passes, else 0; NaN where there is no test,
-    or the reference costs nothing.
+    """Returns R3, speed: max(0, 1 - cost / reference_cost) if every test passes, else 0; NaN if there are no tests or
+    the reference costs nothing.
 
-    Time has its stand-in in the operations of an expression: the same on every machine. 2 of 8: 0.75.
+    The number of operations in an expression stands in for time and is the same on every machine. 2 of 8: 0.75.
     """
     if not passed or not reference_cost > 0:
         return math.nan
@@ -40,5 +41,5 @@ def speed(passed: Sequence[bool], cost: float, reference_cost: float) -> float:
 
 
 def share_passed(passed: Sequence[bool]) -> float:
-    """Returns R3, the fraction: tests passed / tests; NaN where there is no test. An arithmetic stand-in, too."""
+    """Returns R3, the fraction: tests passed / tests; NaN if there are no tests."""
     return math.nan if not passed else sum(passed) / len(passed)

@@ -1,4 +1,4 @@
-"""Reward for the format of a completion beside its correctness."""
+"""Reward for the format of a completion in addition to its correctness."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ def format_bonus(correct: float, formatted: bool, weight: float) -> float:
     """Returns R2, additive: correct + weight * formatted.
 
     Args:
-      correct: the reward of the answer. formatted: the raw text has the format; False for a truncated one.
+      correct: the reward of the answer. formatted: whether the raw text has the format; False for a truncated one.
 
-    Source: open-instruct's additive form. Of verifiers, this is FormatTags with that weight.
+    Source: open-instruct's additive form. The FormatTags verifier with that weight gives the same.
     """
     return correct + weight * formatted
 
 
 def format_gate(correct: float, formatted: bool) -> float:
-    """Returns R2, gated: correct where the text has the format, else 0.
+    """Returns R2, gated: correct if the text has the format, else 0.
 
-    Source: open-instruct's gate. Of one verifier, this is `extract = 'answer_tag'`.
+    Source: open-instruct's gate. A verifier with `extract = 'answer_tag'` gives the same.
     """
     return correct if formatted else 0.0
 

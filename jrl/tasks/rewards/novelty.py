@@ -1,4 +1,4 @@
-"""Reward for saying something new: n-grams that a history does not hold."""
+"""Reward for novelty: few n-grams in common with a history of texts."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ def self_bleu(words: Sequence[str], history: Sequence[Sequence[str]], *, max_ord
 
         brevity * exp(mean over n of log p_n),    p_n = clipped matches / n-grams of the text
 
-    A match is clipped at the most times that the n-gram occurs in one text of the history. n goes up to max_order, or
-    to the length of a shorter text. brevity = min(1, exp(1 - r / c)), c words against r of the history's text that is
-    closest in length, the shorter at a tie.
+    Matches of an n-gram are clipped at its largest count in any one text of the history. n goes up to max_order, or to
+    the length of a shorter text. brevity = min(1, exp(1 - r / c)), where c is the text's length in words, and r that of
+    the history's text closest in length, the shorter one on a tie.
 
     Args:
       words: the text's words. history: earlier texts, as words.
 
-    Returns: 0 for an empty history, an empty text, and where an order has no match (BLEU without smoothing).
+    Returns: 0 for an empty history, for an empty text, and if an order has no match (BLEU without smoothing).
 
     Source: BLEU, Papineni et al. 2002.
     """
@@ -43,10 +43,10 @@ def self_bleu(words: Sequence[str], history: Sequence[Sequence[str]], *, max_ord
 def novelty(
     reward: float, words: Sequence[str], history: Sequence[Sequence[str]], *, coefficient: float = 0.5
 ) -> float:
-    """Returns R23 with n-grams: reward - coefficient * self_bleu(words, history); the reward for an empty history.
+    """Returns R23 with n-grams: reward - coefficient * self_bleu(words, history); the reward if the history is empty.
 
-    The caller keeps the history, in the run's state, so that a resumed run has the same one. The entropy, gibberish and
-    embedding terms of the source are not here: they need models.
+    The caller keeps the history in the run's state, so a resumed run has the same one. The entropy, gibberish and
+    embedding terms of the source are left out: they need models.
 
     Source: curiosity-driven red teaming, 2402.19464.
     """

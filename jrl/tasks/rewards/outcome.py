@@ -1,4 +1,4 @@
-"""Reward for the outcome: an answer that is right, or constraints that a completion meets."""
+"""Outcome reward: for a right answer, or for the constraints that a completion meets."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 
 def outcome(correct: bool, scale: float = 1.0) -> float:
-    """Returns R1: scale where the answer is right, else 0.
+    """Returns R1: scale if the answer is right, else 0.
 
     Args:
-      scale: 1; open-instruct has 10, which matters to methods that do not divide by a standard deviation. Here it is
-        the weight of the verifier.
+      scale: 1 by default; open-instruct uses 10, which matters to methods that do not divide by a standard deviation.
+        In jrl, the verifier's weight is the scale.
 
     Source: Tulu 3, 2411.15124.
     """
@@ -19,8 +19,8 @@ def outcome(correct: bool, scale: float = 1.0) -> float:
 
 
 def constraints_met(met: Sequence[bool], *, partial: bool, scale: float = 1.0) -> float:
-    """Returns R1 of several constraints: scale times the share that is met where `partial`, else scale only where all
-    are met; NaN where there is none.
+    """Returns R1 of several constraints: scale times the share of those met if `partial`, else scale if all are met
+    and 0 otherwise; NaN if there are none.
 
     Source: IFBench, 2507.02833, and IFEval.
     """

@@ -1,4 +1,4 @@
-"""Penalty for saying the same again."""
+"""Penalty for repetition."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Hashable, Sequence
 
 
 def repetition(units: Sequence[Hashable], size: int) -> float:
-    """Returns R8's repetition: 1 - distinct n-grams / n-grams, in [0, 1); 0 where there are fewer than `size` units.
+    """Returns R8's repetition: 1 - distinct n-grams / n-grams, in [0, 1); 0 if there are fewer than `size` units.
 
-    The reward is that times a negative weight.
+    The reward is this times a negative weight.
 
     Args:
       units: tokens or words. size: n, at least 1.

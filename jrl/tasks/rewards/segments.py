@@ -1,4 +1,4 @@
-"""Rewards of the segments of a completion, and of the whole: several kinds of feedback."""
+"""Fine-grained rewards: one per segment of a completion, and one for the whole."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ def segment_rewards(
 ) -> tuple[list[float], float]:
     """Returns R16's reward of every segment, for its factuality, and that of the answer, for its completeness.
 
-        r_k = factuality if the segment is right, else -factuality;  completeness * (right segments / wanted)
+        r_k = factuality if the segment is right, else -factuality
+        R   = completeness * min(right segments / wanted, 1)
 
     Args:
-      right: of each segment, whether it is. wanted: segments that a complete answer has, at least 1.
+      right: whether each segment is right. wanted: number of segments in a complete answer, at least 1.
 
-    Source: Wu et al. 2306.01693, whose kinds of feedback are learned: relevance of sub-sentences, factuality of
-    sentences, completeness of answers. Weights are tuned there; 0.3 is a start.
+    Source: Wu et al. 2306.01693, with learned models for three kinds of feedback: relevance of sub-sentences,
+    factuality of sentences, completeness of answers. They tune the weights; 0.3 is a starting point.
     """
-    return [factuality if one else -factuality for one in right], completeness * min(sum(right) / wanted, 1.0)
+    return [factuality if is_right else -factuality for is_right in right], completeness * min(sum(right) / wanted, 1.0)

@@ -1,4 +1,4 @@
-"""Reward for likeness to a reference text."""
+"""Reward for similarity to a reference text."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import difflib
 
 
 def similarity(text: str, reference: str) -> float:
-    """Returns R4: 2 M / (len(text) + len(reference)), in [0, 1]; M characters match.
+    """Returns R4: 2 M / (len(text) + len(reference)), in [0, 1], where M is the number of matching characters.
 
-    M is that of the longest-matching-blocks alignment (Ratcliff and Obershelp): the longest common block, then the same
-    to its left and to its right. Two empty texts are alike (1), one empty text is like no other (0).
+    M comes from the alignment of Ratcliff and Obershelp: the longest common block, then the same to its left and to its
+    right. Two empty texts score 1; an empty and a non-empty text score 0.
 
-    Time is quadratic in the length, at worst cubic.
+    Takes quadratic time in the length, cubic in the worst case.
 
-    Source: SWE-RL, 2502.18449, with Python's difflib; nothing counts as junk there, which difflib's default would have.
+    Source: SWE-RL, 2502.18449, with Python's difflib; without its default junk heuristic.
     """
     return difflib.SequenceMatcher(None, text, reference, autojunk=False).ratio()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-LARGEST_REWARD = (2 - 2**-23) * 2.0**127  # what float32 can hold
+LARGEST_REWARD = (2 - 2**-23) * 2.0**127  # the largest float32
 
 
 def weighted_sum(components: Sequence[float | None], weights: Sequence[float]) -> float:
-    """Returns R5: sum_k w_k C_k, added in the order given; NaN where a component is missing (None or NaN).
+    """Returns R5: sum_k w_k C_k, added in the given order; NaN if a component is missing (None or NaN).
 
-    Python's floats are float64: the sum does not depend on what the rewards are stored in afterwards. A missing
-    component never drops out of the sum: the rest would be a reward of another scale.
+    Python's floats are float64, so the sum does not depend on the dtype that the rewards are stored in later. A missing
+    component is not left out of the sum: the rest would be a reward on another scale.
 
     Args:
       components: K. weights: K.

@@ -1,4 +1,4 @@
-"""Layouts of published data sets. `LAYOUTS` is the table; jrl.tasks.envs.layouts.contract says what a layout is."""
+"""Layouts of published data sets. `LAYOUTS` is the table; jrl.tasks.envs.layouts.contract defines a layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations: message lists, what ShareGPT made of them, and texts in which the speakers' names are written out."""
+"""Conversations: message lists, ShareGPT's format, and transcripts with the speakers' names in the text."""
 
 from __future__ import annotations
 
@@ -20,38 +20,39 @@ _MARK = re.compile(r"\n\n(Human|Assistant):")
 
 
 def message(field: Field, role: str, content: str, roles: Mapping[str, str]) -> Message:
-    """Returns the message of an object whose fields `role` and `content` say who speaks and what. Raises: BadField."""
+    """Returns the message of an object that has the speaker in the field `role` and the text in `content`. Raises:
+    BadField."""
     return Message(roles[field[role].one_of(tuple(roles), "unknown_role")], field[content].text())
 
 
 def messages(field: Field, role: str = "role", content: str = "content", roles: Mapping[str, str] = ROLES):
-    """Returns the messages of a list, in turn: a system message may be first, then the user and the assistant
-    alternate; tools answer the assistant. Raises: BadField.
+    """Returns the messages of a list, in order. A system message may come first; then the user and the assistant
+    alternate. Tool messages follow the assistant or another tool. Raises: BadField.
     """
-    found: list[Message] = []
+    conversation: list[Message] = []
     for item in field.items():
-        one = message(item, role, content, roles)
-        last = found[-1].role if found else None
+        next_message = message(item, role, content, roles)
+        last = conversation[-1].role if conversation else None
         allowed = {None: ("system", "user"), "system": ("user",), "user": ("assistant",),
                    "assistant": ("user", "tool"), "tool": ("assistant", "tool")}[last]  # fmt: skip
-        if one.role not in allowed:
+        if next_message.role not in allowed:
             before = "begins the conversation" if last is None else f"follows one of the role {last!r}"
-            raise BadField("wrong_turn", item, f"a message of the role {one.role!r} {before}")
-        found.append(one)
-    return tuple(found)
+            raise BadField("wrong_turn", item, f"a message of the role {next_message.role!r} {before}")
+        conversation.append(next_message)
+    return tuple(conversation)
 
 
 def turns(conversation: Sequence[Message], field: Field, info: dict[str, Any]) -> list[Prompted]:
-    """Returns every answer of the assistant after what was said before it. Raises: BadField where the conversation does
-    not end with one."""
+    """Returns every answer of the assistant with the messages before it as its prompt. Raises: BadField if the
+    conversation does not end with an answer."""
     if conversation[-1].role != "assistant":
         raise BadField("no_answer", field, f"the last message is of the role {conversation[-1].role!r}")
-    places = [i for i, one in enumerate(conversation) if one.role == "assistant"]
-    return [Prompted(tuple(conversation[:i]), (Answer(conversation[i].content),), info) for i in places]
+    indices = [i for i, message in enumerate(conversation) if message.role == "assistant"]
+    return [Prompted(tuple(conversation[:i]), (Answer(conversation[i].content),), info) for i in indices]
 
 
 def prompt_of(field: Field) -> tuple[Message, ...]:
-    """Returns a prompt, a text or a list of messages. Raises: BadField, also where the last message is an answer."""
+    """Returns a prompt from a text or a list of messages. Raises: BadField, also if the last message is an answer."""
     if isinstance(field.value, str):
         return (Message("user", field.text()),)
     prompt = messages(field)
@@ -61,21 +62,21 @@ def prompt_of(field: Field) -> tuple[Message, ...]:
 
 
 def answer_of(field: Field) -> str:
-    """Returns an answer: a text, or a list of one message of the assistant. Raises: BadField."""
+    """Returns an answer from a text, or from a list of one assistant message. Raises: BadField."""
     if isinstance(field.value, str):
         return field.text()
     items = field.items()
-    one = message(items[0], "role", "content", ROLES)
-    if len(items) > 1 or one.role != "assistant":
+    first = message(items[0], "role", "content", ROLES)
+    if len(items) > 1 or first.role != "assistant":
         raise BadField("wrong_turn", field, "an answer is one message of the assistant")
-    return one.content
+    return first.content
 
 
 def split_pair(
     chosen: Sequence[Message], rejected: Sequence[Message], fields: tuple[Field, Field]
 ) -> tuple[tuple[Message, ...], str, str]:
-    """Returns the prompt that two conversations share, and the answers in which they end. Raises: BadField where they
-    do not end in an answer, what is before it differs, or the answers do not."""
+    """Returns the prompt that two conversations share, and their last answers. Raises: BadField if one does not end
+    with an answer, the prompts differ, or the answers are the same."""
     for conversation, field in zip((chosen, rejected), fields):
         if conversation[-1].role != "assistant":
             raise BadField("no_answer", field, f"the last message is of the role {conversation[-1].role!r}")
@@ -85,27 +86,27 @@ def split_pair(
 
 
 def different(chosen: str, rejected: str, field: Field) -> tuple[str, str]:
-    """Returns two answers that differ. Raises: BadField of `field` where they do not."""
+    """Returns the two answers. Raises: BadField of `field` if they are the same."""
     if chosen == rejected:
         raise BadField("equal_sides", field)
     return chosen, rejected
 
 
 def transcript(field: Field) -> tuple[Message, ...]:
-    r"""Returns the messages of a text such as "\n\nHuman: hi\n\nAssistant: hello". Raises: BadField where it begins
-    with something else, a speaker says nothing, or one speaks twice in turn."""
+    r"""Returns the messages of a text such as "\n\nHuman: hi\n\nAssistant: hello". Raises: BadField if it does not
+    begin with "\n\nHuman:", a turn is blank, or a speaker has two turns in a row."""
     before, *parts = _MARK.split(field.text())
     if before.strip() or not parts:
         raise BadField("wrong_type", field, r"it does not begin with '\n\nHuman:'")
-    found: list[Message] = []
+    conversation: list[Message] = []
     for speaker, text in zip(parts[::2], parts[1::2]):
         role = "user" if speaker == "Human" else "assistant"
-        if role != ("assistant" if found and found[-1].role == "user" else "user"):
-            raise BadField("wrong_turn", field, f"turn {len(found) + 1} is of the {speaker}, too")
+        if role != ("assistant" if conversation and conversation[-1].role == "user" else "user"):
+            raise BadField("wrong_turn", field, f"turn {len(conversation) + 1} is of the {speaker}, too")
         if not text.strip():
-            raise BadField("empty", field, f"turn {len(found) + 1} says nothing")
-        found.append(Message(role, text.strip()))
-    return tuple(found)
+            raise BadField("empty", field, f"turn {len(conversation) + 1} says nothing")
+        conversation.append(Message(role, text.strip()))
+    return tuple(conversation)
 
 
 def read_messages(row: Field, rank_by: str | None) -> list[Prompted]:
@@ -127,14 +128,14 @@ def read_sharegpt(row: Field, rank_by: str | None) -> list[Prompted]:
 
 
 def sharegpt(row: Field) -> tuple[Message, ...]:
-    """Returns the messages of a row's `conversations`, behind those of its `system`. Raises: BadField."""
-    found = messages(row["conversations"], "from", "value", SPEAKERS)
+    """Returns the messages of a row's `conversations`, after its `system` message if there is one. Raises: BadField."""
+    conversation = messages(row["conversations"], "from", "value", SPEAKERS)
     system = row.optional("system")
     if system is None:
-        return found
-    if found[0].role == "system":
+        return conversation
+    if conversation[0].role == "system":
         raise BadField("wrong_turn", system, "the conversation has a system message, too")
-    return (Message("system", system.text()), *found)
+    return (Message("system", system.text()), *conversation)
 
 
 def read_sharegpt_preference(row: Field, rank_by: str | None) -> list[Prompted]:
@@ -142,16 +143,16 @@ def read_sharegpt_preference(row: Field, rank_by: str | None) -> list[Prompted]:
     if prompt[-1].role not in ("user", "tool"):
         raise BadField("wrong_turn", row["conversations"], "it ends with an answer")
     for name in ("chosen", "rejected"):
-        one = message(row[name], "from", "value", SPEAKERS)
-        if one.role != "assistant":
-            raise BadField("wrong_turn", row[name], f"an answer of the role {one.role!r}")
-        answers.append(one.content)
+        answer = message(row[name], "from", "value", SPEAKERS)
+        if answer.role != "assistant":
+            raise BadField("wrong_turn", row[name], f"an answer of the role {answer.role!r}")
+        answers.append(answer.content)
     chosen, rejected = different(*answers, row["rejected"])
     return [Prompted(prompt, compared(chosen, rejected))]
 
 
 def compared(chosen: str, rejected: str) -> tuple[Answer, Answer]:
-    """Returns two answers of which the first is preferred."""
+    """Returns the two answers, the first one preferred."""
     return Answer(chosen, 1.0, {"label": True}), Answer(rejected, 0.0, {"label": False})
 
 

@@ -1,4 +1,4 @@
-"""Checked access to the fields of a row: every value is asked for by what it must be, every refusal names its field."""
+"""Checked access to the fields of a row: every access states the expected type, and every error names the field."""
 
 from __future__ import annotations
 
@@ -19,46 +19,46 @@ CAUSES = {
     "equal_sides": "is the same as the other answer",
     "contradiction": "contradicts another field",
     "cycle": "is an ancestor of itself",
-    "missing_parent": "names a message that is not there",
+    "missing_parent": "names a message that does not exist",
     "duplicate_message": "is the id of another message, too",
 }
-LARGEST = 1e9  # of a number whose layout has no range
+LARGEST = 1e9  # bound on numbers without a range in the layout
 
 
 class BadField(BadRow):
-    """Says which of CAUSES a field is, and the particulars."""
+    """A field that cannot be used. The message is the text of one of CAUSES, with details."""
 
-    def __init__(self, cause: str, field: Field, particulars: str = "") -> None:
-        text = f"field {field.name!r} {CAUSES[cause]}{f': {particulars}' if particulars else ''}"
+    def __init__(self, cause: str, field: Field, details: str = "") -> None:
+        text = f"field {field.name!r} {CAUSES[cause]}{f': {details}' if details else ''}"
         ValueError.__init__(self, text)
         self.cause, self.row = cause, field.row
 
 
 class Field:
-    """A value of a row, and its path there: `completions[2].response`."""
+    """A value of a row with its path, such as `completions[2].response`."""
 
     __slots__ = ("name", "row", "value")
 
     def __init__(self, value: Any, name: str = "", row: int = 0) -> None:
         self.value, self.name = value, name
-        self.row = row  # which of the rows that are read together, from 0
+        self.row = row  # the index of the row among those read together
 
     def optional(self, key: str) -> Field | None:
-        """Returns the field's own field of that name, None where it is missing or null. Raises: BadField."""
+        """Returns the subfield `key`; None if it is missing or null. Raises: BadField if this is not an object."""
         if not isinstance(self.value, dict):
             raise BadField("wrong_type", self, f"it is {kind(self.value)}, not an object")
         value = self.value.get(key)
         return None if value is None else Field(value, f"{self.name}.{key}" if self.name else key, self.row)
 
     def __getitem__(self, key: str) -> Field:
-        """Returns the field's own field of that name. Raises: BadField where it is missing or null."""
-        found = self.optional(key)
-        if found is None:
+        """Returns the subfield `key`. Raises: BadField if it is missing or null, or this is not an object."""
+        field = self.optional(key)
+        if field is None:
             raise BadField("missing_field", Field(None, f"{self.name}.{key}" if self.name else key, self.row))
-        return found
+        return field
 
     def text(self) -> str:
-        """Returns the text, which is not blank. Raises: BadField."""
+        """Returns the text. Raises: BadField if it is not text, or blank."""
         if not isinstance(self.value, str):
             raise BadField("wrong_type", self, f"it is {kind(self.value)}, not text")
         if not self.value.strip():
@@ -66,7 +66,7 @@ class Field:
         return self.value
 
     def items(self) -> list[Field]:
-        """Returns the fields of a list, which is not empty. Raises: BadField."""
+        """Returns the fields of a list. Raises: BadField if it is not a list, or empty."""
         if not isinstance(self.value, list):
             raise BadField("wrong_type", self, f"it is {kind(self.value)}, not a list")
         if not self.value:
@@ -82,34 +82,34 @@ class Field:
         return float(self.value)
 
     def whole(self, low: int, high: int) -> int:
-        """Returns the whole number, from `low` to `high`; 2.0 is one. Raises: BadField."""
+        """Returns the whole number, from `low` to `high`; 2.0 counts as one. Raises: BadField."""
         number = self.number(low, high)
         if number != int(number):
             raise BadField("out_of_range", self, f"{_short(self.value)} is not a whole number")
         return int(number)
 
     def flag(self) -> bool:
-        """Returns whether it is true (1) and not false (0). Raises: BadField for anything else."""
+        """Returns true or 1 as True, false or 0 as False. Raises: BadField for anything else."""
         if isinstance(self.value, bool):
             return self.value
         return bool(self.whole(0, 1))
 
     def one_of(self, values: Sequence[str], cause: str) -> str:
-        """Returns the text, one of `values`. Raises: BadField of `cause`."""
+        """Returns the text, which must be one of `values`. Raises: BadField with `cause` if it is not."""
         text = self.text()
         if text not in values:
             raise BadField(cause, self, f"{text[:40]!r} is not one of {', '.join(values)}")
         return text
 
     def same_as(self, other: Field) -> bool:
-        """Whether both hold the same value."""
+        """Returns whether both have the same value."""
         return self.value == other.value
 
 
 def texts(row: Field, names: Sequence[str]) -> dict[str, str]:
-    """Returns the texts among the row's optional fields of these names: what is worth keeping beside an answer."""
-    found = ((name, row.optional(name)) for name in names)
-    return {name: field.text() for name, field in found if field is not None}
+    """Returns the texts of the row's optional fields `names` that are present, for the `info` of an example."""
+    fields = ((name, row.optional(name)) for name in names)
+    return {name: field.text() for name, field in fields if field is not None}
 
 
 def _short(value: float) -> str:

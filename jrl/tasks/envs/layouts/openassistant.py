@@ -1,7 +1,7 @@
-"""OpenAssistant's conversation trees: nested, a row for each tree, and flat, a row for each message.
+"""OpenAssistant's conversation trees: nested, one row per tree, and flat, one row per message.
 
-Every prompter's message becomes a prompt with the assistant's replies to it as its answers, ranked by `rank` (0 is the
-best) or by a label. What a deleted message says, and what replies to it, is left out.
+Every message of a prompter becomes a prompt with the assistant's replies as its answers, ranked by `rank` (0 is the
+best) or by a label. Deleted messages and all replies below them are left out.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class Node(NamedTuple):
     id: str
     role: str  # a key of ROLES
     text: str
-    lang: dict[str, str]  # {"lang": its language}, where that is known
+    lang: dict[str, str]  # {"lang": its language}; {} if unknown
     rank: int | None
     labels: dict[str, float]
     deleted: bool
 
 
 class Tree(NamedTuple):
-    nodes: list[Node]  # the root first, each behind its parent
-    parents: list[int]  # of each; -1: the root
+    nodes: list[Node]  # the root first, each after its parent
+    parents: list[int]  # the index of each node's parent; -1 for the root
 
 
 def node_of(field: Field) -> Node:
@@ -74,20 +74,20 @@ def nested(row: Field) -> Tree:
     nodes: list[Node] = []
     parents: list[int] = []
     seen: dict[str, int] = {}
-    waiting = [(row["prompt"], -1)]
-    while waiting:
-        field, parent = waiting.pop()
+    stack = [(row["prompt"], -1)]
+    while stack:
+        field, parent = stack.pop()
         node = node_of(field)
         named = field.optional("parent_id")
         if named is not None and (parent < 0 or named.text() != nodes[parent].id):
             raise BadField("missing_parent", named, "in the tree it replies to another one")
         if node.id in seen:
-            above = parent
-            while above >= 0 and above != seen[node.id]:
-                above = parents[above]
-            raise BadField("duplicate_message" if above < 0 else "cycle", field["message_id"])
+            ancestor = parent
+            while ancestor >= 0 and ancestor != seen[node.id]:
+                ancestor = parents[ancestor]
+            raise BadField("duplicate_message" if ancestor < 0 else "cycle", field["message_id"])
         seen[node.id] = len(nodes)
-        waiting += [(reply, len(nodes)) for reply in reversed(_replies(field))]
+        stack += [(reply, len(nodes)) for reply in reversed(_replies(field))]
         nodes.append(node)
         parents.append(parent)
     return Tree(nodes, parents)
@@ -99,11 +99,11 @@ def _replies(field: Field) -> list[Field]:
 
 
 def flat(rows: Sequence[Field]) -> Tree:
-    """Returns the tree whose messages are rows, which name their parents. Raises: BadField."""
+    """Returns the tree of messages that are rows and name their parents. Raises: BadField."""
     nodes = [node_of(row) for row in rows]
-    places: dict[str, int] = {}
+    indices: dict[str, int] = {}
     for i, node in enumerate(nodes):
-        if places.setdefault(node.id, i) != i:
+        if indices.setdefault(node.id, i) != i:
             raise BadField("duplicate_message", node.field["message_id"])
     children: list[list[int]] = [[] for _ in nodes]
     roots = []
@@ -111,37 +111,37 @@ def flat(rows: Sequence[Field]) -> Tree:
         named = node.field.optional("parent_id")
         if named is None:
             roots.append(i)
-        elif named.text() not in places:
+        elif named.text() not in indices:
             raise BadField("missing_parent", named)
         else:
-            children[places[named.text()]].append(i)
+            children[indices[named.text()]].append(i)
     if len(roots) > 1:
         raise BadField("contradiction", nodes[roots[1]].field["message_tree_id"], "the tree has a root already")
-    order, parents, waiting = [], [], [(root, -1) for root in roots]
-    while waiting:
-        i, parent = waiting.pop()
-        waiting += [(child, len(order)) for child in reversed(children[i])]
+    order, parents, stack = [], [], [(root, -1) for root in roots]
+    while stack:
+        i, parent = stack.pop()
+        stack += [(child, len(order)) for child in reversed(children[i])]
         order.append(i)
         parents.append(parent)
-    if len(order) < len(nodes):  # every message has a parent that is there, so that the rest hang on a cycle
-        raise BadField("cycle", _on_cycle(nodes, places, set(range(len(nodes))) - set(order)).field["parent_id"])
+    if len(order) < len(nodes):  # every parent exists, so the unreached messages are on a cycle or below one
+        raise BadField("cycle", _on_cycle(nodes, indices, set(range(len(nodes))) - set(order)).field["parent_id"])
     return Tree([nodes[i] for i in order], parents)
 
 
-def _on_cycle(nodes: Sequence[Node], places: dict[str, int], unreached: set[int]) -> Node:
-    """Returns the first message that is on a cycle, of those that no root reaches."""
+def _on_cycle(nodes: Sequence[Node], indices: dict[str, int], unreached: set[int]) -> Node:
+    """Returns the first message of the cycle above the first message that the root does not reach."""
     i = min(unreached)
     for _ in unreached:
-        i = places[nodes[i].field["parent_id"].text()]
+        i = indices[nodes[i].field["parent_id"].text()]
     cycle = [i]
-    while (after := places[nodes[cycle[-1]].field["parent_id"].text()]) != i:
-        cycle.append(after)
+    while (parent := indices[nodes[cycle[-1]].field["parent_id"].text()]) != i:
+        cycle.append(parent)
     return nodes[min(cycle)]
 
 
 def prompts_of(tree: Tree, rank_by: str | None, info: dict[str, str]) -> list[Prompted]:
-    """Returns every prompter's message with what was said before it, and the replies to it. Raises: BadField where two
-    speak in a row, or two siblings have one rank."""
+    """Returns a prompt for every message of a prompter: the path from the root to it, and the replies as its answers.
+    Raises: BadField if a message replies to one of the same role, or two siblings have the same rank."""
     nodes, parents = tree
     left_out, replies = [], [[] for _ in nodes]
     ranks: set[tuple[int, int]] = set()
@@ -157,16 +157,16 @@ def prompts_of(tree: Tree, rank_by: str | None, info: dict[str, str]) -> list[Pr
         left_out.append(node.deleted or (parent >= 0 and left_out[parent]))
         if parent >= 0 and not left_out[i]:
             replies[parent].append(i)
-    found = []
+    prompts = []
     for i, node in enumerate(nodes):
         if node.role == "prompter" and not left_out[i]:
             path = [i]
             while parents[path[-1]] >= 0:
                 path.append(parents[path[-1]])
-            said = tuple(Message(ROLES[nodes[j].role], nodes[j].text) for j in reversed(path))
-            found.append(Prompted(said, tuple(_answer(nodes[j], rank_by) for j in replies[i]),
-                                  {**info, **node.lang}))  # fmt: skip
-    return found
+            messages = tuple(Message(ROLES[nodes[j].role], nodes[j].text) for j in reversed(path))
+            answers = tuple(_answer(nodes[j], rank_by) for j in replies[i])
+            prompts.append(Prompted(messages, answers, {**info, **node.lang}))
+    return prompts
 
 
 def _answer(node: Node, rank_by: str | None) -> Answer:

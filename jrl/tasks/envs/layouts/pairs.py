@@ -1,4 +1,4 @@
-"""Two answers to a prompt, and which is better: chosen and rejected, in the forms in which they are published."""
+"""Pairs of answers to a prompt, chosen and rejected, in their published formats."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def read_scored_preference(row: Field, rank_by: str | None) -> list[Prompted]:
 
 
 def by_score(answers: Sequence[str], scores: Sequence[float]) -> tuple[Answer, ...]:
-    """Returns two answers of which the one with the higher score is preferred, and none where both have the same."""
+    """Returns the two answers, the one with the higher score preferred; neither if the scores are equal."""
     label = lambda score: {"label": score == max(scores)} if scores[0] != scores[1] else {}
     return tuple(Answer(a, score, {"score": score, **label(score)}) for a, score in zip(answers, scores))
 
 
 def read_margin_preference(row: Field, rank_by: str | None) -> list[Prompted]:
     margin = row["margin"].number(low=0)
-    (found,) = read_preference(row, rank_by)
-    return [found._replace(info={"margin": margin})]
+    (prompted,) = read_preference(row, rank_by)
+    return [prompted._replace(info={"margin": margin})]
 
 
 def read_stack_exchange(row: Field, rank_by: str | None) -> list[Prompted]:
@@ -71,7 +71,7 @@ def read_webgpt(row: Field, rank_by: str | None) -> list[Prompted]:
 
 
 def read_tldr_comparisons(row: Field, rank_by: str | None) -> list[Prompted]:
-    """The prompt is the post as published with 2009.01325: SUBREDDIT, TITLE, POST, TL;DR."""
+    """Returns a pair of summaries. The prompt is an article, or a post as in 2009.01325: SUBREDDIT, TITLE, POST."""
     summaries = row["summaries"].items()
     if len(summaries) != 2:
         raise BadField("wrong_type", row["summaries"], f"it has {len(summaries)} summaries, not 2")
@@ -94,7 +94,7 @@ def _asked(info: Field) -> str:
 
 
 def read_safe_rlhf(row: Field, rank_by: str | None) -> list[Prompted]:
-    """Ranked by `better_response_id`, or by `safer_response_id`."""
+    """Returns a pair ranked by `better_response_id`, or by `safer_response_id`."""
     sides = different(row["response_0"].text(), row["response_1"].text(), row["response_1"])
     safe = [row[f"is_response_{i}_safe"].flag() for i in (0, 1)]
     better, safer = row["better_response_id"].whole(0, 1), row["safer_response_id"].whole(0, 1)

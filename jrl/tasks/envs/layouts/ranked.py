@@ -16,8 +16,8 @@ _TURN = re.compile(r"\n?<extra_id_1>(User|Assistant)\n")
 
 
 def read_ultrafeedback(row: Field, rank_by: str | None) -> list[Prompted]:
-    """Ranked by `overall_score` (0 to 10), by the mean of the four aspects' ratings (1 to 5), or by one of these. An
-    answer without that number, as where a rating is N/A, is in no pair."""
+    """Returns answers ranked by `overall_score` (0 to 10), by the mean of the ratings of the four aspects (1 to 5), or
+    by one of these. An answer without that number (a rating of N/A) is in no pair."""
     answers = []
     for completion in row["completions"].items():
         ratings = {aspect: _rating(completion["annotations"], aspect) for aspect in ASPECTS}
@@ -34,7 +34,7 @@ def read_ultrafeedback(row: Field, rank_by: str | None) -> list[Prompted]:
 
 
 def _rating(annotations: Field, aspect: str) -> float | None:
-    """Returns a rating, which is published as a text; None: N/A. Raises: BadField."""
+    """Returns a rating, which is published as text; None for N/A. Raises: BadField."""
     text = annotations[aspect]["Rating"]
     if text.value == "N/A":
         return None
@@ -50,17 +50,17 @@ def helpsteer_row(row: Field) -> tuple[tuple[Message, ...], str, dict[str, int]]
 
 
 def helpsteer_prompt(field: Field) -> tuple[Message, ...]:
-    """Returns the messages of a prompt, in which `<extra_id_1>User` and `<extra_id_1>Assistant` begin further turns.
+    """Returns the messages of a prompt. `<extra_id_1>User` and `<extra_id_1>Assistant` begin further turns in it.
     Raises: BadField."""
     first, *parts = _TURN.split(field.text())
-    found = [Message("user", first)]
+    conversation = [Message("user", first)]
     for speaker, text in zip(parts[::2], parts[1::2]):
-        if (speaker == "User") == (found[-1].role == "user"):
-            raise BadField("wrong_turn", field, f"turn {len(found) + 1} is of the {speaker}, too")
-        found.append(Message("user" if speaker == "User" else "assistant", text))
-    if found[-1].role != "user" or not all(one.content.strip() for one in found):
+        if (speaker == "User") == (conversation[-1].role == "user"):
+            raise BadField("wrong_turn", field, f"turn {len(conversation) + 1} is of the {speaker}, too")
+        conversation.append(Message("user" if speaker == "User" else "assistant", text))
+    if conversation[-1].role != "user" or not all(message.content.strip() for message in conversation):
         raise BadField("wrong_turn", field, "it ends with an answer, or a turn is blank")
-    return tuple(found)
+    return tuple(conversation)
 
 
 def read_helpsteer2(rows: list[Field], rank_by: str | None) -> list[Prompted]:
@@ -78,7 +78,8 @@ def helpsteer_key(row: Field) -> str:
 
 
 def read_helpsteer2_preference(row: Field, rank_by: str | None) -> list[Prompted]:
-    """`preference_strength` is from -3, the first response is much better, to 3, the second one is; 0: neither."""
+    """Returns a pair. `preference_strength` ranges from -3 (the first response is much better) to 3 (the second one);
+    0: tie."""
     sides = different(row["response_1"].text(), row["response_2"].text(), row["response_2"])
     strength = row["preference_strength"].whole(-3, 3)
     order = (-strength, strength)
@@ -87,7 +88,8 @@ def read_helpsteer2_preference(row: Field, rank_by: str | None) -> list[Prompted
 
 
 def read_nectar(row: Field, rank_by: str | None) -> list[Prompted]:
-    """`rank` 1 is the best; the prompt is a transcript that ends with an empty turn of the assistant."""
+    """Returns ranked answers; `rank` 1 is the best. The prompt is a transcript that may end with an empty assistant
+    turn."""
     answers, items, seen = [], row["answers"].items(), {}
     for item in items:
         rank = item["rank"].whole(1, len(items))
@@ -104,8 +106,8 @@ def read_nectar(row: Field, rank_by: str | None) -> list[Prompted]:
 
 
 def read_rollouts(rows: list[Field], rank_by: str | None) -> list[Prompted]:
-    """Samples of one prompt at one step, ranked by reward. What could not be scored is in no pair. Where a reward is 1
-    or 0 it is a label, too."""
+    """Returns the samples of one prompt at one step, ranked by reward. Unscored samples are in no pair. A reward of 1
+    or 0 also becomes a label."""
     answers = []
     for row in rows:
         text, reward = rollout_row(row)
@@ -118,7 +120,7 @@ def read_rollouts(rows: list[Field], rank_by: str | None) -> list[Prompted]:
 
 
 def rollout_row(row: Field) -> tuple[str, float | None]:
-    """Returns a completion, which may be empty, and its reward; None: it has none. Raises: BadField."""
+    """Returns a completion, which may be empty, and its reward; None if it has no valid one. Raises: BadField."""
     if not isinstance(row["completion"].value, str):
         raise BadField("wrong_type", row["completion"], "it is not text")
     reward, valid = row.optional("reward"), row.optional("valid")

@@ -1,4 +1,4 @@
-"""One prompt and one answer: prompt and completion, Alpaca's instructions, answers with a label."""
+"""One prompt with one answer: prompts and completions, Alpaca's instructions, labeled answers."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ def read_unpaired(row: Field, rank_by: str | None) -> list[Prompted]:
 
 
 def read_alpaca(row: Field, rank_by: str | None) -> list[Prompted]:
-    """The input, where there is one, stands under the instruction; `history` holds earlier [question, answer] pairs."""
-    asked, more, system, history = row["instruction"].text(), *map(row.optional, ("input", "system", "history"))
-    if more is not None and not isinstance(more.value, str):
-        raise BadField("wrong_type", more, "it is not text")
-    if more is not None and more.value.strip():
-        asked = f"{asked}\n\n{more.value}"
-    said = [] if system is None or system.value == "" else [Message("system", system.text())]
+    """Returns the instruction, followed by `input` if there is one, as the prompt, after the earlier [question, answer]
+    pairs of `history`."""
+    question, extra, system, history = row["instruction"].text(), *map(row.optional, ("input", "system", "history"))
+    if extra is not None and not isinstance(extra.value, str):
+        raise BadField("wrong_type", extra, "it is not text")
+    if extra is not None and extra.value.strip():
+        question = f"{question}\n\n{extra.value}"
+    messages = [] if system is None or system.value == "" else [Message("system", system.text())]
     for pair in history.items() if history is not None and history.value != [] else []:
         sides = pair.items()
         if len(sides) != 2:
             raise BadField("wrong_type", pair, f"it has {len(sides)} texts, not a question and its answer")
-        said += [Message("user", sides[0].text()), Message("assistant", sides[1].text())]
-    return [Prompted((*said, Message("user", asked)), (Answer(row["output"].text()),))]
+        messages += [Message("user", sides[0].text()), Message("assistant", sides[1].text())]
+    return [Prompted((*messages, Message("user", question)), (Answer(row["output"].text()),))]
 
 
 PROMPT_COMPLETION = Layout(
