@@ -22,7 +22,7 @@ TOKENIZERS: dict[str, Tokenizer] = {
 def load(folder: Path | str, table: dict[str, Tokenizer] = TOKENIZERS) -> Any:
     """Returns the tokenizer that `tokenizer.save(folder)` wrote.
 
-    Raises: ValueError where there is none, it is of a kind that `table` does not have, or its files do not agree.
+    Raises: ValueError if there is none, its kind is not in `table`, or its files do not match.
     """
     saved = paths.local(folder) / SAVED_AS
     try:

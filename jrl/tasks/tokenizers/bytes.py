@@ -47,7 +47,7 @@ def build(config: Bytes, texts: Iterable[str]) -> ByteTokenizer:
 
 
 def load(folder: Path, layout: dict) -> ByteTokenizer:
-    """Returns the tokenizer saved in `folder`. Raises ValueError when its ids were laid out otherwise."""
+    """Returns the tokenizer saved in `folder`. Raises ValueError if it was saved with another id layout."""
     tokenizer = ByteTokenizer()
     if layout != tokenizer._layout():
         raise ValueError(f"{folder / SAVED_AS}: laid out as {layout}, this version has {tokenizer._layout()}")

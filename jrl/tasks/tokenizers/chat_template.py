@@ -1,9 +1,9 @@
-"""Chat templates: a conversation to text, by a program that came with a model. No JAX.
+"""Chat templates: render a conversation to text with the template that came with a model. No JAX.
 
-Two things are held apart: what the template itself writes, in which the spelling of a control token means that token,
-and what comes from data, in which it never does. `guard` puts a mark into every place of a text from data where a
-spelling stands, or where one could come to be with what the template writes beside it; the mark is a character that
-no text of the conversation has, and is taken out again once the template's own spellings have been read.
+In text that the template writes, the spelling of a control token means that token. In text from data it never does.
+`Guard` inserts a mark into text from data wherever it contains a spelling, or could form one together with adjacent
+template text. The mark is a character that no text of the conversation contains. It is removed after the template's own
+spellings have been found.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from jrl.tasks.tokenizers.spelling import one_of
 MAX_TEMPLATE_CHARACTERS = 1 << 20  # characters of a template
 MAX_TEXT_CHARACTERS = 1 << 22  # characters that one renders
 CPU_SECONDS = 2
-WALL_SECONDS = 60.0  # of an answer, on a machine however busy
+WALL_SECONDS = 60.0  # limit for a reply, generous for a busy machine
 MEMORY_MB = 512
 KNOWN_ROLES = (*ROLES, "developer", "function", "ipython", "model", "observation")  # a role is not free text
 REASONING = ("reasoning_content", "thinking", "reasoning")
 FREE_FIELDS = frozenset(("content", "text", "description", *REASONING))
-# Names and values that conversations and schemas are made of, whatever they speak about.
+# Names and values that occur in the structure of conversations and schemas.
 STRUCTURE = frozenset(
     "array arguments boolean content description enum function id integer items name null number object parameters "
     "properties required role string text tool_call_id tool_calls type".split()
@@ -37,21 +37,21 @@ _EDGES = re.compile(r"^\W+|\W+$")
 
 
 class TemplateError(ValueError):
-    """The template does not render this conversation. The message says why."""
+    """The template cannot render this conversation. The message says why."""
 
 
 class BrokenTemplate(TemplateError):
-    """The template cannot be compiled, or does not end: it is of no use for any conversation."""
+    """The template cannot be compiled, or does not terminate: it works for no conversation."""
 
 
 class Renderer:
-    """The process that renders, started when first asked and again after it was killed. Closed with its owner."""
+    """The process that renders templates. Started at the first request and restarted after it was killed."""
 
     def __init__(self) -> None:
         self._child = Child("render.py", CPU_SECONDS, MEMORY_MB, MAX_TEXT_CHARACTERS)
 
     def render(self, template: str, contexts: Sequence[Mapping[str, Any]], date: str) -> list[str]:
-        """Returns what `template` makes of each context. Raises TemplateError where it makes nothing of one."""
+        """Returns `template` rendered with each context. Raises TemplateError if one cannot be rendered."""
         if importlib.util.find_spec("jinja2") is None:
             raise ValueError("a chat template needs jinja2: pip install 'jrl-jax[hf]'")
         try:
@@ -75,21 +75,22 @@ class Renderer:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ChatTemplate:
-    """A template and what it sees beside the conversation."""
+    """A chat template and its variables other than the conversation."""
 
     source: str
-    tool_source: str | None  # another template for conversations that have tools
-    variables: Mapping[str, Any]  # bos_token and the like, options
-    date: str  # YYYY-MM-DD, what strftime_now shows
-    place: str = ""  # the file that it came from, for messages; "": none
+    tool_source: str | None  # a separate template for conversations with tools; None: `source`
+    variables: Mapping[str, Any]  # bos_token and the like, and options
+    date: str  # YYYY-MM-DD, the date for strftime_now
+    place: str = ""  # the file it came from, for messages; "": none
     renderer: Renderer = dataclasses.field(default_factory=Renderer)
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool
     ) -> str:
-        """Returns the text of a conversation; `add_generation_prompt`: up to where the assistant begins to speak.
+        """Returns the text of a conversation; with `add_generation_prompt`, including the header of the assistant's
+        next turn.
 
-        Raises: TemplateError where the template refuses the conversation, fails, or does not end in time.
+        Raises: TemplateError if the template rejects the conversation, fails, or does not terminate in time.
         """
         return self.render_each([(messages, tools)], add_generation_prompt=add_generation_prompt)[0]
 
@@ -99,7 +100,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool,
     ) -> list[str]:
-        """Returns the texts of conversations, messages and tools each, all with tools or all without. Raises
+        """Returns the texts of conversations, given as (messages, tools). Either all or none must have tools. Raises
         TemplateError as `render` does."""
         source = self.tool_source if conversations[0][1] and self.tool_source is not None else self.source
         contexts = [
@@ -119,9 +120,9 @@ class ChatTemplate:
 
 
 def plain_messages(messages: Iterable[Message | Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns messages as JSON that templates read: an assistant's reasoning stands under every name they know it by.
+    """Returns messages as JSON for templates. Reasoning is repeated under the other names that templates use for it.
 
-    Raises: ValueError for a role that is none of KNOWN_ROLES, or content that is no JSON.
+    Raises: ValueError for a role that is not in KNOWN_ROLES, or content that is not JSON.
     """
     out = []
     for message in messages:
@@ -136,7 +137,7 @@ def plain_messages(messages: Iterable[Message | Mapping[str, Any]]) -> list[dict
 
 
 def _clean(value: Any) -> Any:
-    """A copy of JSON whose texts have no lone surrogates."""
+    """Returns a copy of a JSON value without lone surrogates. Raises ValueError if it is not JSON."""
     if isinstance(value, str):
         return utf8(value).decode()
     if isinstance(value, Mapping):
@@ -149,15 +150,15 @@ def _clean(value: Any) -> Any:
 
 
 def free_mark(data: Any) -> str:
-    """Returns a character that no text in `data` has, nor its escape in JSON: a rare one, and one that prints, so that
-    a template which writes a list or a dictionary as Python does leaves it as it is."""
+    """Returns a character that occurs in no text of `data`, neither itself nor as a JSON escape. It is rare and
+    printable: a template that writes a list or dict with Python's repr leaves it unchanged."""
     used = json.dumps(data, ensure_ascii=False)
-    escaped = used.replace("\\\\", "\\")  # a text that spells an escape is escaped itself here
+    escaped = used.replace("\\\\", "\\")  # a text that contains an escape sequence is escaped once more in `used`
     return next(char for char in map(chr, range(0x20000, 0x2A6D7)) if char not in used and _escape(char) not in escaped)
 
 
 def without_mark(text: str, mark: str) -> str:
-    """Returns what a template rendered without the mark, which it may have written as JSON escapes it."""
+    """Returns rendered text without the mark, which the template may also have written as a JSON escape."""
     return text.replace(mark, "").replace(_escape(mark), "")
 
 
@@ -166,7 +167,7 @@ def _escape(char: str) -> str:
 
 
 class Guard:
-    """Keeps texts from producing any of `spellings`, alone or with the text around them."""
+    """Prevents text from producing any of `spellings`, alone or together with the text around it."""
 
     def __init__(self, spellings: Collection[str]):
         self._spellings = tuple(spellings)
@@ -177,14 +178,14 @@ class Guard:
         self._longest = max(map(len, spellings), default=0)
 
     def text(self, text: str, mark: str, *, free: bool = True) -> str:
-        """Returns `text` with `mark` inside every spelling, and at an end that a spelling could run over.
+        """Returns `text` with `mark` inside every spelling, and at an end where a spelling could span the boundary.
 
-        A text that is not `free` is a name or the value of a field, which a template may compare: it is left alone
-        where it is a part of a spelling ("text" of "<|endoftext|>").
+        A text that is not `free` is a name or a field's value, which a template may compare. It stays unchanged if it
+        is a part of a spelling ("text" of "<|endoftext|>").
         """
         while self._pattern.search(text):
             text = self._pattern.sub(lambda match: match[0][0] + mark + match[0][1:], text)
-        core = text.strip()  # templates take blanks away from both ends
+        core = text.strip()  # templates may strip both ends
         if not core:
             return text
         lengths = range(1, min(self._longest, len(core)) + 1)
@@ -199,7 +200,7 @@ class Guard:
         return text[:start] + before + core + after + text[start + len(core) :]
 
     def tree(self, value: Any, mark: str) -> Any:
-        """Returns JSON with every text in it guarded, the names of fields too; FREE_FIELDS hold free text."""
+        """Returns JSON with every text in it guarded, field names included. FREE_FIELDS contain free text."""
         if isinstance(value, str):
             return self.text(value, mark, free=False)
         if isinstance(value, Mapping):
@@ -212,8 +213,8 @@ class Guard:
         return [self.tree(inner, mark) for inner in value] if isinstance(value, list) else value
 
     def words(self, value: Any) -> set[str]:
-        """Returns the names and values of JSON that are the word of a spelling ("think" of "<think>"): a template that
-        writes a name between signs could make the spelling of them."""
+        """Returns the names and values in JSON that are the word inside a spelling ("think" of "<think>"). A template
+        that writes a name between brackets could form the spelling."""
         if isinstance(value, str):
             return {value} & self._words
         if isinstance(value, Mapping):
@@ -223,7 +224,7 @@ class Guard:
 
 
 def renamed(value: Any, words: Collection[str]) -> Any:
-    """Returns JSON in which the names and values `words` are written with other letters, as many."""
+    """Returns JSON with letters and digits of the names and values in `words` replaced by "Q"."""
     if isinstance(value, str):
         return "".join("Q" if char.isalnum() else char for char in value) if value in words else value
     if isinstance(value, Mapping):
@@ -234,7 +235,7 @@ def renamed(value: Any, words: Collection[str]) -> Any:
 def guarded(
     messages: Sequence[Mapping[str, Any]], mark: str, *, by_assistant: Guard, by_others: Guard
 ) -> list[dict[str, Any]]:
-    """Returns the messages guarded: messages of the assistant by one guard, all others by the other."""
+    """Returns the messages guarded: those of the assistant by one guard, all others by the other."""
     rows = []
     for message in messages:
         guard = by_assistant if message["role"] in ASSISTANTS else by_others
@@ -244,12 +245,12 @@ def guarded(
 
 
 class Neutral:
-    """Rewrites texts from data so that no control token can be made of them, whatever a template does to them: every
-    letter and digit becomes one letter that no spelling has. What a template looks for in a text (its own literals,
-    such as "</think>") stays, so that it takes the same branches.
+    """Rewrites text from data such that no template can form a control token from it: every letter and digit becomes
+    one letter that no spelling has. Literals that a template searches for, such as "</think>", stay, so the template
+    takes the same branches.
 
-    A template that takes texts apart and joins the pieces, or changes their case, may make a spelling of a text that
-    holds none. The control tokens of the two renderings then differ.
+    A template that splits and joins text, or changes its case, may form a spelling from text that contains none. The
+    control tokens of the original and the neutral rendering then differ, which detects this.
     """
 
     def __init__(self, spellings: Collection[str], tags: Collection[str], sources: Iterable[str]):
@@ -272,22 +273,22 @@ class Neutral:
         self._compared = {literal for source in sources for literal in _literals(source)} | STRUCTURE
 
     def rows(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Returns guarded messages with neutral texts."""
+        """Returns guarded messages with neutral text."""
         return self._map(messages, lambda text, by_assistant: self._text(text, by_assistant))
 
     def broken(self, messages: Sequence[Mapping[str, Any]], mark: str) -> list[dict[str, Any]]:
-        """Returns guarded messages whose free texts have a mark behind every character: whatever a template cuts out
-        and joins, nothing of it is a spelling. It finds its own literals in them no more."""
+        """Returns guarded messages with a mark after every character of free text: however a template cuts and joins
+        it, it forms no spelling. The template no longer finds its own literals in it."""
         return self._map(
             messages, lambda text, by_assistant: self._broken_text(text, mark, by_assistant), only_free=True
         )
 
     def tree(self, value: Any) -> Any:
-        """Returns guarded JSON, such as tools, with neutral texts."""
+        """Returns guarded JSON, such as tools, with neutral text."""
         return self._walk(value, self._plain, None, only_free=False)
 
     def broken_tree(self, value: Any, mark: str) -> Any:
-        """Returns guarded JSON with a mark behind every character of its free texts."""
+        """Returns guarded JSON with a mark after every character of its free text."""
         return self._walk(value, lambda text: self._broken_text(text, mark, False), None, only_free=True)
 
     def _plain(self, text: str) -> str:
@@ -300,7 +301,8 @@ class Neutral:
         for message in messages:
             by_assistant = message["role"] in ASSISTANTS
             rest = {name: value for name, value in message.items() if name != "role"}
-            changed = self._walk(rest, lambda text, said=by_assistant: change(text, said), None, only_free=only_free)
+            bound_change = lambda text, by_assistant=by_assistant: change(text, by_assistant)
+            changed = self._walk(rest, bound_change, None, only_free=only_free)
             rows.append({"role": message["role"], **changed})
         return rows
 
@@ -331,28 +333,28 @@ class Neutral:
 ASSISTANTS = ("assistant", "model")
 _NEUTRAL_LETTERS = "QXZJKVWYBFGHCDLMNPRSTUAEIO\u0416\u0429\u042e\u05d0\u05e9\u3042"
 _WORD = re.compile(r"[^\W_]+")
-_QUOTE = re.compile(r"(?<!\\)(\\*+)(['\"])")  # and the backslashes before it
+_QUOTE = re.compile(r"(?<!\\)(\\*+)(['\"])")  # with the backslashes before it
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 
 
 def _literals(source: str) -> set[str]:
-    """The texts that stand between quotes in a template. A quote that nothing closes begins none."""
+    """Returns the string literals of a template, without unclosed quotes."""
     quotes = [(match.start(2), match[2], len(match[1]) % 2 == 0) for match in _QUOTE.finditer(source)]
-    last = {quote: at for at, quote, closes in quotes if closes}
+    last = {quote: position for position, quote, closes in quotes if closes}
     texts, opened = [], None
-    for at, quote, closes in quotes:
-        if opened is None and at < last.get(quote, 0):
-            opened = at
+    for position, quote, closes in quotes:
+        if opened is None and position < last.get(quote, 0):
+            opened = position
         elif opened is not None and closes and quote == source[opened]:
-            texts.append(source[opened + 1 : at])
+            texts.append(source[opened + 1 : position])
             opened = None
     return {re.sub(r"(?s)\\(.)", lambda match: _ESCAPES.get(match[1], match[1]), text) for text in texts} - {""}
 
 
 def _between(kept: re.Pattern[str], text: str, change: Any) -> str:
-    """Returns `text` with `change` of every part between the matches of `kept`."""
-    out, at = [], 0
+    """Returns `text` with `change` applied to the parts between the matches of `kept`."""
+    out, start = [], 0
     for match in kept.finditer(text):
-        out += [change(text[at : match.start()]), match[0]]
-        at = match.end()
-    return "".join([*out, change(text[at:])])
+        out += [change(text[start : match.start()]), match[0]]
+        start = match.end()
+    return "".join([*out, change(text[start:])])

@@ -1,4 +1,4 @@
-"""A process of jrl's own that does for another what may not end: it is asked by a line of JSON and can be killed."""
+"""A child process for work that may not terminate. It receives requests as lines of JSON and can be killed."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from typing import Any
 
 
 class ChildStuck(RuntimeError):
-    """It did not answer in time, and was killed."""
+    """The child did not reply in time, and was killed."""
 
 
 class ChildDied(RuntimeError):
-    """It ended before it had answered."""
+    """The child ended before it replied."""
 
 
 class Child:
-    """A script beside this file, started when first asked and again after it has ended. Any thread may ask."""
+    """A process that runs a script of this folder. Started at the first request and restarted after it ended. Safe to
+    call from any thread."""
 
     def __init__(self, script: str, *arguments: Any) -> None:
         self._command = [sys.executable, "-P", str(Path(__file__).with_name(script)), *map(str, arguments)]
@@ -34,7 +35,7 @@ class Child:
         self._lock = threading.Lock()
 
     def ask(self, request: Mapping[str, Any], seconds: float, data: bytes = b"") -> dict[str, Any]:
-        """Returns its answer to a request, which `data` follows. Raises ChildStuck or ChildDied."""
+        """Sends a request, followed by `data`, and returns the reply. Raises ChildStuck or ChildDied."""
         line = json.dumps(request).encode() + b"\n"
         with self._lock:
             if self._process is None or self._process.poll() is not None:
@@ -61,9 +62,9 @@ class Child:
         weakref.finalize(self, _end, self._process)
 
     def _exchange(self, request: bytes, seconds: float) -> bytes:
-        """Sends a request and returns the line that answers it."""
+        """Sends a request and returns the line of the reply."""
         deadline = time.monotonic() + seconds
-        with contextlib.suppress(BrokenPipeError):  # it died; reading says so
+        with contextlib.suppress(BrokenPipeError):  # it died, which reading reports
             rest = memoryview(request)
             while rest:
                 rest = rest[os.write(self._process.stdin.fileno(), rest) :]
@@ -81,7 +82,7 @@ class Child:
 
 def _end(process: subprocess.Popen) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # with what it has forked
+        os.killpg(process.pid, signal.SIGKILL)  # with the processes it forked
     process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout):

@@ -1,23 +1,23 @@
-"""What a tokenizer is, and how a conversation becomes ids. No JAX.
+"""The contract of a tokenizer, and the encoding of a conversation. No JAX.
 
 A tokenizer is any object with
 
-    vocab_size: int               rows of the embedding, at first a multiple of 8; ids that nothing fills decode to ""
-    filled: int                   one more than the largest id that means something
-    pad_id, bos_id, end_id: int   `end_id` ends a message; it is what the policy is taught to stop with
-    end_ids: tuple[int, ...]      every token that the policy stops with; `end_id` is the first
-    start_ids: tuple[int, ...]    what a text that is not a conversation begins with: bos, or nothing
-    role_ids: dict[str, int]      one control id for each of example.ROLES; empty where a chat template marks roles
+    vocab_size: int               rows of the embedding, at first a multiple of 8; unused ids decode to ""
+    filled: int                   one more than the largest id in use
+    pad_id, bos_id, end_id: int   `end_id` ends a message; the policy is trained to stop with it
+    end_ids: tuple[int, ...]      every token at which the policy stops; `end_id` is the first
+    start_ids: tuple[int, ...]    the first ids of a text that is not a conversation: bos, or none
+    role_ids: dict[str, int]      one control id for each of example.ROLES; empty if a chat template marks roles
     fingerprint: str              sha256 (hex) of everything that decides ids
     encode(text) -> list[int]     never a control id, whatever the text says
-    decode(ids) -> str            control ids dropped, bytes that are no UTF-8 become U+FFFD
-    token_bytes() -> list[bytes]  by id; b"" for a control id. Joined, these are the UTF-8 of a decoded text
-    leads: bool                   a blank goes in front of every text that is encoded, and `decode` takes one away
+    decode(ids) -> str            control ids are dropped, bytes that are not UTF-8 become U+FFFD
+    token_bytes() -> list[bytes]  by id; b"" for a control id. Joined, they are the UTF-8 of the decoded text
+    leads: bool                   `encode` adds a space before every text, and `decode` removes one
     encode_prompt(messages) -> list[int]
     save(folder) -> None          writes what `jrl.tasks.tokenizers.load(folder)` reads
 
-Role markers are placed by id and have no spelling in text, so no prompt can forge one. A published tokenizer may
-normalize (NFC, a blank in front): what comes back is then the normalized text, which is what the model has read.
+Role markers are inserted by id and have no spelling in text, so no prompt can forge one. A published tokenizer may
+normalize text (NFC, a leading space): decoding then returns the normalized text, which is what the model reads.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Tokenizer(NamedTuple):
 
     config: type  # frozen dataclass
     build: Callable[[Any, Iterable[str]], Any]  # (config, texts of the run) -> tokenizer
-    load: Callable[[Path, dict], Any]  # (folder, what SAVED_AS holds there) -> the tokenizer that was saved
+    load: Callable[[Path, dict], Any]  # (folder, contents of SAVED_AS there) -> the saved tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Controls:
 
 
 class Controlled:
-    """The members that follow from `self.controls`, and the prompt that role ids mark."""
+    """The members that derive from `self.controls`, and prompts with role ids."""
 
     controls: Controls
 
@@ -96,20 +96,20 @@ def prompt_ids(messages: Iterable[Message], encode: Callable[[str], list[int]], 
 
 
 def utf8(text: str) -> bytes:
-    """Returns the UTF-8 of `text`; a lone surrogate, which has none, becomes U+FFFD."""
+    """Returns the UTF-8 of `text`. A lone surrogate, which UTF-8 cannot encode, becomes U+FFFD."""
     return _SURROGATES.sub("\ufffd", text).encode()
 
 
 def layout_bytes(layout: Mapping[str, Any]) -> bytes:
-    """Returns the one spelling of a layout: what SAVED_AS holds, and what fingerprints are taken of."""
+    """Returns the canonical JSON of a layout: the contents of SAVED_AS, and the input of fingerprints."""
     return json.dumps(layout, indent=1, sort_keys=True).encode() + b"\n"
 
 
 def padded_size(size: int) -> int:
-    """Returns the least multiple of 8 that is at least `size`: what tensor shards and matrix units like."""
+    """Returns the smallest multiple of 8 that is at least `size`, for sharding and for matrix units."""
     return -(-size // 8) * 8
 
 
 def without_lead(text: str, leads: bool) -> str:
-    """Returns `text` without the blank that a tokenizer which `leads` has put in front."""
+    """Returns `text` without the leading space that a tokenizer with `leads` adds."""
     return text[1:] if leads and text.startswith(" ") else text

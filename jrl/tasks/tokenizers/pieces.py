@@ -1,11 +1,11 @@
-"""SentencePiece: trained in process from the run's own texts, or read from a model file. No JAX.
+"""SentencePiece: trained in process on the run's texts, or read from a model file. No JAX.
 
-What the library does not do by itself, this file does:
+This module adds to the library:
 
-* "\\u2581" (the library's mark for a blank) in a text is encoded as its three bytes, so it comes back as itself (by a
-  model trained here; one from elsewhere reads it as the blank that it has always been to it);
+* "\\u2581" (the library's symbol for a space) in a text is encoded as its three bytes, so it decodes to itself. This
+  holds for a model trained here; an external model reads it as a space, as it always has;
 * decoding joins the bytes of the pieces, so a text and its ids always agree byte for byte;
-* a lone surrogate, which the library refuses, becomes U+FFFD.
+* a lone surrogate, which the library rejects, becomes U+FFFD.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from jrl.tasks.tokenizers.spelling import check_opens
 MODEL_SAVED_AS = "tokenizer.model"
 MAX_FILE_BYTES = 1 << 28
 BLANK = "\u2581"
-_LONGEST_WORD, _LONGEST_PHRASE = 16, 96  # characters of a piece; the first is the library's own default
+_LONGEST_WORD, _LONGEST_PHRASE = 16, 96  # characters of a piece; the first is the library's default
 _PROBES = ("  a\n\tb ", "\u00e9 \u65e5\u672c \U0001f389", "x" + BLANK + "y", "\u2585\x00\ufeff", "007 + 1")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SentencePiece:
-    """A vocabulary learned from the texts of the run."""
+    """A vocabulary trained on the texts of the run."""
 
     vocab_size: int = 1024  # most pieces, control ids and the 256 bytes included; a small corpus gives fewer
-    model: Literal["bpe", "unigram"] = "bpe"  # algorithm that learns the vocabulary
-    texts: int = 20_000  # most texts to train from, the first ones that the task gives
-    # Pieces may run over several words: where the texts repeat phrases, a question takes half as many tokens or fewer.
+    model: Literal["bpe", "unigram"] = "bpe"  # algorithm that trains the vocabulary
+    texts: int = 20_000  # most texts to train on, the first ones of the task
+    # Pieces may span several words: if the texts repeat phrases, a question takes half as many tokens or fewer.
     phrases: bool = False
-    path: str | None = None  # an existing .model file: read instead of trained
+    path: str | None = None  # an existing .model file, used instead of training
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,9 +62,9 @@ class PieceTokenizer(Controlled):
     controls: Controls
     vocab_size: int
     filled: int
-    pieces: tuple[bytes, ...]  # [vocab_size], b"" for controls and ids that nothing fills
-    leads: bool  # the model puts a blank in front of a text
-    trained_here: bool  # with its controls in it
+    pieces: tuple[bytes, ...]  # [vocab_size], b"" for controls and unused ids
+    leads: bool  # the model adds a space before a text
+    trained_here: bool  # the model contains the control ids
 
     def encode(self, text: str) -> list[int]:
         text = utf8(text).decode()
@@ -98,12 +98,12 @@ class PieceTokenizer(Controlled):
 
 
 def build(config: SentencePiece, texts: Iterable[str]) -> PieceTokenizer:
-    """Returns the tokenizer of `config.path`, or one trained from the first `config.texts` texts.
+    """Returns the tokenizer of `config.path`, or one trained on the first `config.texts` texts.
 
     The same texts in the same order give the same bytes.
 
-    Raises: ValueError where there is nothing to train from, the vocabulary is too small for the texts, or a model file
-        does not give back every text.
+    Raises: ValueError if there is no text to train on, the vocabulary is too small for the texts, or a model file would
+        lose text.
     """
     if config.path is not None:
         try:
@@ -116,7 +116,7 @@ def build(config: SentencePiece, texts: Iterable[str]) -> PieceTokenizer:
 
 
 def train(config: SentencePiece, texts: Iterable[str]) -> bytes:
-    """Returns the bytes of a model file trained from the first `config.texts` texts."""
+    """Returns the bytes of a model file trained on the first `config.texts` texts, without blank ones."""
     chosen = [utf8(text).decode() for text in itertools.islice(texts, config.texts) if text.strip()]
     if not chosen:
         raise ValueError("SentencePiece: the task gives no text to train a vocabulary from")
@@ -139,11 +139,11 @@ def train(config: SentencePiece, texts: Iterable[str]) -> bytes:
             split_by_unicode_script=not config.phrases,
             max_sentencepiece_length=_LONGEST_PHRASE if config.phrases else _LONGEST_WORD,
             max_sentence_length=1 << 16,
-            num_threads=1,  # sums of the unigram trainer depend on the order of threads
+            num_threads=1,  # the unigram trainer's sums depend on the order of threads
             pad_id=0,
             bos_id=1,
             eos_id=2,
-            unk_id=3,  # named because pad takes 0, its usual place
+            unk_id=3,  # set explicitly, since pad takes its default 0
             pad_piece=pad,
             bos_piece=bos,
             eos_piece=end,
@@ -159,14 +159,14 @@ def train(config: SentencePiece, texts: Iterable[str]) -> bytes:
 
 
 def from_model(model: bytes, name: str) -> PieceTokenizer:
-    """Returns the tokenizer of a model file's bytes. Its control ids are the model's own where it was trained here, and
-    lie above its vocabulary where it comes from elsewhere. `name` says in errors where it came from.
+    """Returns the tokenizer of a model file's bytes. A model trained here contains the control ids; for an external one
+    they are placed above its vocabulary. `name` is the model's origin, for errors.
 
-    A model from elsewhere may normalize (compatibility forms, a blank in front, runs of blanks made one): the ids are
-    those that the library gives, and the text that comes back is the one that the model reads.
+    An external model may normalize (compatibility forms, a leading space, runs of spaces merged): the ids are those of
+    the library, and decoding returns the normalized text.
 
-    Raises: ValueError where it is not a model, or where text would be lost: there are characters that it has no piece
-        for and no bytes to fall back to.
+    Raises: ValueError if it is not a model, or would lose text: it has no piece for some character and no byte
+        fallback.
     """
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -183,7 +183,7 @@ def from_model(model: bytes, name: str) -> PieceTokenizer:
     vocab_size = padded_size(filled)
     pieces = [_piece_bytes(processor, i) for i in range(processor.vocab_size())]
     pieces += [b""] * (vocab_size - len(pieces))
-    # The ids before a text that does not start with a space.
+    # Whether the model adds a space to a text that does not start with one.
     leads = bool(first := processor.encode("x")) and pieces[first[0]].startswith(b" ")
     tokenizer = PieceTokenizer(model, processor, controls, vocab_size, filled, tuple(pieces), leads, trained_here)
     for probe in _PROBES:
@@ -198,7 +198,7 @@ def from_model(model: bytes, name: str) -> PieceTokenizer:
 
 
 def load(folder: Path, layout: dict) -> PieceTokenizer:
-    """Returns the tokenizer saved in `folder`. Raises ValueError when its files do not belong together."""
+    """Returns the tokenizer saved in `folder`. Raises ValueError if its files do not match."""
     model = folder / MODEL_SAVED_AS
     if not paths.exists(model):
         raise ValueError(f"{folder / SAVED_AS} needs {MODEL_SAVED_AS} in the same folder")
@@ -211,7 +211,7 @@ def load(folder: Path, layout: dict) -> PieceTokenizer:
 
 
 def _spelling(control: str) -> str:
-    return f"<|{control}|>"  # a name inside the model file only: control symbols are never matched in text
+    return f"<|{control}|>"  # only a name in the model file: control symbols are never matched in text
 
 
 def _piece_bytes(processor: sentencepiece.SentencePieceProcessor, i: int) -> bytes:

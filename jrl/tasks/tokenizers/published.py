@@ -1,15 +1,15 @@
-"""HuggingFace: the tokenizer of a published model, from the folder it came in, with its chat template. No JAX.
+"""HuggingFace: the tokenizer of a published model, from its folder, with its chat template. No JAX.
 
-Read are `tokenizer.json` (by the `tokenizers` library) or a sentencepiece `tokenizer.model`, the chat template, and
-what `tokenizer_config.json`, `special_tokens_map.json`, `added_tokens.json`, `generation_config.json` and
-`config.json` say of special tokens. Ids are those that the published files give; what differs is what text may say:
+This module reads `tokenizer.json` (with the `tokenizers` library) or a sentencepiece `tokenizer.model`, the chat
+template, and the special tokens in `tokenizer_config.json`, `special_tokens_map.json`, `added_tokens.json`,
+`generation_config.json` and `config.json`. Ids are those of the published files, but text can produce fewer tokens:
 
-* a *control* is a token that is special, or ends, begins or pads a text. No text of a prompt or completion makes one;
-* a *tag* is another added token that the chat template writes ("<think>", "<tool_response>"). What the assistant says
-  may hold tags, for it says them itself; what it is shown (system, user, tool) may not: there they are ordinary tokens;
-* any other added token is vocabulary, and met in every text.
+* a *control* is a token that is special, or ends, begins or pads a text. No prompt or completion text produces one;
+* a *tag* is another added token that the chat template writes ("<think>", "<tool_response>"). Assistant text may
+  contain tags, since the assistant generates them. In system, user and tool text they are encoded as ordinary text;
+* any other added token is vocabulary, and is recognized in every text.
 
-In text that the template itself writes, all of them mean themselves.
+In text that the template itself writes, all of them are recognized.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from jrl.tasks.tokenizers.chat_template import (
 from jrl.tasks.tokenizers.contract import SAVED_AS, layout_bytes, padded_size, utf8, without_lead
 from jrl.tasks.tokenizers.spelling import Added, Speller, Vocabulary, one_of, open_json, open_model, speller
 
-SAVED_IN = "published"  # folder of the files as they came
-VOCABULARIES = ("tokenizer.json", "tokenizer.model")  # the first that is there is read
+SAVED_IN = "published"  # folder of the original files
+VOCABULARIES = ("tokenizer.json", "tokenizer.model")  # the first one that exists is read
 TEMPLATE = "chat_template.jinja"
 FILES = (*VOCABULARIES, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
          "generation_config.json", "config.json", TEMPLATE, "chat_template.json")  # fmt: skip
@@ -56,7 +56,7 @@ class HuggingFace:
     """The tokenizer and chat template of a published model."""
 
     path: str  # the model's folder, or the tokenizer.json or .model file in it
-    chat_template: str | None = None  # a file to take instead of the folder's own template
+    chat_template: str | None = None  # a file to use instead of the folder's template
     template_options: tuple[str, ...] = ()  # variables of the template: "enable_thinking=false", values are JSON
     date: str | None = None  # YYYY-MM-DD, today's date for the template; None: the day the run starts
 
@@ -65,11 +65,11 @@ class HuggingFace:
 class PublishedTokenizer:
     """See jrl.tasks.tokenizers.contract for the members. Construct it with `from_files`."""
 
-    files: Mapping[str, bytes]  # by name, as they came
+    files: Mapping[str, bytes]  # the original files, by name
     options: tuple[str, ...]
     speller: Speller
-    pieces: tuple[bytes, ...]  # [filled], b"" for controls and ids that nothing fills
-    names: Mapping[int, str]  # how the files spell added tokens
+    pieces: tuple[bytes, ...]  # [filled], b"" for controls and unused ids
+    names: Mapping[int, str]  # the published spellings of added tokens
     controls: frozenset[int]
     tags: frozenset[str]
     pad_id: int
@@ -104,7 +104,7 @@ class PublishedTokenizer:
         return without_lead(data.decode("utf-8", "replace"), self.leads)
 
     def spelled(self, ids: Iterable[int]) -> str:
-        """Returns the text of ids with control tokens spelled out, for a person to read."""
+        """Returns the text of ids with control tokens spelled out, for display."""
         spellings = (
             utf8(self.names[i]) if i in self.names else self.pieces[i] for i in ids if 0 <= i < len(self.pieces)
         )
@@ -116,12 +116,12 @@ class PublishedTokenizer:
     def encode_prompt(
         self, messages: Iterable[Message | Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[int]:
-        """Returns the conversation up to where the assistant begins to speak, by the chat template.
+        """Returns the ids of the conversation and the header of the assistant's next turn, by the chat template.
 
-        A model without one is asked as a text: what a text starts with, then the messages with a blank line between.
+        Without a template: `start_ids`, then the messages separated by blank lines.
 
-        Raises: ValueError where the template refuses the conversation; where there is none, for tools and for turns
-            of an assistant, which a text does not tell from a user's.
+        Raises: ValueError if the template rejects the conversation; without a template, for tools and for roles other
+            than system and user, which plain text cannot tell apart.
         """
         if self.chat is not None:
             return self.encode_conversation(messages, tools, add_generation_prompt=True)
@@ -138,10 +138,10 @@ class PublishedTokenizer:
         *,
         add_generation_prompt: bool,
     ) -> list[int]:
-        """Returns the ids of a conversation as the chat template writes it: those of the rendered text, but that no
-        text from data makes a control. Messages may be JSON, with "tool_calls", "reasoning_content" and the like.
+        """Returns the ids of a conversation rendered by the chat template. No text from data produces a control token.
+        Messages may be JSON, with "tool_calls", "reasoning_content" and the like.
 
-        Raises: ValueError where there is no template, or it refuses the conversation.
+        Raises: ValueError if there is no template, or it rejects the conversation.
         """
         if self.chat is None:
             raise ValueError("this model has no chat template; HuggingFace.chat_template = FILE gives it one")
@@ -163,7 +163,7 @@ class PublishedTokenizer:
         if any(len(every.findall(text)) > len(every.findall(other)) for other in of_renamed):
             raise TemplateError(f"the chat template makes control tokens of names in the data: {sorted(words)}")
         if every.findall(text) != every.findall(of_twin):
-            # Some were made of what the messages say. Spelled out they are text.
+            # Some were formed from text of the messages. Render again with that text marked, so that it stays text.
             text, of_twin = rendered(neutral.broken(rows, mark), neutral.broken_tree(tools, mark))
             if every.findall(text) != every.findall(of_twin):
                 raise TemplateError("the chat template makes control tokens of what a message says")
@@ -173,7 +173,7 @@ class PublishedTokenizer:
         self, messages: Iterable[Message | Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), *,
         add_generation_prompt: bool,
     ) -> str:  # fmt: skip
-        """Returns the conversation's text, for a person to read. Raises ValueError as `encode_conversation` does."""
+        """Returns the rendered text of a conversation, for display. Raises ValueError as `encode_conversation` does."""
         if self.chat is None:
             raise ValueError("this model has no chat template; HuggingFace.chat_template = FILE gives it one")
         return self.chat.render(plain_messages(messages), tools, add_generation_prompt=add_generation_prompt)
@@ -186,12 +186,12 @@ class PublishedTokenizer:
 
     @functools.cached_property
     def _patterns(self) -> tuple[Any, Any]:
-        """What spells controls and tags, and what spells tags."""
+        """Returns the patterns that match controls and tags, and only tags."""
         return one_of(self.speller.spelling), one_of(self.tags)
 
     @functools.cached_property
     def _guards(self) -> tuple[Guard, Guard]:
-        """For what an assistant says, and for what it is shown."""
+        """Returns the guards for text of the assistant and for all other text."""
         return Guard(self.speller.spelling.keys() - self.tags), Guard(self.speller.spelling)
 
     @functools.cached_property
@@ -232,7 +232,7 @@ class PublishedTokenizer:
 def build(config: HuggingFace, texts: Iterable[str]) -> PublishedTokenizer:
     """Returns the tokenizer of `config.path`. `texts` are not read.
 
-    Raises: ValueError naming the file that is missing or cannot be read as one.
+    Raises: ValueError naming the file that is missing or invalid.
     """
     del texts
     files = read_files(config.path)
@@ -248,23 +248,23 @@ def build(config: HuggingFace, texts: Iterable[str]) -> PublishedTokenizer:
 
 
 def read_files(path: str | Path) -> dict[str, bytes]:
-    """Returns those of FILES that a published folder has. A path to its vocabulary file names the folder too."""
-    at = paths.readable_without_weights(path)
-    folder, chosen = (at, None) if at.is_dir() else (at.parent, at.name)
-    if chosen is not None and not at.exists():
-        raise ValueError(f"HuggingFace.path: {str(path)!r} is not there")
+    """Returns those of FILES that exist in a published folder. `path` is the folder, or the vocabulary file in it."""
+    local = paths.readable_without_weights(path)
+    folder, chosen = (local, None) if local.is_dir() else (local.parent, local.name)
+    if chosen is not None and not local.exists():
+        raise ValueError(f"HuggingFace.path: {str(path)!r} does not exist")
     files = {name: _read(folder / name, "HuggingFace.path", folder) for name in FILES if (folder / name).exists()}
     if chosen is not None:
         for name in VOCABULARIES:
             files.pop(name, None)
-        files[VOCABULARIES[0] if chosen.endswith(".json") else VOCABULARIES[1]] = _read(at, "HuggingFace.path")
+        files[VOCABULARIES[0] if chosen.endswith(".json") else VOCABULARIES[1]] = _read(local, "HuggingFace.path")
     if not set(files) & set(VOCABULARIES):
         raise ValueError(f"HuggingFace.path: {str(path)!r} holds neither {' nor '.join(VOCABULARIES)}")
     return files
 
 
 def load(folder: Path, layout: dict) -> PublishedTokenizer:
-    """Returns the tokenizer saved in `folder`. Raises ValueError when its files do not belong together."""
+    """Returns the tokenizer saved in `folder`. Raises ValueError if its files do not match."""
     files = {
         name: _read(folder / SAVED_IN / name, SAVED_IN, folder) for name in layout.get("files", ()) if name in FILES
     }
@@ -279,7 +279,7 @@ def load(folder: Path, layout: dict) -> PublishedTokenizer:
 def fit_to_embedding(tokenizer: PublishedTokenizer, rows: int) -> PublishedTokenizer:
     """Returns the tokenizer with `vocab_size` = `rows`, the rows of a model's embedding.
 
-    Raises: ValueError where it has more ids than the embedding has rows: jax would read another row without a word.
+    Raises: ValueError if it has more ids than the embedding has rows: JAX would silently read another row.
     """
     if tokenizer.filled > rows:
         last = tokenizer.filled - 1
@@ -293,10 +293,10 @@ def fit_to_embedding(tokenizer: PublishedTokenizer, rows: int) -> PublishedToken
 def from_files(
     files: Mapping[str, bytes], name: str, *, options: Sequence[str], date: str, template: str | None = None
 ) -> PublishedTokenizer:
-    """Returns the tokenizer of a published folder's files. `name` says in errors where they came from, and `template`
-    where the chat template did, if from elsewhere.
+    """Returns the tokenizer of a published folder's files. `name` is their origin for errors, and `template` that of
+    the chat template if it is not from the folder.
 
-    Raises: ValueError naming the file that is wrong, and how.
+    Raises: ValueError naming the invalid file and the problem.
     """
     try:
         return _from_files(files, name, options=options, date=date, template=template)
@@ -377,13 +377,13 @@ def rewritten(
     messages: Sequence[Message | Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> str | None:
-    """Returns a sentence that names the first turn whose tokens change when a later one is added, or None.
+    """Returns a sentence that names the first turn with tokens that change when a later turn is added, or None.
 
-    Such a template does not extend a conversation but writes it anew: tokens that were sampled in turn k are not those
-    of turn k in the prompt of turn k + 1, and a policy must not be trained on the ones as if they were the others.
+    Such a template does not extend a conversation but rewrites it: the tokens sampled in turn k differ from those of
+    turn k in the prompt of turn k + 1, and a policy must not be trained as if they were the same.
     """
-    held: list[int] = []  # the conversation so far, up to the end of what the assistant said last
-    edges: list[tuple[int, int]] = []  # (tokens, turns): so many tokens hold so many turns
+    held: list[int] = []  # the ids so far, up to the end of the assistant's last message
+    edges: list[tuple[int, int]] = []  # (tokens, turns): the first `tokens` ids contain `turns` turns
     for k in range(len(messages) + 1):
         last = k == len(messages)
         if (last and _role(messages[-1]) == "assistant") or (not last and _role(messages[k]) != "assistant"):
@@ -406,9 +406,9 @@ def rewritten(
 def _named_change(
     tokenizer: PublishedTokenizer, messages: Sequence[Any], old: list[int], new: list[int], edges: Any, turns: int
 ) -> str:
-    at = next((i for i, (a, b) in enumerate(zip(old, new)) if a != b), min(len(old), len(new)))
-    turn = next(turns for length, turns in edges if at < length)
-    was, now = (tokenizer.spelled(ids[max(at - 4, 0) : at + 24]) for ids in (old, new))
+    first = next((i for i, (a, b) in enumerate(zip(old, new)) if a != b), min(len(old), len(new)))
+    turn = next(turns for length, turns in edges if first < length)
+    was, now = (tokenizer.spelled(ids[max(first - 4, 0) : first + 24]) for ids in (old, new))
     return (
         f"the chat template rewrites turn {turn} ({_role(messages[turn - 1])}) when turn {turns} "
         f"({_role(messages[turns - 1])}) is added: {was!r} becomes {now!r}"
@@ -425,7 +425,7 @@ TRIAL = (
 
 
 def rewrites(tokenizer: PublishedTokenizer) -> str | None:
-    """Returns what `rewritten` finds in a conversation of three turns with thinking, or None."""
+    """Returns the result of `rewritten` for a test conversation with thinking; None without a template."""
     return rewritten(tokenizer, TRIAL) if tokenizer.chat is not None else None
 
 
@@ -443,13 +443,13 @@ def _read(path: Path, field: str, within: Path | None = None) -> bytes:
 
 
 def _json(files: Mapping[str, bytes], file: str, name: str) -> dict[str, Any]:
-    """The object in a file; {} where there is no such file."""
+    """Returns the JSON object in a file; {} if there is no such file."""
     return paths.parse_object(files.get(file, b"{}"), f"{name}/{file}")
 
 
 @contextlib.contextmanager
 def _values_of(file: str) -> Iterator[None]:
-    """Inside, an error that a value of another kind leads to is a ValueError that names the file."""
+    """Converts errors caused by a value of the wrong type inside the block to a ValueError that names the file."""
     try:
         yield
     except (TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as error:
@@ -461,39 +461,39 @@ def _values_of(file: str) -> Iterator[None]:
 _KINDS = {bool: "a truth value", int: "a number", float: "a number", str: "a text", list: "a list", dict: "an object"}
 
 
-def _strange(file: str, key: str, value: Any, expected: str) -> ValueError:
-    """Returns the error of a value of another kind: file, key, what was found and what is expected."""
+def _wrong_type(file: str, key: str, value: Any, expected: str) -> ValueError:
+    """Returns the error for a value of the wrong type: file, key, value and what is expected."""
     shown = json.dumps(value)
-    found = shown if len(shown) <= 80 else f"{shown[:80]}..."
-    return ValueError(f"{file}: {key} is {found}, {_KINDS.get(type(value), 'null')}; expected {expected}")
+    actual = shown if len(shown) <= 80 else f"{shown[:80]}..."
+    return ValueError(f"{file}: {key} is {actual}, {_KINDS.get(type(value), 'null')}; expected {expected}")
 
 
-def _declared(config: Mapping[str, Any], beside: Mapping[str, Any], name: str) -> list[Added]:
-    """The added tokens that tokenizer_config.json and added_tokens.json declare. Raises ValueError for what declares
-    none."""
+def _declared(config: Mapping[str, Any], more: Mapping[str, Any], name: str) -> list[Added]:
+    """Returns the added tokens that tokenizer_config.json (`config`) and added_tokens.json (`more`) declare. Raises
+    ValueError for an invalid entry."""
     by_id: dict[int, Added] = {}
-    for text, i in beside.items():
+    for text, i in more.items():
         if not isinstance(i, int):
-            raise _strange(f"{name}/added_tokens.json", repr(text), i, "the id of that token")
+            raise _wrong_type(f"{name}/added_tokens.json", repr(text), i, "the id of that token")
         by_id[i] = Added(i, text, False)
     file, key = f"{name}/tokenizer_config.json", "added_tokens_decoder"
     rows = config.get(key) or {}
     if not isinstance(rows, dict):
-        raise _strange(file, key, rows, "an object: a token's id to what is known of it")
+        raise _wrong_type(file, key, rows, "an object that maps a token's id to its properties")
     for i, row in rows.items():
         if not i.isdecimal():
             raise ValueError(f"{file}: {key} has the key {i!r:.80}; expected the id of a token")
         if not isinstance(row, dict):
-            raise _strange(file, f"{key}[{i!r}]", row, "an object with the token's text as 'content'")
+            raise _wrong_type(file, f"{key}[{i!r}]", row, "an object with the token's text as 'content'")
         if not isinstance(row.get("content"), str):
-            raise _strange(file, f"{key}[{i!r}].content", row.get("content"), "the text of the token")
+            raise _wrong_type(file, f"{key}[{i!r}].content", row.get("content"), "the text of the token")
         strips = (bool(row.get("lstrip")), bool(row.get("rstrip")))
         by_id[int(i)] = Added(int(i), row["content"], bool(row.get("special")), strips, bool(row.get("normalized")))
     return list(by_id.values())
 
 
 def _named(*settings: Mapping[str, Any]) -> dict[str, str]:
-    """The special tokens that have a name: "bos_token" -> "<s>". The first file that names one decides."""
+    """Returns the named special tokens: "bos_token" -> "<s>". The first file that names one takes precedence."""
     names: dict[str, str] = {}
     for setting in settings:
         for name in ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token"):
@@ -507,8 +507,8 @@ def _named(*settings: Mapping[str, Any]) -> dict[str, str]:
 def _ids_of(
     name: str, named: Mapping[str, str], ids: Mapping[str, int], numbers: Sequence[Mapping[str, Any]], size: int
 ) -> list[int]:
-    """The ids that have a role, each once: first by name, then the numbers of the other files. Configurations write -1
-    for none, and pad with ids above the vocabulary; those are passed over."""
+    """Returns the ids of the special token `name`, each once: first by its text, then by the ids in other files; all of
+    them for eos, else only the first. Skips -1, which means none, and ids above the vocabulary."""
     end_ids = [ids[named[f"{name}_token"]]] if f"{name}_token" in named else []
     for setting in numbers:
         value = setting.get(f"{name}_token_id")
@@ -519,8 +519,8 @@ def _ids_of(
 
 
 def _templates(files: Mapping[str, bytes], settings: Mapping[str, Any], name: str) -> tuple[str, dict[str, str]]:
-    """The file that the chat templates are in, and they by name. A file of its own goes before
-    tokenizer_config.json."""
+    """Returns the file with the chat templates, and the templates by name. A separate template file takes precedence
+    over tokenizer_config.json."""
     if TEMPLATE in files:
         try:
             file, templates = TEMPLATE, files[TEMPLATE].decode()
@@ -541,16 +541,16 @@ def _templates(files: Mapping[str, bytes], settings: Mapping[str, Any], name: st
 
 
 def _listed_templates(rows: Any, file: str) -> dict[str, str]:
-    """The templates by name of a list of them. Raises ValueError for what is none."""
+    """Returns the templates of a list by name. Raises ValueError for an invalid entry."""
     kind = "an object with a text as 'name' and a text as 'template'"
     if not isinstance(rows, list):
-        raise _strange(file, "chat_template", rows, f"a text, or a list of which each is {kind}")
+        raise _wrong_type(file, "chat_template", rows, f"a text, or a list of which each is {kind}")
     for i, row in enumerate(rows):
         if not isinstance(row, dict):
-            raise _strange(file, f"chat_template[{i}]", row, kind)
+            raise _wrong_type(file, f"chat_template[{i}]", row, kind)
         for key in ("name", "template"):
             if not isinstance(row.get(key), str):
-                raise _strange(file, f"chat_template[{i}].{key}", row.get(key), "a text")
+                raise _wrong_type(file, f"chat_template[{i}].{key}", row.get(key), "a text")
     return {row["name"]: row["template"] for row in rows}
 
 
@@ -570,7 +570,7 @@ def _options(options: Sequence[str]) -> dict[str, Any]:
 
 
 def _turn_end(chat: ChatTemplate | None, ids: Mapping[str, int], ends: Iterable[int]) -> int | None:
-    """The token that the template writes right after what the assistant said, where it is one that may end a turn."""
+    """Returns the token that the template writes directly after an assistant message, if it is in `ends`; else None."""
     if chat is None:
         return None
     trial = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": CONTENT}]
@@ -579,14 +579,14 @@ def _turn_end(chat: ChatTemplate | None, ids: Mapping[str, int], ends: Iterable[
     except BrokenTemplate:
         raise
     except TemplateError:
-        return None  # a template of conversations with other roles first; what ends them is named in a file
+        return None  # the template expects other roles first; a file names the token that ends a text
     after = text.rpartition(CONTENT)[2].lstrip()
     match = one_of(ids).match(after)
     return ids[match[0]] if match and CONTENT in text and ids[match[0]] in set(ends) else None
 
 
 def _start(config: Mapping[str, Any], vocabulary: Vocabulary, begins: Sequence[int]) -> tuple[int, ...]:
-    """What a text starts with: as tokenizer_config.json says, else as the vocabulary's own file does."""
+    """Returns the first ids of a text: by tokenizer_config.json, else by the vocabulary's file."""
     adds_bos = config.get("add_bos_token")
     if adds_bos is None:
         return vocabulary.start

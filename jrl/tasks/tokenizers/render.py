@@ -1,11 +1,11 @@
-"""The process in which chat templates are rendered: a template is a program that came with a model.
+"""The process that renders chat templates. A template is a program that came with a model, so it is not trusted.
 
-It runs in jinja2's immutable sandbox, without a loader, and this process can be killed: a request that takes more
-processor time or memory than it may ends the process, not the run. Requests and answers are JSON, a line each.
-Run as a file (`python -P jrl/tasks/tokenizers/render.py SECONDS MEGABYTES CHARACTERS`); it imports nothing of jrl.
+It runs in jinja2's immutable sandbox, without a loader, and this process can be killed: a request that exceeds its CPU
+time or memory ends the process, not the run. Requests and replies are JSON, one per line.
+Run as a file (`python -P jrl/tasks/tokenizers/render.py SECONDS MEGABYTES CHARACTERS`); it imports nothing from jrl.
 
-What a template is given beyond the sandbox's own is what published templates are written for: `raise_exception`,
-`strftime_now`, `tojson` that escapes nothing, loop controls, and `generation` blocks, which are rendered as their body.
+In addition to the sandbox, templates get what published templates expect: `raise_exception`, `strftime_now`, a `tojson`
+without HTML escaping, loop controls, and `generation` blocks, which are rendered as their body.
 """
 
 import datetime
@@ -26,11 +26,11 @@ class Refused(jinja2.TemplateError):
 
 
 class Broken(Exception):
-    """The template is none, whatever the conversation."""
+    """The template does not compile, whatever the conversation."""
 
 
 class Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks what the assistant says; here it marks nothing."""
+    """`{% generation %}` marks assistant text in training pipelines; here it has no effect."""
 
     tags = {"generation"}
 
@@ -61,8 +61,8 @@ def compiled(source):
 
 
 def render(source, context, date, most):
-    """Returns the text, at most `most` characters. Raises jinja2.TemplateError and whatever the template's own mistakes
-    raise."""
+    """Returns the text, at most `most` characters. Raises Broken if the template does not compile, Refused, and any
+    exception that the template causes."""
     try:
         template = compiled(source)
     except jinja2.TemplateError as error:
@@ -88,12 +88,12 @@ def answer(template, context, date, most):
         return {"failed": "it needs more memory than a template may"}
     except RecursionError:
         return {"failed": "it calls itself without end"}
-    except Exception as error:  # a template's mistake can be any exception
+    except Exception as error:  # a faulty template can raise any exception
         return {"failed": f"{type(error).__name__}: {error}"[:2000]}
 
 
 def allow(seconds):
-    """Lets this process use `seconds` more of the processor; then the system kills it."""
+    """Lets this process use `seconds` more of CPU time; then the system kills it."""
     used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
     resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(used + seconds), resource.RLIM_INFINITY))
 

@@ -1,9 +1,9 @@
 """The vocabularies of published tokenizers, with every control token respelled so that no text can produce it. No JAX.
 
-A published file matches the spelling of a control token ("<|im_end|>") in any text it is given. Here such a token is
-given another spelling, made of random digits, before the file is opened: text that says "<|im_end|>" is then ordinary
-text, to the normalizer, the pre-tokenizer and the merges alike, and whoever means the token (the text of a chat
-template) writes its new spelling. Everything else is the library's own work, so ids are those of the published file.
+A published tokenizer matches the spelling of a control token ("<|im_end|>") in any text. This module gives such a token
+another spelling, made of random digits, before the file is opened. "<|im_end|>" is then ordinary text for the
+normalizer, the pre-tokenizer and the merges, and text that means the token (from a chat template) uses the new
+spelling. The library does everything else, so ids are those of the published file.
 
 `open_json` reads `tokenizer.json` with the `tokenizers` library, `open_model` a sentencepiece `.model` file.
 """
@@ -25,8 +25,8 @@ from jrl.tasks.tokenizers.child import Child, ChildDied, ChildStuck
 from jrl.tasks.tokenizers.contract import utf8
 
 MAX_IDS = 1 << 24  # of a vocabulary, as of a Decoder
-MAX_EXPANSION = 256  # characters that a normalizer may make of one
-BLANK = "\u2581"  # how sentencepiece, and files converted from it, write a space
+MAX_EXPANSION = 256  # most characters that a normalizer may produce from one
+BLANK = "\u2581"  # the symbol for a space in sentencepiece and in files converted from it
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -37,37 +37,38 @@ class Added:
     id: int
     text: str
     special: bool  # structure: never part of a text
-    strips: tuple[bool, bool] = (False, False)  # blanks before it, blanks after it
+    strips: tuple[bool, bool] = (False, False)  # whether it strips spaces before and after it
     normalized: bool = False  # matched in normalized text
 
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """A published vocabulary, not opened for any choice of controls yet."""
+    """A published vocabulary, before it is opened for a choice of controls."""
 
     added: tuple[Added, ...]  # by id
-    pieces: tuple[bytes, ...]  # by id, the bytes of a token; an added token has its own spelling
+    pieces: tuple[bytes, ...]  # by id, the bytes of a token; for an added token, of its spelling
     start: tuple[int, ...]  # ids that the file puts before a text
-    leads: bool  # a space is put before a text, and removed in decoding
-    says: Mapping[str, int]  # what the file itself calls "bos_token_id", "eos_token_id", "pad_token_id"; -1 for none
+    leads: bool  # a space is added before a text, and removed in decoding
+    says: Mapping[str, int]  # the file's "bos_token_id", "eos_token_id", "pad_token_id", if any; -1 for none
     open: Callable[[Mapping[int, str]], Callable[[str], list[int]]]  # id -> new spelling; returns encode(text)
 
 
 @dataclasses.dataclass(frozen=True)
 class Speller:
-    """Writes control tokens so that `encode` reads them. Made anew in every process; ids never depend on the digits."""
+    """Writes control tokens in the spelling that `encode` reads. Each process draws new digits; ids do not depend on
+    them."""
 
     nonce: str
     spelling: Mapping[str, str]  # published spelling -> new one
     encode: Callable[[str], list[int]]  # text with new spellings in it -> ids
 
     def spell(self, text: str, spellings: re.Pattern[str]) -> str:
-        """Returns `text` with the published spellings that the pattern finds turned into the new ones."""
+        """Returns `text` with the published spellings that the pattern matches replaced by the new ones."""
         return spellings.sub(lambda match: self.spelling[match[0]], text)
 
 
 def speller(vocabulary: Vocabulary, controls: Collection[int]) -> Speller:
-    """Returns the vocabulary opened so that text cannot produce the tokens `controls`, and only those."""
+    """Returns the vocabulary opened such that text cannot produce the tokens `controls` but can produce all others."""
     nonce = secrets.token_hex(16)
     new = {i: f"jrl{nonce}x{i}x" for i in controls}
     texts = {added.id: added.text for added in vocabulary.added}
@@ -75,14 +76,14 @@ def speller(vocabulary: Vocabulary, controls: Collection[int]) -> Speller:
 
 
 def one_of(texts: Collection[str]) -> re.Pattern[str]:
-    """Returns a pattern that matches any of the texts, the longest first; of no texts, nothing."""
+    """Returns a pattern that matches any of the texts, longest first. Without texts it matches nothing."""
     return re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)) or "(?!)")
 
 
 def open_json(data: bytes, name: str, more: Collection[Added] = ()) -> Vocabulary:
     """Returns the contents of a `tokenizer.json`. `more` are added tokens that its folder declares elsewhere.
 
-    Raises: ValueError where it is not such a file, or of a kind that would lose text.
+    Raises: ValueError if the file is invalid, or of a kind that would lose text.
     """
     try:
         import tokenizers
@@ -108,7 +109,7 @@ def open_json(data: bytes, name: str, more: Collection[Added] = ()) -> Vocabular
     added = tuple(by_id[i] for i in sorted(by_id))
     if short := [one.text for one in added if len(one.text) < 2 and one.special]:
         raise ValueError(f"{name}: the special tokens {short} are single characters, which any text may hold")
-    model["dropout"] = None  # of merges, drawn anew at every call: for training a vocabulary's users, not for ids
+    model["dropout"] = None  # BPE dropout would make ids random
     layout |= {"truncation": None, "padding": None, "added_tokens": [_row(one) for one in added]}
     check_opens("json", json.dumps(layout).encode(), name)
     try:
@@ -133,7 +134,7 @@ def open_json(data: bytes, name: str, more: Collection[Added] = ()) -> Vocabular
         respelled = _respelled(layout, {one.text: new[one.id] for one in added if one.id in new}, new)
         try:
             encoder = tokenizers.Tokenizer.from_str(json.dumps(respelled))
-        except Exception as error:  # a control that longer tokens are merged from
+        except Exception as error:  # a control token from which longer tokens are merged
             raise ValueError(f"{name}: a token that begins, ends or pads a text is ordinary text: {error}") from error
         return lambda text: encoder.encode(text, add_special_tokens=False).ids
 
@@ -141,22 +142,22 @@ def open_json(data: bytes, name: str, more: Collection[Added] = ()) -> Vocabular
 
 
 def open_model(data: bytes, name: str, more: Collection[Added] = (), *, legacy: bool = True) -> Vocabulary:
-    """Returns what a sentencepiece `.model` file holds, read as `open_json` reads the same vocabulary converted.
+    """Returns the contents of a sentencepiece `.model` file, as `open_json` would for the converted vocabulary.
 
     Args:
-      more: added tokens that its folder declares, some perhaps above the ids of the file.
-      legacy: the blank in front of a text also goes in front of the text after every added token.
-    Raises: ValueError where it is not such a file, or has no bytes to fall back to and so would lose text.
+      more: added tokens that its folder declares; their ids may be above those of the file.
+      legacy: the leading space is also added to the text after every added token.
+    Raises: ValueError if the file is invalid, or would lose text because it has no byte fallback.
     """
     check_opens("model", data, name)
     check_ids([added.id for added in more], name)
     try:
-        # The library needs protobuf for this module only; orbax brings it.
+        # Only this module of the library needs protobuf, which is a dependency of orbax.
         from sentencepiece import sentencepiece_model_pb2 as pb2
 
         proto = pb2.ModelProto.FromString(data)
         sentencepiece.SentencePieceProcessor(model_proto=data)
-    except Exception as error:  # protobuf's DecodeError has no base that says so
+    except Exception as error:  # protobuf's DecodeError has no more specific base
         raise ValueError(f"{name} is not a sentencepiece model: {error}") from error
     kinds = pb2.ModelProto.SentencePiece
     by_id: dict[int, Added] = {}
@@ -198,17 +199,17 @@ def open_model(data: bytes, name: str, more: Collection[Added] = (), *, legacy: 
             for text in sorted(unsplit, key=len, reverse=True)
         ) or "(?!)")  # fmt: skip
 
-        def part(text: str, at: int) -> list[int]:
-            # sentencepiece itself puts a blank in front of a blank too; conversions of its files do not.
-            leading = leads and (at == 0 or legacy) and not text.startswith((" ", BLANK))
+        def encode_part(text: str, start: int) -> list[int]:
+            # sentencepiece itself adds a space before a space too; conversions of its files do not.
+            leading = leads and (start == 0 or legacy) and not text.startswith((" ", BLANK))
             return processor.encode(" " + text if leading and text else text)
 
         def encode(text: str) -> list[int]:
-            out, at = [], 0
+            out, start = [], 0
             for match in cut.finditer(text):
-                out += [*part(text[at : match.start()], at), ids[match[match.lastindex]]]
-                at = match.end()
-            return out + part(text[at:], at)
+                out += [*encode_part(text[start : match.start()], start), ids[match[match.lastindex]]]
+                start = match.end()
+            return out + encode_part(text[start:], start)
 
         return encode
 
@@ -219,7 +220,7 @@ def open_model(data: bytes, name: str, more: Collection[Added] = (), *, legacy: 
 
 
 def check_opens(form: str, data: bytes, name: str) -> None:
-    """Raises ValueError where a vocabulary takes its library down, or does not end on a few texts. It is opened in
+    """Raises ValueError if a vocabulary crashes its library, or does not terminate on a few texts. It is opened in
     another process, which can be killed.
 
     Args:
@@ -241,20 +242,20 @@ def check_opens(form: str, data: bytes, name: str) -> None:
 
 TRIAL_SECONDS, TRIAL_MB, WALL_SECONDS = 60, 4096, 120.0
 _TRIALS = Child("trial.py", TRIAL_SECONDS, TRIAL_MB)
-_SOUND: set[tuple[str, bytes]] = set()  # what this process has tried: a digest each
+_SOUND: set[tuple[str, bytes]] = set()  # the (form, digest) of vocabularies that passed in this process
 
 
 def check_ids(ids: Iterable[Any], name: str) -> None:
-    """Raises ValueError for an id that is none, or far beyond every vocabulary: there is an entry for each id up to the
-    largest."""
+    """Raises ValueError for an id that is not an integer from 0 to MAX_IDS - 1. The limit matters because memory is
+    allocated for every id up to the largest."""
     for i in ids:
         if type(i) is not int or not 0 <= i < MAX_IDS:
             raise ValueError(f"{name}: the id {i!r:.80} is not one of 0 to {MAX_IDS - 1}")
 
 
 def expansion(normalizer: Any) -> int:
-    """Returns how many characters a normalizer of a tokenizer.json may make of one. A step that is not known, or not as
-    it should be, counts as 1: the library refuses it."""
+    """Returns how many characters a normalizer of a tokenizer.json may produce from one. An unknown or invalid step
+    counts as 1, since the library rejects it."""
     if not isinstance(normalizer, Mapping):
         return 1
     steps = normalizer.get("normalizers")
@@ -268,13 +269,13 @@ def expansion(normalizer: Any) -> int:
         if isinstance(found, str) and found:
             return max(1, -(-len(content) // len(found)))
         return 1 + len(content)  # a regular expression may match between any two characters
-    # The longest compatibility decomposition has 18 characters; a byte is written as one of 256 letters.
+    # The longest compatibility decomposition has 18 characters; ByteLevel writes each of at most 4 bytes as a letter.
     return {"NFD": 4, "NFKD": 18, "NFKC": 18, "NFC": 3, "Lowercase": 3, "BertNormalizer": 12, "Precompiled": 18,
             "Nmt": 1, "ByteLevel": 4}.get(normalizer.get("type"), 1)  # fmt: skip
 
 
 def _words(model: Mapping[str, Any], kind: str, name: str) -> list[tuple[str, int]]:
-    """The words of a vocabulary with their ids. Raises ValueError where it is not of the form that its kind has."""
+    """Returns the words of a vocabulary with their ids. Raises ValueError if its format does not fit its kind."""
     vocab = model.get("vocab")
     if kind == "BPE" and isinstance(vocab, Mapping):
         return list(vocab.items())
@@ -301,12 +302,13 @@ def _row(one: Added) -> dict[str, Any]:
 
 
 def _respelled(layout: Mapping[str, Any], new: Mapping[str, str], by_id: Mapping[int, str]) -> dict[str, Any]:
-    """The file with other spellings for some tokens: where they are added, in the vocabulary, and in no merge."""
+    """Returns the file with new spellings for some tokens: in the added tokens and in the vocabulary. Merges that
+    involve them are removed."""
     model = dict(layout["model"])
     if model.get("type", "BPE") == "BPE":
         hidden = set(new)
         model["vocab"] = {by_id.get(i, word): i for word, i in model["vocab"].items()}
-        # A converted sentencepiece vocabulary may hold merges that make "</s>" out of its letters.
+        # A converted sentencepiece vocabulary may have merges that form "</s>" from its letters.
         pairs = (merge if isinstance(merge, list) else merge.split(" ", 1) for merge in model["merges"])
         model["merges"] = [pair for pair in pairs if hidden.isdisjoint((*pair, "".join(pair)))]
         model["unk_token"] = new.get(model.get("unk_token"), model.get("unk_token"))
@@ -318,15 +320,15 @@ def _respelled(layout: Mapping[str, Any], new: Mapping[str, str], by_id: Mapping
 
 @dataclasses.dataclass(frozen=True)
 class _Style:
-    """How the words of a vocabulary are read as bytes."""
+    """How the words of a vocabulary are decoded to bytes."""
 
     to_bytes: Callable[[str], bytes]
-    blanks: bool  # BLANK stands for a blank
+    blanks: bool  # BLANK means a space
     leads: bool
 
 
 def _style(decoder: Mapping[str, Any] | None, name: str) -> _Style:
-    """Reads the decoder of a file. Raises ValueError for one whose text does not follow from its tokens one by one."""
+    """Returns the style of a file's decoder. Raises ValueError for a decoder that jrl does not read."""
     steps = (decoder or {}).get("decoders", [decoder]) if decoder else []
     kinds = {step["type"]: step for step in steps}
     if set(kinds) == {"ByteLevel"}:
@@ -357,7 +359,7 @@ def _with_blanks(word: str) -> bytes:
 
 
 def _byte_letters() -> dict[str, int]:
-    """The letters that byte-level vocabularies write bytes with: printable bytes as themselves, the others as the
+    """Returns {letter: byte} of byte-level vocabularies: printable bytes are written as themselves, the others as the
     characters from U+0100 on, in order (Radford et al. 2019, GPT-2)."""
     plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [byte for byte in range(256) if byte not in plain]

@@ -1,9 +1,9 @@
-"""The process in which the vocabulary of somebody else is opened first: it can be killed, and a run cannot.
+"""The process that first opens an untrusted vocabulary: it can be killed without ending the run.
 
-A file may crash the library that reads it, take all memory, or hold a pattern that never ends on some text. Every trial
-is a fork of this process with bounds of its own, opens the file, and encodes a few texts that patterns and normalizers
-find hard. What survives that is opened again by whoever asked.
-Run as a file (`python -P jrl/tasks/tokenizers/trial.py SECONDS MEGABYTES`); it imports nothing of jrl.
+A file may crash the library that reads it, take all memory, or contain a pattern that does not terminate on some text.
+Every trial runs in a fork of this process with its own limits. It opens the file and encodes a few texts that are hard
+for patterns and normalizers. The caller then opens a file that passes.
+Run as a file (`python -P jrl/tasks/tokenizers/trial.py SECONDS MEGABYTES`); it imports nothing from jrl.
 """
 
 import json
@@ -27,7 +27,7 @@ PROBES = (
 
 
 def ids_of(form, data):
-    """Returns what encodes a text. Raises whatever the library raises for a file that it does not read."""
+    """Returns a function that encodes a text. Raises the library's exception for a file that it cannot read."""
     if form == "model":
         return sentencepiece.SentencePieceProcessor(model_proto=data).encode
     tokenizer = tokenizers.Tokenizer.from_str(data.decode())
@@ -46,8 +46,8 @@ def confine(seconds, megabytes, size):
 
 
 def attempt(form, data):
-    """Returns what is wrong with a file, "" for nothing. That a library refuses it in its own words is left to whoever
-    opens it next."""
+    """Returns the problem with a file, "" if there is none. If the library rejects the file, the result is "" too: the
+    caller then gets the library's error when it opens the file."""
     try:
         encode = ids_of(form, data)
     except MemoryError:
@@ -71,7 +71,7 @@ def attempt(form, data):
 
 
 def forked(form, data, seconds, megabytes):
-    """Returns what `attempt` does in a fork of its own, or how that died."""
+    """Returns the result of `attempt` in a fork, or how the fork died."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""Verifiers: what a completion is worth. One file and one row each; imports no JAX."""
+"""Verifiers: functions that score a completion. One file and one row for each; imports no JAX."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibration: the completion says how sure it is of its answer, and is rewarded for being as sure as it is right."""
+"""Calibration: the completion states its confidence in its answer, and is rewarded for calibrated confidence."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Calibration:
 
     weight: float = 1.0  # of this verifier in the reward
     extract: Extract = "all"  # the place of the answer before the confidence
-    scale: float = 10.0  # the confidence of someone who is certain; 0 is that of someone who guesses
-    opening: str = "<confidence>"  # what a confidence begins with
-    closing: str = "</confidence>"  # what it ends with
+    scale: float = 10.0  # the stated number that means full confidence; 0 means none
+    opening: str = "<confidence>"  # the text before the confidence
+    closing: str = "</confidence>"  # the text after it
 
     def __post_init__(self) -> None:
         if not self.opening or not self.closing:
@@ -31,8 +31,8 @@ class Calibration:
 
 
 def score(config: Calibration, completion: str, example: Example) -> Verdict:
-    """Returns CORRECT or WRONG by the answer, which must be the example's character for character, with the reward of
-    its confidence; UNPARSABLE with -1 where either cannot be read or text follows.
+    """Returns CORRECT or WRONG, with the reward for the confidence. The answer must equal the example's exactly.
+    UNPARSABLE with -1 if either cannot be read or text follows the confidence.
 
     Raises:
         ValueError: the example has no answer to compare with.
@@ -40,17 +40,18 @@ def score(config: Calibration, completion: str, example: Example) -> Verdict:
     if example.answer is None:
         raise ValueError(f"example {example.id!r} has no answer; Calibration needs one")
     answer = extract_answer(completion.partition(config.opening)[0], config.extract)
-    sure = stated_confidence(config, completion)
-    if answer is None or sure is None:
-        wanted = f"an answer and {config.opening}a number from 0 to {config.scale:g}{config.closing} at the end"
-        return Verdict(Status.UNPARSABLE, UNPARSABLE, f"there is not {wanted}")
+    confidence = stated_confidence(config, completion)
+    if answer is None or confidence is None:
+        expected = f"an answer and {config.opening}a number from 0 to {config.scale:g}{config.closing} at the end"
+        return Verdict(Status.UNPARSABLE, UNPARSABLE, f"there is not {expected}")
     correct = answer == example.answer.strip()
-    return Verdict(Status.CORRECT if correct else Status.WRONG, calibration(correct, sure))
+    return Verdict(Status.CORRECT if correct else Status.WRONG, calibration(correct, confidence))
 
 
 def stated_confidence(config: Calibration, completion: str) -> float | None:
-    """Returns how sure a completion says that it is, in [0, 1]; None where it does not end by saying so."""
-    said, closing, after = completion.partition(config.opening)[2].partition(config.closing)
-    number = read_number(said)
-    sure = None if number is None else number / Fraction(config.scale)
-    return None if not closing or after.strip() or sure is None or not 0 <= sure <= 1 else float(sure)
+    """Returns the confidence that a completion states, in [0, 1]; None if it does not end with a valid one."""
+    content, closing, after = completion.partition(config.opening)[2].partition(config.closing)
+    number = read_number(content)
+    confidence = None if number is None else number / Fraction(config.scale)
+    is_valid = closing and not after.strip() and confidence is not None and 0 <= confidence <= 1
+    return float(confidence) if is_valid else None

@@ -1,12 +1,12 @@
-"""Whether scoring an item changed what a worker runs: such a worker scores nothing more.
+"""Detects whether scoring an item changed the code that a worker runs. Such a worker scores no further items.
 
-It finds a verifier that patches a module, by accident or because the text that it evaluates does. It runs in the
-process that it watches, so that text which knows of it can evade it: SECURITY.md.
+It finds a verifier that patches a module, by accident or through text that it evaluates. It runs in the process that it
+watches, so text that knows about it can evade it: SECURITY.md.
 """
 
 from __future__ import annotations
 
-import _signal  # the names that `signal` makes of numbers cost more than all else here
+import _signal  # `signal` converts numbers to enums, which would take most of the time here
 import builtins
 import operator
 import os
@@ -25,20 +25,20 @@ TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 
 class Snapshot(NamedTuple):
-    """The code of a worker before it scored anything, and the process's state that decides what it does."""
+    """The code of a worker and the process state that affects it, before it scored anything."""
 
-    members: list[tuple[Mapping[str, Any], tuple[str, ...], tuple[Any, ...]]]  # of what, names, values
+    members: list[tuple[Mapping[str, Any], tuple[str, ...], tuple[Any, ...]]]  # namespace, names, values
     sizes: list[tuple[Mapping[str, Any], int]]
     functions: tuple[types.FunctionType, ...]
-    codes: tuple[types.CodeType, ...]  # theirs
+    codes: tuple[types.CodeType, ...]  # of the functions
     state: tuple
 
 
 def snapshot(rows: list[tuple[Verifier, Any]]) -> Snapshot:
-    """Returns what scoring an item should leave as it is.
+    """Returns what scoring an item must not change.
 
-    These are the functions, classes and modules of jrl, the plugins and some of the standard library, and the way to
-    modules, traces, timers, signals, environment and folder. Plain globals may change: a cache is no change of code.
+    This covers the functions, classes and modules of jrl, the plugins and part of the standard library, and the import
+    path, traces, timers, signals, environment and working directory. Plain globals may change: a cache is not code.
     """
     plugins = {getattr(verifier.score, "__module__", None) for verifier, _ in rows}
     namespaces = []
@@ -60,7 +60,7 @@ def snapshot(rows: list[tuple[Verifier, Any]]) -> Snapshot:
 
 
 def changed(before: Snapshot, rows: list[tuple[Verifier, Any]]) -> bool:
-    """Whether anything of the snapshot is another now, or a global hides a builtin."""
+    """Returns whether anything in the snapshot has changed, or a new global hides a builtin."""
     for namespace, names, values in before.members:
         if not all(map(operator.is_, map(namespace.get, names), values)):
             return True

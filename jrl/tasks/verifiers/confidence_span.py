@@ -1,4 +1,4 @@
-"""ConfidenceSpan: the reward of Calibration on the span with which the confidence begins, for SaySelf."""
+"""ConfidenceSpan: Calibration's reward on the span where the confidence begins, for SaySelf."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from jrl.tasks.verifiers.calibration import Calibration
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConfidenceSpan(Calibration):
-    """As Calibration, with R21 on the first character of the confidence. SaySelf learns from there on; what reads
-    rewards of tokens otherwise would reward the opening alone."""
+    """Like Calibration, with R21 on the first character of the confidence. SaySelf trains the tokens from there on;
+    another use of token rewards would reward only the opening."""
 
 
 def score(config: ConfidenceSpan, completion: str, example: Example) -> Verdict:
     """Returns Calibration's verdict with a reward of 0, and its reward on the span up to the first character of the
-    opening; where no confidence begins, on the whole completion: of an empty text on the stop token, if there is one.
+    opening. Without an opening, the span is the whole completion; for an empty text, it is the stop token, if any.
 
     Raises:
         ValueError: the example has no answer to compare with.
     """
-    found = calibration.score(config, completion, example)
-    begins = completion.find(config.opening)
-    end = len(completion) if begins < 0 else begins + 1
-    return dataclasses.replace(found, reward=0.0, spans=((end, found.reward),))
+    verdict = calibration.score(config, completion, example)
+    start = completion.find(config.opening)
+    end = len(completion) if start < 0 else start + 1
+    return dataclasses.replace(verdict, reward=0.0, spans=((end, verdict.reward),))

@@ -1,7 +1,7 @@
 """Confinement of a worker before it scores anything: resources, descriptors, and on Linux user, memory and calls.
 
 No verifier of jrl runs model text as code, so this is the second line of defense, not a sandbox for programs: it keeps
-a verifier that goes wrong from taking the machine with it. SECURITY.md says what holds and what does not.
+a faulty verifier from taking down the machine. SECURITY.md says what it guarantees.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # the same num
 READ_FILE, READ_FOLDER = 0b0100, 0b1000  # Landlock's rights
 LANDLOCK_READ = READ_FILE | READ_FOLDER
 OPEN_FILES = 64
-# Users of a worker's own, by its pid: where ids have 31 bits, and where a container has 65,536 of them, in which case
-# those that systemd gives to services at random. None of them owns files.
+# (first, count) of the user ids that workers get, by pid. The second range is for containers with only 65,536 ids;
+# systemd assigns these ids to dynamic services. None of them owns files.
 USERS = ((0x40000000, 1 << 22), (61184, 4096))
-# What a worker reads of the system where it keeps the right to read everything: libraries, and what the C library,
-# Python and OpenSSL look up. No folder in which only root's files are: passwords, keys, disks, other processes.
+# System paths that a worker may read if it keeps the capability to read every file: libraries, and the files that the C
+# library, Python and OpenSSL look up. No folder with files for root only: passwords, keys, disks, other processes.
 SYSTEM = (
     *("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/share", "/usr/local/lib",
       "/usr/local/share"),
@@ -43,40 +43,39 @@ SYSTEM = (
     *(f"/proc/{name}" for name in ("cpuinfo", "meminfo", "stat", "version", "filesystems", "sys/vm/overcommit_memory")),
     *(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")),
 )  # fmt: skip
-UNLISTED = ("/etc", "/proc", "/dev", "/sys", "/boot")  # never as a part of a folder of modules, such as "/"
+UNLISTED = ("/etc", "/proc", "/dev", "/sys", "/boot")  # never allowed as part of a module folder such as "/"
 
 
 def die_with_parent() -> None:
-    """Asks Linux to kill this process when the thread that started it ends. Elsewhere the closed socket must do."""
+    """Asks Linux to kill this process when the thread that started it ends. Elsewhere it ends with its socket."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def detach(keep: int) -> None:
-    """Points standard input, output and error at nothing and closes every other descriptor but `keep`."""
-    nothing = os.open(os.devnull, os.O_RDWR)
+    """Redirects standard input, output and error to /dev/null and closes every other descriptor except `keep`."""
+    null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
-        os.dup2(nothing, standard)
+        os.dup2(null, standard)
     low, high = 3, os.sysconf("SC_OPEN_MAX")
     os.closerange(low, keep)
     os.closerange(keep + 1, high)
 
 
 class ReadAccess(NamedTuple):
-    """What a worker of this process's user reads."""
+    """The read access of the workers."""
 
     of_root: bool  # Python is in folders that only root can read
     places: (
         list[tuple[str, int]] | None
-    )  # of a worker that keeps the right to read: `readable_places`; None: it has none
+    )  # `readable_places`, for a worker that keeps the capability to read; None: it has none
 
 
 def read_access(private: Sequence[str]) -> ReadAccess:
-    """Returns what workers are to read. It is the same for all that are forked from here, and takes a look at every
-    entry of some folders.
+    """Returns the read access of all workers that this process forks. It lists every entry of some folders.
 
     Args:
-        private: folders that are not read where they are below folders of modules: the run's.
+        private: folders that workers must not read even below module folders, such as the run's.
     """
     if sys.platform != "linux" or os.geteuid() != 0:
         return ReadAccess(False, None)
@@ -86,27 +85,28 @@ def read_access(private: Sequence[str]) -> ReadAccess:
 
 
 def confine(memory_mb: int, reads: ReadAccess) -> list[str]:
-    """Takes from this process what a worker does not need; returns the names of the layers that hold.
+    """Drops the privileges that a worker does not need and returns the names of the layers in effect.
 
-    "own user": a worker of root is a user that owns nothing. Where root's Python is in folders that only root can read,
-    it keeps the right to read, and Landlock bounds that to `readable_places`. "no capabilities":
-    the kernel has no user or no Landlock for that; it is root without root's rights. "landlock": no memory of, and no
-    signal to, processes outside; nothing is written. Ends with `die_with_parent`, which a change of user undoes.
+    "own user": a worker of root becomes a user that owns nothing. If root's Python is in folders that only root can
+    read, the worker keeps the capability to read, which Landlock limits to `readable_places`. "no capabilities": the
+    kernel has no such user or no Landlock; the worker is root without capabilities. "landlock": no access to the memory
+    of outside processes, no signals to them, and no writing. Calls `die_with_parent` near the end, since changing the
+    user resets it.
 
     Args:
         memory_mb: address space, in MiB, beyond what the process has now.
-        reads: what `read_access` has found in the process that forked this one.
+        reads: the result of `read_access` in the process that forked this one.
     """
     layers = ["rlimits"]
-    held = _address_space_bytes()
+    used = _address_space_bytes()
     for kind, bound in (
-        (resource.RLIMIT_AS, held + (memory_mb << 20)),
+        (resource.RLIMIT_AS, used + (memory_mb << 20)),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_NOFILE, OPEN_FILES),
         (resource.RLIMIT_NPROC, 0),
     ):
-        with contextlib.suppress(ValueError, OSError):  # a stricter limit may already hold, or (macOS) none can be set
+        with contextlib.suppress(ValueError, OSError):  # a stricter limit is in effect, or (macOS) none can be set
             resource.setrlimit(kind, (bound, bound))
     if sys.platform == "linux":
         own = (f"/proc/{os.getpid()}", LANDLOCK_READ)
@@ -123,13 +123,13 @@ def confine(memory_mb: int, reads: ReadAccess) -> list[str]:
 
 
 def readable_places(modules: Sequence[str], private: Sequence[str]) -> list[tuple[str, int]]:
-    """Returns the paths that a worker with the right to read everything may read, each with its rights of READ_FILE and
-    READ_FOLDER; those of a folder hold for all below it.
+    """Returns the paths that a worker with the capability to read every file may read, each with its rights READ_FILE
+    and READ_FOLDER; a folder's rights apply to everything below it.
 
-    That is: Python's libraries, what is below the folders of modules, and SYSTEM; not its own /proc. Of a folder of
-    modules that is not Python's, names that begin with a dot are left out. Of a folder with something private below,
-    the entries beside it are allowed one by one, and the folder itself may be listed: so the names in a private folder
-    may be listed too, and nothing in it read.
+    These are Python's libraries, the contents of the module folders, and SYSTEM; the worker's /proc folder is added
+    later. In a module folder that is not Python's, names that begin with a dot are left out. If a folder contains
+    something private, its other entries are allowed one by one and the folder itself may be listed. The names in a
+    private folder may then be listed too, but nothing in it can be read.
 
     Args:
       modules: absolute entries of sys.path.
@@ -140,13 +140,13 @@ def readable_places(modules: Sequence[str], private: Sequence[str]) -> list[tupl
     of_python = real(
         [f"{prefix}/{name}" for prefix in prefixes for name in ("lib", "lib64", "share", "pyvenv.cfg")] + libraries
     )
-    # A run's folder that is not there yet is hidden too.
+    # A run's folder that does not exist yet is hidden too.
     runs, folders = dict.fromkeys(map(os.path.realpath, private)), real(modules)
     hidden = {*runs, *real(UNLISTED)}
-    for run in runs:  # with the other runs beside it
-        beside = os.path.dirname(run)
-        if not any(_is_within(folder, beside) for folder in [*folders, *of_python]):
-            hidden.add(beside)
+    for run in runs:  # and the sibling runs
+        parent = os.path.dirname(run)
+        if not any(_is_within(folder, parent) for folder in [*folders, *of_python]):
+            hidden.add(parent)
     for folder in folders:
         if os.path.isdir(folder) and not any(_is_within(folder, place) for place in of_python):
             hidden |= {os.path.join(folder, name) for name in os.listdir(folder) if name.startswith(".")}
@@ -160,7 +160,7 @@ def readable_places(modules: Sequence[str], private: Sequence[str]) -> list[tupl
 
 
 def _allow(path: str, hidden: Collection[str], places: dict[str, int]) -> None:
-    """Adds a path, all of it where nothing below it is hidden."""
+    """Adds a path to `places`: the whole path if nothing below it is hidden, else its visible entries."""
     if path in hidden:
         return
     if not any(_is_within(place, path) for place in hidden):
@@ -169,7 +169,7 @@ def _allow(path: str, hidden: Collection[str], places: dict[str, int]) -> None:
     places.setdefault(path, READ_FOLDER)
     with contextlib.suppress(OSError), os.scandir(path) as entries:
         for entry in entries:
-            if not entry.is_symlink():  # what it leads to is allowed where that is
+            if not entry.is_symlink():  # its target is allowed, or not, at its own path
                 _allow(entry.path, hidden, places)
 
 
@@ -178,13 +178,15 @@ def _is_within(path: str, folder: str) -> bool:
 
 
 def missing_layers(layers: Collection[str], *, root: bool) -> list[str]:
-    """Returns what should confine the workers of a trainer, root or not, and does not on this machine."""
-    wanted = {"seccomp": "a filter on system calls"} | ({"own user": "a user of their own"} if root else {})
-    return [what for layer, what in wanted.items() if layer not in layers]
+    """Returns descriptions of the expected layers that do not confine the workers on this machine. root: whether the
+    trainer runs as root."""
+    expected = {"seccomp": "a filter on system calls"} | ({"own user": "a user of their own"} if root else {})
+    return [description for layer, description in expected.items() if layer not in layers]
 
 
 def _become_own_user(*, may_read: bool) -> bool:
-    """Changes to a user and group that nobody else has, with the right to read every file; False where it cannot."""
+    """Changes to a user and group of this worker only, with the capability to read every file if `may_read`. Returns
+    False if it cannot."""
     libc = ctypes.CDLL(None, use_errno=True)
     for lowest, count in USERS:
         user = lowest + os.getpid() % count
@@ -198,7 +200,7 @@ def _become_own_user(*, may_read: bool) -> bool:
 
 
 def _readable_by_others(path: pathlib.Path) -> bool:
-    """Whether a user without rights can import from `path`. One that does not exist hides nothing."""
+    """Returns whether an unprivileged user can import from `path`; True if it does not exist."""
     try:
         path = path.resolve()
         modes = [entry.stat().st_mode for entry in (path, *path.parents)]
@@ -211,24 +213,24 @@ def _readable_by_others(path: pathlib.Path) -> bool:
 
 
 def _set_capabilities(bits: int) -> bool:
-    """Gives up all capabilities but `bits`."""
+    """Drops all capabilities except `bits`. Returns whether that succeeded."""
     header = struct.pack("Ii", CAPABILITY_VERSION, 0)
     return ctypes.CDLL(None, use_errno=True).capset(header, struct.pack("6I", bits, bits, 0, 0, 0, 0)) == 0
 
 
 def _landlock_version() -> int:
-    """Returns the version of the kernel's Landlock; 0 where it has none."""
+    """Returns the version of the kernel's Landlock; 0 if it has none."""
     return max(ctypes.CDLL(None, use_errno=True).syscall(LANDLOCK_CREATE, None, 0, 1), 0)
 
 
 def _restrict_by_landlock(readable: list[tuple[str, int]] | None) -> bool:
-    """Enters a Landlock domain that allows no writing, no signal or view out of it, and reading in `readable` alone, as
-    `readable_places` has it (None: everywhere); False where there is none."""
+    """Enters a Landlock domain that forbids writing, signals to and inspection of outside processes, and reads outside
+    `readable` (from `readable_places`; None: reads everywhere). Returns whether that succeeded."""
     libc = ctypes.CDLL(None, use_errno=True)
     version = _landlock_version()
     if version < 1 or libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         return False
-    # Rights on files: all that a version knows. Those that are named and that no rule gives are denied.
+    # Rights on files: all that the version knows. Rights that are named here and that no rule grants are denied.
     rights = {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)
     files = ((1 << rights) - 1) & ~(LANDLOCK_READ if readable is None else 0)
     networks, scopes = (0b11 if version >= 4 else 0), (0b11 if version >= 6 else 0)
@@ -237,7 +239,7 @@ def _restrict_by_landlock(readable: list[tuple[str, int]] | None) -> bool:
     if rules < 0:
         return False
     for path, allowed in readable or ():
-        with contextlib.suppress(OSError):  # it has gone
+        with contextlib.suppress(OSError):  # the path no longer exists
             fd = os.open(path, os.O_PATH)
             allowed &= LANDLOCK_READ if stat.S_ISDIR(os.fstat(fd).st_mode) else READ_FILE
             libc.syscall(LANDLOCK_ADD, rules, 1, struct.pack("=Qi", allowed, fd), 0)

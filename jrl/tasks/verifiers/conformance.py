@@ -1,6 +1,6 @@
-"""Contract tests of every row of VERIFIERS, ours or a user's; each raises AssertionError where it fails.
+"""Contract tests for every row of VERIFIERS, jrl's or a user's; a failing test raises AssertionError.
 
-Each takes the spec of a row, the parts that define it and an example it can judge, and asks real workers.
+A test takes the spec of a row, the parts that define it and an example it can judge, and uses real workers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TEXTS = (
 
 
 def says_the_same_of_the_same(spec: VerifierSpec, parts: Sequence[PartSource], example: Example) -> None:
-    """An item has one verdict: asked again, in another order, among others, of other workers."""
+    """An item gets the same verdict when it is scored again, in another order and by other workers."""
     forward = _ask(spec, parts, example, TEXTS, workers=1)
     backward = _ask(spec, parts, example, (*TEXTS, *TEXTS)[::-1], workers=2)[::-1]
     for place, (text, verdict) in enumerate(zip(TEXTS, forward)):
@@ -32,7 +32,7 @@ def says_the_same_of_the_same(spec: VerifierSpec, parts: Sequence[PartSource], e
 
 
 def judges_any_text(spec: VerifierSpec, parts: Sequence[PartSource], example: Example) -> None:
-    """Empty, huge and hostile texts get a verdict of the verifier's own, within its deadline."""
+    """Empty, huge and hostile texts get a verdict from the verifier within its deadline."""
     for text, verdict in zip(TEXTS, _ask(spec, parts, example, TEXTS, workers=2)):
         _true(
             verdict.status.scorable or verdict.status is Status.FORBIDDEN,
@@ -49,7 +49,7 @@ CONTRACT_TESTS: dict[str, Callable[[VerifierSpec, Sequence[PartSource], Example]
 def _ask(
     spec: VerifierSpec, parts: Sequence[PartSource], example: Example, texts: Sequence[str], *, workers: int
 ) -> list[Verdict]:
-    """Returns a verdict for each text. Raises ValueError where a part does not load without JAX."""
+    """Returns a verdict for each text. Raises ValueError if a part does not load without JAX."""
     with Pool([spec], parts, workers=workers, **LIMITS) as pool:
         return [verdict for (verdict,) in pool.collect(pool.submit([Item(text, example, (0,)) for text in texts]))]
 

@@ -1,4 +1,4 @@
-"""What a row of the verifier table is, and how the same row is named on both sides of the process border."""
+"""The contract of a row of the verifier table, and its wire form between processes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from jrl.tasks.example import Example
 from jrl.tasks.verdict import Verdict
 
 Score = Callable[[Any, str, Example], Any]
-LARGEST_REWARD = 1e6  # its square, and sums of many, stay far inside float32
+LARGEST_REWARD = 1e6  # its square, and sums of many, are far below the float32 limit
 
 
 class Limits(NamedTuple):
-    """What a verifier's verdicts may hold. The worker checks them, and the trainer again what a worker sends."""
+    """Limits on a verifier's verdicts. The worker checks them, and the trainer checks what a worker sends again."""
 
     lowest: float = -LARGEST_REWARD  # reward
     highest: float = LARGEST_REWARD  # reward
-    spans: bool = False  # rewards of spans of the completion
+    spans: bool = False  # may reward spans of the completion
     single_use: bool = False  # a worker scores one completion
 
 
@@ -30,12 +30,12 @@ class Verifier:
 
     Fields:
         config: frozen, keyword-only dataclass of plain values with `weight: float = 1.0`.
-        score: (config, completion, example) -> Verdict, or a number r: CORRECT where r > 0, else WRONG, with reward r;
-            or a bool, which is the number 1 or 0.
-        preload: called once in the template before workers are forked; imports what is slow to import.
-        rewards_spans: its verdicts may hold rewards of spans of the completion (Verdict.spans).
-        reward_range: the lowest and the highest reward it gives. Another one is an error of the verifier's.
-        single_use: a worker scores one completion and is replaced: for a verifier that runs what a model wrote.
+        score: (config, completion, example) -> Verdict, or a number r: CORRECT if r > 0, else WRONG, with reward r;
+            or a bool, which counts as 1 or 0.
+        preload: called once in the template before workers are forked, to import slow modules.
+        rewards_spans: its verdicts may contain rewards of spans of the completion (Verdict.spans).
+        reward_range: the lowest and the highest reward it gives. A reward outside is an error of the verifier.
+        single_use: a worker is replaced after one completion: for a verifier that runs code written by a model.
 
     Raises:
         ValueError: reward_range is empty or beyond LARGEST_REWARD.
@@ -63,7 +63,7 @@ class Verifier:
 
 @dataclasses.dataclass(frozen=True)
 class VerifierSpec:
-    """One verifier of a run as it crosses the process border: a name of the table and its config's fields."""
+    """The wire form of a verifier of a run: its name in the table and its config's fields."""
 
     name: str
     fields: Mapping[str, Any]
@@ -72,11 +72,11 @@ class VerifierSpec:
 def as_verifier(name: str, entry: Verifier | Callable[[str, Example], float | bool | Verdict]) -> Verifier:
     """Returns the table entry called `name` as a Verifier.
 
-    A bare function `(completion, example) -> float | bool | Verdict` gets a config class of its own, called `name`,
-    with one field: `weight: float = 1.0`.
+    A bare function `(completion, example) -> float | bool | Verdict` gets a new config class called `name` with one
+    field: `weight: float = 1.0`.
 
     Raises:
-        ValueError: the entry is neither, or its function cannot be called with the arguments that it will be given.
+        ValueError: the entry is neither, or its function does not accept the arguments.
     """
     if isinstance(entry, Verifier):
         _check_arguments(name, entry.score, ("config", "completion", "example"))
@@ -94,10 +94,10 @@ def as_verifier(name: str, entry: Verifier | Callable[[str, Example], float | bo
 
 
 def _check_arguments(name: str, function: Callable[..., Any], expected: tuple[str, ...]) -> None:
-    """Raises ValueError where `function` cannot be called with as many positional arguments as `expected` names."""
+    """Raises ValueError if `function` cannot be called with as many positional arguments as `expected` names."""
     try:
         signature = inspect.signature(function)
-    except (ValueError, TypeError):  # some built-ins have none that can be read
+    except (ValueError, TypeError):  # some built-ins have no readable signature
         return
     try:
         signature.bind(*expected)
@@ -111,7 +111,7 @@ def _check_arguments(name: str, function: Callable[..., Any], expected: tuple[st
 
 
 def merge(table: Mapping[str, Any], *others: Mapping[str, Any]) -> dict[str, Verifier]:
-    """Returns `table` extended by `others`, every entry a Verifier. Raises ValueError where a name is taken."""
+    """Returns `table` extended by `others`, every entry as a Verifier. Raises ValueError if a name is taken."""
     merged = {name: as_verifier(name, entry) for name, entry in table.items()}
     for other in others:
         for name, entry in other.items():
@@ -122,7 +122,7 @@ def merge(table: Mapping[str, Any], *others: Mapping[str, Any]) -> dict[str, Ver
 
 
 def look_up(table: Mapping[str, Verifier], name: str, place: str) -> Verifier:
-    """Returns the row called `name`. Raises ValueError naming `place` and the nearest name there is."""
+    """Returns the row called `name`. Raises ValueError naming `place` and the nearest existing name."""
     if name in table:
         return table[name]
     near = difflib.get_close_matches(name, table, n=1)
@@ -156,7 +156,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _thaw(value: Any) -> Any:
-    """JSON has no tuples: a list becomes one again."""
+    """Returns `value` with lists as tuples, which JSON does not have."""
     if isinstance(value, list | tuple):
         return tuple(_thaw(v) for v in value)
     if isinstance(value, dict):

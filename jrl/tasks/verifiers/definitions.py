@@ -1,4 +1,4 @@
-"""What is known of a function or class that stands in a notebook's cell or a script."""
+"""Inspection of a function or class that is defined in a notebook cell or a script."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ from typing import Any
 
 import numpy as np
 
-MISSING = object()  # what a name means that means nothing
+MISSING = object()  # the meaning of an undefined name
 
 
 def undecorated(thing: Any) -> Any:
-    """Returns the function that decorators have wrapped, or `thing`."""
+    """Returns the function that decorators wrap, or `thing` if it is not wrapped."""
     while not isinstance(thing, type) and "__wrapped__" in getattr(thing, "__dict__", ()):
         thing = thing.__dict__["__wrapped__"]
     return thing
 
 
 def methods_of(definition: type) -> list[types.FunctionType]:
-    """Returns the functions whose code stands in a class, and not those that it was given."""
+    """Returns the functions that are defined in the body of a class, not those assigned to it."""
     inside = [undecorated(function_of(value)) for value in vars(definition).values()]
     own = [value for value in inside if isinstance(value, types.FunctionType)]
     return [method for method in own if method.__code__.co_qualname.startswith(f"{definition.__qualname__}.")]
 
 
 def function_of(value: Any) -> Any:
-    """Returns what a static method, a class method or a property calls; else the value."""
+    """Returns the function of a static method, class method or property; any other value unchanged."""
     for holder in ("__func__", "fget", "func"):
         value = getattr(value, holder, value) if not isinstance(value, types.FunctionType | type) else value
     return value
 
 
 def meaning_of(definition: Any, name: str) -> Any:
-    """Returns what a name of around `definition` means, or MISSING."""
+    """Returns the value of a name in the scope around `definition`, or MISSING."""
     if isinstance(definition, types.FunctionType) and name in definition.__code__.co_freevars:
         try:
             return definition.__closure__[definition.__code__.co_freevars.index(name)].cell_contents
-        except ValueError:  # it has been deleted, or has no value yet
+        except ValueError:  # it was deleted, or has no value yet
             return MISSING
     return globals_of(definition).get(name, getattr(builtins, name, MISSING))
 
 
 def globals_of(definition: Any) -> Mapping[str, Any]:
-    """Returns the globals that a function or class was defined among."""
+    """Returns the globals of the scope where a function or class was defined."""
     if isinstance(definition, types.FunctionType):
         return definition.__globals__
     spaces = [method.__globals__ for method in methods_of(definition)]
@@ -66,7 +66,7 @@ def literal_of(value: Any) -> str | None:
     if kind is float and not math.isfinite(value):
         return f"float({str(value)!r})"
     if kind is int and value.bit_length() > 10_000:
-        return hex(value)  # of decimal digits Python writes a few thousand at most
+        return hex(value)  # Python limits decimal output to a few thousand digits
     if value is None or kind in (bool, int, float, str, bytes) or (kind is complex and cmath.isfinite(value)):
         return repr(value)
     if kind in BY_TYPE:

@@ -1,6 +1,6 @@
-"""EquationSteps: every line of a solution that is an equation is a step, and is right where its sides are equal.
+"""EquationSteps: every line of a solution that is an equation is a step, which is right if its sides are equal.
 
-It stands in for a process reward model: its scores of steps become one reward, or rewards of the steps' last tokens.
+It stands in for a process reward model: its step scores become one reward, or rewards of the steps' last tokens.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ OUTCOMES: dict[str, Callable[[Sequence[float]], float]] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EquationSteps:
-    """Lines such as 2+3=5, in numbers or in letters, are scored 1 or 0 (R15). Other lines are no steps."""
+    """Lines such as 2+3=5, with numbers or letters, are scored 1 or 0 (R15). Other lines are not steps."""
 
     weight: float = 1.0  # of this verifier in the reward
-    # One reward from the scores of the steps: min, product, last or mean. Or rewards of steps on the tokens that end
-    # them, beside a reward of 0: differences (p_k - p_{k-1}) or values (p_k), which reward having more steps.
+    # One reward from the step scores: min, product, last or mean. Or, with an outcome reward of 0, a reward per step on
+    # its last token: differences (p_k - p_{k-1}), or values (p_k), which reward having more steps.
     reward: Literal["min", "product", "last", "mean", "differences", "values"] = "min"
     prior: float = 0.5  # p_0 of differences: the score before the first step
 
 
 def score(config: EquationSteps, completion: str, example: Example) -> Verdict:
-    """Returns CORRECT where all steps are right, else WRONG; UNPARSABLE without one, which is one step scored 0."""
+    """Returns CORRECT if all steps are right, else WRONG; UNPARSABLE without steps, scored as one step with 0."""
     steps = steps_of(completion)
     ends, scores = [end for end, _ in steps] or [len(completion)], [float(right) for _, right in steps] or [0.0]
     status = Status.CORRECT if min(scores) else Status.WRONG if steps else Status.UNPARSABLE
@@ -50,18 +50,18 @@ def score(config: EquationSteps, completion: str, example: Example) -> Verdict:
 
 
 def steps_of(completion: str) -> list[tuple[int, bool]]:
-    """Returns (characters of the completion up to the end of the line, it is right) of every line with an equation."""
-    found, end = [], 0
+    """Returns (characters of the completion up to the end of the line, is right) of every line with an equation."""
+    steps, end = [], 0
     for line in completion.split("\n"):
         end += len(line)
         if (right := holds(line)) is not None:
-            found.append((end, right))
+            steps.append((end, right))
         end += 1
-    return found
+    return steps
 
 
 def holds(line: str) -> bool | None:
-    """Returns whether all sides of an equation are equal; None where the line is none."""
+    """Returns whether all sides of an equation are equal; None if the line is not an equation."""
     if "=" not in line:
         return None
     try:

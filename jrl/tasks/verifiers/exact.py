@@ -1,4 +1,4 @@
-"""Exact: the extracted text equals the example's answer, character for character once both are stripped."""
+"""Exact: the extracted text equals the example's answer character for character, after stripping both."""
 
 from __future__ import annotations
 

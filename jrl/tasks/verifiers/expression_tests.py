@@ -1,4 +1,4 @@
-"""ExpressionTests: the completion is an expression in x that must pass tests. It stands in for programs: jrl runs none.
+"""ExpressionTests: the completion is an expression in x that must pass tests. It stands in for a program.
 
 `example.info["tests"]` is a list of [x, value] pairs, numbers as text or whole numbers: [["0", "1"], ["1/2", "2"]].
 """
@@ -29,18 +29,18 @@ REWARDS: dict[str, Callable[[Sequence[bool], str, Example], float]] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExpressionTests:
-    """A polynomial in x, written with + - * / ** and brackets, against values at given x (R3)."""
+    """Checks a polynomial in x, written with + - * / ** and parentheses, against values at given x (R3)."""
 
     weight: float = 1.0  # of this verifier in the reward
     extract: Extract = "all"  # the place of the answer: all, answer_tag, boxed, hash (after ####) or last_line
-    # all: 1 where all tests pass; share: the share that does; staged: something for what can be read, more for what has
-    # a value, 1 where all pass; speed: where all pass, how many operations fewer than in the example's answer
+    # all: 1 if all tests pass; share: the share that passes; staged: part for an expression that parses, more if it has
+    # values, 1 if all pass; speed: if all pass, the share of operations saved relative to the example's answer
     reward: Literal["all", "share", "staged", "speed"] = "all"
 
 
 def score(config: ExpressionTests, completion: str, example: Example) -> Verdict:
-    """Returns CORRECT where all tests pass and WRONG otherwise, with the reward; UNPARSABLE with 0 for what is no
-    polynomial in x, or with the first stage's reward for one in another variable.
+    """Returns CORRECT if all tests pass, else WRONG, with the reward. UNPARSABLE with 0 if the answer is not a
+    polynomial, or has another variable than x; in that case `staged` gives the reward for parsing.
 
     Raises:
         ValueError: the example has no tests, or one that is not two numbers; or for `speed` no answer with operations.
@@ -63,12 +63,12 @@ def score(config: ExpressionTests, completion: str, example: Example) -> Verdict
 
 
 def operations(expression: str) -> int:
-    """Returns how many signs of an operation an expression has: what its evaluation costs."""
+    """Returns the number of operators in an expression, as the cost of its evaluation."""
     return len(re.findall(r"\*\*|[-+*/]", expression))
 
 
 def reference_operations(example: Example) -> int:
-    """Returns the operations of an example's answer. Raises ValueError where it has none to be compared with."""
+    """Returns the number of operators in an example's answer. Raises ValueError if there are none."""
     count = 0 if example.answer is None else operations(example.answer)
     if not count:
         raise ValueError(f"example {example.id!r} has the answer {example.answer!r}; ExpressionTests.reward = 'speed' "
@@ -81,17 +81,17 @@ def tests_of(example: Example) -> list[tuple[Fraction, Fraction]]:
     given = example.info.get("tests")
     if not isinstance(given, list | tuple) or not given:
         raise ValueError(f"example {example.id!r} has no info['tests']; ExpressionTests needs a list of [x, value]")
-    found = []
+    tests = []
     for test in given:
         numbers = [read_number(str(number)) for number in test] if isinstance(test, list | tuple) else []
         if len(numbers) != 2 or None in numbers:
             raise ValueError(f"example {example.id!r} has the test {test!r}; it must be [x, value], two numbers")
-        found.append((numbers[0], numbers[1]))
-    return found
+        tests.append((numbers[0], numbers[1]))
+    return tests
 
 
 def value_at(polynomial: Polynomial, x: Fraction) -> Fraction:
-    """Returns the value of a polynomial in x. Raises NoPolynomial where it has another variable."""
+    """Returns the value of a polynomial in x. Raises NoPolynomial if it has another variable."""
     total = Fraction(0)
     for monomial, coefficient in polynomial.items():
         for variable, power in monomial:

@@ -1,4 +1,4 @@
-"""Extracts the answer from a completion. The place is configured; several answers in it count as none."""
+"""Extracts the answer from a completion. The place is configured; several answers there count as none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Extract = Literal["all", "answer_tag", "boxed", "hash", "last_line"]
 
 
 def extract_answer(completion: str, place: Extract) -> str | None:
-    """Returns the one answer in the declared place, stripped; None where there is none, or more than one.
+    """Returns the only answer in the configured place, stripped; None if there is none, or more than one.
 
     Args:
         completion: the model's text.
@@ -42,23 +42,24 @@ def _between(text: str, opening: str, closing: str) -> str | None:
 
 
 def _boxed(text: str) -> str | None:
-    r"""The contents of the only \boxed{...}, braces balanced (an escaped \{ or \} is a character)."""
+    r"""Returns the contents of the only \boxed{...}, with balanced braces (escaped \{ and \} do not count); None if
+    there is none, or more than one."""
     opening = r"\boxed{"
     if text.count(r"\boxed") != 1 or r"\fbox" in text or opening not in text:
         return None
     start = text.index(opening) + len(opening)
-    depth, place = 1, start
-    while place < len(text):
-        match text[place]:
+    depth, i = 1, start
+    while i < len(text):
+        match text[i]:
             case "\\":
-                place += 1
+                i += 1
             case "{":
                 depth += 1
             case "}":
                 depth -= 1
                 if depth == 0:
-                    return text[start:place]
-        place += 1
+                    return text[start:i]
+        i += 1
     return None
 
 

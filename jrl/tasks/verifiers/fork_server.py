@@ -2,9 +2,9 @@
 
     python -m jrl.tasks.verifiers.fork_server FD
 
-FD is its end of a socket pair. It imports no JAX, starts no threads and holds no secrets (its environment is made by
-`process.py`), so a fork of it is cheap and safe. A worker judges one item after another until its socket closes or it
-is killed. The template never reaps a worker before it is told to: until then the trainer may kill the pid it knows.
+FD is its end of a socket pair. It imports no JAX, starts no threads and has no secrets (`process.py` builds its
+environment), so forking it is cheap and safe. A worker judges one item after another until its socket closes or it is
+killed. The template reaps a worker only on request: until then the pid stays valid for the trainer to kill.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from jrl.tasks.verifiers.contract import Limits
 from jrl.tasks.verifiers.judge import describe, judge
 from jrl.tasks.verifiers.source import PartSource, load_part
 
-ERROR_BYTES = 1 << 20  # of standard error, which is a file: a part that floods it while it loads fills no disk
+ERROR_BYTES = 1 << 20  # limit for standard error, which is a file: a part that writes too much cannot fill the disk
 FORBIDDEN_MODULES = ("jax", "jaxlib")
 
 
 class Bounds(NamedTuple):
-    """What a worker is confined to."""
+    """The limits of a worker."""
 
     memory_mb: int
     cpu_seconds: float
-    private: list[str]  # folders that it does not read
+    private: list[str]  # folders that it must not read
 
 
 class ImportsJax(ValueError):
-    """A part cannot be loaded here."""
+    """A part imports JAX, so it cannot be loaded here."""
 
 
 def main(arguments: list[str]) -> int:
@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
 
 
 def load_table(parts: list[PartSource]) -> dict[str, Verifier]:
-    """Returns the verifier table extended by the user's parts. Raises ImportsJax where a part does."""
+    """Returns the verifier table extended by the user's parts. Raises ImportsJax if a part imports JAX."""
     user: list[Any] = []
     for place, part in enumerate(parts):
         user.append(load_part(part, place))
@@ -79,7 +79,7 @@ def load_table(parts: list[PartSource]) -> dict[str, Verifier]:
 
 
 def load_rows(rows: list[dict[str, Any]], table: dict[str, Verifier]) -> list[tuple[Verifier, Any]]:
-    """Returns (verifier, config) for each row, with what the verifier preloads imported."""
+    """Returns (verifier, config) for each row, after calling the verifier's preload."""
     loaded = []
     for fields in rows:
         spec = VerifierSpec(**fields)
@@ -100,7 +100,7 @@ def serve(
     rows: list[tuple[Verifier, Any]],
     bounds: Bounds,
 ) -> None:
-    """Forks, reaps and loads on request until the trainer's end closes; then kills all children."""
+    """Serves fork, reap and load requests until the trainer's end closes; then kills all children."""
     children: set[int] = set()
     reads = read_access(bounds.private)
     try:
@@ -110,7 +110,7 @@ def serve(
                 return
             match request["do"]:
                 case "fork":
-                    gc.freeze()  # so that a collection in a worker does not copy the template's pages
+                    gc.freeze()  # a collection in a worker then does not copy the template's pages
                     template = os.getpid()
                     try:
                         pid = os.fork()
@@ -160,16 +160,16 @@ def become_worker(
         detach(fd)
         layers = confine(bounds.memory_mb, reads)
         if os.getppid() != template:
-            return  # it died before the worker asked to die with it
+            return  # the template died before `die_with_parent` took effect
         work(socket.socket(fileno=fd), rows, layers, bounds.cpu_seconds)
     finally:
         os._exit(0)
 
 
 def work(connection: socket.socket, rows: list[tuple[Verifier, Any]], layers: list[str], cpu_seconds: float) -> None:
-    """Judges items until the socket closes. Each gets a `start` frame, then one verdict under the item's token, and
-    whether what the worker runs is `changed` by it."""
-    plugins = [verifier not in VERIFIERS.values() for verifier, _ in rows]  # those of jrl evaluate no text
+    """Judges items until the socket closes. For each it sends a `start` frame, then one verdict with the item's token,
+    and whether the item `changed` the code that the worker runs."""
+    plugins = [verifier not in VERIFIERS.values() for verifier, _ in rows]  # jrl's verifiers evaluate no text
     before = snapshot(rows) if any(plugins) else None
     reply(connection, {"layers": layers})
     while True:
@@ -188,7 +188,8 @@ def work(connection: socket.socket, rows: list[tuple[Verifier, Any]], layers: li
 
 
 def allow_cpu(cpu_seconds: float) -> None:
-    """Bounds the CPU of the next item from inside too: the trainer's clock is exact, this holds if it stalls."""
+    """Limits the CPU time of the next item from inside the worker too. The trainer's clock is exact; this limit works
+    even if the trainer stalls."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     soft = math.ceil(used.ru_utime + used.ru_stime + cpu_seconds) + 1
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
@@ -196,7 +197,7 @@ def allow_cpu(cpu_seconds: float) -> None:
 
 
 def seed_everything() -> None:
-    """A verifier that draws random numbers gives an item the same verdict in every worker and order."""
+    """Seeds the global generators: a verifier that draws from them gives an item the same verdict in every worker."""
     random.seed(0)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)

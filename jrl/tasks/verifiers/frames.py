@@ -1,7 +1,7 @@
-"""Messages between the trainer, the template and the workers: four bytes of length, then that many of JSON.
+"""Messages between the trainer, the template and the workers: four bytes of length, then that many bytes of JSON.
 
-Nothing but JSON ever crosses these sockets, so nothing that arrives can run. Text is escaped to ASCII, which carries
-lone surrogates and control characters unchanged.
+Only JSON is sent over these sockets, so nothing that arrives can run. Text is escaped to ASCII, which preserves lone
+surrogates and control characters.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ REPLY_LIMIT = 64 << 10  # bytes: a verdict; a worker that announces more is kill
 
 
 class Oversized(ValueError):
-    """A frame announces more bytes than the reader takes."""
+    """A frame is larger than the limit."""
 
 
 class Garbled(ValueError):
@@ -38,7 +38,7 @@ def pack_text(text: str, limit: int) -> bytes:
 
 
 def pop(buffer: bytearray, limit: int) -> dict[str, Any] | None:
-    """Takes the first whole frame off `buffer` and returns it; None while it is incomplete."""
+    """Removes the first complete frame from `buffer` and returns it; None if it is incomplete."""
     if len(buffer) < HEADER.size:
         return None
     (size,) = HEADER.unpack_from(buffer)
@@ -58,7 +58,7 @@ def read(connection: socket.socket, limit: int) -> dict[str, Any] | None:
 
 
 def read_with_fds(connection: socket.socket, limit: int, max_fds: int) -> tuple[dict[str, Any] | None, list[int]]:
-    """Blocks for one frame; returns it with the descriptors that came along, or (None, []) at the end of the stream."""
+    """Blocks for one frame; returns it with the received descriptors, or (None, []) at the end of the stream."""
     fds: list[int] = []
     header = b""
     while len(header) < HEADER.size:
@@ -83,7 +83,7 @@ def read_with_fds(connection: socket.socket, limit: int, max_fds: int) -> tuple[
 
 
 def parse(body: bytes) -> dict[str, Any]:
-    """Returns the JSON object in `body`. Raises Garbled where there is none."""
+    """Returns the JSON object in `body`. Raises Garbled if it is not one."""
     try:
         message = json.loads(body)
     except (ValueError, RecursionError) as error:

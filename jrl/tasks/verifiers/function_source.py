@@ -1,7 +1,7 @@
-"""Functions of a notebook's cell or a script as source text, with what they use: how they reach the verifier processes.
+"""Converts functions of a notebook cell or a script, with their dependencies, to source for the verifier processes.
 
-The text is written, run once more here, and compared with what it was written from. What would mean something else in
-the verifier processes is refused, by name.
+The source is generated, run again here, and compared with the original objects. An object that would differ in the
+verifier processes is an error that names it.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ from jrl.tasks.verifiers.source import PART_MODULE, PartSource, load_module
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign  # the last binds a lambda
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-BUILT_IN = (None, "builtins", "io", "_io", "_sitebuiltins")  # modules of built-ins; IPython adds some of its own
+BUILT_IN = (None, "builtins", "io", "_io", "_sitebuiltins")  # modules of built-ins, to which IPython adds more
 OF_IPYTHON = re.compile(r"In|Out|_+\d*|_i{0,3}\d*|_[iod]h")  # names of results and cells
-SHARED_PART = "shared_{}_of_"  # before the name of a value: one of its parts that stands in several places of it
-CHECKED = -1  # the place of a part that is run here to be compared
-MOST_CHARACTERS = 4 << 20  # of a part, which goes to the verifier processes with others in one message
+SHARED_PART = "shared_{}_of_"  # prefix of a value's name: an object that occurs several times in the value
+CHECKED = -1  # the index of a part that is run here for comparison
+MOST_CHARACTERS = 4 << 20  # of a part; all parts are sent to the verifier processes in one message
 IN_A_FILE = "put it into a file and name that in `parts`"
 
 
 class Carried(NamedTuple):
-    """A name of the part, and what it means here."""
+    """The value of a name in the part, and the source that defines it."""
 
     value: Any
-    text: str  # that gives the name this meaning; "" for a built-in
+    text: str  # source that defines the name; "" for a built-in
 
 
 def part_of(functions: Mapping[str, Callable[..., Any]]) -> PartSource:
-    """Returns verifier functions, from a notebook cell or a script, as a part whose VERIFIERS holds them by name.
+    """Returns verifier functions from a notebook cell or a script as a part with a VERIFIERS table that lists them.
 
-    What a function uses comes along: modules are imported again, functions and classes of its own module are copied by
-    source, numbers, strings and the like are written out, and so are the values of defaults. Annotations of functions
-    are left out where they name more than built-in types.
+    The part includes what a function uses: modules are imported again, functions and classes of its module are copied
+    as source, and numbers, strings and the like are written as literals, as are default values. Annotations of
+    functions are dropped if they name more than built-in types.
 
     Args:
         functions: name in the table -> function (completion, example) -> float or Verdict.
 
     Raises:
         ValueError: a function has no source (a lambda, or typed on standard input), or uses an object that cannot be
-            written as source, or would not be the same there; the message names it.
+            written as source or would differ in the verifier processes; the message names it.
     """
     carried: dict[str, Carried] = {}
     try:
@@ -75,7 +75,7 @@ def part_of(functions: Mapping[str, Callable[..., Any]]) -> PartSource:
         rows = ", ".join(f"{name!r}: {function.__name__}" for name, function in functions.items())
         if "VERIFIERS" in carried:
             raise ValueError("it uses a variable named 'VERIFIERS', as a part calls its table; rename it")
-        texts = [one.text for one in carried.values() if one.text]
+        texts = [entry.text for entry in carried.values() if entry.text]
         if (size := sum(map(len, texts))) > MOST_CHARACTERS:
             name = max(carried, key=lambda name: len(carried[name].text))
             raise ValueError(f"the source of what it uses takes {size / 1e6:.0f} million characters, most of them for "
@@ -89,7 +89,7 @@ def part_of(functions: Mapping[str, Callable[..., Any]]) -> PartSource:
 
 
 def _check_same(part: PartSource, carried: Mapping[str, Carried]) -> None:
-    """Runs a part and compares it with what it was written from. Raises ValueError for what is not the same."""
+    """Runs a part and compares it with the original objects. Raises ValueError if one differs."""
     try:
         module = vars(load_module(part, CHECKED))
     except Exception as error:
@@ -98,10 +98,10 @@ def _check_same(part: PartSource, carried: Mapping[str, Carried]) -> None:
         ) from error
     finally:
         sys.modules.pop(f"{PART_MODULE}{CHECKED}", None)
-    there = {name: module[name] for name, one in carried.items() if one.text}
+    there = {name: module[name] for name, entry in carried.items() if entry.text}
     if (names := split_object((name, carried[name].value, value) for name, value in there.items())) is not None:
-        before = re.compile(f"^({SHARED_PART.format('[0-9]+')})+")
-        names = dict.fromkeys(before.sub("", name) for name in names)  # as the user wrote them
+        prefix = re.compile(f"^({SHARED_PART.format('[0-9]+')})+")
+        names = dict.fromkeys(prefix.sub("", name) for name in names)  # the user's names
         raise ValueError(
             f"an object in {' and in '.join(map(repr, names))} stands in several places here, and in the verifier "
             f"processes each would hold a copy, which does not change with the others. Give it a name of its own, or "
@@ -120,14 +120,14 @@ def _check_same(part: PartSource, carried: Mapping[str, Carried]) -> None:
 
 
 def _carry_value(name: str, value: Any, user: Any, carried: dict[str, Carried]) -> None:
-    """Adds one name that a carried function uses, with what this needs itself.
+    """Adds one name that a carried function uses, with its dependencies.
 
-    Raises: ValueError where it cannot be written, or means something else to a function that was carried before.
+    Raises: ValueError if it cannot be written as source, or has another meaning in a function that was carried before.
     """
     literal = literal_of(value)
     if name in carried:
-        known = carried[name].value
-        if known is not value and (literal is None or literal != literal_of(known)):
+        other = carried[name].value
+        if other is not value and (literal is None or literal != literal_of(other)):
             raise ValueError(
                 f"two functions mean different things by {name!r}, which has one meaning in the verifier processes; "
                 "rename one of them"
@@ -137,7 +137,7 @@ def _carry_value(name: str, value: Any, user: Any, carried: dict[str, Carried]) 
     elif isinstance(value, types.ModuleType):
         carried[name] = Carried(value, f"import {value.__name__} as {name}")
     elif _is_of(user, value) and (value.__name__ == name or globals_of(user).get(value.__name__) is not value):
-        _carry_definition(name, value, carried)  # else it is an alias of what has its own name
+        _carry_definition(name, value, carried)  # otherwise it is an alias of a definition under another name
     elif (statement := _import(name, value)) is not None:
         carried[name] = Carried(value, statement)
     elif (expression := _expression(value, user, carried, _shared_names(value, name, user), name)) is not None:
@@ -150,29 +150,28 @@ def _carry_value(name: str, value: Any, user: Any, carried: dict[str, Carried]) 
 
 
 def _is_of(user: Any, value: Any) -> bool:
-    """Whether a value is a function or class of the module that its user is of."""
+    """Returns whether a value is a function or class of the same module as its user."""
     return isinstance(undecorated(value), types.FunctionType | type) and value.__module__ == user.__module__
 
 
 def _shared_names(value: Any, name: str, user: Any) -> dict[int, str]:
-    """Returns the names, by identity, of objects that may be changed in place and that a value may have in common with
-    others: the first among the globals of its user, and one of its own for what stands in several places of the value.
-    """
-    named = [(other, one) for other, one in globals_of(user).items() if not OF_IPYTHON.fullmatch(other)]
-    times = collections.Counter(id(part) for part in _parts_of(value) if isinstance(part, CHANGEABLE))
-    again = [place for place, count in times.items() if count > 1]
-    own = {place: SHARED_PART.format(number) + name for number, place in enumerate(again)}
-    return own | {id(one): other for other, one in reversed(named) if isinstance(one, CHANGEABLE)}
+    """Returns {id: name} of mutable objects that a value may share: the first global of its user that is the object, or
+    a generated name for an object that occurs several times in the value."""
+    named = [(other, item) for other, item in globals_of(user).items() if not OF_IPYTHON.fullmatch(other)]
+    counts = collections.Counter(id(part) for part in _parts_of(value) if isinstance(part, CHANGEABLE))
+    repeated = [identity for identity, count in counts.items() if count > 1]
+    generated = {identity: SHARED_PART.format(number) + name for number, identity in enumerate(repeated)}
+    return generated | {id(item): other for other, item in reversed(named) if isinstance(item, CHANGEABLE)}
 
 
 def _expression(
     value: Any, user: Any, carried: dict[str, Carried], shared: Mapping[int, str], own: str | None = None
 ) -> str | None:
-    """Returns the source of a value, once what it names is carried; None where it cannot be written.
+    """Returns the source of a value, after carrying the names in it; None if it cannot be written.
 
     Args:
-      shared: as `_shared_names` returns it: such an object is written by its name, so that it stays one object.
-      own: the name that the value is written for.
+      shared: the result of `_shared_names`: such an object is written as its name, so that it stays one object.
+      own: the name that the value is assigned to.
     """
     if (other := shared.get(id(value), own)) != own:
         _carry_value(other, value, user, carried)
@@ -192,7 +191,7 @@ def _expression(
 
 
 def _parts_of(value: Any) -> Iterator[Any]:
-    """Yields what a tuple, list or dict holds, at any depth; of any other value nothing."""
+    """Yields the elements of a tuple, list or dict at any depth; nothing for any other value."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
     for part in parts:
         yield part
@@ -200,10 +199,10 @@ def _parts_of(value: Any) -> Iterator[Any]:
 
 
 def _carry_definition(name: str, thing: Any, carried: dict[str, Carried]) -> None:
-    """Adds the source of a function or class: after what defining it needs, before what only calling it needs."""
+    """Adds the source of a function or class, after what its definition needs and before what only its calls need."""
     definition = undecorated(thing)
     tree, source = _source(definition, name)
-    as_found = ast.dump(tree)
+    original = ast.dump(tree)
     if isinstance(definition, type):
         if "<locals>" in definition.__qualname__:
             raise ValueError(
@@ -216,7 +215,7 @@ def _carry_definition(name: str, thing: Any, carried: dict[str, Carried]) -> Non
     for code in codes:
         _check_keeps_nothing(name, code, code.co_freevars)
     _write_annotations(tree, definition)
-    if ast.dump(tree) != as_found:
+    if ast.dump(tree) != original:
         source = ast.unparse(tree)
 
     outside = _names_outside(name, tree, definition) | _names_in_texts(tree, definition)
@@ -224,7 +223,7 @@ def _carry_definition(name: str, thing: Any, carried: dict[str, Carried]) -> Non
     at_once = dict.fromkeys(node.id for node in _evaluated(tree) if isinstance(node, ast.Name))
     for used in (used for used in at_once if used in outside):
         _carry_value(used, outside[used], definition, carried)
-    carried.setdefault(name, Carried(thing, source))  # what it needs may have needed it
+    carried.setdefault(name, Carried(thing, source))  # a dependency may have added it already
     for used in outside:
         _carry_value(used, outside[used], definition, carried)
     for used, submodules in _submodules(tree, carried):
@@ -239,7 +238,7 @@ def _source(definition: Any, name: str) -> tuple[Definition, str]:
         if source[:1].isspace():
             (block,) = ast.parse(f"if True:\n{source}").body
             (tree,) = block.body
-            source = ast.unparse(tree)  # cutting blanks off its lines would change strings of several lines
+            source = ast.unparse(tree)  # dedenting its lines would change multi-line strings
         else:
             (tree,) = ast.parse(source).body
     except (OSError, TypeError, SyntaxError, ValueError, tokenize.TokenError) as error:
@@ -257,13 +256,13 @@ def _source(definition: Any, name: str) -> tuple[Definition, str]:
 
 
 def _lines(definition: Any) -> str:
-    """Returns the lines of a function or class as they stand. Raises: what `inspect.getsource` does."""
+    """Returns the source lines of a function or class. Raises the exceptions of `inspect.getsource`."""
     if not isinstance(definition, type):
         return inspect.getsource(definition)
-    # A class does not know in which cell it stands. Its methods do; else it is in the last cell that has one.
+    # A class does not record its cell, but its methods do. Without methods, take the last cell that defines the name.
     for method in methods_of(definition):
-        if found := _class_in(method.__code__.co_filename, definition.__name__, method.__code__.co_firstlineno):
-            return found
+        if lines := _class_in(method.__code__.co_filename, definition.__name__, method.__code__.co_firstlineno):
+            return lines
     main = sys.modules["__main__"]
     if definition.__module__ == "__main__" and not hasattr(main, "__file__"):
         cells = [name for name, entry in linecache.cache.items() if len(entry) > 1 and entry[1] is None]
@@ -272,8 +271,8 @@ def _lines(definition: Any) -> str:
 
 
 def _class_in(file: str, name: str, line: int | None = None) -> str:
-    """Returns the lines of a class in a file or cell: of the one that has a line, else of the last. "" where there is
-    none."""
+    """Returns the source lines of a class in a file or cell: the class that contains `line`, or the last one of that
+    name if `line` is None; "" if there is none."""
     lines = linecache.getlines(file)
     tree = ast.parse("".join(lines))
     for node in reversed(tree.body) if line is None else ast.walk(tree):
@@ -285,22 +284,22 @@ def _class_in(file: str, name: str, line: int | None = None) -> str:
 
 
 def _write_defaults(tree: Definition, function: types.FunctionType) -> None:
-    """Writes the values of defaults in place of their expressions, which would be evaluated again, with what names mean
-    by then."""
+    """Replaces the expressions of defaults by their values. The expressions would be evaluated again, when their names
+    may have other values."""
     arguments = tree.value.args if isinstance(tree, ast.Assign) else tree.args
     names = [argument.arg for argument in arguments.kwonlyargs]
     values = [(arguments.defaults, place, value) for place, value in enumerate(function.__defaults__ or ())]
     values += [(arguments.kw_defaults, names.index(name), v) for name, v in (function.__kwdefaults__ or {}).items()]
     for nodes, place, value in values:
         if isinstance(nodes[place], ast.Name) and meaning_of(function, nodes[place].id) is value:
-            continue  # the same object, which both may change
+            continue  # the same object, which both may modify
         if (literal := literal_of(value)) is not None:
             nodes[place] = ast.parse(literal, mode="eval").body
 
 
 def _write_annotations(tree: Definition, definition: Any) -> None:
-    """Leaves annotations of functions out, where they name more than built-in types. Writes those of classes as text,
-    where that is what they are, or where a name of theirs is gone."""
+    """Drops annotations of functions that name more than built-in types, or if annotations are strings. Writes those of
+    classes as strings if they are strings, or if a name in them is no longer defined."""
     is_gone = lambda node: isinstance(node, ast.Name) and meaning_of(definition, node.id) is MISSING
     is_more = lambda node: (
         isinstance(node, ast.Name) and meaning_of(definition, node.id) is not getattr(builtins, node.id, MISSING)
@@ -317,14 +316,14 @@ def _write_annotations(tree: Definition, definition: Any) -> None:
             if are_texts or any(map(is_more, ast.walk(node.returns))):
                 node.returns = None
         elif isinstance(node, ast.ClassDef):
-            for field in (one for one in node.body if isinstance(one, ast.AnnAssign)):
+            for field in (statement for statement in node.body if isinstance(statement, ast.AnnAssign)):
                 is_text = isinstance(field.annotation, ast.Constant)
                 if not is_text and (are_texts or any(map(is_gone, ast.walk(field.annotation)))):
                     field.annotation = ast.Constant(ast.unparse(field.annotation))
 
 
 def _has_annotations_as_text(definition: Any) -> bool:
-    """Whether `from __future__ import annotations` held where a function or class was defined."""
+    """Returns whether `from __future__ import annotations` was in effect where a function or class was defined."""
     methods = methods_of(definition) if isinstance(definition, type) else [definition]
     if methods:
         return any(method.__code__.co_flags & annotations.compiler_flag for method in methods)
@@ -333,9 +332,9 @@ def _has_annotations_as_text(definition: Any) -> bool:
 
 
 def _names_outside(name: str, tree: Definition, definition: Any) -> dict[str, Any]:
-    """Returns the names that a definition reads from outside of it, in their order, and what they mean.
+    """Returns the names that a definition reads from the enclosing scopes, in order, with their values.
 
-    Raises: ValueError for a name that means nothing.
+    Raises: ValueError for an undefined name.
     """
     bare = copy.deepcopy(tree)
     for variable in _annotated_variables(bare, isinstance(bare, FUNCTIONS)):
@@ -351,20 +350,20 @@ def _names_outside(name: str, tree: Definition, definition: Any) -> dict[str, An
             if symbol.is_referenced() and (symbol.is_global() or scope.get_type() == "module"):
                 outside.add(symbol.get_name())
             elif symbol.is_referenced() and symbol.is_local() and scope.get_type() == "class":
-                perhaps.add(symbol.get_name())  # a class looks outside for a name that it has not bound yet
-    found = {}
+                perhaps.add(symbol.get_name())  # a class body reads a name from outside until it binds it
+    values = {}
     for node in ast.walk(bare):
         if isinstance(node, ast.Name) and node.id in outside | perhaps:
             value = meaning_of(definition, node.id)
             if value is not MISSING:
-                found[node.id] = value
+                values[node.id] = value
             elif node.id in outside:
                 raise ValueError(f"{name!r} uses {node.id!r}, which is not defined there")
-    return found
+    return values
 
 
 def _annotated_variables(node: ast.AST, in_function: bool) -> Iterator[ast.AnnAssign]:
-    """Yields the annotated assignments of functions, and not those of classes."""
+    """Yields the annotated assignments in functions, but not those in classes."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.AnnAssign) and in_function:
             yield child
@@ -373,21 +372,21 @@ def _annotated_variables(node: ast.AST, in_function: bool) -> Iterator[ast.AnnAs
 
 
 def _names_in_texts(tree: Definition, definition: Any) -> dict[str, Any]:
-    """Returns the modules and what is imported from them that annotations of classes name which are text: dataclasses
-    look for ClassVar there."""
-    found = {}
+    """Returns the modules and imported objects named in string annotations of classes. Dataclasses look up ClassVar
+    there."""
+    values = {}
     for node in ast.walk(tree):
         for field in node.body if isinstance(node, ast.ClassDef) else ():
             if isinstance(field, ast.AnnAssign) and isinstance(field.annotation, ast.Constant):
                 for name in re.findall(r"\w+", str(field.annotation.value)):
                     value = meaning_of(definition, name)
                     if isinstance(value, types.ModuleType) or _import(name, value) is not None:
-                        found[name] = value
-    return found
+                        values[name] = value
+    return values
 
 
 def _evaluated(node: ast.AST) -> Iterator[ast.AST]:
-    """Yields what is evaluated where a definition stands: of functions all but their bodies."""
+    """Yields the nodes that are evaluated when a definition is executed: everything except function bodies."""
     yield node
     for field, value in ast.iter_fields(node):
         for child in value if isinstance(value, list) else [value]:
@@ -396,18 +395,18 @@ def _evaluated(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _check_keeps_nothing(name: str, code: types.CodeType, free: Sequence[str]) -> None:
-    """Raises ValueError where a function assigns variables of outside: every process would have its own.
+    """Raises ValueError if a function assigns variables of an enclosing scope: every process would have a copy.
 
     Args:
-      free: those of the function around it.
+      free: the variables of the enclosing function.
     """
-    for one in dis.get_instructions(code):
-        is_global = one.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")
-        if is_global or (one.opname in ("STORE_DEREF", "DELETE_DEREF") and one.argval in free):
+    for instruction in dis.get_instructions(code):
+        is_global = instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")
+        if is_global or (instruction.opname in ("STORE_DEREF", "DELETE_DEREF") and instruction.argval in free):
             what = "the global" if is_global else "a variable of the function around it,"
             raise ValueError(
-                f"{name!r} assigns {what} {one.argval!r}, of which every verifier process would have its own; a "
-                "verifier keeps nothing between calls"
+                f"{name!r} assigns {what} {instruction.argval!r}, of which every verifier process would have its own; "
+                "a verifier keeps nothing between calls"
             )
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
@@ -415,7 +414,8 @@ def _check_keeps_nothing(name: str, code: types.CodeType, free: Sequence[str]) -
 
 
 def _submodules(tree: Definition, carried: Mapping[str, Carried]) -> Iterator[tuple[str, list[str]]]:
-    """Yields the modules that attributes lead to, of each module that is carried: `xml.etree` after `import xml`."""
+    """Yields (name, submodules) for the submodules that are used as attributes of carried modules: `xml.etree` after
+    `import xml`."""
     for node in ast.walk(tree):
         attributes: list[str] = []
         while isinstance(node, ast.Attribute):
@@ -423,19 +423,19 @@ def _submodules(tree: Definition, carried: Mapping[str, Carried]) -> Iterator[tu
             node = node.value
         if not attributes or not isinstance(node, ast.Name) or node.id not in carried:
             continue
-        module, found = carried[node.id].value, []
+        module, submodules = carried[node.id].value, []
         for attribute in attributes if isinstance(module, types.ModuleType) else ():
             inner = getattr(module, attribute, None)
             if not isinstance(inner, types.ModuleType) or inner.__name__ != f"{module.__name__}.{attribute}":
                 break
             module = inner
-            found.append(module.__name__)
-        if found:
-            yield node.id, found
+            submodules.append(module.__name__)
+        if submodules:
+            yield node.id, submodules
 
 
 def _import(name: str, value: Any) -> str | None:
-    """Returns the statement that imports an object of a module under a name; None where there is none."""
+    """Returns the statement that imports an object from its module as `name`; None if there is none."""
     place = getattr(value, "__module__", None)
     module = sys.modules.get(place) if isinstance(place, str) else None
     if module is None or module.__name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Verdicts that depended on time or on the machine, stored so that a resumed run gets the same ones.
+"""Journal of verdicts that depend on time or on the machine, so that a resumed run gets the same ones.
 
-A killed run samples its last steps again, bit for bit. A verifier computes the same result; whether it meets its
-deadline may differ. So a verdict that cannot be trained on is written here before it is used, and replayed. Of a
-judge, which may answer otherwise another time, every verdict is.
+A killed run samples its last steps again, bit for bit. A verifier computes the same result, but may or may not meet its
+deadline. A verdict that cannot be trained on is therefore written here before it is used, and replayed. For a judge,
+whose answers may differ between calls, this is done for every verdict.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from jrl.tasks.verifiers import VerifierSpec
 
 
 class Journal:
-    """An append-only JSONL file. Must be closed. A last line cut short by a kill is dropped when it is opened."""
+    """An append-only JSONL file. Must be closed. An incomplete last line, left by a kill, is dropped on opening."""
 
     def __init__(self, path: str | os.PathLike[str], others: Sequence[str | os.PathLike[str]] = ()):
-        """Args: others: journals of other processes, which are read only."""
+        """Args: others: journals of other processes, which are only read."""
         self.path = pathlib.Path(path)
-        self.replayed = 0  # verdicts given from the file since it was opened
+        self.replayed = 0  # entries returned by `recall` since the file was opened
         self._known: dict[str, tuple[Verdict, ...]] = {}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         new = not self.path.exists()
-        self._file = open(self.path, "ab", buffering=0)  # what the disk refused is in no buffer that is written later
+        self._file = open(self.path, "ab", buffering=0)  # no buffer that could write a failed entry later
         if new:
             _sync_folder(self.path.parent)
         intact_bytes = 0
@@ -52,7 +52,7 @@ class Journal:
         return len(self._known)
 
     def _learn(self, line: bytes, place: str) -> None:
-        """Takes up one entry. Raises ValueError with its place where it is none."""
+        """Adds the entry of a line. Raises ValueError naming its place if it is not one."""
         try:
             entry = json.loads(line)
             self._known[entry["key"]] = tuple(
@@ -71,7 +71,7 @@ class Journal:
         """Appends entries and returns once they are on the disk.
 
         Raises:
-            OSError: the disk is full or gone; the file is cut back to whole lines first.
+            OSError: the disk is full or gone; the file is truncated to complete entries first.
         """
         new = [(key, verdicts) for key, verdicts in entries if key not in self._known]
         if not new:
@@ -88,7 +88,7 @@ class Journal:
         ).encode()
         try:
             written = 0
-            while written < len(data):  # a disk that gets full takes a part, and refuses the rest
+            while written < len(data):  # a disk that fills up may accept a part first
                 written += self._file.write(data[written:])
             os.fsync(self._file.fileno())
         except OSError:
@@ -102,14 +102,14 @@ class Journal:
 
 
 def rows_text(rows: Sequence[VerifierSpec]) -> str:
-    """Returns what `journal_key` has of verifiers."""
+    """Returns the canonical JSON of verifiers for `journal_key`."""
     return json.dumps([[row.name, row.fields] for row in rows], sort_keys=True)
 
 
 def journal_key(uid: Sequence[int], sample: int, completion: str, example_id: str, judges: str) -> str:
     """Returns the key of a verdict: "uid hex/sample/sha256 of completion, example id and verifiers".
 
-    Args: judges: `rows_text` of the verifiers, which are those of many completions.
+    Args: judges: `rows_text` of the verifiers; the caller reuses it for many completions.
     """
     content = f"[{json.dumps(completion)}, {json.dumps(example_id)}, {judges}]"
     digest = hashlib.sha256(content.encode()).hexdigest()
@@ -117,7 +117,7 @@ def journal_key(uid: Sequence[int], sample: int, completion: str, example_id: st
 
 
 def _sync_folder(folder: pathlib.Path) -> None:
-    """Makes a new file's name durable."""
+    """Makes a new file's directory entry durable."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)

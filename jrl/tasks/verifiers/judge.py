@@ -18,21 +18,21 @@ ALLOWED_STATUSES = (Status.CORRECT, Status.WRONG, Status.UNPARSABLE, Status.FORB
 
 
 def judge(verifier: Verifier, config: Any, completion: str, example: Example) -> Verdict:
-    """Returns the verdict of `verifier`. A verifier that raises or returns no finite number is a VERIFIER_ERROR."""
+    """Returns the verdict of `verifier`. If it raises or returns no finite number, that is a VERIFIER_ERROR."""
     try:
         return to_verdict(verifier.score(config, completion, example), verifier.limits, len(completion))
     except MemoryError:
         return Verdict(Status.MEMORY_LIMIT, None, "the verifier ran out of its memory")
-    except BaseException as error:  # SystemExit and KeyboardInterrupt of a verifier are its errors too
+    except BaseException as error:  # SystemExit and KeyboardInterrupt raised by a verifier are its errors too
         return Verdict(Status.VERIFIER_ERROR, None, describe(error))
 
 
 def to_verdict(result: Any, limits: Limits, characters: int) -> Verdict:
     """Returns the result of a verifier on a completion of `characters` as a checked Verdict.
 
-    A real number r is CORRECT where r > 0 and WRONG otherwise, with reward r; True counts as 1.0 and False as 0.0.
-    NaN, infinities, strings, None and complex numbers are a VERIFIER_ERROR: they are not rewards, and 0 would be a
-    wrong one. So are rewards outside `limits`, and rewards of spans that cannot be used.
+    A real number r is CORRECT if r > 0 and WRONG otherwise, with reward r; True counts as 1.0 and False as 0.0. NaN,
+    infinities, strings, None and complex numbers are a VERIFIER_ERROR: they are not rewards, and replacing them by 0
+    would be wrong. So are rewards outside `limits`, and invalid rewards of spans.
     """
     if isinstance(result, Verdict):
         if result.status not in ALLOWED_STATUSES:
@@ -53,14 +53,14 @@ def to_verdict(result: Any, limits: Limits, characters: int) -> Verdict:
 
 
 def _with_checked_spans(verdict: Verdict, limits: Limits, characters: int) -> Verdict:
-    """Returns a verdict whose rewards of spans are plain numbers, or a VERIFIER_ERROR where they cannot be used."""
+    """Returns the verdict with its span rewards as plain numbers, or a VERIFIER_ERROR if they are invalid."""
     if not verdict.spans:
         return verdict
     if not limits.spans:
         return _refuse("returned rewards of spans, and its row does not say rewards_spans=True")
     if len(verdict.spans) > SPANS_LIMIT:
         return _refuse(f"returned rewards of {len(verdict.spans)} spans; at most {SPANS_LIMIT} are taken")
-    before, checked = 0 if characters else -1, []  # of an empty text the end is 0
+    before, checked = 0 if characters else -1, []  # in an empty text a span ends at 0
     for span in verdict.spans:
         if not isinstance(span, tuple | list) or len(span) != 2:
             return _refuse(f"returned the span {span!r:.100}; expected (end, reward)")
@@ -103,7 +103,7 @@ def _number(value: Any, lowest: float = -LARGEST_REWARD, highest: float = LARGES
 
 
 def _is_numpy_bool(value: Any) -> bool:
-    """Whether `value` is what comparing numpy scalars gives, without importing numpy into every worker."""
+    """Returns whether `value` is a numpy bool, without importing numpy into every worker."""
     return type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_")
 
 

@@ -22,7 +22,7 @@ class Length:
 
 
 def score(config: Length, completion: str, example: Example) -> Verdict:
-    """Returns CORRECT with reward 1 or WRONG with reward 0. Every text has a length: nothing is unparsable."""
+    """Returns CORRECT with reward 1 or WRONG with reward 0. Never UNPARSABLE, since every text has a length."""
     length = len(completion.strip())
     if config.low <= length <= config.high:
         return Verdict(Status.CORRECT, 1.0)

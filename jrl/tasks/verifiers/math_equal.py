@@ -1,14 +1,14 @@
-r"""MathEqual: one final answer that means the same as the gold one, exactly.
+r"""MathEqual: one final answer that is exactly equivalent to the gold answer.
 
-The text is read by a closed grammar (expressions/), and no code is made of it. The form of the answer (relation,
-tuple, interval, set, list, matrix) must be the gold answer's; each scalar is then compared exactly, or to so many
-bits that no answer that a model can write comes near by chance (expressions/equality.py). So `6 = 5`, `x=4=5`,
-`4 \lor 5`, `n=n=7`, `3, 3, 3` and `50\%` (for 50 or for 1/2) are not answers, and 2^{200}+1 is not 2^{200}.
+The text is parsed by a closed grammar (expressions/) and never run as code. The form of the answer (relation, tuple,
+interval, set, list, matrix) must match the gold answer's. Each scalar is then compared exactly, or to so many bits that
+no answer of a model agrees by chance (expressions/equality.py). So `6 = 5`, `x=4=5`, `4 \lor 5`, `n=n=7`, `3, 3, 3` and
+`50\%` (for 50 or for 1/2) are not answers, and 2^{200}+1 is not 2^{200}.
 
-docs/math-answers.md has the whole policy. Declared, not guessed: a percent sign, a unit, a degree sign or a currency
-counts where the gold answer has the same (`units`); `x = 5` answers 5 only where `symbol` is "x"; a decimal is as exact
-as a fraction unless there is a `decimal_tolerance`. What can be built and computed is bounded by counts, so that a
-verdict takes milliseconds and does not depend on the machine.
+docs/math-answers.md has the full policy. Nothing is guessed: a percent sign, a unit, a degree sign or a currency must
+match the gold answer's (`units`); `x = 5` answers 5 only if `symbol` is "x"; a decimal is exact unless there is a
+`decimal_tolerance`. Size and computation are bounded by counts, so a verdict takes milliseconds and does not depend on
+the machine.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class MathEqual:
     extract: Extract = "boxed"  # the place of the answer: all, answer_tag, boxed, hash (after ####) or last_line
     symbol: str | None = None  # "x": an answer `x = 5` means 5
     units: Literal["same", "optional"] = "same"  # "optional": a unit, %, degree or currency of only one side is ignored
-    decimal_tolerance: float = 0.0  # as a share of |gold|, where the gold answer is a decimal
+    decimal_tolerance: float = 0.0  # relative to |gold|, if the gold answer is a decimal
 
     def __post_init__(self):
         if self.units not in ("same", "optional"):
@@ -50,7 +50,7 @@ class MathEqual:
 
 @dataclasses.dataclass(frozen=True)
 class _Comparison:
-    """What two forms are compared with."""
+    """The context of a comparison of two forms."""
 
     config: MathEqual
     terms: Terms
@@ -59,7 +59,7 @@ class _Comparison:
 
 
 def preload() -> None:
-    """Imports and warms mpmath, so that workers need not."""
+    """Imports and warms up mpmath in the template, so that workers need not."""
     compare(MathEqual(), r"\ln(\sqrt{2}+\pi)", r"\arctan(2^{x})")
 
 
@@ -67,7 +67,7 @@ def score(config: MathEqual, completion: str, example: Example) -> Verdict:
     """Returns CORRECT with reward 1, WRONG or UNPARSABLE with reward 0.
 
     Raises:
-        ValueError: the example has no answer, or one that is neither a word nor of the forms read here.
+        ValueError: the example has no answer, or one that is neither a word nor a form that can be parsed.
     """
     if example.answer is None or not example.answer.strip():
         raise ValueError(f"example {example.id!r} has no answer; MathEqual needs one")
@@ -83,7 +83,7 @@ def score(config: MathEqual, completion: str, example: Example) -> Verdict:
 
 
 def compare(config: MathEqual, gold: str, answer: str) -> Verdict:
-    """Returns the verdict on an answer. Raises NoAnswer where the gold answer is not read."""
+    """Returns the verdict on an answer. Raises NoAnswer if the gold answer cannot be parsed."""
     gold, answer = (text.strip().removesuffix(".").strip() for text in (gold, answer))
     if gold == answer:
         return Verdict(Status.CORRECT, 1.0)
@@ -98,7 +98,7 @@ def compare(config: MathEqual, gold: str, answer: str) -> Verdict:
         if re.search(r"(?<![\\A-Za-z])[A-Za-z]{3,}", gold) and not re.search(r"\\(?!text|mathrm|mbox)[A-Za-z]", gold):
             return _verdict(phrase(answer) == phrase(gold))
         raise
-    # An answer needs no larger numbers than the gold one, but for what is usual.
+    # An answer needs no larger numbers than the gold answer, beyond a usual size.
     terms.max_bits = max(MAX_BITS, 4 * max((max(bound[:2]) for bound in terms.bounds), default=0))
     seed = int.from_bytes(hashlib.blake2b(f"{gold}\0{answer}".encode("utf-8", "replace"), digest_size=8).digest())
     comparison = _Comparison(config, terms, seed, WorkBudget())
@@ -114,7 +114,8 @@ def _verdict(is_correct: bool) -> Verdict:
 
 
 def _read_for(expected: Form, answer: str, letters: frozenset[str], comparison: _Comparison) -> Form:
-    """Reads an answer; commas separate thousands only where the gold list has so many elements."""
+    """Returns the form of an answer. Commas in numbers separate elements if only then the answer has as many elements
+    as the gold list."""
     reader = Reader(comparison.terms, letters, expected.label if expected.kind == "labelled" else "")
     given = read_answer(answer, reader)
     count = _length(expected)
@@ -130,10 +131,10 @@ def _length(form: Form) -> int:
 
 
 def _answers(gold: Form, given: Form, comparison: _Comparison) -> bool:
-    """Whether `given` is the answer `gold`, either of which may name the symbol that has the value.
+    """Returns whether `given` is the answer `gold`. Either may name the symbol of the value, as in `x = 5`.
 
     Raises:
-        NoAnswer: it has a relation or is a list where none was asked for.
+        NoAnswer: it is a relation or a list and the gold answer is not, or it has a unit that does not match.
     """
     if given.kind in ("named", "member") and gold.kind not in ("named", "member", "relation"):
         if given.label != comparison.config.symbol:
@@ -153,7 +154,7 @@ def _answers(gold: Form, given: Form, comparison: _Comparison) -> bool:
 
 
 def _same(gold: Form, given: Form, comparison: _Comparison) -> bool:
-    """Whether two forms mean the same."""
+    """Returns whether two forms are equivalent."""
     if "labelled" in (gold.kind, given.kind):
         if gold.kind != given.kind and comparison.config.units == "optional":
             gold, given = (form.parts[0] if form.kind == "labelled" else form for form in (gold, given))
@@ -170,17 +171,17 @@ def _same(gold: Form, given: Form, comparison: _Comparison) -> bool:
 
 
 def _same_in_some_order(gold: tuple[Form, ...], given: tuple[Form, ...], comparison: _Comparison) -> bool:
-    """A repeated element has no second partner: {3, 3} is not {3, 4}. Equality is transitive, so greedy is enough;
-    within a tolerance it is not."""
+    """Returns whether the elements match one to one: {3, 3} is not {3, 4}. Greedy matching suffices because equality is
+    transitive; with a tolerance it is not, so those elements are matched separately."""
     with_tolerance = [comparison.config.decimal_tolerance > 0 and _has_decimal(x) for x in gold]
     left, rest = list(given), []
-    for x in (x for x, within in zip(gold, with_tolerance) if not within):  # what is the same term needs no work
+    for x in (x for x, within in zip(gold, with_tolerance) if not within):  # identical terms need no comparison
         if x in left:
             left.remove(x)
         else:
             rest.append(x)
     for x in rest:
-        partner = next((place for place, y in enumerate(left) if _same(x, y, comparison)), None)
+        partner = next((i for i, y in enumerate(left) if _same(x, y, comparison)), None)
         if partner is None:
             return False
         del left[partner]
@@ -192,7 +193,8 @@ def _has_decimal(form: Form) -> bool:
 
 
 def _matched(gold: Sequence[Form], given: Sequence[Form], comparison: _Comparison) -> bool:
-    """Whether every element of `gold` has one of its own in `given` that it is the same as, by augmenting paths."""
+    """Returns whether every element of `gold` can be matched with a different equivalent element of `given`, by
+    augmenting paths."""
     row_of: dict[int, int] = {}  # by column
 
     @functools.cache
@@ -200,7 +202,7 @@ def _matched(gold: Sequence[Form], given: Sequence[Form], comparison: _Compariso
         return _same(gold[row], given[column], comparison)
 
     def find(row: int, tried: set[int]) -> bool:
-        for column in sorted(range(len(given)), key=lambda column: given[column] != gold[row]):  # the same term first
+        for column in sorted(range(len(given)), key=lambda column: given[column] != gold[row]):  # identical terms first
             if column not in tried and fits(row, column):
                 tried.add(column)
                 if column not in row_of or find(row_of[column], tried):
@@ -222,8 +224,9 @@ def _same_scalar(gold: Form, given: Form, comparison: _Comparison) -> bool:
 
 
 def _same_relation(gold: Form, given: Form, comparison: _Comparison) -> bool:
-    """Whether two relations hold for the same values: the same sides, or left - right times a constant (for < and <=
-    a positive one). A relation that is solved for a symbol (`x < 3`) must be given so."""
+    """Returns whether two relations hold for the same values: the sides are the same, or left - right is a constant
+    multiple (for < and <= a positive one). If the gold relation is solved for a symbol (`x < 3`), only the same sides
+    count."""
     terms, sign = comparison.terms, gold.label
     if given.kind == "named":
         if sign != "=":

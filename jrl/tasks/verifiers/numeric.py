@@ -20,12 +20,12 @@ NUMBER = re.compile(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Numeric:
-    """The answer counts where |answer - gold| <= max(absolute, relative * |gold|); both 0: equal as rationals."""
+    """The answer is correct if |answer - gold| <= max(absolute, relative * |gold|); both 0: equal as rationals."""
 
     weight: float = 1.0  # of this verifier in the reward
     extract: Extract = "all"  # the place of the answer: all, answer_tag, boxed, hash (after ####) or last_line
     absolute: float = 0.0  # tolerance
-    relative: float = 0.0  # tolerance, as a share of |gold|
+    relative: float = 0.0  # tolerance relative to |gold|
 
     def __post_init__(self):
         for name in ("absolute", "relative"):
@@ -55,7 +55,7 @@ def score(config: Numeric, completion: str, example: Example) -> Verdict:
 def read_number(text: str) -> Fraction | None:
     """Returns the number that the whole of `text` spells, or None.
 
-    ASCII digits with an optional sign, thousands in threes, a decimal point and an exponent, or a ratio of two such
+    Accepts ASCII digits with an optional sign, thousands separators, decimal point and exponent, or a ratio of two such
     numbers ("-3/4"). No unit, percent sign, name, second number or infinity.
     """
     text = text.strip()

@@ -1,4 +1,4 @@
-"""Reads arithmetic and polynomials from text without running it: Python's grammar, a closed set of nodes, hard caps."""
+"""Parses arithmetic and polynomials without running them: Python's grammar, a closed set of nodes, hard caps."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Polynomial = dict[Monomial, Fraction]  # no zero coefficients; {} is 0
 
 
 class NoPolynomial(ValueError):
-    """The text is outside the closed set, or beyond the caps."""
+    """The text is not a supported expression, or is beyond the caps."""
 
 
 def read_polynomial(text: str) -> Polynomial:
-    """Returns the polynomial that `text` spells with + - * / ** and brackets; a number is one without variables.
+    """Returns the polynomial written in `text` with + - * / ** and parentheses; a number has no variables.
 
     Raises:
-        NoPolynomial: anything else: calls, attributes, names longer than a letter, division by what is not a number
-            other than 0, powers that are not whole numbers up to MAX_POWER, results beyond the caps.
+        NoPolynomial: for anything else: calls, attributes, names longer than a letter, division by anything except a
+            nonzero number, powers that are not integers from 0 to MAX_POWER, results beyond the caps.
     """
     if len(text) > MAX_CHARACTERS:
         raise NoPolynomial(f"{len(text)} characters; at most {MAX_CHARACTERS} are read")
@@ -51,7 +51,7 @@ def derivative(polynomial: Polynomial, variable: str) -> Polynomial:
 
 
 def constant(polynomial: Polynomial) -> Fraction:
-    """Returns the number that a polynomial without variables is. Raises NoPolynomial for another."""
+    """Returns the value of a polynomial without variables. Raises NoPolynomial if it has one."""
     if any(monomial for monomial in polynomial):
         raise NoPolynomial("a variable where a number should be")
     return polynomial.get((), Fraction(0))
@@ -107,7 +107,7 @@ def _times(a: Polynomial, b: Polynomial) -> Polynomial:
 def _power(base: Polynomial, exponent: Fraction) -> Polynomial:
     if exponent.denominator != 1 or not 0 <= exponent <= MAX_POWER:
         raise NoPolynomial(f"the power {exponent}")
-    if len(base) == 1:  # a single term: bound the size before it is computed
+    if len(base) == 1:  # a single term: check the size before computing it
         ((_, coefficient),) = base.items()
         largest = max(coefficient.numerator.bit_length(), coefficient.denominator.bit_length())
         if largest * int(exponent) > 2 * MAX_BITS:
@@ -119,7 +119,7 @@ def _power(base: Polynomial, exponent: Fraction) -> Polynomial:
 
 
 def _checked(polynomial: Polynomial) -> Polynomial:
-    """Drops zero terms. Raises NoPolynomial where a number or a power is beyond the caps."""
+    """Returns the polynomial without zero terms. Raises NoPolynomial if a number or a power is beyond the caps."""
     nonzero = {monomial: coefficient for monomial, coefficient in polynomial.items() if coefficient}
     for monomial, coefficient in nonzero.items():
         if max(coefficient.numerator.bit_length(), coefficient.denominator.bit_length()) > MAX_BITS:

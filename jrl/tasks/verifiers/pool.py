@@ -1,7 +1,7 @@
 """Killable workers that score completions while the device computes. Every item gets exactly one verdict.
 
-One thread of the trainer owns everything here: it hands each idle worker one item, watches the worker's CPU clock, and
-kills what overruns. Which worker judges an item, and when, changes nothing in what is returned.
+One thread of the trainer owns everything here: it gives each idle worker one item, watches the worker's CPU clock, and
+kills workers that overrun. The verdicts do not depend on which worker judges an item, or when.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from jrl.tasks.verifiers.source import PartSource
 
 _log = logging.getLogger(__name__)
 HELLO_SECONDS = 30.0
-TRIES = 2  # of an item whose worker died before the item began, or with the template
-ASK_SECONDS = 0.1  # between two looks at whether to stop, and at how far the workers are
-RESTARTS_IN_A_ROW = 3  # of workers or template that die before they score anything
+TRIES = 2  # of an item if its worker died before it started the item, or with the template
+ASK_SECONDS = 0.1  # between two checks of whether to stop, and of the progress
+RESTARTS_IN_A_ROW = 3  # of workers or a template that die before they score anything
 
 
 class ScoringAbandoned(StopRequested):
@@ -54,7 +54,7 @@ class Item:
 
 
 class Ticket:
-    """What `submit` returns: a claim on the verdicts of one batch. `collect` redeems it."""
+    """The handle that `submit` returns for the verdicts of one batch. Pass it to `collect`."""
 
     def __init__(self, shape: Sequence[int]):
         self.verdicts: list[list[Verdict | None]] = [[None] * n for n in shape]
@@ -71,16 +71,16 @@ class _Task:
 
     ticket: Ticket
     item: int
-    place: int  # of the row among the item's
+    place: int  # index of the row among the item's rows
     row: int
-    text: str  # the request as JSON, less its token
+    text: str  # the request as JSON, without its token
     characters: int  # of the completion
     tries: int = 0
 
 
 @dataclasses.dataclass
 class _Addition:
-    """A row to load, and whether it could be."""
+    """A request to load a row, and its result."""
 
     row: VerifierSpec
     done: threading.Event = dataclasses.field(default_factory=threading.Event)
@@ -93,8 +93,8 @@ class _Child:
 
     connection: socket.socket
     pid: int
-    rows: int  # how many rows it can score
-    deadline: float  # monotonic seconds: of its hello, then of its task
+    rows: int  # number of rows that it can score
+    deadline: float  # monotonic seconds, for its first frame, then for its task
     ready: bool = False
     task: _Task | None = None
     token: int = 0
@@ -108,13 +108,13 @@ class Pool:
     """Worker processes for a set of verifiers. Must be closed; a `with` block or the interpreter's end does it.
 
     Args:
-        rows: what the run's verifiers are; `add_row` adds others later.
+        rows: the run's verifiers; `add_row` adds others later.
         parts: the user's parts files that define verifiers, as source.
-        workers: processes that judge at the same time.
-        cpu_seconds: CPU time one verifier may spend on one completion.
-        wall_seconds: the same by the clock on the wall, for what sleeps or blocks.
-        memory_mb: MiB of address space a worker may add to what its verifiers hold once loaded.
-        private: folders that no worker of root reads, such as the run's, also where they are below folders of modules.
+        workers: number of processes.
+        cpu_seconds: CPU time that one verifier may spend on one completion.
+        wall_seconds: the same in wall time, for verifiers that sleep or block.
+        memory_mb: MiB of address space that a worker may use beyond its size after loading.
+        private: folders that a worker of root must not read even below module folders, such as the run's.
 
     Raises:
         ValueError: a part does not load, or a row is not in the table; the message is the template's.
@@ -141,7 +141,7 @@ class Pool:
             if not value > 0:
                 raise ValueError(f"{name} is {value}; it must be above 0")
         self.counts: collections.Counter[str] = collections.Counter()  # workers_started, _killed, _changed...
-        self.layers: tuple[str, ...] = ()  # what confines the workers, as they report it
+        self.layers: tuple[str, ...] = ()  # the layers that confine the workers, as they report them
         self._rows = list(rows)
         self._parts = tuple(parts)
         self._workers = workers
@@ -153,19 +153,19 @@ class Pool:
         self._inbox: collections.deque[_Task] = collections.deque()
         self._additions: list[_Addition] = []
         self._abandoned: list[Ticket] = []
-        self._closing = False  # nothing more is taken in
+        self._closing = False  # no further items are accepted
         self._closed = False
         self._failure: BaseException | None = None
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_out.setblocking(False)
         self._started = threading.Event()
-        self._loaded = 0  # rows the template knows
+        self._loaded = 0  # rows that the template has loaded
         self._template: TemplateProcess | None = None
         self._children: list[_Child] = []
         self._tasks: collections.deque[_Task] = collections.deque()
         self._false_starts = 0
         self._selector = selectors.DefaultSelector()
-        # A daemon, because an open pool must not keep the interpreter alive; atexit closes it before it is frozen.
+        # A daemon, because an open pool must not keep the interpreter alive; atexit closes it before shutdown.
         self._thread = threading.Thread(target=self._run, name="jrl-verifiers", daemon=True)
         self._thread.start()
         self._started.wait()
@@ -189,15 +189,15 @@ class Pool:
         return [child.pid for child in list(self._children)]
 
     def row(self, index: int) -> VerifierSpec:
-        """Returns the row of an index that `add_row` has given, to whomever it gave it."""
+        """Returns the row at an index, such as one that `add_row` returned."""
         return self._rows[index]
 
     def add_row(self, row: VerifierSpec) -> int:
-        """Returns the index of `row`, which the template has loaded by then.
+        """Returns the index of `row`, after the template has loaded it.
 
         Raises:
             ValueError: it does not load; the message is the template's.
-            RuntimeError: the template is gone and does not come back.
+            RuntimeError: the template died, or the pool is closed.
         """
         if row in self._rows:
             return self._rows.index(row)
@@ -212,7 +212,7 @@ class Pool:
         return self._rows.index(row)
 
     def submit(self, items: Sequence[Item]) -> Ticket:
-        """Returns at once with a ticket for the verdicts.
+        """Returns a ticket for the verdicts without waiting.
 
         Raises:
             TypeError: an example's info cannot be written as JSON.
@@ -244,14 +244,14 @@ class Pool:
     def collect(
         self, ticket: Ticket, stop: Stop = never, progress: Callable[[int, int], None] | None = None
     ) -> list[tuple[Verdict, ...]]:
-        """Waits for the ticket's verdicts and returns them: one tuple an item, in the order of the items and rows.
+        """Waits for the ticket's verdicts and returns them: one tuple per item, in the order of the items and rows.
 
         Args:
-            stop: asked every ASK_SECONDS.
+            stop: polled every ASK_SECONDS.
             progress: called with (items scored, items) when that changes, at most every ASK_SECONDS, by this thread.
 
         Raises:
-            ScoringAbandoned: `stop` said so. The workers at this batch are being killed; the pool can be used on.
+            ScoringAbandoned: `stop` returned True. The workers on this batch are being killed; the pool stays usable.
             RuntimeError: the pool has failed.
         """
         last, total = -1, len(ticket.verdicts)
@@ -275,7 +275,7 @@ class Pool:
         self._wake()
 
     def close(self) -> None:
-        """Kills the workers, ends the template and returns once they are gone. Verdicts still due: INFRA_ERROR."""
+        """Kills the workers, ends the template and returns once they are gone. Missing verdicts become INFRA_ERROR."""
         if self._closed:
             return
         self._closed = True
@@ -290,7 +290,7 @@ class Pool:
         if self._closing:
             raise RuntimeError("the pool is closed") from self._failure
 
-    # Below: the pool's own thread.
+    # The methods below run in the pool's thread.
 
     def _run(self) -> None:
         try:
@@ -309,7 +309,7 @@ class Pool:
             self._shut_down()
 
     def _step(self) -> None:
-        """Feeds the workers, waits for the first thing to happen, and deals with it."""
+        """Gives tasks to the workers, waits for the next event, and handles it."""
         with self._lock:
             self._tasks.extend(self._inbox)
             self._inbox.clear()
@@ -339,14 +339,14 @@ class Pool:
 
     def _drop(self, ticket: Ticket) -> None:
         """Drops an abandoned batch, and kills the workers that are scoring it."""
-        given_up = Verdict(Status.INFRA_ERROR, None, "the run was asked to stop")
+        abandoned = Verdict(Status.INFRA_ERROR, None, "the run was asked to stop")
         for child in list(self._children):
             if child.task is not None and child.task.ticket is ticket:
-                self._bury(child, given_up)
+                self._bury(child, abandoned)
         waiting = [task for task in self._tasks if task.ticket is ticket]
         self._tasks = collections.deque(task for task in self._tasks if task.ticket is not ticket)
         for task in waiting:
-            _settle(task, given_up)
+            _settle(task, abandoned)
 
     def _start_template(self) -> None:
         self.counts["templates_started"] += 1
@@ -355,7 +355,7 @@ class Pool:
         self._loaded = len(self._rows)
 
     def _lose_template(self) -> None:
-        """Clears up after a template that died. Its workers died with it, and their items are retried once."""
+        """Cleans up after a template died. Its workers died with it, and their items are retried once."""
         self._template.close(at_once=True)
         self._template = None
         self._false_starts += 1
@@ -365,7 +365,7 @@ class Pool:
             self._retry(child, "the verifier template died")
 
     def _start_again(self) -> None:
-        """Starts another template for the tasks that wait; gives them up after RESTARTS_IN_A_ROW failures."""
+        """Restarts the template for the waiting tasks; gives them up after more than RESTARTS_IN_A_ROW failures."""
         why = "it dies before it judges anything"
         if self._false_starts <= RESTARTS_IN_A_ROW:
             try:
@@ -378,7 +378,7 @@ class Pool:
             self._give_up(f"the verifier template cannot be restarted: {why}")
 
     def _give_up(self, why: str) -> None:
-        """Answers everything that waits with INFRA_ERROR. The next batch tries afresh."""
+        """Settles all waiting tasks with INFRA_ERROR. The next batch starts with new tries."""
         for task in self._tasks:
             _settle(task, Verdict(Status.INFRA_ERROR, None, why))
         self._tasks.clear()
@@ -388,7 +388,7 @@ class Pool:
         while self._template is not None and len(self._children) < self._workers:
             try:
                 connection, pid = self._template.fork()
-            except TemplateRefused as error:  # the machine has no process to give
+            except TemplateRefused as error:  # the machine cannot start another process
                 self._false_starts += 1
                 if self._false_starts > RESTARTS_IN_A_ROW and not self._children:
                     self._give_up(f"no worker could be forked: {error}")
@@ -412,7 +412,7 @@ class Pool:
             self._hand(child, self._tasks.popleft())
 
     def _add(self, addition: _Addition) -> None:
-        """Loads one more row into the template. Workers forked before cannot score it, and are replaced in `_feed`."""
+        """Loads a row into the template. Workers forked before cannot score it, and are replaced in `_feed`."""
         try:
             if self._template is None:
                 self._start_template()
@@ -429,7 +429,7 @@ class Pool:
 
     def _hand(self, child: _Child, task: _Task) -> None:
         child.task, child.started = task, False
-        # The token is secret to the item: a frame left in the pipe by another item cannot answer for this one.
+        # Each item has a secret token: a frame that another item left in the pipe cannot answer for this one.
         child.token = secrets.randbits(62)
         child.cpu_before = _cpu_seconds_of(child.pid)
         child.deadline = time.monotonic() + self._wall_seconds
@@ -437,7 +437,7 @@ class Pool:
         self._send(child)
 
     def _send(self, child: _Child) -> None:
-        """Writes what the socket takes; a dead worker is noticed when its socket is read."""
+        """Writes as much as the socket accepts. A dead worker is detected when its socket is read."""
         with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
             while child.outgoing:
                 del child.outgoing[: child.connection.send(child.outgoing)]
@@ -468,7 +468,7 @@ class Pool:
             self._bury(child, Verdict(Status.CRASH, None, f"the worker wrote {error}"))
 
     def _hear(self, child: _Child, frame: dict[str, Any]) -> None:
-        """Takes one frame of a worker. Raises Garbled for any that was not due."""
+        """Handles one frame of a worker. Raises Garbled for an unexpected one."""
         if not child.ready:
             if not isinstance(frame.get("layers"), list):
                 raise frames.Garbled("a first frame without its layers")
@@ -487,12 +487,12 @@ class Pool:
             changed = frame.get("changed") is not False
             self.counts["workers_changed"] += changed
             if changed or limits.single_use or verdict.status is Status.MEMORY_LIMIT:
-                self._bury(child)  # out of memory, it may hold on to what it could not have more of
+                self._bury(child)  # after running out of memory, it may not free what it has
         else:
             raise frames.Garbled("a frame that was not due")
 
     def _watch(self, child: _Child, now: float) -> None:
-        """Kills a worker whose item has had its CPU time, or its time."""
+        """Kills a worker if its item exceeded its CPU or wall time."""
         if child not in self._children or (child.ready and child.task is None):
             return
         if child.task is not None and _cpu_seconds_of(child.pid) - child.cpu_before >= self._cpu_seconds:
@@ -501,7 +501,8 @@ class Pool:
             self._bury(child, Verdict(Status.CPU_LIMIT, None, f"took longer than {self._wall_seconds:g} s"))
 
     def _patience(self) -> float | None:
-        """Seconds until a worker can overrun: it has one thread, so its CPU clock is no faster than the wall's."""
+        """Returns the seconds until a worker can overrun: its CPU clock is no faster than wall time, as it has one
+        thread. None: no limit."""
         if self._template is None:
             return 0.01 if self._tasks else None
         now, soonest = time.monotonic(), None
@@ -511,10 +512,10 @@ class Pool:
             left = child.deadline - now
             if child.task is not None:
                 cpu_left = self._cpu_seconds - (_cpu_seconds_of(child.pid) - child.cpu_before)
-                left = min(left, max(cpu_left, 0.01))  # one that sleeps just short of its limit is not worth polling
+                left = min(left, max(cpu_left, 0.01))  # do not poll a worker that sleeps just below its limit
             soonest = left if soonest is None else min(soonest, left)
         if soonest is None and len(self._children) < self._workers and self._tasks:
-            return 0.1  # no worker could be forked a moment ago
+            return 0.1  # the last fork failed
         return None if soonest is None else max(soonest, 0.001)
 
     def _bury(self, child: _Child, verdict: Verdict | None = None) -> None:
@@ -595,19 +596,19 @@ def _warn_of(missing: list[str]) -> None:
 
 
 def _settle(task: _Task, verdict: Verdict) -> None:
-    """Writes the one verdict of a task."""
+    """Records the verdict of a task, once."""
     row = task.ticket.verdicts[task.item]
     if row[task.place] is not None:
         raise AssertionError(f"item {task.item} has a verdict already")
     row[task.place] = verdict
-    task.ticket.items_done += all(one is not None for one in row)
+    task.ticket.items_done += all(verdict is not None for verdict in row)
     task.ticket.missing -= 1
     if not task.ticket.missing:
         task.ticket.done.set()
 
 
 def _verdict_of(frame: dict[str, Any], limits: Limits, characters: int) -> Verdict:
-    """Returns the verdict in a worker's frame. Raises Garbled where there is none that `judge` gives."""
+    """Returns the verdict in a worker's frame. Raises Garbled if it is not one that `judge` could return."""
     status, reward, detail = frame.get("status"), frame.get("reward"), frame.get("detail")
     known = type(status) is int and status in (*ALLOWED_STATUSES, Status.MEMORY_LIMIT)
     if not known or not isinstance(detail, str) or len(detail) > DETAIL_LIMIT:
@@ -621,7 +622,7 @@ def _verdict_of(frame: dict[str, Any], limits: Limits, characters: int) -> Verdi
 
 
 def _spans_of(frame: dict[str, Any]) -> tuple[tuple[int, float], ...]:
-    """Returns the rewards of spans in a worker's frame. Raises Garbled for what is none."""
+    """Returns the rewards of spans in a worker's frame. Raises Garbled if they are invalid."""
     try:
         spans = tuple((end, reward) for end, reward in frame["spans"])
     except (KeyError, TypeError, ValueError) as error:
@@ -639,10 +640,10 @@ def _example_text(example: Example) -> str:
 
 
 def _cpu_seconds_of(pid: int) -> float:
-    """Returns the CPU time a worker has used, all its threads, in seconds.
+    """Returns the CPU time that a worker has used in all its threads, in seconds; 0 outside Linux.
 
-    Linux gives every process a clock of its own; elsewhere the limit the worker sets itself must do. Until it is
-    reaped, which only the template does when told, the pid is the worker's.
+    Linux has a CPU clock for every process; elsewhere only the limit that the worker sets for itself applies. The pid
+    stays the worker's until the template reaps it, which it only does on request.
     """
     if sys.platform != "linux":
         return 0.0

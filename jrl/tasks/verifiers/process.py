@@ -1,4 +1,4 @@
-"""The trainer's side of the template: start it, ask it to fork and reap, close it."""
+"""The trainer's side of the template: starts it, requests forks and reaps, closes it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from jrl.tasks.verifiers import VerifierSpec, frames
 from jrl.tasks.verifiers.contract import Limits
 from jrl.tasks.verifiers.source import PartSource
 
-START_SECONDS = 120.0  # the slowest preload there is takes about 3 s on an idle machine
-STARTS = 3  # how often a template that dies on its way is started
+START_SECONDS = 120.0  # the slowest preload takes about 3 s on an idle machine
+STARTS = 3  # attempts to start a template that dies during startup
 ANSWER_SECONDS = 30.0
 
 
@@ -28,14 +28,14 @@ class TemplateRefused(ValueError):
 
 
 class TemplateLost(RuntimeError):
-    """The template died, or does not answer."""
+    """The template died, or does not respond."""
 
 
 class TemplateProcess:
-    """The template process and the socket to it. Must be closed. Used from one thread, the one that made it.
+    """The template process and the socket to it. Must be closed. Used only from the thread that created it.
 
     Fields:
-        limits: of each row's verdicts, in the order of the rows. The template has seen no completion.
+        limits: of each row's verdicts, in the order of the rows. They can be trusted: the template sees no completion.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class TemplateProcess:
         cpu_seconds: float,
         private: Sequence[str] = (),
     ):
-        # In a notebook the working directory is "" there: modules beside it are imported by the user's parts alone.
+        # In a notebook, sys.path contains "" for the working directory: only the user's parts may import from there.
         folders = [os.path.abspath(entry) if parts else entry for entry in sys.path]
         start = {
             "path": [folder for folder in folders if os.path.isabs(folder)],
@@ -61,12 +61,12 @@ class TemplateProcess:
             try:
                 self._start(start)
                 return
-            except TemplateLost:  # by what the machine did to it: a plugin that raises is refused
+            except TemplateLost:  # killed by the machine; a plugin that raises gives TemplateRefused
                 if not left:
                     raise
 
     def _start(self, start: dict) -> None:
-        """Starts the process and has it load what workers need. Raises TemplateLost or TemplateRefused."""
+        """Starts the process and loads the verifiers in it. Raises TemplateLost or TemplateRefused."""
         ours, theirs = socket.socketpair()
         self._socket = ours
         self._errors = tempfile.TemporaryFile()
@@ -77,7 +77,7 @@ class TemplateProcess:
             stderr=self._errors,
             env=environment(),
             pass_fds=(theirs.fileno(),),
-            start_new_session=True,  # Ctrl-C at the terminal is the trainer's to handle
+            start_new_session=True,  # only the trainer handles Ctrl-C at the terminal
         )
         theirs.close()
         try:
@@ -91,7 +91,7 @@ class TemplateProcess:
         return self._process.pid
 
     def fork(self) -> tuple[socket.socket, int]:
-        """Returns the socket to a new worker, and its pid. It sends `layers` once it is ready for items."""
+        """Returns the socket to a new worker, and its pid. The worker sends `layers` once it is ready for items."""
         ours, theirs = socket.socketpair()
         try:
             pid = self._ask({"do": "fork"}, ANSWER_SECONDS, [theirs.fileno()])["pid"]
@@ -116,7 +116,7 @@ class TemplateProcess:
         self.limits += [Limits(*limits) for limits in self._ask(request, START_SECONDS)["limits"]]
 
     def close(self, *, at_once: bool = False) -> None:
-        """Ends the template, which kills and reaps its workers first; `at_once` kills it, and Linux its workers."""
+        """Ends the template, which first kills and reaps its workers. `at_once` kills it; Linux then kills them."""
         self._socket.close()
         if at_once:
             self._process.kill()
@@ -154,9 +154,9 @@ class TemplateProcess:
 
 
 def environment() -> dict[str, str]:
-    """Returns the template's whole environment: nothing of the trainer's but the way to programs and libraries.
+    """Returns the template's environment: of the trainer's only the locale and the paths of programs and libraries.
 
-    One thread for numeric libraries: a process that forks must not have others.
+    Numeric libraries get one thread, since a process that forks must not have others.
     """
     inherited = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH") if name in os.environ}
     threads = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}

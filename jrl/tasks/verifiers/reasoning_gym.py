@@ -1,12 +1,11 @@
-"""ReasoningGymScore: a task of reasoning-gym, scored by its dataset's own `score_answer` where that is safe.
+"""ReasoningGymScore: a task of reasoning-gym, scored by its dataset's `score_answer` where that is safe.
 
-Nine of the package's scorers run the answer as Python, two run text of the task, one rewards any text, one gives full
-marks to any beginning of the answer, such as 0 (0.1.25; a test looks through the source of all others). For these
-`FENCED` holds a way of our own that runs nothing; where there is none the row is FORBIDDEN. See docs/log.md for what
-was tried.
+Nine of the package's scorers run the answer as Python, two run text of the task, one rewards any text, and one gives
+full marks to any prefix of the answer, such as 0 (0.1.25; a test checks the source of all others). For these, `FENCED`
+has scorers that run no code; if there is none, the row is FORBIDDEN. See docs/log.md for what was tried.
 
-`example.info` is {"dataset": name, "config": fields of its config, "entry": the task as the dataset made it}, which
-envs/reasoning_gym.py writes.
+`example.info` is {"dataset": name, "config": fields of its config, "entry": the dataset's task}, as written by
+envs/reasoning_gym.py.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from jrl.tasks.verifiers.extract import Extract, extract_answer
 from jrl.tasks.verifiers.polynomial import NoPolynomial, constant, derivative, read_polynomial
 
 MAX_CHARACTERS = 20_000  # of an extracted answer
-MOST_DIGITS = 30  # of a number in an expression; Python refuses to read 5,000
+MOST_DIGITS = 30  # of a number in an expression; Python refuses to parse 5,000
 _NUMBER = re.compile(r"[+-]?[0-9]+(,[0-9]{3})*([.][0-9]+)?")
 
 
@@ -35,19 +34,19 @@ _NUMBER = re.compile(r"[+-]?[0-9]+(,[0-9]{3})*([.][0-9]+)?")
 class ReasoningGymScore:
     weight: float = 1.0  # of this verifier in the reward
     extract: Extract = "all"  # the place of the answer: all, answer_tag, boxed, hash (after ####) or last_line
-    # "full": 1 where the dataset gives its full mark, else 0. "partial": the dataset's own score, which in several
-    # datasets is above 0 for junk.
+    # "full": 1 if the dataset gives the full score, else 0. "partial": the dataset's score, which in several datasets
+    # is above 0 for junk.
     credit: Literal["full", "partial"] = "full"
 
 
 def preload() -> None:
-    """Imports reasoning-gym, which takes seconds, so that workers need not."""
+    """Imports reasoning-gym in the template, which takes seconds, so that workers need not."""
     _factory()
 
 
 def score(config: ReasoningGymScore, completion: str, example: Example) -> Verdict:
-    """Returns CORRECT for a full mark, else WRONG, or UNPARSABLE where the answer has not the form of the reference (a
-    number, a list); FORBIDDEN where nothing safe can judge the dataset.
+    """Returns CORRECT for the full score, else WRONG, or UNPARSABLE if the answer does not have the form of the
+    reference (a number, a list); FORBIDDEN if the dataset cannot be judged safely.
 
     Raises:
         ValueError: example.info is not a task of reasoning-gym.
@@ -65,7 +64,7 @@ def score(config: ReasoningGymScore, completion: str, example: Example) -> Verdi
     if len(answer) > MAX_CHARACTERS:
         return Verdict(Status.FORBIDDEN, None, f"{len(answer)} characters; at most {MAX_CHARACTERS} are scored")
     if entry.get("answer") == "":
-        # polynomial_equations without a real solution: its scorer finds no number in junk either, and calls that right
+        # polynomial_equations without a real solution: its scorer finds no number in junk and counts that as correct
         return Verdict(Status.FORBIDDEN, None, f"a task of {name} whose reference answer is empty")
     if name in FENCED:
         judge = FENCED[name]
@@ -81,7 +80,7 @@ def score(config: ReasoningGymScore, completion: str, example: Example) -> Verdi
 def _dataset_score(
     config: ReasoningGymScore, name: str, answer: str, entry: Mapping[str, Any], example: Example
 ) -> Verdict:
-    """The dataset's own mark."""
+    """Returns the verdict by the dataset's scorer."""
     dataset = _dataset(name, json.dumps(example.info.get("config") or {}, sort_keys=True))
     task = {**entry, "metadata": {**entry["metadata"]}}
     for field in TUPLES.get(name, ()):
@@ -100,7 +99,7 @@ def _dataset_score(
 
 
 def _verdict(mark: float, answer: str, entry: Mapping[str, Any], config: ReasoningGymScore) -> Verdict:
-    """The score decides correctness; the form only separates a wrong answer from an unreadable one."""
+    """Returns the verdict for a score. The score decides correctness; the form only separates WRONG from UNPARSABLE."""
     status = Status.CORRECT if mark >= 1.0 else Status.WRONG
     reward = mark if config.credit == "partial" else float(status is Status.CORRECT)
     expected = form_of(str(entry.get("answer")))
@@ -110,9 +109,9 @@ def _verdict(mark: float, answer: str, entry: Mapping[str, Any], config: Reasoni
 
 
 def form_of(text: str) -> str | None:
-    """Returns "number" or "list" for a text that is one and nothing else, blanks at its ends aside; None for any other.
+    """Returns "number" or "list" if the stripped text is exactly that, else None.
 
-    A list is read as JSON, single quotes counting as double.
+    A list is parsed as JSON, with single quotes treated as double quotes.
     """
     text = text.strip()
     if _NUMBER.fullmatch(text):
@@ -127,7 +126,7 @@ def form_of(text: str) -> str | None:
 
 @functools.cache
 def _factory() -> Any:
-    from reasoning_gym import factory  # 2.5 s: only where a task of it is scored
+    from reasoning_gym import factory  # takes 2.5 s, so only if one of its tasks is scored
 
     return factory
 
@@ -143,7 +142,7 @@ def _dataset(name: str, config: str) -> Any:
 
 
 def _restored(value: Any, default: Any) -> Any:
-    """A config field as its class wants it: JSON holds an enum as its value or name, and a record as its fields."""
+    """Returns a config field converted for its class: JSON has an enum as its value or name, a record as its fields."""
     if isinstance(default, enum.Enum) and isinstance(value, str):
         kind, name = type(default), value.removeprefix(f"{type(default).__name__}.")
         return kind[name] if name in kind.__members__ else kind(value)
@@ -156,11 +155,11 @@ def _as_tuples(value: Any) -> Any:
     return tuple(_as_tuples(item) for item in value) if isinstance(value, list) else value
 
 
-# The scorers below run no code: each takes (answer, entry) and returns whether the answer is correct.
+# The scorers below run no code. Each takes (answer, entry) and returns whether the answer is correct.
 
 
 def _same_lines(answer: str, entry: Mapping[str, Any]) -> bool:
-    """Equal to the reference answer, blanks at the ends of lines aside."""
+    """Equal to the reference answer, ignoring whitespace at the ends of lines."""
     return _lines(answer) == _lines(entry["answer"])
 
 
@@ -169,9 +168,9 @@ def _one_of_the_boards(answer: str, entry: Mapping[str, Any]) -> bool:
 
 
 def _uses_numbers_for(answer: str, entry: Mapping[str, Any], target: int) -> bool:
-    """An expression of exactly the given numbers, each once, whose value is the target.
+    """An expression of exactly the given numbers, each used once, that evaluates to the target.
 
-    Stricter than puzzle24's own scorer, which lets the answer choose its numbers.
+    Stricter than puzzle24's scorer, which lets the answer choose its numbers.
     """
     numbers = re.findall("[0-9]+", answer)
     if max(map(len, numbers), default=0) > MOST_DIGITS:
@@ -190,12 +189,12 @@ def _puzzle24(answer: str, entry: Mapping[str, Any]) -> bool:
 
 
 def _polynomial_multiplication(answer: str, entry: Mapping[str, Any]) -> bool:
-    """The same polynomial, expanded: a term for each monomial, as the task asks; the factors are not an answer."""
+    """The same polynomial without parentheses, as the task asks; the factors are not an answer."""
     return "(" not in answer and read_polynomial(answer) == read_polynomial(entry["answer"])
 
 
 def _simple_integration(answer: str, entry: Mapping[str, Any]) -> bool:
-    """A polynomial whose derivative is the integrand; C is a constant like any other."""
+    """A polynomial with the integrand as its derivative; C counts as a constant."""
     variable = entry["metadata"]["variable"]
     return derivative(read_polynomial(answer), variable) == read_polynomial(entry["metadata"]["integrand"])
 
@@ -205,7 +204,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _sorted_numbers(answer: str, entry: Mapping[str, Any]) -> bool:
-    """The reference list as JSON, each number within 0.001: its own scorer executes a reference that is not JSON."""
+    """The reference list as JSON, each number within 0.001. The dataset's scorer executes a non-JSON reference."""
     try:
         given, expected = json.loads(answer.replace("'", '"')), json.loads(entry["answer"].replace("'", '"'))
         numbers = [float(number) for number in given]
@@ -215,16 +214,16 @@ def _sorted_numbers(answer: str, entry: Mapping[str, Any]) -> bool:
 
 
 def _same_integer(answer: str, entry: Mapping[str, Any]) -> bool:
-    """The reference integer, in Python's notation of any base: its own scorer runs the problem text of the entry."""
+    """The reference integer, in Python's notation of any base. The dataset's scorer runs the entry's problem text."""
     if not re.fullmatch(r"-?(0x[0-9a-fA-F]{1,1000}|0b[01]{1,1000}|0o[0-7]{1,1000}|0|[1-9][0-9]{0,1000})", answer):
         raise NoPolynomial("not an integer")
     return int(answer, 0) == int(entry["answer"], 0)
 
 
 def _probability(answer: str, entry: Mapping[str, Any]) -> bool:
-    """A decimal or a fraction within 0.0001 of the probability, and within a thousandth of it where that is closer.
+    """A decimal or a fraction within 0.0001 of the probability and within a thousandth of its value.
 
-    The dataset's own scorer gives full marks to any beginning of the reference answer, so to 0.
+    The dataset's scorer gives full marks to any prefix of the reference answer, such as 0.
     """
     form = re.fullmatch(r"([0-9]{0,30}[.])?[0-9]{1,30}|([0-9]{1,30}) */ *([0-9]{1,30})", answer.strip())
     if form is None or (form[3] is not None and int(form[3]) == 0):
@@ -239,7 +238,7 @@ FENCED: dict[str, Callable[[str, Mapping[str, Any]], bool] | None] = {
     "countdown": _countdown,
     "puzzle24": _puzzle24,
     "simple_integration": _simple_integration,
-    "intermediate_integration": None,  # any antiderivative is right, and no comparison that runs nothing knows them
+    "intermediate_integration": None,  # any antiderivative is correct; no comparison that runs no code covers them all
     "polynomial_multiplication": _polynomial_multiplication,
     "string_insertion": _same_lines,
     "spiral_matrix": _same_lines,
@@ -250,8 +249,8 @@ FENCED: dict[str, Callable[[str, Mapping[str, Any]], bool] | None] = {
     "bitwise_arithmetic": _same_integer,
     "coin_flip": _probability,
 }
-# What an answer must look like before the dataset's scorer sees it: complex_arithmetic's gives full marks to nan.
+# The form that an answer needs before the dataset's scorer gets it: complex_arithmetic's gives full marks to nan.
 FORMS = {"complex_arithmetic": re.compile(r"[0-9+\-.ij() ]{1,200}", re.IGNORECASE)}
 RAISES_ON_JUNK = frozenset({"prime_factorization"})
-# Metadata that the scorer compares as tuples, and JSON brings back as lists.
+# Metadata that the scorer compares as tuples; JSON turned them into lists.
 TUPLES = {"arc_agi": ("output",), "rearc": ("output",)}

@@ -13,7 +13,7 @@ from jrl.tasks.verifiers.extract import Extract, extract_answer
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Regex:
     """`pattern` must match the whole extracted text (write `.*` around it to search). Backtracking patterns can take
-    forever: the text is capped, and the worker's deadline ends the rest."""
+    very long: the length of the text is limited, and the worker's deadline ends the match."""
 
     pattern: str  # Python regular expression
     weight: float = 1.0  # of this verifier in the reward

@@ -1,4 +1,4 @@
-"""Repetition: the completion does not say the same again. For shaping, after the verifier of the answer."""
+"""Repetition: a penalty for repeated n-grams. For shaping, after the verifier of the answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jrl.tasks.verdict import Status, Verdict
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Repetition:
-    """Minus the share of n-grams of words that were there before (R8), in (-1, 0]."""
+    """Minus the share of word n-grams that occurred before (R8), in (-1, 0]."""
 
     weight: float = 1.0  # of this verifier in the reward
     size: int = 4  # words of an n-gram
@@ -22,6 +22,6 @@ class Repetition:
 
 
 def score(config: Repetition, completion: str, example: Example) -> Verdict:
-    """Returns WRONG with minus the share of repeated n-grams, and with 0 where nothing is repeated."""
+    """Returns WRONG with minus the share of repeated n-grams, 0 if nothing is repeated."""
     repeated = repetition(completion.split(), config.size)
     return Verdict(Status.WRONG, -repeated if repeated else 0.0)

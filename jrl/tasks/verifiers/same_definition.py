@@ -1,4 +1,4 @@
-"""Whether a function or class is the same as one that its source was run again for, as far as can be seen."""
+"""Compares a function or class with the one that running its source again gives, as far as can be determined."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ import numpy as np
 
 from jrl.tasks.verifiers.definitions import MISSING, function_of, literal_of, methods_of, undecorated
 
-CHANGEABLE = (list, dict, set, bytearray, np.ndarray)  # what may be changed in place
-DUNDER = re.compile("__.*__|_abc_impl")  # names that Python and libraries give values
+CHANGEABLE = (list, dict, set, bytearray, np.ndarray)  # mutable types
+DUNDER = re.compile("__.*__|_abc_impl")  # names that Python and libraries assign
 
 
 def difference(here: Any, there: Any, originals: Mapping[int, Any]) -> str:
-    """Returns in what a function or class and the one of its source are not the same, "" where they are."""
+    """Returns how a function or class (`here`) differs from the one of its source (`there`); "" if it does not.
+
+    Args:
+      originals: {id(value there): the value here} of the names of the part.
+    """
     if type(here).__name__ != type(there).__name__ or _kind(here) != _kind(there):
         return "it is wrapped or replaced by something that its own lines do not say"
     if isinstance(here, type):
@@ -30,14 +34,15 @@ def difference(here: Any, there: Any, originals: Mapping[int, Any]) -> str:
                 return f"its attribute {name!r} has another value"
         return ""
     if not isinstance(here, types.FunctionType) and "__wrapped__" not in getattr(here, "__dict__", ()):
-        return ""  # a value that is written out
+        return ""  # a value that is written as source
     if isinstance(here, types.FunctionType):
         for place in ("__defaults__", "__kwdefaults__"):
             if not is_same(getattr(here, place), getattr(there, place), originals):
                 return "a default has another value"
         if "__wrapped__" in vars(here) and _constants(here) != _constants(there):
             return "a decorator was defined again"
-        # Of the function itself they are globals there; what a decorator has filled here it fills there.
+        # The function's own free variables are globals there. A container that a decorator fills here is filled there
+        # too.
         cells = [(a.cell_contents, b.cell_contents) for a, b in zip(here.__closure__ or (), there.__closure__ or ())]
         if not all(is_same(a, b, originals) for a, b in cells if not isinstance(a, dict | list | set)):
             return "a decorator has another argument"
@@ -51,8 +56,8 @@ def difference(here: Any, there: Any, originals: Mapping[int, Any]) -> str:
 
 
 def is_same(here: Any, there: Any, originals: Mapping[int, Any]) -> bool:
-    """Returns whether two values are the same as far as can be seen: a value that cannot be written as source need only
-    be of the same type."""
+    """Returns whether two values are the same as far as can be determined: values that cannot be written as source need
+    only have the same type."""
     if here is there or originals.get(id(there), MISSING) is here:
         return True
     literal = literal_of(here)
@@ -79,12 +84,12 @@ def is_same(here: Any, there: Any, originals: Mapping[int, Any]) -> bool:
 
 
 def split_object(values: Iterable[tuple[str, Any, Any]]) -> list[str] | None:
-    """Returns the names that hold one changeable object here, and two there; None where there are none.
+    """Returns the names that contain one mutable object here but two there; None if there are none.
 
     Args:
-      values: name, what it means here, and there.
+      values: (name, value here, value there).
     """
-    known: dict[int, tuple[str, Any, Any]] = {}  # with the object: an identity may be used again once it is gone
+    known: dict[int, tuple[str, Any, Any]] = {}  # keeps the object alive, so that its id is not reused
     for name, here, there in values:
         for mine, other in _changeable(here, there):
             first, _, its_other = known.setdefault(id(mine), (name, mine, other))
@@ -94,8 +99,8 @@ def split_object(values: Iterable[tuple[str, Any, Any]]) -> list[str] | None:
 
 
 def _changeable(here: Any, there: Any) -> Iterator[tuple[Any, Any]]:
-    """Yields the changeable objects that a value, the defaults of a function or the attributes of a class hold here,
-    with those in their places there. Where the two are not alike, `difference` says so."""
+    """Yields pairs of mutable objects: in a value, the defaults of a function or the attributes of a class here, and at
+    the same position there. `difference` reports mismatches of structure."""
     if isinstance(here, types.FunctionType) or "__wrapped__" in getattr(here, "__dict__", ()):
         mine, other, places = undecorated(here), undecorated(there), ("__defaults__", "__kwdefaults__")
         parts = [(getattr(mine, place, None), getattr(other, place, None)) for place in places]
@@ -116,18 +121,19 @@ def _changeable(here: Any, there: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _kind(thing: Any) -> Any:
-    """Returns what tells a function or class from another that was put in its place."""
+    """Returns what distinguishes a function or class from a replacement."""
     if isinstance(thing, types.FunctionType):
         return thing.__code__.co_name, inspect.getargs(thing.__code__)
     return thing.__name__ if isinstance(thing, type) else type(thing)
 
 
 def _constants(function: types.FunctionType) -> list[str | None]:
-    """Returns what a function has in it that is no code of a function inside it."""
-    return [literal_of(one) for one in function.__code__.co_consts if not isinstance(one, types.CodeType)]
+    """Returns the literals of a function's constants, without the code of inner functions."""
+    constants = function.__code__.co_consts
+    return [literal_of(constant) for constant in constants if not isinstance(constant, types.CodeType)]
 
 
 def _attributes(cls: type) -> dict[str, Any]:
-    """Returns what a class has been given in its body and since."""
+    """Returns the attributes that a class got in its body or later, without dunders other than its methods."""
     made = {method.__name__: method for method in methods_of(cls)}
     return {name: v for name, v in vars(cls).items() if name in made or not DUNDER.fullmatch(name)}

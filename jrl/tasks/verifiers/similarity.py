@@ -1,4 +1,4 @@
-"""Similarity: how alike the extracted text and the example's answer, or another text of it, are, by characters."""
+"""Similarity: the character similarity of the extracted text to the example's answer, or to another text of it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from jrl.tasks.verifiers.extract import Extract, extract_answer
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Similarity:
-    """A reward in [0, 1] (R4), as for edits that are compared with a known one."""
+    """A reward in [0, 1] (R4), such as for edits that are compared with a known one."""
 
     weight: float = 1.0  # of this verifier in the reward
     extract: Extract = "all"  # the place of the answer: all, answer_tag, boxed, hash (after ####) or last_line
     info: str | None = None  # entry of Example.info to compare with, such as 'feedback'; None: the example's answer
-    unparsable: float = -1.0  # reward where there is no answer in that place
+    unparsable: float = -1.0  # reward if there is no answer in that place
     max_characters: int = 5_000  # a longer answer is not scored (FORBIDDEN): time is quadratic in the length
 
     def __post_init__(self) -> None:
@@ -26,7 +26,7 @@ class Similarity:
 
 
 def score(config: Similarity, completion: str, example: Example) -> Verdict:
-    """Returns CORRECT with the similarity where it is above 0, WRONG where it is 0, UNPARSABLE without an answer.
+    """Returns CORRECT with the similarity if it is above 0, WRONG if it is 0, UNPARSABLE without an answer.
 
     Raises:
         ValueError: the example has no text to compare with.

@@ -1,6 +1,6 @@
-"""A user's verifiers as source text: how they reach the template, whichever way the run was started.
+"""A user's verifiers as source text, in which form they are sent to the template.
 
-A parts file may import its neighbors: modules of the same folder. Their text travels with it.
+A parts file may import its neighbors, which are modules of the same folder. Their source is sent with it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-PART_MODULE = "jrl_part_"  # and its place: the name of a part's module
-NEIGHBOR = "__jrl_neighbor__"  # an attribute of a neighbor's module: the Neighbor that it was run from
+PART_MODULE = "jrl_part_"  # followed by its index: the name of a part's module
+NEIGHBOR = "__jrl_neighbor__"  # attribute of a neighbor's module: the Neighbor that it was loaded from
 
 
 class Neighbor(NamedTuple):
-    """A module of a parts file's folder that the file imports, or that another neighbor does."""
+    """A module in the folder of a parts file that the file or another neighbor imports."""
 
-    name: str  # that it is imported by
+    name: str  # of the module
     filename: str
     source: str
 
@@ -32,7 +32,7 @@ class PartSource:
 
     filename: str
     source: str
-    neighbors: tuple[Neighbor, ...] = ()  # each after those that it imports
+    neighbors: tuple[Neighbor, ...] = ()  # each after the neighbors that it imports
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -43,25 +43,25 @@ class PartSource:
 
 
 def read_part(path: Path) -> PartSource:
-    """Returns a parts file with the neighbors it imports, read and not run.
+    """Returns a parts file with the neighbors that it imports, without running them.
 
-    An import inside a function counts, and a name of the standard library is never a neighbor.
+    Imports inside functions count. A name of the standard library is never a neighbor.
 
-    Raises: OSError and UnicodeDecodeError where a file cannot be read; SyntaxError naming the file; ValueError for a
-        pipe, a socket or a device, and for neighbors that import each other.
+    Raises: OSError and UnicodeDecodeError if a file cannot be read; SyntaxError naming the file; ValueError for a pipe,
+        a socket or a device, and for neighbors that import each other.
     """
-    from jrl import paths  # it reads buckets too, by HTTP and with numpy, which no process of verifiers needs
+    from jrl import paths  # imports HTTP and numpy for buckets, which verifier processes do not need
 
     neighbors: dict[str, Neighbor] = {}
 
     def add_neighbors(filename: str, source: str, importing: tuple[str, ...]) -> None:
         for name in _imported_names(ast.parse(source, filename)):
-            beside = path.parent / f"{name}.py"
+            file = path.parent / f"{name}.py"
             if name in importing:
-                raise ValueError(f"{filename} and {beside} import each other; move what both need into a third file")
-            if name in neighbors or name in sys.stdlib_module_names or not beside.is_file():
+                raise ValueError(f"{filename} and {file} import each other; move what both need into a third file")
+            if name in neighbors or name in sys.stdlib_module_names or not file.is_file():
                 continue
-            neighbor = Neighbor(name, str(beside), beside.read_text())
+            neighbor = Neighbor(name, str(file), file.read_text())
             add_neighbors(neighbor.filename, neighbor.source, (*importing, name))
             neighbors[name] = neighbor
 
@@ -72,7 +72,7 @@ def read_part(path: Path) -> PartSource:
 
 
 def _imported_names(tree: ast.Module) -> Iterator[str]:
-    """Yields the top-level names of the modules that a file imports anywhere, in their order."""
+    """Yields the top-level names of the modules that a file imports anywhere."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".")[0] for alias in node.names)
@@ -81,17 +81,17 @@ def _imported_names(tree: ast.Module) -> Iterator[str]:
 
 
 def load_module(part: PartSource, place: int) -> types.ModuleType:
-    """Returns the module that a part is. Its neighbors can be imported by then, by the part and by whatever follows.
+    """Returns the module of a part, after loading its neighbors, which then can be imported.
 
-    Raises: ValueError where a neighbor has the name of another module that is loaded; whatever the part raises while
-        it runs.
+    Raises: ValueError if a neighbor has the name of another loaded module; any exception that the part raises while it
+        runs.
     """
     _load_neighbors(part)
     return _execute(f"{PART_MODULE}{place}", part.filename, part.source)
 
 
 def _load_neighbors(part: PartSource) -> None:
-    """Runs the neighbors of a part, unless just these were the last to be run under their names."""
+    """Runs the neighbors of a part, unless exactly these are loaded already."""
     ours = [neighbor for neighbor in part.neighbors if not _is_imported(neighbor)]
     if all(getattr(sys.modules.get(n.name), NEIGHBOR, None) == n for n in ours):
         return
@@ -100,12 +100,12 @@ def _load_neighbors(part: PartSource) -> None:
 
 
 def is_of_part(module_globals: Mapping[str, Any]) -> bool:
-    """Whether these are the globals of a part's module, or of a neighbor's."""
+    """Returns whether these are the globals of a part's module, or of a neighbor's."""
     return NEIGHBOR in module_globals or module_globals.get("__name__", "").startswith(PART_MODULE)
 
 
 def _is_imported(neighbor: Neighbor) -> bool:
-    """Whether the user's own program has imported this file. Raises ValueError where the name is another module's."""
+    """Returns whether the user's program has imported this file. Raises ValueError if another module has its name."""
     module = sys.modules.get(neighbor.name)
     if module is None or hasattr(module, NEIGHBOR):
         return False
@@ -121,23 +121,23 @@ def _is_imported(neighbor: Neighbor) -> bool:
 def _execute(name: str, filename: str, source: str) -> types.ModuleType:
     """Runs `source` as the module `name`.
 
-    This is the one place in jrl that runs text as code, and the text is the user's own file: what the command line
-    named or the notebook passed, never anything a model or a data set wrote.
+    This is the only place in jrl that runs text as code. The text is the user's file, named on the command line or
+    passed by the notebook, never text from a model or a data set.
     """
     module = types.ModuleType(name)
     module.__file__ = filename
-    sys.modules[name] = module  # dataclasses look their annotations up there
+    sys.modules[name] = module  # dataclasses resolve their annotations there
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
-    exec(compile(source, filename, "exec", dont_inherit=True), module.__dict__)  # nor this file's __future__
+    exec(compile(source, filename, "exec", dont_inherit=True), module.__dict__)  # without this file's __future__ flags
     return module
 
 
 def load_part(part: PartSource, place: int) -> Mapping[str, Any]:
-    """Returns the VERIFIERS dict that a part defines; {} where it defines none.
+    """Returns the VERIFIERS dict that a part defines; {} if it defines none.
 
     Raises:
         ValueError: the part's VERIFIERS is not a dict.
-        Whatever the part raises while it runs.
+        Any exception that the part raises while it runs.
     """
     verifiers = vars(load_module(part, place)).get("VERIFIERS", {})
     if not isinstance(verifiers, Mapping):

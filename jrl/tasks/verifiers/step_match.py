@@ -1,6 +1,6 @@
-"""StepMatch: every line of a completion is compared with the same line of a worked solution, and rewarded by itself.
+"""StepMatch: every line of a completion is compared with the same line of a worked solution and rewarded separately.
 
-It stands in for learned rewards of segments: factuality of each, and completeness of all.
+It stands in for learned segment rewards: factuality of each segment, and completeness of the answer.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from jrl.tasks.verdict import Status, Verdict
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepMatch:
-    """Lines that are not blank are segments; the k-th one is right where it is the k-th step of the example (R16)."""
+    """Non-blank lines are segments; the k-th one is right if it equals the k-th step of the example (R16)."""
 
     weight: float = 1.0  # of this verifier in the reward
     steps: str = "steps"  # the entry of Example.info with the texts of the steps
     factuality: float = 0.3  # reward of a right segment, and minus that of a wrong one, on the token that ends it
-    completeness: float = 0.3  # reward of the row, times the share of the steps that are there and right
+    completeness: float = 0.3  # reward of the row, times the share of the steps that are right
 
 
 def score(config: StepMatch, completion: str, example: Example) -> Verdict:
-    """Returns CORRECT where all steps are there and right, else WRONG, with the reward of the row and those of the
-    segments; UNPARSABLE without a segment.
+    """Returns CORRECT if the segments are exactly the steps, else WRONG, with the reward of the row and those of the
+    segments; UNPARSABLE without segments.
 
     Raises:
         ValueError: the example has no such steps.

@@ -1,6 +1,6 @@
-"""The filter on system calls that a worker puts on itself (seccomp), as a table of what is denied and why.
+"""The system call filter (seccomp) that a worker installs for itself, as a table of denied calls by reason.
 
-A denied call fails with EPERM. The numbers of aarch64 are from the kernel's generic table and have not run there.
+A denied call fails with EPERM. The numbers for aarch64 are from the kernel's generic table and are untested there.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ PR_SET_NO_NEW_PRIVS = 38
 PR_SET_SECCOMP = 22
 SECCOMP_MODE_FILTER = 2
 
-MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # audit architectures; the columns below
-# name, number on x86_64 and on aarch64 (None: there is no such call)
+MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # audit architectures, in the order of the columns below
+# name, number on x86_64 and on aarch64 (None: no such call)
 Call = tuple[str, int | None, int | None]
 DENIED: dict[str, tuple[Call, ...]] = {
     "processes, threads and programs": (
@@ -67,9 +67,9 @@ DENIED: dict[str, tuple[Call, ...]] = {
     ),
 }  # fmt: skip
 
-# Calls that are allowed where an argument has one of these values. "own" is the worker's pid.
-# fcntl: DUPFD, GETFD, SETFD, GETFL, SETFL, DUPFD_CLOEXEC, GETPIPE_SZ. Others lock, or set an owner, who gets signals.
-# ioctl: TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX. Among the others are an owner of a socket's signals.
+# Calls that are allowed if an argument has one of these values. "own" is the worker's pid.
+# fcntl: DUPFD, GETFD, SETFD, GETFL, SETFL, DUPFD_CLOEXEC, GETPIPE_SZ. Others lock, or set an owner that gets signals.
+# ioctl: TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX. Others can set the owner of a socket's signals.
 ALLOWED_WITH: tuple[tuple[Call, int, tuple[int | str, ...]], ...] = (
     (("kill", 62, 129), 0, ("own",)),
     (("tkill", 200, 130), 0, ("own",)),
@@ -78,11 +78,14 @@ ALLOWED_WITH: tuple[tuple[Call, int, tuple[int | str, ...]], ...] = (
     (("fcntl", 72, 25), 1, (0, 1, 2, 3, 4, 1030, 1032)),
     (("ioctl", 16, 29), 1, (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)),
 )
-OPENS: tuple[tuple[Call, int], ...] = ((("openat", 257, 56), 2), (("open", 2, None), 1))  # and where their flags are
+OPENS: tuple[tuple[Call, int], ...] = (
+    (("openat", 257, 56), 2),
+    (("open", 2, None), 1),
+)  # and the index of the flags
 
 
 def filter_calls() -> bool:
-    """Installs the filter for the rest of this process; False where the platform has none."""
+    """Installs the filter for the rest of this process. Returns False if the platform does not support it."""
     if sys.platform != "linux" or platform.machine() not in MACHINES or struct.calcsize("P") != 8:
         return False
     program = program_of(platform.machine(), os.getpid())
@@ -107,10 +110,10 @@ def program_of(machine: str, pid: int) -> bytes:
         return call[1 + list(MACHINES).index(machine)]
 
     def argument(place: int) -> int:
-        """Returns the offset of an argument's lower half: these are all of 32 bits to the kernel."""
+        """Returns the offset of an argument's lower half: the kernel uses only 32 bits of these arguments."""
         return 16 + 8 * place
 
-    # Each block falls through to the next when its number does not match; jumps count instructions to skip.
+    # Each block falls through to the next if its number does not match; jumps count the instructions to skip.
     steps = [step(load, 4), step(equal, MACHINES[machine], 1, 0), step(give, deny), step(load, 0)]
     steps += [step(at_least, 0x40000000, 0, 1), step(give, deny)]  # the x32 calls of x86_64
     for calls in DENIED.values():

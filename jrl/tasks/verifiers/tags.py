@@ -11,7 +11,7 @@ from jrl.tasks.verdict import Status, Verdict
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FormatTags:
-    """`tags` in order; ("think", "answer") wants <think>...</think><answer>...</answer> and only blanks around."""
+    """`tags` in order: ("think", "answer") requires <think>...</think><answer>...</answer>, and only blanks around."""
 
     weight: float = 1.0  # of this verifier in the reward
     tags: tuple[str, ...] = ("think", "answer")  # their names, in order

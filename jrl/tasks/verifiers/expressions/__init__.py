@@ -1,1 +1,1 @@
-"""Mathematical expressions from untrusted text: tokens, forms, parser, terms, intervals, equality. Runs none of it."""
+"""Mathematical expressions from untrusted text: tokens, forms, parser, terms, intervals, equality. Runs no code."""

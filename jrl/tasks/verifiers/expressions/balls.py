@@ -1,7 +1,7 @@
-"""Complex numbers with an error bound: interval evaluation of terms with mpmath's functions at any precision.
+"""Ball arithmetic: interval evaluation of terms over the complex numbers with mpmath's functions at any precision.
 
-A real is a Ball: the value differs from `middle` by at most `radius`. Each operation adds what it rounds off. mpmath's
-elementary functions are good to an ulp at the precision asked for; GUARD bits more are asked for.
+A real is a Ball: the value differs from `middle` by at most `radius`. Each operation adds its rounding error. mpmath's
+elementary functions are accurate to an ulp at the requested precision; GUARD extra bits are requested.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from mpmath import libmp as mp
 from jrl.tasks.verifiers.expressions.terms import NoAnswer, Terms
 
 GUARD = 8
-MAX_MAGNITUDE = 2**22  # of log2 of a value
+MAX_MAGNITUDE = 2**22  # of |log2| of a value
 MAX_ANGLE_BITS = 1_024  # of the integer part of a sine's argument
-WORK = 30_000  # of a comparison, about a microsecond each
+WORK = 30_000  # budget of a comparison, in units of about a microsecond
 
 
 class Undecided(ArithmeticError):
-    """At this precision a divisor may be 0, or a branch or a floor cannot be told."""
+    """At this precision a divisor may be 0, or a branch or a floor cannot be determined."""
 
 
 class WorkBudget:
-    """Counts what a comparison costs, in operations and precision and not in time, so that a verdict is the same on a
+    """Counts the cost of a comparison by operations and precision instead of time, so that a verdict is the same on a
     busy machine."""
 
     def __init__(self, budget: float = WORK):
@@ -52,11 +52,11 @@ ONE = Ball(mp.fone, mp.fzero)
 
 
 def evaluate(terms: Terms, place: int, precision: int, work: WorkBudget) -> tuple[Complex, int]:
-    """Returns the value of a term without symbols, and the largest |log2| of the values that it is made of.
+    """Returns the value of a term without symbols, and the largest |log2| of the values of its subterms.
 
     Raises:
-        Undecided: at this precision.
-        NoAnswer: it has no value, or is beyond the caps.
+        Undecided: the precision is too low.
+        NoAnswer: the term has no value, or is beyond the caps.
     """
     values: dict[int, Complex] = {}
     largest = 0
@@ -103,12 +103,12 @@ def real(x: Ball) -> Complex:
 
 
 def is_nonzero(z: Complex) -> bool:
-    """Whether it cannot be 0."""
+    """Returns whether the value is certainly not 0."""
     return any(mp.mpf_gt(mp.mpf_abs(x.middle), x.radius) for x in z)
 
 
 def is_below(z: Complex, bits: float) -> bool:
-    """Whether its real and imaginary parts are surely below 2^-bits."""
+    """Returns whether the absolute values of the real and imaginary parts are certainly below 2^-bits."""
     limit = mp.mpf_shift(mp.fone, -math.ceil(bits))
     return all(mp.mpf_lt(_up(mp.mpf_abs(x.middle), x.radius), limit) for x in z)
 
@@ -117,7 +117,7 @@ def sign(x: Ball) -> int:
     """Returns 1 or -1; 0 for an exact 0.
 
     Raises:
-        Undecided: it may be either.
+        Undecided: the sign cannot be determined.
     """
     if x == ZERO:
         return 0
@@ -127,7 +127,7 @@ def sign(x: Ball) -> int:
 
 
 def magnitude(z: Complex) -> int:
-    """Returns |log2| of the larger part, or 0 where the value may be 0."""
+    """Returns |log2| of the larger part, or 0 if the value may be 0."""
     if not is_nonzero(z):
         return 0
     return abs(max(x.middle[2] + x.middle[3] for x in z if x.middle != mp.fzero))
@@ -145,7 +145,7 @@ def _times_up(a: tuple, b: tuple) -> tuple:
 
 
 def _rounded(middle: tuple, radius: tuple, precision: int) -> Ball:
-    """A result whose last bit may be wrong."""
+    """Returns a Ball for a result with an error of one unit in the last bit in addition to `radius`."""
     return Ball(middle, _up(radius, mp.mpf_shift(mp.mpf_abs(middle), -precision)))
 
 
@@ -182,7 +182,7 @@ def _product(a: Ball, b: Ball, precision: int) -> Ball:
 
 
 def _quotient(a: Ball, b: Ball, precision: int) -> Ball:
-    """|a/b - a'/b'| <= (|a| rb + |b| ra) / (|b| (|b| - rb))."""
+    """Returns a / b. Bound: |a/b - a'/b'| <= (|a| rb + |b| ra) / (|b| (|b| - rb))."""
     x, y = mp.mpf_abs(a.middle), mp.mpf_abs(b.middle)
     least = mp.mpf_sub(y, b.radius, 32, "d")
     if not mp.mpf_gt(least, mp.fzero):
@@ -193,7 +193,7 @@ def _quotient(a: Ball, b: Ball, precision: int) -> Ball:
 
 
 def _square_root(x: Ball, precision: int) -> Ball:
-    """Of a Ball that is surely positive: |sqrt(x) - sqrt(x')| <= r / sqrt(x - r)."""
+    """Returns the square root of a Ball that is certainly positive. Bound: |sqrt(x) - sqrt(x')| <= r / sqrt(x - r)."""
     least = mp.mpf_sqrt(mp.mpf_sub(x.middle, x.radius, 32, "d"), 32, "d")
     radius = mp.mpf_div(x.radius, least, 32, "u")
     return _rounded(mp.mpf_sqrt(x.middle, precision, "n"), radius, precision)
@@ -208,7 +208,7 @@ def _cos_sin(x: Ball, precision: int) -> tuple[Ball, Ball]:
 
 
 def _exp_real(x: Ball, precision: int) -> Ball:
-    """|e^x - e^x'| <= 2 r e^x for r <= 1."""
+    """Returns e^x. Bound: |e^x - e^x'| <= 2 r e^x for r <= 1."""
     if x == ZERO:
         return ONE
     if x.middle[2] + x.middle[3] > 21:
@@ -220,7 +220,7 @@ def _exp_real(x: Ball, precision: int) -> Ball:
 
 
 def _log_real(x: Ball, precision: int) -> Ball:
-    """Of a positive Ball: |ln x - ln x'| <= r / (x - r)."""
+    """Returns ln x of a positive Ball. Bound: |ln x - ln x'| <= r / (x - r)."""
     if x == ONE:
         return ZERO
     if not mp.mpf_gt(x.middle, x.radius):
@@ -273,21 +273,21 @@ def _power(z: Complex, exponent: int, precision: int, work: WorkBudget) -> Compl
 def _absolute(z: Complex, precision: int) -> Complex:
     if z.imag == ZERO or z.real == ZERO:
         x = z.real if z.imag == ZERO else z.imag
-        # Where the sign is not known the middle's absolute value is as near as the middle was.
+        # If the sign is unknown, the middle's absolute value is as close as the middle.
         return real(Ball(mp.mpf_abs(x.middle), x.radius))
     squares = _sum(_product(z.real, z.real, precision), _product(z.imag, z.imag, precision), precision)
     return _root(real(squares), 2, precision)
 
 
 def _root(z: Complex, index: int, precision: int) -> Complex:
-    """Real for a real that is not negative or where the index is odd, else the principal root."""
+    """Returns the real root if the value is nonnegative, or real with an odd index; else the principal root."""
     if z.imag == ZERO:
         if z.real == ZERO:
             return z
         try:
             direction = sign(z.real)
         except Undecided:
-            # It is 0 or near it: so is each part of the root.
+            # The value is 0 or near 0, and so is each part of the root.
             size = mp.mpf_nthroot(_up(mp.mpf_abs(z.real.middle), z.real.radius), index, 32, "u")
             ball = Ball(mp.fzero, mp.mpf_shift(size, 1))
             return Complex(ball, ZERO if index % 2 else ball)
@@ -313,7 +313,7 @@ def _exp(z: Complex, precision: int) -> Complex:
 
 
 def _log(z: Complex, precision: int) -> Complex:
-    """The principal branch: the imaginary part is above -pi and at most pi."""
+    """Returns the principal branch: the imaginary part is above -pi and at most pi."""
     x, y = z
     if y == ZERO:
         direction = sign(x)

@@ -1,17 +1,17 @@
-"""Whether two terms are equal: exactly where a theorem decides, else by intervals at a precision that rises.
+"""Equality of two terms: exact where a theorem decides, else by intervals at increasing precision.
 
 | terms | decided by |
 | --- | --- |
-| rational constants | folded, then compared; where too large to fold, modulo PRIMES random primes of 61 bits |
+| rational constants | folded, then compared; if too large to fold, modulo PRIMES random primes of 61 bits |
 | rational functions | values at random points modulo those primes (Schwartz, Zippel) |
 | algebraic constants | intervals, down to the separation bound of Burnikel et al. 2001 |
 | other constants | intervals, down to 2^-(128 + M (4 + F)), see below |
 | other expressions | as constants, at random rational points of both signs where the first one is real |
 
-M is the largest |log2| of the values that the constants are made of, F the number of their functions and roots.
-Unequal is always proved, or the answer has no value where the gold one has. Equal is proved for folded constants and
-in the third row; modulo primes it is true but for a chance below 2^-40. No bound is known for the fourth row: what
-agrees to so many bits is equal.
+M is the largest |log2| of the values of the constants' subterms, F the number of their functions and roots. "Unequal"
+is always proved, or the answer has no value where the gold answer has one. "Equal" is proved for folded constants and
+in the third row; modulo primes it is wrong with a probability below 2^-40. No bound is known for the fourth row: values
+that agree to so many bits count as equal.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ PRIMES = 3
 FIRST_PRECISION = 96
 MAX_PRECISION = 8_192  # with functions
 MAX_ALGEBRAIC_PRECISION = 32_768
-POINTS = 8  # at which two expressions must agree
-FEWEST_POINTS = 4
-TRIES = 40  # to find them
+POINTS = 8  # number of points at which two expressions must agree
+FEWEST_POINTS = 4  # enough if TRIES give no more
+TRIES = 40  # random points to try
 LARGEST_INTEGER = 24  # of a symbol in a factorial
 
 
 def equal(terms: Terms, gold: int, answer: int, seed: int, work: WorkBudget) -> bool:
-    """Whether two terms have the same value, or are the same function on the reals.
+    """Returns whether two terms have the same value, or are the same function on the reals.
 
     Args:
-        seed: of the primes and points; from the two texts, so that nobody chooses an answer for them.
+        seed: of the primes and points. It is derived from the two texts, so that no answer can be tuned to them.
 
     Raises:
-        NoAnswer: it cannot be told within the caps, or one of them has no value.
+        NoAnswer: it cannot be decided within the caps, or one of them has no value.
     """
     if gold == answer:
         return True
@@ -73,8 +73,8 @@ def equal(terms: Terms, gold: int, answer: int, seed: int, work: WorkBudget) -> 
 
 
 def proportional(terms: Terms, gold: int, answer: int, seed: int, work: WorkBudget, *, positive: bool) -> bool:
-    """Whether answer = c * gold for a constant c that is not 0 (with `positive`: above 0), both rational functions and
-    neither 0 everywhere."""
+    """Returns whether answer = c * gold for a constant c that is not 0 (with `positive`: above 0). False unless both
+    are rational functions and not identically 0."""
     if max(terms.bounds[place].kind for place in (gold, answer)) != RATIONAL:
         return False
     draw = random.Random(seed)
@@ -100,7 +100,7 @@ def proportional(terms: Terms, gold: int, answer: int, seed: int, work: WorkBudg
 
 
 def within(terms: Terms, gold: Fraction, answer: int, tolerance: Fraction, work: WorkBudget) -> bool:
-    """Whether |answer - gold| <= tolerance for a real constant `answer`; False where it is not one."""
+    """Returns whether |answer - gold| <= tolerance for a real constant `answer`; False if it is not one."""
     if terms.bounds[answer].symbols:
         return False
     margin = terms.subtract(terms.number(tolerance), terms.call("abs", terms.subtract(answer, terms.number(gold))))
@@ -140,7 +140,7 @@ def _equal_modulo_primes(terms: Terms, gold: int, answer: int, draw: random.Rand
 def _modulo(
     terms: Terms, places: tuple[int, ...], values: dict[str, int], prime: int, unit: int, work: WorkBudget
 ) -> list[int]:
-    """Returns rational terms modulo a prime, `unit` being a square root of -1. Raises ZeroDivisionError."""
+    """Returns the values of rational terms modulo a prime; `unit` is a square root of -1. Raises ZeroDivisionError."""
     here: dict[int, int] = {}
     for place in terms.reachable(*places):
         op, args, value = terms.terms[place]
@@ -199,7 +199,7 @@ def _prime(draw: random.Random) -> tuple[int, int]:
 
 
 def _is_prime(n: int) -> bool:
-    """Miller and Rabin, with bases that are enough below 2^64."""
+    """Returns whether n is prime, by Miller-Rabin with bases that suffice below 2^64."""
     odd = n - 1
     twos = (odd & -odd).bit_length() - 1
     odd >>= twos
@@ -217,8 +217,9 @@ def _is_prime(n: int) -> bool:
 
 
 def _constants_equal(terms: Terms, gold: int, answer: int, work: WorkBudget, *, is_first: bool = True) -> bool:
-    """At the first point, or of constants, down to the module's bits; at further points to 2^-(128 + 2 M) is enough:
-    there another branch may differ, which shows."""
+    """Returns whether two constants are equal. For constants and at the first point of expressions (`is_first`), they
+    must agree to the bits in the module docstring; at further points 2^-(128 + 2 M) suffices, to detect another branch.
+    """
     difference = terms.subtract(gold, answer)
     if terms.constant(difference) is not None:
         return terms.constant(difference) == 0
@@ -262,7 +263,7 @@ def _equal_at_points(terms: Terms, gold: int, answer: int, draw: random.Random, 
         except (NoAnswer, Undecided):
             if work.left < 0:
                 raise
-            continue  # the first one has no value here
+            continue  # the gold answer has no value here
 
         def agree(is_first: bool, here: Terms = here, g: int = g, values: dict[str, Fraction] = values) -> bool:
             try:
@@ -271,7 +272,7 @@ def _equal_at_points(terms: Terms, gold: int, answer: int, draw: random.Random, 
             except NoAnswer:
                 if work.left < 0:
                     raise
-                return False  # the second one has none where the first one has
+                return False  # the answer has no value where the gold answer has one
 
         if not is_real:
             complex_points.append(agree)
@@ -296,7 +297,8 @@ def _evaluated(terms: Terms, place: int, work: WorkBudget) -> Complex:
 
 
 def _value(draw: random.Random, sign_bit: int, is_integer: bool) -> Fraction:
-    """Returns a value for a symbol: of either sign in turn, of several sizes; natural where it must be an integer."""
+    """Returns a random value for a symbol, with the sign given by the low bit of `sign_bit`, of several sizes; a
+    natural number if it must be an integer."""
     if is_integer:
         return Fraction(draw.randrange(0, LARGEST_INTEGER))
     size = draw.choice((1, 8, 100))
@@ -305,7 +307,7 @@ def _value(draw: random.Random, sign_bit: int, is_integer: bool) -> Fraction:
 
 
 def _integer_symbols(terms: Terms, place: int) -> set[str]:
-    """Returns the symbols that stand in factorials, binomials, or exponents of negative numbers."""
+    """Returns the symbols in factorials, binomials, or exponents of negative numbers."""
     symbols: set[str] = set()
     for part in terms.reachable(place):
         op, args, _ = terms.terms[part]

@@ -1,6 +1,7 @@
-r"""Forms: what an answer consists of (scalar, tuple, list, set, relation, matrix, ...) before any value is compared.
+r"""Forms: the structure of an answer (scalar, tuple, list, set, relation, matrix, ...), before values are compared.
 
-A form is read from tokens, outermost first; its scalars become terms. docs/math-answers.md has the policy, row by row.
+A form is parsed from tokens, outermost first; its scalars become terms. docs/math-answers.md has the policy, row by
+row.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from jrl.tasks.verifiers.expressions.terms import NAMES, NoAnswer, Terms
 from jrl.tasks.verifiers.expressions.tokens import CLOSING, OPENING, PLAIN_NAMES, Token, tokenize
 
 MAX_ELEMENTS = 256  # of lists, sets and matrices
-MAX_LABELS = 2  # of a quantity: dollars and millions
+MAX_LABELS = 2  # of a quantity, such as dollars and millions
 RELATIONS = ("=", "<", ">", r"\le", r"\ge", r"\ne", r"\in")
 _DOWNWARD = {">": "<", r"\ge": r"\le"}
-# Letters that are written together for a product; other words of a gold answer are words.
+# Runs of letters that mean a product. Other runs of letters in a gold answer are words.
 _PRODUCTS = re.compile("[abc]{2,3}|[xyz]{2,3}|[mn]{2}|[kn]{2}|[pqr]{2,3}|[rst]{2,3}|[uvw]{2,3}")
 _ATOM = r"(?:[A-Za-z]|\\[A-Za-z]+)(?:_(?:\{[^{}]*\}|[A-Za-z0-9]))?'*"
 _NAME = re.compile(rf"{_ATOM}(?:\({_ATOM}(?:,{_ATOM})*\))?|\({_ATOM}(?:,{_ATOM})+\)|[A-Z]{{2,4}}")
@@ -31,19 +32,19 @@ class Form(NamedTuple):
     (`x = 5`), member (`x \\in S`), relation or chain (a < x < b)."""
 
     kind: str
-    label: str = ""  # what is compared as text: brackets, unit, relation, base, shape
+    label: str = ""  # compared as text: brackets, unit, relation, base, shape
     parts: tuple[Form, ...] = ()
-    term: int = -1  # of a scalar; of an equation left - right, where both are scalars
-    is_decimal: bool = False  # a number that is written with a decimal point
+    term: int = -1  # of a scalar; for an equation left - right, if both are scalars
+    is_decimal: bool = False  # a number with a decimal point
 
 
 @dataclasses.dataclass
 class Reader:
-    """What forms are read with."""
+    """The context for parsing forms."""
 
     terms: Terms
     letters: frozenset[str]  # of the gold answer
-    unit: str | None = None  # of the gold answer; None: the gold answer itself is read
+    unit: str | None = None  # of the gold answer; None: the gold answer itself is being parsed
     commas_separate: bool = False  # `100,200` is two numbers
 
 
@@ -52,9 +53,9 @@ def letters_of(tokens: Sequence[Token]) -> frozenset[str]:
 
 
 def word(text: str) -> str | None:
-    r"""Returns a word without case, or a choice (a capital letter, with or without brackets); None for what is neither.
+    r"""Returns a case-folded word, or a choice (a capital letter, with or without parentheses); None if it is neither.
 
-    `xy`, `abc` and the like are products, names of functions are none.
+    `xy`, `abc` and the like are products, so neither they nor function names are words.
     """
     text = re.sub(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox) ?\{([^{}]*)\}", r"\1", text.strip().strip("$"))
     text = " ".join(re.sub(r"\\[,;:! ]|~|\\(?:left|right)(?![A-Za-z])", " ", text).split()).removesuffix(".")
@@ -69,19 +70,19 @@ def word(text: str) -> str | None:
 
 
 def phrase(text: str) -> str:
-    """Returns text without case, commands of text and double blanks: what a gold answer that is no mathematics is
-    compared as."""
+    """Returns the case-folded text without text commands and repeated spaces, to compare gold answers that are not
+    mathematics."""
     text = re.sub(r"\\(?:text|textbf|textit|textrm|mathrm|mbox) ?\{([^{}]*)\}", r"\1", text)
     return " ".join(re.sub(r"\\[,;:! ]|~|\$", " ", text).split()).casefold().removesuffix(".")
 
 
 def read_answer(text: str, reader: Reader) -> Form:
-    """Returns the form of a text. Raises NoAnswer where there is no single reading."""
+    """Returns the form of a text. Raises NoAnswer if it cannot be parsed as one answer."""
     return _list(_unwrapped(tokenize(text)), reader)
 
 
 def _unwrapped(tokens: list[Token]) -> list[Token]:
-    r"""Takes off what stands around all of an answer: braces, \boxed{} and \text{}."""
+    r"""Removes what surrounds the whole answer: braces, \boxed{} and \text{}."""
     for _ in range(4):
         if len(tokens) > 1 and tokens[0].text in (r"\boxed", r"\fbox") and tokens[1].text == "{":
             tokens = tokens[1:]
@@ -97,12 +98,12 @@ def _unwrapped(tokens: list[Token]) -> list[Token]:
 
 
 def _closing(tokens: Sequence[Token], start: int) -> int:
-    """Returns the place of the bracket that closes the one at `start`; tokenize() has checked that there is one."""
+    """Returns the index of the bracket that closes the one at `start`; tokenize() has checked that there is one."""
     depth = 0
-    for place in range(start, len(tokens)):
-        depth += _depth(tokens[place])
+    for index in range(start, len(tokens)):
+        depth += _depth(tokens[index])
         if depth == 0:
-            return place
+            return index
     raise NoAnswer("brackets that do not match")
 
 
@@ -115,21 +116,21 @@ def _depth(token: Token) -> int:
 
 
 def _outside(tokens: Sequence[Token]) -> list[int]:
-    """Returns the places outside all brackets."""
-    depth, places = 0, []
-    for place, token in enumerate(tokens):
+    """Returns the indices of the tokens outside all brackets."""
+    depth, indices = 0, []
+    for index, token in enumerate(tokens):
         change = _depth(token)
         depth += min(change, 0)
         if depth == 0 and change == 0:
-            places.append(place)
+            indices.append(index)
         depth += max(change, 0)
         if depth < 0:
             raise NoAnswer("brackets that do not match")
-    return places
+    return indices
 
 
 def _split(tokens: Sequence[Token], places: Sequence[int]) -> list[list[Token]]:
-    """Splits at single tokens."""
+    """Returns the tokens split at the tokens with the indices `places`. Raises NoAnswer for an empty element."""
     ends = [*places, len(tokens)]
     starts = [0, *(place + 1 for place in places)]
     if len(ends) > MAX_ELEMENTS:
@@ -141,7 +142,8 @@ def _split(tokens: Sequence[Token], places: Sequence[int]) -> list[list[Token]]:
 
 
 def _with_commas(tokens: list[Token], separate: bool) -> list[Token]:
-    """Numbers in thousands outside brackets as one token without commas, or as several with commas between them."""
+    """Returns the tokens with commas in numbers outside brackets resolved: removed, or with `separate` as separators
+    between numbers."""
     result: list[Token] = []
     outside = set(_outside(tokens))
     for place, token in enumerate(tokens):
@@ -158,8 +160,8 @@ def _with_commas(tokens: list[Token], separate: bool) -> list[Token]:
 
 
 def _elements(tokens: list[Token], *, in_brackets: bool, reader: Reader) -> list[list[Token]]:
-    """Splits at commas, semicolons, "and" and "or" outside brackets. In brackets thousands are joined only where other
-    commas separate."""
+    """Returns the tokens split at commas, semicolons, "and" and "or" outside brackets. In brackets, a comma in a number
+    is a thousands separator only if there are other separators."""
     tokens = _with_words(tokens)
     places = [place for place in _outside(tokens) if _is_separator(tokens[place])]
     tokens = _with_commas(tokens, reader.commas_separate or (in_brackets and not places))
@@ -176,7 +178,7 @@ def _is_separator(token: Token) -> bool:
 
 
 def _with_words(tokens: list[Token]) -> list[Token]:
-    """Reads "and" and "or", in \\text or plain, as separators."""
+    """Returns the tokens with "and" and "or", in \\text or plain, as separators."""
     result: list[Token] = []
     place = 0
     while place < len(tokens):
@@ -201,7 +203,7 @@ def _with_words(tokens: list[Token]) -> list[Token]:
 
 
 def _list(tokens: list[Token], reader: Reader) -> Form:
-    """An unordered list of answers, or one answer."""
+    """Returns the form of an unordered list of answers, or of one answer."""
     pieces = _elements(tokens, in_brackets=False, reader=reader)
     if len(pieces) > 1 and _relations(pieces[0]) and not any(_relations(piece) for piece in pieces[1:]):
         # `x = 1, 2` is x = (1, 2)
@@ -218,7 +220,7 @@ def _list(tokens: list[Token], reader: Reader) -> Form:
 
 
 def _piece(tokens: list[Token], reader: Reader) -> list[Form]:
-    r"""One element of a list; two where it has a \pm."""
+    r"""Returns the form of one element of a list; two forms if it has a \pm."""
     if _relations(tokens):
         return [_relation(tokens, reader)]
     signs = [token.text for token in tokens if token.text in (r"\pm", r"\mp")]
@@ -274,7 +276,7 @@ def _relation(tokens: list[Token], reader: Reader) -> Form:
 
 
 def _name(tokens: list[Token]) -> str | None:
-    """Returns the name that is given a value: x, x_1, f(x), (x, y), AB; None for another expression."""
+    """Returns a name that can be assigned a value: x, x_1, f(x), (x, y), AB; None for another expression."""
     text = "".join(token.text for token in tokens)
     if len(tokens) > 16 or not _NAME.fullmatch(text) or text in ("e", "i"):
         return None
@@ -289,7 +291,7 @@ def _symbols(form: Form, terms: Terms) -> frozenset[str]:
 
 
 def _one(tokens: list[Token], reader: Reader, labels: int = 0) -> Form:
-    """One answer that is neither a list nor a relation; `labels` are read already."""
+    """Returns the form of one answer that is neither a list nor a relation. labels: number of units parsed before."""
     tokens = _unwrapped(tokens)
     labelled = _label(tokens, reader)
     if labelled is not None:
@@ -330,14 +332,14 @@ def _one(tokens: list[Token], reader: Reader, labels: int = 0) -> Form:
 
 
 def _element(tokens: list[Token], reader: Reader) -> list[Form]:
-    """An element of a set is no relation."""
+    """Returns the forms of an element of a set, which cannot be a relation."""
     if _relations(tokens):
         raise NoAnswer("a relation in a set")
     return _piece(tokens, reader)
 
 
 def _label(tokens: list[Token], reader: Reader) -> tuple[str, list[Token]] | None:
-    """Returns the unit, percent sign, degree sign or currency of a quantity and what is left of it."""
+    """Returns the unit, percent sign, degree sign or currency of a quantity and the other tokens; None without one."""
     if tokens[0].text == r"\$" and len(tokens) > 1:
         return "$", tokens[1:]
     if len(tokens) > 2 and tokens[0].text == "-" and tokens[1].text == r"\$":
@@ -365,7 +367,7 @@ def _label(tokens: list[Token], reader: Reader) -> tuple[str, list[Token]] | Non
 
 
 def _unit(tokens: list[Token]) -> str:
-    """Returns the text of a unit, without braces, blanks at its ends and the s of a plural."""
+    """Returns the text of a unit, without braces, surrounding spaces and a plural s."""
     text = ""
     for token in tokens:
         if token.kind not in ("text", "number") and token.text not in ("^", "{", "}", "/", r"\cdot", "-"):
@@ -393,7 +395,7 @@ def _matrix(tokens: list[Token], reader: Reader) -> Form:
 
 
 def _numeral(text: str) -> Form | None:
-    """A numeral with its base as a subscript."""
+    """Returns the form of a numeral with its base as a subscript; None if it is not one."""
     match = re.fullmatch(r"\(?([0-9A-Z]{1,1000})\)?_(?:\{([0-9]{1,2})\}|([0-9]))", text)
     if match is None or (match[1].isalpha() and len(match[1]) == 1):
         return None

@@ -1,11 +1,11 @@
-r"""Parses the tokens of one expression into terms: a closed grammar, read from left to right without backtracking.
+r"""Parses the tokens of one expression into terms: a closed grammar, parsed from left to right without backtracking.
 
     sum      = [sign] product {(+ | -) product}
     product  = factor {[\cdot | \times | * | / | \div] factor}     (a factor may follow another directly: 2x, xy)
     factor   = atom {^ exponent | ! | degree}
     atom     = number | letter [_ subscript] | constant | ( sum ) | | sum | | \frac | \sqrt | \binom | function argument
 
-A number cannot follow a number or a symbol directly (`2 3` and `x2` are refused), two signs cannot follow each other,
+A number cannot directly follow a number or a symbol (`2 3` and `x2` are rejected), two signs cannot follow each other,
 and `1/2x` is (1/2)x. `x^10` is x^{10}, `\frac12` is one half.
 """
 
@@ -26,19 +26,19 @@ GREEK = frozenset(
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi psi omega "
     "Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell".split()
 )
-LOG_BASE = r"\log"  # the base of a logarithm without one: an unknown, so that only what holds for every base is equal
+LOG_BASE = r"\log"  # the symbol for an unspecified base: expressions are equal only if they are for every base
 _PRODUCT_SIGNS = {r"\cdot": "*", r"\times": "*", "*": "*", "/": "/", r"\div": "/"}
 _CLOSERS = {"(": ")", "[": "]", "{": "}"}
 
 
 def parse(tokens: Sequence[Token], terms: Terms, letters: frozenset[str]) -> int:
-    """Returns the term that all of `tokens` spell.
+    """Returns the term of the whole of `tokens`.
 
     Args:
-        letters: those of the gold answer; a run of several letters is a product only where it is made of them.
+        letters: those of the gold answer; a run of several letters is a product only if it consists of them.
 
     Raises:
-        NoAnswer: they spell none.
+        NoAnswer: the tokens are not an expression.
     """
     parser = _Parser(_with_names(tokens, letters), terms)
     term = parser.sum()
@@ -57,7 +57,8 @@ def read_decimal(text: str) -> Fraction:
 
 
 def _with_names(tokens: Sequence[Token], letters: frozenset[str]) -> list[Token]:
-    """Reads runs of letters: names of functions, else products of letters that the gold answer has."""
+    """Returns the tokens with function names as commands. Raises NoAnswer for another run of letters that are not all
+    in the gold answer."""
     result: list[Token] = []
     place = 0
     while place < len(tokens):
@@ -77,18 +78,18 @@ def _with_names(tokens: Sequence[Token], letters: frozenset[str]) -> list[Token]
 
 
 class _Parser:
-    """The place in the tokens, and how deep it is in them."""
+    """A recursive descent parser: the position in the tokens, and the nesting depth."""
 
     def __init__(self, tokens: list[Token], terms: Terms):
         self.tokens, self.terms = tokens, terms
         self.place = self.depth = self.bars = self.all_bars = 0
 
     def next(self) -> str | None:
-        """Returns the text of the next token, None at the end."""
+        """Returns the text of the next token; None at the end."""
         return self.tokens[self.place].text if self.place < len(self.tokens) else None
 
     def following(self, count: int) -> str:
-        """Returns the texts of the next tokens, each with a blank after it."""
+        """Returns the texts of the next `count` tokens, each followed by a space."""
         return "".join(token.text + " " for token in self.tokens[self.place : self.place + count])
 
     def take(self) -> Token:
@@ -116,7 +117,7 @@ class _Parser:
         return total
 
     def signed(self, read) -> int:
-        """Returns what `read` reads after at most one sign."""
+        """Returns the result of `read` after an optional sign."""
         if self.next() in ("+", "-"):
             sign = self.take().text
             if self.next() in ("+", "-"):
@@ -138,7 +139,7 @@ class _Parser:
                 return value
 
     def starts_factor(self) -> bool:
-        """Whether what follows is a factor that its product has without a sign."""
+        """Returns whether the next token starts a factor of an implicit product."""
         if self.place >= len(self.tokens):
             return False
         token = self.tokens[self.place]
@@ -187,7 +188,7 @@ class _Parser:
         return self.argument(digits=False)
 
     def argument(self, *, digits: bool = True) -> int:
-        r"""Returns what a command takes: a group in braces, or one token (with `digits` one digit of a number)."""
+        r"""Returns the argument of a command: a group in braces, or one token (with `digits` one digit of a number)."""
         token = self.take()
         if token.text in _CLOSERS:
             self.place -= 1
@@ -279,7 +280,7 @@ class _Parser:
         return self.terms.call("abs", value)
 
     def function(self, name: str) -> int:
-        """Reads a function: \\log with a base, a power of the value before the argument, and the argument."""
+        """Parses a function: an optional base of \\log, an optional power as in sin^2 x, and the argument."""
         terms = self.terms
         base = None
         if name == "log" and self.next() == "_":
@@ -331,7 +332,7 @@ class _Parser:
         return value
 
     def number(self, token: Token) -> int:
-        """A decimal, a repeating one, or a whole number and a fraction that it is mixed with."""
+        """Parses a decimal, a repeating decimal, or a mixed number."""
         if self.next() == r"\overline" and "." in token.text:
             self.take()
             self.expect("{")
@@ -351,7 +352,7 @@ class _Parser:
         return self.terms.number(value)
 
     def proper_fraction(self) -> Fraction | None:
-        r"""Takes a \frac of two whole numbers, the upper one smaller; else leaves the place as it is."""
+        r"""Parses a \frac of two whole numbers with a smaller numerator; else returns None without moving."""
         self.place += 1
         rest = self.following(6)
         self.place -= 1
@@ -365,7 +366,7 @@ class _Parser:
         return Fraction(top, bottom)
 
     def subscript(self) -> str:
-        """Returns `_name` for a subscript, else nothing."""
+        """Returns `_name` for a subscript, else ""."""
         if self.next() != "_":
             return ""
         self.take()

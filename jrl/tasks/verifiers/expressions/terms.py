@@ -1,7 +1,7 @@
-"""Terms: expressions as a list of operations on earlier ones, so that no tree is deep and equal terms are one.
+"""Terms: expressions as a list of operations on earlier ones, without deep trees and with identical terms shared.
 
-Rational constants are folded as they are built, up to FOLD_BITS. What is larger stays an operation, and its size is
-bounded before anything is computed: each term has log2 of the numerator and denominator that it can reach.
+Rational constants are folded as they are built, up to FOLD_BITS. Larger ones stay operations, and their size is bounded
+before anything is computed: each term has a bound on log2 of its numerator and denominator.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from typing import NamedTuple
 
 MAX_TERMS = 2_048
 FOLD_BITS = 4_096  # of the numerator and denominator of a constant
-MAX_BITS = 32_768  # of a numerator and denominator that an expression may reach
+MAX_BITS = 32_768  # largest bound of a numerator or denominator in an expression
 MAX_BITS_OF_GOLD = 2**45
 MAX_EXPONENT = 2**40  # of an integer power
 MAX_INDEX = 64  # of a root; a power with a larger denominator is an exponential
 MAX_FACTORIAL = 5_000
 
-# How much of arithmetic a term needs, each kind holding those before it.
+# The kind of arithmetic that a term needs; each kind includes those before it.
 RATIONAL, ALGEBRAIC, ELEMENTARY, COMBINATORIAL = range(4)
 
 FUNCTIONS = frozenset("sin cos arcsin arccos arctan exp ln abs floor ceil".split())  # of one argument
-# Functions that are built of these, so that what is large or small inside of them is a term of its own.
+# Functions that are built from these, so that large or small intermediate values are separate terms.
 QUOTIENTS = {"tan": ("sin", "cos"), "cot": ("cos", "sin"), "sec": ("", "cos"), "csc": ("", "sin"),
              "tanh": ("sinh", "cosh"), "coth": ("cosh", "sinh")}  # fmt: skip
 NAMES = FUNCTIONS | QUOTIENTS.keys() | {"sinh", "cosh"}
 
 
 class NoAnswer(ValueError):
-    """The text is not one answer of the closed set that is read here, or it is beyond the caps."""
+    """The text is not one answer of a supported form, or is beyond the caps."""
 
 
 class Term(NamedTuple):
@@ -42,8 +42,9 @@ class Term(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """Of a term: log2 of its numerator and denominator (of its conjugates, where it has roots: Burnikel, Funke,
-    Mehlhorn, Schirra and Schmitt, "A separation bound for real algebraic expressions", 2001), its kind and symbols."""
+    """Bounds on log2 of a term's numerator and denominator, its kind and symbols. With roots, the bounds are those of
+    its conjugates: Burnikel, Funke, Mehlhorn, Schirra and Schmitt, "A separation bound for real algebraic expressions",
+    2001."""
 
     numerator: float
     denominator: float
@@ -52,10 +53,10 @@ class Bound(NamedTuple):
 
 
 class Terms:
-    """Builds terms; each method returns the number of a term and raises NoAnswer where it has no value or is too large.
+    """Builds terms. The methods return the index of a term, and raise NoAnswer if it has no value or is too large.
 
     Args:
-        max_bits: log2 of the largest numerator and denominator that a term may reach.
+        max_bits: largest bound on log2 of a term's numerator or denominator.
     """
 
     def __init__(self, max_bits: float = MAX_BITS):
@@ -130,7 +131,7 @@ class Terms:
         )
 
     def raise_to(self, base: int, exponent: int) -> int:
-        """Returns base^exponent. A negative base has a real root where the exponent's denominator is odd."""
+        """Returns base^exponent. A negative base has a real root if the exponent's denominator is odd."""
         power = self.constant(exponent)
         op, args, _ = self.terms[base]
         if op == "exp" and self.constant(args[0]) is not None:  # a positive number
@@ -241,7 +242,7 @@ class Terms:
         return self._put(Term(name, (a,)), self._bound((a,), self.bounds[a].numerator + 8.0, 0.0, ELEMENTARY))
 
     def reachable(self, *places: int) -> list[int]:
-        """Returns the numbers of all terms that `places` are made of, each after its arguments."""
+        """Returns the indices of `places` and all their subterms, each after its arguments."""
         seen, stack = set(), list(places)
         while stack:
             place = stack.pop()
@@ -251,7 +252,7 @@ class Terms:
         return sorted(seen)
 
     def substitute(self, other: Terms, places: list[int], values: dict[str, Fraction]) -> list[int]:
-        """Builds the terms `places` of `other` here, with numbers for symbols; returns their numbers here."""
+        """Builds the terms `places` of `other` here, with numbers for symbols; returns their indices here."""
         here: dict[int, int] = {}
         for place in other.reachable(*places):
             op, args, value = other.terms[place]
@@ -296,7 +297,7 @@ class Terms:
 
 def separation_bits(terms: Terms, place: int) -> float:
     """Returns b such that an algebraic term is 0 or at least 2^-b: log2 of denominator * numerator^(degree - 1)
-    (Burnikel et al. 2001), the degree being the product of the indices of its distinct roots."""
+    (Burnikel et al. 2001), where the degree is the product of the indices of its distinct roots."""
     degree = 1.0
     for part in terms.reachable(place):
         op, _, value = terms.terms[part]
@@ -318,7 +319,7 @@ def _root(n: int, index: int) -> int | None:
     if index == 2:
         root = math.isqrt(n)
     else:
-        root = 1 << -(-n.bit_length() // index)  # not below the root: Newton's steps come down to its floor
+        root = 1 << -(-n.bit_length() // index)  # at least the root: Newton's iteration decreases to its floor
         while n:
             step = ((index - 1) * root + n // root ** (index - 1)) // index
             if step >= root:

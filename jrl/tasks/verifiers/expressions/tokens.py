@@ -1,7 +1,7 @@
 r"""Tokens of LaTeX and of the plain notation that models write: numbers, letters, commands, signs, text.
 
-Spacing, sizes (\left, \big) and dollars of math mode go. Thousands are told from lists here: `1,000`, `1{,}000`,
-`1,\!000` and `1\,000` are one number, and `1, 000` is two.
+Spacing, sizes (\left, \big) and math-mode dollars are dropped. Thousands are distinguished from lists here: `1,000`,
+`1{,}000`, `1,\!000` and `1\,000` are one number, and `1, 000` is two.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OPENING = {"(": "round", "[": "round", "{": "brace", r"\{": "set", r"\langle": "
            r"\lceil": "ceil"}  # fmt: skip
 CLOSING = {")": "round", "]": "round", "}": "brace", r"\}": "set", r"\rangle": "angle", r"\rfloor": "floor",
            r"\rceil": "ceil"}  # fmt: skip
-# Names of functions that may be written without a backslash.
+# Names that may be written without a backslash.
 PLAIN_NAMES = frozenset("sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp sqrt pi".split())
 _ALIASES = {
     r"\dfrac": r"\frac", r"\tfrac": r"\frac", r"\cfrac": r"\frac", r"\dbinom": r"\binom", r"\tbinom": r"\binom",
@@ -55,14 +55,14 @@ _TOKEN = re.compile(
 class Token(NamedTuple):
     kind: str  # number, letter, command, sign, text, environment or degree
     text: str
-    spaced: bool = False  # a blank precedes it
+    spaced: bool = False  # a space precedes it
 
 
 def tokenize(text: str) -> list[Token]:
     """Returns the tokens of an answer.
 
     Raises:
-        NoAnswer: a character that is not read, or more than the caps allow.
+        NoAnswer: an unsupported character, mismatched brackets, a single dollar, or more than the caps allow.
     """
     if len(text) > MAX_CHARACTERS:
         raise NoAnswer(f"{len(text)} characters; at most {MAX_CHARACTERS} are read")
@@ -91,7 +91,7 @@ def _token(kind: str, word: str, spaced: bool) -> list[Token]:
         case "number":
             if len(word) > MAX_DIGITS:
                 raise NoAnswer(f"a number of more than {MAX_DIGITS} digits")
-            # A comma that a blank does not follow stays: whether it joins depends on where the number stands.
+            # A comma without a space after it stays: whether it is a thousands separator depends on the context.
             return [Token(kind, word.replace("{,}", "").replace(",\\!", "").replace("\\,", ""), spaced)]
         case "degree":
             return [Token(kind, "degree", spaced)]
@@ -120,7 +120,7 @@ def _token(kind: str, word: str, spaced: bool) -> list[Token]:
 
 
 def _check_brackets(tokens: list[Token]) -> None:
-    """Round and square brackets may close each other (intervals); no others may."""
+    """Raises NoAnswer if brackets do not match. Round and square brackets may close each other (intervals)."""
     stack: list[str] = []
     for token in tokens:
         if token.text in OPENING and token.kind in ("sign", "command"):
@@ -135,7 +135,7 @@ def _check_brackets(tokens: list[Token]) -> None:
 
 
 def _without_dollars(tokens: list[Token]) -> list[Token]:
-    r"""Drops pairs of dollars and \( \) \[ \]; a single dollar at the beginning is a currency."""
+    r"""Returns the tokens without pairs of dollars and \( \) \[ \]. A single dollar at the beginning is a currency."""
     plain = [token for token in tokens if token.text not in (r"\(", r"\)", r"\[", r"\]")]
     dollars = sum(token.text == "$" for token in plain)
     if dollars == 1 and plain[0].text == "$":
