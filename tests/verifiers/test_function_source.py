@@ -473,7 +473,7 @@ W = 2
         ("async def v(c, e): return 1.0", "'v' is a coroutine"),
         ("VERIFIERS = 1\ndef v(c, e): return VERIFIERS", "named 'VERIFIERS'"),
         ("a = []\na.append(a)\ndef v(c, e): return len(a)", "nests too deeply"),
-        ("def v(c, e): return v.weight\nv.weight = 2.0", "its attribute 'weight' is no part of its source"),
+        ("def v(c, e): return v.weight\nv.weight = 2.0", "its attribute 'weight' is not part of its source"),
         ("a = object()\ndef v(c, e, a=a): return 1.0\na = object()", "'a' of type object"),
     ],
 )

@@ -47,7 +47,7 @@ def clean(
 
     Source: Big-Math, 2502.17387 section 3; DeepMath, 2504.11456 section 2.
     """
-    held = EvaluationIndex(evaluation, n)
+    index = EvaluationIndex(evaluation, n)
     prompts = [tuple((message.role, words(message.content)) for message in example.messages) for example in examples]
     answers: dict[tuple[tuple[str, tuple[str, ...]], ...], set[str]] = {}
     for prompt, example in zip(prompts, examples):
@@ -58,7 +58,7 @@ def clean(
             rule = "disagreement"
         elif prompt in seen:
             rule = "duplicate"
-        elif held.overlap(example) is not None:
+        elif index.overlap(example) is not None:
             rule = "contaminated"
         elif most_words is not None and sum(len(text) for _, text in prompt) > most_words:
             rule = "too_long"

@@ -42,7 +42,7 @@ def open_cleaned(config: Cleaned, source: Source, evaluation: Sequence[Source], 
             read.append(source[index])
         return read
 
-    held_out = [example for held in evaluation for example in examples(held)]
+    held_out = [example for evaluation_set in evaluation for example in examples(evaluation_set)]
     kept, dropped = clean(examples(source), held_out, n=config.ngram, most_words=config.max_words)
     if not kept:
         causes = ", ".join(f"{count} {rule}" for rule, count in sorted(dropped.items()))

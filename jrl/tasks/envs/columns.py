@@ -30,7 +30,7 @@ CAUSES = {
     "surrogate": "contains half a surrogate pair, which is not text",
     "not_object": "is not an object",
     "missing_field": "lacks a field",
-    "wrong_type": "holds a field of the wrong type",
+    "wrong_type": "has a field of the wrong type",
     "empty_prompt": "has an empty prompt",
     "missing_answer": "has no answer",
     "duplicate_id": "repeats the id of an earlier row",

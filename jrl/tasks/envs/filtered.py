@@ -72,8 +72,8 @@ def open_filtered(config: Filtered, source: Source, evaluation: Sequence[Source]
             yield source[index]
 
     index = EvaluationIndex((example for held_out in evaluation for example in examples(held_out)), config.ngram)
-    found = {i: index.overlap(example) for i, example in enumerate(examples(source))} if len(index) else {}
-    overlaps = {i: overlap for i, overlap in found.items() if overlap is not None and overlap.share > config.overlap}
+    every = {i: index.overlap(example) for i, example in enumerate(examples(source))} if len(index) else {}
+    overlaps = {i: overlap for i, overlap in every.items() if overlap is not None and overlap.share > config.overlap}
     duplicates = repeats(examples(source))
     if overlaps and config.contaminated == "refuse":
         lines = "; ".join(described(tuple(overlaps.values()), 5))

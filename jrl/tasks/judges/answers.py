@@ -59,7 +59,7 @@ def problem_with(value: Any, schema: Mapping[str, Any], place: str) -> tuple[Fai
         if not isinstance(value, str):
             return malformed, f"{place} is not a string"
         if value not in schema.get("enum", [value]):
-            return malformed, f"{place} is none of {', '.join(schema['enum'])}"
+            return malformed, f"{place} is not one of {', '.join(schema['enum'])}"
         if len(value.strip()) < schema.get("minLength", 0):
             return malformed, f"{place} is blank"
         return None, ""
@@ -80,4 +80,4 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")

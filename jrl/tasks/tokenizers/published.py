@@ -301,9 +301,7 @@ def from_files(
     try:
         return _from_files(files, name, options=options, date=date, template=template)
     except (TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as error:
-        raise ValueError(
-            f"{name}: a value in its files is not of the kind that it should be: {error!r:.300}"
-        ) from error
+        raise ValueError(f"{name}: a value in its files has the wrong type: {error!r:.300}") from error
 
 
 def _from_files(
@@ -334,8 +332,8 @@ def _from_files(
     chat = None
     if sources:
         variables, first = {**named, **_options(options)}, next(iter(sources.values()))
-        at = template or f"{name}/{file}"
-        chat = ChatTemplate(sources.get("default", first), sources.get("tool_use"), variables, date, at)
+        origin = template or f"{name}/{file}"
+        chat = ChatTemplate(sources.get("default", first), sources.get("tool_use"), variables, date, origin)
     elif options:
         raise ValueError(f"{name}: HuggingFace.template_options is set, but there is no chat template")
     written = "".join(sources.values())
@@ -453,9 +451,7 @@ def _values_of(file: str) -> Iterator[None]:
     try:
         yield
     except (TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as error:
-        raise ValueError(
-            f"{file}: a value in it is not of the kind that it should be: {type(error).__name__}: {error!s:.300}"
-        ) from error
+        raise ValueError(f"{file}: a value in it has the wrong type: {type(error).__name__}: {error!s:.300}") from error
 
 
 _KINDS = {bool: "a truth value", int: "a number", float: "a number", str: "a text", list: "a list", dict: "an object"}

@@ -100,8 +100,8 @@ def allow(seconds):
 
 def confine(megabytes):
     with open("/proc/self/statm") if sys.platform == "linux" else open("/dev/null") as file:
-        held = int((file.read().split() or ["0"])[0]) * resource.getpagesize()
-    bounds = {resource.RLIMIT_AS: held + (megabytes << 20), resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CORE: 0}
+        used = int((file.read().split() or ["0"])[0]) * resource.getpagesize()
+    bounds = {resource.RLIMIT_AS: used + (megabytes << 20), resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CORE: 0}
     for kind, bound in (bounds | {resource.RLIMIT_NPROC: 0}).items():
         try:
             resource.setrlimit(kind, (bound, bound))

@@ -98,7 +98,7 @@ def open_json(data: bytes, name: str, more: Collection[Added] = ()) -> Vocabular
     if kind not in ("BPE", "Unigram"):
         raise ValueError(f"{name}: a {kind} vocabulary loses text that it has no word for; jrl reads BPE and Unigram")
     words = _words(model, kind, name)
-    check_ids([*(i for _, i in words), *(one.id for one in listed), *(one.id for one in more)], name)
+    check_ids([*(i for _, i in words), *(token.id for token in listed), *(token.id for token in more)], name)
     if (growth := expansion(layout.get("normalizer"))) > MAX_EXPANSION:
         raise ValueError(f"{name}: its normalizer may make {growth} characters of one; at most {MAX_EXPANSION} are "
                          "allowed")  # fmt: skip
@@ -107,23 +107,23 @@ def open_json(data: bytes, name: str, more: Collection[Added] = ()) -> Vocabular
         known = by_id.get(added.id)
         by_id[added.id] = added if known is None else dataclasses.replace(known, special=known.special or added.special)
     added = tuple(by_id[i] for i in sorted(by_id))
-    if short := [one.text for one in added if len(one.text) < 2 and one.special]:
+    if short := [token.text for token in added if len(token.text) < 2 and token.special]:
         raise ValueError(f"{name}: the special tokens {short} are single characters, which any text may hold")
     model["dropout"] = None  # BPE dropout would make ids random
-    layout |= {"truncation": None, "padding": None, "added_tokens": [_row(one) for one in added]}
+    layout |= {"truncation": None, "padding": None, "added_tokens": [_row(token) for token in added]}
     check_opens("json", json.dumps(layout).encode(), name)
     try:
         with_added = tokenizers.Tokenizer.from_str(json.dumps(layout))
     except Exception as error:  # the library raises Exception itself
         raise ValueError(f"{name} cannot be opened: {error}") from error
-    if moved := [one.text for one in added if with_added.token_to_id(one.text) != one.id]:
+    if moved := [token.text for token in added if with_added.token_to_id(token.text) != token.id]:
         raise ValueError(f"{name}: the added tokens {moved[:5]} do not get the ids that the file gives them")
     style = _style(layout.get("decoder"), name)
     pieces = [b""] * (1 + max(i for i in (*(i for _, i in words), *by_id)))
     for word, i in words:
         pieces[i] = style.to_bytes(word)
-    for one in added:
-        pieces[one.id] = utf8(one.text.replace(BLANK, " ") if style.blanks else one.text)
+    for token in added:
+        pieces[token.id] = utf8(token.text.replace(BLANK, " ") if style.blanks else token.text)
     if lost := 256 - len({piece for piece in pieces if len(piece) == 1}):
         raise ValueError(f"{name} has no token for {lost} of the 256 bytes: text that needs one would be lost")
     with_start = with_added.encode("x").ids
@@ -131,7 +131,7 @@ def open_json(data: bytes, name: str, more: Collection[Added] = ()) -> Vocabular
     start = tuple(with_start[: max(_find(with_start, bare), 0)])
 
     def opened(new: Mapping[int, str]) -> Callable[[str], list[int]]:
-        respelled = _respelled(layout, {one.text: new[one.id] for one in added if one.id in new}, new)
+        respelled = _respelled(layout, {token.text: new[token.id] for token in added if token.id in new}, new)
         try:
             encoder = tokenizers.Tokenizer.from_str(json.dumps(respelled))
         except Exception as error:  # a control token from which longer tokens are merged
@@ -263,11 +263,11 @@ def expansion(normalizer: Any) -> int:
         return math.prod(expansion(step) for step in steps)
     if normalizer.get("type") == "Replace":
         pattern, content = normalizer.get("pattern"), normalizer.get("content")
-        found = pattern.get("String") if isinstance(pattern, Mapping) else None
+        literal = pattern.get("String") if isinstance(pattern, Mapping) else None
         if not isinstance(content, str):
             return 1
-        if isinstance(found, str) and found:
-            return max(1, -(-len(content) // len(found)))
+        if isinstance(literal, str) and literal:
+            return max(1, -(-len(content) // len(literal)))
         return 1 + len(content)  # a regular expression may match between any two characters
     # The longest compatibility decomposition has 18 characters; ByteLevel writes each of at most 4 bytes as a letter.
     return {"NFD": 4, "NFKD": 18, "NFKC": 18, "NFC": 3, "Lowercase": 3, "BertNormalizer": 12, "Precompiled": 18,
@@ -282,7 +282,7 @@ def _words(model: Mapping[str, Any], kind: str, name: str) -> list[tuple[str, in
     if kind == "Unigram" and isinstance(vocab, list):
         if all(isinstance(row, list) and len(row) == 2 and isinstance(row[0], str) for row in vocab):
             return [(word, i) for i, (word, _) in enumerate(vocab)]
-    raise ValueError(f"{name}: the vocabulary of a {kind} model is not of the form that it should have")
+    raise ValueError(f"{name}: the vocabulary of a {kind} model has the wrong format")
 
 
 def _find(long: list[int], short: list[int]) -> int:

@@ -36,8 +36,8 @@ def ids_of(form, data):
 
 def confine(seconds, megabytes, size):
     with open("/proc/self/statm") if sys.platform == "linux" else open("/dev/null") as file:
-        held = int((file.read().split() or ["0"])[0]) * resource.getpagesize()
-    bounds = {resource.RLIMIT_AS: held + (megabytes << 20) + 64 * size, resource.RLIMIT_FSIZE: 0}
+        used = int((file.read().split() or ["0"])[0]) * resource.getpagesize()
+    bounds = {resource.RLIMIT_AS: used + (megabytes << 20) + 64 * size, resource.RLIMIT_FSIZE: 0}
     for kind, bound in (bounds | {resource.RLIMIT_CPU: math.ceil(seconds), resource.RLIMIT_CORE: 0}).items():
         try:
             resource.setrlimit(kind, (bound, bound))

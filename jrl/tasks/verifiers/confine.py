@@ -109,8 +109,8 @@ def confine(memory_mb: int, reads: ReadAccess) -> list[str]:
         with contextlib.suppress(ValueError, OSError):  # a stricter limit is in effect, or (macOS) none can be set
             resource.setrlimit(kind, (bound, bound))
     if sys.platform == "linux":
-        own = (f"/proc/{os.getpid()}", LANDLOCK_READ)
-        readable = None if reads.places is None else [*reads.places, own]
+        own_proc = (f"/proc/{os.getpid()}", LANDLOCK_READ)
+        readable = None if reads.places is None else [*reads.places, own_proc]
         if os.geteuid() == 0:
             changed = (readable is not None or not reads.of_root) and _become_own_user(may_read=reads.of_root)
             layers += ["own user"] if changed else ["no capabilities"] if _set_capabilities(0) else []

@@ -30,8 +30,8 @@ def undecorated(thing: Any) -> Any:
 def methods_of(definition: type) -> list[types.FunctionType]:
     """Returns the functions that are defined in the body of a class, not those assigned to it."""
     inside = [undecorated(function_of(value)) for value in vars(definition).values()]
-    own = [value for value in inside if isinstance(value, types.FunctionType)]
-    return [method for method in own if method.__code__.co_qualname.startswith(f"{definition.__qualname__}.")]
+    functions = [value for value in inside if isinstance(value, types.FunctionType)]
+    return [method for method in functions if method.__code__.co_qualname.startswith(f"{definition.__qualname__}.")]
 
 
 def function_of(value: Any) -> Any:

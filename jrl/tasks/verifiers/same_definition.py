@@ -49,7 +49,7 @@ def difference(here: Any, there: Any, originals: Mapping[int, Any]) -> str:
     mine, others = vars(here), vars(there)
     for name in mine | others:
         if not DUNDER.fullmatch(name) and not is_same(mine.get(name, MISSING), others.get(name, MISSING), originals):
-            return f"its attribute {name!r} is no part of its source"
+            return f"its attribute {name!r} is not part of its source"
     if ("__wrapped__" in mine) != ("__wrapped__" in others):
         return "it is wrapped by a decorator that its own lines do not name"
     return difference(mine["__wrapped__"], others["__wrapped__"], originals) if "__wrapped__" in mine else ""

@@ -42,5 +42,5 @@ def score(config: Similarity, completion: str, example: Example) -> Verdict:
         return Verdict(
             Status.FORBIDDEN, None, f"{len(answer)} characters; at most {config.max_characters} are compared"
         )
-    alike = similarity(answer, reference.strip())
-    return Verdict(Status.CORRECT if alike > 0 else Status.WRONG, alike)
+    reward = similarity(answer, reference.strip())
+    return Verdict(Status.CORRECT if reward > 0 else Status.WRONG, reward)

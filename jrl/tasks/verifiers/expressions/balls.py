@@ -348,7 +348,7 @@ def _arcsin(z: Complex, precision: int) -> Complex:
     x = z.real
     rest = _sum(ONE, _minus(_product(x, x, precision)), precision)
     if z.imag != ZERO or sign(rest) < 0:
-        raise NoAnswer("an inverse sine of what is not between -1 and 1")
+        raise NoAnswer("an inverse sine of a value that is not between -1 and 1")
     if rest == ZERO:
         raise Undecided
     return real(_arctan_real(_quotient(x, _square_root(rest, precision), precision), precision))
@@ -361,13 +361,13 @@ def _arccos(z: Complex, precision: int) -> Complex:
 
 def _arctan(z: Complex, precision: int) -> Complex:
     if z.imag != ZERO:
-        raise NoAnswer("an inverse tangent of what is not real")
+        raise NoAnswer("an inverse tangent of a value that is not real")
     return real(_arctan_real(z.real, precision))
 
 
 def _floor(z: Complex, precision: int) -> Complex:
     if z.imag != ZERO:
-        raise NoAnswer("a floor of what is not real")
+        raise NoAnswer("a floor of a value that is not real")
     low, high = (
         mp.to_int(mp.mpf_floor(step(z.real.middle, z.real.radius)))
         for step in (lambda x, r: mp.mpf_sub(x, r), lambda x, r: mp.mpf_add(x, r))

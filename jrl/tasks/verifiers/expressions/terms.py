@@ -190,10 +190,10 @@ class Terms:
         n = self.constant(a)
         if n is None:
             if not self.bounds[a].symbols:
-                raise NoAnswer("a factorial of what is not a plain number")
+                raise NoAnswer("a factorial of something other than a plain number")
             return self._put(Term("factorial", (a,)), self._bound((a,), 64.0, 0.0, COMBINATORIAL))
         if n.denominator != 1 or not 0 <= n <= MAX_FACTORIAL:
-            raise NoAnswer(f"a factorial of what is no whole number from 0 to {MAX_FACTORIAL}")
+            raise NoAnswer(f"a factorial of something other than a whole number from 0 to {MAX_FACTORIAL}")
         bits = math.lgamma(int(n) + 1) / math.log(2) + 1
         if bits < FOLD_BITS:
             return self.number(math.factorial(int(n)))
@@ -203,10 +203,10 @@ class Terms:
         n, k = self.constant(a), self.constant(b)
         if n is None or k is None:
             if not self.bounds[a].symbols | self.bounds[b].symbols:
-                raise NoAnswer("a binomial of what is not a plain number")
+                raise NoAnswer("a binomial of something other than plain numbers")
             return self._put(Term("binomial", (a, b)), self._bound((a, b), 64.0, 0.0, COMBINATORIAL))
         if n.denominator != 1 or k.denominator != 1 or not 0 <= k <= n:
-            raise NoAnswer("a binomial of what is not 0 <= k <= n")
+            raise NoAnswer("a binomial without integers 0 <= k <= n")
         least = int(min(k, n - k))
         if least > MAX_FACTORIAL:
             raise NoAnswer(f"a binomial with k above {MAX_FACTORIAL}")
