@@ -120,5 +120,5 @@ def test_an_objective_without_a_bound_on_importance_weights_is_refused():
         ConfigError, match=r"Refinement\.refiner names the role 'nobody', which no earlier stage trains"
     ):
         jrl.load_config(RECIPE, ["Refinement.refiner='nobody'"])
-    with pytest.raises(ConfigError, match=r"Refinement\.condition is 'again'; it must hold a place"):
+    with pytest.raises(ConfigError, match=r"Refinement\.condition is 'again'; it must contain a placeholder"):
         jrl.load_config(RECIPE, ["Refinement.condition='again'"])

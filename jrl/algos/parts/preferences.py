@@ -608,7 +608,7 @@ PARTS: list[Part] = [
     {
         "id": "P27",
         "function": "jrl.tasks.envs.layouts.contract:best_and_random",
-        "inputs": ["one"],
+        "inputs": ["prompted"],
         "output": "(the best answer, one of those that are worse)",
         "tests": ["tests/envs/test_layouts.py::test_the_best_answer_meets_any_of_those_that_are_worse"],
     },
