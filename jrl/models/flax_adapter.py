@@ -58,7 +58,7 @@ def from_linen(config: type, module: Callable[[Any], linen.Module]) -> CustomMod
     def call(flat: Flat, cfg: Any, method: str, *args: Any) -> Any:
         return module(cfg).apply({"params": traverse_util.unflatten_dict(flat, sep=".")}, *args, method=method)
 
-    return CustomModel(config, _model(draw, call, module))
+    return CustomModel(config, _model(config, draw, call, module))
 
 
 def from_nnx(config: type, module: Callable[[Any, Any], Any]) -> CustomModel:
@@ -95,19 +95,21 @@ def from_nnx(config: type, module: Callable[[Any, Any], Any]) -> CustomModel:
         state = nnx.from_flat_state([(path, v.replace(flat[name])) for name, (path, v) in variables.items()])
         return getattr(nnx.merge(graph, state), method)(*args)
 
-    return CustomModel(config, _model(draw, call, instance))
+    return CustomModel(config, _model(config, draw, call, instance))
 
 
-def _model(draw: Callable[..., Flat], call: Callable[..., Any], instance: Callable[[Any], Any]) -> Model:
+def _model(config: type, draw: Callable[..., Flat], call: Callable[..., Any], instance: Callable[[Any], Any]) -> Model:
     """Returns the functions of a model.
 
     Args:
+      config: its config class, for messages.
       draw: (key, cfg) -> fresh parameters. call: (parameters, cfg, method, *arguments) -> what the method returns.
       instance: cfg -> the module, for what needs no parameters.
     """
 
     @functools.lru_cache
     def module_spec(cfg: Any) -> dict[str, ParamSpec]:
+        _check_cache_methods(config, instance(cfg))
         drawn = jax.eval_shape(lambda key: draw(key, cfg), jax.eval_shape(jax.random.key, 0))
         dtype = jnp.dtype(cfg.param_dtype)
         return {name: ParamSpec(x.shape, dtype, (None,) * len(x.shape), math.nan) for name, x in drawn.items()}
@@ -197,6 +199,15 @@ def _example() -> tuple[Array, Array, Array]:
 
 def _dotted(path: tuple[Any, ...]) -> str:
     return ".".join(map(str, path))
+
+
+def _check_cache_methods(config: type, module: Any) -> None:
+    """Raises ValueError for a module with one of `init_cache` and `decode`: sampling needs both, or recomputes rows."""
+    defined = [name for name in ("init_cache", "decode") if callable(getattr(module, name, None))]
+    if len(defined) == 1:
+        (missing,) = {"init_cache", "decode"} - {*defined}
+        raise ValueError(f"the module of {config.__name__} has the method {defined[0]} and no {missing}: define both "
+                         "to sample with a cache, or neither to recompute the row at every token")  # fmt: skip
 
 
 def _check_no_state(config: type, rest: Mapping[Any, Any]) -> None:

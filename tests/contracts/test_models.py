@@ -185,6 +185,24 @@ def test_a_module_with_state_beside_its_parameters_is_refused():
         from_linen(Broken, Remembers).model.spec(Broken(vocab_size=24))
 
 
+class OnlyDecodes(Sees):
+    def decode(self, tokens, positions, cache):
+        return self.embed(tokens), cache
+
+
+class OnlyCaches(Sees):
+    def init_cache(self, batch, length):
+        return jnp.zeros((batch, length))
+
+
+@pytest.mark.parametrize(("module", "defined", "missing"), [(OnlyDecodes, "decode", "init_cache"),
+                                                            (OnlyCaches, "init_cache", "decode")])  # fmt: skip
+def test_a_module_with_half_of_a_cache_is_refused(module, defined, missing):
+    model = from_linen(Broken, module)
+    with pytest.raises(ValueError, match=rf"Broken has the method {defined} and no {missing}: define both"):
+        model.model.spec(Broken())
+
+
 class Named(Sees):
     def setup(self):
         super().setup()
