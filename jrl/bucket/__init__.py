@@ -1,1 +1,1 @@
-"""Google Cloud Storage: a client, its credentials, and private local copies of what is read. No JAX."""
+"""Google Cloud Storage: a client, its credentials, and private local copies of the objects that are read. No JAX."""

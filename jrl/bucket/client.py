@@ -1,8 +1,9 @@
-"""Objects of Google Cloud Storage over its JSON API, with the standard library.
+"""A Google Cloud Storage client over the JSON API, with the standard library.
 
-A write is one object, at once or not at all, and may be bound to the generation that it replaces: 0 means that there is
-none. What is read is compared with the hash that the service has. Requests that fail in passing are repeated, with
-jitter, until a deadline. A write whose answer was lost is looked up before it is called refused.
+A write stores one object atomically, and may be conditional on the generation that it replaces (0: the object must not
+exist). Reads are checked against the service's hash. Transient failures are retried, with jitter, until a deadline. If
+a retried write conflicts, the stored object is compared with the data first: the answer to an earlier attempt may have
+been lost.
 
 Endpoint: STORAGE_EMULATOR_HOST or TENSORSTORE_GCS_HTTP_URL, else Google's. Source: the JSON API's reference, "Objects"
 and "Request preconditions", and "Retry strategy".
@@ -33,46 +34,47 @@ from jrl.bucket.credentials import TRANSIENT, NoCredentials, token_source
 
 GOOGLE = "https://storage.googleapis.com"
 ENDPOINTS = ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL")
-DEADLINE_SECONDS = 120.0  # of one request with its repetitions; JRL_BUCKET_SECONDS changes it
+DEADLINE_SECONDS = 120.0  # for one request and its retries; JRL_BUCKET_SECONDS overrides it
 SOCKET_SECONDS = 30.0
-PIECE_BYTES = 64 << 20  # of a large object that is read at a time
+PIECE_BYTES = 64 << 20  # read at a time from a large object
 LONGEST_WAIT_SECONDS = 16.0
 
 _ADDRESS = re.compile(r"^(gs|s3):/{1,2}([^/]*)/*(.*)$")
 
 
 class BucketError(OSError):
-    """A request to a bucket failed. The message is for whoever reads it; `errno` says of what kind it is."""
+    """A request to a bucket failed. The message is for the user; `errno` is the kind of failure."""
 
     def __str__(self) -> str:
         return str(self.args[-1])
 
 
 class Missing(BucketError):
-    """There is no such object or bucket."""
+    """The object or the bucket does not exist."""
 
 
 class Conflict(BucketError):
-    """The object is not of the generation that the request was bound to: somebody else has written it."""
+    """The object does not have the generation that the request requires: another writer has written it."""
 
 
 class Object(NamedTuple):
-    """What the service knows of an object."""
+    """The metadata of an object, as the service reports it."""
 
     name: str
     generation: int
     bytes: int
-    md5: str | None  # base64; None: an object that was composed of others
-    crc32c: str | None  # base64
+    md5: str | None  # base64; None: composed of other objects, or not reported
+    crc32c: str | None  # base64; None: not reported
     updated: float  # seconds since 1970, by the service's clock
     now: float  # when the service answered, by the same clock
 
 
 def split_address(address: str | os.PathLike[str]) -> tuple[str, str] | None:
-    """Returns (bucket, name) of gs://BUCKET/NAME, without slashes at the end; None for a local path.
+    """Returns (bucket, name) of gs://BUCKET/NAME, without trailing slashes; None for a local path.
 
-    pathlib turns the two slashes into one, which is read as well. Raises: ValueError for an address without a bucket or
-    a name, and for s3://.
+    gs:/BUCKET/NAME is accepted too: pathlib turns the two slashes into one.
+
+    Raises: ValueError for an address without a bucket or a name, a name with an empty part, '.' or '..', and s3://.
     """
     match = _ADDRESS.match(os.fspath(address))
     if match is None:
@@ -81,8 +83,8 @@ def split_address(address: str | os.PathLike[str]) -> tuple[str, str] | None:
     name = name.rstrip("/")
     if scheme == "s3":
         raise ValueError(
-            f"{shown(address)} is in S3, which jrl does not speak: requests there are signed in another way, and a run "
-            "needs writes bound to a generation. Use gs://, or a local folder"
+            f"{shown(address)} is in S3, which jrl does not support: its requests are signed differently, and a run "
+            "needs writes that are conditional on a generation. Use gs://, or a local folder"
         )
     if not bucket or not name:
         raise ValueError(f"{shown(address)} names no {'folder in the bucket' if bucket else 'bucket'}; it is "
@@ -93,19 +95,19 @@ def split_address(address: str | os.PathLike[str]) -> tuple[str, str] | None:
 
 
 def shown(address: str | os.PathLike[str]) -> str:
-    """Returns an address with the slash that pathlib takes away."""
+    """Returns an address with the slash that pathlib removes."""
     return re.sub(r"^(gs|s3):/(?!/)", r"\1://", os.fspath(address))
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect would carry the token to another server."""
+    """Refuses redirects, which would send the token to another server."""
 
     def redirect_request(self, *args: Any) -> None:
         return None
 
 
 class Bucket:
-    """A client of one bucket. May be used from several threads."""
+    """A client of one bucket. Threads may share it."""
 
     def __init__(
         self,
@@ -117,10 +119,10 @@ class Bucket:
         sleep: Callable[[float], None] = time.sleep,
         request: Callable[..., tuple[bytes, Mapping[str, str]]] | None = None,
     ):
-        """Args: request: what sends one request, for tests; None: over HTTP."""
+        """Args: request: a function that sends one request, for tests; None: HTTP."""
         self.name = name
-        other = next((environment[variable] for variable in ENDPOINTS if environment.get(variable)), None)
-        chosen = endpoint or other or GOOGLE
+        from_environment = next((environment[variable] for variable in ENDPOINTS if environment.get(variable)), None)
+        chosen = endpoint or from_environment or GOOGLE
         self.endpoint = (chosen if "://" in chosen else f"http://{chosen}").rstrip("/")
         if deadline_seconds is None:
             deadline_seconds = float(environment.get("JRL_BUCKET_SECONDS", DEADLINE_SECONDS))
@@ -133,13 +135,13 @@ class Bucket:
         return f"gs://{self.name}"
 
     def put(self, name: str, data: bytes, *, if_generation: int | None = None) -> Object:
-        """Writes an object and returns it once the service has stored all of it.
+        """Writes an object, and returns its metadata once the service has stored all of it.
 
         Args:
-          if_generation: the generation that it replaces; 0: it must not exist; None: whatever is there. Data that are
-            bound so must differ from what any other writer puts under the name.
+          if_generation: the generation to replace; 0: the object must not exist; None: replace any. With a condition,
+            no other writer may put the same data under the name: a retry recognizes its own write by the data.
 
-        Raises: Conflict where another generation is there.
+        Raises: Conflict if the object has another generation; BucketError if the stored bytes differ from the data.
         """
         condition = {} if if_generation is None else {"ifGenerationMatch": if_generation}
         query = urllib.parse.urlencode({"uploadType": "media", "name": name, **condition})
@@ -155,7 +157,7 @@ class Bucket:
             if written.md5 is None and written.crc32c is None:
                 written = self._with_hash(written)
         except Conflict:
-            # An attempt whose answer was lost may have written it.
+            # An earlier attempt may have written it, and its answer was lost.
             if not repeated or (written := self.stat(name)) is None or not _same(written, data):
                 raise
         if not _same(written, data):
@@ -163,7 +165,10 @@ class Bucket:
         return written
 
     def get(self, name: str, *, generation: int | None = None) -> tuple[bytes, int]:
-        """Returns the bytes of an object and its generation. Raises Missing where there is none."""
+        """Returns the bytes of an object and its generation.
+
+        Raises: Missing if there is none; BucketError if four attempts do not match the service's hash.
+        """
         for attempt in range(4):
             query = {"alt": "media"} | ({} if generation is None else {"generation": generation})
             url = f"/storage/v1/b/{self.name}/o/{_quoted(name)}?{urllib.parse.urlencode(query)}"
@@ -174,7 +179,7 @@ class Bucket:
         raise BucketError(errno.EIO, f"gs://{self.name}/{name} arrives with other bytes than its hash says")
 
     def download(self, stored: Object, path: str | os.PathLike[str]) -> None:
-        """Writes an object of that generation to a file, durably, piece by piece, and compares it with its hash."""
+        """Downloads one generation of an object to a file, in pieces, syncs the file, and checks its hash."""
         if stored.md5 is None and stored.crc32c is None:
             stored = self._with_hash(stored)
         md5, crc, url = hashlib.md5(usedforsecurity=False), 0, f"/storage/v1/b/{self.name}/o/{_quoted(stored.name)}"
@@ -183,7 +188,7 @@ class Bucket:
             for start in range(0, stored.bytes, PIECE_BYTES):
                 last = min(start + PIECE_BYTES, stored.bytes) - 1
                 piece = {"Range": f"bytes={start}-{last}"}
-                body = self._send("GET", url, stored.name, more=piece, read=_read_bytes(last + 1 - start))
+                body = self._send("GET", url, stored.name, extra_headers=piece, read=_read_bytes(last + 1 - start))
                 file.write(body)
                 if stored.md5 is None:
                     crc = crc32c(body, crc)
@@ -196,17 +201,20 @@ class Bucket:
             raise BucketError(errno.EIO, f"gs://{self.name}/{stored.name} arrived with other bytes than its hash says")
 
     def _with_hash(self, listed: Object) -> Object:
-        """Returns what is known of an object that was listed without a hash, as those are that the bucket's owner holds
-        the key of. Raises Missing where that generation is gone."""
-        found = self.stat(listed.name)
-        if found is None or found.generation != listed.generation:
+        """Returns the metadata, with a hash, of an object that was listed without one, as objects are that a customer's
+        key encrypts.
+
+        Raises: Missing if that generation is gone; BucketError if the service reports no hash.
+        """
+        current = self.stat(listed.name)
+        if current is None or current.generation != listed.generation:
             raise Missing(errno.ENOENT, f"gs://{self.name}/{listed.name} was replaced while it was read; try again")
-        if found.md5 is None and found.crc32c is None:
+        if current.md5 is None and current.crc32c is None:
             raise BucketError(errno.EIO, f"gs://{self.name}/{listed.name}: the service gives no hash of it")
-        return found
+        return current
 
     def stat(self, name: str) -> Object | None:
-        """Returns what is known of an object; None where there is none."""
+        """Returns the metadata of an object; None if it does not exist."""
         try:
             url = f"/storage/v1/b/{self.name}/o/{_quoted(name)}"
             return self._send("GET", url, name, read=_read_object)
@@ -214,8 +222,8 @@ class Bucket:
             return None
 
     def list(self, prefix: str) -> Iterator[Object]:
-        """Yields the objects whose names begin with `prefix`, in the order of their names. Raises Missing where there
-        is no such bucket."""
+        """Yields the objects under a name prefix, in the order of their names. Raises Missing if the bucket does not
+        exist."""
         token = None
         while True:
             query = {"prefix": prefix} | ({} if token is None else {"pageToken": token})
@@ -226,7 +234,7 @@ class Bucket:
                 return
 
     def delete(self, name: str) -> None:
-        """Removes an object. Nothing happens where it is missing."""
+        """Deletes an object, if it exists."""
         with contextlib.suppress(Missing):
             self._send("DELETE", f"/storage/v1/b/{self.name}/o/{_quoted(name)}", name)
 
@@ -237,20 +245,24 @@ class Bucket:
         name: str,
         data: bytes | None = None,
         *,
-        more: Mapping[str, str] = {},
+        extra_headers: Mapping[str, str] = {},
         again: Callable[[], None] = lambda: None,
         read: Callable[[bytes, Mapping[str, str]], Any] = lambda body, headers: body,
     ) -> Any:
-        """Sends a request until it is answered for good, and returns what `read` makes of the answer's body and
-        headers. An answer that `read` raises ValueError for was cut short, or is a proxy's page: the request is
-        repeated."""
+        """Sends a request, retries transient failures until the deadline, and returns `read(body, headers)`.
+
+        Args:
+          again: called before each retry.
+          read: reads the answer. It raises ValueError for one that was cut short or is a proxy's page; the request is
+            then retried.
+        """
         where, end = f"gs://{self.name}/{name}", time.monotonic() + self._deadline
         wait, renew, renewed = 0.25, False, False
         while True:
             try:
                 token, renew = self._token(renew=renew), False
                 signed = {"Authorization": f"Bearer {token}"} if token else {}
-                body, headers = self._request(method, url, data, {**more, **signed})
+                body, headers = self._request(method, url, data, {**extra_headers, **signed})
                 try:
                     return read(body, headers)
                 except ValueError as error:
@@ -303,7 +315,7 @@ def _refusal(code: int, where: str, text: str) -> BucketError:
 
 
 def _reason(error: urllib.error.HTTPError) -> str:
-    """Returns the service's message in one line."""
+    """Returns the service's error message on one line."""
     try:
         text = error.read(1 << 16).decode(errors="replace")
         with contextlib.suppress(ValueError, TypeError, KeyError):
@@ -318,8 +330,8 @@ def _quoted(name: str) -> str:
 
 
 def _read_media(body: bytes, headers: Mapping[str, str]) -> tuple[bytes, int, bool]:
-    """Returns an object's bytes, its generation, and whether they are those that the service has hashed. Raises
-    ValueError for any other answer."""
+    """Returns an object's bytes, its generation, and whether the bytes match the service's hash. Raises ValueError for
+    any other answer."""
     generation = headers.get("x-goog-generation")
     if generation is None:
         raise ValueError("it has no x-goog-generation")
@@ -327,7 +339,7 @@ def _read_media(body: bytes, headers: Mapping[str, str]) -> tuple[bytes, int, bo
 
 
 def _read_bytes(count: int) -> Callable[[bytes, Mapping[str, str]], bytes]:
-    """Returns what reads so many bytes. It raises ValueError for any other number."""
+    """Returns a reader of exactly `count` bytes. It raises ValueError for any other number."""
 
     def read(body: bytes, headers: Mapping[str, str]) -> bytes:
         if len(body) != count:
@@ -338,8 +350,8 @@ def _read_bytes(count: int) -> Callable[[bytes, Mapping[str, str]], bytes]:
 
 
 def _read_page(body: bytes, headers: Mapping[str, str]) -> tuple[list[Object], str | None]:
-    """Returns the objects of a page of a listing, and the token of the next page. Raises ValueError for any other
-    answer."""
+    """Returns the objects on one page of a listing, and the token of the next page (None: it is the last). Raises
+    ValueError for any other answer."""
     page = _json_object(body)
     if page.get("kind") != "storage#objects":
         raise ValueError("it is not a listing")
@@ -349,7 +361,7 @@ def _read_page(body: bytes, headers: Mapping[str, str]) -> tuple[list[Object], s
 
 
 def _read_object(body: bytes, headers: Mapping[str, str]) -> Object:
-    """Returns what the service says of an object. Raises ValueError for any other answer."""
+    """Returns the metadata of an object. Raises ValueError for any other answer."""
     return _object(_json_object(body), headers)
 
 
@@ -406,7 +418,7 @@ def _same(stored: Object, data: bytes) -> bool:
 
 
 def _intact(data: bytes, headers: Mapping[str, str]) -> bool:
-    """Whether bytes are those that the service has hashed. By MD5; an object that was composed has a CRC-32C only."""
+    """Whether bytes match the service's MD5, or else its CRC-32C: a composed object has no MD5. True without either."""
     values = headers.get_all("x-goog-hash") if hasattr(headers, "get_all") else [headers.get("x-goog-hash", "")]
     hashes = dict(part.strip().split("=", 1) for value in values or () for part in value.split(",") if "=" in part)
     if "md5" in hashes:

@@ -1,11 +1,11 @@
-"""CRC-32C (Castagnoli), which the standard library does not have, over many blocks at a time with numpy."""
+"""CRC-32C (Castagnoli), which the standard library lacks, vectorized over blocks with numpy."""
 
 from __future__ import annotations
 
 import numpy as np
 
 _POLYNOMIAL = 0x82F63B78  # reflected; RFC 3720, appendix B.4
-_LANES = 1 << 14  # blocks that are hashed side by side
+_LANES = 1 << 14  # blocks that are hashed in parallel
 
 
 def _table() -> np.ndarray:
@@ -19,9 +19,13 @@ _TABLE = _table()
 
 
 def crc32c(data: bytes, before: int = 0) -> int:
-    """Returns the CRC-32C of bytes that come behind others. before: the CRC-32C of those."""
+    """Returns the CRC-32C of `data` appended to earlier bytes.
+
+    Args:
+      before: the CRC-32C of the earlier bytes; 0: there are none.
+    """
     value, step = before ^ 0xFFFFFFFF, len(data) // _LANES
-    if step:  # equal blocks, each hashed from 0; then joined, since a CRC is linear
+    if step:  # equal blocks, each hashed from 0, then combined: a CRC is linear
         lanes = np.frombuffer(data, np.uint8, step * _LANES).reshape(_LANES, step)
         parts = np.zeros(_LANES, np.uint32)
         for column in np.ascontiguousarray(lanes.T):
@@ -37,9 +41,9 @@ def crc32c(data: bytes, before: int = 0) -> int:
 
 
 def _shift_by(length: int) -> np.ndarray:
-    """Returns what `length` bytes of 0 do to each bit of a CRC, as the images [32] of the bits."""
-    one = np.uint32(1) << np.arange(32, dtype=np.uint32)
-    result, power = one, _TABLE[one & 0xFF] ^ (one >> 8)
+    """Returns the effect of `length` zero bytes on a CRC, as the image of each of its bits: [32] uint32."""
+    basis = np.uint32(1) << np.arange(32, dtype=np.uint32)
+    result, power = basis, _TABLE[basis & 0xFF] ^ (basis >> 8)
     while length:
         if length & 1:
             result = _apply(power, result)
@@ -48,6 +52,6 @@ def _shift_by(length: int) -> np.ndarray:
 
 
 def _apply(images: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Returns the exclusive or of the images of the bits that are set in each value."""
+    """Returns, for each value, the XOR of the images of its set bits."""
     bits = (values[:, None] >> np.arange(32, dtype=np.uint32)) & 1
     return np.bitwise_xor.reduce(np.where(bits == 1, images, np.uint32(0)), axis=1)

@@ -1,8 +1,8 @@
-"""The platform's own credentials for Google Cloud Storage. A token is held in memory, and never printed or stored.
+"""Credentials for Google Cloud Storage. A token is held in memory, and never printed or stored.
 
-In this order: GOOGLE_OAUTH_ACCESS_TOKEN or GOOGLE_AUTH_TOKEN_FOR_TESTING; the file GOOGLE_APPLICATION_CREDENTIALS, or
-that of `gcloud auth application-default login`; the account of the machine, from its metadata server. An endpoint that
-is not Google's gets the token of the environment or none.
+Sources, in order: GOOGLE_OAUTH_ACCESS_TOKEN or GOOGLE_AUTH_TOKEN_FOR_TESTING; the file GOOGLE_APPLICATION_CREDENTIALS,
+or that of `gcloud auth application-default login`; the machine's service account, from the metadata server. An endpoint
+other than Google's gets the token in the environment, or none.
 """
 
 from __future__ import annotations
@@ -27,64 +27,65 @@ TOKENS = ("GOOGLE_OAUTH_ACCESS_TOKEN", "GOOGLE_AUTH_TOKEN_FOR_TESTING")
 METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/service-accounts/default/token"
 REFRESH = "https://oauth2.googleapis.com/token"
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
-EARLY_SECONDS = 300.0  # before its end a token is renewed
-AGAIN_SECONDS = 10.0  # after a renewal that failed, while the token is good
-SECONDS = 5.0
-TRANSIENT = (408, 429, 500, 502, 503, 504)  # answers of a service that may be another in a moment
+EARLY_SECONDS = 300.0  # a token is renewed this long before it expires
+AGAIN_SECONDS = 10.0  # from a failed renewal to the next, while the token is valid
+SECONDS = 5.0  # timeout of a request for a token
+TRANSIENT = (408, 429, 500, 502, 503, 504)  # HTTP statuses that are worth a retry
 
 _TOKEN = re.compile(r"[!-~]+")
 
 
 class NoCredentials(OSError):
-    """No account could be found."""
+    """There is no account, or it gives no token."""
 
     def __str__(self) -> str:
         return str(self.args[-1])
 
 
 class NoTokenYet(OSError):
-    """The account's token could not be fetched now; in a moment it may be."""
+    """A token could not be fetched; a retry may succeed."""
 
     def __str__(self) -> str:
         return str(self.args[-1])
 
 
 class UnreadableAnswer(ValueError):
-    """What came in place of a token: a proxy's page, or an answer that was cut short."""
+    """The answer is not a token: it is a proxy's page, or was cut short."""
 
 
 def token_source(environment: Mapping[str, str], *, is_google: bool) -> Callable[..., str | None]:
-    """Returns what gives a valid token, or None where requests carry none; `renew=True` asks for a new one.
+    """Returns a function that returns a valid token, or None if requests carry none. `renew=True` fetches a new one.
 
-    What it returns raises NoCredentials where there is no account, and NoTokenYet for a failure in passing. A token
-    that is still good serves on while it cannot be renewed. Raises NoCredentials for a token in the environment that
-    cannot be one.
+    That function raises NoCredentials if there is no account, and NoTokenYet for a transient failure. If a token cannot
+    be renewed early, it is used until it expires.
+
+    Raises: NoCredentials for a malformed token in the environment.
     """
-    given = next((_checked(environment[name], name) for name in TOKENS if environment.get(name)), None)
-    if given is not None or not is_google:
-        return lambda renew=False: given
-    lock, held, renewed_at, ends = threading.Lock(), None, 0.0, 0.0
+    fixed = next((_checked(environment[name], name) for name in TOKENS if environment.get(name)), None)
+    if fixed is not None or not is_google:
+        return lambda renew=False: fixed
+    lock, current, renew_at, expires_at = threading.Lock(), None, 0.0, 0.0
 
     def token(renew: bool = False) -> str:
-        nonlocal held, renewed_at, ends
+        nonlocal current, renew_at, expires_at
         with lock:
             now = time.monotonic()
-            if held is None or renew or now > renewed_at:
+            if current is None or renew or now > renew_at:
                 try:
-                    held, lasts = _new_token(environment, is_first=held is None)
-                    renewed_at, ends = now + max(lasts - EARLY_SECONDS, 0.0), now + lasts
+                    current, lifetime = _new_token(environment, is_first=current is None)
+                    renew_at, expires_at = now + max(lifetime - EARLY_SECONDS, 0.0), now + lifetime
                 except OSError:
-                    if held is None or renew or now > ends:
+                    if current is None or renew or now > expires_at:
                         raise
-                    renewed_at = now + AGAIN_SECONDS
-            return held
+                    renew_at = now + AGAIN_SECONDS
+            return current
 
     return token
 
 
 def _checked(token: str, source: str) -> str:
-    """Returns a token without the blanks around it. Raises NoCredentials, which does not quote it, for any other text:
-    whatever sends it would."""
+    """Returns a token without surrounding whitespace. Raises NoCredentials for any other text, without quoting it, as
+    the error of sending it would."""
     if _TOKEN.fullmatch(token.strip()) is None:
         raise NoCredentials(
             errno.EACCES, f"{source} holds no token: one is of visible ASCII characters, without blanks and line breaks"
@@ -93,8 +94,8 @@ def _checked(token: str, source: str) -> str:
 
 
 def _is_transient(error: Exception, is_first: bool) -> bool:
-    """Whether what failed may succeed in a moment. A machine that never had a token has no Google account where it does
-    not know the server's name, or something else answers under it."""
+    """Whether a retry may succeed. Before the first token (`is_first`), an unknown host name or an unreadable answer
+    means that the machine has no Google account, and is not transient."""
     if isinstance(error, urllib.error.HTTPError):
         return error.code in TRANSIENT
     if isinstance(error, UnreadableAnswer) or isinstance(getattr(error, "reason", error), socket.gaierror):
@@ -103,14 +104,14 @@ def _is_transient(error: Exception, is_first: bool) -> bool:
 
 
 def _kind(error: Exception) -> str:
-    """Returns what an error is, without its message."""
+    """Returns the HTTP status of an error, or its type, without its message."""
     if isinstance(error, urllib.error.HTTPError):
         return f"{error.code} {error.reason}"
     return type(error.reason if isinstance(getattr(error, "reason", None), Exception) else error).__name__
 
 
 def _new_token(environment: Mapping[str, str], *, is_first: bool) -> tuple[str, float]:
-    """Returns a token and how many seconds it lasts. is_first: whether there was none before."""
+    """Returns a token and its lifetime in seconds. is_first: there was no token before."""
     named = environment.get("GOOGLE_APPLICATION_CREDENTIALS")
     home = environment.get("CLOUDSDK_CONFIG") or os.path.join(os.path.expanduser("~"), ".config", "gcloud")
     path = named or os.path.join(home, "application_default_credentials.json")
@@ -124,7 +125,7 @@ def _new_token(environment: Mapping[str, str], *, is_first: bool) -> tuple[str, 
             raise NoTokenYet(errno.EAGAIN, f"the metadata server gave no token ({_kind(error)})") from None
         raise NoCredentials(
             errno.EACCES,
-            "no account for gs:// was found: this machine has no metadata server of Google's, and "
+            "no account for gs:// was found: this machine has no Google metadata server, and "
             "GOOGLE_APPLICATION_CREDENTIALS is not set. Run `gcloud auth application-default login`, or set it to a "
             "file of credentials",
         ) from None
@@ -152,7 +153,7 @@ def _from_file(path: str) -> tuple[str, float]:
 
 
 def _by_google_auth(path: str, kind: str) -> tuple[str, float]:
-    """Returns a token of a service account or a federated one, whose requests are signed."""
+    """Returns a token of a service account or a federated one, which need signed requests; its lifetime is 3600 s."""
     try:
         import google.auth
         import google.auth.exceptions

@@ -1,4 +1,4 @@
-"""Private local copies of what is in buckets: complete, checked, one folder for each state of what was read."""
+"""Private local copies of objects in buckets: complete, checked, one folder for each state of the source."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from pathlib import Path
 from jrl.bucket.client import Bucket, Missing, Object, split_address
 
 THREADS = 8
-FILLING = ".filling"  # behind the name of a copy that is not complete
-_in_use: dict[Path, int] = {}  # the copies that this process reads, and the descriptors of their locks
+FILLING = ".filling"  # suffix of an incomplete copy
+_in_use: dict[Path, int] = {}  # copies that this process reads -> file descriptors of their locks
 
 
 def copies_home() -> Path:
-    """Returns the folder of all local copies: JRL_BUCKET_COPIES, else $XDG_CACHE_HOME/jrl/buckets (~/.cache). Only its
-    owner can look into it."""
+    """Returns the folder of all local copies: JRL_BUCKET_COPIES, else $XDG_CACHE_HOME/jrl/buckets (~/.cache).
+
+    Creates it if missing, accessible only to its owner.
+    """
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     home = Path(os.environ.get("JRL_BUCKET_COPIES") or os.path.join(cache, "jrl", "buckets")).absolute()
     home.parent.mkdir(parents=True, exist_ok=True)
@@ -30,23 +32,25 @@ def copies_home() -> Path:
 
 
 def key_of(*texts: str) -> str:
-    """Returns the name of a folder for what these texts name."""
+    """Returns a folder name, a hash of `texts`."""
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:24]
 
 
 def complete_copy(bucket: Bucket, name: str, state: str, fill: Callable[[Path], None]) -> Path:
-    """Returns a folder that `fill` has filled, once for each state of what is under a name. The copies of other states
-    that no process reads are removed.
+    """Returns a folder that `fill` has filled, once for each state of an object or a folder of a bucket. Removes the
+    copies of other states that no process reads.
 
     Args:
-      state: names what is copied; another state is another copy.
+      name: the object or the folder.
+      state: identifies the content; another state gets another copy.
+      fill: writes the content into an empty folder.
     """
     home = copies_home() / "read" / key_of(bucket.endpoint, f"gs://{bucket.name}/{name}")
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     place = home / key_of(state)
     lock = _open_lock(place)
     try:
-        fcntl.flock(lock, fcntl.LOCK_SH)  # nobody removes it; readers do not exclude each other
+        fcntl.flock(lock, fcntl.LOCK_SH)  # keeps the copy from being removed; readers share it
         if not place.exists():
             _fill_once(place, fill)
     except BaseException:
@@ -59,12 +63,12 @@ def complete_copy(bucket: Bucket, name: str, state: str, fill: Callable[[Path], 
 
 
 def _fill_once(place: Path, fill: Callable[[Path], None]) -> None:
-    """Fills a folder that is missing. Of several who want it one does; the others wait for it."""
+    """Fills a missing folder. Of several processes that need it one fills it; the others wait."""
     with contextlib.closing(os.fdopen(_open_lock(_filling(place)), "rb")) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if place.exists():
             return
-        shutil.rmtree(_filling(place), ignore_errors=True)  # of a process that was killed
+        shutil.rmtree(_filling(place), ignore_errors=True)  # left by a killed process
         _filling(place).mkdir(mode=0o700)
         try:
             fill(_filling(place))
@@ -77,12 +81,12 @@ def _fill_once(place: Path, fill: Callable[[Path], None]) -> None:
 
 
 def _filling(place: Path) -> Path:
-    """Returns the folder that becomes a copy once it is complete."""
+    """Returns the path of a copy until it is complete."""
     return place.with_name(f"{place.name}{FILLING}")
 
 
 def _sync_folders(root: Path) -> None:
-    """Makes the names of all files in a folder survive a loss of power, as their bytes do."""
+    """Syncs a folder and all below it: file names then survive a power loss, as their bytes do."""
     for folder, _, _ in os.walk(root):
         _sync_folder(folder)
 
@@ -90,7 +94,7 @@ def _sync_folders(root: Path) -> None:
 def _sync_folder(folder: str | os.PathLike[str]) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # some network file systems cannot; what is lost there is fetched again
+        with contextlib.suppress(OSError):  # some network file systems cannot; a lost copy is fetched again
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
@@ -101,7 +105,7 @@ def _open_lock(place: Path) -> int:
 
 
 def _remove_unused(home: Path, used: Path) -> None:
-    """Removes the copies that no process reads or fills, of which a killed process may have left a half."""
+    """Removes the copies that no process reads or fills, such as one that a killed process left incomplete."""
     for other in home.iterdir():
         if other == used or other.suffix == ".lock":
             continue
@@ -111,12 +115,12 @@ def _remove_unused(home: Path, used: Path) -> None:
 
 
 def local_copy(address: str, without: tuple[str, ...] = ()) -> Path:
-    """Returns a local copy of the file or the folder at gs://BUCKET/NAME, as it was when this process first asked.
+    """Returns a local copy of the file or the folder at gs://BUCKET/NAME, as it was when this process first read it.
 
     Args:
-      without: how the names of files of a folder end that are not copied.
+      without: suffixes of file names in a folder that are not copied.
 
-    Raises: BucketError where there is nothing, or it may not be read.
+    Raises: BucketError if there is nothing, or no permission to read it.
     """
     name, path = split_address(address)
     return _copy_of(name, path, Bucket(name).endpoint, without)
@@ -124,56 +128,57 @@ def local_copy(address: str, without: tuple[str, ...] = ()) -> Path:
 
 @functools.cache
 def _copy_of(name: str, path: str, endpoint: str, without: tuple[str, ...]) -> Path:
-    bucket, last = Bucket(name, endpoint=endpoint), path.rsplit("/", 1)[-1]
-    stored, is_file = _look(name, path, endpoint)
+    bucket, basename = Bucket(name, endpoint=endpoint), path.rsplit("/", 1)[-1]
+    stored, is_file = _list_objects(name, path, endpoint)
     if not is_file:
-        stored = {file: one for file, one in stored.items() if not file.endswith(without)}
-    state = "\n".join(f"{file} {one.generation} {one.bytes}" for file, one in sorted(stored.items()))
-    fill = lambda folder: _download(bucket, stored, folder / last, is_file=is_file)
-    return complete_copy(bucket, path, state, fill) / last
+        stored = {file: entry for file, entry in stored.items() if not file.endswith(without)}
+    state = "\n".join(f"{file} {entry.generation} {entry.bytes}" for file, entry in sorted(stored.items()))
+    fill = lambda folder: _download(bucket, stored, folder / basename, is_file=is_file)
+    return complete_copy(bucket, path, state, fill) / basename
 
 
 @functools.cache
-def _look(name: str, path: str, endpoint: str) -> tuple[dict[str, Object], bool]:
-    """Returns what is at a name by file, and whether that is one file. Every copy that a process takes is of this."""
+def _list_objects(name: str, path: str, endpoint: str) -> tuple[dict[str, Object], bool]:
+    """Returns the objects at a name, by relative file name, and whether it is a single file. Cached: all copies of a
+    process are of this state."""
     bucket = Bucket(name, endpoint=endpoint)
     if (single := bucket.stat(path)) is not None:
         return {path.rsplit("/", 1)[-1]: single}, True
-    stored = {one.name[len(path) + 1 :]: one for one in bucket.list(f"{path}/") if not one.name.endswith("/")}
+    stored = {obj.name[len(path) + 1 :]: obj for obj in bucket.list(f"{path}/") if not obj.name.endswith("/")}
     if not stored:
         raise Missing(2, f"gs://{name}/{path}: there is no such file, and no folder of that name, in the bucket")
     return stored, False
 
 
 def forget_copies() -> None:
-    """Has the next reader of this process look at the buckets again."""
+    """Clears the caches of this process: its next read looks at the buckets again."""
     _copy_of.cache_clear()
-    _look.cache_clear()
+    _list_objects.cache_clear()
 
 
 def _download(bucket: Bucket, stored: dict[str, Object], target: Path, *, is_file: bool) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     if not is_file:
-        target.mkdir(exist_ok=True)  # also where nothing is copied
+        target.mkdir(exist_ok=True)  # even if nothing is copied
 
-    def one(item: tuple[str, Object]) -> None:
+    def download(item: tuple[str, Object]) -> None:
         place = target if is_file else inside(target, item[0])
         place.parent.mkdir(parents=True, exist_ok=True)
         bucket.download(item[1], place)
 
-    in_parallel(one, stored.items())
+    in_parallel(download, stored.items())
 
 
 def inside(folder: Path, name: str) -> Path:
-    """Returns FOLDER/NAME. Raises ValueError for a name that leads out of the folder."""
+    """Returns FOLDER/NAME. Raises ValueError for a name that is not a relative path below the folder."""
     if name.startswith("/") or "\0" in name or any(part in ("", ".", "..") for part in name.split("/")):
-        raise ValueError(f"the bucket holds an object of the name {name!r}, which is no name of a file")
+        raise ValueError(f"the bucket has an object named {name!r}, which is not a valid file name")
     return folder / name
 
 
 def in_parallel(call: Callable, items: Iterable) -> list:
-    """Returns the results of a call on every item, in their order. The first error ends it; calls under way are
-    awaited."""
+    """Returns the results of a call on every item, in order. On an error, calls that have not started are canceled,
+    running ones are awaited, and the error is raised."""
     with ThreadPoolExecutor(THREADS) as pool:
         futures = [pool.submit(call, item) for item in items]
         try:

@@ -1,4 +1,4 @@
-"""Gin text -> frozen dataclasses, with every mistake refused at its file and line. No JAX, no global state.
+"""Loads gin text into frozen dataclasses. An error names its file and line. No JAX, no global state.
 
     include 'base.gin'                 # relative to this file; bindings here replace its bindings
     STEPS = 30                         # a macro
@@ -10,8 +10,8 @@
     warm/AdamW.learning_rate = 1e-3
     parts = ['my_parts.py']            # no section: a field of the root
 
-`load` reads, `to_gin` and `to_json` write what was resolved, `from_json` reads it back, `difference` and `identity`
-compare two runs, `describe` and `describe_section` are the help text.
+`load` reads gin, `to_gin` and `to_json` write a resolved configuration, `from_json` reads it back, `difference` and
+`identity` compare two runs, `describe` and `describe_section` return the help text.
 """
 
 from jrl.config.compare import difference, identity

@@ -1,4 +1,4 @@
-"""Two resolved configurations side by side, and the one hash that names a run."""
+"""Compares two resolved configurations, and hashes one to identify its run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from jrl.config.typed import show_resolved
 
 
 def difference(a: Any, b: Any, ignore: Collection[str] = ()) -> list[str]:
-    """Returns one line for each field in which `b` differs from `a`: "Loop.steps: 30 -> 40". `ignore` as below."""
+    """Returns one line for each field in which `b` differs from `a`: "Loop.steps: 30 -> 40".
+
+    Args:
+      ignore: as in `identity`.
+    """
     return list(_differences(a, b, type(a).__name__, frozenset(ignore)))
 
 
@@ -23,7 +27,7 @@ def identity(config: Any, ignore: Collection[str] = ()) -> str:
       config: a resolved configuration.
       ignore: fields that do not distinguish runs: "Loop.steps" leaves out one field of every Loop, "Log.*" all of them.
 
-    Raises ValueError where `ignore` names a field that its class, present in the configuration, does not have.
+    Raises: ValueError if `ignore` names a field that a class in the configuration does not have.
     """
     present = set(_classes(config))
     for name in ignore:
@@ -38,14 +42,14 @@ def identity(config: Any, ignore: Collection[str] = ()) -> str:
 def _canonical(value: Any, ignore: frozenset[str]) -> Any:
     if is_config(type(value)):
         name = type(value).__name__
-        fields = {field: _canonical(getattr(value, field), ignore) for field in _fields_left(type(value), ignore)}
+        fields = {field: _canonical(getattr(value, field), ignore) for field in _compared_fields(type(value), ignore)}
         return {"class": name, "fields": fields}
     if isinstance(value, dict):
         return {key: _canonical(item, ignore) for key, item in value.items()}
     return [_canonical(item, ignore) for item in value] if isinstance(value, tuple | list) else value
 
 
-def _fields_left(cls: type, ignore: frozenset[str]) -> list[str]:
+def _compared_fields(cls: type, ignore: frozenset[str]) -> list[str]:
     return [field for field in fields_of(cls) if not {f"{cls.__name__}.{field}", f"{cls.__name__}.*"} & ignore]
 
 
@@ -61,16 +65,16 @@ def _classes(value: Any) -> Iterator[type]:
 
 def _differences(a: Any, b: Any, name: str, ignore: frozenset[str]) -> Iterator[str]:
     if is_config(type(a)) and type(a) is type(b):
-        # Bindings go by class name, so lines do too; an item of a list keeps its place before it.
+        # Bindings name a class, so the lines do too; an item of a list has its index as a prefix.
         prefix = f"{name} {type(a).__name__}" if name.endswith("]") else type(a).__name__
-        for field in _fields_left(type(a), ignore):
+        for field in _compared_fields(type(a), ignore):
             yield from _differences(getattr(a, field), getattr(b, field), f"{prefix}.{field}", ignore)
-    elif isinstance(a, tuple | list) and isinstance(b, tuple | list) and len(a) == len(b) and _holds_parts(a):
+    elif isinstance(a, tuple | list) and isinstance(b, tuple | list) and len(a) == len(b) and _contains_configs(a):
         for i, (first, second) in enumerate(zip(a, b)):
             yield from _differences(first, second, f"{name}[{i}]", ignore)
     elif type(a) is not type(b) or a != b:
         yield f"{name}: {show_resolved(a)} -> {show_resolved(b)}"
 
 
-def _holds_parts(items: Any) -> bool:
+def _contains_configs(items: Any) -> bool:
     return any(is_config(type(item)) for item in items)

@@ -1,4 +1,4 @@
-"""Help text for everything that can be configured, taken from the classes themselves."""
+"""Help text for every configurable field, generated from the config classes and their comments."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from jrl.config.typed import show_resolved, type_name
 
 
 def describe(root: type, tables: Tables) -> str:
-    """Returns a section for each config class: its fields with type, default and comment.
+    """Returns one section of text for each config class: its fields with type, default and comment.
 
-    The root and what it holds come first, then the rows of each table under the table's name.
+    The root and the classes that are not rows of a table come first, then the rows of each table under its name.
     """
     schema = schema_of(root, tables)
     row_tables = {cls: table for table, rows in tables.items() for cls in rows.values()}
@@ -34,7 +34,7 @@ def describe(root: type, tables: Tables) -> str:
 def describe_section(root: type, tables: Tables, name: str) -> str:
     """Returns the help text of one config class, or of a table and its rows.
 
-    Raises: ConfigError with the nearest name where `name` is neither.
+    Raises: ConfigError with the nearest name if `name` is neither.
     """
     sections = schema_of(root, tables).sections
     if name in sections:
@@ -48,9 +48,9 @@ def describe_section(root: type, tables: Tables, name: str) -> str:
 
 @functools.cache
 def field_docs(cls: type) -> Mapping[str, str]:
-    """Returns field name -> its comment in the source: the one that trails it, else the block of lines above it.
+    """Returns field name -> its comment in the source: the trailing one, else the comment lines above the field.
 
-    Empty where the source cannot be read.
+    Inherited fields are included. Empty if the source cannot be read.
     """
     try:
         source = textwrap.dedent(inspect.getsource(cls))
@@ -59,22 +59,22 @@ def field_docs(cls: type) -> Mapping[str, str]:
     except (OSError, TypeError, SyntaxError, tokenize.TokenError):
         return {}
     comments = {token.start[0]: token.string.lstrip("# ").strip() for token in tokens if token.type == tokenize.COMMENT}
-    alone = {token.start[0] for token in tokens if token.type == tokenize.COMMENT and token.line.lstrip()[0] == "#"}
+    own_line = {token.start[0] for token in tokens if token.type == tokenize.COMMENT and token.line.lstrip()[0] == "#"}
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__[1:]):
         docs.update(field_docs(base) if base is not object else {})
     for node in tree.body[0].body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             trailing = [comments[line] for line in range(node.lineno, node.end_lineno + 1) if line in comments]
-            if trailing or node.lineno - 1 in alone:
-                docs[node.target.id] = trailing[-1] if trailing else _block_above(node.lineno, comments, alone)
+            if trailing or node.lineno - 1 in own_line:
+                docs[node.target.id] = trailing[-1] if trailing else _block_above(node.lineno, comments, own_line)
     return docs
 
 
-def _block_above(line: int, comments: Mapping[int, str], alone: set[int]) -> str:
-    """Returns the comment lines directly above a line as one text."""
+def _block_above(line: int, comments: Mapping[int, str], own_line: set[int]) -> str:
+    """Returns the comment lines directly above a line, joined by spaces."""
     first = line
-    while first - 1 in alone:
+    while first - 1 in own_line:
         first -= 1
     return " ".join(comments[number] for number in range(first, line))
 
@@ -86,7 +86,7 @@ def _heading(table: str, rows: Mapping[str, type]) -> str:
 def _section(cls: type, tables: Tables) -> str:
     docs = field_docs(cls)
     heading = inspect.getdoc(cls) or ""
-    generated = heading.startswith(f"{cls.__name__}(")  # what dataclasses write where there is no docstring
+    generated = heading.startswith(f"{cls.__name__}(")  # the docstring that dataclasses generate
     sentence = " ".join(heading.split("\n\n")[0].split()).split(". ")[0]
     first = "" if generated or not sentence else f"  {sentence}"
     rows = [(name, _kind(field, tables), docs.get(name, "")) for name, field in fields_of(cls).items()]

@@ -1,4 +1,4 @@
-"""A resolved configuration as gin and as JSON, every field explicit, and JSON back again."""
+"""Writes a resolved configuration as gin or JSON, with every field explicit, and reads the JSON back."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from jrl.config.typed import Misfit, fit, show
 
 
 def to_json(config: Any) -> dict[str, Any]:
-    """Returns the configuration as JSON values. A part that the annotation leaves open carries its "class"."""
+    """Returns the configuration as JSON values. An instance has a "class" entry if its annotation allows others."""
     return {name: _plain(getattr(config, name), _is_open(field)) for name, field in fields_of(type(config)).items()}
 
 
 def from_json(data: Mapping[str, Any], root: type, tables: Tables, *, place: str = "JSON") -> Any:
-    """Returns the instance of `root` that `to_json` described. A field that is left out takes its default.
+    """Returns the instance of `root` that `to_json` described. A missing field takes its default.
 
-    Raises ConfigError at "PLACE at field.field" on an unknown name, a wrong type or a missing value.
+    Raises: ConfigError at "PLACE at field.field" for an unknown name, a wrong type or a missing required field.
     """
     return _from_object(data, root, schema_of(root, tables), place, "")
 
 
 def to_gin(config: Any, tables: Tables) -> str:
-    """Returns gin text with every field explicit; `load` of it gives an equal object.
+    """Returns gin text with every field explicit. Loading it gives an equal object.
 
-    Each nested dataclass is referred to by name. A class that occurs with several values gets a scope for each after
-    the first, named after the field that holds it.
+    A nested dataclass is referred to by name. If a class occurs with several values, each after the first gets a scope,
+    named after the field that holds it.
     """
     schema = schema_of(type(config), tables)
     names: dict[tuple[str, str], str] = {}  # (class name, canonical JSON) -> scoped name
-    waiting = [(config, type(config).__name__)]  # breadth first: what the root holds gets the plain names
+    waiting = [(config, type(config).__name__)]  # breadth first: the fields of the root get the unscoped names
 
     def name_of(part: Any, hint: str) -> str:
         kind = type(part).__name__
@@ -63,7 +63,12 @@ def to_gin(config: Any, tables: Tables) -> str:
 
 
 def scoped_names(kind: str, hint: str) -> Iterator[str]:
-    """Yields the names that a part of a class may have, the first that is free first. hint: the field that holds it."""
+    """Yields candidate names for an instance of a class, in order of preference.
+
+    Args:
+      kind: the name of the class.
+      hint: the field that holds the instance; it becomes the scope.
+    """
     yield kind
     yield f"{hint}/{kind}"
     yield from (f"{hint}_{i}/{kind}" for i in itertools.count(2))

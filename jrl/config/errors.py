@@ -1,4 +1,4 @@
-"""The error of the configuration front end, and the search for the nearest valid name."""
+"""ConfigError, and the search for the nearest valid name."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ COMMAND_LINE = "command line"
 
 
 class ConfigError(Exception):
-    """A configuration that is refused.
+    """An invalid configuration.
 
-    `place` is `file:line`, `command line`, or the file where no line can be named; `reason` is the text without it.
+    `place` is where the error is, such as `file:line`, `command line`, or the file if no line applies; `reason` is the
+    message without it.
     """
 
     def __init__(self, place: str, reason: str):
@@ -21,21 +22,21 @@ class ConfigError(Exception):
 
 
 def nearest(name: str, valid: Iterable[str]) -> str | None:
-    """Returns the name in `valid` most like `name`, or None where none is similar. Case has little weight."""
-    scored = [(_likeness(name, option), option) for option in valid]
-    likeness, option = max(scored, key=lambda pair: pair[0], default=(0.0, ""))
-    return option if likeness >= 0.6 else None
+    """Returns the name in `valid` most similar to `name`, or None if none is similar. Case has little weight."""
+    scored = [(_similarity(name, option), option) for option in valid]
+    similarity, option = max(scored, key=lambda pair: pair[0], default=(0.0, ""))
+    return option if similarity >= 0.6 else None
 
 
 def suggestion(name: str, valid: Iterable[str], *, kind: str, max_listed: int = 12) -> str:
-    """Returns the tail of an error: "; did you mean X? (kind: X, Y, Z)", the list only if it is short."""
+    """Returns the tail of an error message: "; did you mean X? (kind: X, Y, Z)", with the list only if it is short."""
     options = sorted(set(valid))
     guess = nearest(name, options)
     text = f"; did you mean {guess}?" if guess else ""
     return f"{text} ({kind}: {', '.join(options)})" if 0 < len(options) <= max_listed else text
 
 
-def _likeness(name: str, option: str) -> float:
+def _similarity(name: str, option: str) -> float:
     exact = difflib.SequenceMatcher(None, name, option, autojunk=False).ratio()
     folded = difflib.SequenceMatcher(None, name.casefold(), option.casefold(), autojunk=False).ratio()
     return max(exact, 0.99 * folded)

@@ -1,12 +1,12 @@
-"""Statements -> one frozen root instance. Every binding is checked, and every binding must matter.
+"""Builds the root config from gin statements. Every binding is checked, and an unused one is an error.
 
-Later replaces earlier, as in gin: included file, including file, command line. `warm/AdamW.x` goes above `AdamW.x` for
-the instance `@warm/AdamW()` and for the dataclasses nested in it that no reference names.
+Later bindings override earlier ones, as in gin: included file, including file, command line. `warm/AdamW.x` overrides
+`AdamW.x` in the instance `@warm/AdamW()` and in the dataclasses nested in it that no reference names.
 
-A binding that reaches nothing is an error, with one exception: where an outer layer (an including file over an
-included one, the command line over both) replaced the selection of a part, the inner layer's bindings for that part
-are ignored. So `jrl train dapo.gin 'Online.objective = @GRPO()'` works, and `DAPO.clip_high` beside `@GRPO()` in one
-file does not. A macro counts as used where any statement mentions it; one from the command line must reach a value.
+A binding that reaches nothing is an error, with one exception: if an outer layer (an including file over an included
+one, the command line over both) replaces the selection of a part, the inner layer's bindings for that part are ignored.
+So `jrl train dapo.gin 'Online.objective = @GRPO()'` works, but `DAPO.clip_high` next to `@GRPO()` in the same file is
+an error. A macro counts as used if any statement mentions it; one from the command line must reach a value.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jrl.config.syntax import Macro, Reference, Statement, read_statements, walk
 from jrl.config.typed import Misfit, fit, show
 from jrl.config.unused import check_macros, check_unused
 
-MAX_VALUES = 100_000  # values and instances; macros that double one another reach it in 16 lines
+MAX_VALUES = 100_000  # expanded values and instances; macros that each double the last one reach it in 16 lines
 
 
 def load(
@@ -34,14 +34,14 @@ def load(
     """Returns the instance of `root` that a gin file and command-line bindings describe.
 
     Args:
-      path: the gin file, or None for bindings alone.
-      bindings: `NAME=VALUE` each, in gin syntax; they replace what the file says.
+      path: the gin file; None: only the bindings.
+      bindings: "NAME=VALUE", in gin syntax; they override the file.
       root: the root dataclass.
       tables: table name -> row name -> config class, e.g. tables["algos"]["GRPO"].
-      path_fields: "Class.field" of the fields that name files. A relative path that the current directory does not
-        have is looked up in the folder of the gin file that binds it; see `paths.beside`.
+      path_fields: "Class.field" of the fields that name files. A relative path is looked up in the current directory,
+        then in the folder of the gin file that binds it; see `paths.beside`.
 
-    Raises ConfigError with the place and the nearest valid name on anything that is not exactly right.
+    Raises: ConfigError for anything invalid, with its place and, if one is similar, the nearest valid name.
     """
     schema = schema_of(root, tables)
     statements = read_statements(path, bindings, root)
@@ -69,7 +69,9 @@ def load(
 def peek(path: str | None, bindings: Sequence[str], root: type, field: str) -> tuple[Any, str | None]:
     """Returns the plain value bound to a field of the root, and the file that binds it (None: no file does).
 
-    For values needed before the tables exist, such as `parts`: nothing else in the text is checked.
+    For values that are needed before the tables exist, such as `parts`. Other statements are parsed but not checked.
+
+    Raises: ConfigError if the value contains a reference or a macro.
     """
     last = None
     for statement in read_statements(path, bindings, root):
@@ -83,7 +85,8 @@ def peek(path: str | None, bindings: Sequence[str], root: type, field: str) -> t
 
 
 def _build(reading: Reading, cls: type, scope: str, place: str, base: Any, building: tuple[Any, ...]) -> Any:
-    """Returns an instance of `cls`: its bindings, else the values of `base` (a default instance), else its defaults."""
+    """Returns an instance of `cls`. A field takes its binding, else its value in `base` (a default instance), else its
+    default."""
     if (scope, cls) in building:
         raise ConfigError(place, f"@{scope + '/' if scope else ''}{cls.__name__}() contains itself")
     _count(reading, place)
@@ -98,7 +101,7 @@ def _build(reading: Reading, cls: type, scope: str, place: str, base: Any, build
     try:
         return cls(**values)
     except ValueError as error:
-        raise ConfigError(_most_relevant(reading, str(error), bound, place), f"{cls.__name__}: {error}") from error
+        raise ConfigError(_place_of_error(reading, str(error), bound, place), f"{cls.__name__}: {error}") from error
 
 
 def _find(reading: Reading, scope: str, cls: type, field: Field) -> Statement | None:
@@ -126,11 +129,11 @@ def _value(
 ) -> Any:
     name = f"{cls.__name__}.{field.name}"
     rows = reading.schema.rows(field)
-    because = ""
+    macro_note = ""
     if statement is not None:
-        value, place, because = _expand(reading, statement.value, statement.place, name)
+        value, place, macro_note = _expand(reading, statement.value, statement.place, name)
         if name in reading.path_fields:
-            value = _beside(value, _bound_in(reading, statement))
+            value = _resolve_paths(value, _file_of_value(reading, statement))
     elif base is not None:
         value = getattr(base, field.name)
     elif field.default is not None:
@@ -143,7 +146,7 @@ def _value(
     def instance(part: Any, allowed: Mapping[str, type]) -> Any:
         if isinstance(part, Reference) and part.name in allowed:
             return _build(reading, allowed[part.name], part.scope, place, None, building)
-        if type(part) in allowed.values():  # a default that is an instance: bindings of its class apply to it
+        if type(part) in allowed.values():  # a default instance: bindings of its class apply to it
             return _build(reading, type(part), scope, place, part, building)
         listed = ", ".join(f"@{row}()" for row in allowed) or "a part, but its table is empty"
         word = part.name if isinstance(part, Reference) else part if isinstance(part, str) else ""
@@ -154,11 +157,11 @@ def _value(
     try:
         return fit(value, field.hint, rows, instance)
     except Misfit as misfit:
-        raise ConfigError(place, f"{name}{misfit.inside} {misfit.reason}{because}") from None
+        raise ConfigError(place, f"{name}{misfit.inside} {misfit.reason}{macro_note}") from None
 
 
 def _expand(reading: Reading, value: Any, place: str, name: str, trail: tuple[str, ...] = ()) -> tuple[Any, str, str]:
-    """Returns the value with macros replaced, its place, and how it got there."""
+    """Returns the value with macros expanded, its place, and a note that names the macro ("" for other values)."""
     _count(reading, place)
     if isinstance(value, Macro):
         if value.name in trail:
@@ -178,16 +181,16 @@ def _expand(reading: Reading, value: Any, place: str, name: str, trail: tuple[st
     return value, place, ""
 
 
-def _bound_in(reading: Reading, statement: Statement) -> str | None:
-    """Returns the file that holds the value of a statement: a macro's file where the statement names one."""
+def _file_of_value(reading: Reading, statement: Statement) -> str | None:
+    """Returns the file that sets the value of a statement, through macros; None: the command line."""
     while isinstance(statement.value, Macro):
         statement = reading.macros[statement.value.name]
     return statement.path
 
 
-def _beside(value: Any, file: str | None) -> Any:
+def _resolve_paths(value: Any, file: str | None) -> Any:
     if isinstance(value, list | tuple):
-        return type(value)(_beside(item, file) for item in value)
+        return type(value)(_resolve_paths(item, file) for item in value)
     return paths.beside(value, file) if isinstance(value, str) else value
 
 
@@ -205,8 +208,8 @@ def _missing(name: str, rows: Mapping[str, type], scope: str, cls: type, root: t
     return f"{name} has no value and no default; bind {name} = ...{parts}{selected}"
 
 
-def _most_relevant(reading: Reading, message: str, bound: Mapping[str, Statement], place: str) -> str:
-    """Returns the place of the binding that a failed check mentions, else of any of the class, else `place`."""
+def _place_of_error(reading: Reading, message: str, bound: Mapping[str, Statement], place: str) -> str:
+    """Returns the place of the binding that an error message mentions, else of any of the class, else `place`."""
     for section, field in re.findall(r"(\w+)\.(\w+)", message):
         for key, statement in reading.bindings.items():
             if key[1:] == (section, field):

@@ -1,4 +1,4 @@
-"""Every name in a statement must exist, whether or not the statement is replaced later."""
+"""Checks that every name in a statement exists, even if a later statement overrides it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jrl.config.syntax import Macro, Reference, Statement, walk
 
 
 def check_names(statement: Statement, schema: Schema, macros: set[str]) -> None:
-    """Raises ConfigError where a statement uses a name that does not exist, whether or not it is replaced later."""
+    """Raises ConfigError if a statement uses a name that does not exist, even if a later statement overrides it."""
     _check_target(statement, schema)
     for leaf in walk(statement.value):
         if isinstance(leaf, Reference):
@@ -24,7 +24,7 @@ def check_names(statement: Statement, schema: Schema, macros: set[str]) -> None:
 
 
 def _unknown_part(name: str, statement: Statement, schema: Schema) -> str:
-    """Returns the error of a reference to a part that does not exist: with the parts that the bound field takes."""
+    """Returns the error message for a reference to an unknown part. It lists the parts that the bound field accepts."""
     cls = schema.sections.get(statement.section)
     field = None if cls is None else fields_of(cls).get(statement.field)
     if field is None:  # a macro, which any field may use

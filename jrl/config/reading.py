@@ -1,4 +1,4 @@
-"""What one load works on, shared by building and by the search for what was not used."""
+"""The state of one load, shared by the builder and the check for unused bindings."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Key = tuple[str, str, str]  # scope, section, field
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """What one load works on. The sets, and `shadowed`, collect what was reached; the rest is not changed."""
+    """The state of one load. The sets and `shadowed` record what was reached, `work` counts; the rest is constant."""
 
     schema: Schema
     bindings: Mapping[Key, Statement]
     macros: Mapping[str, Statement]
-    origin: str  # the place to name where no statement can be
+    origin: str  # the place that an error names if no statement applies
     used: set[Key]
-    shadowed: dict[Key, Statement]  # unscoped binding -> the scoped one that replaced it
+    shadowed: dict[Key, Statement]  # unscoped binding -> the scoped one that overrode it
     used_macros: set[str]
     instances: set[tuple[str, str]]  # (scope, section) of everything built
-    work: Iterator[int]  # counts what is expanded and built
-    path_fields: frozenset[str]  # "Class.field" of what names files
+    work: Iterator[int]  # counts expanded values and built instances
+    path_fields: frozenset[str]  # "Class.field" of the fields that name files

@@ -1,4 +1,4 @@
-"""What can be configured: the classes reachable from the root and the tables, and the fields of each."""
+"""The configurable classes, reachable from the root and the tables, and the fields of each."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class Schema:
     sections: Mapping[str, type]  # every class that a binding can name, by that name
 
     def rows(self, field: Field) -> Mapping[str, type]:
-        """Returns the rows that `Any` in the field's hint can stand for; none for a field without a table."""
+        """Returns the rows that `Any` in the field's hint can stand for; empty for a field without a table."""
         return {} if field.table is None else self.tables[field.table]
 
 
 def schema_of(root: type, tables: Tables) -> Schema:
     """Returns the schema of a root dataclass and its tables (table name -> row name -> config class).
 
-    Raises TypeError on what a developer got wrong: an unknown table, a row that is not named like its class, two
-    classes of one name, an annotation that the reader does not know.
+    Raises: TypeError for a mistake of a developer: an unknown table, a row that is not named like its class, two
+    classes with one name, an unsupported annotation.
     """
     sections: dict[str, type] = {}
     waiting = [root]
@@ -61,7 +61,8 @@ def schema_of(root: type, tables: Tables) -> Schema:
 def classes_below(cls: type) -> tuple[type, ...]:
     """Returns the dataclasses in the annotations and the defaults of a class's fields, each once.
 
-    Raises TypeError for an annotation that the reader does not know."""
+    Raises: TypeError for an unsupported annotation.
+    """
     classes: list[type] = []
     for field in fields_of(cls).values():
         check_hint(field.hint, field.table, f"{cls.__name__}.{field.name}")
@@ -71,7 +72,7 @@ def classes_below(cls: type) -> tuple[type, ...]:
 
 @functools.cache
 def fields_of(cls: type) -> dict[str, Field]:
-    """Returns the fields that a binding can set, by name, in order."""
+    """Returns field name -> Field for the fields that a binding can set, in order."""
     if not dataclasses.is_dataclass(cls):
         raise TypeError(f"{cls.__name__} is not a dataclass, so it cannot be configured")
     hints = typing.get_type_hints(cls)
@@ -89,7 +90,7 @@ def all_fields(root: type, tables: Tables) -> list[tuple[type, str]]:
 
 
 def options_of(hint: Any) -> tuple[Any, ...]:
-    """Returns the members of a union, or the hint alone."""
+    """Returns the members of a union; for another hint, that hint alone."""
     return typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
@@ -107,7 +108,7 @@ def classes_in(hint: Any) -> Iterator[type]:
 
 
 def check_hint(hint: Any, table: str | None, where: str) -> None:
-    """Raises TypeError where an annotation is not one that the reader can check values against."""
+    """Raises TypeError for an annotation that values cannot be checked against."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if hint in (int, float, str, bool, type(None)) or is_config(hint) or origin is Literal:
         return
@@ -121,7 +122,7 @@ def check_hint(hint: Any, table: str | None, where: str) -> None:
     if origin is dict and parts[0] is str:
         check_hint(parts[1], table, where)
         return
-    raise TypeError(f"{where}: the annotation {hint} is not one that a configuration can hold")
+    raise TypeError(f"{where}: the annotation {hint} is not supported in a configuration")
 
 
 def _default(field: dataclasses.Field) -> Callable[[], Any] | None:

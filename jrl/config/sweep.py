@@ -1,11 +1,11 @@
-"""Sweeps: bindings that list values -> the bindings of every member.
+"""Expands bindings that list values into the bindings of every member of a sweep.
 
     AdamW.learning_rate=[1e-4, 3e-4]         # an axis of two values
     Run.seed=[0..4]                          # whole numbers, both ends included; on the command line
-    Log.writers=['wandb']                    # no axis: the field itself holds a list
+    Log.writers=['wandb']                    # not an axis: the field holds a list
     Log.writers=[[], ['wandb']]              # an axis of two lists
 
-A list is an axis where it is nested deeper than what its field holds. A macro is judged by the fields bound to it.
+A list is an axis if it is nested deeper than its field's type. A macro is judged by the fields bound to it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from jrl.config.errors import COMMAND_LINE, ConfigError
 from jrl.config.schema import Schema, Tables, fields_of, options_of, schema_of
 from jrl.config.syntax import Macro, Statement, read_statements
 
-MOST_MEMBERS = 1000  # of a sweep; a larger one is taken for a typo
+MOST_MEMBERS = 1000  # a larger sweep is probably a typo
 _QUOTED = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
 _RANGE = re.compile(rf"{_QUOTED}|(?<![\w.])(?P<first>-?\d+)\s*\.\.\s*(?P<last>-?\d+)(?![\w.])")
 
-Point = tuple[str, ...]  # bindings, one of each axis
+Point = tuple[str, ...]  # one binding for each axis
 
 
 class Axis(NamedTuple):
@@ -41,11 +41,11 @@ class Axis(NamedTuple):
 def read_axes(
     path: str | None, bindings: Sequence[str], root: type, tables: Tables
 ) -> tuple[tuple[Axis, ...], tuple[str, ...]]:
-    """Returns the axes of a sweep, those of the file first, and the command-line bindings that are none.
+    """Returns the axes of a sweep, those of the file first, and the command-line bindings that are not axes.
 
-    Names are checked where a member is loaded: a list of an unknown field is no axis and stays a binding.
+    Names are checked when a member is loaded: a list for an unknown field is not an axis and stays a binding.
 
-    Raises: ConfigError on broken syntax, a range that is none, or an axis without values.
+    Raises: ConfigError for a syntax error, an invalid range, or an axis without values.
     """
     texts = [expand_ranges(binding) for binding in bindings]
     statements = read_statements(path, texts, root)
@@ -61,15 +61,16 @@ def read_axes(
             raise ConfigError(statement.place, f"{name} = [] lists no value, so the sweep would have no members")
         axes.append(Axis(name, tuple(gin_text(value) for value in statement.value)))
     swept = {axis.name for axis in axes}
-    own = statements[len(statements) - len(texts) :]
-    fixed = tuple(text for text, statement in zip(texts, own) if statement.name not in swept)
+    from_command_line = statements[len(statements) - len(texts) :]
+    fixed = tuple(text for text, statement in zip(texts, from_command_line) if statement.name not in swept)
     return tuple(axes), fixed
 
 
 def expand_ranges(binding: str) -> str:
-    """Returns a command-line binding with [0..4] written as [0, 1, 2, 3, 4]. Quoted text stays as it is.
+    """Returns a command-line binding with [0..4] written as [0, 1, 2, 3, 4]. Quoted text is unchanged.
 
-    Raises: ConfigError for a range that is not of whole numbers, counts down or has more than MOST_MEMBERS values.
+    Raises: ConfigError for a range that is not of whole numbers or not in brackets, counts down, or has more than
+    MOST_MEMBERS values.
     """
 
     def numbers(match: re.Match[str]) -> str:
@@ -82,14 +83,14 @@ def expand_ranges(binding: str) -> str:
 
     expanded = _RANGE.sub(numbers, binding)
     if ".." in re.sub(_QUOTED, "", expanded):
-        raise ConfigError(COMMAND_LINE, f"{binding}: a range is of whole numbers, as in [0..4]; list other values")
+        raise ConfigError(COMMAND_LINE, f"{binding}: a range must be of whole numbers, as in [0..4]; list other values")
     if expanded != binding and not binding.partition("=")[2].strip().startswith("["):
-        raise ConfigError(COMMAND_LINE, f"{binding}: a range stands in brackets, as in [0..4]")
+        raise ConfigError(COMMAND_LINE, f"{binding}: a range must be in brackets, as in [0..4]")
     return expanded
 
 
 def grid(axes: Sequence[Axis]) -> list[Point]:
-    """Returns every combination, the last axis varying fastest. Raises: ValueError beyond MOST_MEMBERS."""
+    """Returns every combination, the last axis varying fastest. Raises: ValueError for more than MOST_MEMBERS."""
     count = 1
     for axis in axes:
         count *= len(axis.values)
@@ -98,7 +99,7 @@ def grid(axes: Sequence[Axis]) -> list[Point]:
 
 
 def pairs(axes: Sequence[Axis]) -> list[Point]:
-    """Returns the first values of all axes, the second values, ... Raises: ValueError on unequal lengths."""
+    """Returns the first values of all axes, the second values, ... Raises: ValueError for unequal lengths."""
     lengths = {axis.name: len(axis.values) for axis in axes}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name} has {length}" for name, length in lengths.items())
@@ -107,27 +108,27 @@ def pairs(axes: Sequence[Axis]) -> list[Point]:
 
 
 def draw(axes: Sequence[Axis], count: int, seed: int) -> list[Point]:
-    """Returns `count` different combinations, each as likely as any other.
+    """Returns `count` distinct combinations, drawn uniformly at random.
 
-    Raises: ValueError where there are fewer combinations, or more than MOST_MEMBERS are asked for.
+    Raises: ValueError if `count` is below 1, or above MOST_MEMBERS or the number of combinations.
     """
     combinations = 1
     for axis in axes:
         combinations *= len(axis.values)
     if not 1 <= count <= combinations:
-        raise ValueError(f"{count} combinations are asked for; the lists have {combinations}")
+        raise ValueError(f"{count} combinations were requested; the lists have {combinations}")
     check_count(count)
-    generator = random.Random(seed)
+    rng = random.Random(seed)
     drawn: dict[Point, None] = {}
     while len(drawn) < count:
-        drawn[tuple(axis.binding(generator.randrange(len(axis.values))) for axis in axes)] = None
+        drawn[tuple(axis.binding(rng.randrange(len(axis.values))) for axis in axes)] = None
     return list(drawn)
 
 
 def check_count(count: int) -> None:
-    """Raises ValueError where a sweep would have more than MOST_MEMBERS members."""
+    """Raises ValueError if a sweep would have more than MOST_MEMBERS members."""
     if count > MOST_MEMBERS:
-        raise ValueError(f"the sweep would have {count} members; at most {MOST_MEMBERS} are taken")
+        raise ValueError(f"the sweep would have {count} members; at most {MOST_MEMBERS} are allowed")
 
 
 def gin_text(value: Any) -> str:
@@ -142,7 +143,10 @@ def gin_text(value: Any) -> str:
 
 
 def _depth_of_target(statement: Statement, statements: Sequence[Statement], schema: Schema) -> int | None:
-    """Returns how deep the lists are that a statement's field holds; None where there is no such field."""
+    """Returns the depth of nested lists in the type of a statement's field; None if there is no such field.
+
+    A macro has the largest depth of the fields bound to it.
+    """
     if not statement.field:
         users = [s for s in statements if s.field and s.value == Macro(statement.section)]
         return max((_depth_of_target(user, statements, schema) or 0 for user in users), default=0)

@@ -1,8 +1,7 @@
-"""Gin text -> statements. Only gin's grammar is used (`gin.config_parser`), never its registry: text can run no code.
+"""Parses gin text into statements. Only gin's grammar is used (`gin.config_parser`), never its registry: no code runs.
 
-Includes are followed here, so what comes out is one list in the order in which later bindings replace earlier ones.
-Every statement remembers its place and its layer: 0 for the command line, 1 for the file that was named, 2 and more
-for included files.
+Includes are followed here. The result is one list, in which later bindings override earlier ones. Every statement
+records its place and its layer: 0 for the command line, 1 for the file that was named, 2 and more for included files.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from gin import config_parser
 from jrl.config.errors import COMMAND_LINE, ConfigError, nearest
 from jrl.config.schema import fields_of
 
-MAX_FILE_CHARACTERS = 1_000_000  # characters
+MAX_FILE_CHARACTERS = 1_000_000
 
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """`@scope/Name()`; `called` is False for `@scope/Name`, which is refused where the place is known."""
+    """`@scope/Name()`; `called` is False for `@scope/Name`, which `check_names` rejects."""
 
     scope: str
     name: str
@@ -46,7 +45,7 @@ class Macro:
 
 @dataclasses.dataclass(frozen=True)
 class Statement:
-    """`scope/section.field = value`. A macro has no field; the head of a block (`is_block`) has no value either."""
+    """`scope/section.field = value`. A macro has no field; a block header (`is_block`) has neither field nor value."""
 
     scope: str
     section: str
@@ -64,14 +63,14 @@ class Statement:
 
 
 def read_statements(path: str | None, bindings: Sequence[str], root: type) -> list[Statement]:
-    """Returns the statements of the file at `path` (None: no file), of what it includes, then of the command line.
+    """Returns the statements of the file at `path` (None: no file) and its includes, then of the command line.
 
     A name without a section that is a field of `root` binds that field: `parts = [...]` is `Config.parts = [...]`.
 
-    Raises ConfigError on a missing file, a cycle of includes, an import, broken syntax, or a name that one file
-    binds twice.
+    Raises: ConfigError for a missing file, a cycle of includes, an import, a syntax error, an include below a binding
+    that it would replace, or a name that one file or the command line binds twice.
     """
-    statements = [] if path is None else _read_file(path, layer=1, open_files=(), asked_by=path, root=root)
+    statements = [] if path is None else _read_file(path, layer=1, open_files=(), referrer=path, root=root)
     seen: set[str] = set()
     for binding in bindings:
         statement = _read_binding(binding, root)
@@ -96,7 +95,7 @@ def walk(value: Any) -> Iterator[Any]:
 
 
 class _Delegate(config_parser.ParserDelegate):
-    """Turns the two marks of the grammar into inert records."""
+    """Turns references and macros into records that run no code."""
 
     def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Reference:
         scope, _, name = scoped_configurable_name.rpartition("/")
@@ -106,8 +105,8 @@ class _Delegate(config_parser.ParserDelegate):
         return Macro(macro_name)
 
 
-def _read_file(path: str, *, layer: int, open_files: tuple[str, ...], asked_by: str, root: type) -> list[Statement]:
-    text = _read_text(path, asked_by)
+def _read_file(path: str, *, layer: int, open_files: tuple[str, ...], referrer: str, root: type) -> list[Statement]:
+    text = _read_text(path, referrer)
     here = os.path.realpath(path)
     statements: list[Statement] = []
     by_name: dict[str, Statement] = {}
@@ -119,7 +118,7 @@ def _read_file(path: str, *, layer: int, open_files: tuple[str, ...], asked_by: 
             target = os.path.join(os.path.dirname(path), parsed.filename)
             if os.path.realpath(target) in (*open_files, here):
                 raise ConfigError(place, f"include of {parsed.filename!r}: the file includes itself")
-            included = _read_file(target, layer=layer + 1, open_files=(*open_files, here), asked_by=place, root=root)
+            included = _read_file(target, layer=layer + 1, open_files=(*open_files, here), referrer=place, root=root)
             for statement in included:
                 if statement.name in by_name and not statement.is_block:
                     raise ConfigError(
@@ -161,9 +160,9 @@ def _statement(parsed: Any, place: str, layer: int, path: str | None, root: type
 
 
 def _parse(text: str, path: str | None) -> Iterator[Any]:
-    """Yields gin's own statements; whatever its tokenizer or grammar raises becomes a ConfigError with a place."""
+    """Yields gin's parsed statements. An error of its tokenizer or parser becomes a ConfigError with a place."""
 
-    def refused(line: int | None, message: str, source: str | None) -> ConfigError:
+    def config_error(line: int | None, message: str, source: str | None) -> ConfigError:
         place = COMMAND_LINE if path is None else f"{path}:{line or 1}"
         shown = f" in {source.strip()!r}" if source and source.strip() else ""
         return ConfigError(place, f"cannot read this: {_explain(message)}{shown}")
@@ -175,15 +174,15 @@ def _parse(text: str, path: str | None) -> Iterator[Any]:
             yield statement
     except SyntaxError as error:
         source = error.text if error.text is not None else _line(text, error.lineno)
-        raise refused(error.lineno, error.msg, source) from None
+        raise config_error(error.lineno, error.msg, source) from None
     except tokenize.TokenError as error:
         message, (line, _) = error.args
-        raise refused(line, str(message), _line(text, line)) from None
+        raise config_error(line, str(message), _line(text, line)) from None
     except (StopIteration, RecursionError, TypeError, ValueError) as error:
         # Text that ends inside a value, a thousand brackets, a list as a dictionary key, a null byte.
         line = parser.current_token.start[0] if parser is not None else 1
         message = "nested too deeply" if isinstance(error, RecursionError) else str(error) or "the text ends too early"
-        raise refused(line, message, _line(text, line)) from None
+        raise config_error(line, message, _line(text, line)) from None
 
 
 def _explain(message: str) -> str:
@@ -206,24 +205,24 @@ def _line(text: str, line: int | None) -> str:
     return lines[line - 1] if line is not None and 0 < line <= len(lines) else ""
 
 
-def _read_text(path: str, asked_by: str) -> str:
+def _read_text(path: str, referrer: str) -> str:
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe or a device may never end
-            raise ConfigError(asked_by, f"cannot read {path!r}: it is not a plain file")
+        if not stat.S_ISREG(os.stat(path).st_mode):  # reading a pipe or a device may never end
+            raise ConfigError(referrer, f"cannot read {path!r}: it is not a plain file")
         with open(path, encoding="utf-8-sig") as file:
             text = file.read(MAX_FILE_CHARACTERS + 1)
         if len(text) > MAX_FILE_CHARACTERS:
-            raise ConfigError(asked_by, f"{path!r} is longer than {MAX_FILE_CHARACTERS} characters: is it a gin file?")
+            raise ConfigError(referrer, f"{path!r} is longer than {MAX_FILE_CHARACTERS} characters: is it a gin file?")
         return text
     except FileNotFoundError:
         folder = os.path.dirname(path) or "."
-        beside = os.listdir(folder) if os.path.isdir(folder) else []
-        asking = asked_by.partition(":")[0]  # the file that includes this one
-        others = [name for name in beside if name.endswith(".gin") and name != os.path.basename(asking)]
+        siblings = os.listdir(folder) if os.path.isdir(folder) else []
+        referrer_file = referrer.partition(":")[0]  # the file that includes this one
+        others = [name for name in siblings if name.endswith(".gin") and name != os.path.basename(referrer_file)]
         guess = nearest(os.path.basename(path), others)
         hint = f"; did you mean {os.path.join(os.path.dirname(path), guess)}?" if guess else ""
-        raise ConfigError(asked_by, f"there is no file {path!r}{hint}") from None
+        raise ConfigError(referrer, f"there is no file {path!r}{hint}") from None
     except UnicodeDecodeError:
-        raise ConfigError(asked_by, f"{path!r} is not UTF-8 text") from None
+        raise ConfigError(referrer, f"{path!r} is not UTF-8 text") from None
     except OSError as error:
-        raise ConfigError(asked_by, f"cannot read {path!r}: {error.strerror}") from None
+        raise ConfigError(referrer, f"cannot read {path!r}: {error.strerror}") from None

@@ -1,4 +1,4 @@
-"""Does a value fit an annotation? Nothing is converted but int to float and list to tuple."""
+"""Checks values against annotations. Only int to float and list to tuple are converted."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from jrl.config.errors import nearest
 from jrl.config.schema import is_config, options_of
 from jrl.config.syntax import Macro, Reference
 
-LARGEST = (2 - 2**-23) * 2.0**127  # programs read floats as float32
+LARGEST = (2 - 2**-23) * 2.0**127  # the largest finite float32: programs hold floats in float32
 
 
 class Misfit(Exception):
-    """A value that does not fit. `inside` is where in the value ("[1]"), `reason` says what was expected and found.
+    """A value that does not fit. `inside` is the position in the value ("[1]"), `reason` what was expected and given.
 
-    `specific` is True where the reason is more than "expects this type, got that".
+    `specific` is True if the reason says more than "expects this type, got that".
     """
 
     def __init__(self, reason: str, inside: str = "", *, specific: bool = True):
@@ -31,16 +31,17 @@ Instance = Callable[[Any, Mapping[str, type]], Any]
 
 
 def fit(value: Any, hint: Any, rows: Mapping[str, type], instance: Instance) -> Any:
-    """Returns `value` as the type that `hint` asks for.
+    """Returns `value` converted to the type `hint`.
 
     Args:
-      value: literals in lists, tuples and dicts, with whatever `instance` understands where a dataclass is due.
+      value: literals in lists, tuples and dicts, and anything that `instance` accepts where a dataclass is expected.
       hint: int, float, str, bool, None, Literal, tuple, dict[str, ...], dataclasses, unions of them, or Any for a row.
       rows: what Any stands for, row name -> class.
       instance: (value, allowed classes by name) -> an instance of one of them; raises Misfit.
 
-    Raises Misfit. An int fits float, a list fits a tuple; nothing else is converted (True is not an int, 1.0 is not an
-    int).
+    An int fits float and a list fits a tuple; nothing else is converted (True is not an int, 1.0 is not an int).
+
+    Raises: Misfit.
     """
     options = options_of(hint)
     if value is None and type(None) in options:
@@ -91,7 +92,7 @@ def type_name(hint: Any, rows: Mapping[str, type]) -> str:
 
 
 def show(value: Any) -> str:
-    """Returns a value as the user wrote it, with its type where that is not obvious."""
+    """Returns a value as the user wrote it, with its type if that is not obvious."""
     if isinstance(value, Reference | Macro):
         return str(value)
     if value is None or isinstance(value, bool):
@@ -101,7 +102,7 @@ def show(value: Any) -> str:
 
 
 def show_resolved(value: Any) -> str:
-    """Returns a value of a resolved configuration; of an instance, the class that it is of."""
+    """Returns a value of a resolved configuration as text; for an instance, its class."""
     if is_config(type(value)):
         return f"@{type(value).__name__}()"
     if isinstance(value, tuple | list):

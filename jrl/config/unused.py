@@ -1,4 +1,4 @@
-"""Every binding must matter: macros and bindings that reach nothing are refused. The rule is in `jrl.config.load`."""
+"""Rejects macros and bindings that reach nothing. The rule is in `jrl.config.load`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def check_macros(reading: Reading, statements: Sequence[Statement]) -> None:
 
 
 def _fields_like(name: str, reading: Reading) -> str | None:
-    """Returns the fields that a macro may have been meant for: those of its name, else the nearest one."""
+    """Returns the fields that an unused macro may have been meant for: those with its name, else the nearest one, else
+    None."""
     root = fields_of(reading.schema.root)
     keys = [f"{section}.{field}" for section, cls in reading.schema.sections.items() for field in fields_of(cls)]
     same = [key for key in keys if key.endswith(f".{name}")]
@@ -53,17 +54,17 @@ def check_unused(reading: Reading, statements: Sequence[Statement]) -> None:
 
 
 def _replaced_selections(reading: Reading, statements: Sequence[Statement]) -> Iterator[tuple[int, set[str]]]:
-    """Yields (layer that replaced, sections that the replaced value or default would have brought in)."""
+    """Yields (layer that replaced a value or default, sections that the replaced one would have brought in)."""
     for statement in statements:
         if statement.field:
             winner = reading.bindings[statement.scope, statement.section, statement.field]
             field = fields_of(reading.schema.sections[statement.section])[statement.field]
             if winner is statement:
-                yield statement.layer, _brought_in(reading.schema, statements, _default_parts(field))
+                yield statement.layer, _sections_reached(reading.schema, statements, _default_parts(field))
         else:
             winner = reading.macros.get(statement.section)
         if winner is not None and winner.layer < statement.layer:
-            yield winner.layer, _brought_in(reading.schema, statements, walk(statement.value))
+            yield winner.layer, _sections_reached(reading.schema, statements, walk(statement.value))
 
 
 def _default_parts(field: Field) -> Iterator[Reference]:
@@ -71,8 +72,8 @@ def _default_parts(field: Field) -> Iterator[Reference]:
     return (Reference("", cls.__name__, True) for cls in classes if is_config(cls))
 
 
-def _brought_in(schema: Schema, statements: Sequence[Statement], leaves: Iterable[Any]) -> set[str]:
-    """Returns the sections that parsed values refer to, directly, through macros and through other bindings."""
+def _sections_reached(schema: Schema, statements: Sequence[Statement], leaves: Iterable[Any]) -> set[str]:
+    """Returns the sections that parsed values refer to, directly or through macros, other bindings and defaults."""
     sections: set[str] = set()
     macros: set[str] = set()
     waiting = list(leaves)
