@@ -1,4 +1,4 @@
-"""The Python API, for notebooks: the same run as `jrl train`, with your own parts passed as objects."""
+"""The Python API, for notebooks: runs the same as `jrl train`, with your own parts passed as objects."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ def steps(
     processes: Processes = ONE,
     profile: Steps | None = None,
 ) -> Iterator[Step]:
-    """Yields the steps of a run as they are done: step.step, step.phase, step.metrics, step.rollout, step.texts.
+    """Yields the steps of a run when they are done: step.step, step.phase, step.metrics, step.rollout, step.texts.
 
-    Compiled programs are cached as by `jrl train`, unless JAX's cache is configured already.
+    Compiled programs are cached as in `jrl train`, unless JAX's cache is already configured.
     A step is yielded once the next one is dispatched, or once it is saved if `Checkpoint.every` says so. Leaving the
     loop early finishes the step in progress, saves and closes the run: its row is in metrics.jsonl, and the same call
     continues after it.
 
     Args:
       config: a .gin file, the name of a bundled configuration, or a Config.
-      bindings: "NAME=VALUE", over what a file says.
+      bindings: "NAME=VALUE"; they override the file.
       run: the run's folder, or gs://BUCKET/NAME; an existing one is resumed. None: a new folder under runs/, named by
         the time.
       accept_change: resume a run with another configuration, data or parts; its manifest records what changed.
@@ -89,7 +89,7 @@ def _opened(
 ) -> Iterator[tuple[Config, Parts, RunFolder, threading.Event]]:
     """Reads the configuration and opens the run's folder. While the folder is open, signals set the event."""
     resolved, loaded = load_config(config, bindings, parts)
-    say = None  # the caller that passed the event reports that the run stops
+    say = None  # a caller that passed the event reports the stop itself
     if stop is None:
         stop = StopRequest()
         say = stop.say
@@ -141,7 +141,7 @@ def train(
     accept_change: bool = False,
     begin_from: str | Path | None = None,
 ) -> dict[str, Any]:
-    """Runs to the end and returns the summary, as in RUN/summary.json. Arguments as in `steps`."""
+    """Trains to the end of the run and returns its summary, as in RUN/summary.json. Arguments as in `steps`."""
     with _opened(config, bindings, parts, run, stop) as (resolved, loaded, folder, stop):
         for _ in _steps_in(resolved, loaded, folder, stop, accept_change=accept_change, begin_from=begin_from):
             pass

@@ -1,4 +1,4 @@
-"""The command line. Nothing here imports JAX before a command needs it: a typo must be refused at once."""
+"""The command line. It imports JAX only when a command needs it: a typo is reported at once."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from jrl.run.report.text import printable_lines
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code. Errors are one message on standard error."""
+    """Runs one command and returns its exit code. An error is printed as one message on standard error."""
     try:
         code = _run(argv)
         flush_output()
         return code
-    except BrokenPipeError:  # of help, before there is a command
-        nobody_reads()
+    except BrokenPipeError:  # from printing help, before a command runs
+        discard_output()
         return DONE
     except OSError as error:  # likewise
         print(f"jrl: {error}", file=sys.stderr)
@@ -36,10 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     if argv is None:
-        # What a command traces and compiles stays: to look through it again and again is a tenth of a short run.
+        # Traced and compiled programs stay alive; to scan them in every collection takes a tenth of a short run.
         gc.set_threshold(50_000, 10, 10)
     argv = list(sys.argv[1:] if argv is None else argv)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # whatever its encoding, what a model wrote can be shown
+    if isinstance(sys.stdout, io.TextIOWrapper):  # print a model's text in any encoding
         sys.stdout.reconfigure(errors="backslashreplace")
     logging.basicConfig(format="jrl: %(message)s", level=logging.WARNING, stream=sys.stderr)
     logging.getLogger("absl").setLevel(logging.ERROR)
@@ -59,13 +59,13 @@ def _run(argv: Sequence[str] | None) -> int:
     parser = parser_of(name)
     try:
         args = parser.parse_intermixed_args(argv[1:])
-    except SystemExit as leaving:
-        return int(leaving.code or 0)
+    except SystemExit as exiting:
+        return int(exiting.code or 0)
     return guarded(COMMANDS[name].run, args)
 
 
 def overview() -> str:
-    """Returns what `jrl --help` prints."""
+    """Returns the text of `jrl --help`."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
     return "\n".join(
@@ -120,7 +120,7 @@ def unknown_command(name: str, known: Iterable[str]) -> int:
 
 
 def guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
-    """Runs a command; an error becomes its exit code and one message."""
+    """Runs a command and returns its exit code. An error is printed as one message."""
     try:
         code = run(args)
         flush_output()
@@ -129,24 +129,24 @@ def guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) 
         print(f"jrl: interrupted. {last_checkpoint(args)}", file=sys.stderr)
         return ended(args, INTERRUPTED)
     except BrokenPipeError:
-        nobody_reads()
+        discard_output()
         return DONE
     except Exception as error:
         code = exit_code(error)
         several = getattr(args, "several", None)
-        speaker = "jrl" if several is None else f"jrl, {several}"
-        # A verifier's error may quote what a model wrote: no line of it may command the terminal.
+        prefix = "jrl" if several is None else f"jrl, {several}"
+        # A verifier's error may quote a model's text, which must not send control sequences to the terminal.
         text = printable_lines(message(error, code, last_checkpoint(args)))
-        with contextlib.suppress(OSError):  # a log on the disk that is full
+        with contextlib.suppress(OSError):  # standard error may be on the full disk
             if (code == UNFORESEEN and not is_told(error)) or args.traceback:
                 traceback.print_exc()
-            print(f"{speaker}: {text}", file=sys.stderr)
+            print(f"{prefix}: {text}", file=sys.stderr)
         return ended(args, code)
 
 
 def ended(args: argparse.Namespace, code: int) -> int:
-    """Returns the exit code of a command that has failed. One of several processes ends here: what JAX would wait for
-    when a process ends may never come."""
+    """Returns the exit code of a command that has failed. One of several processes exits here: at a normal exit, JAX
+    could wait forever for the others."""
     if getattr(args, "several", None) is not None:
         from jrl.device.watchdog import leave
 
@@ -155,20 +155,22 @@ def ended(args: argparse.Namespace, code: int) -> int:
 
 
 def flush_output() -> None:
-    """Raises OSError where what was printed cannot be written. Python would try again as it ends: it goes nowhere."""
-    if sys.stdout is None:  # started with it closed
+    """Flushes standard output. If that fails, raises OSError and discards the rest, which Python would write again on
+    exit.
+    """
+    if sys.stdout is None:  # closed at the start
         return
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         raise
     except OSError as error:
-        nobody_reads()
+        discard_output()
         raise OSError(error.errno, f"standard output could not be written: {error.strerror}") from error
 
 
-def nobody_reads() -> None:
-    """Sends to nowhere what is left to print: the reader of a pipe has left, and there is nothing to say."""
+def discard_output() -> None:
+    """Redirects standard output to the null device, which discards buffered output."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,4 +1,4 @@
-"""Which options of a configuration go together: the checks before any device is touched."""
+"""Checks that the options of a configuration go together, before any device is used."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ from jrl.tasks.rewards.weighted import LARGEST_REWARD
 
 
 def check(config: Config, tables: Tables) -> None:
-    """Raises ValueError for a combination that cannot run, before any device is touched."""
-    roles: dict[str, frozenset[str]] = {"policy": frozenset()}  # those of earlier stages, and the heads of each
+    """Raises ValueError for a combination of options that cannot run, before any device is used."""
+    roles: dict[str, frozenset[str]] = {"policy": frozenset()}  # role -> its heads, of earlier stages
     curriculum = None
     for stage in config.stages:
         check_stage(stage, config, tables, roles)
@@ -61,7 +61,7 @@ def check(config: Config, tables: Tables) -> None:
                 )
             curriculum = type(stage.curriculum).__name__
         needs = row_of(tables, "algos", stage.objective).needs(stage.objective)
-        for role, heads in trained_heads(stage, needs).items() if stage.steps else ():  # no steps: no roles
+        for role, heads in trained_heads(stage, needs).items() if stage.steps else ():  # no steps: trains no role
             roles[role] = roles.get(role, frozenset()).union(heads)
     check_model(config)
     check_sampler_mesh(config)
@@ -86,7 +86,7 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[s
 def check_offline(
     stage: Offline, objective: Objective, config: Config, tables: Tables, earlier: Mapping[str, frozenset[str]]
 ) -> None:
-    """Raises ValueError for a stage of stored rows that cannot run.
+    """Raises ValueError for an Offline stage that cannot run.
 
     Args:
       earlier: as in `check_stage`.
@@ -99,7 +99,7 @@ def check_offline(
 def check_online(
     stage: Online, objective: Objective, config: Config, tables: Tables, earlier: Mapping[str, frozenset[str]]
 ) -> None:
-    """Raises ValueError for a stage of samples that cannot run.
+    """Raises ValueError for an Online stage that cannot run.
 
     Args:
       earlier: as in `check_stage`.
@@ -156,7 +156,7 @@ def check_online(
 
 
 def facts_of(stage: Stage, config: Config, *, samples: int, lag: int) -> Facts:
-    """Returns the facts that an objective's check reads, for stored rows and for samples."""
+    """Returns the facts that an objective's check reads, for an Offline or an Online stage."""
     sampler = config.sampler
     return Facts(
         samples=samples,
@@ -171,8 +171,8 @@ def facts_of(stage: Stage, config: Config, *, samples: int, lag: int) -> Facts:
 def check_reward_sources(
     stage: Online, objective: Objective, config: Config, tables: Tables, earlier: Mapping[str, frozenset[str]]
 ) -> None:
-    """Raises ValueError if a source of rewards besides verifiers and judges cannot reward a stage's samples, or nothing
-    would be learned from it.
+    """Raises ValueError if a source of rewards other than verifiers and judges cannot reward a stage's samples, or
+    nothing would be learned from it.
 
     Args:
       earlier: as in `check_stage`.
@@ -194,11 +194,11 @@ def check_stored_rows(stage: Offline, objective: Objective, tables: Tables) -> N
         raise ValueError(f"{name} learns from sampled rows; use it in an Online stage")
     source = row_of(tables, "sources", stage.source)
     if source.unit_size != objective.unit_size:
-        takes = {1: "single rows", 2: "pairs", 3: "pairs with a rationale", 6: "pairs after three prompts",
+        units = {1: "single rows", 2: "pairs", 3: "pairs with a rationale", 6: "pairs after three prompts",
                  8: "pairs of one user"}  # fmt: skip
         raise ValueError(
-            f"{name} takes {takes[objective.unit_size]}, and {type(stage.source).__name__} gives "
-            f"{takes[source.unit_size]}"
+            f"{name} takes {units[objective.unit_size]}, and {type(stage.source).__name__} gives "
+            f"{units[source.unit_size]}"
         )
     if source.mismatched != (objective.sequence_baseline is not None):
         raise ValueError(f"{name} learns from {'single answers' if objective.sequence_baseline else 'pairs'}, and "
@@ -211,7 +211,7 @@ def check_stored_rows(stage: Offline, objective: Objective, tables: Tables) -> N
 
 
 def check_row_values(name: str, stage: Offline, objective: Objective) -> None:
-    """Raises ValueError if the source of a stage rates rows in another way than the objective reads."""
+    """Raises ValueError if the source of a stage does not rate rows as the objective requires."""
     source, needs = type(stage.source).__name__, objective.needs(stage.objective)
     values, read = getattr(stage.source, "values", None), " and ".join(needs.row_value_names)
     if values is not None and not needs.row_values:
@@ -356,7 +356,7 @@ def check_learner_of_samples(stage: Online, objective: Objective) -> None:
 
 
 def check_critic(stage: Online, objective: Objective, earlier: Collection[str]) -> None:
-    """Raises ValueError if a separate critic has nothing to learn, or no role to begin as a copy of."""
+    """Raises ValueError if a separate critic has nothing to learn, or no role to be initialized from."""
     name = type(stage.objective).__name__
     if not objective.needs(stage.objective).values:
         raise ValueError(f"Online.critic = {stage.critic!r}, and {name} reads no values; leave it out, or use PPO")
@@ -400,7 +400,7 @@ def check_attribute_weights(stage: Online, config: Config, tables: Tables) -> No
 
 
 def check_judges(stage: Online, config: Config) -> None:
-    """Raises ValueError if a judge that compares the completions of a prompt gets a single one."""
+    """Raises ValueError if a judge that compares the completions of a prompt would get only one."""
     if stage.samples > 1:
         return
     for judge in judges_of(stage, config):
@@ -412,14 +412,14 @@ def check_judges(stage: Online, config: Config) -> None:
 
 
 def check_token_rewards(what: str, stage: Online, objective: Objective) -> None:
-    """Raises ValueError if an objective does not read token rewards. what: the option that gives them."""
+    """Raises ValueError if an objective does not read token rewards. what: the option that produces them."""
     if not objective.needs(stage.objective).token_rewards:
         raise ValueError(f"{what}, and {type(stage.objective).__name__} reads the reward of a completion alone; use "
                          "PPO, Reinforce or ReinforcePlusPlus")  # fmt: skip
 
 
 def check_one_attempt(what: str, stage: Online) -> None:
-    """Raises ValueError if a row has two attempts. what: the option that reads a single one."""
+    """Raises ValueError if a row has two attempts. what: the option that supports only one."""
     if strategy_of(stage.strategy).attempts > 1:
         raise ValueError(f"{what}, and @{type(stage.strategy).__name__}() draws two in a row; leave one of them out")
 

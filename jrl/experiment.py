@@ -62,7 +62,7 @@ from jrl.tasks.verifiers import VERIFIERS
 
 
 def check_seed(seed: int, name: str) -> None:
-    """Raises ValueError for a seed that JAX would wrap to another one's key."""
+    """Raises ValueError for a seed that JAX would wrap to the key of another seed."""
     if not 0 <= seed < 2**32:
         raise ValueError(f"{name} must be in [0, {2**32 - 1}], the keys of JAX; got {seed}")
 
@@ -77,7 +77,7 @@ class Run:
         check_seed(self.seed, "Run.seed")
 
 
-MOST_SEQUENCES = 2**24  # of a step; more is taken for a typo
+MOST_SEQUENCES = 2**24  # per step; more is probably a typo
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,10 +86,10 @@ class Offline:
 
     source: Any = dataclasses.field(metadata={"table": "sources"})  # where rows come from
     objective: Any = dataclasses.field(metadata={"table": "algos"})  # how the stage learns from them
-    # Where its examples come from; None: Config.task. Texts for a tokenizer and held-out prompts are Config.task's.
+    # Where its examples come from; None: Config.task. Held-out prompts and texts for a tokenizer come from Config.task.
     task: Any | None = dataclasses.field(default=None, metadata={"table": "envs"})
-    steps: int = 100  # batches; each is learned from in Learner.minibatches * epochs optimizer steps
-    batch_size: int = 64  # rows a step; of a source of pairs, pairs
+    steps: int = 100  # batches; each takes Learner.minibatches * epochs optimizer steps
+    batch_size: int = 64  # rows per step, or pairs if the source gives pairs
     trains: str = "policy"  # the role that learns; another begins as a copy of the policy, with the heads it needs
     optimizer: AdamW | Muon | Adafactor = dataclasses.field(default_factory=AdamW)  # of the role that learns
     learner: Learner = dataclasses.field(default_factory=Learner)  # how a batch becomes optimizer steps
@@ -102,13 +102,13 @@ class Offline:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PretrainingMix:
-    """Stored rows that the policy imitates beside what it learns from its samples (L17, PPO-ptx): the loss gets
+    """Stored rows that the policy imitates in addition to learning from its samples (L17, PPO-ptx): the loss gets
     `coefficient` times the mean over their tokens of -log-prob."""
 
-    source: Any = dataclasses.field(metadata={"table": "sources"})  # where rows come from; single ones, no pairs
+    source: Any = dataclasses.field(metadata={"table": "sources"})  # where rows come from; single rows, not pairs
     # Where its examples come from; None: Config.task.
     task: Any | None = dataclasses.field(default=None, metadata={"table": "envs"})
-    batch_size: int = 64  # rows a step, shared out over Learner.minibatches as the samples are
+    batch_size: int = 64  # rows per step, split over Learner.minibatches like the samples
     coefficient: float = 0.05  # weight of the term
 
     def __post_init__(self) -> None:
@@ -120,18 +120,18 @@ class PretrainingMix:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Online:
-    """A stage that samples completions of prompts from the policy, has them scored, and trains on them: the policy, or
-    a reward model."""
+    """A stage that samples completions from the policy, scores them, and trains the policy or a reward model on
+    them."""
 
     objective: Any = dataclasses.field(metadata={"table": "algos"})  # how the stage learns from completions
     steps: int = 100  # each: sample, score, update
-    prompts: int = 16  # B, prompts a step
-    samples: int = 8  # G, completions of each prompt
-    # Update t trains on rollouts of version max(0, t - lag); above 1 the objective must bound what that does.
+    prompts: int = 16  # B, prompts per step
+    samples: int = 8  # G, completions per prompt
+    # Update t trains on rollouts of version max(0, t - lag); above 1, the objective must bound importance weights.
     lag: int = 0
-    # Most tokens of a completion in this stage, the stop token included; None: as Sampler says, the longest of all.
+    # Most tokens of a completion in this stage, the stop token included; None: Sampler.completion_length.
     completion_length: int | None = None
-    # How the completions of a prompt come about; None: each is drawn by itself.
+    # How the completions of a prompt are drawn; None: each independently.
     strategy: (
         Branching
         | MixtureOpponent
@@ -144,7 +144,7 @@ class Online:
         | SelfCorrection
         | None
     ) = None
-    # Which prompts are visited, by the outcomes of those before; None: all of them in turn.
+    # Chooses prompts by the outcomes of earlier visits; None: all of them in turn.
     curriculum: (
         Prioritized
         | DifficultyBand
@@ -157,29 +157,29 @@ class Online:
         | None
     ) = None
     rewards: dict[str, float] = dataclasses.field(default_factory=dict)  # role -> weight of its score in the reward
-    judges: tuple[str, ...] | None = None  # names of those of Config.judges that are asked; None: all of them
-    # Of reward heads with several outputs (AttributeRegression): each one's share in the role's score; None: the mean
+    judges: tuple[str, ...] | None = None  # names of the judges of Config.judges to use; None: all of them
+    # Weights of a reward head's outputs in its score, if it has several (AttributeRegression); None: the mean
     attribute_weights: tuple[float, ...] | None = None
-    reset_reference_every: int | None = None  # steps after which the reference is the policy again; None: it stays
-    # Share of the old reference that stays in the new one then: every step a moving average; None: nothing stays.
+    reset_reference_every: int | None = None  # steps between resets of the reference to the policy; None: never
+    # Weight of the old reference in the new one at a reset; every step, a moving average. None: 0.
     reference_decay: float | None = None
-    ensemble: Ensemble | None = None  # one score from those of the roles in `rewards`; None: all of them are added up
-    # A role that rewrites every completion, and rewards the sampled tokens that it keeps; None: none does
+    ensemble: Ensemble | None = None  # makes one score of those of the roles in `rewards`; None: their weighted sum
+    # A role that rewrites every completion, and rewards the sampled tokens that it keeps; None: no role
     corrector: Corrector | None = None
-    process: ProcessRewards | None = None  # a role that rewards the steps of every completion; None: none does
-    # A role that compares every two completions of a prompt, and rewards each by its share of wins; None: none does
+    process: ProcessRewards | None = None  # a role that rewards the steps of every completion; None: no role
+    # A role that compares every two completions of a prompt, and rewards each by its share of wins; None: no role
     pair_model: PairModel | None = None
-    shaping: Shaping | None = None  # of the reward, before the objective sees it; None: as it is scored
-    # The role that learns; a reward model, by OnlineBradleyTerry, begins as a copy of the policy, or where an earlier
-    # stage left it.
+    shaping: Shaping | None = None  # changes the reward before the objective reads it; None: unchanged
+    # The role that learns. A reward model (OnlineBradleyTerry) begins as a copy of the policy, or as an earlier stage
+    # left it.
     trains: str = "policy"
     optimizer: AdamW | Muon | Adafactor = dataclasses.field(default_factory=AdamW)  # of the role that learns
-    # The role that a critic of its own begins as a copy of, such as 'policy' or 'reward'; 'critic': that of an earlier
-    # stage goes on. None: the policy has the value head, where the objective needs one.
+    # The role that a separate critic is initialized from, such as 'policy' or 'reward'; 'critic': continue that of an
+    # earlier stage. None: the policy has the value head, if the objective needs one.
     critic: str | None = None
-    critic_optimizer: AdamW | Muon | Adafactor | None = None  # of that critic; None: as the policy's
-    critic_warmup: int = 0  # steps at the beginning in which that critic learns alone
-    pretraining: PretrainingMix | None = None  # stored rows that the policy imitates as well; None: none
+    critic_optimizer: AdamW | Muon | Adafactor | None = None  # of a separate critic; None: `optimizer`, without average
+    critic_warmup: int = 0  # first steps of the stage, in which only the separate critic learns
+    pretraining: PretrainingMix | None = None  # stored rows that the policy also imitates; None: none
     learner: Learner = dataclasses.field(default_factory=Learner)  # how a batch becomes optimizer steps
     name: str = "rl"  # in metrics, checkpoints and evaluations
 
@@ -199,7 +199,7 @@ class Online:
             )
         if self.reference_decay is not None:
             if self.reset_reference_every is None:
-                raise ValueError("Online.reference_decay is of a reference that moves; set "
+                raise ValueError("Online.reference_decay needs a reference that moves; set "
                                  "Online.reset_reference_every, to 1 for a moving average of every step")  # fmt: skip
             if not 0 < self.reference_decay < 1:
                 raise ValueError(f"Online.reference_decay must be above 0 and below 1, or None; got "
@@ -218,10 +218,10 @@ class Online:
             raise ValueError(f"Online.critic_warmup must be 0 to {MOST_STEPS}; got {self.critic_warmup}")
         if self.critic is None and (self.critic_warmup or self.critic_optimizer is not None):
             name = "critic_warmup" if self.critic_warmup else "critic_optimizer"
-            raise ValueError(f"Online.{name} is of a critic of its own; set Online.critic = 'policy', or leave it out")
+            raise ValueError(f"Online.{name} needs a separate critic; set Online.critic = 'policy', or leave it out")
         if self.critic_optimizer is not None and self.critic_optimizer.average is not None:
             raise ValueError("Online.critic_optimizer.average would be an average of the critic; set average in "
-                             "Online.optimizer, for the policy's")  # fmt: skip
+                             "Online.optimizer for one of the policy")  # fmt: skip
 
 
 Stage = Offline | Online
@@ -378,9 +378,9 @@ class Eval:
     """Evaluation on held-out prompts, before every Online stage that trains the policy, after it, and between."""
 
     prompts: int = 512  # held-out prompts, distinct, disjoint by hash from every training prompt
-    samples: int = 1  # completions of each
+    samples: int = 1  # completions per prompt
     batch: int = 64  # prompts sampled at once
-    every: int | None = None  # also after so many steps of an Online stage; None: only before and after
+    every: int | None = None  # steps of an Online stage between evaluations; None: only before and after it
     temperature: float | None = 1.0  # None: greedy
 
     def __post_init__(self) -> None:
@@ -392,7 +392,7 @@ class Eval:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """Everything that decides a run."""
+    """Everything that determines a run."""
 
     task: Any = dataclasses.field(metadata={"table": "envs"})  # where examples come from
     data: Data  # how examples become prompts
@@ -401,23 +401,23 @@ class Config:
     parts: tuple[str, ...] = ()  # Python files that add rows to the tables
     run: Run = dataclasses.field(default_factory=Run)  # the seed
     mesh: MeshShape = dataclasses.field(default_factory=MeshShape)  # devices along each axis
-    # Devices of their own for sampling, in every process the ones behind those of `mesh`: completions are drawn while
-    # the policy learns, with weights that are Online.lag versions older, at least 1. None: on those of `mesh`, in turn
-    # with learning.
+    # Separate devices for sampling, in every process the ones after those of `mesh`: completions are sampled while the
+    # policy learns, with weights that are Online.lag (at least 1) versions older. None: sampling and learning alternate
+    # on `mesh`.
     sampler_mesh: MeshShape | None = None
     tokenizer: Any = dataclasses.field(
         default_factory=TOKENIZERS["Bytes"].config, metadata={"table": "tokenizers"}
     )  # text to ids
     # A decoder with random weights, a published model, or a model of your own.
     model: Decoder | Published | Any = dataclasses.field(default_factory=Decoder, metadata={"table": "models"})
-    # A published folder of the policy's tokenizer, in the role `teacher`; None: a stage trains it, or there is none.
+    # A published model with the policy's tokenizer, in the role `teacher`; None: a stage trains it, or there is none.
     teacher: Published | None = None
-    adapter: LoRA | None = None  # adapters to train over frozen weights; None: all weights are trained
+    adapter: LoRA | None = None  # trains adapters over frozen weights; None: trains all weights
     scoring: Scoring = dataclasses.field(default_factory=Scoring)  # how completions are judged
     reward: RewardModel | None = None  # a classifier whose scores are added to the verifiers' rewards
     judges: tuple[Judge, ...] = ()  # language models behind an API whose scores are added, too
     eval: Eval | None = None  # evaluation on held-out prompts; None: none
-    checkpoint: Checkpoint = dataclasses.field(default_factory=Checkpoint)  # when the run saves itself
+    checkpoint: Checkpoint = dataclasses.field(default_factory=Checkpoint)  # when the run saves checkpoints
     log: Log = dataclasses.field(default_factory=Log)  # what is written and shown
 
     def __post_init__(self) -> None:
@@ -440,7 +440,7 @@ class Config:
 
 
 # Fields that choose an implementation: same numbers up to rounding, same leaves in a checkpoint. They may change when a
-# run is resumed, which reports it.
+# run is resumed, and the run reports it.
 ROUNDED = (
     "AdamW.memory",
     "Decoder.attention",
@@ -454,15 +454,15 @@ ROUNDED = (
 # All fields that may change when a run is resumed. Except ROUNDED, they change how long or how loudly it runs, never
 # what it computes.
 FREE = (
-    "Data.on_bad_prompt",  # a run that a bad prompt stopped may go on without it
-    "Data.max_dropped_share",  # or that too many of them did
+    "Data.on_bad_prompt",  # a run that stopped at a bad prompt may continue without it
+    "Data.max_dropped_share",  # or that stopped at too many of them
     "Config.parts",  # the parts' sources are compared instead of their paths
     "Dataset.path",  # the name and the content of the file are compared instead
     "Jsonl.path",
     "Scoring.workers",
-    "Scoring.stop_above",  # a run that these stopped may go on with others
+    "Scoring.stop_above",  # a run that stopped at these limits may continue with others
     "Scoring.stop_above_verifier_errors",
-    "Judge.address",  # the same model may move
+    "Judge.address",  # the same model may move to another server
     "Judge.api_key_env",
     "Judge.concurrency",
     "Judge.requests_per_second",

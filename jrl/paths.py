@@ -1,6 +1,6 @@
-"""The one path layer. Every file of a run is read and written through these functions. No JAX.
+"""The file access layer. Every file of a run is read and written through these functions. No JAX.
 
-They work on local files. What is in a bucket is read from a local copy (`readable`), and a run in a bucket works in one
+They work on local files. Files in a bucket are read from a local copy (`readable`), and a run in a bucket works in one
 (jrl/run/bucket_run.py).
 """
 
@@ -24,9 +24,9 @@ from jrl.bucket.local_copies import local_copy
 _SCHEME = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]*)://?")
 _SERIAL = itertools.count()
 MOST_OBJECT_BYTES = 16 << 20
-MOST_ROWS_BYTES = 4 << 30  # of a file of rows that is read as a whole
-WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx")  # ends of names
-TEMPORARY = ".jrl-tmp-"  # a name that starts so was never committed
+MOST_ROWS_BYTES = 4 << 30  # of a file of rows that is read at once
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx")  # suffixes
+TEMPORARY = ".jrl-tmp-"  # prefix of a file that was not committed
 
 
 def local(path: str | os.PathLike[str]) -> Path:
@@ -44,23 +44,22 @@ def local(path: str | os.PathLike[str]) -> Path:
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is a gs:// address. Raises ValueError for another scheme that is no local path."""
+    """Whether a path is a valid gs:// address. Raises ValueError for an invalid one and for s3://."""
     return split_address(path) is not None
 
 
 def readable(path: str | os.PathLike[str]) -> Path:
-    """Returns where to read a file or a folder on this machine: `path` itself, or a local copy of gs://BUCKET/NAME."""
+    """Returns a local path of a file or a folder: `path` itself, or a local copy of gs://BUCKET/NAME."""
     return local_copy(os.fspath(path)) if is_remote(path) else local(path)
 
 
 def readable_without_weights(folder: str | os.PathLike[str]) -> Path:
-    """Returns where to read all of a published model but its weights: as `readable`, without fetching them."""
+    """Returns a local path of a published model, as `readable`, but without copying its weights from a bucket."""
     return local_copy(os.fspath(folder), without=WEIGHTS) if is_remote(folder) else local(folder)
 
 
 def readable_file(folder: str | os.PathLike[str], name: str) -> Path | None:
-    """Returns where to read one file of a folder on this machine; None: it is not there. Of a folder in a bucket only
-    that file is fetched."""
+    """Returns a local path of one file of a folder; None if it is missing. Of a bucket, only that file is copied."""
     try:
         path = readable(os.path.join(os.fspath(folder), name))
     except Missing:
@@ -69,10 +68,10 @@ def readable_file(folder: str | os.PathLike[str], name: str) -> Path | None:
 
 
 def beside(path: str, file: str | None) -> str:
-    """Returns where a relative path that a file mentions leads.
+    """Returns the path that a relative path in a file refers to.
 
-    The current directory comes first: `path` as it is where it exists there. Else `path` joined to the folder of
-    `file` where that exists. Else `path` as it is, so that the error of whoever opens it shows what was written.
+    This is `path` unchanged if it exists from the current directory; else `path` joined to the folder of `file`, if
+    that exists; else `path` unchanged, so that the error of opening it shows what was written.
 
     Args:
       file: the file that mentions the path; None: the command line or a Python call.
@@ -84,19 +83,19 @@ def beside(path: str, file: str | None) -> str:
 
 
 def normalize(path: str | os.PathLike[str]) -> Path:
-    """Returns `path` as an absolute one without '..', which orbax and tensorstore refuse.
+    """Returns `path` as an absolute path without '..', which orbax and tensorstore refuse.
 
-    For the places where a path enters. A path that holds '..' has its links followed, as the system follows them: what
-    is above a linked folder is not what is above the link.
+    Call it where a path enters jrl. In a path with '..', links are resolved, as the system does: the parent of a linked
+    folder is not the parent of the link.
     """
     target = local(path)
     return target.resolve() if ".." in target.parts else target.absolute()
 
 
 def check_not_special(path: str | os.PathLike[str]) -> None:
-    """Raises ValueError for a named pipe, a socket or a device: to open or to read one may take forever.
+    """Raises ValueError for a named pipe, a socket or a device: opening or reading one may block forever.
 
-    Raises OSError where there is nothing, or it cannot be looked at.
+    Raises OSError if the path does not exist or cannot be inspected.
     """
     mode = os.stat(local(path)).st_mode
     if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
@@ -106,20 +105,19 @@ def check_not_special(path: str | os.PathLike[str]) -> None:
 
 
 def read_foreign(path: str | os.PathLike[str], most: int, within: str | os.PathLike[str] | None = None) -> bytes:
-    """Returns the bytes of a file that somebody else wrote.
-
-    Nothing is opened that is not a plain file, and nothing is read that is longer than `most` bytes.
+    """Returns the bytes of an untrusted file. It must be a plain file.
 
     Args:
-      within: the folder that it came in. A link in it may lead to a file below it only; in the cache of a model hub
-        (FOLDER/snapshots/REVISION), to one below FOLDER. None: the file was named by the user, and may be a link.
+      most: the most bytes that the file may have.
+      within: the folder that the file came in. A link there may only lead to a file below the folder, or in the cache
+        of a model hub (FOLDER/snapshots/REVISION) below FOLDER. None: the user named the file, and it may be a link.
 
-    Raises: ValueError for a link out of the folder, a folder, a pipe, a socket, a device, or too long a file.
+    Raises: ValueError for a link out of the folder, a folder, a pipe, a socket, a device, or a file that is too long.
     """
     target = check_foreign(path, within)
     descriptor = os.open(target, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as handle:
-        state = os.fstat(descriptor)  # of what was opened: a name may lead elsewhere by now
+        state = os.fstat(descriptor)  # of the open file: the name may lead elsewhere by now
         if not stat.S_ISREG(state.st_mode):
             raise ValueError(f"{os.fspath(path)!r} is not a plain file")
         if state.st_size > most:
@@ -131,7 +129,13 @@ def read_foreign(path: str | os.PathLike[str], most: int, within: str | os.PathL
 
 
 def check_foreign(path: str | os.PathLike[str], within: str | os.PathLike[str] | None = None) -> Path:
-    """Returns the plain file that a path leads to, without links. Arguments and errors as in `read_foreign`."""
+    """Returns the plain file that an untrusted path resolves to, without links.
+
+    Args:
+      within: as in `read_foreign`.
+
+    Raises: ValueError for a link out of the folder, a folder, a pipe, a socket or a device.
+    """
     check_not_special(path)
     target = Path(os.path.realpath(local(path)))
     if target.is_dir():
@@ -148,7 +152,7 @@ def check_foreign(path: str | os.PathLike[str], within: str | os.PathLike[str] |
 
 
 def parse_json(data: bytes | str, name: str | os.PathLike[str]) -> Any:
-    """Returns the value in JSON of somebody else. Raises ValueError where it is none, or nested without end.
+    """Returns the value of untrusted JSON. Raises ValueError if it is not JSON or nested too deeply.
 
     Args:
       name: what the error calls it.
@@ -162,7 +166,7 @@ def parse_json(data: bytes | str, name: str | os.PathLike[str]) -> Any:
 
 
 def parse_object(data: bytes | str, name: str | os.PathLike[str]) -> dict[str, Any]:
-    """Returns the object in JSON of somebody else. Raises ValueError as `parse_json`, and where it is no object."""
+    """Returns the object in untrusted JSON. Raises ValueError as `parse_json`, and if it is not an object."""
     value = parse_json(data, name)
     if not isinstance(value, dict):
         raise ValueError(f"{os.fspath(name)} holds {type(value).__name__}, not an object")
@@ -179,7 +183,7 @@ def size(path: str | os.PathLike[str]) -> int:
 
 
 def list_dir(path: str | os.PathLike[str]) -> list[str]:
-    """Returns the names in a folder, sorted; none where there is no such folder."""
+    """Returns the names in a folder, sorted; [] if the folder does not exist."""
     try:
         return sorted(os.listdir(local(path)))
     except FileNotFoundError:
@@ -189,7 +193,7 @@ def list_dir(path: str | os.PathLike[str]) -> list[str]:
 def files_below(path: str | os.PathLike[str]) -> Iterator[str]:
     """Yields every name below `path` that is not a plain folder, relative with '/' between parts, sorted by folder.
 
-    A link is yielded as itself and never followed.
+    Links are yielded and not followed.
     """
     root = local(path)
     for folder, folders, files in os.walk(root):
@@ -200,15 +204,15 @@ def files_below(path: str | os.PathLike[str]) -> Iterator[str]:
 
 
 def make_dir(path: str | os.PathLike[str]) -> Path:
-    """Creates a folder and its parents where missing, and returns it."""
+    """Creates a folder and its parents if missing, and returns it."""
     folder = local(path)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def make_private_dir(path: str | os.PathLike[str]) -> Path:
-    """Creates a folder that only its owner can look into, and its parents where missing, and returns it. One that is
-    there stays as it is."""
+    """Creates a folder that only its owner can access, and its parents if missing, and returns it. An existing folder
+    is unchanged."""
     folder = local(path)
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -220,14 +224,18 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
 
 
 def read_object(path: str | os.PathLike[str], within: str | os.PathLike[str] | None = None) -> dict[str, Any]:
-    """Returns the JSON object in a file of somebody else. Raises ValueError where it is none, or too large, and as
-    `read_foreign`, whose argument `within` is."""
+    """Returns the JSON object in an untrusted file. Raises ValueError as `parse_object` and `read_foreign`, and for a
+    file above MOST_OBJECT_BYTES.
+
+    Args:
+      within: as in `read_foreign`.
+    """
     return parse_object(read_foreign(path, MOST_OBJECT_BYTES, within), path)
 
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Gives an OSError of writing to an open file, which names none, the file's path."""
+    """Adds the file's path to an OSError raised while writing to an open file, which has none."""
     try:
         yield
     except OSError as error:
@@ -237,21 +245,21 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def cause(error: BaseException) -> str:
-    """Returns the system's own words where a disk is full, which tensorstore wraps into many; else the first line."""
+    """Returns the system's message if a disk is full, which tensorstore wraps in a long one; else `first_line`."""
     known = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
     return next((words for words in known if words in str(error)), None) or first_line(error)
 
 
 def first_line(error: BaseException) -> str:
-    """Returns "ValueError: what it says first"."""
+    """Returns the type and the first line of an error: "ValueError: message"."""
     text = str(error).strip().split("\n", 1)[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def write_bytes_atomic(path: str | os.PathLike[str], data: bytes) -> None:
-    """Replaces a file so that a reader, or a machine that lost power, sees the old bytes or the new ones.
+    """Replaces a file atomically: a reader, or a machine that lost power, sees the old bytes or the new ones.
 
-    Raises OSError with the path in it where the disk is full; the old file is then intact and nothing is left over.
+    Raises: OSError with the path, such as for a full disk; the old file is intact and no temporary file is left.
     """
     target = local(path)
     temporary = target.with_name(f"{TEMPORARY}{target.name}-{os.getpid()}-{next(_SERIAL)}")
@@ -268,10 +276,11 @@ def write_bytes_atomic(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def open_append(path: str | os.PathLike[str], length: int) -> BinaryIO:
-    """Opens a file for appending after cutting it to `length` bytes, creating it where length is 0.
+    """Opens a file for appending after truncating it to `length` bytes, creating it if length is 0.
 
-    The cut is how a resumed run drops rows that were written after the step it resumes from.
-    Raises ValueError where the file holds less than `length`: committed bytes are gone.
+    A resumed run thus drops rows that were written after the step that it resumes from.
+
+    Raises: ValueError if the file is shorter than `length`: committed bytes are gone.
     """
     target = local(path)
     handle = open(target, "ab")
@@ -287,7 +296,7 @@ def open_append(path: str | os.PathLike[str], length: int) -> BinaryIO:
 
 
 def rename(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Renames a file or a folder within one file system, durably. A folder never replaces one that holds anything."""
+    """Renames a file or a folder within one file system, durably. A folder never replaces one that is not empty."""
     os.rename(local(source), local(target))
     sync_dir(local(target).parent)
     if local(source).parent != local(target).parent:
@@ -295,12 +304,12 @@ def rename(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> No
 
 
 def remove_file(path: str | os.PathLike[str]) -> None:
-    """Removes one file. Nothing happens where it is missing."""
+    """Removes a file, if it exists."""
     local(path).unlink(missing_ok=True)
 
 
 def remove_tree(path: str | os.PathLike[str]) -> None:
-    """Removes a folder and all below it. Nothing happens where it is missing."""
+    """Removes a folder and everything below it, if it exists."""
     target = local(path)
     try:
         shutil.rmtree(target)
@@ -310,7 +319,7 @@ def remove_tree(path: str | os.PathLike[str]) -> None:
 
 
 def sync_dir(path: str | os.PathLike[str]) -> None:
-    """Makes renames and new names inside a folder survive a loss of power."""
+    """Syncs a folder: renames and new names in it then survive a power loss."""
     descriptor = os.open(local(path), os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -323,7 +332,7 @@ def sync_dir(path: str | os.PathLike[str]) -> None:
 
 
 def sync_tree(path: str | os.PathLike[str]) -> None:
-    """Makes every file and folder below `path` survive a loss of power."""
+    """Syncs every file and folder below `path`: they then survive a power loss."""
     for folder, _, files in os.walk(local(path), topdown=False):
         for name in files:
             descriptor = os.open(os.path.join(folder, name), os.O_RDONLY)

@@ -1,10 +1,10 @@
-"""A user's own parts: files or objects that add rows to the tables for one run, without touching the package.
+"""User-defined parts: files or objects that add rows to the tables for one run, without changes to the package.
 
 A parts file is a Python file that defines dicts named after the tables: ALGOS, SOURCES, VERIFIERS, ENVS, TOKENIZERS,
-MODELS. It may import its neighbors, modules of the same folder; their text is hashed, saved and sent to the workers
-like that of the file. From Python, `parts=[...]` also takes dicts of such tables, {"ENVS": {...}}, and plain functions
-(completion, example) -> float or bool. These become verifiers under their own name and are sent to the verifier workers
-as source.
+MODELS. It may import its neighbors, modules of the same folder; their source is hashed, saved and sent to the workers
+like the file's. From Python, `parts=[...]` also takes dicts of such tables, {"ENVS": {...}}, and plain functions
+(completion, example) -> float or bool. Functions become verifiers under their names and are sent to the verifier
+workers as source.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Part = str | Path | Callable[..., Any] | Mapping[str, Mapping[str, Any]]
 
 
 class PartError(ValueError):
-    """A part that cannot be used; the message says which and what would be valid."""
+    """An invalid part. The message names it and says what would be valid."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Parts:
 
     tables: Tables
     sources: tuple[PartSource, ...]  # of parts with verifiers, for the worker processes
-    texts: tuple[PartSource, ...]  # of every part that has a source, in order: saved in the run's folder
+    texts: tuple[PartSource, ...]  # of every part that has a source, in order; saved in the run's folder
     hashes: dict[str, str]  # part, or neighbor of one -> sha256 of its source, for the manifest
     added: dict[str, tuple[str, ...]]  # table -> names that parts added
 
@@ -92,7 +92,7 @@ def part_files(parts: Parts) -> dict[str, str]:
 
 
 def saved_parts(folder: str | Path) -> list[Path]:
-    """Returns the parts in a folder that holds `part_files`, in order."""
+    """Returns the paths of the parts in a folder of `part_files`, in order."""
     names = [name for name in paths.list_dir(folder) if name.removesuffix(".py").isdecimal()]
     return [Path(folder) / name for name in sorted(names, key=lambda name: int(name.removesuffix(".py")))]
 
@@ -101,7 +101,7 @@ def _read(part: Part, place: int) -> tuple[str, dict[str, Mapping[str, Any]], Pa
     if isinstance(part, str | Path):
         path = Path(part)
         if path.is_dir() or not path.exists():
-            raise PartError(f"parts: there is no file {str(path)!r} in the current directory or beside the gin file")
+            raise PartError(f"parts: there is no file {str(path)!r} in the current directory or next to the gin file")
         try:
             source = read_part(path)
             module = load_module(source, place)
@@ -138,7 +138,7 @@ def _tables_in(names: Mapping[str, Any], where: str, strict: bool = False) -> di
             )
     if strict and "verifiers" in tables:
         raise PartError(
-            f"part {where}: verifiers run in other processes and travel as source; pass a function or a file"
+            f"part {where}: verifiers run in other processes and are sent as source; pass a function or a file"
         )
     return tables
 
@@ -154,8 +154,8 @@ def _row(table: str, name: str, row: Any, where: str) -> Any:
             f"part {where}: {NAMES[table]}[{name!r}] must be of type {ROWS[table].__name__}, not {type(row).__name__}"
         )
     if not dataclasses.is_dataclass(row.config):
-        raise PartError(f"part {where}: the config class of {NAMES[table]}[{name!r}] is no dataclass; decorate it with "
-                        "@traced (jrl.types), or with @dataclasses.dataclass(frozen=True)")  # fmt: skip
+        raise PartError(f"part {where}: the config class of {NAMES[table]}[{name!r}] is not a dataclass; decorate it "
+                        "with @traced (jrl.types), or with @dataclasses.dataclass(frozen=True)")  # fmt: skip
     if row.config.__name__ != name:
         raise PartError(f"part {where}: {NAMES[table]}[{name!r}] must have the name of its config class, "
                         f"{row.config.__name__!r}: gin text refers to it by that name")  # fmt: skip

@@ -1,4 +1,4 @@
-"""From a gin file to a configuration that can run, before anything heavy is imported or any device is touched."""
+"""Resolves a gin file to a configuration that can run, before anything heavy is imported or any device is used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jrl.experiment import Config, config_classes
 from jrl.plugins import Part, PartError, Parts, load_parts, saved_parts
 
 PACKAGE = Path(__file__).parent
-# Fields that name files. A relative path in a gin file is looked for in the current directory, then beside that file.
+# Fields that name files. A relative path in a gin file is resolved against the current directory, then its folder.
 PATH_FIELDS = (
     "Config.parts",
     "Dataset.path",
@@ -31,7 +31,7 @@ PATH_FIELDS = (
 def bundled_configs(package: Path = PACKAGE) -> dict[str, Path]:
     """Returns name -> file of the configurations that come with jrl: "tiny", "gsm8k/qwen3-0.6b".
 
-    An installed wheel has them inside the package; a checkout, or an editable install of one, beside it.
+    An installed wheel has them inside the package; a checkout, or an editable install of one, next to it.
     """
     inside = package / "configs"
     folder = inside if inside.is_dir() else package.parent / "configs"
@@ -42,8 +42,10 @@ def bundled_configs(package: Path = PACKAGE) -> dict[str, Path]:
 def find_config(config: str | Path, package: Path = PACKAGE) -> str:
     """Returns the gin file that `config` names: a file that exists, else a bundled configuration.
 
-    Raises ConfigError with the nearest name where `config` is neither. A missing file whose name ends in .gin is left
-    to the gin reader, which suggests similar names in its folder.
+    A missing .gin file without a similar bundled name is returned too: the gin reader's error suggests similar names in
+    its folder.
+
+    Raises: ConfigError with the nearest name if `config` is neither.
     """
     text = os.fspath(config)
     if os.path.exists(text) and not os.path.isdir(text):
@@ -77,12 +79,12 @@ def load_config(
     Raises: ConfigError naming file and line; PartError for a part that cannot be used.
     """
     if isinstance(bindings, str | Mapping):
-        raise gin.ConfigError("bindings", "they are a list of texts: ['Online.steps = 60', 'Run.seed = 1']")
+        raise gin.ConfigError("bindings", "pass a list of strings: ['Online.steps = 60', 'Run.seed = 1']")
     if isinstance(parts, str | Path | Mapping) or callable(parts):
-        raise PartError(f"parts are a list, of one part too: [{getattr(parts, '__name__', repr(parts))}]")
+        raise PartError(f"parts must be a list, even with one part: [{getattr(parts, '__name__', repr(parts))}]")
     if isinstance(config, Config):
         if bindings:
-            raise gin.ConfigError("bindings", "bindings change a file, not a Config; use dataclasses.replace")
+            raise gin.ConfigError("bindings", "bindings override a file, not a Config; use dataclasses.replace")
         loaded = load_parts([*config.parts, *parts])
         return checked(config, loaded), loaded
     file = find_config(config)
@@ -91,7 +93,7 @@ def load_config(
 
 
 def load_run_config(folder: Path, bindings: Sequence[str] = ()) -> tuple[Config, Parts]:
-    """Returns the configuration of a run's folder, with the parts that were saved in it."""
+    """Returns the configuration of a run's folder, with the parts saved in it."""
     return load_config(str(folder / "config.gin"), [*bindings, "Config.parts=[]"], saved_parts(folder / "parts"))
 
 
@@ -102,7 +104,7 @@ def part_names(file: str, bindings: Sequence[str]) -> list[Part]:
 
 
 def checked(config: Config, parts: Parts) -> Config:
-    """Returns the config after the checks that need no device. Raises ConfigError for what cannot run."""
+    """Returns the config, after the checks that need no device. Raises ConfigError if it cannot run."""
     try:
         check(config, parts.tables)
     except ValueError as error:

@@ -151,7 +151,7 @@ def test_exit_codes_of_the_contract():
     ("arguments", "reason"),
     [
         (["data", "inspect", "rows.jsonl", "--ngram", "0"], "'0' is not a number of words; it must be at least 1"),
-        (["data", "inspect", "rows.jsonl", "--overlap", "3"], "'3' is not a share; it must lie in [0, 1]"),
+        (["data", "inspect", "rows.jsonl", "--overlap", "3"], "'3' is not a share; it must be in [0, 1]"),
         (["data", "inspect", "rows.jsonl", "--rows", "-1"], "'-1' is not a number of rows; it must be at least 0"),
         (["rollouts", "run", "--most", "0"], "'0' is not a number of rows; it must be at least 1"),
         (["sweep", "tiny", "--out", "x", "--jobs", "two"], "'two' is not a number of members; it must be at least 1"),
@@ -415,7 +415,7 @@ def test_a_command_writes_neither_over_what_it_reads_nor_into_a_folder_that_is_n
     monkeypatch.chdir(tmp_path)
     for asked in (["score", "run", "rows"], ["sample", "run", "--prompts", "rows"]):
         code, _, err = command(*asked, "--out", tmp_path / "rows")
-        assert code == exit_codes.REFUSED and "rows, which is read; choose another name" in err
+        assert code == exit_codes.REFUSED and "rows, which this command reads; choose another name" in err
         code, _, err = command(*asked, "--out", tmp_path / "nowhere" / "rows")
         assert code == exit_codes.REFUSED and f"there is no folder {tmp_path / 'nowhere'}" in err
 

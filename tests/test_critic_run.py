@@ -157,10 +157,10 @@ def test_a_critic_begins_with_the_reward_model_and_its_head(tmp_path):
             ["Online.critic='reward'"],
             "Online.critic names the role 'reward', which no earlier stage trains. Available: policy",
         ),
-        (["Online.critic=None"], "Online.critic_optimizer is of a critic of its own"),
+        (["Online.critic=None"], "Online.critic_optimizer needs a separate critic"),
         (
             ["Online.critic=None", "Online.critic_optimizer=None", "Online.critic_warmup=1"],
-            "Online.critic_warmup is of",
+            "Online.critic_warmup needs a separate critic",
         ),
         (["Online.critic_warmup=-1"], "Online.critic_warmup must be 0 to"),
     ],

@@ -190,7 +190,7 @@ def test_a_file_that_the_program_has_imported_itself_stays_as_it_is(tmp_path, mo
                 "mine": "from jrl.algos.grpo import OBJECTIVE\nclass Mine:\n    pass\n"
                 "ALGOS = {'Mine': OBJECTIVE._replace(config=Mine)}"
             },
-            "'Mine'.* is no dataclass; decorate it with @traced",
+            "'Mine'.* is not a dataclass; decorate it with @traced",
         ),
         ({"mine": "import sys\nsys.exit(3)"}, r"mine.py: it calls sys.exit\(3\) when it is imported"),
     ],
@@ -211,10 +211,10 @@ def test_one_part_or_binding_in_place_of_a_list_is_refused():
         return "7" in completion
 
     for part, shown in ((says_seven, "[says_seven]"), ("mine.py", "['mine.py']")):
-        with pytest.raises(PartError, match=re.escape(f"parts are a list, of one part too: {shown}")):
+        with pytest.raises(PartError, match=re.escape(f"parts must be a list, even with one part: {shown}")):
             load_config("tiny", parts=part)
     for bindings in ("Online.steps = 3", {"Online.steps": 3}):
-        with pytest.raises(ConfigError, match=re.escape("bindings: they are a list of texts: ['Online.steps = 60', ")):
+        with pytest.raises(ConfigError, match=re.escape("bindings: pass a list of strings: ['Online.steps = 60', ")):
             load_config("tiny", bindings)
 
 

@@ -85,7 +85,7 @@ def test_a_reference_that_nobody_reads_is_not_reset():
     with pytest.raises(ConfigError, match="GRPO as it is configured compares with no reference"):
         jrl.load_config(str(ROOT / "configs" / "algos" / "grpo.gin"), ["Online.reset_reference_every=5"])
     prorl = str(ROOT / "configs" / "algos" / "prorl.gin")
-    with pytest.raises(ConfigError, match=r"Online\.reference_decay is of a reference that moves"):
+    with pytest.raises(ConfigError, match=r"Online\.reference_decay needs a reference that moves"):
         jrl.load_config(prorl, ["Online.reference_decay=0.9", "Online.reset_reference_every=None"])
     with pytest.raises(ConfigError, match=r"Online\.reference_decay must be above 0 and below 1, or None; got 1\.0"):
         jrl.load_config(prorl, ["Online.reference_decay=1.0"])

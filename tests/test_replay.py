@@ -29,7 +29,7 @@ def test_updates_from_the_store_have_the_bits_of_the_run(tmp_path, monkeypatch, 
     # from checkpoint 2, through step 3, to checkpoint 4
     assert cli.main(["replay", str(folder), "--step", "4"]) == 0
     out = capsys.readouterr().out
-    assert "updates 3 to 4 from the rollout store" in out and "every bit is that of the checkpoint" in out
+    assert "updates 3 to 4 from the rollout store" in out and "all bits match the checkpoint" in out
     for step, message in ((1, "no checkpoint before step 1"), (5, "has 4 steps; there is no step 5")):
         with pytest.raises(ValueError, match=message):
             replay.repeat(folder, step)

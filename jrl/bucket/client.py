@@ -201,8 +201,8 @@ class Bucket:
             raise BucketError(errno.EIO, f"gs://{self.name}/{stored.name} arrived with other bytes than its hash says")
 
     def _with_hash(self, listed: Object) -> Object:
-        """Returns the metadata, with a hash, of an object that was listed without one, as objects are that a customer's
-        key encrypts.
+        """Returns the metadata, with a hash, of an object that was listed without one, such as one encrypted with a
+        customer's key.
 
         Raises: Missing if that generation is gone; BucketError if the service reports no hash.
         """

@@ -1,6 +1,6 @@
-"""The commands of jrl, one a file: its arguments and what it does. The work is in jrl/tools/.
+"""The commands of jrl, one per file: the arguments and the call. The work is done in jrl/tools/.
 
-Nothing slow is imported before a command needs it: a typo is refused at once, and help is printed at once.
+A command imports slow modules only when it runs, so that help and errors for typos appear at once.
 """
 
 from __future__ import annotations

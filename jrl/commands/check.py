@@ -1,4 +1,4 @@
-"""`jrl check`: the contract tests on your own parts."""
+"""`jrl check`: runs the contract tests on your own parts."""
 
 from __future__ import annotations
 

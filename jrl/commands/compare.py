@@ -1,4 +1,4 @@
-"""`jrl compare`: a table and a page that compare runs."""
+"""`jrl compare`: compares runs in a table and on a page."""
 
 from __future__ import annotations
 

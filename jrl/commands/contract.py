@@ -1,4 +1,4 @@
-"""What a command is."""
+"""The record of a command."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from collections.abc import Callable
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """One command: what `jrl --help` says of it, its arguments, and what it does (returns an exit code)."""
+    """One command: its line in `jrl --help`, an example, its arguments, and a function that runs it and returns an exit
+    code.
+    """
 
     summary: str
     example: str

@@ -1,4 +1,4 @@
-"""`jrl data inspect`: rows of a data file as the model will see them."""
+"""`jrl data inspect`: shows rows of a data file as the model will see them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     options.add_bindings(parser, "--config")
     parser.add_argument("--config", metavar="CONFIG", type=Path,
-                        help="whose tokenizer, columns and lengths are used: a .gin file, or a name out of "
+                        help="sets the tokenizer, columns and lengths: a .gin file, or a name from "
                              "`jrl list configs` (default: bytes)")  # fmt: skip
-    parser.add_argument("--layout", metavar="LAYOUT", help="how the file is written: a name out of `jrl list layouts` "
+    parser.add_argument("--layout", metavar="LAYOUT", help="how the file is written: a name from `jrl list layouts` "
                         "(default: the columns of Jsonl)")  # fmt: skip
     parser.add_argument("--stage", metavar="NAME", help="without FILE: the stage of --config whose task is shown")
-    parser.add_argument("--take", metavar="TAKE", help="what becomes an example of a layout, such as all_pairs")
+    parser.add_argument("--take", metavar="TAKE", help="what a layout makes examples of, such as all_pairs")
     parser.add_argument("--against", metavar="EVAL", type=Path, action="append", default=[],
-                        help="an evaluation set, to be compared with the rows' prompts; may be repeated")  # fmt: skip
+                        help="an evaluation set to compare the rows' prompts with; may be repeated")  # fmt: skip
     parser.add_argument("--against-layout", metavar="LAYOUT", help="how the evaluation sets are written")
     parser.add_argument("--ngram", type=options.number_of("words"), default=8, metavar="N",
                         help="words of an n-gram that counts as shared with them (default: 8)")  # fmt: skip
@@ -46,12 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def data(args: argparse.Namespace) -> int:
-    start.prepare_jax(args, platform="cpu")  # a configuration's parts may import it
+    start.prepare_jax(args, platform="cpu")  # parts of a configuration may import JAX
     from jrl.resolve import load_config
     from jrl.tools import inspect_data
 
     file, bindings = None if args.file is None else str(args.file), args.bindings
-    if file is not None and "=" in file and not args.file.exists():  # a binding, where no file is named
+    if file is not None and "=" in file and not args.file.exists():  # a binding; no file was given
         file, bindings = None, [file, *bindings]
     config, parts = (None, None) if args.config is None else load_config(args.config, bindings)
     tables = None if parts is None else parts.tables

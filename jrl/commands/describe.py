@@ -1,4 +1,4 @@
-"""`jrl list` and `jrl help`: what there is to configure."""
+"""`jrl list` and `jrl help`: list and describe everything that can be configured."""
 
 from __future__ import annotations
 

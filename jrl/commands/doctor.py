@@ -1,4 +1,4 @@
-"""`jrl doctor`: what is wrong with an installation, a run or a published model."""
+"""`jrl doctor`: checks an installation, a run or a published model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jrl.commands import options, start
 from jrl.commands.contract import Command
 from jrl.exit_codes import DONE, STOPPED
 
-MARKS = {True: "ok", False: "!!", None: "--"}  # of the findings of `jrl doctor`
+MARKS = {True: "ok", False: "!!", None: "--"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""`jrl eval`: accuracy on held-out prompts, or a reward on pairs of answers."""
+"""`jrl eval`: measures accuracy on held-out prompts, or a reward on pairs of answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         "several are shown in one table")  # fmt: skip
     options.add_bindings(parser, "the run's configuration, or --config")
     parser.add_argument("--config", metavar="CONFIG", type=Path,
-                        help="the task and the verifiers for published models: a .gin file, or a name out of "
+                        help="the task and the verifiers for published models: a .gin file, or a name from "
                              "`jrl list configs`")  # fmt: skip
     parser.add_argument("--out", metavar="FILE.json", type=options.out_file, help="also write the numbers to this file")
     parser.add_argument("--diversity", action="store_true",
@@ -37,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pairs", metavar="FILE", type=Path,
                         help="measure a reward on pairs of answers instead: --role's reward head, each label of a "
                              "published classifier, or with --reference the implicit reward of a policy")  # fmt: skip
-    parser.add_argument("--layout", metavar="NAME", help="how the rows of --pairs are written, out of `jrl list "
-                        "layouts` (rows with prompt, answer and rejected)")  # fmt: skip
+    parser.add_argument("--layout", metavar="NAME", help="how the rows of --pairs are written, a name from `jrl "
+                        "list layouts` (rows with prompt, answer and rejected)")  # fmt: skip
     parser.add_argument("--steps", metavar="N,N,...", type=_steps_of, default=[],
                         help="several saved steps, a row of the table for each")  # fmt: skip
     options.add_step(parser)
@@ -60,7 +60,7 @@ def evaluate(args: argparse.Namespace) -> int:
     addresses, bindings = [args.source, *map(Path, more)], args.bindings[len(more) :]
     options.check_not_over(args.out, args.config, args.pairs)
     if args.step is not None and args.steps:
-        raise ValueError("--steps names the steps, too; leave --step out")
+        raise ValueError("--steps names the steps already; leave --step out")
     if args.reference_step is not None and args.reference is None:
         raise ValueError("--reference-step is a saved step of --reference, which is not given")
     only = args.source if len(addresses) == 1 else None
@@ -82,7 +82,7 @@ def evaluate(args: argparse.Namespace) -> int:
     if shown:
         print("\r", end="", file=sys.stderr)
     print(evaluation.table(results[0]) if len(results) == 1 else evaluation.side_by_side(results))
-    evaluate_sources.write_results(args.out, results)  # a judge that fails costs none of it
+    evaluate_sources.write_results(args.out, results)  # before judges run: if one fails, nothing is lost
     answers = None if args.out is None else args.out.with_suffix(".judges")
     if judged := evaluate_sources.judge_sources(results, last, answers):
         names = [result["source"] for result in results]
@@ -111,7 +111,7 @@ def evaluate_pairs(
 
 
 def sources_among(words: Sequence[str]) -> list[str]:
-    """Returns the words before the first binding. That has an equals sign, as folders of a sweep's members have."""
+    """Returns the sources: the words before the first binding. Folders of sweep members have an equals sign, too."""
     from jrl import paths
 
     is_source = lambda word: "=" not in word or paths.is_remote(word) or os.path.isdir(word)

@@ -1,4 +1,4 @@
-"""How a command ends: which exit code an error has, and with what message."""
+"""Exit codes and messages of the errors that end a command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from jrl.device.errors import is_of_device, is_out_of_memory
 from jrl.exit_codes import CHECKPOINTS_REMOVED, LOST, OTHER_RUN, PREEMPTED, REFUSED, STOPPED, UNFORESEEN
 
-# By the full name of an exception's class or of one above it, so that nothing is imported to find out.
+# By the full name of an exception's class or base class, so that nothing must be imported.
 EXITS: Mapping[str, int] = {
     "jrl.config.errors.ConfigError": REFUSED,
     "jrl.plugins.PartError": REFUSED,
@@ -36,17 +36,17 @@ EXITS: Mapping[str, int] = {
     "jrl.tasks.verifiers.process.TemplateLost": STOPPED,
     "builtins.MemoryError": STOPPED,
 }
-DEVICE_START = "jax._src.xla_bridge"  # where an error arises when JAX finds no device
+DEVICE_START = "jax._src.xla_bridge"  # the module that raises when JAX finds no device
 LESS_MEMORY = (
     "Compute less at once (Learner.micro_batch_tokens, Sampler.slots, fewer or shorter completions), recompute more "
     "(Decoder.remat), or use more devices; `jrl plan` shows what takes memory."
 )
-# What is wrong with a path that was given. Any other error of the system stops a run that was sound until then.
+# Errors of a path that the user gave. Any other OSError stops a run that was valid until then.
 PATH_ERRORS = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
 
 def exit_code(error: BaseException) -> int:
-    """Returns the exit code of an exception; UNFORESEEN for one that nobody wrote for a reader."""
+    """Returns the exit code of an exception; UNFORESEEN for one without a message for users."""
     if is_told(error):
         return error.code
     names = [f"{cls.__module__}.{cls.__qualname__}" for cls in type(error).__mro__]
@@ -58,21 +58,24 @@ def exit_code(error: BaseException) -> int:
     if isinstance(error, OSError):
         return REFUSED if error.errno in PATH_ERRORS else STOPPED
     if isinstance(error, ValueError | ImportError) and _module(error).startswith("jrl."):
-        return REFUSED  # raised by jrl itself, so that the message was written for whoever reads it
+        return REFUSED  # raised by jrl itself, so its message is for the user
     if _module(error) == DEVICE_START:
         return REFUSED
     return UNFORESEEN if part_place(error) is None else STOPPED
 
 
 def is_told(error: BaseException) -> bool:
-    """Whether another process has failed, with this message and exit code."""
+    """Whether an error reports that another process failed; it has that process's message and exit code."""
     names = (f"{cls.__module__}.{cls.__qualname__}" for cls in type(error).__mro__)
     return "jrl.device.processes.OtherProcessFailed" in names
 
 
 def part_place(error: BaseException) -> str | None:
-    """Returns the line of the user's own part, or of a module that it imports, that an exception comes from, "FILE,
-    line N, in FUNCTION"; None where jrl's own code was called last, of the two."""
+    """Returns the line of the user's own part, or of a module that it imports, that raised an exception: "FILE, line N,
+    in FUNCTION".
+
+    None if jrl's own code was called from there, or no part was involved.
+    """
     from jrl.tasks.verifiers.source import is_of_part
 
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
@@ -84,10 +87,10 @@ def part_place(error: BaseException) -> str | None:
 
 
 def last_checkpoint(args: argparse.Namespace) -> str:
-    """Returns a sentence on the newest save of the run that a command trains, "" for the other commands."""
-    if args.command != "train" or args.run is None or str(args.run).startswith("gs:"):  # not opened so far
+    """Returns a sentence about the newest checkpoint of the run that a command trains; "" for other commands."""
+    if args.command != "train" or args.run is None or str(args.run).startswith("gs:"):  # not opened yet
         return ""
-    if (committed := getattr(args, "committed", None)) is not None:  # of a run in a bucket: what others can go on from
+    if (committed := getattr(args, "committed", None)) is not None:  # a run in a bucket: steps that others can resume
         return f"Last checkpoint: step {max(committed())}." if committed() else "Nothing was committed."
     folder = args.run / "checkpoints"
     readable = os.path.isdir(folder) and os.access(folder, os.R_OK)
@@ -99,7 +102,7 @@ def message(error: BaseException, code: int, saved: str = "") -> str:
     """Returns the message of an error.
 
     Args:
-      saved: a sentence on what was saved before, "" where the command saves nothing.
+      saved: `last_checkpoint`; "": the command saves nothing.
     """
     text = str(error) or type(error).__name__
     if is_told(error):
@@ -127,7 +130,7 @@ def message(error: BaseException, code: int, saved: str = "") -> str:
 
 
 def _module(error: BaseException) -> str:
-    """The module that an exception was raised in."""
+    """Returns the module that raised an exception."""
     frames = list(traceback.walk_tb(error.__traceback__))
     names = frames[-1][0].f_globals if frames else {}
     spec = names.get("__spec__")  # `python -m jrl.cli` is __main__ by name

@@ -1,4 +1,4 @@
-"""`jrl export`: a policy or a reward model as a folder that other tools load."""
+"""`jrl export`: writes a policy or a reward model as a folder that other tools load."""
 
 from __future__ import annotations
 

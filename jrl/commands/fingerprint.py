@@ -1,4 +1,4 @@
-"""`jrl fingerprint`: content hashes of a run."""
+"""`jrl fingerprint`: prints content hashes of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def fingerprint(args: argparse.Namespace) -> int:
-    start.prepare_jax(args, platform="cpu")  # arrays are only hashed, and a device may be held by the run
+    start.prepare_jax(args, platform="cpu")  # arrays are only hashed, and the run may hold the device
     from jrl.run.bucket_run import readable
     from jrl.run.run_hash import run_fingerprint
 

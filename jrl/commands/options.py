@@ -1,4 +1,4 @@
-"""Arguments that several commands have, and how their values are read."""
+"""Arguments that several commands share, and parsers of their values."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def folder(text: str) -> Path:
 
 
 def out_file(text: str) -> Path:
-    """Reads the name of a file to write, which is none that a run has of its own."""
+    """Returns the path of a file to write. Refuses the files of a run."""
     from jrl import paths
 
     path = Path(text)
@@ -75,16 +75,16 @@ def out_file(text: str) -> Path:
 
 
 def check_not_over(out: Path | None, *sources: str | Path | None) -> None:
-    """Raises ValueError where a command would write over a file that it reads."""
+    """Raises ValueError if a command would overwrite a file that it reads."""
     from jrl import paths
 
     for source in sources if out is not None else ():
         if source is not None and not paths.is_remote(source) and Path(source).resolve() == out.resolve():
-            raise ValueError(f"--out is {out}, which is read; choose another name")
+            raise ValueError(f"--out is {out}, which this command reads; choose another name")
 
 
 def number_of(what: str, least: int = 1) -> Callable[[str], int]:
-    """Returns what reads an argument that counts `what`."""
+    """Returns a parser of an argument that counts `what`, at least `least`."""
 
     def read(text: str) -> int:
         if not (text.isascii() and text.isdecimal()) or int(text) < least:
@@ -100,5 +100,5 @@ def share(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share; it must lie in [0, 1]")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share; it must be in [0, 1]")
     return value

@@ -16,7 +16,7 @@ from jrl.exit_codes import DONE, REFUSED
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", metavar="CONFIG", nargs="?", help="a .gin file, or a name out of `jrl list configs`; "
+    parser.add_argument("config", metavar="CONFIG", nargs="?", help="a .gin file, or a name from `jrl list configs`; "
                         "data and tokenizer are not opened")  # fmt: skip
     options.add_bindings(parser, "the file")
     parser.add_argument("--topology", metavar="CHIP:GRID",

@@ -1,4 +1,4 @@
-"""`jrl replay`: repeats updates of a run, those that stopped it or those of its past."""
+"""`jrl replay`: repeats updates of a run: the ones that stopped it, or earlier ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="the folder `fault` of a run that stopped because its updates were not finite; with "
                              "--step, the folder of a run")  # fmt: skip
     parser.add_argument("--step", type=int, metavar="N", help="repeat the run's updates from the checkpoint before "
-                        "this step up to it, and compare with the checkpoint of it")  # fmt: skip
+                        "this step up to it, and compare with its checkpoint")  # fmt: skip
 
 
 def replay(args: argparse.Namespace) -> int:
@@ -29,7 +29,7 @@ def replay(args: argparse.Namespace) -> int:
     print(f"step {recorded['step']}, stage {recorded['stage_name']}; last good checkpoint: "
           f"{'none' if good is None else f'step {good}'}")  # fmt: skip
     if replayed.fault is None:
-        print("every update is finite on this machine: the fault is not reproduced")
+        print("every update is finite on this machine: the fault was not reproduced")
         return STOPPED
     print(f"first not finite: {replayed.fault} of the role {replayed.role}")
     return DONE
@@ -48,7 +48,7 @@ def repeat(args: argparse.Namespace) -> int:
         print(f"{len(repeated.different)} arrays differ from the checkpoint: {', '.join(repeated.different[:8])}")
         return STOPPED
     else:
-        print("every bit is that of the checkpoint")
+        print("all bits match the checkpoint")
     return DONE
 
 

@@ -1,4 +1,4 @@
-"""`jrl rollouts`: what a run sampled, row by row."""
+"""`jrl rollouts`: shows what a run sampled, row by row."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from jrl.exit_codes import DONE
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="RUN", type=Path, help="the folder of a run; it may be running")
     parser.add_argument("--where", metavar="CONDITION", default="",
-                        help="rows that meet it, such as \"reward < 0.5 and completion contains 'So'\"")  # fmt: skip
+                        help="a condition on rows, such as \"reward < 0.5 and completion contains 'So'\"")  # fmt: skip
     parser.add_argument("--columns", metavar="A,B", help="what to show of each row (default: step, reward and texts; "
                         "in a file also what Dataset.layout = 'rollouts' reads)")  # fmt: skip
     parser.add_argument(
         "--most",
         type=options.number_of("rows"),
         metavar="N",
-        help="rows at most (default: 20 on the screen, all in a file)",
+        help="most rows (default: 20 on the screen, all in a file)",
     )
     parser.add_argument("--out", metavar="FILE", type=options.out_file, help="write the rows to a file, .jsonl or .csv")
 
 
 def rollouts(args: argparse.Namespace) -> int:
-    start.prepare_jax(args, platform="cpu")  # the store is read by tensorstore alone; a device may be held by the run
+    start.prepare_jax(args, platform="cpu")  # only tensorstore reads the store, and the run may hold the device
     from jrl.run.bucket_run import readable
     from jrl.tools import browse_rollouts as browse
 
@@ -35,7 +35,7 @@ def rollouts(args: argparse.Namespace) -> int:
     if not run.exists():
         raise ValueError(f"{args.source} does not exist; give the --run folder of jrl train")
     if not folder.exists():
-        why = "the run has stored none, Log.rollouts was False" if (run / "manifest.json").exists() else (
+        why = "the run stored none: Log.rollouts was False" if (run / "manifest.json").exists() else (
             "it is not a run folder; give the --run folder of jrl train")  # fmt: skip
         raise ValueError(f"{args.source} holds no rollouts: {why}")
     conditions = browse.parse_where(args.where)

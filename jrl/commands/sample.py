@@ -1,4 +1,4 @@
-"""`jrl sample`: a chat with a policy, or its answers to a file of prompts."""
+"""`jrl sample`: chats with a policy, or has it answer a file of prompts."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def sample(args: argparse.Namespace) -> int:
                 chat.show(prompt, completions, sys.stdout)
         return DONE
     if args.out is not None:
-        raise ValueError("--out goes with --prompts")
+        raise ValueError("--out needs --prompts")
     interactive = sys.stdin.isatty()
     if interactive:
         print(f"{weights_of(args.source, trained.step)}; each line is a new prompt, /quit or Ctrl-D ends")

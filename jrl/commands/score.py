@@ -1,4 +1,4 @@
-"""`jrl score`: log-probs of given tokens or texts, or a classifier's rewards."""
+"""`jrl score`: computes log-probs of given tokens or texts, or a classifier's rewards."""
 
 from __future__ import annotations
 

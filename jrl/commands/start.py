@@ -1,4 +1,4 @@
-"""What a command sets before JAX starts."""
+"""Settings that a command makes before JAX starts."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import os
 
 from jrl.device.compile_cache import ENABLED, cache_settings
 
-MOST_CPU_DEVICES = 16  # virtual ones that a population starts unasked, one a core: each holds what members share
+MOST_CPU_DEVICES = 16  # virtual ones of a population by default, one per core; each holds what members share
 
 
 def prepare_jax(args: argparse.Namespace, platform: str | None = None, devices: int | None = None) -> None:
-    """Sets what JAX reads from the environment when it starts. What the user has set stays.
+    """Sets what JAX reads from the environment when it starts. Settings of the user stay.
 
     Args:
       platform: the only platform the command may start; None: JAX's choice.
-      devices: virtual ones where that platform is a CPU and the user has set none; None: one.
+      devices: virtual CPU devices, unless the user has set them; None: one.
     """
     environment, flag = os.environ, "--xla_force_host_platform_device_count"
     asked = getattr(args, "devices", None)
@@ -31,7 +31,7 @@ def prepare_jax(args: argparse.Namespace, platform: str | None = None, devices: 
     if platform is not None:
         environment["JAX_PLATFORMS"] = platform
     if flag in environment.get("XLA_FLAGS", ""):
-        # With fewer threads than devices, an executable out of the compilation cache deadlocks in its collectives.
+        # With fewer threads than devices, an executable from the compilation cache deadlocks in its collectives.
         environment["NPROC"] = str(max(16, 2 * (devices or 1)))
     environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if getattr(args, "no_compile_cache", False):
@@ -40,5 +40,5 @@ def prepare_jax(args: argparse.Namespace, platform: str | None = None, devices: 
 
 
 def cores() -> int:
-    """Returns how many processors this process may use."""
+    """Returns the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -12,23 +12,23 @@ from jrl.run.signals import StopRequest, stop_on_signals
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", metavar="CONFIG", help="a .gin file, or a name out of `jrl list configs`; a field "
-                        "that the file gives a list of values is swept too")  # fmt: skip
+    parser.add_argument("config", metavar="CONFIG", help="a .gin file, or a name from `jrl list configs`; a field "
+                        "that has a list of values in the file is swept too")  # fmt: skip
     options.add_bindings(parser, "the file; a list of values is swept: AdamW.learning_rate=[1e-4,3e-4] Run.seed=[0..4]")
     parser.add_argument("--out", metavar="DIR", type=options.folder, required=True,
-                        help="the sweep's folder, with a run's folder for every member; an interrupted sweep is "
+                        help="the sweep's folder, with a run folder for every member; an interrupted sweep is "
                              "continued, and finished members are not run again")  # fmt: skip
     parser.add_argument("--how", choices=("grid", "random", "pairs"), default="grid",
                         help="every combination of the lists; --count of them drawn at random; or the first values, "
                              "the second values, ... Each is run with every Run.seed (grid)")  # fmt: skip
     parser.add_argument("--count", type=int, metavar="N", help="combinations that --how random draws")
-    parser.add_argument("--seed", type=int, metavar="N", help="of that draw (0)")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of that draw (0)")
     parser.add_argument(
         "--jobs", type=options.number_of("members"), default=1, metavar="N", help="members trained at a time (1)"
     )
     parser.add_argument("--population", action="store_true",
-                        help="train all members in one program, in this process, dealt out over the devices (on CPUs "
-                             "one a core, unless --devices says otherwise): members that differ in Run.seed and in "
+                        help="train all members in one program, in this process, distributed over the devices (on CPUs "
+                             "one per core, unless --devices says otherwise): members that differ in Run.seed and in "
                              "floats of objectives, optimizers and the sampler only")  # fmt: skip
     parser.add_argument("--accept-change", action="store_true",
                         help="continue members whose data or parts have changed since they began; their manifests "
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def sweep(args: argparse.Namespace) -> int:
     stop = StopRequest()
     with stop_on_signals(stop, stop.say):
-        # Its settings, and the compilation cache, are those of the members too.
+        # The members inherit these settings, and the compilation cache.
         start.prepare_jax(args, devices=min(start.cores(), start.MOST_CPU_DEVICES) if args.population else None)
         from jrl.tools.sweep import sweeping
         from jrl.tools.sweep.comparison import table
@@ -58,8 +58,8 @@ def sweep(args: argparse.Namespace) -> int:
                          *(["--accept-change"] if args.accept_change else [])]  # fmt: skip
         commands = sweeping.commands_of(spec, args.out, train_options)
         if args.population and (args.print or args.jobs > 1):
-            raise ValueError(f"{'--print' if args.print else '--jobs'} is for members in processes of their own; leave "
-                             "it out, or --population")  # fmt: skip
+            raise ValueError(f"{'--print' if args.print else '--jobs'} is for members in separate processes; leave "
+                             "it or --population out")  # fmt: skip
         if args.print:
             print("\n".join(map(sweeping.shell, commands.values())))
             return DONE

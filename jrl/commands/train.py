@@ -15,7 +15,7 @@ from jrl.run.signals import StopRequest, leave_on_second_interrupt, stop_on_sign
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", metavar="CONFIG", help="a .gin file, or a name out of `jrl list configs`; `jrl help "
+    parser.add_argument("config", metavar="CONFIG", help="a .gin file, or a name from `jrl list configs`; `jrl help "
                         "config` describes every field")  # fmt: skip
     options.add_bindings(parser, "the file")
     parser.add_argument("--run", metavar="DIR", type=options.folder, help="the run's folder, or gs://BUCKET/NAME; an "
@@ -26,15 +26,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from", metavar="RUN", type=options.folder, dest="begin_from",
                         help="begin a new run with the weights and the tokenizer of another, a folder or "
                         "gs://BUCKET/NAME")  # fmt: skip
-    parser.add_argument("--profile", metavar="FIRST:LAST", help="write a trace of these steps, both included, into "
+    parser.add_argument("--profile", metavar="FIRST:LAST", help="write a trace of these steps, both included, to "
                         "RUN/profile, such as 3:6; open it with xprof, TensorBoard or ui.perfetto.dev")  # fmt: skip
     options.add_devices(parser)
     parser.add_argument("--processes", type=int, metavar="N", help="start N processes on this machine that train "
                         "together, each with its own --devices")  # fmt: skip
     parser.add_argument("--coordinator", metavar="HOST:PORT", help="one process of a run on several machines, started "
-                        "once on each: where process 0 listens (a Cloud TPU slice is found without)")  # fmt: skip
-    parser.add_argument("--process-count", type=int, metavar="N", help="with --coordinator: the processes of the run")
-    parser.add_argument("--process-index", type=int, metavar="I", help="with --coordinator: the number of this one, "
+                        "once on each: where process 0 listens (not needed on a Cloud TPU slice)")  # fmt: skip
+    parser.add_argument("--process-count", type=int, metavar="N", help="with --coordinator: the number of processes")
+    parser.add_argument("--process-index", type=int, metavar="I", help="with --coordinator: the index of this process, "
                         "from 0")  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def train(args: argparse.Namespace) -> int:
         from jrl.resolve import load_config
 
         profile = profiled_steps(args)
-        loaded = load_config(args.config, args.bindings)  # a mistake is refused before the slow imports below
+        loaded = load_config(args.config, args.bindings)  # reports mistakes before the slow imports below
         from jrl.run.multihost import joined
 
         outcome = lambda error: (message(error, exit_code(error), last_checkpoint(args)), exit_code(error))
@@ -70,16 +70,17 @@ def train(args: argparse.Namespace) -> int:
             processes.agree("configuration and code", facts(*loaded, processes))  # before a bucket is written to
             with open_run_folder(run_folder(args.run), processes) as folder:
                 args.run, args.committed = folder.path, folder.committed
-                had = steps_summarized(args.run)
-                made = sum(1 for _ in run(args.config, args.bindings, run=folder, stop=stop, processes=processes,
-                                          accept_change=args.accept_change, begin_from=args.begin_from,
-                                          profile=profile))  # fmt: skip
-                asked = ends(loaded[0])[-1]
-                return NOTHING_TO_DO if not made and had_nothing_to_do(asked, had, steps_summarized(args.run)) else DONE
+                before = steps_summarized(args.run)
+                num_steps = sum(1 for _ in run(args.config, args.bindings, run=folder, stop=stop, processes=processes,
+                                               accept_change=args.accept_change, begin_from=args.begin_from,
+                                               profile=profile))  # fmt: skip
+                requested = ends(loaded[0])[-1]
+                idle = not num_steps and had_nothing_to_do(requested, before, steps_summarized(args.run))
+                return NOTHING_TO_DO if idle else DONE
 
 
 def profiled_steps(args: argparse.Namespace) -> Any:
-    """Returns the steps that --profile names; None without. Raises ValueError for what names none."""
+    """Returns the steps that --profile names; None without it. Raises ValueError if its value names none."""
     if args.profile is None:
         return None
     from jrl.run.profile import parse_steps
@@ -113,20 +114,21 @@ def train_locally(args: argparse.Namespace) -> int:
 
 
 def steps_summarized(run: Path) -> int | None:
-    """Returns the steps of a run that has ended, by its summary.json; None for one that has not."""
+    """Returns the number of steps in summary.json of a finished run; None for a run that has not finished."""
     from jrl import paths
 
     return paths.read_object(run / "summary.json")["steps"] if paths.exists(run / "summary.json") else None
 
 
-def had_nothing_to_do(asked: int, before: int | None, after: int | None) -> bool:
-    """Whether a start that made no step had nothing to do: the run had ended with as many steps, or has more than were
-    asked for. One that only its end was missing from has been ended.
+def had_nothing_to_do(requested: int, before: int | None, after: int | None) -> bool:
+    """Whether a command that took no step had nothing to do: the run had finished before, or has more steps than
+    requested. If it has just written the summary, it finished the run.
 
     Args:
-      before, after: `steps_summarized` of the run.
+      requested: the number of steps in the configuration.
+      before, after: `steps_summarized` of the run, before and after the command.
     """
-    return after is not None and (before == after or after > asked)
+    return after is not None and (before == after or after > requested)
 
 
 COMMAND = Command(

@@ -1,4 +1,4 @@
-"""How commands speak of weights: a bar while they are read, and a name."""
+"""A progress bar for reading weights, and their name in messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 
 def reading_bar() -> Callable[[int, int], None] | None:
-    """Returns what shows (bytes read, bytes in all) of published weights; None without a terminal."""
+    """Returns a function of (bytes read, total bytes) that shows a progress bar; None if standard error is not a
+    terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
         return None
     from jrl.run.report.text import bar
@@ -21,7 +22,7 @@ def reading_bar() -> Callable[[int, int], None] | None:
 
 
 def weights_of(source: Path, step: int) -> str:
-    """Returns how a message names weights: those of a run by their step, a published model's by its folder."""
+    """Returns the name of weights in messages: by step for a run, by folder for a published model."""
     from jrl import paths
 
     return f"the weights of step {step}" if paths.exists(source / "manifest.json") else f"the weights of {source}"

@@ -13,7 +13,7 @@ from jrl.config.typed import Misfit, fit, show
 
 
 def to_json(config: Any) -> dict[str, Any]:
-    """Returns the configuration as JSON values. An instance has a "class" entry if its annotation allows others."""
+    """Returns the configuration as JSON values. An instance has a "class" entry if its annotation does not fix it."""
     return {name: _plain(getattr(config, name), _is_open(field)) for name, field in fields_of(type(config)).items()}
 
 

@@ -159,8 +159,8 @@ def test_two_sweeps_do_not_share_a_folder(tmp_path):
     ("arguments", "reason"),
     [
         (["Online.steps=[1, 2]", "--population"], "one program, and Online.steps is part of"),
-        ([RATES, "--population", "--jobs", "2"], "--jobs is for members in processes of their own"),
-        ([RATES, "--population", "--print"], "--print is for members in processes of their own"),
+        ([RATES, "--population", "--jobs", "2"], "--jobs is for members in separate processes"),
+        ([RATES, "--population", "--print"], "--print is for members in separate processes"),
     ],
 )
 def test_a_population_that_cannot_be_is_refused_before_anything_is_written(command, tmp_path, arguments, reason):

@@ -95,7 +95,7 @@ def test_the_command_shows_rows_without_obeying_them(run, capsys):
     assert f"{run.parent} holds no rollouts: it is not a run folder" in capsys.readouterr().err
     (run.parent / "manifest.json").write_text("{}")
     assert cli.main(["rollouts", str(run.parent)]) == 2
-    assert "the run has stored none, Log.rollouts was False" in capsys.readouterr().err
+    assert "the run stored none: Log.rollouts was False" in capsys.readouterr().err
 
 
 def test_rows_in_files(run, tmp_path, capsys):
