@@ -108,7 +108,7 @@ def check_online(
     if objective.advantages is None and objective.pairs is None:
         raise ValueError(f"{name} learns from stored rows, not from sampled ones; use it in an Offline stage")
     if objective.sequence_loss is not None and objective.pairs is None:
-        raise ValueError(f"{name} has a loss over sequences, and no pairs that say which samples are compared")
+        raise ValueError(f"{name} has a loss over sequences, but no `pairs` to say which samples it compares")
     if objective.pairs is not None and stage.learner.prefix_sharing != "none":
         raise ValueError(f"{name} compares the samples of a prompt, which are packed whole into one row; set "
                          "Learner.prefix_sharing = 'none'")  # fmt: skip
@@ -131,7 +131,7 @@ def check_online(
     if completion_length(stage, config) > config.sampler.completion_length:
         raise ValueError(
             f"Online.completion_length = {stage.completion_length} exceeds Sampler.completion_length = "
-            f"{config.sampler.completion_length}, which is the longest of all stages; raise that one"
+            f"{config.sampler.completion_length}, which is the maximum of all stages; raise that one"
         )
     check_needs(stage, objective, config, earlier)
     check_learner_of_samples(stage, objective)
@@ -141,8 +141,8 @@ def check_online(
     if stage.curriculum is not None and config.data.on_bad_prompt == "drop":
         raise ValueError(
             "Online.curriculum does not go with Data.on_bad_prompt = 'drop': prompts are dropped and counted on the "
-            "first walk through all of them, which a curriculum does not make; set 'refuse', and leave such prompts "
-            "out of the data"
+            "first pass over all of them, which a curriculum does not make; set 'refuse', and remove such prompts from "
+            "the data"
         )
     check_reward_sources(stage, objective, config, tables, earlier)
     if stage.pretraining is not None:
@@ -205,7 +205,7 @@ def check_stored_rows(stage: Offline, objective: Objective, tables: Tables) -> N
                          f"{type(stage.source).__name__} gives {'single answers' if source.mismatched else 'pairs'}"
                          "; Labeled gives single answers, Preferences pairs")  # fmt: skip
     if getattr(stage.source, "strength", None) is not None and not objective.strengths:
-        raise ValueError(f"{name} takes every preference for certain, and {type(stage.source).__name__}.strength "
+        raise ValueError(f"{name} treats every preference as certain, and {type(stage.source).__name__}.strength "
                          "says how strong each is; use ConservativeDPO, or set it to None")  # fmt: skip
     check_row_values(name, stage, objective)
 
@@ -216,15 +216,14 @@ def check_row_values(name: str, stage: Offline, objective: Objective) -> None:
     values, read = getattr(stage.source, "values", None), " and ".join(needs.row_value_names)
     if values is not None and not needs.row_values:
         raise ValueError(
-            f"{name} does not read what the data say that an answer is worth; set {source}.values to None, or use "
-            "another source"
+            f"{name} does not read values of answers in the data; set {source}.values to None, or use another source"
         )
     if values is None and needs.row_values:
         raise ValueError(
             f"{name} reads {read}, which {source} does not give; see `jrl list sources`"
             if read
-            else f"{name} reads what the data say that an answer is worth, and {source}.values does not name the "
-            "entries that say it; set it to two, such as ('value', 'rejected_value')"
+            else f"{name} reads values of answers in the data, and {source}.values does not name the entries that hold "
+            "them; set it to two, such as ('value', 'rejected_value')"
         )
     if read and not getattr(stage.source, "complete", True):
         raise ValueError(f"{name} reads {read} of every row; set {source}.complete = True")
@@ -255,7 +254,7 @@ def check_strategy(stage: Online, objective: Objective, config: Config, earlier:
     rewritten = strategy_of(stage.strategy).asked is not None
     if rewritten and not objective.corrects_staleness(stage.objective):
         raise ValueError(
-            f"@{type(stage.strategy).__name__}() draws after other prompts than rows are learned after, and {name} as "
+            f"@{type(stage.strategy).__name__}() samples from other prompts than its rows train on, and {name} as "
             f"configured has no bound on importance weights. Use RAFT or ExpertIteration, which imitate, or set {name}"
             ".importance = @TruncatedImportance() where it has that field"
         )
@@ -308,8 +307,8 @@ def check_needs(stage: Stage, objective: Objective, config: Config, earlier: Map
             f"{model}; use an objective without one, such as GRPO"
         )
     if needs.row_values and isinstance(stage, Online):
-        raise ValueError(f"{name} reads what the data say that an answer is worth (Needs.row_values), and samples have "
-                         "no such number; use it in an Offline stage")  # fmt: skip
+        raise ValueError(f"{name} reads values of answers in the data (Needs.row_values), which samples do not "
+                         "have; use it in an Offline stage")  # fmt: skip
     if (needs.staleness or needs.task) and not isinstance(stage, Online):
         raise ValueError(f"{name} reads the age or the task of samples (Needs.staleness, Needs.task), which stored "
                          "rows do not have; use it in an Online stage")  # fmt: skip
@@ -318,8 +317,8 @@ def check_needs(stage: Stage, objective: Objective, config: Config, earlier: Map
                          f"{name}.share = None, or SFT")  # fmt: skip
     if isinstance(stage, Online) and stage.reset_reference_every is not None and not needs.reference:
         raise ValueError(
-            f"Online.reset_reference_every = {stage.reset_reference_every}, and {name} as it is configured compares "
-            "with no reference; give it a KL, such as GRPO.kl = 0.01, or leave it out"
+            f"Online.reset_reference_every = {stage.reset_reference_every}, and {name} as configured uses no "
+            "reference; give it a KL, such as GRPO.kl = 0.01, or leave it out"
         )
     if needs.has_teacher and config.teacher is None and "teacher" not in earlier:
         raise ValueError(
@@ -386,7 +385,7 @@ def check_attribute_weights(stage: Online, config: Config, tables: Tables) -> No
         return
     count = len(stage.attribute_weights)
     if not stage.rewards:
-        raise ValueError("Online.attribute_weights is of the reward models in Online.rewards, which names none; name "
+        raise ValueError("Online.attribute_weights is for the reward models in Online.rewards, which names none; name "
                          "one, or leave it out")  # fmt: skip
     if not all(abs(weight) <= LARGEST_REWARD for weight in stage.attribute_weights):
         raise ValueError(f"Online.attribute_weights = {stage.attribute_weights} must be finite, in float32 too")
@@ -414,7 +413,7 @@ def check_judges(stage: Online, config: Config) -> None:
 def check_token_rewards(what: str, stage: Online, objective: Objective) -> None:
     """Raises ValueError if an objective does not read token rewards. what: the option that produces them."""
     if not objective.needs(stage.objective).token_rewards:
-        raise ValueError(f"{what}, and {type(stage.objective).__name__} reads the reward of a completion alone; use "
+        raise ValueError(f"{what}, and {type(stage.objective).__name__} reads only the reward of a completion; use "
                          "PPO, Reinforce or ReinforcePlusPlus")  # fmt: skip
 
 
@@ -483,8 +482,8 @@ def check_pretraining(stage: Online, tables: Tables) -> None:
     """Raises ValueError if the stage does not train the policy, or the source gives rows to compare or rate."""
     source, name = stage.pretraining.source, type(stage.pretraining.source).__name__
     if stage.trains != "policy":
-        raise ValueError(f"Online.pretraining is imitated by the policy, and this stage trains {stage.trains!r}; leave "
-                         "it out")  # fmt: skip
+        raise ValueError(f"Online.pretraining is for the policy to imitate, and this stage trains {stage.trains!r}; "
+                         "leave it out")  # fmt: skip
     row = row_of(tables, "sources", source)
     if row.unit_size != 1 or row.mismatched or getattr(source, "values", None) is not None:
         raise ValueError(f"PretrainingMix.source = @{name}() gives rows that are compared or rated; use "
@@ -495,9 +494,9 @@ def check_potential(stage: Online, objective: Objective, config: Config, tables:
     """Raises ValueError if there are no token rewards to use as potentials, or the objective does not read them."""
     spans = rewards_spans(config.scoring, tables["verifiers"])
     if not (spans or stage.process is not None or stage.corrector is not None):
-        raise ValueError("Shaping.potential is of rewards of tokens, and nothing gives any; set Online.process or "
+        raise ValueError("Shaping.potential uses token rewards, and nothing gives any; set Online.process or "
                          "Online.corrector, use a verifier that rewards spans, or leave it out")  # fmt: skip
-    check_token_rewards("Shaping.potential is of rewards of tokens", stage, objective)
+    check_token_rewards("Shaping.potential uses token rewards", stage, objective)
 
 
 def check_components(stage: Online, components: Sequence[str]) -> None:
@@ -514,13 +513,13 @@ def check_routes(stage: Stage) -> None:
     """Raises ValueError if the rows of a stage have no routes of the policy to replay."""
     if isinstance(stage, Offline):
         raise ValueError("Learner.routes = 'replayed' takes what the sampler recorded, and an Offline stage learns "
-                         "from stored rows; set it for the stage that samples alone, such as rl/Learner.routes where "
+                         "from stored rows; set it only for the stage that samples, such as rl/Learner.routes where "
                          "that stage has Online.learner = @rl/Learner()")  # fmt: skip
     if isinstance(stage.strategy, MixtureOpponent | ReferenceSamples | Refinement | RollOut):
         raise ValueError(
             f"Learner.routes = 'replayed' does not go with Online.strategy = @{type(stage.strategy).__name__}(): "
-            "rows of it are drawn with other weights than the policy's, or after another prompt, where routers choose "
-            "otherwise; leave it out"
+            "it draws rows with other weights than the policy's, or after another prompt, where routers choose "
+            "differently; leave it out"
         )
 
 
@@ -559,7 +558,7 @@ def check_teacher(config: Config, tables: Tables, trained: Collection[str]) -> N
     pair_models = [getattr(stage, "pair_model", None) for stage in config.stages]
     compares = any(pair_model is not None and pair_model.role == "teacher" for pair_model in pair_models)
     if not any(stage_needs.has_teacher for stage_needs in needs) and not compares:
-        raise ValueError("Config.teacher is read by no objective of the run; use OnPolicyDistillation, GKD or "
+        raise ValueError("No objective of the run reads Config.teacher; use OnPolicyDistillation, GKD or "
                          "Distillation, set PairModel.role = 'teacher', or leave it out")  # fmt: skip
 
 

@@ -64,7 +64,7 @@ from jrl.tasks.verifiers import VERIFIERS
 def check_seed(seed: int, name: str) -> None:
     """Raises ValueError for a seed that JAX would wrap to the key of another seed."""
     if not 0 <= seed < 2**32:
-        raise ValueError(f"{name} must be in [0, {2**32 - 1}], the keys of JAX; got {seed}")
+        raise ValueError(f"{name} must be in [0, {2**32 - 1}], the range of JAX seeds; got {seed}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -192,7 +192,7 @@ class Online:
             raise ValueError(f"Online.steps must be 0 to {MOST_STEPS}; got {self.steps}")
         if self.prompts * self.samples > MOST_SEQUENCES:
             raise ValueError(f"Online.prompts * Online.samples is {self.prompts * self.samples} sequences a step; at "
-                             f"most {MOST_SEQUENCES} are taken")  # fmt: skip
+                             f"most {MOST_SEQUENCES} are allowed")  # fmt: skip
         if self.reset_reference_every is not None and self.reset_reference_every < 1:
             raise ValueError(
                 f"Online.reset_reference_every must be at least 1, or None; got {self.reset_reference_every}"

@@ -83,7 +83,7 @@ def test_a_row_without_a_sampled_token_says_so():
 @pytest.mark.parametrize(
     "binding, why",
     [
-        ("Online.objective = @GRPO()", "GRPO reads the reward of a completion alone"),
+        ("Online.objective = @GRPO()", "GRPO reads only the reward of a completion"),
         ("corrections/Offline.trains = 'other'", "'corrector', which no earlier stage trains on corrections"),
         ("Online.completion_length = 12", "there is room for one of 12 tokens"),
         ("Online.strategy = @SelfCorrection()", r"@SelfCorrection\(\) draws two in a row"),

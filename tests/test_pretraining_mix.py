@@ -135,7 +135,7 @@ def test_its_updates_are_not_repeated_from_the_rollouts():
         (["PretrainingMix.source=@Labeled()"], "PretrainingMix.source = @Labeled() gives rows that are compared"),
         (
             ["Online.objective=@OnlineBradleyTerry()", "Online.trains='reward'", "Config.model=@Decoder()"],
-            "Online.pretraining is imitated by the policy, and this stage trains 'reward'",
+            "Online.pretraining is for the policy to imitate, and this stage trains 'reward'",
         ),
     ],
 )

@@ -123,7 +123,7 @@ def test_scores_of_packed_tokens_come_to_their_rows():
         (["Online.objective=@GRPO()"], r"Online\.process rewards tokens, and GRPO reads"),
         (
             ["Online.process=None", "Online.shaping=@Shaping()", "Shaping.potential=@Potential()"],
-            r"Shaping\.potential is of rewards of tokens, and nothing gives any",
+            r"Shaping\.potential uses token rewards, and nothing gives any",
         ),
         (["ProcessRewards.weight=0.0"], r"ProcessRewards\.weight = 0\.0 must not be 0"),
         (["ProcessRewards.separator=''"], r"ProcessRewards\.separator is empty"),

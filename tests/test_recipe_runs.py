@@ -82,7 +82,7 @@ def test_the_reference_is_a_moving_average_of_the_policy(tmp_path):
 
 
 def test_a_reference_that_nobody_reads_is_not_reset():
-    with pytest.raises(ConfigError, match="GRPO as it is configured compares with no reference"):
+    with pytest.raises(ConfigError, match="GRPO as configured uses no reference"):
         jrl.load_config(str(ROOT / "configs" / "algos" / "grpo.gin"), ["Online.reset_reference_every=5"])
     prorl = str(ROOT / "configs" / "algos" / "prorl.gin")
     with pytest.raises(ConfigError, match=r"Online\.reference_decay needs a reference that moves"):

@@ -112,7 +112,7 @@ def test_where_nothing_is_asked_nothing_is_drawn(mesh):
 def test_an_objective_without_a_bound_on_importance_weights_is_refused():
     jrl.load_config(RECIPE)
     with pytest.raises(
-        ConfigError, match=r"@Refinement\(\) draws after other prompts.*GRPO as configured has no bound"
+        ConfigError, match=r"@Refinement\(\) samples from other prompts.*GRPO as configured has no bound"
     ):
         jrl.load_config(RECIPE, ["Online.objective=@GRPO()"])
     jrl.load_config(RECIPE, ["Online.objective=@GRPO()", "GRPO.importance=@TruncatedImportance()"])

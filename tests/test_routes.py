@@ -233,14 +233,14 @@ STORED = ("Config.stages=[@Offline()]", "Offline.source=@Demonstrations()", "Off
     ("bindings", "error"),
     [
         ((), "mixture of experts, and this model has no experts; leave it out"),
-        ((*MIXTURE, *STORED), "an Offline stage learns from stored rows; set it for the stage that samples alone"),
+        ((*MIXTURE, *STORED), "an Offline stage learns from stored rows; set it only for the stage that samples"),
         (
             (*MIXTURE, "Online.objective=@XPO()", "Online.samples=2", "Online.strategy=@ReferenceSamples()"),
-            r"@ReferenceSamples\(\): rows of it are drawn with other weights",
+            r"@ReferenceSamples\(\): it draws rows with other weights",
         ),
         (
             (*MIXTURE, "Online.objective=@NashMD()", "Online.strategy=@MixtureOpponent()"),
-            r"@MixtureOpponent\(\): rows of it are drawn with other weights",
+            r"@MixtureOpponent\(\): it draws rows with other weights",
         ),
     ],
     ids=["dense", "stored rows", "reference samples", "opponents"],
@@ -259,7 +259,7 @@ def test_a_population_does_not_replay_routes(mesh):
 
 
 def test_routes_after_another_prompt_are_refused():
-    with pytest.raises(ValueError, match=r"@Refinement\(\): rows of it .* after another prompt"):
+    with pytest.raises(ValueError, match=r"@Refinement\(\): it draws rows .* after another prompt"):
         check_routes(Online(objective=None, strategy=Refinement(condition="{feedback}")))
 
 

@@ -118,7 +118,7 @@ def test_a_role_keeps_the_heads_that_a_later_stage_does_not_train(tmp_path):
         ("judge/Offline.objective=@SFT()", "SFT takes single rows, and Preferences gives pairs"),
         ("judge/Offline.objective=@KTO()", "KTO learns from single answers, and Preferences gives pairs"),
         ("judge/Offline.source=@Labeled()", "BradleyTerry learns from pairs, and Labeled gives single answers"),
-        ("Preferences.strength='sure'", "BradleyTerry takes every preference for certain"),
+        ("Preferences.strength='sure'", "BradleyTerry treats every preference as certain"),
         ("judge/Offline.objective=@GRPO()", "GRPO learns from sampled rows; use it in an Online stage"),
         ("Online.objective=@BradleyTerry()", "BradleyTerry learns from stored rows"),
         ("judge/Offline.trains='reference'", "Offline.trains is 'reference'"),

@@ -120,5 +120,5 @@ def test_what_the_data_say_of_an_answer_is_refused_of_samples():
     config, _ = jrl.load_config("configs/algos/grpo.gin")
     reads = ALGOS["GRPO"]._replace(needs=lambda config: Needs(row_values=True))
     tables = {**TABLES, "algos": {**ALGOS, "GRPO": reads}}
-    with pytest.raises(ValueError, match=r"GRPO reads what the data say that an answer is worth .* no such number"):
+    with pytest.raises(ValueError, match=r"GRPO reads values of answers in the data .* samples do not have"):
         check(config, tables)

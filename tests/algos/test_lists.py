@@ -103,7 +103,7 @@ def test_what_makes_no_sense_is_refused():
             ALGOS[name].check(ALGOS[name].config(), FACTS._replace(samples=1))
     with pytest.raises(ValueError, match=r"StepAPO\.scale = 0\.0"):
         ALGOS["StepAPO"].check(StepAPO(scale=0.0), FACTS)
-    with pytest.raises(ConfigError, match=r"StepAPO reads what the data say .* Preferences\.values does not name"):
+    with pytest.raises(ConfigError, match=r"StepAPO reads values of answers .* Preferences\.values does not name"):
         jrl.load_config("configs/algos/step_apo.gin", ["Preferences.values=None"])
-    with pytest.raises(ConfigError, match="DPO does not read what the data say"):
+    with pytest.raises(ConfigError, match="DPO does not read values of answers"):
         jrl.load_config("configs/algos/step_apo.gin", ["pairs/Offline.objective=@DPO()"])

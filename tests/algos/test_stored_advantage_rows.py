@@ -229,7 +229,7 @@ def test_data_that_name_another_count_of_numbers_are_refused():
         jrl.load_config(recipe, ["Rated.values=('correctness',)"])
     with pytest.raises(ConfigError, match=r"of every row; set Rated\.complete = True"):
         jrl.load_config(recipe, ["Rated.complete=False"])
-    with pytest.raises(ConfigError, match="does not read what the data say"):
+    with pytest.raises(ConfigError, match="does not read values of answers"):
         jrl.load_config(recipe, ["pairs/Offline.objective=@SFT()"])
     assert ALGOS["StepAWR"].needs(StepAWR()).row_values
     recipe = "configs/algos/step_awr.gin"
