@@ -15,7 +15,7 @@ from typing import Any
 
 from jrl import __version__
 from jrl.commands import COMMANDS
-from jrl.commands.exits import exit_code, is_told, last_checkpoint, message
+from jrl.commands.exits import exit_code, from_other_process, last_checkpoint, message
 from jrl.exit_codes import DONE, EXIT_CODES_HELP, INTERRUPTED, REFUSED, STOPPED, UNFORESEEN
 from jrl.run.report.text import printable_lines
 
@@ -127,7 +127,7 @@ def guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) 
         return code
     except KeyboardInterrupt:
         print(f"jrl: interrupted. {last_checkpoint(args)}", file=sys.stderr)
-        return ended(args, INTERRUPTED)
+        return finish(args, INTERRUPTED)
     except BrokenPipeError:
         discard_output()
         return DONE
@@ -138,13 +138,13 @@ def guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) 
         # A verifier's error may quote a model's text, which must not send control sequences to the terminal.
         text = printable_lines(message(error, code, last_checkpoint(args)))
         with contextlib.suppress(OSError):  # standard error may be on the full disk
-            if (code == UNFORESEEN and not is_told(error)) or args.traceback:
+            if (code == UNFORESEEN and not from_other_process(error)) or args.traceback:
                 traceback.print_exc()
             print(f"{prefix}: {text}", file=sys.stderr)
-        return ended(args, code)
+        return finish(args, code)
 
 
-def ended(args: argparse.Namespace, code: int) -> int:
+def finish(args: argparse.Namespace, code: int) -> int:
     """Returns the exit code of a command that has failed. One of several processes exits here: at a normal exit, JAX
     could wait forever for the others."""
     if getattr(args, "several", None) is not None:

@@ -360,7 +360,7 @@ def check_critic(stage: Online, objective: Objective, earlier: Collection[str]) 
     if not objective.needs(stage.objective).values:
         raise ValueError(f"Online.critic = {stage.critic!r}, and {name} reads no values; leave it out, or use PPO")
     if objective.value_loss is None:
-        raise ValueError(f"Online.critic = {stage.critic!r}, and {name} has no value_loss beside its token_loss: the "
+        raise ValueError(f"Online.critic = {stage.critic!r}, and {name} has no value_loss next to its token_loss: the "
                          "value head must be on the policy; leave Online.critic out")  # fmt: skip
     if stage.critic not in earlier:
         raise ValueError(f"Online.critic names the role {stage.critic!r}, which no earlier stage trains. Available: "

@@ -27,8 +27,8 @@ TOKENS = ("GOOGLE_OAUTH_ACCESS_TOKEN", "GOOGLE_AUTH_TOKEN_FOR_TESTING")
 METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/service-accounts/default/token"
 REFRESH = "https://oauth2.googleapis.com/token"
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
-EARLY_SECONDS = 300.0  # a token is renewed this long before it expires
-AGAIN_SECONDS = 10.0  # from a failed renewal to the next, while the token is valid
+RENEW_BEFORE_SECONDS = 300.0  # a token is renewed this long before it expires
+RETRY_SECONDS = 10.0  # from a failed renewal to the next, while the token is valid
 SECONDS = 5.0  # timeout of a request for a token
 TRANSIENT = (408, 429, 500, 502, 503, 504)  # HTTP statuses that are worth a retry
 
@@ -73,11 +73,11 @@ def token_source(environment: Mapping[str, str], *, is_google: bool) -> Callable
             if current is None or renew or now > renew_at:
                 try:
                     current, lifetime = _new_token(environment, is_first=current is None)
-                    renew_at, expires_at = now + max(lifetime - EARLY_SECONDS, 0.0), now + lifetime
+                    renew_at, expires_at = now + max(lifetime - RENEW_BEFORE_SECONDS, 0.0), now + lifetime
                 except OSError:
                     if current is None or renew or now > expires_at:
                         raise
-                    renew_at = now + AGAIN_SECONDS
+                    renew_at = now + RETRY_SECONDS
             return current
 
     return token

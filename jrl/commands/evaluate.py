@@ -58,7 +58,7 @@ def evaluate(args: argparse.Namespace) -> int:
 
     more = sources_among(args.bindings)
     addresses, bindings = [args.source, *map(Path, more)], args.bindings[len(more) :]
-    options.check_not_over(args.out, args.config, args.pairs)
+    options.check_not_overwriting(args.out, args.config, args.pairs)
     if args.step is not None and args.steps:
         raise ValueError("--steps names the steps already; leave --step out")
     if args.reference_step is not None and args.reference is None:

@@ -47,7 +47,7 @@ PATH_ERRORS = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EA
 
 def exit_code(error: BaseException) -> int:
     """Returns the exit code of an exception; UNFORESEEN for one without a message for users."""
-    if is_told(error):
+    if from_other_process(error):
         return error.code
     names = [f"{cls.__module__}.{cls.__qualname__}" for cls in type(error).__mro__]
     for name in names:
@@ -64,7 +64,7 @@ def exit_code(error: BaseException) -> int:
     return UNFORESEEN if part_place(error) is None else STOPPED
 
 
-def is_told(error: BaseException) -> bool:
+def from_other_process(error: BaseException) -> bool:
     """Whether an error reports that another process failed; it has that process's message and exit code."""
     names = (f"{cls.__module__}.{cls.__qualname__}" for cls in type(error).__mro__)
     return "jrl.device.processes.OtherProcessFailed" in names
@@ -105,7 +105,7 @@ def message(error: BaseException, code: int, saved: str = "") -> str:
       saved: `last_checkpoint`; "": the command saves nothing.
     """
     text = str(error) or type(error).__name__
-    if is_told(error):
+    if from_other_process(error):
         return text
     if code == UNFORESEEN:
         return f"Unexpected internal error: {type(error).__name__}: {text}\nThe traceback above shows where it arose."

@@ -74,7 +74,7 @@ def out_file(text: str) -> Path:
     return path
 
 
-def check_not_over(out: Path | None, *sources: str | Path | None) -> None:
+def check_not_overwriting(out: Path | None, *sources: str | Path | None) -> None:
     """Raises ValueError if a command would overwrite a file that it reads."""
     from jrl import paths
 

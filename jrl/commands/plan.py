@@ -76,7 +76,7 @@ def plan_search(args: argparse.Namespace, config: Any, parts: Any, say: Callable
     from jrl.tools.plan import search
     from jrl.tools.plan.chips import parse_chip, parse_topology
 
-    options.check_not_over(args.out, args.config)
+    options.check_not_overwriting(args.out, args.config)
     source = [args.config, *args.bindings]
     if ":" in args.topology:
         done = search.search(config, parts, parse_topology(args.topology), source, say)

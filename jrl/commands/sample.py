@@ -45,7 +45,7 @@ def sample(args: argparse.Namespace) -> int:
     from jrl.run.trained import open_trained
     from jrl.tools import chat
 
-    options.check_not_over(args.out, args.prompts)
+    options.check_not_overwriting(args.out, args.prompts)
     args.source = readable(args.source)
     prompts = chat.read_prompts(args.prompts) if args.prompts else None
     trained = open_trained(

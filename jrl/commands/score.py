@@ -33,7 +33,7 @@ def score(args: argparse.Namespace) -> int:
     from jrl.run.trained import open_trained
     from jrl.tools.score import is_classifier, judge_file, score_file
 
-    options.check_not_over(args.out, args.rows)
+    options.check_not_overwriting(args.out, args.rows)
     args.source = readable(args.source)
     if is_classifier(args.source):
         if args.bindings or args.step is not None or args.stage is not None or args.role != "policy":
