@@ -1,1 +1,1 @@
-"""What is behind each command of the command line."""
+"""The work behind the commands of the command line."""

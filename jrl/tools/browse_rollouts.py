@@ -1,7 +1,7 @@
-"""Rows of a run's rollouts, chosen by their columns: what `jrl rollouts` prints and exports.
+"""Selects rows of a run's stored rollouts by conditions on their columns, for `jrl rollouts`.
 
-A condition is COLUMN OP VALUE; several are joined by `and`. It is read by a parser of its own, and a value is a number,
-true, false, or a text: nothing in it is evaluated.
+A condition is COLUMN OP VALUE; `and` joins several. A value is a number, true, false or a text. Conditions are parsed
+and never evaluated as code.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from jrl.config.errors import nearest
 from jrl.run.report.rollouts import TEXTS, Snapshot, snapshot
 from jrl.run.report.text import printable, printable_lines
 
-BLOCK_ROWS = 4096  # read at a time
-SHOWN = ("step", "reward", "example_id", "prompt", "completion")  # columns, where none are named
-# In a file, where none are named: those of the layout `rollouts`, from which Dataset makes training data.
+BLOCK_ROWS = 4096  # rows read at once
+SHOWN = ("step", "reward", "example_id", "prompt", "completion")  # default columns
+# Default columns of a file: those of the layout `rollouts`, from which Dataset makes training data.
 EXPORTED = ("step", "group", "reward", "valid", "example_id", "prompt", "completion")
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq, "!=": operator.ne, "<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt,
@@ -43,18 +43,18 @@ class Condition(NamedTuple):
 
 
 def parse_where(text: str) -> list[Condition]:
-    """Returns the conditions of a text such as "reward < 0.5 and completion contains 'So'"; [] of an empty one.
+    """Returns the conditions in a text such as "reward < 0.5 and completion contains 'So'"; [] for an empty text.
 
-    Raises: ValueError where it is something else, with the part that is.
+    Raises: ValueError for a text that cannot be parsed, with the part at fault.
     """
-    conditions, place = [], 0
-    while place < len(text.rstrip()):
-        match = _CONDITION.match(text, place)
+    conditions, position = [], 0
+    while position < len(text.rstrip()):
+        match = _CONDITION.match(text, position)
         if match is None:
-            raise ValueError(f"--where: cannot read {text[place:].strip()!r}; write COLUMN OP VALUE, with OP one of "
+            raise ValueError(f"--where: cannot read {text[position:].strip()!r}; write COLUMN OP VALUE, with OP one of "
                              f"{' '.join(OPERATORS)}, joined by `and`: \"reward < 0.5 and step >= 10\"")  # fmt: skip
         conditions.append(Condition(match["column"], match["op"], _value(match["value"])))
-        place = match.end()
+        position = match.end()
     if re.search(r"\band\s*$", text):
         raise ValueError("--where ends with `and`: a condition is missing")
     return conditions
@@ -72,9 +72,9 @@ def _value(text: str) -> float | str | bool:
 
 
 def columns_of(folder: Path) -> dict[str, int]:
-    """Returns the columns of a store and how many axes each has beside that of rows; texts have none.
+    """Returns {column: number of axes besides the row axis} for a store; a text column has 0.
 
-    Raises: ValueError where there is no store.
+    Raises: ValueError if there is no store.
     """
     return _columns(snapshot(folder))
 
@@ -85,8 +85,10 @@ def _columns(store: Snapshot) -> dict[str, int]:
 
 
 def chosen_columns(known: dict[str, int], asked: Sequence[str] | None, otherwise: Sequence[str] = SHOWN) -> list[str]:
-    """Returns the columns to show: those asked for, else `otherwise` as far as they are there. Raises: ValueError for
-    one that is not."""
+    """Returns the columns to show: the requested ones, else those of `otherwise` that exist.
+
+    Raises: ValueError for a requested column that does not exist.
+    """
     if not asked:
         return [name for name in otherwise if name in known]
     for name in asked:
@@ -98,43 +100,43 @@ def chosen_columns(known: dict[str, int], asked: Sequence[str] | None, otherwise
 
 
 def select(folder: Path, conditions: Sequence[Condition], columns: Sequence[str], most: int | None) -> Iterator[dict]:
-    """Yields the rows that meet every condition, oldest first: column -> number, text or nested lists. The store may be
-    written by runs meanwhile; rows that come after the call are not seen.
+    """Yields the rows that match every condition, oldest first, as {column: number, text or nested lists}. A run may
+    append to the store meanwhile; rows written after the first read are not seen.
 
     Args:
-      most: rows to yield; None: all.
+      most: number of rows to yield at most; None: all.
 
-    Raises: ValueError for a column that is not there, or a condition that does not fit its column.
+    Raises: ValueError for a column that does not exist, or a condition that does not fit its column.
     """
     store = snapshot(folder)
     known = _columns(store)
     chosen_columns(known, columns)
     chosen_columns(known, [condition.column for condition in conditions] or None)
     for condition in conditions:
-        _check(condition, known)
-    found = 0
+        _check_condition(condition, known)
+    num_yielded = 0
     for start in range(0, store.rows, BLOCK_ROWS):
         block = store.read(start, min(start + BLOCK_ROWS, store.rows))
-        meets = np.ones(len(block["completion"]), bool)
+        matches = np.ones(len(block["completion"]), bool)
         for condition in conditions:
-            meets &= _meets(condition, block[condition.column])
-        for i in np.flatnonzero(meets):
-            if found == most:
+            matches &= _matches(condition, block[condition.column])
+        for i in np.flatnonzero(matches):
+            if num_yielded == most:
                 return
-            found += 1
+            num_yielded += 1
             yield {name: _plain(block[name][i]) for name in columns}
 
 
-def _meets(condition: Condition, values: Any) -> np.ndarray:
-    """Returns which values of a block meet the condition. A number is compared as the column holds it, so that 0.9 is
-    the float32 nearest to it."""
+def _matches(condition: Condition, values: Any) -> np.ndarray:
+    """Returns which values of a block match the condition, [rows] bool. For a floating-point column the number is cast
+    to the column's dtype first: 0.9 matches the float32 nearest to it."""
     compare, value = OPERATORS[condition.op], condition.value
     if isinstance(values, list):
         return np.array([compare(text, value) for text in values], bool)
     return compare(values, values.dtype.type(value) if np.issubdtype(values.dtype, np.floating) else value)
 
 
-def _check(condition: Condition, known: dict[str, int]) -> None:
+def _check_condition(condition: Condition, known: dict[str, int]) -> None:
     column, op, value = condition
     if known[column]:
         raise ValueError(f"--where: {column} holds an array in each row, which cannot be compared")
@@ -151,7 +153,7 @@ def _plain(value: Any) -> Any:
 
 
 def show(row: dict[str, Any]) -> str:
-    """Returns a row as lines: its numbers in one, each text under its name. Nothing in it commands a terminal."""
+    """Returns a row as text: its numbers on one line, then each text after its name. Control characters are escaped."""
     numbers = [f"{name} {_short(value)}" for name, value in row.items() if name not in ("prompt", "completion")]
     lines = ["  ".join(numbers)] if numbers else []
     for name in ("prompt", "completion"):
@@ -167,7 +169,7 @@ def _short(value: Any) -> str:
 
 
 def export(rows: Iterable[dict[str, Any]], columns: Sequence[str], path: Path) -> int:
-    """Writes rows to a file by its ending, .jsonl or .csv, and returns how many. Raises: ValueError for another."""
+    """Writes rows to a .jsonl or .csv file and returns how many. Raises: ValueError for another suffix."""
     if path.suffix not in (".jsonl", ".csv"):
         raise ValueError(f"--out {path}: rows are written as .jsonl or .csv")
     text, count = io.StringIO(), 0
@@ -178,7 +180,7 @@ def export(rows: Iterable[dict[str, Any]], columns: Sequence[str], path: Path) -
         count += 1
         if writer is not None:
             writer.writerow({name: json.dumps(v) if isinstance(v, list) else v for name, v in row.items()})
-        else:  # not finite: null, since JSON has no NaN
+        else:  # NaN and infinities become null: JSON has neither
             text.write(json.dumps({name: _finite(value) for name, value in row.items()}, ensure_ascii=False) + "\n")
     paths.write_bytes_atomic(path, text.getvalue().encode())
     return count
@@ -186,5 +188,5 @@ def export(rows: Iterable[dict[str, Any]], columns: Sequence[str], path: Path) -
 
 def _finite(value: Any) -> Any:
     if isinstance(value, list):
-        return [_finite(one) for one in value]
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not np.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""The tables and the parts list, as `jrl list` prints them."""
+"""The tables of registered parts and the list of formulas, for `jrl list`."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ KINDS = ("configs", "parts", *TABLES)
 
 
 def rows(kind: str) -> list[dict[str, Any]]:
-    """Returns a row for each entry, JSON values only.
+    """Returns one dict of JSON values per entry.
 
     Configs: {"name","doc","path"}. Parts: {"id","function","inputs","output","tests"}.
-    Tables: {"name","doc","config","fields"}; families also have {"model_type","architecture","keys","harmless"}, of
-    their config.json. Layouts: {"name","doc","takes","rank_by","example"}.
+    Tables: {"name","doc","config","fields"}; families also have {"model_type","architecture","keys","harmless"}, which
+    describe their config.json. Layouts: {"name","doc","takes","rank_by","example"}.
     """
     if kind == "configs":
         return [{"name": name, "doc": headline(path), "path": str(path)} for name, path in bundled_configs().items()]
@@ -54,19 +54,19 @@ def rows(kind: str) -> list[dict[str, Any]]:
 
 
 def table(kind: str) -> str:
-    """Returns the same as text, a line or two for each entry."""
+    """Returns the entries as text, one line each."""
     if kind == "parts":
         parts = rows(kind)
         cells = [(part["id"], part["function"], f"({', '.join(part['inputs'])}) -> {part['output']}") for part in parts]
-        return "\n".join(f"{place:<4} {function:<48} {signature}" for place, function, signature in cells)
-    listed = rows(kind)
-    width = max((len(row["name"]) for row in listed), default=0)
-    lines = [f"{row['name']:<{width}}  {row['doc']}" for row in listed]
+        return "\n".join(f"{part_id:<4} {function:<48} {signature}" for part_id, function, signature in cells)
+    entries = rows(kind)
+    width = max((len(row["name"]) for row in entries), default=0)
+    lines = [f"{row['name']:<{width}}  {row['doc']}" for row in entries]
     return "\n".join(lines) if lines else f"no {kind} in this installation"
 
 
 def headline(path: Path) -> str:
-    """Returns the first sentence of the comment that a gin file begins with, "" where it begins with none."""
+    """Returns the first sentence of the comment at the top of a gin file; "" if there is none."""
     with open(path, encoding="utf-8") as file:
         lines = [line.lstrip("#").strip() for line in itertools.takewhile(lambda line: line.startswith("# "), file)]
     return re.split(r"(?<=\.)(?<!\bDr\.) ", " ".join(lines), maxsplit=1)[0]
@@ -76,7 +76,7 @@ def _row(name: str, row: Any) -> dict[str, Any]:
     config = row.config
     return {
         "name": name,
-        "doc": _sentence(config),
+        "doc": _summary(config),
         "config": f"{config.__module__}:{config.__qualname__}",
         "fields": field_docs(config),
     }
@@ -106,9 +106,9 @@ def _family(name: str, row: Family) -> dict[str, Any]:
     }
 
 
-def _sentence(config: type) -> str:
-    """The first sentence of a config class, else of its module: what the entry is."""
+def _summary(config: type) -> str:
+    """Returns the first paragraph of a config class's docstring, else of its module's."""
     text = inspect.getdoc(config) or ""
-    if not text or text.startswith(f"{config.__name__}("):  # what dataclasses write where there is no docstring
+    if not text or text.startswith(f"{config.__name__}("):  # the docstring that dataclasses generate
         text = inspect.getdoc(sys.modules[config.__module__]) or ""
     return " ".join(text.split("\n\n")[0].split())

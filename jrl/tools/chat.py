@@ -1,4 +1,4 @@
-"""Completions of a person's own prompts under a trained policy: what `jrl sample` prints."""
+"""Samples completions of the user's own prompts from a trained policy, for `jrl sample`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from jrl.types import Finish
 
 BATCH = 16  # prompts sampled at once
 MOST_PROMPT_TOKENS = 16_384
-SHOWN = 4000  # characters of a completion on the terminal
+SHOWN = 4000  # most characters of a text shown on the terminal
 
 
 class Completion(NamedTuple):
@@ -37,7 +37,8 @@ class Completion(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Chat:
-    """A policy that can be asked. Asking one prompt again draws anew; the same asks in the same order draw the same."""
+    """A policy to sample from. Asking a prompt again draws a new completion; the same prompts in the same order give
+    the same completions."""
 
     trained: Trained
     config: Sampler
@@ -54,9 +55,9 @@ def open_chat(
     max_tokens: int | None = None,
     seed: int | None = None,
 ) -> Chat:
-    """Returns a policy to ask; None: the run's own numbers. Temperature 0 is greedy.
+    """Returns a policy to sample from. None takes the run's own setting; temperature 0 is greedy.
 
-    Raises: ValueError for a number that makes no sense.
+    Raises: ValueError for `samples`, `max_tokens` or `seed` out of range.
     """
     for name, value in (("n", samples), ("max-tokens", max_tokens)):
         if value is not None and value < 1:
@@ -73,20 +74,20 @@ def open_chat(
 
 @full_precision()
 def ask(chat: Chat, texts: Sequence[str]) -> list[list[Completion]]:
-    """Returns `samples` completions of each text, asked as a user's message on its own.
+    """Returns `samples` completions of each text, which is the user's message of a new conversation.
 
-    Raises: ValueError for a text that is empty or too long, naming its place among the texts.
+    Raises: ValueError for a text that is empty or too long, with its number.
     """
     policy = chat.trained.policy
     tokenizer, mesh = policy.tokenizer, policy.mesh
     visits = []
-    for place, text in enumerate(texts, start=1):
+    for number, text in enumerate(texts, start=1):
         if not text.strip():
-            raise ValueError(f"prompt {place} is empty")
+            raise ValueError(f"prompt {number} is empty")
         messages = (Message("user", text),)
         ids = tuple(tokenizer.encode_prompt(messages))
         if len(ids) > MOST_PROMPT_TOKENS:
-            raise ValueError(f"prompt {place} has {len(ids)} tokens; at most {MOST_PROMPT_TOKENS} can be asked")
+            raise ValueError(f"prompt {number} has {len(ids)} tokens; at most {MOST_PROMPT_TOKENS} can be asked")
         visits.append(Visit(Example(text, messages), visit_uid(text, chat.asked[text]), ids))
         chat.asked[text] += 1
     width = policy.config.data.prompt_length
@@ -95,7 +96,7 @@ def ask(chat: Chat, texts: Sequence[str]) -> list[list[Completion]]:
     count = BATCH if len(visits) > 1 else 1
     behavior = BehaviorPolicy(policy.model, policy.cfg, chat.trained.params, version=0)
     stop = StopRules(tokenizer.end_ids, tokenizer.pad_id, stop_table_on_device(chat.config, tokenizer, mesh))
-    out: list[list[Completion]] = []
+    answers: list[list[Completion]] = []
     for start in range(0, len(visits), count):
         batch = visits[start : start + count]
         rollout = sampler.sample(
@@ -112,26 +113,26 @@ def ask(chat: Chat, texts: Sequence[str]) -> list[list[Completion]]:
         pieces = tokenizer.token_bytes()
         completions = [
             Completion(
-                decoded_text(row[mask].tolist(), pieces, tokenizer.leads, Finish(int(why))),
-                Finish(int(why)).name.lower(),
+                decoded_text(row[mask].tolist(), pieces, tokenizer.leads, Finish(int(reason))),
+                Finish(int(reason)).name.lower(),
             )
-            for row, mask, why in zip(tokens, actions, np.asarray(finish))
+            for row, mask, reason in zip(tokens, actions, np.asarray(finish))
         ]
-        out += [completions[i * chat.samples : (i + 1) * chat.samples] for i in range(len(batch))]
-    return out
+        answers += [completions[i * chat.samples : (i + 1) * chat.samples] for i in range(len(batch))]
+    return answers
 
 
 def decoded_text(ids: Sequence[int], pieces: Sequence[bytes], leads: bool, finish: Finish) -> str:
-    """Returns the text of a completion; one that was cut at its length limit ends with its last whole character."""
+    """Returns the text of a completion. If it was cut at the length limit, an incomplete last character is dropped."""
     decoder = IncrementalDecoder(pieces, leads)
     text = decoder.feed(ids)
     return text if finish == Finish.LENGTH else text + decoder.close()
 
 
 def read_prompts(path: str | Path) -> list[str]:
-    """Returns the prompts of a file: a line each, a JSON string or plain text. Blank lines are left out.
+    """Returns the prompts in a file: one per line, a JSON string or plain text. Blank lines are skipped.
 
-    Raises: ValueError where the file cannot be read, is no UTF-8, or holds no prompt.
+    Raises: ValueError if the file cannot be read, is not UTF-8 or contains no prompt.
     """
     try:
         lines = paths.read_foreign(path, paths.MOST_ROWS_BYTES).decode().splitlines()
@@ -139,7 +140,7 @@ def read_prompts(path: str | Path) -> list[str]:
         raise ValueError(f"the prompts cannot be read: {path}: {error}") from error
     prompts = [_prompt(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
-        raise ValueError(f"{path} holds no prompt; it takes one a line, a JSON string or plain text")
+        raise ValueError(f"{path} contains no prompt; write one per line, as a JSON string or plain text")
     return prompts
 
 
@@ -158,7 +159,7 @@ def _prompt(line: str, place: str) -> str:
 
 
 def write_completions(path: str | Path, prompts: Sequence[str], answers: Sequence[Sequence[Completion]]) -> None:
-    """Writes {"prompt","sample","completion","finish"}, a line for each completion."""
+    """Writes one line per completion: {"prompt","sample","completion","finish"}."""
     rows = [
         {"prompt": prompt, "sample": k, "completion": completion.text, "finish": completion.finish}
         for prompt, completions in zip(prompts, answers)
@@ -174,14 +175,14 @@ def show(prompt: str, completions: Iterable[Completion], stream: TextIO) -> None
 
 
 def show_completions(completions: Iterable[Completion], stream: TextIO) -> None:
-    """Prints completions, a line each, with nothing in them that a terminal obeys."""
+    """Prints completions, one per line, with control characters escaped."""
     for completion in completions:
         tail = "  [cut at the length limit]" if completion.finish == "length" else ""
         print(f"{printable(completion.text, SHOWN)}{tail}", file=stream, flush=True)
 
 
 def converse(chat: Chat, read: Callable[[], str], stream: TextIO) -> None:
-    """Asks what `read` returns, line by line, until it raises EOFError or KeyboardInterrupt, or returns "/quit"."""
+    """Answers each line that `read` returns, until it returns "/quit" or raises EOFError or KeyboardInterrupt."""
     while True:
         try:
             text = read()

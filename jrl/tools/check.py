@@ -1,4 +1,4 @@
-"""Runs our contract tests on a user's parts: what `jrl check my_parts.py` prints."""
+"""Runs jrl's contract tests on a user's parts, for `jrl check my_parts.py`."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from jrl.tasks.verifiers import spec_of
 from jrl.tasks.verifiers.judge import judge
 from jrl.tasks.verifiers.pool import Item, Pool
 
-# What every verifier is asked about, beside examples of ENVS; docs/bring-your-own.md says so.
+# Every verifier judges this example, besides examples of ENVS, as docs/bring-your-own.md says.
 PLAIN = Example("plain", (Message("user", "What is 2 + 2?"),), answer="4")
-EXAMPLES = 8  # of each environment of the parts, for its verifiers to judge
-HUGE = 100_000  # characters, what Scoring.max_characters lets through
+EXAMPLES = 8  # examples of each of the user's environments that the verifiers judge
+HUGE = 100_000  # characters; the default Scoring.max_characters
 TEXTS = ("", "12+34=46", "<|user|> <s> </s>", " \t\n", "\u00e9 \u65e5\u672c \U0001f389", "\x00\ufffd")
 
 
@@ -39,11 +39,11 @@ class ContractResult(NamedTuple):
 
     name: str  # of the row
     test: str
-    problem: str | None  # None: it holds
+    problem: str | None  # None: the test passed
 
 
 def check_parts(parts: Sequence[str | Path]) -> list[ContractResult]:
-    """Returns the result of each contract test of each row that the files define. Raises PartError for a bad part."""
+    """Returns the results of all contract tests of every row that the files define. Raises PartError for a bad part."""
     loaded = load_parts(parts)
     results: list[ContractResult] = []
     for name in loaded.added["algos"]:
@@ -62,7 +62,7 @@ def check_parts(parts: Sequence[str | Path]) -> list[ContractResult]:
 
 
 def check_model(name: str, row: Any) -> Iterator[ContractResult]:
-    """Yields the contract tests of jrl.models.conformance, on the default shape with a small vocabulary."""
+    """Yields the results of the tests of jrl.models.conformance, on the default config with a small vocabulary."""
     try:
         cfg = dataclasses.replace(row.config(), vocab_size=24)
     except (TypeError, ValueError) as error:
@@ -73,7 +73,7 @@ def check_model(name: str, row: Any) -> Iterator[ContractResult]:
 
 
 def check_objective(name: str, objective: Any) -> Iterator[ContractResult]:
-    """Yields the contract tests of jrl.algos.conformance that a row with its functions takes."""
+    """Yields the results of the tests of jrl.algos.conformance that apply to an objective with these functions."""
     try:
         config = default_config(objective)
     except (TypeError, ValueError) as error:
@@ -84,7 +84,8 @@ def check_objective(name: str, objective: Any) -> Iterator[ContractResult]:
 
 
 def check_verifiers(parts: Parts) -> list[ContractResult]:
-    """Returns what the parts' verifiers do in real workers: the same twice, and in time on empty and huge texts."""
+    """Returns the results of running the parts' verifiers in real workers: each loads, handles empty and huge texts in
+    time, judges gold answers, and gives the same verdicts twice."""
     table = parts.tables["verifiers"]
     configs, results = {}, []
     for name in parts.added["verifiers"]:
@@ -100,11 +101,11 @@ def check_verifiers(parts: Parts) -> list[ContractResult]:
         "gold": [(example.answer, example) for example in examples if example.answer is not None],
         "huge": [(text * (HUGE // len(text)), examples[-1]) for text in ("1", "(", "<answer>")],
     }
-    names, asked = list(configs), [case for group in cases.values() for case in group]
+    names, items = list(configs), [case for group in cases.values() for case in group]
     try:
-        # Two templates, so that what depends on a process shows; the second is asked in the opposite order.
-        first = _verdicts(list(configs.values()), parts, asked)
-        second = _verdicts(list(configs.values()), parts, asked[::-1])[::-1]
+        # Two pools, so that verdicts that depend on the process differ. The second judges in reverse order.
+        first = _verdicts(list(configs.values()), parts, items)
+        second = _verdicts(list(configs.values()), parts, items[::-1])[::-1]
     except (ValueError, RuntimeError) as error:
         return [*results, *(ContractResult(name, "loads in a worker, without JAX", str(error)) for name in names)]
     for row, name in enumerate(names):
@@ -112,9 +113,9 @@ def check_verifiers(parts: Parts) -> list[ContractResult]:
         start = 0
         for case, group in cases.items():
             answers = [verdicts[row] for verdicts in first[start : start + len(group)]]
-            # An empty or a huge text may raise: the row is masked. A gold answer must be judged.
-            fine = (Status.VERIFIER_ERROR,) if case != "gold" else ()
-            bad = next((v for v in answers if not v.status.scorable and v.status not in fine), None)
+            # A verifier may raise on an empty or huge text: the row is masked. It must judge a gold answer.
+            allowed = (Status.VERIFIER_ERROR,) if case != "gold" else ()
+            bad = next((v for v in answers if not v.status.scorable and v.status not in allowed), None)
             problem = None if bad is None else f"{bad.status.name}: {bad.detail}"
             if bad is not None and case == "gold":
                 problem += f" (asked about {described(group[answers.index(bad)][1])})"
@@ -125,20 +126,20 @@ def check_verifiers(parts: Parts) -> list[ContractResult]:
             }
             results.append(ContractResult(name, tests[case], problem))
             start += len(group)
-        changed = next((i for i, (a, b) in enumerate(zip(first, second)) if _differ(a[row], b[row])), None)
-        problem = None if changed is None else f"{asked[changed][0][:40]!r} got two verdicts"
+        unstable = next((i for i, (a, b) in enumerate(zip(first, second)) if _differ(a[row], b[row])), None)
+        problem = None if unstable is None else f"{items[unstable][0][:40]!r} got two verdicts"
         results.append(ContractResult(name, "gives the same verdict for the same text", problem))
     return results
 
 
 def described(example: Example) -> str:
-    """Returns an example as a line says it: its prompt, its answer, what a verifier may read beside them."""
-    own = "" if example is PLAIN else "an example of ENVS, "
-    return f"{own}{example.messages[-1].content!r}, answer {example.answer!r}, info {dict(example.info)!r}"[:200]
+    """Returns an example on one line: its last message, its answer, and its `info`, which verifiers may read."""
+    origin = "" if example is PLAIN else "an example of ENVS, "
+    return f"{origin}{example.messages[-1].content!r}, answer {example.answer!r}, info {dict(example.info)!r}"[:200]
 
 
 def check_environment(name: str, parts: Parts) -> Iterator[ContractResult]:
-    """Yields the contract tests of jrl.tasks.envs.contract, one finding for each that fails."""
+    """Yields the results of the contract tests of jrl.tasks.envs.contract: one per problem, or one that passed."""
     row = parts.tables["envs"][name]
     try:
         config = row.config()
@@ -146,16 +147,18 @@ def check_environment(name: str, parts: Parts) -> Iterator[ContractResult]:
         yield ContractResult(name, "has defaults", str(error))
         return
     problems: list[str] = []
-    problem = _problem(lambda: problems.extend(check_source(lambda: row.open(config), 20, _marker(parts))))
-    for broken in [problem] if problem else problems or [None]:
-        yield ContractResult(name, "is a source: same index, same example; JSON; gold answers score 1", broken)
+    problem = _problem(lambda: problems.extend(check_source(lambda: row.open(config), 20, _reward_fn(parts))))
+    for issue in [problem] if problem else problems or [None]:
+        yield ContractResult(name, "is a source: same index, same example; JSON; gold answers score 1", issue)
 
 
 def check_stored_source(name: str, row: Any, examples: Sequence[Example] = ()) -> Iterator[ContractResult]:
-    """Yields the contract tests of jrl.tasks.data.stored: units of adjacent rows that fit, the same twice, or a cause.
+    """Yields the result of the contract test of jrl.tasks.data.stored: every visit gives a unit of adjacent rows that
+    fit, or is counted with a cause; the same visits give the same rows.
 
     Args:
-      examples: of the parts' own environments; plain ones with an answer, a rejected one and a label are tried too.
+      examples: of the parts' own environments. Plain examples with an answer, a rejected answer and a label are tried
+        too.
     """
     try:
         config = row.config()
@@ -167,29 +170,29 @@ def check_stored_source(name: str, row: Any, examples: Sequence[Example] = ()) -
     tokenizer, width = TOKENIZERS["Bytes"].build(TOKENIZERS["Bytes"].config(), TEXTS), 16
 
     def fits() -> None:
-        (rows, counts), (again, _) = (row.rows(config, visits, tokenizer, width) for _ in range(2))
+        (rows, counts), (repeated, _) = (row.rows(config, visits, tokenizer, width) for _ in range(2))
         count = len(rows.length)
-        _hold(rows.tokens.shape == rows.action_mask.shape == (count, width), f"rows are not [n, {width}]")
-        _hold(count == row.unit_size * (len(visits) - sum(counts.values())), "visits are neither rows nor counted")
-        _hold(bool((rows.unit == np.arange(count) // row.unit_size).all()), "units are not numbered in order")
+        _require(rows.tokens.shape == rows.action_mask.shape == (count, width), f"rows are not [n, {width}]")
+        _require(count == row.unit_size * (len(visits) - sum(counts.values())), "visits are neither rows nor counted")
+        _require(bool((rows.unit == np.arange(count) // row.unit_size).all()), "units are not numbered in order")
         inside = np.arange(width) < rows.length[:, None]
-        _hold(bool((rows.action_mask <= inside).all()), "a token beyond a row's length is learned")
-        _hold(bool(rows.action_mask.any(axis=1).all()), "a row has no token to learn")
-        _hold(
-            all(np.array_equal(a, b, equal_nan=True) for a, b in zip(rows, again)),
+        _require(bool((rows.action_mask <= inside).all()), "a token beyond a row's length is learned")
+        _require(bool(rows.action_mask.any(axis=1).all()), "a row has no token to learn")
+        _require(
+            all(np.array_equal(a, b, equal_nan=True) for a, b in zip(rows, repeated)),
             "the same visits give different rows",
         )
 
     yield ContractResult(name, "gives rows that fit, or says why not", _problem(fits))
 
 
-def _hold(condition: bool, message: str) -> None:
+def _require(condition: bool, message: str) -> None:
     if not condition:
         raise AssertionError(message)
 
 
 def check_tokenizer(name: str, parts: Parts) -> Iterator[ContractResult]:
-    """Yields the contract tests of jrl.tasks.tokenizers.contract."""
+    """Yields the results of the contract tests of jrl.tasks.tokenizers.contract."""
     row = parts.tables["tokenizers"][name]
     try:
         tokenizer = row.build(row.config(), TEXTS)
@@ -207,17 +210,17 @@ def check_tokenizer(name: str, parts: Parts) -> Iterator[ContractResult]:
     yield ContractResult(name, "no text encodes to a control id", f"{forged[0]!r} does" if forged else None)
     with tempfile.TemporaryDirectory() as folder:
 
-        def saved() -> None:
+        def check_saved() -> None:
             tokenizer.save(Path(folder))
-            again = load_tokenizer(Path(folder), parts.tables["tokenizers"])
-            if again.fingerprint != tokenizer.fingerprint:
+            reloaded = load_tokenizer(Path(folder), parts.tables["tokenizers"])
+            if reloaded.fingerprint != tokenizer.fingerprint:
                 raise ValueError("it has another fingerprint when it is loaded again")
 
-        yield ContractResult(name, "is the same when saved and loaded", _problem(saved))
+        yield ContractResult(name, "is the same when saved and loaded", _problem(check_saved))
 
 
 def table(results: Sequence[ContractResult]) -> str:
-    """Returns the results as text, and a last line that counts them."""
+    """Returns the results as text; the last line counts them."""
     if not results:
         return "the parts define no row to check"
     width = max(len(row.name) for row in results)
@@ -225,12 +228,12 @@ def table(results: Sequence[ContractResult]) -> str:
     for row in results:
         lines.append(f"{'FAIL' if row.problem else 'ok  '}  {row.name:<{width}}  {row.test}")
         lines += [f"{'':{width + 8}}{line}" for line in (row.problem or "").splitlines()[:6]]
-    broken = sum(row.problem is not None for row in results)
-    return printable_lines("\n".join(lines)) + f"\n{len(results) - broken} checks passed, {broken} failed"
+    num_failed = sum(row.problem is not None for row in results)
+    return printable_lines("\n".join(lines)) + f"\n{len(results) - num_failed} checks passed, {num_failed} failed"
 
 
 def _problem(run: Callable[[], Any]) -> str | None:
-    """The message of what `run` raises: it calls a user's code, which may raise anything."""
+    """Returns the message of the exception that `run` raises, else None. User code may raise anything."""
     try:
         run()
     except AssertionError as error:
@@ -241,16 +244,16 @@ def _problem(run: Callable[[], Any]) -> str | None:
 
 
 def _part_examples(parts: Parts) -> list[Example]:
-    """Examples of the parts' environments that open with their defaults: their verifiers may need their `info`."""
+    """Returns examples of the parts' environments that open with their defaults: verifiers may need their `info`."""
     examples: list[Example] = []
     for name in parts.added["envs"]:
         row = parts.tables["envs"][name]
 
-        def open_it(row: Any = row) -> None:
+        def add_examples(row: Any = row) -> None:
             source = row.open(row.config())
             examples.extend(source[i] for i in range(min(EXAMPLES, len(source))))
 
-        _problem(open_it)  # what is wrong with it is found under its own name
+        _problem(add_examples)  # check_environment reports its problems
     return examples
 
 
@@ -268,20 +271,20 @@ def _verdicts(rows: list[Any], parts: Parts, asked: list[tuple[str, Example]]) -
 
 
 def _differ(a: Verdict, b: Verdict) -> bool:
-    """A deadline may fall on either side of a text; that is not the verifier's doing."""
+    """Returns whether two verdicts differ. Unscorable ones do not count: a deadline may cut off only one of the two."""
     judged = a.status.scorable and b.status.scorable
     return judged and dataclasses.replace(a, detail="") != dataclasses.replace(b, detail="")
 
 
-def _marker(parts: Parts) -> Callable[[str, Example], float]:
-    """Returns (completion, example) -> the reward of the first verifier the example names; 1 where it names none."""
+def _reward_fn(parts: Parts) -> Callable[[str, Example], float]:
+    """Returns a function (completion, example) -> reward of the first verifier that the example names; 1 if none."""
     verifiers = parts.tables["verifiers"]
 
-    def mark(completion: str, example: Example) -> float:
+    def reward(completion: str, example: Example) -> float:
         if not example.verifiers:
             return 1.0
         verifier = verifiers[example.verifiers[0]]
         verdict = judge(verifier, verifier.config(), completion, example)
         return verdict.reward if verdict.status <= Status.UNPARSABLE else float("nan")
 
-    return mark
+    return reward

@@ -1,4 +1,4 @@
-"""Looks at an installation and at a run: what is there, what is missing, what to do about it."""
+"""Examines an installation and a run, for `jrl doctor`: what is there, what is missing, what to do about it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from jrl.tools.inspect_model import recognized, template
 from jrl.tools.sweep.population import AGAIN, MEMBERS
 from jrl.tools.time_spent import time_lines
 
-# Module, the extra that brings it (None: jrl itself needs it), what it is for.
+# (module, the extra that installs it or None if jrl requires it, what it is for)
 OPTIONAL = (
     ("reasoning_gym", None, "tasks of reasoning-gym"),
     ("tokenizers", "hf", "tokenizer.json of published models"),
@@ -51,7 +51,7 @@ OPTIONAL = (
     ("wandb", "wandb", "the wandb writer"),
     ("trackio", "trackio", "the trackio writer"),
 )
-LITTLE_DISK_BYTES = 2 << 30
+LOW_DISK_BYTES = 2 << 30
 
 
 class Line(NamedTuple):
@@ -60,19 +60,19 @@ class Line(NamedTuple):
 
 
 def examine(run: Path | None) -> list[Line]:
-    """Returns the findings, a line each. Changes nothing.
+    """Returns the findings, one line each. Changes nothing.
 
-    Raises: ValueError where `run` is the folder of neither a run nor a published model.
+    Raises: ValueError if `run` is not the folder of a run or a published model.
     """
     published = run is not None and is_published(run)
     if run is not None and not paths.exists(run):
         raise ValueError(f"there is no folder {run}")
     if run is not None and not published and not paths.exists(run / "manifest.json"):
         raise ValueError(f"{run} is neither a run (it has no manifest.json) nor a published model (no config.json)")
-    here = [*installation(), disk(run or Path(".")), verifiers()]
+    lines = [*installation(), disk(run or Path(".")), verifiers()]
     if published:
-        return [*here, *(Line(*finding) for finding in recognized(run))]
-    return [*here, *(run_lines(run) if run is not None else ())]
+        return [*lines, *(Line(*finding) for finding in recognized(run))]
+    return [*lines, *(run_lines(run) if run is not None else ())]
 
 
 def installation() -> Iterator[Line]:
@@ -85,8 +85,8 @@ def installation() -> Iterator[Line]:
         first = str(error).splitlines()[0]
         yield Line(False, f"JAX found no device: {first}; set JAX_PLATFORMS=cpu to run without an accelerator")
     for module, extra, use in OPTIONAL:
-        there = importlib.util.find_spec(module) is not None
-        if there:
+        installed = importlib.util.find_spec(module) is not None
+        if installed:
             yield Line(True, f"{module}: installed ({use})")
         elif extra is None:
             yield Line(False, f"{module}: not installed, but required ({use}); reinstall jrl-jax")
@@ -95,14 +95,14 @@ def installation() -> Iterator[Line]:
 
 
 def disk(folder: Path) -> Line:
-    """Returns how much room there is where the run is, or would be."""
+    """Returns the free disk space where the run is, or would be."""
     free = shutil.disk_usage(folder).free
     text = f"{free / 1e9:.1f} GB free on the disk of {folder.resolve()}"
-    return Line(True, text) if free > LITTLE_DISK_BYTES else Line(False, f"{text}: a checkpoint may not fit")
+    return Line(True, text) if free > LOW_DISK_BYTES else Line(False, f"{text}: a checkpoint may not fit")
 
 
 def verifiers() -> Line:
-    """Returns whether a verifier worker starts and judges, and what confines it."""
+    """Returns whether a verifier worker starts and judges, and how it is sandboxed."""
     example = Example("doctor", (Message("user", "What is 2 + 2?"),), answer="4")
     try:
         with open_scoring(Scoring(verifiers=(Exact(),), workers=1), VERIFIERS) as scorer:
@@ -150,7 +150,7 @@ def run_lines(folder: Path) -> Iterator[Line]:
 
 
 def population_of(folder: Path) -> Path | None:
-    """Returns the folder of the sweep in whose population a run trains that is not finished; None for any other run."""
+    """Returns the folder of the sweep if the run is an unfinished member of its population; None for any other run."""
     sweep = folder.resolve().parent
     record = sweep / POPULATION / MEMBERS
     training = paths.read_object(record) if paths.exists(record) else {}
@@ -159,7 +159,7 @@ def population_of(folder: Path) -> Path | None:
 
 
 def stages(folder: Path) -> Iterator[Line]:
-    """Yields the stages of a run and the roles that they train, where there are several."""
+    """Yields the stages of a run, and the roles that they train, if there are several of them."""
     try:
         config, _ = load_config(str(folder / "config.gin"))
     except Exception:
@@ -176,7 +176,7 @@ def stages(folder: Path) -> Iterator[Line]:
 
 
 def saves(folder: Path) -> Iterator[Line]:
-    """Yields one line for each saved step, after hashing every file of it."""
+    """Yields the state of every checkpoint, after hashing all its files."""
     root = folder / "checkpoints"
     steps = list_steps(root)
     if condemned := list_condemned(root):
@@ -226,31 +226,31 @@ def metrics(folder: Path) -> Iterator[Line]:
 
 
 def rollouts(folder: Path) -> Iterator[Line]:
-    """Yields a line for each damaged chunk of the stored rollouts, after reading every one."""
+    """Yields a line per damaged chunk of the stored rollouts, or one if all are intact. Reads every chunk."""
     store = folder / "rollouts"
     if not paths.exists(store / "index.json"):
         if paths.list_dir(store):
-            yield Line(False, f"rollouts: {store / 'index.json'} is missing; {OF_ROLLOUTS}")
+            yield Line(False, f"rollouts: {store / 'index.json'} is missing; {ROLLOUTS_ADVICE}")
         return
     try:
         count, damaged = read_every_chunk(store)
     except ValueError as error:
-        yield Line(False, f"rollouts: {error}; {OF_ROLLOUTS}")
+        yield Line(False, f"rollouts: {error}; {ROLLOUTS_ADVICE}")
         return
     for text in damaged:
-        yield Line(False, f"rollouts/{text}; {OF_ROLLOUTS}")
+        yield Line(False, f"rollouts/{text}; {ROLLOUTS_ADVICE}")
     if not damaged:
         yield Line(True, f"rollouts: all {count} chunks are intact")
 
 
-OF_ROLLOUTS = (
+ROLLOUTS_ADVICE = (
     "put back a good copy of the file. Training does not read it: without one a resume goes on, unless the newest rows "
     "are in it, but `jrl rollouts` and `jrl replay` cannot read those rows"
 )
 
 
 def time_spent(folder: Path) -> Iterator[Line]:
-    """Yields what the run waits for."""
+    """Yields where the run's time goes."""
     try:
         lines = time_lines(read_metrics(folder / "metrics.jsonl"), read_goodput(folder))
     except ValueError as error:
@@ -260,7 +260,7 @@ def time_spent(folder: Path) -> Iterator[Line]:
 
 
 def identity(folder: Path) -> Line:
-    """Returns whether the run's own configuration, read here, is still the run's identity."""
+    """Returns whether the run's configuration, opened here, still gives the identity in its manifest."""
     try:
         config, parts = load_config(str(folder / "config.gin"))
         open_ = lambda task: open_source(task, parts.tables["envs"])
@@ -269,7 +269,7 @@ def identity(folder: Path) -> Line:
         tokenizer = load_tokenizer(folder / "tokenizer", parts.tables["tokenizers"])
         now = identify(config, parts, tokenizer, data)
         differs, environment = compare(read_manifest(folder / "manifest.json"), now, free_places(config))
-    except Exception as error:  # a part or a task of the user's may raise anything; that is the finding
+    except Exception as error:  # the user's parts and task may raise anything: report it
         return Line(False, f"the run cannot be opened here: {type(error).__name__}: {error}")
     if differs:
         return Line(False, "a resume here would be refused: " + _joined(differs))
@@ -278,10 +278,10 @@ def identity(folder: Path) -> Line:
 
 
 def judges(folder: Path) -> Iterator[Line]:
-    """Yields whether each judge of a run answers a question of the kind that the run asks."""
+    """Yields whether each judge of a run answers a question of the kind that the run would ask."""
     try:
         config, _ = load_config(str(folder / "config.gin"))
-    except Exception:  # `identity` has said why
+    except Exception:  # `identity` reports it
         return
     for judge in config.judges:
         try:
@@ -292,11 +292,11 @@ def judges(folder: Path) -> Iterator[Line]:
 
 
 def conversations(folder: Path) -> Iterator[Line]:
-    """Yields whether the chat template of a published tokenizer keeps what it wrote when a turn is added."""
+    """Yields whether a published tokenizer's chat template leaves earlier turns unchanged when a turn is added."""
     try:
         tokenizer = load_tokenizer(folder / "tokenizer")
     except ValueError:
-        return  # a tokenizer of the run's own parts; `identity` has opened it
+        return  # the tokenizer comes from the run's parts; `identity` opens it
     if isinstance(tokenizer, PublishedTokenizer) and tokenizer.chat is not None:
         yield Line(*template(tokenizer))
 

@@ -1,5 +1,4 @@
-"""Evaluates the folders of runs and of published models one after another, and has judges compare their answers: the
-work of `jrl eval`."""
+"""Evaluates runs and published models one after another, and has judges compare their answers, for `jrl eval`."""
 
 from __future__ import annotations
 
@@ -20,16 +19,16 @@ from jrl.tools.judged_wins import comparing, judged_wins
 class OpenOptions(NamedTuple):
     """How the models of one command are opened."""
 
-    bindings: Sequence[str]  # over the configuration of each
-    config: Path | None  # of published models, and of `only`; a run has a configuration of its own otherwise
-    only: Path | None  # the source, where there is a single one
-    announce: Callable[[int, int], None] | None  # of (bytes read, bytes in all) of published weights
+    bindings: Sequence[str]  # override the configuration of each
+    config: Path | None  # for published models and for `only`; other runs use their own configuration
+    only: Path | None  # the source, if it is the only one
+    announce: Callable[[int, int], None] | None  # called with (bytes read, total bytes) of published weights
 
 
 class Source(NamedTuple):
-    """A model to evaluate, which is opened when its turn comes."""
+    """A model to evaluate. It is opened only when it is evaluated."""
 
-    name: str  # in tables
+    name: str  # as shown in tables
     address: Path
     open: Callable[[], Trained]
 
@@ -37,7 +36,7 @@ class Source(NamedTuple):
 def open_model(
     address: Path, options: OpenOptions, step: int | None = None, stage: str | None = None, role: str = "policy"
 ) -> Trained:
-    """Returns the model of a run or of a published folder, which may be in a bucket."""
+    """Returns the model of a run or of a published folder, local or in a bucket."""
     folder = readable(address)
     config = options.config if address == options.only or is_published(folder) else None
     return open_trained(folder, options.bindings, step, config, options.announce, stage=stage, role=role)
@@ -46,7 +45,7 @@ def open_model(
 def sources_of(
     addresses: Sequence[Path], steps: Sequence[int | None], options: OpenOptions, stage: str | None, role: str
 ) -> list[Source]:
-    """Returns a source for each step of each address; None: the newest step."""
+    """Returns a source for every step of every address. Step None is the newest."""
     return [
         Source(
             f"{shown(address)} {step}" if len(steps) > 1 else shown(address),
@@ -64,11 +63,11 @@ def evaluate_sources(
     announce: Callable[[int, int], None],
     warn: Callable[[str], None],
 ) -> tuple[list[dict[str, Any]], Trained]:
-    """Returns the report of each source under its name ("source"), and the last model.
+    """Returns the report of each source, with its name under "source", and the last model.
 
     Args:
-      announce: of (prompts done, prompts in all) of one source.
-      warn: of what makes accuracies doubtful.
+      announce: called with (prompts done, total prompts) of one source.
+      warn: called with what makes accuracies doubtful.
     """
     addresses = dict.fromkeys(source.address for source in sources)
     results, private = [], [address for address in addresses if not paths.is_remote(address)]
@@ -86,11 +85,12 @@ def evaluate_sources(
 def judge_sources(
     results: Sequence[Mapping[str, Any]], last: Trained, answers: Path | None
 ) -> dict[str, list[list[dict[str, float | None] | None]]]:
-    """Returns {judge: table} of `judged_wins`; {} for a single source, and without a judge that compares.
+    """Returns {judge: table} as `judged_wins` does; {} for a single source, or if no judge compares completions.
 
     Args:
-      last: the model of the last result, whose judges are asked; all results are of the same prompts.
-      answers: a folder as in `judged_wins`.
+      results: reports on the same prompts.
+      last: the model of the last result. Its judges compare.
+      answers: the folder of cached answers; see `judged_wins`.
     """
     judges = comparing(last.policy.config.judges)
     if len(results) == 1 or not judges:
@@ -100,7 +100,7 @@ def judge_sources(
 
 
 def write_results(out: Path | None, results: Sequence[Mapping[str, Any]]) -> None:
-    """Writes reports as JSON, that of a single source without its name; None: nowhere."""
+    """Writes the reports as JSON, a single one without "source". `out` None: writes nothing."""
     if out is not None:
         written = results if len(results) > 1 else {k: v for k, v in results[0].items() if k != "source"}
         paths.write_bytes_atomic(out, json.dumps(written, indent=2).encode() + b"\n")

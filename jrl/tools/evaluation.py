@@ -1,4 +1,4 @@
-"""Evaluates a saved policy again, with the run's own held-out prompts and verifiers: what `jrl eval` prints."""
+"""Evaluates a saved policy again on the run's own held-out prompts with its verifiers, for `jrl eval`."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ from jrl.tasks.data.prompts import Visit
 from jrl.tasks.envs import open_source
 from jrl.tools import measures
 
-# Names in a table, and keys of a report: of k samples, and beside the accuracy.
-OF_K = (("pass@", "pass_at_k"), ("pass^", "all_of_k"), ("majority@", "majority_at_k"))
-BESIDE = {"KL to reference (nats)": "kl", "KL by k3": "kl_k3", "embedding distance": "embedding_distance",
+# The name in a table and the key in a report: of measures of k samples, and of the measures besides the accuracy.
+K_MEASURES = (("pass@", "pass_at_k"), ("pass^", "all_of_k"), ("majority@", "majority_at_k"))
+OTHER_MEASURES = {"KL to reference (nats)": "kl", "KL by k3": "kl_k3", "embedding distance": "embedding_distance",
           "proxy reward": "proxy"}  # fmt: skip
 
 
 class Asked(NamedTuple):
-    """What is measured beside the accuracy."""
+    """What to measure besides the accuracy."""
 
     diversity: bool = False
-    reference: Trained | None = None  # the model that a policy's distance is measured from
-    proxy: Trained | None = None  # with a reward head
+    reference: Trained | None = None  # the policy's distance from this model
+    proxy: Trained | None = None  # the reward that this model's reward head gives
 
 
-ALONE = Asked()
+ACCURACY_ONLY = Asked()
 
 
 def reevaluate(
-    trained: Trained, announce: Callable[[int, int], None], asked: Asked = ALONE, private: Sequence[Path] = ()
+    trained: Trained, announce: Callable[[int, int], None], asked: Asked = ACCURACY_ONLY, private: Sequence[Path] = ()
 ) -> dict[str, Any]:
-    """Returns the report of `jrl.rollout.evaluate.summary` and the measures asked for, with the step it speaks of.
+    """Returns the report: `jrl.rollout.evaluate.summary` and the requested measures, with the step that was evaluated.
 
     Args:
-      private: folders that no worker of root reads, such as the runs that are evaluated.
+      private: folders that workers of a root process cannot read, such as the evaluated runs'.
 
-    Raises: ValueError where the configuration has no Eval section, or a model is asked in tokens that are not its own.
+    Raises: ValueError if the configuration has no Eval section, or the reference or proxy has another tokenizer.
     """
     policy, visits = trained.policy, held_out_visits(trained)
     table = policy.parts.tables["verifiers"]
@@ -69,9 +69,9 @@ def reevaluate(
 
 
 def protocol(trained: Trained, scorer: Scorer) -> dict[str, Any]:
-    """Returns what a score is of beside its weights (M20): versions, prompts, how completions were drawn, and by which
-    verifiers they were judged. Its prompts are disjoint from those of training by their hash; `jrl data inspect
-    --against` finds overlaps of n-grams."""
+    """Returns what a score depends on besides the weights (M20): versions, prompts, how completions were drawn, and
+    which verifiers judged them. A hash keeps its prompts disjoint from those of training; `jrl data inspect --against`
+    finds overlaps of n-grams."""
     config = trained.policy.config
     return {
         "jrl": __version__,
@@ -88,7 +88,7 @@ def protocol(trained: Trained, scorer: Scorer) -> dict[str, Any]:
 
 
 def check_evaluated(config: Config, whose: str = "the configuration") -> None:
-    """Raises ValueError for a configuration without an Eval section. whose: what the message calls it."""
+    """Raises ValueError for a configuration without an Eval section. `whose`: its name in the message."""
     if config.eval is None:
         raise ValueError(
             f"{whose} has no evaluation; give it one: jrl eval SOURCE 'Config.eval = @Eval()' Eval.prompts=100, or, "
@@ -97,9 +97,9 @@ def check_evaluated(config: Config, whose: str = "the configuration") -> None:
 
 
 def held_out_visits(trained: Trained) -> list[Visit]:
-    """Returns the prompts that a policy is evaluated on.
+    """Returns the held-out prompts that a policy is evaluated on.
 
-    Raises: ValueError where its configuration has no Eval section.
+    Raises: ValueError if its configuration has no Eval section.
     """
     policy, config = trained.policy, trained.policy.config
     check_evaluated(config)
@@ -108,39 +108,39 @@ def held_out_visits(trained: Trained) -> list[Visit]:
 
 
 def trained_prompts_warning(folder: str | Path, config: Config) -> str | None:
-    """Returns a warning where a run may have trained on prompts that it is evaluated on by another configuration: of
-    the same task it held out others, or none. None where there is no reason for one."""
-    place = Path(folder) / "config.json"
-    if paths.is_remote(folder) or not place.is_file():
+    """Returns a warning if a run may have trained on prompts that this configuration evaluates it on: the task is the
+    same, but the run held out other prompts or none. Returns None otherwise."""
+    saved_config = Path(folder) / "config.json"
+    if paths.is_remote(folder) or not saved_config.is_file():
         return None
-    saved, every = paths.read_object(place), config.data.held_out_every
-    own = saved.get("data", {}).get("held_out_every")
-    task, other = ({**found.get("task", {}), "verifiers": None} for found in (saved, to_json(config)))
-    if task != other or (own is not None and every is not None and every % own == 0):  # held out there too
+    saved, every = paths.read_object(saved_config), config.data.held_out_every
+    before = saved.get("data", {}).get("held_out_every")
+    task, other = ({**content.get("task", {}), "verifiers": None} for content in (saved, to_json(config)))
+    if task != other or (before is not None and every is not None and every % before == 0):  # held out then too
         return None
-    return (f"Warning: {folder} has trained with Data.held_out_every = {own}, perhaps on prompts that are held out "
+    return (f"Warning: {folder} has trained with Data.held_out_every = {before}, perhaps on prompts that are held out "
             f"with {every}: these accuracies may be of prompts that it knows")  # fmt: skip
 
 
 def table(result: dict[str, Any]) -> str:
-    """Returns the report as text: a line for each number, in percent with its 95 % interval."""
+    """Returns a report as text: one line per measure, shares in percent, with 95 % intervals."""
     lines = [("", "mean", "95 % interval", "prompts"), _line(f"avg@{result['samples']}", result)]
-    for name, key in OF_K:
+    for name, key in K_MEASURES:
         lines += [_line(f"{name}{k}", result[key][k]) for k in _shown_ks(result, key)]
     lines += [_line(task, value) for task, value in result.get("tasks", {}).items()]
     rows = aligned(lines)
     tail = f"{100 * result['parsed']:.1f} % of the answers could be read; {result['unscorable']} could not be judged"
-    best = [_best_line(k, value) for k, value in result.get("best_of_k", {}).items() if value["mean"] is not None]
+    more = [_best_line(k, value) for k, value in result.get("best_of_k", {}).items() if value["mean"] is not None]
     if "distinct" in result:
-        best.append(_distinct_line(result["samples"], result["distinct"]))
-    best += measured(result)
+        more.append(_distinct_line(result["samples"], result["distinct"]))
+    more += measured(result)
     return "\n".join(
-        [f"step {result['step']}, {result['n']} held-out prompts, {result['samples']} samples each", *rows, *best, tail]
+        [f"step {result['step']}, {result['n']} held-out prompts, {result['samples']} samples each", *rows, *more, tail]
     )
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Returns rows as lines, in columns: the first to the left, the others to the right."""
+    """Returns rows as lines with aligned columns: the first left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     placed = [[f"{row[0]:<{widths[0]}}", *(f"{x:>{w}}" for x, w in zip(row[1:], widths[1:]))] for row in rows]
     return ["  ".join(cells).rstrip() for cells in placed]
@@ -149,15 +149,15 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 def side_by_side(results: Sequence[dict[str, Any]]) -> str:
     """Returns the reports of several sources as one table: a row for each, in percent with 95 % intervals.
 
-    Raises: ValueError where the sources were not asked the same prompts: their numbers cannot be compared.
+    Raises: ValueError if the sources were evaluated on different prompts: their numbers cannot be compared.
     """
-    asked = {result["source"]: result["prompts_digest"] for result in results}
+    digests = {result["source"]: result["prompts_digest"] for result in results}
     first = results[0]
-    if different := [source for source, digest in asked.items() if digest != first["prompts_digest"]]:
+    if different := [source for source, digest in digests.items() if digest != first["prompts_digest"]]:
         raise ValueError(f"{different[0]} is evaluated on other prompts than {first['source']}: their tasks, Data "
                          "or Run.seed differ; set the same with NAME=VALUE")  # fmt: skip
     columns = {"avg": lambda result: result}
-    for name, key in OF_K:
+    for name, key in K_MEASURES:
         for k in _shown_ks(first, key):
             columns[f"{name}{k}"] = lambda result, key=key, k=k: result.get(key, {}).get(k)
 
@@ -166,7 +166,7 @@ def side_by_side(results: Sequence[dict[str, Any]]) -> str:
     counts = sorted({result["samples"] for result in results})
     samples = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     head = f"{first['n']} held-out prompts, {samples} samples each; percent, 95 % intervals"
-    lines = [head, *aligned(rows), *_measured_beside(results)]
+    lines = [head, *aligned(rows), *_other_measures_table(results)]
     if all("by_prompt" in result for result in results):
         lines += win_rates(results)
     if all("rewards" in result for result in results) and max(counts) > 1:
@@ -175,53 +175,53 @@ def side_by_side(results: Sequence[dict[str, Any]]) -> str:
 
 
 def _shown_ks(result: dict[str, Any], key: str) -> list[str]:
-    """Returns the k of a measure of k samples that a table shows: pass^1 is pass@1."""
+    """Returns the k that a table shows for a measure of k samples. pass^1 is left out: it equals pass@1."""
     return [k for k in result.get(key, {}) if (key, k) != ("all_of_k", "1")]
 
 
-def _measured_beside(results: Sequence[dict[str, Any]]) -> list[str]:
-    """Returns a table of the other measures: a row for each source."""
+def _other_measures_table(results: Sequence[dict[str, Any]]) -> list[str]:
+    """Returns the lines of a table of the other measures, a row for each source; [] if there are none."""
     names = list(dict.fromkeys(name for result in results for name in measured_intervals(result)))
     if not names:
         return []
     cells = [measured_intervals(result) for result in results]
-    rows = [[r["source"], *(_number_cell(found.get(name)) for name in names)] for r, found in zip(results, cells)]
+    rows = [[r["source"], *(_number_cell(row.get(name)) for name in names)] for r, row in zip(results, cells)]
     return ["", *aligned([["measure", *names], *rows])]
 
 
 def measured_intervals(result: dict[str, Any]) -> dict[str, dict[str, float | None]]:
-    """Returns the intervals of what is measured beside the accuracy, by the name that a table has."""
-    found = {name: result[key] for name, key in BESIDE.items() if key in result}
-    if (sure := result.get("calibration")) is not None:
-        found |= {name: sure[key] for name, key in (("Brier", "brier"), ("ECE", "ece"), ("AUROC", "auroc"))}
+    """Returns the intervals of the measures besides the accuracy, by their name in a table."""
+    named = {name: result[key] for name, key in OTHER_MEASURES.items() if key in result}
+    if (calibration := result.get("calibration")) is not None:
+        named |= {name: calibration[key] for name, key in (("Brier", "brier"), ("ECE", "ece"), ("AUROC", "auroc"))}
     if (words := result.get("diversity")) is not None:
-        found |= {f"distinct-{n}": value for n, value in words["distinct"].items()} | {"self-BLEU": words["self_bleu"]}
-    return found
+        named |= {f"distinct-{n}": value for n, value in words["distinct"].items()} | {"self-BLEU": words["self_bleu"]}
+    return named
 
 
 def measured(result: dict[str, Any]) -> list[str]:
-    """Returns the lines on what is measured beside the accuracy."""
+    """Returns the lines on the measures besides the accuracy."""
     lines = [f"{name}: {_number_cell(value)}" for name, value in measured_intervals(result).items()]
-    if (sure := result.get("calibration")) is not None:
-        lines.append(f"{sure['stated']} samples state a confidence")
-    if (words := result.get("diversity")) is not None:
-        shown = ", ".join(f"{n}: {'-' if x is None else f'{x:.3f}'}" for n, x in words["across_prompts"].items())
+    if (calibration := result.get("calibration")) is not None:
+        lines.append(f"{calibration['stated']} samples state a confidence")
+    if (diversity := result.get("diversity")) is not None:
+        shown = ", ".join(f"{n}: {'-' if x is None else f'{x:.3f}'}" for n, x in diversity["across_prompts"].items())
         lines.append(f"distinct-n across prompts, of n = {shown}")
     return lines
 
 
 def improvements(results: Sequence[dict[str, Any]]) -> list[str]:
-    """Returns the lines of a table of M9: the chance in percent that a sample of the row has a higher reward than one
-    of the column on the same prompt, a tie counting half, with 95 % intervals over prompts."""
+    """Returns the lines of a table of M9: the probability in percent that a sample of the row has a higher reward than
+    one of the column on the same prompt, ties counting half, with 95 % intervals over prompts."""
     rows = [["P(sample higher)", *(r["source"] for r in results)]]
     for row in results:
-        found = [None if row is other else measures.improvement(row, other) for other in results]
-        rows.append([row["source"], *("" if value is None else percent_cell(value) for value in found)])
+        intervals = [None if row is other else measures.improvement(row, other) for other in results]
+        rows.append([row["source"], *("" if value is None else percent_cell(value) for value in intervals)])
     return ["", *aligned(rows)]
 
 
 def over_optimization_lines(curve: dict[str, Any] | None, results: Sequence[dict[str, Any]]) -> list[str]:
-    """Returns the lines on M15 of the sources together; [] where at most one has what it reads."""
+    """Returns the lines on M15 over all sources; [] if at most one has a KL, a proxy reward and a mean."""
     known = sum(map(measures.has_curve, results))
     if curve is None and known < 2:
         return []
@@ -243,7 +243,7 @@ def _number_cell(interval: dict[str, float | None] | None) -> str:
 
 
 def percent_cell(interval: dict[str, float | None] | None) -> str:
-    """Returns an interval {"mean", "low", "high"} of shares in percent; '-' where nothing was measured."""
+    """Returns an interval {"mean", "low", "high"} of shares in percent; '-' if nothing was measured."""
     scaled = lambda x: "-" if x is None else f"{100 * x:.1f}"
     if interval is None or interval["mean"] is None:
         return "-"
@@ -251,8 +251,8 @@ def percent_cell(interval: dict[str, float | None] | None) -> str:
 
 
 def win_rates(results: Sequence[dict[str, Any]]) -> list[str]:
-    """Returns the lines of a table of win rates (M11): in how many percent of the prompts that both were judged on the
-    row's mean reward is higher than the column's, a tie counting half, with 95 % intervals over prompts."""
+    """Returns the lines of a table of win rates (M11): the percentage of the prompts judged for both on which the row's
+    mean reward is higher than the column's, ties counting half, with 95 % intervals over prompts."""
 
     def cell(row: dict[str, Any], column: dict[str, Any]) -> str:
         if row is column:
@@ -261,8 +261,8 @@ def win_rates(results: Sequence[dict[str, Any]]) -> list[str]:
         judged = np.array([pair for pair in pairs if None not in pair], np.float64).reshape(-1, 2)
         if not len(judged):
             return "-"
-        found = win_rate((1 + np.sign(judged[:, 0] - judged[:, 1])) / 2)
-        return "{:.1f} [{:.1f}, {:.1f}]".format(*(100 * x for x in found[:3]))
+        interval = win_rate((1 + np.sign(judged[:, 0] - judged[:, 1])) / 2)
+        return "{:.1f} [{:.1f}, {:.1f}]".format(*(100 * x for x in interval[:3]))
 
     table = [["wins over", *(r["source"] for r in results)]]
     table += [[r["source"], *(cell(r, other) for other in results)] for r in results]
@@ -280,10 +280,10 @@ def _distinct_line(samples: int, value: dict[str, float]) -> str:
 
 
 def _hundredths(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"  # of one prompt there is no interval
+    return "-" if value is None else f"{value:.2f}"  # a single prompt has no interval
 
 
 def _line(name: str, interval: dict[str, float | None]) -> tuple[str, str, str, str]:
-    percent = lambda x: "-" if x is None else f"{100 * x:.1f}"  # of no problems there is no mean
+    percent = lambda x: "-" if x is None else f"{100 * x:.1f}"  # no problems have no mean
     mean, low, high = (percent(interval[key]) for key in ("mean", "low", "high"))
     return name, f"{mean} %", f"[{low}, {high}]", str(interval["n"])

@@ -1,5 +1,5 @@
-"""A data file as the model will see it: `jrl data inspect`. Each row's tokens, which of them are learned from, and
-statistics of all rows. No JAX."""
+"""Shows a data file as the model will see it, for `jrl data inspect`: each row's tokens, which of them are learned
+from, and statistics over all rows. No JAX."""
 
 from __future__ import annotations
 
@@ -26,47 +26,47 @@ from jrl.tasks.example import visit_uid
 from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.tokenizers.bytes import Bytes
 
-SHOWN_OVERLAPS = 20  # most lines on contaminated rows
-LONGEST = 1 << 20  # tokens of a row, where no configuration says
+SHOWN_OVERLAPS = 20  # most contaminated rows that are listed
+LONGEST = 1 << 20  # most tokens of a prompt, without a configuration
 LEARNED, PLAIN = "\x1b[32m", "\x1b[0m"
-TOKENIZER_TEXTS = 4096  # most examples that a tokenizer of the file's own texts is trained on, as in a run
+TOKENIZER_TEXTS = 4096  # most examples that a tokenizer is trained on, as in a run
 
 
 class Inspected(NamedTuple):
-    """A data file that is open."""
+    """An open data file."""
 
     source: Source
     tokenizer: Any
     data: Data
-    rows: StoredSource | None  # what becomes of an example; None: its prompt alone
-    settings: Any  # of that source
+    rows: StoredSource | None  # makes rows of examples; None: an example is its prompt alone
+    settings: Any  # the config of `rows`
     width: int  # most tokens of a row
 
 
 class TokenRow(NamedTuple):
     """One row of tokens."""
 
-    label: str  # what it is: "prompt", "preferred", "not preferred" ...
+    label: str  # "prompt", "learned" or "label 1"
     tokens: list[int]
     learned: list[bool]
 
 
 class Read(NamedTuple):
-    """How data are read where the configuration does not say, and of which of its stages they are."""
+    """How to read a file, and whose task to read."""
 
-    layout: str | None = None  # of LAYOUTS; None: the columns of Jsonl
-    take: str | None = None  # what becomes an example of that layout; None: its first
-    stage: str | None = None  # whose own task is read; None: Config.task
+    layout: str | None = None  # one of LAYOUTS; None: the columns of Jsonl
+    take: str | None = None  # what the layout makes an example of; None: its first choice
+    stage: str | None = None  # the stage whose task is read; None: Config.task
 
 
 BY_COLUMNS = Read()
 
 
 def file_config(path: str, read: Read, task: Any = None) -> Dataset | Jsonl:
-    """Returns the task that a file is.
+    """Returns the task that reads a file.
 
     Args:
-      task: that of a configuration, whose settings are used where it is such a task.
+      task: a configuration's task. Its other settings are kept if it reads a file the same way.
     """
     if read.layout is not None:
         named = {} if read.take is None else {"take": read.take}
@@ -81,7 +81,7 @@ def file_config(path: str, read: Read, task: Any = None) -> Dataset | Jsonl:
 
 
 def task_of(config: Config, stage: str | None) -> Any:
-    """Returns the task of a stage, by its name; None: of the run. Raises: ValueError where there is no such stage."""
+    """Returns the task of the stage with this name; None: of the run. Raises: ValueError if there is no such stage."""
     if stage is None:
         return config.task
     stages = dict(zip(stage_names(config.stages), config.stages))
@@ -99,12 +99,12 @@ def open_file(
 
     Args:
       path: None: the configuration's own task.
-      config: whose tokenizer, prompt length, settings of the source where a stage has it and, where its task is a file,
-        columns are used. None: bytes, any length, defaults.
-      tables: of that configuration's parts.
-      name: of SOURCES, what rows become; None: prompts.
+      config: provides the tokenizer, the prompt length, the settings of the source if a stage has it and, if its task
+        reads a file, how to read it. None: bytes, any length, defaults.
+      tables: the tables of the configuration's parts.
+      name: the source in SOURCES that makes rows of examples; None: prompts only.
 
-    Raises: ValueError where the file is refused, or there is no such source.
+    Raises: ValueError if the file is refused, or there is no such source.
     """
     sources = SOURCES if tables is None else tables["sources"]
     if name is not None and name not in sources:
@@ -128,16 +128,18 @@ def open_file(
         width = data.prompt_length + config.sampler.completion_length
     rows = None if name is None else sources[name]
     stored = [] if config is None else map(stored_rows_of, config.stages)
-    staged = [rows.source for rows in stored if rows is not None]
-    settings = next((one for one in staged if type(one).__name__ == name), None)
+    stage_sources = [rows.source for rows in stored if rows is not None]
+    settings = next((one for one in stage_sources if type(one).__name__ == name), None)
     if rows is not None and settings is None:
         settings = rows.config()
     return Inspected(source, tokenizer, data, rows, settings, width)
 
 
 def open_named(task: Dataset | Jsonl, table: Mapping[str, Environment]) -> Source:
-    """Returns the source of a file. Raises: ValueError where it is refused; where no layout was named and its first row
-    has one, with the layouts that read it."""
+    """Returns the source of a file.
+
+    Raises: ValueError if the file is refused. If no layout was named, the message names those that read its first row.
+    """
     try:
         return open_source(task, table)
     except ValueError as error:
@@ -149,7 +151,7 @@ def open_named(task: Dataset | Jsonl, table: Mapping[str, Environment]) -> Sourc
 
 
 def layouts_of_first_row(task: Jsonl) -> list[str]:
-    """Returns the layouts that could read the first row of a file; [] where it cannot be read at all."""
+    """Returns the layouts that can read the first row of a file; [] if the file cannot be read at all."""
     try:
         _, _, row = next(iter(open_reader(task).each()))
         return readable_as(row(), None)
@@ -158,7 +160,7 @@ def layouts_of_first_row(task: Jsonl) -> list[str]:
 
 
 def sequences_of(inspected: Inspected, index: int) -> tuple[str, list[TokenRow], str | None]:
-    """Returns an example's id, the rows that it becomes, and why it becomes none (None where it does)."""
+    """Returns an example's id, its rows, and why it has none (None if it has rows)."""
     example = inspected.source[index]
     prompt, cause = encode_prompt(example, inspected.tokenizer, inspected.data)
     if cause is not None:
@@ -168,28 +170,28 @@ def sequences_of(inspected: Inspected, index: int) -> tuple[str, list[TokenRow],
     visit = Visit(example, visit_uid(example.id, 0), prompt, index)
     stored, causes = inspected.rows.rows(inspected.settings, [visit], inspected.tokenizer, _width(inspected, example))
     name = "learned" if inspected.rows.unit_size == 1 else "label {:g}"
-    found = [
+    token_rows = [
         TokenRow(name.format(label), tokens[:n].tolist(), mask[:n].tolist())
         for tokens, n, mask, label, weight in zip(
             stored.tokens, stored.length, stored.action_mask, stored.label, stored.weight
         )
         if weight
     ]
-    return example.id, found, next(iter(causes), None)
+    return example.id, token_rows, next(iter(causes), None)
 
 
 def _width(inspected: Inspected, example: Any) -> int:
-    """Returns a width that holds whatever of the example fits a row: arrays are as wide as they are asked to be."""
+    """Returns a width that fits the example's rows, at most `inspected.width`: arrays are allocated at this width."""
     texts = [message.content for message in example.messages]
     values = [example.answer, *example.info.values()]
-    values += [one for value in values if isinstance(value, list) for one in value]
+    values += [item for value in values if isinstance(value, list) for item in value]
     texts += [text for text in values if isinstance(text, str)]
-    # A text has at most as many tokens as bytes; markers of roles and the end are few.
+    # A text has at most as many tokens as bytes; role markers and end tokens are few.
     return min(inspected.width, 64 * (1 + len(example.messages)) + sum(len(text.encode()) for text in texts))
 
 
 def show(inspected: Inspected, count: int, color: bool) -> Iterator[str]:
-    """Yields lines on the first `count` examples: every token as text, what is learned from in green or in brackets."""
+    """Yields lines on the first `count` examples: every token as text, learned tokens in green or in brackets."""
     for index in range(min(count, len(inspected.source))):
         name, sequences, cause = sequences_of(inspected, index)
         held_out = " (held out)" if is_held_out(inspected.source[index], inspected.data) else ""
@@ -210,14 +212,14 @@ def _token(tokenizer: Any, token: int, learned: bool, color: bool) -> str:
 
 def statistics(inspected: Inspected, most: int) -> Iterator[str]:
     """Yields lines on the first `most` examples: lengths in tokens, what is left out, duplicates."""
-    looked_at = min(most, len(inspected.source))
+    num_rows = min(most, len(inspected.source))
     lengths: dict[str, list[int]] = {"prompt": [], "learned": []}
     causes: dict[str, int] = {}
     seen: set[bytes] = set()
     examples: set[bytes] = set()
     tasks: dict[str, int] = {}
     duplicates = 0
-    for index in range(looked_at):
+    for index in range(num_rows):
         _, sequences, cause = sequences_of(inspected, index)
         if cause is not None:
             causes[cause] = causes.get(cause, 0) + 1
@@ -230,14 +232,14 @@ def statistics(inspected: Inspected, most: int) -> Iterator[str]:
         seen.add(digest)
         examples.add(example_digest(example))
         tasks[example.task] = tasks.get(example.task, 0) + 1
-    yield f"{looked_at} of {len(inspected.source)} rows, {duplicates} of them with a prompt met before"
-    if len(examples) < looked_at:
-        yield f"duplicates, with the answer too: {looked_at - len(examples)}"
+    yield f"{num_rows} of {len(inspected.source)} rows, {duplicates} of them with a repeated prompt"
+    if len(examples) < num_rows:
+        yield f"duplicates, with the answer too: {num_rows - len(examples)}"
     for task, count in sorted(tasks.items()) if len(tasks) > 1 else ():
-        yield f"task {printable(task, 80)}: {count} rows, {count / looked_at:.1%}"
-    for name, found in lengths.items():
-        if any(found):
-            low, middle, high, top = np.percentile(found, [0, 50, 95, 100])
+        yield f"task {printable(task, 80)}: {count} rows, {count / num_rows:.1%}"
+    for name, values in lengths.items():
+        if any(values):
+            low, middle, high, top = np.percentile(values, [0, 50, 95, 100])
             yield f"{name} tokens: {low:.0f} to {top:.0f}, half up to {middle:.0f}, 95 % up to {high:.0f}"
     for cause, count in sorted(causes.items()):
         yield f"left out, {cause}: {count}"
@@ -246,25 +248,25 @@ def statistics(inspected: Inspected, most: int) -> Iterator[str]:
 
 
 def contamination(inspected: Inspected, evaluation: Sequence[Source], ngram: int, overlap: float) -> Iterator[str]:
-    """Yields lines on the examples whose prompts hold more than `overlap` of a prompt of evaluation sets."""
-    index = EvaluationIndex((one[i] for one in evaluation for i in range(len(one))), ngram)
+    """Yields lines on the examples whose prompts contain more than `overlap` of a prompt in the evaluation sets."""
+    index = EvaluationIndex((source[i] for source in evaluation for i in range(len(source))), ngram)
     found = [index.overlap(inspected.source[i]) for i in range(len(inspected.source))]
-    overlaps = [one for one in found if one is not None and one.share > overlap]
+    overlaps = [row for row in found if row is not None and row.share > overlap]
     yield (
         f"{len(overlaps)} of {len(found)} rows hold one of {len(index)} evaluation prompts, "
-        f"{sum(one.kind == 'exact' for one in overlaps)} of them exactly, else by {ngram}-grams above {overlap:.0%}"
+        f"{sum(row.kind == 'exact' for row in overlaps)} of them exactly, else by {ngram}-grams above {overlap:.0%}"
     )
     for line in described(overlaps, SHOWN_OVERLAPS):
         yield f"  {printable(line, 200)}"
 
 
 def lines(inspected: Inspected, count: int, most: int, color: bool) -> Sequence[str]:
-    """Returns all that the command prints, but for contamination."""
+    """Returns the output of the command, without the lines of `contamination`."""
     return [*show(inspected, count, color), "", *statistics(inspected, most), *overlaps_of(inspected.source)]
 
 
 def overlaps_of(source: Source) -> Iterator[str]:
-    """Yields lines on what a Filtered task has found in its evaluation sets."""
+    """Yields lines on the overlaps that a Filtered task found with its evaluation sets."""
     if isinstance(source, FilteredSource):
         for line in described(source.overlaps, SHOWN_OVERLAPS):
             yield f"contaminated: {printable(line, 200)}"

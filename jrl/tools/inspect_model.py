@@ -1,4 +1,4 @@
-"""What of a published folder is recognized and what is not, a finding each: for `jrl doctor DIR`. Changes nothing."""
+"""Finds what jrl recognizes in a published folder and what it does not, for `jrl doctor DIR`. Changes nothing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from jrl.tasks.tokenizers.published import (
 )
 from jrl.types import PyTree
 
-SHOWN = 12  # names of a list
+SHOWN = 12  # most names shown of a list
 
 
 class Finding(NamedTuple):
@@ -48,7 +48,7 @@ class Finding(NamedTuple):
 
 
 def recognized(folder: Path) -> Iterator[Finding]:
-    """Yields what was found of configuration, tensors, tokenizer, template, end tokens and sampling."""
+    """Yields findings on the configuration, tensors, tokenizer, chat template, end tokens and sampling defaults."""
     try:
         config = read_config(folder)
         family = family_of(config, str(folder / "config.json"))
@@ -74,9 +74,9 @@ def recognized(folder: Path) -> Iterator[Finding]:
         return
     if labels is not None:
         yield Finding(True, f"a classifier, for `jrl score` and Config.reward; its labels: {_some(labels)}")
-        at = "the last token" if pad_id is None else f"the last token that is not {pad_id}, its padding"
-        at += "; a conversation ends with the token that ends its answer" if answer_end else ""
-        yield Finding(True, f"its labels are read at {at}")
+        position = "the last token" if pad_id is None else f"the last token that is not {pad_id}, its padding"
+        position += "; a conversation ends with the token that ends its answer" if answer_end else ""
+        yield Finding(True, f"its labels are read at {position}")
     yield Finding(True, shape(cfg))
     yield from tensors(folder, family, cfg, spec)
     yield from tokenizer(folder, cfg)
@@ -85,16 +85,16 @@ def recognized(folder: Path) -> Iterator[Finding]:
 
 
 def shape(cfg: Decoder) -> str:
-    """Returns the decoder in a line."""
+    """Returns a description of a decoder on one line."""
     heads = f"{cfg.heads} heads of {cfg.head_dim} over {cfg.kv_heads} of keys and values"
-    tied = "tied to the head" if cfg.tied else "apart from the head"
-    beside = "" if cfg.experts is None or cfg.experts.shared_expert is None else " beside an MLP"
-    routed = "" if cfg.experts is None else f"{cfg.experts.per_token} of {cfg.experts.count} experts a token{beside}, "
+    tied = "tied to the head" if cfg.tied else "not tied to the head"
+    shared = "" if cfg.experts is None or cfg.experts.shared_expert is None else " and a shared expert"
+    routed = "" if cfg.experts is None else f"{cfg.experts.per_token} of {cfg.experts.count} experts a token{shared}, "
     return f"{cfg.layers} layers of width {cfg.width}, {heads}, {routed}{cfg.vocab_size} rows of the embedding, {tied}"
 
 
 def tensors(folder: Path, family: Family, cfg: Decoder, spec: PyTree | None) -> Iterator[Finding]:
-    """Yields whether every tensor is accounted for. Reads headers only, and a head that should be tied."""
+    """Yields whether every tensor is accounted for. Reads headers, and values only of a head that should be tied."""
     try:
         with open_tensors(folder) as stored:
             family = as_stored(family, stored)
@@ -112,15 +112,15 @@ def tensors(folder: Path, family: Family, cfg: Decoder, spec: PyTree | None) -> 
 
 
 def tokenizer(folder: Path, cfg: Decoder) -> Iterator[Finding]:
-    """Yields the tokenizer, its template and what ends an answer."""
-    there = [name for name in VOCABULARIES if paths.exists(folder / name)]
+    """Yields findings on the tokenizer, its chat template and the tokens that end an answer."""
+    vocabularies = [name for name in VOCABULARIES if paths.exists(folder / name)]
     try:
-        if not there and paths.exists(folder / OWN_TOKENIZER):
+        if not vocabularies and paths.exists(folder / OWN_TOKENIZER):
             bundled = load_tokenizer(folder / OWN_TOKENIZER)
             yield Finding(True, f"{OWN_TOKENIZER}/ holds a tokenizer in jrl's form: it fills {bundled.filled} ids of "
                                 f"{cfg.vocab_size}; other tools read token ids only")  # fmt: skip
             return
-        if not there:
+        if not vocabularies:
             ends = without_tokenizer(folder, cfg).end_ids
             yield Finding(
                 True, f"no tokenizer ({' or '.join(VOCABULARIES)}): token ids only; they end with {ends or None}"
@@ -131,45 +131,45 @@ def tokenizer(folder: Path, cfg: Decoder) -> Iterator[Finding]:
         yield Finding(False, str(error))
         return
     free = cfg.vocab_size - opened.filled
-    yield Finding(True, f"{there[0]} fills {opened.filled} ids of {cfg.vocab_size} ({free} rows free), "
+    yield Finding(True, f"{vocabularies[0]} fills {opened.filled} ids of {cfg.vocab_size} ({free} rows free), "
                         f"{len(opened.controls)} of them controls")  # fmt: skip
-    spelled = lambda ids: ", ".join(f"{opened.spelled([i])!r} = {i}" for i in ids) or "nothing"
-    yield Finding(True, f"an answer ends with {spelled(opened.end_ids)}; a text starts with {spelled(opened.start_ids)}"
-                        f"; padding is {spelled([opened.pad_id])}")  # fmt: skip
+    spell = lambda ids: ", ".join(f"{opened.spelled([i])!r} = {i}" for i in ids) or "nothing"
+    yield Finding(True, f"an answer ends with {spell(opened.end_ids)}; a text starts with {spell(opened.start_ids)}"
+                        f"; padding is {spell([opened.pad_id])}")  # fmt: skip
     yield template(opened)
 
 
 def template(opened: PublishedTokenizer) -> Finding:
-    """Returns whether a tokenizer's chat template keeps what it wrote when a turn is added."""
+    """Returns whether a tokenizer's chat template leaves earlier turns unchanged when a turn is added."""
     if opened.chat is None:
         return Finding(True, "no chat template: a prompt is sent as plain text")
     try:
         changed = rewrites(opened)
-    except ValueError as error:  # it refuses a conversation, or is none
+    except ValueError as error:  # the template is invalid, or refuses the conversation
         return Finding(False, f"{error}. It was tried on a conversation of three turns")
     return Finding(True, changed or "the chat template leaves earlier turns unchanged when one is added")
 
 
 def sampling(folder: Path) -> Iterator[Finding]:
-    """Yields how generation_config.json would have answers drawn."""
+    """Yields the sampling defaults in generation_config.json, and the options that jrl does not support."""
     try:
-        defaults, left = generation_defaults(folder), unsupported_generation_options(folder)
+        defaults, unsupported = generation_defaults(folder), unsupported_generation_options(folder)
     except ValueError as error:
         yield Finding(False, str(error))
         return
     drawn = ", ".join(binding.removeprefix("Sampler.").replace("=", " = ") for binding in defaults)
-    yield Finding(True, f"jrl sample draws with {drawn}, as {GENERATION} tells" if defaults
-                  else f"{GENERATION} tells nothing of sampling: jrl sample draws at temperature 1")  # fmt: skip
-    if left:
-        yield Finding(True, f"{GENERATION} also sets {', '.join(left)}, which this version does not support")
+    yield Finding(True, f"jrl sample draws with {drawn}, as {GENERATION} sets" if defaults
+                  else f"{GENERATION} sets no sampling options: jrl sample draws at temperature 1")  # fmt: skip
+    if unsupported:
+        yield Finding(True, f"{GENERATION} also sets {', '.join(unsupported)}, which this version does not support")
 
 
 def others(folder: Path) -> Iterator[Finding]:
-    """Yields the files that nothing reads."""
+    """Yields the files that jrl does not read."""
     read = {"config.json", SINGLE, INDEX, OWN_TOKENIZER, *COMPANIONS}
-    left = [name for name in paths.list_dir(folder) if name not in read and not name.endswith(".safetensors")]
-    if left:
-        yield Finding(True, f"not read: {_some(left)}")
+    unread = [name for name in paths.list_dir(folder) if name not in read and not name.endswith(".safetensors")]
+    if unread:
+        yield Finding(True, f"not read: {_some(unread)}")
 
 
 def _some(names: list[str] | tuple[str, ...]) -> str:

@@ -1,5 +1,5 @@
-"""How often a judge prefers the answers of one policy to those of another: what `jrl eval` adds for policies that a
-judge compares (M11). A comparison is of the first samples of a prompt, asked in both orders."""
+"""How often a judge prefers one policy's answers to another's (M11), for `jrl eval` with a judge that compares. It
+compares the first samples of each prompt, in both orders."""
 
 from __future__ import annotations
 
@@ -29,20 +29,19 @@ def judged_wins(
     """Returns {judge: table}; table[i][j] is how often result i wins over result j, None on the diagonal.
 
     Args:
-      judges: those that compare.
-      results: reports of `jrl.tools.evaluation.reevaluate`, of the same prompts.
-      examples: of those prompts.
-      folder: where answers are kept, so that none is asked for twice; None: they are not. A question that failed is
-        asked again.
+      judges: judges that compare completions.
+      results: reports of `jrl.tools.evaluation.reevaluate` on the same prompts.
+      examples: the examples of those prompts.
+      folder: caches the judges' answers, so that a question is not asked twice unless it failed; None: not cached.
 
-    Raises: ValueError where a judge cannot be asked; JudgeStopped where it fails too often.
+    Raises: ValueError if a judge does not respond as required; JudgeStopped if it fails too often.
     """
     tables = {}
     with contextlib.ExitStack() as stack:
-        place = folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        cache_dir = folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         for config in judges:
             preflight(config)
-            judge = OpenJudge(config, open_client(config, place / f"{config.name}.answers.jsonl"), None)
+            judge = OpenJudge(config, open_client(config, cache_dir / f"{config.name}.answers.jsonl"), None)
             stack.callback(judge.close)
             tables[config.name] = win_table(judge, results, examples)
     return tables
@@ -51,11 +50,11 @@ def judged_wins(
 def win_table(
     judge: OpenJudge, results: Sequence[Mapping[str, Any]], examples: Sequence[Example]
 ) -> list[list[dict[str, float | None] | None]]:
-    """Returns the table of one judge, as `judged_wins` has it."""
+    """Returns the table of one judge, as in `judged_wins`."""
     count = len(results)
     table: list[list[dict[str, float | None] | None]] = [[None] * count for _ in range(count)]
-    named = {example.prompt_digest().hex(): example for example in examples}  # of equal prompts one
-    asked = {name: example for name, example in named.items() if name in results[0]["completions"]}
+    by_prompt = {example.prompt_digest().hex(): example for example in examples}  # equal prompts share one
+    asked = {name: example for name, example in by_prompt.items() if name in results[0]["completions"]}
     texts = [[result["completions"][name] for name in asked] for result in results]
     for i, j in itertools.combinations(range(count), 2):
         pairs = [*zip(texts[i], texts[j])]
@@ -63,7 +62,7 @@ def win_table(
             Group((i, j, number), example, pair) for number, (example, pair) in enumerate(zip(asked.values(), pairs))
         ]
         graded = judge.collect(judge.submit(groups))
-        # Of a group of two, R20 is the mean of both orders, NaN where the judge failed in one of them.
+        # For a group of two, R20 is the mean over both orders, NaN if the judge failed in either.
         wins = np.array([values[0] for values in graded.rows[::2]], np.float64)
         longer = np.array([len(a) - len(b) for a, b in pairs], np.float64)
         table[i][j], table[j][i] = summary(wins, longer), summary(1 - wins, -longer)
@@ -75,18 +74,19 @@ def summary(wins: np.ndarray, longer: np.ndarray) -> dict[str, float | None]:
     were not ("failed").
 
     Args:
-      wins: [n] float, as of `swapped_wins`. longer: [n] float, characters of the winner's answer less the other's.
+      wins: [n] float, as `swapped_wins` returns them. longer: [n] float, characters of the first answer minus those of
+        the second.
     """
-    found = win_rate(wins)
-    number = lambda x: float(x) if np.isfinite(x) else None  # of no prompts there is no mean
-    named = {"mean": found.mean, "low": found.low, "high": found.high}
+    interval = win_rate(wins)
+    number = lambda x: float(x) if np.isfinite(x) else None  # no prompts have no mean
+    named = {"mean": interval.mean, "low": interval.low, "high": interval.high}
     named["length_controlled"] = length_controlled(wins, longer)
-    return {**{name: number(x) for name, x in named.items()}, "n": found.n, "failed": int(np.isnan(wins).sum())}
+    return {**{name: number(x) for name, x in named.items()}, "n": interval.n, "failed": int(np.isnan(wins).sum())}
 
 
 def lines(name: str, sources: Sequence[str], table: Sequence[Sequence[dict[str, float | None] | None]]) -> list[str]:
-    """Returns the lines of a judge's table: in how many percent of the prompts the row wins over the column, a tie
-    counting half, and after the bar that at equal lengths."""
+    """Returns the lines of a judge's table: the percentage of prompts on which the row wins over the column, ties
+    counting half, and after the bar the same at equal lengths."""
 
     def cell(found: dict[str, float | None] | None) -> str:
         if found is None:
@@ -98,5 +98,5 @@ def lines(name: str, sources: Sequence[str], table: Sequence[Sequence[dict[str, 
 
     rows = [[f"{name}: wins over", *sources], *([source, *map(cell, row)] for source, row in zip(sources, table))]
     failed = sum(found["failed"] for row in table for found in row if found is not None) // 2
-    out = ["", *aligned(rows)]
-    return [*out, f"{failed} comparisons could not be judged"] if failed else out
+    text = ["", *aligned(rows)]
+    return [*text, f"{failed} comparisons could not be judged"] if failed else text

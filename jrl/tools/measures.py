@@ -1,5 +1,5 @@
-"""What `jrl eval` measures of a policy's samples beside how often they are right: how sure it says that it is (M12),
-how different its answers are (M14), how far it is from another model (K1), and what a proxy reward says of it (M15)."""
+"""What `jrl eval` measures on a policy's samples besides accuracy: calibration of the confidence that it states (M12),
+diversity of its answers (M14), distance from another model (K1), and a proxy reward (M15)."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from jrl.tools.score import embeddings, score, score_rewards
 
 Array = np.ndarray
 ORDERS = (1, 2, 3, 4)  # of n-grams
-LARGEST_GAP = 20.0  # of log-probs, in nats: one token of exp(88) says nothing of the others
+LARGEST_GAP = 20.0  # of log-probs, in nats: one token with exp(88) would hide all others
 THRESHOLDS = np.linspace(0, 1, 101)  # of the profile
 
 
 def profile(samples: Samples) -> dict[str, list[float]]:
-    """Returns M8 over prompts: the share of them of whose samples more than a threshold are right; of the prompts that
-    have a verdict."""
+    """Returns M8 over the prompts that have a verdict: for each threshold, the share of prompts with a larger share of
+    correct samples."""
     scored = np.isin(samples.verdicts, [status for status in Status if status.scorable])
     means = statistics.problem_means(samples.verdicts == Status.CORRECT, scored)
     shares = statistics.performance_profile(means, THRESHOLDS) if len(means) else []
@@ -37,30 +37,30 @@ def profile(samples: Samples) -> dict[str, list[float]]:
 
 def calibration(verifiers: Sequence[Any], samples: Samples) -> dict[str, Any] | None:
     """Returns M12 of the samples that state a confidence: {"brier", "ece", "auroc": intervals over prompts, "stated":
-    how many of all samples do}; None where no verifier reads one."""
-    config = next((one for one in verifiers if isinstance(one, Calibration)), None)
+    how many such samples were judged}; None if no verifier reads a confidence."""
+    config = next((verifier for verifier in verifiers if isinstance(verifier, Calibration)), None)
     if config is None:
         return None
     problems = []
     for prompt in range(len(samples.visits)):
         example = samples.visits[prompt].example
-        said = [(stated_confidence(config, text), score_calibration(config, text, example).status)
-                for text in samples.of_prompt(prompt)]  # fmt: skip
-        judged = [(sure, status == Status.CORRECT) for sure, status in said
-                  if sure is not None and status in (Status.CORRECT, Status.WRONG)]  # fmt: skip
+        stated = [(stated_confidence(config, text), score_calibration(config, text, example).status)
+                  for text in samples.of_prompt(prompt)]  # fmt: skip
+        judged = [(confidence, status == Status.CORRECT) for confidence, status in stated
+                  if confidence is not None and status in (Status.CORRECT, Status.WRONG)]  # fmt: skip
         problems.append(np.array(judged, np.float64).reshape(len(judged), 2))
     measures = {"brier": brier, "ece": expected_calibration_error, "auroc": auroc}
-    found = {
-        name: interval_json(statistics.clustered_bootstrap(problems, lambda rows, of=of: of(rows[:, 0], rows[:, 1])))
-        for name, of in measures.items()
+    intervals = {
+        name: interval_json(statistics.clustered_bootstrap(problems, lambda rows, fn=fn: fn(rows[:, 0], rows[:, 1])))
+        for name, fn in measures.items()
     }
-    return {**found, "stated": sum(map(len, problems))}
+    return {**intervals, "stated": sum(map(len, problems))}
 
 
 def diversity(samples: Samples) -> dict[str, Any]:
-    """Returns M14 of words: per input {"distinct": {n: share of different n-grams among a prompt's samples},
-    "self_bleu": interval}, with intervals over prompts, and "across_prompts": {n: that share among the first samples of
-    all prompts}, a number of all of them."""
+    """Returns M14 over words: {"distinct": {n: share of distinct n-grams among a prompt's samples}, "self_bleu": of a
+    prompt's samples}, both with intervals over prompts, and "across_prompts": {n: that share among the first samples of
+    all prompts}, single numbers."""
     words = [[text.split() for text in samples.of_prompt(prompt)] for prompt in range(len(samples.visits))]
     number = lambda x: x if math.isfinite(x) else None
     return {
@@ -71,12 +71,11 @@ def diversity(samples: Samples) -> dict[str, Any]:
 
 
 def against_reference(trained: Trained, reference: Trained, samples: Samples) -> dict[str, Any]:
-    """Returns how far a policy is from a reference by its own samples: {"kl": K1's k1 summed over a completion, in
-    nats, "kl_k3": k3, which is not negative, "embedding_distance": M14 of a prompt's samples, by the reference's hidden
-    state at their last token}, with intervals over prompts.
+    """Returns how far a policy is from a reference on its own samples: {"kl": K1's k1 summed over a completion, in
+    nats, "kl_k3": the same of k3, which is never negative, "embedding_distance": M14 of a prompt's samples, on the
+    reference's hidden state at their last token}, with intervals over prompts.
 
-    Raises: ValueError where the models have different tokenizers, or samples are not the policy's own: at another
-      temperature than 1.
+    Raises: ValueError if the tokenizers differ, or if the temperature is not 1: samples are then not the policy's own.
     """
     check_same_tokenizer(trained, reference, "--reference")
     if (temperature := trained.policy.config.eval.temperature) != 1:
@@ -90,63 +89,63 @@ def against_reference(trained: Trained, reference: Trained, samples: Samples) ->
     k1 = [float(delta.sum()) for delta in differences]
     bounded = [np.clip(delta.astype(np.float64), -LARGEST_GAP, LARGEST_GAP) for delta in differences]
     k3 = [float((np.expm1(-delta) + delta).sum()) for delta in bounded]
-    found = {"kl": _of_samples(k1, samples), "kl_k3": _of_samples(k3, samples)}
+    distances = {"kl": _of_samples(k1, samples), "kl_k3": _of_samples(k3, samples)}
     if samples.count > 1:
         vectors = embeddings(reference, rows).reshape(len(samples.visits), samples.count, -1)
-        found["embedding_distance"] = _over_prompts([embedding_distance(of_prompt) for of_prompt in vectors])
-    return found
+        distances["embedding_distance"] = _over_prompts([embedding_distance(of_prompt) for of_prompt in vectors])
+    return distances
 
 
 def proxy(trained: Trained, samples: Samples, of: Trained) -> dict[str, Any]:
     """Returns {"proxy": interval} of the mean score that a reward head gives the samples.
 
     Args:
-      trained: with that head. of: the policy whose samples they are.
+      trained: the model with the reward head. of: the policy that drew the samples.
 
-    Raises: ValueError where both have different tokenizers.
+    Raises: ValueError if their tokenizers differ.
     """
     check_same_tokenizer(of, trained, "--proxy")
     return {"proxy": _of_samples(score_rewards(trained, sequences(samples)).tolist(), samples)}
 
 
 def check_same_tokenizer(one: Trained, other: Trained, option: str) -> None:
-    """Raises ValueError where two models read other tokens."""
+    """Raises ValueError if two models have different tokenizers."""
     if one.policy.tokenizer.fingerprint != other.policy.tokenizer.fingerprint:
         raise ValueError(f"{option}: it has another tokenizer than the model that is evaluated, and tokens of one are "
                          "not those of the other")  # fmt: skip
 
 
 def sequences(samples: Samples) -> list[list[int]]:
-    """Returns the tokens of every sample, its prompt first."""
+    """Returns the token ids of every sample: its prompt, then its completion."""
     return [
         [*samples.visits[row // samples.count].prompt, *completion] for row, completion in enumerate(samples.tokens)
     ]
 
 
-FEWEST_CHECKPOINTS = 5  # of a curve of over-optimization (M15)
+FEWEST_CHECKPOINTS = 5  # for a curve of over-optimization (M15)
 
 
 def has_curve(result: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint has what M15 reads: a KL, a proxy reward and a mean of right answers."""
+    """Returns whether a checkpoint has what M15 reads: a KL, a proxy reward and an accuracy."""
     measured = all(result.get(key, {}).get("mean") is not None for key in ("kl_k3", "proxy"))
     return measured and result["mean"] is not None
 
 
 def over_optimized(results: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Returns M15 over evaluated checkpoints that have a KL, a proxy reward and a mean of right answers, the gold
-    score; None where fewer than FEWEST_CHECKPOINTS do: a peak among two is one of the ends."""
-    known = [*filter(has_curve, results)]
-    if len(known) < FEWEST_CHECKPOINTS:
+    """Returns M15 over the evaluated checkpoints that have a KL, a proxy reward and an accuracy, which is the gold
+    score; None if fewer than FEWEST_CHECKPOINTS have them: the peak of two points is always an end."""
+    curve_results = [*filter(has_curve, results)]
+    if len(curve_results) < FEWEST_CHECKPOINTS:
         return None
-    arrays = [np.array([value(r) for r in known]) for value in
+    arrays = [np.array([value(r) for r in curve_results]) for value in
               (lambda r: r["kl_k3"]["mean"], lambda r: r["proxy"]["mean"], lambda r: r["mean"])]  # fmt: skip
     curve = over_optimization(*arrays)._asdict()
     return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in curve.items()}
 
 
 def improvement(row: Mapping[str, Any], column: Mapping[str, Any]) -> dict[str, float | None]:
-    """Returns M9 of two results on the same prompts: the chance that a sample of the first has a higher reward than one
-    of the second, a tie half, the mean over prompts, with an interval over prompts."""
+    """Returns M9 of two results on the same prompts: the probability that a sample of the first has a higher reward
+    than one of the second, ties counting half; the mean over prompts, with an interval over prompts."""
     wins = []
     for prompt, mine in row["rewards"].items():
         theirs = column["rewards"].get(prompt, [])
@@ -161,6 +160,6 @@ def _of_samples(values: Sequence[float], samples: Samples) -> dict[str, float | 
 
 
 def _over_prompts(values: Sequence[float]) -> dict[str, float | None]:
-    """Returns the mean of what is finite, with its interval."""
+    """Returns the mean of the finite values, with its interval."""
     finite = np.array([value for value in values if math.isfinite(value)], np.float64)
     return interval_json(statistics.bootstrap_interval(finite))

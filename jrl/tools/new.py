@@ -1,4 +1,4 @@
-"""A small task to start from: what `jrl new` writes. No JAX."""
+"""Writes a small task to start from, for `jrl new`. No JAX."""
 
 from __future__ import annotations
 
@@ -87,10 +87,10 @@ SUMS = ((1, 2), (2, 2), (4, 1), (3, 3), (5, 2), (4, 4), (6, 3), (1, 1), (0, 1), 
 
 
 def template(name: str, folder: str | None = None) -> dict[str, str]:
-    """Returns file name -> text of a task called `name`: a gin file, a parts file with a verifier, ten rows of data.
+    """Returns {file name: text} of a task called `name`: a gin file, a parts file with a verifier, ten rows of data.
 
     Args:
-      folder: where the commands in the comments say it is; None: `name`.
+      folder: the task's folder in the commands that the comments show; None: `name`.
     """
     rows = "".join(json.dumps({"prompt": f"{a}+{b}=", "answer": str(a + b)}) + "\n" for a, b in SUMS)
     places = {"name": name, "folder": folder or name}
@@ -98,7 +98,7 @@ def template(name: str, folder: str | None = None) -> dict[str, str]:
 
 
 def create(folder: Path) -> list[str]:
-    """Writes the template into a new folder, called as its last part. Returns three commands to try.
+    """Writes the template into a new folder, whose last part names the task. Returns three commands to try.
 
     Raises: ValueError for a name that is not a plain word, or a folder that exists.
     """
@@ -113,7 +113,7 @@ def create(folder: Path) -> list[str]:
     try:
         for file, text in template(name, folder.as_posix()).items():
             paths.write_bytes_atomic(folder / file, text.encode())
-    except OSError:  # a full disk: the same name is free again
+    except OSError:  # such as a full disk: leave the name free
         paths.remove_tree(folder)
         raise
     place = shlex.quote(folder.as_posix())

@@ -187,7 +187,7 @@ def test_the_published_shapes_with_an_mlp_beside_experts_have_their_parameters()
 
 def test_doctor_says_what_stands_beside_experts():
     cfg = read(FAMILIES["Qwen3.5Moe"], golden.golden_files("Qwen3.5Moe")["config5"])
-    assert "2 of 6 experts a token beside an MLP, 96 rows" in shape(cfg)
+    assert "2 of 6 experts a token and a shared expert, 96 rows" in shape(cfg)
 
 
 def test_a_missing_expert_is_named(tmp_path):

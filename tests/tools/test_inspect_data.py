@@ -41,7 +41,7 @@ def test_pairs_token_by_token(file, capsys):
     assert "[3][3][\\x1b][" in "".join(out) and "\x1b" not in "".join(out)
     assert "c: left out, same_answers" in out and "d: left out, no_rejected" in out
     tail = out[out.index("") + 1 :]
-    assert tail[0] == "4 of 4 rows, 1 of them with a prompt met before"
+    assert tail[0] == "4 of 4 rows, 1 of them with a repeated prompt"
     assert "left out, no_rejected: 1" in tail and "left out, same_answers: 1" in tail
     assert any(line.startswith("learned tokens: 2 to 4, half up to 2") for line in tail)
 
