@@ -1,6 +1,5 @@
-"""How good a reward is on pairs of answers whose order is known (M13): what `jrl eval --pairs` prints. The reward is
-that of a run's reward head, of a published classifier, or the implicit one of a policy, its log-probs less those of a
-reference."""
+"""Measures a reward on pairs of answers with a known preference (M13), for `jrl eval --pairs`. The reward is a run's
+reward head, a published classifier, or a policy's implicit reward: its log-probs minus those of a reference."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from jrl.tools.evaluation import aligned, percent_cell
 from jrl.tools.measures import check_same_tokenizer
 from jrl.tools.score import is_classifier, judge_conversations, score, score_rewards
 
-CONTRAST = "contrast"  # the column that two rows share whose prompts look alike
+CONTRAST = "contrast"  # the column whose value two rows with similar prompts share
 COLUMNS = {
     "pairs": "pair accuracy", "best_of_many": "best of many", "instructions": "instructions", "responses": "responses"
 }  # fmt: skip
@@ -33,19 +32,19 @@ Reward = Callable[[Sequence[tuple[tuple[Message, ...], str]]], np.ndarray]  # of
 
 
 class PreferencePairs(NamedTuple):
-    """What a reward is asked about: answers by their place among `asked`."""
+    """The answers that a reward scores, and how they compare. Answers are given by their index in `asked`."""
 
-    asked: list[tuple[tuple[Message, ...], str]]  # (prompt, answer), each once
-    problems: list[tuple[int, list[int]]]  # the better answer of a prompt, and all that are worse
+    asked: list[tuple[tuple[Message, ...], str]]  # distinct (prompt, answer)
+    problems: list[tuple[int, list[int]]]  # the better answer of a prompt, and all the worse ones
     contrasts: list[tuple[tuple[int, int], tuple[int, int]]]  # [i][j]: answer j under prompt i
     left_out: dict[str, int]  # rows that give no pair, by cause
 
 
 def preference_pairs(examples: Sequence[Example]) -> PreferencePairs:
-    """Returns the pairs of examples that have a better answer and a worse one (`rejected`). Rows of one prompt
-    and one better answer are one problem. Two rows with the same `contrast` have prompts that look alike.
+    """Returns the pairs of the examples that have an answer and a worse one (`rejected`). Rows with the same prompt and
+    the same better answer are one problem. Two rows with the same `contrast` have similar prompts.
 
-    Raises: ValueError where no example gives a pair, and for a `contrast` that is not two rows'.
+    Raises: ValueError if no example gives a pair, or a `contrast` does not name two rows with different prompts.
     """
     places: dict[tuple[tuple[Message, ...], str], int] = {}
     problems: dict[int, list[int]] = {}
@@ -80,8 +79,8 @@ def preference_pairs(examples: Sequence[Example]) -> PreferencePairs:
 
 
 def measured(reward: Reward, compared: PreferencePairs) -> dict[str, Any]:
-    """Returns {"pairs", "best_of_many", "instructions", "responses": intervals, "left_out"} of M13, the last two only
-    where there are contrasts. Intervals are over problems, or over contrasts; NaN rewards do not count."""
+    """Returns M13: {"pairs", "best_of_many", "instructions", "responses": intervals, "left_out"}. "instructions" and
+    "responses" need contrasts. Intervals are over problems, or over contrasts; NaN rewards do not count."""
     values = np.asarray(reward(compared.asked), np.float64)
     pairs = [np.array([(values[right], values[wrong]) for wrong in worse]) for right, worse in compared.problems]
     width = max(len(worse) for _, worse in compared.problems)
@@ -89,21 +88,21 @@ def measured(reward: Reward, compared: PreferencePairs) -> dict[str, Any]:
         np.array([[values[right], *values[worse], *[np.nan] * (width - len(worse))]])
         for right, worse in compared.problems
     ]
-    found = {
+    results = {
         "pairs": statistics.clustered_bootstrap(pairs, lambda rows: pair_accuracy(rows[:, 0], rows[:, 1])),
         "best_of_many": statistics.clustered_bootstrap(many, lambda rows: best_of_many(rows[:, 0], rows[:, 1:])),
     }
     if compared.contrasts:
         cells = [values[np.array([cells])] for cells in compared.contrasts]
         for name in ("instructions", "responses"):
-            found[name] = statistics.clustered_bootstrap(cells, lambda x, name=name: instruction_consistency(x)[name])
-    return {**{name: interval_json(value) for name, value in found.items()}, "left_out": compared.left_out}
+            results[name] = statistics.clustered_bootstrap(cells, lambda x, name=name: instruction_consistency(x)[name])
+    return {**{name: interval_json(value) for name, value in results.items()}, "left_out": compared.left_out}
 
 
 def reward_of(trained: Trained, reference: Trained | None) -> Reward:
-    """Returns the reward of a model: its head's, or the implicit one, sum over the answer of log pi - log pi_reference.
+    """Returns the reward of a model: that of its head, or sum over the answer of log pi - log pi_reference.
 
-    Raises: ValueError where it has neither a reward head nor a reference, or the two have different tokenizers.
+    Raises: ValueError if there is neither a reward head nor a reference, or the reference has another tokenizer.
     """
     tokenizer = trained.policy.tokenizer
 
@@ -127,20 +126,19 @@ def reward_of(trained: Trained, reference: Trained | None) -> Reward:
     return implicit
 
 
-def of_classifier(folder: Path, compared: PreferencePairs, announce: Callable[[int, int], None]) -> dict[str, Any]:
-    """Returns `measured` of each label of a published classifier, by the label's name. It reads each answer in the
-    conversation as its own chat template writes that, whatever the tokens of the policies are.
+def measure_classifier(folder: Path, compared: PreferencePairs, announce: Callable[[int, int], None]) -> dict[str, Any]:
+    """Returns {label: `measured`} of a published classifier. It formats each conversation with its own chat template
+    and tokenizer, which may differ from the policies'.
 
     Raises: ValueError for a folder that cannot judge conversations.
     """
     conversations = [[*prompt, Message("assistant", text)] for prompt, text in compared.asked]
-    found = judge_conversations(folder, conversations, announce)
-    return {label: measured(lambda asked, values=values: values, compared) for label, values in found.items()}
+    by_label = judge_conversations(folder, conversations, announce)
+    return {label: measured(lambda asked, values=values: values, compared) for label, values in by_label.items()}
 
 
 def read_pairs(file: Path, layout: str | None) -> PreferencePairs:
-    """Returns the comparisons of a data file, whose rows are written in a layout, or with prompt, answer and rejected
-    (None)."""
+    """Returns the pairs in a data file, in a layout; None: with the columns prompt, answer and rejected."""
     read = inspect_data.Read(layout, "all_pairs" if layout is not None else None)
     source = inspect_data.open_named(inspect_data.file_config(str(file), read), ENVS)
     return preference_pairs([source[index] for index in range(len(source))])
@@ -154,26 +152,26 @@ def measure_sources(
     *,
     chosen: bool,
 ) -> list[dict[str, Any]]:
-    """Returns `measured` of the reward of each source, of a classifier one for each label, with the name, the step and
-    the kind of the reward: "head", "implicit", or the label.
+    """Returns `measured` of the reward of each source, one per label for a classifier, with the source's name, its step
+    and the kind of reward: "head", "implicit", or the label.
 
     Args:
-      open_reference: opens the model that implicit rewards are compared with; None: there is none.
-      announce: of (bytes read, bytes in all) of a classifier's weights.
-      chosen: whether bindings, a step, a stage or a role were asked for, which no classifier has.
+      open_reference: opens the reference of implicit rewards; None: there is none.
+      announce: called with (bytes read, total bytes) of a classifier's weights.
+      chosen: whether bindings, a step, a stage or a role were given, which no classifier has.
 
-    Raises: ValueError for a reference that no source reads, and for a classifier where `chosen`.
+    Raises: ValueError for a reference that no source uses, and for a classifier if `chosen`.
     """
     pairs = sum(len(worse) for _, worse in compared.problems)
     result = lambda name, step, kind, found: {"source": name, "step": step, "reward": kind, "n_pairs": pairs, **found}
     results = []
     folders = {source.address: readable(source.address) for source in sources}
     classifiers = {address for address, folder in folders.items() if is_classifier(folder)}
-    unread = open_reference is not None  # until a source reads it
+    unused = open_reference is not None  # whether no source has used the reference so far
     refusal = (
         "--reference is for the implicit reward of a policy, and every source has a reward of its own; leave it out"
     )
-    if unread and len(classifiers) == len(folders):
+    if unused and len(classifiers) == len(folders):
         raise ValueError(refusal)
     reference = None if open_reference is None else open_reference()
     for i, source in enumerate(sources):
@@ -182,13 +180,13 @@ def measure_sources(
                 raise ValueError(
                     f"{source.address} is a classifier: it takes no bindings and has no steps, stages or roles"
                 )
-            by_label = of_classifier(folders[source.address], compared, announce)
+            by_label = measure_classifier(folders[source.address], compared, announce)
             results += [result(source.name, 0, label, found) for label, found in by_label.items()]
             continue
         model = source.open()
         kind = "head" if REWARD in model.heads else "implicit"
-        unread = unread and kind == "head"
-        if unread and all(other.address in classifiers for other in sources[i + 1 :]):
+        unused = unused and kind == "head"
+        if unused and all(other.address in classifiers for other in sources[i + 1 :]):
             raise ValueError(refusal)
         results.append(result(source.name, model.step, kind, measured(reward_of(model, reference), compared)))
         model.policy.program_cache.close()
@@ -196,7 +194,7 @@ def measure_sources(
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
-    """Returns the measures of several rewards as text: a row for each, in percent with 95 % intervals."""
+    """Returns the measures of several rewards as a table: one row each, in percent with 95 % intervals."""
     columns = {key: name for key, name in COLUMNS.items() if any(key in result for result in results)}
     rows = [["source", "step", "reward", *columns.values()]]
     for r in results:

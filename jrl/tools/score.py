@@ -1,4 +1,4 @@
-"""Log-probs of given texts under a trained policy, by the learner's own packed path: what `jrl score` writes."""
+"""Scores given texts under a trained policy, with the learner's own packed code path, for `jrl score`."""
 
 from __future__ import annotations
 
@@ -39,14 +39,15 @@ from jrl.run.trained import Trained, is_published, without_tokenizer
 from jrl.tasks.example import Message
 from jrl.types import Array, PyTree
 
-CLASSIFIER_TOKENS = 16_384  # of a row that a published classifier judges: attention holds a score for every pair
-WIDTH_STEP = 8192  # rows beyond two of these are a multiple of it; a power of two would be half empty
-SCORES_BYTES = 2**28  # of attention's scores that exist at once, in longer rows
-SEQUENCES = 64  # of a batch, at most
+CLASSIFIER_TOKENS = 16_384  # most tokens of a row for a published classifier: attention holds a score for every pair
+WIDTH_STEP = 8192  # rows wider than two of these are a multiple of it; a power of two could be half empty
+SCORES_BYTES = 2**28  # of attention scores that exist at once, in wider rows
+SEQUENCES = 64  # most sequences of a batch
 
 
 def score_file(trained: Trained, rows: str | Path, out: str | Path) -> int:
-    """Writes {"tokens","logprobs"} for every row of a file, a line each, in order. Returns how many.
+    """Writes {"tokens","logprobs"} for every row of a file, or {"tokens","reward"} if the model has a reward head: one
+    line each, in order. Returns how many.
 
     Raises: ValueError naming file and line for a row that cannot be scored; nothing is written then.
     """
@@ -63,7 +64,7 @@ def score_file(trained: Trained, rows: str | Path, out: str | Path) -> int:
 
 
 def is_classifier(folder: Path) -> bool:
-    """Whether a folder is a published classifier's."""
+    """Returns whether a folder holds a published classifier."""
     return is_published(folder) and labels_of(read_config(folder), str(folder / "config.json")) is not None
 
 
@@ -73,16 +74,16 @@ def judge_file(
 ) -> int:
     """Writes {"tokens","rewards": {label: number}} of a published classifier for every row of a file. Returns how many.
 
-    A conversation is read as `conversation_ids` has it.
+    `conversation_ids` encodes conversations.
 
     Raises: ValueError naming file and line for a row that cannot be judged; nothing is written then.
     """
-    judge = _classifier(folder)
-    sequences = read_rows(rows, judge.tokenizer, judge.cfg.vocab_size, answer_end=judge.answer_end,
+    classifier = _classifier(folder)
+    sequences = read_rows(rows, classifier.tokenizer, classifier.cfg.vocab_size, answer_end=classifier.answer_end,
                           most_tokens=CLASSIFIER_TOKENS)  # fmt: skip
-    rewards = classify_sequences(judge, sequences, announce)
+    rewards = classify_sequences(classifier, sequences, announce)
     lines = [
-        json.dumps({"tokens": tokens, "rewards": dict(zip(judge.labels, map(float, values)))})
+        json.dumps({"tokens": tokens, "rewards": dict(zip(classifier.labels, map(float, values)))})
         for tokens, values in zip(sequences, rewards)
     ]
     paths.write_bytes_atomic(out, "".join(f"{line}\n" for line in lines).encode())
@@ -93,17 +94,19 @@ def judge_file(
 def judge_conversations(
     folder: Path, conversations: Sequence[Sequence[Message]], announce: Callable[[int, int], None] | None = None
 ) -> dict[str, np.ndarray]:
-    """Returns what each label of a published classifier is given for conversations, {label: [n] float32}, each as
-    `conversation_ids` has it.
+    """Returns the scores of a published classifier for conversations, {label: [n] float32}. `conversation_ids` encodes
+    them.
 
     Raises: ValueError for a folder without a tokenizer or template, and for a conversation that is too long.
     """
-    judge = _classifier(folder)
-    sequences = [conversation_ids(judge.tokenizer, each, answer_end=judge.answer_end) for each in conversations]
+    classifier = _classifier(folder)
+    sequences = [
+        conversation_ids(classifier.tokenizer, each, answer_end=classifier.answer_end) for each in conversations
+    ]
     if (longest := max(map(len, sequences))) > CLASSIFIER_TOKENS:
         raise ValueError(f"{folder}: a conversation has {longest} tokens; at most {CLASSIFIER_TOKENS} are judged")
-    rewards = classify_sequences(judge, sequences, announce)
-    return {label: rewards[:, k] for k, label in enumerate(judge.labels)}
+    rewards = classify_sequences(classifier, sequences, announce)
+    return {label: rewards[:, k] for k, label in enumerate(classifier.labels)}
 
 
 class _Classifier(NamedTuple):
@@ -124,12 +127,12 @@ def _classifier(folder: Path) -> _Classifier:
 
 
 def classify_sequences(
-    judge: _Classifier, sequences: Sequence[Sequence[int]], announce: Callable[[int, int], None] | None = None
+    classifier: _Classifier, sequences: Sequence[Sequence[int]], announce: Callable[[int, int], None] | None = None
 ) -> np.ndarray:
-    """Returns what the labels of a published classifier are given for rows of ids, [n, labels] float32."""
-    folder, cfg, labels, tokenizer, _ = judge
+    """Returns the scores of a published classifier for rows of ids, [n, labels] float32."""
+    folder, cfg, labels, tokenizer, _ = classifier
     longest = max(map(len, sequences), default=1)
-    # No wider than the table of positions: the padding beyond it would have none.
+    # No wider than the table of learned positions: padding beyond it would have no position.
     width = max(longest, min(_width(longest), cfg.learned_positions or CLASSIFIER_TOKENS))
     config = RewardModel(path=str(folder), weights=(1.0,) * len(labels), length=longest, batch=max(1, 8192 // width))
     mesh = make_mesh(MeshShape())
@@ -139,8 +142,8 @@ def classify_sequences(
 
 
 def _width(longest: int) -> int:
-    """Returns the columns of rows as long as the longest sequence: a power of two of at least 128, beyond 16,384 a
-    multiple of 8,192."""
+    """Returns the width of rows that fit `longest` tokens: a power of two of at least 128; above 16,384 a multiple of
+    8,192."""
     width = 128
     while width < longest:
         width = 2 * width if width < 2 * WIDTH_STEP else width + WIDTH_STEP
@@ -148,17 +151,17 @@ def _width(longest: int) -> int:
 
 
 def _in_blocks(cfg: Decoder, width: int) -> Decoder:
-    """Returns a decoder whose attention over rows of `width` tokens holds no score of every pair of them at once."""
+    """Returns the decoder with blocked attention if rows of `width` tokens are too wide for all scores at once."""
     if width <= 2 * WIDTH_STEP or cfg.attention not in NO_KERNEL or cfg.attention_block is not None:
         return cfg
     return dataclasses.replace(cfg, attention_block=max(SCORES_BYTES // (4 * cfg.heads * width), 1))
 
 
-class _Laid(NamedTuple):
-    """How sequences are laid out to be scored: all batches have one shape, set by the longest sequence."""
+class _PackedLayout(NamedTuple):
+    """How sequences are packed for scoring: all batches have one shape, set by the longest sequence."""
 
-    cfg: Any  # the model's
-    chunk: int
+    cfg: Any  # of the model, for this width
+    chunk: int  # positions whose logits exist at once
     shape: pack.Shape
 
     def batches(self, sequences: Sequence[Sequence[int]]) -> Iterator[Sequence[Sequence[int]]]:
@@ -167,7 +170,7 @@ class _Laid(NamedTuple):
             yield sequences[start : start + self.shape.sequences]
 
 
-def _laid(trained: Trained, sequences: Sequence[Sequence[int]]) -> _Laid:
+def _packed_layout(trained: Trained, sequences: Sequence[Sequence[int]]) -> _PackedLayout:
     policy = trained.policy
     shards = batch_shards(policy.mesh)
     longest = max(map(len, sequences), default=0)
@@ -175,7 +178,7 @@ def _laid(trained: Trained, sequences: Sequence[Sequence[int]]) -> _Laid:
     if isinstance(cfg, Decoder):
         cfg = for_length(cfg, longest)
         check_length(cfg, longest)
-    # No wider than the table of positions: the padding beyond it would have none.
+    # No wider than the table of learned positions: padding beyond it would have no position.
     width = _width(longest)
     if isinstance(cfg, Decoder):
         width = max(longest, min(width, cfg.learned_positions or width))
@@ -190,21 +193,21 @@ def _laid(trained: Trained, sequences: Sequence[Sequence[int]]) -> _Laid:
         sequences_per_row=settings.sequences_per_row,
         logprob_chunk=settings.chunk,
     )
-    return _Laid(cfg, config.chunk, layout.packed_shape(config, count, width, rows, shares=shares))
+    return _PackedLayout(cfg, config.chunk, layout.packed_shape(config, count, width, rows, shares=shares))
 
 
 @full_precision()
 def score(trained: Trained, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
-    """Returns log p(token t | tokens before t) at temperature 1 for every sequence, [its length] float32 or wider each.
+    """Returns log p(token t | tokens before t) at temperature 1 for every sequence, each [length] float32 or wider.
 
     The first token has no predecessor: its value is 0.
     """
-    laid = _laid(trained, sequences)
-    static = dict(model=trained.policy.model, cfg=laid.cfg, chunk=laid.chunk)
-    program = jax.jit(functools.partial(_logprobs, **static, width=laid.shape.width, rows=laid.shape.sequences))
+    packed = _packed_layout(trained, sequences)
+    static = dict(model=trained.policy.model, cfg=packed.cfg, chunk=packed.chunk)
+    program = jax.jit(functools.partial(_logprobs, **static, width=packed.shape.width, rows=packed.shape.sequences))
     out: list[np.ndarray] = []
-    for batch in laid.batches(sequences):
-        values = np.asarray(jax.device_get(program(trained.params, *_placed(trained, batch, laid.shape))))
+    for batch in packed.batches(sequences):
+        values = np.asarray(jax.device_get(program(trained.params, *_place_batch(trained, batch, packed.shape))))
         for tokens, row in zip(batch, values):
             out.append(np.concatenate([np.zeros(1, row.dtype), row[1 : len(tokens)]]))
     return out
@@ -212,16 +215,16 @@ def score(trained: Trained, sequences: Sequence[Sequence[int]]) -> list[np.ndarr
 
 @full_precision()
 def score_rewards(trained: Trained, sequences: Sequence[Sequence[int]]) -> np.ndarray:
-    """Returns what the reward head of a role says at the last token of every sequence, [N] float32 or wider: of
-    several outputs the sum that the run learned by, or their mean."""
-    laid = _laid(trained, sequences)
-    static = dict(model=trained.policy.model, cfg=laid.cfg, attribute_weights=trained.attribute_weights)
+    """Returns the output of a role's reward head at the last token of every sequence, [N] float32 or wider. Several
+    outputs are combined by the run's attribute weights, else averaged."""
+    packed = _packed_layout(trained, sequences)
+    static = dict(model=trained.policy.model, cfg=packed.cfg, attribute_weights=trained.attribute_weights)
     program = jax.jit(functools.partial(_rewards, **static))
     out: list[np.ndarray] = []
-    for batch in laid.batches(sequences):
-        arrays = _placed(trained, batch, laid.shape)
+    for batch in packed.batches(sequences):
+        arrays = _place_batch(trained, batch, packed.shape)
         sequence, scores = jax.device_get(program(learner.Weights(trained.params, trained.heads), *arrays))
-        values = np.zeros(laid.shape.sequences, scores.dtype)
+        values = np.zeros(packed.shape.sequences, scores.dtype)
         placed = sequence < len(batch)
         values[sequence[placed]] = scores[placed]
         out.append(values[: len(batch)])
@@ -229,10 +232,10 @@ def score_rewards(trained: Trained, sequences: Sequence[Sequence[int]]) -> np.nd
 
 
 def _rewards(
-    weights: learner.Weights, tokens: Array, mask: Array, plan: pack.PackingPlan, one: Array, *,
+    weights: learner.Weights, tokens: Array, mask: Array, plan: pack.PackingPlan, temperature: Array, *,
     model: Model, cfg: Any, attribute_weights: tuple[float, ...] | None,
 ) -> tuple[Array, Array]:  # fmt: skip
-    packed = pack.pack_tokens(tokens, mask, plan, one)
+    packed = pack.pack_tokens(tokens, mask, plan, temperature)
     scores = learner.sequence_scores(weights, packed, model=model, cfg=cfg, attribute_weights=attribute_weights)
     return packed.sequence, scores
 
@@ -240,20 +243,20 @@ def _rewards(
 @full_precision()
 def embeddings(trained: Trained, sequences: Sequence[Sequence[int]]) -> np.ndarray:
     """Returns the model's last hidden state at the last token of every sequence, [N, width] float32 or wider."""
-    laid = _laid(trained, sequences)
-    program = jax.jit(functools.partial(_embeddings, model=trained.policy.model, cfg=laid.cfg))
+    packed = _packed_layout(trained, sequences)
+    program = jax.jit(functools.partial(_embeddings, model=trained.policy.model, cfg=packed.cfg))
     out = np.zeros((len(sequences), trained.policy.cfg.width), np.float32)
-    for number, batch in enumerate(laid.batches(sequences)):
-        sequence, states = jax.device_get(program(trained.params, *_placed(trained, batch, laid.shape)))
+    for number, batch in enumerate(packed.batches(sequences)):
+        sequence, states = jax.device_get(program(trained.params, *_place_batch(trained, batch, packed.shape)))
         placed = sequence < len(batch)
-        out[number * laid.shape.sequences + sequence[placed]] = states[placed]
+        out[number * packed.shape.sequences + sequence[placed]] = states[placed]
     return out
 
 
 def _embeddings(
-    params: PyTree, tokens: Array, mask: Array, plan: pack.PackingPlan, one: Array, *, model: Model, cfg: Any
+    params: PyTree, tokens: Array, mask: Array, plan: pack.PackingPlan, temperature: Array, *, model: Model, cfg: Any
 ) -> tuple[Array, Array]:
-    packed = pack.pack_tokens(tokens, mask, plan, one)
+    packed = pack.pack_tokens(tokens, mask, plan, temperature)
 
     def read(i: Array) -> Array:
         micro = learner.micro_batch(packed, i)
@@ -261,7 +264,7 @@ def _embeddings(
         following = jnp.concatenate([micro.segment[:, 1:], jnp.full_like(micro.segment[:, :1], -1)], axis=1)
         places = jnp.arange(micro.sequence.shape[-1])[None, :, None]
         at_last = (micro.segment != following)[:, None, :] & (micro.segment[:, None, :] == places)  # [R, S, L]
-        # Off every sequence a state may be anything, and 0 * NaN is NaN.
+        # States that are not a last token may be anything, and 0 * NaN is NaN.
         clean = jnp.where(jnp.any(at_last, axis=1)[..., None], hidden, 0).astype(jnp.float32)
         return jnp.einsum("rsl,rld->rsd", at_last.astype(jnp.float32), clean)
 
@@ -273,7 +276,7 @@ def _logprobs(
     tokens: Array,
     mask: Array,
     plan: pack.PackingPlan,
-    one: Array,
+    temperature: Array,
     *,
     model: Model,
     cfg: Any,
@@ -281,13 +284,13 @@ def _logprobs(
     width: int,
     rows: int,
 ) -> Array:
-    packed = pack.pack_tokens(tokens, mask, plan, one)
+    packed = pack.pack_tokens(tokens, mask, plan, temperature)
     values = learner.logprobs(learner.Weights(params, {}), packed, model=model, cfg=cfg, chunk=chunk)
     return pack.unpack(values, plan.source, width, rows)
 
 
-def _placed(trained: Trained, batch: Sequence[Sequence[int]], shape: pack.Shape) -> tuple[Any, ...]:
-    """Returns tokens [N, T], mask [N, T], plan and temperature on the device."""
+def _place_batch(trained: Trained, batch: Sequence[Sequence[int]], shape: pack.Shape) -> tuple[Any, ...]:
+    """Returns the tokens [N, T] int32, mask [N, T] bool, packing plan and temperature of a batch, on the devices."""
     mesh = trained.policy.mesh
     tokens = np.zeros((shape.sequences, shape.width), np.int32)
     mask = np.zeros(tokens.shape, bool)
@@ -304,12 +307,12 @@ def _placed(trained: Trained, batch: Sequence[Sequence[int]], shape: pack.Shape)
 def read_rows(
     path: str | Path, tokenizer: Any, vocab_size: int, *, answer_end: bool = True, most_tokens: int | None = None
 ) -> list[list[int]]:
-    """Returns the ids of every row of a JSONL file: {"tokens": [...]} as they are, {"text": ...} as bos and its ids,
-    {"messages": [...]}, whose last message is the assistant's, as `conversation_ids`.
+    """Returns the ids of every row of a JSONL file: {"tokens": [...]} unchanged, {"text": ...} encoded after the
+    tokenizer's start ids, {"messages": [...]}, which ends with the assistant's message, by `conversation_ids`.
 
     Args:
-      answer_end: as in `conversation_ids`.
-      most_tokens: of a row; None: any number.
+      answer_end: see `conversation_ids`.
+      most_tokens: most tokens of a row; None: any number.
 
     Raises: ValueError naming file and line.
     """

@@ -1,4 +1,4 @@
-"""What a run waits for, in three lines, and its goodput, from what it has written down."""
+"""Where a run's time goes, what it waits for, and its goodput, from its metrics and goodput records."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from jrl.run.report.goodput import PARTS, goodput
 from jrl.run.report.text import duration, percent
 
-RECENT = 50  # rows that are looked at
+RECENT = 50  # rows of metrics that are read
 NAMED = {"sample": "sampling", "score": "scoring", "prepare": "packing", "update": "the update", "save": "saving",
          "evaluate": "evaluating", "wait": "data and other processes", "compile": "compiling",
          "restart": "restarts", "trace": "the trace of --profile", "other": "the rest"}  # fmt: skip
-# What the run waits for -> what it is, and what to try.
+# {part of a step: (what the run waits for, what to try)}
 ADVICE = {
     "sample": ("for completions: the device is decoding",
                "Sampler.slots closer to prompts x samples, or fewer slots where lengths differ much; a smaller "
@@ -36,37 +36,37 @@ ADVICE = {
 
 
 def time_lines(rows: Iterable[Mapping[str, Any]], records: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Returns where the time of a step goes, what the run waits for and what to try, a line each; then the goodput
-    since the first start. [] of a run without such times.
+    """Returns where the time of a step goes, what the run waits for and what to try, one line each; then the goodput
+    since the first start. [] for a run without such times.
 
     Args:
-      rows: of metrics.jsonl. The first of every process is left out where there are others: it has compiled.
+      rows: of metrics.jsonl. The first row of every process is skipped if there are others: its step compiled.
       records: of goodput.jsonl.
     """
     timed = [row for row in rows if "time/other_seconds" in row][-RECENT:]
-    usual = [row for row in timed if "time/start_seconds" not in row] or timed
+    steady = [row for row in timed if "time/start_seconds" not in row] or timed
     lines = []
-    if usual:
-        of_a_step = [part for part in (*PARTS, "prepare") if part != "trace"]  # which no other run has
-        spent = {part: sum(row.get(f"time/{part}_seconds", 0.0) for row in usual) for part in of_a_step}
-        if usual is timed:  # nothing but first steps, which say little about the compiler
+    if steady:
+        step_parts = [part for part in (*PARTS, "prepare") if part != "trace"]  # only runs with --profile have it
+        spent = {part: sum(row.get(f"time/{part}_seconds", 0.0) for row in steady) for part in step_parts}
+        if steady is timed:  # only first steps, whose compilation is not typical
             spent["compile"] = 0.0
         total = sum(spent.values())
         parts = sorted(((seconds, part) for part, seconds in spent.items() if seconds >= total / 100), reverse=True)
         shares = ", ".join(f"{NAMED[part]} {percent(seconds / total)}" for seconds, part in parts)
         seconds, most = parts[0]
-        what, tried = ADVICE[most]
+        waits_for, advice = ADVICE[most]
         lines = [
-            f"time of a step, mean of {len(usual)}: {total / len(usual):.3g} s: {shares}",
-            f"the run waits {what}: {percent(seconds / total)} of a step",
-            f"to try: {tried}",
+            f"time of a step, mean of {len(steady)}: {total / len(steady):.3g} s: {shares}",
+            f"the run waits {waits_for}: {percent(seconds / total)} of a step",
+            f"to try: {advice}",
         ]
-    if (whole := goodput(records)) is not None and whole["total"]:
-        lost = {part: share for part, share in whole["share"].items() if part not in ("sample", "score", "update")}
+    if (overall := goodput(records)) is not None and overall["total"]:
+        lost = {part: share for part, share in overall["share"].items() if part not in ("sample", "score", "update")}
         rest = ", ".join(f"{NAMED[part]} {percent(s)}" for part, s in sorted(lost.items(), key=lambda x: -x[1]) if s)
-        starts = f"{whole['starts']} start{'s' if whole['starts'] > 1 else ''}"
+        starts = f"{overall['starts']} start{'s' if overall['starts'] > 1 else ''}"
         lines.append(
-            f"goodput since the first start: {percent(whole['goodput'])} of {duration(whole['total'])} in {starts} "
+            f"goodput since the first start: {percent(overall['goodput'])} of {duration(overall['total'])} in {starts} "
             f"were sampling, scoring and updates; {rest}"
         )
     return lines

@@ -37,7 +37,7 @@ def test_a_long_row_has_the_logprobs_that_it_has_at_once(monkeypatch):
         expected = score.score(trained, rows)
         monkeypatch.setattr(score, "WIDTH_STEP", 64)
         monkeypatch.setattr(score, "SCORES_BYTES", 4 * CFG.heads * 192 * 25)
-        laid = score._laid(trained, rows)
+        laid = score._packed_layout(trained, rows)
         assert laid.shape.width == 192 and laid.cfg.attention_block == 25
         for actual, due in zip(score.score(trained, rows), expected, strict=True):
             np.testing.assert_allclose(actual, due, rtol=1e-6)  # log-probs of 3 to 5 round by 5e-7

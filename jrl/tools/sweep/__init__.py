@@ -1,1 +1,1 @@
-"""Many runs that differ in a few fields: training them (`jrl sweep`) and comparing them (`jrl compare`)."""
+"""Trains many runs that differ in a few fields (`jrl sweep`) and compares them (`jrl compare`)."""

@@ -1,6 +1,6 @@
-"""Charts as SVG text, complete in themselves and readable on a light and on a dark page.
+"""Charts as standalone SVG, readable on light and dark pages.
 
-Colors are attributes, for whatever draws SVG; a style sheet replaces them where a browser shows a dark page.
+Colors are attributes, which every SVG renderer reads. A style sheet overrides them on a dark page in a browser.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from jrl.tools.sweep.comparison import Curve, VariantResult, number
 
 WIDTH, HEIGHT = 760, 380
 LEFT, RIGHT, TOP, BOTTOM = 72, 16, 40, 48  # margins of the plot
-LINE = 20  # of text, and of a row of the legend
-CHARACTER = 7.6  # the width of one, about
-HOVERED_POINTS = 60  # of a curve, that show their numbers under the pointer
-# Eight colors, told apart by people with the common kinds of color blindness, on white and on near-black. Further
+LINE = 20  # height of a line of text and of a legend row
+CHARACTER = 7.6  # approximate width of a character
+HOVERED_POINTS = 60  # most points of a curve that show their numbers on hover
+# Eight colors that people with the common kinds of color blindness can distinguish, on white and on near-black. Further
 # variants repeat them dashed, then dotted.
 LIGHT = ("#1f6fb4", "#c8560a", "#1a8754", "#8250c4", "#c2337a", "#0f8b8d", "#8a5a2b", "#5f6b76")
 DARK = ("#6cb0f0", "#f59d56", "#58c98b", "#b794f0", "#f083b5", "#4fc7c9", "#cfa177", "#a9b4bf")
@@ -30,7 +30,7 @@ INK, SOFT, RULE = ("#1c2024", "#e6e9ec"), ("#667078", "#98a2ab"), ("#e2e5e8", "#
 
 
 class Scale(NamedTuple):
-    """Numbers to pixels."""
+    """Maps numbers from low..high to pixels from start..end."""
 
     low: float
     high: float
@@ -42,7 +42,7 @@ class Scale(NamedTuple):
 
 
 def ticks(low: float, high: float, count: int = 8) -> list[float]:
-    """Returns at most `count` + 1 round numbers from `low` to `high`: multiples of 1, 2 or 5 times 10^n."""
+    """Returns at most `count` + 1 round numbers from `low` to `high`: multiples of 1, 2 or 5 times a power of 10."""
     if not high > low:
         return [low]
     raw = (high - low) / count
@@ -55,7 +55,7 @@ def ticks(low: float, high: float, count: int = 8) -> list[float]:
 
 
 def extent(values: Sequence[float], share: float = 0.05) -> tuple[float, float]:
-    """Returns the range of the finite values with a margin; never empty."""
+    """Returns the range of the finite values with a margin. It is never empty."""
     finite = [value for value in values if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=1.0)
     margin = (high - low) * share or abs(high) * share or 1.0
@@ -63,16 +63,16 @@ def extent(values: Sequence[float], share: float = 0.05) -> tuple[float, float]:
 
 
 def curves(metric: str, rows: Sequence[VariantResult], *, over: str = "step") -> str:
-    """Returns a metric over the steps: a line for each variant, the mean over its runs, in the band of its interval.
+    """Returns a chart of a metric over steps: for each variant the mean over its runs and a band of its interval.
 
     Args:
-      over: what the steps of the curves are, where they are something else.
+      over: the label of the horizontal axis, if it is not steps.
     """
     shown = [(i, row) for i, row in enumerate(rows) if len(row.curve.steps)]
-    every = np.concatenate([np.concatenate([c.mean, c.low, c.high]) for _, row in shown for c in (row.curve,)] or [[]])
+    values = np.concatenate([np.concatenate([c.mean, c.low, c.high]) for _, row in shown for c in (row.curve,)] or [[]])
     steps = np.concatenate([row.curve.steps for _, row in shown] or [[]])
     legend_rows, legend_height = _legend(rows)
-    y = Scale(*extent(every), HEIGHT - BOTTOM, TOP)
+    y = Scale(*extent(values), HEIGHT - BOTTOM, TOP)
     first, last = (float(steps.min()), float(steps.max())) if len(steps) else (0.0, 1.0)
     x = Scale(first, last if last > first else first + 1, LEFT, WIDTH - RIGHT)
     parts = [_text(LEFT, 20, metric, weight=600)]
@@ -92,7 +92,7 @@ def curves(metric: str, rows: Sequence[VariantResult], *, over: str = "step") ->
 
 
 def intervals(metric: str, rows: Sequence[VariantResult]) -> str:
-    """Returns what every variant scored: a small dot a run, the statistic and its interval, a line a variant."""
+    """Returns a chart of scores, one row per variant: a small dot for each run, the statistic and its interval."""
     labels = [row.variant.label for row in rows]
     left = min(max(map(len, labels), default=0) * CHARACTER + 24, WIDTH / 2)
     scores = [value for row in rows for task in row.scores for value in task]
@@ -106,7 +106,7 @@ def intervals(metric: str, rows: Sequence[VariantResult]) -> str:
         parts.append(_text(x(tick), bottom + 18, number(tick), "middle", SOFT))
     for i, row in enumerate(rows):
         y = TOP + 28 * i + 10
-        parts.append(_text(left - 12, y + 4, _cut(row.variant.label, left - 24), "end"))
+        parts.append(_text(left - 12, y + 4, _truncate(row.variant.label, left - 24), "end"))
         parts += [
             _dot(x(value), y, 3, i, f"{run.name}: {number(value)}", opacity=0.45)
             for run, value in zip(row.variant.runs, (value for task in row.scores for value in task))
@@ -125,32 +125,32 @@ def _band(curve: Curve, place: int, x: Scale, y: Scale) -> str:
     if not finite.any():
         return ""
     steps, low, high = curve.steps[finite], curve.low[finite], curve.high[finite]
-    there = [f"{x(step)},{y(value)}" for step, value in zip(steps, high)]
-    back = [f"{x(step)},{y(value)}" for step, value in zip(steps[::-1], low[::-1])]
-    return f'<polygon {_fill(place)} opacity="0.16" points="{" ".join([*there, *back])}"/>'
+    upper = [f"{x(step)},{y(value)}" for step, value in zip(steps, high)]
+    lower = [f"{x(step)},{y(value)}" for step, value in zip(steps[::-1], low[::-1])]
+    return f'<polygon {_fill(place)} opacity="0.16" points="{" ".join([*upper, *lower])}"/>'
 
 
 def _curve(curve: Curve, place: int, label: str, x: Scale, y: Scale) -> str:
     points = [(x(step), y(value)) for step, value in zip(curve.steps, curve.mean)]
-    drawn = f'<polyline {_stroke(place)} fill="none" points="{" ".join(f"{a},{b}" for a, b in points)}"/>'
+    svg = f'<polyline {_stroke(place)} fill="none" points="{" ".join(f"{a},{b}" for a, b in points)}"/>'
     if len(points) == 1:
-        drawn += _dot(*points[0], 3, place)
-    every = max(1, math.ceil(len(points) / HOVERED_POINTS))
-    for (a, b), step, mean, low, high in list(zip(points, *curve))[::every]:
+        svg += _dot(*points[0], 3, place)
+    stride = max(1, math.ceil(len(points) / HOVERED_POINTS))
+    for (a, b), step, mean, low, high in list(zip(points, *curve))[::stride]:
         band = f" [{number(low)}, {number(high)}]" if math.isfinite(low) else ""
-        drawn += _dot(a, b, 6, place, f"{label} {step:.0f}: {number(mean)}{band}", opacity=0)
-    return drawn
+        svg += _dot(a, b, 6, place, f"{label} {step:.0f}: {number(mean)}{band}", opacity=0)
+    return svg
 
 
 def _legend(rows: Sequence[VariantResult]) -> tuple[list[str], int]:
-    """The legend below the plot, as many variants in a row as fit, and its height."""
+    """Returns the legend below the plot, with as many variants in a row as fit, and its height."""
     width = min(max(len(row.variant.label) for row in rows) * CHARACTER + 48, WIDTH - LEFT - RIGHT)
     columns = max(1, int((WIDTH - LEFT - RIGHT) // width))
     parts = []
     for i, row in enumerate(rows):
         x, y = LEFT + (i % columns) * width, HEIGHT + 10 + (i // columns) * LINE
         parts.append(f'<line {_stroke(i)} x1="{x}" x2="{x + 22}" y1="{y - 4}" y2="{y - 4}"/>')
-        parts.append(_text(x + 28, y, _cut(row.variant.label, width - 40)))
+        parts.append(_text(x + 28, y, _truncate(row.variant.label, width - 40)))
     return parts, 14 + LINE * math.ceil(len(rows) / columns)
 
 
@@ -167,8 +167,8 @@ def _fill(place: int) -> str:
 
 
 def _dot(x: float, y: float, radius: float, place: int, title: str = "", opacity: float = 1) -> str:
-    seen = "" if opacity == 1 else f' opacity="{opacity}"'
-    return f'<circle {_fill(place)}{seen} cx="{x}" cy="{y}" r="{radius}"><title>{escape(title)}</title></circle>'
+    faded = "" if opacity == 1 else f' opacity="{opacity}"'
+    return f'<circle {_fill(place)}{faded} cx="{x}" cy="{y}" r="{radius}"><title>{escape(title)}</title></circle>'
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, color: tuple[str, str] = RULE) -> str:
@@ -176,7 +176,7 @@ def _line(x1: float, y1: float, x2: float, y2: float, color: tuple[str, str] = R
     return f'<line class="jrl-{name}-line" stroke="{color[0]}" x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"/>'
 
 
-def _cut(text: str, width: float) -> str:
+def _truncate(text: str, width: float) -> str:
     most = max(4, int(width / CHARACTER))
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
@@ -191,7 +191,7 @@ def _text(
 
 
 def _dark() -> str:
-    """The style sheet for a dark page."""
+    """Returns the style sheet for a dark page."""
     colors = [f".jrl-s{i}{{stroke:{color}}}.jrl-f{i}{{fill:{color}}}" for i, color in enumerate(DARK)]
     plain = f".jrl-ink{{fill:{INK[1]}}}.jrl-soft{{fill:{SOFT[1]}}}.jrl-soft-line{{stroke:{SOFT[1]}}}"
     return f"@media (prefers-color-scheme:dark){{{''.join(colors)}{plain}.jrl-rule-line{{stroke:{RULE[1]}}}}}"

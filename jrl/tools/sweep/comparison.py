@@ -1,4 +1,4 @@
-"""Runs side by side: which settings make a variant, what each variant scores, and how sure that is. M6 to M10."""
+"""Compares runs: groups them into variants by their settings, and scores each variant with intervals (M6 to M10)."""
 
 from __future__ import annotations
 
@@ -28,23 +28,24 @@ from jrl.tools.sweep.settings import SEED
 
 Array = np.ndarray
 STATISTICS = {"mean": statistics.mean, "iqm": interquartile_mean, "gap": lambda scores: optimality_gap(scores, TARGET)}
-TARGET = 1.0  # what an optimality gap is measured to
+TARGET = 1.0  # the score that an optimality gap is measured from
 PROFILE_POINTS = 100
 CONFIDENCE = 0.95
 FEW_RUNS = 5
-CURVE_POINTS = 200  # at most; a longer curve shows means of that many stretches
+CURVE_POINTS = 200  # most points of a curve; a longer one is averaged over windows
 CURVE_DRAWS = 1000
 
 
-# A comma before NAME=, with as many quotes behind it as close each other.
+# A comma before NAME= that is outside of quotes: the quotes after it are balanced.
 _BETWEEN_PAIRS = re.compile(r""",\s*(?=[A-Za-z_][\w./]*\s*=)(?=(?:[^'"]|'[^']*'|"[^"]*")*$)""")
 
 
 class Variant(NamedTuple):
-    """Runs that differ only in their seed, task by task. Tasks are what differs beside the settings compared."""
+    """Runs that within each task differ only in their seed. Tasks are the runs' differences besides the compared
+    settings."""
 
     label: str
-    settings: Mapping[str, str]  # those that are compared
+    settings: Mapping[str, str]  # the compared ones
     tasks: tuple[tuple[RunResult, ...], ...]  # the same tasks in the same order in every variant
 
     @property
@@ -53,7 +54,7 @@ class Variant(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """The mean over a variant's runs at each step, with its interval; one run has none (NaN)."""
+    """The mean over a variant's runs at each step, with its interval; NaN if a task has one run."""
 
     steps: Array  # [points] float64
     mean: Array  # [points]
@@ -62,10 +63,10 @@ class Curve(NamedTuple):
 
 
 class VariantResult(NamedTuple):
-    """One variant and one metric."""
+    """The result of one variant in one metric."""
 
     variant: Variant
-    scores: tuple[tuple[float, ...], ...]  # of each task's runs; NaN for a run that has none
+    scores: tuple[tuple[float, ...], ...]  # of each task's runs; NaN for a run without the metric
     value: Interval  # of the statistic over the runs that have a score
     better: Interval | None  # probability of improvement over the baseline; None for the baseline, or without one
     curve: Curve
@@ -77,9 +78,9 @@ class Comparison(NamedTuple):
     statistic: str  # of STATISTICS
     compared: tuple[str, ...]  # settings in which variants differ
     tasks: tuple[str, ...]  # settings in which the tasks of a variant differ
-    baseline: str | None  # its label
+    baseline: str | None  # the label of the baseline variant
     metrics: Mapping[str, tuple[VariantResult, ...]]
-    notes: tuple[str, ...]  # what a reader should know
+    notes: tuple[str, ...]  # caveats for the reader
 
 
 def compare(
@@ -95,14 +96,14 @@ def compare(
     """Returns the comparison of runs.
 
     Args:
-      metrics: names of metrics.jsonl, or "eval/after_rl".
-      by: the settings that are compared; whatever else differs makes tasks, within which runs are resampled. Empty:
-        everything that differs is compared.
-      swept: settings that are compared even where they do not differ: a sweep may have finished one variant only.
-      baseline: "NAME=VALUE,..." that one variant fits, with which the others are compared.
+      metrics: names in metrics.jsonl, or of evaluations, such as "eval/after_rl".
+      by: the settings to compare. Whatever else differs defines tasks, within which runs are resampled. Empty: compare
+        everything that differs.
+      swept: settings to compare even if they do not differ: a sweep may have finished only one variant.
+      baseline: "NAME=VALUE,..." that matches one variant. The others are compared with it.
 
-    Raises: ValueError for a name or a baseline that nothing fits, for two runs of one variant, task and seed, and for
-    variants with different tasks.
+    Raises: ValueError for a name or a baseline that matches nothing, for two runs with the same variant, task and seed,
+    and for variants with different tasks.
     """
     variants, compared, tasks = group(runs, by, swept)
     base = None if baseline is None else find_variant(variants, compared, baseline)
@@ -114,8 +115,8 @@ def compare(
     ]
     for metric, found in rows.items():
         for row in found:
-            lost = [run.source for run, value in zip(row.variant.runs, _flat(row.scores)) if math.isnan(value)]
-            messages += [f"{source} has no {metric}, and is left out of it" for source in lost]
+            missing = [run.source for run, value in zip(row.variant.runs, _flat(row.scores)) if math.isnan(value)]
+            messages += [f"{source} has no {metric}, and is left out of it" for source in missing]
     fewest = min(len(task) for variant in variants for task in variant.tasks)
     if fewest < 2:
         messages.append("a variant of one run has no interval: what another seed would give is unknown")
@@ -127,26 +128,26 @@ def compare(
 def group(
     runs: Sequence[RunResult], by: Sequence[str] = (), swept: Sequence[str] = ()
 ) -> tuple[list[Variant], tuple[str, ...], tuple[str, ...]]:
-    """Returns variants in the order of their first run, the settings compared, and those that make tasks."""
+    """Returns the variants in the order of their first run, the compared settings, and those that define tasks."""
     if not runs:
         raise ValueError("there are no runs to compare")
     names = list(dict.fromkeys(name for run in runs for name in run.settings))
     plain = [tuple(run.settings.get(name) for name in names if name not in FINGERPRINTS) for run in runs]
-    for name in FINGERPRINTS:  # where other settings differ with it, they say why
+    for name in FINGERPRINTS:  # left out if the other settings determine it
         if len({(other, run.settings.get(name)) for other, run in zip(plain, runs)}) == len(set(plain)):
             names = [other for other in names if other != name]
-    standing_for = differing_settings(runs, names, swept)
-    differing = list(dict.fromkeys(standing_for.values()))
-    chosen = [find_name(standing_for.get(name, name), differing, names) for name in by]
-    compared = chosen or differing
+    represents = differing_settings(runs, names, swept)
+    differing = list(dict.fromkeys(represents.values()))
+    requested = [find_name(represents.get(name, name), differing, names) for name in by]
+    compared = requested or differing
     others = [name for name in differing if name not in compared]
     keyed: dict[tuple[str | None, ...], dict[tuple[str | None, ...], list[RunResult]]] = {}
     for run in runs:
         variant, task = (tuple(run.settings.get(name) for name in part) for part in (compared, others))
-        same = keyed.setdefault(variant, {}).setdefault(task, [])
-        if twin := [other for other in same if other.seed == run.seed]:
-            raise ValueError(f"{twin[0].source} and {run.source} are the same run: one configuration, one seed")
-        same.append(run)
+        peers = keyed.setdefault(variant, {}).setdefault(task, [])
+        if twins := [other for other in peers if other.seed == run.seed]:
+            raise ValueError(f"{twins[0].source} and {run.source} are the same run: one configuration, one seed")
+        peers.append(run)
     tasks = list(dict.fromkeys(task for found in keyed.values() for task in found))
     shown = shown_settings(compared, list(keyed))
     variants = []
@@ -164,35 +165,35 @@ def group(
 
 
 def differing_settings(runs: Sequence[RunResult], names: Sequence[str], swept: Sequence[str]) -> dict[str, str]:
-    """Returns the settings in which runs differ, and those that were swept, which may have one value so far; each with
-    the one that stands for it. Of a field that several places hold and that differs alike in them, one binding set them
-    all: the first stands for them."""
+    """Returns {setting: its representative} for the settings in which runs differ, and for those that were swept, which
+    may have one value so far. If the same field of several parts varies identically over the runs, one binding set them
+    all: the first represents them."""
     values = {name: tuple(run.settings.get(name) for run in runs) for name in names}
     first: dict[tuple[str, tuple[str | None, ...]], str] = {}
-    standing_for: dict[str, str] = {}
+    representative: dict[str, str] = {}
     for name in names:
         if len(set(values[name])) > 1:
-            standing_for[name] = first.setdefault((unscoped(name), values[name]), name)
-    differing = {unscoped(name) for name in standing_for}
-    alone = {name: name for name in swept if name in values and name not in differing}
-    both = standing_for | alone
-    return {name: both[name] for name in names if name in both}
+            representative[name] = first.setdefault((unscoped(name), values[name]), name)
+    differing = {unscoped(name) for name in representative}
+    only_swept = {name: name for name in swept if name in values and name not in differing}
+    settings = representative | only_swept
+    return {name: settings[name] for name in names if name in settings}
 
 
 def unscoped(name: str) -> str:
-    """Returns "AdamW.learning_rate" of "warm/AdamW.learning_rate"."""
+    """Returns a name without its scope: "AdamW.learning_rate" for "warm/AdamW.learning_rate"."""
     return name.rpartition("/")[2]
 
 
 def shown_settings(compared: Sequence[str], keys: Sequence[tuple[str | None, ...]]) -> list[str]:
-    """Returns the settings that a label needs: those that every variant has, where they tell the variants apart.
+    """Returns the settings to show in labels: those that every variant has, if they distinguish all variants; else all.
 
-    An objective of another class brings settings that the others lack; its name says as much.
+    An objective of another class has settings that the others lack; its name already distinguishes it.
     """
     common = [name for i, name in enumerate(compared) if all(key[i] is not None for key in keys)]
-    places = [list(compared).index(name) for name in common]
-    apart = len({tuple(key[i] for i in places) for key in keys}) == len(keys)
-    return common if apart else list(compared)
+    indices = [list(compared).index(name) for name in common]
+    distinguish = len({tuple(key[i] for i in indices) for key in keys}) == len(keys)
+    return common if distinguish else list(compared)
 
 
 def label_of(settings: Mapping[str, str], shown: Sequence[str]) -> str:
@@ -201,20 +202,20 @@ def label_of(settings: Mapping[str, str], shown: Sequence[str]) -> str:
 
 
 def find_name(name: str, differing: Sequence[str], names: Sequence[str] = ()) -> str:
-    """Returns the setting that a name means: itself, or the one field of that name, in whatever scope.
+    """Returns the setting that a name refers to: itself, or the only field of that name, in any scope.
 
     Args:
-      differing: settings in which runs differ. names: all settings, for the message of an error.
+      differing: settings in which runs differ. names: all settings, for error messages.
 
-    Raises: ValueError for a name that is not among `differing`, or that means several of them.
+    Raises: ValueError for a name that matches none or several of `differing`.
     """
     fields = [other.rpartition(".")[2] for other in differing]
-    alike = [other for other, field in zip(differing, fields) if name in (field, unscoped(other))]
-    same = [name] if name in differing else alike
-    if len(same) == 1:
-        return same[0]
-    if same:
-        raise ValueError(f"{name} may be {' or '.join(same)}; write the full name")
+    by_field = [other for other, field in zip(differing, fields) if name in (field, unscoped(other))]
+    matches = [name] if name in differing else by_field
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise ValueError(f"{name} may be {' or '.join(matches)}; write the full name")
     if name in (SEED, short_names([SEED])[SEED]):
         raise ValueError(f"{SEED} is not compared: runs that differ in it alone are one variant")
     if name in names or name in [other.rpartition(".")[2] for other in names]:
@@ -227,23 +228,23 @@ def find_name(name: str, differing: Sequence[str], names: Sequence[str] = ()) ->
 
 
 def find_variant(variants: Sequence[Variant], compared: Sequence[str], wanted: str) -> Variant:
-    """Returns the one variant that "NAME=VALUE,..." fits. Raises ValueError where none does, or several do."""
+    """Returns the variant that matches "NAME=VALUE,...". Raises ValueError if none or several do."""
     if not compared:
         raise ValueError(f"the baseline {wanted!r} needs a second variant; all runs have the same settings")
     runs = [run for variant in variants for run in variant.runs]
-    # A full name may be of a setting for which another stands (differing_settings).
+    # A full name may be a setting that another represents (differing_settings).
     differs = lambda name: len({run.settings.get(name) for run in runs}) > 1
     pairs = [(name if differs(name) else find_name(name, compared), value) for name, value in read_baseline(wanted)]
-    fits = lambda run: all(same_value(run.settings.get(name) or "", value) for name, value in pairs)
-    fitting = [variant for variant in variants if all(map(fits, variant.runs))]
-    if len(fitting) == 1:
-        return fitting[0]
-    listed = "; ".join(variant.label for variant in fitting or variants)
-    raise ValueError(f"the baseline {wanted!r} fits {'several variants' if fitting else 'no variant'}: {listed}")
+    matches = lambda run: all(same_value(run.settings.get(name) or "", value) for name, value in pairs)
+    matching = [variant for variant in variants if all(map(matches, variant.runs))]
+    if len(matching) == 1:
+        return matching[0]
+    listed = "; ".join(variant.label for variant in matching or variants)
+    raise ValueError(f"the baseline {wanted!r} fits {'several variants' if matching else 'no variant'}: {listed}")
 
 
 def read_baseline(text: str) -> list[tuple[str, str]]:
-    """Returns the (name, value) pairs of "NAME=VALUE,NAME=VALUE"; values in gin syntax. Raises ValueError."""
+    """Returns the (name, value) pairs of "NAME=VALUE,NAME=VALUE", with values in gin syntax. Raises ValueError."""
     pieces = _BETWEEN_PAIRS.split(text.strip())
     pairs = []
     for piece in pieces:
@@ -256,7 +257,7 @@ def read_baseline(text: str) -> list[tuple[str, str]]:
 
 
 def same_value(first: str, second: str) -> bool:
-    """Returns whether two gin texts mean one value: "1" and "1.0" do."""
+    """Returns whether two gin texts have the same value, as "1" and "1.0" do."""
     try:
         return float(first) == float(second)
     except ValueError:
@@ -266,19 +267,19 @@ def same_value(first: str, second: str) -> bool:
 def curve_of(variant: Variant, metric: str) -> Curve:
     """Returns a metric over the steps that all of a variant's runs have, with a bootstrap band over runs.
 
-    A value that is not finite does not count at its step; a step without any is left out.
+    Non-finite values do not count; a step without a finite value is left out.
     """
-    found = [series(run, metric) for task in variant.tasks for run in task]
-    common = np.array(sorted(set.intersection(*(set(steps.tolist()) for steps, _ in found))), np.int64)
-    values = np.stack([value[np.isin(steps, common)] for steps, value in found])  # [runs, steps]
+    metric_series = [series(run, metric) for task in variant.tasks for run in task]
+    common = np.array(sorted(set.intersection(*(set(steps.tolist()) for steps, _ in metric_series))), np.int64)
+    values = np.stack([value[np.isin(steps, common)] for steps, value in metric_series])  # [runs, steps]
     width = max(1, math.ceil(len(common) / CURVE_POINTS))
     starts = range(0, len(common), width)
     steps = np.array([np.mean(common[start : start + width]) for start in starts])
     points = np.array([_finite_mean(values[:, start : start + width], axis=1) for start in starts]).reshape(
-        len(starts), len(found)
+        len(starts), len(metric_series)
     )
-    kept = np.isfinite(points).any(axis=1)
-    steps, points = steps[kept], points[kept].T  # [runs, points]
+    has_value = np.isfinite(points).any(axis=1)
+    steps, points = steps[has_value], points[has_value].T  # [runs, points]
     mean = _finite_mean(points, axis=0)
     if min(map(len, variant.tasks)) < 2 or not len(steps):
         return Curve(steps, mean, np.full(len(steps), math.nan), np.full(len(steps), math.nan))
@@ -294,7 +295,7 @@ def curve_of(variant: Variant, metric: str) -> Curve:
 
 
 def to_json(comparison: Comparison) -> dict[str, Any]:
-    """Returns a comparison as JSON values; a number that is not finite is null."""
+    """Returns a comparison as JSON values; non-finite numbers are null."""
     return {
         "statistic": comparison.statistic,
         "confidence": CONFIDENCE,
@@ -310,19 +311,19 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def profile(row: VariantResult, rows: Sequence[VariantResult]) -> dict[str, list[float]]:
-    """Returns M8 of a variant's runs, {"thresholds", "shares"}: the share of its scores above each threshold, on one
-    grid from the lowest to the highest score of all variants. Tasks must be on one scale."""
+    """Returns M8 of a variant's runs, {"thresholds", "shares"}: the share of its scores above each threshold, on a grid
+    from the lowest to the highest score of all variants. All tasks must have the same scale."""
     finite = lambda row: [value for value in _flat(row.scores) if math.isfinite(value)]
-    every = [value for other in rows for value in finite(other)]
+    scores = [value for other in rows for value in finite(other)]
     if not finite(row):
         return {"thresholds": [], "shares": []}
-    thresholds = np.linspace(min(every), max(every), PROFILE_POINTS)
+    thresholds = np.linspace(min(scores), max(scores), PROFILE_POINTS)
     shares = performance_profile(np.array(finite(row)), thresholds)
     return {"thresholds": thresholds.tolist(), "shares": shares.tolist()}
 
 
 def table(comparison: Comparison) -> str:
-    """Returns a comparison as text: for each metric a line a variant."""
+    """Returns a comparison as text: one table per metric, one line per variant."""
     blocks = []
     for metric, rows in comparison.metrics.items():
         header = ["variant", "runs", STATISTIC_NAMES[comparison.statistic], "95 % interval"]
@@ -341,13 +342,13 @@ STATISTIC_NAMES = {"mean": "mean", "iqm": "interquartile mean", "gap": f"optimal
 
 
 def cells(row: VariantResult, baseline: str | None) -> list[str]:
-    """Returns the cells of a table's line: variant, runs, value, interval and, with a baseline, M9."""
-    found = [row.variant.label, str(row.value.n), number(row.value.mean), interval(row.value)]
+    """Returns the cells of a table's row: variant, runs, value, interval and, with a baseline, M9."""
+    row_cells = [row.variant.label, str(row.value.n), number(row.value.mean), interval(row.value)]
     if baseline is None:
-        return found
+        return row_cells
     if row.better is None:
-        return [*found, "baseline"]
-    return [*found, f"{number(row.better.mean)} {interval(row.better)}".strip()]
+        return [*row_cells, "baseline"]
+    return [*row_cells, f"{number(row.better.mean)} {interval(row.better)}".strip()]
 
 
 def number(value: float) -> str:
@@ -377,7 +378,7 @@ def _flat(tasks: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _finite_mean(values: Array, axis: int) -> Array:
-    """The mean of what is finite; NaN where nothing is."""
+    """Returns the mean of the finite values along an axis; NaN if there are none."""
     finite = np.isfinite(values)
     counts = finite.sum(axis=axis)
     return np.where(counts > 0, np.where(finite, values, 0.0).sum(axis=axis) / np.maximum(counts, 1), math.nan)

@@ -1,4 +1,4 @@
-"""Trains the members of a sweep as child processes, a few at a time. One that fails does not stop the others."""
+"""Trains the members of a sweep as child processes, a few at a time. A failed member does not stop the others."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from jrl.tools.sweep.members import Member
 
 JRL = (sys.executable, "-P", "-m", "jrl.cli")
 POLL_SECONDS = 0.2
-LOOK_AGAIN_SECONDS = 2.0  # at a member that another process trains
-LEAVE_SECONDS = 10.0  # for a child to end after a second Ctrl-C, before it is killed
+RECHECK_SECONDS = 2.0  # between checks of a member that another process trains
+KILL_AFTER_SECONDS = 10.0  # that a child has to exit after a second Ctrl-C, before it is killed
 
 
 class Ended(NamedTuple):
-    """A member that is over: trained, failed or stopped. `code` is its exit code, or minus the signal that ended it."""
+    """A member that trained, failed or was stopped. `code` is its exit code, or minus the signal that ended it."""
 
     member: Member
     code: int
@@ -37,17 +37,17 @@ class Ended(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ProgressCallbacks:
-    """What is told while members train; called from one thread. `tick` comes a few times a second."""
+    """Callbacks while members train, all called from one thread."""
 
     began: Callable[[Member], None]
-    elsewhere: Callable[[Member, Mapping[str, str | int]], None]  # another process trains it; it is waited for
+    elsewhere: Callable[[Member, Mapping[str, str | int]], None]  # another process trains it, and is waited for
     ended: Callable[[Ended], None]
-    tick: Callable[[Sequence[Member]], None]  # the members that train now
-    close: Callable[[], None]  # the last of it
+    tick: Callable[[Sequence[Member]], None]  # the members that are training; called often
+    close: Callable[[], None]  # the last call
 
 
 def is_finished(folder: Path, member: Member) -> bool:
-    """Returns whether a member has all its steps, and its summary."""
+    """Returns whether a member has a summary of all its steps."""
     summary = folder / member.name / "summary.json"
     return paths.exists(summary) and paths.read_object(summary).get("steps") == member.steps
 
@@ -61,22 +61,22 @@ def train_members(
     progress: ProgressCallbacks,
     program: Sequence[str] = JRL,
 ) -> dict[str, Ended]:
-    """Returns how every member that began has ended, by its name.
+    """Trains members and returns {name: how it ended} for each that began.
 
     Args:
-      members: those that are not finished, in the order in which they begin.
-      commands: member -> arguments of `jrl`.
-      folder: of the sweep; what a member prints goes to FOLDER/logs/MEMBER.log.
-      jobs: members at a time.
-      program: what the arguments are given to.
-      stop: once set, no member begins, and those that train are asked to save and stop.
+      members: the unfinished ones, in the order in which they start.
+      commands: {member name: arguments of `jrl`}.
+      folder: of the sweep. The output of a member goes to FOLDER/logs/MEMBER.log.
+      jobs: members that train at a time.
+      program: the command that takes the arguments.
+      stop: once set, no member starts, and those that train are asked to save and stop.
 
-    A member that another process trains, such as a child of a sweep that was killed, is waited for. KeyboardInterrupt
-    (a second Ctrl-C) makes all children leave at once, and goes on up.
+    If another process trains a member, such as a child of a killed sweep, this waits for it. KeyboardInterrupt (a
+    second Ctrl-C) ends all children at once and is raised again.
     """
     waiting, ended = deque(members), {}
     running: dict[str, tuple[Member, subprocess.Popen[bytes], float]] = {}
-    elsewhere: dict[str, tuple[Member, float, float]] = {}  # began, looked at
+    elsewhere: dict[str, tuple[Member, float, float]] = {}  # member, start of waiting, last check
     stopping = False
     paths.make_dir(folder / LOGS)
 
@@ -87,8 +87,8 @@ def train_members(
     try:
         while running or ((waiting or elsewhere) and not stop.is_set()):
             now = time.monotonic()
-            for name, (member, began, looked) in list(elsewhere.items()):
-                if now - looked < LOOK_AGAIN_SECONDS:
+            for name, (member, began, checked) in list(elsewhere.items()):
+                if now - checked < RECHECK_SECONDS:
                     continue
                 elsewhere[name] = (member, began, now)
                 if holder_of(folder / name) is None:
@@ -118,7 +118,7 @@ def train_members(
             if running or elsewhere:
                 stop.wait(POLL_SECONDS) if not stopping else time.sleep(POLL_SECONDS)
     except BaseException:
-        _leave([child for _, child, _ in running.values()])
+        _end_children([child for _, child, _ in running.values()])
         raise
     finally:
         progress.close()
@@ -126,16 +126,16 @@ def train_members(
 
 
 def last_words(folder: Path, ended: Ended) -> str:
-    """Returns what a member's log says last of why it ended, in one line, "" where there is none: jrl's last message,
-    and its further lines where it left by itself."""
+    """Returns why a member ended, on one line, from the end of its log; "" if the log is missing or empty. This is
+    jrl's last message with the lines after it, without those if a signal ended the member; else the last line."""
     log = folder / LOGS / f"{ended.member.name}.log"
     if not paths.exists(log):
         return ""
     lines = [line for line in paths.read_bytes(log)[-65536:].decode(errors="replace").splitlines() if line.strip()]
     messages = [i for i, line in enumerate(lines) if line.startswith("jrl: ")]
-    said = lines[messages[-1] :] if messages else lines[-1:]
-    said = said if ended.code > 0 else said[:1]
-    return printable(" ".join(line.strip() for line in said).removeprefix("jrl: "), 1000)
+    message = lines[messages[-1] :] if messages else lines[-1:]
+    message = message if ended.code > 0 else message[:1]
+    return printable(" ".join(line.strip() for line in message).removeprefix("jrl: "), 1000)
 
 
 def _start(command: Sequence[str], folder: Path, member: Member) -> subprocess.Popen[bytes]:
@@ -147,17 +147,17 @@ def _start(command: Sequence[str], folder: Path, member: Member) -> subprocess.P
             stdout=log,
             stderr=subprocess.STDOUT,
             env=environment,
-            start_new_session=True,  # Ctrl-C at the terminal is the sweep's to handle
+            start_new_session=True,  # the sweep handles Ctrl-C at the terminal
         )
 
 
-def _leave(children: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Ends children at once: a run leaves at the second signal, and is killed where it does not."""
+def _end_children(children: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Ends children at once: a run exits at the second signal, or else is killed."""
     for number in (signal.SIGTERM, signal.SIGINT):
         for child in children:
             child.send_signal(number)
         time.sleep(POLL_SECONDS)
-    deadline = time.monotonic() + LEAVE_SECONDS
+    deadline = time.monotonic() + KILL_AFTER_SECONDS
     for child in children:
         try:
             child.wait(max(0.0, deadline - time.monotonic()))

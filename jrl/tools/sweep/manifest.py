@@ -1,4 +1,4 @@
-"""sweep.json: what a folder's sweep is, how its members ended, and how they compare."""
+"""sweep.json: a sweep's members, how they ended, and how they compare."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ LOGS = "logs"
 
 
 def check_folder(folder: Path, sweep: Sweep) -> None:
-    """Raises RefusedIdentity for a folder that holds another sweep, or anything that is no sweep."""
+    """Raises RefusedIdentity if a folder contains another sweep or anything else."""
     if not paths.exists(folder / FILE):
-        taken = [name for name in paths.list_dir(folder) if not name.startswith(".") and name != "lock"]
-        if taken:
-            what = "is a run, not a sweep" if "manifest.json" in taken else f"is not a sweep and contains {taken[0]}"
+        names = [name for name in paths.list_dir(folder) if not name.startswith(".") and name != "lock"]
+        if names:
+            what = "is a run, not a sweep" if "manifest.json" in names else f"is not a sweep and contains {names[0]}"
             raise RefusedIdentity(f"{folder} {what}; choose another --out")
         return
     before = read(folder)
@@ -35,7 +35,7 @@ def check_folder(folder: Path, sweep: Sweep) -> None:
 
 
 def describe(sweep: Sweep) -> dict[str, Any]:
-    """Returns what sweep.json says of a sweep before it has run."""
+    """Returns the content of sweep.json before the sweep runs."""
     return {
         "format": FORMAT,
         "config": sweep.config,
@@ -53,16 +53,16 @@ def write(folder: Path, content: Mapping[str, Any]) -> None:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Returns a sweep.json. Raises ValueError naming the file where it is damaged or of another format."""
+    """Returns the content of a sweep.json. Raises ValueError naming the file if it is damaged or has another format."""
     path = folder / FILE
-    found = paths.read_object(path)
-    members = found.get("members")
-    if found.get("format") != FORMAT or not isinstance(members, list):
-        raise ValueError(f"{path} is not the manifest of a sweep, of format {FORMAT}")
+    content = paths.read_object(path)
+    members = content.get("members")
+    if content.get("format") != FORMAT or not isinstance(members, list):
+        raise ValueError(f"{path} is not the manifest of a sweep in format {FORMAT}")
     for member in members:
         if not isinstance(member, dict) or not {"name", "bindings", "identity"} <= member.keys():
             raise ValueError(f"{path} is damaged: a member has no name, bindings or identity")
-    return found
+    return content
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a sweep runs: its members, each a run named by its bindings. All of them are read before any begins."""
+"""The members of a sweep: runs named by their bindings. All are read and checked before any starts."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from jrl.run.stage_steps import ends
 from jrl.tools.sweep.settings import IRRELEVANT, SEED, settings_of_config
 
 HOW = ("grid", "random", "pairs")
-LONGEST_NAME = 120  # of a member's folder, in characters
+LONGEST_NAME = 120  # characters of a folder name, before a hash is added
 
 
 class Member(NamedTuple):
     """One run of a sweep."""
 
-    name: str  # of its folder: "learning_rate=0.001,seed=0"
-    bindings: tuple[str, ...]  # one of each axis
+    name: str  # of its folder, such as "learning_rate=0.001,seed=0"
+    bindings: tuple[str, ...]  # one for each axis
     identity: str  # hash of its configuration
     steps: int  # of all its stages
     seed: str
-    settings: Mapping[str, str]  # all of its configuration that can matter
+    settings: Mapping[str, str]  # the fields of its configuration that can matter
 
 
 class Sweep(NamedTuple):
-    """Members in the order in which they run, and what they were made from."""
+    """Members in the order in which they run, and what they were generated from."""
 
     config: str  # as the user named it
     bindings: tuple[str, ...]  # the same in every member
@@ -46,11 +46,12 @@ def read_sweep(
     """Returns the sweep that a gin file and bindings with lists describe.
 
     Args:
-      how: how the lists are combined: 'grid', every combination; 'random', `count` of them drawn with `seed`; 'pairs',
-        the first values, the second values, ... Every combination runs with every seed of Run.seed, whatever `how`.
+      how: how to combine the lists: 'grid', every combination; 'random', `count` combinations drawn with `seed`;
+        'pairs', the first values together, then the second values, and so on. Each combination runs with every value of
+        Run.seed.
 
-    Raises: ConfigError or ValueError for anything that one of the members would refuse, for two members that are the
-    same run, and where nothing is swept.
+    Raises: ConfigError or ValueError for anything that a member would refuse, for two members that are the same run,
+    and if nothing is swept.
     """
     if how != "random" and (count is not None or seed is not None):
         raise ValueError(f"--count and --seed go with --how random, and not with --how {how}")
@@ -65,7 +66,7 @@ def read_sweep(
     axes, fixed = read_axes(file, bindings, Config, tables)
     read = lambda point: checked(gin.load(file, [*fixed, *point], Config, tables, PATH_FIELDS), loaded)
     if not axes:
-        read(())  # a misspelled field is why there is no axis
+        read(())  # a misspelled field is reported instead
         raise ConfigError(COMMAND_LINE, f"nothing is swept: give at least one field a list, such as {SEED}=[0..4]")
     points = combine(axes, how, count, seed or 0)
     names = member_names(axes, points)
@@ -80,7 +81,7 @@ def read_sweep(
 
 
 def combine(axes: Sequence[Axis], how: str, count: int | None, seed: int) -> list[Point]:
-    """Returns the bindings of every member; those that differ in Run.seed alone follow each other."""
+    """Returns the bindings of every member. Members that differ only in Run.seed are adjacent."""
     seeds = [axis for axis in axes if axis.name == SEED]
     others = [axis for axis in axes if axis.name != SEED]
     if how == "random":
@@ -101,10 +102,10 @@ def same_run(first: Member, second: Point) -> str:
 
 
 def member_names(axes: Sequence[Axis], points: Sequence[Point]) -> list[str]:
-    """Returns a folder name for every point: its bindings, without what a path or a shell would read otherwise.
+    """Returns a folder name for every point: its bindings, without characters that are special in a path or a shell.
 
-    A field's section is left out where no other axis has a field of that name. Names that are too long, or would be
-    equal, end in a hash of the bindings.
+    A field's section is left out if no other axis has a field of that name. Names that are too long or not unique end
+    in a hash of the bindings.
     """
     names = short_names([axis.name for axis in axes])
     plain = [",".join(f"{names[name]}={_slug(value)}" for name, value in map(split_binding, point)) for point in points]
@@ -117,7 +118,8 @@ def member_names(axes: Sequence[Axis], points: Sequence[Point]) -> list[str]:
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
-    """Returns full name -> the field alone, or the full name where two share the field: "Run.seed" -> "seed"."""
+    """Returns {full name: its field}, such as {"Run.seed": "seed"}; the full name with '-' for '/' if two share a
+    field."""
     names = list(names)
     fields = [name.rpartition(".")[2] for name in names]
     return {name: field if fields.count(field) == 1 else name.replace("/", "-") for name, field in zip(names, fields)}
@@ -129,7 +131,7 @@ def split_binding(binding: str) -> tuple[str, str]:
 
 
 def train_arguments(sweep: Sweep, member: Member, folder: str, options: Sequence[str] = ()) -> list[str]:
-    """Returns the arguments of `jrl` that train a member in `folder`."""
+    """Returns the arguments of `jrl` to train a member in `folder`."""
     return ["train", sweep.config, *sweep.bindings, *member.bindings, "--run", folder, *options]
 
 

@@ -1,4 +1,4 @@
-"""A comparison as files: the charts, and one page that holds everything and needs nothing from outside."""
+"""Writes a comparison as files: charts, and one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def write_page(folder: Path, comparison: Comparison, title: str, command: str) -
     """Writes FOLDER/report.html, and the curves and scores of every metric as SVG. Returns their paths.
 
     Args:
-      title: of the page. command: what the page was made by.
+      title: of the page. command: the command shown below the title.
     """
     paths.make_dir(folder)
     written, sections = [], []
     for metric, rows in comparison.metrics.items():
-        drawn = {"curves": charts.curves(metric, rows), "scores": charts.intervals(metric, rows)}
+        charts_by_kind = {"curves": charts.curves(metric, rows), "scores": charts.intervals(metric, rows)}
         if not any(len(row.curve.steps) for row in rows):
-            del drawn["curves"]
-        for kind, svg in drawn.items():
+            del charts_by_kind["curves"]
+        for kind, svg in charts_by_kind.items():
             written.append(folder / f"{kind}-{re.sub('[^A-Za-z0-9_.]+', '-', metric)}.svg")
             paths.write_bytes_atomic(written[-1], svg.encode())
-        sections.append(_section(metric, rows, comparison, list(drawn.values())))
+        sections.append(_section(metric, rows, comparison, list(charts_by_kind.values())))
     written.append(folder / PAGE)
     notes = "".join(f"<li>{escape(note)}</li>" for note in comparison.notes)
     body = [
@@ -64,7 +64,7 @@ def write_page(folder: Path, comparison: Comparison, title: str, command: str) -
 
 
 def explanation(comparison: Comparison) -> str:
-    """Returns what the numbers of a comparison are."""
+    """Returns an explanation of the numbers in a comparison."""
     sentences = [
         f"A run's score is the mean of a metric over the last {'tenth' if LAST_SHARE == 10 else LAST_SHARE} of its "
         "steps, or an evaluation's mean.",
@@ -105,7 +105,7 @@ def _runs(folder: Path, comparison: Comparison) -> str:
         scores = [[value for task in row.scores for value in task] for row in rows]
         for i, run in enumerate(rows[0].variant.runs):
             name = escape(run.name)
-            if run.address is None:  # a browser reads no gs:// address
+            if run.address is None:  # browsers cannot open a gs:// address
                 name = f'<a href="{escape(os.path.relpath(run.folder, folder))}">{name}</a>'
             values = "".join(f'<td class="n">{number(found[i])}</td>' for found in scores)
             lines.append(

@@ -1,4 +1,4 @@
-"""`jrl sweep --population`: members that differ in floats and seeds only train in one program, in this process."""
+"""Trains sweep members that differ only in floats and seeds in one program, for `jrl sweep --population`."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from jrl.tools.sweep.members import Member, Sweep
 from jrl.tools.sweep.settings import SEED, settings_of_config
 from jrl.types import TrainState
 
-AGAIN = "again"  # in that file: members that have failed, and begin anew when the sweep is called again
-MEMBERS = "members.json"  # which members the checkpoints of a population are of, in their order
+MEMBERS = "members.json"  # the members in a population's checkpoints, in order
+AGAIN = "again"  # key in it: the members failed, and start over when the sweep runs again
 
 
 def read_configs(sweep: Sweep) -> tuple[dict[str, Config], Parts]:
-    """Returns the configuration of every member by its name, and the tables of all of them."""
+    """Returns {member name: its configuration}, and the parts that all members share."""
     file = find_config(sweep.config)
     parts = load_parts(part_names(file, sweep.bindings))
     tables = config_classes(parts.tables)
@@ -56,10 +56,10 @@ def read_configs(sweep: Sweep) -> tuple[dict[str, Config], Parts]:
 
 
 def check_population(configs: Mapping[str, Config], tables: Tables, swept: Sequence[str] = ()) -> None:
-    """Raises ConfigError where members cannot train in one program: what differs, or what no population has.
+    """Raises ConfigError if members cannot train in one program, naming what differs or what populations lack.
 
     Args:
-      swept: fields that are named first, of those that differ.
+      swept: of the fields that differ, the message names one of these if possible.
     """
     names = list(configs)
     first = configs[names[0]]
@@ -83,7 +83,7 @@ def check_population(configs: Mapping[str, Config], tables: Tables, swept: Seque
 
 
 def with_traced_of(config: Config, other: Config) -> Config:
-    """Returns `config` with the seed of `other`, and with its floats wherever programs take them as arrays."""
+    """Returns `config` with the seed of `other`, and with the floats of `other` that programs take as arrays."""
 
     def floats(own: Any, theirs: Any) -> Any:
         return theirs if jax.tree.structure(own) == jax.tree.structure(theirs) else own
@@ -91,16 +91,16 @@ def with_traced_of(config: Config, other: Config) -> Config:
     def stage(own: Online | Offline, theirs: Online | Offline) -> Online | Offline:
         if type(own) is not type(theirs):
             return own
-        taken = {name: floats(getattr(own, name), getattr(theirs, name)) for name in ("objective", "optimizer")}
-        taken["learner"] = dataclasses.replace(own.learner, router=floats(own.learner.router, theirs.learner.router))
+        replaced = {name: floats(getattr(own, name), getattr(theirs, name)) for name in ("objective", "optimizer")}
+        replaced["learner"] = dataclasses.replace(own.learner, router=floats(own.learner.router, theirs.learner.router))
         if isinstance(own, Online):
-            taken["critic_optimizer"] = floats(own.critic_optimizer, theirs.critic_optimizer)
-            taken["shaping"] = floats(own.shaping, theirs.shaping)
-            taken["reference_decay"] = floats(own.reference_decay, theirs.reference_decay)
+            replaced["critic_optimizer"] = floats(own.critic_optimizer, theirs.critic_optimizer)
+            replaced["shaping"] = floats(own.shaping, theirs.shaping)
+            replaced["reference_decay"] = floats(own.reference_decay, theirs.reference_decay)
             if own.pretraining is not None and theirs.pretraining is not None:
                 coefficient = theirs.pretraining.coefficient
-                taken["pretraining"] = dataclasses.replace(own.pretraining, coefficient=coefficient)
-        return dataclasses.replace(own, **taken)
+                replaced["pretraining"] = dataclasses.replace(own.pretraining, coefficient=coefficient)
+        return dataclasses.replace(own, **replaced)
 
     return dataclasses.replace(
         config,
@@ -112,7 +112,7 @@ def with_traced_of(config: Config, other: Config) -> Config:
 
 
 def unsupported(config: Config) -> str | None:
-    """Returns what of a configuration a population does not have, None where it can train."""
+    """Returns the feature of a configuration that populations do not support; None if it can train."""
     if config.sampler_mesh is not None:
         return "devices of their own for sampling (Config.sampler_mesh)"
     if make_mesh(config.mesh).size > 1:
@@ -146,7 +146,7 @@ def unsupported(config: Config) -> str | None:
 
 
 def dealt_out(count: int) -> str:
-    """Returns on how many devices so many members train, in words."""
+    """Returns a description of how `count` members are distributed over devices."""
     used, present = members_mesh(count).size if count else 1, len(jax.devices())
     if present == 1 or not count:
         return "in one program"
@@ -164,12 +164,12 @@ def train_population(
     *,
     accept_change: bool = False,
 ) -> dict[str, Ended]:
-    """Trains the members of a sweep that are not finished, all of them in one program; returns how each has ended.
+    """Trains the unfinished members of a sweep in one program. Returns {name: how it ended}.
 
     Args:
-      accept_change: members whose data or parts have changed go on, and their manifests say so.
+      accept_change: continue members whose data or parts have changed, and record the change in their manifests.
 
-    Raises: ConfigError where a member has checkpoints of its own, which a population would not continue from.
+    Raises: ConfigError if a member has checkpoints of its own: a population cannot continue from them.
     """
     use_compile_cache()
     members = {member.name: member for member in sweep.members}
@@ -205,7 +205,7 @@ def train_population(
                 write_members(folder, {"members": failed, AGAIN: True})
                 paths.remove_tree(folder / FOLDER / "checkpoints")
             else:
-                paths.remove_file(folder / FOLDER / MEMBERS)  # first: without it the folder is nobody's
+                paths.remove_file(folder / FOLDER / MEMBERS)  # first: without it the folder belongs to no population
                 paths.remove_tree(folder / FOLDER)
     finally:
         for log in logs.values():
@@ -215,15 +215,15 @@ def train_population(
 
 
 def begin_together(folder: Path, members: Mapping[str, Member]) -> tuple[list[str], bool]:
-    """Returns the members that train together, and whether they begin again: those of the population that was
-    interrupted, those that have failed in one that has ended, else all that are not finished. Writes them down."""
+    """Returns the members that train together, and whether they start over: the members of an interrupted population;
+    those that failed in a population that has ended, which start over; else all unfinished ones, which are recorded."""
     record = folder / FOLDER / MEMBERS
-    written = paths.read_object(record) if paths.exists(record) else None
-    if written is not None and AGAIN not in written:
-        return written["members"], False
+    recorded = paths.read_object(record) if paths.exists(record) else None
+    if recorded is not None and AGAIN not in recorded:
+        return recorded["members"], False
     unfinished = sorted(name for name, member in members.items() if not is_finished(folder, member))
-    names = unfinished if written is None else [name for name in written["members"] if name in unfinished]
-    if written is not None:  # of the population that has ended, where it was killed before it was done with them
+    names = unfinished if recorded is None else [name for name in recorded["members"] if name in unfinished]
+    if recorded is not None:  # left by the population that has ended, if it was killed before it removed them
         paths.remove_tree(folder / FOLDER / "checkpoints")
     for name in names:
         saved = folder / name / "checkpoints"
@@ -233,25 +233,25 @@ def begin_together(folder: Path, members: Mapping[str, Member]) -> tuple[list[st
                 f"--population: {folder / name} has checkpoints of its own, from which a population cannot continue; "
                 "leave --population out, or choose another --out",
             )
-    if names and written is None:
+    if names and recorded is None:
         write_members(folder, {"members": names})
-    return names, written is not None
+    return names, recorded is not None
 
 
 def write_members(folder: Path, content: Mapping[str, Any]) -> None:
-    """Writes down which members train together."""
+    """Records which members train together."""
     paths.make_dir(folder / FOLDER)
     paths.write_bytes_atomic(folder / FOLDER / MEMBERS, json.dumps(content).encode() + b"\n")
 
 
 def run(population: Population, stop: threading.Event, tick: Callable[[], None], *, again: bool = False) -> None:
-    """Trains an open population to the end; as `jrl.loop.steps` does one run.
+    """Trains an open population to the end, as `jrl.loop.steps` trains one run.
 
     Args:
-      again: as in `populations.restore`.
+      again: see `populations.restore`.
 
-    Raises: Preempted where it was asked to stop, and ScoringStopped where no member's completions can be scored; it has
-      saved itself before.
+    Raises: Preempted if it was asked to stop, and ScoringStopped if no member's completions can be scored; both after
+      saving.
     """
     first, jobs = population.first, population.jobs.values()
     expected = max(population.run_state.steps(), default=0)
@@ -260,41 +260,41 @@ def run(population: Population, stop: threading.Event, tick: Callable[[], None],
     for job in jobs:
         if job.record_change is not None:
             job.record_change(job.done)
-    if again:  # the files of the members are those of new runs now
+    if again:  # the members' files are now those of new runs
         write_members(first.folder.parent, {"members": list(population.jobs)})
     if first.done < expected:
         loop.precompile(first, first.done)
     for job in jobs:
         job.display.note(loop.shapes(job))
-    held: PopulationStep | None = None
-    began, stopped = first.done, None
+    pending: PopulationStep | None = None
+    began, scoring_error = first.done, None
 
     def save(*, ended: bool = False) -> None:
-        nonlocal held
-        if held is not None:
-            populations.emit(population, held)
-            held = None
+        nonlocal pending
+        if pending is not None:
+            populations.emit(population, pending)
+            pending = None
             if ended:
                 populations.check_end(population, progress.state)
             populations.save(population, progress)
 
     while first.done < first.total:
         progress = begin_stage(population, progress)
-        positions = [job.stream.get_state() for job in jobs]
+        data_positions = [job.stream.get_state() for job in jobs]
         try:
             with jax.transfer_guard("disallow"):
-                following, step = populations.take_step(population, progress, stop.is_set)
+                next_progress, step = populations.take_step(population, progress, stop.is_set)
         except (StopRequested, ScoringStopped) as error:
-            stopped = error if isinstance(error, ScoringStopped) else None
-            for job, position in zip(jobs, positions):
-                job.stream.set_state(position)  # the step is given up
+            scoring_error = error if isinstance(error, ScoringStopped) else None
+            for job, data_position in zip(jobs, data_positions):
+                job.stream.set_state(data_position)  # the step is abandoned
             break
-        if held is not None:
-            populations.emit(population, held)
-        held, progress = step, following
+        if pending is not None:
+            populations.emit(population, pending)
+        pending, progress = step, next_progress
         for job in jobs:
             job.done += 1
-        evaluate_on_the_way(population, progress, held)
+        evaluate_if_due(population, progress, pending)
         tick()
         first.program_cache.check()
         if first.done == began + 2:
@@ -307,44 +307,44 @@ def run(population: Population, stop: threading.Event, tick: Callable[[], None],
         if stop.is_set() or population.failed.keys() >= population.jobs.keys():
             break
     save()
-    if stopped is not None:
-        raise stopped
+    if scoring_error is not None:
+        raise scoring_error
     if first.done < first.total:
         raise Preempted(saved_message(first.done, first.total) if first.done else "Stopped before the first step.")
     evaluate_all(population, progress.state, f"after_{first.stages[-1].name}")
     populations.save_members(population, progress)
-    first.memory.sample(now=True)  # of the one process
+    first.memory.sample(now=True)  # all members share one process
     for name, job in population.jobs.items():
         if name not in population.failed:
             records.summarize(job)
 
 
 def begin_stage(population: Population, progress: PopulationProgress) -> PopulationProgress:
-    """Returns the progress that the next step begins with; as `jrl.loop.begin_stage` does of one run."""
-    first, before = population.first, progress.stage
-    i = stage_at(first.config, first.done + 1)
-    if i == before:
+    """Returns the progress that the next step starts from, as `jrl.loop.begin_stage` does for one run."""
+    first, stage = population.first, progress.stage
+    next_stage = stage_at(first.config, first.done + 1)
+    if next_stage == stage:
         return progress
-    if before >= 0 and trains_online(first.config.stages[before]):
-        evaluate_all(population, progress.state, f"after_{first.stages[before].name}")
-    if trains_online(first.config.stages[i]):
-        evaluate_all(population, progress.state, f"before_{first.stages[i].name}")
-    return PopulationProgress(populations.begin_stage(population, progress.state, i), (), stage=i)
+    if stage >= 0 and trains_online(first.config.stages[stage]):
+        evaluate_all(population, progress.state, f"after_{first.stages[stage].name}")
+    if trains_online(first.config.stages[next_stage]):
+        evaluate_all(population, progress.state, f"before_{first.stages[next_stage].name}")
+    return PopulationProgress(populations.begin_stage(population, progress.state, next_stage), (), stage=next_stage)
 
 
 def evaluate_all(population: Population, state: TrainState, name: str) -> None:
-    """Evaluates every member that has not failed under a name, one after the other."""
+    """Evaluates every member that has not failed, one after the other, under a name such as "before_rl"."""
     if population.first.config.eval is not None:
-        for (member, job), own in zip(population.jobs.items(), population.members.unstack(state)):
+        for (member, job), member_state in zip(population.jobs.items(), population.members.unstack(state)):
             if member not in population.failed:
-                loop.evaluate_once(job, own, name)
+                loop.evaluate_once(job, member_state, name)
 
 
-def evaluate_on_the_way(population: Population, progress: PopulationProgress, step: PopulationStep) -> None:
-    """Adds an evaluation of every member to the metrics of a step, where it is due."""
+def evaluate_if_due(population: Population, progress: PopulationProgress, step: PopulationStep) -> None:
+    """Adds an evaluation of every member to the metrics of a step if one is due."""
     if not evaluates_after(population.first.config, population.first.done):
         return
     states = population.members.unstack(progress.state)
-    for (name, job), state, own in zip(population.jobs.items(), states, step.steps):
+    for (name, job), state, member_step in zip(population.jobs.items(), states, step.steps):
         if name not in population.failed:
-            own.metrics |= numbers(loop.evaluate(job, state, "during training", interruptible=False))
+            member_step.metrics |= numbers(loop.evaluate(job, state, "during training", interruptible=False))

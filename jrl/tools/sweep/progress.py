@@ -1,4 +1,4 @@
-"""What a person sees of a sweep: a line for every member that ends, and on a terminal one that says how far it is."""
+"""Shows the progress of a sweep: a line for every member that ends and, on a terminal, a live status line."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from jrl.tools.sweep.members import Member
 from jrl.tools.sweep.runs import missing_metrics, read_run
 
 TAIL_BYTES = 1 << 16  # of metrics.jsonl, enough for its last row
-BETWEEN_LOOKS_SECONDS = 1.0  # at the steps of the members that train
+REFRESH_SECONDS = 1.0  # between updates of the status line
 
 
 def open_progress(
     folder: Path, total: int, finished: int, jobs: int, metrics: Sequence[str], stream: TextIO
 ) -> ProgressCallbacks:
-    """Returns what tells of a sweep on `stream`.
+    """Returns callbacks that print the progress of a sweep to `stream`.
 
     Args:
-      total: members of the sweep. finished: those that need not run.
-      jobs: members at a time; the time left goes by the mean time of those that have ended.
-      metrics: what the members will be compared by. Each line shows the last value of the first of them; "reward/mean"
-        where there are none. Those that the first finished member does not have are told then, and not after the last.
+      total: members of the sweep. finished: members that are finished already.
+      jobs: members that train at a time. The time left is estimated from the mean time of those that are done.
+      metrics: what the members will be compared by; each line shows the last value of the first one, or of
+        "reward/mean" if there are none. Metrics missing from the first member that is done are reported at once.
     """
     live = stream.isatty()
     metric, unchecked = (metrics or ("reward/mean",))[0], list(metrics)
     seconds: list[float] = []
-    over, left = finished, total - finished  # members that are finished, and that have yet to end
-    looked, shown = 0.0, ""
+    num_done, left = finished, total - finished  # members that are finished, and that have yet to end
+    refreshed, shown = 0.0, ""
 
     def clear() -> None:
         nonlocal shown
@@ -59,24 +59,24 @@ def open_progress(
         line(f"waiting for {member.name}, which {who} trains")
 
     def ended(outcome: Ended) -> None:
-        nonlocal over, left
+        nonlocal num_done, left
         member, code = outcome.member, outcome.code
         left -= 1
         if code == DONE:
-            over += 1
+            num_done += 1
             seconds.append(outcome.seconds)
         row = last_row(folder / member.name)
-        rest = time_left(seconds, left, jobs)
+        eta = time_left(seconds, left, jobs)
         done = f"{member.steps} steps in {duration(outcome.seconds)}"
         value = f"  {metric} {row[metric]:.4g}" if isinstance(row.get(metric), float | int) else ""
         last = f"after step {row['step']}" if "step" in row else "before its first step"
         word = {DONE: f"done   {member.name}  {done}{value}", PREEMPTED: f"stopped {member.name} {last}"}
         failed = f"FAILED {member.name} (exit code {code}): {last_words(folder, outcome)}"
-        line(f"[{over}/{total}] {word.get(code, failed)}{f'  {rest} left' if rest else ''}")
+        line(f"[{num_done}/{total}] {word.get(code, failed)}{f'  {eta} left' if eta else ''}")
         if code == DONE and left and unchecked:
             try:
                 missing = missing_metrics(unchecked, [read_run(folder / member.name)])
-            except (OSError, ValueError) as error:  # the others train on; the comparison meets it again
+            except (OSError, ValueError) as error:  # do not stop the others; the comparison raises it again
                 line(f"note: {error}")
                 return
             for name in missing:
@@ -84,14 +84,14 @@ def open_progress(
             unchecked.clear()
 
     def tick(running: Sequence[Member]) -> None:
-        nonlocal looked, shown
+        nonlocal refreshed, shown
         now = time.monotonic()
-        if not live or now - looked < BETWEEN_LOOKS_SECONDS:
+        if not live or now - refreshed < REFRESH_SECONDS:
             return
-        looked = now
+        refreshed = now
         steps = [f"{member.name} {last_row(folder / member.name).get('step', 0)}/{member.steps}" for member in running]
-        rest = time_left(seconds, left, jobs)
-        text = f"{over}/{total} done; {'; '.join(steps) or 'waiting'}{f'; about {rest} left' if rest else ''}"
+        eta = time_left(seconds, left, jobs)
+        text = f"{num_done}/{total} done; {'; '.join(steps) or 'waiting'}{f'; about {eta} left' if eta else ''}"
         shown = text[: shutil.get_terminal_size().columns - 1]
         stream.write(f"\r\x1b[K{shown}")
         stream.flush()
@@ -100,12 +100,12 @@ def open_progress(
 
 
 def time_left(seconds: Sequence[float], left: int, jobs: int) -> str:
-    """Returns the time that `left` members take as text, "" where that is unknown or there is none."""
+    """Returns the estimated time for `left` members as text; "" if it is unknown or none are left."""
     return duration(statistics.mean(seconds) * left / min(jobs, left)) if seconds and left else ""
 
 
 def last_row(folder: Path) -> dict[str, Any]:
-    """Returns the last whole row of a run's metrics, {} where there is none yet."""
+    """Returns the last complete row of a run's metrics; {} if there is none yet."""
     path = folder / "metrics.jsonl"
     if not paths.exists(path):
         return {}

@@ -1,4 +1,4 @@
-"""Runs as a comparison reads them, from their folders: settings, metrics, evaluations. No run is opened."""
+"""Reads the settings, metrics and evaluations of runs from their folders, for comparisons. No run is opened."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from jrl.tools.sweep.settings import settings_of
 
 Array = np.ndarray
 LAST_SHARE = 10  # a run's score is the mean over the last tenth of its rows
-# Settings that config.gin does not say, and where the manifest has them: what data and plugins were, not their names.
+# {setting: key in the manifest's identity} of settings that are not in config.gin: hashes of contents, not names.
 FINGERPRINTS = {"tokenizer": "tokenizer", "data": "data", "plugins": "parts"}
-COMPARED = ("manifest.json", "config.gin", "summary.json", "metrics.jsonl")  # what is read of a run
+COMPARED = ("manifest.json", "config.gin", "summary.json", "metrics.jsonl")  # the files that a comparison reads
 EVALUATION = "eval/"  # before the name of an evaluation in summary.json: "eval/after_rl"
 
 
 class RunResult(NamedTuple):
-    """A run that exists."""
+    """What a comparison reads of a run."""
 
     folder: Path
     seed: str
-    settings: Mapping[str, str]  # "AdamW.learning_rate" -> "0.001": what can make another experiment of it
+    settings: Mapping[str, str]  # such as {"AdamW.learning_rate": "0.001"}: what distinguishes experiments
     rows: Sequence[Mapping[str, Any]]  # of metrics.jsonl
-    evals: Mapping[str, float]  # "eval/after_rl" -> mean; none while the run is not finished
+    evals: Mapping[str, float]  # {"eval/after_rl": mean}; empty until the run is finished
     finished: bool
     address: str | None = None  # gs://BUCKET/NAME; None: it is in a local folder
 
     @property
     def source(self) -> str:
-        """Where its user finds it."""
+        """Where the user finds the run: its address, or its folder."""
         return self.address or str(self.folder)
 
     @property
@@ -48,7 +48,7 @@ class RunResult(NamedTuple):
 
 
 def find_runs(folders: Sequence[Path]) -> tuple[list[Path], list[str]]:
-    """Returns the folders of runs, and a sentence on each that is missing. A sweep stands for its members.
+    """Returns the folders of runs, and a sentence on each member that has not begun. A sweep stands for its members.
 
     Raises: ValueError for a folder that is neither a run nor a sweep, or that is given twice.
     """
@@ -68,21 +68,21 @@ def find_runs(folders: Sequence[Path]) -> tuple[list[Path], list[str]]:
                 "there is no such folder" if not paths.exists(folder) else "it has no manifest.json and no sweep.json"
             )
             raise ValueError(f"{folder} is not a run or a sweep: {what}")
-    places = [folder.resolve() for folder in found]
-    for folder, place in zip(found, places):
-        if places.count(place) > 1:
+    resolved = [folder.resolve() for folder in found]
+    for folder, place in zip(found, resolved):
+        if resolved.count(place) > 1:
             raise ValueError(f"{folder} is given twice")
     return found, notes
 
 
 def read_run(folder: Path, address: str | None = None) -> RunResult:
-    """Returns a run from its folder, or from a local copy of what is at an address. Raises ValueError or ConfigError
-    naming the file that is damaged."""
+    """Returns a run from its folder, or from the local copy of the run at `address`. Raises ValueError or ConfigError
+    naming the damaged file."""
     identity = read_manifest(folder / "manifest.json")["identity"]
     seed, settings = settings_of(read_statements(str(folder / "config.gin"), (), Config))
     summary = folder / "summary.json"
-    found = paths.read_object(summary) if paths.exists(summary) else {}
-    evals = {f"{EVALUATION}{name}": result["mean"] for name, result in found.get("eval", {}).items()}
+    content = paths.read_object(summary) if paths.exists(summary) else {}
+    evals = {f"{EVALUATION}{name}": result["mean"] for name, result in content.get("eval", {}).items()}
     rows = list(read_metrics(folder / "metrics.jsonl"))
     return RunResult(
         folder=folder,
@@ -90,21 +90,21 @@ def read_run(folder: Path, address: str | None = None) -> RunResult:
         settings={**settings, **{name: str(identity.get(part)) for name, part in FINGERPRINTS.items()}},
         rows=rows,
         evals={name: math.nan if value is None else float(value) for name, value in evals.items()},
-        finished=bool(found) and (not rows or rows[-1]["step"] == found.get("steps")),
+        finished=bool(content) and (not rows or rows[-1]["step"] == content.get("steps")),
         address=address,
     )
 
 
 def series(run: RunResult, metric: str) -> tuple[Array, Array]:
-    """Returns the steps that have a metric, and its values: [rows] int64, [rows] float64, NaN where it is none."""
+    """Returns the steps that have a metric, and its values: [rows] int64, [rows] float64. Values may not be finite."""
     pairs = [(row["step"], float(row[metric])) for row in run.rows if _is_number(row.get(metric))]
     return np.array([step for step, _ in pairs], np.int64), np.array([value for _, value in pairs], np.float64)
 
 
 def score(run: RunResult, metric: str) -> float:
-    """Returns one number for a run: of an evaluation its mean, of a metric the mean over the last tenth of its rows.
+    """Returns one number for a run: an evaluation's mean, or the mean of a metric over the last tenth of its rows.
 
-    Values that are not finite do not count; NaN where none is left.
+    Non-finite values do not count; NaN if none is left.
     """
     if metric in run.evals:
         return run.evals[metric]
@@ -115,7 +115,7 @@ def score(run: RunResult, metric: str) -> float:
 
 
 def missing_metrics(metrics: Sequence[str], runs: Sequence[RunResult]) -> list[str]:
-    """Returns "metric NAME" for each metric that no run has, with the nearest name."""
+    """Returns "metric NAME" for each metric that no run has, with a suggestion."""
     known = set[str]().union(*(run.evals for run in runs), *(row for run in runs for row in run.rows[-1:]))
     return [
         f"metric {metric!r}{suggestion(metric, known, kind='metrics')}"
@@ -125,7 +125,7 @@ def missing_metrics(metrics: Sequence[str], runs: Sequence[RunResult]) -> list[s
 
 
 def default_metrics(runs: Sequence[RunResult]) -> list[str]:
-    """Returns the reward, and the last evaluation that every run has; the loss where nothing was sampled."""
+    """Returns the reward if a run has it, and the last evaluation that all runs have; the loss if there is neither."""
     evaluated = [name for name in runs[0].evals if all(name in run.evals for run in runs)]
     rewarded = any("reward/mean" in row for run in runs for row in run.rows)
     return [*(["reward/mean"] if rewarded else []), *evaluated[-1:]] or ["loss"]

@@ -1,4 +1,4 @@
-"""What makes two runs one experiment: their settings, which are the fields of config.gin that can matter."""
+"""The settings of a run: the fields of its config.gin that can matter. Runs with equal settings are one experiment."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from jrl.config.sweep import gin_text
 from jrl.config.syntax import Reference, Statement, read_statements
 from jrl.experiment import FREE, ROUNDED, Config
 
-SEED = "Run.seed"  # runs that differ in it alone are one variant
-# Fields in which two runs may differ and still be the same experiment. A mesh and a kernel are experiments: they have
-# a speed.
+SEED = "Run.seed"  # runs that differ only in it are one variant
+# Fields in which two runs of the same experiment may differ. Meshes and kernels are not among them: they change speed.
 IRRELEVANT = tuple(name for name in FREE if name not in (*ROUNDED, "MeshShape.*"))
 
 
 def settings_of(statements: Iterable[Statement]) -> tuple[str, dict[str, str]]:
-    """Returns the seed, and "AdamW.learning_rate" -> "0.001" for every field that makes another experiment of a run."""
+    """Returns (seed, settings), such as {"AdamW.learning_rate": "0.001"}, without the irrelevant fields."""
     bound = {name: gin_text(value) for name, value in by_place(statements)}
     return bound.get(SEED, ""), {name: value for name, value in bound.items() if not is_irrelevant(name)}
 
 
 def by_place(statements: Iterable[Statement]) -> Iterator[tuple[str, Any]]:
-    """Yields the name and the value of every field, parts under a name for each place that holds one.
+    """Yields the name and value of every field. A part has a separate name for each field that holds it.
 
-    A config.gin names equal parts once. Two runs of one sweep may so have a part of two places in the one, and a part
-    for each in the other; by place they differ in what was swept alone. The first place has the plain name.
+    A config.gin writes equal parts once. So one run of a sweep may share a part between two fields where another has a
+    part for each. With a name per field the runs differ only in what was swept. The first field's part has the plain
+    name.
     """
     sections: dict[str, list[tuple[str, Any]]] = {}
     for statement in statements:
@@ -36,14 +36,14 @@ def by_place(statements: Iterable[Statement]) -> Iterator[tuple[str, Any]]:
             section, _, field = statement.name.rpartition(".")
             sections.setdefault(section, []).append((field, statement.value))
     root = Config.__name__
-    waiting, taken, reached = [(root, root)], {root}, set()
+    waiting, used, reached = [(root, root)], {root}, set()
 
     def renamed(value: Any, hint: str) -> Any:
         if isinstance(value, Reference):
-            name = next(name for name in scoped_names(value.name, hint) if name not in taken)
-            taken.add(name)
+            name = next(name for name in scoped_names(value.name, hint) if name not in used)
+            used.add(name)
             waiting.append((str(value).strip("@()"), name))
-            return Reference("", value.name, value.called)  # its fields say which place they are of
+            return Reference("", value.name, value.called)  # the names of its fields say which field holds it
         if isinstance(value, list | tuple):
             return type(value)(renamed(item, hint) for item in value)
         return {key: renamed(item, hint) for key, item in value.items()} if isinstance(value, dict) else value
@@ -56,12 +56,12 @@ def by_place(statements: Iterable[Statement]) -> Iterator[tuple[str, Any]]:
 
 
 def settings_of_config(config: Config, tables: Any) -> tuple[str, dict[str, str]]:
-    """Returns the same of a configuration that has not run: what its config.gin will say."""
+    """Returns `settings_of` the config.gin that a configuration will write."""
     lines = [line for line in gin.to_gin(config, tables).splitlines() if line]
     return settings_of(read_statements(None, lines, Config))
 
 
 def is_irrelevant(name: str) -> bool:
-    """Returns whether two runs that differ in a field are still one experiment, up to their seeds."""
+    """Returns whether runs that differ in this field can be the same experiment: the seed, or one of IRRELEVANT."""
     field = name.rpartition("/")[2]
     return field == SEED or any(fnmatch.fnmatchcase(field, pattern) for pattern in IRRELEVANT)

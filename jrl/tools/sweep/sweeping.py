@@ -1,4 +1,4 @@
-"""A sweep from its folder's first file to its report."""
+"""Runs a sweep: takes its folder, trains its members, and compares and reports them."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from jrl.tools.sweep.runs import COMPARED, RunResult, default_metrics, find_runs
 
 
 class ComparisonOptions(NamedTuple):
-    """How runs are compared."""
+    """How to compare runs."""
 
-    metrics: tuple[str, ...]  # none: what suits the runs
+    metrics: tuple[str, ...]  # empty: `default_metrics`
     by: tuple[str, ...]
     baseline: str | None
     statistic: str
 
 
 def commands_of(sweep: Sweep, folder: Path, options: Sequence[str] = ()) -> dict[str, list[str]]:
-    """Returns member -> the arguments of `jrl` that train it."""
+    """Returns {member name: the arguments of `jrl` that train it}."""
     return {m.name: train_arguments(sweep, m, shown(folder / m.name), options) for m in sweep.members}
 
 
@@ -42,7 +42,7 @@ def planned(sweep: Sweep, folder: Path) -> list[RunResult]:
 
 
 def check_is_local(folder: Path) -> None:
-    """Raises ValueError for a bucket, where members can be trained and compared, but not by one sweep."""
+    """Raises ValueError for a bucket: members can train there and be compared, but not as one sweep."""
     if paths.is_remote(folder):
         raise ValueError(
             f"{shown(folder)} is in a bucket, and a sweep needs a local --out: locks, logs and summaries there tell "
@@ -53,8 +53,8 @@ def check_is_local(folder: Path) -> None:
 
 
 def check_options(sweep: Sweep, folder: Path, options: ComparisonOptions) -> None:
-    """Raises ValueError, before any member is trained or printed, for a --by or a --baseline that the comparison would
-    refuse, and RefusedIdentity for a local folder that holds something else."""
+    """Raises ValueError, before any member is trained or printed, for a --by or --baseline that the comparison would
+    refuse, and RefusedIdentity for a local folder that contains something else."""
     if not paths.is_remote(folder):
         manifest.check_folder(folder, sweep)
     variants, compared, _ = group(planned(sweep, folder), options.by)
@@ -72,11 +72,12 @@ def train_sweep(
     metrics: Sequence[str],
     stream: TextIO,
 ) -> tuple[dict[str, Ended], int]:
-    """Trains what is not finished and returns how those members ended, and how many of all are finished now.
+    """Trains the unfinished members. Returns how they ended, and how many of all members are finished now.
 
     Args:
-      train: trains members and tells of it. jobs: how many train at a time. how: that, in words, of so many members.
-      metrics: what they will be compared by; none: what suits them.
+      train: trains members and reports progress. jobs: members that train at a time. how: describes how a number of
+        members train.
+      metrics: what members will be compared by; empty: the default metrics.
     """
     waiting = [member for member in sweep.members if not is_finished(folder, member)]
     finished = len(sweep.members) - len(waiting)
@@ -89,9 +90,9 @@ def train_sweep(
 
 
 def hold_sweep(folder: Path, sweep: Sweep) -> RunLock:
-    """Takes the folder for this process and writes its sweep.json; returns the lock.
+    """Locks the folder for this process, writes its sweep.json if there is none, and returns the lock.
 
-    Raises: RefusedIdentity for a folder of another sweep, ValueError for one that another process trains.
+    Raises: RefusedIdentity for a folder of another sweep, ValueError if another process holds the folder.
     """
     manifest.check_folder(folder, sweep)
     try:
@@ -107,9 +108,10 @@ def hold_sweep(folder: Path, sweep: Sweep) -> RunLock:
 def report_sweep(
     sweep: Sweep, folder: Path, ended: Mapping[str, Ended], options: ComparisonOptions
 ) -> Comparison | None:
-    """Compares the members that are finished and writes sweep.json and the page; None where there is none.
+    """Compares the finished members, writes sweep.json and the page, and returns the comparison; None if no member is
+    finished.
 
-    sweep.json names for every member whether it is finished, and the exit code with which it ended last.
+    sweep.json records for every member whether it is finished, and its last exit code.
     """
     done = [member for member in sweep.members if is_finished(folder, member)]
     content = manifest.describe(sweep)
@@ -136,7 +138,7 @@ def report_sweep(
 def compare_folders(
     folders: Sequence[Path], options: ComparisonOptions, notes: Sequence[str] = (), swept: Sequence[str] = ()
 ) -> Comparison:
-    """Returns the comparison of runs in folders or at gs:// addresses; a folder of a sweep stands for its members."""
+    """Returns the comparison of runs in folders or at gs:// addresses. A sweep's folder stands for its members."""
     remote = {shown(folder).rstrip("/") for folder in folders if paths.is_remote(folder)}
     if len(remote) < sum(map(paths.is_remote, folders)):
         raise ValueError(f"a run is given twice: {', '.join(sorted(remote))}")
@@ -161,7 +163,7 @@ def compare_folders(
 
 
 def failures(folder: Path, sweep: Sweep, ended: Mapping[str, Ended]) -> list[str]:
-    """Returns a line for every member that failed: its name, its exit code, what it said, where its log is."""
+    """Returns a line for every failed member: its name, its exit code, its last message and the path of its log."""
     lines = []
     for member in sweep.members:
         code = ended[member.name].code if member.name in ended else DONE
@@ -174,5 +176,5 @@ def failures(folder: Path, sweep: Sweep, ended: Mapping[str, Ended]) -> list[str
 
 
 def shell(arguments: Sequence[str]) -> str:
-    """Returns a command as a shell reads it."""
+    """Returns a `jrl` command quoted for a shell."""
     return shlex.join(["jrl", *arguments])
