@@ -1,6 +1,6 @@
-"""The memory of programs without generating code: buffer assignment takes a tenth of the time of a full compilation.
+"""Memory of programs without generating code: buffer assignment takes a tenth of the time of a full compilation.
 
-The compiler cannot be stopped after it, so it runs in a process that exits early:
+The compiler cannot be stopped after buffer assignment, so it runs in a process that exits early:
 `python -m jrl.tools.plan.assigned OUT.json TOPOLOGY PROGRAM,PROGRAM CONFIG [NAME=VALUE ...]`. The search uses this.
 """
 
@@ -32,17 +32,18 @@ POLL = 0.2  # seconds
 
 
 def ask(source: Sequence[str], topology: Topology, names: Sequence[str]) -> dict[str, Compiled]:
-    """Returns the memory of some programs of a run on a topology, by name; no code is compiled.
+    """Returns {program name: its memory} for the named programs of a run on a topology, without waiting for code
+    generation.
 
     Args:
-      source: the configuration and bindings, as the command line has them.
+      source: the configuration and bindings, as on the command line.
 
-    Raises: ValueError where the process failed.
+    Raises: ValueError if the process failed.
     """
     with tempfile.TemporaryDirectory(prefix="jrl-plan-") as folder:
         out = Path(folder) / "assigned.json"
         command = [sys.executable, "-m", "jrl.tools.plan.assigned", str(out), topology.name, ",".join(names), *source]
-        # Files that the compiler still writes when the process exits are removed with the folder.
+        # Removing the folder also removes files that the compiler is still writing when the process exits.
         environment = {**os.environ, **libtpu.ENVIRONMENT, "TMPDIR": folder}
         done = subprocess.run(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
@@ -79,19 +80,19 @@ def assign_now(lowered: Any, options: Mapping[str, Any] = MappingProxyType({})) 
 
 
 def main(out: str, topology: str, names: str, config: str, bindings: Sequence[str]) -> None:
-    """Writes the memory of some programs of a run, and ends the process even if it is still compiling."""
+    """Writes the memory of the named programs of a run, and exits the process even if it is still compiling."""
     from jrl.resolve import load_config
     from jrl.tools.plan.case import for_tpus, with_known_shape
     from jrl.tools.plan.shapes import lower, topology_meshes
 
-    place = parse_topology(topology)
+    topology_ = parse_topology(topology)
     resolved, parts = load_config(config, bindings)
-    resolved, _ = for_tpus(with_known_shape(resolved)[0], place.num_devices)
-    lowered = lower(resolved, parts, *topology_meshes(resolved, place))
+    resolved, _ = for_tpus(with_known_shape(resolved)[0], topology_.num_devices)
+    lowered = lower(resolved, parts, *topology_meshes(resolved, topology_))
 
     def memory_of(name: str) -> Compiled:
-        options = COMPILER_OPTIONS[place.chip.device_kind]
-        path = compiled.cache_file(lowered[name].as_text(), place, f"assigned {options}")
+        options = COMPILER_OPTIONS[topology_.chip.device_kind]
+        path = compiled.cache_file(lowered[name].as_text(), topology_, f"assigned {options}")
         return compiled.cached_or(functools.partial(assign_now, options=options), lowered[name], path)[0]
 
     programs = names.split(",")

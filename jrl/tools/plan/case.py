@@ -1,4 +1,4 @@
-"""A run as its shapes on a mesh: all that memory, operations and time are counted from. No device, no array."""
+"""The shapes of a run on a mesh, from which memory, operations and time are computed. No device, no array."""
 
 from __future__ import annotations
 
@@ -48,8 +48,7 @@ from jrl.types import PyTree
 
 
 class ReadWeights(NamedTuple):
-    """Bytes on one device of the weights of models that are read from folders and stay as they are; None: the shape of
-    one is not known."""
+    """Bytes on one device of the frozen models that are read from folders; None: a model's shape is not known."""
 
     teacher: int | None = 0
     reward: int | None = 0  # of all members of an ensemble
@@ -66,24 +65,24 @@ class Case:
     cfg: Decoder  # its vocabulary filled in
     sizes: dict[str, int]  # devices along each mesh axis
     spec: PyTree  # ParamSpecs of the decoder's weights, none of them quantized
-    stored: PyTree  # and as the run keeps them: frozen matrices perhaps in few bits
-    adapters: PyTree | None  # and of the adapters to them, which are then all that is trained
+    stored: PyTree  # ParamSpecs of the weights as stored: frozen matrices may be quantized
+    adapters: PyTree | None  # ParamSpecs of the adapters, which are then the only trained weights; None: no adapters
     shape: Shape  # packed, of one optimizer step
-    prompts: int  # B, padded to the batch shards; of an Offline stage its rows
+    prompts: int  # B, padded to the batch shards; for an Offline stage its rows
     samples: int  # completions of each prompt
     needs: Needs  # of the stage's objective
-    updates: str  # the role that an optimizer step is of
+    updates: str  # the role that an optimizer step updates
     roles: int  # models with trained parameters: the policy, and those that this stage and earlier ones train
-    previous: int  # older versions of the policy that are held
-    recomputes: bool  # the weights before the update are asked for old log-probs or values
-    read: ReadWeights  # bytes on one device of the models beside the policy
+    previous: int  # older versions of the policy that are kept
+    recomputes: bool  # old log-probs or values are computed by the weights before the update
+    read: ReadWeights  # bytes on one device of the models that are read from folders
     before: Case | None  # the stage that ends when this one begins
     waiting: int  # draws that are on the device while a step learns from another
     others: tuple[Case, ...] = ()  # the run's other stages that are planned
-    segments: tuple[int, ...] = ()  # of a case of further segments, the most tokens of a row before each of them
-    sampler_sizes: dict[str, int] | None = None  # of the devices of their own for sampling; None: `sizes`
-    learner_sizes: dict[str, int] | None = None  # of a case on those devices: where the weights come from
-    slices: int = 1  # of the topology, all meshes together
+    segments: tuple[int, ...] = ()  # for sampling further segments: the most tokens of a row before each of them
+    sampler_sizes: dict[str, int] | None = None  # axis sizes of the mesh that only samples; None: `sizes` samples too
+    learner_sizes: dict[str, int] | None = None  # for a case on that mesh: axis sizes of the learner's mesh
+    slices: int = 1  # of the topology, over all meshes
 
     shards = property(lambda self: num_shards(BATCH_AXES, self.sizes))
     shares = property(lambda self: self.sizes["sequence"])  # of a packed row
@@ -98,12 +97,12 @@ class Case:
 
     @property
     def mesh_slices(self) -> int:
-        """Slices that the case's own mesh is on."""
+        """Number of slices of the case's own mesh."""
         return (self.config.mesh if self.learner_sizes is None else self.config.sampler_mesh).slices
 
     @property
     def network_sizes(self) -> list[tuple[str, int]]:
-        """Devices along each mesh axis, where the mesh is on several slices with these before `data`, their part."""
+        """(axis, devices) of the mesh; on several slices an axis `slices` comes first and `data` is per slice."""
         slices = self.mesh_slices
         if slices == 1:
             return list(self.sizes.items())
@@ -122,13 +121,13 @@ class Case:
 
     @property
     def drawn(self) -> int:
-        """The most tokens of a completion that a sampling call draws."""
+        """The most tokens that a sampling call draws of one completion."""
         strategy = getattr(self.stage, "strategy", None)
         return strategy.tokens if isinstance(strategy, Partial) else self.completion_length
 
     @property
     def decode_steps(self) -> int:
-        """Decode steps of a sampling call where every completion has the maximum length."""
+        """Decode steps of a sampling call if every completion has the maximum length."""
         return -(-(self.sequences // self.shards) // self.slots) * self.drawn
 
     @property
@@ -138,20 +137,20 @@ class Case:
 
     @property
     def begun(self) -> tuple[int, ...]:
-        """The most tokens that a row has before each of the sampling program's calls in a step."""
+        """The most tokens that a row has before each call of the sampling program in a step."""
         return self.segments or (self.config.data.prompt_length,)
 
     @property
     def prefilled(self) -> float:
-        """Columns of a row that a sampling call prefills, the mean over a step's calls: whole chunks."""
+        """Columns of a row that a sampling call prefills, in whole chunks: the mean over a step's calls."""
         length, chunk = self.config.data.prompt_length, self.prefill_chunk
         ends = [min(-(-(longest - 1) // chunk) * chunk, length) for longest in self.begun]
         return length if chunk == length else sum(ends) / len(ends)
 
     @functools.cached_property
     def micro_batches(self) -> int:
-        """Micro-batches of an optimizer step where everything has the maximum length. With prefix_sharing='cross_row'
-        the shape has room for more, since it must hold the worst lengths."""
+        """Micro-batches of an optimizer step if all sequences have the maximum length. With prefix_sharing='cross_row'
+        the shape has room for more, because it must fit the worst lengths."""
         s = self.shape
         if not s.prefix_columns:
             return s.micro_batches
@@ -163,7 +162,7 @@ class Case:
 
     @property
     def rows(self) -> int:
-        """Packed rows of a micro-batch on one shard of them, of which a device may have a share."""
+        """Packed rows of a micro-batch on one row shard. A device may hold only a share of each."""
         return self.shape.rows // self.shape.shards
 
     @property
@@ -177,14 +176,14 @@ class Case:
         return self.rows * self.share_length
 
 
-# Shapes of published models: config.json by the name of the folder, what decides the shape and no more. Source: the
+# Shapes of published models: FOLDER NAME/config.json with only the keys that determine the shape. Source: the
 # config.json in each model's repository, read in 2025.
 KNOWN = Path(__file__).with_name("published")
 
 
 def with_known_shape(config: Config) -> tuple[Config, str | None]:
-    """Returns (`config`, None), or where the folder of its published model or teacher is missing but the shape is
-    known, `config` with that shape, and a note about it."""
+    """Returns (config, note). If the folder of the published model or teacher is missing but its shape is known, the
+    config uses that shape and the note says so; else (`config`, None)."""
     notes = []
     for field in ("model", "teacher"):
         published = getattr(config, field)
@@ -198,20 +197,20 @@ def with_known_shape(config: Config) -> tuple[Config, str | None]:
 
 
 def for_tpus(config: Config, num_devices: int) -> tuple[Config, list[Choice]]:
-    """Returns `config` with what every 'auto' stands for on so many TPUs, and what that is.
+    """Returns `config` with every 'auto' resolved for this many TPUs, and the choices made.
 
-    Raises: ValueError where the mesh does not fit the devices, or the configuration has no size of the vocabulary.
+    Raises: ValueError if the mesh does not fit the devices, or the configuration does not set the vocabulary size.
     """
     return choose_kernels(config, decoder_of_run(config), "tpu", *mesh_sizes(config, num_devices))
 
 
 def uncounted(config: Config) -> str | None:
-    """Returns a note about the parts of a run that are not counted; None where everything is."""
+    """Returns a note about the parts of a run that a plan does not count; None if it counts everything."""
     known = {name: size is not None for name, size in read_weights(config, dict.fromkeys(AXES, 1))._asdict().items()}
     notes = []
     if config.reward is not None:
-        of = "time and workspace" if known["reward"] else "memory and time"
-        notes.append(f"the {of} of Config.reward are not counted")
+        quantities = "time and workspace" if known["reward"] else "memory and time"
+        notes.append(f"the {quantities} of Config.reward are not counted")
     if config.teacher is not None:
         notes.append("the time of Config.teacher is counted as of a model like the policy")
         notes += ["the memory of Config.teacher is not counted"] * (not known["teacher"])
@@ -221,20 +220,20 @@ def uncounted(config: Config) -> str | None:
     strategies = any(
         isinstance(stage, Online) and not isinstance(stage.strategy, Partial | None) for stage in config.stages
     )
-    notes += ["Online.strategy is counted as plain sampling, but where the compiler counts"] * strategies
+    notes += ["Online.strategy is counted as plain sampling, except by the compiler"] * strategies
     return "; ".join(notes) or None
 
 
 def read_weights(config: Config, sizes: dict[str, int]) -> ReadWeights:
-    """Returns the weights of the teacher and the reward model on one device of a mesh of these sizes, in the dtypes
-    that they are kept in: of folders that exist, or that have the name of a known model."""
+    """Returns the bytes of the teacher's and the reward model's weights on one device of a mesh of these sizes, in the
+    dtypes that they are stored in. Their folder must exist or have the name of a known model."""
 
     def size(published: Published, classifier: bool) -> int | None:
         if paths.readable_file(published.path, "config.json") is not None:
             cfg = classifier_of(published).cfg if classifier else decoder_of(published)[1]
         elif (known := KNOWN / Path(published.path).name).is_dir():
             cfg = decoder_of(dataclasses.replace(published, path=str(known)))[1]
-            cfg = dataclasses.replace(cfg, tied=True) if classifier else cfg  # which has no token head
+            cfg = dataclasses.replace(cfg, tied=True) if classifier else cfg  # a classifier has no token head
         else:
             return None
         leaves = jax.tree.leaves(decoder.spec(cfg), is_leaf=is_spec)
@@ -249,7 +248,7 @@ def read_weights(config: Config, sizes: dict[str, int]) -> ReadWeights:
 
 
 def vocab_size_of(config: Config) -> int | None:
-    """Returns the vocabulary of the run, or None where the configuration does not define it. Opens no tokenizer
+    """Returns the vocabulary size of the run; None if the configuration does not define it. Opens no tokenizer
     file."""
     if isinstance(config.model, Published):
         return decoder_of(config.model)[1].vocab_size
@@ -261,9 +260,9 @@ def vocab_size_of(config: Config) -> int | None:
 
 
 def decoder_of_run(config: Config) -> Decoder:
-    """Returns the decoder of the run. Neither data nor a tokenizer's file is opened.
+    """Returns the decoder config of the run. Opens neither data nor a tokenizer file.
 
-    Raises: ValueError where the configuration does not define the size of the vocabulary.
+    Raises: ValueError for a custom model, or if the configuration does not define the vocabulary size.
     """
     if isinstance(config.model, Published):
         longest = config.data.prompt_length + config.sampler.completion_length
@@ -280,11 +279,10 @@ def make_case(config: Config, parts: Parts, num_devices: int, stage: str | None 
     """Returns the shapes of a stage of `config` on `num_devices`.
 
     Args:
-      stage: the name of the stage, which is then planned alone; None: the last Online stage, or the last one where
-        there is none, and beside it all others.
-      slices: that the devices are of.
+      stage: the name of the only stage to plan; None: the main stage (see `main_stage`), with all others in `others`.
+      slices: number of slices that the devices belong to.
 
-    Raises: ValueError where the shapes do not divide, or there is no such stage.
+    Raises: ValueError if the shapes do not divide, or there is no such stage.
     """
     names = stage_names(config.stages)
     if stage is not None and stage not in names:
@@ -301,17 +299,17 @@ def make_case(config: Config, parts: Parts, num_devices: int, stage: str | None 
 
 
 def main_stage(config: Config) -> int:
-    """Returns the index of the last Online stage, or of the last stage where there is none."""
+    """Returns the index of the last Online stage, or of the last stage if there is none."""
     online = [i for i, stage in enumerate(config.stages) if isinstance(stage, Online)]
     return online[-1] if online else len(config.stages) - 1
 
 
 def model_fields(config: Config, parts: Parts, num_devices: int) -> dict[str, Any]:
-    """Returns the fields of a Case that all stages share. Raises ValueError where the model cannot be sharded."""
+    """Returns the fields of a Case that all stages share. Raises ValueError if the model cannot be sharded."""
     sizes, sampler_sizes = mesh_sizes(config, num_devices)
     sampler_mesh = None if sampler_sizes is None else abstract_mesh(sampler_sizes)
     cfg = decoder_of_run(config)
-    # Heads are as wide as one row of the embedding, and not counted.
+    # Heads are not counted: each is as small as one row of the embedding.
     stored, trained = split_params(programs.model_of(config, parts.tables).spec(cfg))
     check_model(config, cfg, stored or trained, abstract_mesh(sizes), sampler_mesh)
     return {
@@ -342,7 +340,7 @@ def stage_case(config: Config, parts: Parts, index: int, before: Case | None, fi
         samples=stage.samples if online else 1,
         needs=needs,
         updates=stage.trains,
-        roles=len({"policy", *(role for one in config.stages[: index + 1] for role in optimizers(one))}),
+        roles=len({"policy", *(role for each in config.stages[: index + 1] for role in optimizers(each))}),
         previous=programs.num_previous(stage, objective),
         recomputes=bool(programs.recomputed_fields(stage, objective)),
         before=before,
@@ -357,19 +355,19 @@ def cases_of(case: Case) -> list[Case]:
 
 
 def case_of(case: Case, name: str) -> Case:
-    """Returns the planned stage that a program of that name belongs to; of one that belongs to no stage, `case`."""
+    """Returns the planned stage that the named program belongs to; `case` if it belongs to no stage."""
     return next((stage_case for stage_case in cases_of(case) if stage_case.name == split_name(name)[0]), case)
 
 
 def sampling_case(case: Case) -> Case:
-    """Returns the case on the devices that sample: their own, or those that learn."""
+    """Returns the case on the devices that sample: those that only sample, or those that also learn."""
     if case.sampler_sizes is None:
         return case
     return dataclasses.replace(case, sizes=case.sampler_sizes, learner_sizes=case.sizes)
 
 
 def publication_of(case: Case) -> Publication | None:
-    """Returns what publishing weights to devices of their own for sampling takes; None where there are none."""
+    """Returns what publishing weights to the devices that only sample takes; None if there are none."""
     if case.sampler_sizes is None or not isinstance(case.stage, Online):
         return None
     trained = jax.tree.leaves(case.trained, is_leaf=is_spec)
@@ -377,32 +375,33 @@ def publication_of(case: Case) -> Publication | None:
     stored = lambda leaf: train_spec(leaf, learner)
     cuts = lambda leaf: (stored(leaf), shared_cuts(stored(leaf), learner, case.sampler_sizes))
     sizes = [(math.prod(leaf.shape) * leaf.dtype.itemsize, *cuts(leaf)) for leaf in trained]
-    # A host has 4 or 8 devices: from there on weights are sent from host to host.
+    # A host has 4 or 8 devices: with more than 4, weights may be sent from host to host.
     devices = math.prod(learner.values()) + math.prod(case.sampler_sizes.values())
     sent = case.slices > 1 or devices > 4
     return publication(sizes, learner, case.sampler_sizes, copies_for(case.stage.lag), sent)
 
 
 def train_spec(parameter: ParamSpec, sizes: Mapping[str, int]) -> PartitionSpec:
-    """Returns how a parameter is cut for training on a mesh of these sizes."""
+    """Returns how a parameter is sharded for training on a mesh of these sizes."""
     return spec(parameter.axes, TRAIN, sizes)
 
 
 def evaluated_case(case: Case) -> Case:
-    """Returns the shapes of an evaluation's sampling, with the state of the stage that keeps the most models."""
+    """Returns the shapes of an evaluation's sampling, with the state of the stage that has the most copies of the
+    trained parameters."""
     e, shards = case.config.eval, case.shards
-    beside = max(cases_of(case), key=lambda planned: planned.copies)
-    return plain(beside, beside.config, samples=e.samples, prompts=-(-e.batch // shards) * shards)
+    largest = max(cases_of(case), key=lambda planned: planned.copies)
+    return plain(largest, largest.config, samples=e.samples, prompts=-(-e.batch // shards) * shards)
 
 
 def plain(case: Case, config: Config, **changes: Any) -> Case:
-    """Returns the shapes of sampling that no strategy changes."""
+    """Returns the case with another config and other fields, without a sampling strategy."""
     stage = dataclasses.replace(case.stage, strategy=None) if isinstance(case.stage, Online) else case.stage
     return dataclasses.replace(case, config=config, stage=stage, **changes)
 
 
 def segment_case(case: Case) -> Case:
-    """Returns the shapes of sampling further segments: every completion so far is a prompt of its own."""
+    """Returns the shapes of sampling further segments: every completion so far is a separate prompt."""
     length, tokens = case.config.data.prompt_length, case.stage.strategy.tokens
     begun = tuple(range(length + tokens, length + case.completion_length, tokens))
     data = dataclasses.replace(case.config.data, prompt_length=begun[-1])
@@ -414,14 +413,14 @@ def segment_case(case: Case) -> Case:
 
 
 def correcting_case(case: Case) -> Case:
-    """Returns the shapes of a corrector's sampling: a prompt of its own for every completion of the stage."""
+    """Returns the shapes of a corrector's sampling: a separate prompt for every completion of the stage."""
     data = dataclasses.replace(case.config.data, prompt_length=correction_length(case.stage, case.config))
     config = dataclasses.replace(case.config, data=data)
     return plain(case, config, prompts=case.prompts * case.samples, samples=1)
 
 
 def pretraining_case(case: Case) -> Case | None:
-    """Returns the shapes of the stored rows that an optimizer step imitates as well; None where there are none."""
+    """Returns the shapes of the stored rows that an optimizer step also imitates; None if there are none."""
     stage = case.stage
     if not isinstance(stage, Online) or stage.pretraining is None or case.updates != stage.trains:
         return None
@@ -430,21 +429,21 @@ def pretraining_case(case: Case) -> Case | None:
 
 
 def learned_cases(case: Case) -> list[Case]:
-    """Returns the case, and that of the stored rows where an optimizer step learns from them too."""
+    """Returns [case], with the case of the stored rows if an optimizer step also learns from them."""
     stored = pretraining_case(case)
     return [case] if stored is None else [case, stored]
 
 
 class PlannedProgram(NamedTuple):
-    """A program that multiplies matrices: what it does, and on which shapes."""
+    """A program that computes matmuls: its kind, and its shapes."""
 
     kind: Literal["sample", "logprobs", "scores", "update"]
     case: Case
 
 
 def programs_of(case: Case) -> dict[str, PlannedProgram]:
-    """Returns the programs that decide the memory and time of the planned stages, by their names in the program
-    cache."""
+    """Returns {name in the program cache: program} for the programs that decide the memory and time of the planned
+    stages."""
     programs: dict[str, PlannedProgram] = {}
     for stage_case in cases_of(case):
         if isinstance(stage_case.stage, Online):
@@ -474,24 +473,24 @@ def programs_of(case: Case) -> dict[str, PlannedProgram]:
 
 
 def evaluates(config: Config, planned: Iterable[Stage]) -> bool:
-    """Whether evaluations belong to some of a run's stages: they are made around those that train the policy on its own
-    samples, and after the last."""
+    """Returns whether evaluations belong to any of the planned stages: a run evaluates around the stages that train the
+    policy on its own samples, and after the last stage."""
     return config.eval is not None and any(trains_online(stage) or stage is config.stages[-1] for stage in planned)
 
 
 def split_name(name: str) -> tuple[str | None, str]:
-    """Returns (stage, part) of a program's name in the program cache; of one that belongs to no stage, (None, name)."""
+    """Returns (stage, part) of a program's name in the program cache; (None, name) if it belongs to no stage."""
     stage, _, part = name.rpartition(".")
     return stage or None, part
 
 
 def shown_name(case: Case, name: str) -> str:
-    """Returns a program's name for reports: with its stage only where the run has several."""
+    """Returns a program's name for reports: with its stage only if the run has several."""
     return name if len(case.config.stages) > 1 else split_name(name)[1]
 
 
 def mesh_sizes(config: Config, num_devices: int) -> tuple[dict[str, int], dict[str, int] | None]:
-    """Returns the size of every axis of the learner's mesh, and of the sampler's where it has devices of its own."""
+    """Returns the size of every axis of the learner's mesh, and of the sampler's; None if the learner samples."""
     if config.sampler_mesh is None:
         return dict(zip(AXES, config.mesh.sizes(num_devices))), None
     learner, sampler = split_sizes(config.mesh, config.sampler_mesh, num_devices)
@@ -504,12 +503,12 @@ def abstract_mesh(sizes: Mapping[str, int]) -> AbstractMesh:
 
 
 def shard_shape(parameter: ParamSpec, rules: dict[str | None, Any], sizes: dict[str, int]) -> tuple[int, ...]:
-    """Returns the shape of a parameter's shard on one device under a table of `jrl.device.sharding`."""
+    """Returns the shape of a parameter's shard on one device under sharding rules of `jrl.device.sharding`."""
     cuts = spec(parameter.axes, rules, sizes)
     return tuple(size // num_shards(part, sizes) for size, part in zip(parameter.shape, cuts, strict=True))
 
 
 def share(parameter: ParamSpec, rules: dict[str | None, Any], sizes: dict[str, int]) -> int:
-    """Returns the elements of a parameter that one device holds under a table of `jrl.device.sharding`."""
+    """Returns the number of elements of a parameter on one device under sharding rules of `jrl.device.sharding`."""
     cuts = spec(parameter.axes, rules, sizes)
     return math.prod(parameter.shape) // math.prod(num_shards(part, sizes) for part in cuts)

@@ -1,4 +1,4 @@
-"""Changes for a run that does not fit: single bindings, each with the memory it saves and the time it costs."""
+"""Suggests changes to a run that does not fit, each with the memory that it saves and the time that it costs."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from jrl.tools.plan.chips import Chip
 
 
 class Change(NamedTuple):
-    """One change of a configuration, and the run after it."""
+    """One change to a configuration, and its effect."""
 
     bindings: tuple[str, ...]
     saves: int  # bytes of the largest program, on one device
     fits: bool
-    slower: float | None  # estimated seconds of a step, after over before; None where the chip is not known
+    slower: float | None  # estimated seconds of a step, after / before; None if the chip is not known
 
 
 def candidates(case: Case) -> Iterator[dict[str, object]]:
-    """Yields changes as {name: value}: smaller micro-batches, fewer slots, fewer saved activations, more shards of the
-    weights."""
+    """Yields changes as {name: value}: smaller micro-batches, fewer slots, fewer saved activations, smaller attention
+    blocks and chunks of logits, more shards of the weights."""
     config = case.config
     shape = case_of(case, budget.peak(case)[0]).shape
     smallest = shape.row_length * shape.shards
@@ -53,13 +53,13 @@ def candidates(case: Case) -> Iterator[dict[str, object]]:
     if sizes["fsdp"] % 2 == 0:
         halved = {"MeshShape.data": sizes["data"], "MeshShape.fsdp": sizes["fsdp"] // 2, **others}
         yield {**halved, "MeshShape.tensor": sizes["tensor"] * 2}
-        if shape.rows <= shape.shards:  # no smaller micro-batch, but shares of its rows
+        if shape.rows <= shape.shards:  # micro-batches cannot shrink, but their rows can be split
             yield {**halved, "MeshShape.sequence": sizes["sequence"] * 2}
 
 
 def cheapest(case: Case, parts: Parts, limit: int, num_devices: int, chip: Chip | None, count: int = 3) -> list[Change]:
-    """Returns the changes that cost the least time, those that make the run fit first; of those that do not, the ones
-    that save most."""
+    """Returns the best changes: first those that make the run fit, the least time first; then those that save the
+    most."""
     _, before = budget.peak(case)
     seconds = estimate.step_seconds(case, chip) if chip is not None else None
     stage = None if case.others else case.name
@@ -92,8 +92,8 @@ STAGE_PLACES = {"Learner": "learner"}  # in each of its stages
 
 
 def applied(config: Config, bindings: Mapping[str, Any]) -> Config:
-    """Returns the configuration with bindings of a layout over it. One of a stage's sections changes every stage that
-    has the main stage's value: another value was bound in a scope, which the binding would not reach."""
+    """Returns the configuration with the bindings of a layout applied. A binding of a stage's section changes every
+    stage that has the main stage's value: a different value was bound in a scope, which the binding does not reach."""
     fields: dict[str, dict[str, Any]] = {}
     stages = list(config.stages)
     main = stages[main_stage(config)]

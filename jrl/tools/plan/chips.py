@@ -1,4 +1,4 @@
-"""Names of topologies: `v5e:4x8` is 32 chips of the v5e in a grid of 4 by 8, `2xv5e:4x8` two such slices."""
+"""Topologies by name: `v5e:4x8` is a 4 by 8 grid of 32 v5e chips, `2xv5e:4x8` is two such slices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jrl.device.chips import CHIPS, Chip
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """Chips in a grid, or several such slices with the data center's network between them."""
+    """Chips in a grid, or several such slices connected by the data center network."""
 
     chip: Chip
     grid: tuple[int, ...]

@@ -1,9 +1,9 @@
-"""Collectives of a program and their bytes by mesh axis, counted in the text of a compiled program.
+"""Counts collectives and their bytes by mesh axis in the text of a compiled program.
 
 This libtpu cannot print a compiled TPU program, so the same program is compiled for as many virtual CPU devices, in a
-process of its own: `python -m jrl.tools.plan.collectives OUT.json DEVICES STAGE CONFIG [NAME=VALUE ...]`, an
-empty STAGE for all. The partitioner
-that places collectives is the same; what the TPU compiler merges or rewrites afterwards is not seen.
+separate process: `python -m jrl.tools.plan.collectives OUT.json DEVICES STAGE CONFIG [NAME=VALUE ...]`. An empty STAGE
+means all stages. The partitioner that places collectives is the same, but later merges and rewrites of the TPU compiler
+are not seen.
 """
 
 from __future__ import annotations
@@ -37,21 +37,22 @@ class Collective(NamedTuple):
 
     op: str
     axes: str  # mesh axes it crosses, joined by +
-    count: int  # times it runs
-    bytes: int  # received over links, all times
-    in_loop: bool  # inside a loop whose length only the data knows
+    count: int  # number of executions
+    bytes: int  # received over links, over all executions
+    in_loop: bool  # inside a loop whose trip count depends on the data
 
 
 def collectives(
     text: str, sizes: Sequence[tuple[str, int]], trips: int, by_scope: Mapping[str, int] | None = None
 ) -> list[Collective]:
-    """Returns the collectives of a compiled program, merged by kind and axes, the most bytes first.
+    """Returns the collectives of a compiled program, merged by kind, axes and whether they are in a data-dependent
+    loop, the most bytes first.
 
     Args:
       text: HLO after all passes.
       sizes: (mesh axis, devices) in the order of the mesh.
-      trips: how often a loop of unknown length runs; such a loop inside another counts once.
-      by_scope: the same of loops in some scopes (`jax.named_scope`).
+      trips: trip count of loops whose length is not known; such a loop inside another counts once.
+      by_scope: {name of a scope (`jax.named_scope`): trip count of its loops}, instead of `trips`.
     """
     totals: dict[tuple[str, str, bool], list[int]] = {}
     computations, entry = split(text)
@@ -84,7 +85,7 @@ def collectives(
 
 
 def split(text: str) -> tuple[dict[str, list[str]], str]:
-    """Returns the lines of every computation of an HLO module, and the name of its entry."""
+    """Returns {name: lines} of the computations of an HLO module, and the name of its entry."""
     computations: dict[str, list[str]] = {}
     entry, current = "", None
     for line in text.splitlines():
@@ -99,7 +100,7 @@ def split(text: str) -> tuple[dict[str, list[str]], str]:
 
 
 def received(line: str, result: str, op: str, sizes: Sequence[tuple[str, int]]) -> tuple[int, str]:
-    """Returns the bytes that one device receives in one run of a collective, as a ring does it, and the axes."""
+    """Returns the bytes that one device receives in one execution of a collective on a ring, and the mesh axes."""
     arrays = [int(np.prod([int(n) for n in dims.split(",") if n])) * BYTES.get(dtype, 4)
               for dtype, dims in _ARRAY.findall(result)]  # fmt: skip
     if "-start(" in line and op in ("all-gather", "collective-permute"):  # (operands, results)
@@ -112,15 +113,15 @@ def received(line: str, result: str, op: str, sizes: Sequence[tuple[str, int]]) 
     groups = groups_of(line, int(np.prod([n for _, n in sizes])))
     n = len(groups[0])
     if op in ("all-reduce", "reduce-scatter") and "_promoted" in line:
-        size //= 2  # of bfloat16; CPUs add in float32
+        size //= 2  # it is in bfloat16 on TPUs; CPUs sum in float32
     axes = axes_of(groups, sizes)
-    share = {
+    factor = {
         "all-gather": (n - 1) / n,
         "all-reduce": 2 * (n - 1) / n,
         "reduce-scatter": n - 1,
         "all-to-all": (n - 1) / n,
     }
-    return int(size * share[op]), axes
+    return int(size * factor[op]), axes
 
 
 def groups_of(line: str, devices: int) -> list[list[int]]:
@@ -146,21 +147,21 @@ def _numbers(text: str) -> list[int]:
 
 
 def _iota(devices: int, shape: str, order: str | None) -> np.ndarray:
-    """Returns the device ids 0, 1, ... in `shape`, its dimensions in another `order`."""
+    """Returns the device ids 0, 1, ... as an array of `shape`, transposed by `order` if given."""
     ids = np.arange(devices).reshape(_numbers(shape))
     return ids.transpose(_numbers(order)) if order else ids
 
 
 def axes_of(groups: list[list[int]], sizes: Sequence[tuple[str, int]]) -> str:
-    """Returns the mesh axes along which the members of a group differ."""
+    """Returns the mesh axes along which the members of the first group differ, joined by +."""
     shape = [n for _, n in sizes]
     places = np.array(np.unravel_index(np.array(groups[0], int), shape))
     return "+".join(name for (name, _), place in zip(sizes, places) if len(set(place.tolist())) > 1)
 
 
 def main(out: str, devices: int, stage: str | None, config: str, bindings: Sequence[str]) -> None:
-    """Writes data from the compiled text of every program of a run on virtual CPU devices: its collectives, the
-    most positions that an array of logits has, and of a sampler whether a loop carries a second cache."""
+    """Compiles every program of a run for virtual CPU devices and writes what its text shows: its collectives, the most
+    positions of an array of logits, and for a sampler whether a loop carries a second cache."""
     from jrl.learning.learner import PRETRAINING
     from jrl.resolve import load_config
     from jrl.tools.plan import waste
@@ -178,18 +179,18 @@ def main(out: str, devices: int, stage: str | None, config: str, bindings: Seque
 
     resolved, parts = load_config(config, bindings)
     resolved, _ = for_tpus(with_known_shape(resolved)[0], devices)
-    # A kernel of TPUs is none of a CPU's. It has no collective: each device attends with its own heads in its own rows.
+    # TPU kernels do not compile on CPUs. They have no collectives: each device attends with its heads in its rows.
     resolved = dataclasses.replace(
         resolved,
         model=dataclasses.replace(resolved.model, attention="reference"),
         sampler=dataclasses.replace(resolved.sampler, attention="reference"),
     )
     case = make_case(resolved, parts, devices, stage)
-    known = programs_of(case)
+    planned = programs_of(case)
     results = {}
     lowered = lower(resolved, parts, *meshes_of(resolved), stage)
     for name, program in lowered.items():
-        kind, stage_case = known.get(name, PlannedProgram("update", case_of(case, name)))
+        kind, stage_case = planned.get(name, PlannedProgram("update", case_of(case, name)))
         text = program.compile().as_text()
         trips = stage_case.decode_steps if kind == "sample" else stage_case.micro_batches
         stored = pretraining_case(stage_case)

@@ -1,12 +1,11 @@
-"""Compiles a run's programs for a topology without a device of it, through libtpu, and reads their memory.
+"""Compiles a run's programs for a topology through libtpu, without devices, and reads their memory.
 
-libtpu is one wheel: `pip install "jrl-jax[tpu]"`. The command line sets what it wants to find in the environment: see
-`jrl.tools.plan.libtpu`.
-Results are cached by program and topology: the key is the program's text.
+libtpu is one wheel: `pip install "jrl-jax[tpu]"`. The command line sets the environment variables that it needs: see
+`jrl.tools.plan.libtpu`. Results are cached; the key contains the program's text and the topology.
 
-Memory is read from the compiler's buffer assignment, which it writes into a folder when asked. What JAX's
-`memory_analysis` calls temporary is more (libtpu 0.0.42.1): in updates about as much as the donated arguments again. By
-it an update of 32B took 115 GiB of a chip's 95, which the compiler, that refuses what does not fit, had compiled.
+Memory is read from the compiler's buffer assignment, which it can dump into a folder. The temporary memory in JAX's
+`memory_analysis` is too large (libtpu 0.0.42.1), in updates by about the size of the donated arguments. By it an update
+of 32B took 115 GiB of a chip's 95, yet the compiler, which refuses what does not fit, had compiled it.
 """
 
 from __future__ import annotations
@@ -43,16 +42,16 @@ HOST_COLOR = r"\bcolor 5\b"  # S(5) in a program's text; the compiler's report c
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """The compiler's memory report of one program, bytes on one device. If it does not fit, only `needed`."""
+    """The compiler's memory report of one program, bytes on one device. If it does not fit, only `needed` is set."""
 
     arguments: int = 0
-    outputs: int = 0  # beyond arguments that are given up for them
+    outputs: int = 0  # not including those in donated arguments
     temporary: int = 0
     code: int = 0
     host: int = 0  # in host memory, not part of the total
-    needed: int | None = None  # HBM that the compiler asked for and did not find
+    needed: int | None = None  # HBM that the program would need, if it does not fit
     compile_seconds: float = 0.0
-    # The scheduled program, of which `jrl.tools.plan.counted` reads the time; None where no code was compiled.
+    # The scheduled program, from which `jrl.tools.plan.counted` computes the time; None if no code was generated.
     text: str | None = dataclasses.field(default=None, repr=False)
 
     @property
@@ -61,7 +60,7 @@ class Compiled:
 
 
 def libtpu_version() -> str | None:
-    """Returns the version of libtpu; None where it is not installed."""
+    """Returns the version of libtpu; None if it is not installed."""
     try:
         return importlib.metadata.version("libtpu")
     except importlib.metadata.PackageNotFoundError:
@@ -76,12 +75,12 @@ def topology_mesh(topology: Topology, shape: MeshShape) -> Mesh:
 def topology_devices(topology: Topology) -> list[Any]:
     """Returns a topology's devices. Raises ValueError for a grid that libtpu does not know."""
     grid = (*topology.grid, *[1] * (3 - len(topology.grid)))
-    host = tuple(min(2, n) for n in grid[:2]) + (1,)
+    chips_per_host = tuple(min(2, n) for n in grid[:2]) + (1,)
     try:
         description = topologies.get_topology_desc(
             platform="tpu",
             topology_name=f"{topology.chip.platform}:{'x'.join(map(str, topology.grid))}",
-            chips_per_host_bounds=host,
+            chips_per_host_bounds=chips_per_host,
             num_slices=topology.slices,
             **topology.chip.options,
         )
@@ -99,12 +98,12 @@ def compile_all(
       announce: called with the name of each program, its report, and whether it came from the cache.
     """
     size = lambda name: len(lowered[name].as_text())
-    order = sorted(lowered, key=size, reverse=True)  # the longest first, so that the last to end ends soon
+    order = sorted(lowered, key=size, reverse=True)  # the longest first, to finish all as early as possible
     results = {}
     with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
-        under_way = {pool.submit(compile_one, lowered[name], topology): name for name in order}
-        for done in concurrent.futures.as_completed(under_way):
-            name = under_way[done]
+        futures = {pool.submit(compile_one, lowered[name], topology): name for name in order}
+        for done in concurrent.futures.as_completed(futures):
+            name = futures[done]
             results[name], cached = done.result()
             announce(name, results[name], cached)
     return {name: results[name] for name in lowered}
@@ -118,7 +117,7 @@ def compile_one(lowered: Any, topology: Topology) -> tuple[Compiled, bool]:
 
 
 def cached_or(ask: Callable[[Any], Compiled], lowered: Any, place: Path | None) -> tuple[Compiled, bool]:
-    """Returns the report cached at `place`, or a new one, which is cached; and whether it was cached before."""
+    """Returns the report cached at `place`, or a new one, which is then cached; and whether it came from the cache."""
     if place is not None and (cached := read_cached(place)) is not None:
         return cached, True
     result = ask(lowered)
@@ -132,7 +131,7 @@ def cached_or(ask: Callable[[Any], Compiled], lowered: Any, place: Path | None) 
 
 
 def compile_now(lowered: Any, options: Mapping[str, Any] = MappingProxyType({})) -> Compiled:
-    """Returns the compiler's report of one program after a full compilation with some options."""
+    """Returns the compiler's report of one program after a full compilation with these options."""
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="jrl-plan-") as folder:
         try:
@@ -152,7 +151,7 @@ def writing_to(folder: str) -> dict[str, Any]:
 
 
 def refused(error: jax.errors.JaxRuntimeError, start: float) -> Compiled:
-    """Returns the HBM that a program would have used. Raises `error` if it has another cause."""
+    """Returns the report of a program that does not fit in HBM. Raises `error` if it has another cause."""
     needed = hbm_asked(str(error))
     if needed is None:
         raise error
@@ -160,8 +159,8 @@ def refused(error: jax.errors.JaxRuntimeError, start: float) -> Compiled:
 
 
 def assignment(folder: str) -> Compiled | None:
-    """Returns the memory of a program by the buffer assignment in a folder; None where it is missing or incomplete. For
-    a program compiled in several modules, that of the largest."""
+    """Returns the memory of a program from the buffer assignment in a folder; None if it is missing or incomplete. If
+    the program was compiled as several modules, the largest counts."""
     largest = None
     for report in Path(folder).glob("*memory-usage-report.txt"):
         buffers = report.with_name(report.name.replace("memory-usage-report", "buffer-assignment"))
@@ -175,15 +174,14 @@ def assignment(folder: str) -> Compiled | None:
 
 
 def scheduled(folder: str) -> str | None:
-    """Returns the text of the scheduled program in a folder, of several modules that of the largest; None where there
-    is none."""
+    """Returns the text of the scheduled program in a folder, the longest of several modules; None if there is none."""
     texts = [path.read_text(encoding="utf-8") for path in Path(folder).glob("*after_codegen.txt")]
     return max(texts, key=len, default=None)
 
 
 def hbm_assigned(text: str) -> Compiled:
-    """Returns the bytes of a buffer assignment in HBM, which is memory space 0 and has no color, and in host
-    memory."""
+    """Returns the bytes of a buffer assignment in HBM, which is memory space 0 and has no color in the text, and in
+    host memory."""
     sizes, host = {"parameter": 0, "live-out": 0, "": 0}, 0
     for size, what in re.findall(r"^allocation \d+: size (\d+), (.*)$", text, re.MULTILINE):
         if "color" not in what:
@@ -194,14 +192,14 @@ def hbm_assigned(text: str) -> Compiled:
 
 
 def hbm_total(report: str) -> int | None:
-    """Returns the bytes of memory space 0 in the compiler's report; None where it is missing."""
+    """Returns the bytes of memory space 0 in the compiler's report; None if it is missing."""
     match = re.search(r"^Memory Space: \S+ \(color=0\)\nTotal bytes: (\d+)", report, re.MULTILINE)
     return int(match[1]) if match else None
 
 
 def hbm_asked(message: str) -> int | None:
-    """Returns the HBM, bytes, that a refused program would have used; None where the message has another cause."""
-    # The second where temporary arrays alone are too many: of arguments it says nothing then.
+    """Returns the HBM in bytes that a refused program would have used; None if the message has another cause."""
+    # The second form appears if temporary arrays alone do not fit; it leaves out the arguments.
     asked = r"Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm|required for HLO temporaries \(([\d.]+)([KMGT]?)\)"
     match = re.search(asked, message)
     if match is None:
@@ -221,7 +219,7 @@ def cache_file(text: str, topology: Topology, what: str = "compiled") -> Path | 
 
 
 def read_cached(place: Path) -> Compiled | None:
-    """Returns the report cached by an earlier plan; None where it is missing or incomplete."""
+    """Returns the report cached by an earlier plan; None if it is missing or incomplete."""
     try:
         cached = Compiled(**json.loads(place.read_bytes()))
         if not _text_file(place).exists():
@@ -232,5 +230,5 @@ def read_cached(place: Path) -> Compiled | None:
 
 
 def _text_file(place: Path) -> Path:
-    """Returns where the scheduled program of a cached report is."""
+    """Returns the path of a cached report's scheduled program."""
     return place.with_suffix(".hlo.gz")

@@ -1,19 +1,19 @@
-"""The time of a compiled program on one device, by the compiler's own count, and what it wastes.
+"""The time of a compiled program on one device by the compiler's own cycle count, and the program's inefficiencies.
 
     seconds = max(max(compute + kernels, memory) + links that nothing overlaps, network)
 
 compute: the compiler's cycles (`jrl.tools.plan.cycles`) at the chip's clock. The compiler counts neither collectives
-nor Pallas kernels, and no copy that runs beside other work. Therefore:
+nor Pallas kernels, nor copies that overlap with other work. Therefore:
 
-links: the bytes that a device receives, at the rate of one ring, and LATENCY for each collective. Asynchronous ones
-cost what is left of them after the compute.
-network: the bytes that a device receives from other slices, at its share of the host's network. The compiler sends and
-receives them beside other work, a layer's gradients during the layer before.
-kernels: each call CALL_CYCLES, and beside it 'ragged' the keys and values of the columns that it reads at the rate of
-the memory, 'splash' its products at KERNEL_SHARE of the matrix unit's peak, and one that reads a layer's weights these
-at STREAM_SHARE of the memory's rate, of experts those that a slot goes to. Products of experts, the compiler's own
-kernel, and the gradients of their matrices take the longer of both.
-memory: the bytes that the program must read and write (`estimate`), at the rate of the memory.
+links: the bytes that a device receives, at the rate of one ring, plus LATENCY for each collective. Asynchronous
+collectives cost what exceeds the compute.
+network: the bytes that a device receives from other slices, at its share of the host's network. The compiler overlaps
+them with other work, a layer's gradients with the layer before it.
+kernels: CALL_CYCLES for each call. In addition, 'ragged' reads the keys and values of its columns at the HBM rate;
+'splash' computes its matmuls at KERNEL_SHARE of the matrix unit's peak; a kernel that reads a layer's weights reads
+them at STREAM_SHARE of the HBM rate, of experts only those that a slot uses. The matmuls of experts, which are the
+compiler's own kernel, and the gradients of their matrices take the longer of compute and memory.
+memory: the bytes that the program must read and write (`estimate`), at the HBM rate.
 """
 
 from __future__ import annotations
@@ -44,43 +44,43 @@ from jrl.tools.plan.chips import Chip
 from jrl.tools.plan.collectives import groups_of
 from jrl.tools.plan.cycles import ExecutionCount, Frequency, HloModule, Instruction
 
-LATENCY = 1e-6  # seconds that a collective takes however small it is: about that of a hop and its two barriers
-CALL_CYCLES = 2122  # of a kernel that does nothing: the least that the compiler gives any operation
-STREAM_SHARE = 0.8  # of the memory's rate at which kernels read weights: blocks are fetched ahead, the first is not
-KERNEL_SHARE = 0.5  # of the matrix unit's peak that attention's kernel reaches
-GRADIENT = "expert_gradient"  # the kernel's name
+LATENCY = 1e-6  # seconds of the smallest collective: about one hop and its two barriers
+CALL_CYCLES = 2122  # of an empty kernel: the least that the compiler assigns to any operation
+STREAM_SHARE = 0.8  # of the HBM rate at which kernels read weights: blocks are prefetched, except the first
+KERNEL_SHARE = 0.5  # of the matrix unit's peak that the attention kernel reaches
+GRADIENT = "expert_gradient"  # the name of the kernel
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
-BETWEEN_SLICES = "xla_megascale_runtime"  # what moves arrays between slices, from host to host
-DEAREST = 10  # operations that are named
-SHOWN = 3  # warnings of a kind
-LEAST_SHARE = 1 / 200  # of a program's compute: what costs less is not warned of
+BETWEEN_SLICES = "xla_megascale_runtime"  # transfers arrays between slices, from host to host
+DEAREST = 10  # most operations listed
+SHOWN = 3  # most warnings of one kind
+LEAST_SHARE = 1 / 200  # of a program's compute: anything cheaper is not reported
 MIB = 2**20
 
 
 class Operation(NamedTuple):
-    """Instructions of one place in the traced program."""
+    """The instructions that come from one place in the traced program."""
 
-    name: str  # where they stand
-    what: str  # the first one's operation and type
+    name: str  # the place: scopes and primitive
+    what: str  # operation and type of the first one
     times: float
     seconds: float
 
 
 @dataclasses.dataclass(frozen=True)
 class HloCost:
-    """One call of a program on one device, in seconds."""
+    """The cost of one call of a program on one device; times are in seconds."""
 
-    compute: float  # where conditions hold as often as expected
-    compute_dearest: float  # where every condition takes its dearest branch
+    compute: float  # with the expected frequency of every branch
+    compute_dearest: float  # with the most expensive branch of every condition
     kernels: float
     memory: float  # by arithmetic
     links: float  # of collectives that nothing overlaps
-    links_overlapped: float  # of asynchronous ones
-    network: float  # of what comes from other slices, beside other work
+    links_overlapped: float  # of asynchronous collectives
+    network: float  # of data from other slices, overlapped with other work
     instructions: float  # fusions, copies and kernels that run
-    float32_share: float  # of the matrix unit's passes: products with a float32 operand
+    float32_share: float  # share of the matrix unit's passes for matmuls with a float32 operand
     gathers_in_loops: float  # synchronous all-gathers in loops
-    decode_step: float | None  # seconds of one decode step; None: the program decodes nothing
+    decode_step: float | None  # seconds of one decode step; None: the program does not decode
     decode_operations: float | None  # fusions, copies and kernels of a decode step
     dearest: tuple[Operation, ...]
     warnings: tuple[str, ...]
@@ -92,7 +92,7 @@ class HloCost:
 
 
 def to_json(cost: HloCost) -> dict[str, Any]:
-    """Returns a cost's fields for `jrl plan --json`, seconds of a call."""
+    """Returns the fields of a cost for `jrl plan --json`; times are seconds per call."""
     return {
         "seconds": cost.seconds,
         **dataclasses.asdict(cost),
@@ -101,13 +101,13 @@ def to_json(cost: HloCost) -> dict[str, Any]:
 
 
 def hlo_cost(text: str, kind: str, case: Case, chip: Chip, kernels: float, memory: float, times: float) -> HloCost:
-    """Returns what the compiler counts for a program.
+    """Returns the cost of a program by the compiler's count.
 
     Args:
       text: the scheduled program, `*after_codegen.txt`.
-      kind: as in `case.PlannedProgram`.
-      kernels, memory: seconds of a call, by arithmetic.
-      times: calls a step, for warnings.
+      kind: see `case.PlannedProgram`.
+      kernels, memory: seconds per call, by arithmetic.
+      times: calls per step, for warnings.
     """
     program = cycles.parse(text)
     runs = cycles.runs(program, frequency(kind, case))
@@ -125,9 +125,9 @@ def hlo_cost(text: str, kind: str, case: Case, chip: Chip, kernels: float, memor
         in_step = sum(run.likely * (CALL_CYCLES if is_kernel(run.instruction) else run.instruction.cycles)
                       for run in inside) / clock  # fmt: skip
         experts = expert_seconds(program, inside, case, chip) + decoded_seconds(inside, case, chip)
-        busy = in_step + streamed + ragged_seconds(case, chip) + experts
-        step = max(busy / steps, read_bytes(case) / chip.hbm_rate) + waits / steps
-        operations = sum(run.likely for run in inside if works(run.instruction)) / steps
+        busy_seconds = in_step + streamed + ragged_seconds(case, chip) + experts
+        step = max(busy_seconds / steps, read_bytes(case) / chip.hbm_rate) + waits / steps
+        operations = sum(run.likely for run in inside if is_operation(run.instruction)) / steps
     passes = by_dtypes(program, runs)
     all_passes = sum(passes.values()) or 1.0
     return HloCost(
@@ -144,7 +144,7 @@ def hlo_cost(text: str, kind: str, case: Case, chip: Chip, kernels: float, memor
         network=network_seconds(runs, chip, case.mesh_slices),
         decode_step=step,
         decode_operations=operations,
-        instructions=sum(run.likely for run in runs if works(run.instruction)),
+        instructions=sum(run.likely for run in runs if is_operation(run.instruction)),
         float32_share=sum(n for dtypes, n in passes.items() if "f32" in dtypes) / all_passes,
         gathers_in_loops=sum(r.likely for r in runs if r.instruction.op == "all-gather" and r.loops),
         dearest=dearest_operations(runs, clock),
@@ -153,9 +153,9 @@ def hlo_cost(text: str, kind: str, case: Case, chip: Chip, kernels: float, memor
 
 
 def frequency(kind: str, case: Case) -> Frequency:
-    """Returns how often the loops of a program run whose end only the data decides, where every completion has its most
-    tokens: a shard's sequences get their slots in rounds, and a round decodes all tokens of a completion. Experts are
-    visited evenly."""
+    """Returns the trip counts of a program's data-dependent loops and the frequency of its conditions, if every
+    completion has the maximum length: a shard's sequences take the slots in rounds, and a round decodes all tokens of a
+    completion. Experts are used evenly."""
     if kind != "sample":
         filled, stored = filled_chunks(case), pretraining_case(case)
         batches = {MICRO_BATCHES: case.micro_batches, PRETRAINING: 0 if stored is None else stored.micro_batches}
@@ -185,26 +185,26 @@ def frequency(kind: str, case: Case) -> Frequency:
 
 
 def filled_chunks(case: Case) -> int:
-    """Returns the chunks of a packed row whose logits are computed."""
+    """Returns how many chunks of a packed row's share on one device have their logits computed."""
     rows = case.micro_batches * case.shape.rows * case.shares
     chunk = min(case.stage.learner.chunk, case.share_length)
     return max(flops.read_positions(case) // (rows * chunk), 1)
 
 
 def all_chunks(case: Case) -> int:
-    """Returns the chunks of a packed row."""
+    """Returns the number of chunks of a packed row's share on one device."""
     return -(-case.share_length // min(case.stage.learner.chunk, case.share_length))
 
 
 def kernel_seconds(kind: str, case: Case, chip: Chip) -> float:
-    """Returns the seconds of a program's kernels but for their start, by the model above."""
+    """Returns the seconds of a program's attention kernels without their launch, by the model above."""
     cfg, devices, total = case.cfg, math.prod(case.sizes.values()), 0.0
     if kind == "sample":
         if cfg.attention == "splash":
             total += flops.prefill_attention(case).weights
         return ragged_seconds(case, chip) + total / devices / (KERNEL_SHARE * chip.matrix_rate)
     if cfg.attention == "splash":
-        again = 0 if cfg.remat in ("none", "dots") else 1  # dots keeps what the kernel made
+        again = 0 if cfg.remat in ("none", "dots") else 1  # 'dots' saves the kernel's output
         for rows in learned_cases(case) if kind == "update" else [case]:
             tokens = rows.micro_batches * rows.shape.rows * rows.shape.row_length
             attended = flops.of_rows(cfg, tokens, rows.shape.keys, flops.carried(rows)).weights
@@ -213,7 +213,7 @@ def kernel_seconds(kind: str, case: Case, chip: Chip) -> float:
 
 
 def ragged_seconds(case: Case, chip: Chip) -> float:
-    """Returns the seconds in which ragged attention reads the caches of all decode steps; 0 by the reference."""
+    """Returns the seconds in which ragged attention reads the cache, over all decode steps; 0 without that kernel."""
     if case.config.sampler.attention != "ragged":
         return 0.0
     read = estimate.kv_cache_bytes(case, case.slots, round(flops.read_columns(case)))
@@ -221,29 +221,29 @@ def ragged_seconds(case: Case, chip: Chip) -> float:
 
 
 def streamed_seconds(runs: Iterable[ExecutionCount], case: Case, chip: Chip) -> float:
-    """Returns the seconds in which kernels read weights, of the calls that a program makes."""
+    """Returns the seconds in which the kernels that a program calls read weights."""
     cfg, tensor = case.cfg, case.sizes["tensor"]
     heads = (cfg.heads + 2 * cfg.kv_heads) * cfg.head_dim
-    entries = {"fused_mlp": 3 * cfg.width * cfg.mlp_width / tensor, "fused_qkv": cfg.width * heads / tensor}
+    num_elements = {"fused_mlp": 3 * cfg.width * cfg.mlp_width / tensor, "fused_qkv": cfg.width * heads / tensor}
     if flops.decodes_unmerged(case):
-        # A and B of every matrix that has an adapter; of queries, keys and values one A and one B with zeros in it.
+        # A and B of every matrix that has an adapter. Queries, keys and values share one A, and one B with zeros in it.
         ranks = {name: leaf["a"].shape[-1] for name, leaf in case.adapters.items()}
         of_mlp, of_heads = (sum(ranks.get(name, 0) for name in names) for names in (MLP_LEAVES[1:], QKV))
-        entries["fused_mlp"] += of_mlp * (cfg.width + cfg.mlp_width / tensor)
-        entries["fused_qkv"] += of_heads * (cfg.width + heads / tensor)
+        num_elements["fused_mlp"] += of_mlp * (cfg.width + cfg.mlp_width / tensor)
+        num_elements["fused_qkv"] += of_heads * (cfg.width + heads / tensor)
     total = 0.0
     for run in runs:
         if is_kernel(run.instruction):
-            total += sum(run.likely * n for name, n in entries.items() if f"/{name}" in run.instruction.op_name)
+            total += sum(run.likely * n for name, n in num_elements.items() if f"/{name}" in run.instruction.op_name)
     return total * jnp.dtype(cfg.dtype).itemsize / (STREAM_SHARE * chip.hbm_rate)
 
 
 def expert_seconds(program: HloModule, runs: Iterable[ExecutionCount], case: Case, chip: Chip) -> float:
-    """Returns the seconds of the products of rows sorted by expert (`ragged_dot`), which the compiler makes a kernel
-    of, and of the gradients of the experts' matrices, by our own. Both multiply a tile of rows with each of the experts
-    that they go to. Experts are visited evenly."""
+    """Returns the seconds of the matmuls of rows sorted by expert (`ragged_dot`), for which the compiler generates a
+    kernel, and of the gradients of the experts' matrices, in our own kernel. Both multiply a tile of rows with each of
+    the tile's experts. Experts are used evenly."""
     total, itemsize = 0.0, jnp.dtype(case.cfg.dtype).itemsize
-    padded = lambda size: -(-size // LANES) * LANES  # of an array's last dimension in memory, and in the matrix unit
+    padded = lambda size: -(-size // LANES) * LANES  # the last dimension of an array, in memory and in the matrix unit
     for run in runs:
         tiling = re.search(r'ragged_dot_tiling="(\d+)', run.instruction.attributes)
         of_gradient = f"/{GRADIENT}" in run.instruction.op_name
@@ -260,7 +260,7 @@ def expert_seconds(program: HloModule, runs: Iterable[ExecutionCount], case: Cas
         filled = filled_rows(rows, case)
         visited = count * (1 - (1 - 1 / count) ** filled)
         computed = (filled / tile + visited) * tile * 2 * padded(inputs) * padded(columns)
-        # An expert's gradient is written without a row too; a tile is read for each block of the other's columns.
+        # The gradient of an expert without rows is written too; a tile is read for each column block of the other one.
         matrices = (count if of_gradient else visited) * inputs * padded(columns)
         moved = itemsize * (matrices + filled * (padded(inputs) * times[1] + padded(columns) * times[0]))
         total += run.likely * max(computed / (KERNEL_SHARE * chip.matrix_rate), moved / (STREAM_SHARE * chip.hbm_rate))
@@ -268,8 +268,8 @@ def expert_seconds(program: HloModule, runs: Iterable[ExecutionCount], case: Cas
 
 
 def decoded_seconds(runs: Iterable[ExecutionCount], case: Case, chip: Chip) -> float:
-    """Returns the seconds in which the kernel of experts reads those that any slot goes to, or multiplies every slot's
-    token with each of them, where that takes longer."""
+    """Returns the seconds of the experts' decode kernel: the longer of reading the experts that any slot uses, and of
+    multiplying every slot's token with each of them."""
     calls = sum(
         run.likely for run in runs if is_kernel(run.instruction) and "/fused_experts" in run.instruction.op_name
     )
@@ -283,7 +283,7 @@ def decoded_seconds(runs: Iterable[ExecutionCount], case: Case, chip: Chip) -> f
 
 
 def filled_rows(rows: int, case: Case) -> float:
-    """Returns how many of the rows that experts multiply hold a token."""
+    """Returns how many of the rows that experts multiply contain a token."""
     shards, (more, even) = case.sizes["expert"], CHUNK_SHARE
     if shards == 1:
         return rows
@@ -291,13 +291,13 @@ def filled_rows(rows: int, case: Case) -> float:
 
 
 def read_bytes(case: Case) -> float:
-    """Returns the bytes that a decode step must read on one device: weights, and the filled columns of the cache."""
+    """Returns the bytes that a decode step must read on one device: weights, and the filled part of the cache."""
     cache = estimate.kv_cache_bytes(case, case.slots, round(flops.read_columns(case)))
     return estimate.decode_step_bytes(case) + cache
 
 
-def works(instruction: Instruction) -> bool:
-    """Whether an instruction is an operation of its own on the device."""
+def is_operation(instruction: Instruction) -> bool:
+    """Returns whether the device executes an instruction as a separate operation."""
     return bool(instruction.cycles) or is_kernel(instruction)
 
 
@@ -306,35 +306,35 @@ def is_kernel(instruction: Instruction) -> bool:
 
 
 def link_seconds(program: HloModule, runs: Iterable[ExecutionCount], chip: Chip, devices: int) -> tuple[float, float]:
-    """Returns the seconds of the collectives that the program waits for, and of those that run beside other work."""
-    waits = beside = 0.0
+    """Returns the seconds of the collectives that the program waits for, and of those that overlap with other work."""
+    waits = overlapped = 0.0
     for run in runs:
         for instruction in collectives_of(program, run.instruction):
             seconds = run.likely * (LATENCY + received(instruction, devices) / chip.ring_rate)
             if instruction is not run.instruction or instruction.op.endswith("-start") or "async" in run.computation:
-                beside += seconds
+                overlapped += seconds
             else:
                 waits += seconds
-    return waits, beside
+    return waits, overlapped
 
 
 def network_seconds(runs: Iterable[ExecutionCount], chip: Chip, slices: int) -> float:
-    """Returns the seconds in which a device receives what other slices send: 0 on one slice."""
-    # The hosts of S slices sum an array in parts: each receives S - 1 shares of its own part, then the other parts. Of
-    # what they gather, one part of S is there already.
+    """Returns the seconds in which a device receives data from other slices; 0 on one slice."""
+    # The hosts of S slices sum an array in parts: each receives S - 1 copies of its own part, then the other parts. In
+    # a gather, each already has one of S parts.
     part = (slices - 1) / slices
     total = 0.0
     for instruction, times in ((run.instruction, run.likely) for run in runs):
         if instruction.op == "recv" and BETWEEN_SLICES in instruction.attributes:
             kind = re.search(r'transfer_type="(\w+)"', instruction.attributes)
-            # Any other kind, and one that the compiler does not name, moves the array from one slice to another.
+            # Any other kind, or one without a name, moves the array from one slice to another.
             share = {"ALL_REDUCE": 2 * part, "ALL_GATHER": part}.get(kind[1] if kind else "", 1.0)
             total += times * share * instruction.shapes[0].bytes
     return total / chip.network_rate if total else 0.0  # of some chips no rate is published
 
 
 def collectives_of(program: HloModule, instruction: Instruction) -> list[Instruction]:
-    """Returns the collective that an instruction is, or those that a fusion starts and that go on beside others."""
+    """Returns [instruction] if it is a collective, or the asynchronous collectives that a fusion starts; else []."""
     if instruction.op.removesuffix("-start") in COLLECTIVES:
         return [instruction]
     inside = program.computations.get(instruction.called or "", {}) if instruction.op == "fusion" else {}
@@ -346,7 +346,7 @@ def collectives_of(program: HloModule, instruction: Instruction) -> list[Instruc
 def received(instruction: Instruction, devices: int) -> float:
     """Returns the bytes that a device receives in a collective."""
     op, arrays = instruction.op.removesuffix("-start"), instruction.shapes
-    if instruction.op.endswith("-start"):  # its result holds its operands too, and marks of the runtime
+    if instruction.op.endswith("-start"):  # its result also has its operands and scalars of the runtime
         arrays = tuple(array for array in arrays if array.dims)
         arrays = arrays[len(arrays) // 2 :] if op != "all-reduce" else arrays
     size = sum(array.bytes for array in arrays)
@@ -357,7 +357,7 @@ def received(instruction: Instruction, devices: int) -> float:
 
 
 def by_dtypes(program: HloModule, runs: Iterable[ExecutionCount]) -> dict[tuple[str, str], float]:
-    """Returns operations times passes of the matrix unit, by the dtypes of a product's operands."""
+    """Returns {dtypes of a matmul's operands: its operations times passes of the matrix unit, summed}."""
     total: dict[tuple[str, str], float] = {}
     for run in runs:
         for product in cycles.products(program, run.instruction):
@@ -366,7 +366,7 @@ def by_dtypes(program: HloModule, runs: Iterable[ExecutionCount]) -> dict[tuple[
 
 
 def dearest_operations(runs: Iterable[ExecutionCount], clock: float) -> tuple[Operation, ...]:
-    """Returns the operations that cost the most, those of one place in the traced program together."""
+    """Returns the most expensive operations, merged by their place in the traced program."""
     total: dict[str, Operation] = {}
     for run in runs:
         instruction = run.instruction
@@ -384,23 +384,24 @@ def dearest_operations(runs: Iterable[ExecutionCount], clock: float) -> tuple[Op
 def warnings_of(
     program: HloModule, runs: Iterable[ExecutionCount], case: Case, chip: Chip, times: float
 ) -> Iterable[str]:
-    """Yields what a program wastes, a sentence each with its cost a step, the dearest of a kind first."""
+    """Yields a sentence on each inefficiency of a program, with its cost per step, the most expensive of a kind
+    first."""
     checks = (copies, synchronous_gathers, float32_products, square_buffers)
     least = LEAST_SHARE * sum(run.likely * run.instruction.cycles for run in runs) / chip.clock_rate
     for check in checks:
-        found = sorted(check(program, runs, case, chip), key=lambda row: -row[1])
-        found = [row for row in found if row[1] >= least]
-        for what, seconds in found[:SHOWN]:
+        findings = sorted(check(program, runs, case, chip), key=lambda row: -row[1])
+        findings = [row for row in findings if row[1] >= least]
+        for what, seconds in findings[:SHOWN]:
             yield f"{what}: {1e3 * seconds * times:.3g} ms a step"
-        if len(found) > SHOWN:
-            rest = sum(seconds for _, seconds in found[SHOWN:])
-            yield f"and {len(found) - SHOWN} more like it: {1e3 * rest * times:.3g} ms a step"
+        if len(findings) > SHOWN:
+            rest = sum(seconds for _, seconds in findings[SHOWN:])
+            yield f"and {len(findings) - SHOWN} more like it: {1e3 * rest * times:.3g} ms a step"
 
 
 def copies(program: HloModule, runs: Iterable[ExecutionCount], case: Case, chip: Chip) -> list[tuple[str, float]]:
-    """Returns copies inside loops of more than one layer's cache, and of weights in another layout."""
+    """Returns the copies inside loops of more than one layer's cache, and those of weights into another layout."""
     caches, weights = cache_sizes(case), weight_sizes(case)
-    most = min((entries for _, entries in caches), default=math.inf)
+    layer_entries = min((entries for _, entries in caches), default=math.inf)
     found = []
     for run in in_loops(runs, "copy"):
         array = run.instruction.shapes[0]
@@ -409,20 +410,20 @@ def copies(program: HloModule, runs: Iterable[ExecutionCount], case: Case, chip:
         where = f"{array.dtype}[{','.join(map(str, array.dims))}] ({place_of(run.instruction)})"
         if dims in weights and array.bytes >= MIB:
             found.append((f"weights laid out anew in a loop, {where}", seconds))
-        elif array.size > most:
+        elif array.size > layer_entries:
             found.append((f"a copy in a loop of more than a layer's cache, {where}", seconds))
     return merged(found)
 
 
 def cache_sizes(case: Case) -> list[tuple[int, ...]]:
-    """Returns (layers, entries of one layer on a device) of every stack of keys and values of a sampler."""
+    """Returns (layers, elements of one layer on a device) of every stack of keys and values of a sampler."""
     caches = cache_shapes(case.cfg, case.slots, case.width).values()
     shapes = [fields["k"][0] for fields in caches if "k" in fields]
     return [(shape[0], math.prod(shape[1:]) // case.sizes["tensor"]) for shape in shapes]
 
 
 def weight_sizes(case: Case) -> set[tuple[int, ...]]:
-    """Returns the dimensions of every matrix on a device as it is gathered, sorted: of a stack, and of one layer."""
+    """Returns the sorted dimensions above 1 of every gathered matrix on a device: of a stack, and of one layer."""
     sizes = set()
     for leaf in jax.tree.leaves(case.stored, is_leaf=is_spec):
         dims = shard_shape(leaf, GATHERED, case.sizes)
@@ -434,7 +435,7 @@ def weight_sizes(case: Case) -> set[tuple[int, ...]]:
 def synchronous_gathers(
     program: HloModule, runs: Iterable[ExecutionCount], case: Case, chip: Chip
 ) -> list[tuple[str, float]]:
-    """Returns the gathers in loops that the program waits for."""
+    """Returns the all-gathers in loops that the program waits for, with their seconds."""
     found = []
     for run in in_loops(runs, "all-gather"):
         size = received(run.instruction, math.prod(case.sizes.values()))
@@ -446,7 +447,7 @@ def synchronous_gathers(
 def float32_products(
     program: HloModule, runs: Iterable[ExecutionCount], case: Case, chip: Chip
 ) -> list[tuple[str, float]]:
-    """Returns the products of a bfloat16 run that have a float32 operand, at the passes that they take."""
+    """Returns the matmuls of a bfloat16 run that have a float32 operand, with the seconds of their passes."""
     if case.cfg.dtype != "bfloat16":
         return []
     found = []
@@ -462,7 +463,8 @@ def float32_products(
 def square_buffers(
     program: HloModule, runs: Iterable[ExecutionCount], case: Case, chip: Chip
 ) -> list[tuple[str, float]]:
-    """Returns arrays of [L, L], L the tokens of a packed row or of a prompt, at the time of moving them twice."""
+    """Returns the arrays of [L, L], with L the length of a packed row or of a prompt, and the seconds to write and read
+    them."""
     lengths = {case.shape.row_length, case.config.data.prompt_length} - {n for dims in weight_sizes(case) for n in dims}
     found = []
     for run in runs:
@@ -481,7 +483,7 @@ def in_loops(runs: Iterable[ExecutionCount], op: str) -> Iterable[ExecutionCount
 
 
 def merged(found: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
-    """Returns the same with equal sentences once, their seconds added."""
+    """Returns the findings with equal sentences merged and their seconds added."""
     total: dict[str, float] = {}
     for what, seconds in found:
         total[what] = total.get(what, 0.0) + seconds
@@ -489,10 +491,10 @@ def merged(found: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
 
 
 def place_of(instruction: Instruction) -> str:
-    """Returns where an instruction stands in the traced program, or its name where the compiler made it."""
+    """Returns the place of an instruction in the traced program, or its name if the compiler added it."""
     return short(instruction.op_name) or instruction.name
 
 
 def short(op_name: str) -> str:
-    """Returns the end of a place: its last three scopes."""
+    """Returns the last three parts of a place."""
     return "/".join(op_name.split("/")[-3:])

@@ -1,10 +1,10 @@
-"""What the TPU compiler says a program costs: its estimate in cycles, of every instruction of the scheduled program.
+"""Reads the TPU compiler's cycle estimates for every instruction of a scheduled program.
 
-The compiler writes the program into a folder when asked (`*after_codegen.txt`), each instruction with
-`"estimated_cycles"`. A loop costs its body times its trip count; a condition one of its branches: the dearest, and the
-one that is likely. The estimate leaves out collectives and Pallas kernels: see `jrl.tools.plan.counted`. What the
-sparse core does, such as a scatter, runs beside the rest and is not counted.
-Everything here reads text, of the form that libtpu 0.0.42 writes.
+The compiler can dump the program into a folder (`*after_codegen.txt`), with `"estimated_cycles"` for each instruction.
+A loop costs its body times its trip count. A condition costs one of its branches; both the most expensive one and the
+expected mix are computed. The estimates leave out collectives and Pallas kernels: see `jrl.tools.plan.counted`. Work on
+the sparse core, such as a scatter, overlaps with the rest and is not counted. All functions here read text as libtpu
+0.0.42 writes it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ITEMSIZE = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2
 # Passes of the bfloat16 matrix unit for operands of these dtypes at precision 'highest'.
 PASSES = {("f32", "f32"): 6, ("bf16", "f32"): 3}
 
-SPARSE_CORE = 'async_execution_thread="sparsecore"'  # of an async-start: it runs beside the core, its cycles are none
+SPARSE_CORE = 'async_execution_thread="sparsecore"'  # of an async-start that overlaps with the core: not counted
 
 _ARRAY = re.compile(r"\b([a-z]+\d+|pred)\[([\d,]*)\](?:\{([^}]*)\})?")
 _CALLED = re.compile(r"(?:calls|body|to_apply)=%?([\w.-]+)")
@@ -30,7 +30,7 @@ _TRUE_FALSE = re.compile(r"(true|false)_computation=%?([\w.-]+)")
 
 
 class Shape(NamedTuple):
-    """One array: dtype, dimensions, and the order of its dimensions in memory, the fastest first."""
+    """One array: dtype, dimensions, and their order in memory, the fastest-varying first."""
 
     dtype: str
     dims: tuple[int, ...]
@@ -52,8 +52,8 @@ class Instruction:
     name: str
     result: str  # the text of its type
     op: str  # copy, fusion, while, ...
-    arguments: str  # what stands in its parentheses
-    attributes: str  # what follows them
+    arguments: str  # the text in parentheses
+    attributes: str  # the text after the parentheses
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -70,7 +70,7 @@ class Instruction:
 
     @property
     def op_name(self) -> str:
-        """Where it stands in the traced program."""
+        """The instruction's place in the traced program; "" if it has none."""
         match = re.search(r'op_name="([^"]*)"', self.attributes)
         return match[1] if match else ""
 
@@ -82,7 +82,7 @@ class Instruction:
 
     @property
     def branches(self) -> tuple[str, ...]:
-        """The computations that a condition chooses from: that of index 0, or of false, first."""
+        """The computations that a condition chooses from; that of index 0, or of false, comes first."""
         if match := _BRANCHES.search(self.attributes):
             return tuple(name.strip().lstrip("%") for name in match[1].split(","))
         named = dict(_TRUE_FALSE.findall(self.attributes))
@@ -99,10 +99,10 @@ class HloModule:
 
 @dataclasses.dataclass(frozen=True)
 class Frequency:
-    """What the text does not say, by the name of the scope (`jax.named_scope`) that a loop or a condition stands in."""
+    """What the text does not define, by the name of the scope (`jax.named_scope`) around a loop or a condition."""
 
-    trips: Mapping[str, float] = dataclasses.field(default_factory=dict)  # of loops whose end is computed
-    taken: Mapping[str, float] = dataclasses.field(default_factory=dict)  # share of times that a condition holds
+    trips: Mapping[str, float] = dataclasses.field(default_factory=dict)  # trip counts of data-dependent loops
+    taken: Mapping[str, float] = dataclasses.field(default_factory=dict)  # how often a condition is true, 0 to 1
 
     def trips_of(self, instruction: Instruction) -> float | None:
         return self.trips.get(scope_of(instruction))
@@ -113,13 +113,13 @@ class ExecutionCount(NamedTuple):
 
     computation: str
     instruction: Instruction
-    dearest: float  # where every condition takes its dearest branch
-    likely: float  # where conditions hold as often as is expected
-    loops: tuple[Instruction, ...]  # those around it, the outermost first
+    dearest: float  # if every condition takes its most expensive branch
+    likely: float  # with the expected frequency of every branch
+    loops: tuple[Instruction, ...]  # the loops around it, the outermost first
 
 
 def shapes_of(text: str) -> tuple[Shape, ...]:
-    """Returns the arrays of a type as the compiler writes it, of a tuple all."""
+    """Returns the arrays in the text of a type; of a tuple all of them."""
     ints = lambda numbers: tuple(int(n) for n in numbers.split(",") if n.strip().isdigit())
     return tuple(
         Shape(dtype, ints(dims), ints((layout or "").split(":")[0])) for dtype, dims, layout in _ARRAY.findall(text)
@@ -127,7 +127,7 @@ def shapes_of(text: str) -> tuple[Shape, ...]:
 
 
 def parse(text: str) -> HloModule:
-    """Returns the computations of a compiled program's text. Raises ValueError where it has no entry."""
+    """Returns the computations in a compiled program's text. Raises ValueError if it has no entry."""
     computations: dict[str, dict[str, Instruction]] = {}
     entry, body = None, None
     for line in _lines(text):
@@ -146,7 +146,7 @@ def parse(text: str) -> HloModule:
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Yields the lines of a program; a kernel's metadata is several, which are given as one."""
+    """Yields the lines of a program; the several lines of a kernel's metadata are joined to one."""
     pending = ""
     for line in text.splitlines():
         if pending and (not line or line[0] not in " %E}" or line.startswith("}}")):
@@ -159,7 +159,7 @@ def _lines(text: str) -> Iterator[str]:
 
 
 def parse_instruction(line: str) -> Instruction | None:
-    """Returns the instruction of a line; None where there is none."""
+    """Returns the instruction on a line; None if there is none."""
     name, equals, rest = line.strip().removeprefix("ROOT ").partition(" = ")
     if not equals or not name.startswith("%"):
         return None
@@ -173,8 +173,8 @@ def parse_instruction(line: str) -> Instruction | None:
 
 
 def known_trips(program: HloModule, loop: Instruction) -> int | None:
-    """Returns the trip count of a loop: the compiler's own, or that of a loop that counts up to a constant; None where
-    its end is computed."""
+    """Returns the trip count of a loop that the compiler annotates or that counts up to a constant; None if it depends
+    on the data."""
     if match := re.search(r"known_trip_count\W+n\W+(\d+)", loop.attributes):
         return int(match[1])
     condition = program.computations[re.search(r"condition=%?([\w.-]+)", loop.attributes)[1]]
@@ -188,26 +188,26 @@ def known_trips(program: HloModule, loop: Instruction) -> int | None:
 
 
 def runs(program: HloModule, frequency: Frequency) -> list[ExecutionCount]:
-    """Returns every instruction that a program runs, those of loops and branches included, and how often."""
+    """Returns every instruction that a program runs, including those in loops and branches, and how often."""
     cost = functools.cache(lambda name: _dearest_cycles(program, name, frequency, cost))
 
-    def walk(name: str, dearest: float, likely: float, loops: tuple[Instruction, ...]) -> Iterator[ExecutionCount]:
+    def visit(name: str, dearest: float, likely: float, loops: tuple[Instruction, ...]) -> Iterator[ExecutionCount]:
         for instruction in program.computations[name].values():
             yield ExecutionCount(name, instruction, dearest, likely, loops)
             if instruction.op == "while":
                 trips = trips_of(program, instruction, frequency)
-                yield from walk(instruction.called, dearest * trips, likely * trips, (*loops, instruction))
+                yield from visit(instruction.called, dearest * trips, likely * trips, (*loops, instruction))
             elif instruction.op == "conditional":
                 for branch, is_dearest, share in _branch_shares(program, instruction, frequency, cost):
-                    yield from walk(branch, dearest * is_dearest, likely * share, loops)
+                    yield from visit(branch, dearest * is_dearest, likely * share, loops)
             elif instruction.op in ("call", "async-start") and SPARSE_CORE not in instruction.attributes:
-                yield from walk(instruction.called, dearest, likely, loops)
+                yield from visit(instruction.called, dearest, likely, loops)
 
-    return list(walk(program.entry, 1.0, 1.0, ()))
+    return list(visit(program.entry, 1.0, 1.0, ()))
 
 
 def trips_of(program: HloModule, loop: Instruction, frequency: Frequency) -> float:
-    """Returns how often a loop runs its body; 1 where neither the text nor `frequency` says."""
+    """Returns how often a loop runs its body; 1 if neither the text nor `frequency` defines it."""
     trips = known_trips(program, loop)
     if trips is None:
         trips = frequency.trips_of(loop)
@@ -217,7 +217,7 @@ def trips_of(program: HloModule, loop: Instruction, frequency: Frequency) -> flo
 def _branch_shares(
     program: HloModule, instruction: Instruction, frequency: Frequency, cost: Callable[[str], float]
 ) -> list[tuple[str, float, float]]:
-    """Returns (branch, 1 where it is the dearest else 0, share of times that it is likely to be taken)."""
+    """Returns (branch, 1 if it is the most expensive else 0, expected share of executions) for every branch."""
     branches = instruction.branches
     dearest = max(range(len(branches)), key=lambda i: cost(branches[i]))
     taken = frequency.taken.get(condition_scope(program, instruction))
@@ -228,7 +228,7 @@ def _branch_shares(
 
 
 def _dearest_cycles(program: HloModule, name: str, frequency: Frequency, cost: Callable[[str], float]) -> float:
-    """Returns the cycles of a computation where every condition takes its dearest branch."""
+    """Returns the cycles of a computation if every condition takes its most expensive branch."""
     total = 0.0
     for instruction in program.computations[name].values():
         total += instruction.cycles
@@ -242,7 +242,7 @@ def _dearest_cycles(program: HloModule, name: str, frequency: Frequency, cost: C
 
 
 class Product(NamedTuple):
-    """A matrix product: operations (a multiply-add is two), and the dtypes of its operands."""
+    """A matmul: its operations (a multiply-add is two), and the dtypes of its operands."""
 
     flops: float
     dtypes: tuple[str, str]
@@ -251,7 +251,7 @@ class Product(NamedTuple):
 
 
 def products(program: HloModule, instruction: Instruction) -> list[Product]:
-    """Returns the matrix products inside of a fusion; none of another instruction."""
+    """Returns the matmuls in a fusion; [] for any other instruction."""
     if instruction.op != "fusion" or instruction.called not in program.computations:
         return []
     found = []
@@ -265,9 +265,9 @@ def products(program: HloModule, instruction: Instruction) -> list[Product]:
 
 
 def product_of(convolution: Instruction, inside: Mapping[str, Instruction]) -> Product:
-    """Returns a matrix product, which the TPU compiler writes as a convolution: batch dimensions and heads are spatial
-    dimensions of the window. Counted are the places of the window that meet an entry of the operand, neither padding
-    nor a gap of its dilation."""
+    """Returns a matmul, which the TPU compiler writes as a convolution: batch dimensions and heads are spatial
+    dimensions of the window. Only window positions that meet an element of the operand count, neither padding nor a gap
+    of its dilation."""
     left, right = (inside[name].shapes[0] for name in convolution.operands[:2])
     result = convolution.shapes[0]
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", convolution.attributes)
@@ -282,7 +282,7 @@ def product_of(convolution: Instruction, inside: Mapping[str, Instruction]) -> P
 
 
 def _window(attributes: str) -> dict[str, list[int]]:
-    """Returns size, stride, pad, lhs_dilate and rhs_dilate of a convolution's window, by dimension."""
+    """Returns size, stride, pad, lhs_dilate and rhs_dilate of a convolution's window, each a list over dimensions."""
     match = re.search(r"window=\{([^}]*)\}", attributes)
     fields = dict(field.split("=") for field in match[1].split()) if match else {}
     numbers = lambda text: [int(n.split("_")[0]) for n in text.split("x")]
@@ -294,20 +294,20 @@ def _window(attributes: str) -> dict[str, list[int]]:
 def _meetings(
     entries: int, results: int, size: int = 1, stride: int = 1, pad: int = 0, lhs_dilate: int = 1, rhs_dilate: int = 1
 ) -> int:
-    """Returns how many pairs of a result's place and the window's place meet an entry of one dimension."""
-    places = (at * stride + step * rhs_dilate - pad for at in range(results) for step in range(size))
-    return sum(place % lhs_dilate == 0 and 0 <= place // lhs_dilate < entries for place in places)
+    """Returns how many pairs of output position and window position meet an element, along one dimension."""
+    positions = (output * stride + step * rhs_dilate - pad for output in range(results) for step in range(size))
+    return sum(position % lhs_dilate == 0 and 0 <= position // lhs_dilate < entries for position in positions)
 
 
 def scope_of(instruction: Instruction) -> str:
-    """Returns the innermost scope that an instruction stands in; "" where it has none."""
+    """Returns the innermost scope around an instruction; "" if it has none."""
     *scopes, _ = instruction.op_name.split("/")
     return re.sub(r"\w+\(|\)", "", scopes[-1]) if scopes else ""  # transpose(jvp(chunk)) is the scope `chunk`
 
 
 def condition_scope(program: HloModule, condition: Instruction) -> str:
-    """Returns the innermost scope that a condition stands in: by its branches where it has none of its own, as one that
-    the compiler has written anew."""
+    """Returns the innermost scope around a condition; from its branches if the compiler has rewritten it and it has no
+    scope of its own."""
     if condition.op_name.endswith("/cond"):
         return scope_of(condition)
     inside = (inner.op_name for branch in condition.branches for inner in program.computations[branch].values())
@@ -317,7 +317,7 @@ def condition_scope(program: HloModule, condition: Instruction) -> str:
 
 
 def _closing(text: str, start: int) -> int:
-    """Returns where the parenthesis that opens at `start` closes; the end of the text where it does not."""
+    """Returns the index where the parenthesis opened at `start` closes; the length of the text if it does not."""
     depth = 0
     for i in range(start, len(text)):
         depth += (text[i] == "(") - (text[i] == ")")

@@ -1,9 +1,9 @@
-"""About how long a step takes: the slowest of matrix unit, memory, links and network, for each program. A bound from
-below.
+"""Estimates the time of a step: for each program, that of the slowest of matrix unit, memory, links and network. This
+is a lower bound.
 
     seconds = max(operations / matrix rate, bytes / HBM rate, link bytes / ring rate, network bytes / network rate)
 
-Assumed, and printed with every estimate:
+Every estimate is printed with its ASSUMPTIONS:
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def itemsize(dtype: str) -> int:
 
 
 def held_bytes(case: Case, rules: dict, dtype: str, counted: Callable[[ParamSpec], bool] = lambda leaf: True) -> int:
-    """Returns the bytes of the parameters that are `counted`, on one device, laid out by `rules`: as `dtype`, but those
-    in few bits as they are."""
+    """Returns the bytes on one device of the parameters that `counted` selects, sharded by `rules`: in `dtype`, except
+    quantized matrices, which count as stored."""
     layers = {name: leaf for name, leaf in case.stored["layers"].items() if not is_quantized(leaf)}
     leaves = filter(counted, jax.tree.leaves({**case.stored, "layers": layers}, is_leaf=is_spec))
     wide = sum(share(leaf, rules, case.sizes) for leaf in leaves) * itemsize(dtype)
@@ -91,25 +91,25 @@ def held_bytes(case: Case, rules: dict, dtype: str, counted: Callable[[ParamSpec
 
 
 def quantized_bytes(case: Case, rules: dict, counted: Callable[[ParamSpec], bool] = lambda leaf: True) -> int:
-    """Returns the bytes of the quantized matrices with their scales, on one device; 0 where none are."""
+    """Returns the bytes on one device of the quantized matrices with their scales; 0 if there are none."""
     quantized = [leaf.values() for leaf in case.stored["layers"].values() if is_quantized(leaf)]
     leaves = filter(counted, itertools.chain(*quantized))
     return sum(share(leaf, rules, case.sizes) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def trained_bytes(case: Case, rules: dict, counted: Callable[[ParamSpec], bool] = lambda leaf: True) -> int:
-    """Returns the bytes of the trained parameters that are `counted`, on one device: of all, or of the adapters."""
+    """Returns the bytes on one device of the trained parameters that `counted` selects: all weights, or adapters."""
     leaves = filter(counted, jax.tree.leaves(case.trained, is_leaf=is_spec))
     return sum(share(leaf, rules, case.sizes) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def moment_bytes(case: Case) -> int:
-    """Returns the bytes of the optimizer's state of the trained parameters on one device, or on its host, for the
-    role that `case.updates` names: its first state, of each device's shard. Counts of updates are left out."""
+    """Returns the bytes of optimizer state for one device's shard of the trained parameters of the role `case.updates`,
+    on the device or its host. The counts of updates are left out."""
     shard = lambda s: jax.ShapeDtypeStruct(shard_shape(s, TRAIN, case.sizes), s.dtype)
     shards, leaves = jax.tree.map(shard, case.trained, is_leaf=is_spec), describe(case.trained, ())[0]
     config = case.optimizer
-    if isinstance(config, AdamW):  # two moments; a search asks for thousands of layouts, and tracing takes 50 ms
+    if isinstance(config, AdamW):  # two moments; a search evaluates thousands of layouts, and tracing takes 50 ms
         moments = jax.tree.leaves(trained_only(config, shards, leaves))
         narrow = config.moments == "bfloat16"
         return 2 * sum(math.prod(x.shape) * (2 if narrow else x.dtype.itemsize) for x in moments)
@@ -118,38 +118,38 @@ def moment_bytes(case: Case) -> int:
 
 
 def adapter_bytes(case: Case, counted: Callable[[ParamSpec], bool] = lambda leaf: True) -> int:
-    """Returns the bytes of the adapters that are `counted`, on one device in the compute dtype; 0 without adapters."""
+    """Returns the bytes on one device, in the compute dtype, of the adapters that `counted` selects; 0 without any."""
     leaves = filter(counted, jax.tree.leaves(case.adapters, is_leaf=is_spec))
     return sum(share(leaf, GATHERED, case.sizes) for leaf in leaves) * itemsize(case.cfg.dtype)
 
 
 def gathered_over(case: Case, received: float, of_experts: float) -> dict[str, float]:
-    """Returns the bytes that a device receives to gather `received` bytes of weights, of which it had its shard: over
-    all axes that shard parameters, but for `of_experts` of them, whose number stays sharded over expert."""
+    """Returns {mesh axes: bytes} that a device receives to gather `received` bytes of weights, of which it has its
+    shard: over all axes that shard parameters, except that `of_experts` bytes stay sharded over expert."""
 
     def over(axes: Sequence[str], received: float) -> dict[str, float]:
         n = num_shards(axes, case.sizes)
         return {"+".join(axes): received * (n - 1) / n}
 
-    every = mesh_axes("embed", TRAIN, case.sizes)
-    return add(over(tuple(axis for axis in every if axis != EXPERT), of_experts), over(every, received - of_experts))
+    axes_of_weights = mesh_axes("embed", TRAIN, case.sizes)
+    return add(over(tuple(axis for axis in axes_of_weights if axis != EXPERT), of_experts), over(axes_of_weights, received - of_experts))
 
 
 def exchanged_tokens(case: Case, tokens: float, exchanges: int) -> dict[str, float]:
-    """Returns the bytes over the expert axis of so many `exchanges` of a device's `tokens` in every sparse layer: a
-    gather of their hidden states, or a scatter of sums over experts. Ids and weights are gathered with the first."""
+    """Returns {axis: bytes} over the expert axis for `exchanges` exchanges of a device's `tokens` in every sparse
+    layer: a gather of hidden states, or a scatter of sums over experts. Ids and weights are gathered once."""
     cfg, others = case.cfg, case.sizes["expert"] - 1
     sparse = sum(map(cfg.sparse, range(cfg.layers)))
     if not others:
         return {}
-    beside = 8 * cfg.experts.per_token
-    return {"expert": sparse * others * tokens * (exchanges * cfg.width * itemsize(cfg.dtype) + beside)}
+    routing_bytes = 8 * cfg.experts.per_token
+    return {"expert": sparse * others * tokens * (exchanges * cfg.width * itemsize(cfg.dtype) + routing_bytes)}
 
 
 def row_gathers(case: Case, backward: bool) -> dict[str, float]:
-    """Returns the bytes that a device receives over the sequence axis for the keys and values of whole rows: in the
-    forward pass, and in the backward pass once more for their gradients, and once to gather them again where
-    `Decoder.remat` does not keep them."""
+    """Returns {axis: bytes} that a device receives over the sequence axis for the keys and values of full rows: once in
+    the forward pass and, with `backward`, once for their gradients and once to gather them again, unless
+    `Decoder.remat` is 'none'."""
     passes = 1 if not backward else 2 if case.cfg.remat == "none" else 3
     times = case.micro_batches * case.cfg.layers * passes
     size = 2 * case.rows * case.shape.row_length * widest_heads(case.cfg)[1] / case.sizes["tensor"]
@@ -157,8 +157,9 @@ def row_gathers(case: Case, backward: bool) -> dict[str, float]:
 
 
 def tensor_sums(case: Case, tokens: float, passes: int) -> dict[str, float]:
-    """Returns the bytes over the tensor axis of `passes` runs through the layers: an all-reduce of [tokens, D] a layer
-    (reduce, then gather) after attention, after the MLP or the experts, and after each where it has both."""
+    """Returns {axis: bytes} over the tensor axis for `passes` passes through the layers: in each layer an all-reduce of
+    [tokens, D] (reduce, then gather) after attention and after the MLP or the experts, or after both of these if the
+    model has a shared expert."""
     n, experts = case.sizes["tensor"], case.cfg.experts
     sums = passes * (2 if experts is None or experts.shared_expert is None else 3)
     size = tokens * case.cfg.width * itemsize(case.cfg.dtype)
@@ -174,8 +175,8 @@ def add(*parts: dict[str, float]) -> dict[str, float]:
 
 
 def sample_traffic(case: Case) -> Traffic:
-    """Returns the traffic of sampling: weights gathered once, then read at every decode step with the filled blocks of
-    the cache."""
+    """Returns the traffic of sampling: weights are gathered once, then read in every decode step with the filled blocks
+    of the cache."""
     cfg = case.cfg
     weights = decode_step_bytes(case) + (adapter_bytes(case) if flops.decodes_unmerged(case) else 0)
     cache = kv_cache_bytes(case, case.slots, round(flops.read_columns(case)))
@@ -190,17 +191,17 @@ def sample_traffic(case: Case) -> Traffic:
 
 
 def cache_bytes(case: Case) -> int:
-    """Returns the bytes of the KV cache and states of all slots on one device."""
+    """Returns the bytes on one device of the KV cache and linear attention states of all slots."""
     return kv_cache_bytes(case, case.slots, padded_columns(case, case.width))
 
 
 def padded_columns(case: Case, columns: int) -> int:
-    """Returns the number of columns of a cache of `columns` columns after padding for a kernel."""
+    """Returns the number of columns of a cache after padding `columns` for a kernel."""
     return ends(columns, case.width, case.config.sampler.layout)[-1]
 
 
 def kv_cache_bytes(case: Case, rows: int, columns: int) -> int:
-    """Returns the bytes of a cache on one device: keys and values of every layer that has them, and states."""
+    """Returns the bytes of a cache on one device: keys and values of the layers that have them, and states."""
     total, single_block = 0, case.config.sampler.layout == "single_block"
     for stack in cache_shapes(case.cfg, rows, columns).values():
         for name, (shape, dtype, _) in stack.items():
@@ -210,9 +211,10 @@ def kv_cache_bytes(case: Case, rows: int, columns: int) -> int:
 
 
 def mlp_entries(cfg: Decoder, tensor: int, expert: int = 1) -> int:
-    """Returns the entries that the widest layer's MLP makes of a token on one device: gate, up and their product. With
-    experts a token and its output are copied for each expert; a shared expert adds its own entries. With experts
-    sharded by number, a device has the tokens and sums of all along the axis, and copies a chunk of them at once."""
+    """Returns the number of activations per token of the widest layer's MLP on one device: gate, up and their product.
+    With experts, a token and its output are copied for each of its experts; a shared expert adds its own. With experts
+    sharded over devices, a device has the tokens and sums of all devices along the axis, and copies a chunk of them at
+    once."""
     dense = sparse = 0
     if any(map(cfg.dense, range(cfg.layers))):
         dense = 3 * max(cfg.mlp_width, cfg.shared_mlp_width or 0) // tensor
@@ -225,11 +227,11 @@ def mlp_entries(cfg: Decoder, tensor: int, expert: int = 1) -> int:
 
 
 def widest_heads(cfg: Decoder) -> tuple[int, int]:
-    """Returns the entries of a token's queries, and of its keys, in the layer where both together are most."""
+    """Returns the width of a token's queries, and of its keys, in the layer where their sum is largest."""
     widths = [(cfg.heads * cfg.head_dim, cfg.kv_heads * cfg.head_dim)]
     if cfg.full is not None:
         widths.append((cfg.heads * cfg.full.head_dim, cfg.full.kv_heads * cfg.full.head_dim))
-    if cfg.linear is not None:  # values, gate and result are of one size, queries and keys of another
+    if cfg.linear is not None:  # values, gate and output have one size, queries and keys another
         widths.append(
             (3 * cfg.linear.value_heads * cfg.linear.value_dim // 2, cfg.linear.key_heads * cfg.linear.key_dim)
         )
@@ -237,13 +239,13 @@ def widest_heads(cfg: Decoder) -> tuple[int, int]:
 
 
 def head_entries(cfg: Decoder) -> int:
-    """Returns the entries of the widest layer's attention for a token: queries, keys, values, the result."""
+    """Returns the number of activations per token of the widest layer's attention: queries, keys, values, output."""
     return 2 * sum(widest_heads(cfg))
 
 
 def decode_step_bytes(case: Case) -> float:
-    """Returns the bytes of the weights that a decode step reads on one device: of experts, those used by a slot
-    of the devices that exchange tokens."""
+    """Returns the bytes of the weights that a decode step reads on one device: of experts, only those expected to be
+    used by a slot of the devices that exchange tokens."""
     cfg = case.cfg
     expert_bytes = held_bytes(case, GATHERED, cfg.dtype, flops.of_experts)
     slots = case.slots * case.sizes["expert"]
@@ -252,9 +254,9 @@ def decode_step_bytes(case: Case) -> float:
 
 
 def layer_traffic(case: Case, tokens: float) -> float:
-    """Returns the bytes that one pass forward through all layers moves for `tokens` on one device: inputs and outputs
-    of every product once, and the float32 scores written and read around the softmax, which a kernel's are not, or the
-    shares of linear attention's chunks."""
+    """Returns the bytes that one forward pass through all layers moves for `tokens` on one device: the inputs and
+    outputs of every matmul once, and the float32 scores that are written and read around the softmax (not by a kernel),
+    or the weights within the chunks of linear attention."""
     cfg, tensor = case.cfg, case.sizes["tensor"]
     wide = 2 * cfg.width + head_entries(cfg) / tensor + mlp_entries(cfg, tensor, case.sizes["expert"])
     scores = 4 * 4 * cfg.heads / tensor * case.shape.keys if cfg.attention in NO_KERNEL else 0
@@ -265,8 +267,8 @@ def layer_traffic(case: Case, tokens: float) -> float:
 
 
 def pass_traffic(case: Case, passes: int, exchanges: int) -> Traffic:
-    """Returns the traffic of `passes` runs through the layers (a backward pass is two), of all micro-batches, with so
-    many `exchanges` between experts."""
+    """Returns the traffic of `passes` passes through the layers (a backward pass is two) over all micro-batches, with
+    `exchanges` exchanges of tokens between experts."""
     cfg = case.cfg
     tokens = case.micro_batches * case.tokens
     weights = held_bytes(case, GATHERED, cfg.dtype) + adapter_bytes(case)
@@ -284,25 +286,25 @@ def pass_traffic(case: Case, passes: int, exchanges: int) -> Traffic:
 
 
 def logprobs_traffic(case: Case) -> Traffic:
-    """Returns the traffic of one pass forward over a batch, for log-probs or scores."""
+    """Returns the traffic of one forward pass over a batch, for log-probs or scores."""
     return pass_traffic(case, 1, 2)
 
 
 def update_traffic(case: Case) -> Traffic:
-    """Returns the traffic of an optimizer step: gradients of all that it learns from, and the optimizer's trees."""
+    """Returns the traffic of an optimizer step: the gradients of all its batches, and the optimizer's trees."""
     gradients = [gradient_traffic(learned) for learned in learned_cases(case)]
     return Traffic(
-        hbm=sum(each.hbm for each in gradients) + 6 * trained_bytes(case, TRAIN) + 2 * moment_bytes(case),
-        links=add(*(each.links for each in gradients)),
-        network=sum(each.network for each in gradients),
+        hbm=sum(gradient.hbm for gradient in gradients) + 6 * trained_bytes(case, TRAIN) + 2 * moment_bytes(case),
+        links=add(*(gradient.links for gradient in gradients)),
+        network=sum(gradient.network for gradient in gradients),
     )
 
 
 def gradient_traffic(case: Case) -> Traffic:
-    """Returns the traffic of a batch's gradient: the passes, and its reduction. Frozen weights have no gradient, which
-    is half of a backward pass."""
+    """Returns the traffic of a batch's gradient: the forward and backward passes, and the reduction. Frozen weights
+    have no gradient, which saves half of the backward pass."""
     backward = 2 if case.adapters is None else 1
-    # Tokens and gradients each way, and tokens once more where they are gathered again.
+    # Tokens and gradients, both ways; with remat, tokens are gathered once more.
     exchanges = 4 + (case.cfg.remat != "none")
     once = pass_traffic(case, 1 + backward + (case.cfg.remat in ("layer", "offload")), exchanges)
     stored = trained_bytes(case, TRAIN)
@@ -310,8 +312,8 @@ def gradient_traffic(case: Case) -> Traffic:
         trained_bytes(case, GATHERED, counted) * case.micro_batches for counted in (lambda leaf: True, flops.of_experts)
     )
     reduced = gathered_over(case, gradient, of_experts)
-    # The copies of a slice sum their gradients, each a part; slices sum these parts; the copies exchange them. Until
-    # they are added up, a micro-batch's gradients are of the compute dtype.
+    # The replicas of a slice reduce-scatter their gradients, slices sum these parts, and the replicas gather them. Until
+    # they are accumulated, a micro-batch's gradients have the compute dtype.
     narrow = min(itemsize(case.cfg.dtype) / itemsize(case.cfg.param_dtype), 1)
     slices, summed = case.mesh_slices, 2 * narrow * stored * case.micro_batches
     copies = case.sizes["data"] // slices
@@ -323,14 +325,14 @@ def gradient_traffic(case: Case) -> Traffic:
 
 
 def of_programs(case: Case) -> dict[str, Traffic]:
-    """Returns the traffic of one call of each program that is counted."""
+    """Returns {program name: traffic of one call}."""
     count = {"sample": sample_traffic, "logprobs": logprobs_traffic, "scores": logprobs_traffic,
              "update": update_traffic}  # fmt: skip
     return {name: count[p.kind](p.case) for name, p in programs_of(case).items()}
 
 
 def estimate(count: Flops, traffic: Traffic, case: Case, chip: Chip) -> Estimate:
-    """Returns the minimum time of a program on one device."""
+    """Returns the minimum time of one call of a program on one device."""
     devices = 1
     for size in case.sizes.values():
         devices *= size
@@ -345,16 +347,16 @@ def estimate(count: Flops, traffic: Traffic, case: Case, chip: Chip) -> Estimate
 
 
 def calls(case: Case) -> dict[str, int]:
-    """Returns how often a step of its stage calls each program. Evaluations are not counted."""
+    """Returns {program name: calls per step of its stage}. Evaluations are not counted."""
     counts = {"sample_eval": 0}
     for stage_case in cases_of(case):
-        learner, sampled = stage_case.stage.learner, isinstance(stage_case.stage, Online)
+        learner, online = stage_case.stage.learner, isinstance(stage_case.stage, Online)
         times = {
             "sample": 1,
-            "next_segment": segments_of(stage_case.stage, case.config) - 1 if sampled else 0,
+            "next_segment": segments_of(stage_case.stage, case.config) - 1 if online else 0,
             "correct": 1,
             "step_scores": learner.minibatches,
-            "scores": len(stage_case.stage.rewards) if sampled else 0,
+            "scores": len(stage_case.stage.rewards) if online else 0,
             "recompute": learner.minibatches,
             "reference": learner.minibatches,
             "teacher": learner.minibatches,
@@ -375,8 +377,8 @@ def step_seconds(case: Case, chip: Chip) -> float:
 
 
 def step_of(case: Case, chip: Chip, seconds: Mapping[str, float]) -> float:
-    """Returns the seconds of a step, given those of a call of each program of its stage. With devices of their own for
-    sampling, the longer of publishing and sampling, and of learning."""
+    """Returns the seconds of a step, given {program name: seconds of one call} for its stage. If other devices sample:
+    the longer of publishing and sampling, and of learning."""
     times = calls(case)
     total = {name: times[name] * each for name, each in seconds.items()}
     p = publication_of(case)
@@ -387,5 +389,6 @@ def step_of(case: Case, chip: Chip, seconds: Mapping[str, float]) -> float:
 
 
 def publication_seconds(p: Publication, case: Case, chip: Chip) -> float:
-    """Returns the seconds in which a device that samples receives the weights: over links, or from another slice."""
+    """Returns the seconds in which a sampling device receives the published weights: over links, or with several slices
+    over the network."""
     return p.received / (chip.ring_rate if case.slices == 1 else chip.network_rate)

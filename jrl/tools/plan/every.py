@@ -1,4 +1,4 @@
-"""Every recipe of a folder against the topology that its header names: `jrl plan --all`."""
+"""Plans every recipe in a folder for the topology that its header names, for `jrl plan --all`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ class Line(NamedTuple):
     config: str
     topology: str
     mesh: str
-    gib: str  # of the largest program on one device, of what there is
+    gib: str  # of the largest program on one device, and the device's limit
     step: str
     verdict: str
     good: bool
 
 
 def topology_of(text: str) -> str | None:
-    """Returns the topology that a recipe's header names: a comment `# Topology: v5e:2x4`."""
+    """Returns the topology named in a recipe's header by a comment such as `# Topology: v5e:2x4`; None if there is
+    none."""
     match = _HEADER.search(text)
     return match[1] if match else None
 
@@ -37,7 +38,7 @@ def topology_of(text: str) -> str | None:
 def check_all(folder: Path, say: Callable[[str], None]) -> list[Line]:
     """Returns a line for every recipe below `folder` whose header names a topology.
 
-    Raises: ValueError where there is none.
+    Raises: ValueError if there is none.
     """
     named = {path: topology_of(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.gin"))}
     if not any(named.values()):
@@ -51,7 +52,7 @@ def check_all(folder: Path, say: Callable[[str], None]) -> list[Line]:
 
 
 def check_one(path: Path, name: str, say: Callable[[str], None]) -> Line:
-    """Returns the line of one recipe. One that cannot be planned says why, in the place of its verdict."""
+    """Returns the line of one recipe. If it cannot be planned, the verdict says why."""
     try:
         topology = parse_topology(name)
         config, parts = load_config(str(path))
@@ -79,5 +80,5 @@ that its recipe names is planned by the shape that it was published with.
 
 
 def markdown(lines: list[Line]) -> str:
-    """Returns the table as a page."""
+    """Returns the table as a Markdown page."""
     return PAGE + "".join(f"| {' | '.join(line[:-1])} |\n" for line in lines)

@@ -1,4 +1,4 @@
-"""What libtpu and JAX must find in the environment to compile for TPUs without needing one. Imports neither."""
+"""The environment variables that let libtpu and JAX compile for TPUs without having one. Imports neither."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ ENVIRONMENT = {
 
 
 def set_environment() -> None:
-    """Sets it for this process. Call it before JAX is imported: what JAX reads, it reads then."""
+    """Sets the variables for this process. Call it before importing JAX, which reads them on import."""
     os.environ.update(ENVIRONMENT)

@@ -1,4 +1,4 @@
-"""The programs of a run and their arguments as shapes, on a mesh of devices that need not exist."""
+"""Lowers the programs of a run from the shapes of their arguments, on a mesh of devices that need not exist."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ from jrl.tools.plan.chips import Topology
 
 
 class Lowered(Program):
-    """A program of the run that is lowered where the run would compile it."""
+    """A program that is lowered when the run would compile it."""
 
     lowered: Any = None
 
     def compile(self, *args: Any) -> Any:
-        """Lowers for such arguments, and returns the result's shape."""
+        """Lowers the program for these arguments and returns the shape of its result."""
         self.lowered = self._jitted.lower(*args)
         return self.shape(*args)
 
 
 class Lowering(ProgramCache):
-    """The programs of a run, lowered and not compiled."""
+    """A program cache whose programs are lowered and not compiled."""
 
     def program(self, name: str, fn: Any, **jit_options: Any) -> Program:
         self.programs[name] = Lowered(name, fn, self, jit_options)
@@ -63,8 +63,8 @@ class Lowering(ProgramCache):
 
 @dataclasses.dataclass(frozen=True)
 class StubTokenizer:
-    """The tokenizer fields that programs read. The end and pad ids change no shape; a text has a token for each of its
-    bytes, which is the most that it may have."""
+    """The tokenizer fields that programs read. The values of end and pad ids do not change shapes. A text has one token
+    per byte, the most that is possible."""
 
     vocab_size: int
     filled: int = 0  # ids in use; the embedding may have more rows
@@ -79,14 +79,14 @@ class StubTokenizer:
 
 
 def meshes_of(config: Config, devices: Sequence[Any] | None = None) -> tuple[Mesh, Mesh | None]:
-    """Returns the mesh of a run over devices, and the one that it samples on where that has its own."""
+    """Returns the learner's mesh over the devices, and the mesh that only samples; None if the learner samples."""
     if config.sampler_mesh is None:
         return make_mesh(config.mesh, devices), None
     return split_meshes(config.mesh, config.sampler_mesh, devices)
 
 
 def topology_meshes(config: Config, topology: Topology) -> tuple[Mesh, Mesh | None]:
-    """Returns the meshes of a run over the devices of a topology. Slices that only sample are a topology of their own:
+    """Returns the meshes of a run over the devices of a topology. Slices that only sample are a separate topology:
     libtpu compiles no program for later slices without the first ("Slice is empty")."""
     if config.sampler_mesh is None or topology.slices == 1:
         return meshes_of(config, compiled.topology_devices(topology))
@@ -100,13 +100,13 @@ def topology_meshes(config: Config, topology: Topology) -> tuple[Mesh, Mesh | No
 def lower(
     config: Config, parts: Parts, mesh: Mesh, sampler_mesh: Mesh | None = None, stage: str | None = None
 ) -> dict[str, Any]:
-    """Returns the lowered programs of a run's steps and of its start, by name: the functions that `jrl train` runs.
+    """Returns {name: lowered program} of a run's start and its steps: the functions that `jrl train` runs.
 
     Args:
-      sampler_mesh: of training's draws, on devices of their own; None: `mesh`.
-      stage: the name of the stage whose programs are lowered; None: those of all.
+      sampler_mesh: the mesh of devices that only sample; None: `mesh` samples.
+      stage: the name of the stage whose programs are lowered; None: those of all stages.
 
-    Raises: ValueError where shapes do not divide over the mesh.
+    Raises: ValueError if shapes do not divide over the mesh.
     """
     program_cache, names = Lowering(), stage_names(config.stages)
     planned = [stage is None or name == stage for name in names]
@@ -127,7 +127,7 @@ def lower(
 def inputs_of(
     config: Config, parts: Parts, mesh: Mesh, program_cache: ProgramCache, sampler_mesh: Mesh | None = None
 ) -> Inputs:
-    """Returns the abstract inputs of a run's programs. Numbers stand for arrays of their shape."""
+    """Returns the abstract inputs of a run's programs. Concrete numbers stand for arrays of their shape."""
     vocab_size = decoder_of_run(config).vocab_size
     model = programs.model_of(config, parts.tables)
     built = programs.build(config, parts.tables, model, StubTokenizer(vocab_size), mesh, program_cache, sampler_mesh)
@@ -155,8 +155,8 @@ def inputs_of(
 
 
 def components_of(config: Config, stage: Stage) -> tuple[str, ...]:
-    """Returns names for the components of a stage's reward that a configuration has: verifiers, the labels of a
-    published reward model, judges, roles."""
+    """Returns the names of a stage's reward components: verifiers, the labels of a published reward model, judges,
+    roles and others."""
     labels = () if config.reward is None else reward_components(config.reward)
     roles = tuple(f"role/{role}" for role in stage.rewards) if isinstance(stage, Online) else ()
     if isinstance(stage, Online) and stage.ensemble is not None:
@@ -173,9 +173,9 @@ def components_of(config: Config, stage: Stage) -> tuple[str, ...]:
 
 
 def reward_components(reward: RewardModel) -> tuple[str, ...]:
-    """Returns names for the components of a published reward model: one for each label, or, with a gate, the gated
-    reward and the labels behind it. How many labels a gate mixes is read from the folder; where that is not there, from
-    the gate's coefficients, and without any the gated reward is counted alone."""
+    """Returns names for the components of a published reward model: one per label or, with a gate, the gated reward and
+    its labels. The labels of a gate are read from the folder. If that is missing, the gate's coefficients define their
+    number; without any, only the gated reward counts."""
     if reward.gate is None:
         return tuple(f"RewardModel/{i}" for i in range(len(reward.weights)))
     if paths.readable_file(reward.path, "config.json") is not None:
@@ -186,7 +186,7 @@ def reward_components(reward: RewardModel) -> tuple[str, ...]:
 
 
 def sampling_params_shape(config: Config) -> SamplingParams:
-    """Returns the sampler's traced part."""
+    """Returns the sampler's traced parameters."""
     s = config.sampler
     return SamplingParams(
         temperature=_number(s.temperature),
@@ -197,7 +197,7 @@ def sampling_params_shape(config: Config) -> SamplingParams:
 
 
 def stop_shape(config: Config, vocab_size: int) -> StopTable | None:
-    """Returns the shape of the stop strings' automaton: its states do not depend on how tokens cut a text."""
+    """Returns the shape of the stop strings' automaton: its states do not depend on how a text is tokenized."""
     if not config.sampler.stop_strings:
         return None
     states = len(stop_strings.build(config.sampler.stop_strings, [b""]).accept)

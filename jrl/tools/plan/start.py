@@ -1,4 +1,4 @@
-"""The memory check at the start of a run: a run that cannot fit is refused before anything is compiled or written."""
+"""Checks memory at the start of a run: a run that cannot fit is refused before anything is compiled or written."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _log = logging.getLogger(__name__)
 
 
 def refuse_overflow(config: Config, parts: Parts, devices: Sequence[Any], count: int | None = None) -> None:
-    """Raises ValueError, with the three cheapest changes, where a run's programs cannot fit its TPUs.
+    """Raises ValueError, with the three cheapest changes, if a run's programs cannot fit on its TPUs.
 
-    The arithmetic models the TPU compiler; on other devices an overflow is a warning. There is no check where a device
-    does not report its memory, such as a CPU, or the configuration does not define the size of the vocabulary.
+    The arithmetic models the TPU compiler; on other devices an overflow is a warning. There is no check if the device
+    does not report its memory, as on CPU, for a custom model, or if the configuration does not set the vocabulary size.
 
     Args:
-      devices: of this process. count: those of all processes; None: there is one process.
+      devices: of this process. count: devices of all processes; None: there is one process.
     """
     count = len(devices) if count is None else count
     limit = (devices[0].memory_stats() or {}).get("bytes_limit")

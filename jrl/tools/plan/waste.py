@@ -1,4 +1,4 @@
-"""Checks for wasteful programs: logits of full rows, a second KV cache, weights gathered in the decode loop."""
+"""Checks programs for waste: logits of full rows, a second KV cache, weights gathered in the decode loop."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _ARRAY = re.compile(r"\b(?:f32|bf16|f16|f64)\[([\d,]+)\]")
 
 
 def widest_logits(text: str, vocab_sizes: set[int]) -> int:
-    """Returns the most positions that any array of a compiled program has logits of: arrays whose last dimension is the
-    vocabulary, or a device's share of it."""
+    """Returns the most positions of any array of logits in a compiled program: of arrays whose last dimension is one of
+    `vocab_sizes`, the vocabulary or a device's share of it."""
     widest = 0
     for dims in set(_ARRAY.findall(text)):
         *rows, last = (int(n) for n in dims.split(","))
@@ -29,7 +29,8 @@ def widest_logits(text: str, vocab_sizes: set[int]) -> int:
 
 
 def full_logits(name: str, case: Case, positions: int) -> str | None:
-    """Returns the problem of a learner program that holds logits of `positions` at once on one device."""
+    """Returns the problem if a learner program holds logits of more `positions` at once on one device than a chunk has;
+    else None."""
     chunk = min(case.stage.learner.chunk, case.share_length)
     if positions <= case.rows * chunk:
         return None
@@ -40,8 +41,8 @@ def full_logits(name: str, case: Case, positions: int) -> str | None:
 
 
 def caches_carried(text: str, case: Case) -> int:
-    """Returns how many blocks of a layer's cache, or of a stack of layers', a loop of a compiled sampler carries at
-    most. Blocks of prompts count too where there are as many prompts in flight as slots: they have the same shape."""
+    """Returns the most blocks of a layer's cache, or of a stack's, that a loop of a compiled sampler carries. If there
+    are as many prompts in flight as slots, the prompts' blocks count too: they have the same shape."""
     shapes = set()
     for layers, rows, heads, entries in _stacks(case):
         for columns in _blocks(case):
@@ -51,7 +52,7 @@ def caches_carried(text: str, case: Case) -> int:
 
 
 def second_cache(name: str, case: Case, carried: int) -> str | None:
-    """Returns the problem of a sampler whose loop carries keys and values more than once."""
+    """Returns the problem if a sampler's loop carries keys and values more than once; else None."""
     slots = _blocks(case)
     prompts = [n for n in _blocks(case, case.config.data.prompt_length) if n in slots]
     blocks = len(slots) + (len(prompts) if budget.prompts_in_flight(case) == case.slots else 0)
@@ -63,21 +64,21 @@ def second_cache(name: str, case: Case, carried: int) -> str | None:
 
 
 def _stacks(case: Case) -> list[tuple[int, int, int, int]]:
-    """Returns (layers, rows, heads on one device, entries of a head) of every stack of keys and values."""
+    """Returns (layers, rows, heads on one device, head dimension) of every stack of keys and values."""
     caches = cache_shapes(case.cfg, case.slots, case.width).values()
     shapes = [fields["k"][0] for fields in caches if "k" in fields]
     return [(layers, rows, heads // case.sizes["tensor"], entries) for layers, rows, heads, _, entries in shapes]
 
 
 def _blocks(case: Case, columns: int | None = None) -> tuple[int, ...]:
-    """Returns the columns of every block of the sampler's cache, or of its first `columns`."""
+    """Returns the number of columns of every block of the sampler's cache, or of its first `columns`."""
     columns = case.width if columns is None else columns
     block_ends = ends(columns, case.width, case.config.sampler.layout)
     return tuple(end - start for start, end in zip((0, *block_ends), block_ends))
 
 
 def gathers_in_loop(name: str, case: Case, rows: list[dict[str, Any]]) -> list[str]:
-    """Returns the problems of a decode loop that crosses batch axes, or gathers more than a decode step's
+    """Returns the problems of a decode loop whose collectives cross batch axes, or gather more than a decode step's
     activations."""
     lines = []
     step_bytes = case.slots * (case.cfg.vocab_size + case.cfg.width * (2 * case.cfg.layers + 1)) * 4
