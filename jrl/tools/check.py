@@ -103,7 +103,7 @@ def check_verifiers(parts: Parts) -> list[ContractResult]:
     }
     names, items = list(configs), [case for group in cases.values() for case in group]
     try:
-        # Two pools, so that verdicts that depend on the process differ. The second judges in reverse order.
+        # Two pools show verdicts that depend on the process. The second judges in reverse order.
         first = _verdicts(list(configs.values()), parts, items)
         second = _verdicts(list(configs.values()), parts, items[::-1])[::-1]
     except (ValueError, RuntimeError) as error:

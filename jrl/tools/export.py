@@ -1,4 +1,4 @@
-"""A policy as a folder that other tools load: what `jrl export` does."""
+"""Exports a policy as a folder that other tools load, for `jrl export`."""
 
 from __future__ import annotations
 
@@ -56,19 +56,18 @@ def export_policy(
 ) -> tuple[int, list[str]]:
     """Writes the policy of a run, or of a published folder, to a new folder. Returns (its step, the files written).
 
-    The family is the published model's own, or else the first that can say the decoder. The tokenizer's files go along
-    where they are published ones. One that the run trained itself has no such form: it goes into the subfolder
-    OWN_TOKENIZER, where `jrl sample` and `jrl eval` find it and other tools do not look.
-    Adapters are merged into the weights: into what the bits stand for, where the run keeps few of them (LoRA.base).
-    A role with a reward head is written as a classifier, {family}ForSequenceClassification with a label for each
-    output of the head.
+    The family is the published model's own, or else the first that can express the decoder. The files of a published
+    tokenizer are copied. A tokenizer that the run trained has no published form: it goes into the subfolder
+    OWN_TOKENIZER, which `jrl sample` and `jrl eval` read and other tools ignore. Adapters are merged into the weights;
+    quantized weights (LoRA.base) are dequantized for it. A role with a reward head is written as a classifier,
+    {family}ForSequenceClassification, with one label per output of the head.
 
     Args:
-      to: a folder that is not there yet, or empty.
+      to: a folder that does not exist yet, or is empty.
       dtype: of the tensors, "float32" or "bfloat16".
-      max_shard: of one file of tensors, such as "5GB" or "500MB".
-      stage, role: as `open_trained` takes them.
-      announce: called with (bytes read, bytes in all) while a published folder is read.
+      max_shard: most bytes of one file of tensors, such as "5GB" or "500MB".
+      stage, role: see `open_trained`.
+      announce: called with (bytes read, total bytes) while a published folder is read.
 
     Raises: ValueError for a source, a step, a size or a decoder that cannot be exported.
     """
@@ -102,7 +101,7 @@ def export_policy(
 
 
 def save_tokenizer(tokenizer: Any, folder: Path) -> list[str]:
-    """Writes a tokenizer in jrl's own form to a new folder. Returns the files written, as OWN_TOKENIZER/name."""
+    """Writes a tokenizer in jrl's own format to a new folder. Returns the files written, as FOLDER/NAME."""
     paths.make_dir(folder)
     tokenizer.save(folder)
     kind = paths.read_object(folder / SAVED_AS)["kind"]
@@ -113,10 +112,10 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> list[str]:
 
 
 def note_other_models(trained: Trained, source: str | Path, without: tuple[str, str] | None = None) -> None:
-    """Says so where a run trains more than what is written: heads and other roles stay in the run.
+    """Logs a warning for every trained head that is not exported and stays in the run.
 
     Args:
-      without: the role and the name of a head that is written; None: none is.
+      without: (role, name) of the head that is exported; None: none is.
     """
     if is_published(Path(source)):
         return
@@ -130,7 +129,7 @@ def note_other_models(trained: Trained, source: str | Path, without: tuple[str, 
 
 @full_precision()
 def merged(trained: Trained, dtype: str) -> PyTree:
-    """Returns the weights without adapters beside them: those of the run, or W + s A B in `dtype` where it has some."""
+    """Returns the weights with adapters merged in, W + s A B in `dtype`; the run's weights if it has no adapters."""
     policy = trained.policy
     if policy.config.adapter is None:
         return trained.params
@@ -148,20 +147,21 @@ def export_adapter(
     stage: str | None = None,
     role: str = "policy",
 ) -> tuple[int, list[str]]:
-    """Writes the adapters of a run to a new folder in PEFT's form. Returns (the run's step, the files written).
+    """Writes the adapters of a run to a new folder in PEFT's format. Returns (the run's step, the files written).
 
-    Raises: ValueError for a run without adapters, or whose frozen weights are not those of a published folder.
+    Raises: ValueError if the run has no adapters or has adapters to experts, or if its frozen weights are not those of
+      a published folder.
     """
     trained = open_trained(source, (), step, stage=stage, role=role)
     note_other_models(trained, source)
     policy = trained.policy
     if policy.config.adapter is None:
         raise ValueError(f"{source} has no adapters (Config.adapter); leave --adapter-only out")
-    began = json.loads(paths.read_bytes(Path(source) / "config.json"))["model"]
-    if not isinstance(policy.config.model, Published) or began["adapter"] is not None:
-        what = "were drawn at random" if "path" not in began else f"have the adapter {began['adapter']} in them"
+    initial = json.loads(paths.read_bytes(Path(source) / "config.json"))["model"]
+    if not isinstance(policy.config.model, Published) or initial["adapter"] is not None:
+        origin = "were drawn at random" if "path" not in initial else f"have the adapter {initial['adapter']} in them"
         raise ValueError(
-            f"the frozen weights of {source} {what}: no folder holds them, and an adapter without them is of no use. "
+            f"the frozen weights of {source} {origin}: no folder holds them, and an adapter without them is of no use. "
             "Leave --adapter-only out"
         )
     if any(name in EXPERTS for name in trained.params.adapters):
@@ -169,9 +169,9 @@ def export_adapter(
                          "--adapter-only out")  # fmt: skip
     tensor_plans = plans(decoder_of(policy.config.model)[0], policy.cfg)
     params = trained.params
-    if policy.config.adapter.kind == "lora":  # of whose matrices the shapes are wanted, and no bytes
+    if policy.config.adapter.kind == "lora":  # only the shapes of the frozen matrices are needed
         params = params._replace(base=abstract(decoder.spec(policy.cfg)))
-    elif policy.config.adapter.base is not None:  # DoRA's lengths are of whole matrices
+    elif policy.config.adapter.base is not None:  # DoRA's norms are of dequantized matrices
         full = functools.partial(dequantize_params, names=axes(policy.model.spec(policy.cfg)), dtype="float32")
         with jax.set_mesh(policy.mesh), full_precision():
             params = params._replace(base=jax.jit(full)(params.base))
@@ -179,7 +179,7 @@ def export_adapter(
     files = peft.write(
         to,
         modules,
-        base=began["path"],
+        base=initial["path"],
         rslora=policy.config.adapter.scaling == "alpha/sqrt(rank)",
         transposed=any(transposed(tensor_plans[f"{name}.weight"].slots[0].place) for name in modules),
         dtype=dtype,
@@ -188,7 +188,7 @@ def export_adapter(
 
 
 def ids_of(tokenizer: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the ids that begin, end and pad a text: as a published config.json says, else as the tokenizer does."""
+    """Returns the ids that begin, end and pad a text: from a published config.json, else from the tokenizer."""
     ends, start = list(tokenizer.end_ids), list(tokenizer.start_ids)
     known = not isinstance(tokenizer, NoTokenizer)
     from_tokenizer = {
@@ -200,7 +200,7 @@ def ids_of(tokenizer: Any, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def size_of(text: str) -> int:
-    """Returns bytes of "5GB", "500MB", "20KB" or "1000"."""
+    """Returns the bytes of a size such as "5GB", "500MB", "20KB" or "1000". Raises ValueError for anything else."""
     match = re.fullmatch(r"\s*(\d+)\s*(KB|MB|GB|B)?\s*", text, re.IGNORECASE)
     if match is None or int(match[1]) < 1:
         raise ValueError(f"--max-shard-size is {text!r}; give a size such as 5GB or 500MB")

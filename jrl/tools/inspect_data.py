@@ -66,7 +66,7 @@ def file_config(path: str, read: Read, task: Any = None) -> Dataset | Jsonl:
     """Returns the task that reads a file.
 
     Args:
-      task: a configuration's task. Its other settings are kept if it reads a file the same way.
+      task: a configuration's task. If it reads a file the same way, its other settings apply.
     """
     if read.layout is not None:
         named = {} if read.take is None else {"take": read.take}
@@ -129,7 +129,7 @@ def open_file(
     rows = None if name is None else sources[name]
     stored = [] if config is None else map(stored_rows_of, config.stages)
     stage_sources = [rows.source for rows in stored if rows is not None]
-    settings = next((one for one in stage_sources if type(one).__name__ == name), None)
+    settings = next((source_config for source_config in stage_sources if type(source_config).__name__ == name), None)
     if rows is not None and settings is None:
         settings = rows.config()
     return Inspected(source, tokenizer, data, rows, settings, width)
@@ -250,10 +250,10 @@ def statistics(inspected: Inspected, most: int) -> Iterator[str]:
 def contamination(inspected: Inspected, evaluation: Sequence[Source], ngram: int, overlap: float) -> Iterator[str]:
     """Yields lines on the examples whose prompts contain more than `overlap` of a prompt in the evaluation sets."""
     index = EvaluationIndex((source[i] for source in evaluation for i in range(len(source))), ngram)
-    found = [index.overlap(inspected.source[i]) for i in range(len(inspected.source))]
-    overlaps = [row for row in found if row is not None and row.share > overlap]
+    results = [index.overlap(inspected.source[i]) for i in range(len(inspected.source))]
+    overlaps = [row for row in results if row is not None and row.share > overlap]
     yield (
-        f"{len(overlaps)} of {len(found)} rows hold one of {len(index)} evaluation prompts, "
+        f"{len(overlaps)} of {len(results)} rows hold one of {len(index)} evaluation prompts, "
         f"{sum(row.kind == 'exact' for row in overlaps)} of them exactly, else by {ngram}-grams above {overlap:.0%}"
     )
     for line in described(overlaps, SHOWN_OVERLAPS):

@@ -88,15 +88,15 @@ def lines(name: str, sources: Sequence[str], table: Sequence[Sequence[dict[str, 
     """Returns the lines of a judge's table: the percentage of prompts on which the row wins over the column, ties
     counting half, and after the bar the same at equal lengths."""
 
-    def cell(found: dict[str, float | None] | None) -> str:
-        if found is None:
+    def cell(wins: dict[str, float | None] | None) -> str:
+        if wins is None:
             return ""
-        if found["mean"] is None:
+        if wins["mean"] is None:
             return "-"
-        shown = [f"{100 * found[key]:.1f}" for key in ("mean", "low", "high", "length_controlled")]
+        shown = [f"{100 * wins[key]:.1f}" for key in ("mean", "low", "high", "length_controlled")]
         return "{} [{}, {}] | {}".format(*shown)
 
     rows = [[f"{name}: wins over", *sources], *([source, *map(cell, row)] for source, row in zip(sources, table))]
-    failed = sum(found["failed"] for row in table for found in row if found is not None) // 2
+    failed = sum(wins["failed"] for row in table for wins in row if wins is not None) // 2
     text = ["", *aligned(rows)]
     return [*text, f"{failed} comparisons could not be judged"] if failed else text

@@ -46,11 +46,11 @@ def preference_pairs(examples: Sequence[Example]) -> PreferencePairs:
 
     Raises: ValueError if no example gives a pair, or a `contrast` does not name two rows with different prompts.
     """
-    places: dict[tuple[tuple[Message, ...], str], int] = {}
+    indices: dict[tuple[tuple[Message, ...], str], int] = {}
     problems: dict[int, list[int]] = {}
     alike: dict[str, list[Example]] = {}
     left_out: dict[str, int] = {}
-    place = lambda prompt, text: places.setdefault((tuple(prompt), text), len(places))
+    index_of = lambda prompt, text: indices.setdefault((tuple(prompt), text), len(indices))
     for example in examples:
         rejected = example.info.get("rejected")
         cause = (
@@ -62,9 +62,9 @@ def preference_pairs(examples: Sequence[Example]) -> PreferencePairs:
         if cause is not None:
             left_out[cause] = left_out.get(cause, 0) + 1
             continue
-        worse = problems.setdefault(place(example.messages, example.answer), [])
-        if (other := place(example.messages, rejected)) not in worse:
-            worse.append(other)
+        worse_answers = problems.setdefault(index_of(example.messages, example.answer), [])
+        if (other := index_of(example.messages, rejected)) not in worse_answers:
+            worse_answers.append(other)
         if CONTRAST in example.info:
             alike.setdefault(str(example.info[CONTRAST]), []).append(example)
     if not problems:
@@ -73,9 +73,9 @@ def preference_pairs(examples: Sequence[Example]) -> PreferencePairs:
     for name, rows in alike.items():
         if len(rows) != 2 or rows[0].messages == rows[1].messages:
             raise ValueError(f"--pairs: {CONTRAST} {name!r} is of {len(rows)} rows; it names two, of different prompts")
-        cell = lambda i, j, rows=rows: place(rows[i].messages, rows[j].answer)
+        cell = lambda i, j, rows=rows: index_of(rows[i].messages, rows[j].answer)
         contrasts.append(((cell(0, 0), cell(0, 1)), (cell(1, 0), cell(1, 1))))
-    return PreferencePairs([*places], [*problems.items()], contrasts, left_out)
+    return PreferencePairs([*indices], [*problems.items()], contrasts, left_out)
 
 
 def measured(reward: Reward, compared: PreferencePairs) -> dict[str, Any]:
@@ -84,13 +84,13 @@ def measured(reward: Reward, compared: PreferencePairs) -> dict[str, Any]:
     values = np.asarray(reward(compared.asked), np.float64)
     pairs = [np.array([(values[right], values[wrong]) for wrong in worse]) for right, worse in compared.problems]
     width = max(len(worse) for _, worse in compared.problems)
-    many = [
+    best_of = [
         np.array([[values[right], *values[worse], *[np.nan] * (width - len(worse))]])
         for right, worse in compared.problems
     ]
     results = {
         "pairs": statistics.clustered_bootstrap(pairs, lambda rows: pair_accuracy(rows[:, 0], rows[:, 1])),
-        "best_of_many": statistics.clustered_bootstrap(many, lambda rows: best_of_many(rows[:, 0], rows[:, 1:])),
+        "best_of_many": statistics.clustered_bootstrap(best_of, lambda rows: best_of_many(rows[:, 0], rows[:, 1:])),
     }
     if compared.contrasts:
         cells = [values[np.array([cells])] for cells in compared.contrasts]
@@ -163,7 +163,7 @@ def measure_sources(
     Raises: ValueError for a reference that no source uses, and for a classifier if `chosen`.
     """
     pairs = sum(len(worse) for _, worse in compared.problems)
-    result = lambda name, step, kind, found: {"source": name, "step": step, "reward": kind, "n_pairs": pairs, **found}
+    result = lambda name, step, kind, values: {"source": name, "step": step, "reward": kind, "n_pairs": pairs, **values}
     results = []
     folders = {source.address: readable(source.address) for source in sources}
     classifiers = {address for address, folder in folders.items() if is_classifier(folder)}
@@ -181,7 +181,7 @@ def measure_sources(
                     f"{source.address} is a classifier: it takes no bindings and has no steps, stages or roles"
                 )
             by_label = measure_classifier(folders[source.address], compared, announce)
-            results += [result(source.name, 0, label, found) for label, found in by_label.items()]
+            results += [result(source.name, 0, label, values) for label, values in by_label.items()]
             continue
         model = source.open()
         kind = "head" if REWARD in model.heads else "implicit"

@@ -205,12 +205,12 @@ def score(trained: Trained, sequences: Sequence[Sequence[int]]) -> list[np.ndarr
     packed = _packed_layout(trained, sequences)
     static = dict(model=trained.policy.model, cfg=packed.cfg, chunk=packed.chunk)
     program = jax.jit(functools.partial(_logprobs, **static, width=packed.shape.width, rows=packed.shape.sequences))
-    out: list[np.ndarray] = []
+    logprobs: list[np.ndarray] = []
     for batch in packed.batches(sequences):
         values = np.asarray(jax.device_get(program(trained.params, *_place_batch(trained, batch, packed.shape))))
         for tokens, row in zip(batch, values):
-            out.append(np.concatenate([np.zeros(1, row.dtype), row[1 : len(tokens)]]))
-    return out
+            logprobs.append(np.concatenate([np.zeros(1, row.dtype), row[1 : len(tokens)]]))
+    return logprobs
 
 
 @full_precision()
@@ -220,15 +220,15 @@ def score_rewards(trained: Trained, sequences: Sequence[Sequence[int]]) -> np.nd
     packed = _packed_layout(trained, sequences)
     static = dict(model=trained.policy.model, cfg=packed.cfg, attribute_weights=trained.attribute_weights)
     program = jax.jit(functools.partial(_rewards, **static))
-    out: list[np.ndarray] = []
+    rewards: list[np.ndarray] = []
     for batch in packed.batches(sequences):
         arrays = _place_batch(trained, batch, packed.shape)
         sequence, scores = jax.device_get(program(learner.Weights(trained.params, trained.heads), *arrays))
         values = np.zeros(packed.shape.sequences, scores.dtype)
         placed = sequence < len(batch)
         values[sequence[placed]] = scores[placed]
-        out.append(values[: len(batch)])
-    return np.concatenate(out) if out else np.zeros(0, np.float32)
+        rewards.append(values[: len(batch)])
+    return np.concatenate(rewards) if rewards else np.zeros(0, np.float32)
 
 
 def _rewards(
@@ -245,12 +245,12 @@ def embeddings(trained: Trained, sequences: Sequence[Sequence[int]]) -> np.ndarr
     """Returns the model's last hidden state at the last token of every sequence, [N, width] float32 or wider."""
     packed = _packed_layout(trained, sequences)
     program = jax.jit(functools.partial(_embeddings, model=trained.policy.model, cfg=packed.cfg))
-    out = np.zeros((len(sequences), trained.policy.cfg.width), np.float32)
+    states_out = np.zeros((len(sequences), trained.policy.cfg.width), np.float32)
     for number, batch in enumerate(packed.batches(sequences)):
         sequence, states = jax.device_get(program(trained.params, *_place_batch(trained, batch, packed.shape)))
         placed = sequence < len(batch)
-        out[number * packed.shape.sequences + sequence[placed]] = states[placed]
-    return out
+        states_out[number * packed.shape.sequences + sequence[placed]] = states[placed]
+    return states_out
 
 
 def _embeddings(

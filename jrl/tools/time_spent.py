@@ -54,8 +54,8 @@ def time_lines(rows: Iterable[Mapping[str, Any]], records: Iterable[Mapping[str,
         total = sum(spent.values())
         parts = sorted(((seconds, part) for part, seconds in spent.items() if seconds >= total / 100), reverse=True)
         shares = ", ".join(f"{NAMED[part]} {percent(seconds / total)}" for seconds, part in parts)
-        seconds, most = parts[0]
-        waits_for, advice = ADVICE[most]
+        seconds, largest_part = parts[0]
+        waits_for, advice = ADVICE[largest_part]
         lines = [
             f"time of a step, mean of {len(steady)}: {total / len(steady):.3g} s: {shares}",
             f"the run waits {waits_for}: {percent(seconds / total)} of a step",

@@ -456,8 +456,8 @@ def logprobs(case: Case) -> Memory:
     of logits."""
     cfg, narrow = case.cfg, itemsize(case.cfg.dtype)
     last = case.tokens * cfg.width * narrow + logits(case) + head(case) * narrow + learned_route_bytes(case)
-    layer, held = scores(case), resident_memory(case).temporary
-    return layer._replace(temporary=max(layer.temporary, held + cast_weight_bytes(case) + last))
+    layer, resident = scores(case), resident_memory(case).temporary
+    return layer._replace(temporary=max(layer.temporary, resident + cast_weight_bytes(case) + last))
 
 
 def of_programs(case: Case) -> dict[str, Memory]:

@@ -73,7 +73,7 @@ class Case:
     needs: Needs  # of the stage's objective
     updates: str  # the role that an optimizer step updates
     roles: int  # models with trained parameters: the policy, and those that this stage and earlier ones train
-    previous: int  # older versions of the policy that are kept
+    previous: int  # older versions of the policy in the state
     recomputes: bool  # old log-probs or values are computed by the weights before the update
     read: ReadWeights  # bytes on one device of the models that are read from folders
     before: Case | None  # the stage that ends when this one begins

@@ -71,8 +71,8 @@ def collectives(
             ]
             if " while(" in line:
                 known = re.search(r'"known_trip_count":\{"n":"(\d+)"', line)
-                own = next((n for scope, n in (by_scope or {}).items() if f"/{scope}/while" in line), trips)
-                n = int(known[1]) if known else 1 if dynamic else own
+                trip_count = next((n for scope, n in (by_scope or {}).items() if f"/{scope}/while" in line), trips)
+                n = int(known[1]) if known else 1 if dynamic else trip_count
                 for other in called:
                     visit(other, times * n, dynamic or known is None)
             else:
@@ -155,8 +155,8 @@ def _iota(devices: int, shape: str, order: str | None) -> np.ndarray:
 def axes_of(groups: list[list[int]], sizes: Sequence[tuple[str, int]]) -> str:
     """Returns the mesh axes along which the members of the first group differ, joined by +."""
     shape = [n for _, n in sizes]
-    places = np.array(np.unravel_index(np.array(groups[0], int), shape))
-    return "+".join(name for (name, _), place in zip(sizes, places) if len(set(place.tolist())) > 1)
+    coordinates = np.array(np.unravel_index(np.array(groups[0], int), shape))
+    return "+".join(name for (name, _), coordinate in zip(sizes, coordinates) if len(set(coordinate.tolist())) > 1)
 
 
 def main(out: str, devices: int, stage: str | None, config: str, bindings: Sequence[str]) -> None:

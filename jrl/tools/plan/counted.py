@@ -204,11 +204,11 @@ def kernel_seconds(kind: str, case: Case, chip: Chip) -> float:
             total += flops.prefill_attention(case).weights
         return ragged_seconds(case, chip) + total / devices / (KERNEL_SHARE * chip.matrix_rate)
     if cfg.attention == "splash":
-        again = 0 if cfg.remat in ("none", "dots") else 1  # 'dots' saves the kernel's output
+        recomputed = 0 if cfg.remat in ("none", "dots") else 1  # 'dots' saves the kernel's output
         for rows in learned_cases(case) if kind == "update" else [case]:
             tokens = rows.micro_batches * rows.shape.rows * rows.shape.row_length
             attended = flops.of_rows(cfg, tokens, rows.shape.keys, flops.carried(rows)).weights
-            total += attended * (1 + 3.5 + again if kind == "update" else 1)
+            total += attended * (1 + 3.5 + recomputed if kind == "update" else 1)
     return total / devices / (KERNEL_SHARE * chip.matrix_rate)
 
 
@@ -402,17 +402,17 @@ def copies(program: HloModule, runs: Iterable[ExecutionCount], case: Case, chip:
     """Returns the copies inside loops of more than one layer's cache, and those of weights into another layout."""
     caches, weights = cache_sizes(case), weight_sizes(case)
     layer_entries = min((entries for _, entries in caches), default=math.inf)
-    found = []
+    findings = []
     for run in in_loops(runs, "copy"):
         array = run.instruction.shapes[0]
         dims = tuple(sorted(n for n in array.dims if n > 1))
         seconds = run.likely * run.instruction.cycles / chip.clock_rate
         where = f"{array.dtype}[{','.join(map(str, array.dims))}] ({place_of(run.instruction)})"
         if dims in weights and array.bytes >= MIB:
-            found.append((f"weights laid out anew in a loop, {where}", seconds))
+            findings.append((f"weights laid out anew in a loop, {where}", seconds))
         elif array.size > layer_entries:
-            found.append((f"a copy in a loop of more than a layer's cache, {where}", seconds))
-    return merged(found)
+            findings.append((f"a copy in a loop of more than a layer's cache, {where}", seconds))
+    return merged(findings)
 
 
 def cache_sizes(case: Case) -> list[tuple[int, ...]]:
@@ -436,12 +436,12 @@ def synchronous_gathers(
     program: HloModule, runs: Iterable[ExecutionCount], case: Case, chip: Chip
 ) -> list[tuple[str, float]]:
     """Returns the all-gathers in loops that the program waits for, with their seconds."""
-    found = []
+    findings = []
     for run in in_loops(runs, "all-gather"):
         size = received(run.instruction, math.prod(case.sizes.values()))
         seconds = run.likely * (LATENCY + size / chip.ring_rate)
-        found.append((f"a gather that nothing overlaps, in a loop ({place_of(run.instruction)})", seconds))
-    return merged(found)
+        findings.append((f"a gather that nothing overlaps, in a loop ({place_of(run.instruction)})", seconds))
+    return merged(findings)
 
 
 def float32_products(
@@ -450,14 +450,14 @@ def float32_products(
     """Returns the matmuls of a bfloat16 run that have a float32 operand, with the seconds of their passes."""
     if case.cfg.dtype != "bfloat16":
         return []
-    found = []
+    findings = []
     for run in runs:
         for product in cycles.products(program, run.instruction):
             if "f32" in product.dtypes:
                 seconds = run.likely * product.flops * product.passes / chip.matrix_rate
                 what = f"a product of {' and '.join(product.dtypes)} in a bfloat16 run, {product.passes} passes"
-                found.append((f"{what} ({short(product.op_name)})", seconds))
-    return merged(found)
+                findings.append((f"{what} ({short(product.op_name)})", seconds))
+    return merged(findings)
 
 
 def square_buffers(
@@ -466,7 +466,7 @@ def square_buffers(
     """Returns the arrays of [L, L], with L the length of a packed row or of a prompt, and the seconds to write and read
     them."""
     lengths = {case.shape.row_length, case.config.data.prompt_length} - {n for dims in weight_sizes(case) for n in dims}
-    found = []
+    findings = []
     for run in runs:
         if run.instruction.op not in ("fusion", "copy", "broadcast", "convolution"):
             continue
@@ -474,18 +474,18 @@ def square_buffers(
             if any(array.dims.count(length) > 1 for length in lengths) and array.bytes >= MIB:
                 seconds = run.likely * 2 * array.bytes / chip.hbm_rate
                 what = f"an array of {array.dtype}[{','.join(map(str, array.dims))}]"
-                found.append((f"{what} ({place_of(run.instruction)})", seconds))
-    return merged(found)
+                findings.append((f"{what} ({place_of(run.instruction)})", seconds))
+    return merged(findings)
 
 
 def in_loops(runs: Iterable[ExecutionCount], op: str) -> Iterable[ExecutionCount]:
     return (run for run in runs if run.instruction.op == op and run.loops and run.likely)
 
 
-def merged(found: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
+def merged(findings: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
     """Returns the findings with equal sentences merged and their seconds added."""
     total: dict[str, float] = {}
-    for what, seconds in found:
+    for what, seconds in findings:
         total[what] = total.get(what, 0.0) + seconds
     return list(total.items())
 

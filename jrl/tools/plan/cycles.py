@@ -254,14 +254,14 @@ def products(program: HloModule, instruction: Instruction) -> list[Product]:
     """Returns the matmuls in a fusion; [] for any other instruction."""
     if instruction.op != "fusion" or instruction.called not in program.computations:
         return []
-    found = []
+    matmuls = []
     inside = program.computations[instruction.called]
     for inner in inside.values():
         if inner.op == "fusion":
-            found += products(program, inner)
+            matmuls += products(program, inner)
         elif inner.op == "convolution":
-            found.append(product_of(inner, inside))
-    return found
+            matmuls.append(product_of(inner, inside))
+    return matmuls
 
 
 def product_of(convolution: Instruction, inside: Mapping[str, Instruction]) -> Product:

@@ -131,8 +131,8 @@ def gathered_over(case: Case, received: float, of_experts: float) -> dict[str, f
         n = num_shards(axes, case.sizes)
         return {"+".join(axes): received * (n - 1) / n}
 
-    axes_of_weights = mesh_axes("embed", TRAIN, case.sizes)
-    return add(over(tuple(axis for axis in axes_of_weights if axis != EXPERT), of_experts), over(axes_of_weights, received - of_experts))
+    axes = mesh_axes("embed", TRAIN, case.sizes)
+    return add(over(tuple(axis for axis in axes if axis != EXPERT), of_experts), over(axes, received - of_experts))
 
 
 def exchanged_tokens(case: Case, tokens: float, exchanges: int) -> dict[str, float]:
@@ -306,20 +306,20 @@ def gradient_traffic(case: Case) -> Traffic:
     backward = 2 if case.adapters is None else 1
     # Tokens and gradients, both ways; with remat, tokens are gathered once more.
     exchanges = 4 + (case.cfg.remat != "none")
-    once = pass_traffic(case, 1 + backward + (case.cfg.remat in ("layer", "offload")), exchanges)
+    passes = pass_traffic(case, 1 + backward + (case.cfg.remat in ("layer", "offload")), exchanges)
     stored = trained_bytes(case, TRAIN)
     gradient, of_experts = (
         trained_bytes(case, GATHERED, counted) * case.micro_batches for counted in (lambda leaf: True, flops.of_experts)
     )
     reduced = gathered_over(case, gradient, of_experts)
-    # The replicas of a slice reduce-scatter their gradients, slices sum these parts, and the replicas gather them. Until
-    # they are accumulated, a micro-batch's gradients have the compute dtype.
+    # The replicas of a slice reduce-scatter their gradients, slices sum these parts, and the replicas gather them.
+    # Until they are accumulated, a micro-batch's gradients have the compute dtype.
     narrow = min(itemsize(case.cfg.dtype) / itemsize(case.cfg.param_dtype), 1)
     slices, summed = case.mesh_slices, 2 * narrow * stored * case.micro_batches
     copies = case.sizes["data"] // slices
     return Traffic(
-        hbm=once.hbm + 3 * stored * case.micro_batches,
-        links=add(once.links, reduced, {"data": summed * (copies - 1) / copies}),
+        hbm=passes.hbm + 3 * stored * case.micro_batches,
+        links=add(passes.links, reduced, {"data": summed * (copies - 1) / copies}),
         network=summed / copies * (slices - 1) / slices,
     )
 

@@ -70,9 +70,9 @@ def check_one(path: Path, name: str, say: Callable[[str], None]) -> Line:
 
 PAGE = """# Recipes and their topologies
 
-Written by `jrl plan --all configs/`. None of these topologies was there: memory is the TPU compiler's word where the
-table says compiled, else arithmetic; a step's time is a bound from below. A published model that is not in the folder
-that its recipe names is planned by the shape that it was published with.
+Written by `jrl plan --all configs/`, without any of these topologies. Memory is from the TPU compiler where the table
+says compiled, else from arithmetic; the time of a step is a lower bound. A published model that is not in the folder
+that its recipe names is planned with its published shape.
 
 | recipe | topology | mesh | GiB a device | a step at least | |
 | --- | --- | --- | --- | --- | --- |

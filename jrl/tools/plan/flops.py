@@ -89,7 +89,7 @@ def read_columns(case: Case) -> float:
 
     def mean(first: int) -> float:
         last = min(first + case.drawn, case.width) - 1
-        steps = lambda start, end: max(min(end, last) - max(start + 1, first) + 1, 0)  # decode steps that read start + 1 to end columns
+        steps = lambda start, end: max(min(end, last) - max(start + 1, first) + 1, 0)  # that read this block last
         return sum(steps(*block) * block[1] for block in zip((0, *block_ends), block_ends)) / (last - first + 1)
 
     return sum(map(mean, case.begun)) / len(case.begun)
@@ -191,8 +191,8 @@ def forward_and_backward(case: Case) -> Flops:
     The head is always recomputed. Attention is recomputed if Decoder.remat saves only matmul outputs (with 'splash' its
     output is saved too). If Decoder.remat saves only the inputs of layers, all of a layer is recomputed except its last
     matmul. That output is needed only if more than a sum follows: a norm, a per-layer input, or an expert's weight,
-    whose gradient is the product of the output and the incoming gradient. If attention runs in blocks, the scores, which
-    are half of it, are computed once more.
+    whose gradient is the product of the output and the incoming gradient. If attention runs in blocks, the scores, half
+    of it, are computed once more.
 
     A kernel's backward pass has seven products of the size of the scores, three for queries and four for keys and
     values; its forward pass has two. Frozen weights have no gradient, which saves half of their backward pass.

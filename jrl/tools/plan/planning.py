@@ -1,4 +1,4 @@
-"""A plan: the memory and time of every program of a run on a topology, and whether the run fits."""
+"""Plans a run on a topology: the memory and time of every program, and whether the run fits."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from jrl.tools.plan.estimate import Estimate
 
 Say = Callable[[str], None]
 
-# Which trees of the run's state are arguments of a program. The others are on the device too.
+# The trees of the run's state that are arguments of a program. The other trees are on the device too.
 HOLDS = {"init": "nothing", "begin": "state", "update": "state", "update_critic": "state", "close": "state",
          "close_warmup": "state", "sample": "weights", "next_segment": "weights", "correct": "weights",
          "sample_eval": "weights", "recompute": "weights", "reference": "weights", "critic_values": "weights",
@@ -51,22 +51,22 @@ HOLDS = {"init": "nothing", "begin": "state", "update": "state", "update_critic"
 
 @dataclasses.dataclass(frozen=True)
 class ProgramPlan:
-    """One program on one device."""
+    """The plan of one program on one device."""
 
     name: str  # in the program cache
-    memory: Memory  # as compiled where it was, else by arithmetic
-    arithmetic: Memory | None  # None where only the compiler knows
+    memory: Memory  # as compiled if it was, else by arithmetic
+    arithmetic: Memory | None  # None: arithmetic does not cover the program
     compiled: Compiled | None
     flops: float | None  # over all devices
     bytes: float | None  # between HBM and one device
     network: float | None  # bytes that one device receives from other slices
     estimate: Estimate | None
     collectives: list[dict[str, Any]] | None  # None: not counted
-    count: HloCost | None = None  # by the compiler; None where it compiled nothing, or where arithmetic does not count
+    count: HloCost | None = None  # by the compiler; None: not compiled, or arithmetic does not count the program
 
     @property
     def seconds(self) -> float | None:
-        """Of a call: by the compiler's count where there is one, else the least."""
+        """Seconds of a call: by the compiler's count if there is one, else the minimum by arithmetic."""
         if self.count is not None:
             return self.count.seconds
         return None if self.estimate is None else self.estimate.seconds
@@ -77,12 +77,12 @@ class Plan:
     """The plan of a run on a topology."""
 
     topology: Topology
-    case: Case  # of the stage that `step_seconds` is of
+    case: Case  # of the stage whose step is timed
     rows: list[ProgramPlan]
     limit: int  # bytes of HBM on one device
     step_seconds: float  # by the compiler's count where it compiled
-    least_seconds: float  # by arithmetic: a bound from below
-    changes: list[Change]  # where it does not fit
+    least_seconds: float  # by arithmetic: a lower bound
+    changes: list[Change]  # suggested if the run does not fit
     notes: list[str]
     wastes: list[str]  # inefficiencies of programs
 
@@ -91,7 +91,7 @@ class Plan:
         return max(self.rows, key=lambda row: row.memory.total)
 
     def shown(self, row: ProgramPlan) -> str:
-        """Returns a row's name as a text shows it."""
+        """Returns the name of a row for reports."""
         return shown_name(self.case, row.name)
 
     @property
@@ -104,7 +104,7 @@ class Plan:
 
     @property
     def network(self) -> Network | None:
-        """What a step moves between slices; None on one slice."""
+        """The traffic of a step between slices; None on one slice."""
         if self.topology.slices == 1:
             return None
         times, rate = estimate.calls(self.case), self.topology.chip.network_rate
@@ -118,12 +118,12 @@ class Plan:
 
 
 class Network(NamedTuple):
-    """What a step of the case's stage moves between slices."""
+    """The traffic of a step of the case's stage between slices."""
 
     bytes: float  # received by one device, by arithmetic
     seconds: float  # at least
-    counted_seconds: float | None  # of what the compiler sends; None where nothing was compiled
-    bound: tuple[str, ...]  # programs that nothing bounds more
+    counted_seconds: float | None  # of the transfers in the compiled programs; None if nothing was compiled
+    bound: tuple[str, ...]  # programs whose bottleneck is the network
 
 
 def make_plan(
@@ -136,15 +136,15 @@ def make_plan(
     count: bool = True,
     stage: str | None = None,
 ) -> Plan:
-    """Returns the plan of a run. With libtpu every program is compiled; without it only arithmetic is done.
+    """Returns the plan of a run. With libtpu every program is compiled; without it the plan is arithmetic only.
 
     Args:
-      source: the configuration and bindings as the command line has them, for the process that counts collectives.
+      source: the configuration and bindings, as on the command line, for the process that counts collectives.
       say: called with progress messages.
       count: count collectives too.
-      stage: the name of the stage that is planned alone; None: all of them.
+      stage: the name of the only stage to plan; None: all stages.
 
-    Raises: ValueError where the run cannot be laid out on the topology, or asks for a kernel of other devices.
+    Raises: ValueError if the run cannot be laid out on the topology, or requires a kernel of another platform.
     """
     check_slices(config, topology)
     config, note = with_known_shape(config)
@@ -165,7 +165,7 @@ def make_plan(
             say(f"compiling {len(lowered)} programs")
 
             def done(name: str, program: Compiled, cached: bool) -> None:
-                how = "known from an earlier plan" if cached else f"compiled in {program.compile_seconds:.0f} s"
+                how = "cached by an earlier plan" if cached else f"compiled in {program.compile_seconds:.0f} s"
                 say(f"{shown_name(case, name)}: {how}")
 
             compiled_programs = compiled.compile_all(lowered, topology, done)
@@ -189,7 +189,8 @@ def make_plan(
 
 
 def step_of(case: Case, topology: Topology, rows: Sequence[ProgramPlan]) -> tuple[float, float]:
-    """Returns the seconds of a step of the case's stage, by the compiler's count where it compiled, and at least."""
+    """Returns the seconds of a step of the case's stage: by the compiler's count where it compiled, and by arithmetic,
+    which is a lower bound."""
     of_stage = [row for row in rows if row.estimate is not None and split_name(row.name)[0] == case.name]
     return (
         estimate.step_of(case, topology.chip, {row.name: row.seconds for row in of_stage}),
@@ -198,7 +199,7 @@ def step_of(case: Case, topology: Topology, rows: Sequence[ProgramPlan]) -> tupl
 
 
 def check_slices(config: Config, topology: Topology) -> None:
-    """Raises ValueError where the meshes of a run are not on as many slices as the topology has."""
+    """Raises ValueError unless the meshes of a run use as many slices as the topology has."""
     learner, sampler = config.mesh, config.sampler_mesh
     if sampler is None or topology.slices == 1:
         asked = learner.slices if sampler is None else max(learner.slices, sampler.slices)
@@ -211,8 +212,8 @@ def check_slices(config: Config, topology: Topology) -> None:
         return
     in_slice = topology.num_devices // topology.slices
     sizes = split_sizes(learner, sampler, topology.num_devices)
-    learn, sample = (math.prod(each) for each in sizes)
-    check_whole_slices((learn, sample), (learner.slices, sampler.slices), [in_slice] * topology.slices)
+    num_learner, num_sampler = (math.prod(each) for each in sizes)
+    check_whole_slices((num_learner, num_sampler), (learner.slices, sampler.slices), [in_slice] * topology.slices)
 
 
 def rows_of(
@@ -221,7 +222,8 @@ def rows_of(
     compiled_programs: dict[str, Compiled],
     traffic_by_program: dict[str, list[dict[str, Any]]] | None,
 ) -> list[ProgramPlan]:
-    """Returns a row for every program that was compiled, or that arithmetic knows."""
+    """Returns a row for every compiled program and a restore or, if none was compiled, for those that arithmetic
+    covers."""
     known, counts, traffic = budget.of_programs(case), flops.of_programs(case), estimate.of_programs(case)
     programs, calls = programs_of(case), estimate.calls(case)
     rows = []
@@ -230,24 +232,24 @@ def rows_of(
         memory = arithmetic
         if compiled_ is not None:
             memory = by_kind(name, compiled_, arithmetic, budget.resident_beside(case, name))
-        multiplies = name in counts
+        has_matmuls = name in counts
         count = None
-        if multiplies and compiled_ is not None and compiled_.text is not None:
-            kind, own = programs[name]
-            by_compiler = dict(kernels=kernel_seconds(kind, own, topology.chip), times=calls[name])
+        if has_matmuls and compiled_ is not None and compiled_.text is not None:
+            kind, program_case = programs[name]
+            by_compiler = dict(kernels=kernel_seconds(kind, program_case, topology.chip), times=calls[name])
             memory_seconds = traffic[name].hbm / topology.chip.hbm_rate
-            count = hlo_cost(compiled_.text, kind, own, topology.chip, memory=memory_seconds, **by_compiler)
+            count = hlo_cost(compiled_.text, kind, program_case, topology.chip, memory=memory_seconds, **by_compiler)
         rows.append(
             ProgramPlan(
                 name=name,
                 memory=memory,
                 arithmetic=arithmetic,
                 compiled=compiled_,
-                flops=counts[name].total if multiplies else None,
-                bytes=traffic[name].hbm if multiplies else None,
-                network=traffic[name].network if multiplies else None,
+                flops=counts[name].total if has_matmuls else None,
+                bytes=traffic[name].hbm if has_matmuls else None,
+                network=traffic[name].network if has_matmuls else None,
                 estimate=estimate.estimate(counts[name], traffic[name], programs[name].case, topology.chip)
-                if multiplies
+                if has_matmuls
                 else None,
                 collectives=None if traffic_by_program is None else traffic_by_program.get(name, []),
                 count=count,
@@ -257,10 +259,10 @@ def rows_of(
 
 
 def wastes_of(case: Case, bodies: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Returns the inefficiencies of the programs, a sentence each.
+    """Returns the inefficiencies of the programs, one sentence each.
 
     Args:
-      bodies: what the texts of the programs say, by name; see `jrl.tools.plan.collectives`.
+      bodies: what `jrl.tools.plan.collectives` writes, by program name.
     """
     wastes: list[str | None] = []
     for name, (kind, stage_case) in programs_of(case).items():
@@ -276,10 +278,10 @@ def wastes_of(case: Case, bodies: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def by_kind(name: str, program: Compiled, arithmetic: Memory | None, resident: Memory) -> Memory:
-    """Returns a compiled program's memory by kind, with the run's state.
+    """Returns a compiled program's memory by kind, including the run's state.
 
-    The compiler gives one number for arguments and one for what a program makes for itself. What of the latter are
-    gradients, activations and cache is arithmetic; temporary is the rest.
+    The compiler reports one number for arguments and one for a program's own arrays. Arithmetic splits the latter into
+    gradients, activations and cache; the rest is temporary.
     """
     part = split_name(name)[1]
     sizes = {
@@ -287,20 +289,20 @@ def by_kind(name: str, program: Compiled, arithmetic: Memory | None, resident: M
         "state": resident.weights + resident.optimizer,
         "weights": min(resident.weights, program.arguments),
     }
-    held = sizes[HOLDS.get(part, "nothing")]
-    total = program.total + (resident.total - held if part != "init" else 0)
+    in_arguments = sizes[HOLDS.get(part, "nothing")]
+    total = program.total + (resident.total - in_arguments if part != "init" else 0)
     if part == "begin" and arithmetic is not None:
-        total += arithmetic.temporary - resident.temporary  # of the stage that ends, which is not an argument
+        total += arithmetic.temporary - resident.temporary  # the state of the stage that ends is not an argument
     if part == "init":
         return resident._replace(temporary=max(total - resident.total, 0))
     by_arithmetic = {
         kind: getattr(arithmetic, kind) if arithmetic else 0 for kind in ("gradients", "activations", "cache")
     }
-    left = total - resident.total
+    rest = total - resident.total
     for kind, size in by_arithmetic.items():
-        by_arithmetic[kind] = max(min(size, left), 0)
-        left -= by_arithmetic[kind]
-    return resident._replace(temporary=resident.temporary + max(left, 0), **by_arithmetic)
+        by_arithmetic[kind] = max(min(size, rest), 0)
+        rest -= by_arithmetic[kind]
+    return resident._replace(temporary=resident.temporary + max(rest, 0), **by_arithmetic)
 
 
 class Counting:
@@ -328,7 +330,7 @@ class Counting:
     def result(self, say: Say) -> dict[str, dict[str, Any]]:
         """Returns "collectives", "logits" and "second_cache" of every program, as `collectives` writes them.
 
-        Raises: ValueError where the process failed.
+        Raises: ValueError if the process failed.
         """
         if self._process.poll() is None:
             say("counting collectives on virtual CPU devices")
@@ -350,9 +352,9 @@ class Counting:
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
-    """Returns the output of `jrl plan --json`. Memory in GiB a device, FLOPs of all devices, bytes of one."""
+    """Returns the output of `jrl plan --json`: memory in GiB per device, FLOPs over all devices, bytes of one."""
     p = publication_of(plan.case)
-    named = {} if p is None else {k: v for k, v in p._asdict().items() if k != "held"}
+    sizes = {} if p is None else {k: v for k, v in p._asdict().items() if k != "held"}
     return {
         "fits": plan.fits,
         "hbm_gib": plan.largest.memory.total / GIB,
@@ -361,7 +363,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "step_seconds": plan.step_seconds,
         "least_step_seconds": plan.least_seconds,
         "network": None if plan.network is None else plan.network._asdict(),
-        "publication_gib": None if p is None else {**{k: v / GIB for k, v in named.items()}, "peak": p.peak / GIB},
+        "publication_gib": None if p is None else {**{k: v / GIB for k, v in sizes.items()}, "peak": p.peak / GIB},
         "notes": plan.notes,
         "wastes": plan.wastes,
         "programs": [

@@ -1,4 +1,4 @@
-"""A plan as text."""
+"""Formats a plan as text."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from jrl.tools.plan.budget import Memory
 from jrl.tools.plan.case import Case, cases_of, publication_of
 from jrl.tools.plan.planning import Plan
 
-SHOWN = 5  # operations of a program; --json has more
-SMALL = 0.01  # GiB beyond what the run keeps: programs that take less are one line together
+SHOWN = 5  # most operations of a program; --json has more
+SMALL = 0.01  # GiB beyond the run's state: programs that take less share one line
 
 
 def text(plan: Plan) -> str:
-    """Returns the plan as a page: memory by program and kind, time, collectives, verdict, wastes, assumptions."""
-    parts = (head, memory, time, links, verdict, wastes, foot)
-    return "\n\n".join(section for part in parts if (section := part(plan)))
+    """Returns the plan as text: memory by program and kind, time, collectives, verdict, wastes, assumptions."""
+    sections = (head, memory, time, links, verdict, wastes, foot)
+    return "\n\n".join(section for write in sections if (section := write(plan)))
 
 
 def head(plan: Plan) -> str:
@@ -37,7 +37,7 @@ def head(plan: Plan) -> str:
 
 
 def shapes(case: Case) -> str:
-    """Returns the shapes of a stage as a line, with its name where the run has several."""
+    """Returns the shapes of a stage on one line, with its name if the run has several."""
     s, name = case.shape, f"{case.name}: " if len(case.config.stages) > 1 else ""
     batch = f"{case.prompts} stored sequences of at most {case.width} tokens"
     if isinstance(case.stage, Online):
@@ -50,7 +50,7 @@ def shapes(case: Case) -> str:
 
 
 def memory(plan: Plan) -> str:
-    """Returns the table of HBM on one device."""
+    """Returns the table of HBM per device, by program and kind, and the host memory."""
     title = ["GiB a device", *Memory._fields, "total", "compiler", "arithmetic"]
     lines = [title]
     small = []
@@ -92,7 +92,7 @@ def time(plan: Plan) -> str:
 
 
 def published(plan: Plan) -> str:
-    """Returns what publishing weights takes as a line; empty where the devices that learn also sample."""
+    """Returns lines on what publishing weights takes; "" if the devices that learn also sample."""
     if (p := publication_of(plan.case)) is None:
         return ""
     seconds = estimate.publication_seconds(p, plan.case, plan.topology.chip)
@@ -103,7 +103,7 @@ def published(plan: Plan) -> str:
 
 
 def between_slices(plan: Plan) -> str:
-    """Returns what a step moves between slices as a line; empty on one slice."""
+    """Returns a line on the traffic of a step between slices; "" on one slice."""
     if (n := plan.network) is None:
         return ""
     chip = plan.topology.chip
@@ -116,16 +116,16 @@ def between_slices(plan: Plan) -> str:
 
 
 def by_compiler(plan: Plan) -> str:
-    """Returns the table of times by the compiler's count, and the operations that cost the most."""
-    several = plan.topology.slices > 1
+    """Returns the table of times by the compiler's count, and the most expensive operations."""
+    has_network = plan.topology.slices > 1
     lines = [["a call, by the compiler", "compute s", "dearest branches", "kernels s", "memory s", "links s", "beside",
-              *["network s"] * several, "total s", "operations", "float32 passes"]]  # fmt: skip
+              *["network s"] * has_network, "total s", "operations", "float32 passes"]]  # fmt: skip
     dearest, steps = [], []
     for row in plan.rows:
         if (c := row.count) is None:
             continue
         seconds = (c.compute, c.compute_dearest, c.kernels, c.memory, c.links, c.links_overlapped,
-                   *[c.network] * several, c.seconds)  # fmt: skip
+                   *[c.network] * has_network, c.seconds)  # fmt: skip
         lines.append([plan.shown(row), *(f"{s:.3g}" for s in seconds), f"{c.instructions:.3g}",
                       f"{c.float32_share:.0%}"])  # fmt: skip
         dearest.append(f"{plan.shown(row)}: the operations that cost the most")
@@ -137,7 +137,7 @@ def by_compiler(plan: Plan) -> str:
 
 
 def links(plan: Plan) -> str:
-    """Returns the table of collectives; empty where none were counted."""
+    """Returns the table of collectives that move at least 1 MB; "" if there are none."""
     lines = [["collectives", "of", "over", "times", "GB received a device"]]
     for row in plan.rows:
         for c in row.collectives or []:
@@ -159,7 +159,7 @@ def verdict(plan: Plan) -> str:
 
 
 def wastes(plan: Plan) -> str:
-    """Returns what the programs waste; empty where nothing was found."""
+    """Returns lines on what the programs waste; "" if nothing was found."""
     return "\n".join(["wasted:", *(f"  {line}" for line in plan.wastes)]) if plan.wastes else ""
 
 
@@ -169,7 +169,7 @@ def foot(plan: Plan) -> str:
 
 
 def table(lines: list[list[str]]) -> str:
-    """Returns lines as columns, the first to the left and the others to the right."""
+    """Returns lines with aligned columns: the first left-aligned, the others right-aligned."""
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    place = lambda i, cell: cell.ljust(widths[i]) if i == 0 else cell.rjust(widths[i])
-    return "\n".join("  ".join(place(i, cell) for i, cell in enumerate(line)) for line in lines)
+    align = lambda i, cell: cell.ljust(widths[i]) if i == 0 else cell.rjust(widths[i])
+    return "\n".join("  ".join(align(i, cell) for i, cell in enumerate(line)) for line in lines)

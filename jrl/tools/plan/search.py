@@ -1,8 +1,8 @@
-"""Searches the layout of a run on a topology: mesh, micro-batch, remat, slots. By arithmetic first, then compiled.
+"""Searches for the layout of a run on a topology: mesh, micro-batch, remat, slots. By arithmetic first, then compiled.
 
-Every candidate has a time, or the reason why it is refused. The fastest are compiled, and what the compiler says does
-not fit is refused too. Those that stand are finalists: compiled to the end, and ranked by the compiler's count of their
-cycles, together with the configuration's own layout.
+Every candidate has a time, or the reason why it is refused. The compiler assigns the memory of the fastest, and refuses
+those that do not fit. The rest of these are the finalists: they are compiled fully, and ranked by the compiler's count
+of their cycles, together with the configuration's own layout.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from jrl.tools.plan.compiled import Compiled
 
 SLOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ROWS = (1, 2, 4, 8)  # packed rows of a micro-batch on one batch shard
-SHARES = (1, 2, 4, 8)  # of a packed row, tried where a sequence may have at least LONG tokens
+SHARES = (1, 2, 4, 8)  # of a packed row, tried if a sequence may have at least LONG tokens
 LONG = 8192
-SPLITS = (1 / 8, 1 / 4, 1 / 2, 3 / 4)  # of the devices, for sampling alone
+SPLITS = (1 / 8, 1 / 4, 1 / 2, 3 / 4)  # shares of the devices that only sample
 REMAT = ("none", "layer")
-BLOCK = 512  # queries of attention at a time, tried where rows are longer
-BEST = 5  # layouts that are shown
+BLOCK = 512  # queries of attention at a time, tried if rows are longer
+BEST = 5  # most layouts shown
 COMPILED = 3  # layouts that must pass the compiler before the search of a named topology ends: the finalists
-TRIES = 6  # layouts that are compiled at most
+TRIES = 6  # most layouts whose memory the compiler assigns
 
 # Programs that have no micro-batches; the others have no slots.
 SAMPLING = ("sample", "next_segment", "correct", "sample_eval")
@@ -56,10 +56,10 @@ class Candidate(NamedTuple):
 
     bindings: Mapping[str, Any]
     gib: float | None  # of the largest program on one device; None: it cannot be sharded
-    step_seconds: float | None  # at least, by arithmetic
+    step_seconds: float | None  # by arithmetic: a lower bound
     refused: str | None
     compiled: bool = False  # the compiler confirmed that it fits
-    counted_seconds: float | None = None  # of a step by the compiler's count; None: no finalist
+    counted_seconds: float | None = None  # of a step, by the compiler's count; None: not a finalist
 
 
 class Search(NamedTuple):
@@ -74,14 +74,14 @@ class Search(NamedTuple):
 def search(
     config: Config, parts: Parts, topology: Topology, source: Sequence[str], say: Say, max_layouts: int = COMPILED
 ) -> Search:
-    """Returns every layout of a run on a topology; the compiler has assigned the memory of the best of them where
-    libtpu is installed.
+    """Returns all layouts of a run on a topology. If libtpu is installed, the compiler has assigned the memory of the
+    best ones.
 
     Args:
-      source: the configuration and bindings as the command line has them, for the process that asks the compiler.
+      source: the configuration and bindings, as on the command line, for the compiler process.
       max_layouts: layouts that must pass the compiler before the search ends.
 
-    Raises: ValueError where the run asks for a kernel of other devices, or there are several slices.
+    Raises: ValueError if the run requires a kernel of another platform, or there are several slices.
     """
     slices = max(mesh.slices for mesh in (topology, config.mesh, config.sampler_mesh) if mesh is not None)
     if slices > 1:
@@ -94,15 +94,15 @@ def search(
         if line is not None:
             say(line)
     say(f"searching layouts for {topology.name}")
-    all_ = [judged(config, parts, topology, bindings) for bindings in layouts(config, parts, topology)]
+    candidates = [judged(config, parts, topology, bindings) for bindings in layouts(config, parts, topology)]
     default = judged(config, parts, topology, {})
-    refused = [c for c in all_ if c.refused is not None]
-    fitting = sorted((c for c in all_ if c.refused is None), key=lambda c: (c.step_seconds, c.gib))
-    say(f"{len(fitting)} of {len(all_)} layouts fit by arithmetic")
+    refused = [c for c in candidates if c.refused is not None]
+    fitting = sorted((c for c in candidates if c.refused is None), key=lambda c: (c.step_seconds, c.gib))
+    say(f"{len(fitting)} of {len(candidates)} layouts fit by arithmetic")
     if fitting and compiled.libtpu_version() is not None:
         fitting, rejected = confirmed(config, parts, topology, fitting, source, say, max_layouts)
         refused += rejected
-        finalists, others = ([c for c in fitting if c.compiled is yes] for yes in (True, False))
+        finalists, others = ([c for c in fitting if c.compiled is passed] for passed in (True, False))
         if len(finalists) > 1:
             tried = len(finalists)
             if default.refused is None and all(applied(config, c.bindings) != config for c in finalists):
@@ -117,9 +117,9 @@ def search(
 
 
 def smallest(config: Config, parts: Parts, chip: Chip, source: Sequence[str], say: Say) -> Search:
-    """Returns the search on the smallest slice of a chip on which the run fits; on the largest where it fits none.
+    """Returns the search on a chip's smallest slice on which the run fits; on the largest slice if it fits on none.
 
-    Where libtpu is installed, the compiler must have agreed to the best layout; it is asked about no other.
+    If libtpu is installed, one layout must pass the compiler; the search of a slice ends with the first that does.
     """
     for grid in chip.slices:
         done = search(config, parts, Topology(chip, tuple(int(n) for n in grid.split("x"))), source, say, max_layouts=1)
@@ -129,19 +129,20 @@ def smallest(config: Config, parts: Parts, chip: Chip, source: Sequence[str], sa
 
 
 def layouts(config: Config, parts: Parts, topology: Topology) -> Iterator[dict[str, Any]]:
-    """Yields bindings: every mesh that uses all devices, and for each that can be laid out every smaller choice."""
+    """Yields the bindings of layouts: every mesh that uses all devices, and for each valid one every combination of
+    micro-batch, remat, attention block and slots."""
     model, samples = type(config.model).__name__, any(isinstance(stage, Online) for stage in config.stages)
     for mesh, sampler in (*in_turn(config, topology.num_devices), *splits(config, topology.num_devices)):
-        over: dict[str, Any] = {f"MeshShape.{axis}": size for axis, size in mesh.items()}
+        bindings: dict[str, Any] = {f"MeshShape.{axis}": size for axis, size in mesh.items()}
         for axis in OPTIONAL_AXES:
             if getattr(config.mesh, axis) != 1:
-                over.setdefault(f"MeshShape.{axis}", 1)
+                bindings.setdefault(f"MeshShape.{axis}", 1)
         if sampler is not None or config.sampler_mesh is not None:
-            over[SAMPLER_MESH] = sampler
+            bindings[SAMPLER_MESH] = sampler
         try:
-            case = case_of_layout(config, parts, topology, over)
+            case = case_of_layout(config, parts, topology, bindings)
         except ValueError:
-            yield over
+            yield bindings
             continue
         local = case.sequences // case.shards
         sampled = case.sequences // sampling_case(case).shards
@@ -155,7 +156,7 @@ def layouts(config: Config, parts: Parts, topology: Topology) -> Iterator[dict[s
             rows, REMAT, sorted(blocks, key=lambda n: n or math.inf), slots
         ):
             yield {
-                **over,
+                **bindings,
                 "Learner.micro_batch_tokens": row * case.shape.row_length * case.shape.shards,
                 f"{model}.remat": remat,
                 f"{model}.attention_block": block,
@@ -164,41 +165,41 @@ def layouts(config: Config, parts: Parts, topology: Topology) -> Iterator[dict[s
 
 
 def in_turn(config: Config, num_devices: int) -> Iterator[tuple[dict[str, int], None]]:
-    """Yields every mesh of devices that sample and learn in turn, with packed rows divided or not."""
+    """Yields every mesh on which all devices sample and learn in turn, with packed rows split over devices or not."""
     for shares in row_shares(config):
         for mesh in meshes(num_devices // shares, expert_shards(config)) if num_devices % shares == 0 else ():
             yield mesh | ({"sequence": shares} if shares > 1 else {}), None
 
 
 def row_shares(config: Config) -> tuple[int, ...]:
-    """Returns how many shares a packed row may be divided into."""
+    """Returns the numbers of shares that a packed row may be split into."""
     return SHARES if config.data.prompt_length + config.sampler.completion_length >= LONG else SHARES[:1]
 
 
 def expert_shards(config: Config) -> tuple[int, ...]:
-    """Returns how many the experts may be sharded over by number; () for a model without experts."""
+    """Returns the numbers of shards that the experts may be split into; () for a model without experts."""
     experts = getattr(decoder_of_run(config), "experts", None)
     return () if experts is None else tuple(n for n in range(1, experts.count + 1) if experts.count % n == 0)
 
 
 def splits(config: Config, num_devices: int) -> Iterator[tuple[dict[str, int], MeshShape]]:
-    """Yields meshes of devices that learn, each with one of devices that sample meanwhile: SPLITS of them, with the
-    same number of shards over tensor and expert. Only where all stages that sample have a lag: a search changes no
-    method."""
+    """Yields pairs of a mesh that learns and a mesh that samples meanwhile, with SPLITS of the devices and the same
+    number of shards over tensor and expert. Yields none unless all Online stages have a lag: a search does not change
+    the method."""
     sampled = [stage for stage in config.stages if isinstance(stage, Online)]
     if not sampled or any(stage.lag < 1 for stage in sampled):
         return
     for share in SPLITS:
         count = int(num_devices * share)
         for mesh in meshes(num_devices - count, expert_shards(config)) if count else ():
-            held = mesh["tensor"] * mesh.get("expert", 1)
-            if count % held == 0:
-                yield mesh, MeshShape(data=count // held, tensor=mesh["tensor"], expert=mesh.get("expert", 1))
+            model_shards = mesh["tensor"] * mesh.get("expert", 1)
+            if count % model_shards == 0:
+                yield mesh, MeshShape(data=count // model_shards, tensor=mesh["tensor"], expert=mesh.get("expert", 1))
 
 
 def meshes(num_devices: int, shards: Sequence[int] = ()) -> Iterator[dict[str, int]]:
-    """Yields every way to multiply data, fsdp and tensor to the number of devices, and expert too where `shards` says
-    how many it may be."""
+    """Yields every mesh over data, fsdp and tensor that uses all devices; with `shards`, also over expert, whose size
+    is one of them."""
     divisors = [n for n in range(1, num_devices + 1) if num_devices % n == 0]
     for tensor, fsdp, expert in itertools.product(divisors, divisors, shards or (1,)):
         if num_devices % (tensor * fsdp * expert) == 0:
@@ -207,13 +208,13 @@ def meshes(num_devices: int, shards: Sequence[int] = ()) -> Iterator[dict[str, i
 
 
 def case_of_layout(config: Config, parts: Parts, topology: Topology, bindings: Mapping[str, Any]) -> Case:
-    """Returns the shapes of a layout, with the kernels that it has. Raises ValueError where it does not divide."""
+    """Returns the shapes of a layout, with its kernels resolved. Raises ValueError if the shapes do not divide."""
     chosen, _ = for_tpus(applied(config, bindings), topology.num_devices)
     return make_case(chosen, parts, topology.num_devices)
 
 
 def judged(config: Config, parts: Parts, topology: Topology, bindings: Mapping[str, Any]) -> Candidate:
-    """Returns a layout with its time, or the reason against it."""
+    """Returns a layout with its memory and time by arithmetic, or the reason why it is refused."""
     try:
         case = case_of_layout(config, parts, topology, bindings)
     except ValueError as error:
@@ -235,25 +236,25 @@ def confirmed(
     say: Say,
     max_layouts: int,
 ) -> tuple[list[Candidate], list[Candidate]]:
-    """Returns (layouts that still stand, layouts that the compiler refused), after it was asked about the fastest."""
-    good, bad = [], []
+    """Returns (remaining layouts, refused layouts) after the compiler assigned the memory of the fastest."""
+    accepted, rejected = [], []
     known: dict[tuple, str] = {}  # the compiler's refusals, by program and the bindings it depends on
     limit = topology.chip.limit_bytes
     rest, tried = list(fitting), 0
-    over: dict[str, float] = {}  # the compiler's bytes over arithmetic, by refused program
-    later: list[Candidate] = []  # those that are likely to be refused too: asked about after the others
+    excess: dict[str, float] = {}  # compiled bytes / bytes by arithmetic, by refused program
+    later: list[Candidate] = []  # likely to be refused too: tried after the others
     # All programs of a run except a few small ones. The initial state is no larger.
     deciding = list(programs_of(case_of_layout(config, parts, topology, fitting[0].bindings)))
-    while (rest or later) and len(good) < max_layouts and tried < TRIES:
+    while (rest or later) and len(accepted) < max_layouts and tried < TRIES:
         first_time = bool(rest)
         candidate = (rest or later).pop(0)
         refusals = [known[key] for name in deciding if (key := depends_on(name, candidate.bindings)) in known]
         if refusals:
-            bad.append(candidate._replace(refused=refusals[0]))
+            rejected.append(candidate._replace(refused=refusals[0]))
             continue
         case = case_of_layout(config, parts, topology, candidate.bindings)
         arithmetic = budget.of_programs(case)
-        if first_time and any(arithmetic[name].total * factor > limit for name, factor in over.items()):
+        if first_time and any(arithmetic[name].total * factor > limit for name, factor in excess.items()):
             later.append(candidate)
             continue
         say(f"compiling {' '.join(words(candidate.bindings))}")
@@ -265,18 +266,18 @@ def confirmed(
         if size > limit:
             why = f"{shown_name(case, name)} takes {size / GIB:.2f} of {limit / GIB:.2f} GiB a device, as compiled"
             known[depends_on(name, candidate.bindings)] = why
-            over[name] = max(over.get(name, 1.0), size / arithmetic[name].total)
-            bad.append(candidate._replace(gib=size / GIB, refused=why))
+            excess[name] = max(excess.get(name, 1.0), size / arithmetic[name].total)
+            rejected.append(candidate._replace(gib=size / GIB, refused=why))
         else:
-            good.append(candidate._replace(gib=size / GIB, compiled=True))
+            accepted.append(candidate._replace(gib=size / GIB, compiled=True))
     rest = sorted([*rest, *later], key=lambda c: (c.step_seconds, c.gib))
-    if not good:
-        return [], [*bad, *not_asked(rest, tried)]
-    return [*good, *rest], bad
+    if not accepted:
+        return [], [*rejected, *not_asked(rest, tried)]
+    return [*accepted, *rest], rejected
 
 
 def not_asked(rest: Sequence[Candidate], tried: int) -> list[Candidate]:
-    """Returns the layouts that are left where the compiler refused all that it was asked about, refused too."""
+    """Returns the remaining layouts as refused, because the compiler refused all that it was asked about."""
     why = f"the compiler refused all {tried} that it was asked about, and was not asked about this one"
     return [candidate._replace(refused=why) for candidate in rest]
 
@@ -284,20 +285,21 @@ def not_asked(rest: Sequence[Candidate], tried: int) -> list[Candidate]:
 def ranked(
     config: Config, parts: Parts, topology: Topology, finalists: Sequence[Candidate], say: Say
 ) -> tuple[list[Candidate], list[Candidate]]:
-    """Returns (the finalists with their time by the compiler's count, fastest first; those that it refused)."""
+    """Returns (the finalists with their time by the compiler's count, fastest first; those that the compiler
+    refused)."""
     counted = []
     for candidate in finalists:
         say(f"counting {shown(candidate)}")
-        counted.append(compiled_to_the_end(config, parts, topology, candidate))
+        counted.append(compile_fully(config, parts, topology, candidate))
         seconds, why = counted[-1].counted_seconds, counted[-1].refused
         say(f"  {seconds:.3g} s a step, at least {candidate.step_seconds:.3g} s" if why is None else f"  {why}")
-    stand = [c for c in counted if c.refused is None]
-    return sorted(stand, key=lambda c: (c.counted_seconds, c.gib)), [c for c in counted if c.refused is not None]
+    fitting = [c for c in counted if c.refused is None]
+    return sorted(fitting, key=lambda c: (c.counted_seconds, c.gib)), [c for c in counted if c.refused is not None]
 
 
-def compiled_to_the_end(config: Config, parts: Parts, topology: Topology, candidate: Candidate) -> Candidate:
-    """Returns a layout with the seconds of a step by the compiler's count, as its plan has it. Refused where a program
-    does not fit after all: it has no count, and the roofline in its place would be ranked above the others."""
+def compile_fully(config: Config, parts: Parts, topology: Topology, candidate: Candidate) -> Candidate:
+    """Returns a layout with the seconds of a step by the compiler's count, as in its plan. It is refused if a program
+    does not fit after all: without a count, its lower bound would rank it above the others."""
     from jrl.tools.plan.shapes import lower, topology_meshes
 
     config, _ = for_tpus(applied(config, candidate.bindings), topology.num_devices)
@@ -305,18 +307,19 @@ def compiled_to_the_end(config: Config, parts: Parts, topology: Topology, candid
     lowered = lower(config, parts, *topology_meshes(config, topology))
     counts = {name: lowered[name] for name in programs_of(case)}
     programs = compiled.compile_all(counts, topology, lambda *_: None)
-    if over := {name: program.needed for name, program in programs.items() if program.needed is not None}:
-        name, limit = max(over, key=over.get), topology.chip.limit_bytes
-        why = f"{shown_name(case, name)} takes {over[name] / GIB:.2f} of {limit / GIB:.2f} GiB a device, as compiled"
-        return candidate._replace(gib=over[name] / GIB, compiled=False, refused=f"{why} to the end")
+    if needs := {name: program.needed for name, program in programs.items() if program.needed is not None}:
+        name, limit = max(needs, key=needs.get), topology.chip.limit_bytes
+        why = f"{shown_name(case, name)} takes {needs[name] / GIB:.2f} of {limit / GIB:.2f} GiB a device, as compiled"
+        return candidate._replace(gib=needs[name] / GIB, compiled=False, refused=f"{why} to the end")
     seconds, _ = planning.step_of(case, topology, planning.rows_of(case, topology, programs, None))
     return candidate._replace(counted_seconds=seconds, compiled=True)
 
 
 def depends_on(program: str, bindings: Mapping[str, Any]) -> tuple:
-    """Returns the bindings that a program's memory depends on: an update has no slots, a sampler no micro-batch."""
-    strange = "Learner." if split_name(program)[1] in SAMPLING else "Sampler."
-    return (program, *(item for item in bindings.items() if not item[0].startswith(strange)))
+    """Returns a program and the bindings that its memory depends on: an update has no slots, a sampler no
+    micro-batches."""
+    irrelevant = "Learner." if split_name(program)[1] in SAMPLING else "Sampler."
+    return (program, *(item for item in bindings.items() if not item[0].startswith(irrelevant)))
 
 
 def largest(memory: Mapping[str, Compiled], case: Case) -> tuple[str, int]:
@@ -332,10 +335,10 @@ def largest(memory: Mapping[str, Compiled], case: Case) -> tuple[str, int]:
 
 
 def words(bindings: Mapping[str, Any]) -> list[str]:
-    """Returns bindings as `jrl train` takes them."""
+    """Returns bindings as arguments of `jrl train`."""
     lines = []
     for name, value in bindings.items():
-        if isinstance(value, MeshShape):  # all axes: those that are left out would be those of the learner's mesh
+        if isinstance(value, MeshShape):  # all axes: others would be those of the learner's mesh
             lines.append(f"{name}=@sampler/MeshShape()")
             lines += [f"sampler/MeshShape.{axis}={getattr(value, axis)}" for axis in AXES]
         else:
@@ -344,21 +347,21 @@ def words(bindings: Mapping[str, Any]) -> list[str]:
 
 
 def shown(candidate: Candidate) -> str:
-    """Returns the bindings of a layout in one line; the configuration's own has none."""
+    """Returns the bindings of a layout on one line; "as configured" if there are none."""
     return " ".join(words(candidate.bindings)) or "as configured"
 
 
 def bound(given: Sequence[str], layout: Mapping[str, Any]) -> list[str]:
-    """Returns the bindings of a layout after those that were given and that it does not replace."""
+    """Returns the given bindings that a layout does not replace, followed by the layout's."""
     replaced = {line.split("=")[0] for line in words(layout)}
     return [*(line for line in given if line.split("=")[0].strip() not in replaced), *words(layout)]
 
 
 def gin_text(done: Search, source: str, given: Sequence[str]) -> str:
-    """Returns the winner as a configuration of its own: the searched one, its bindings, and the layout.
+    """Returns the winner as a gin file that includes the searched configuration and sets its bindings and the layout.
 
     Args:
-      source: the searched configuration, as a file in the winner's folder includes it.
+      source: the searched configuration, as the gin file includes it.
     """
     winner = done.fitting[0]
     time = f"at least {winner.step_seconds:.3g} s a step"
@@ -371,7 +374,7 @@ def gin_text(done: Search, source: str, given: Sequence[str]) -> str:
 
 
 def text(done: Search) -> str:
-    """Returns the search as text: the best layouts, the configuration's own, and why the others are refused."""
+    """Returns the search as text: the configuration's own layout, the best ones, and why the others are refused."""
     topology, best = done.topology, done.fitting[:BEST]
     head = f"{topology.name}: {topology.num_chips} chips of {topology.chip.hbm_gib:g} GiB"
     lines = [head, "", "a step at least, by the compiler's count, GiB a device"]
@@ -392,25 +395,25 @@ def text(done: Search) -> str:
 
 
 def gain(done: Search) -> list[str]:
-    """Returns what the fastest split of the devices gains over the fastest mesh that samples and learns in turn; []
-    where not both were found."""
-    # The configuration's own layout has no bindings, which would say that it samples and learns in turn.
+    """Returns lines on what the fastest split of the devices gains over the fastest mesh that samples and learns in
+    turn; [] unless both were found."""
+    # The configuration's own layout is left out: it has no bindings that tell which of the two it is.
     proposed = [c for c in done.fitting if c.bindings]
-    apart = [c for c in proposed if c.bindings.get(SAMPLER_MESH) is not None]
+    split = [c for c in proposed if c.bindings.get(SAMPLER_MESH) is not None]
     together = [c for c in proposed if c.bindings.get(SAMPLER_MESH) is None]
-    if not apart or not together:
+    if not split or not together:
         return []
-    # By the count only where both have one: a time from below beside a count would always win.
-    counts = [[c.counted_seconds for c in rows if c.counted_seconds is not None] for rows in (apart, together)]
+    # By the count only if both have one: a lower bound would always win against a count.
+    counts = [[c.counted_seconds for c in rows if c.counted_seconds is not None] for rows in (split, together)]
     by_count = all(counts)
-    best, other = map(min, counts if by_count else ([c.step_seconds for c in rows] for rows in (apart, together)))
+    best, other = map(min, counts if by_count else ([c.step_seconds for c in rows] for rows in (split, together)))
     how = "by the compiler's count" if by_count else "at least"
     return ["", f"sampling on devices of its own: {best:.3g} s a step {how}, in turn {other:.3g} s; "
             f"x {other / best:.2f}"]  # fmt: skip
 
 
 def why_refused(refused: Sequence[Candidate]) -> list[str]:
-    """Returns a line for every mesh of which layouts were refused: how many, and the reason against the smallest."""
+    """Returns a line for every mesh with refused layouts: how many, and the reason for the smallest one."""
     by_mesh: dict[tuple, list[Candidate]] = {}
     for c in refused:
         mesh = {axis: size for axis in AXES if (size := c.bindings.get(f"MeshShape.{axis}")) is not None}
@@ -418,12 +421,12 @@ def why_refused(refused: Sequence[Candidate]) -> list[str]:
     lines = []
     for (axes, sampler), rows in by_mesh.items():
         mesh = dict(axes)
-        least = min(rows, key=lambda c: c.gib if c.gib is not None else math.inf)
+        smallest_layout = min(rows, key=lambda c: c.gib if c.gib is not None else math.inf)
         shape = "x".join(map(str, mesh.values()))
         if sampler is not None:
             shape += f", sampling on {'x'.join(str(getattr(sampler, axis)) for axis in mesh)}"
         many = f"{len(rows)} layouts, the smallest: " if len(rows) > 1 else ""
-        lines.append(f"  {' x '.join(mesh)} {shape}: {many}{least.refused}")
+        lines.append(f"  {' x '.join(mesh)} {shape}: {many}{smallest_layout.refused}")
     return lines
 
 

@@ -57,10 +57,10 @@ def second_cache(name: str, case: Case, carried: int) -> str | None:
     prompts = [n for n in _blocks(case, case.config.data.prompt_length) if n in slots]
     blocks = len(slots) + (len(prompts) if budget.prompts_in_flight(case) == case.slots else 0)
     scanned = case.config.sampler.layers == "scanned"
-    once = 2 * blocks * sum(1 if scanned else layers for layers, *_ in _stacks(case))
-    if carried <= once:
+    expected = 2 * blocks * sum(1 if scanned else layers for layers, *_ in _stacks(case))
+    if carried <= expected:
         return None
-    return f"{name} carries {carried} blocks of the KV cache through a loop; one copy has {once}"
+    return f"{name} carries {carried} blocks of the KV cache through a loop; one copy has {expected}"
 
 
 def _stacks(case: Case) -> list[tuple[int, int, int, int]]:

@@ -113,8 +113,8 @@ def compare(
         *notes,
         *(f"{run.source} is not finished; its last step is {_last_step(run)}" for run in runs if not run.finished),
     ]
-    for metric, found in rows.items():
-        for row in found:
+    for metric, results in rows.items():
+        for row in results:
             missing = [run.source for run, value in zip(row.variant.runs, _flat(row.scores)) if math.isnan(value)]
             messages += [f"{source} has no {metric}, and is left out of it" for source in missing]
     fewest = min(len(task) for variant in variants for task in variant.tasks)
@@ -148,19 +148,19 @@ def group(
         if twins := [other for other in peers if other.seed == run.seed]:
             raise ValueError(f"{twins[0].source} and {run.source} are the same run: one configuration, one seed")
         peers.append(run)
-    tasks = list(dict.fromkeys(task for found in keyed.values() for task in found))
+    tasks = list(dict.fromkeys(task for by_task in keyed.values() for task in by_task))
     shown = shown_settings(compared, list(keyed))
     variants = []
-    for key, found in keyed.items():
+    for key, by_task in keyed.items():
         settings = {name: value for name, value in zip(compared, key) if value is not None}
         label = label_of(settings, shown)
-        if missing := [task for task in tasks if task not in found]:
+        if missing := [task for task in tasks if task not in by_task]:
             lacks = ", ".join(f"{name}={value}" for name, value in zip(others, missing[0]) if value is not None)
             raise ValueError(
                 f"{label} has no run with {lacks}, which another variant has: variants are compared on the same tasks. "
                 "Leave out --by, or name all that you compare"
             )
-        variants.append(Variant(label, settings, tuple(tuple(found[task]) for task in tasks)))
+        variants.append(Variant(label, settings, tuple(tuple(by_task[task]) for task in tasks)))
     return variants, tuple(compared), tuple(others)
 
 
@@ -227,20 +227,20 @@ def find_name(name: str, differing: Sequence[str], names: Sequence[str] = ()) ->
     raise ValueError(f"runs do not differ in {name!r}{hint}")
 
 
-def find_variant(variants: Sequence[Variant], compared: Sequence[str], wanted: str) -> Variant:
+def find_variant(variants: Sequence[Variant], compared: Sequence[str], baseline: str) -> Variant:
     """Returns the variant that matches "NAME=VALUE,...". Raises ValueError if none or several do."""
     if not compared:
-        raise ValueError(f"the baseline {wanted!r} needs a second variant; all runs have the same settings")
+        raise ValueError(f"the baseline {baseline!r} needs a second variant; all runs have the same settings")
     runs = [run for variant in variants for run in variant.runs]
     # A full name may be a setting that another represents (differing_settings).
     differs = lambda name: len({run.settings.get(name) for run in runs}) > 1
-    pairs = [(name if differs(name) else find_name(name, compared), value) for name, value in read_baseline(wanted)]
+    pairs = [(name if differs(name) else find_name(name, compared), value) for name, value in read_baseline(baseline)]
     matches = lambda run: all(same_value(run.settings.get(name) or "", value) for name, value in pairs)
     matching = [variant for variant in variants if all(map(matches, variant.runs))]
     if len(matching) == 1:
         return matching[0]
     listed = "; ".join(variant.label for variant in matching or variants)
-    raise ValueError(f"the baseline {wanted!r} fits {'several variants' if matching else 'no variant'}: {listed}")
+    raise ValueError(f"the baseline {baseline!r} fits {'several variants' if matching else 'no variant'}: {listed}")
 
 
 def read_baseline(text: str) -> list[tuple[str, str]]:
@@ -355,8 +355,8 @@ def number(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.4g}"
 
 
-def interval(found: Interval) -> str:
-    return "" if math.isnan(found.low) else f"[{number(found.low)}, {number(found.high)}]"
+def interval(estimate: Interval) -> str:
+    return "" if math.isnan(estimate.low) else f"[{number(estimate.low)}, {number(estimate.high)}]"
 
 
 def _row(variant: Variant, base: Variant | None, metric: str, statistic: statistics.Statistic) -> VariantResult:
@@ -401,7 +401,7 @@ def _row_json(row: VariantResult) -> dict[str, Any]:
         "probability_of_improvement": None
         if row.better is None
         else {"value": _null(row.better.mean), "interval": [_null(row.better.low), _null(row.better.high)]},
-        "curve": {name: [_null(float(x)) for x in found] for name, found in row.curve._asdict().items()},
+        "curve": {name: [_null(float(x)) for x in values_of] for name, values_of in row.curve._asdict().items()},
     }
 
 

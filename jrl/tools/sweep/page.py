@@ -107,7 +107,7 @@ def _runs(folder: Path, comparison: Comparison) -> str:
             name = escape(run.name)
             if run.address is None:  # browsers cannot open a gs:// address
                 name = f'<a href="{escape(os.path.relpath(run.folder, folder))}">{name}</a>'
-            values = "".join(f'<td class="n">{number(found[i])}</td>' for found in scores)
+            values = "".join(f'<td class="n">{number(values_of[i])}</td>' for values_of in scores)
             lines.append(
                 f"<tr><td>{name}</td><td>{escape(rows[0].variant.label)}</td><td>{escape(run.seed)}</td>{values}</tr>"
             )

@@ -52,27 +52,27 @@ def find_runs(folders: Sequence[Path]) -> tuple[list[Path], list[str]]:
 
     Raises: ValueError for a folder that is neither a run nor a sweep, or that is given twice.
     """
-    found: list[Path] = []
+    runs: list[Path] = []
     notes = []
     for folder in folders:
         if paths.exists(folder / manifest.FILE):
             for member in manifest.read(folder)["members"]:
                 if paths.exists(folder / member["name"] / "manifest.json"):
-                    found.append(folder / member["name"])
+                    runs.append(folder / member["name"])
                 else:
                     notes.append(f"{folder / member['name']} has not begun")
         elif paths.exists(folder / "manifest.json"):
-            found.append(folder)
+            runs.append(folder)
         else:
             what = (
                 "there is no such folder" if not paths.exists(folder) else "it has no manifest.json and no sweep.json"
             )
             raise ValueError(f"{folder} is not a run or a sweep: {what}")
-    resolved = [folder.resolve() for folder in found]
-    for folder, place in zip(found, resolved):
-        if resolved.count(place) > 1:
+    resolved = [folder.resolve() for folder in runs]
+    for folder, path in zip(runs, resolved):
+        if resolved.count(path) > 1:
             raise ValueError(f"{folder} is given twice")
-    return found, notes
+    return runs, notes
 
 
 def read_run(folder: Path, address: str | None = None) -> RunResult:

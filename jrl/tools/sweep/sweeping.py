@@ -142,10 +142,10 @@ def compare_folders(
     remote = {shown(folder).rstrip("/") for folder in folders if paths.is_remote(folder)}
     if len(remote) < sum(map(paths.is_remote, folders)):
         raise ValueError(f"a run is given twice: {', '.join(sorted(remote))}")
-    places = [readable(folder, COMPARED) for folder in folders]
-    addresses = {place: shown(folder).rstrip("/") for folder, place in zip(folders, places) if paths.is_remote(folder)}
-    found, missing = find_runs(places)
-    runs = [read_run(folder, addresses.get(folder)) for folder in found]
+    copies = [readable(folder, COMPARED) for folder in folders]
+    addresses = {copy: shown(folder).rstrip("/") for folder, copy in zip(folders, copies) if paths.is_remote(folder)}
+    run_folders, missing = find_runs(copies)
+    runs = [read_run(folder, addresses.get(folder)) for folder in run_folders]
     if not runs:
         raise ValueError(f"no run has begun: {'; '.join(missing)}")
     metrics = options.metrics or default_metrics(runs)
