@@ -84,19 +84,19 @@ def _columns(store: Snapshot) -> dict[str, int]:
     return {name: 0 if name in TEXTS else np.ndim(value) - 1 for name, value in first.items()}
 
 
-def chosen_columns(known: dict[str, int], asked: Sequence[str] | None, otherwise: Sequence[str] = SHOWN) -> list[str]:
-    """Returns the columns to show: the requested ones, else those of `otherwise` that exist.
+def chosen_columns(known: dict[str, int], requested: Sequence[str] | None, default: Sequence[str] = SHOWN) -> list[str]:
+    """Returns the columns to show: the requested ones, else those of `default` that exist.
 
     Raises: ValueError for a requested column that does not exist.
     """
-    if not asked:
-        return [name for name in otherwise if name in known]
-    for name in asked:
+    if not requested:
+        return [name for name in default if name in known]
+    for name in requested:
         if name not in known:
             guess = nearest(name, known)
             hint = f"; did you mean {guess}?" if guess else "."
             raise ValueError(f"no column {name!r}{hint} The columns are {', '.join(sorted(known))}")
-    return list(asked)
+    return list(requested)
 
 
 def select(folder: Path, conditions: Sequence[Condition], columns: Sequence[str], most: int | None) -> Iterator[dict]:

@@ -33,8 +33,8 @@ class Asked(NamedTuple):
     """What to measure besides the accuracy."""
 
     diversity: bool = False
-    reference: Trained | None = None  # the policy's distance from this model
-    proxy: Trained | None = None  # the reward that this model's reward head gives
+    reference: Trained | None = None  # the model to measure the policy's distance from
+    proxy: Trained | None = None  # a model with a reward head, to score the samples
 
 
 ACCURACY_ONLY = Asked()

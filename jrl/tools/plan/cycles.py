@@ -188,7 +188,7 @@ def known_trips(program: HloModule, loop: Instruction) -> int | None:
 
 
 def runs(program: HloModule, frequency: Frequency) -> list[ExecutionCount]:
-    """Returns every instruction that a program runs, including those in loops and branches, and how often."""
+    """Returns every instruction that a program runs and how often, including those in loops and branches."""
     cost = functools.cache(lambda name: _dearest_cycles(program, name, frequency, cost))
 
     def visit(name: str, dearest: float, likely: float, loops: tuple[Instruction, ...]) -> Iterator[ExecutionCount]:

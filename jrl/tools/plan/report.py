@@ -118,8 +118,8 @@ def between_slices(plan: Plan) -> str:
 def by_compiler(plan: Plan) -> str:
     """Returns the table of times by the compiler's count, and the most expensive operations."""
     has_network = plan.topology.slices > 1
-    lines = [["a call, by the compiler", "compute s", "dearest branches", "kernels s", "memory s", "links s", "beside",
-              *["network s"] * has_network, "total s", "operations", "float32 passes"]]  # fmt: skip
+    lines = [["a call, by the compiler", "compute s", "dearest branches", "kernels s", "memory s", "links s",
+              "overlapped s", *["network s"] * has_network, "total s", "operations", "float32 passes"]]  # fmt: skip
     dearest, steps = [], []
     for row in plan.rows:
         if (c := row.count) is None:

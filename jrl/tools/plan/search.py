@@ -111,7 +111,7 @@ def search(
             default = next((c for c in (*finalists, *rejected) if not c.bindings), default)
             refused += [c for c in rejected if c.bindings]
             if not any(c.bindings for c in finalists):
-                refused, others = [*refused, *not_asked(others, tried)], []
+                refused, others = [*refused, *refuse_untried(others, tried)], []
         fitting = [*finalists, *others]
     return Search(topology, default, fitting, refused)
 
@@ -272,11 +272,11 @@ def confirmed(
             accepted.append(candidate._replace(gib=size / GIB, compiled=True))
     rest = sorted([*rest, *later], key=lambda c: (c.step_seconds, c.gib))
     if not accepted:
-        return [], [*rejected, *not_asked(rest, tried)]
+        return [], [*rejected, *refuse_untried(rest, tried)]
     return [*accepted, *rest], rejected
 
 
-def not_asked(rest: Sequence[Candidate], tried: int) -> list[Candidate]:
+def refuse_untried(rest: Sequence[Candidate], tried: int) -> list[Candidate]:
     """Returns the remaining layouts as refused, because the compiler refused all that it was asked about."""
     why = f"the compiler refused all {tried} that it was asked about, and was not asked about this one"
     return [candidate._replace(refused=why) for candidate in rest]

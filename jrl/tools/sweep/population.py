@@ -1,4 +1,5 @@
-"""Trains sweep members that differ only in floats and seeds in one program, for `jrl sweep --population`."""
+"""Trains sweep members that differ only in floats and seeds in one program, in this process, for `jrl sweep
+--population`."""
 
 from __future__ import annotations
 
