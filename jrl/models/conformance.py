@@ -1,6 +1,6 @@
 """Contract tests of a model, our decoder or a user's; each raises AssertionError where it fails.
 
-Each takes the functions of a model and a configuration with a vocabulary size.
+Each takes a Model and its config, which has a `vocab_size`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ ROWS, LENGTH = 3, 10
 def parameters_are_those_of_the_spec(model: Model, cfg: Any) -> None:
     """Fresh parameters have the names, shapes and dtypes of the spec, and all are finite."""
     params = _params(model, cfg)
-    due = jax.tree.map(lambda s: (s.shape, jnp.dtype(s.dtype)), abstract(model.spec(cfg)))
+    expected = jax.tree.map(lambda s: (s.shape, jnp.dtype(s.dtype)), abstract(model.spec(cfg)))
     actual = jax.tree.map(lambda x: (x.shape, x.dtype), params)
-    _true(actual == due, f"the spec is {due}, but fresh parameters are {actual}")
-    _true(all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(params)), "a fresh parameter is not finite")
+    _check(actual == expected, f"the spec is {expected}, but fresh parameters are {actual}")
+    _check(all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(params)), "a fresh parameter is not finite")
 
 
 def logits_are_wide(model: Model, cfg: Any) -> None:
     """Logits are [B, L, vocabulary], float32 or wider."""
     logits = _logits(model, cfg, *_batch(cfg))
-    _true(logits.shape == (ROWS, LENGTH, cfg.vocab_size), f"logits are {logits.shape}")
-    _true(jnp.promote_types(logits.dtype, jnp.float32) == logits.dtype, f"logits are {logits.dtype}")
+    _check(logits.shape == (ROWS, LENGTH, cfg.vocab_size), f"logits are {logits.shape}")
+    _check(jnp.promote_types(logits.dtype, jnp.float32) == logits.dtype, f"logits are {logits.dtype}")
 
 
 def a_token_does_not_see_later_ones(model: Model, cfg: Any) -> None:
@@ -40,9 +40,9 @@ def a_token_does_not_see_later_ones(model: Model, cfg: Any) -> None:
     tokens, positions = _batch(cfg)
     logits = _logits(model, cfg, tokens, positions)
     later = _logits(model, cfg, np.where(positions > 4, (tokens + 1) % cfg.vocab_size, tokens), positions)
-    _close(later[:, :5], logits[:, :5], logits, "a token depends on a later one")
+    _check_close(later[:, :5], logits[:, :5], logits, "a token depends on a later one")
     before = _logits(model, cfg, np.where(positions < 4, (tokens + 1) % cfg.vocab_size, tokens), positions)
-    _true(bool(np.abs(before[:, 5:] - logits[:, 5:]).max() > 1e-4), "a token does not depend on those before it")
+    _check(bool(np.abs(before[:, 5:] - logits[:, 5:]).max() > 1e-4), "a token does not depend on those before it")
 
 
 def packed_sequences_see_only_themselves(model: Model, cfg: Any) -> None:
@@ -52,8 +52,8 @@ def packed_sequences_see_only_themselves(model: Model, cfg: Any) -> None:
     places = np.concatenate([positions[0, :6], positions[1, :4]])[None]
     segment = np.array([[0] * 6 + [1] * 4], np.int32)
     together, alone = _logits(model, cfg, packed, places, segment)[0], _logits(model, cfg, tokens, positions)
-    _close(together[:6], alone[0, :6], alone, "the first of two packed sequences differs from itself alone")
-    _close(together[6:], alone[1, :4], alone, "the second of two packed sequences differs from itself alone")
+    _check_close(together[:6], alone[0, :6], alone, "the first of two packed sequences differs from itself alone")
+    _check_close(together[6:], alone[1, :4], alone, "the second of two packed sequences differs from itself alone")
 
 
 def continuations_see_their_prefix_and_themselves(model: Model, cfg: Any) -> None:
@@ -65,12 +65,13 @@ def continuations_see_their_prefix_and_themselves(model: Model, cfg: Any) -> Non
     row, places = (np.concatenate([x[0, :7], x[1, 4:7]])[None] for x in (shared, positions))
     segment = np.stack([[0] * 4 + [1] * 3 + [2] * 3, [0] * 10], axis=-1)[None].astype(np.int32)
     together, alone = _logits(model, cfg, row, places, segment)[0], _logits(model, cfg, shared, positions)
-    _close(together[:7], alone[0, :7], alone, "a prefix and its first continuation differ from the two alone")
-    _close(together[7:], alone[1, 4:7], alone, "a second continuation differs from itself after the prefix alone")
+    _check_close(together[:7], alone[0, :7], alone, "a prefix and its first continuation differ from the two alone")
+    _check_close(together[7:], alone[1, 4:7], alone, "a second continuation differs from itself after the prefix alone")
 
 
 def prefill_and_decode_equal_one_full_forward(model: Model, cfg: Any) -> None:
-    """Four tokens at once and then one at a time give the logits of all at once, with stacked layers and without."""
+    """Prefilling four tokens and decoding the rest one at a time gives the logits of one full pass, with stacked and
+    with unstacked layers."""
     tokens, positions = _batch(cfg)
     expected = _logits(model, cfg, tokens, positions)
     for stacked in (True, False):
@@ -85,12 +86,14 @@ def prefill_and_decode_equal_one_full_forward(model: Model, cfg: Any) -> None:
             logits, cache = step(params, tokens[:, start:stop], positions[:, start:stop], None, cache)
             decoded.append(logits)
         how = "stacked" if stacked else "unstacked"
-        _close(jnp.concatenate(decoded, 1), expected, expected, f"prefill and decode differ from one pass ({how})")
+        _check_close(
+            jnp.concatenate(decoded, 1), expected, expected, f"prefill and decode differ from one pass ({how})"
+        )
 
 
 def a_prompt_filled_up_with_padding_is_the_prompt_alone(model: Model, cfg: Any) -> None:
-    """Prompts of several lengths, padded to six columns, then the last token of each again and those after it give
-    the logits of one pass: how the sampler begins."""
+    """Prompts of several lengths are padded to six columns; then each one's last token is fed again, and the tokens
+    after it. This gives the logits of one full pass. The sampler begins this way."""
     tokens, positions = _batch(cfg)
     length, columns = np.array([[6], [3], [1]], np.int32), positions[:, :6]
     padded = np.where(columns < length, tokens[:, :6], (tokens[:, :6] + 1) % cfg.vocab_size)
@@ -103,10 +106,10 @@ def a_prompt_filled_up_with_padding_is_the_prompt_alone(model: Model, cfg: Any) 
     for columns in np.split(again, 4, axis=1):
         logits, cache = step(params, np.take_along_axis(tokens, columns, 1), columns, None, cache)
         decoded.append(logits)
-    every = _logits(model, cfg, tokens, positions)
-    expected = np.take_along_axis(every, again[..., None], 1)
+    full_logits = _logits(model, cfg, tokens, positions)
+    expected = np.take_along_axis(full_logits, again[..., None], 1)
     message = "padding after a prompt, or repeating its last token, changes the later logits"
-    _close(jnp.concatenate(decoded, 1), expected, every, message)
+    _check_close(jnp.concatenate(decoded, 1), expected, full_logits, message)
 
 
 def gradients_are_finite_and_reach_something(model: Model, cfg: Any) -> None:
@@ -118,8 +121,8 @@ def gradients_are_finite_and_reach_something(model: Model, cfg: Any) -> None:
         return jax.nn.log_softmax(model.unembed(params, hidden, cfg))[..., 0].sum()
 
     leaves = jax.tree.leaves(jax.jit(jax.grad(total))(_params(model, cfg)))
-    _true(all(bool(jnp.isfinite(x).all()) for x in leaves), "a gradient is not finite")
-    _true(any(bool(jnp.abs(x).max() > 0) for x in leaves), "no gradient reaches any parameter")
+    _check(all(bool(jnp.isfinite(x).all()) for x in leaves), "a gradient is not finite")
+    _check(any(bool(jnp.abs(x).max() > 0) for x in leaves), "no gradient reaches any parameter")
 
 
 CONTRACT_TESTS: dict[str, Callable[[Model, Any], None]] = {
@@ -164,13 +167,14 @@ def _step(
     return model.unembed(params, hidden, cfg), cache
 
 
-def _true(holds: bool, message: str) -> None:
+def _check(holds: bool, message: str) -> None:
     if not holds:
         raise AssertionError(message)
 
 
-def _close(actual: Any, expected: Any, logits: Any, message: str) -> None:
-    """Within 2e-6 of the largest logit, or of 1; within 1e-2 in bfloat16."""
+def _check_close(actual: Any, expected: Any, logits: Any, message: str) -> None:
+    """Raises AssertionError unless the difference is within 2e-6 (1e-2 in bfloat16) times the largest absolute logit,
+    or times 1 if that is larger."""
     bound = (2e-6 if logits.dtype != jnp.bfloat16 else 1e-2) * max(1, np.abs(logits).max())
     worst = np.abs(np.asarray(actual) - np.asarray(expected)).max()
-    _true(bool(worst <= bound), f"{message}: by {worst:.1e}; rounding allows {bound:.1e}")
+    _check(bool(worst <= bound), f"{message}: by {worst:.1e}; rounding allows {bound:.1e}")

@@ -20,7 +20,7 @@ Names = tuple[str | None, ...]  # logical axes of a parameter
 # The layout of a cache: blocks of columns; the same with keys [layers, B, J, K, m]; or one block, padded for the
 # ragged attention kernel.
 Layout = Literal["token_major", "head_dim_major", "single_block"]
-ADAPTER = "adapter"  # in a layer's weights as the decoder reads them: adapters by the matrix they belong to
+ADAPTER = "adapter"  # key of a layer's adapters, by matrix, in the weights that the decoder reads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +66,8 @@ class PrefixSegments:
 
 @struct.dataclass
 class State:
-    """The recurrent state of linear attention, whose size does not depend on the number of tokens. [layers, B, ...],
-    or that of one layer."""
+    """The recurrent state of linear attention; its size does not depend on the number of tokens. [layers, B, ...], or
+    without the layer axis for a single layer."""
 
     matrix: Any  # [layers, B, H, K, V] float32 or wider
     tap_q: Any  # [layers, B, taps - 1, J, K], the last tokens' inputs of the convolutions
@@ -77,8 +77,8 @@ class State:
 
 @struct.dataclass
 class Stacks:
-    """The caches of a decoder with several kinds of layers: a stack for each kind, or a tuple with an entry for each
-    layer of the kind; None: no layer is of the kind."""
+    """The caches of a decoder with several kinds of layers: one stack per kind, or a tuple with one entry per layer of
+    the kind; None: there are no layers of that kind."""
 
     plain: Any  # Cache
     full: Any  # Cache, of layers whose heads have the shape of Decoder.full
@@ -94,7 +94,7 @@ def unstack_cache(cache: Any) -> Any:
 
 
 def has_state(cache: Any) -> bool:
-    """Whether the cache holds recurrent states, which must not read a token twice."""
+    """Whether the cache holds recurrent states, which must not process a token twice."""
     return isinstance(cache, Stacks) and cache.linear is not None
 
 
@@ -130,7 +130,7 @@ class Model(NamedTuple):
     prepare_for_decode: Callable
     # (params, cfg) -> vocab_parallel.OutputHead, from which the learner computes log-probs; None: from `unembed`
     output_head: Callable | None = None
-    routes: Routes | None = None  # None: it cannot record and replay them
+    routes: Routes | None = None  # None: the model cannot record and replay routes
 
 
 class Adapted(NamedTuple):
@@ -147,7 +147,7 @@ class CustomModel(NamedTuple):
     model: Model
 
 
-# int | None (None: the tokenizer's), and two names of dtypes
+# Their types: int | None (None: the tokenizer's size), and two dtype names
 CUSTOM_MODEL_FIELDS = ("vocab_size", "dtype", "param_dtype")
 
 

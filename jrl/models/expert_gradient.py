@@ -1,9 +1,9 @@
-"""The gradient of experts' matrices, of rows that are sorted by expert, by a Pallas kernel of our own for TPUs.
+"""Pallas TPU kernel for the gradient of the experts' matrices, over rows sorted by expert.
 
     d matrices_e = sum over the rows r of expert e of x_r^T gradient_r
 
-libtpu multiplies all rows with a mask for every expert. Here an expert is multiplied with the tiles that hold rows of
-its own, and a tile that two experts share is visited by both. The reference is the gradient of `jax.lax.ragged_dot`.
+libtpu multiplies all rows by a mask, once per expert. Here each expert visits only the tiles that hold its rows; a tile
+with rows of two experts is visited by both. The reference is the gradient of `jax.lax.ragged_dot`.
 Compiled for TPUs and interpreted on CPUs so far; no TPU has run it.
 """
 
@@ -24,12 +24,12 @@ from jrl.types import Array
 
 
 def of_matrices(x: Array, gradient: Array, sizes: Array, dtype: Any, *, interpret: bool = False) -> Array:
-    """Returns the gradient of matrices [experts, in, out] in `dtype`, summed in float32; 0 of an expert without rows.
+    """Returns the gradient of matrices [experts, in, out] in `dtype`, summed in float32; 0 for an expert without rows.
 
     Args:
-      x: [rows, in], sorted by expert. gradient: [rows, out], as x, of each row times its expert's matrix. Rows beyond
-        those of the experts are not read, whatever they hold.
-      sizes: [experts] int32, rows of each.
+      x: [rows, in], sorted by expert. gradient: [rows, out], in the same order, with respect to each row's product with
+        its expert's matrix. Rows past the experts' own are ignored, whatever they hold.
+      sizes: [experts] int32, number of rows per expert.
       interpret: the kernel's operations are done by XLA, on any device. For tests.
     """
     (rows, inputs), outputs, experts = x.shape, gradient.shape[1], len(sizes)
@@ -59,49 +59,49 @@ def of_matrices(x: Array, gradient: Array, sizes: Array, dtype: Any, *, interpre
 
 
 def _visits(rows: int, sizes: Array) -> tuple[Array, ...]:
-    """Returns what the kernel does, int32: of each visit, in order, its expert and its tile of rows, [tiles + experts];
-    of each expert its first row and the row after its last, [experts]; and the number of visits, [1]. An expert without
-    rows is visited once, for its zeros. Visits after the last repeat it and do nothing."""
+    """Returns the kernel's schedule, int32: the expert and the row tile of each visit, in order, [tiles + experts];
+    each expert's first row and the row after its last, [experts]; and the number of visits, [1]. An expert without rows
+    is visited once, to write its zeros. Visits after the last repeat it and do nothing."""
     tiles = -(-rows // ROWS)
     ends = jnp.cumsum(sizes, dtype=jnp.int32)
     starts = ends - sizes
     first = jnp.minimum(starts // ROWS, tiles - 1)
     last = jnp.where(sizes > 0, (ends - 1) // ROWS, first)
-    begun = jnp.cumsum(last - first + 1, dtype=jnp.int32)
+    visit_ends = jnp.cumsum(last - first + 1, dtype=jnp.int32)
     visit = jnp.arange(tiles + len(sizes), dtype=jnp.int32)
-    expert = (visit[:, None] >= begun[None]).sum(1, dtype=jnp.int32)
+    expert = (visit[:, None] >= visit_ends[None]).sum(1, dtype=jnp.int32)
     expert = jnp.minimum(expert, len(sizes) - 1)
-    tile = jnp.minimum(last[expert] - (begun[expert] - 1 - visit), last[expert])
-    return expert, tile, starts, ends, begun[-1:]
+    tile = jnp.minimum(last[expert] - (visit_ends[expert] - 1 - visit), last[expert])
+    return expert, tile, starts, ends, visit_ends[-1:]
 
 
 # The signature is Pallas's: a reference for each prefetched scalar, input, output and scratch buffer, in their order.
 def _kernel(
     expert: Any, tile: Any, starts: Any, ends: Any, count: Any, x: Any, gradient: Any, out: Any, total: Any
 ) -> None:
-    """Adds a visit to its expert's sum, and writes the sum at the expert's last visit.
+    """Adds one visit's product to its expert's sum; writes the sum at the expert's last visit.
 
     Args:
       x: [ROWS, inputs], gradient: [ROWS, outputs], a tile of rows. out: [inputs, outputs]. total: the same in float32.
     """
-    visit, most = pl.program_id(2), pl.num_programs(2) - 1
-    own = expert[visit]
+    visit, last_visit = pl.program_id(2), pl.num_programs(2) - 1
+    current = expert[visit]
 
-    @pl.when((visit == 0) | (expert[jnp.maximum(visit - 1, 0)] != own))
+    @pl.when((visit == 0) | (expert[jnp.maximum(visit - 1, 0)] != current))
     def begin() -> None:
         total[...] = jnp.zeros_like(total)
 
-    @pl.when((visit < count[0]) & (ends[own] > starts[own]))
+    @pl.when((visit < count[0]) & (ends[current] > starts[current]))
     def add() -> None:
-        inside = functools.partial(_inside, first=tile[visit] * ROWS, start=starts[own], end=ends[own])
-        total[...] += product(inside(x[...]).T, inside(gradient[...]))
+        masked = functools.partial(_mask_rows, first=tile[visit] * ROWS, start=starts[current], end=ends[current])
+        total[...] += product(masked(x[...]).T, masked(gradient[...]))
 
-    @pl.when((visit == most) | (expert[jnp.minimum(visit + 1, most)] != own))
+    @pl.when((visit == last_visit) | (expert[jnp.minimum(visit + 1, last_visit)] != current))
     def finish() -> None:
         out[...] = total[...].astype(out.dtype)
 
 
-def _inside(x: Array, first: Array, start: Array, end: Array) -> Array:
-    """Returns a tile whose first row is row `first`, with 0 in the rows that are not from `start` to before `end`."""
+def _mask_rows(x: Array, first: Array, start: Array, end: Array) -> Array:
+    """Returns a tile, whose first row has index `first`, with the rows outside [start, end) set to 0."""
     row = first + jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)
     return jnp.where((row >= start) & (row < end), x, jnp.zeros_like(x))

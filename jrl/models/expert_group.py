@@ -1,15 +1,15 @@
-"""A sparse layer whose experts are sharded by number: the tokens of a group of devices are gathered, each device
-multiplies those that go to its own experts, and the sums over experts are scattered back.
+"""Expert parallelism for a sparse layer, whose experts are sharded by index: the tokens of a group of devices are
+gathered, each device computes those that go to its own experts, and the sums over experts are scattered back.
 
     y_t = sum over devices of the group of sum_i weights_ti * expert_i(x_t), over the device's own experts i
 
-No token is dropped and there is no capacity, as a token's result must not depend on the others. A device's own rows
-come first in the order of experts and are multiplied a chunk at a time; only filled chunks are visited, so that the
-work is that of the device's own rows and memory that of a chunk, however the router decides. The products of a chunk
-are computed again on the way back.
+No token is dropped and there is no capacity limit: a token's result must not depend on the other tokens. A device's own
+rows come first, sorted by expert, and are multiplied a chunk at a time. Only filled chunks are visited: however the
+router decides, the work is that of the device's own rows and the memory that of one chunk. The backward pass recomputes
+the products of each chunk.
 
-Over e devices of t tokens each, (e - 1) t tokens are received and as many sums sent. To send every token to its k
-experts' devices and back, t k (e - 1) / e copies each way, moves less where k < e.
+With e devices of t tokens each, a device receives (e - 1) t tokens and sends as many sums. Sending every token to the
+devices of its k experts and back, t k (e - 1) / e copies each way, moves less where k < e.
 """
 
 from __future__ import annotations
@@ -25,56 +25,58 @@ from jrl.device.sharding import EXPERT, varying_axes
 from jrl.models.grouped_product import grouped_product
 from jrl.types import Array, PyTree
 
-# (x [rows, D] sorted by expert, weights, product of rows with their experts' matrices, () -> each row's expert, what is
-# done to the result of each product) -> [rows, D]
+# (rows sorted by expert, matrices of all experts) -> each row times its expert's matrix
 Grouped = Callable[[Array, Array], Array]
+# (x [rows, D] sorted by expert, weights, grouped product, () -> each row's expert, function applied to the result of
+# each product) -> [rows, D]
 Multiply = Callable[[Array, tuple[Array, ...], Grouped, Callable[[], Array], Callable[[Array], Array]], Array]
 
-EXPERT_CHUNKS = "expert_chunks"  # scope of the loops over filled chunks but the first
-CHUNK_SHARE = (5, 4)  # rows of a chunk, over those that a device has where experts are visited evenly
-MIN_CHUNK = 1024  # rows: fewer are multiplied at once
+EXPERT_CHUNKS = "expert_chunks"  # named scope of the loops over the filled chunks after the first
+CHUNK_SHARE = (5, 4)  # ratio of a chunk's rows to those that a device has if routing is even
+MIN_CHUNK = 1024  # rows: fewer are one chunk
 
 
 class _Static(NamedTuple):
     multiply: Multiply
-    rows: int  # of a chunk
-    count: int  # experts of this device
+    rows: int  # per chunk
+    count: int  # experts on this device
 
 
 def mix_group(h: Array, share: Array, ids: Array, *weights: Array, multiply: Multiply, count: int) -> Array:
-    """Returns the weighted sum of each token's experts, for one device's rows, [B, L, D]. Called inside a map that is
-    manual over the expert axis.
+    """Returns the weighted sum of each token's experts, for one device's rows, [B, L, D]. Called where the mesh's
+    expert axis is manual.
 
     Args:
-      h: [B, L, D]. share: [B, L, k], weights of the token's experts. ids: [B, L, k] int32, which they are.
-      weights: of this device's experts, stacked. count: of all.
+      h: [B, L, D]. share: [B, L, k], weights of each token's experts. ids: [B, L, k] int32, the experts.
+      weights: of this device's experts, stacked. count: experts on all devices.
     """
     here = varying_axes(h).union(*map(varying_axes, weights))
-    # Gradients are then summed over tensor, and over copies of the weights, once, after they are scattered.
+    # With this cast, gradients are summed over `tensor`, and over copies of the weights, once, after the scatter.
     h, share, *weights = (jax.lax.pcast(x, tuple(here - varying_axes(x)), to="varying") for x in (h, share, *weights))
     length, width = h.shape[1:]
     h, share, ids = (jax.lax.all_gather(x, EXPERT, tiled=True) for x in (h, share, ids))
     shards = jax.lax.axis_size(EXPERT)
     count //= shards
     expert = ids.reshape(-1) - jax.lax.axis_index(EXPERT).astype(ids.dtype) * count
-    expert = jnp.where((expert >= 0) & (expert < count), expert, count)  # of another device: comes last
+    expert = jnp.where((expert >= 0) & (expert < count), expert, count)  # another device's experts sort last
     static = _Static(multiply, chunk_rows(expert.size, shards), count)
     out = _of_group(static, h.reshape(-1, width), share.reshape(-1, share.shape[-1]), expert, tuple(weights))
     return jax.lax.psum_scatter(out.reshape(-1, length, width), EXPERT, tiled=True)
 
 
 def chunk_rows(rows: int, shards: int) -> int:
-    """Returns the rows of a chunk, of a group's `rows`, tokens times experts of each."""
+    """Returns the number of rows in a chunk. rows: of the group of devices, tokens times experts per token."""
     more, even = CHUNK_SHARE
     return min(rows, max(MIN_CHUNK, -(-more * rows // (even * shards) // 8) * 8))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _of_group(static: _Static, x: Array, share: Array, expert: Array, weights: tuple[Array, ...]) -> Array:
-    """Returns the sum over this device's experts for every token, [tokens, D], added up in float32 or wider.
+    """Returns the sum over this device's experts for every token, [tokens, D], accumulated in float32 or wider.
 
     Args:
-      x: [tokens, D]. share: [tokens, k]. expert: [tokens * k] int32, this device's, or `static.count`.
+      x: [tokens, D]. share: [tokens, k]. expert: [tokens * k] int32, index among this device's
+        experts; `static.count` for another device's.
     """
     return _forward(static, x, share, expert, weights)[0]
 
@@ -88,7 +90,7 @@ def _forward(static: _Static, x: Array, share: Array, expert: Array, weights: tu
         y = _outputs(static, chunk, x[token], share.reshape(-1)[chunk.place], weights)
         return out.at[token].add(y)
 
-    out = _over_others(static, chunks, add, add(0, _wide_zeros(x)))
+    out = _over_later_chunks(static, chunks, add, add(0, _wide_zeros(x)))
     return out.astype(x.dtype), (x, share, expert, weights)
 
 
@@ -96,22 +98,23 @@ def _backward(static: _Static, inputs: tuple, gradient: Array) -> tuple:
     x, share, expert, weights = inputs
     chunks = _chunks(static, expert)
 
-    def of_chunk(i: Array | int, of_x: Array, of_share: Array) -> tuple[Array, Array, tuple[Array, ...]]:
+    def add_chunk(i: Array | int, grad_x: Array, grad_share: Array) -> tuple[Array, Array, tuple[Array, ...]]:
         chunk = _chunk(static, chunks, expert, i)
         token = chunk.place // share.shape[1]
         outputs = functools.partial(_outputs, static, chunk)
-        _, pull = jax.vjp(outputs, x[token], share.reshape(-1)[chunk.place], weights)
-        of_rows, of_shares, of_weights = pull(gradient[token])
-        return of_x.at[token].add(of_rows), of_share.at[chunk.place].add(of_shares), jax.tree.map(_wide, of_weights)
+        _, vjp = jax.vjp(outputs, x[token], share.reshape(-1)[chunk.place], weights)
+        grad_rows, grad_shares, grad_weights = vjp(gradient[token])
+        grad_weights = jax.tree.map(_wide, grad_weights)
+        return grad_x.at[token].add(grad_rows), grad_share.at[chunk.place].add(grad_shares), grad_weights
 
     def add(i: Array, sums: tuple) -> tuple:
-        of_x, of_share, of_weights = of_chunk(i, *sums[:2])
-        return of_x, of_share, jax.tree.map(jnp.add, sums[2], of_weights)
+        grad_x, grad_share, grad_weights = add_chunk(i, *sums[:2])
+        return grad_x, grad_share, jax.tree.map(jnp.add, sums[2], grad_weights)
 
-    first = of_chunk(0, _wide_zeros(x), _wide_zeros(share.reshape(-1)))
-    of_x, of_share, of_weights = _over_others(static, chunks, add, first)
-    of_weights = jax.tree.map(lambda sum_, w: sum_.astype(w.dtype), of_weights, weights)
-    return of_x.astype(x.dtype), of_share.reshape(share.shape).astype(share.dtype), None, of_weights
+    first = add_chunk(0, _wide_zeros(x), _wide_zeros(share.reshape(-1)))
+    grad_x, grad_share, grad_weights = _over_later_chunks(static, chunks, add, first)
+    grad_weights = jax.tree.map(lambda sum_, w: sum_.astype(w.dtype), grad_weights, weights)
+    return grad_x.astype(x.dtype), grad_share.reshape(share.shape).astype(share.dtype), None, grad_weights
 
 
 _of_group.defvjp(_forward, _backward)
@@ -125,8 +128,10 @@ def _wide_zeros(x: Array) -> Array:
     return _wide(jnp.zeros_like(x))
 
 
-def _over_others(static: _Static, chunks: _Chunks, add: Callable[[Array, PyTree], PyTree], first: PyTree) -> PyTree:
-    """Returns `first` with what the filled chunks but the first add to it."""
+def _over_later_chunks(
+    static: _Static, chunks: _Chunks, add: Callable[[Array, PyTree], PyTree], first: PyTree
+) -> PyTree:
+    """Returns `first` plus the contributions of the filled chunks after the first."""
     if len(chunks.order) == static.rows:
         return first
     with jax.named_scope(EXPERT_CHUNKS):
@@ -134,17 +139,17 @@ def _over_others(static: _Static, chunks: _Chunks, add: Callable[[Array, PyTree]
 
 
 class _Chunks(NamedTuple):
-    """All rows, those of this device's experts first, in the order of experts."""
+    """All rows: those of this device's experts first, sorted by expert."""
 
-    order: Array  # [rows, up to whole chunks] int32, places in [tokens * k]
-    sizes: Array  # [experts] int32, rows of each
-    filled: Array  # [] int32, chunks with rows of this device
+    order: Array  # [rows, padded to whole chunks] int32, indices into [tokens * k]
+    sizes: Array  # [experts] int32, rows per expert
+    filled: Array  # [] int32, number of chunks with rows of this device
 
 
 class _Chunk(NamedTuple):
-    place: Array  # [rows] int32, in [tokens * k]
-    filled: Array  # [rows] bool
-    sizes: Array  # [experts] int32, rows of each
+    place: Array  # [rows] int32, indices into [tokens * k]
+    filled: Array  # [rows] bool, the row belongs to this device
+    sizes: Array  # [experts] int32, rows per expert
     expert: Array  # [rows] int32
 
 
@@ -158,17 +163,17 @@ def _chunk(static: _Static, chunks: _Chunks, expert: Array, i: Array | int) -> _
     start = i * static.rows
     place = jax.lax.dynamic_slice_in_dim(chunks.order, start, static.rows)
     ends = jnp.cumsum(chunks.sizes)
-    inside = lambda at: jnp.clip(at - start, 0, static.rows)
-    filled = jnp.arange(static.rows, dtype=jnp.int32) < inside(ends[-1])
-    return _Chunk(place, filled, inside(ends) - inside(ends - chunks.sizes), jnp.where(filled, expert[place], 0))
+    clipped = lambda row: jnp.clip(row - start, 0, static.rows)
+    filled = jnp.arange(static.rows, dtype=jnp.int32) < clipped(ends[-1])
+    return _Chunk(place, filled, clipped(ends) - clipped(ends - chunks.sizes), jnp.where(filled, expert[place], 0))
 
 
 def _outputs(static: _Static, chunk: _Chunk, x: Array, share: Array, weights: tuple[Array, ...]) -> Array:
-    """Returns the weighted outputs of a chunk's rows, 0 where it has none: [rows, D].
+    """Returns the weighted outputs of a chunk's rows, [rows, D]; 0 in rows that are not filled.
 
-    What `ragged_dot` leaves in rows beyond those of the experts is not defined; neither it nor its gradient is read.
+    `ragged_dot` leaves the rows past the experts' own undefined, so they and their gradients are masked.
     """
-    only = lambda y: jnp.where(chunk.filled[:, None], y, 0)
-    grouped = lambda x, matrices: only(grouped_product(x, matrices, chunk.sizes))
-    y = static.multiply(only(x), weights, grouped, lambda: chunk.expert, only)
+    masked = lambda y: jnp.where(chunk.filled[:, None], y, 0)
+    grouped = lambda x, matrices: masked(grouped_product(x, matrices, chunk.sizes))
+    y = static.multiply(masked(x), weights, grouped, lambda: chunk.expert, masked)
     return y * jnp.where(chunk.filled, share, 0)[:, None].astype(y.dtype)

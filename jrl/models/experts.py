@@ -1,10 +1,10 @@
 """Mixture of experts: in a sparse layer a router sends every token to a few of the layer's MLPs. No token is dropped.
 
-    weights, ids = the likeliest of softmax(x router)          y = sum_i weights_i * expert_ids_i(x)
+    weights, ids = top-k of softmax(x router)          y = sum_i weights_i * expert_ids_i(x)
 
-Each batch shard sorts its own tokens by expert, so that the tokens of an expert are adjacent, and multiplies them with
-`jax.lax.ragged_dot`. A token's result does not depend on the other tokens. Experts are sharded by width over tensor,
-like any MLP, and by number over expert (`expert_group`); see docs/decisions/mixture-of-experts.md.
+Each batch shard sorts its own tokens by expert and multiplies them with `jax.lax.ragged_dot`. A token's result does not
+depend on the other tokens. Experts are sharded by width over `tensor`, like any MLP, and by index over `expert`
+(`expert_group`); see docs/decisions/mixture-of-experts.md.
 
 A sparse layer may also have a shared expert, which every token goes through; `decoder` adds both outputs.
 """
@@ -37,8 +37,8 @@ LEAVES = ("router", "expert_gate", "expert_up", "expert_down", "router_bias", "e
 # holds them.
 KERNEL_LEAVES = ("expert_gate", "expert_up", "expert_down", "expert_gate_bias", "expert_up_bias")
 KERNEL = "expert_kernel"
-# Leaves that the kernel reads with their inputs last: memory pads the last dimension to a multiple of 128, and a
-# device's share of the width is often not one.
+# Leaves that the kernel reads with their inputs last: the last dimension is padded to a multiple of 128, and a device's
+# share of the width is often not one.
 KERNEL_SWAPPED = ("expert_gate", "expert_up")
 GAIN = 1.702  # in the sigmoid gate of a clamped expert
 
@@ -47,15 +47,17 @@ GAIN = 1.702  # in the sigmoid gate of a clamped expert
 class Experts:
     """The gated MLPs of sparse layers."""
 
-    count: int  # MLPs of a layer
+    count: int  # experts per layer
     per_token: int  # experts that a token goes through
-    width: int  # of each
+    width: int  # hidden units of each
     softmax: Literal["chosen", "all"] = "chosen"  # a token's weights: softmax over its experts, or over all
     layers: tuple[bool, ...] = (True,)  # which layers are sparse: a cycle
-    reads: Literal["input", "stream"] = "input"  # of the router: the experts' input, or the stream as Gemma 4 norms it
+    reads: Literal["input", "stream"] = (
+        "input"  # the router's: that of the experts, or the stream, normed as in Gemma 4
+    )
     scaled: bool = False  # each expert's output is multiplied by a learned scalar
-    # The layer also has an MLP that every token goes through. gated: multiplied by a sigmoid of its input, as Qwen's
-    # shared expert; normed: it and the experts have separate norms, as in Gemma 4.
+    # An MLP that every token goes through, in addition to the experts. gated: multiplied by a sigmoid of its input, as
+    # Qwen's shared expert; normed: it and the experts have separate norms, as in Gemma 4.
     shared_expert: Literal["gated", "normed"] | None = None
     bias: bool = False  # of the router and of every product
     clamp: float | None = None  # g = min(gate, clamp), u = up within +-clamp: g sigmoid(1.702 g) (u + 1), as in gpt-oss
@@ -76,7 +78,7 @@ class Experts:
         return self.layers[layer % len(self.layers)]
 
 
-# (h [B, L, D], weights of each token's experts [B, L, k], their ids [B, L, k]) -> the output of `mix`, without a bias
+# (h [B, L, D], weights of each token's experts [B, L, k], their ids [B, L, k]) -> output of `mix` before down's bias
 Kernel = Callable[[Array, Array, Array], Array]
 
 
@@ -103,8 +105,8 @@ def mix(
         expert_down [experts, width, D]; with cfg.bias a bias for each, [experts] and [experts, width] or [experts, D];
         with cfg.scaled expert_scale [experts].
       seen: [B, L, D], the router's input; None: h.
-      recorded: [B, L, k], routes that are replayed (`ops.router.route`); None: all are computed.
-      kernel: computes the experts' products from KERNEL_LEAVES, which are bound to it; None: XLA computes them.
+      recorded: [B, L, k], routes to replay (`ops.router.route`); None: all are computed.
+      kernel: computes the experts' products, bound to its KERNEL_LEAVES; None: XLA computes them.
     """
     # The router is in float32 or wider: a rounding difference may route a token differently in learner and sampler.
     seen, wide = h if seen is None else seen, jnp.promote_types(h.dtype, jnp.float32)
@@ -126,7 +128,7 @@ def mix(
     out = _products(h, share, ids, weights, cfg, activation) if kernel is None else kernel(h, share, ids)
     if not cfg.bias:
         return out, Routing(logits, ids)
-    # After the sum over tensor, so that the output bias is added once.
+    # Added after the sum over `tensor`: before it, every shard would add the output bias.
     visited = ids[..., None] == jnp.arange(cfg.count, dtype=ids.dtype).reshape(1, 1, 1, -1)
     expert_share = jnp.where(visited, share[..., None], 0).sum(-2).astype(h.dtype)
     bias = gather(weights["expert_down_bias"], "all_experts", "norm").astype(h.dtype)
@@ -234,7 +236,8 @@ def gated(gate: Array, up: Array, activation: Callable[[Array], Array], clamp: f
 
 @jax.custom_vjp
 def permute(x: Array, order: Array, back: Array) -> Array:
-    """Returns x[order]. `back` inverts `order`: the gradient is a gather along it, where JAX's would be a scatter."""
+    """Returns x[order]. `back` is the inverse of `order`: with it the gradient is a gather; JAX's would be a
+    scatter."""
     return x[order]
 
 

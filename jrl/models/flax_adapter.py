@@ -10,8 +10,8 @@
     decode(tokens [B, L], positions [B, L], cache) -> (hidden [B, L, D], cache)
 
 A row holds several sequences: mask[b, i, j] is True where token i sees token j, and positions count from 0 in each. The
-L tokens of `decode` follow those in the cache, at columns that are their positions. Without `decode` every new token
-recomputes its row, which is correct, and slower by a factor of the length.
+L tokens of `decode` follow those in the cache; a token's column is its position. Without `decode` every new token
+recomputes its row, which is correct, but slower by a factor of the length.
 
 A module names no logical axes, so its parameters are replicated; the batch is sharded over MeshShape.data and fsdp.
 """
@@ -34,18 +34,18 @@ from jrl.types import Array, PyTree
 
 try:
     from flax import nnx
-except (ImportError, AttributeError):  # flax 0.12.8 beside jax 0.11 or newer
+except (ImportError, AttributeError):  # flax 0.12.8 with jax 0.11 or newer
     nnx = None
 
 Flat = dict[str, Array]  # a module's parameters: "block.0.kernel" -> array
 
 
 def from_linen(config: type, module: Callable[[Any], linen.Module]) -> CustomModel:
-    """Returns a row of MODELS of a Linen module, whose methods share what `setup` made.
+    """Returns a row of MODELS for a Linen module whose methods share the submodules made in `setup`.
 
     Args:
       config: a frozen dataclass with vocab_size, dtype, param_dtype and whatever else `module` reads.
-      module: (an instance of it) -> the module.
+      module: (instance of `config`) -> the module.
     """
 
     def draw(key: Array, cfg: Any) -> Flat:
@@ -62,13 +62,13 @@ def from_linen(config: type, module: Callable[[Any], linen.Module]) -> CustomMod
 
 
 def from_nnx(config: type, module: Callable[[Any, Any], Any]) -> CustomModel:
-    """Returns a row of MODELS of an NNX module. All of its state must be nnx.Param.
+    """Returns a row of MODELS for an NNX module. All of its state must be nnx.Param.
 
     Args:
       config: a frozen dataclass with vocab_size, dtype, param_dtype and whatever else `module` reads.
-      module: (an instance of it, nnx.Rngs) -> the module.
+      module: (instance of `config`, nnx.Rngs) -> the module.
 
-    Raises: ImportError where this flax has no NNX for this JAX.
+    Raises: ImportError if this version of flax has no NNX that works with this version of JAX.
     """
     if nnx is None:
         raise ImportError(
@@ -76,7 +76,7 @@ def from_nnx(config: type, module: Callable[[Any, Any], Any]) -> CustomModel:
             "with jax 0.11.1 or newer"
         )
 
-    # Without values: what needs no parameters can be asked of it.
+    # Abstract: enough for what needs no parameter values.
     instance = functools.lru_cache(lambda cfg: nnx.eval_shape(lambda: module(cfg, nnx.Rngs(0))))
 
     @functools.lru_cache
@@ -104,7 +104,7 @@ def _model(config: type, draw: Callable[..., Flat], call: Callable[..., Any], in
     Args:
       config: its config class, for messages.
       draw: (key, cfg) -> fresh parameters. call: (parameters, cfg, method, *arguments) -> what the method returns.
-      instance: cfg -> the module, for what needs no parameters.
+      instance: cfg -> the module, used only where no parameter values are needed.
     """
 
     @functools.lru_cache
@@ -145,12 +145,12 @@ def _model(config: type, draw: Callable[..., Flat], call: Callable[..., Any], in
     ) -> tuple[Array, Any]:
         if cache is None:
             read = lambda params, *args: call(params, cfg, "__call__", *args)
-            return _plainly(read, params, tokens, positions, visible(positions, segment)), None
+            return _auto_sharded(read, params, tokens, positions, visible(positions, segment)), None
         like = jax.eval_shape(lambda: module_cache(cfg, 1, 1))
-        leaves, outer = jax.tree.flatten(cache)  # where our decoder has layers there is one array, or a tuple of one
+        leaves, outer = jax.tree.flatten(cache)  # with a layer axis of size 1, or a tuple of one entry
         stacked = leaves[0].ndim > jax.tree.leaves(like)[0].ndim
         inner = jax.tree.unflatten(jax.tree.structure(like), [x[0] for x in leaves] if stacked else leaves)
-        hidden, after = _plainly(functools.partial(decode, cfg=cfg), params, tokens, positions, inner)
+        hidden, after = _auto_sharded(functools.partial(decode, cfg=cfg), params, tokens, positions, inner)
         after = [x[None] for x in jax.tree.leaves(after)] if stacked else jax.tree.leaves(after)
         return hidden, jax.tree.unflatten(outer, after)
 
@@ -158,7 +158,7 @@ def _model(config: type, draw: Callable[..., Flat], call: Callable[..., Any], in
         return forward(params, tokens, positions, segment, cfg)[0], None
 
     def unembed(params: Flat, hidden: Array, cfg: Any) -> Array:
-        logits = _plainly(lambda params, hidden: call(params, cfg, "unembed", hidden), params, hidden)
+        logits = _auto_sharded(lambda params, hidden: call(params, cfg, "unembed", hidden), params, hidden)
         return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
     return Model(
@@ -174,8 +174,8 @@ def _model(config: type, draw: Callable[..., Flat], call: Callable[..., Any], in
     )
 
 
-def _plainly(fn: Callable[..., Any], params: Flat, *args: Any) -> Any:
-    """Returns fn(params, *args), arrays [batch, ...]: `fn` may ignore the mesh."""
+def _auto_sharded(fn: Callable[..., Any], params: Flat, *args: Any) -> Any:
+    """Returns fn(params, *args), arrays [batch, ...], with automatic sharding: `fn` may ignore the mesh."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return fn(params, *args)

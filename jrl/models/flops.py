@@ -1,4 +1,4 @@
-"""Floating-point operations of a decoder by its shape: a multiply-add is two. Only products of matrices are counted."""
+"""Floating-point operations of a decoder, from its shape. A multiply-add counts as two; only matrix products count."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jrl.types import PyTree
 
 
 def layer_weights(spec: PyTree, experts: Experts | None = None) -> int:
-    """Returns the elements of all layers' matrices that a token is multiplied with: of experts, those it goes to."""
+    """Returns the number of matrix elements in all layers that a token is multiplied by; of experts, only its own."""
     leaves = jax.tree.leaves(spec["layers"], is_leaf=is_spec)
     matrices = [leaf for leaf in leaves if "embed" in leaf.axes and len(leaf.axes) > 2 and not of_experts(leaf)]
     some = sum(math.prod(leaf.shape) for leaf in leaves if of_experts(leaf))
@@ -24,18 +24,18 @@ def layer_weights(spec: PyTree, experts: Experts | None = None) -> int:
 
 
 def of_experts(leaf: ParamSpec) -> bool:
-    """Whether a parameter has a matrix for each expert; a router, whose columns they are, has not."""
+    """Whether a parameter has one matrix per expert. A router does not: experts are its columns."""
     return len(leaf.axes) == 4 and leaf.axes[1] == "experts"
 
 
 def head_weights(cfg: Decoder) -> int:
-    """Returns the elements of the head. The embedding lookup has no products."""
+    """Returns the number of elements of the head. The embedding lookup has no products."""
     return cfg.vocab_size * cfg.width
 
 
 def attention(cfg: Decoder, columns: float) -> float:
-    """Returns the operations of one query token over `columns` keys, in all layers: scores, then weighted values. Of
-    linear attention, those of a token in a row as long."""
+    """Returns the operations of one query token over `columns` keys, in all layers: scores, then weighted values. For
+    linear layers, those of one token in a row of that length."""
     return softmax_attention(cfg, columns) + linear_attention(cfg, int(columns))
 
 
@@ -46,10 +46,10 @@ def softmax_attention(cfg: Decoder, columns: float) -> float:
 
 
 def linear_attention(cfg: Decoder, length: int, states: int = 1) -> float:
-    """Returns the operations of one token in all linear layers, in rows of `length`. In a chunk of C tokens: for each
-    key head, keys with keys and queries with keys; for each value head, sums of decays, shares with corrections, and
-    the triangular system for values and keys, which is half a product. With each state that is carried: read for keys
-    and queries, and written."""
+    """Returns the operations of one token in all linear layers, in rows of `length`. Within a chunk of C tokens: per
+    key head, keys times keys and queries times keys; per value head, sums of decays, weights times corrections, and the
+    triangular solve for values and keys, which counts as half a product. Per carried state: reads for keys and queries,
+    and one write."""
     if cfg.linear is None:
         return 0
     shape, layers = cfg.linear, len(layers_with(cfg, "linear_q"))
