@@ -30,7 +30,7 @@ def of_matrices(x: Array, gradient: Array, sizes: Array, dtype: Any, *, interpre
       x: [rows, in], sorted by expert. gradient: [rows, out], in the same order, with respect to each row's product with
         its expert's matrix. Rows past the experts' own are ignored, whatever they hold.
       sizes: [experts] int32, number of rows per expert.
-      interpret: the kernel's operations are done by XLA, on any device. For tests.
+      interpret: runs the kernel in interpret mode, on any device. For tests.
     """
     (rows, inputs), outputs, experts = x.shape, gradient.shape[1], len(sizes)
     itemsize = max(jnp.dtype(of).itemsize for of in (x.dtype, gradient.dtype, dtype))
@@ -75,7 +75,7 @@ def _visits(rows: int, sizes: Array) -> tuple[Array, ...]:
     return expert, tile, starts, ends, visit_ends[-1:]
 
 
-# The signature is Pallas's: a reference for each prefetched scalar, input, output and scratch buffer, in their order.
+# Pallas fixes the signature: one ref per prefetched scalar, input, output and scratch buffer, in this order.
 def _kernel(
     expert: Any, tile: Any, starts: Any, ends: Any, count: Any, x: Any, gradient: Any, out: Any, total: Any
 ) -> None:

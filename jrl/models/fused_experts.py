@@ -1,11 +1,11 @@
-"""The experts of one new token a row by a Pallas kernel of our own for TPUs: the three matrices of each expert that a
-token goes to are fetched from the stack of all layers while the expert before is multiplied.
+"""Pallas TPU kernel for the experts of one new token per row: the three matrices of each expert that a token goes to
+are fetched from the stack of all layers while the previous expert is multiplied.
 
-    y_t = sum over the experts e that any token goes to of weight_te * expert_e(x_t),   weight_te = 0 where t does not
+    y_t = sum over the experts e that any token goes to of weight_te * expert_e(x_t),   weight_te = 0 if t does not
 
-Every such expert multiplies all tokens: few rows cost a matrix unit what one costs, and nothing is sorted or copied.
-XLA's grouped product reads a copy of the layer's experts, all of them, that is made for every token. The reference is
-`experts.mix`. Compiled for TPUs and interpreted on CPUs so far; no TPU has run it.
+Every such expert multiplies all tokens: a few rows cost a matrix unit as much as one, and nothing is sorted or copied.
+XLA's grouped product instead copies all of the layer's experts for every token. The reference is `experts.mix`.
+Compiled for TPUs and interpreted on CPUs so far; no TPU has run it.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def mix(
     """Returns the weighted sum of each token's experts, [B, 1, D], without the bias of `down`.
 
     Args:
-      h: [B, 1, D]. share: [B, 1, k], weights of the token's experts. ids: [B, 1, k] int32, which they are.
-      weights: expert_gate, expert_up and expert_down, [layers, experts, width, D] each, as h; biases of the first two,
-        [layers, experts, width], or none.
+      h: [B, 1, D]. share: [B, 1, k], weights of the token's experts. ids: [B, 1, k] int32, the experts.
+      weights: expert_gate, expert_up and expert_down, [layers, experts, width, D] each, in h's dtype; biases of the
+        first two, [layers, experts, width], or none.
       clamp: as in `Experts`.
-      interpret: the kernel's operations are done by XLA, on any device. For tests.
+      interpret: runs the kernel in interpret mode, on any device. For tests.
     """
     leaves, layer = weights
     shard = functools.partial(_shard, activation=activation, clamp=clamp, interpret=interpret)
@@ -52,7 +52,7 @@ def mix(
     rows = ("batch", None, None)
     axes = [(None, "experts", "mlp", None)[: leaves[name].ndim] for name in names]
     arrays = (layer, h, share, ids, *(leaves[name] for name in names))
-    # A kernel does not say over which axes of the mesh its result varies.
+    # The kernel's output type does not say which mesh axes it varies over.
     return mapped(shard, arrays, ((), rows, rows, rows, *axes), rows, summed="mlp", checked=False)
 
 
@@ -60,8 +60,8 @@ def _shard(
     layer: Array, h: Array, share: Array, ids: Array, *weights: Array,
     activation: Callable[[Array], Array], clamp: float | None, interpret: bool,
 ) -> Array:  # fmt: skip
-    """Returns what a device's experts, and its share of their width, add: of the tokens of its group of devices, whose
-    sums are then scattered."""
+    """Returns the contribution of a device's experts and of its share of their width. If experts are sharded, it
+    computes the gathered tokens of its group of devices and the sums are scattered back."""
     shards = axis_size(EXPERT)
     if shards > 1:
         h, share, ids = (jax.lax.all_gather(x, EXPERT, tiled=True) for x in (h, share, ids))
@@ -75,7 +75,7 @@ def _shard(
     read = functools.partial(_read, parts=inner // block)
     full = pl.BlockSpec((rows, width), lambda visit, part, *_: (0, 0))
     matrix = pl.BlockSpec((None, None, block, width), lambda *at: (*read(*at), 0))
-    # A kernel reads no part of a tile, so that of a bias every block is an array. They are small: a copy is cheap.
+    # A kernel cannot read part of a tile, so each block of a bias is a separate array. Copying them is cheap.
     in_blocks = lambda bias: bias[layer].astype(h.dtype).reshape(count, inner // block, 1, block)
     biases = [in_blocks(bias) for bias in weights[3:]]
     bias = pl.BlockSpec((None, None, 1, block), lambda *at: (*read(*at)[1:], 0, 0))
@@ -102,8 +102,8 @@ def _shard(
 
 
 def _visits(chosen: Array) -> tuple[Array, Array]:
-    """Returns the experts that any token goes to, [visits] int32, and how many these are, [1]. Visits after the last
-    repeat it and do nothing.
+    """Returns the experts that any token goes to, [visits] int32, and their number, [1]. Visits after the last repeat
+    it and do nothing.
 
     Args:
       chosen: [rows, k, experts], whether the row's token goes to the expert.
@@ -111,27 +111,27 @@ def _visits(chosen: Array) -> tuple[Array, Array]:
     rows, per_token, count = chosen.shape
     visited = chosen.any((0, 1))
     number = visited.sum(dtype=jnp.int32)
-    first = jnp.argsort(~visited, stable=True).astype(jnp.int32)  # those that are visited
+    first = jnp.argsort(~visited, stable=True).astype(jnp.int32)  # visited experts first
     visit = jnp.arange(min(count, rows * per_token))
     return first[jnp.minimum(visit, jnp.maximum(number - 1, 0))], number[None]
 
 
 def _read(visit: Any, part: Any, layer: Any, number: Any, expert: Any, *, parts: int) -> tuple[Any, Any, Any]:
-    """Returns the layer, the expert and the part of its width that a visit reads. Visits after the last stay where that
-    ends, since what is where it was is not fetched again.
+    """Returns the layer, the expert and the block of its width that a visit reads. Visits after the last keep the last
+    one's final block: Pallas does not fetch the same block again.
 
     Args:
-      layer, number, expert: as the kernel has them.
+      layer, number, expert: the kernel's prefetched scalars.
     """
     return layer[0], expert[visit], jnp.where(visit < number[0], part, parts - 1)
 
 
-# The signature is Pallas's: a reference for each prefetched scalar, input, output and scratch buffer, in their order.
+# Pallas fixes the signature: one ref per prefetched scalar, input, output and scratch buffer, in this order.
 def _kernel(
     layer: Any, number: Any, expert: Any, x: Any, weight: Any, gate: Any, up: Any, down: Any, *rest: Any,
     activation: Callable[[Array], Array], clamp: float | None,
 ) -> None:  # fmt: skip
-    """Adds what a block of an expert's width gives to the sum of all.
+    """Adds the contribution of one block of an expert's width to the sum.
 
     Args:
       x: [B, D]. weight: [B, 1] float32. gate, up, down: [block, D].
@@ -146,7 +146,8 @@ def _kernel(
 
     @pl.when(visit < number[0])
     def add() -> None:
-        # As the reference rounds; what it rounds of a clamped gate, of down and of its sums stays in float32.
+        # Rounded where the reference rounds, except that a clamped gate, the outputs of down and their sums stay
+        # float32.
         rounded = lambda y: y.astype(x.dtype).astype(jnp.float32)
 
         def multiplied(i: int, matrix: Any) -> Array:
@@ -154,7 +155,7 @@ def _kernel(
             return rounded(y + biases[i][...].astype(jnp.float32)) if biases else y
 
         inner = gated(multiplied(0, gate), multiplied(1, up), lambda y: rounded(activation(y)), clamp)
-        # What an expert makes of a token that does not go to it may be infinite.
+        # An expert's output for a token that does not go to it may be infinite.
         total[...] += jnp.where(weight[...] == 0, 0, weight[...] * product(inner.astype(x.dtype), down[...]))
 
     @pl.when((visit == pl.num_programs(0) - 1) & (part == pl.num_programs(1) - 1))

@@ -1,8 +1,7 @@
-"""The gated MLP of one new token a row, its norm included, by a Pallas kernel of our own for TPUs: a layer's three
-matrices are read once, a block of the MLP's width at a time, while the block before is multiplied. They stay in their
-stack, from which blocks are fetched. XLA's products stream a weight at little more than half the memory's rate, and the
-norm and the activation are separate operations beside them. The reference is the decoder's MLP. Compiled for TPUs
-and interpreted on CPUs so far; no TPU has run it.
+"""Pallas TPU kernel for the gated MLP of one new token per row, norm included: a layer's three matrices are read once
+from the stack of all layers, a block of the MLP's width at a time, while the previous block is multiplied. XLA's
+products stream weights at little more than half of the memory bandwidth, and its norm and activation are separate
+operations. The reference is the decoder's MLP. Compiled for TPUs and interpreted on CPUs so far; no TPU has run it.
 """
 
 from __future__ import annotations
@@ -32,16 +31,15 @@ def mlp(
     plus_one: bool,
     interpret: bool = False,
 ) -> Array:
-    """Returns down(activation(gate(h)) * up(h)) where h is the norm of x, [B, 1, D], with W + A B in place of every W
-    where they have adapters.
+    """Returns down(activation(gate(h)) * up(h)) where h is the norm of x, [B, 1, D]. With adapters, every W is W + A B.
 
     Args:
       x: [B, 1, D], the residual stream.
-      weights: mlp_norm [layers, D], gate and up [layers, D, F], down [layers, F, D], the latter three as x. D and a
-        device's share of F are multiples of `kernels.LANES`. The adapters of all three or of none (`fused.LOW_AXES`):
+      weights: mlp_norm [layers, D], gate and up [layers, D, F], down [layers, F, D], the last three in x's dtype. D and
+        a device's share of F are multiples of `kernels.LANES`. Adapters of all three or of none (`fused.LOW_AXES`):
         A [layers, r, inputs] and B [layers, r, outputs].
-      plus_one: the norm's scale is stored less 1.
-      interpret: the kernel's operations are done by XLA, on any device. For tests.
+      plus_one: the norm's scale is stored minus 1.
+      interpret: runs the kernel in interpret mode, on any device. For tests.
     """
     leaves, layer = weights
     low = {name + end: LOW_AXES[name][i] for name in MLP_LEAVES[1:] for i, end in enumerate((LOW_A, LOW_B))}
@@ -52,7 +50,7 @@ def mlp(
     rows, wide, narrow = ("batch", None, None), (None, None, "mlp"), (None, "mlp", None)
     split = [wide if axis == "mlp" else (None,) * 3 for axis in low.values()]
     axes = ((), rows, (None, None), wide, wide, narrow, *split)
-    # A kernel does not say over which axes of the mesh its result varies.
+    # The kernel's output type does not say which mesh axes it varies over.
     return mapped(shard, arrays, axes, rows, summed="mlp", checked=False)
 
 
@@ -60,16 +58,16 @@ def _shard(
     layer: Array, x: Array, norm: Array, gate: Array, up: Array, down: Array, *low: Array,
     activation: Callable[[Array], Array], eps: float, plus_one: bool, interpret: bool,
 ) -> Array:  # fmt: skip
-    """Returns what a device's share of the MLP's width adds."""
+    """Returns the contribution of a device's share of the MLP's width."""
     rows, _, width = x.shape
     mlp_width = gate.shape[2]
     rank = low[0].shape[1] if low else 0
     block = mlp_block(rows, width, mlp_width, x.dtype.itemsize, rank)
     full_block = pl.BlockSpec((rows, width), lambda step, layer: (0, 0))
     of_width = pl.BlockSpec((None, width, block), lambda step, layer: (layer[0], 0, step))
-    whole = pl.BlockSpec((None, rank, width), lambda step, layer: (layer[0], 0, 0))
-    part = pl.BlockSpec((None, rank, block), lambda step, layer: (layer[0], 0, step))
-    kept = [pltpu.VMEM((rows, rank), dtype) for dtype in (x.dtype, x.dtype, jnp.float32)]
+    low_of_model = pl.BlockSpec((None, rank, width), lambda step, layer: (layer[0], 0, 0))
+    low_of_mlp = pl.BlockSpec((None, rank, block), lambda step, layer: (layer[0], 0, step))
+    low_scratch = [pltpu.VMEM((rows, rank), dtype) for dtype in (x.dtype, x.dtype, jnp.float32)]
     run = pl.pallas_call(
         functools.partial(_kernel, activation=activation, eps=eps, plus_one=plus_one),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -81,11 +79,12 @@ def _shard(
                 of_width,
                 of_width,
                 pl.BlockSpec((None, block, width), lambda step, layer: (layer[0], step, 0)),
-                *((whole, part, whole, part, part, whole) if low else ()),
+                *((low_of_model, low_of_mlp, low_of_model, low_of_mlp, low_of_mlp, low_of_model) if low else ()),
             ],
             out_specs=full_block,
             scratch_shapes=[
-                pltpu.VMEM((rows, width), x.dtype), pltpu.VMEM((rows, width), jnp.float32), *(kept if low else ()),
+                pltpu.VMEM((rows, width), x.dtype), pltpu.VMEM((rows, width), jnp.float32),
+                *(low_scratch if low else ()),
             ],
         ),
         out_shape=jax.ShapeDtypeStruct((rows, width), x.dtype),
@@ -96,12 +95,12 @@ def _shard(
     return jnp.expand_dims(run(layer[None], x[:, 0], norm[:, None], gate, up, down, *low), 1)
 
 
-# The signature is Pallas's: a reference for each prefetched scalar, input, output and scratch buffer, in their order.
+# Pallas fixes the signature: one ref per prefetched scalar, input, output and scratch buffer, in this order.
 def _kernel(
     layer: Any, x: Any, norm: Any, gate: Any, up: Any, down: Any, *rest: Any,
     activation: Callable[[Array], Array], eps: float, plus_one: bool,
 ) -> None:  # fmt: skip
-    """Adds what one block of the MLP's width gives to the sum of all.
+    """Adds the contribution of one block of the MLP's width to the sum.
 
     Args:
       x: [B, D]. norm: [1, D]. gate, up: [D, block]. down: [block, D].
@@ -109,7 +108,7 @@ def _kernel(
         float32; and with adapters h A of gate and of up [B, r], and the sum of down's [B, r] float32.
     """
     low = rest[: len(rest) - 6] if len(rest) > 3 else ()
-    out, h, total, *kept = rest[len(low) :]
+    out, h, total, *low_sums = rest[len(low) :]
     step = pl.program_id(0)
 
     @pl.when(step == 0)
@@ -118,22 +117,22 @@ def _kernel(
         total[...] = jnp.zeros_like(total)
         if low:
             for i in (0, 1):
-                kept[i][...] = product(h[...], low[2 * i][...], inputs=1).astype(h.dtype)
-            kept[2][...] = jnp.zeros_like(kept[2])
+                low_sums[i][...] = product(h[...], low[2 * i][...], inputs=1).astype(h.dtype)
+            low_sums[2][...] = jnp.zeros_like(low_sums[2])
 
-    # Rounded where the reference rounds: the learner's log-probs are compared with the sampler's.
+    # Rounded where the reference rounds: the sampler's log-probs are compared with the learner's.
     rounded = lambda y: y.astype(h.dtype).astype(jnp.float32)
 
     def multiplied(i: int, matrix: Any) -> Array:
         y = rounded(product(h[...], matrix[...]))
-        return rounded(y + rounded(product(kept[i][...], low[2 * i + 1][...]))) if low else y
+        return rounded(y + rounded(product(low_sums[i][...], low[2 * i + 1][...]))) if low else y
 
     gated = (rounded(activation(multiplied(0, gate))) * multiplied(1, up)).astype(h.dtype)
     total[...] += product(gated, down[...])
     if low:
-        kept[2][...] += product(gated, low[4][...], inputs=1)
+        low_sums[2][...] += product(gated, low[4][...], inputs=1)
 
     @pl.when(step == pl.num_programs(0) - 1)
     def finish() -> None:
-        y = total[...] + product(kept[2][...].astype(h.dtype), low[5][...]) if low else total[...]
+        y = total[...] + product(low_sums[2][...].astype(h.dtype), low[5][...]) if low else total[...]
         out[...] = y.astype(out.dtype)

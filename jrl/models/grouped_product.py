@@ -1,5 +1,5 @@
-"""Products of rows that are sorted by expert with their experts' matrices: `jax.lax.ragged_dot`, whose gradient of the
-matrices is a kernel of our own on TPUs (`expert_gradient`), where XLA's multiplies every row with a mask per expert."""
+"""Products of rows, sorted by expert, with their experts' matrices: `jax.lax.ragged_dot`. On TPUs our own kernel
+(`expert_gradient`) computes the gradient of the matrices; XLA's multiplies every row by a mask per expert."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from jrl.types import Array
 
 
 def grouped_product(x: Array, matrices: Array, sizes: Array) -> Array:
-    """Returns each row of x [rows, in], which are sorted by expert, times its expert's matrix, of [experts, in, out].
-    `sizes` says how many rows each expert has; the result in rows beyond them is undefined."""
+    """Returns each row of x times its expert's matrix, [rows, out]; undefined in rows past the experts' own.
+
+    Args:
+      x: [rows, in], sorted by expert. matrices: [experts, in, out]. sizes: [experts] int32, rows per expert.
+    """
     axes = frozenset().union(*map(varying_axes, (x, matrices)))
-    # JAX sums a gradient over the axes along which its argument was copied, and does so where the copy was made.
-    alike = lambda a: jax.lax.pcast(a, tuple(axes - varying_axes(a)), to="varying")
-    return _product(alike(x), alike(matrices), sizes)
+    # JAX sums a gradient over the axes that its argument is replicated on, where the argument is cast to varying.
+    vary = lambda a: jax.lax.pcast(a, tuple(axes - varying_axes(a)), to="varying")
+    return _product(vary(x), vary(matrices), sizes)
 
 
 def _ragged(x: Array, matrices: Array, sizes: Array) -> Array:
-    # Products of narrow numbers are exact in one pass, and the TPU's kernel refuses to compile for more.
+    # Products of narrow dtypes are exact in one pass, and the TPU's kernel does not compile for more passes.
     precision = jax.lax.Precision.DEFAULT if is_narrow(x.dtype) else None
     return jax.lax.ragged_dot(x, matrices, sizes, precision=precision)
 
@@ -33,11 +36,11 @@ def _forward(x: Array, matrices: Array, sizes: Array) -> tuple[Array, tuple]:
 
 
 def _backward(inputs: tuple, gradient: Array) -> tuple[Array, Array, None]:
-    # Pallas is half a second of import, on a CPU too: the branches of all platforms are traced.
+    # Importing Pallas takes half a second, on a CPU too, since the branches of all platforms are traced.
     from jrl.models.expert_gradient import of_matrices
 
     x, matrices, sizes = inputs
-    (of_x,) = jax.vjp(lambda x: _ragged(x, matrices, sizes), x)[1](gradient)
+    (grad_x,) = jax.vjp(lambda x: _ragged(x, matrices, sizes), x)[1](gradient)
 
     def reference(x: Array, gradient: Array, sizes: Array) -> Array:
         return jax.vjp(lambda matrices: _ragged(x, matrices, sizes), matrices)[1](gradient)[0]
@@ -45,7 +48,7 @@ def _backward(inputs: tuple, gradient: Array) -> tuple[Array, Array, None]:
     def kernel(x: Array, gradient: Array, sizes: Array) -> Array:
         return of_matrices(x, gradient, sizes, matrices.dtype)
 
-    return of_x, jax.lax.platform_dependent(x, gradient, sizes, tpu=kernel, default=reference), None
+    return grad_x, jax.lax.platform_dependent(x, gradient, sizes, tpu=kernel, default=reference), None
 
 
 _product.defvjp(_forward, _backward)

@@ -1,6 +1,6 @@
 """Heads: linear functions of a model's last hidden states, such as a reward for each of several objectives.
 
-    y_mk = h . w_m[:, k]        h [D]; w [members, D, outputs]: an ensemble is members stacked, computed by one vmap
+    y_mk = h . w_m[:, k]        h [D]; w [members, D, outputs]: the members of an ensemble are stacked, under one vmap
 
 A head is one more leaf of the parameters: it is initialized, sharded, saved and restored with them. A value head
 predicts the expected return before each token is chosen: one number, initially 0.
@@ -37,7 +37,8 @@ class Head:
 
 
 def head_spec(head: Head, width: int, dtype: Any, scale: float | None = None) -> ParamSpec:
-    """Returns the abstract leaf [members, width, outputs]. It starts normal with standard deviation `scale`;
+    """Returns the abstract leaf [members, width, outputs]. Its initialization is normal with standard deviation
+    `scale`;
     None: with variance 1 / width."""
     shape = (head.members, width, head.outputs)
     scale = width**-0.5 if scale is None else scale
@@ -64,7 +65,7 @@ def read_values(w: Array, hidden: Array, joined: Callable[[Array], Array] = lamb
 
     Args:
       w: [1, D, 1] or [1, D, K]. hidden: [R, L, D], of packed rows.
-      joined: joins shares of rows into rows, if `hidden` is of shares.
+      joined: joins shares of rows into rows, if `hidden` holds shares.
     """
     values = read_head(w, hidden)[0]
     values = joined(values[..., 0] if w.shape[-1] == 1 else values)
@@ -79,8 +80,8 @@ def fresh_heads(
     place: Callable[[Names], Any] = lambda names: None,
     outputs: Mapping[str, int] = {},
 ) -> dict[str, Array]:
-    """Returns new heads by name, [1, width, outputs[name]] each, with 1 output by default. A value head is zeros, all
-    others are normal. `key` is consumed."""
+    """Returns new heads by name, [1, width, outputs[name]] each, with 1 output by default. A value head starts at
+    zero, all others are normal. `key` is consumed."""
     head = lambda name: Head(outputs=outputs.get(name, 1))
     spec = {name: head_spec(head(name), width, dtype, scale=0.0 if name == VALUE else None) for name in names}
     return init(key, spec, place)

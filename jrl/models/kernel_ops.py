@@ -1,4 +1,4 @@
-"""What our kernels for TPUs compute inside: a norm, and a product with its sums in float32."""
+"""Operations inside our TPU kernels: a norm, and a product accumulated in float32."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from jrl.types import Array
 
 
 def normed(x: Array, scale: Array, eps: float, plus_one: bool) -> Array:
-    """Returns `norm.rms_norm` of rows [B, D], as x; inside a kernel."""
+    """Returns `norm.rms_norm` of rows [B, D], in x's dtype, inside a kernel."""
     wide, scale = x.astype(jnp.float32), scale.astype(jnp.float32)
     wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
     return (wide * (1 + scale if plus_one else scale)).astype(x.dtype)
 
 
 def product(x: Array, y: Array, inputs: int = 0) -> Array:
-    """Returns x y summed into float32, inside a kernel: of bfloat16 in one pass, of float32 in as many as it needs.
+    """Returns x y accumulated in float32, inside a kernel: one pass for bfloat16, as many as needed for float32.
 
     Args:
       inputs: the axis of y that is summed over.

@@ -153,7 +153,7 @@ def _attention_spec(
 
 
 MLP_LEAVES = ("gate", "up", "down", "gate_bias", "up_bias", "down_bias")  # of a layer that has an MLP
-# Of a shared layer whose MLP has another width.
+# Of a layer with shared keys and values whose MLP has another width.
 SHARED_MLP_LEAVES = ("shared_mlp_gate", "shared_mlp_up", "shared_mlp_down")
 KEY_LEAVES = ("k", "v", "k_norm", "k_bias", "v_bias")  # of a layer with its own keys and values
 ATTENTION_LEAVES = (*KEY_LEAVES, "q", "o", "q_gate", "q_norm", "q_bias", "o_bias", "sinks")
@@ -161,7 +161,7 @@ ATTENTION_LEAVES = (*KEY_LEAVES, "q", "o", "q_gate", "q_norm", "q_bias", "o_bias
 
 @functools.lru_cache(maxsize=1024)
 def layers_of(cfg: Decoder, name: str) -> tuple[int, ...]:
-    """Returns the layers that have a leaf of that name: the first dimension of the leaf counts them."""
+    """Returns the layers that have the leaf `name`, in the order of the leaf's first axis."""
     variants = [cfg.variant(i) for i in range(cfg.layers)]
     full, bare = name.startswith("full_"), name.removeprefix("full_")
     has_shared_expert = cfg.experts is not None and cfg.experts.shared_expert is not None
@@ -194,8 +194,8 @@ def unstack(params: PyTree, cfg: Decoder) -> PyTree:
 
 
 def prepare_for_decode(params: PyTree, cfg: Decoder) -> tuple[PyTree, PyTree]:
-    """Returns the parameters as a decode loop reads them, and their logical axes. Matrices are cast to the dtype of the
-    computation, so that no wider ones are gathered."""
+    """Returns the parameters as a decode loop reads them, and their logical axes. Matrices are cast to cfg.dtype, or
+    gathers would move wider ones."""
     narrow = lambda tree, names: {k: v.astype(cfg.dtype) if k in names else v for k, v in tree.items()}
     return {
         **narrow(params, ("embed", "positions", "head", "layer_embed", "layer_project")),

@@ -1,4 +1,4 @@
-"""A model of two sets of weights, whose logits are a mixture of theirs. Only for sampling."""
+"""A model that mixes the logits of two sets of weights. Only for sampling."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class PolicyAndReference(NamedTuple):
     reference: Any
 
 
-@functools.cache  # one object for one model, so that equal programs are compiled once
+@functools.cache  # one object per model, so that equal programs are compiled once
 def mixture(model: Model, weight: float) -> Model:
-    """Returns the model whose parameters are a PolicyAndReference, with (1 - weight) and weight of their logits."""
+    """Returns the model whose parameters are a PolicyAndReference. It mixes their logits by 1 - weight and weight."""
 
     def forward(
         params: PolicyAndReference, tokens: Array, positions: Array, segment: Array | None, cfg: Any, cache: Any = None

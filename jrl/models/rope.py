@@ -25,12 +25,13 @@ class LinearRope:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Llama3Rope:
-    """Llama 3.1: waves longer than original / low_freq_factor are divided by `factor`, those shorter than original /
-    high_freq_factor stay, and between the two the share is linear in original / wavelength."""
+    """Llama 3.1: frequencies of waves longer than original / low_freq_factor are divided by `factor`, those of waves
+    shorter than original / high_freq_factor are unchanged, and between the two they are interpolated linearly in
+    original / wavelength."""
 
     factor: float  # divides the frequency of long waves
     low_freq_factor: float  # waves longer than original_length / this are divided
-    high_freq_factor: float  # waves shorter than original_length / this stay
+    high_freq_factor: float  # waves shorter than original_length / this are unchanged
     original_length: int  # tokens the model was first trained at
 
     def __post_init__(self) -> None:
@@ -47,22 +48,22 @@ class YarnRope:
 
     factor: float  # divides the frequencies of slow pairs
     original_length: int  # tokens the model was first trained at
-    beta_fast: float = 32.0  # pairs that rotate more often than this within the original length stay
+    beta_fast: float = 32.0  # pairs that rotate more often than this within the original length are unchanged
     beta_slow: float = 1.0  # pairs that rotate less often are divided by `factor`
     attention_factor: float | None = None  # of queries and keys; None: 0.1 ln(factor) + 1
-    truncate: bool = True  # the borders are rounded to pairs, as in the authors' code
+    truncate: bool = True  # the bounds are rounded to whole pairs, as in the authors' code
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LongRope:
-    """LongRoPE (2402.13753): the frequency of every pair divided by a number of its own, queries and keys scaled. One
-    list of numbers is for sequences within the original length, one for longer ones; all of a run's sequences have the
-    same: docs/decisions/longrope.md."""
+    """LongRoPE (2402.13753): each pair's frequency is divided by its own factor, and queries and keys are scaled. One
+    list of factors is for sequences within the original length, one for longer ones; a run uses the same list for all
+    its sequences: docs/decisions/longrope.md."""
 
     short: tuple[float, ...]  # a divisor for each pair, for sequences within the original length
     long: tuple[float, ...]  # the same for longer sequences
     original_length: int  # tokens the model was first trained at
-    factor: float  # the longest supported sequence is so many times that
+    factor: float  # longest supported sequence / original_length
     attention_factor: float | None = None  # of queries and keys; None: sqrt(1 + ln(factor) / ln(original_length))
     longest: int | None = None  # tokens of the longest sequence that will be read. None: within the original length
 
@@ -120,7 +121,7 @@ def frequencies(theta: float, half: int, dtype: jnp.dtype, stretch: Stretch | No
 
 
 def amplitude(stretch: Stretch | None) -> float:
-    """Returns the factor of rotated queries and keys."""
+    """Returns the factor that rotated queries and keys are multiplied by."""
     if not isinstance(stretch, YarnRope | LongRope):
         return 1.0
     if stretch.attention_factor is not None:
@@ -144,7 +145,7 @@ def cos_sin(positions: Array, frequency: Array, scale: float = 1.0) -> tuple[Arr
       scale: factor of the rotated entries.
     """
     angle = positions[:, :, None, None].astype(frequency.dtype) * frequency[None, None, None, :]
-    with set_xla_metadata(inlineable="false"):  # or XLA merges them into the layers, which compute them for every head
+    with set_xla_metadata(inlineable="false"):  # else XLA fuses them into the layers, which compute them for every head
         cos, sin = _cos_and_sin(angle)
     return (cos, sin) if scale == 1.0 else (cos * scale, sin * scale)
 
@@ -158,7 +159,7 @@ def rotate(x: Array, cos: Array, sin: Array) -> Array:
     """Returns `x` with rotary position embedding.
 
     Args:
-      x: [B, L, H, K]. The two halves of the first 2 * half entries are real and imaginary parts; the others stay.
+      x: [B, L, H, K]. The two halves of the first 2 * half entries are real and imaginary parts; the rest is unchanged.
       cos, sin: from `cos_sin`, computed once for all layers.
 
     Source: RoFormer (2104.09864), in the half-split form that published Llama weights use.

@@ -24,7 +24,7 @@ LARGEST = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FullHeads:
-    """The heads of layers without a window, where they have another shape than those of windowed layers."""
+    """The heads of layers without a window, if their shape differs from that of windowed layers."""
 
     head_dim: int  # must be even
     kv_heads: int  # must divide heads
@@ -68,12 +68,12 @@ class Decoder:
     rope: Stretch | None = None  # how wavelengths are stretched
     rotary_dim: int | None = None  # entries of a head that are rotated, the first ones; 0: none. None: all
     rotary_layers: tuple[bool, ...] = (True,)  # which layers rotate: a cycle
-    learned_positions: int | None = None  # rows of a table added to the embedding; no longer sequence can be read
+    learned_positions: int | None = None  # rows of a table added to the embedding: the longest sequence; None: no table
     window: int | None = None  # tokens a windowed layer sees, its own included
     window_layers: tuple[bool, ...] = (True,)  # which layers are windowed, where window is given: a cycle
     window_rope_theta: float | None = None  # base in windowed layers, not stretched; None: as in the others
-    full: FullHeads | None = None  # heads of layers without a window, where their shape is another
-    shared_layers: int = 0  # how many last layers reuse keys and values of the last layer before them with their window
+    full: FullHeads | None = None  # heads of layers without a window, if their shape differs; None: it does not
+    shared_layers: int = 0  # last layers that reuse keys and values, of the last earlier layer of their kind
     norm: Literal["rms", "rms_plus_one", "layer"] = "rms"  # rms_plus_one: the weight is counted from 1, as in Gemma
     norm_place: Literal["before", "after", "both"] = (
         "before"  # of attention and MLP; after: their outputs, before they are added
@@ -87,23 +87,25 @@ class Decoder:
     attention_cap: float | None = None  # scores x become cap * tanh(x / cap)
     sinks: bool = False  # each head has a learned attention sink, a logit without a value, as in gpt-oss
     output_gate: bool = False  # attention's output is multiplied by a sigmoid of the layer's input, as in Qwen3.5
-    linear: Linear | None = None  # of layers that have linear attention in place of attention; None: no layer has
+    linear: Linear | None = None  # of layers with linear attention instead of softmax attention; None: no layer
     parallel: bool = False  # attention and MLP read the same input, as in GPT-NeoX
     mlp: Literal["gated", "plain"] = "gated"  # gated: activation(gate) * up, as SwiGLU; plain: activation(up)
     activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"  # of the MLP
     mlp_bias: bool = False  # of its products
     shared_mlp_width: int | None = None  # of shared_layers; None: mlp_width
-    experts: Experts | None = None  # of sparse layers, instead of the MLP or beside it; None: no layer is sparse
-    embed_scale: float | None = None  # of the embedding, on its way in
+    experts: Experts | None = None  # of sparse layers, instead of the MLP or in addition; None: no layer is sparse
+    embed_scale: float | None = None  # factor of the input embeddings; None: 1
     layer_inputs: int | None = None  # width of the token embeddings that each layer has, as in Gemma 4; None: none
     layer_scale: bool = False  # a layer's output is multiplied by a constant of that layer, which is not trained
     tied: bool = True  # the head is the embedding
     logit_cap: float | None = None  # logits x become cap * tanh(x / cap)
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of matmuls and the cache
     param_dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of the parameters
-    remat: Remat = "none"  # what a layer keeps for the backward pass: all, its input, matrix products; on the host
-    attention: Attention = "auto"  # over rows of tokens: our own, or a kernel. Decoding has Sampler.attention
-    attention_block: int | None = None  # queries whose scores exist at once, computed again in the backward pass
+    remat: Remat = (
+        "none"  # saved for the backward pass: all, a layer's input, also matrix products; its input, on the host
+    )
+    attention: Attention = "auto"  # over full rows: the reference or a kernel; decoding uses Sampler.attention
+    attention_block: int | None = None  # queries whose scores exist at once, recomputed in the backward pass; None: all
 
     def __post_init__(self) -> None:
         for name, largest in LARGEST.items():
@@ -123,7 +125,7 @@ class Decoder:
             )
         if self.attention not in NO_KERNEL and self.attention_block is not None:
             raise ValueError(
-                f"attention_block needs attention='reference'; {self.attention} has blocks of its own. Leave it out"
+                f"attention_block needs attention='reference'; {self.attention} has its own blocks. Leave it out"
             )
         if self.attention not in NO_KERNEL and self.dtype == "float64":
             raise ValueError(f"attention={self.attention!r} computes in float32; dtype='float64' needs 'reference'")
@@ -206,8 +208,8 @@ def check_length(cfg: Decoder, length: int) -> None:
 
 
 def for_length(cfg: Decoder, length: int) -> Decoder:
-    """Returns the decoder for sequences of up to `length` tokens, or more if it already is for more. Only LongRope
-    depends on it."""
+    """Returns the decoder for sequences of up to `length` tokens, or of its current length if that is longer. Only
+    LongRope depends on it."""
     if not isinstance(cfg.rope, LongRope):
         return cfg
     return dataclasses.replace(cfg, rope=dataclasses.replace(cfg.rope, longest=max(length, cfg.rope.longest or 0)))
@@ -218,9 +220,9 @@ def check_divides(cfg: Decoder, mesh: Any) -> None:
     train = lambda name: mesh_axes(name, TRAIN, mesh.shape)
     fields = {"heads": "heads", "kv_heads": "kv_heads", "mlp": "mlp_width", "vocab": "vocab_size", "embed": "width"}
     sizes = [(train(name), f"Decoder.{field}", getattr(cfg, field)) for name, field in fields.items()]
-    # Mesh axes that a table's rows are sharded over in a lookup.
-    looked_up = mesh_axes("embed_shard", ACTIVATIONS, mesh.shape)
-    sizes.append((looked_up, "Decoder.width", cfg.width))
+    # Mesh axes that the result of a table lookup is sharded over.
+    lookup_axes = mesh_axes("embed_shard", ACTIVATIONS, mesh.shape)
+    sizes.append((lookup_axes, "Decoder.width", cfg.width))
     if cfg.experts is not None:
         sizes.append((train("mlp"), "Experts.width", cfg.experts.width))
         sizes.append((train("experts"), "Experts.count", cfg.experts.count))
@@ -232,7 +234,7 @@ def check_divides(cfg: Decoder, mesh: Any) -> None:
         sizes.append((train("mlp"), "Decoder.shared_mlp_width", cfg.shared_mlp_width))
     if cfg.layer_inputs is not None:
         total = cfg.layers * cfg.layer_inputs
-        sizes += [(axes, "Decoder.layers * layer_inputs", total) for axes in (train("embed"), looked_up)]
+        sizes += [(axes, "Decoder.layers * layer_inputs", total) for axes in (train("embed"), lookup_axes)]
     for axes, field, size in sizes:
         if size % num_shards(axes, mesh.shape):
             raise ValueError(f"{field} = {size} does not divide over {axis_fields(axes, mesh.shape)}")

@@ -117,7 +117,7 @@ def test_what_is_asked_for_and_missing_is_refused():
     for option in ({"attention_cap": 4.0}, {"sinks": True}):
         with pytest.raises(ValueError, match="neither attention_cap nor sinks"):
             dataclasses.replace(CUDNN, **option)
-    with pytest.raises(ValueError, match="cudnn has blocks of its own"):
+    with pytest.raises(ValueError, match="cudnn has its own blocks"):
         dataclasses.replace(CUDNN, attention_block=512)
 
 

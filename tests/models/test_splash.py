@@ -150,7 +150,7 @@ def test_what_is_asked_for_and_missing_is_refused():
     check_attention(SPLASH, "tpu")
     with pytest.raises(ValueError, match="attention='splash' is a kernel for TPUs, and these devices are CPUs"):
         check_attention(SPLASH, "cpu")
-    with pytest.raises(ValueError, match="splash has blocks of its own"):
+    with pytest.raises(ValueError, match="splash has its own blocks"):
         dataclasses.replace(SPLASH, attention_block=512)
     with pytest.raises(ValueError, match="computes in float32"):
         dataclasses.replace(SPLASH, dtype="float64")

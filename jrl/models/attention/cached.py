@@ -1,9 +1,9 @@
-"""Attention of one new token a row over a cache in blocks of columns: a block that no row sees is not read, so the cost
-of a decode step depends on the filled columns and not on the allocated ones.
+"""Attention of one new token per row over a cache in blocks of columns. A block that no row sees is not read, so the
+cost of a decode step depends on the filled columns and not on the allocated ones.
 
-A block contributes the highest of its scores, the sum of their exponentials and the values so weighted; contributions
-are added left to right, each scaled to the highest score so far (Milakov and Gimelshein 2018, 1805.02867). Columns that
-a row does not see add exact zeros: its result does not depend on the lengths of the other rows.
+A block contributes its highest score, the sum of the exponentials of its scores and the weighted sum of its values;
+contributions are added left to right, each rescaled to the highest score so far (Milakov and Gimelshein 2018,
+1805.02867). Columns that a row does not see add exact zeros: its result does not depend on the lengths of other rows.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from jrl.device.sharding import reshape
 from jrl.ops.members import any_member
 from jrl.types import Array
 
-# Columns of the first block, and of the second; each further one is as wide as all before it. A CPU adds up products
-# in lines of at most 64 twice as fast as in longer ones.
+# Columns of the first block, and of the second; each further one is as wide as all before it. A CPU sums products over
+# at most 64 columns twice as fast as over more.
 FIRST = 64
 
 
 class PartialSoftmax(NamedTuple):
-    """The contribution of some columns, before the division. B rows, J key heads, G query heads of each."""
+    """The contribution of some columns, before the division. B rows, J key heads, G query heads per key head."""
 
     top: Array  # [B, J, G], the highest score
     weight: Array  # [B, J, G], sum of exp(score - top)
@@ -55,7 +55,7 @@ def attend_cached(
     Args:
       q: [B, 1, H, K].
       k, v: blocks [B, J, m, K] of M columns in all, where J divides H; or [layers, B, J, m, K], of which `layer` is
-        read: it is sliced where it is used, or unused blocks would be copied too.
+        read. It is sliced where it is used; sliced earlier, unused blocks would be copied too.
       transposed: keys are [B, J, K, m]. A CPU then sums over many columns at once instead of one.
       mask: [B, 1, M] bool. Every query must be allowed at least one position.
       scale, cap, sinks: as in `attend`.
@@ -66,8 +66,8 @@ def attend_cached(
     scale = head_dim**-0.5 if scale is None else scale
     grouped = (batch, kv_heads, heads // kv_heads, head_dim)
     q = reshape(q, grouped, "batch", "kv_heads", None, None).astype(wide)
-    # On a CPU a product with a few queries repacks all keys, and sums are three times as fast. One query is multiplied
-    # without repacking.
+    # On a CPU a matmul with a few queries repacks all keys, and explicit sums are three times as fast. With one query
+    # it does not repack.
     on_cpu = (_scores, _values) if heads == kv_heads else (_scores_by_sums, _values_by_sums)
     scores_of = _scores
     if transposed:
@@ -104,7 +104,7 @@ def attend_cached(
             total = sums(*block)
         else:
             total = jax.lax.cond(any_member(seen.any()), add, lambda total, *_: total, total, *block)
-    if sinks is not None:  # one more score, which adds its weight and no value
+    if sinks is not None:  # one more score, with a weight and no value
         sink = reshape(sinks.astype(wide), grouped[1:3], "kv_heads", None)[None]
         total = _add_sink(total, sink)
     out = (total.value / total.weight[..., None]).astype(v[0].dtype)
@@ -112,7 +112,7 @@ def attend_cached(
 
 
 def _add_sink(total: PartialSoftmax, sink: Array) -> PartialSoftmax:
-    """Returns the sums with one more score, [1, J, G], that has no value."""
+    """Returns `total` with one more score, [1, J, G], that has no value."""
     top = jnp.maximum(total.top, sink)
     share = jnp.exp(total.top - top)
     return PartialSoftmax(top, total.weight * share + jnp.exp(sink - top), total.value * share[..., None])

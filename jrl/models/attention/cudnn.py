@@ -31,7 +31,7 @@ def attend(
         divides H.
       mask: [B, L, M] bool. Every query must be allowed at least one position.
       scale: as in the reference.
-      implementation: 'xla' computes the same, in any dtype and on any device. For tests.
+      implementation: 'xla' computes the same result in any dtype, on any device. For tests.
 
     Raises: RuntimeError without cuDNN; NotImplementedError for heads of another size.
     """
@@ -44,7 +44,7 @@ def attend(
         return (out[:, :length],)
 
     rows, keys = ("batch", None, "heads", None), ("batch", "kv_heads", None, None)
-    # A kernel does not say over which axes of the mesh its result varies.
+    # The kernel's output type does not say which mesh axes it varies over.
     return per_shard(shard, (q, k, v, mask), (rows, keys, keys, ("batch", None, None)), (rows,), checked=False)[0]
 
 

@@ -1,10 +1,10 @@
-"""A layer's weights as the decode loops of accelerators read them, where an operation costs some 2,000 cycles however
-small it is: queries, keys and values by one product, and their norms and rotation at once; and what the kernels for one
-token a row read in the stack of all layers, of attention, of an MLP and of experts. On CPUs three products are as fast,
-and keep their bits.
+"""A layer's weights as decode loops on accelerators read them, where an operation costs some 2,000 cycles however small
+it is. One product computes queries, keys and values; their norms and rotations are computed together. The kernels for
+one token per row (attention, MLP, experts) read their leaves in the stack of all layers. On CPUs three products are as
+fast, and keep the results bit-identical.
 
-Heads are stored in shares, [layers, D, shares, (H + 2 J) / shares, K]: each of so many devices along tensor has its
-queries, its keys and its values side by side. Every result is that of the three products, to rounding.
+Heads are stored in shares, [layers, D, shares, (H + 2 J) / shares, K], one for each device along `tensor`: a share has
+its queries, its keys and its values side by side. Every result equals that of the three products, to rounding.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ from jrl.models.shape import Decoder
 from jrl.types import Array, PyTree
 
 QKV, QK_NORM = "qkv", "qk_norm"
-# Leaves that the kernels for one token a row read in their stack, a block at a time: fused_qkv.py, models/fused_mlp.py.
+# Leaves that the kernels for one token per row read in the stack, a block at a time: fused_qkv.py, models/fused_mlp.py.
 # That of models/fused_experts.py is `experts.KERNEL`.
 ATTENTION, MLP = "attention_kernel", "mlp_kernel"
 MLP_LEAVES = ("mlp_norm", "gate", "up", "down")
-# Beside them the adapters of a matrix, in two leaves: A with its inputs last, which is how tiles hold it, and B.
+# Suffixes of the two leaves of a matrix's adapter: A, stored with its inputs last to fit tiles, and B.
 LOW_A, LOW_B = "_a", "_b"
 LOW_AXES = {QKV: ("embed", "heads"), "gate": ("embed", "mlp"), "up": ("embed", "mlp"), "down": ("mlp", "embed")}
 AXES = ("layers", "embed", "heads", None, "head_dim")  # of QKV
-KERNEL_AXES = ("layers", "embed", "heads")  # of QKV as the kernel reads it: shares, their heads and entries in one
+KERNEL_AXES = ("layers", "embed", "heads")  # of QKV as the kernel reads it: shares, heads and entries merged
 NORM_AXES = ("layers", None, "head_dim")  # of QK_NORM
 B_AXES = ("layers", "rank", "heads", None, "head_dim")  # of the adapter of QKV
-RANK_TILE = 16  # rows of bfloat16 that a tile has
-# What Pallas lowers for TPUs: not erfc, which the exact GELU is made of
+RANK_TILE = 16  # rows of a bfloat16 tile
+# Those that Pallas lowers for TPUs. The exact GELU needs erfc, which it does not lower
 KERNEL_ACTIVATIONS = ("silu", "gelu_tanh", "relu")
 
 
 class Stacked(NamedTuple):
-    """Weights of all layers, of which a kernel reads one's blocks in place."""
+    """Weights of all layers; a kernel reads the blocks of one layer in place."""
 
     leaves: PyTree  # [layers, ...] each
     layer: Array  # [] int32
 
 
 def fused(params: PyTree, names: PyTree, cfg: Decoder, *, rows: int | None = None) -> tuple[PyTree, PyTree]:
-    """Returns the parameters of a decode loop and their logical axes with one matrix, and one adapter, in place of
-    three; as they are where layers differ, or have biases, DoRA's adapters or matrices in few bits. And with the
-    matrices of experts where their kernel reads them.
+    """Returns the parameters of a decode loop and their logical axes, with one matrix and one adapter in place of those
+    of q, k and v. These stay separate where layers differ in kind, have biases or normalized values, normalize all
+    heads together, or have DoRA adapters or quantized matrices. Experts move to their kernel's leaf.
 
     Args:
-      params, names: of `prepare_for_decode`.
-      rows: that a batch shard decodes at once, at most; None: as few as the kernels need.
+      params, names: as `prepare_for_decode` returns them.
+      rows: that a batch shard decodes at once, at most; None: few enough for the kernels.
     """
     params, names = _with_expert_kernel(params, names, cfg, rows)
     layers = params["layers"]
@@ -75,9 +75,9 @@ def fused(params: PyTree, names: PyTree, cfg: Decoder, *, rows: int | None = Non
         sharding = None if mesh.empty else spec(axes, TRAIN)
         return jnp.reshape(matrix, (count, width, shares, heads // shares, head_dim), out_sharding=sharding)
 
-    gone = {"q", "k", "v", "q_norm", "k_norm"}
-    leaves = {name: leaf for name, leaf in layers.items() if name not in gone}
-    leaf_names = {name: leaf for name, leaf in names["layers"].items() if name not in gone}
+    replaced = {"q", "k", "v", "q_norm", "k_norm"}
+    leaves = {name: leaf for name, leaf in layers.items() if name not in replaced}
+    leaf_names = {name: leaf for name, leaf in names["layers"].items() if name not in replaced}
     if adapters:
         leaves[ADAPTER], leaf_names[ADAPTER] = dict(adapters), dict(leaf_names[ADAPTER])
     if _has_mlp_kernel(layers, cfg, shares):
@@ -85,24 +85,25 @@ def fused(params: PyTree, names: PyTree, cfg: Decoder, *, rows: int | None = Non
         for name in MLP_LEAVES[1:]:
             _move_adapter(leaves, leaf_names, name, MLP, cfg)
     leaves[QKV], leaf_names[QKV] = jnp.concatenate([in_shares(part) for part in parts], axis=3), AXES
-    if together := [i for i, name in enumerate("qkv") if name in adapters]:
+    if adapted := [i for i, name in enumerate("qkv") if name in adapters]:
         heads = [part.shape[2] // shares for part in parts]
-        # One B for all, in which the rows of a part are 0 but for its heads.
-        apart = lambda i: (sum(heads[:i]), sum(heads[i + 1 :]))
+        # One B for all: each matrix's rows are 0 outside its own heads.
+        other_heads = lambda i: (sum(heads[:i]), sum(heads[i + 1 :]))
         padded = [
-            jnp.pad(in_shares(adapters["qkv"[i]]["b"], B_AXES), (*[(0, 0)] * 3, apart(i), (0, 0))) for i in together
+            jnp.pad(in_shares(adapters["qkv"[i]]["b"], B_AXES), (*[(0, 0)] * 3, other_heads(i), (0, 0)))
+            for i in adapted
         ]
-        low = [(leaves[ADAPTER].pop("qkv"[i]), leaf_names[ADAPTER].pop("qkv"[i])) for i in together]
+        low = [(leaves[ADAPTER].pop("qkv"[i]), leaf_names[ADAPTER].pop("qkv"[i])) for i in adapted]
         leaves[ADAPTER][QKV] = {
             "a": jnp.concatenate([adapter["a"] for adapter, _ in low], axis=2),
             "b": jnp.concatenate(padded, axis=1),
         }
         leaf_names[ADAPTER][QKV] = {"a": ("layers", "embed", "rank"), "b": B_AXES}
     if cfg.qk_norm == "head":
-        of = lambda name, heads: jnp.broadcast_to(
+        per_head = lambda name, heads: jnp.broadcast_to(
             layers[name][:, None], (cfg.layers, heads // shares, cfg.head_dim), out_sharding=_where(mesh)
         )
-        leaves[QK_NORM] = jnp.concatenate([of("q_norm", cfg.heads), of("k_norm", cfg.kv_heads)], axis=1)
+        leaves[QK_NORM] = jnp.concatenate([per_head("q_norm", cfg.heads), per_head("k_norm", cfg.kv_heads)], axis=1)
         leaf_names[QK_NORM] = NORM_AXES
     if _has_qkv_kernel(cfg):
         columns = (cfg.heads + 2 * cfg.kv_heads) * cfg.head_dim
@@ -117,8 +118,8 @@ def fused(params: PyTree, names: PyTree, cfg: Decoder, *, rows: int | None = Non
 
 
 def _move_adapter(leaves: PyTree, names: PyTree, name: str, part: str, cfg: Decoder) -> None:
-    """Moves the adapter of a matrix, where it has one, to the leaves that the kernel `part` reads, in the dtype that it
-    multiplies in. The rank is filled up with zeros to whole tiles."""
+    """Moves a matrix's adapter, if it has one, to the leaves that the kernel `part` reads, cast to cfg.dtype. The rank
+    is padded with zeros to whole tiles."""
     if name not in leaves.get(ADAPTER, ()):
         return
     adapter = leaves[ADAPTER].pop(name)
@@ -128,18 +129,18 @@ def _move_adapter(leaves: PyTree, names: PyTree, name: str, part: str, cfg: Deco
     if b.ndim > 3:
         sharding = None if jax.sharding.get_abstract_mesh().empty else spec(("layers", "rank", out), TRAIN)
         b = jnp.reshape(b, (*b.shape[:2], -1), out_sharding=sharding)
-    filled = lambda x: jnp.pad(x, ((0, 0), (0, -x.shape[1] % RANK_TILE), (0, 0)))
-    leaves[part] |= {name + LOW_A: filled(a), name + LOW_B: filled(b)}
+    padded = lambda x: jnp.pad(x, ((0, 0), (0, -x.shape[1] % RANK_TILE), (0, 0)))
+    leaves[part] |= {name + LOW_A: padded(a), name + LOW_B: padded(b)}
     names[part] |= {name + LOW_A: ("layers", "rank", into), name + LOW_B: ("layers", "rank", out)}
 
 
 def _with_expert_kernel(params: PyTree, names: PyTree, cfg: Decoder, rows: int | None) -> tuple[PyTree, PyTree]:
-    """Returns both with the matrices of experts in the leaf that their kernel reads, where it computes them. XLA would
-    lay them out anew for every token."""
+    """Returns both with the experts' matrices in the leaf that their kernel reads, if the kernel computes them. XLA
+    would change their layout again for every token."""
     leaves, leaf_names = dict(params["layers"]), dict(names["layers"])
     read = [name for name in experts.KERNEL_LEAVES if name in leaves]
-    there = all(name in leaves and not is_quantized(leaves[name]) for name in experts.KERNEL_LEAVES[:3])
-    if not there or any(name in leaves.get(ADAPTER, ()) for name in read):
+    present = all(name in leaves and not is_quantized(leaves[name]) for name in experts.KERNEL_LEAVES[:3])
+    if not present or any(name in leaves.get(ADAPTER, ()) for name in read):
         return params, names
     if not has_expert_activation(cfg):
         return params, names
@@ -156,29 +157,29 @@ def _with_expert_kernel(params: PyTree, names: PyTree, cfg: Decoder, rows: int |
 
 
 def has_expert_activation(cfg: Decoder) -> bool:
-    """Whether the kernel of experts has what they put between their products."""
+    """Whether the experts' kernel supports their activation."""
     return cfg.experts.clamp is not None or cfg.activation in KERNEL_ACTIVATIONS
 
 
 def _has_qkv_kernel(cfg: Decoder) -> bool:
-    """Whether the kernel computes queries, keys and values of every layer, where one matrix does."""
+    """Whether the kernel can compute queries, keys and values of every layer, given that their matrix is fused."""
     normed_before = cfg.norm != "layer" and cfg.norm_place != "after" and not cfg.parallel and not cfg.output_gate
     rotates = cfg.rotated == cfg.head_dim and any(map(cfg.rotates, range(cfg.layers)))
     return normed_before and rotates and not cfg.head_dim % LANES and not cfg.width % LANES
 
 
 def _has_mlp_kernel(layers: PyTree, cfg: Decoder, shares: int) -> bool:
-    """Whether the kernel computes what the MLP of every layer does."""
+    """Whether the kernel can compute the MLP of every layer."""
     plain = cfg.mlp == "gated" and not cfg.mlp_bias and cfg.norm != "layer" and cfg.activation in KERNEL_ACTIVATIONS
     alone = cfg.norm_place != "after" and not cfg.parallel and cfg.experts is None
-    there = all(name in layers and not is_quantized(layers[name]) for name in MLP_LEAVES)
-    there &= sum(name in layers.get(ADAPTER, ()) for name in MLP_LEAVES) in (0, len(MLP_LEAVES) - 1)
-    return plain and alone and there and not cfg.width % LANES and not cfg.mlp_width % (shares * LANES)
+    present = all(name in layers and not is_quantized(layers[name]) for name in MLP_LEAVES)
+    present &= sum(name in layers.get(ADAPTER, ()) for name in MLP_LEAVES) in (0, len(MLP_LEAVES) - 1)
+    return plain and alone and present and not cfg.width % LANES and not cfg.mlp_width % (shares * LANES)
 
 
 def has_kernel(part: str, x: Array, cfg: Decoder, rank: int = 0) -> bool:
-    """Whether the kernel of ATTENTION, of MLP or of experts computes x [B, L, D]: one token a row, and few enough rows
-    for a core's memory. Of B all rows count, also where other devices hold some of them.
+    """Whether the kernel of `part` (ATTENTION, MLP or experts.KERNEL) can compute x [B, L, D]: one token per row, and
+    few enough rows for a core's memory. All rows of B count, including those on other devices.
 
     Args:
       rank: of the adapters in the kernel's leaves; 0: there are none.
@@ -196,15 +197,15 @@ def has_kernel(part: str, x: Array, cfg: Decoder, rank: int = 0) -> bool:
 
 
 def stacked(weights: PyTree) -> Stacked:
-    """Returns the weights of a layer as a kernel takes them: those of a layer by itself are a stack of one."""
+    """Returns the weights of a layer as a kernel takes them: those of a single layer become a stack of one."""
     if isinstance(weights, Stacked):
         return weights
     return Stacked(jax.tree.map(lambda leaf: jnp.expand_dims(leaf, 0), weights), jnp.int32(0))
 
 
 def with_sliced(weights: PyTree, x: Array, cfg: Decoder) -> PyTree:
-    """Returns the weights of a layer with those in their stack as ordinary leaves, where no kernel computes x [B, L,
-    D] of them."""
+    """Returns the weights of a layer, with the leaves of each kernel that cannot compute x [B, L, D] as ordinary
+    leaves."""
     for part in (ATTENTION, MLP, experts.KERNEL):
         if part not in weights or has_kernel(part, x, cfg, rank_of(weights[part])):
             continue
@@ -224,7 +225,7 @@ def with_sliced(weights: PyTree, x: Array, cfg: Decoder) -> PyTree:
 
 def _inputs_first(matrix: Array) -> Array:
     """Returns a layer's matrices [experts, width, D] as [experts, D, width]."""
-    # XLA would rather lay out the stack of all layers anew, before it slices: a copy of all experts.
+    # Without this, XLA changes the layout of the whole stack before it slices: a copy of all experts.
     in_order = lambda matrix: (with_layout_constraint(matrix, Layout((0, 1, 2))).swapaxes(1, 2),)
     return per_shard(in_order, (matrix,), (("experts", "mlp", None),), (("experts", None, "mlp"),))[0]
 
@@ -247,7 +248,7 @@ def project(h: Array, weights: PyTree, cfg: Decoder, scale: Array | None) -> tup
     """Returns queries and keys together, normed, [B, L, shares (H + J) / shares, K], and values [B, L, J, K].
 
     Args:
-      h: [B, L, D]. weights: of a layer. scale: [(H + J) / shares, K] of the norms of both; None: they have none.
+      h: [B, L, D]. weights: of a layer. scale: [(H + J) / shares, K] of the norms of both; None: no norms.
     """
     shares = weights[QKV].shape[1]
     both = (cfg.heads + cfg.kv_heads) // shares
@@ -261,7 +262,7 @@ def project(h: Array, weights: PyTree, cfg: Decoder, scale: Array | None) -> tup
 
 
 def split(qk: Array, weights: PyTree, cfg: Decoder) -> tuple[Array, Array]:
-    """Returns (queries [B, L, H, K], keys [B, L, J, K]) of both together."""
+    """Returns (queries [B, L, H, K], keys [B, L, J, K]) from both together, as `project` returns them."""
     shares = weights[QKV].shape[1]
     batch, length, heads, head_dim = qk.shape
     qk = reshape(qk, (batch, length, shares, heads // shares, head_dim), "batch", None, "heads", None, None)

@@ -1,7 +1,7 @@
-"""Queries, keys and values of one new token a row by one Pallas kernel of our own for TPUs: the norm of the residual
-stream, the product with a layer's matrix, which is read in place in its stack, the norms of queries and keys, and their
-rotation. By XLA these are a dozen operations a layer, each of which costs more than its arithmetic. The reference is
-the decoder's. Compiled for TPUs and interpreted on CPUs so far; no TPU has run it.
+"""Pallas TPU kernel for the queries, keys and values of one new token per row: the norm of the residual stream, the
+product with a layer's matrix, which is read in place in the stack of all layers, the norms of queries and keys, and
+their rotation. With XLA these are a dozen operations per layer, each of which costs more than its arithmetic. The
+reference is the decoder's. Compiled for TPUs and interpreted on CPUs so far; no TPU has run it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from jrl.types import Array
 def project(
     x: Array, weights: Stacked, cos: Array, sin: Array, cfg: Decoder, *, interpret: bool = False
 ) -> tuple[Array, Array, Array]:
-    """Returns rotated queries [B, 1, H, K], rotated keys and values [B, 1, J, K], by W + A B in place of W where the
-    matrix has an adapter.
+    """Returns rotated queries [B, 1, H, K], rotated keys and values [B, 1, J, K]. With an adapter, the matrix W is
+    W + A B.
 
     Args:
       x: [B, 1, D], the residual stream.
       weights: attention_norm [layers, D]; QKV [layers, D, shares n K], the heads of each share side by side, n =
         (H + 2 J) / shares; QK_NORM [layers, (H + J) / shares, K], or none; the adapter of QKV, or none: A [layers, r,
         D] and B [layers, r, shares n K] (`fused.LOW_AXES`).
-      cos, sin: [B, 1, 1, K / 2], by which every pair rotates.
-      interpret: the kernel's operations are done by XLA, on any device. For tests.
+      cos, sin: [B, 1, 1, K / 2], of the angle by which every pair rotates.
+      interpret: runs the kernel in interpret mode, on any device. For tests.
     """
     leaves, layer = weights
     axes_of = {QK_NORM: (None, None, None), QKV + LOW_A: (None, None, None), QKV + LOW_B: (None, None, "heads")}
@@ -44,7 +44,7 @@ def project(
     row, angle = ("batch", None, None), ("batch", None, None, None)
     axes = ((), row, angle, angle, (None, None), (None, None, "heads"), *[axes_of[name] for name in some])
     queries, keys = ("batch", None, "heads", None), ("batch", None, "kv_heads", None)
-    # A kernel does not say over which axes of the mesh its result varies.
+    # The kernel's output type does not say which mesh axes it varies over.
     return per_shard(shard, arrays, axes, (queries, keys, keys), checked=False)
 
 
@@ -91,12 +91,12 @@ def _shard(
     return tuple(jnp.expand_dims(y, 1) for y in (q, k, v))
 
 
-# The signature is Pallas's: a reference for each prefetched scalar, input, output and scratch buffer, in their order.
+# Pallas fixes the signature: one ref per prefetched scalar, input, output and scratch buffer, in this order.
 def _kernel(
     layer: Any, x: Any, cos: Any, sin: Any, norm: Any, matrix: Any, *rest: Any,
     names: tuple[str, ...], queries: int, keys: int, eps: float, plus_one: bool,
 ) -> None:  # fmt: skip
-    """Adds what one block of the stream gives to all heads; with the last, norms and rotates them.
+    """Adds the contribution of one block of the stream to all heads; after the last block, norms and rotates them.
 
     Args:
       x: [B, D]. cos, sin: [B, K]. norm: [1, D]. matrix: [block, n K].
@@ -122,7 +122,7 @@ def _kernel(
     def finish() -> None:
         for i in range(queries + 2 * keys):
             columns = slice(i * head_dim, (i + 1) * head_dim)
-            head = total[:, columns].astype(q.dtype)  # as the product of the reference is
+            head = total[:, columns].astype(q.dtype)  # rounded like the reference's product
             if low:
                 head += product(low[0][...], some[QKV + LOW_B][:, columns]).astype(q.dtype)
             if i >= queries + keys:

@@ -1,18 +1,18 @@
-"""The attention kernels, the devices they run on, and the block sizes they read. None is imported here: importing
-Pallas is slow."""
+"""The attention kernels, the devices they run on, and their block sizes. No kernel is imported here: importing Pallas
+is slow."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-# 'auto' is the kernel for the devices of a run where it computes what the model needs (jrl/run/kernels.py), and where
-# nothing has chosen the reference.
+# 'auto' is the kernel for the run's devices if it computes what the model needs (jrl/run/kernels.py); the reference
+# where nothing has resolved it.
 Attention = Literal["auto", "reference", "splash", "cudnn"]  # over full rows
-OneToken = Literal["auto", "reference", "ragged"]  # for one new token a row, over a cache
+OneToken = Literal["auto", "reference", "ragged"]  # for one new token per row, over a cache
 NO_KERNEL = ("auto", "reference")
 
 PLATFORMS = {"splash": "tpu", "cudnn": "gpu", "ragged": "tpu"}  # attention -> the only platform that supports it
-LANES = 128  # tokens: a kernel for TPUs reads rows that are padded to a multiple of it
+LANES = 128  # tokens: TPU kernels read rows padded to a multiple of it
 BLOCKS = (4 * LANES, 2 * LANES, LANES)  # queries and keys that are multiplied at once: the first that divides a row
 CACHE_BLOCKS = (*BLOCKS, LANES // 2, LANES // 4, LANES // 8)  # columns of a cache that are read at once
 CACHE_BLOCK_BYTES = (
@@ -38,7 +38,7 @@ def causal_share(length: int) -> float:
 
 def cache_block(columns: int, column_bytes: int) -> int:
     """Returns the columns of a cache that ragged attention reads at once: the most of CACHE_BLOCKS that divide the
-    padded columns and whose keys, of all heads of a device, take no more than CACHE_BLOCK_BYTES; or the fewest.
+    padded columns and whose keys, of all heads of a device, take no more than CACHE_BLOCK_BYTES; else the fewest.
 
     Args:
       column_bytes: of a column's keys.
@@ -50,8 +50,8 @@ def cache_block(columns: int, column_bytes: int) -> int:
 
 
 def check_ragged(cfg: Any, tensor: int) -> None:
-    """Raises ValueError where ragged attention would read incomplete tiles of a Decoder's cache: of a device's shard
-    over `tensor` devices. XLA would copy the whole cache at every token."""
+    """Raises ValueError where ragged attention would read incomplete tiles of a device's shard of a Decoder's cache,
+    over `tensor` devices: XLA would copy the whole cache for every token."""
     for heads in [cfg.kv_heads] + ([] if cfg.full is None else [cfg.full.kv_heads]):
         local_heads = heads // tensor
         if local_heads not in (1, 2, 4) and local_heads % 8:
@@ -67,7 +67,7 @@ def check_attention(cfg: Any, platform: str) -> None:
 
 
 def check_kernel(name: str, kernel: str, platform: str) -> None:
-    """Raises ValueError where the kernel that the field `name` asks for is not available on devices of `platform`."""
+    """Raises ValueError if `kernel`, the value of the field `name`, is not available on devices of `platform`."""
     needed = PLATFORMS.get(kernel, platform)
     if platform != needed:
         raise ValueError(

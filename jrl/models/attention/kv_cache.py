@@ -27,11 +27,11 @@ def init_cache(cfg: Decoder, batch: int, length: int) -> Cache:
     arrays, stacks = {}, {}
     for stack, leaves in cache_shapes(cfg, batch, length).items():
         stacks[stack] = {}
-        for name, what in leaves.items():
-            if what not in arrays:
-                shape, dtype, names = what
-                arrays[what] = constrain(jnp.zeros(shape, dtype), *names)
-            stacks[stack][name] = arrays[what]
+        for name, entry in leaves.items():
+            if entry not in arrays:
+                shape, dtype, names = entry
+                arrays[entry] = constrain(jnp.zeros(shape, dtype), *names)
+            stacks[stack][name] = arrays[entry]
     of = lambda name: Cache(**{x: (leaf,) for x, leaf in stacks[name].items()}) if name in stacks else None
     if cfg.full is None and cfg.linear is None:
         return of("plain")
@@ -45,12 +45,12 @@ def cache_shapes(
     shapes, dtype = {}, jnp.dtype(cfg.dtype)
     for stack, prefix, heads in (("plain", "", cfg), ("full", "full_", cfg.full)):
         if layers := len(layers_of(cfg, f"{prefix}k")):
-            what = (
+            entry = (
                 (layers, batch, heads.kv_heads, length, heads.head_dim),
                 dtype,
                 (None, "batch", "kv_heads", None, None),
             )
-            shapes[stack] = {"k": what, "v": what}
+            shapes[stack] = {"k": entry, "v": entry}
     if cfg.linear is not None:
         layers, wide = len(layers_of(cfg, "linear_q")), jnp.promote_types(dtype, jnp.float32)
         shapes["linear"] = {
@@ -61,8 +61,8 @@ def cache_shapes(
 
 
 def cut_cache(cache: Any, length: int, layout: Layout) -> Any:
-    """Returns a cache of one block, stacked or a tuple of layers, in another layout: cut into the blocks of `length`
-    columns, of which some are empty where it has fewer; or padded for a kernel."""
+    """Returns a one-block cache, stacked or a tuple of layers, in another layout: cut into the blocks for `length`
+    columns, some of them empty if it has fewer; or padded for a kernel."""
     if isinstance(cache, Stacks):
         return cache.replace(plain=cache.plain and cut_cache(cache.plain, length, layout),
                              full=cache.full and cut_cache(cache.full, length, layout))  # fmt: skip
@@ -84,7 +84,7 @@ def _padded(blocks: tuple[Array]) -> tuple[Array]:
 
 
 def ends(columns: int, length: int, layout: Layout) -> tuple[int, ...]:
-    """Returns where each block ends of a cache of `columns` columns that has the layout of one of `length` columns."""
+    """Returns where each block ends in a cache of `columns` columns that is laid out like one of `length` columns."""
     if layout == "single_block":
         return (padded_length(columns),)
     every = edges(length)
@@ -111,8 +111,8 @@ def with_stack(cache: Any, variant: LayerVariant, stack: Any) -> Any:
 def write(
     blocks: tuple[Array, ...], new: Array, start: Array, layer: Array | None, transposed: bool
 ) -> tuple[Array, ...]:
-    """Returns the cache's blocks with new [B, J, L, K] at the columns from start [B] on, of `layer` if they hold all
-    layers. More than one token a row is written only to a cache in one block, whose keys are not transposed."""
+    """Returns the cache's blocks with `new` [B, J, L, K] written from column `start` [B] on, in `layer` if they hold
+    all layers. Several tokens per row are written only to a one-block cache whose keys are not transposed."""
     if new.shape[2] > 1:
         (only_block,) = blocks
         update = jax.vmap(lambda c, n, s: jax.lax.dynamic_update_slice_in_dim(c, n, s, 1))

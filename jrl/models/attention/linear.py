@@ -9,13 +9,13 @@ sequence, the corrections u_t that enter S solve a unit lower triangular system 
     u_t + b_t sum_m exp(D_tm) (k_t k_m) u_m = b_t (v_t - exp(D_t) k_t S_0)
     o_t = exp(D_t) q_t S_0 + sum_{m <= t} exp(D_tm) (q_t k_m) u_m
 
-which is the recurrence, written out. All chunks' systems are solved at once, for v_t and for what reads S_0; then a
-scan over chunks puts S_0 in. Sequences packed in a row begin with a state of zeros each. Where continuations share a
+which is the recurrence, unrolled. The systems of all chunks are solved at once, for v_t and for the terms in S_0; then
+a scan over chunks fills in S_0. Each sequence packed in a row begins with a state of zeros. Where continuations share a
 prefix two states are carried: the one after the newest prefix, which each of its continuations begins with, and the
 continuation's.
 
-Before it queries, keys and values pass a causal convolution over the last few tokens of their sequence, channel by
-channel.
+Before this, queries, keys and values go through a causal depthwise convolution over the last few tokens of their
+sequence.
 
 Source: 2412.06464 (the gated delta rule), 2406.06484, section 3.2 (chunks, and the triangular system).
 """
@@ -35,12 +35,12 @@ from jrl.models.norm import rms_norm
 from jrl.models.remat import product
 from jrl.types import Array, PyTree
 
-CHUNK = 64  # tokens at most of a triangular system, which takes operations and memory that grow with it
+CHUNK = 64  # tokens of a triangular system, at most; its operations and memory grow with it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Linear:
-    """The linear attention of layers that have it."""
+    """The shape of linear attention, in the layers that have it."""
 
     key_heads: int  # of queries and keys; must divide value_heads
     value_heads: int  # of values and outputs
@@ -61,7 +61,8 @@ class Linear:
         return self.layers[layer % len(self.layers)]
 
 
-# name -> (shape, logical axes) of a layer's leaves. The convolution's last axis is the tokens it sees, its own last.
+# name -> (shape, logical axes) of a layer's leaves. A convolution's last axis is the tokens it sees, the current one
+# last
 def leaves(cfg: Linear, width: int) -> dict[str, tuple[tuple[int, ...], tuple[str | None, ...]]]:
     keys, values = (cfg.key_heads, cfg.key_dim), (cfg.value_heads, cfg.value_dim)
     key_axes, value_axes = ("kv_heads", "head_dim"), ("heads", "head_dim")
@@ -102,7 +103,7 @@ def state_shapes(cfg: Linear, batch: int) -> dict[str, tuple[tuple[int, ...], tu
 
 
 class LayerInputs(NamedTuple):
-    """What the recurrence of one layer reads: projections of the tokens and weights that it applies itself."""
+    """The inputs of a layer's recurrence: projections of the tokens, and the weights that it applies itself."""
 
     q: Array  # [B, L, J, K], before the convolution, as k and v
     k: Array  # [B, L, J, K]
@@ -130,9 +131,9 @@ def attend(
 
     Args:
       h: [B, L, D]. weights: LEAVES of one layer. eps: of its norm.
-      segment: as `decoder.forward` takes it, without `state`. The tokens of a segment are adjacent and in order, and
+      segment: as in `decoder.forward`; only without `state`. The tokens of a segment are adjacent and in order, and
         continuations follow the prefix that they see, with nothing else between.
-      state: the fields of the State after the tokens before these.
+      state: the fields of the State after the preceding tokens.
       token_mask: [B, L] bool, with `state`: the first tokens of a row, which the new state includes; None: all of them.
     """
     dtype, wide = h.dtype, jnp.promote_types(h.dtype, jnp.float32)
@@ -190,12 +191,12 @@ def _from_zero_state(inputs: LayerInputs, zeros: Array, segment: Array | None = 
     def convolve(x: Array, taps: Array) -> Array:
         x = x.astype(wide)
         out = x * taps[None, None, ..., -1]
-        for d, (index, there) in enumerate(before, 1):
+        for d, (index, exists) in enumerate(before, 1):
             if index is None:  # a shift, cut off where a row is shorter than what the convolution sees
                 past = jnp.pad(x, ((0, 0), (d, 0), (0, 0), (0, 0)))[:, : x.shape[1]]
             else:
                 past = jnp.take_along_axis(x, index[..., None, None], axis=1)
-            out = out + jnp.where(there[..., None, None], past, 0) * taps[None, None, ..., -1 - d]
+            out = out + jnp.where(exists[..., None, None], past, 0) * taps[None, None, ..., -1 - d]
         return jax.nn.silu(out)
 
     g, b = _gates(inputs)
@@ -204,8 +205,8 @@ def _from_zero_state(inputs: LayerInputs, zeros: Array, segment: Array | None = 
 
 
 def _before(segment: Array, taps: int) -> list[tuple[Array | None, Array]]:
-    """Returns for the tokens 1, 2, ... taps - 1 before each in its sequence (index, there): its column in the row,
-    [B, L] int32, or None where it is that many columns before; and whether there is one, [B, L] bool."""
+    """Returns (index, exists) for the tokens 1, 2, ... taps - 1 before each token in its sequence. index: the earlier
+    token's column in the row, [B, L] int32, or None if it is that many columns before; exists: [B, L] bool."""
     length = segment.shape[1]
     if segment.ndim == 2:
         back = lambda d: jnp.pad(segment, ((0, 0), (d, 0)))[:, :length]
@@ -229,16 +230,16 @@ def _before(segment: Array, taps: int) -> list[tuple[Array | None, Array]]:
 def _from_state(
     inputs: LayerInputs, token_mask: Array, matrix: Array, tap_q: Array, tap_k: Array, tap_v: Array, *, cfg: Linear
 ) -> tuple[Array, ...]:
-    """Returns (o [B, L, H, V], and the fields of the State after the unmasked tokens) of tokens that follow the State
-    of the fields `matrix` and `tap_*`. token_mask: [B, L] bool, as in `attend`."""
+    """Returns (o [B, L, H, V], and the fields of the State after the unmasked tokens), continuing from the State with
+    fields `matrix` and `tap_*`. token_mask: [B, L] bool, as in `attend`."""
     wide, length = inputs.decay.dtype, inputs.q.shape[1]
     count = token_mask.sum(1, dtype=jnp.int32)
 
     def convolve(x: Array, taps: Array, before: Array) -> tuple[Array, Array]:
-        line = jnp.concatenate([before, x.astype(before.dtype)], axis=1)
-        out = sum(line[:, i : i + length].astype(wide) * taps[None, None, ..., i] for i in range(cfg.taps))
-        cut = lambda line, n: jax.lax.dynamic_slice_in_dim(line, n, cfg.taps - 1, 0)
-        return jax.nn.silu(out), jax.vmap(cut)(line, count)
+        extended = jnp.concatenate([before, x.astype(before.dtype)], axis=1)
+        out = sum(extended[:, i : i + length].astype(wide) * taps[None, None, ..., i] for i in range(cfg.taps))
+        cut = lambda row, n: jax.lax.dynamic_slice_in_dim(row, n, cfg.taps - 1, 0)
+        return jax.nn.silu(out), jax.vmap(cut)(extended, count)
 
     q, tap_q = convolve(inputs.q, inputs.conv_q, tap_q)
     k, tap_k = convolve(inputs.k, inputs.conv_k, tap_k)
@@ -258,11 +259,11 @@ def _gates(inputs: LayerInputs) -> tuple[Array, Array]:
 
 
 class Carry(NamedTuple):
-    """How states pass through the N chunks, of C tokens each. R states are carried: that after the last token of the
-    newest prefix (or of a sequence without one), and where there are continuations that after the last token."""
+    """How states pass through the N chunks, of C tokens each. R states are carried: the one after the last token of the
+    newest prefix (or of a sequence without one) and, if there are continuations, the one after the last token."""
 
-    seen: Array  # [N, B, C, C] bool, the tokens of its chunk that a token builds on, itself included
-    begins: Array  # [N, B, R, C] bool, the state before the chunk that a token builds on
+    seen: Array  # [N, B, C, C] bool, the tokens of its chunk that a token depends on, itself included
+    begins: Array  # [N, B, R, C] bool, the state before the chunk that a token depends on
     ends: Array  # [N, B, R, C] bool, the token after which a state is carried on
     stays: Array  # [N, B, R, R] bool, on the diagonal: a state passes the chunk unchanged
 
@@ -276,12 +277,12 @@ def _carry(segment: Array) -> Carry:
     seen = causal & (
         (sequence[..., :, None] == sequence[..., None, :]) | (prefix[..., :, None] == sequence[..., None, :])
     )
-    # Of the token before each chunk; before the first, of its own first token.
+    # Of the token before each chunk; for the first chunk, of its own first token.
     sequence_before, prefix_before = (jnp.concatenate([x[:1, :, :1], x[:-1, :, -1:]]) for x in (sequence, prefix))
     goes_on = (sequence == sequence_before) & (sequence_before != prefix_before)
     root = jnp.where(sequence == prefix, column[None, None], -1).max(
         -1, keepdims=True
-    )  # the last token of no continuation
+    )  # the last token outside continuations
     begins, ends = [(prefix == prefix_before) & ~goes_on], [column[None, None] == root]
     if continuations:
         begins, ends = [*begins, goes_on], [*ends, jnp.broadcast_to(column[None, None] == column[-1], sequence.shape)]
@@ -318,7 +319,7 @@ def _in_chunks(q: Array, k: Array, v: Array, g: Array, b: Array, segment: Array,
 
     seen = of_heads(carried.seen)
     earlier, path = jnp.tril(seen, -1), seen.astype(g.dtype)
-    # Sums of g between two tokens, added up from those alone: a difference of two long sums would be less exact.
+    # Sums of g between two tokens are added directly: the difference of two long sums would be less exact.
     share = jnp.where(seen, jnp.exp(path @ jnp.where(earlier, g, 0)), 0)  # [N, B, J, H / J, t, m]
     since = jnp.exp(path @ g)
     due, reads = b * v, b * since * k[:, :, :, None]
@@ -336,7 +337,7 @@ def _in_chunks(q: Array, k: Array, v: Array, g: Array, b: Array, segment: Array,
     stays = at_ends(jnp.moveaxis(begun[..., 0], 4, 5)) + of_heads(carried.stays).astype(g.dtype)
 
     def step(carry: Array, xs: tuple[Array, ...]) -> tuple[Array, Array]:
-        """The states that are carried, [B, J, H / J, R, K, V], after a chunk, and its o."""
+        """Returns the carried states, [B, J, H / J, R, K, V], after a chunk, and the chunk's o."""
         q, k, due, reads, weights, begins, begun, left, stays = xs
         due = due - (begins * jnp.einsum("bjitk,bjirkv->bjirtv", reads, carry)).sum(3)
         out = weights @ due + (begun * jnp.einsum("bjtk,bjirkv->bjirtv", q, carry)).sum(3)

@@ -1,6 +1,6 @@
-"""Attention of one new token a row over a cache in one block, by a Pallas kernel of our own for TPUs: of every row it
-fetches the columns that the row's token sees, a block at a time and all heads at once, and no others. The reference is
-`cached_attention.attend_cached`. Compiled for TPUs and interpreted on CPUs so far; no TPU has run it.
+"""Pallas TPU kernel for attention of one new token per row over a one-block cache: for every row it fetches only the
+blocks of columns that the row's token sees, one at a time, for all heads at once. The reference is
+`cached.attend_cached`. Compiled for TPUs and interpreted on CPUs so far; no TPU has run it.
 
 Source: the running softmax is that of Milakov and Gimelshein 2018 (1805.02867), as in FlashAttention (2205.14135).
 """
@@ -22,7 +22,7 @@ from jrl.models.attention.reference import pad_to
 from jrl.types import Array
 
 MASKED_SCORE = float(jnp.finfo(jnp.float32).min)
-NO_COLUMN = -(2**30)  # of another head's keys
+NO_COLUMN = -(2**30)  # column of another head's keys, which no query sees
 
 
 def attend(
@@ -38,16 +38,16 @@ def attend(
     sinks: Array | None = None,
     interpret: bool = False,
 ) -> Array:
-    """Returns what `attend_cached` does where a row sees the columns from `first` to `last`, to rounding, [B, 1, H, K].
+    """Returns the result of `attend_cached` if a row sees columns `first` to `last`, to rounding, [B, 1, H, K].
 
     Args:
       q: [B, 1, H, K] bfloat16 or float32.
-      k, v: [B, J, M, F] as q, where J divides H, `kernels.LANES` M, and F is K, or K padded with zeros to a multiple
-        of it; or [layers, B, J, M, F], read in place, of which `layer`, [] int32, is meant. On a device J should
+      k, v: [B, J, M, F], in q's dtype. J divides H, `kernels.LANES` divides M, and F is K, or K padded with zeros to a
+        multiple of LANES. Or [layers, B, J, M, F], of which `layer`, [] int32, is read in place. On a device J should
         be 1, 2, 4 or a multiple of 8, or XLA moves the whole cache before it is read.
       first, last: [B] int32, 0 <= first <= last < M.
       scale, cap, sinks: as in the reference.
-      interpret: the kernel's operations are done by XLA, on any device. For tests.
+      interpret: runs the kernel in interpret mode, on any device. For tests.
     """
     if layer is None:
         k, v, layer = jnp.expand_dims(k, 0), jnp.expand_dims(v, 0), jnp.int32(0)
@@ -61,7 +61,7 @@ def attend(
     arrays, axes = (layer, first, last, wide, k, v), ((), row, row, query, cache, cache)
     if sinks is not None:
         arrays, axes = (*arrays, sinks), (*axes, ("heads",))
-    # A kernel does not say over which axes of the mesh its result varies.
+    # The kernel's output type does not say which mesh axes it varies over.
     return per_shard(shard, arrays, axes, (query,), checked=False)[0][..., :head_dim]
 
 
@@ -73,13 +73,14 @@ def _attend_shard(
     (batch, _, heads, head_dim), (kv_heads, columns) = q.shape, k.shape[2:4]
     block = cache_block(columns, kv_heads * head_dim * k.dtype.itemsize)
     entries = block * kv_heads
-    # A token's heads are adjacent, as XLA lays a cache out into which tokens are written: nothing is moved.
+    # A token's heads become adjacent. XLA lays out a cache that tokens are written to in this order: nothing is moved.
     k, v = (x.swapaxes(2, 3).reshape(*x.shape[:2], columns * kv_heads, head_dim) for x in (k, v))
     entry, head = np.arange(entries), np.arange(heads)[:, None] // (heads // kv_heads)
     column = np.where(entry % kv_heads == head, entry // kv_heads, NO_COLUMN).astype(np.int32)
 
     def place(row: Array, step: Array, layer: Any, first: Any, last: Any) -> tuple[Any, ...]:
-        """Where the block of a row's `step` is. Past the row's last it stays there, and nothing is fetched."""
+        """Returns the index of the block that a row reads at `step`. After the row's last block it does not change, and
+        nothing is fetched."""
         at = jnp.minimum(jax.lax.div(first[row], block) + step, jax.lax.div(last[row], block))
         return layer[0], row, at, 0
 
@@ -106,12 +107,12 @@ def _attend_shard(
     return (out[:, None],)
 
 
-# The signature is Pallas's: a reference for each prefetched scalar, input, output and scratch buffer, in their order.
+# Pallas fixes the signature: one ref per prefetched scalar, input, output and scratch buffer, in this order.
 def _kernel(
     layer: Any, first: Any, last: Any, q: Any, k: Any, v: Any, *rest: Any, block: int, scale: float, cap: float | None,
 ) -> None:  # fmt: skip
-    """Adds one block of columns to a row's running softmax: the highest score, the sum of exp(score - top) and of the
-    values so weighted.
+    """Adds one block of columns to a row's running softmax: the highest score, the sum of exp(score - top), and the sum
+    of the values with these weights.
 
     Every query is multiplied with the keys of all heads, m J of them, and those of other heads are masked: the matrix
     unit has to read all keys in any case, and has room for a few queries.
@@ -127,8 +128,8 @@ def _kernel(
     at, end = jax.lax.div(low, block) + step, jax.lax.div(high, block)
 
     @pl.when(step == 0)
-    def begin() -> None:  # with the sink, a score that has no value
-        # Without sinks, a score that has a weight of exactly 0 beside any other.
+    def begin() -> None:
+        # Starts from the sink, a score without a value; without sinks, from a score whose weight becomes exactly 0.
         top[...] = sinks[0][...] if sinks else jnp.full_like(top, MASKED_SCORE)
         weight[...] = jnp.ones_like(weight)
         value[...] = jnp.zeros_like(value)
@@ -154,8 +155,9 @@ def _kernel(
 
 
 def _weighted(weights: Array, v: Array) -> Array:
-    """Returns values [n, K] by float32 weights [H, n], [H, K] float32. Over bfloat16 values a weight is two such
-    numbers, which hold 16 of its bits: in one, the matrix unit would round it to 8."""
+    """Returns float32 weights [H, n] times values [n, K], [H, K] float32. For bfloat16 values a weight is split into
+    two
+    bfloat16 numbers, which hold 16 of its bits: as one, the matrix unit would round it to 8."""
     if v.dtype == jnp.float32:
         return _product(weights, v, 0)
     bits = jax.lax.bitcast_convert_type(weights, jnp.int32)
@@ -166,8 +168,8 @@ def _weighted(weights: Array, v: Array) -> Array:
 
 
 def _product(x: Array, y: Array, dimension: int) -> Array:
-    """Returns x [H, n] by y along the latter's `dimension`, summed into float32: of bfloat16 in one pass, which is
-    exact and all that the kernel's compiler takes, of float32 in as many as it needs. A run asks for "highest"."""
+    """Returns x [H, n] times y, summed over y's `dimension` in float32: one pass for bfloat16, which is exact and all
+    that the kernel's compiler accepts; as many as needed for float32. A run's default precision is "highest"."""
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
     return jax.lax.dot_general(
         x, y, (((1,), (dimension,)), ((), ())), precision=precision, preferred_element_type=jnp.float32

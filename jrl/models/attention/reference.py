@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jrl.device.sharding import reshape
 from jrl.types import Array
 
-Rows = Callable[[Array], Array]  # [B, Q, ...] -> the same of some queries, [B, block, ...]
+Rows = Callable[[Array], Array]  # [B, Q, ...] -> the rows of some queries, [B, block, ...]
 
 
 def attend(
@@ -31,8 +31,8 @@ def attend(
 
     Args:
       q: [B, Q, H, K]. k, v: [B, J, M, K], where J divides H: H / J query heads share one key head.
-      mask: [B, Q, M] bool. Every query must be allowed at least one position. Or a function that returns the rows of it
-        that are asked for, [B, block, M]: with a block, no [B, Q, M] exists then.
+      mask: [B, Q, M] bool. Every query must be allowed at least one position. Or a function that returns the
+        requested rows of it, [B, block, M]: with `block`, no [B, Q, M] array exists then.
       scale: None: 1 / sqrt(K).
       cap: scores x become cap * tanh(x / cap), as in Gemma 2 (2408.00118, section 2); None: no cap.
       sinks: [H], one more logit for each head: it takes a share of the softmax and has no value, as in gpt-oss
@@ -47,7 +47,7 @@ def attend(
     scale = head_dim**-0.5 if scale is None else scale
 
     def attend_block(q: Array, mask: Array) -> Array:
-        # Widened before the products: exact, and CPU has no batched product of bfloat16 into float32.
+        # Widened before the products: this is exact, and CPUs have no batched product of bfloat16 into float32.
         scores = jnp.einsum("bqjgk,bjmk->bjgqm", q.astype(wide), k.astype(wide)) * scale
         if cap is not None:
             scores = cap * jnp.tanh(scores / cap)

@@ -43,16 +43,17 @@ def attend(
     rounding, [B, L, H, K]. In bfloat16 queries are rounded once more, after they are scaled.
 
     Args:
-      q: [B, L, H, K]. k, v: [B, J, L, K], where J divides H. A row is padded to a multiple of 128 tokens inside.
+      q: [B, L, H, K]. k, v: [B, J, L, K], where J divides H. Rows are padded internally, to a multiple of 128.
       start: [B] int32, where there are more columns of keys than queries: the column of a row's first query. The
         columns after a row's last query are not read. None: the queries are all of a row's tokens.
       segment: [B, L] int32; the tokens of a segment are adjacent and in order. None: a row is one segment.
         ShareSegments, where the queries are shares of rows and the keys whole rows: k, v [B, J, S L, K].
       scale, cap, sinks: as in the reference.
       window: tokens that a token sees, including itself; None: all.
-      interpret: XLA runs the kernel's operations, on any device. For tests.
+      interpret: runs the kernel in interpret mode, on any device. For tests.
 
-    Raises: ValueError where there are not as many queries as keys, and no `start`; or segments beside it.
+    Raises: ValueError if there are not as many queries as keys, without `start` or shares; or for segments with
+      `start`.
     """
     length, head_dim, columns = q.shape[1], q.shape[3], k.shape[2]
     divided = isinstance(segment, ShareSegments)
@@ -97,21 +98,21 @@ def attend(
 
         run = _row if dtype == jnp.float32 else _in_one_pass(_row)
         each = jax.vmap(run, in_axes=(None, 0, 0, 0, 0, None))
-        # Kept as the kernel of the backward pass reads them: norms, rotation and layout are not computed again.
-        # Of a share only its queries: a layer gathers its row's keys and values once more, from those it has.
+        # Saved as the backward kernel reads them: norms, rotation and layout are not computed again.
+        # For a share only the queries are saved: the layer gathers its row's keys and values again.
         keep = (lambda x: x) if divided else product
         q, k, v = product(_pad(share["q"].swapaxes(1, 2), 2)), keep(_pad(k, 2)), keep(_pad(v, 2))
         out = each(kernel, q, k, v, ids, share.get("sinks"))
         return (out[:, :, :length].swapaxes(1, 2),)
 
-    # A kernel does not say over which axes of the mesh its result varies.
+    # The kernel's output type does not say which mesh axes it varies over.
     return per_shard(shard, [given[n] for n in names], [axes[n] for n in names], [axes["q"]], checked=False)[0]
 
 
 def _last_columns(queries: int, k: Array, v: Array, start: Array) -> tuple[Array, Array, Array]:
-    """Returns keys and values [J, M, K] of a row moved so that the columns of its `queries` are the last, and which
+    """Returns a row's keys and values [J, M, K], shifted to make the columns of its `queries` the last ones, and which
     columns are the row's, [M] int32. The kernel's mask is fixed when it is compiled: query i sees the columns up to
-    M - queries + i, wherever they were."""
+    M - queries + i."""
     columns = k.shape[1]
     room = columns - queries
 
@@ -132,7 +133,7 @@ def _row(
     """Returns attention of one row, [H, L, K] as q. The kernel holds arrays, so it is an argument and not a closure.
 
     Args:
-      ids: segments of queries and of keys; a query sees those that are its own.
+      ids: segments of queries and of keys; a query sees the keys of its own segment.
     """
     return kernel(q, k, v, None if ids is None else kernels.SegmentIds(*ids), sinks)
 
@@ -143,8 +144,8 @@ def _pad(x: Array, axis: int) -> Array:
 
 
 def _in_one_pass(fn: Callable[..., Array]) -> Callable[..., Array]:
-    """Returns `fn` with products, also in its backward pass, in one pass of bfloat16 summed into float32. A run asks
-    for "highest" precision, which gives the same bits for two bfloat16 operands but which the kernel's compiler
+    """Returns `fn` with products, also in its backward pass, in one pass of bfloat16 summed into float32. A run's
+    default precision is "highest", which gives the same bits for two bfloat16 operands but which the kernel's compiler
     rejects."""
     precision = functools.partial(jax.default_matmul_precision, "default")
 
@@ -168,7 +169,7 @@ def _in_one_pass(fn: Callable[..., Array]) -> Callable[..., Array]:
 def _kernel(
     heads: int, length: int, columns: int, window: int | None, cap: float | None, interpret: bool
 ) -> kernels.SplashAttentionKernel:
-    """Returns the kernel of one padded row of `length` queries, which are the last of `columns` keys."""
+    """Returns the kernel for one padded row: `length` queries, at the last of `columns` keys."""
     shape = (padded_length(length), padded_length(columns))
     mask = _mask(shape, window, columns - length)
     return _compiled_for(mask, heads, block_of(length), block_of(columns), cap, interpret)
@@ -177,22 +178,22 @@ def _kernel(
 def _kernel_of_share(
     heads: int, length: int, columns: int, window: int | None, cap: float | None, interpret: bool
 ) -> kernels.SplashAttentionKernel:
-    """Returns the kernel of this device's share of a row: `length` queries, padded, and the row's `columns` keys."""
+    """Returns the kernel for this device's share of a row: `length` queries, padded, and the row's `columns` keys."""
     shares = columns // length
     padding = ((0, 0), (0, padded_length(length) - length))
     mask = _mask((shares * padded_length(length), padded_length(columns)), window, 0)
     mask.q_sequence = np.pad(columns_of_shares(columns, shares), padding, mode="edge").reshape(-1)
     kernel = _compiled_for(mask, heads, block_of(length), block_of(columns), cap, interpret, shares)
 
-    def own(name: str, x: Any) -> Any:
-        """Returns this share's part of a field that is one share's after another's."""
+    def local_part(name: str, x: Any) -> Any:
+        """Returns this share's part of a field that concatenates the shares."""
         axis = 0 if name == "q_sequence" else 1
         if x is None or name not in ("data_next", "mask_next", "block_mask", "q_sequence"):
             return x
         size = x.shape[axis] // shares
         return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(SEQUENCE) * size, size, axis)
 
-    infos = [info and type(info)(*map(own, info._fields, info)) for info in kernel.tree_flatten()[0]]
+    infos = [info and type(info)(*map(local_part, info._fields, info)) for info in kernel.tree_flatten()[0]]
     return kernels.SplashAttentionKernel.tree_unflatten(kernel.kwargs, infos)
 
 
@@ -210,7 +211,7 @@ def _compiled_for(
     interpret: bool,
     shares: int = 1,
 ) -> kernels.SplashAttentionKernel:
-    """Returns the kernel of a mask for every head. queries, keys: multiplied at once. shares: of the mask's queries."""
+    """Returns the kernel for the same mask in every head. queries, keys: of a block. shares: of the mask's queries."""
     return kernels.make_splash_mha(
         masks.MultiHeadMask([mask] * heads),
         block_sizes=kernels.BlockSizes(
@@ -226,6 +227,6 @@ def _compiled_for(
         head_shards=1,
         q_seq_shards=shares,
         attn_logits_soft_cap=cap,
-        residual_checkpoint_name=PRODUCT,  # computed once where a layer keeps what its matrices made
+        residual_checkpoint_name=PRODUCT,  # not recomputed where a layer saves its products
         interpret=interpret,
     )
