@@ -101,9 +101,7 @@ class Decoder:
     logit_cap: float | None = None  # logits x become cap * tanh(x / cap)
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of matmuls and the cache
     param_dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of the parameters
-    remat: Remat = (
-        "none"  # saved for the backward pass: all, a layer's input, also matrix products; its input, on the host
-    )
+    remat: Remat = "none"  # saved for the backward pass: all, a layer's input, its products too; its input on the host
     attention: Attention = "auto"  # over full rows: the reference or a kernel; decoding uses Sampler.attention
     attention_block: int | None = None  # queries whose scores exist at once, recomputed in the backward pass; None: all
 

@@ -1,9 +1,9 @@
-"""Low-rank adapters: a small tree beside frozen weights, and the model that reads both.
+"""Low-rank adapters: a small tree next to frozen weights, and the model that reads both.
 
     y = x W + s (x A) B            W [in, out] frozen, A [in, r], B [r, out]; s = alpha / r or alpha / sqrt(r)
-    y = c * (x W + s (x A) B)      DoRA: c = (|W| + d) / |W + s A B|, one number an output; norms are over inputs
+    y = c * (x W + s (x A) B)      DoRA: c = (|W| + d) / |W + s A B|, one number per output; norms are over inputs
 
-B and d start at 0, so that the first policy is the base, bit for bit. No gradient passes through DoRA's norms (its
+B and d start at 0: the initial policy is the base, bit for bit. No gradient passes through DoRA's norms (its
 section 4.3). What DoRA calls the magnitude m is |W| + d here: learning d is learning m, and d starts at zero.
 
 Sources: LoRA 2106.09685, section 4.1; rsLoRA 2312.03732, theorem 3.2; DoRA 2402.09353, equations 5 and 11.
@@ -36,7 +36,7 @@ READ = {"d": "c"}  # leaf -> the leaf that the decoder reads in its place
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoRA:
-    """Adapters to train in place of the weights, which are frozen."""
+    """Adapters, trained instead of the weights, which are frozen."""
 
     rank: int = 16  # r
     alpha: float = 32.0  # numerator of the scale s
@@ -45,7 +45,7 @@ class LoRA:
     # Patterns over q, k, v, o, gate, up, down and q_gate, of which a decoder may lack some; and over expert_gate,
     # expert_up and expert_down, which only a pattern that begins with "expert" matches.
     targets: tuple[str, ...] = ("*",)
-    sampling: Literal["unmerged", "merged"] = "unmerged"  # two small products a layer, or a merged copy for each call
+    sampling: Literal["unmerged", "merged"] = "unmerged"  # two small products per matrix, or one merged copy per call
     base: Literal["int8", "int4", "nf4"] | None = (
         None  # quantization of frozen matrices; None: none, in the model's param_dtype
     )
@@ -75,7 +75,7 @@ class LoRA:
 def _targets(patterns: tuple[str, ...], names: Any) -> tuple[str, ...]:
     """Returns the names that a pattern matches. Raises ValueError for a pattern that matches none."""
     # Experts hold most of a sparse model's weights, so they are matched only by name.
-    meets = lambda name, pattern: (
+    matches = lambda name, pattern: (
         (name not in EXPERTS or pattern.startswith("expert"))
         and any(
             fnmatch.fnmatchcase(option, pattern)
@@ -83,9 +83,9 @@ def _targets(patterns: tuple[str, ...], names: Any) -> tuple[str, ...]:
         )
     )
     for pattern in patterns:
-        if not any(meets(name, pattern) for name in names):
+        if not any(matches(name, pattern) for name in names):
             raise ValueError(f"LoRA.targets: {pattern!r} matches no projection. Available: {', '.join(names)}")
-    return tuple(name for name in names if any(meets(name, pattern) for pattern in patterns))
+    return tuple(name for name in names if any(matches(name, pattern) for pattern in patterns))
 
 
 def without_adapters(base: PyTree) -> tuple[str, ...]:
@@ -102,8 +102,8 @@ def without_adapters(base: PyTree) -> tuple[str, ...]:
 def adapter_spec(config: LoRA, base: PyTree) -> PyTree:
     """Returns the abstract tree of the adapters to `base`, a decoder's spec.
 
-    A starts normal with variance 1 / (3 in), that of PEFT's uniform; B and d start at 0. float32, or wider with the
-    base.
+    A starts normal with variance 1 / (3 in), that of PEFT's uniform; B and d start at 0. The dtype is float32, or the
+    base's if that is wider.
 
     Raises: ValueError for a target that the decoder does not have.
     """
@@ -111,21 +111,21 @@ def adapter_spec(config: LoRA, base: PyTree) -> PyTree:
     for name in _targets(config.targets, [name for name in (*ADAPTABLE, *EXPERTS) if name in base["layers"]]):
         weight = base["layers"][name]
         first, inputs = 1 + MATRICES[name][0], 2 + MATRICES[name][-1]  # after the layer axis and the expert axis
-        apart, into, out = weight.shape[:first], weight.shape[first:inputs], weight.shape[inputs:]
-        apart_axes, into_axes, out_axes = weight.axes[:first], weight.axes[first:inputs], weight.axes[inputs:]
+        stack, into, out = weight.shape[:first], weight.shape[first:inputs], weight.shape[inputs:]
+        stack_axes, into_axes, out_axes = weight.axes[:first], weight.axes[first:inputs], weight.axes[inputs:]
         dtype = jnp.promote_types(weight.dtype, jnp.float32)
         specs[name] = {
             "a": ParamSpec(
-                (*apart, *into, config.rank), dtype, (*apart_axes, *into_axes, "rank"), (3 * math.prod(into)) ** -0.5
+                (*stack, *into, config.rank), dtype, (*stack_axes, *into_axes, "rank"), (3 * math.prod(into)) ** -0.5
             ),
-            "b": ParamSpec((*apart, config.rank, *out), dtype, (*apart_axes, "rank", *out_axes), 0.0),
+            "b": ParamSpec((*stack, config.rank, *out), dtype, (*stack_axes, "rank", *out_axes), 0.0),
         }
         if config.kind == "dora":
-            specs[name]["d"] = ParamSpec((*apart, *out), dtype, (*apart_axes, *out_axes), 0.0)
+            specs[name]["d"] = ParamSpec((*stack, *out), dtype, (*stack_axes, *out_axes), 0.0)
     return specs
 
 
-@functools.cache  # one object for one model, so that equal programs are compiled once
+@functools.cache  # one object per model, so that equal programs are compiled once
 def adapted(model: Model, config: LoRA) -> Model:
     """Returns the model whose parameters are those of `model`, quantized to `config.base`, and adapters to them."""
 
@@ -135,7 +135,7 @@ def adapted(model: Model, config: LoRA) -> Model:
         return Adapted(stored, adapter_spec(config, base))
 
     def adapted_init(key: Array, cfg: Any, place: Any = lambda names: None) -> Adapted:
-        # A parameter's name seeds its draw: those of the base are bit for bit what they are without adapters.
+        # A parameter's name seeds its draw: the base is bit-identical to the one without adapters.
         adapters, base = {ADAPTER: adapted_spec(cfg).adapters}, model.init(key, cfg, place)
         if config.base is not None:
             names = axes(model.spec(cfg))["layers"]
@@ -218,13 +218,13 @@ def columns(
     names: Names,
     widened: Callable[[Any, Any], Array] = lambda weight, dtype: weight.astype(dtype),
 ) -> Array:
-    """Returns DoRA's c = (|W| + d) / |W + A B| for every layer and output, [layers, *out]. Its gradient is that of d.
+    """Returns DoRA's c = (|W| + d) / |W + A B| for every layer and output, [layers, *out]. Gradients reach only d.
 
-    |W + A B|^2 = |W|^2 + 2 sum_r B_r (A^T W)_r + sum_rq B_r (A^T A)_rq B_q, so that no matrix of W's size is computed.
+    |W + A B|^2 = |W|^2 + 2 sum_r B_r (A^T W)_r + sum_rq B_r (A^T A)_rq B_q, so W + A B is never computed.
 
     Args:
-      weight: [layers, *in, *out]. a: [layers, *in, r]. b: [layers, r, *out], s multiplied in. d: [layers, *out].
-      names: logical axes of the outputs. widened: (a layer's weight, dtype) -> it in that dtype.
+      weight: [layers, *in, *out]. a: [layers, *in, r]. b: [layers, r, *out], times s. d: [layers, *out].
+      names: logical axes of the outputs. widened: (a layer's weight, dtype) -> the weight in that dtype.
     """
     into, out = "ij"[: a.ndim - 2], "xy"[: d.ndim - 1]
     weight, a, b = jax.lax.stop_gradient((weight, a, b))
@@ -245,10 +245,10 @@ def columns(
 
 
 def merge(params: Adapted, config: LoRA, names: Adapted, *, dtype: Any) -> PyTree:
-    """Returns the base's tree with W + s A B, or DoRA's c times that, in place of every adapted W, in `dtype`; and with
-    quantized matrices dequantized to `dtype`.
+    """Returns the base's tree with every adapted W replaced by W + s A B, or DoRA's c times that, in `dtype`. Quantized
+    matrices are dequantized to `dtype`.
 
-    Sums are in float32 or wider. Computed a layer at a time: intermediate arrays have the size of one layer.
+    Sums are in float32 or wider. Layers are computed one at a time: intermediate arrays have the size of one layer.
 
     Args:
       names: the logical axes of every leaf of `params`.

@@ -1,11 +1,11 @@
-"""Frozen matrices quantized to 8 or 4 bits, for training adapters. They are dequantized a layer at a time, where used.
+"""Frozen matrices quantized to 8 or 4 bits, for training adapters. They are dequantized one layer at a time, when used.
 
     W = scale * level      int8: level -128..127; int4: -8..7; nf4: NF4[0..15], quantiles of a normal
 
-int8 has a scale for each output; the 4-bit kinds have one for each GROUP consecutive inputs of an output. qwix computes
-scales by the largest absolute value and rounds to the nearest level. In the tree a matrix is {kind: values, "scale":
-float32}, stacked as before; two 4-bit values share a uint8, input 2i in the lower half of byte i and 2i + 1 in the
-upper. Embedding, head, norms, biases and routers are not quantized.
+int8 has one scale per output; the 4-bit kinds have one per GROUP consecutive inputs of an output. qwix derives scales
+from the largest absolute value and rounds to the nearest level. In the tree a matrix is {kind: values, "scale":
+float32}, still stacked; two 4-bit values share a uint8, input 2i in the lower half of byte i and 2i + 1 in the upper.
+Embedding, head, norms, biases and routers are not quantized.
 
 Source: QLoRA, 2305.14314, section 3; NF4 is its appendix E.
 """
@@ -42,7 +42,7 @@ def is_quantized(leaf: Any) -> bool:
 
 
 def check_bytes(base: PyTree, mesh: Any) -> None:
-    """Raises ValueError where a matrix of a decoder's spec, with two inputs in a byte, does not divide over the
+    """Raises ValueError if a quantized matrix of a decoder's spec, with two inputs in a byte, does not divide over the
     mesh."""
     for name, leaf in base["layers"].items():
         for values in leaf.values() if is_quantized(leaf) else ():
@@ -55,51 +55,51 @@ def check_bytes(base: PyTree, mesh: Any) -> None:
 
 
 def quantize(weight: Array, name: str, kind: str, names: Names) -> dict[str, Array]:
-    """Returns the stacked matrix of that name as {kind: values, "scale"}. Intermediate arrays have the size of one
-    layer.
+    """Returns the stacked matrix `name` as {kind: values, "scale"}. Intermediate arrays have the size of one layer.
 
     Args:
-      names: logical axes of the matrix; the result is sharded as for training.
+      names: logical axes of the matrix; the result is sharded as in training.
 
     Raises: ImportError without qwix.
     """
     try:
         import qwix  # takes seconds
-    except (ImportError, AttributeError) as error:  # flax 0.12.8 has no NNX beside jax 0.11 or newer
+    except (ImportError, AttributeError) as error:  # flax 0.12.8 has no NNX with jax 0.11 or newer
         raise ImportError(
             f"LoRA.base = {kind!r} needs the package qwix, and a flax whose NNX works with this JAX; "
             "install them with pip install 'jrl-jax[quant]'"
         ) from error
 
     specs = _spec(name, ParamSpec(weight.shape, weight.dtype, names, None), kind)
-    sharing = [size // scales for size, scales in zip(weight.shape[1:], specs["scale"].shape[1:])]  # a scale, by axis
-    how = {"channelwise_axes": [axis for axis, size in enumerate(sharing) if size == 1],
-           "tiled_axes": {axis: size for axis, size in enumerate(sharing) if size > 1}}  # fmt: skip
+    # Entries per scale, by axis.
+    sharing = [size // scales for size, scales in zip(weight.shape[1:], specs["scale"].shape[1:])]
+    axes = {"channelwise_axes": [axis for axis, size in enumerate(sharing) if size == 1],
+            "tiled_axes": {axis: size for axis, size in enumerate(sharing) if size > 1}}  # fmt: skip
 
     def layer(w: Array) -> dict[str, Array]:
-        done = qwix.quantize(w.astype(jnp.float32), kind, **how)
-        values = done.qvalue if kind == "int8" else packed(done.qvalue, MATRICES[name][-1])
-        return {kind: values, "scale": done.scale}
+        quantized = qwix.quantize(w.astype(jnp.float32), kind, **axes)
+        values = quantized.qvalue if kind == "int8" else packed(quantized.qvalue, MATRICES[name][-1])
+        return {kind: values, "scale": quantized.scale}
 
     places = {key: spec(leaf.axes, TRAIN) for key, leaf in specs.items()}
     return _auto_sharded(lambda weight: jax.lax.map(layer, weight), places, weight)
 
 
 def gathered(weights: PyTree, name: str, x: Array, *names: str | None) -> Array:
-    """Returns a layer's matrix in the dtype of x, its operand, gathered over fsdp; quantized ones are dequantized
-    last."""
+    """Returns a layer's matrix in the dtype of x, its operand, gathered over `fsdp`. Quantized ones are dequantized
+    after the gather."""
     leaf = weights[name]
     if not is_quantized(leaf):
         return gather(leaf.astype(x.dtype), *names)
-    laid = lambda key, part: _scale_axes(name, part.shape, names) if key == "scale" else names
-    # Not before x exists: else the compiler dequantizes all layers ahead of a loop over tokens.
+    axes = lambda key, part: _scale_axes(name, part.shape, names) if key == "scale" else names
+    # Not before x exists: else the compiler dequantizes all layers before a loop over tokens.
     leaf, _ = jax.lax.optimization_barrier((leaf, jax.lax.stop_gradient(x)))
-    here = {key: gather(part, *laid(key, part)) for key, part in leaf.items()}
-    return dequantize(here, name, x.dtype, spec(names, GATHERED))
+    full = {key: gather(part, *axes(key, part)) for key, part in leaf.items()}
+    return dequantize(full, name, x.dtype, spec(names, GATHERED))
 
 
 def dequantize(leaf: Array | dict[str, Array], name: str, dtype: Any, place: Any) -> Array:
-    """Returns a layer's matrix of that name in `dtype`; a quantized one is sharded as `place`, a PartitionSpec."""
+    """Returns a layer's matrix `name` in `dtype`; a quantized one is sharded as `place`, a PartitionSpec."""
     return (
         _auto_sharded(lambda leaf: _dequantize(leaf, name, dtype), place, leaf)
         if is_quantized(leaf)
@@ -116,8 +116,8 @@ def _dequantize(leaf: dict[str, Array], name: str, dtype: Any) -> Array:
     else:
         values = unpacked(leaf["nf4"], axis).astype(jnp.int32)
         levels = jax.lax.select_n(values, *[jnp.full(values.shape, level, scale.dtype) for level in NF4])
-    every = jnp.repeat(scale, levels.shape[axis] // scale.shape[axis], axis)
-    return (levels.astype(scale.dtype) * every).astype(dtype)
+    repeated = jnp.repeat(scale, levels.shape[axis] // scale.shape[axis], axis)
+    return (levels.astype(scale.dtype) * repeated).astype(dtype)
 
 
 def packed(values: Array, axis: int) -> Array:
@@ -128,7 +128,7 @@ def packed(values: Array, axis: int) -> Array:
 
 
 def unpacked(values: Array, axis: int) -> Array:
-    """Returns uint8 values 0..15, unpacked from two to a uint8; the inverse of `packed`."""
+    """Returns uint8 values 0..15, two from each uint8; the inverse of `packed`."""
     shape = list(values.shape)
     shape[axis] *= 2
     return jnp.stack([values & 15, values >> 4], axis + 1).reshape(shape)
@@ -159,7 +159,7 @@ def _scale_axes(name: str, sizes: Sequence[int], names: Sequence[str | None]) ->
 
 
 def _auto_sharded(fn: Callable[[Any], Any], out: Any, arg: Any) -> Any:
-    """Returns fn(arg), sharded as `out`, PartitionSpecs: inside, the compiler chooses, as groups may cross shards."""
+    """Returns fn(arg), sharded as `out`, PartitionSpecs. Inside `fn` the compiler chooses: groups may cross shards."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return fn(arg)

@@ -156,8 +156,7 @@ def _kernel(
 
 def _weighted(weights: Array, v: Array) -> Array:
     """Returns float32 weights [H, n] times values [n, K], [H, K] float32. For bfloat16 values a weight is split into
-    two
-    bfloat16 numbers, which hold 16 of its bits: as one, the matrix unit would round it to 8."""
+    two bfloat16 numbers, which hold 16 of its bits: as one, the matrix unit would round it to 8."""
     if v.dtype == jnp.float32:
         return _product(weights, v, 0)
     bits = jax.lax.bitcast_convert_type(weights, jnp.int32)

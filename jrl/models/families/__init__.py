@@ -112,15 +112,19 @@ def labels_of(config: Mapping[str, Any], where: str = "config.json") -> tuple[st
 
 
 def classifier_json(family: Family, labels: int) -> dict[str, Any]:
-    """Returns what config.json says of a family's classifier with so many labels, beside its decoder."""
+    """Returns the entries of config.json for a family's classifier with `labels` labels, except its decoder's."""
     names = {str(i): f"LABEL_{i}" for i in range(labels)}
-    own = {"id2label": names, "label2id": {name: int(i) for i, name in names.items()}, "problem_type": "regression"}
-    return {"architectures": [classifiers(family)[-1]], "num_labels": labels, **own, SCORE_AT: ANSWER_END}
+    label_keys = {
+        "id2label": names,
+        "label2id": {name: int(i) for i, name in names.items()},
+        "problem_type": "regression",
+    }
+    return {"architectures": [classifiers(family)[-1]], "num_labels": labels, **label_keys, SCORE_AT: ANSWER_END}
 
 
 def reads_answer_end(config: Mapping[str, Any], where: str = "config.json") -> bool:
-    """Returns whether a classifier's labels are those of the token that ends the answer, as jrl trains reward models;
-    else they are read behind all that its chat template writes. Raises ValueError for another value of SCORE_AT."""
+    """Whether a classifier's labels are read at the token that ends the answer, as in reward models that jrl trains;
+    else after everything that its chat template writes. Raises ValueError for another value of SCORE_AT."""
     at = config.get(SCORE_AT)
     if at not in (None, ANSWER_END):
         raise ValueError(f"{where}: {SCORE_AT} is {at!r:.200}; it must be {ANSWER_END!r}, or not be there")

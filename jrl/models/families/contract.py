@@ -16,7 +16,7 @@ MOST = 1 << 30  # the largest count that a config.json may hold
 
 
 class Pick(NamedTuple):
-    """A published dimension of `of` entries of which a leaf is number `index`."""
+    """A published dimension of `of` entries; the leaf is entry `index`."""
 
     index: int
     of: int
@@ -26,12 +26,12 @@ class Place(NamedTuple):
     """The published tensors of a leaf: one for each layer, or for each expert of each layer.
 
     `dims` has an entry for each dimension of a tensor: the leaf's own axes (without the layers' and, where every expert
-    has its tensor, the experts'), flattened in row-major order, with Picks between them. A torch linear weight
+    has its own tensor, the experts'), flattened in row-major order, with Picks between them. A torch linear weight
     [out, in] of a leaf [D, H, K] is ((1, 2), (0,)). Leaves that name the same tensor are joined along dimension `join`,
     in the order of the family's table.
     """
 
-    name: str  # the first "{}" is the number of the layer, a second that of the expert
+    name: str  # the first "{}" is the index of the layer, a second that of the expert
     dims: tuple[tuple[int | Pick, ...], ...]
     join: int | None = None
 
@@ -213,11 +213,11 @@ class Sorted(NamedTuple):
 
     read: tuple[str, ...]  # the computation depends on them
     ignored: tuple[str, ...]  # do not affect the computation
-    unknown: tuple[str, ...]  # refused
+    unknown: tuple[str, ...]  # rejected
 
 
 def sort_keys(family: Family, config: Mapping[str, Any]) -> Sorted:
-    """Returns the use of every key that is not null. `read` also refuses invalid values."""
+    """Returns the keys that are not null, by their use. `read` also rejects invalid values."""
     inner = text_config(family, config)
     around = [name for name in config if name not in inner] if is_wrapped(family, config) else []
     present = [name for name, value in inner.items() if value is not None] + around

@@ -48,11 +48,11 @@ def read_shared(keys: Keys, shape: dict[str, Any], flags: tuple[bool, ...]) -> d
 
 def write_shared(cfg: Decoder) -> dict[str, Any]:
     scalar = (cfg.head_dim**-0.5 if cfg.query_scale is None else cfg.query_scale) ** -2
-    words = {"gelu_tanh": "gelu_pytorch_tanh", "gelu": "gelu"}
+    activations = {"gelu_tanh": "gelu_pytorch_tanh", "gelu": "gelu"}
     return {
         **write_shape(cfg),
-        "hidden_activation": words.get(cfg.activation),
-        # A root taken and squared again is off by a rounding.
+        "hidden_activation": activations.get(cfg.activation),
+        # Taking a root and squaring it again leaves a rounding error.
         "query_pre_attn_scalar": round(scalar) if abs(scalar - round(scalar)) < 1e-6 * scalar else scalar,
         "attention_bias": cfg.qkv_bias,
         "sliding_window": cfg.window,
@@ -97,8 +97,8 @@ def read_two_ropes(
     """Returns rope_theta, rope and window_rope_theta. Only the rope of full layers is ever stretched.
 
     Args:
-      theta, near_theta: bases of full and of windowed layers where nothing is said.
-      near_key: what transformers 4 calls the base of windowed layers; None: it is that of the full ones.
+      theta, near_theta: default bases of full and of windowed layers.
+      near_key: transformers 4's name for the base of windowed layers; None: it equals that of full layers.
     """
     if parameters is None:
         stretch, theta = older.inside("rope_scaling"), older.number("rope_theta", theta)
@@ -148,7 +148,7 @@ GEMMA3 = Family(
     read=read_gemma3,
     write=write_gemma3,
     places={**PLACES, **HEAD_NORMS},
-    # 4B and larger are published with a vision tower beside the text model, which is all that is read of them.
+    # Sizes from 4B on are published with a vision tower. Only the text model is read.
     wrapped=Wrapped(
         model_type="gemma3",
         architecture="Gemma3ForConditionalGeneration",

@@ -1,5 +1,6 @@
-"""The text models of Gemma 4, as transformers 5.23 computes them: heads of another shape in full layers, keys and
-values that later layers share, an input for each layer beside the stream, and in some an MLP beside experts."""
+"""The text models of Gemma 4, as transformers 5.23 computes them: full layers have heads of another shape, later layers
+share keys and values, each layer has an input in addition to the stream, and some models an MLP in addition to experts.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ OVERRIDES = ("head_dim", "num_key_value_heads")  # of single layers
 
 def read(keys: Keys) -> Decoder:
     keys.expect("attention_bias", False)
-    keys.expect("use_bidirectional_attention", "vision")  # of text, nothing
+    keys.expect("use_bidirectional_attention", "vision")  # no effect on text
     shape = read_shape(keys, tied=True, head_dim=256, kv_heads=4, rope=False)
     layers, declared = shape["layers"], layer_flags(keys, shape["layers"])
     flags = tuple((i + 1) % 6 != 0 for i in range(layers)) if declared is None else declared
-    flags = (*flags[:-1], False)  # transformers makes the last layer a full one, whatever the configuration says
+    flags = (*flags[:-1], False)  # transformers makes the last layer a full one, regardless of the configuration
     same = keys.flag("attention_k_eq_v", False)
     head_dim, kv_heads = _read_full(keys, shape, flags, same)
     shared = _count(keys, "num_kv_shared_layers", 0)
@@ -59,20 +60,20 @@ def read(keys: Keys) -> Decoder:
 def _read_experts(keys: Keys) -> Experts | None:
     if not keys.flag("enable_moe_block", False):
         for name in EXPERT_KEYS:
-            keys.take(name, None)  # unused then
+            keys.take(name, None)  # unused without experts
         return None
     count, per_token, width = map(keys.count, EXPERT_KEYS)
     return Experts(count=count, per_token=per_token, width=width, reads="stream", scaled=True, shared_expert="normed")
 
 
 def _count(keys: Keys, name: str, default: int) -> int:
-    """Returns a whole number that may be 0: there are none."""
+    """Returns a count that may be 0."""
     value = keys.take(name, default)
     return 0 if type(value) is int and value == 0 else keys.count(name, default)
 
 
 def _read_full(keys: Keys, shape: dict[str, Any], flags: tuple[bool, ...], same: bool) -> tuple[int, int]:
-    """Returns entries and key heads of full layers: said once, or of each layer as transformers 5 writes it."""
+    """Returns (head_dim, kv_heads) of full layers, given once, or per layer as transformers 5 writes them."""
     head_dim = keys.count("global_head_dim", 512)
     kv_heads = keys.count("num_global_key_value_heads", shape["kv_heads"])
     each = keys.take("per_layer_config", None)
@@ -117,7 +118,7 @@ def write(cfg: Decoder) -> dict[str, Any]:
         rope |= {"rope_type": "proportional", "partial_rotary_factor": cfg.rope.share, "factor": cfg.rope.factor}
     near = cfg.rope_theta if cfg.window_rope_theta is None else cfg.window_rope_theta
     heads = {"global_head_dim": full.head_dim, "num_global_key_value_heads": full.kv_heads}
-    if full.kv_heads != cfg.kv_heads and not full.keys_are_values:  # which their key says only of keys that are values
+    if full.kv_heads != cfg.kv_heads and not full.keys_are_values:  # num_global_key_value_heads is unused then
         one = {"head_dim": full.head_dim, "num_key_value_heads": full.kv_heads}
         heads = {"per_layer_config": {str(i): one for i in range(cfg.layers) if not cfg.windowed(i)}}
     routed = cfg.experts

@@ -50,7 +50,7 @@ def read(keys: Keys) -> Decoder:
 
 
 def write(cfg: Decoder) -> dict[str, Any]:
-    words = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"}
+    activations = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"}
     return {
         "vocab_size": cfg.vocab_size,
         "n_layer": cfg.layers,
@@ -60,7 +60,7 @@ def write(cfg: Decoder) -> dict[str, Any]:
         "n_positions": cfg.learned_positions,
         "layer_norm_epsilon": cfg.norm_eps,
         "scale_attn_weights": cfg.query_scale != 1.0,
-        "activation_function": words.get(cfg.activation),
+        "activation_function": activations.get(cfg.activation),
         "tie_word_embeddings": cfg.tied,
     }
 

@@ -28,7 +28,7 @@ def read(keys: Keys) -> Decoder:
     if width % heads:
         raise ValueError(f"{keys.where}: num_attention_heads = {heads} does not divide hidden_size = {width}")
     rope = read_rope(keys, width // heads, theta_key="rotary_emb_base", share=0.25, share_key="rotary_pct")
-    keys.expect("rope_theta", rope["rope_theta"])  # some files say both
+    keys.expect("rope_theta", rope["rope_theta"])  # some files have both
     keys.take("partial_rotary_factor", None)
     bias = keys.flag("attention_bias", True)
     return Decoder(
@@ -54,7 +54,7 @@ def read(keys: Keys) -> Decoder:
 
 
 def write(cfg: Decoder) -> dict[str, Any]:
-    words = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"}
+    activations = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"}
     return {
         "vocab_size": cfg.vocab_size,
         "num_hidden_layers": cfg.layers,
@@ -63,7 +63,7 @@ def write(cfg: Decoder) -> dict[str, Any]:
         "intermediate_size": cfg.mlp_width,
         "layer_norm_eps": cfg.norm_eps,
         "attention_bias": cfg.qkv_bias,
-        "hidden_act": words.get(cfg.activation),
+        "hidden_act": activations.get(cfg.activation),
         "use_parallel_residual": cfg.parallel,
         "tie_word_embeddings": cfg.tied,
         "rotary_emb_base": cfg.rope_theta,

@@ -1,4 +1,4 @@
-"""gpt-oss (2508.10925): sinks of attention, windows in every second layer, experts with biases and a clamped gate."""
+"""gpt-oss (2508.10925): attention sinks, windows in every second layer, experts with biases and a clamped gate."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jrl.models.families.rope import layer_flags, layer_types, write_stretch
 from jrl.models.rope import YarnRope
 from jrl.models.shape import Decoder
 
-LIMIT = 7.0  # of the clamp, where config.json does not say
+LIMIT = 7.0  # default of the clamp
 EXPERTS = "model.layers.{}.mlp.experts."
 
 
@@ -54,7 +54,7 @@ def write(cfg: Decoder) -> dict[str, Any]:
     experts = experts_of(cfg)
     return {
         **write_shape(cfg),
-        # Without any, readers take the published models' own.
+        # Without rope_scaling, readers use that of the published models.
         "rope_scaling": write_stretch(cfg.rope) or {"rope_type": "default"},
         "intermediate_size": experts.width,
         "hidden_act": "silu",

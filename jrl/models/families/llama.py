@@ -1,4 +1,4 @@
-"""Llama 2, 3 and 3.1 to 3.3 (2307.09288, 2407.21783), and what the families after it share with it."""
+"""Llama 2, 3 and 3.1 to 3.3 (2307.09288, 2407.21783), and what later families share with it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PRE_NORMS = {
     "mlp_norm": Place("model.layers.{}.post_attention_layernorm.weight", VECTOR),
 }
 PLACES = {**ATTENTION, **MLP, **PRE_NORMS, **ENDS}
-IGNORED = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)  # old files hold it; it is computed
+IGNORED = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)  # in old files; jrl computes it
 
 SHAPE = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
          "intermediate_size", "rms_norm_eps", "tie_word_embeddings", "hidden_act")  # fmt: skip
@@ -61,11 +61,11 @@ def read_shape(
     rope: bool = True,
     mlp_key: str = "intermediate_size",
 ) -> dict[str, Any]:
-    """Returns the Decoder fields that these families share. The arguments are defaults of missing keys.
+    """Returns the Decoder fields that these families share. The arguments are defaults for missing keys.
 
     Args:
-      rope: False where the family reads its own.
-      mlp_key: what the MLP's width is called.
+      rope: False if the family reads its rope itself.
+      mlp_key: the key of the MLP's width.
     """
     width, heads = keys.count("hidden_size"), keys.count("num_attention_heads")
     kv = keys.count("num_key_value_heads", kv_heads or heads)

@@ -1,4 +1,4 @@
-"""Mixtral (2401.04088): Mistral with experts in every layer, weighted by a softmax over those a token goes to."""
+"""Mixtral (2401.04088): Mistral with experts in every layer, weighted by a softmax over a token's own experts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""OLMo 2 (2501.00656): norms after attention and MLP instead of before, queries and keys normalized as a whole. OLMo 3
-(2512.13961): windowed layers between full ones; only the rope of full layers is ever stretched."""
+"""OLMo 2 (2501.00656): norms after attention and MLP instead of before, queries and keys normalized over all heads.
+OLMo 3 (2512.13961): windowed layers between full ones; only the rope of full layers is ever stretched."""
 
 from __future__ import annotations
 

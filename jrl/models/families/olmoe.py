@@ -1,4 +1,4 @@
-"""OLMoE (2409.02060): experts in every layer, weighted by a softmax over all; q and k normalized as a whole."""
+"""OLMoE (2409.02060): experts in every layer, weighted by a softmax over all; q and k normalized over all heads."""
 
 from __future__ import annotations
 

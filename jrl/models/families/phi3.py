@@ -1,5 +1,5 @@
-"""Phi-3 and Phi-4 (2404.14219, 2412.08905): Llama with fused q, k, v and fused gate and up; LongRoPE in those of long
-context."""
+"""Phi-3 and Phi-4 (2404.14219, 2412.08905): Llama with fused q, k, v and fused gate and up; LongRoPE in the
+long-context models."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def write(cfg: Decoder) -> dict[str, Any]:
     share = cfg.rotated / cfg.head_dim
     long = {}
     if isinstance(cfg.rope, LongRope):
-        # Readers take the factor from the two lengths, and version 4 of transformers allows no further key inside.
+        # Readers take the factor from the two lengths, and transformers 4 allows no other key in rope_scaling.
         scaling = {"type": "longrope", "short_factor": list(cfg.rope.short), "long_factor": list(cfg.rope.long)}
         if cfg.rope.attention_factor is not None:
             scaling["attention_factor"] = cfg.rope.attention_factor

@@ -13,7 +13,7 @@ WINDOWS = ("use_sliding_window", "sliding_window", "max_window_layers", "layer_t
 
 
 def read_windows(keys: Keys, layers: int) -> dict[str, Any]:
-    """Returns the Decoder fields window and window_layers: without layer_types the first layers see everything."""
+    """Returns the Decoder fields window and window_layers. Without layer_types the first layers have no window."""
     used, first = keys.flag("use_sliding_window", False), keys.take("max_window_layers", 28)
     window, flags = keys.take("sliding_window", 4096 if used else None), layer_flags(keys, layers)
     if not used:
@@ -27,7 +27,7 @@ def read_windows(keys: Keys, layers: int) -> dict[str, Any]:
 def write_windows(cfg: Decoder) -> dict[str, Any]:
     if cfg.window is None:
         return {"use_sliding_window": False, "sliding_window": None, "max_window_layers": cfg.layers}
-    # Older readers know only "from a layer on"; where that cannot be said, layer_types decides.
+    # Older readers support only windows from some layer on; for other patterns layer_types decides.
     first = next((i for i in range(cfg.layers) if cfg.windowed(i)), cfg.layers)
     return {
         "use_sliding_window": True,

@@ -1,5 +1,5 @@
-"""The text models of Qwen3.5, as transformers 5.23 computes them: three layers of linear attention to each that
-attends, whose result is gated."""
+"""The text models of Qwen3.5, as transformers 5.23 computes them: three layers of linear attention for each layer of
+softmax attention, which has an output gate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jrl.models.families.llama import HEAD_NORMS, OUT_IN, PLACES, ROPE, SHAPE, V
 from jrl.models.families.rope import layer_flags, read_rope
 from jrl.models.shape import Decoder
 
-GRIDS = ("mrope_section", "mrope_interleaved")  # of rope: pairs for image rows; text has none
+GRIDS = ("mrope_section", "mrope_interleaved")  # keys of rope for images; no effect on text
 
 
 def read(keys: Keys) -> Decoder:
@@ -63,7 +63,7 @@ def write(cfg: Decoder) -> dict[str, Any]:
 LAYER = "model.layers.{}.linear_attn."
 QKV = Place(LAYER + "in_proj_qkv.weight", ((1, 2), (0,)), join=0)
 CONV = Place(LAYER + "conv1d.weight", ((0, 1), (Pick(0, 1),), (2,)), join=0)
-QUERY = "model.layers.{}.self_attn.q_proj.weight"  # of each head the query, then the gate
+QUERY = "model.layers.{}.self_attn.q_proj.weight"  # for each head the query, then the gate
 QWEN35 = Family(
     model_type="qwen3_5_text",
     architecture="Qwen3_5ForCausalLM",

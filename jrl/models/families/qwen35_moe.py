@@ -1,5 +1,5 @@
-"""The text models of Qwen3.5 with experts, as transformers 5.23 computes them: a router in every layer, and beside its
-experts one that every token goes through, behind a gate."""
+"""The text models of Qwen3.5 with experts, as transformers 5.23 computes them: every layer has a router, its experts,
+and a gated shared expert that every token goes through."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ QWEN35_MOE = qwen35.QWEN35._replace(
         **{name: Place(f"{MLP}shared_expert.{name}_proj.weight", OUT_IN) for name in ("gate", "up", "down")},
         "shared_expert_gate": Place(MLP + "shared_expert_gate.weight", OUT_IN),
         "router": EXPERTS["router"],
-        **FUSED,  # so it is published
+        **FUSED,  # the published form
     },
-    regrouped={name: EXPERTS[name] for name in FUSED},  # as transformers 5 writes it
+    regrouped={name: EXPERTS[name] for name in FUSED},  # the form that transformers 5 writes
     wrapped=qwen35.QWEN35.wrapped._replace(
         model_type="qwen3_5_moe", architecture="Qwen3_5MoeForConditionalGeneration"
     ),

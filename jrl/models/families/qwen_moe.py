@@ -26,15 +26,15 @@ FUSED = {
 
 
 def count_experts(keys: Keys, default: int | None = None) -> int:
-    """Returns the number of experts, which has two names."""
+    """Returns the number of experts, whose key has two names."""
     name = "num_local_experts" if keys.take("num_local_experts", None) is not None else "num_experts"
     keys.take("num_experts", None)
     return keys.count(name) if default is None else keys.count(name, default)
 
 
 def experts_of(cfg: Decoder) -> Experts:
-    """Returns the experts of `cfg`. A placeholder of one expert where it has none, so that reading the config back
-    shows the difference."""
+    """Returns the experts of `cfg`; if it has none, a placeholder of one expert, so that reading the config back shows
+    the difference."""
     return cfg.experts or Experts(count=1, per_token=1, width=cfg.mlp_width)
 
 

@@ -17,8 +17,8 @@ def read_rope(
     """Returns the Decoder fields rope_theta, rope and rotary_dim.
 
     Args:
-      theta: base where config.json has none; theta_key: its name in transformers 4.
-      share: of a head that is rotated, where config.json has none; share_key: its name in transformers 4.
+      theta: default base; theta_key: its name in transformers 4.
+      share: default share of a head that is rotated; share_key: its name in transformers 4.
       harmless: keys of rope that have no effect.
     """
     scaling = keys.inside("rope_scaling")
@@ -136,7 +136,7 @@ def write_rope(cfg: Decoder) -> dict[str, Any]:
 
 
 def layer_flags(keys: Keys, layers: int, flagged: str = "sliding_attention") -> tuple[bool, ...] | None:
-    """Returns which layers are windowed by layer_types, or `flagged`, [layers]; None where config.json has none."""
+    """Returns whether each layer is of type `flagged` in layer_types, [layers]; None without layer_types."""
     layer_types = keys.take("layer_types", None)
     if layer_types is None:
         return None

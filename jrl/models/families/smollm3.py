@@ -1,4 +1,4 @@
-"""SmolLM 3: Llama in which some layers do not rotate (NoPE, 2305.19466)."""
+"""SmolLM 3: Llama with some layers without RoPE (NoPE, 2305.19466)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Adapters between the tree and published modules: one small matrix each, laid out as `Place` describes for the weight.
+"""Converts adapters between the tree and published modules, whose dimensions `Place` describes as for the weight.
 
 A published matrix may hold several leaves (fused q, k, v). Its one adapter of rank R is read as an adapter of rank R
-to each of them, with the same A. Written, n leaves of rank r become one of rank n r whose B has a block for each.
+to each of them, with the same A. On export, n leaves of rank r become one adapter of rank n r, with a block of B each.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ Box = tuple[slice, ...]
 
 
 def inputs_and_outputs(place: Place) -> tuple[tuple[int | Pick, ...], tuple[int | Pick, ...]]:
-    """Returns the published dimension of a matrix's inputs, which are the leaf's first axes, and that of its
-    outputs."""
+    """Returns the published dimension of a matrix's inputs, the leaf's first axes, and that of its outputs."""
     first = next(dims for dims in place.dims if 0 in dims)
     return first, next(dims for dims in place.dims if dims is not first)
 
@@ -40,7 +39,7 @@ def rows_of(dims: Sequence[int | Pick], shape: Sequence[int]) -> int:
 
 
 def unfold(x: np.ndarray, dims: Sequence[int | Pick], shape: Sequence[int]) -> np.ndarray:
-    """Returns x [published dimension, ...] with that dimension as the leaf's axes, in their order."""
+    """Returns x [published dimension, ...] with that dimension split into the leaf's axes, in the leaf's order."""
     x = x.reshape([d.of if isinstance(d, Pick) else shape[d] for d in dims] + list(x.shape[1:]))
     x = x[tuple(d.index if isinstance(d, Pick) else slice(None) for d in dims)]
     order = np.argsort([d for d in dims if not isinstance(d, Pick)])
@@ -48,7 +47,7 @@ def unfold(x: np.ndarray, dims: Sequence[int | Pick], shape: Sequence[int]) -> n
 
 
 def fold(x: np.ndarray, dims: Sequence[int | Pick], shape: Sequence[int]) -> np.ndarray:
-    """Returns the inverse of `unfold`, 0 in the places of other leaves. x: [*axes, ...]."""
+    """Returns the inverse of `unfold`, with 0 where other leaves go. x: [*axes, ...]."""
     axes = [d for d in dims if not isinstance(d, Pick)]
     rest = x.shape[len(axes) :]
     out = np.zeros([*(d.of if isinstance(d, Pick) else shape[d] for d in dims), *rest], x.dtype)
@@ -63,11 +62,12 @@ def check(name: str, module: Module, leaf: str, place: Place, shape: Sequence[in
     if leaf not in ADAPTABLE:
         raise ValueError(f"the adapter also adapts {name}; only the matrices of attention and of MLPs are supported")
     sizes = (module.b.shape[0], module.a.shape[1])
-    due = tuple(shape[::-1] if transposed(place) else shape)
-    lengths = due[0] if module.magnitude is None else len(module.magnitude)
-    if sizes != due or lengths != due[0]:
+    expected = tuple(shape[::-1] if transposed(place) else shape)
+    lengths = expected[0] if module.magnitude is None else len(module.magnitude)
+    if sizes != expected or lengths != expected[0]:
         raise ValueError(
-            f"the adapter to {name} has {sizes[1]} inputs and {sizes[0]} outputs, expected {due[1]} and {due[0]}"
+            f"the adapter to {name} has {sizes[1]} inputs and {sizes[0]} outputs, expected {expected[1]} and "
+            f"{expected[0]}"
         )
 
 
@@ -87,7 +87,7 @@ def merged(
       weight: the box as published.
       start: where the leaf begins in the published dimension of the outputs.
       shape: of the layer's leaf.
-      read: reads any box of it; DoRA's norms are over all inputs.
+      read: reads any box of the leaf; DoRA's norms are over all inputs.
     """
     inputs = len(ADAPTABLE[leaf])
     into, out = inputs_and_outputs(place)
@@ -113,7 +113,7 @@ def modules_of(params: Adapted, config: LoRA, plans: Mapping[str, Any]) -> Itera
     """Yields (module name, adapter) of every published matrix that holds an adapted leaf.
 
     Args:
-      params: of an adapted model, stacked. Fetched a layer of a leaf at a time.
+      params: of an adapted model, stacked. Fetched one layer of a leaf at a time.
       plans: published name -> plan, of `published.plans`.
     """
     adapters, weights = params.adapters, params.base["layers"]
@@ -135,9 +135,9 @@ def modules_of(params: Adapted, config: LoRA, plans: Mapping[str, Any]) -> Itera
             magnitude = np.zeros(outputs, np.float32)
             for slot in plan.slots:  # an output that is not adapted keeps its norm
                 path = slot.path[-1]
-                long = length(fetch(weights[path], index), len(ADAPTABLE[path]))
-                long = long + fetch(adapters[path]["d"], index) if path in adapters else long
-                rows = fold(long, inputs_and_outputs(slot.place)[1], weights[path].shape[1:])
+                norm = length(fetch(weights[path], index), len(ADAPTABLE[path]))
+                norm = norm + fetch(adapters[path]["d"], index) if path in adapters else norm
+                rows = fold(norm, inputs_and_outputs(slot.place)[1], weights[path].shape[1:])
                 magnitude[slot.start : slot.start + len(rows)] += rows
         yield name.removesuffix(".weight"), Module(np.concatenate(a), b, magnitude, config.scale)
 

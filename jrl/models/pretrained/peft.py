@@ -39,7 +39,7 @@ INITIALIZATIONS = (None, True, False, "gaussian", "orthogonal", "eva")
 
 
 class Module(NamedTuple):
-    """The adapter of one module: W + scale * b a, DoRA's in proportion to `magnitude`. float32."""
+    """The adapter of one module: W + scale * b a; DoRA rescales its outputs to the norms `magnitude`. float32."""
 
     a: np.ndarray  # [r, in]
     b: np.ndarray  # [out, r]
@@ -57,8 +57,8 @@ def read(folder: str | Path) -> dict[str, Module]:
     config = read_config(folder)
     if not paths.exists(folder / TENSORS):
         pickled = [name for name in paths.list_dir(folder) if name.endswith(PICKLED)]
-        also = f", only {', '.join(pickled)}, and a pickle can run any code when it is read" if pickled else ""
-        raise ValueError(f"{folder} has no {TENSORS}{also}")
+        hint = f", only {', '.join(pickled)}, and a pickle can run any code when it is read" if pickled else ""
+        raise ValueError(f"{folder} has no {TENSORS}{hint}")
     parts: dict[str, dict[str, np.ndarray]] = {}
     with open_file(folder / TENSORS) as tensors:
         for name, shape in tensors.shapes.items():
@@ -78,11 +78,11 @@ def read(folder: str | Path) -> dict[str, Module]:
 
 
 def _module(name: str, leaves: Mapping[str, np.ndarray], config: Mapping[str, Any], folder: Path) -> Module:
-    due = {A: 2, B: 2} | ({MAGNITUDE: 1} if config.get("use_dora") else {})
-    if {kind: leaf.ndim for kind, leaf in leaves.items()} != due or leaves[A].shape[0] != leaves[B].shape[1]:
+    expected = {A: 2, B: 2} | ({MAGNITUDE: 1} if config.get("use_dora") else {})
+    if {kind: leaf.ndim for kind, leaf in leaves.items()} != expected or leaves[A].shape[0] != leaves[B].shape[1]:
         present = ", ".join(f"{kind} {list(leaf.shape)}" for kind, leaf in leaves.items())
         raise ValueError(
-            f"{folder / TENSORS}: {name} has {present}; an adapter consists of {', '.join(due)} of one rank"
+            f"{folder / TENSORS}: {name} has {present}; an adapter consists of {', '.join(expected)} of one rank"
         )
     rank = leaves[A].shape[0]
     alpha = config.get("lora_alpha", 8)
@@ -126,7 +126,7 @@ def write(
     """Writes a PEFT folder. Returns the files' names.
 
     Args:
-      modules: module name -> adapter. Those of one kind (another layer's) have one rank and scale.
+      modules: module name -> adapter. Those of one kind, in different layers, have one rank and scale.
       base: the folder of the base weights.
       rslora: scales are alpha / sqrt(rank).
       transposed: the published matrices are [in, out].

@@ -51,9 +51,9 @@ COMPANIONS = (GENERATION, "tokenizer.json", "tokenizer.model", "tokenizer_config
               "chat_template.json")  # fmt: skip
 
 
-MAX_COMPANION_BYTES = 1 << 28  # of one of them
+MAX_COMPANION_BYTES = 1 << 28  # per file
 
-OWN_TOKENIZER = "jrl_tokenizer"  # where an export keeps a tokenizer that has no published form
+OWN_TOKENIZER = "jrl_tokenizer"  # where an export stores a tokenizer that has no published form
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,11 +72,11 @@ class Published:
 class Classifier(NamedTuple):
     """The model that a classifier's config.json describes."""
 
-    family: Family  # with the head among the places
+    family: Family  # its places include the head's
     cfg: Decoder
     labels: tuple[str, ...]
     pad_id: int | None  # the labels are read at the last token other than this one; None: at the last token
-    answer_end: bool  # a conversation ends with the token that ends its answer; else as its chat template writes it
+    answer_end: bool  # a conversation ends with the token that ends its answer; False: as its chat template writes it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +108,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 
 
 def decoder_of(published: Published) -> tuple[Family, Decoder]:
-    """Returns the family of a folder, and its decoder in the dtypes asked for. Reads config.json only.
+    """Returns the family of a folder, and its decoder in the requested dtypes. Reads config.json only.
 
     Raises: ValueError for a folder without a known model, or with a classifier, which generates no tokens.
     """
@@ -130,7 +130,7 @@ def classifier_of(published: Published) -> Classifier:
 
 
 def with_score(family: Family, cfg: Decoder) -> tuple[Family, Decoder]:
-    """Returns family and decoder of a classifier: with a reward head, and without one of tokens, tied or not."""
+    """Returns a classifier's family and decoder, with a reward head and no token head, whether or not it was tied."""
     return family._replace(places={**family.places, REWARD: SCORE}), dataclasses.replace(cfg, tied=True)
 
 
@@ -160,7 +160,7 @@ def plans(family: Family, cfg: Decoder, spec: PyTree | None = None) -> dict[str,
     """Returns published name -> plan of every tensor of `cfg`, or of `spec` where it has further leaves."""
     spec = decoder.spec(cfg) if spec is None else spec
     order = {name: number for number, name in enumerate(family.places)}
-    # (numbers of the tensor, the leaf's place in the family's table), path, shape of the part, where the part is
+    # the tensor's numbers, the leaf's position in the family's table, its path, the part's shape and index in the leaf
     leaves = [((), order[name], (name,), leaf.shape, ()) for name, leaf in spec.items() if is_spec(leaf)]
     for name, leaf in spec["layers"].items():
         each = range(cfg.experts.count) if family.places[name].each_expert else None
@@ -170,7 +170,7 @@ def plans(family: Family, cfg: Decoder, spec: PyTree | None = None) -> dict[str,
             else:
                 leaves += [((layer, i), order[name], ("layers", name), leaf.shape[2:], (row, i)) for i in each]
     by_name: dict[str, TensorPlan] = {}
-    for numbers, _, path, shape, at in sorted(leaves):
+    for numbers, _, path, shape, index in sorted(leaves):
         place = family.places[path[-1]]
         sizes = [rows_of(dims, shape) for dims in place.dims]
         name, start = place.name.format(*numbers), 0
@@ -179,9 +179,9 @@ def plans(family: Family, cfg: Decoder, spec: PyTree | None = None) -> dict[str,
             if place.join is not None:
                 start = tensor.shape[place.join]
                 sizes[place.join] += start
-            by_name[name] = TensorPlan(tuple(sizes), (*tensor.slots, Slot(path, at, place, start)))
+            by_name[name] = TensorPlan(tuple(sizes), (*tensor.slots, Slot(path, index, place, start)))
         else:
-            by_name[name] = TensorPlan(tuple(sizes), (Slot(path, at, place, 0),))
+            by_name[name] = TensorPlan(tuple(sizes), (Slot(path, index, place, 0),))
     return by_name
 
 
@@ -190,12 +190,12 @@ def account(family: Family, cfg: Decoder, tensors: Tensors, spec: PyTree | None 
 
     Raises: ValueError listing the tensors that are missing, unexpected, of another shape, or not floating point.
     """
-    due = plans(family, cfg, spec)
-    names = renamed(due, tensors, family)
-    missing = sorted(name for name in due if names[name] not in tensors.shapes)
+    expected = plans(family, cfg, spec)
+    names = renamed(expected, tensors, family)
+    missing = sorted(name for name in expected if names[name] not in tensors.shapes)
     shapes = [
         f"{name} is {list(tensors.shapes[names[name]])}, expected {list(plan.shape)}"
-        for name, plan in due.items()
+        for name, plan in expected.items()
         if names[name] in tensors.shapes and tensors.shapes[names[name]] != plan.shape
     ]
     used = set(names.values())
@@ -222,7 +222,7 @@ def is_ignored(family: Family, name: str) -> bool:
 
 
 def as_stored(family: Family, tensors: Tensors) -> Family:
-    """Returns the family with its experts placed as in the folder: a tensor for each, or one for a layer."""
+    """Returns the family with its experts placed as in the folder: one tensor per expert, or one per layer."""
     ends = [place.name.removeprefix("model.") for place in family.regrouped.values()]
     pattern = "|".join(re.escape(end).replace(r"\{\}", r"\d+") for end in ends)
     read = [
@@ -234,8 +234,8 @@ def as_stored(family: Family, tensors: Tensors) -> Family:
 
 
 def renamed(due: Mapping[str, TensorPlan], tensors: Tensors, family: Family) -> dict[str, str]:
-    """Returns expected name -> name in the files. A folder may omit or add the base model's prefix, or have a larger
-    model's prefix in its place, for all of its tensors at once."""
+    """Returns expected name -> name in the files. A folder may omit or add the base model's prefix, or use a larger
+    model's prefix instead, for all of its tensors at once."""
     prefix = next(iter(due)).split(".")[0] + "."
     around = family.wrapped.prefixes if family.wrapped is not None else ()
     # "model.language_model." begins with "model.", so the longest prefix is tried first.
@@ -274,10 +274,10 @@ def adapter_to(due: Mapping[str, TensorPlan], names: Mapping[str, str], folder: 
 
 
 def load(published: Published, mesh: jax.sharding.Mesh, announce: Callable[[int, int], None] | None = None) -> PyTree:
-    """Returns the parameters of a published folder, sharded over `mesh` as training keeps them.
+    """Returns the parameters of a published folder, sharded over `mesh` as in training.
 
     Args:
-      announce: called with (bytes read, bytes that this host reads) at every percent.
+      announce: called with (bytes read so far, bytes that this host reads in all) at every percent.
 
     Raises: ValueError for anything in the folder that does not match its config.json.
     """
@@ -286,8 +286,8 @@ def load(published: Published, mesh: jax.sharding.Mesh, announce: Callable[[int,
 
 
 def check_folder(published: Published) -> None:
-    """Raises ValueError for a folder that `load` would refuse, as far as config.json and the headers of its files tell:
-    tensors are not read."""
+    """Raises ValueError for a folder that `load` would reject, judging by config.json and file headers. Tensors are
+    read only to compare a published head with the embedding that config.json ties it to."""
     family, cfg = decoder_of(published)
     with open_tensors(published.path) as tensors:
         account(as_stored(family, tensors), cfg, tensors, decoder.spec(cfg))
@@ -338,7 +338,7 @@ def _load(
 
 
 def _boxes(shape: tuple[int, ...], sharding: Any) -> dict[tuple[tuple[int, int], ...], list[Any]]:
-    """Returns each distinct shard that this host has of an array -> its devices."""
+    """Returns {shard: its devices} for each distinct shard of an array that this host has."""
     devices: dict[tuple[tuple[int, int], ...], list[Any]] = {}
     for device, index in sharding.addressable_devices_indices_map(shape).items():
         devices.setdefault(tuple(s.indices(size)[:2] for s, size in zip(index, shape)), []).append(device)
@@ -404,7 +404,7 @@ def _finite(data: np.ndarray, name: str, tensors: Tensors, dtype: np.dtype) -> n
 
 def num_nonfinite(data: np.ndarray) -> int:
     """Returns how many values of a float array are NaN or infinite: those whose exponent is all ones. Works on the
-    bits: numpy looks at bfloat16 one element at a time."""
+    bits: numpy processes bfloat16 one element at a time."""
     exponent = {"float64": 0x7FF << 52, "float32": 0xFF << 23, "bfloat16": 0xFF << 7, "float16": 0x1F << 10}
     kind = bits_of(data.dtype)
     mask = kind.type(exponent[data.dtype.name])
@@ -413,7 +413,7 @@ def num_nonfinite(data: np.ndarray) -> int:
     return sum(int(np.count_nonzero((piece & mask) == mask)) for piece in pieces)
 
 
-_PIECE = 1 << 18  # values looked at together: they stay in a core's cache
+_PIECE = 1 << 18  # values checked at once: they fit a core's cache
 
 
 def _read(
@@ -434,7 +434,7 @@ def _read(
 def _read_published(
     tensors: Tensors, name: str, slot: Slot, shape: tuple[int, ...], box: tuple[slice, ...]
 ) -> np.ndarray:
-    """Returns a box of a layer's leaf. Of a published dimension that several axes share, the rows of the first axis's
+    """Returns a box of a layer's leaf. For a published dimension that merges several axes, the rows in the first axis's
     range are read."""
     ranges, fine, inner, order = [], [], [], []
     for number, dims in enumerate(slot.place.dims):
@@ -479,9 +479,9 @@ def export(
     """Writes a folder that other tools load: config.json, generation_config.json, safetensors. Returns the file names.
 
     Args:
-      params: stacked, sharded in any way. Fetched a tensor at a time.
-      head: a reward head, [1, D, labels]: the folder is that of a classifier, which has no head of tokens. None: of a
-        model that generates them.
+      params: stacked, sharded in any way. Fetched one tensor at a time.
+      head: a reward head, [1, D, labels]: the folder is a classifier's, without a token head. None: a model that
+        generates tokens.
       dtype: of the tensors.
       max_bytes: of one file of tensors.
       family: None: the first that can represent `cfg`.

@@ -26,11 +26,11 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 MAX_INDEX_BYTES = 256 << 20
-HELD_BYTES = 64 << 20  # at most so many of a mapped file are in memory at once
+HELD_BYTES = 64 << 20  # of a mapped file that are in memory at once, at most
 
 
 def check_installed() -> None:
-    """Raises ImportError where safetensors, an optional package, is not there."""
+    """Raises ImportError if safetensors, an optional package, is not installed."""
     if safetensors is None:
         raise ImportError("published weights need the package safetensors; install it with pip install 'jrl-jax[hf]'")
 
@@ -38,7 +38,7 @@ def check_installed() -> None:
 class Tensors:
     """The tensors of a folder. Files are opened once, mapped into memory, and closed together.
 
-    Pages of a mapped file are released after reading, so that the process holds the tensors and not the file too.
+    Pages of a mapped file are released after reading: the process holds the tensors, but not the file as well.
     """
 
     def __init__(self, folder: Path, files: dict[str, Path]) -> None:
@@ -52,10 +52,10 @@ class Tensors:
         try:
             for path in dict.fromkeys(files.values()):
                 names = [name for name, place in files.items() if place == path]
-                there = self._open(path)
-                problems += [f"{name}, which {INDEX} places in {path.name}" for name in names if name not in there]
-                self.shapes |= {name: there[name][0] for name in names if name in there}
-                self.dtypes |= {name: there[name][1] for name in names if name in there}
+                header = self._open(path)
+                problems += [f"{name}, which {INDEX} places in {path.name}" for name in names if name not in header]
+                self.shapes |= {name: header[name][0] for name in names if name in header}
+                self.dtypes |= {name: header[name][1] for name in names if name in header}
             if problems:
                 raise ValueError(f"{folder} does not contain {_some(problems)}")
         except BaseException:
@@ -69,7 +69,7 @@ class Tensors:
         self._stack.close()
 
     def read(self, name: str, ranges: tuple[slice, ...]) -> np.ndarray:
-        """Returns a box of a tensor of DTYPES. Only its rows are read from the disk."""
+        """Returns a box of a tensor whose dtype is in DTYPES. Only the box's rows are read from disk."""
         mapped, offsets = self._files[self._paths[name]]
         start, end = offsets[name]
         shape, dtype = self.shapes[name], jnp.dtype(DTYPES[self.dtypes[name]])
@@ -80,12 +80,12 @@ class Tensors:
             return tensor.copy().view(dtype)
         box = tensor[ranges]
         out = np.empty(box.shape, tensor.dtype)
-        a_row = (end - start) // shape[0]
-        step = max(1, HELD_BYTES // max(1, a_row))
-        first = start + (ranges[0].start or 0) * a_row
+        row_bytes = (end - start) // shape[0]
+        step = max(1, HELD_BYTES // max(1, row_bytes))
+        first = start + (ranges[0].start or 0) * row_bytes
         for i in range(0, len(out), step):
             out[i : i + step] = box[i : i + step]
-            _release(mapped, first + i * a_row, step * a_row)
+            _release(mapped, first + i * row_bytes, step * row_bytes)
         return out.view(dtype)
 
     def _open(self, path: Path) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -114,8 +114,8 @@ class Tensors:
 
 
 def bits_of(dtype: np.dtype) -> np.dtype:
-    """Returns the unsigned integer as wide as `dtype`: numpy copies integers in blocks, and bfloat16 one element at a
-    time."""
+    """Returns the unsigned integer dtype as wide as `dtype`: numpy copies integers in blocks, but bfloat16 one element
+    at a time."""
     return np.dtype(f"u{np.dtype(dtype).itemsize}")
 
 
@@ -148,7 +148,7 @@ def open_tensors(folder: str | Path) -> Tensors:
 
 
 def open_file(path: str | Path) -> Tensors:
-    """Opens one safetensors file. Raises ValueError where it is cut short, damaged, or claims more than it holds."""
+    """Opens one safetensors file. Raises ValueError if it is cut short, damaged, or claims more than it holds."""
     check_installed()
     path = paths.local(path)
     paths.check_foreign(path, within=path.parent)
@@ -164,7 +164,7 @@ def write_file(path: str | Path, tensors: dict[str, np.ndarray]) -> None:
     """Writes tensors into one safetensors file."""
     check_installed()
     Path(path).touch()
-    mode = Path(path).stat().st_mode  # as the umask has it; safetensors makes a file that its user alone reads
+    mode = Path(path).stat().st_mode  # as the umask sets it; safetensors makes a file that only its owner can read
     try:
         save_file({name: np.ascontiguousarray(x) for name, x in tensors.items()}, str(path), {"format": "pt"})
     except SafetensorError as error:  # a full disk
@@ -193,8 +193,8 @@ def _indexed(folder: Path) -> dict[str, Path]:
 
 
 def write_tensors(folder: str | Path, tensors: Iterator[tuple[str, np.ndarray]], max_bytes: int) -> list[str]:
-    """Writes tensors into files of at most `max_bytes` each (a larger tensor has its own), with an index where there
-    are several. Returns the files' names. One file's tensors are on the host at a time.
+    """Writes tensors into files of at most `max_bytes` each (a larger tensor gets its own file), with an index if there
+    are several. Returns the files' names. The host holds the tensors of one file at a time.
     """
     check_installed()
     folder = paths.local(folder)

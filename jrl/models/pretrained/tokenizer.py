@@ -1,4 +1,4 @@
-"""The tokenizer of a published folder, whoever wrote it."""
+"""The tokenizer of a published folder, whether in a published form or in jrl's own."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from jrl.tasks.tokenizers.published import VOCABULARIES, HuggingFace, build
 def published_tokenizer(
     folder: Path, table: Mapping[str, Any] = TOKENIZERS, chosen: HuggingFace | None = None
 ) -> Any | None:
-    """Returns the tokenizer of a published folder, or the one that jrl has exported into it; None: it holds none.
+    """Returns the tokenizer of a published folder, or the one that jrl exported into it; None if it has neither.
 
     Args:
-      table: the rows that an exported one may be of. chosen: how a published one is opened; None: by its files alone.
+      table: the kinds that an exported one may have. chosen: how to open a published one; None: by its files alone.
     """
     if any(paths.exists(folder / name) for name in VOCABULARIES):
         return build(HuggingFace(path=str(folder)) if chosen is None else chosen, ())
