@@ -141,7 +141,7 @@ def test_a_reward_model_of_a_run_reads_a_conversation_up_to_the_token_that_ends_
     with pytest.raises(ValueError, match="jrl_score_at differ; they are stacked"):
         check_alike(Published(path=str(folder)), Published(path=str(tmp_path / "model")))
     change(tmp_path / "model", jrl_score_at="everywhere")
-    with pytest.raises(ValueError, match="jrl_score_at is 'everywhere'; it must be 'answer_end', or not be there"):
+    with pytest.raises(ValueError, match="jrl_score_at is 'everywhere'; it must be 'answer_end', or absent"):
         opened(tmp_path / "model")
 
 

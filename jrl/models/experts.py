@@ -72,7 +72,7 @@ class Experts:
         if self.clamp is not None and not self.clamp > 0:
             raise ValueError(f"Experts.clamp must be above 0, or None for no clamp; got {self.clamp}")
         if not any(self.layers):
-            raise ValueError(f"Experts.layers is a cycle in which a layer is sparse; got {self.layers}")
+            raise ValueError(f"Experts.layers must have at least one sparse layer; got {self.layers}")
 
     def sparse(self, layer: int) -> bool:
         return self.layers[layer % len(self.layers)]

@@ -70,7 +70,7 @@ class LongRope:
     def __post_init__(self) -> None:
         if len(self.short) != len(self.long):
             raise ValueError(
-                f"LongRope.short has {len(self.short)} numbers, LongRope.long {len(self.long)}; a pair needs one"
+                f"LongRope.short has {len(self.short)} numbers, LongRope.long {len(self.long)}; each needs one per pair"
             )
 
     @property

@@ -322,7 +322,7 @@ def test_longrope_is_read_from_both_layouts_and_written_back(key):
     ("Gemma4", {"num_kv_shared_layers": 5}, "no layer before them"),
     ("Qwen3.5", {"attn_output_gate": False}, "attn_output_gate is False"),
     ("Qwen3.5", {"attention_bias": True}, "attention_bias is True"),
-    ("Qwen3.5", {"layer_types": ["linear_attention"] * 4}, "a cycle of both kinds"),
+    ("Qwen3.5", {"layer_types": ["linear_attention"] * 4}, "must have both kinds"),
     ("Qwen3.5", {"linear_num_value_heads": 3}, "key_heads must divide value_heads"),
 ])  # fmt: skip
 def test_what_new_families_cannot_compute_is_refused(name, changes, message):

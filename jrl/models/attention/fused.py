@@ -52,7 +52,8 @@ class Stacked(NamedTuple):
 def fused(params: PyTree, names: PyTree, cfg: Decoder, *, rows: int | None = None) -> tuple[PyTree, PyTree]:
     """Returns the parameters of a decode loop and their logical axes, with one matrix and one adapter in place of those
     of q, k and v. These stay separate where layers differ in kind, have biases or normalized values, normalize all
-    heads together, or have DoRA adapters or quantized matrices. Experts move to their kernel's leaf.
+    heads together, or have DoRA adapters or quantized matrices. Experts move to their kernel's leaf if it supports
+    them.
 
     Args:
       params, names: as `prepare_for_decode` returns them.

@@ -55,14 +55,13 @@ class Linear:
         if self.taps < 2:
             raise ValueError(f"Linear.taps must be at least 2; got {self.taps}")
         if all(self.layers) or not any(self.layers):
-            raise ValueError(f"Linear.layers is a cycle of both kinds of layers; got {self.layers}")
+            raise ValueError(f"Linear.layers must have both kinds of layers; got {self.layers}")
 
     def at(self, layer: int) -> bool:
         return self.layers[layer % len(self.layers)]
 
 
-# name -> (shape, logical axes) of a layer's leaves. A convolution's last axis is the tokens it sees, the current one
-# last
+# name -> (shape, logical axes) of a layer's leaves. A convolution's last axis is its taps, the current token's last.
 def leaves(cfg: Linear, width: int) -> dict[str, tuple[tuple[int, ...], tuple[str | None, ...]]]:
     keys, values = (cfg.key_heads, cfg.key_dim), (cfg.value_heads, cfg.value_dim)
     key_axes, value_axes = ("kv_heads", "head_dim"), ("heads", "head_dim")

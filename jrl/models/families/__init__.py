@@ -127,7 +127,7 @@ def reads_answer_end(config: Mapping[str, Any], where: str = "config.json") -> b
     else after everything that its chat template writes. Raises ValueError for another value of SCORE_AT."""
     at = config.get(SCORE_AT)
     if at not in (None, ANSWER_END):
-        raise ValueError(f"{where}: {SCORE_AT} is {at!r:.200}; it must be {ANSWER_END!r}, or not be there")
+        raise ValueError(f"{where}: {SCORE_AT} is {at!r:.200}; it must be {ANSWER_END!r}, or absent")
     return at == ANSWER_END
 
 

@@ -189,7 +189,7 @@ def read(family: Family, config: Mapping[str, Any], where: str = "config.json") 
     try:
         cfg = family.read(keys)
     except (TypeError, KeyError, IndexError, AttributeError, OverflowError, ZeroDivisionError) as error:
-        raise ValueError(f"{where}: a value is of a kind that {family.model_type} does not have: {error}") from error
+        raise ValueError(f"{where}: a value is invalid for {family.model_type}: {error}") from error
     keys.close(HARMLESS | set(family.harmless))
     return cfg
 

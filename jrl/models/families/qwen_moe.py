@@ -44,7 +44,7 @@ def read(keys: Keys) -> Decoder:
     windowed, window = keys.flag("use_sliding_window", False), keys.maybe("sliding_window", 4096)
     dense, step = keys.take("mlp_only_layers", []), keys.count("decoder_sparse_step", 1)
     if not isinstance(dense, list) or not all(type(i) is int for i in dense):
-        raise ValueError(f"{keys.where}: mlp_only_layers is {dense!r:.200}; it must be a list of numbers of layers")
+        raise ValueError(f"{keys.where}: mlp_only_layers is {dense!r:.200}; it must be a list of layer indices")
     return Decoder(
         **{**shape, "qk_norm": "head"},
         activation=keys.one_of("hidden_act", {"silu": "silu"}, "silu"),
