@@ -24,7 +24,7 @@ class Overlap(NamedTuple):
     example: str  # its id
     evaluated: str  # the id of the evaluation example; of several, the one with the largest share
     kind: Literal["exact", "ngram"]  # exact: the same words
-    share: float  # of the evaluation prompt's words that are in shared n-grams
+    share: float  # of the evaluation prompt's words, the share that is in shared n-grams
 
 
 class EvaluationIndex:

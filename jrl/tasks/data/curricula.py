@@ -92,7 +92,7 @@ class HardFocus(OutcomeMemory):
     """Samples uniformly from the share of prompts with the lowest success rates; new ones count as 0 (F6)."""
 
     share: float = 0.5  # of the prompts
-    max_unsolved: int | None = None  # most prompts in a step that were never solved; None: any number
+    max_unsolved: int | None = None  # at most this many never-solved prompts in a step; None: any number
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -107,7 +107,7 @@ class Pilot(OutcomeMemory):
     """A pilot phase for curricula that choose prompts once: it samples uniformly and records the outcomes."""
 
     pilot: int = 30  # steps before the choice
-    visits: int = 8  # most visits recorded per prompt
+    visits: int = 8  # at most this many visits are recorded per prompt
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -48,8 +48,8 @@ def rows(config: Rated, visits: Sequence[Visit], tokenizer: Any, width: int) -> 
     number of skipped visits by cause.
 
     A visit is skipped if its example lacks a text ("no_answer"), has no rating, or with `complete` lacks one
-    ("no_values"), has a rating that is not a number in [lowest, highest] ("bad_value"), or does not fit `width`
-    ("too_long").
+    ("no_values"), has a rating that is not a number in [lowest, highest] ("bad_value"), or if the sequence does not
+    fit `width` ("too_long").
     """
     template = Template(config.completion, "Rated.completion")
 

@@ -22,7 +22,7 @@ class Addition:
 
 
 def open_addition(config: Addition) -> Generated:
-    """Returns the source. Raises ValueError for digits or size below 1, or if `largest` does not have that many."""
+    """Returns the source. Raises ValueError for digits or size below 1, or a `largest` without `digits` digits."""
     for name in ("digits", "size"):
         if getattr(config, name) < 1:
             raise ValueError(f"Addition.{name} is {getattr(config, name)}: it must be at least 1")

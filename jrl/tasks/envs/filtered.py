@@ -26,7 +26,7 @@ class Filtered:
     evaluation: tuple[Any, ...] = dataclasses.field(
         default=(), metadata={"table": "envs"}
     )  # evaluation sets to exclude
-    contaminated: Action = "drop"  # examples with a prompt that contains one of these sets
+    contaminated: Action = "drop"  # examples whose prompt contains a prompt of these sets
     ngram: int | None = 8  # words of an n-gram that counts as shared; None: only prompts with the same words
     overlap: float = 0.5  # share of an evaluation prompt's words in shared n-grams above which a prompt contains it
 
