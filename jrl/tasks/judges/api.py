@@ -37,8 +37,8 @@ class Endpoint:
       address: the base URL of the API, such as "http://localhost:8000/v1".
       key: sent as a bearer token; None: no key is sent.
 
-    Raises: ValueError if the address is not a valid base URL or contains a user, password or query, or if the key
-      cannot be sent in a header.
+    Raises: ValueError if the address is not a valid base URL or contains a user, password, query or fragment,
+      or if the key is empty or cannot be sent in a header.
     """
 
     def __init__(self, address: str, key: str | None):

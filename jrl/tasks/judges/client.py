@@ -108,7 +108,7 @@ class Client:
     def wait(self, requests: Sequence[Request], seconds: float) -> bool:
         """Returns whether all requests are settled, after at most `seconds`.
 
-        Raises: RuntimeError if a thread of the client failed; if it failed with an OSError (the cache's disk), that.
+        Raises: OSError if a thread of the client failed with one (a full disk); RuntimeError if it failed otherwise.
         """
         with self._lock:
             done = lambda: self._failure is not None or all(request.settled for request in requests)

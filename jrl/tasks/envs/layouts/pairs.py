@@ -71,7 +71,7 @@ def read_webgpt(row: Field, rank_by: str | None) -> list[Prompted]:
 
 
 def read_tldr_comparisons(row: Field, rank_by: str | None) -> list[Prompted]:
-    """Returns a pair of summaries. The prompt is an article, or a post as in 2009.01325: SUBREDDIT, TITLE, POST."""
+    """Returns a pair of summaries. The prompt is ARTICLE, TL;DR, or as in 2009.01325 SUBREDDIT, TITLE, POST, TL;DR."""
     summaries = row["summaries"].items()
     if len(summaries) != 2:
         raise BadField("wrong_type", row["summaries"], f"it has {len(summaries)} summaries, not 2")
