@@ -101,7 +101,7 @@ def chosen_columns(known: dict[str, int], requested: Sequence[str] | None, defau
 
 def select(folder: Path, conditions: Sequence[Condition], columns: Sequence[str], most: int | None) -> Iterator[dict]:
     """Yields the rows that match every condition, oldest first, as {column: number, text or nested lists}. A run may
-    append to the store meanwhile; rows written after the first read are not seen.
+    append to the store meanwhile; rows written after the iteration has begun are not seen.
 
     Args:
       most: number of rows to yield at most; None: all.

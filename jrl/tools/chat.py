@@ -57,7 +57,7 @@ def open_chat(
 ) -> Chat:
     """Returns a policy to sample from. None takes the run's own setting; temperature 0 is greedy.
 
-    Raises: ValueError for `samples`, `max_tokens` or `seed` out of range.
+    Raises: ValueError for `samples`, `temperature`, `max_tokens` or `seed` out of range.
     """
     for name, value in (("n", samples), ("max-tokens", max_tokens)):
         if value is not None and value < 1:

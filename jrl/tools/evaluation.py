@@ -48,7 +48,8 @@ def reevaluate(
     Args:
       private: folders that workers of a root process cannot read, such as the evaluated runs'.
 
-    Raises: ValueError if the configuration has no Eval section, or the reference or proxy has another tokenizer.
+    Raises: ValueError if the configuration has no Eval section, the reference or proxy has another tokenizer, or there
+      is a reference and Eval.temperature is not 1.
     """
     policy, visits = trained.policy, held_out_visits(trained)
     table = policy.parts.tables["verifiers"]

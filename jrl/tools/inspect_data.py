@@ -46,7 +46,7 @@ class Inspected(NamedTuple):
 class TokenRow(NamedTuple):
     """One row of tokens."""
 
-    label: str  # "prompt", "learned" or "label 1"
+    label: str  # "prompt"; "learned"; in units of several rows "label 1" or "label 0"
     tokens: list[int]
     learned: list[bool]
 
@@ -55,7 +55,7 @@ class Read(NamedTuple):
     """How to read a file, and whose task to read."""
 
     layout: str | None = None  # one of LAYOUTS; None: the columns of Jsonl
-    take: str | None = None  # what the layout makes an example of; None: its first choice
+    take: str | None = None  # what the layout makes an example of; None: as configured, else its first choice
     stage: str | None = None  # the stage whose task is read; None: Config.task
 
 
@@ -66,7 +66,7 @@ def file_config(path: str, read: Read, task: Any = None) -> Dataset | Jsonl:
     """Returns the task that reads a file.
 
     Args:
-      task: a configuration's task. If it reads a file the same way, its other settings apply.
+      task: a configuration's task. Its other settings apply if it is a Dataset or, without a layout, a Jsonl.
     """
     if read.layout is not None:
         named = {} if read.take is None else {"take": read.take}
@@ -248,7 +248,8 @@ def statistics(inspected: Inspected, most: int) -> Iterator[str]:
 
 
 def contamination(inspected: Inspected, evaluation: Sequence[Source], ngram: int, overlap: float) -> Iterator[str]:
-    """Yields lines on the examples whose prompts contain more than `overlap` of a prompt in the evaluation sets."""
+    """Yields a line of counts, then lines on the examples whose prompts share more than `overlap` of the words of a
+    prompt in the evaluation sets: in n-grams of `ngram` words, or all of them if the prompts are equal."""
     index = EvaluationIndex((source[i] for source in evaluation for i in range(len(source))), ngram)
     results = [index.overlap(inspected.source[i]) for i in range(len(inspected.source))]
     overlaps = [row for row in results if row is not None and row.share > overlap]

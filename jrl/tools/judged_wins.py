@@ -32,7 +32,8 @@ def judged_wins(
       judges: judges that compare completions.
       results: reports of `jrl.tools.evaluation.reevaluate` on the same prompts.
       examples: the examples of those prompts.
-      folder: caches the judges' answers, so that a question is not asked twice unless it failed; None: not cached.
+      folder: caches the judges' answers, so that a question is not asked twice unless it failed;
+        None: the answers are not kept after the call.
 
     Raises: ValueError if a judge does not respond as required; JudgeStopped if it fails too often.
     """

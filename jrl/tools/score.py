@@ -242,7 +242,7 @@ def _rewards(
 
 @full_precision()
 def embeddings(trained: Trained, sequences: Sequence[Sequence[int]]) -> np.ndarray:
-    """Returns the model's last hidden state at the last token of every sequence, [N, width] float32 or wider."""
+    """Returns the model's last hidden state at the last token of every sequence, [N, width] float32."""
     packed = _packed_layout(trained, sequences)
     program = jax.jit(functools.partial(_embeddings, model=trained.policy.model, cfg=packed.cfg))
     states_out = np.zeros((len(sequences), trained.policy.cfg.width), np.float32)
@@ -264,7 +264,7 @@ def _embeddings(
         following = jnp.concatenate([micro.segment[:, 1:], jnp.full_like(micro.segment[:, :1], -1)], axis=1)
         places = jnp.arange(micro.sequence.shape[-1])[None, :, None]
         at_last = (micro.segment != following)[:, None, :] & (micro.segment[:, None, :] == places)  # [R, S, L]
-        # States that are not a last token may be anything, and 0 * NaN is NaN.
+        # The states of all other tokens may be anything, and 0 * NaN is NaN.
         clean = jnp.where(jnp.any(at_last, axis=1)[..., None], hidden, 0).astype(jnp.float32)
         return jnp.einsum("rsl,rld->rsd", at_last.astype(jnp.float32), clean)
 

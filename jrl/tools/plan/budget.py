@@ -153,7 +153,8 @@ def on_host(case: Case) -> HostMemory:
 
 def queue_bytes(case: Case) -> int:
     """Returns the bytes on one device of the draws that wait while a stage learns: Online.lag of them, plus the number
-    of segments of a completion minus one. Only the per-token fields of Rollout are counted."""
+    of segments of a completion minus one; 0 on the learner's devices if others sample, where the draws then wait. Only
+    the per-token fields of Rollout are counted."""
     if not case.waiting or (case.sampler_sizes is not None and case.learner_sizes is None):
         return 0
     sampler = case.config.sampler
@@ -302,10 +303,10 @@ def chunk_bytes(case: Case, tokens: int, length: int) -> int:
     """Returns the bytes of the backward pass of a linear attention layer on `tokens` in rows of `length`, all in
     float32; 0 without such layers. The forward pass takes half.
 
-    Per value head: four arrays of the size of a chunk's weights, whose last dimension is padded to LANES; six arrays of
-    values and of state reads; one state per chunk. Per key head: twelve arrays of queries and of keys, around their
-    convolution and norm, and four of their products. These counts are fitted to the totals of two compiled updates
-    (tests/plan/test_budget.py); the rest of this file counts arrays.
+    Per value head: four arrays of a chunk's [chunk, chunk] weights, whose last dimension is padded to LANES; six arrays
+    of values and six of state reads; one state per chunk. Per key head: twelve arrays of queries and twelve of keys,
+    around their convolution and norm, and four of their products. These counts are fitted to the totals of two compiled
+    updates (tests/plan/test_budget.py); the rest of this file counts arrays.
     """
     shape = case.cfg.linear
     if shape is None:

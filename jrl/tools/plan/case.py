@@ -226,7 +226,7 @@ def uncounted(config: Config) -> str | None:
 
 def read_weights(config: Config, sizes: dict[str, int]) -> ReadWeights:
     """Returns the bytes of the teacher's and the reward model's weights on one device of a mesh of these sizes, in the
-    dtypes that they are stored in. Their folder must exist or have the name of a known model."""
+    dtypes that they are stored in; None for a model whose folder neither exists nor has the name of a known model."""
 
     def size(published: Published, classifier: bool) -> int | None:
         if paths.readable_file(published.path, "config.json") is not None:

@@ -260,7 +260,8 @@ def expert_seconds(program: HloModule, runs: Iterable[ExecutionCount], case: Cas
         filled = filled_rows(rows, case)
         visited = count * (1 - (1 - 1 / count) ** filled)
         computed = (filled / tile + visited) * tile * 2 * padded(inputs) * padded(columns)
-        # The gradient of an expert without rows is written too; a tile is read for each column block of the other one.
+        # The gradient of an expert without rows is written too; a tile of either operand is read for each column block
+        # of the other one.
         matrices = (count if of_gradient else visited) * inputs * padded(columns)
         moved = itemsize * (matrices + filled * (padded(inputs) * times[1] + padded(columns) * times[0]))
         total += run.likely * max(computed / (KERNEL_SHARE * chip.matrix_rate), moved / (STREAM_SHARE * chip.hbm_rate))

@@ -3,7 +3,7 @@ is a lower bound.
 
     seconds = max(operations / matrix rate, bytes / HBM rate, link bytes / ring rate, network bytes / network rate)
 
-Every estimate is printed with its ASSUMPTIONS:
+Every estimate is printed with the ASSUMPTIONS below.
 """
 
 from __future__ import annotations
@@ -255,8 +255,8 @@ def decode_step_bytes(case: Case) -> float:
 
 def layer_traffic(case: Case, tokens: float) -> float:
     """Returns the bytes that one forward pass through all layers moves for `tokens` on one device: the inputs and
-    outputs of every matmul once, and the float32 scores that are written and read around the softmax (not by a kernel),
-    or the weights within the chunks of linear attention."""
+    outputs of every matmul once, and the float32 scores that are written and read around the softmax (none by a
+    kernel), or the [chunk, chunk] weights of linear attention."""
     cfg, tensor = case.cfg, case.sizes["tensor"]
     wide = 2 * cfg.width + head_entries(cfg) / tensor + mlp_entries(cfg, tensor, case.sizes["expert"])
     scores = 4 * 4 * cfg.heads / tensor * case.shape.keys if cfg.attention in NO_KERNEL else 0
@@ -291,7 +291,8 @@ def logprobs_traffic(case: Case) -> Traffic:
 
 
 def update_traffic(case: Case) -> Traffic:
-    """Returns the traffic of an optimizer step: the gradients of all its batches, and the optimizer's trees."""
+    """Returns the traffic of an optimizer step: the gradients of all data that it learns from, and the
+    optimizer's trees."""
     gradients = [gradient_traffic(learned) for learned in learned_cases(case)]
     return Traffic(
         hbm=sum(gradient.hbm for gradient in gradients) + 6 * trained_bytes(case, TRAIN) + 2 * moment_bytes(case),

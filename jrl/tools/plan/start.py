@@ -24,7 +24,8 @@ def refuse_overflow(config: Config, parts: Parts, devices: Sequence[Any], count:
     """Raises ValueError, with the three cheapest changes, if a run's programs cannot fit on its TPUs.
 
     The arithmetic models the TPU compiler; on other devices an overflow is a warning. There is no check if the device
-    does not report its memory, as on CPU, for a custom model, or if the configuration does not set the vocabulary size.
+    does not report its memory (as on CPU), if the model is a custom one, or if the configuration does not set the
+    vocabulary size.
 
     Args:
       devices: of this process. count: devices of all processes; None: there is one process.

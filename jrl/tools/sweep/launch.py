@@ -127,7 +127,7 @@ def train_members(
 
 def last_words(folder: Path, ended: Ended) -> str:
     """Returns why a member ended, on one line, from the end of its log; "" if the log is missing or empty. This is
-    jrl's last message with the lines after it, without those if a signal ended the member; else the last line."""
+    jrl's last message, with the lines after it unless a signal ended the member, or the last line if jrl wrote none."""
     log = folder / LOGS / f"{ended.member.name}.log"
     if not paths.exists(log):
         return ""

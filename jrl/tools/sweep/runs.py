@@ -96,7 +96,7 @@ def read_run(folder: Path, address: str | None = None) -> RunResult:
 
 
 def series(run: RunResult, metric: str) -> tuple[Array, Array]:
-    """Returns the steps that have a metric, and its values: [rows] int64, [rows] float64. Values may not be finite."""
+    """Returns the steps that have a metric, and its values (some perhaps not finite): [rows] int64, [rows] float64."""
     pairs = [(row["step"], float(row[metric])) for row in run.rows if _is_number(row.get(metric))]
     return np.array([step for step, _ in pairs], np.int64), np.array([value for _, value in pairs], np.float64)
 
