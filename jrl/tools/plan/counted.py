@@ -400,7 +400,8 @@ def warnings_of(
 
 
 def copies(program: HloModule, runs: Iterable[ExecutionCount], case: Case, chip: Chip) -> list[tuple[str, float]]:
-    """Returns the copies inside loops of more than one layer's cache, and those of weights into another layout."""
+    """Returns the copies inside loops that are larger than one layer's cache, and those of weights, of at least 1 MiB,
+    into another layout, with their seconds."""
     caches, weights = cache_sizes(case), weight_sizes(case)
     layer_entries = min((entries for _, entries in caches), default=math.inf)
     findings = []
