@@ -2,9 +2,9 @@
 
     d matrices_e = sum over the rows r of expert e of x_r^T gradient_r
 
-libtpu multiplies all rows by a mask, once per expert. Here each expert visits only the tiles that hold its rows; a tile
-with rows of two experts is visited by both. The reference is the gradient of `jax.lax.ragged_dot`.
-Compiled for TPUs and interpreted on CPUs so far; no TPU has run it.
+libtpu's product covers all rows for every expert, those of other experts masked. Here each expert visits only the tiles
+that hold its rows; a tile with rows of two experts is visited by both. The reference is the gradient of
+`jax.lax.ragged_dot`. Compiled for TPUs and interpreted on CPUs so far; no TPU has run it.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ gathered, each device computes those that go to its own experts, and the sums ov
     y_t = sum over devices of the group of sum_i weights_ti * expert_i(x_t), over the device's own experts i
 
 No token is dropped and there is no capacity limit: a token's result must not depend on the other tokens. A device's own
-rows come first, sorted by expert, and are multiplied a chunk at a time. Only filled chunks are visited: however the
-router decides, the work is that of the device's own rows and the memory that of one chunk. The backward pass recomputes
-the products of each chunk.
+rows come first, sorted by expert, and are multiplied a chunk at a time. The first chunk is always visited, later ones
+only if they hold rows: however the router decides, the work is that of the device's own rows, in whole chunks, and the
+memory that of one chunk. The backward pass recomputes the products of each chunk.
 
 With e devices of t tokens each, a device receives (e - 1) t tokens and sends as many sums. Sending every token to the
 devices of its k experts and back, t k (e - 1) / e copies each way, moves less where k < e.
@@ -25,7 +25,8 @@ from jrl.device.sharding import EXPERT, varying_axes
 from jrl.models.grouped_product import grouped_product
 from jrl.types import Array, PyTree
 
-# (rows sorted by expert, matrices of all experts) -> each row times its expert's matrix
+# (rows [rows, in] sorted by expert, matrices [experts, in, out] of the device's experts) -> each row times its expert's
+# matrix, [rows, out]
 Grouped = Callable[[Array, Array], Array]
 # (x [rows, D] sorted by expert, weights, grouped product, () -> each row's expert, function applied to the result of
 # each product) -> [rows, D]
@@ -75,8 +76,8 @@ def _of_group(static: _Static, x: Array, share: Array, expert: Array, weights: t
     """Returns the sum over this device's experts for every token, [tokens, D], accumulated in float32 or wider.
 
     Args:
-      x: [tokens, D]. share: [tokens, k]. expert: [tokens * k] int32, index among this device's
-        experts; `static.count` for another device's.
+      x: [tokens, D]. share: [tokens, k]. expert: [tokens * k] int32, index among this device's experts;
+        `static.count` for another device's.
     """
     return _forward(static, x, share, expert, weights)[0]
 
@@ -149,8 +150,8 @@ class _Chunks(NamedTuple):
 class _Chunk(NamedTuple):
     place: Array  # [rows] int32, indices into [tokens * k]
     filled: Array  # [rows] bool, the row belongs to this device
-    sizes: Array  # [experts] int32, rows per expert
-    expert: Array  # [rows] int32
+    sizes: Array  # [experts] int32, rows per expert in this chunk
+    expert: Array  # [rows] int32, index among this device's experts; 0 where not filled
 
 
 def _chunks(static: _Static, expert: Array) -> _Chunks:

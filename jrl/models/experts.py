@@ -52,9 +52,7 @@ class Experts:
     width: int  # hidden units of each
     softmax: Literal["chosen", "all"] = "chosen"  # a token's weights: softmax over its experts, or over all
     layers: tuple[bool, ...] = (True,)  # which layers are sparse: a cycle
-    reads: Literal["input", "stream"] = (
-        "input"  # the router's: that of the experts, or the stream, normed as in Gemma 4
-    )
+    reads: Literal["input", "stream"] = "input"  # of the router: the experts' input, or the stream as Gemma 4 norms it
     scaled: bool = False  # each expert's output is multiplied by a learned scalar
     # An MLP that every token goes through, in addition to the experts. gated: multiplied by a sigmoid of its input, as
     # Qwen's shared expert; normed: it and the experts have separate norms, as in Gemma 4.
@@ -208,7 +206,8 @@ def _by_expert(
     Args:
       x: [rows, D]. weights: gate, up, down; with cfg.bias the biases of gate and up; then a and b of each matrix in
         `adapted`. If an adapter's inputs are sharded, its output is a partial sum, like that of the matrix.
-      grouped: (rows, matrices of all experts) -> each row times its expert's. expert: returns the expert of every row.
+      grouped: (rows, matrices of the device's experts) -> each row times its expert's.
+      expert: returns the expert of every row, its index among the device's.
       each: applied to the result of each product.
     """
     gate, up, down, *optional = weights

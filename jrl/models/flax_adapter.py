@@ -2,7 +2,8 @@
 
     MODELS = {"Mine": from_linen(Mine, Network)}        in a file of plugins; then Config.model = @Mine()
 
-`Mine` is a frozen dataclass, the shape of the model. The module has two methods, and may have two more:
+`Mine` is a frozen dataclass, the shape of the model. The module has two methods, and may have two more, both or
+neither:
 
     __call__(tokens [B, L] int32, positions [B, L] int32, mask [B, L, L] bool) -> hidden [B, L, D]
     unembed(hidden [B, L, D]) -> logits [B, L, V]
@@ -202,7 +203,7 @@ def _dotted(path: tuple[Any, ...]) -> str:
 
 
 def _check_cache_methods(config: type, module: Any) -> None:
-    """Raises ValueError for a module with one of `init_cache` and `decode`: sampling needs both, or recomputes rows."""
+    """Raises ValueError for a module with only one of `init_cache` and `decode`: sampling uses both, or neither."""
     defined = [name for name in ("init_cache", "decode") if callable(getattr(module, name, None))]
     if len(defined) == 1:
         (missing,) = {"init_cache", "decode"} - {*defined}

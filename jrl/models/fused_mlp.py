@@ -31,7 +31,8 @@ def mlp(
     plus_one: bool,
     interpret: bool = False,
 ) -> Array:
-    """Returns down(activation(gate(h)) * up(h)) where h is the norm of x, [B, 1, D]. With adapters, every W is W + A B.
+    """Returns down(activation(gate(h)) * up(h)) where h is the norm of x, [B, 1, D]. With adapters, W + A B takes the
+    place of every matrix W.
 
     Args:
       x: [B, 1, D], the residual stream.

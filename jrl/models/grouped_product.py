@@ -1,5 +1,5 @@
 """Products of rows, sorted by expert, with their experts' matrices: `jax.lax.ragged_dot`. On TPUs our own kernel
-(`expert_gradient`) computes the gradient of the matrices; XLA's multiplies every row by a mask per expert."""
+(`expert_gradient`) computes the gradient of the matrices; XLA's product covers all rows for every expert, masked."""
 
 from __future__ import annotations
 

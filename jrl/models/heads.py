@@ -1,6 +1,6 @@
 """Heads: linear functions of a model's last hidden states, such as a reward for each of several objectives.
 
-    y_mk = h . w_m[:, k]        h [D]; w [members, D, outputs]: the members of an ensemble are stacked, under one vmap
+    y_mk = h . w_m[:, k]        h [D]; w [members, D, outputs]: an ensemble's members are stacked, computed by one vmap
 
 A head is one more leaf of the parameters: it is initialized, sharded, saved and restored with them. A value head
 predicts the expected return before each token is chosen: one number, initially 0.
@@ -38,8 +38,7 @@ class Head:
 
 def head_spec(head: Head, width: int, dtype: Any, scale: float | None = None) -> ParamSpec:
     """Returns the abstract leaf [members, width, outputs]. Its initialization is normal with standard deviation
-    `scale`;
-    None: with variance 1 / width."""
+    `scale`; None: with variance 1 / width."""
     shape = (head.members, width, head.outputs)
     scale = width**-0.5 if scale is None else scale
     return ParamSpec(shape, jnp.promote_types(dtype, jnp.float32), (None, "norm", None), scale)

@@ -73,7 +73,7 @@ class Decoder:
     window_layers: tuple[bool, ...] = (True,)  # which layers are windowed, where window is given: a cycle
     window_rope_theta: float | None = None  # base in windowed layers, not stretched; None: as in the others
     full: FullHeads | None = None  # heads of layers without a window, if their shape differs; None: it does not
-    shared_layers: int = 0  # last layers that reuse keys and values, of the last earlier layer of their kind
+    shared_layers: int = 0  # how many last layers reuse keys and values of the last layer before them with their window
     norm: Literal["rms", "rms_plus_one", "layer"] = "rms"  # rms_plus_one: the weight is counted from 1, as in Gemma
     norm_place: Literal["before", "after", "both"] = (
         "before"  # of attention and MLP; after: their outputs, before they are added
@@ -218,7 +218,7 @@ def check_divides(cfg: Decoder, mesh: Any) -> None:
     train = lambda name: mesh_axes(name, TRAIN, mesh.shape)
     fields = {"heads": "heads", "kv_heads": "kv_heads", "mlp": "mlp_width", "vocab": "vocab_size", "embed": "width"}
     sizes = [(train(name), f"Decoder.{field}", getattr(cfg, field)) for name, field in fields.items()]
-    # Mesh axes that the result of a table lookup is sharded over.
+    # Mesh axes that the width of a table and of the rows looked up in it is sharded over.
     lookup_axes = mesh_axes("embed_shard", ACTIVATIONS, mesh.shape)
     sizes.append((lookup_axes, "Decoder.width", cfg.width))
     if cfg.experts is not None:

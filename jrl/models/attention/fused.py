@@ -38,7 +38,7 @@ KERNEL_AXES = ("layers", "embed", "heads")  # of QKV as the kernel reads it: sha
 NORM_AXES = ("layers", None, "head_dim")  # of QK_NORM
 B_AXES = ("layers", "rank", "heads", None, "head_dim")  # of the adapter of QKV
 RANK_TILE = 16  # rows of a bfloat16 tile
-# Those that Pallas lowers for TPUs. The exact GELU needs erfc, which it does not lower
+# Those that Pallas lowers for TPUs. The exact GELU needs erfc, which it does not lower.
 KERNEL_ACTIVATIONS = ("silu", "gelu_tanh", "relu")
 
 
@@ -52,8 +52,8 @@ class Stacked(NamedTuple):
 def fused(params: PyTree, names: PyTree, cfg: Decoder, *, rows: int | None = None) -> tuple[PyTree, PyTree]:
     """Returns the parameters of a decode loop and their logical axes, with one matrix and one adapter in place of those
     of q, k and v. These stay separate where layers differ in kind, have biases or normalized values, normalize all
-    heads together, or have DoRA adapters or quantized matrices. Experts move to their kernel's leaf if it supports
-    them.
+    heads together, or have DoRA adapters or quantized q, k or v; the MLP's matrices then stay where they are too.
+    Experts move to their kernel's leaf, whatever q, k and v do, if the kernel supports them.
 
     Args:
       params, names: as `prepare_for_decode` returns them.

@@ -25,8 +25,8 @@ from jrl.types import Array
 def project(
     x: Array, weights: Stacked, cos: Array, sin: Array, cfg: Decoder, *, interpret: bool = False
 ) -> tuple[Array, Array, Array]:
-    """Returns rotated queries [B, 1, H, K], rotated keys and values [B, 1, J, K]. With an adapter, the matrix W is
-    W + A B.
+    """Returns rotated queries [B, 1, H, K], rotated keys and values [B, 1, J, K]. With an adapter, W + A B
+    takes the place of the matrix W.
 
     Args:
       x: [B, 1, D], the residual stream.

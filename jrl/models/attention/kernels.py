@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-# 'auto' is the kernel for the run's devices if it computes what the model needs (jrl/run/kernels.py); the reference
-# where nothing has resolved it.
+# On TPUs 'auto' becomes splash, or ragged, if that kernel supports the model and the run; otherwise, and always on CPUs
+# and GPUs, the reference (jrl/run/kernels.py). Where nothing has resolved it, it is the reference.
 Attention = Literal["auto", "reference", "splash", "cudnn"]  # over full rows
 OneToken = Literal["auto", "reference", "ragged"]  # for one new token per row, over a cache
 NO_KERNEL = ("auto", "reference")

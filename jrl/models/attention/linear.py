@@ -14,8 +14,8 @@ a scan over chunks fills in S_0. Each sequence packed in a row begins with a sta
 prefix two states are carried: the one after the newest prefix, which each of its continuations begins with, and the
 continuation's.
 
-Before this, queries, keys and values go through a causal depthwise convolution over the last few tokens of their
-sequence.
+Before the recurrence, queries, keys and values go through a causal depthwise convolution over the last few tokens of
+their sequence.
 
 Source: 2412.06464 (the gated delta rule), 2406.06484, section 3.2 (chunks, and the triangular system).
 """

@@ -13,7 +13,8 @@ WINDOWS = ("use_sliding_window", "sliding_window", "max_window_layers", "layer_t
 
 
 def read_windows(keys: Keys, layers: int) -> dict[str, Any]:
-    """Returns the Decoder fields window and window_layers. Without layer_types the first layers have no window."""
+    """Returns the Decoder fields window and window_layers. Without layer_types the first
+    max_window_layers layers have no window."""
     used, first = keys.flag("use_sliding_window", False), keys.take("max_window_layers", 28)
     window, flags = keys.take("sliding_window", 4096 if used else None), layer_flags(keys, layers)
     if not used:

@@ -87,7 +87,7 @@ def merged(
       weight: the box as published.
       start: where the leaf begins in the published dimension of the outputs.
       shape: of the layer's leaf.
-      read: reads any box of the leaf; DoRA's norms are over all inputs.
+      read: reads any box of the leaf as published; DoRA's norms are over all inputs.
     """
     inputs = len(ADAPTABLE[leaf])
     into, out = inputs_and_outputs(place)

@@ -39,7 +39,8 @@ INITIALIZATIONS = (None, True, False, "gaussian", "orthogonal", "eva")
 
 
 class Module(NamedTuple):
-    """The adapter of one module: W + scale * b a; DoRA rescales its outputs to the norms `magnitude`. float32."""
+    """The adapter of one module: W + scale * b a; DoRA rescales each output's row of it to the norm in `magnitude`.
+    float32."""
 
     a: np.ndarray  # [r, in]
     b: np.ndarray  # [out, r]

@@ -160,7 +160,7 @@ def plans(family: Family, cfg: Decoder, spec: PyTree | None = None) -> dict[str,
     """Returns published name -> plan of every tensor of `cfg`, or of `spec` where it has further leaves."""
     spec = decoder.spec(cfg) if spec is None else spec
     order = {name: number for number, name in enumerate(family.places)}
-    # the tensor's numbers, the leaf's position in the family's table, its path, the part's shape and index in the leaf
+    # The tensor's numbers, the leaf's position in the family's table, its path, the part's shape and index in the leaf
     leaves = [((), order[name], (name,), leaf.shape, ()) for name, leaf in spec.items() if is_spec(leaf)]
     for name, leaf in spec["layers"].items():
         each = range(cfg.experts.count) if family.places[name].each_expert else None
