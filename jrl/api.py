@@ -1,4 +1,4 @@
-"""The Python API, for notebooks: runs the same as `jrl train`, with your own parts passed as objects."""
+"""The Python API, for notebooks: the same runs as with `jrl train`, with your own parts passed as objects."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ class Online:
     # Weights of a reward head's outputs in its score, if it has several (AttributeRegression); None: the mean
     attribute_weights: tuple[float, ...] | None = None
     reset_reference_every: int | None = None  # steps between resets of the reference to the policy; None: never
-    # Weight of the old reference in the new one at a reset; every step, a moving average. None: 0.
+    # Weight of the old reference in the new one at a reset; with a reset every step, a moving average. None: 0.
     reference_decay: float | None = None
     ensemble: Ensemble | None = None  # makes one score of those of the roles in `rewards`; None: their weighted sum
     # A role that rewrites every completion, and rewards the sampled tokens that it keeps; None: no role

@@ -59,7 +59,7 @@ def readable_without_weights(folder: str | os.PathLike[str]) -> Path:
 
 
 def readable_file(folder: str | os.PathLike[str], name: str) -> Path | None:
-    """Returns a local path of one file of a folder; None if it is missing. Of a bucket, only that file is copied."""
+    """Returns a local path of one file of a folder; None if it is missing. From a bucket, only that file is copied."""
     try:
         path = readable(os.path.join(os.fspath(folder), name))
     except Missing:

@@ -13,7 +13,8 @@ from jrl.experiment import Config, config_classes
 from jrl.plugins import Part, PartError, Parts, load_parts, saved_parts
 
 PACKAGE = Path(__file__).parent
-# Fields that name files. A relative path in a gin file is resolved against the current directory, then its folder.
+# Fields that name files. A relative path in a gin file is looked up in the current directory, then in the file's
+# folder.
 PATH_FIELDS = (
     "Config.parts",
     "Dataset.path",
@@ -42,8 +43,8 @@ def bundled_configs(package: Path = PACKAGE) -> dict[str, Path]:
 def find_config(config: str | Path, package: Path = PACKAGE) -> str:
     """Returns the gin file that `config` names: a file that exists, else a bundled configuration.
 
-    A missing .gin file without a similar bundled name is returned too: the gin reader's error suggests similar names in
-    its folder.
+    The name of a missing .gin file is returned too, unless a bundled configuration has that name: the gin reader's
+    error suggests similar names in its folder.
 
     Raises: ConfigError with the nearest name if `config` is neither.
     """

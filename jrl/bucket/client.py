@@ -222,8 +222,8 @@ class Bucket:
             return None
 
     def list(self, prefix: str) -> Iterator[Object]:
-        """Yields the objects under a name prefix, in the order of their names. Raises Missing if the bucket does not
-        exist."""
+        """Yields the objects whose names start with `prefix`, in the order of their names. Raises Missing if the bucket
+        does not exist."""
         token = None
         while True:
             query = {"prefix": prefix} | ({} if token is None else {"pageToken": token})
@@ -252,7 +252,7 @@ class Bucket:
         """Sends a request, retries transient failures until the deadline, and returns `read(body, headers)`.
 
         Args:
-          again: called before each retry.
+          again: called before each retry, except the one that only renews the token (401).
           read: reads the answer. It raises ValueError for one that was cut short or is a proxy's page; the request is
             then retried.
         """

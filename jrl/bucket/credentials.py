@@ -84,8 +84,8 @@ def token_source(environment: Mapping[str, str], *, is_google: bool) -> Callable
 
 
 def _checked(token: str, source: str) -> str:
-    """Returns a token without surrounding whitespace. Raises NoCredentials for any other text, without quoting it, as
-    the error of sending it would."""
+    """Returns a token without surrounding whitespace. Raises NoCredentials for a text that cannot be a
+    token, without quoting it: the error of sending it would quote it."""
     if _TOKEN.fullmatch(token.strip()) is None:
         raise NoCredentials(
             errno.EACCES, f"{source} holds no token: one is of visible ASCII characters, without blanks and line breaks"

@@ -63,7 +63,7 @@ def complete_copy(bucket: Bucket, name: str, state: str, fill: Callable[[Path], 
 
 
 def _fill_once(place: Path, fill: Callable[[Path], None]) -> None:
-    """Fills a missing folder. Of several processes that need it one fills it; the others wait."""
+    """Fills a missing folder. Of several processes that need it, one fills it; the others wait."""
     with contextlib.closing(os.fdopen(_open_lock(_filling(place)), "rb")) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if place.exists():
@@ -86,7 +86,7 @@ def _filling(place: Path) -> Path:
 
 
 def _sync_folders(root: Path) -> None:
-    """Syncs a folder and all below it: file names then survive a power loss, as their bytes do."""
+    """Syncs a folder and all folders below it: file names then survive a power loss, as their bytes do."""
     for folder, _, _ in os.walk(root):
         _sync_folder(folder)
 

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layout", metavar="LAYOUT", help="how the file is written: a name from `jrl list layouts` "
                         "(default: the columns of Jsonl)")  # fmt: skip
     parser.add_argument("--stage", metavar="NAME", help="without FILE: the stage of --config whose task is shown")
-    parser.add_argument("--take", metavar="TAKE", help="what a layout makes examples of, such as all_pairs")
+    parser.add_argument("--take", metavar="TAKE", help="what a layout turns into examples, such as all_pairs")
     parser.add_argument("--against", metavar="EVAL", type=Path, action="append", default=[],
                         help="an evaluation set to compare the rows' prompts with; may be repeated")  # fmt: skip
     parser.add_argument("--against-layout", metavar="LAYOUT", help="how the evaluation sets are written")

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--most",
         type=options.number_of("rows"),
         metavar="N",
-        help="most rows (default: 20 on the screen, all in a file)",
+        help="at most N rows (default: 20 on the screen, all in a file)",
     )
     parser.add_argument("--out", metavar="FILE", type=options.out_file, help="write the rows to a file, .jsonl or .csv")
 

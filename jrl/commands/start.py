@@ -7,7 +7,7 @@ import os
 
 from jrl.device.compile_cache import ENABLED, cache_settings
 
-MOST_CPU_DEVICES = 16  # virtual ones of a population by default, one per core; each holds what members share
+MOST_CPU_DEVICES = 16  # most virtual ones of a population by default, one per core; each holds what members share
 
 
 def prepare_jax(args: argparse.Namespace, platform: str | None = None, devices: int | None = None) -> None:
@@ -15,7 +15,7 @@ def prepare_jax(args: argparse.Namespace, platform: str | None = None, devices: 
 
     Args:
       platform: the only platform the command may start; None: JAX's choice.
-      devices: virtual CPU devices, unless the user has set them; None: one.
+      devices: virtual devices if the platform is a CPU, unless the user has set them; None: one.
     """
     environment, flag = os.environ, "--xla_force_host_platform_device_count"
     asked = getattr(args, "devices", None)

@@ -1,4 +1,4 @@
-"""Loads gin text into frozen dataclasses. An error names its file and line. No JAX, no global state.
+"""Loads gin text into frozen dataclasses. An error names its place, such as file and line. No JAX, no global state.
 
     include 'base.gin'                 # relative to this file; bindings here replace its bindings
     STEPS = 30                         # a macro
