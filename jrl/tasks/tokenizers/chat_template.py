@@ -45,7 +45,8 @@ class BrokenTemplate(TemplateError):
 
 
 class Renderer:
-    """The process that renders templates. Started at the first request and restarted after it was killed."""
+    """The process that renders templates. Started at the first request and restarted after it was killed. `close` or
+    the end of this object kills it."""
 
     def __init__(self) -> None:
         self._child = Child("render.py", CPU_SECONDS, MEMORY_MB, MAX_TEXT_CHARACTERS)
@@ -120,7 +121,8 @@ class ChatTemplate:
 
 
 def plain_messages(messages: Iterable[Message | Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns messages as JSON for templates. Reasoning is repeated under the other names that templates use for it.
+    """Returns messages as JSON for templates. Reasoning under any name of REASONING is also given as
+    "reasoning_content" and "thinking".
 
     Raises: ValueError for a role that is not in KNOWN_ROLES, or content that is not JSON.
     """
@@ -277,8 +279,9 @@ class Neutral:
         return self._map(messages, lambda text, by_assistant: self._text(text, by_assistant))
 
     def broken(self, messages: Sequence[Mapping[str, Any]], mark: str) -> list[dict[str, Any]]:
-        """Returns guarded messages with a mark after every character of free text: however a template cuts and joins
-        it, it forms no spelling. The template no longer finds its own literals in it."""
+        """Returns guarded messages with a mark after every character of free text, except in tags of the assistant:
+        however a template cuts and joins it, it forms no spelling. The template no longer finds its own literals in it.
+        """
         return self._map(
             messages, lambda text, by_assistant: self._broken_text(text, mark, by_assistant), only_free=True
         )
@@ -338,7 +341,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 
 
 def _literals(source: str) -> set[str]:
-    """Returns the string literals of a template, without unclosed quotes."""
+    """Returns the nonempty string literals of a template. A quote that is never closed starts none."""
     quotes = [(match.start(2), match[2], len(match[1]) % 2 == 0) for match in _QUOTE.finditer(source)]
     last = {quote: position for position, quote, closes in quotes if closes}
     texts, opened = [], None

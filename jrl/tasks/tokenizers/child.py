@@ -26,8 +26,8 @@ class ChildDied(RuntimeError):
 
 
 class Child:
-    """A process that runs a script of this folder. Started at the first request and restarted after it ended. Safe to
-    call from any thread."""
+    """A process that runs a script of this folder. Started at the first request and restarted after it ended. Any
+    thread may call `ask`."""
 
     def __init__(self, script: str, *arguments: Any) -> None:
         self._command = [sys.executable, "-P", str(Path(__file__).with_name(script)), *map(str, arguments)]

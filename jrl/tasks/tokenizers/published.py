@@ -2,7 +2,7 @@
 
 This module reads `tokenizer.json` (with the `tokenizers` library) or a sentencepiece `tokenizer.model`, the chat
 template, and the special tokens in `tokenizer_config.json`, `special_tokens_map.json`, `added_tokens.json`,
-`generation_config.json` and `config.json`. Ids are those of the published files, but text can produce fewer tokens:
+`generation_config.json` and `config.json`. Ids are those of the published files, except for what text can produce:
 
 * a *control* is a token that is special, or ends, begins or pads a text. No prompt or completion text produces one;
 * a *tag* is another added token that the chat template writes ("<think>", "<tool_response>"). Assistant text may
@@ -121,7 +121,7 @@ class PublishedTokenizer:
         Without a template: `start_ids`, then the messages separated by blank lines.
 
         Raises: ValueError if the template rejects the conversation; without a template, for tools and for roles other
-            than system and user, which plain text cannot tell apart.
+            than system and user, whose messages plain text does not tell from a user's.
         """
         if self.chat is not None:
             return self.encode_conversation(messages, tools, add_generation_prompt=True)
@@ -504,7 +504,8 @@ def _ids_of(
     name: str, named: Mapping[str, str], ids: Mapping[str, int], numbers: Sequence[Mapping[str, Any]], size: int
 ) -> list[int]:
     """Returns the ids of the special token `name`, each once: first by its text, then by the ids in other files; all of
-    them for eos, else only the first. Skips -1, which means none, and ids above the vocabulary."""
+    them for eos, else only the first. Skips -1, which means none, and ids above the vocabulary, which some
+    configurations have for pad."""
     end_ids = [ids[named[f"{name}_token"]]] if f"{name}_token" in named else []
     for setting in numbers:
         value = setting.get(f"{name}_token_id")
@@ -566,7 +567,8 @@ def _options(options: Sequence[str]) -> dict[str, Any]:
 
 
 def _turn_end(chat: ChatTemplate | None, ids: Mapping[str, int], ends: Iterable[int]) -> int | None:
-    """Returns the token that the template writes directly after an assistant message, if it is in `ends`; else None."""
+    """Returns the token that the template writes after the content of an assistant message, with at most whitespace
+    between, if it is in `ends`; else None."""
     if chat is None:
         return None
     trial = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": CONTENT}]

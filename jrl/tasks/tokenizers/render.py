@@ -1,7 +1,7 @@
 """The process that renders chat templates. A template is a program that came with a model, so it is not trusted.
 
 It runs in jinja2's immutable sandbox, without a loader, and this process can be killed: a request that exceeds its CPU
-time or memory ends the process, not the run. Requests and replies are JSON, one per line.
+time or memory may end the process, not the run. Requests and replies are JSON, one per line.
 Run as a file (`python -P jrl/tasks/tokenizers/render.py SECONDS MEGABYTES CHARACTERS`); it imports nothing from jrl.
 
 In addition to the sandbox, templates get what published templates expect: `raise_exception`, `strftime_now`, a `tojson`
@@ -61,8 +61,8 @@ def compiled(source):
 
 
 def render(source, context, date, most):
-    """Returns the text, at most `most` characters. Raises Broken if the template does not compile, Refused, and any
-    exception that the template causes."""
+    """Returns the text, at most `most` characters. Raises Broken if the template does not compile, Refused if its text
+    is longer or it calls raise_exception, and any exception that the template causes."""
     try:
         template = compiled(source)
     except jinja2.TemplateError as error:
@@ -93,7 +93,7 @@ def answer(template, context, date, most):
 
 
 def allow(seconds):
-    """Lets this process use `seconds` more of CPU time; then the system kills it."""
+    """Limits this process to `seconds` more of CPU time; then the system kills it."""
     used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
     resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(used + seconds), resource.RLIM_INFINITY))
 

@@ -37,7 +37,7 @@ class Added:
     id: int
     text: str
     special: bool  # structure: never part of a text
-    strips: tuple[bool, bool] = (False, False)  # whether it strips spaces before and after it
+    strips: tuple[bool, bool] = (False, False)  # whether it strips whitespace before, and after it
     normalized: bool = False  # matched in normalized text
 
 
@@ -55,7 +55,7 @@ class Vocabulary:
 
 @dataclasses.dataclass(frozen=True)
 class Speller:
-    """Writes control tokens in the spelling that `encode` reads. Each process draws new digits; ids do not depend on
+    """Writes control tokens in the spelling that `encode` reads. Every Speller draws new digits; ids do not depend on
     them."""
 
     nonce: str
@@ -68,7 +68,7 @@ class Speller:
 
 
 def speller(vocabulary: Vocabulary, controls: Collection[int]) -> Speller:
-    """Returns the vocabulary opened such that text cannot produce the tokens `controls` but can produce all others."""
+    """Returns the vocabulary opened such that text cannot produce the tokens `controls`. It changes no other token."""
     nonce = secrets.token_hex(16)
     new = {i: f"jrl{nonce}x{i}x" for i in controls}
     texts = {added.id: added.text for added in vocabulary.added}
@@ -328,7 +328,8 @@ class _Style:
 
 
 def _style(decoder: Mapping[str, Any] | None, name: str) -> _Style:
-    """Returns the style of a file's decoder. Raises ValueError for a decoder that jrl does not read."""
+    """Returns the style of a file's decoder. Raises ValueError for a decoder that jrl does not read, since its text
+    may not follow from its tokens one by one."""
     steps = (decoder or {}).get("decoders", [decoder]) if decoder else []
     kinds = {step["type"]: step for step in steps}
     if set(kinds) == {"ByteLevel"}:

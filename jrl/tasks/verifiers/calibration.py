@@ -31,8 +31,8 @@ class Calibration:
 
 
 def score(config: Calibration, completion: str, example: Example) -> Verdict:
-    """Returns CORRECT or WRONG, with the reward for the confidence. The answer must equal the example's exactly.
-    UNPARSABLE with -1 if either cannot be read or text follows the confidence.
+    """Returns CORRECT or WRONG, with the reward for the confidence. The answer must equal the example's character for
+    character, after stripping both. UNPARSABLE with -1 if the answer or the confidence cannot be read, or text follows.
 
     Raises:
         ValueError: the example has no answer to compare with.

@@ -90,8 +90,8 @@ def confine(memory_mb: int, reads: ReadAccess) -> list[str]:
     "own user": a worker of root becomes a user that owns nothing. If root's Python is in folders that only root can
     read, the worker keeps the capability to read, which Landlock limits to `readable_places`. "no capabilities": the
     kernel has no such user or no Landlock; the worker is root without capabilities. "landlock": no access to the memory
-    of outside processes, no signals to them, and no writing. Calls `die_with_parent` near the end, since changing the
-    user resets it.
+    of outside processes, no signals to them, and no writing. Calls `die_with_parent` after the change of user, which
+    resets it.
 
     Args:
         memory_mb: address space, in MiB, beyond what the process has now.

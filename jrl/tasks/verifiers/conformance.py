@@ -23,7 +23,7 @@ TEXTS = (
 
 
 def says_the_same_of_the_same(spec: VerifierSpec, parts: Sequence[PartSource], example: Example) -> None:
-    """An item gets the same verdict when it is scored again, in another order and by other workers."""
+    """An item gets the same verdict when it is scored again, in another order, among others and by other workers."""
     forward = _ask(spec, parts, example, TEXTS, workers=1)
     backward = _ask(spec, parts, example, (*TEXTS, *TEXTS)[::-1], workers=2)[::-1]
     for place, (text, verdict) in enumerate(zip(TEXTS, forward)):

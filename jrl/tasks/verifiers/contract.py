@@ -16,7 +16,7 @@ LARGEST_REWARD = 1e6  # its square, and sums of many, are far below the float32 
 
 
 class Limits(NamedTuple):
-    """Limits on a verifier's verdicts. The worker checks them, and the trainer checks what a worker sends again."""
+    """Limits on a verifier's verdicts. The worker checks them, and the trainer checks again what it sends."""
 
     lowest: float = -LARGEST_REWARD  # reward
     highest: float = LARGEST_REWARD  # reward
@@ -35,7 +35,7 @@ class Verifier:
         preload: called once in the template before workers are forked, to import slow modules.
         rewards_spans: its verdicts may contain rewards of spans of the completion (Verdict.spans).
         reward_range: the lowest and the highest reward it gives. A reward outside is an error of the verifier.
-        single_use: a worker is replaced after one completion: for a verifier that runs code written by a model.
+        single_use: a worker scores one completion and is replaced: for a verifier that runs what a model wrote.
 
     Raises:
         ValueError: reward_range is empty or beyond LARGEST_REWARD.

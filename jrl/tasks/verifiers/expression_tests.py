@@ -1,4 +1,4 @@
-"""ExpressionTests: the completion is an expression in x that must pass tests. It stands in for a program.
+"""ExpressionTests: the completion is an expression in x that must pass tests. A stand-in for programs: jrl runs none.
 
 `example.info["tests"]` is a list of [x, value] pairs, numbers as text or whole numbers: [["0", "1"], ["1/2", "2"]].
 """
@@ -39,8 +39,9 @@ class ExpressionTests:
 
 
 def score(config: ExpressionTests, completion: str, example: Example) -> Verdict:
-    """Returns CORRECT if all tests pass, else WRONG, with the reward. UNPARSABLE with 0 if the answer is not a
-    polynomial, or has another variable than x; in that case `staged` gives the reward for parsing.
+    """Returns CORRECT if all tests pass, else WRONG, with the reward. UNPARSABLE with 0 if there is no answer or
+    it is not a polynomial. UNPARSABLE too for a polynomial with another variable than x: with 0, or under `staged` with
+    the reward for parsing.
 
     Raises:
         ValueError: the example has no tests, or one that is not two numbers; or for `speed` no answer with operations.

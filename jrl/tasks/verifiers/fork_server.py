@@ -197,7 +197,8 @@ def allow_cpu(cpu_seconds: float) -> None:
 
 
 def seed_everything() -> None:
-    """Seeds the global generators: a verifier that draws from them gives an item the same verdict in every worker."""
+    """Seeds the global generators: a verifier that draws from them gives an item the same verdict in every worker and
+    order."""
     random.seed(0)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)

@@ -1,7 +1,7 @@
 """Converts functions of a notebook cell or a script, with their dependencies, to source for the verifier processes.
 
 The source is generated, run again here, and compared with the original objects. An object that would differ in the
-verifier processes is an error that names it.
+verifier processes raises an error that names it.
 """
 
 from __future__ import annotations
@@ -271,8 +271,8 @@ def _lines(definition: Any) -> str:
 
 
 def _class_in(file: str, name: str, line: int | None = None) -> str:
-    """Returns the source lines of a class in a file or cell: the class that contains `line`, or the last one of that
-    name if `line` is None; "" if there is none."""
+    """Returns the source lines of a class in a file or cell: the class `name` that contains `line`, or the last one at
+    the top level if `line` is None; "" if there is none."""
     lines = linecache.getlines(file)
     tree = ast.parse("".join(lines))
     for node in reversed(tree.body) if line is None else ast.walk(tree):
@@ -298,8 +298,8 @@ def _write_defaults(tree: Definition, function: types.FunctionType) -> None:
 
 
 def _write_annotations(tree: Definition, definition: Any) -> None:
-    """Drops annotations of functions that name more than built-in types, or if annotations are strings. Writes those of
-    classes as strings if they are strings, or if a name in them is no longer defined."""
+    """Drops annotations of functions if they name more than built-in types, or if `from __future__ import annotations`
+    was in effect. Writes those of classes as strings if it was, or if a name in them is no longer defined."""
     is_gone = lambda node: isinstance(node, ast.Name) and meaning_of(definition, node.id) is MISSING
     is_more = lambda node: (
         isinstance(node, ast.Name) and meaning_of(definition, node.id) is not getattr(builtins, node.id, MISSING)

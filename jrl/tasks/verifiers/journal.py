@@ -27,7 +27,7 @@ class Journal:
         self._known: dict[str, tuple[Verdict, ...]] = {}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         new = not self.path.exists()
-        self._file = open(self.path, "ab", buffering=0)  # no buffer that could write a failed entry later
+        self._file = open(self.path, "ab", buffering=0)  # unbuffered: a buffer could write a failed entry later
         if new:
             _sync_folder(self.path.parent)
         intact_bytes = 0

@@ -114,8 +114,8 @@ def _verdict(is_correct: bool) -> Verdict:
 
 
 def _read_for(expected: Form, answer: str, letters: frozenset[str], comparison: _Comparison) -> Form:
-    """Returns the form of an answer. Commas in numbers separate elements if only then the answer has as many elements
-    as the gold list."""
+    """Returns the form of an answer. Commas in numbers separate thousands, or elements if the answer has as many
+    elements as the gold list only in that reading."""
     reader = Reader(comparison.terms, letters, expected.label if expected.kind == "labelled" else "")
     given = read_answer(answer, reader)
     count = _length(expected)
@@ -134,7 +134,8 @@ def _answers(gold: Form, given: Form, comparison: _Comparison) -> bool:
     """Returns whether `given` is the answer `gold`. Either may name the symbol of the value, as in `x = 5`.
 
     Raises:
-        NoAnswer: it is a relation or a list and the gold answer is not, or it has a unit that does not match.
+        NoAnswer: it is a relation and the gold answer is not, or is another kind of relation; it is a list and the gold
+            answer is not; or it has a unit that does not match.
     """
     if given.kind in ("named", "member") and gold.kind not in ("named", "member", "relation"):
         if given.label != comparison.config.symbol:

@@ -55,8 +55,8 @@ def score(config: Numeric, completion: str, example: Example) -> Verdict:
 def read_number(text: str) -> Fraction | None:
     """Returns the number that the whole of `text` spells, or None.
 
-    Accepts ASCII digits with an optional sign, thousands separators, decimal point and exponent, or a ratio of two such
-    numbers ("-3/4"). No unit, percent sign, name, second number or infinity.
+    Accepts ASCII digits with an optional sign, commas between groups of three digits, decimal point and exponent, or a
+    ratio of two such numbers ("-3/4"). No unit, percent sign, name, second number or infinity.
     """
     text = text.strip()
     if len(text) > MAX_DIGITS:

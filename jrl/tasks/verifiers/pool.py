@@ -110,7 +110,7 @@ class Pool:
     Args:
         rows: the run's verifiers; `add_row` adds others later.
         parts: the user's parts files that define verifiers, as source.
-        workers: number of processes.
+        workers: number of processes that score at the same time.
         cpu_seconds: CPU time that one verifier may spend on one completion.
         wall_seconds: the same in wall time, for verifiers that sleep or block.
         memory_mb: MiB of address space that a worker may use beyond its size after loading.
@@ -197,7 +197,7 @@ class Pool:
 
         Raises:
             ValueError: it does not load; the message is the template's.
-            RuntimeError: the template died, or the pool is closed.
+            RuntimeError: the template died, does not respond or cannot be started again; or the pool is closed.
         """
         if row in self._rows:
             return self._rows.index(row)
@@ -378,7 +378,7 @@ class Pool:
             self._give_up(f"the verifier template cannot be restarted: {why}")
 
     def _give_up(self, why: str) -> None:
-        """Settles all waiting tasks with INFRA_ERROR. The next batch starts with new tries."""
+        """Settles all waiting tasks with INFRA_ERROR. The count of failures restarts at 0."""
         for task in self._tasks:
             _settle(task, Verdict(Status.INFRA_ERROR, None, why))
         self._tasks.clear()
@@ -640,10 +640,10 @@ def _example_text(example: Example) -> str:
 
 
 def _cpu_seconds_of(pid: int) -> float:
-    """Returns the CPU time that a worker has used in all its threads, in seconds; 0 outside Linux.
+    """Returns the CPU time that a worker has used in all its threads, in seconds; 0 outside Linux or after it ended.
 
-    Linux has a CPU clock for every process; elsewhere only the limit that the worker sets for itself applies. The pid
-    stays the worker's until the template reaps it, which it only does on request.
+    Linux has a CPU clock for every process; elsewhere only the CPU limit that the worker sets for itself applies. The
+    pid stays the worker's until the template reaps it, which it only does on request.
     """
     if sys.platform != "linux":
         return 0.0

@@ -116,7 +116,8 @@ class TemplateProcess:
         self.limits += [Limits(*limits) for limits in self._ask(request, START_SECONDS)["limits"]]
 
     def close(self, *, at_once: bool = False) -> None:
-        """Ends the template, which first kills and reaps its workers. `at_once` kills it; Linux then kills them."""
+        """Ends the template, which first kills and reaps its workers. With `at_once`, kills the template; Linux then
+        kills the workers."""
         self._socket.close()
         if at_once:
             self._process.kill()

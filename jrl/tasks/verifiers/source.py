@@ -81,7 +81,7 @@ def _imported_names(tree: ast.Module) -> Iterator[str]:
 
 
 def load_module(part: PartSource, place: int) -> types.ModuleType:
-    """Returns the module of a part, after loading its neighbors, which then can be imported.
+    """Returns the module of a part, after loading its neighbors, which it and later code can import.
 
     Raises: ValueError if a neighbor has the name of another loaded module; any exception that the part raises while it
         runs.

@@ -78,10 +78,8 @@ ALLOWED_WITH: tuple[tuple[Call, int, tuple[int | str, ...]], ...] = (
     (("fcntl", 72, 25), 1, (0, 1, 2, 3, 4, 1030, 1032)),
     (("ioctl", 16, 29), 1, (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)),
 )
-OPENS: tuple[tuple[Call, int], ...] = (
-    (("openat", 257, 56), 2),
-    (("open", 2, None), 1),
-)  # and the index of the flags
+# call, and the index of the argument with its flags
+OPENS: tuple[tuple[Call, int], ...] = ((("openat", 257, 56), 2), (("open", 2, None), 1))
 
 
 def filter_calls() -> bool:

@@ -145,7 +145,7 @@ def _times_up(a: tuple, b: tuple) -> tuple:
 
 
 def _rounded(middle: tuple, radius: tuple, precision: int) -> Ball:
-    """Returns a Ball for a result with an error of one unit in the last bit in addition to `radius`."""
+    """Returns a Ball for a result whose last bit may be wrong, which is added to `radius`."""
     return Ball(middle, _up(radius, mp.mpf_shift(mp.mpf_abs(middle), -precision)))
 
 

@@ -34,7 +34,7 @@ class Form(NamedTuple):
     kind: str
     label: str = ""  # compared as text: brackets, unit, relation, base, shape
     parts: tuple[Form, ...] = ()
-    term: int = -1  # of a scalar; for an equation left - right, if both are scalars
+    term: int = -1  # of a scalar; for a relation left - right, if both are scalars
     is_decimal: bool = False  # a number with a decimal point
 
 

@@ -62,7 +62,7 @@ def tokenize(text: str) -> list[Token]:
     """Returns the tokens of an answer.
 
     Raises:
-        NoAnswer: an unsupported character, mismatched brackets, a single dollar, or more than the caps allow.
+        NoAnswer: an unsupported character, mismatched brackets, an unpaired dollar, or more than the caps allow.
     """
     if len(text) > MAX_CHARACTERS:
         raise NoAnswer(f"{len(text)} characters; at most {MAX_CHARACTERS} are read")
