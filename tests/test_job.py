@@ -111,7 +111,7 @@ def test_a_refusal_says_whether_accepting_the_change_continues_the_run_or_begins
         config_identity="c", config={}, tokenizer="t", data="d", parts={"p.py": source}, seed=0
     )
     write_manifest(tmp_path / "manifest.json", say("raises"))
-    with pytest.raises(RefusedIdentity, match="or begin it again with the change, since it has no checkpoint: --accep"):
+    with pytest.raises(RefusedIdentity, match="or begin it again with the change, since it has not made a step: --acc"):
         refuse_another(tmp_path, say("mended"), config)
     (tmp_path / "checkpoints" / "00000005").mkdir(parents=True)
     with pytest.raises(RefusedIdentity, match="or continue with the change: --accept-change"):

@@ -161,10 +161,11 @@ def refuse_another(
         # If the configurations are equal, files that they name have changed, so using the run's would not help.
         same = begun["identity"]["config"] == manifest["identity"]["config"]
         remedy = "restore what has changed" if same else f"its own configuration ({folder / 'config.gin'})"
+        metrics = folder / "metrics.jsonl"
         accept = (
             "continue with the change: --accept-change. To start a new run from its weights: --from"
-            if list_steps(folder / "checkpoints")
-            else "begin it again with the change, since it has no checkpoint: --accept-change"
+            if list_steps(folder / "checkpoints") or (paths.exists(metrics) and paths.size(metrics))
+            else "begin it again with the change, since it has not made a step: --accept-change"
         )
         raise RefusedIdentity(
             f"{location or folder} holds another run:\n  " + "\n  ".join(identity) + "\n"

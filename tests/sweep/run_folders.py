@@ -7,14 +7,14 @@ import json
 from jrl.run.report.metrics import row_line
 
 
-def write_run(folder, *, rows, seed=0, settings=None, evals=None, finished=True, data="d"):
+def write_run(folder, *, rows, seed=0, settings=None, evals=None, finished=True, data="d", parts=None):
     """Writes the files that a comparison reads, and returns the folder.
 
     Args:
       rows: metrics of each step, from step 1. settings: further lines of config.gin, name -> gin text.
     """
     folder.mkdir(parents=True)
-    identity = {"config": "c", "tokenizer": "t", "data": data, "parts": {}, "seed": seed}
+    identity = {"config": "c", "tokenizer": "t", "data": data, "parts": parts or {}, "seed": seed}
     manifest = {"format": 1, "identity": identity, "config": {}, "environment": {}, "promise": ""}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     bound = {"Run.seed": seed, "AdamW.learning_rate": 0.001, "Log.samples": 2, **(settings or {})}

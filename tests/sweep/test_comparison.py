@@ -160,6 +160,37 @@ def test_a_rate_that_is_swept_is_one_setting_whatever_another_stage_has(tmp_path
     assert find_variant(variants, compared, "AdamW.learning_rate=1e-3") is variants[0]
 
 
+def test_fields_of_one_objective_are_no_tasks_where_objectives_are_compared(tmp_path):
+    objective, grpo, dapo = "Online.objective", {"GRPO.kl": 0}, {"DAPO.max_refills": 10, "DAPO.clip_high": 0.28}
+    variants = [
+        read_run(write_run(tmp_path / f"{name}{rate}", rows=rewards(1), settings={objective: name, RATE: rate, **own}))
+        for name, own in (("@GRPO()", grpo), ("@DAPO()", dapo))
+        for rate in (0.001, 0.003)
+    ]
+    found, compared, tasks = group(variants, by=[objective])
+    assert compared == (objective,) and tasks == (RATE,)
+    assert [[run.name for task in one.tasks for run in task] for one in found] == [
+        ["@GRPO()0.001", "@GRPO()0.003"],
+        ["@DAPO()0.001", "@DAPO()0.003"],
+    ]
+    assert find_variant(found, compared, "Online.objective=@GRPO()") is found[0]
+    swept = [run._replace(settings={**run.settings, "GRPO.kl": run.settings[RATE]}) for run in variants[:2]]
+    with pytest.raises(ValueError, match="compared on the same tasks"):  # a swept field of one of them is a task
+        group([*swept, *variants[2:]], by=[objective])
+
+
+def test_versions_of_a_plugin_file_are_noted_whatever_else_differs(tmp_path):
+    read = lambda name, rate, **parts: read_run(
+        write_run(tmp_path / name, rows=rewards(rate), settings={RATE: rate}, parts=parts)
+    )
+    note = "mine.py is not the same in all runs"
+    first, second = read("a", 0.001, **{"mine.py": "1"}), read("b", 0.003, **{"mine.py": "2", "more.py": "1"})
+    (changed,) = [one for one in compare([first, second], ["reward/mean"]).notes if "not the same" in one]
+    assert changed.startswith(note)
+    same, without = read("c", 0.003, **{"mine.py": "1"}), read("d", 0.01)
+    assert not [one for one in compare([first, same, without], ["reward/mean"]).notes if "not the same" in one]
+
+
 def test_a_field_that_one_binding_set_in_two_stages_may_be_named_by_either(tmp_path):
     found = [configured(tmp_path / rate, *TWO_STAGES, f"AdamW.learning_rate={rate}") for rate in ("1e-3", "3e-3")]
     others = [name for name in found[0].settings if unscoped(name) == "AdamW.learning_rate"]

@@ -67,6 +67,14 @@ def test_members_are_trained_compared_and_not_trained_again(command, tmp_path, m
     code, _, err = command("sweep", "tiny", *tiny, "Data.prompt_length=[8, 9]", "Online.steps=1", "--out", out)
     assert code == exit_codes.OTHER_RUN and "Data.prompt_length: 2, 8, now 8, 9" in err
 
+    with open(tmp_path / "bigram.py", "a") as file:
+        file.write("# another version\n")
+    code, text, err = command(*asked)
+    assert code == exit_codes.OTHER_RUN and not text
+    assert f"bigram.py changed since {out / 'prompt_length=8'} began" in err and "--accept-change" in err
+    code, text, _ = command(*asked, "--accept-change")  # the first member fails as before, the second is finished
+    assert code == exit_codes.STOPPED and "1 of them finished before" in text
+
 
 def test_commands_for_a_folder_of_something_else_are_not_printed(command, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")

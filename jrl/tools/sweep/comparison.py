@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -112,6 +113,10 @@ def compare(
     messages = [
         *notes,
         *(f"{run.source} is not finished; its last step is {_last_step(run)}" for run in runs if not run.finished),
+        *(
+            f"{name} is not the same in all runs, so a difference may come from the code in it (RUN/parts has copies)"
+            for name in changed_parts(runs)
+        ),
     ]
     for metric, results in rows.items():
         for row in results:
@@ -140,7 +145,7 @@ def group(
     differing = list(dict.fromkeys(represents.values()))
     requested = [find_name(represents.get(name, name), differing, names) for name in by]
     compared = requested or differing
-    others = [name for name in differing if name not in compared]
+    others = [name for name in differing if name not in compared and not follows(name, compared, runs)]
     keyed: dict[tuple[str | None, ...], dict[tuple[str | None, ...], list[RunResult]]] = {}
     for run in runs:
         variant, task = (tuple(run.settings.get(name) for name in part) for part in (compared, others))
@@ -164,6 +169,13 @@ def group(
     return variants, tuple(compared), tuple(others)
 
 
+def changed_parts(runs: Sequence[RunResult]) -> list[str]:
+    """Returns the names of the plugin files that two runs have in different versions."""
+    versions = {(name, digest) for run in runs for name, digest in run.parts.items()}
+    count = collections.Counter(name for name, _ in versions)
+    return sorted(name for name in count if count[name] > 1)
+
+
 def differing_settings(runs: Sequence[RunResult], names: Sequence[str], swept: Sequence[str]) -> dict[str, str]:
     """Returns {setting: its representative} for the settings in which runs differ, and for those that were swept, which
     may have one value so far. If the same field of several parts varies identically over the runs, one binding set them
@@ -178,6 +190,14 @@ def differing_settings(runs: Sequence[RunResult], names: Sequence[str], swept: S
     only_swept = {name: name for name in swept if name in values and name not in differing}
     settings = representative | only_swept
     return {name: settings[name] for name in names if name in settings}
+
+
+def follows(name: str, compared: Sequence[str], runs: Sequence[RunResult]) -> bool:
+    """Returns whether the compared settings determine a setting that some runs lack: a field of an objective or an
+    optimizer that only one variant has."""
+    variant = lambda run: tuple(run.settings.get(other) for other in compared)
+    values = {(variant(run), run.settings.get(name)) for run in runs}
+    return any(value is None for _, value in values) and len(values) == len({key for key, _ in values})
 
 
 def unscoped(name: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from jrl import paths
 from jrl.run.identity import RefusedIdentity
+from jrl.run.report.manifest import read_manifest
 from jrl.tools.sweep.members import Sweep
 
 FILE = "sweep.json"
@@ -32,6 +33,21 @@ def check_folder(folder: Path, sweep: Sweep) -> None:
         f"{folder} holds another sweep:\n  " + "\n  ".join(lines) + "\n"
         "Choose another --out. `jrl compare` compares the runs of several sweeps"
     )
+
+
+def check_parts(folder: Path, sweep: Sweep) -> None:
+    """Raises RefusedIdentity if members have begun with other versions of the sweep's plugin files, or with others:
+    the rest would not be comparable with them."""
+    for member in sweep.members:
+        path = folder / member.name / "manifest.json"
+        if not paths.exists(path) or (begun := read_manifest(path)["identity"]["parts"]) == sweep.parts:
+            continue
+        names = sorted(name for name in {*begun, *sweep.parts} if begun.get(name) != sweep.parts.get(name))
+        raise RefusedIdentity(
+            f"{', '.join(names)} changed since {folder / member.name} began. Restore what has changed, or choose "
+            "another --out. --accept-change trains the members that are left with the change, beside those that are "
+            "finished. `jrl compare` compares those without training"
+        )
 
 
 def describe(sweep: Sweep) -> dict[str, Any]:

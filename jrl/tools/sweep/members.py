@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from jrl import config as gin
@@ -38,6 +39,7 @@ class Sweep(NamedTuple):
     bindings: tuple[str, ...]  # the same in every member
     axes: tuple[Axis, ...]
     members: tuple[Member, ...]
+    parts: Mapping[str, str] = MappingProxyType({})  # {plugin file: sha256 of its source}, as it is now
 
 
 def read_sweep(
@@ -77,7 +79,7 @@ def read_sweep(
         if identity in members:
             raise ConfigError(COMMAND_LINE, f"two members are the same run: {same_run(members[identity], point)}")
         members[identity] = Member(name, point, identity, ends(resolved)[-1], *settings_of_config(resolved, tables))
-    return Sweep(config, fixed, axes, tuple(members.values()))
+    return Sweep(config, fixed, axes, tuple(members.values()), loaded.hashes)
 
 
 def combine(axes: Sequence[Axis], how: str, count: int | None, seed: int) -> list[Point]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,6 +37,7 @@ class RunResult(NamedTuple):
     evals: Mapping[str, float]  # {"eval/after_rl": mean}; empty until the run is finished
     finished: bool
     address: str | None = None  # gs://BUCKET/NAME; None: it is in a local folder
+    parts: Mapping[str, str] = MappingProxyType({})  # {plugin file: sha256 of its source}
 
     @property
     def source(self) -> str:
@@ -92,6 +94,7 @@ def read_run(folder: Path, address: str | None = None) -> RunResult:
         evals={name: math.nan if value is None else float(value) for name, value in evals.items()},
         finished=bool(content) and (not rows or rows[-1]["step"] == content.get("steps")),
         address=address,
+        parts=identity.get("parts", {}),
     )
 
 
