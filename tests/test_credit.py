@@ -12,7 +12,7 @@ import test_learner as learning
 
 from jrl.algos import ALGOS
 from jrl.algos.conformance import sample_groups
-from jrl.algos.contract import Groups, Needs, Objective, credited
+from jrl.algos.contract import Groups, Needs, Objective, credited, token_weights
 from jrl.algos.reward_shaping import Constraints, Shaping
 from jrl.device.sharding import MeshShape, batch_sharding, make_mesh, replicated, row_sharding, row_shards
 from jrl.learning import learner
@@ -371,3 +371,11 @@ def test_advantages_of_another_shape_are_refused_in_words(returned, problem):
     groups = sample_groups()
     with pytest.raises(ValueError, match=rf"PPO: advantages must return \(advantages of shape \[12, 6\], .*{problem}"):
         credited(CONFIG, returned(groups), groups.action_mask.shape)
+
+
+def test_weights_of_rows_are_refused():
+    """A weight for every row would be spread over its prompt, and the loss would be several times too large."""
+    weights = token_weights(CONFIG, jnp.ones((12, 6)), (12, 6))
+    assert weights.shape == (12, 6)
+    with pytest.raises(ValueError, match=r"PPO: weights must .* \[12, 6\], and its result has the shape \[12, 1\]"):
+        token_weights(CONFIG, jnp.ones((12, 1)), (12, 6))

@@ -254,6 +254,7 @@ def test_means_of_updates_are_over_their_tokens():
         ((jnp.zeros((1, 3)), {}, ()), "it returned a tuple"),
         ((jnp.float32(0), {}), r"its loss has the shape \[\]"),
         ((jnp.zeros(3), {}), r"its loss has the shape \[3\]"),
+        ((jnp.zeros((1, 3)), {"mine": jnp.float32(0)}), r"its metric 'mine' has the shape \[\]"),
     ],
 )
 def test_a_loss_of_another_shape_than_its_tokens_is_refused(returned, problem):

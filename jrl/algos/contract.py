@@ -228,14 +228,29 @@ def reads_old_values(objective: Objective, config: Any) -> bool:
 
 
 def loss_and_metrics(name: str, config: Any, returned: Any, shape: tuple[int, ...]) -> tuple[Array, dict[str, Array]]:
-    """Returns what an objective's loss returned. Raises ValueError unless that is (loss, metrics) with a loss of
-    `shape`: a loss that was summed already would broadcast silently.
+    """Returns what an objective's loss returned. Raises ValueError unless that is (loss, metrics) with a loss and
+    metrics of `shape`: what was summed already would broadcast silently.
 
     Args:
       name: of the function, "token_loss" or "sequence_loss". config: the objective's.
     """
     expected = f"{type(config).__name__}: {name} must return (loss of shape {list(shape)}, a dictionary of metrics)"
-    return _checked(expected, returned, 2, "loss has", shape)
+    loss, metrics = _checked(expected, returned, 2, "loss has", shape)
+    for name, value in metrics.items():
+        _check_shape(expected, f"metric {name!r} has", value, shape)
+    return loss, metrics
+
+
+def token_weights(config: Any, returned: Any, shape: tuple[int, ...]) -> Array:
+    """Returns what an objective's weights returned. Raises ValueError unless that has `shape`: a weight for every row
+    would count for tokens outside the loss mask too.
+
+    Args:
+      config: the objective's.
+    """
+    expected = f"{type(config).__name__}: weights must return an array of shape {list(shape)}"
+    _check_shape(expected, "result has", returned, shape)
+    return returned
 
 
 def credited(config: Any, returned: Any, shape: tuple[int, ...]) -> tuple[Array, PyTree, dict[str, Array]]:
@@ -256,9 +271,13 @@ def _checked(expected: str, returned: Any, count: int, first: str, shape: tuple[
         what = "one array" if hasattr(returned, "shape") else f"a {type(returned).__name__}"
         what += f" of {len(returned)}" if isinstance(returned, tuple) else ""
         raise ValueError(f"{expected}, and it returned {'None' if returned is None else what}")
-    if jnp.shape(returned[0]) != shape:
-        raise ValueError(f"{expected}, and its {first} the shape {list(jnp.shape(returned[0]))}")
+    _check_shape(expected, first, returned[0], shape)
     return returned
+
+
+def _check_shape(expected: str, what: str, value: Any, shape: tuple[int, ...]) -> None:
+    if jnp.shape(value) != shape:
+        raise ValueError(f"{expected}, and its {what} the shape {list(jnp.shape(value))}")
 
 
 def eligible(groups: Groups) -> Array:

@@ -9,7 +9,17 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jrl.algos.contract import Groups, Needs, Objective, Pairs, Sequences, credited, eligible, shaped_reward
+from jrl.algos.contract import (
+    Groups,
+    Needs,
+    Objective,
+    Pairs,
+    Sequences,
+    credited,
+    eligible,
+    shaped_reward,
+    token_weights,
+)
 from jrl.algos.reward_shaping import Shaping, shaped
 from jrl.device.sharding import row_axes
 from jrl.learning.pack import PackingPlan, by_place, pack, pack_tokens, unpack
@@ -168,7 +178,7 @@ def credit(
     if pairs is not None:
         keep = keep & compared(pairs, loss_mask.any(-1))
         loss_mask = loss_mask & keep[:, None]
-    weights = objective.weights(config, loss_mask, max_completion)
+    weights = token_weights(config, objective.weights(config, loss_mask, max_completion), loss_mask.shape)
     length = action_mask.sum(-1)
     rows = jnp.maximum((groups.valid).sum(), 1)
     mean_of_valid = lambda x: jnp.where(groups.valid, x, 0).sum() / rows
@@ -328,7 +338,7 @@ def finish_stored(
     """Returns the train batch of one minibatch of stored rows: every action enters the loss."""
     targets = None
     mask = _everywhere(labels.mask) & plan.member[:, None]
-    weights = objective.weights(config, labels.mask, max_completion)
+    weights = token_weights(config, objective.weights(config, labels.mask, max_completion), labels.mask.shape)
     if objective.sequence_loss is not None or objective.needs(config).row_value_names:
         pairs = Pairs(labels.label, labels.unit, labels.weight, labels.value)
         targets = targets_of(packed, plan.member, pairs, config, objective)

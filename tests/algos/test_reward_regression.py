@@ -69,6 +69,7 @@ def test_steps_after_the_first_wrong_one_are_left_out():
     steps = ~jnp.isnan(label)
     expected = [[True, True, False, False], [True, True, True, False], [True, False, False, False]]
     np.testing.assert_array_equal(through_first_wrong(label, steps), expected)
+    np.testing.assert_array_equal(through_first_wrong(label[0], steps[0]), expected[0])
 
 
 def test_attributes_that_are_not_rated_have_no_gradient():
@@ -113,7 +114,7 @@ def test_a_head_has_an_output_for_each_attribute():
         ("AttributeRegression.attributes = 2", r"a reward head with 2 outputs, and Rated\.values names 3 attributes"),
         ("Online.attribute_weights = (1.0, 1.0)", r"has 2 weights, and the reward head of 'reward' has 3 outputs"),
         ("Online.attribute_weights = (1.0, 1.0, 1e300)", r"expects a float of at most 3\.4e\+38"),
-        ("Online.rewards = {}", r"of the reward models in Online\.rewards, which names none"),
+        ("Online.rewards = {}", r"for the reward models in Online\.rewards, which names none"),
     ],
 )
 def test_weights_and_names_go_with_the_outputs(binding, message):

@@ -73,6 +73,7 @@ def test_missing_epochs_take_the_next_one_known():
     np.testing.assert_array_equal(selection.fill_epochs(np.array([[0.5, NAN, 1.0]]), fewest=1)[0], [[0.5, 1, 1]])
     assert selection.fill_epochs(rates, fewest=3)[1].tolist() == [False, False, True]
     assert selection.fill_epochs(rates, fewest=0)[1].tolist() == [True, False, True]
+    assert selection.fill_epochs(np.array([[0.5, NAN, NAN]]), fewest=0)[1].tolist() == [True]
 
 
 def test_prompts_are_ranked_by_the_variance_of_their_success():
@@ -82,6 +83,8 @@ def test_prompts_are_ranked_by_the_variance_of_their_success():
     assert selection.most_varied(rates, count=3).tolist() == [2, 3, 5]
     assert selection.most_varied(rates, count=1).tolist() == [2]
     assert selection.most_varied(rates, count=9).tolist() == [2, 3, 5, 1, 0, 4]
+    one_known = np.array([[1, NAN], [0.4, 0.6]])  # variances 0, by definition, and 0.01
+    assert selection.most_varied(one_known, count=1).tolist() == [1]
 
 
 RULE = LevelRule(window=20, up=0.7, down=0.1, lowest=0, highest=3)

@@ -149,8 +149,9 @@ def test_problem_means_on_the_reference_numbers():
     means = problem_means([[0, 1], [1, 1], [0, 0]])
     assert means.tolist() == [0.5, 1.0, 0.0]
     assert means.std(ddof=1) / math.sqrt(3) == pytest.approx(0.288675, abs=1e-6)
-    scored = [[True, False], [False, False], [True, True]]
-    assert problem_means([[1, math.nan], [math.nan, math.nan], [0, 1]], scored).tolist() == [1.0, 0.5]
+    scored = [[True, False], [False, False], [True, True], [True, True]]
+    scores = [[1, math.nan], [math.nan, math.nan], [0, 1], [1, 1]]
+    assert problem_means(scores, scored).tolist() == [1.0, 0.5, 1.0]
 
 
 def test_pass_at_k_by_hand():
