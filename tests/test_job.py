@@ -20,12 +20,13 @@ from jrl.resolve import load_config
 from jrl.run.data import data_fingerprint, open_streams, stored_sources
 from jrl.run.identity import RefusedIdentity, check_not_foreign, identify, places_of, refuse_another, remove_unbegun
 from jrl.run.report.manifest import compare, make_manifest, write_manifest
+from jrl.run.report.metrics import row_line
 from jrl.run.report.text import printable_lines
 from jrl.run.signals import stop_on_signals
 from jrl.tasks.envs import ENVS, open_source
 from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.tokenizers.bytes import Bytes
-from jrl.tools.doctor import examine, population_of, run_lines, stages
+from jrl.tools.doctor import examine, metrics, population_of, rollouts, run_lines, stages
 from jrl.tools.sweep.population import write_members
 
 pytestmark = pytest.mark.fast
@@ -261,6 +262,24 @@ def test_doctor_says_which_population_a_member_trains_in(tmp_path, monkeypatch):
     write_members(tmp_path / "sweep", {"members": ["seed=0", "seed=1"]})
     (member / "summary.json").write_text("{}")
     assert population_of(member) is None
+
+
+def test_doctor_finds_files_that_lack_what_the_newest_checkpoint_was_saved_with(tmp_path):
+    row = row_line({"step": 1, "loss": 0.5})
+    (tmp_path / "metrics.jsonl").write_bytes(row)
+    folder = tmp_path / "checkpoints" / "00000002"
+    folder.mkdir(parents=True)
+    host = lambda **values: (folder / "host.json").write_text(json.dumps(values))
+    host(metrics_offset=len(row), rollout_rows=0)
+    assert [line.good for line in [*metrics(tmp_path), *rollouts(tmp_path)]] == [True]
+    host(metrics_offset=len(row) + 1, rollout_rows=4)
+    (short,) = metrics(tmp_path)
+    assert not short.good and f"metrics.jsonl has {len(row)} bytes, and the newest checkpoint was" in short.text
+    (lost,) = rollouts(tmp_path)
+    assert not lost.good and "index.json is missing" in lost.text
+    (tmp_path / "metrics.jsonl").unlink()
+    (gone,) = metrics(tmp_path)
+    assert not gone.good and "metrics.jsonl has 0 bytes" in gone.text
 
 
 def test_doctor_refuses_a_folder_that_is_no_run(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import itertools
 import json
@@ -18,7 +19,7 @@ from jrl.experiment import stage_names
 from jrl.resolve import load_config
 from jrl.rollout.scoring import Scoring, open_scoring
 from jrl.run.checkpoints.lock import holder_of
-from jrl.run.checkpoints.run_state import DamagedStep, list_condemned, list_steps, verify_step
+from jrl.run.checkpoints.run_state import DamagedStep, list_condemned, list_steps, step_dir, verify_step
 from jrl.run.data import data_fingerprint, stored_sources
 from jrl.run.fault import FOLDER as FAULT
 from jrl.run.identity import free_places, identify
@@ -208,6 +209,16 @@ def saves(folder: Path) -> Iterator[Line]:
             yield Line(True, f"{name} belongs to a save in progress or interrupted; the next resume removes it")
 
 
+def committed(folder: Path) -> dict[str, Any]:
+    """Returns the host part of the newest checkpoint that has one, which says how much of the run's files belongs to
+    it; {} if there is none."""
+    root = folder / "checkpoints"
+    for step in reversed(list_steps(root)):
+        with contextlib.suppress(OSError, ValueError):  # `saves` reports it
+            return paths.read_object(step_dir(root, step) / "host.json")
+    return {}
+
+
 def metrics(folder: Path) -> Iterator[Line]:
     try:
         rows = list(read_metrics(folder / "metrics.jsonl"))
@@ -216,6 +227,12 @@ def metrics(folder: Path) -> Iterator[Line]:
         return
     if [row["step"] for row in rows] != list(range(1, len(rows) + 1)):
         yield Line(False, "metrics.jsonl is damaged: it does not have one row per step in order. Put a good copy back")
+        return
+    metrics_file = folder / "metrics.jsonl"
+    length = paths.size(metrics_file) if paths.exists(metrics_file) else 0
+    if length < (saved := committed(folder).get("metrics_offset", 0)):
+        yield Line(False, f"metrics.jsonl has {length} bytes, and the newest checkpoint was saved with {saved}, so a "
+                          "resume is refused: put a good copy back")  # fmt: skip
         return
     yield Line(True, f"metrics.jsonl has {len(rows)} rows")
     skipped = len(list(itertools.takewhile(lambda row: row.get("update/skipped_nonfinite"), reversed(rows))))
@@ -229,7 +246,7 @@ def rollouts(folder: Path) -> Iterator[Line]:
     """Yields a line per damaged chunk of the stored rollouts, or one if all are intact. Reads every chunk."""
     store = folder / "rollouts"
     if not paths.exists(store / "index.json"):
-        if paths.list_dir(store):
+        if paths.list_dir(store) or committed(folder).get("rollout_rows"):
             yield Line(False, f"rollouts: {store / 'index.json'} is missing; {ROLLOUTS_ADVICE}")
         return
     try:
