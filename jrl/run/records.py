@@ -590,6 +590,7 @@ def summarize(job: Job) -> None:
             seconds=summary["seconds"]["total"],
             final_reward=job.final_reward,
             steps_without_signal=job.without_signal or 0,
+            skipped=job.skipped,
         )
     )
 

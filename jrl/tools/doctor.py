@@ -238,7 +238,7 @@ def metrics(folder: Path) -> Iterator[Line]:
     skipped = len(list(itertools.takewhile(lambda row: row.get("update/skipped_nonfinite"), reversed(rows))))
     if skipped:
         last = "the last step" if skipped == 1 else f"each of the last {skipped} steps"
-        yield Line(paths.exists(folder / "summary.json"),
+        yield Line(paths.exists(folder / "summary.json") and skipped < len(rows),
                    f"{last} skipped updates, since the loss or the gradient was not finite")  # fmt: skip
 
 

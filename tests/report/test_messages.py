@@ -57,6 +57,16 @@ def test_the_closing_message_has_the_final_reward_and_what_to_do_next():
     assert "Try" not in closing_message("runs/a", steps=0, seconds=1.0, final_reward=None)  # nothing was saved
 
 
+def test_the_closing_message_of_a_run_that_ends_with_skipped_updates_does_not_offer_the_policy():
+    close = lambda skipped: closing_message("runs/a", steps=3, seconds=1.0, final_reward=0.1, skipped=skipped)
+    for skipped, which in ((1, "the last step"), (2, "the last 2 steps"), (3, "all steps")):
+        last = close(skipped).splitlines()[-1]
+        assert last == (
+            f"The updates of {which} were skipped, since the loss or the gradient was not finite: jrl doctor runs/a"
+        )
+    assert close(0).endswith("Try the policy: jrl sample runs/a")
+
+
 def test_the_closing_message_of_a_run_without_signal_warns_and_does_not_offer_the_policy():
     text = closing_message("runs/a", steps=30, seconds=1.0, final_reward=0.0, steps_without_signal=30)
     assert no_signal_warning(30) in text and "Try the policy" not in text
