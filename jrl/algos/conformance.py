@@ -131,6 +131,20 @@ def zero_advantage_gives_zero_policy_gradient(objective: Objective, config: Any)
     _true(bool(jnp.all(gradient == 0)), f"advantage 0 gives gradients up to {jnp.max(jnp.abs(gradient))}")
 
 
+def rewards_without_a_signal_give_finite_numbers(objective: Objective, config: Any) -> None:
+    """A step whose rewards are all 0 or all 1, with a group of which a single row has a verdict, has no 0 / 0."""
+    groups = _groups(objective, config)
+    valid = jnp.arange(ROWS) <= ROWS - SAMPLES  # of the last group, the first row
+    for state in _states(objective, config):
+        for value in (0.0, 1.0):
+            reward = jnp.full(ROWS, value)
+            components = dict.fromkeys(groups.components, reward)
+            equal = groups.replace(reward=reward, outcome=reward, valid=valid, components=components)
+            for name, leaves in _credit(objective, config, equal, state).items():
+                finite = all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(leaves))
+                _true(finite, f"where every reward is {value:g}, {name} has NaN or infinity: divide by no spread of 0")
+
+
 def row_order_does_not_matter(objective: Objective, config: Any) -> None:
     """Shuffled rows get the same advantages, weights and fate; the state and the denominator stay."""
     groups, order = _groups(objective, config), jnp.asarray(np.random.default_rng(0).permutation(ROWS))
@@ -423,6 +437,7 @@ OF_EVERY_ROW: tuple[ContractTest, ...] = (
 )
 OF_CREDIT: tuple[ContractTest, ...] = (
     zero_advantage_gives_zero_policy_gradient,
+    rewards_without_a_signal_give_finite_numbers,
     row_order_does_not_matter,
     pad_columns_do_not_matter,
     rows_without_a_verdict_or_a_token_do_not_matter,

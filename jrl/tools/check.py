@@ -23,14 +23,15 @@ from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.tokenizers import load as load_tokenizer
 from jrl.tasks.tokenizers.contract import MEMBERS
 from jrl.tasks.verdict import Status, Verdict
-from jrl.tasks.verifiers import spec_of
+from jrl.tasks.verifiers import VerifierSpec, spec_of
 from jrl.tasks.verifiers.judge import judge
 from jrl.tasks.verifiers.pool import Item, Pool
 
-# Every verifier judges this example, besides examples of ENVS, as docs/bring-your-own.md says.
+# What the verifiers judge where no environment of the parts opens with its defaults, as docs/bring-your-own.md says.
 PLAIN = Example("plain", (Message("user", "What is 2 + 2?"),), answer="4")
 EXAMPLES = 8  # examples of each of the user's environments that the verifiers judge
 HUGE = 100_000  # characters; the default Scoring.max_characters
+WRONG = ("5", "I do not know.", "The answer is\n\n**17 apples**")  # completions that no example has as its answer
 TEXTS = ("", "12+34=46", "<|user|> <s> </s>", " \t\n", "\u00e9 \u65e5\u672c \U0001f389", "\x00\ufffd")
 
 
@@ -48,8 +49,8 @@ def check_parts(parts: Sequence[str | Path]) -> list[ContractResult]:
     results: list[ContractResult] = []
     for name in loaded.added["algos"]:
         results += check_objective(name, loaded.tables["algos"][name])
-    if loaded.added["verifiers"]:
-        results += check_verifiers(loaded)
+    for name in loaded.added["verifiers"]:
+        results += check_verifier(name, loaded)
     for name in loaded.added["envs"]:
         results += check_environment(name, loaded)
     for name in loaded.added["sources"]:
@@ -83,53 +84,49 @@ def check_objective(name: str, objective: Any) -> Iterator[ContractResult]:
         yield ContractResult(name, test.replace("_", " "), _problem(lambda holds=holds: holds(objective, config)))
 
 
-def check_verifiers(parts: Parts) -> list[ContractResult]:
-    """Returns the results of running the parts' verifiers in real workers: each loads, handles empty and huge texts in
-    time, judges gold answers, and gives the same verdicts twice."""
-    table = parts.tables["verifiers"]
-    configs, results = {}, []
-    for name in parts.added["verifiers"]:
-        try:
-            configs[name] = spec_of(table[name].config())
-        except (TypeError, ValueError) as error:
-            results.append(ContractResult(name, "has defaults", str(error)))
-    if not configs:
-        return results
-    examples = [PLAIN, *_part_examples(parts)]
+def check_verifier(name: str, parts: Parts) -> Iterator[ContractResult]:
+    """Yields the results of running a verifier of the parts in real workers: it loads, judges gold and wrong answers,
+    handles empty and huge texts in time, and gives the same verdicts twice."""
+    try:
+        spec = spec_of(parts.tables["verifiers"][name].config())
+    except (TypeError, ValueError) as error:
+        yield ContractResult(name, "has defaults", str(error))
+        return
+    meant = lambda example: not example.verifiers or name in example.verifiers
+    examples = [example for example in _part_examples(parts) if meant(example)] or [PLAIN]
+    # A verifier may raise on an empty or huge text: the row is masked. It must judge ordinary completions.
+    huge = [text * (HUGE // len(text)) for text in ("1", "(", "<answer>")]
     cases = {
-        "empty": [("", example) for example in examples],
-        "gold": [(example.answer, example) for example in examples if example.answer is not None],
-        "huge": [(text * (HUGE // len(text)), examples[-1]) for text in ("1", "(", "<answer>")],
+        "judges gold answers": [(example.answer, example) for example in examples if example.answer is not None],
+        "judges wrong answers": [(text, example) for example in examples for text in WRONG if text != example.answer],
+        "returns or raises on an empty text": [("", example) for example in examples],
+        "returns or raises on huge texts in time": [(text, examples[-1]) for text in huge],
     }
-    names, items = list(configs), [case for group in cases.values() for case in group]
+    asked = [item for items in cases.values() for item in items]
     try:
         # Two pools show verdicts that depend on the process. The second judges in reverse order.
-        first = _verdicts(list(configs.values()), parts, items)
-        second = _verdicts(list(configs.values()), parts, items[::-1])[::-1]
+        first = _verdicts(spec, parts, asked)
+        second = _verdicts(spec, parts, asked[::-1])[::-1]
     except (ValueError, RuntimeError) as error:
-        return [*results, *(ContractResult(name, "loads in a worker, without JAX", str(error)) for name in names)]
-    for row, name in enumerate(names):
-        results.append(ContractResult(name, "loads in a worker, without JAX", None))
-        start = 0
-        for case, group in cases.items():
-            answers = [verdicts[row] for verdicts in first[start : start + len(group)]]
-            # A verifier may raise on an empty or huge text: the row is masked. It must judge a gold answer.
-            allowed = (Status.VERIFIER_ERROR,) if case != "gold" else ()
-            bad = next((v for v in answers if not v.status.scorable and v.status not in allowed), None)
-            problem = None if bad is None else f"{bad.status.name}: {bad.detail}"
-            if bad is not None and case == "gold":
-                problem += f" (asked about {described(group[answers.index(bad)][1])})"
-            tests = {
-                "empty": "returns or raises on an empty text",
-                "gold": "judges a gold answer",
-                "huge": "returns or raises on huge texts in time",
-            }
-            results.append(ContractResult(name, tests[case], problem))
-            start += len(group)
-        unstable = next((i for i, (a, b) in enumerate(zip(first, second)) if _differ(a[row], b[row])), None)
-        problem = None if unstable is None else f"{items[unstable][0][:40]!r} got two verdicts"
-        results.append(ContractResult(name, "gives the same verdict for the same text", problem))
-    return results
+        yield ContractResult(name, "loads in a worker, without JAX", str(error))
+        return
+    yield ContractResult(name, "loads in a worker, without JAX", None)
+    tests = [test for test, items in cases.items() for _ in items]
+    for test in cases:
+        judged = [(item, verdict) for of_test, item, verdict in zip(tests, asked, first) if of_test == test]
+        allowed = (Status.VERIFIER_ERROR,) if test.startswith("returns or raises") else ()
+        yield ContractResult(name, test, _unjudged(judged, allowed))
+    unstable = next((text for (text, _), a, b in zip(asked, first, second) if _differ(a, b)), None)
+    problem = None if unstable is None else f"{unstable[:40]!r} got two verdicts"
+    yield ContractResult(name, "gives the same verdict for the same text", problem)
+
+
+def _unjudged(judged: Sequence[tuple[tuple[str, Example], Verdict]], allowed: Sequence[Status]) -> str | None:
+    """Returns the first verdict that has no reward and no allowed status, and what it is on; None: there is none."""
+    for (text, example), verdict in judged:
+        if not verdict.status.scorable and verdict.status not in allowed:
+            return f"{verdict.status.name}: {verdict.detail} (the completion {text[:40]!r} of {described(example)})"
+    return None
 
 
 def described(example: Example) -> str:
@@ -257,17 +254,17 @@ def _part_examples(parts: Parts) -> list[Example]:
     return examples
 
 
-def _verdicts(rows: list[Any], parts: Parts, asked: list[tuple[str, Example]]) -> list[tuple[Verdict, ...]]:
+def _verdicts(spec: VerifierSpec, parts: Parts, asked: Sequence[tuple[str, Example]]) -> list[Verdict]:
     limits = Scoring()
     with Pool(
-        rows,
+        [spec],
         parts.sources,
         workers=2,
         cpu_seconds=limits.cpu_seconds,
         wall_seconds=limits.wall_seconds,
         memory_mb=limits.memory_mb,
     ) as pool:
-        return pool.collect(pool.submit([Item(text, example, tuple(range(len(rows)))) for text, example in asked]))
+        return [verdict for (verdict,) in pool.collect(pool.submit([Item(text, of, (0,)) for text, of in asked]))]
 
 
 def _differ(a: Verdict, b: Verdict) -> bool:

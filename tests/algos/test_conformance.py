@@ -70,6 +70,18 @@ def with_rewards_of_tokens(config, groups, reward, state):
     return advantages + jnp.where(groups.action_mask, groups.token_reward, 0), state, counters
 
 
+def over_the_spread(config, groups, reward, state):
+    counts = groups.valid
+    centered = jnp.where(counts, reward - jnp.mean(reward, where=counts), 0)
+    row = centered / jnp.sqrt(jnp.mean(centered**2, where=counts))  # with no epsilon
+    return jnp.where(groups.action_mask & counts[:, None], row[:, None], 0), state, {}
+
+
+def over_the_failures(config, groups, reward, state):
+    row = reward / jnp.sum(1 - reward, where=groups.valid)
+    return jnp.where(groups.action_mask & groups.valid[:, None], row[:, None], 0), state, {}
+
+
 def trusting_advantages(config, groups, reward, state):
     return ROW.advantages(config, groups.replace(valid=jnp.ones_like(groups.valid)), reward, state)
 
@@ -182,6 +194,8 @@ FAULTS = [
     ("the_state_keeps_its_form", ALONE._replace(next_state=growing_state, init_state=seen), None),
     ("the_state_keeps_its_form", ALONE._replace(init_state=lambda config: {"weight": 0.5}), None),
     ("zero_advantage_gives_zero_policy_gradient", ROW._replace(token_loss=biased_loss), GRPO()),
+    ("rewards_without_a_signal_give_finite_numbers", ROW._replace(advantages=over_the_spread), GRPO()),
+    ("rewards_without_a_signal_give_finite_numbers", ROW._replace(advantages=over_the_failures), GRPO()),
     ("masked_tokens_do_not_matter", ROW._replace(token_loss=unmasked_loss), GRPO()),
     ("masked_tokens_do_not_matter", ALONE._replace(token_loss=lambda c, tokens, s: (-tokens.logprobs, {})), None),
     ("metrics_of_tokens_carry_no_gradient", ROW._replace(token_loss=leaky_metrics), GRPO()),
@@ -237,7 +251,7 @@ def test_a_row_makes_the_contract_tests_of_its_functions():
         "another_float_compiles_nothing",
         "the_state_keeps_its_form",
     }
-    of_credit = ("verdict", "sampled", "asked_for")
+    of_credit = ("verdict", "sampled", "asked_for", "signal")
     of_tokens = {name for name in CONTRACT_TESTS if "token" in name and not any(word in name for word in of_credit)}
     of_sequences = {name for name in CONTRACT_TESTS if "sequence" in name}
     assert set(contract_tests_of(ALONE)) == of_every_row | of_tokens

@@ -1,0 +1,78 @@
+"""`jrl check` on verifiers: what it asks them about, and which faults it finds."""
+
+from __future__ import annotations
+
+import pytest
+
+from jrl import cli
+from jrl.tools.check import check_parts
+
+GOLD, WRONG = "judges gold answers", "judges wrong answers"
+ENVS = """
+import dataclasses
+from jrl.tasks.envs.contract import Environment, Generated
+from jrl.tasks.example import Example, Message
+
+@dataclasses.dataclass(frozen=True)
+class Lists:
+    size: int = 3
+
+def one(index):
+    return Example(str(index), (Message("user", f"list {index}"),), answer="x", info={"list": ["x", "y"]}NAMED)
+
+ENVS = {"Lists": Environment(config=Lists, open=lambda config: Generated(config.size, one, "lists"))}
+"""
+
+
+def problems(folder, source):
+    """Returns test -> what `jrl check` finds wrong with a part of this source."""
+    file = folder / "own.py"
+    file.write_text(source)
+    return {row.test: row.problem for row in check_parts([file]) if row.problem}
+
+
+@pytest.mark.parametrize(
+    ("otherwise", "said"),
+    [
+        ("None", "returned a value of type NoneType"),
+        ("'0'", "returned a value of type str"),
+        ("float('nan')", "returned nan, which is not finite"),
+        ("1 / (completion != '5')", "ZeroDivisionError"),
+        ("example.info['near']", "KeyError: 'near'"),
+    ],
+)
+def test_a_verifier_that_judges_nothing_but_the_gold_answer_fails(tmp_path, otherwise, said):
+    body = f"return 1.0 if completion == example.answer else {otherwise}"
+    found = problems(tmp_path, f"def Own(completion, example):\n    {body}\nVERIFIERS = {{'Own': Own}}\n")
+    assert set(found) == {WRONG} and said in found[WRONG]
+    assert "the completion '5' of 'What is 2 + 2?', answer '4', info {}" in found[WRONG]
+
+
+def test_a_verifier_may_raise_on_an_empty_text(tmp_path):
+    body = "return 1.0 / len(completion.split()[0])"
+    assert problems(tmp_path, f"def Own(completion, example):\n    {body}\nVERIFIERS = {{'Own': Own}}\n") == {}
+
+
+NEEDY = "def Own(completion, example):\n    return completion in example.info['list']\nVERIFIERS = {'Own': Own}\n"
+
+
+def test_a_verifier_that_needs_more_than_an_answer_is_told_what_it_was_asked_about(tmp_path):
+    found = problems(tmp_path, NEEDY)
+    assert set(found) == {GOLD, WRONG}
+    assert "KeyError" in found[GOLD] and "of 'What is 2 + 2?', answer '4', info {})" in found[GOLD]
+
+
+@pytest.mark.parametrize(
+    ("named", "passes"), [("", True), (", verifiers=('Own',)", True), (", verifiers=('X',)", False)]
+)
+def test_it_is_asked_about_the_examples_of_an_environment_that_are_meant_for_it(tmp_path, named, passes):
+    other = "def X(completion, example):\n    return 1.0\nVERIFIERS['X'] = X\n"
+    found = problems(tmp_path, ENVS.replace("NAMED", named) + NEEDY + other)
+    assert set(found) == (set() if passes else {GOLD, WRONG})
+
+
+def test_the_command_says_which_failed(tmp_path, capsys):
+    (tmp_path / "own.py").write_text("VERIFIERS = {'own': lambda completion, example: None}\n")
+    assert cli.main(["check", str(tmp_path / "own.py")]) == 2
+    shown = capsys.readouterr().out
+    assert "FAIL  own  judges wrong answers" in shown and "4 checks passed, 2 failed" in shown
