@@ -16,8 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from jrl import paths
 from jrl.algos.contract import Objective
+from jrl.algos.results import checked
 from jrl.config.schema import schema_of
 from jrl.experiment import TABLES, Config, Tables, config_classes
 from jrl.models.contract import CUSTOM_MODEL_FIELDS, CustomModel
@@ -153,9 +156,12 @@ def _row(table: str, name: str, row: Any, where: str) -> Any:
         raise PartError(
             f"part {where}: {NAMES[table]}[{name!r}] must be of type {ROWS[table].__name__}, not {type(row).__name__}"
         )
-    if not dataclasses.is_dataclass(row.config):
-        raise PartError(f"part {where}: the config class of {NAMES[table]}[{name!r}] is not a dataclass; decorate it "
-                        "with @traced (jrl.types), or with @dataclasses.dataclass(frozen=True)")  # fmt: skip
+    if table == "algos" and jax.tree_util.all_leaves([object.__new__(row.config)]):
+        raise PartError(f"part {where}: the config class of ALGOS[{name!r}] is not a pytree; decorate it with @traced "
+                        "(jrl.types)")  # fmt: skip
+    if not dataclasses.is_dataclass(row.config) or not row.config.__dataclass_params__.frozen:
+        raise PartError(f"part {where}: the config class of {NAMES[table]}[{name!r}] is not a frozen dataclass; "
+                        "decorate it with @dataclasses.dataclass(frozen=True)")  # fmt: skip
     if row.config.__name__ != name:
         raise PartError(f"part {where}: {NAMES[table]}[{name!r}] must have the name of its config class, "
                         f"{row.config.__name__!r}: gin text refers to it by that name")  # fmt: skip
@@ -163,7 +169,7 @@ def _row(table: str, name: str, row: Any, where: str) -> Any:
         missing := set(CUSTOM_MODEL_FIELDS) - {field.name for field in dataclasses.fields(row.config)}
     ):
         raise PartError(f"part {where}: the configuration of MODELS[{name!r}] has no {', '.join(sorted(missing))}")
-    return row
+    return checked(row) if table == "algos" else row
 
 
 def _function_source(function: Callable[..., Any]) -> PartSource:

@@ -11,8 +11,7 @@ import pytest
 import test_learner as learning
 
 from jrl.algos import ALGOS
-from jrl.algos.conformance import sample_groups
-from jrl.algos.contract import Groups, Needs, Objective, credited, token_weights
+from jrl.algos.contract import Groups, Needs, Objective
 from jrl.algos.reward_shaping import Constraints, Shaping
 from jrl.device.sharding import MeshShape, batch_sharding, make_mesh, replicated, row_sharding, row_shards
 from jrl.learning import learner
@@ -356,26 +355,3 @@ def test_a_reward_that_is_exploited_shows_by_hand():
     assert float(found["reward/order_flipped"]) == 0.5  # the third and the fourth
     assert [float(found[f"reward/length_quarter_{i}"]) for i in (1, 2, 3, 4)] == [0, 1, 2, 3]
     assert [float(found[f"rollout/length_quarter_{i}"]) for i in (1, 2, 3, 4)] == [0.25] * 4
-
-
-@pytest.mark.parametrize(
-    ("returned", "problem"),
-    [
-        (lambda groups: (groups.reward, (), {}), r"and its advantages have the shape \[12\]"),
-        (lambda groups: (0.0, (), {}), r"and its advantages have the shape \[\]"),
-        (lambda groups: jnp.zeros(groups.action_mask.shape), "and it returned one array"),
-        (lambda groups: (jnp.zeros(groups.action_mask.shape), ()), "and it returned a tuple of 2"),
-    ],
-)
-def test_advantages_of_another_shape_are_refused_in_words(returned, problem):
-    groups = sample_groups()
-    with pytest.raises(ValueError, match=rf"PPO: advantages must return \(advantages of shape \[12, 6\], .*{problem}"):
-        credited(CONFIG, returned(groups), groups.action_mask.shape)
-
-
-def test_weights_of_rows_are_refused():
-    """A weight for every row would be spread over its prompt, and the loss would be several times too large."""
-    weights = token_weights(CONFIG, jnp.ones((12, 6)), (12, 6))
-    assert weights.shape == (12, 6)
-    with pytest.raises(ValueError, match=r"PPO: weights must .* \[12, 6\], and its result has the shape \[12, 1\]"):
-        token_weights(CONFIG, jnp.ones((12, 1)), (12, 6))

@@ -74,3 +74,23 @@ def test_an_error_in_a_part_names_its_line_and_is_not_called_internal(tmp_path, 
     shown = capsys.readouterr().err
     assert said in shown and "internal" not in shown and "Traceback" not in shown
     assert f"It was raised by your own {part}, line 8, in token_loss" in shown
+
+
+@pytest.mark.parametrize(
+    ("body", "said", "where"),
+    [
+        ("return tokens.logprobs.sum(), {}", "and its loss has the shape []\nIt was returned by your own ", 7),
+        (
+            "return surrogate.policy_gradient(tokens.logprobs, None, tokens.mask), {}",
+            "\nIt was raised by jrl.ops.surrogate.policy_gradient, called from your own ",
+            8,
+        ),
+    ],
+)
+def test_so_does_a_wrong_result_and_an_error_in_what_a_part_calls(tmp_path, capsys, body, said, where):
+    part = tmp_path / "part.py"
+    function = f"def token_loss(config, tokens, state):\n    {body}"
+    part.write_text(OBJECTIVE.format(above="from jrl.ops import surrogate", below=function))
+    assert exit_code_of_the_loss(part) == 4
+    shown = capsys.readouterr().err
+    assert f"{said}{part}, line {where}, in token_loss." in shown and "internal" not in shown

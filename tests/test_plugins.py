@@ -190,7 +190,24 @@ def test_a_file_that_the_program_has_imported_itself_stays_as_it_is(tmp_path, mo
                 "mine": "from jrl.algos.grpo import OBJECTIVE\nclass Mine:\n    pass\n"
                 "ALGOS = {'Mine': OBJECTIVE._replace(config=Mine)}"
             },
-            "'Mine'.* is not a dataclass; decorate it with @traced",
+            "'Mine'.* is not a pytree; decorate it with @traced",
+        ),
+        (
+            {
+                "mine": "import dataclasses\nfrom jrl.tasks.envs.contract import Environment\n"
+                "@dataclasses.dataclass\nclass Mine:\n    pass\nENVS = {'Mine': Environment(Mine, open)}"
+            },
+            r"'Mine'.* is not a frozen dataclass; decorate it with @dataclasses.dataclass\(frozen=True\)",
+        ),
+        *(
+            (
+                {
+                    "mine": "from jrl.algos.grpo import GRPO, OBJECTIVE\nimport dataclasses\n"
+                    f"{lines}\n    pass\nALGOS = {{'Mine': OBJECTIVE._replace(config=Mine)}}"
+                },
+                "'Mine'.* is not a pytree; decorate it with @traced",
+            )
+            for lines in ("@dataclasses.dataclass\nclass Mine:", "class Mine(GRPO):")
         ),
         ({"mine": "import sys\nsys.exit(3)"}, r"mine.py: it calls sys.exit\(3\) when it is imported"),
     ],

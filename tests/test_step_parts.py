@@ -244,21 +244,3 @@ def test_means_of_updates_are_over_their_tokens():
     assert {name: float(value) for name, value in found.items()} == {
         "update/tokens": 4, "loss": 4, "update/skipped_nonfinite": 2
     }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("returned", "problem"),
-    [
-        (jnp.zeros((1, 3)), "it returned one array"),
-        ((jnp.zeros((1, 3)), None), "it returned a tuple"),
-        ((jnp.zeros((1, 3)), {}, ()), "it returned a tuple"),
-        ((jnp.float32(0), {}), r"its loss has the shape \[\]"),
-        ((jnp.zeros(3), {}), r"its loss has the shape \[3\]"),
-        ((jnp.zeros((1, 3)), {"mine": jnp.float32(0)}), r"its metric 'mine' has the shape \[\]"),
-    ],
-)
-def test_a_loss_of_another_shape_than_its_tokens_is_refused(returned, problem):
-    """A sum would be spread over all tokens, and a run would go on without a word."""
-    batch, objective = token_batch(None), GRPO._replace(token_loss=lambda config, tokens, state: returned)
-    with pytest.raises(ValueError, match=rf"GRPO: token_loss must return \(loss of shape \[1, 3\], .*{problem}"):
-        token_terms(ModelOutputs(jnp.asarray(NOW), *[None] * 5), batch, GRPO.config(), (), objective)

@@ -722,8 +722,7 @@ def _form(state: PyTree) -> Any:
 
 def _credit(objective: Objective, config: Any, groups: Groups, state: PyTree) -> dict[str, Any]:
     reward = contract.shaped_reward(objective, config, groups, state)
-    returned = objective.advantages(config, groups, reward, state)
-    advantages, following, counters = contract.credited(config, returned, groups.action_mask.shape)
+    advantages, following, counters = objective.advantages(config, groups, reward, state)
     nothing = jnp.zeros(groups.action_mask.shape)
     keep = objective.keep(config, groups)
     loss_mask = groups.action_mask & keep[:, None]

@@ -227,59 +227,6 @@ def reads_old_values(objective: Objective, config: Any) -> bool:
     return objective.needs(config).values and objective.returns is not None
 
 
-def loss_and_metrics(name: str, config: Any, returned: Any, shape: tuple[int, ...]) -> tuple[Array, dict[str, Array]]:
-    """Returns what an objective's loss returned. Raises ValueError unless that is (loss, metrics) with a loss and
-    metrics of `shape`: what was summed already would broadcast silently.
-
-    Args:
-      name: of the function, "token_loss" or "sequence_loss". config: the objective's.
-    """
-    expected = f"{type(config).__name__}: {name} must return (loss of shape {list(shape)}, a dictionary of metrics)"
-    loss, metrics = _checked(expected, returned, 2, "loss has", shape)
-    for name, value in metrics.items():
-        _check_shape(expected, f"metric {name!r} has", value, shape)
-    return loss, metrics
-
-
-def token_weights(config: Any, returned: Any, shape: tuple[int, ...]) -> Array:
-    """Returns what an objective's weights returned. Raises ValueError unless that has `shape`: a weight for every row
-    would count for tokens outside the loss mask too.
-
-    Args:
-      config: the objective's.
-    """
-    expected = f"{type(config).__name__}: weights must return an array of shape {list(shape)}"
-    _check_shape(expected, "result has", returned, shape)
-    return returned
-
-
-def credited(config: Any, returned: Any, shape: tuple[int, ...]) -> tuple[Array, PyTree, dict[str, Array]]:
-    """Returns what an objective's advantages returned. Raises ValueError unless that is (advantages, state, counters)
-    with advantages of `shape`.
-
-    Args:
-      config: the objective's.
-    """
-    expected = f"{type(config).__name__}: advantages must return (advantages of shape {list(shape)}, state, counters)"
-    return _checked(expected, returned, 3, "advantages have", shape)
-
-
-def _checked(expected: str, returned: Any, count: int, first: str, shape: tuple[int, ...]) -> Any:
-    """Returns `returned`. Raises ValueError unless it is a tuple of `count`, an array of `shape` first and a dictionary
-    last. first: the array and its verb, for the message."""
-    if not isinstance(returned, tuple) or len(returned) != count or not isinstance(returned[-1], dict):
-        what = "one array" if hasattr(returned, "shape") else f"a {type(returned).__name__}"
-        what += f" of {len(returned)}" if isinstance(returned, tuple) else ""
-        raise ValueError(f"{expected}, and it returned {'None' if returned is None else what}")
-    _check_shape(expected, first, returned[0], shape)
-    return returned
-
-
-def _check_shape(expected: str, what: str, value: Any, shape: tuple[int, ...]) -> None:
-    if jnp.shape(value) != shape:
-        raise ValueError(f"{expected}, and its {what} the shape {list(jnp.shape(value))}")
-
-
 def eligible(groups: Groups) -> Array:
     """Returns the rows that may enter a statistic or the loss, [N] bool: those with a valid verdict (E3) and a sampled
     token (E4). A completion of a single stop token counts.

@@ -16,6 +16,7 @@ EXITS: Mapping[str, int] = {
     "jrl.config.errors.ConfigError": REFUSED,
     "jrl.plugins.PartError": REFUSED,
     "jrl.run.checkpoints.lock.RunIsHeld": REFUSED,
+    "jrl.algos.results.WrongResult": STOPPED,
     "jrl.run.identity.RefusedIdentity": OTHER_RUN,
     "jrl.run.bucket_run.ForeignFolder": OTHER_RUN,
     "jrl.run.bucket_run.LeaseLost": STOPPED,
@@ -61,29 +62,13 @@ def exit_code(error: BaseException) -> int:
         return REFUSED  # raised by jrl itself, so its message is for the user
     if _module(error) == DEVICE_START:
         return REFUSED
-    return UNFORESEEN if part_place(error) is None else STOPPED
+    return UNFORESEEN if _part_place(error) is None else STOPPED
 
 
 def from_other_process(error: BaseException) -> bool:
     """Whether an error reports that another process failed; it has that process's message and exit code."""
     names = (f"{cls.__module__}.{cls.__qualname__}" for cls in type(error).__mro__)
     return "jrl.device.processes.OtherProcessFailed" in names
-
-
-def part_place(error: BaseException) -> str | None:
-    """Returns the line of the user's own part, or of a module that it imports, that raised an exception: "FILE, line N,
-    in FUNCTION".
-
-    None if jrl's own code was called from there, or no part was involved.
-    """
-    from jrl.tasks.verifiers.source import is_of_part
-
-    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        if is_of_part(frame.f_globals):
-            return f"{frame.f_code.co_filename}, line {line}, in {frame.f_code.co_name}"
-        if frame.f_globals.get("__name__", "").partition(".")[0] == "jrl":
-            return None
-    return None
 
 
 def last_checkpoint(args: argparse.Namespace) -> str:
@@ -109,9 +94,9 @@ def message(error: BaseException, code: int, saved: str = "") -> str:
         return text
     if code == UNFORESEEN:
         return f"Unexpected internal error: {type(error).__name__}: {text}\nThe traceback above shows where it arose."
-    if code == STOPPED and (place := part_place(error)) is not None:
+    if code == STOPPED and (place := _part_place(error)) is not None:
         again = f" {saved} Fix it and rerun with --accept-change." if saved else ""
-        return f"{type(error).__name__}: {text}\nIt was raised by your own {place}.{again}"
+        return f"{text if _is_ours(error) else f'{type(error).__name__}: {text}'}\n{place}.{again}"
     if isinstance(error, OSError) and code == REFUSED and error.filename is not None and error.strerror is not None:
         names = ", ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
         return f"{names}: {error.strerror}"
@@ -127,6 +112,17 @@ def message(error: BaseException, code: int, saved: str = "") -> str:
         reason = f": {str(error).splitlines()[0]}" if str(error) else ""
         return f"JAX found no device (JAX_PLATFORMS={asked!r}; JAX_PLATFORMS=cpu always works){reason}"
     return f"out of memory: {text}" if isinstance(error, MemoryError) else text
+
+
+def _part_place(error: BaseException) -> str | None:
+    from jrl.tasks.verifiers.part_place import part_place  # only when something has failed
+
+    return part_place(error)
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether an exception is of a class of jrl: its message says all, without the name of the class."""
+    return type(error).__module__.partition(".")[0] == "jrl"
 
 
 def _module(error: BaseException) -> str:

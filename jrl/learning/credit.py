@@ -15,10 +15,8 @@ from jrl.algos.contract import (
     Objective,
     Pairs,
     Sequences,
-    credited,
     eligible,
     shaped_reward,
-    token_weights,
 )
 from jrl.algos.reward_shaping import Shaping, shaped
 from jrl.device.sharding import row_axes
@@ -164,8 +162,7 @@ def credit(
     reward = shaped_reward(objective, config, groups, state)
     advantages, counters, pairs = None, {}, None
     if objective.advantages is not None:
-        returned = objective.advantages(config, groups, reward, state)
-        advantages, state, counters = credited(config, returned, action_mask.shape)
+        advantages, state, counters = objective.advantages(config, groups, reward, state)
     keep = objective.keep(config, groups) & groups.valid
     if objective.pairs is not None:
         pairs = objective.pairs(config, groups, reward)
@@ -178,7 +175,7 @@ def credit(
     if pairs is not None:
         keep = keep & compared(pairs, loss_mask.any(-1))
         loss_mask = loss_mask & keep[:, None]
-    weights = token_weights(config, objective.weights(config, loss_mask, max_completion), loss_mask.shape)
+    weights = objective.weights(config, loss_mask, max_completion)
     length = action_mask.sum(-1)
     rows = jnp.maximum((groups.valid).sum(), 1)
     mean_of_valid = lambda x: jnp.where(groups.valid, x, 0).sum() / rows
@@ -338,7 +335,7 @@ def finish_stored(
     """Returns the train batch of one minibatch of stored rows: every action enters the loss."""
     targets = None
     mask = _everywhere(labels.mask) & plan.member[:, None]
-    weights = token_weights(config, objective.weights(config, labels.mask, max_completion), labels.mask.shape)
+    weights = objective.weights(config, labels.mask, max_completion)
     if objective.sequence_loss is not None or objective.needs(config).row_value_names:
         pairs = Pairs(labels.label, labels.unit, labels.weight, labels.value)
         targets = targets_of(packed, plan.member, pairs, config, objective)

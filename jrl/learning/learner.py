@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jrl.algos.contract import Needs, Objective, Tokens, ValueBins, loss_and_metrics, other_of_pair
+from jrl.algos.contract import Needs, Objective, Tokens, ValueBins, other_of_pair
 from jrl.device import row_shares
 from jrl.device.sharding import SEQUENCE, axis_size, batch_axes, constrain, per_shard, row_axes
 from jrl.learning import vocab_parallel
@@ -521,8 +521,7 @@ def token_terms(
         state_values=outputs.state_values,
         row_values=_of_rows(micro) if needs.row_value_names else None,
     )
-    returned = objective.token_loss(config, tokens, state)
-    per_token, metrics = loss_and_metrics("token_loss", config, returned, tokens.mask.shape)
+    per_token, metrics = objective.token_loss(config, tokens, state)
     # Select, do not multiply: a masked token's loss may be anything.
     return jnp.where(micro.loss_mask, micro.loss_weights * per_token, 0), metrics
 
@@ -566,8 +565,7 @@ def sequence_terms(
     sequences = sequences.replace(
         score=outputs.scores, contrast=contrast, floored_logprob=floored, common_gain=common, log_sum_squared=squared
     )
-    returned = objective.sequence_loss(config, sequences, state)
-    per_sequence, metrics = loss_and_metrics("sequence_loss", config, returned, sequences.mask.shape)
+    per_sequence, metrics = objective.sequence_loss(config, sequences, state)
     sums = {name: jnp.where(targets.counts, value, 0).sum() for name, value in metrics.items()}
     return jnp.where(targets.counts, targets.weight * per_sequence, 0), sums
 

@@ -25,6 +25,7 @@ from jrl.tasks.tokenizers.contract import MEMBERS
 from jrl.tasks.verdict import Status, Verdict
 from jrl.tasks.verifiers import VerifierSpec, spec_of
 from jrl.tasks.verifiers.judge import judge
+from jrl.tasks.verifiers.part_place import part_place
 from jrl.tasks.verifiers.pool import Item, Pool
 
 # What the verifiers judge where no environment of the parts opens with its defaults, as docs/bring-your-own.md says.
@@ -221,22 +222,27 @@ def table(results: Sequence[ContractResult]) -> str:
     if not results:
         return "the parts define no row to check"
     width = max(len(row.name) for row in results)
-    lines = []
+    lines, shown = [], set()
     for row in results:
         lines.append(f"{'FAIL' if row.problem else 'ok  '}  {row.name:<{width}}  {row.test}")
-        lines += [f"{'':{width + 8}}{line}" for line in (row.problem or "").splitlines()[:6]]
+        problem = "as above" if (row.name, row.problem) in shown else row.problem or ""
+        lines += [f"{'':{width + 8}}{line}" for line in problem.splitlines()[:6]]
+        if row.problem is not None:
+            shown.add((row.name, row.problem))
     num_failed = sum(row.problem is not None for row in results)
     return printable_lines("\n".join(lines)) + f"\n{len(results) - num_failed} checks passed, {num_failed} failed"
 
 
 def _problem(run: Callable[[], Any]) -> str | None:
-    """Returns the message of the exception that `run` raises, else None. User code may raise anything."""
+    """Returns the message of the exception that `run` raises, and where in a part it arose, else None. User code may
+    raise anything."""
     try:
         run()
     except AssertionError as error:
         return str(error) or "it does not hold"
     except Exception as error:
-        return paths.first_line(error)
+        place = part_place(error)
+        return paths.first_line(error) + ("" if place is None else f"\n{place}")
     return None
 
 

@@ -18,6 +18,7 @@ from jrl.algos import ALGOS, conformance
 from jrl.algos.common import TruncatedImportance
 from jrl.algos.conformance import CONTRACT_TESTS, contract_tests_of, default_config
 from jrl.algos.contract import Facts, Groups, Sequences, Tokens, shaped_reward
+from jrl.algos.results import checked
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.ops import likelihood
 from jrl.ops.divergence import DIVERGENCES
@@ -102,7 +103,7 @@ def compiled(names):
 
 @pytest.mark.parametrize("name, contract_test", CASES)
 def test_defaults_pass_the_contract_test(name, contract_test):
-    objective, config = ALGOS[name], default_config(ALGOS[name])
+    objective, config = checked(ALGOS[name]), default_config(ALGOS[name])
     if contract_test == "jit_changes_nothing":
         conformance.equals_plain(objective, config, among_neighbors(name, compiled))
     else:
@@ -114,7 +115,7 @@ def test_defaults_pass_the_contract_test(name, contract_test):
     "name, contract_test", [case for case in CASES if case[0] in WITH_OPTIONS and case[1] != "jit_changes_nothing"]
 )
 def test_all_options_together_pass_the_contract_test(name, contract_test):
-    CONTRACT_TESTS[contract_test](ALGOS[name], everything_on(ALGOS[name]))
+    CONTRACT_TESTS[contract_test](checked(ALGOS[name]), everything_on(ALGOS[name]))
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,12 @@
-"""`jrl check` on verifiers: what it asks them about, and which faults it finds."""
+"""`jrl check`: what it asks verifiers about, which faults it finds, and where it says that they are."""
 
 from __future__ import annotations
 
 import pytest
 
 from jrl import cli
+from jrl.algos.conformance import CONTRACT_TESTS
+from jrl.tools import check
 from jrl.tools.check import check_parts
 
 GOLD, WRONG = "judges gold answers", "judges wrong answers"
@@ -76,3 +78,22 @@ def test_the_command_says_which_failed(tmp_path, capsys):
     assert cli.main(["check", str(tmp_path / "own.py")]) == 2
     shown = capsys.readouterr().out
     assert "FAIL  own  judges wrong answers" in shown and "4 checks passed, 2 failed" in shown
+
+
+def test_the_line_of_a_part_is_named_and_a_problem_is_told_once(tmp_path, monkeypatch):
+    names = ("masked_tokens_do_not_matter", "a_step_without_tokens_has_loss_zero")
+    monkeypatch.setattr(check, "contract_tests_of", lambda objective: {name: CONTRACT_TESTS[name] for name in names})
+    (tmp_path / "own.py").write_text(
+        "from jrl.algos.sft import OBJECTIVE, SFT\nfrom jrl.types import traced\n@traced\nclass Mine(SFT):\n    pass\n"
+        "def token_loss(config, tokens, state):\n    return tokens.adv, {}\n"
+        "ALGOS = {'Mine': OBJECTIVE._replace(config=Mine, token_loss=token_loss)}\n"
+    )
+    shown = check.table(check.check_parts([tmp_path / "own.py"])).splitlines()
+    assert [line.strip() for line in shown] == [
+        "FAIL  Mine  masked tokens do not matter",
+        "AttributeError: 'Tokens' object has no attribute 'adv'",
+        f"It was raised by your own {tmp_path / 'own.py'}, line 7, in token_loss",
+        "FAIL  Mine  a step without tokens has loss zero",
+        "as above",
+        "0 checks passed, 2 failed",
+    ]

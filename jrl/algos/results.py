@@ -1,0 +1,140 @@
+"""Checks what the functions of a user's objective return. An array of another shape could broadcast without an error,
+and give a loss that is several times too large."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrl.algos.contract import Groups, Objective, Pairs
+from jrl.types import PyTree
+
+Shape = tuple[int, ...]
+
+
+class WrongResult(ValueError):
+    """A function of an objective returned something else than its contract says. `function` is that function."""
+
+    def __init__(self, message: str, function: Callable[..., Any]):
+        super().__init__(message)
+        self.function = function
+
+
+def checked(objective: Objective) -> Objective:
+    """Returns the objective with functions that raise WrongResult, when they are traced, where their results do not
+    have the types and shapes of jrl.algos.contract.Objective."""
+    functions = {name: getattr(objective, name) for name in CHECKS}
+    return objective._replace(**{name: _checked(name, run) for name, run in functions.items() if run is not None})
+
+
+def _checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def run(config: Any, *args: Any) -> Any:
+        returned = function(config, *args)
+        problem = CHECKS[name](returned, *args)
+        if problem:
+            raise WrongResult(f"{type(config).__name__}: {name} must return {problem}", function)
+        return returned
+
+    return run
+
+
+# Each returns "", or what a function must return and what it returned instead.
+
+
+def _array(returned: Any, shape: Shape) -> str:
+    return _first(f"an array of shape {list(shape)}", {"its result": returned}, shape)
+
+
+def _mask(returned: Any, shape: Shape) -> str:
+    kind = f"a bool array of shape {list(shape)}"
+    if getattr(returned, "dtype", jnp.bool_) != jnp.bool_:
+        return f"{kind}, and its result is of {returned.dtype}"
+    return _first(kind, {"its result": returned}, shape)
+
+
+def _loss(returned: Any, shape: Shape) -> str:
+    kind = f"(loss of shape {list(shape)}, a dictionary of metrics of that shape)"
+    if not _is_tuple(returned, 2):
+        return f"{kind}, and it returned {_kind(returned)}"
+    return _first(kind, {"its loss": returned[0]} | _named("metric", returned[1]), shape)
+
+
+def _advantages(returned: Any, groups: Groups, reward: Any, state: PyTree) -> str:
+    shape = groups.action_mask.shape
+    kind = f"(advantages of shape {list(shape)}, state, a dictionary of counters of shape [])"
+    if not _is_tuple(returned, 3):
+        return f"{kind}, and it returned {_kind(returned)}"
+    advantages, following, counters = returned
+    return (
+        _first(kind, {"its array of advantages": advantages}, shape)
+        or _first(kind, _named("counter", counters), ())
+        or _state(following, state)
+    )
+
+
+def _pairs(returned: Any, groups: Groups, reward: Any) -> str:
+    shape = groups.reward.shape
+    kind = f"jrl.algos.contract.Pairs of arrays of shape {list(shape)}"
+    if not isinstance(returned, Pairs):
+        return f"{kind}, and it returned {_kind(returned)}"
+    return _first(kind, {f"its {name}": x for name, x in returned._asdict().items() if x is not None}, shape)
+
+
+def _state(returned: PyTree, before: PyTree) -> str:
+    form = lambda state: jax.tree.map(jnp.shape, state)
+    if jax.tree.structure(returned) == jax.tree.structure(before) and form(returned) == form(before):
+        return ""
+    return f"a state of the same shapes as the one before, {form(before)}, and its state has {form(returned)}"
+
+
+def _first(kind: str, arrays: Mapping[str, Any], shape: Shape) -> str:
+    """Returns the kind, and what is wrong with the first of the arrays that does not have this shape; "" if all do."""
+    for which, value in arrays.items():
+        if not hasattr(value, "shape"):
+            return f"{kind}, and {which} is {_kind(value)}"
+        if value.shape != shape:
+            return f"{kind}, and {which} has the shape {list(value.shape)}"
+    return ""
+
+
+def _named(kind: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"its {kind} {name!r}": value for name, value in arrays.items()}
+
+
+def _is_tuple(returned: Any, count: int) -> bool:
+    return isinstance(returned, tuple) and len(returned) == count and isinstance(returned[-1], Mapping)
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "None"
+    if hasattr(value, "shape"):
+        return "one array"
+    return f"a tuple of {len(value)}" if isinstance(value, tuple) else f"a value of type {type(value).__name__}"
+
+
+# Function of Objective -> the check of (what it returned, its arguments without the configuration)
+CHECKS: Mapping[str, Callable[..., str]] = {
+    "keep": lambda returned, groups: _mask(returned, groups.reward.shape),
+    "keep_tokens": lambda returned, groups: _mask(returned, groups.action_mask.shape),
+    "shape": lambda returned, groups: _array(returned, groups.reward.shape),
+    "shape_with_state": lambda returned, groups, *rest: _array(returned, groups.reward.shape),
+    "advantages": _advantages,
+    "pairs": _pairs,
+    "select": lambda returned, groups, advantages: _mask(returned, groups.action_mask.shape),
+    "positive": lambda returned, groups: _mask(returned, groups.reward.shape),
+    "returns": lambda returned, groups, reward: _array(returned, groups.action_mask.shape),
+    "token_loss": lambda returned, tokens, state: _loss(returned, tokens.mask.shape),
+    "value_loss": lambda returned, tokens, state: _loss(returned, tokens.mask.shape),
+    "sequence_loss": lambda returned, sequences, state: _loss(returned, sequences.mask.shape),
+    "weights": lambda returned, mask, max_completion: _array(returned, mask.shape),
+    "denominator": lambda returned, *rest: _array(returned, ()),
+    "sequence_baseline": lambda returned, sequences: _array(returned, ()),
+    "sequence_denominator": lambda returned, *rest: _array(returned, ()),
+    "next_state": lambda returned, state, metrics: _state(returned, state),
+}
