@@ -106,14 +106,14 @@ def _unused(reading: Reading, statement: Statement) -> str:
     same_field = [name for _, name in reading.instances if field in fields_of(reading.schema.sections[name])]
     siblings = [name for name in same_field if _share_table(reading.schema, name, section)]
     guess = siblings[0] if siblings else nearest(section, same_field)
-    hint = f"; did you mean {guess}.{field}?" if guess else ""
+    hint = f". Did you mean {guess}.{field}?" if guess else ""
     holders = [
         f"{name}.{f.name}"
         for name, cls in reading.schema.sections.items()
         for f in fields_of(cls).values()
         if section in {c.__name__ for c in _choices(reading.schema, f)} and any(name == n for _, n in reading.instances)
     ]
-    chosen = f"; it would need {holders[0]} = @{section}()" if holders else ""
+    chosen = f"{'' if hint else '.'} To select it, bind {holders[0]} = @{section}()" if holders else ""
     return f"{text}: no {section} is part of this configuration{hint}{chosen}"
 
 

@@ -57,9 +57,35 @@ def test_methods_are_swept_with_the_fields_that_they_share():
     assert [member.name for member in sweep.members] == ["objective=GRPO", "objective=DrGRPO"]
 
 
+METHODS = "Online.objective=[@GRPO(), @DAPO()]"
+
+
+def test_fields_of_a_swept_method_apply_to_the_members_that_select_it():
+    sweep = read_sweep("tiny", [METHODS, "GRPO.clip_low=[0.1, 0.3]", "DAPO.max_refills=3", "Online.steps=4"])
+    assert [member.name for member in sweep.members] == [
+        "objective=GRPO,clip_low=0.1", "objective=GRPO,clip_low=0.3", "objective=DAPO"
+    ]  # fmt: skip
+    assert [member.settings.get("GRPO.clip_low") for member in sweep.members] == ["0.1", "0.3", None]
+    assert [member.settings.get("DAPO.max_refills") for member in sweep.members] == [None, None, "3"]
+    assert [train_arguments(sweep, member, "m") for member in sweep.members] == [
+        ["train", "tiny", "Online.steps=4", "Online.objective=@GRPO()", "GRPO.clip_low=0.1", "--run", "m"],
+        ["train", "tiny", "Online.steps=4", "Online.objective=@GRPO()", "GRPO.clip_low=0.3", "--run", "m"],
+        ["train", "tiny", "DAPO.max_refills=3", "Online.steps=4", "Online.objective=@DAPO()", "--run", "m"],
+    ]
+
+
+def test_a_section_that_every_member_has_keeps_its_bindings():
+    """The imitation before RL has the optimizer that RL is swept over."""
+    sweep = read_sweep("quickstart", ["Online.optimizer=[@AdamW(), @Muon()]", "warm/AdamW.b1=0.8"])
+    assert [member.fixed for member in sweep.members] == [("warm/AdamW.b1=0.8",), ("warm/AdamW.b1=0.8",)]
+
+
 @pytest.mark.parametrize(
     ("bindings", "message"),
     [
+        ([METHODS, "DAPO.max_refill=3"], r"DAPO has no field 'max_refill'; did you mean max_refills"),
+        ([METHODS, "OPO.clip_low=0.1"], r"unused binding: OPO\.clip_low"),
+        ([METHODS, "DAPO.max_refills=[3, 3]"], r"DAPO\.max_refills=3 is listed twice"),
         (["AdamW.learning_rat=[1e-3, 3e-3]"], "did you mean learning_rate"),
         (["AdamW.learning_rate=[1e-3, 'fast']"], r"AdamW\.learning_rate expects float, got 'fast' \(str\)"),
         (["AdamW.learning_rate=[1e-3, 0.001]"], r"same run: AdamW\.learning_rate=0\.001 is listed twice"),

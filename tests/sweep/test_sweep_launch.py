@@ -42,7 +42,7 @@ PROGRAM = (sys.executable, "-c", CHILD)
 
 
 def member(name):
-    return Member(name, (), name, 3, "0", {})
+    return Member(name, (), (), name, 3, "0", {})
 
 
 def silent(**given):
@@ -146,7 +146,7 @@ def test_a_child_finds_jrl_as_its_parent_did_and_not_in_the_folder_where_it_star
         "from jrl.tools.sweep.launch import ProgressCallbacks, train_members\n"
         "from jrl.tools.sweep.members import Member\n"
         "nothing = lambda *_: None\n"
-        "found = train_members([Member('m', (), '', 1, '0', {})], {'m': ['--version']}, pathlib.Path('out'), 1,\n"
+        "found = train_members([Member('m', (), (), '', 1, '0', {})], {'m': ['--version']}, pathlib.Path('out'), 1,\n"
         "                      threading.Event(), ProgressCallbacks(*[nothing] * 5))\n"
         "print(found['m'].code, open('out/logs/m.log').read())"
     )

@@ -206,14 +206,16 @@ def unscoped(name: str) -> str:
 
 
 def shown_settings(compared: Sequence[str], keys: Sequence[tuple[str | None, ...]]) -> list[str]:
-    """Returns the settings to show in labels: those that every variant has, if they distinguish all variants; else all.
+    """Returns the settings to show in labels: those that every variant has, and others that they do not determine.
 
-    An objective of another class has settings that the others lack; its name already distinguishes it.
+    An objective of another class has settings that the others lack: its name stands for those in which its own variants
+    do not differ.
     """
-    common = [name for i, name in enumerate(compared) if all(key[i] is not None for key in keys)]
-    indices = [list(compared).index(name) for name in common]
-    distinguish = len({tuple(key[i] for i in indices) for key in keys}) == len(keys)
-    return common if distinguish else list(compared)
+    by_setting = list(zip(*keys))
+    common = [values for values in by_setting if None not in values]
+    of_common = list(zip(*common)) if common else [()] * len(keys)
+    determined = lambda values: len(set(zip(of_common, values))) == len(set(of_common))
+    return [name for name, values in zip(compared, by_setting) if values in common or not determined(values)]
 
 
 def label_of(settings: Mapping[str, str], shown: Sequence[str]) -> str:

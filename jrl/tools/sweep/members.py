@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 from jrl import config as gin
 from jrl.config.errors import COMMAND_LINE, ConfigError
 from jrl.config.sweep import Axis, Point, check_count, draw, expand_ranges, grid, pairs, read_axes
+from jrl.config.syntax import Reference, read_statements, walk
 from jrl.experiment import Config, config_classes
 from jrl.plugins import load_parts
 from jrl.resolve import PATH_FIELDS, checked, find_config, part_names
@@ -25,7 +26,8 @@ class Member(NamedTuple):
     """One run of a sweep."""
 
     name: str  # of its folder, such as "learning_rate=0.001,seed=0"
-    bindings: tuple[str, ...]  # one for each axis
+    bindings: tuple[str, ...]  # one for each axis that applies to it
+    fixed: tuple[str, ...]  # those of Sweep.bindings that apply to it
     identity: str  # hash of its configuration
     steps: int  # of all its stages
     seed: str
@@ -36,7 +38,7 @@ class Sweep(NamedTuple):
     """Members in the order in which they run, and what they were generated from."""
 
     config: str  # as the user named it
-    bindings: tuple[str, ...]  # the same in every member
+    bindings: tuple[str, ...]  # from the command line, without those of the axes
     axes: tuple[Axis, ...]
     members: tuple[Member, ...]
     parts: Mapping[str, str] = MappingProxyType({})  # {plugin file: sha256 of its source}, as it is now
@@ -66,19 +68,22 @@ def read_sweep(
     loaded = load_parts(parts)
     tables = config_classes(loaded.tables)
     axes, fixed = read_axes(file, bindings, Config, tables)
-    read = lambda point: checked(gin.load(file, [*fixed, *point], Config, tables, PATH_FIELDS), loaded)
+    load = lambda bindings: gin.load(file, bindings, Config, tables, PATH_FIELDS)
     if not axes:
-        read(())  # a misspelled field is reported instead
+        checked(load(fixed), loaded)  # a misspelled field is reported instead
         raise ConfigError(COMMAND_LINE, f"nothing is swept: give at least one field a list, such as {SEED}=[0..4]")
     points = combine(axes, how, count, seed or 0)
-    names = member_names(axes, points)
+    sections = lambda bindings: {section_of(name) for name in settings_of_config(load(bindings), tables)[1]}
+    applying = without_others(fixed, points, selected_by(axes), sections)
+    names = member_names(axes, [point for _, point in applying])
     members: dict[str, Member] = {}
-    for point, name in zip(points, names):
-        resolved = read(point)
+    for (constant, point), name in zip(applying, names):
+        resolved = checked(load((*constant, *point)), loaded)
         identity = gin.identity(resolved, IRRELEVANT)
         if identity in members:
             raise ConfigError(COMMAND_LINE, f"two members are the same run: {same_run(members[identity], point)}")
-        members[identity] = Member(name, point, identity, ends(resolved)[-1], *settings_of_config(resolved, tables))
+        settings = settings_of_config(resolved, tables)
+        members[identity] = Member(name, point, constant, identity, ends(resolved)[-1], *settings)
     return Sweep(config, fixed, axes, tuple(members.values()), loaded.hashes)
 
 
@@ -95,6 +100,45 @@ def combine(axes: Sequence[Axis], how: str, count: int | None, seed: int) -> lis
     runs = grid(seeds)
     check_count(len(points) * len(runs))
     return [(*point, *run) for point in points for run in runs]
+
+
+def selected_by(axes: Sequence[Axis]) -> set[str]:
+    """Returns the sections that values of axes select: {"GRPO", "DAPO"} of Online.objective=[@GRPO(), @DAPO()]."""
+    values = [
+        statement.value
+        for axis in axes
+        for i in range(len(axis.values))
+        for statement in read_statements(None, [axis.binding(i)], Config)
+    ]
+    return {leaf.name for leaf in walk(values) if isinstance(leaf, Reference)}
+
+
+def without_others(
+    fixed: Point, points: Sequence[Point], selected: Collection[str], sections: Callable[[Sequence[str]], set[str]]
+) -> list[tuple[Point, Point]]:
+    """Returns (fixed bindings, point) of every member, without the bindings of sections that only other members select.
+    Points that differ in such bindings alone are one member.
+
+    Args:
+      selected: sections that some members may select and others not. sections: returns those of the configuration that
+        bindings describe.
+    """
+    members: list[tuple[Point, Point]] = []
+    for point in points:
+        optional = {binding: section_of(binding) for binding in (*fixed, *point) if section_of(binding) in selected}
+        chosen = sections([binding for binding in (*fixed, *point) if binding not in optional]) if optional else set()
+        kept = lambda bindings, optional=optional, chosen=chosen: tuple(
+            binding for binding in bindings if binding not in optional or optional[binding] in chosen
+        )
+        member = (kept(fixed), kept(point))
+        if member not in members or member[1] == point:  # a point that is listed twice is refused later
+            members.append(member)
+    return members
+
+
+def section_of(binding: str) -> str:
+    """Returns "GRPO" for "warm/GRPO.kl=0.1"."""
+    return split_binding(binding)[0].rpartition(".")[0].rpartition("/")[2].strip()
 
 
 def same_run(first: Member, second: Point) -> str:
@@ -134,7 +178,7 @@ def split_binding(binding: str) -> tuple[str, str]:
 
 def train_arguments(sweep: Sweep, member: Member, folder: str, options: Sequence[str] = ()) -> list[str]:
     """Returns the arguments of `jrl` to train a member in `folder`."""
-    return ["train", sweep.config, *sweep.bindings, *member.bindings, "--run", folder, *options]
+    return ["train", sweep.config, *member.fixed, *member.bindings, "--run", folder, *options]
 
 
 def _slug(value: str) -> str:

@@ -50,9 +50,7 @@ def read_configs(sweep: Sweep) -> tuple[dict[str, Config], Parts]:
     file = find_config(sweep.config)
     parts = load_parts(part_names(file, sweep.bindings))
     tables = config_classes(parts.tables)
-    read = lambda member: checked(
-        gin.load(file, [*sweep.bindings, *member.bindings], Config, tables, PATH_FIELDS), parts
-    )
+    read = lambda member: checked(gin.load(file, [*member.fixed, *member.bindings], Config, tables, PATH_FIELDS), parts)
     return {member.name: read(member) for member in sweep.members}, parts
 
 
