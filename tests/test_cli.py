@@ -448,7 +448,7 @@ def test_several_sources_are_evaluated_in_one_table(run, command, tmp_path):
     first, second = json.loads(out.read_text())
     assert code == 0 and first == second and first["source"] == str(run)
     title, head, *rows = text.splitlines()
-    assert title.startswith("4 held-out prompts, 2 samples each")
+    assert title.startswith("4 held-out prompts of Addition, 2 samples each")
     assert head.split() == ["source", "step", "avg", "pass@1", "pass@2", "pass^2", "majority@1", "majority@2"]
     assert rows[0] == rows[1] and rows[0].startswith(f"{run}  ")
     assert "P(sample higher)" in text and first["all_of_k"]["1"] == first["pass_at_k"]["1"]
@@ -464,10 +464,10 @@ def test_a_folder_of_a_sweeps_member_is_no_binding(tmp_path, monkeypatch):
 def test_a_table_of_sources_by_hand():
     interval = lambda mean, low, high: {"mean": mean, "low": low, "high": high, "n": 9}
     one = {"source": "a", "step": 7, "samples": 4, "prompts_digest": "x", **interval(0.5, 0.25, 0.75),
-           "pass_at_k": {"4": interval(1.0, 1.0, 1.0)}}  # fmt: skip
+           "protocol": {"task": "Words"}, "pass_at_k": {"4": interval(1.0, 1.0, 1.0)}}  # fmt: skip
     other = {"source": "long/b", "step": 12, "samples": 2, "prompts_digest": "x", **interval(None, None, None)}
     assert evaluation.side_by_side([one, other]).splitlines() == [
-        "9 held-out prompts, 2 to 4 samples each; percent, 95 % intervals",
+        "9 held-out prompts of Words, 2 to 4 samples each; percent, 95 % intervals",
         "source  step                avg                pass@4",
         "a          7  50.0 [25.0, 75.0]  100.0 [100.0, 100.0]",
         "long/b    12                  -                     -",
@@ -478,7 +478,8 @@ def test_a_table_of_sources_by_hand():
 
 def test_an_evaluation_of_nothing_has_a_table_too():
     nothing = {"mean": None, "low": None, "high": None, "n": 0}
-    text = evaluation.table({"step": 1, "samples": 1, "parsed": 0.0, "unscorable": 4, **nothing})
+    given = {"step": 1, "samples": 1, "parsed": 0.0, "unscorable": 4, "protocol": {"task": "Words"}}
+    text = evaluation.table({**given, **nothing})
     assert "- %" in text and "[-, -]" in text and "4 could not be judged" in text
 
 

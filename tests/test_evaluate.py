@@ -53,7 +53,9 @@ def test_different_answers_of_a_prompt_are_counted():
     # Both right ones are one answer, the unreadable one is none: {right, 3} and {4, 5, 6}.
     actual = report(np.array([[C, C, W, U], [W, W, W, W]], np.int8), "1/2 0.5 3 ? 4 5 6 4".split(), ["a"] * 2)
     assert actual["distinct"]["mean"] == 2.5 and actual["distinct"]["n"] == 2
-    assert "different answers of a prompt's 4 samples: 2.50 [2.00, 3.00]" in table({**actual, "step": 1})
+    assert "different answers of a prompt's 4 samples: 2.50 [2.00, 3.00]" in table(
+        {**actual, "step": 1, "protocol": {"task": "Addition"}}
+    )
     # A lost sample may be right, so that prompt has no number.
     lost = report(np.array([[C, E], [W, W]], np.int8), "1 1.0 2 3".split(), ["a"] * 2)["distinct"]
     assert (lost["mean"], lost["n"]) == (2.0, 1)

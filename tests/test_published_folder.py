@@ -144,7 +144,7 @@ def test_eval_takes_a_published_folder_and_says_what_a_run_of_the_same_weights_w
     assert cli.main(["eval", str(folder), "--config", str(gin), "--out", str(out), "Eval.samples=2"]) == 0
     printed = json.loads(out.read_text())
     assert (printed["step"], printed["n"], printed["samples"], printed["unscorable"]) == (0, 6, 2, 0)
-    assert "6 held-out prompts, 2 samples each" in capsys.readouterr().out
+    assert "6 held-out prompts of Jsonl, 2 samples each" in capsys.readouterr().out
     assert cli.main(["eval", str(folder)]) == exit_codes.REFUSED
     assert "--config FILE.gin" in capsys.readouterr().err
 

@@ -48,11 +48,17 @@ def test_updates_from_the_store_have_the_bits_of_the_run(tmp_path, monkeypatch, 
         replay.repeat(folder, 4)
 
 
+def test_a_step_without_a_checkpoint_is_said_to_have_none(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(replay, "repeat", lambda folder, step: replay.Repeated(2, step, None, [2, 4]))
+    assert cli.main(["replay", str(tmp_path), "--step", "3"]) == 0
+    assert "no checkpoint of step 3 to compare with; there are those of steps 2, 4\n" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name, settings", HELD, ids=[name for name, _ in HELD])
 def test_updates_of_other_objectives_have_the_bits_of_the_run(name, settings, tmp_path):
     run([*SETTINGS, *settings], tmp_path / "run")
-    assert replay.repeat(tmp_path / "run", 3) == (2, 3, [])
+    assert replay.repeat(tmp_path / "run", 3) == (2, 3, [], [2, 3])
 
 
 @pytest.mark.slow

@@ -43,7 +43,8 @@ def repeat(args: argparse.Namespace) -> int:
     repeated = run(readable(args.source), args.step)
     print(f"updates {repeated.first + 1} to {repeated.step} from the rollout store")
     if repeated.different is None:
-        print(f"there is no checkpoint of step {repeated.step} to compare with")
+        saved = ", ".join(map(str, repeated.saved))
+        print(f"there is no checkpoint of step {repeated.step} to compare with; there are those of steps {saved}")
     elif repeated.different:
         print(f"{len(repeated.different)} arrays differ from the checkpoint: {', '.join(repeated.different[:8])}")
         return STOPPED

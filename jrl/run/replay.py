@@ -46,6 +46,7 @@ class Repeated(NamedTuple):
     first: int  # the checkpoint that it began with
     step: int  # the last update
     different: list[str] | None  # leaves that differ from the checkpoint of that step; None: there is none
+    saved: list[int]  # the steps that have a checkpoint
 
 
 def score_columns(
@@ -113,10 +114,10 @@ def repeat(folder: str | Path, step: int) -> Repeated:
         store = snapshot(folder / "rollouts")
         for done in range(before[-1], step):
             state = _updated(policy, state, done, store)
-        different = _different(state, _saved(folder, policy, step)) if step in saved_steps(folder) else None
+        different = _different(state, _saved(folder, policy, step)) if step in saves else None
     finally:
         policy.program_cache.close()
-    return Repeated(before[-1], step, different)
+    return Repeated(before[-1], step, different, saves)
 
 
 def check_repeatable(where: str, stage: Online) -> None:

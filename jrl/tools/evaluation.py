@@ -136,7 +136,12 @@ def table(result: dict[str, Any]) -> str:
         more.append(_distinct_line(result["samples"], result["distinct"]))
     more += measured(result)
     return "\n".join(
-        [f"step {result['step']}, {result['n']} held-out prompts, {result['samples']} samples each", *rows, *more, tail]
+        [
+            f"step {result['step']}, {_prompts(result)}, {result['samples']} samples each",
+            *rows,
+            *more,
+            tail,
+        ]
     )
 
 
@@ -166,13 +171,17 @@ def side_by_side(results: Sequence[dict[str, Any]]) -> str:
     rows += [[r["source"], str(r["step"]), *(percent_cell(column(r)) for column in columns.values())] for r in results]
     counts = sorted({result["samples"] for result in results})
     samples = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    head = f"{first['n']} held-out prompts, {samples} samples each; percent, 95 % intervals"
+    head = f"{_prompts(first)}, {samples} samples each; percent, 95 % intervals"
     lines = [head, *aligned(rows), *_other_measures_table(results)]
     if all("by_prompt" in result for result in results):
         lines += win_rates(results)
     if all("rewards" in result for result in results) and max(counts) > 1:
         lines += improvements(results)
     return "\n".join(lines + over_optimization_lines(measures.over_optimized(results), results))
+
+
+def _prompts(result: dict[str, Any]) -> str:
+    return f"{result['n']} held-out prompts of {result['protocol']['task']}"
 
 
 def _shown_ks(result: dict[str, Any], key: str) -> list[str]:

@@ -38,7 +38,7 @@ def test_all_of_k_stands_beside_pass_at_k():
     # 3 of 4 right: pass^2 = C(3, 2) / C(4, 2) = 3 / 6, pass@2 = 1
     found = report(np.array([[C, C, C, W]], np.int8), list("1112"), ["a"])
     assert [found["all_of_k"][k]["mean"] for k in ("1", "2", "4")] == pytest.approx([0.75, 0.5, 0.0])
-    assert "pass^2" in evaluation.table({**found, "step": 1})
+    assert "pass^2" in evaluation.table({**found, "step": 1, "protocol": {"task": "Addition"}})
 
 
 def test_the_profile_is_over_prompts():
