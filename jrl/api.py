@@ -23,7 +23,7 @@ from jrl.resolve import load_config
 from jrl.run.bucket_run import RunFolder, open_run_folder
 from jrl.run.job import open_job
 from jrl.run.profile import Steps
-from jrl.run.records import Preempted, Step
+from jrl.run.records import Preempted, Step, note_stop
 from jrl.run.signals import StopRequest, stop_on_signals
 from jrl.tools.plan.start import refuse_overflow
 
@@ -128,7 +128,13 @@ def _steps_in(
     ) as job:
         if job.stopping():
             raise Preempted("asked to stop before the first step; nothing was changed")
-        yield from loop_steps(job)
+        try:
+            yield from loop_steps(job)
+        except Preempted:
+            raise
+        except Exception as error:
+            note_stop(job, error)
+            raise
 
 
 def train(

@@ -13,15 +13,25 @@ from jrl import cli
 from jrl.run.clock import RunClock
 from jrl.run.profile import Profile, parse_steps, profile_folder
 from jrl.run.report.goodput import goodput, read_goodput
+from jrl.tools.doctor import ending
 from jrl.tools.time_spent import time_lines
 
 TINY = [BIGRAM, "Online.steps=4", "Online.prompts=4", "Online.samples=2", "Checkpoint.every=1", "Log.samples=0",
         "Scoring.workers=1"]  # fmt: skip
 
 
-def test_a_stopped_and_resumed_run_accounts_for_all_of_its_time(tmp_path):
+def raises(error):
+    raise error
+
+
+def test_a_stopped_and_resumed_run_accounts_for_all_of_its_time(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     run(TINY, folder, stop_after=2)
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+        patch.setattr("jrl.loop.take_step", lambda job, progress: raises(RuntimeError("no link\x1b[2J\nmore")))
+        run(TINY, folder)
+    assert read_goodput(folder)[-1]["stopped"] == "RuntimeError: no link\\x1b[2J"
+    assert ending(folder).text == "stopped after step 2: RuntimeError: no link\\x1b[2J. Fix the cause and rerun"
     run(TINY, folder)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     total = 0.0
@@ -36,7 +46,7 @@ def test_a_stopped_and_resumed_run_accounts_for_all_of_its_time(tmp_path):
     assert ["time/start_seconds" in row for row in rows] == [True, False, True, False]
     summary = json.loads((folder / "summary.json").read_text())
     found = summary["goodput"]
-    assert found["starts"] == 2 and found["seconds"]["restart"] > 0 and found["seconds"]["save"] > 0
+    assert found["starts"] == 3 and found["seconds"]["restart"] > 0 and found["seconds"]["save"] > 0
     assert sum(found["seconds"].values()) == pytest.approx(found["total"]) and found["seconds"]["trace"] == 0
     # The total of a checkpoint is read before it is saved: that of the summary lacks the first process's last save.
     saved = found["seconds"]["save"]

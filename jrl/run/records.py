@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -55,6 +56,7 @@ from jrl.run.report.metrics import no_metrics, open_metrics, read_metrics
 from jrl.run.report.rollouts import lost_chunks, open_rollouts
 from jrl.run.report.sinks import open_sinks
 from jrl.run.report.summary import write_summary
+from jrl.run.report.text import printable
 from jrl.run.stage_steps import ends, stage_at, starts, warms_up
 from jrl.run.teacher import open_teacher, with_teacher
 from jrl.run.throughput import count_rows, figures
@@ -382,10 +384,16 @@ def save(job: Job, progress: Progress) -> None:
     note_time(job)
 
 
-def note_time(job: Job) -> None:
+def note_time(job: Job, **also: str) -> None:
     """Appends how this process has spent its time so far to the goodput file."""
     if job.goodput is not None:
-        job.goodput.append({"step": job.done, "seconds": job.run_clock.read()})
+        job.goodput.append({"step": job.done, "seconds": job.run_clock.read(), **also})
+
+
+def note_stop(job: Job, error: Exception) -> None:
+    """Appends the error that stops this process, for `jrl doctor`."""
+    with contextlib.suppress(OSError):  # the disk may be what stops the run
+        note_time(job, stopped=printable(paths.first_line(error)))
 
 
 def check_not_diverged(job: Job, state: TrainState, host: dict[str, Any]) -> None:

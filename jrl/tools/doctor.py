@@ -136,18 +136,25 @@ def run_lines(folder: Path) -> Iterator[Line]:
     yield identity(folder)
     yield from judges(folder)
     yield from conversations(folder)
+    yield ending(folder)
+
+
+def ending(folder: Path) -> Line:
+    """Returns whether the run is finished, or why it is not and how it goes on."""
     if (sweep := population_of(folder)) is not None:
-        yield Line(True, f"not finished; it trains in the population of {sweep}, whose checkpoints are in "
-                         f"{sweep / POPULATION}: the same `jrl sweep` with --out {sweep} continues it")  # fmt: skip
-    elif paths.exists(folder / "summary.json"):
+        return Line(True, f"not finished; it trains in the population of {sweep}, whose checkpoints are in "
+                          f"{sweep / POPULATION}: the same `jrl sweep` with --out {sweep} continues it")  # fmt: skip
+    if paths.exists(folder / "summary.json"):
         summary = json.loads(paths.read_bytes(folder / "summary.json"))
-        yield Line(True, f"finished: {summary['steps']} steps in {summary['seconds']['total']:.0f} s")
-    elif list_condemned(folder / "checkpoints"):
+        return Line(True, f"finished: {summary['steps']} steps in {summary['seconds']['total']:.0f} s")
+    if list_condemned(folder / "checkpoints"):
         repeats = f"; `jrl replay` of its {FAULT}/ repeats it" if paths.exists(folder / FAULT) else ""
-        yield Line(False, "not finished: the same command meets the same fault, unless you change what led there with "
-                          f"--accept-change{repeats}")  # fmt: skip
-    else:
-        yield Line(True, "not finished; `jrl train` with the same configuration and --run continues it")
+        return Line(False, "not finished: the same command meets the same fault, unless you change what led there with "
+                           f"--accept-change{repeats}")  # fmt: skip
+    last = (read_goodput(folder) or [{}])[-1]
+    if "stopped" in last:
+        return Line(False, f"stopped after step {last['step']}: {last['stopped'].rstrip('.')}. Fix the cause and rerun")
+    return Line(True, "not finished; `jrl train` with the same configuration and --run continues it")
 
 
 def population_of(folder: Path) -> Path | None:

@@ -1,8 +1,9 @@
 """goodput.jsonl: what every process of a run has spent its time on, and the share of it that the run has kept.
 
 One line at a start (`start`: seconds since 1970; `step`: the checkpoint that it went on from) and one after every step
-and save (`step`: steps done; `seconds`: by part since that start). Lines are only ever added, also where metrics.jsonl
-is cut to a checkpoint: so a process that was killed has left what it did.
+and save (`step`: steps done; `seconds`: by part since that start). A process that an error stops adds one with its
+message (`stopped`). Lines are only ever added, also where metrics.jsonl is cut to a checkpoint: so a process
+that was killed has left what it did.
 """
 
 from __future__ import annotations
