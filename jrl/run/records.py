@@ -393,7 +393,7 @@ def note_time(job: Job, **also: str) -> None:
 def note_stop(job: Job, error: Exception) -> None:
     """Appends the error that stops this process, for `jrl doctor`."""
     with contextlib.suppress(OSError):  # the disk may be what stops the run
-        note_time(job, stopped=printable(paths.first_line(error)))
+        note_time(job, stopped=printable(paths.first_line(error), limit=1000))
 
 
 def check_not_diverged(job: Job, state: TrainState, host: dict[str, Any]) -> None:

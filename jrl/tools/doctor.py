@@ -153,7 +153,7 @@ def ending(folder: Path) -> Line:
                            f"--accept-change{repeats}")  # fmt: skip
     last = (read_goodput(folder) or [{}])[-1]
     if "stopped" in last:
-        return Line(False, f"stopped after step {last['step']}: {last['stopped'].rstrip('.')}. Fix the cause and rerun")
+        return Line(False, f"stopped after step {last['step']}: {last['stopped']}")
     return Line(True, "not finished; `jrl train` with the same configuration and --run continues it")
 
 
