@@ -268,9 +268,10 @@ def check_strategy(stage: Online, objective: Objective, config: Config, earlier:
         raise ValueError("Online.shaping reads how long the policy's own completions are, and an opponent's tokens "
                          "(MixtureOpponent) are not: wins would depend on it; set Online.shaping = None")  # fmt: skip
     if isinstance(stage.strategy, ReferenceSamples) != isinstance(stage.objective, XPO | OnlineVPO):
-        raise ValueError(f"{name} with Online.strategy = {type(stage.strategy).__name__}: XPO and OnlineVPO compare "
-                         "the policy's samples with the reference's, which @ReferenceSamples() draws, and no other "
-                         "objective reads those; use the two together")  # fmt: skip
+        strategy = "None" if stage.strategy is None else f"@{type(stage.strategy).__name__}()"
+        raise ValueError(f"{name} with Online.strategy = {strategy}: XPO and OnlineVPO compare the policy's samples "
+                         "with the reference's, which @ReferenceSamples() draws, and no other objective reads those; "
+                         "use the two together")  # fmt: skip
     if isinstance(stage.strategy, Partial):
         check_partial(stage, objective, config)
 

@@ -222,9 +222,9 @@ def test_a_strength_has_the_gradient_of_labels_drawn_from_it(name, fields, value
 def test_xpo_and_samples_of_the_reference_go_together():
     path = "configs/algos/xpo.gin"
     jrl.load_config(path)
-    with pytest.raises(ConfigError, match=r"XPO with Online\.strategy = NoneType: XPO and OnlineVPO compare"):
+    with pytest.raises(ConfigError, match=r"XPO with Online\.strategy = None: XPO and OnlineVPO compare"):
         jrl.load_config(path, ["Online.strategy=None"])
-    with pytest.raises(ConfigError, match=r"OnlineDPO with Online\.strategy = ReferenceSamples"):
+    with pytest.raises(ConfigError, match=r"OnlineDPO with Online\.strategy = @ReferenceSamples"):
         jrl.load_config(path, ["Online.objective=@OnlineDPO()"])
     with pytest.raises(ConfigError, match=r"Online\.samples = 3 has no half"):
         jrl.load_config(path, ["Online.samples=3"])
