@@ -178,6 +178,10 @@ def test_fields_of_one_objective_are_no_tasks_where_objectives_are_compared(tmp_
     swept = [run._replace(settings={**run.settings, "GRPO.kl": run.settings[RATE]}) for run in variants[:2]]
     with pytest.raises(ValueError, match="compared on the same tasks"):  # a swept field of one of them is a task
         group([*swept, *variants[2:]], by=[objective])
+    for one in (variants[:2], variants[2:]):  # a version of jrl with another field of a section that all have
+        newer = [run._replace(settings={**run.settings, "Online.new": "1"}) for run in one]
+        with pytest.raises(ValueError, match=r"has no run with .*, (Online\.new=1|no Online\.new), which another"):
+            group([*newer, *(run for run in variants if run not in one)], by=[objective])
 
 
 def test_versions_of_a_plugin_file_are_noted_whatever_else_differs(tmp_path):

@@ -160,7 +160,9 @@ def group(
         settings = {name: value for name, value in zip(compared, key) if value is not None}
         label = label_of(settings, shown)
         if missing := [task for task in tasks if task not in by_task]:
-            lacks = ", ".join(f"{name}={value}" for name, value in zip(others, missing[0]) if value is not None)
+            lacks = ", ".join(
+                f"no {name}" if value is None else f"{name}={value}" for name, value in zip(others, missing[0])
+            )
             raise ValueError(
                 f"{label} has no run with {lacks}, which another variant has: variants are compared on the same tasks. "
                 "Leave out --by, or name all that you compare"
@@ -193,11 +195,13 @@ def differing_settings(runs: Sequence[RunResult], names: Sequence[str], swept: S
 
 
 def follows(name: str, compared: Sequence[str], runs: Sequence[RunResult]) -> bool:
-    """Returns whether the compared settings determine a setting that some runs lack: a field of an objective or an
-    optimizer that only one variant has."""
+    """Returns whether the compared settings determine a setting whose section some runs lack: a field of an objective
+    or an optimizer that only one variant has. A run of a version without this one field has the section."""
     variant = lambda run: tuple(run.settings.get(other) for other in compared)
     values = {(variant(run), run.settings.get(name)) for run in runs}
-    return any(value is None for _, value in values) and len(values) == len({key for key, _ in values})
+    sections = [{other.rpartition(".")[0] for other in run.settings} for run in runs if name not in run.settings]
+    lacks = bool(sections) and name.rpartition(".")[0] not in set.union(*sections)
+    return lacks and len(values) == len({key for key, _ in values})
 
 
 def unscoped(name: str) -> str:
