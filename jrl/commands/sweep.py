@@ -43,7 +43,7 @@ def sweep(args: argparse.Namespace) -> int:
     with stop_on_signals(stop, stop.say):
         # The members inherit these settings, and the compilation cache.
         start.prepare_jax(args, devices=min(start.cores(), start.MOST_CPU_DEVICES) if args.population else None)
-        from jrl.tools.sweep import manifest, sweeping
+        from jrl.tools.sweep import sweeping
         from jrl.tools.sweep.comparison import table
         from jrl.tools.sweep.launch import train_members
         from jrl.tools.sweep.members import read_sweep
@@ -52,7 +52,7 @@ def sweep(args: argparse.Namespace) -> int:
             sweeping.check_is_local(args.out)
         spec = read_sweep(args.config, args.bindings, args.how, args.count, args.seed)
         options = sweeping.ComparisonOptions(tuple(args.metric), tuple(args.by), args.baseline, args.statistic)
-        sweeping.check_options(spec, args.out, options)
+        sweeping.check_options(spec, args.out, options, accept_change=args.accept_change)
         train_options = [*(["--devices", str(args.devices)] if args.devices is not None else []),
                          *(["--no-compile-cache"] if args.no_compile_cache else []),
                          *(["--accept-change"] if args.accept_change else [])]  # fmt: skip
@@ -63,8 +63,6 @@ def sweep(args: argparse.Namespace) -> int:
         if args.print:
             print("\n".join(map(sweeping.shell, commands.values())))
             return DONE
-        if not args.accept_change:
-            manifest.check_parts(args.out, spec)
         jobs, how = args.jobs, lambda count: f"{args.jobs} at a time"
         train = lambda members, progress: train_members(members, commands, args.out, jobs, stop, progress)
         if args.population:

@@ -196,6 +196,27 @@ def test_versions_of_a_plugin_file_are_noted_whatever_else_differs(tmp_path):
     assert not [one for one in compare([first, same, without], ["reward/mean"]).notes if "not the same" in one]
 
 
+def test_a_run_that_was_continued_with_a_change_is_noted(tmp_path):
+    run = write_run(tmp_path / "a", rows=rewards(1, 2))
+    written = json.loads((run / "manifest.json").read_text())
+    history = [{"after_step": step, "changes": ["parts.mine.py: 1, now 2"]} for step in (0, 1)]  # 0: it began again
+    (run / "manifest.json").write_text(json.dumps({**written, "history": history}))
+    notes = compare([read_run(run)], ["reward/mean"]).notes
+    expected = f"{run} was continued with a change after step 1 (`history` in its manifest.json)"
+    assert [note for note in notes if "continued" in note] == [expected]
+
+
+def test_the_folder_of_a_plugin_file_does_not_matter(tmp_path):
+    read = lambda name, seed, parts: read_run(write_run(tmp_path / name, rows=rewards(0), seed=seed, parts=parts))
+    here, there = read("a", 0, {"mine.py": "1" * 64}), read("b", 1, {"/home/me/mine.py": "1" * 64})
+    assert [variant.label for variant in group([here, there])[0]] == ["all runs"]
+    other = read("c", 0, {"/home/other/mine.py": "2" * 64})
+    assert any(note.startswith("mine.py is not the same") for note in compare([here, other], ["reward/mean"]).notes)
+    assert group([here, other])[0][1].label == "plugins={'mine.py': '222222222222'}"
+    two = read("d", 0, {"b/mine.py": "2", "a/mine.py": "1", "0/more.py": "3"})  # one name twice
+    assert list(two.parts.items()) == [("a/mine.py", "1"), ("b/mine.py", "2"), ("more.py", "3")]
+
+
 def test_a_field_that_one_binding_set_in_two_stages_may_be_named_by_either(tmp_path):
     found = [configured(tmp_path / rate, *TWO_STAGES, f"AdamW.learning_rate={rate}") for rate in ("1e-3", "3e-3")]
     others = [name for name in found[0].settings if unscoped(name) == "AdamW.learning_rate"]

@@ -8,13 +8,15 @@ import shlex
 import sys
 
 import pytest
+from run_folders import rewards, write_run
 from small_model import BIGRAM, part_in
 
 from jrl import cli, exit_codes
 from jrl.commands import start
+from jrl.run.identity import RefusedIdentity
 from jrl.tools.sweep import manifest
 from jrl.tools.sweep.members import read_sweep
-from jrl.tools.sweep.sweeping import hold_sweep
+from jrl.tools.sweep.sweeping import ComparisonOptions, hold_sweep, report_sweep
 
 TINY = ["Online.prompts=4", "Online.samples=4", "Scoring.workers=1"]
 RATES = "AdamW.learning_rate=[1e-3, 3e-3]"
@@ -71,7 +73,8 @@ def test_members_are_trained_compared_and_not_trained_again(command, tmp_path, m
         file.write("# another version\n")
     code, text, err = command(*asked)
     assert code == exit_codes.OTHER_RUN and not text
-    assert f"bigram.py changed since {out / 'prompt_length=8'} began" in err and "--accept-change" in err
+    assert f"differ from those that {out / 'prompt_length=8'} began with: bigram.py. Rest" in err and "--accept" in err
+    assert command(*asked, "--print")[:2] == (exit_codes.OTHER_RUN, "")
     code, text, _ = command(*asked, "--accept-change")  # the first member fails as before, the second is finished
     assert code == exit_codes.STOPPED and "1 of them finished before" in text
 
@@ -152,6 +155,47 @@ def test_a_sweep_is_the_same_however_it_is_written_and_another_where_its_file_ch
         file.write("Online.prompts = 8\n")
     with pytest.raises(ValueError, match=r"base\.gin has changed since that sweep began"):
         manifest.check_folder(tmp_path / "out", read(RATES))
+
+
+def test_members_with_other_plugin_files_are_refused_and_those_of_another_folder_are_not(tmp_path):
+    sweep = read_sweep("tiny", [RATES, BIGRAM, part_in(tmp_path)])
+    (digest,) = sweep.parts.values()
+    first, second = (tmp_path / "out" / member.name for member in sweep.members)
+    write_run(first, rows=[], parts={"elsewhere/bigram.py": digest})
+    manifest.check_parts(tmp_path / "out", sweep)
+    write_run(second, rows=[], parts={"bigram.py": digest, "more.py": digest})
+    with pytest.raises(RefusedIdentity, match=rf"those that {second} began with: more\.py\. "):
+        manifest.check_parts(tmp_path / "out", sweep)
+    written = json.loads((second / "manifest.json").read_text())
+    del written["identity"]["parts"]  # a version of jrl that did not record them
+    (second / "manifest.json").write_text(json.dumps(written))
+    with pytest.raises(RefusedIdentity, match=rf"those that {second} began with: bigram\.py\. "):
+        manifest.check_parts(tmp_path / "out", sweep)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "reason"),
+    [
+        ({"baseline": "learning_rate=1e-3"}, "fits several variants"),
+        ({"by": ("learning_rate",)}, "no run with plugins"),
+    ],
+)
+def test_a_sweep_whose_plugin_file_changed_is_reported_without_what_cannot_be_compared(tmp_path, chosen, reason):
+    sweep = read_sweep("tiny", [RATES, "Run.seed=[0, 1]", "Online.steps=1"])
+    for member, version in zip(sweep.members, "1222"):
+        write_run(
+            tmp_path / member.name, rows=rewards(0.5), seed=member.seed, settings=member.settings,
+            parts={"mine.py": version},
+        )  # fmt: skip
+    options = ComparisonOptions(metrics=(), by=(), baseline=None, statistic="mean")
+    comparison = report_sweep(sweep, tmp_path, {}, options._replace(**chosen))
+    assert [(row.variant.label, row.value.n) for row in comparison.metrics["reward/mean"]] == [
+        ("learning_rate=0.001, plugins={'mine.py': '1'}", 1),
+        ("learning_rate=0.001, plugins={'mine.py': '2'}", 1),
+        ("learning_rate=0.003, plugins={'mine.py': '2'}", 2),
+    ]
+    assert comparison.notes[0].startswith("--by and --baseline are left out: ") and reason in comparison.notes[0]
+    assert (tmp_path / "report.html").exists()
 
 
 def test_two_sweeps_do_not_share_a_folder(tmp_path):

@@ -114,6 +114,11 @@ def compare(
         *notes,
         *(f"{run.source} is not finished; its last step is {_last_step(run)}" for run in runs if not run.finished),
         *(
+            f"{run.source} was continued with a change after step {step} (`history` in its manifest.json)"
+            for run in runs
+            for step in run.changed_after
+        ),
+        *(
             f"{name} is not the same in all runs, so a difference may come from the code in it (RUN/parts has copies)"
             for name in changed_parts(runs)
         ),

@@ -10,7 +10,7 @@ from typing import Any
 from jrl import paths
 from jrl.run.identity import RefusedIdentity
 from jrl.run.report.manifest import read_manifest
-from jrl.tools.sweep.members import Sweep
+from jrl.tools.sweep.members import Sweep, without_folders
 
 FILE = "sweep.json"
 FORMAT = 1
@@ -40,14 +40,16 @@ def check_parts(folder: Path, sweep: Sweep) -> None:
     the rest would not be comparable with them."""
     for member in sweep.members:
         path = folder / member.name / "manifest.json"
-        if not paths.exists(path) or (begun := read_manifest(path)["identity"]["parts"]) == sweep.parts:
+        if not paths.exists(path):
             continue
+        begun = without_folders(read_manifest(path)["identity"].get("parts", {}))
         names = sorted(name for name in {*begun, *sweep.parts} if begun.get(name) != sweep.parts.get(name))
-        raise RefusedIdentity(
-            f"{', '.join(names)} changed since {folder / member.name} began. Restore what has changed, or choose "
-            "another --out. --accept-change trains the members that are left with the change, beside those that are "
-            "finished. `jrl compare` compares those without training"
-        )
+        if names:
+            raise RefusedIdentity(
+                f"the plugin files differ from those that {folder / member.name} began with: {', '.join(names)}. "
+                "Restore them, or choose another --out. --accept-change trains the members that are left with these, "
+                "beside those that are finished. `jrl compare` compares those without training"
+            )
 
 
 def describe(sweep: Sweep) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import PurePath
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -41,7 +42,7 @@ class Sweep(NamedTuple):
     bindings: tuple[str, ...]  # from the command line, without those of the axes
     axes: tuple[Axis, ...]
     members: tuple[Member, ...]
-    parts: Mapping[str, str] = MappingProxyType({})  # {plugin file: sha256 of its source}, as it is now
+    parts: Mapping[str, str] = MappingProxyType({})  # {plugin file: sha256 of its source}, now
 
 
 def read_sweep(
@@ -84,7 +85,15 @@ def read_sweep(
             raise ConfigError(COMMAND_LINE, f"two members are the same run: {same_run(members[identity], point)}")
         settings = settings_of_config(resolved, tables)
         members[identity] = Member(name, point, constant, identity, ends(resolved)[-1], *settings)
-    return Sweep(config, fixed, axes, tuple(members.values()), loaded.hashes)
+    return Sweep(config, fixed, axes, tuple(members.values()), without_folders(loaded.hashes))
+
+
+def without_folders(parts: Mapping[str, str]) -> dict[str, str]:
+    """Returns {plugin file: sha256} without the folders of files whose names differ: a path depends on where the run
+    was started."""
+    names = [PurePath(path).name for path in parts]
+    short = {path: name if names.count(name) == 1 else path for path, name in zip(parts, names)}
+    return {short[path]: parts[path] for path in sorted(parts, key=short.__getitem__)}
 
 
 def combine(axes: Sequence[Axis], how: str, count: int | None, seed: int) -> list[Point]:

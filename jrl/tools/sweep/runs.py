@@ -17,12 +17,14 @@ from jrl.experiment import Config
 from jrl.run.report.manifest import read_manifest
 from jrl.run.report.metrics import read_metrics
 from jrl.tools.sweep import manifest
+from jrl.tools.sweep.members import without_folders
 from jrl.tools.sweep.settings import settings_of
 
 Array = np.ndarray
 LAST_SHARE = 10  # a run's score is the mean over the last tenth of its rows
 # {setting: key in the manifest's identity} of settings that are not in config.gin: hashes of contents, not names.
 FINGERPRINTS = {"tokenizer": "tokenizer", "data": "data", "plugins": "parts"}
+LABEL_DIGITS = 12  # of the hash of a plugin file, in a label
 COMPARED = ("manifest.json", "config.gin", "summary.json", "metrics.jsonl")  # the files that a comparison reads
 EVALUATION = "eval/"  # before the name of an evaluation in summary.json: "eval/after_rl"
 
@@ -38,6 +40,7 @@ class RunResult(NamedTuple):
     finished: bool
     address: str | None = None  # gs://BUCKET/NAME; None: it is in a local folder
     parts: Mapping[str, str] = MappingProxyType({})  # {plugin file: sha256 of its source}
+    changed_after: tuple[int, ...] = ()  # steps after which it was continued with --accept-change
 
     @property
     def source(self) -> str:
@@ -80,7 +83,10 @@ def find_runs(folders: Sequence[Path]) -> tuple[list[Path], list[str]]:
 def read_run(folder: Path, address: str | None = None) -> RunResult:
     """Returns a run from its folder, or from the local copy of the run at `address`. Raises ValueError or ConfigError
     naming the damaged file."""
-    identity = read_manifest(folder / "manifest.json")["identity"]
+    begun = read_manifest(folder / "manifest.json")
+    identity = begun["identity"]
+    parts = without_folders(identity.get("parts", {}))
+    contents = {**identity, "parts": {name: digest[:LABEL_DIGITS] for name, digest in parts.items()}}
     seed, settings = settings_of(read_statements(str(folder / "config.gin"), (), Config))
     summary = folder / "summary.json"
     content = paths.read_object(summary) if paths.exists(summary) else {}
@@ -89,12 +95,13 @@ def read_run(folder: Path, address: str | None = None) -> RunResult:
     return RunResult(
         folder=folder,
         seed=seed,
-        settings={**settings, **{name: str(identity.get(part)) for name, part in FINGERPRINTS.items()}},
+        settings={**settings, **{name: str(contents.get(part)) for name, part in FINGERPRINTS.items()}},
         rows=rows,
         evals={name: math.nan if value is None else float(value) for name, value in evals.items()},
         finished=bool(content) and (not rows or rows[-1]["step"] == content.get("steps")),
         address=address,
-        parts=identity.get("parts", {}),
+        parts=parts,
+        changed_after=tuple(entry["after_step"] for entry in begun.get("history", ()) if entry["after_step"]),
     )
 
 

@@ -52,11 +52,14 @@ def check_is_local(folder: Path) -> None:
         )
 
 
-def check_options(sweep: Sweep, folder: Path, options: ComparisonOptions) -> None:
+def check_options(sweep: Sweep, folder: Path, options: ComparisonOptions, *, accept_change: bool = False) -> None:
     """Raises ValueError, before any member is trained or printed, for a --by or --baseline that the comparison would
-    refuse, and RefusedIdentity for a local folder that contains something else."""
+    refuse, and RefusedIdentity for a local folder that contains something else, or, unless `accept_change`, members
+    with other plugin files."""
     if not paths.is_remote(folder):
         manifest.check_folder(folder, sweep)
+        if not accept_change:
+            manifest.check_parts(folder, sweep)
     variants, compared, _ = group(planned(sweep, folder), options.by)
     if options.baseline is not None:
         find_variant(variants, compared, options.baseline)
@@ -128,6 +131,13 @@ def report_sweep(
         if not {run.folder for run in base.runs} & {folder / member.name for member in done}:
             missing.append(f"no run of the baseline {options.baseline} is finished, so nothing is compared with it")
             options = options._replace(baseline=None)
+    try:
+        variants, names, _ = group([read_run(folder / member.name) for member in done], options.by, compared)
+        if options.baseline is not None:
+            find_variant(variants, names, options.baseline)
+    except ValueError as error:  # members are not finished, or were trained with other data or plugins
+        missing.append(f"--by and --baseline are left out: {error}")
+        options = options._replace(by=(), baseline=None)
     comparison = compare_folders([folder / member.name for member in done], options, missing, compared)
     manifest.write(folder, content | {"comparison": to_json(comparison)})
     lists = [f"{axis.name}=[{', '.join(axis.values)}]" for axis in sweep.axes]
