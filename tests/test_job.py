@@ -112,8 +112,12 @@ def test_a_refusal_says_whether_accepting_the_change_continues_the_run_or_begins
         config_identity="c", config={}, tokenizer="t", data="d", parts={"p.py": source}, seed=0
     )
     write_manifest(tmp_path / "manifest.json", say("raises"))
-    with pytest.raises(RefusedIdentity, match="or begin it again with the change, since it has not made a step: --acc"):
+    (tmp_path / "metrics.jsonl").write_bytes(row_line({"step": 1}))  # a run that was killed before its first save
+    with pytest.raises(RefusedIdentity, match="or begin it again with the change, since it has no checkpoint: --accep"):
         refuse_another(tmp_path, say("mended"), config)
+    (tmp_path / "population" / "00000005").mkdir(parents=True)
+    with pytest.raises(RefusedIdentity, match="or continue with the change: --accept-change"):
+        refuse_another(tmp_path, say("mended"), config, checkpoints=tmp_path / "population")
     (tmp_path / "checkpoints" / "00000005").mkdir(parents=True)
     with pytest.raises(RefusedIdentity, match="or continue with the change: --accept-change"):
         refuse_another(tmp_path, say("mended"), config)

@@ -134,12 +134,14 @@ def refuse_another(
     *,
     accept_change: bool = False,
     location: str | None = None,
+    checkpoints: Path | None = None,
 ) -> list[str]:
     """Raises RefusedIdentity if the folder holds another run; warns about another machine, and about ROUNDED fields.
 
     Args:
       accept_change: return the differences, a line each, instead of refusing them.
       location: of the run, for messages, if the folder is a local copy of it; None: the folder.
+      checkpoints: from which a resume continues; None: the run's.
     """
     if not paths.exists(folder / "manifest.json"):
         return []
@@ -161,11 +163,10 @@ def refuse_another(
         # If the configurations are equal, files that they name have changed, so using the run's would not help.
         same = begun["identity"]["config"] == manifest["identity"]["config"]
         remedy = "restore what has changed" if same else f"its own configuration ({folder / 'config.gin'})"
-        metrics = folder / "metrics.jsonl"
         accept = (
             "continue with the change: --accept-change. To start a new run from its weights: --from"
-            if list_steps(folder / "checkpoints") or (paths.exists(metrics) and paths.size(metrics))
-            else "begin it again with the change, since it has not made a step: --accept-change"
+            if list_steps(checkpoints or folder / "checkpoints")
+            else "begin it again with the change, since it has no checkpoint: --accept-change"
         )
         raise RefusedIdentity(
             f"{location or folder} holds another run:\n  " + "\n  ".join(identity) + "\n"

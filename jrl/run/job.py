@@ -167,9 +167,10 @@ class SharedResources(NamedTuple):
 
     programs_in: Callable[[ProgramCache], Any]  # as in `open_policy`
     beside: Job | None  # another open member, whose data, tokenizer, programs and verifier workers are used
+    checkpoints: Path | None  # of all members; None: the run has its own alone
 
 
-NOTHING_SHARED = SharedResources(lambda cache: cache, None)
+NOTHING_SHARED = SharedResources(lambda cache: cache, None, None)
 
 
 @contextlib.contextmanager
@@ -221,8 +222,9 @@ def open_job(
         tokenizer = None if beside is None else beside.tokenizer
         tokenizer = open_tokenizer(config, parts, data.source, path, origin, stop.is_set, processes, tokenizer)
         manifest = {**identify(config, parts, tokenizer, digest), **manifest_entry(origin)}
-        changes = refuse_another(path, manifest, config, accept_change=accept_change, location=folder.address)
-
+        changes = refuse_another(
+            path, manifest, config, accept_change=accept_change, location=folder.address, checkpoints=shared.checkpoints
+        )
         config = with_saved_model(config, path)  # a resumed run reads its own weights only
         policy = stack.enter_context(run_policy(config, parts, tokenizer, display, shared, run_clock))
         config = policy.config

@@ -145,7 +145,7 @@ def open_population(
             beside = next(iter(jobs.values()), None)
             opened = open_job(
                 config, parts, RunFolder(folder / name), stop, show=show(name), accept_change=accept_change,
-                shared=SharedResources(programs_in, beside),
+                shared=SharedResources(programs_in, beside, folder / FOLDER / "checkpoints"),
             )  # fmt: skip
             jobs[name] = stack.enter_context(opened)
             jobs[name].run_clock = None  # one thread does the steps of all members

@@ -21,6 +21,7 @@ from jrl.learning.nonfinite import Fault
 from jrl.rollout.scoring import ScoringStopped, WorkersLost
 from jrl.run import population as populations
 from jrl.run.checkpoints.run_state import list_steps, restore_step
+from jrl.run.identity import RefusedIdentity
 from jrl.run.population import open_population
 from jrl.run.precompile import state_shape
 from jrl.run.records import CheckpointsRemoved, Preempted, inputs_of
@@ -133,6 +134,12 @@ def test_a_member_that_cannot_be_scored_fails_alone_and_lost_workers_stop_all_of
         with pytest.raises(WorkersLost):
             sweep_population.run(population, threading.Event(), lambda: None)
     assert list_steps(folder / populations.FOLDER / "checkpoints") == [1]
+    written = folder / MEMBERS[0] / "manifest.json"
+    begun = written.read_text()
+    written.write_text(begun.replace('"data": "', '"data": "other '))
+    with pytest.raises(RefusedIdentity, match="continue with the change"), opened(folder):  # of the joint checkpoint
+        pass
+    written.write_text(begun)
     with opened(folder) as population:
         breaks_at(1, population.jobs[MEMBERS[1]], ScoringStopped("the verifier raised"))  # the second step of all
         sweep_population.run(population, threading.Event(), lambda: None)
