@@ -371,7 +371,9 @@ def test_a_run_whose_last_updates_alone_were_not_finite_ends_and_says_so(tmp_pat
     monkeypatch.setattr(loop, "take_step", skip)
     settings = [one for one in TINY if not one.startswith("Online.steps")]
     run([*settings, "Online.steps=4"], tmp_path / "run")
-    assert "Updates of steps 3 to 4 were skipped" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "Updates of steps 3 to 4 were skipped" in shown and "The weights are finite" in shown
+    assert shown.splitlines()[-1] == f"Examine the run: jrl doctor {tmp_path / 'run'}"
     assert list_steps(tmp_path / "run" / "checkpoints")[-1] == 4
     assert (tmp_path / "run" / "summary.json").exists()
 

@@ -59,11 +59,12 @@ def test_the_closing_message_has_the_final_reward_and_what_to_do_next():
 
 def test_the_closing_message_of_a_run_that_ends_with_skipped_updates_does_not_offer_the_policy():
     close = lambda skipped: closing_message("runs/a", steps=3, seconds=1.0, final_reward=0.1, skipped=skipped)
-    for skipped, which in ((1, "the last step"), (2, "the last 2 steps"), (3, "all steps")):
-        last = close(skipped).splitlines()[-1]
-        assert last == (
-            f"The updates of {which} were skipped, since the loss or the gradient was not finite: jrl doctor runs/a"
-        )
+    for skipped, which in ((1, "step 3"), (2, "steps 2 to 3"), (3, "steps 1 to 3")):
+        _, *last = close(skipped).splitlines()
+        assert last == [
+            f"Updates of {which} were skipped, since the loss or the gradient was not finite.",
+            "Examine the run: jrl doctor runs/a",
+        ]
     assert close(0).endswith("Try the policy: jrl sample runs/a")
 
 

@@ -203,16 +203,14 @@ def closing_message(
     Args:
       final_reward: mean reward of the last step; None where none was scored.
       steps_without_signal: all steps of a run in which no group ever had rewards that differ; 0 for any other.
-      skipped: the last steps in a row whose updates were not finite.
+      skipped: how many of the last steps skipped an update.
     """
     reward = f", final reward {final_reward:.3f}" if final_reward is not None and math.isfinite(final_reward) else ""
     ended = f"Done: {steps} steps in {duration(seconds)}{reward}. Metrics, rollouts and checkpoints are in {run}"
     if steps == 0:
         return ended
     if skipped:
-        last = "all steps" if skipped >= steps else "the last step" if skipped == 1 else f"the last {skipped} steps"
-        cause = "the loss or the gradient was not finite"
-        return f"{ended}\nThe updates of {last} were skipped, since {cause}: jrl doctor {run}"
+        return "\n".join([ended, *doubts(steps, skipped, {}), f"Examine the run: jrl doctor {run}"])
     if steps_without_signal:
         return f"{ended}\n{no_signal_warning(steps_without_signal, scored=bool(reward))}"
     return f"{ended}\nTry the policy: jrl sample {run}"
