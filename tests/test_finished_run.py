@@ -127,6 +127,19 @@ def test_doctor_reads_every_chunk(copied, capsys):
     assert "chunks are intact" in capsys.readouterr().out
 
 
+def test_doctor_compares_files_with_the_checkpoint_that_a_resume_uses(train, copied, capsys):
+    older, newer = sorted((copied / "checkpoints").iterdir())
+    path, saved = copied / "metrics.jsonl", json.loads((older / "host.json").read_text())["metrics_offset"]
+    path.write_bytes(path.read_bytes()[:saved])
+    assert cli.main(["doctor", str(copied)]) == 4
+    assert f"{path} holds {saved} bytes but the checkpoint committed" in capsys.readouterr().out
+    flip(newer / "state" / "_CHECKPOINT_METADATA")
+    assert cli.main(["doctor", str(copied)]) == 4
+    shown = capsys.readouterr().out
+    assert "ok  a resume uses the checkpoint of step 1" in shown and "ok  metrics.jsonl has 1 rows" in shown
+    assert train(copied, steps=3) == 0
+
+
 def test_a_weight_that_overflows_the_mean_stops_the_run_and_is_named(train, tmp_path, capsys):
     run = tmp_path / "run"
     assert train(run, "Regex.weight=3.4e38", "Regex.pattern='[^z]*'") == 4

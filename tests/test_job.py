@@ -1,6 +1,7 @@
 """What a folder is told before a run touches it."""
 
 import dataclasses
+import hashlib
 import json
 import random
 import signal
@@ -9,6 +10,7 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from mutated_config import leaves, mutations
 
@@ -21,12 +23,22 @@ from jrl.run.data import data_fingerprint, open_streams, stored_sources
 from jrl.run.identity import RefusedIdentity, check_not_foreign, identify, places_of, refuse_another, remove_unbegun
 from jrl.run.report.manifest import compare, make_manifest, write_manifest
 from jrl.run.report.metrics import row_line
+from jrl.run.report.rollouts import open_rollouts
 from jrl.run.report.text import printable_lines
 from jrl.run.signals import stop_on_signals
 from jrl.tasks.envs import ENVS, open_source
 from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.tokenizers.bytes import Bytes
-from jrl.tools.doctor import examine, metrics, population_of, rollouts, run_lines, stages
+from jrl.tools.doctor import (
+    INDEX_ADVICE,
+    ROLLOUTS_ADVICE,
+    examine,
+    metrics,
+    population_of,
+    rollouts,
+    run_lines,
+    stages,
+)
 from jrl.tools.sweep.population import write_members
 
 pytestmark = pytest.mark.fast
@@ -268,22 +280,63 @@ def test_doctor_says_which_population_a_member_trains_in(tmp_path, monkeypatch):
     assert population_of(member) is None
 
 
-def test_doctor_finds_files_that_lack_what_the_newest_checkpoint_was_saved_with(tmp_path):
-    row = row_line({"step": 1, "loss": 0.5})
-    (tmp_path / "metrics.jsonl").write_bytes(row)
-    folder = tmp_path / "checkpoints" / "00000002"
-    folder.mkdir(parents=True)
-    host = lambda **values: (folder / "host.json").write_text(json.dumps(values))
-    host(metrics_offset=len(row), rollout_rows=0)
-    assert [line.good for line in [*metrics(tmp_path), *rollouts(tmp_path)]] == [True]
-    host(metrics_offset=len(row) + 1, rollout_rows=4)
-    (short,) = metrics(tmp_path)
-    assert not short.good and f"metrics.jsonl has {len(row)} bytes, and the newest checkpoint was" in short.text
-    (lost,) = rollouts(tmp_path)
-    assert not lost.good and "index.json is missing" in lost.text
-    (tmp_path / "metrics.jsonl").unlink()
-    (gone,) = metrics(tmp_path)
-    assert not gone.good and "metrics.jsonl has 0 bytes" in gone.text
+def test_doctor_finds_metrics_that_are_not_those_a_checkpoint_was_saved_with(tmp_path):
+    row, file = row_line({"step": 1, "loss": 0.5}), tmp_path / "metrics.jsonl"
+    file.write_bytes(row)
+    digest = hashlib.sha256(row).hexdigest()
+    state = lambda **saved: [(line.good, line.text) for line in metrics(tmp_path, saved)]
+    sound = [(True, "metrics.jsonl has 1 rows")]
+    assert state() == state(metrics_offset=len(row)) == state(metrics_offset=len(row), metrics_sha256=digest) == sound
+    refused = "A resume is refused: put a good copy back"
+    cut = (
+        f"{file} holds {{}} bytes but the checkpoint committed {len(row) + 1}; the file was cut or replaced. {refused}"
+    )
+    assert state(metrics_offset=len(row) + 1) == [(False, cut.format(len(row)))]
+    file.write_bytes(row.replace(b"0.5", b"0.7"))
+    other = f"{file} has other rows before byte {len(row)} than were saved; it is damaged. {refused}"
+    assert state(metrics_offset=len(row), metrics_sha256=digest) == [(False, other)]
+    file.unlink()
+    assert state(metrics_offset=len(row) + 1) == [(False, cut.format(0))]
+
+
+def test_doctor_finds_a_store_of_rollouts_that_lacks_rows_of_the_checkpoint(tmp_path):
+    assert list(rollouts(tmp_path, {})) == [] and list(rollouts(tmp_path, {"rollout_rows": 0})) == []
+    state = lambda rows: [(line.good, line.text) for line in rollouts(tmp_path, {"rollout_rows": rows})]
+    ((good, text),) = state(2)
+    assert not good and "rollouts is not a rollout store" in text and text.endswith(INDEX_ADVICE)
+    store = open_rollouts(tmp_path / "rollouts", rows=0)
+    store.append(1, {"reward": np.zeros(2)}, ["p"] * 2, ["c"] * 2, ["i"] * 2, np.zeros((2, 2), np.uint32))
+    store.close()
+    assert [good for good, _ in state(2)] == [True]
+    ((good, text),) = state(3)
+    assert not good and "index.json counts 2 rows, and the checkpoint was saved with 3; " in text
+    (tmp_path / "rollouts" / "index.json").unlink()
+    ((good, text),) = state(0)  # a resume begins the store anew
+    assert not good and text.endswith(ROLLOUTS_ADVICE)
+
+
+@pytest.mark.parametrize(
+    ("skips", "finished", "line"),
+    [
+        ([1, 0], True, None),
+        ([0, 1], True, (True, "the last step skipped updates, since")),
+        ([0, 1], False, (False, "the last step skipped updates, since")),
+        ([1, 1], True, (False, "each of the last 2 steps skipped updates, since")),
+        ([0, 0, 1], True, (False, "the last step skipped updates, since")),  # the only one of the second stage
+    ],
+)
+def test_doctor_marks_runs_whose_last_stage_learned_nothing_or_that_stopped_at_skipped_updates(
+    tmp_path, skips, finished, line
+):
+    phase = lambda step: "warm" if step < 3 else "rl"
+    rows = [
+        {"step": step, "phase": phase(step), "update/skipped_nonfinite": skip} for step, skip in enumerate(skips, 1)
+    ]
+    (tmp_path / "metrics.jsonl").write_bytes(b"".join(map(row_line, rows)))
+    if finished:
+        (tmp_path / "summary.json").write_text("{}")
+    _, *others = metrics(tmp_path, {})
+    assert [(one.good, one.text.startswith(line[1])) for one in others] == ([] if line is None else [(line[0], True)])
 
 
 def test_doctor_refuses_a_folder_that_is_no_run(tmp_path):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import itertools
 import json
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,8 +25,8 @@ from jrl.run.identity import free_places, identify
 from jrl.run.population import FOLDER as POPULATION
 from jrl.run.report.goodput import read_goodput
 from jrl.run.report.manifest import compare, read_manifest
-from jrl.run.report.metrics import read_metrics
-from jrl.run.report.rollouts import read_every_chunk
+from jrl.run.report.metrics import check_committed, read_metrics
+from jrl.run.report.rollouts import read_every_chunk, snapshot
 from jrl.run.stage_steps import stage_at
 from jrl.run.trained import is_published
 from jrl.tasks.envs.mixture import open_source
@@ -129,9 +128,9 @@ def run_lines(folder: Path) -> Iterator[Line]:
         who = f"process {holder['pid']} on {holder['host']}, since {holder['started']}" if holder else "another process"
         yield Line(True, f"{who} is training in this folder")
     yield from stages(folder)
-    yield from saves(folder)
-    yield from metrics(folder)
-    yield from rollouts(folder)
+    saved = yield from saves(folder)
+    yield from metrics(folder, saved)
+    yield from rollouts(folder, saved)
     yield from time_spent(folder)
     yield identity(folder)
     yield from judges(folder)
@@ -183,8 +182,9 @@ def stages(folder: Path) -> Iterator[Line]:
         yield Line(True, f"trained roles: {', '.join(roles)}")
 
 
-def saves(folder: Path) -> Iterator[Line]:
-    """Yields the state of every checkpoint, after hashing all its files."""
+def saves(folder: Path) -> Generator[Line, None, dict[str, Any]]:
+    """Yields the state of every checkpoint, after hashing all its files. Returns the host part of the one that a resume
+    uses, which says how much of the run's files belongs to it; {} if there is none."""
     root = folder / "checkpoints"
     steps = list_steps(root)
     if condemned := list_condemned(root):
@@ -195,11 +195,12 @@ def saves(folder: Path) -> Iterator[Line]:
         )
     if not steps:
         yield Line(True, "no checkpoint yet" if population_of(folder) is None else "no checkpoint of its own yet")
-    intact, damaged = [], []
+    intact, damaged, saved = [], [], {}
     for step in steps:
         try:
             body = verify_step(root, step)
-        except DamagedStep as error:
+            saved = paths.read_object(step_dir(root, step) / "host.json")
+        except (DamagedStep, OSError) as error:
             if step in list_steps(root):  # else the run has removed it meanwhile
                 damaged.append(step)
                 yield Line(False, str(error))
@@ -214,52 +215,53 @@ def saves(folder: Path) -> Iterator[Line]:
     for name in paths.list_dir(root):
         if name.startswith(paths.TEMPORARY):
             yield Line(True, f"{name} belongs to a save in progress or interrupted; the next resume removes it")
+    return saved
 
 
-def committed(folder: Path) -> dict[str, Any]:
-    """Returns the host part of the newest checkpoint that has one, which says how much of the run's files belongs to
-    it; {} if there is none."""
-    root = folder / "checkpoints"
-    for step in reversed(list_steps(root)):
-        with contextlib.suppress(OSError, ValueError):  # `saves` reports it
-            return paths.read_object(step_dir(root, step) / "host.json")
-    return {}
-
-
-def metrics(folder: Path) -> Iterator[Line]:
+def metrics(folder: Path, saved: Mapping[str, Any]) -> Iterator[Line]:
+    """Yields the state of metrics.jsonl. saved: as `saves` returns it."""
+    path = folder / "metrics.jsonl"
     try:
-        rows = list(read_metrics(folder / "metrics.jsonl"))
+        rows = list(read_metrics(path))
     except ValueError as error:
         yield Line(False, str(error))
         return
     if [row["step"] for row in rows] != list(range(1, len(rows) + 1)):
         yield Line(False, "metrics.jsonl is damaged: it does not have one row per step in order. Put a good copy back")
         return
-    metrics_file = folder / "metrics.jsonl"
-    length = paths.size(metrics_file) if paths.exists(metrics_file) else 0
-    if length < (saved := committed(folder).get("metrics_offset", 0)):
-        yield Line(False, f"metrics.jsonl has {length} bytes, and the newest checkpoint was saved with {saved}, so a "
-                          "resume is refused: put a good copy back")  # fmt: skip
+    try:
+        check_committed(path, saved.get("metrics_offset", 0), saved.get("metrics_sha256"))
+    except ValueError as error:
+        yield Line(False, f"{error}. A resume is refused: put a good copy back")
         return
     yield Line(True, f"metrics.jsonl has {len(rows)} rows")
     skipped = len(list(itertools.takewhile(lambda row: row.get("update/skipped_nonfinite"), reversed(rows))))
     if skipped:
         last = "the last step" if skipped == 1 else f"each of the last {skipped} steps"
-        yield Line(paths.exists(folder / "summary.json") and skipped < len(rows),
+        of_stage = sum(row.get("phase") == rows[-1].get("phase") for row in rows)
+        yield Line(paths.exists(folder / "summary.json") and skipped < of_stage,
                    f"{last} skipped updates, since the loss or the gradient was not finite")  # fmt: skip
 
 
-def rollouts(folder: Path) -> Iterator[Line]:
-    """Yields a line per damaged chunk of the stored rollouts, or one if all are intact. Reads every chunk."""
-    store = folder / "rollouts"
-    if not paths.exists(store / "index.json"):
-        if paths.list_dir(store) or committed(folder).get("rollout_rows"):
-            yield Line(False, f"rollouts: {store / 'index.json'} is missing; {ROLLOUTS_ADVICE}")
+def rollouts(folder: Path, saved: Mapping[str, Any]) -> Iterator[Line]:
+    """Yields a line per damaged chunk of the stored rollouts, or one if all are intact. Reads every chunk.
+
+    Args:
+      saved: as `saves` returns it.
+    """
+    store, rows = folder / "rollouts", saved.get("rollout_rows", 0)
+    if not rows and not paths.list_dir(store):
         return
+    advice = INDEX_ADVICE if rows else ROLLOUTS_ADVICE
     try:
+        present = snapshot(store).rows
         count, damaged = read_every_chunk(store)
     except ValueError as error:
-        yield Line(False, f"rollouts: {error}; {ROLLOUTS_ADVICE}")
+        yield Line(False, f"rollouts: {error}; {advice}")
+        return
+    if present < rows:
+        yield Line(False, f"rollouts: {store / 'index.json'} counts {present} rows, and the checkpoint was saved with "
+                          f"{rows}; {advice}")  # fmt: skip
         return
     for text in damaged:
         yield Line(False, f"rollouts/{text}; {ROLLOUTS_ADVICE}")
@@ -267,6 +269,7 @@ def rollouts(folder: Path) -> Iterator[Line]:
         yield Line(True, f"rollouts: all {count} chunks are intact")
 
 
+INDEX_ADVICE = "put back a good copy of the folder. Without one a resume is refused, unless it has Log.rollouts=False"
 ROLLOUTS_ADVICE = (
     "put back a good copy of the file. Training does not read it: without one a resume goes on, unless the newest rows "
     "are in it, but `jrl rollouts` and `jrl replay` cannot read those rows"

@@ -81,6 +81,7 @@ def test_a_table_that_is_not_the_saved_one_is_refused(tmp_path):
         open_metrics(path, 40)
     with pytest.raises(ValueError, match="no row that ends at byte 5"):
         open_metrics(path, 5)
+    assert path.read_bytes() == b'{"step": 1}\n'
 
 
 def test_a_table_with_other_rows_than_were_saved_is_refused_and_left_as_it_is(tmp_path):

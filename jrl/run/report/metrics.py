@@ -67,17 +67,8 @@ def open_metrics(
     Raises ValueError where the file is shorter than `offset`, where `offset` is not at the end of a row, or where the
       rows before it are not those that were saved. The file is then as it was.
     """
-    digest = _digest(path, offset)
-    cut = offset and (not paths.exists(path) or paths.size(path) < offset)  # which opening it says
-    if sha256 is not None and not cut and digest.hexdigest() != sha256:
-        raise ValueError(f"{path} has other rows before byte {offset} than were saved; it is damaged")
+    digest = check_committed(path, offset, sha256)
     handle = paths.open_append(path, offset)
-    if offset:
-        with open(path, "rb") as reader:
-            reader.seek(offset - 1)
-            if reader.read(1) != b"\n":
-                handle.close()
-                raise ValueError(f"{path} has no row that ends at byte {offset}; it is not the file that was saved")
     position = offset
     failures = {sink.name: 0 for sink in sinks}
     in_a_row = dict(failures)
@@ -137,15 +128,25 @@ def open_metrics(
     )
 
 
-def _digest(path: str | os.PathLike[str], offset: int) -> Any:
-    """Returns the hash of the first `offset` bytes of a file, to be updated; of none where it is shorter."""
-    digest = hashlib.sha256()
-    if offset and paths.exists(path) and paths.size(path) >= offset:
+def check_committed(path: str | os.PathLike[str], offset: int, sha256: str | None = None) -> Any:
+    """Returns the hash of the first `offset` bytes of metrics.jsonl, to be updated. Changes nothing.
+
+    Args and Raises: as `open_metrics`.
+    """
+    digest, last, rest = hashlib.sha256(), b"\n", offset
+    if offset and paths.exists(path):
         with open(path, "rb") as reader:
-            rest = offset
             while part := reader.read(min(rest, 1 << 20)):
                 digest.update(part)
-                rest -= len(part)
+                last, rest = part[-1:], rest - len(part)
+    if rest:
+        raise ValueError(
+            f"{path} holds {offset - rest} bytes but the checkpoint committed {offset}; the file was cut or replaced"
+        )
+    if sha256 is not None and digest.hexdigest() != sha256:
+        raise ValueError(f"{path} has other rows before byte {offset} than were saved; it is damaged")
+    if last != b"\n":
+        raise ValueError(f"{path} has no row that ends at byte {offset}; it is not the file that was saved")
     return digest
 
 
