@@ -110,7 +110,7 @@ def _model(config: type, draw: Callable[..., Flat], call: Callable[..., Any], in
 
     @functools.lru_cache
     def module_spec(cfg: Any) -> dict[str, ParamSpec]:
-        _check_cache_methods(config, instance(cfg))
+        _has_cache(config, instance(cfg))  # raises for half of one
         drawn = jax.eval_shape(lambda key: draw(key, cfg), jax.eval_shape(jax.random.key, 0))
         dtype = jnp.dtype(cfg.param_dtype)
         return {name: ParamSpec(x.shape, dtype, (None,) * len(x.shape), math.nan) for name, x in drawn.items()}
@@ -124,7 +124,7 @@ def _model(config: type, draw: Callable[..., Flat], call: Callable[..., Any], in
 
     def module_cache(cfg: Any, batch: int, length: int) -> PyTree:
         module = instance(cfg)
-        if hasattr(module, "init_cache"):
+        if _has_cache(config, module):
             return module.init_cache(batch, length)
         return jnp.zeros((batch, length), jnp.int32)  # the tokens themselves
 
@@ -132,7 +132,7 @@ def _model(config: type, draw: Callable[..., Flat], call: Callable[..., Any], in
         return jax.tree.map(lambda x: constrain(x[None], None, *_rows(x)), module_cache(cfg, batch, length))
 
     def decode(params: Flat, tokens: Array, positions: Array, cache: PyTree, cfg: Any) -> tuple[Array, PyTree]:
-        if hasattr(instance(cfg), "init_cache"):
+        if _has_cache(config, instance(cfg)):
             return call(params, cfg, "decode", tokens, positions, cache)
         update = lambda row, new, start: jax.lax.dynamic_update_slice_in_dim(row, new, start, 0)
         seen = jax.vmap(update)(cache, tokens, positions[:, 0])
@@ -202,13 +202,15 @@ def _dotted(path: tuple[Any, ...]) -> str:
     return ".".join(map(str, path))
 
 
-def _check_cache_methods(config: type, module: Any) -> None:
-    """Raises ValueError for a module with only one of `init_cache` and `decode`: sampling uses both, or neither."""
+def _has_cache(config: type, module: Any) -> bool:
+    """Returns whether a module has `init_cache` and `decode`. Raises ValueError if it has only one of them: sampling
+    uses both, or neither."""
     defined = [name for name in ("init_cache", "decode") if callable(getattr(module, name, None))]
     if len(defined) == 1:
         (missing,) = {"init_cache", "decode"} - {*defined}
         raise ValueError(f"the module of {config.__name__} has the method {defined[0]} and no {missing}: define both "
                          "to sample with a cache, or neither to recompute the row at every token")  # fmt: skip
+    return bool(defined)
 
 
 def _check_no_state(config: type, rest: Mapping[Any, Any]) -> None:

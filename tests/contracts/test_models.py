@@ -203,6 +203,20 @@ def test_a_module_with_half_of_a_cache_is_refused(module, defined, missing):
         model.model.spec(Broken())
 
 
+class NamesNoCache(Sees):
+    init_cache = None  # as a base class may have it that leaves both to its children
+    decode: bool = False  # as modules of Flax have it
+
+
+def test_names_that_are_no_methods_are_no_cache():
+    model, cfg = from_linen(Broken, NamesNoCache).model, Broken(vocab_size=24)
+    params = model.init(jax.random.key(0), cfg)
+    tokens, positions = jnp.array([[3], [5]]), jnp.zeros((2, 1), jnp.int32)
+    hidden, cache = model.forward(params, tokens, positions, None, cfg, model.init_cache(cfg, 2, 4))
+    assert hidden.shape == (2, 1, 8)
+    np.testing.assert_array_equal(cache, [[[3, 0, 0, 0], [5, 0, 0, 0]]])  # the tokens
+
+
 class Named(Sees):
     def setup(self):
         super().setup()
