@@ -44,7 +44,7 @@ def sweep(args: argparse.Namespace) -> int:
     with stop_on_signals(stop, stop.say):
         # The members inherit these settings, and the compilation cache.
         start.prepare_jax(args, devices=min(start.cores(), start.MOST_CPU_DEVICES) if args.population else None)
-        from jrl.tools.sweep import sweeping
+        from jrl.tools.sweep import manifest, sweeping
         from jrl.tools.sweep.comparison import table
         from jrl.tools.sweep.launch import train_members
         from jrl.tools.sweep.members import read_sweep
@@ -65,7 +65,8 @@ def sweep(args: argparse.Namespace) -> int:
             print("\n".join(map(sweeping.shell, commands.values())))
             return DONE
         jobs, how = args.jobs, lambda count: f"{args.jobs} at a time"
-        train = lambda members, progress: train_members(members, commands, args.out, jobs, stop, progress)
+        check = (lambda: None) if args.accept_change else lambda: manifest.check_parts_now(args.out, spec)
+        train = lambda members, progress: train_members(members, commands, args.out, jobs, stop, progress, check=check)
         if args.population:
             from jrl.tools.sweep import population
 

@@ -173,6 +173,22 @@ def test_members_with_other_plugin_files_are_refused_and_those_of_another_folder
         manifest.check_parts(tmp_path / "out", sweep)
 
 
+def test_plugin_files_that_change_while_a_sweep_runs_are_refused(tmp_path):
+    sweep = read_sweep("tiny", [RATES, BIGRAM, part_in(tmp_path)])
+    begun = tmp_path / "out" / sweep.members[0].name
+    file = tmp_path / "bigram.py"
+    text = file.read_text()
+    file.write_text(text + "# another version\n")
+    manifest.check_parts_now(tmp_path / "out", sweep)  # no member has begun
+    write_run(begun, rows=[], parts=sweep.parts)
+    for change in (lambda: None, file.unlink):
+        change()
+        with pytest.raises(RefusedIdentity, match=rf"those that {begun} began with: bigram\.py\. "):
+            manifest.check_parts_now(tmp_path / "out", sweep)
+    file.write_text(text)
+    manifest.check_parts_now(tmp_path / "out", sweep)
+
+
 @pytest.mark.parametrize(
     ("chosen", "reason"),
     [

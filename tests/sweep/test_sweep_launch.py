@@ -13,6 +13,7 @@ import time
 import pytest
 
 from jrl.run.checkpoints.lock import hold_run
+from jrl.run.identity import RefusedIdentity
 from jrl.tools.sweep import progress as progress_lines
 from jrl.tools.sweep.launch import Ended, ProgressCallbacks, is_finished, last_words, train_members
 from jrl.tools.sweep.members import Member
@@ -52,12 +53,12 @@ def silent(**given):
     )
 
 
-def train(folder, what, jobs=1, stop=None, progress=None):
+def train(folder, what, jobs=1, stop=None, progress=None, **given):
     """Trains a member for each (name, how it ends)."""
     members = [member(name) for name in what]
     commands = {name: [str(folder / name), how] for name, how in what.items()}
     stop = stop or threading.Event()
-    ended = train_members(members, commands, folder, jobs, stop, progress or silent(), PROGRAM)
+    ended = train_members(members, commands, folder, jobs, stop, progress or silent(), PROGRAM, **given)
     return {name: found.code for name, found in ended.items()}
 
 
@@ -105,6 +106,20 @@ def test_a_stop_asks_the_members_to_save_and_begins_no_other(tmp_path):
     asks.join()
     assert (tmp_path / "a" / "saved").read_text() == str(int(signal.SIGTERM))
     assert not (tmp_path / "c").exists()
+
+
+def test_no_member_starts_once_the_check_refuses_it_and_those_that_train_end(tmp_path):
+    calls, ended = [], []
+
+    def check():
+        calls.append("")
+        if len(calls) > 2:
+            raise RefusedIdentity("mine.py has changed")
+
+    progress = silent(ended=lambda found: ended.append((found.member.name, found.code)))
+    with pytest.raises(RefusedIdentity, match=r"mine\.py has changed"):
+        train(tmp_path, dict.fromkeys("abcd", "done"), 2, progress=progress, check=check)
+    assert set(ended) == {("a", 0), ("b", 0)} and len(calls) == 3
 
 
 def test_an_interrupt_ends_members_at_once_that_do_not_save(tmp_path):

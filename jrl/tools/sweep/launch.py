@@ -17,6 +17,7 @@ from typing import NamedTuple
 from jrl import paths
 from jrl.exit_codes import DONE
 from jrl.run.checkpoints.lock import holder_of
+from jrl.run.identity import RefusedIdentity
 from jrl.run.report.text import printable
 from jrl.tools.sweep.manifest import LOGS
 from jrl.tools.sweep.members import Member
@@ -60,6 +61,7 @@ def train_members(
     stop: threading.Event,
     progress: ProgressCallbacks,
     program: Sequence[str] = JRL,
+    check: Callable[[], None] = lambda: None,
 ) -> dict[str, Ended]:
     """Trains members and returns {name: how it ended} for each that began.
 
@@ -70,6 +72,8 @@ def train_members(
       jobs: members that train at a time.
       program: the command that takes the arguments.
       stop: once set, no member starts, and those that train are asked to save and stop.
+      check: called before a member starts. Once it raises RefusedIdentity, no member starts, and the error is raised
+        when those that train have ended.
 
     If another process trains a member, such as a child of a killed sweep, this waits for it. KeyboardInterrupt (a
     second Ctrl-C) ends all children at once and is raised again.
@@ -77,7 +81,7 @@ def train_members(
     waiting, ended = deque(members), {}
     running: dict[str, tuple[Member, subprocess.Popen[bytes], float]] = {}
     elsewhere: dict[str, tuple[Member, float, float]] = {}  # member, start of waiting, last check
-    stopping = False
+    stopping, refused = False, None
     paths.make_dir(folder / LOGS)
 
     def end(member: Member, code: int, began: float) -> None:
@@ -98,6 +102,12 @@ def train_members(
                     else:
                         waiting.appendleft(member)
             while waiting and len(running) + len(elsewhere) < jobs and not stop.is_set():
+                try:
+                    check()
+                except RefusedIdentity as error:
+                    refused = error
+                    waiting.clear()
+                    break
                 member = waiting.popleft()
                 holder = holder_of(folder / member.name)
                 if holder is not None:
@@ -122,6 +132,8 @@ def train_members(
         raise
     finally:
         progress.close()
+    if refused is not None:
+        raise refused
     return ended
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from jrl import paths
 from jrl.run.identity import RefusedIdentity
 from jrl.run.report.manifest import read_manifest
-from jrl.tools.sweep.members import Sweep, without_folders
+from jrl.tools.sweep.members import Sweep, parts_now, without_folders
 
 FILE = "sweep.json"
 FORMAT = 1
@@ -42,14 +42,21 @@ def check_parts(folder: Path, sweep: Sweep) -> None:
         path = folder / member.name / "manifest.json"
         if not paths.exists(path):
             continue
-        begun = without_folders(read_manifest(path)["identity"].get("parts", {}))
-        names = sorted(name for name in {*begun, *sweep.parts} if begun.get(name) != sweep.parts.get(name))
+        begun, now = without_folders(read_manifest(path)["identity"].get("parts", {})), without_folders(sweep.parts)
+        names = sorted(name for name in {*begun, *now} if begun.get(name) != now.get(name))
         if names:
             raise RefusedIdentity(
                 f"the plugin files differ from those that {folder / member.name} began with: {', '.join(names)}. "
                 "Restore them, or choose another --out. --accept-change trains the members that are left with these, "
                 "beside those that are finished. `jrl compare` compares those without training"
             )
+
+
+def check_parts_now(folder: Path, sweep: Sweep) -> None:
+    """Raises RefusedIdentity as `check_parts` if plugin files have changed since the sweep was read: members read them
+    when they start."""
+    if (now := parts_now(sweep)) != sweep.parts:
+        check_parts(folder, sweep._replace(parts=now))
 
 
 def describe(sweep: Sweep) -> dict[str, Any]:

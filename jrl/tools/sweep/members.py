@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -42,7 +43,7 @@ class Sweep(NamedTuple):
     bindings: tuple[str, ...]  # from the command line, without those of the axes
     axes: tuple[Axis, ...]
     members: tuple[Member, ...]
-    parts: Mapping[str, str] = MappingProxyType({})  # {plugin file: sha256 of its source}, now
+    parts: Mapping[str, str] = MappingProxyType({})  # {plugin file: sha256 of its source}, as it was read
 
 
 def read_sweep(
@@ -85,7 +86,16 @@ def read_sweep(
             raise ConfigError(COMMAND_LINE, f"two members are the same run: {same_run(members[identity], point)}")
         settings = settings_of_config(resolved, tables)
         members[identity] = Member(name, point, constant, identity, ends(resolved)[-1], *settings)
-    return Sweep(config, fixed, axes, tuple(members.values()), without_folders(loaded.hashes))
+    return Sweep(config, fixed, axes, tuple(members.values()), loaded.hashes)
+
+
+def parts_now(sweep: Sweep) -> dict[str, str]:
+    """Returns `Sweep.parts` as the files are now, without those that cannot be read."""
+    now = {}
+    for path in sweep.parts:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            now[path] = hashlib.sha256(Path(path).read_text().encode()).hexdigest()
+    return now
 
 
 def without_folders(parts: Mapping[str, str]) -> dict[str, str]:
