@@ -99,7 +99,8 @@ def packed_shape(
     if sequences % (shards * config.minibatches * unit):
         raise ValueError(
             f"{sequences // unit} {items} a step do not divide into {shards} batch shards x {config.minibatches} "
-            "minibatches"
+            "minibatches; change Learner.minibatches, the mesh, or how many a step has (Online.prompts * samples, or "
+            "Offline.batch_size)"
         )
     if sequences % (shards * shares):
         raise ValueError(
