@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import os
 import random
 import signal
 import sys
@@ -33,6 +34,7 @@ from jrl.tools.doctor import (
     INDEX_ADVICE,
     ROLLOUTS_ADVICE,
     examine,
+    identity,
     metrics,
     population_of,
     rollouts,
@@ -259,6 +261,22 @@ def test_doctor_lists_the_stages_and_the_roles_of_a_run(tmp_path):
     for step, name in ((5, "bradleyterry"), (6, "rl")):
         (tmp_path / "checkpoints" / f"{step:08}").mkdir(parents=True)
         assert next(stages(tmp_path)).text == f"{there}; the newest checkpoint is of {name}"
+
+
+def test_doctor_started_elsewhere_reads_the_runs_own_copy_of_its_parts(tmp_path, monkeypatch):
+    """`jrl sample` and `jrl eval` do, too; whether the file has changed is another question."""
+    folder = tmp_path / "run"
+    (folder / "parts").mkdir(parents=True)
+    (folder / "parts" / "0.py").write_text("VERIFIERS = {'mine': lambda completion, example: 1.0}\n")
+    (folder / "config.gin").write_text(
+        f"include '{os.path.abspath('configs/tiny.gin')}'\nparts = ['mine.py']\nScoring.verifiers = [@mine()]\n"
+        "Config.stages = [@warm/Offline(), @Online()]\nwarm/Offline.source = @Demonstrations()\n"
+        "warm/Offline.objective = @SFT()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert next(stages(folder)).text.startswith("stages: sft (100 steps), rl (30 steps)")
+    line = identity(folder)
+    assert line.good is None and line.text.startswith("mine.py: not found from here")
 
 
 def test_doctor_says_which_population_a_member_trains_in(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
+import os
 import platform
 import shutil
 from collections.abc import Generator, Iterator, Mapping
@@ -15,7 +16,7 @@ import jax
 
 from jrl import __version__, paths
 from jrl.experiment import stage_names
-from jrl.resolve import load_config
+from jrl.resolve import load_config, load_run_config, part_names
 from jrl.rollout.scoring import Scoring, open_scoring
 from jrl.run.checkpoints.lock import holder_of
 from jrl.run.checkpoints.run_state import DamagedStep, list_condemned, list_steps, step_dir, verify_step
@@ -168,7 +169,7 @@ def population_of(folder: Path) -> Path | None:
 def stages(folder: Path) -> Iterator[Line]:
     """Yields the stages of a run, and the roles that they train, if there are several of them."""
     try:
-        config, _ = load_config(str(folder / "config.gin"))
+        config, _ = load_run_config(folder)
     except Exception:
         return  # `identity` reports it
     names = stage_names(config.stages)
@@ -289,6 +290,10 @@ def time_spent(folder: Path) -> Iterator[Line]:
 def identity(folder: Path) -> Line:
     """Returns whether the run's configuration, opened here, still gives the identity in its manifest."""
     try:
+        lacking = [str(part) for part in part_names(str(folder / "config.gin"), ()) if not os.path.exists(part)]
+        if lacking:
+            return Line(None, f"{', '.join(lacking)}: not found from here, so not compared with the copy that the run "
+                              "has; run this command where you train")  # fmt: skip
         config, parts = load_config(str(folder / "config.gin"))
         open_ = lambda task: open_source(task, parts.tables["envs"])
         source = open_(config.task)
@@ -307,7 +312,7 @@ def identity(folder: Path) -> Line:
 def judges(folder: Path) -> Iterator[Line]:
     """Yields whether each judge of a run answers a question of the kind that the run would ask."""
     try:
-        config, _ = load_config(str(folder / "config.gin"))
+        config, _ = load_run_config(folder)
     except Exception:  # `identity` reports it
         return
     for judge in config.judges:
