@@ -9,11 +9,19 @@ from jrl.commands import options, start
 from jrl.commands.contract import Command
 from jrl.exit_codes import DONE
 
+# As jrl.tools.browse_rollouts.CODES, which imports JAX.
+CODES = (
+    "verdict: 0 correct, 1 wrong, 2 unparsable, 3 cpu_limit, 4 memory_limit, 5 output_limit, 6 crash, 7 forbidden, "
+    "8 verifier_error, 9 infra_error, 10 padding; "
+    "finish: 0 stop_token, 1 stop_string, 2 length, 3 tool_budget, 4 failed"
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="RUN", type=Path, help="the folder of a run; it may be running")
     parser.add_argument("--where", metavar="CONDITION", default="",
-                        help="a condition on rows, such as \"reward < 0.5 and completion contains 'So'\"")  # fmt: skip
+                        help="a condition on rows, such as \"reward < 0.5 and completion contains 'So'\"; "
+                        f"verdict and finish also take names: \"verdict == wrong\" ({CODES})")  # fmt: skip
     parser.add_argument("--columns", metavar="A,B", help="what to show of each row (default: step, reward and texts; "
                         "in a file also what Dataset.layout = 'rollouts' reads)")  # fmt: skip
     parser.add_argument(

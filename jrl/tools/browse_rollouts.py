@@ -1,12 +1,13 @@
 """Selects rows of a run's stored rollouts by conditions on their columns, for `jrl rollouts`.
 
-A condition is COLUMN OP VALUE; `and` joins several. A value is a number, true, false or a text. Conditions are parsed
-and never evaluated as code.
+A condition is COLUMN OP VALUE; `and` joins several. A value is a number, true, false, a text, or a name of a code in
+`CODES`. Conditions are parsed and never evaluated as code.
 """
 
 from __future__ import annotations
 
 import csv
+import enum
 import io
 import json
 import operator
@@ -21,11 +22,15 @@ from jrl import paths
 from jrl.config.errors import nearest
 from jrl.run.report.rollouts import TEXTS, Snapshot, snapshot
 from jrl.run.report.text import printable, printable_lines
+from jrl.tasks.verdict import Status
+from jrl.types import Finish
 
 BLOCK_ROWS = 4096  # rows read at once
 SHOWN = ("step", "reward", "example_id", "prompt", "completion")  # default columns
 # Default columns of a file: those of the layout `rollouts`, from which Dataset makes training data.
 EXPORTED = ("step", "group", "reward", "valid", "example_id", "prompt", "completion")
+SHOWN_BELOW = ("prompt", "completion")  # columns with a line each
+CODES: dict[str, type[enum.IntEnum]] = {"verdict": Status, "finish": Finish}  # columns of codes that have names
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq, "!=": operator.ne, "<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt,
     "contains": lambda text, part: part in text,
@@ -112,6 +117,7 @@ def select(folder: Path, conditions: Sequence[Condition], columns: Sequence[str]
     known = _columns(store)
     chosen_columns(known, columns)
     chosen_columns(known, [condition.column for condition in conditions] or None)
+    conditions = [_with_code(condition) for condition in conditions]
     for condition in conditions:
         _check_condition(condition, known)
     num_yielded = 0
@@ -136,6 +142,18 @@ def _matches(condition: Condition, values: Any) -> np.ndarray:
     return compare(values, values.dtype.type(value) if np.issubdtype(values.dtype, np.floating) else value)
 
 
+def _with_code(condition: Condition) -> Condition:
+    """Returns the condition with the code of a name such as "wrong". Raises: ValueError for an unknown name."""
+    codes = CODES.get(condition.column)
+    if codes is None or not isinstance(condition.value, str):
+        return condition
+    for code in codes:
+        if code.name.lower() == condition.value.lower():
+            return condition._replace(value=float(code))
+    names = ", ".join(f"{code.name.lower()} ({code.value})" for code in codes)
+    raise ValueError(f"--where: {condition.value!r} is no {condition.column}. It is one of {names}")
+
+
 def _check_condition(condition: Condition, known: dict[str, int]) -> None:
     column, op, value = condition
     if known[column]:
@@ -153,13 +171,21 @@ def _plain(value: Any) -> Any:
 
 
 def show(row: dict[str, Any]) -> str:
-    """Returns a row as text: its numbers on one line, then each text after its name. Control characters are escaped."""
-    numbers = [f"{name} {_short(value)}" for name, value in row.items() if name not in ("prompt", "completion")]
+    """Returns a row as text: its numbers on one line, then each text after its name. Control characters are escaped.
+
+    A code is followed by its name."""
+    numbers = [
+        f"{name} {_short(value)}{_code_name(name, value)}" for name, value in row.items() if name not in SHOWN_BELOW
+    ]
     lines = ["  ".join(numbers)] if numbers else []
-    for name in ("prompt", "completion"):
+    for name in SHOWN_BELOW:
         if name in row:
             lines.append(f"{name}: " + printable_lines(row[name]).replace("\n", "\n    "))
     return "\n".join(lines)
+
+
+def _code_name(column: str, value: Any) -> str:
+    return next((f" ({code.name.lower()})" for code in CODES.get(column, ()) if code == value), "")
 
 
 def _short(value: Any) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 
 import numpy as np
 import pytest
 
 from jrl import cli
+from jrl.commands.rollouts import CODES
 from jrl.run.report.rollouts import open_rollouts
 from jrl.tasks.envs.dataset import Dataset, open_dataset
 from jrl.tools import browse_rollouts as browse
@@ -28,7 +30,8 @@ def run(tmp_path_factory):
         tokens = np.tile(np.arange(3, dtype=np.int32), (4, 1))
         texts = [f"it's {i}\n\x1b[31m" for i in range(4 * step, 4 * step + 4)]
         ids = [f"e{i}" for i in range(4)]
-        store.append(step, {"reward": reward, "tokens": tokens}, ["ask"] * 4, texts, ids, np.zeros((4, 2), np.uint32))
+        fields = {"reward": reward, "tokens": tokens, "verdict": np.int8([0, 1, 1, 8]), "finish": np.int8([0, 2, 0, 2])}
+        store.append(step, fields, ["ask"] * 4, texts, ids, np.zeros((4, 2), np.uint32))
     store.close()
     return folder
 
@@ -50,6 +53,10 @@ def rewards(run, where, most=None):
         ("example_id == 'e2'", [0.2, 0.6, 1.0]),
         ("example_id == e2 and step > 1", [1.0]),
         ("prompt == 'none'", []),
+        ("verdict == 'wrong' and step == 1", [0.5, 0.6]),
+        ("verdict == 1 and step == 1", [0.5, 0.6]),
+        ("verdict == Verifier_Error and step < 2", [0.3, 0.7]),
+        ("verdict <= unparsable and finish != stop_token", [0.1, 0.5, 0.9]),
     ],
 )
 def test_rows_by_their_columns(run, where, expected, monkeypatch):
@@ -77,10 +84,19 @@ def test_as_many_rows_as_asked_for(run):
         ("reward == high", "reward is a number, and 'high' is not"),
         ("completion == 3", "completion is text, and 3.0 is not"),
         ("reward contains 1", "`contains` is for texts"),
+        (
+            "verdict == right",
+            "'right' is no verdict. It is one of correct (0), wrong (1), unparsable (2), cpu_limit (3)",
+        ),
+        (
+            "finish == 'stop'",
+            "'stop' is no finish. It is one of stop_token (0), stop_string (1), length (2), tool_budget",
+        ),
+        ("verdict contains 'wrong'", "`contains` is for texts"),
     ],
 )
 def test_what_is_no_condition_is_refused_with_what_would_be(run, where, message):
-    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+    with pytest.raises(ValueError, match=re.escape(message)):
         rewards(run, where)
 
 
@@ -96,6 +112,15 @@ def test_the_command_shows_rows_without_obeying_them(run, capsys):
     (run.parent / "manifest.json").write_text("{}")
     assert cli.main(["rollouts", str(run.parent)]) == 2
     assert "the run stored none: Log.rollouts was False" in capsys.readouterr().err
+
+
+def test_codes_are_shown_with_their_names_which_the_help_lists(run, capsys):
+    columns = ["--columns", "verdict,finish,reward"]
+    assert cli.main(["rollouts", str(run), "--where", "verdict == wrong", "--most", "1", *columns]) == 0
+    assert "verdict 1 (wrong)  finish 2 (length)  reward 0.1\n" in capsys.readouterr().out
+    listed = [f"{column}: " + ", ".join(f"{code.value} {code.name.lower()}" for code in codes)
+              for column, codes in browse.CODES.items()]  # fmt: skip
+    assert "; ".join(listed) == CODES
 
 
 def test_rows_in_files(run, tmp_path, capsys):
