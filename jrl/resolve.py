@@ -9,10 +9,10 @@ from pathlib import Path
 from jrl import config as gin
 from jrl import paths
 from jrl.compatibility import check
+from jrl.config.bundled import PACKAGE, bundled_configs, same_name
 from jrl.experiment import Config, config_classes
 from jrl.plugins import Part, PartError, Parts, load_parts, saved_parts
 
-PACKAGE = Path(__file__).parent
 # Fields that name files. A relative path in a gin file is looked up in the current directory, then in the file's
 # folder.
 PATH_FIELDS = (
@@ -29,17 +29,6 @@ PATH_FIELDS = (
 )
 
 
-def bundled_configs(package: Path = PACKAGE) -> dict[str, Path]:
-    """Returns name -> file of the configurations that come with jrl: "tiny", "gsm8k/qwen3-0.6b".
-
-    An installed wheel has them inside the package; a checkout, or an editable install of one, next to it.
-    """
-    inside = package / "configs"
-    folder = inside if inside.is_dir() else package.parent / "configs"
-    files = {file.relative_to(folder).with_suffix("").as_posix(): file for file in folder.rglob("*.gin")}
-    return {name: files[name] for name in sorted(files, key=lambda name: (name.count("/"), name))}
-
-
 def find_config(config: str | Path, package: Path = PACKAGE) -> str:
     """Returns the gin file that `config` names: a file that exists, else a bundled configuration.
 
@@ -54,11 +43,10 @@ def find_config(config: str | Path, package: Path = PACKAGE) -> str:
     bundled = bundled_configs(package)
     if text in bundled:
         return str(bundled[text])
-    name = text.removesuffix(".gin").removeprefix("configs/")
-    same = next((full for full in bundled if name in (full, full.rsplit("/", 1)[-1])), None)
+    same = same_name(text, bundled)
     if text.endswith(".gin") and same is None:
         return text
-    guess = same or gin.nearest(name, bundled)
+    guess = same or gin.nearest(text, bundled)
     hint = f"; did you mean {guess}?" if guess else ""
     what = "a folder, not a .gin file" if os.path.isdir(text) else "neither a file nor a bundled configuration"
     raise gin.ConfigError(repr(text), f"{what}{hint} (`jrl list configs` shows the bundled ones)")

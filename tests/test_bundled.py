@@ -86,6 +86,40 @@ def test_a_bundled_configuration_loads_by_name_from_any_folder(tmp_path, monkeyp
     assert config.parts == (str(ROOT / "configs" / "own" / "nnx_model.py"),)
 
 
+@pytest.mark.parametrize("name", ["tiny", "tiny.gin"])
+def test_an_include_means_a_file_beside_the_including_one_then_a_bundled_configuration(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").mkdir()  # a folder does not count
+    (tmp_path / "mine.gin").write_text(f"include '{name}'\nOnline.steps = 7\n")
+    config, _ = jrl.load_config("mine.gin")
+    assert config.stages[0].steps == 7 and config.model.width == 64
+    (tmp_path / "tiny").rmdir()
+    (tmp_path / name).write_text(f"include '{TINY}'\nDecoder.width = 32\n")
+    assert jrl.load_config("mine.gin")[0].model.width == 32
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("configs/tiny.gin", "; did you mean tiny.gin?"),
+        ("toy.gin", "; did you mean algos/toy.gin?"),
+        ("algos/grpoo.gin", "; did you mean algos/grpo.gin?"),
+        ("bese.gin", "; did you mean base.gin?"),
+        ("sub/bese.gin", "; did you mean sub/base.gin?"),
+        ("zzzzzz", ""),
+    ],
+)
+def test_a_missing_include_says_where_it_was_looked_for(tmp_path, name, hint):
+    (tmp_path / "sub").mkdir()
+    for file in ("base.gin", "sub/base.gin"):
+        (tmp_path / file).touch()
+    (tmp_path / "mine.gin").write_text(f"include '{name}'\n")
+    with pytest.raises(ConfigError) as refused:
+        jrl.load_config(tmp_path / "mine.gin")
+    reason = f"there is no file {name!r} in {tmp_path}, and no bundled configuration of that name{hint}"
+    assert (refused.value.place, refused.value.reason) == (f"{tmp_path}/mine.gin:1", reason)
+
+
 def test_a_relative_path_is_looked_for_beside_the_gin_file_that_binds_it(tmp_path, monkeypatch):
     folder = tmp_path / "task"
     folder.mkdir()

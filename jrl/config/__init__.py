@@ -1,6 +1,6 @@
 """Loads gin text into frozen dataclasses. An error names its place, such as file and line. No JAX, no global state.
 
-    include 'base.gin'                 # relative to this file; bindings here replace its bindings
+    include 'base.gin'                 # in this file's folder, else bundled; bindings here replace its bindings
     STEPS = 30                         # a macro
     Online.steps = %STEPS              # section (a dataclass, by class name) and field
     Online.objective = @DAPO()         # a row of a table

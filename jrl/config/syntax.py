@@ -1,7 +1,8 @@
 """Parses gin text into statements. Only gin's grammar is used (`gin.config_parser`), never its registry: no code runs.
 
-Includes are followed here. The result is one list, in which later bindings override earlier ones. Every statement
-records its place and its layer: 0 for the command line, 1 for the file that was named, 2 and more for included files.
+Includes are followed here: to a file in the folder of the including one, else to a bundled configuration. The result is
+one list, in which later bindings override earlier ones. Every statement records its place and its layer: 0 for the
+command line, 1 for the file that was named, 2 and more for included files.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from gin import config_parser
 
+from jrl.config.bundled import bundled_configs, same_name
 from jrl.config.errors import COMMAND_LINE, ConfigError, nearest
 from jrl.config.schema import fields_of
 
@@ -115,7 +117,7 @@ def _read_file(path: str, *, layer: int, open_files: tuple[str, ...], referrer: 
         if isinstance(parsed, config_parser.IncludeStatement):
             if "\0" in parsed.filename:
                 raise ConfigError(place, f"{parsed.filename!r} is not a file name")
-            target = os.path.join(os.path.dirname(path), parsed.filename)
+            target = _included_file(parsed.filename, path, place)
             if os.path.realpath(target) in (*open_files, here):
                 raise ConfigError(place, f"include of {parsed.filename!r}: the file includes itself")
             included = _read_file(target, layer=layer + 1, open_files=(*open_files, here), referrer=place, root=root)
@@ -135,6 +137,25 @@ def _read_file(path: str, *, layer: int, open_files: tuple[str, ...], referrer: 
             by_name[statement.name] = statement
         statements.append(statement)
     return statements
+
+
+def _included_file(name: str, path: str, place: str) -> str:
+    """Returns the file that an include in `path` names: one in the folder of `path`, else a bundled configuration."""
+    beside = os.path.join(os.path.dirname(path), name)
+    if os.path.isfile(beside):
+        return beside
+    bundled = bundled_configs()
+    if name.removesuffix(".gin") in bundled:
+        return str(bundled[name.removesuffix(".gin")])
+    if os.path.exists(beside) or os.path.isabs(name):
+        return beside  # reading it says what is wrong
+    others = [file for file in _gin_files(beside) if file != os.path.basename(path)]
+    valid = [*(os.path.join(os.path.dirname(name), file) for file in others), *(f"{file}.gin" for file in bundled)]
+    same = same_name(name, bundled)
+    guess = f"{same}.gin" if same else nearest(name, valid)
+    hint = f"; did you mean {guess}?" if guess else ""
+    folder = os.path.dirname(os.path.abspath(path))
+    raise ConfigError(place, f"there is no file {name!r} in {folder}, and no bundled configuration of that name{hint}")
 
 
 def _read_binding(binding: str, root: type) -> Statement:
@@ -215,14 +236,16 @@ def _read_text(path: str, referrer: str) -> str:
             raise ConfigError(referrer, f"{path!r} is longer than {MAX_FILE_CHARACTERS} characters: is it a gin file?")
         return text
     except FileNotFoundError:
-        folder = os.path.dirname(path) or "."
-        siblings = os.listdir(folder) if os.path.isdir(folder) else []
-        referrer_file = referrer.partition(":")[0]  # the file that includes this one
-        others = [name for name in siblings if name.endswith(".gin") and name != os.path.basename(referrer_file)]
-        guess = nearest(os.path.basename(path), others)
+        guess = nearest(os.path.basename(path), _gin_files(path))
         hint = f"; did you mean {os.path.join(os.path.dirname(path), guess)}?" if guess else ""
         raise ConfigError(referrer, f"there is no file {path!r}{hint}") from None
     except UnicodeDecodeError:
         raise ConfigError(referrer, f"{path!r} is not UTF-8 text") from None
     except OSError as error:
         raise ConfigError(referrer, f"cannot read {path!r}: {error.strerror}") from None
+
+
+def _gin_files(path: str) -> list[str]:
+    """Returns the names of the gin files in the folder of a missing file."""
+    folder = os.path.dirname(path) or "."
+    return [name for name in os.listdir(folder) if name.endswith(".gin")] if os.path.isdir(folder) else []
