@@ -54,7 +54,7 @@ def origin_of(folder: Path, begin_from: str | Path | None, location: str | None 
     recorded = manifest.get("from")
     if source_run is not None and (recorded is None or recorded["run"] != source_run):
         raise RefusedIdentity(f"{location or folder} did not begin with the weights of {begin_from}; use another "
-                              "--run, or leave --from out")  # fmt: skip
+                              "--run, or leave --from (in Python begin_from) out")  # fmt: skip
     return None if recorded is None else Origin(recorded["run"], recorded["step"])
 
 

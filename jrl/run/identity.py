@@ -164,9 +164,11 @@ def refuse_another(
         same = begun["identity"]["config"] == manifest["identity"]["config"]
         remedy = "restore what has changed" if same else f"its own configuration ({folder / 'config.gin'})"
         accept = (
-            "continue with the change: --accept-change. To start a new run from its weights: --from"
+            "continue with the change: --accept-change (in Python accept_change=True). To start a new run from its "
+            "weights: --from (begin_from)"
             if list_steps(checkpoints or folder / "checkpoints")
-            else "begin it again with the change, since it has no checkpoint: --accept-change"
+            else "begin it again with the change, since it has no checkpoint: --accept-change "
+            "(in Python accept_change=True)"
         )
         raise RefusedIdentity(
             f"{location or folder} holds another run:\n  " + "\n  ".join(identity) + "\n"

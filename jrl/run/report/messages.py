@@ -112,7 +112,7 @@ def from_good(good: int | None, condemned: Sequence[int]) -> str:
     again = "a rerun continues from it" if good is not None else "a rerun begins anew"
     return (
         f"{rerun}; {again}, and meets the same fault where nothing is changed: see the learning rate, the rewards and "
-        f"the data, and continue with --accept-change.{aside}"
+        f"the data, and continue with --accept-change (in Python accept_change=True).{aside}"
     )
 
 
