@@ -98,6 +98,14 @@ def test_an_include_means_a_file_beside_the_including_one_then_a_bundled_configu
     assert jrl.load_config("mine.gin")[0].model.width == 32
 
 
+def test_a_file_with_the_name_of_a_bundled_configuration_may_include_it(tmp_path):
+    (tmp_path / "tiny.gin").write_text("include 'tiny'\nDecoder.width = 32\n")
+    assert jrl.load_config(tmp_path / "tiny.gin")[0].model.width == 32
+    (tmp_path / "tiny.gin").write_text("include 'tiny.gin'\n")
+    with pytest.raises(ConfigError, match="the file includes itself; write include 'tiny' for the bundled one"):
+        jrl.load_config(tmp_path / "tiny.gin")
+
+
 @pytest.mark.parametrize(
     ("name", "hint"),
     [

@@ -119,7 +119,9 @@ def _read_file(path: str, *, layer: int, open_files: tuple[str, ...], referrer: 
                 raise ConfigError(place, f"{parsed.filename!r} is not a file name")
             target = _included_file(parsed.filename, path, place)
             if os.path.realpath(target) in (*open_files, here):
-                raise ConfigError(place, f"include of {parsed.filename!r}: the file includes itself")
+                name = parsed.filename.removesuffix(".gin")
+                hint = f"; write include {name!r} for the bundled one" if name in bundled_configs() else ""
+                raise ConfigError(place, f"include of {parsed.filename!r}: the file includes itself{hint}")
             included = _read_file(target, layer=layer + 1, open_files=(*open_files, here), referrer=place, root=root)
             for statement in included:
                 if statement.name in by_name and not statement.is_block:
