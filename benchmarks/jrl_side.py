@@ -270,7 +270,7 @@ def parts(case: list[Any]) -> dict[str, float]:
     def scored() -> tuple[Any, Any]:
         submitted = online.send(stage, state, drawn)
         minibatches = online.pack_and_prepare(stage, state, drawn.rollout, submitted.host)
-        return collect(submitted, stage.config.samples, stage.scorer, stage.sources, stage.sampler), minibatches
+        return collect(submitted, stage.scorer, stage.sources, stage.sampler), minibatches
 
     policy = weights_of(state.models, "policy").params
     drawing, drawn = timed(lambda: ready(draw(stage.sampler, policy, state.models["policy"].version)))

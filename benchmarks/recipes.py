@@ -179,7 +179,7 @@ def permuted(batch: Collected, sampler: PromptSampler, draws: np.random.Generato
     order[rows] = draws.permutation(rows)
     dealt = collect.chosen_scores([scores], [(0, int(row)) for row in order])
     return batch._replace(
-        scores=collect.scores_to_learn_from(dealt, batch.visits, batch.samples, sampler.components, sampler.place),
+        scores=collect.scores_to_learn_from(dealt, batch.visits, sampler),
         host_scores=dealt,
     )
 

@@ -94,11 +94,11 @@ def test_a_steps_tokens_are_handed_out_before_the_next_ones_are_drawn(segments, 
 def test_what_was_gathered_of_a_step_goes_once_the_host_has_it():
     """On every device it would take 640 MiB of 8,192 rows of 16,384 tokens until the updates ended."""
     rollout, _ = jax.tree.map(jnp.asarray, sequences())
-    sampler = SimpleNamespace(devices=None, strategy=None, processes=ONE, decodes_all=True, tokenizer=None)
+    sampler = SimpleNamespace(samples=2, devices=None, strategy=None, processes=ONE, decodes_all=True, tokenizer=None)
     scorer = SimpleNamespace(submit=lambda texts, examples, keys: None)
     drawn = hand_out(Draw(rollout, [], {}))
     assert drawn.gathered is not None
-    submitted = submit(drawn, 2, sampler, scorer, [], None)
+    submitted = submit(drawn, sampler, scorer, [], None)
     assert submitted.drawn.gathered is None
     np.testing.assert_array_equal(submitted.host["tokens"], rollout.tokens)
 

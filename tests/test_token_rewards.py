@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import types
 
 import jax
 import numpy as np
@@ -172,8 +173,10 @@ def test_token_rewards_of_sources_are_added_and_a_masked_row_has_none():
     neither = add_scores(dataclasses.replace(scores, token_reward=None), learned._replace(token_reward=None))
     assert neither.token_reward is None
     mesh = make_mesh(MeshShape(), jax.devices()[:1])
+    place = functools.partial(rows_on_mesh, mesh)
+    sampler = types.SimpleNamespace(samples=1, components=("role/a", "Later"), place=place)
     with jax.set_mesh(mesh):
-        found = scores_to_learn_from(padded(both, 1), [], 1, ("role/a", "Later"), functools.partial(rows_on_mesh, mesh))
+        found = scores_to_learn_from(padded(both, 1), [], sampler)
     np.testing.assert_array_equal(found.token_reward, [[2, 4], [0, 0], [0, 0]])
     np.testing.assert_array_equal(found.components["role/a"], [0, 0, np.nan])
     assert np.isnan(found.components["Later"]).all()

@@ -50,7 +50,8 @@ class PromptSampler:
     prompts: int  # per draw
     samples: int  # per prompt
     prompt_length: int
-    components: tuple[str, ...] = ()  # names of the components of the reward that learning may see
+    # Names of the components of the reward that learning may see, whichever verifiers have been loaded so far.
+    components: tuple[str, ...] = ()
     curriculum: Any = None  # its configuration; None: prompts come in the stream's order
     strategy: Any = None  # its configuration; None: each completion is drawn independently
     segments: int = 1  # sampling calls per completion, each with its own weights
@@ -171,7 +172,6 @@ def record_outcomes(sampler: PromptSampler, rounds: Sequence[Collected]) -> dict
 
 def submit(
     drawn: Draw,
-    samples: int,
     sampler: PromptSampler,
     scorer: Scorer,
     sources: Sequence[RewardSource],
@@ -182,12 +182,13 @@ def submit(
     Args:
       completions: (draw, its fields on the host, texts) -> the input of the other sources.
     """
+    samples = sampler.samples
     drawn, seconds = (drawn, {}) if sampler.devices is None else sampler.devices.collect(drawn)
     source = drawn.rollout if drawn.host is None else drawn.host
     host = fetch(drawn.gathered or {name: getattr(source, name) for name in ON_HOST})
     drawn = drawn._replace(gathered=None)  # takes memory on every device, and is not read again
     rows = range(len(drawn.visits) * samples)
-    scored_here = own_rows(sampler, drawn.visits, samples)
+    scored_here = own_rows(sampler, drawn.visits)
     decoded = set(rows if sources or sampler.decodes_all else scored_here)
     visits = [drawn.visits[row // samples] for row in rows]
     decode = lambda row, columns: sampler.tokenizer.decode(host["tokens"][row][columns].tolist())
@@ -215,10 +216,10 @@ def submit(
     return Submitted(drawn, host, texts, ticket, others=tickets, seconds=seconds)
 
 
-def own_rows(sampler: PromptSampler, visits: Sequence[Visit], samples: int) -> range:
+def own_rows(sampler: PromptSampler, visits: Sequence[Visit]) -> range:
     """Returns the rows of a draw that this process scores: those of its share of the prompts."""
     share = sampler.processes.share(len(visits))
-    return range(share.start * samples, share.stop * samples)
+    return range(share.start * sampler.samples, share.stop * sampler.samples)
 
 
 def scored_columns(host: dict[str, np.ndarray], row: int, start: int, attempts: int) -> list[np.ndarray]:
@@ -238,7 +239,6 @@ def scored_columns(host: dict[str, np.ndarray], row: int, start: int, attempts: 
 
 def collect(
     submitted: Submitted,
-    samples: int,
     scorer: Scorer,
     sources: Sequence[RewardSource],
     sampler: PromptSampler,
@@ -253,11 +253,12 @@ def collect(
     Raises: StopRequested where `stop` says so; RewardOverflow where a token's reward, or the sum of the batch's
       rewards, is beyond float32.
     """
+    samples = sampler.samples
     scores = scorer.collect(submitted.ticket, stop, progress, sampler.processes)
     drawn, texts, host = submitted.drawn, submitted.texts, submitted.host
     attempts = strategy_of(sampler.strategy).attempts
     if attempts > 1:
-        scores = last_of_two(scores, len(own_rows(sampler, drawn.visits, samples)))
+        scores = last_of_two(scores, len(own_rows(sampler, drawn.visits)))
     scores = scores_of_all(scores, sampler.processes)
     if scores.spans is not None:
         written = np.zeros(host["tokens"].shape, bool)
@@ -278,13 +279,13 @@ def collect(
     scores = padded(scores, num_padding)
     return Collected(
         rollout=drawn.rollout,
-        scores=scores_to_learn_from(scores, drawn.visits, samples, sampler.components, sampler.place),
+        scores=scores_to_learn_from(scores, drawn.visits, sampler),
         host=host,
         host_scores=scores,
         visits=drawn.visits,
         texts=texts + [""] * num_padding,
         metrics=verdict_metrics(scores, drawn.visits, samples)
-        | prefix_metrics(sampler, drawn.visits, host["action_mask"], samples),
+        | prefix_metrics(sampler, drawn.visits, host["action_mask"]),
         samples=samples,
     )
 
@@ -295,7 +296,7 @@ def unsubmitted(drawn: Draw) -> Submitted:
     return Submitted(drawn, host, texts=[""] * len(host["length"]), ticket=None, others=[])
 
 
-def unscored(submitted: Submitted, samples: int, sampler: PromptSampler, *, rewards_tokens: bool) -> Collected:
+def unscored(submitted: Submitted, sampler: PromptSampler, *, rewards_tokens: bool) -> Collected:
     """Returns a draw with no valid row, so that nothing is learned from it.
 
     Args:
@@ -316,25 +317,23 @@ def unscored(submitted: Submitted, samples: int, sampler: PromptSampler, *, rewa
     visits = submitted.drawn.visits
     return Collected(
         rollout=submitted.drawn.rollout,
-        scores=scores_to_learn_from(scores, visits, samples, sampler.components, sampler.place),
+        scores=scores_to_learn_from(scores, visits, sampler),
         host=submitted.host,
         host_scores=scores,
         visits=visits,
         texts=submitted.texts,
         metrics={},
-        samples=samples,
+        samples=sampler.samples,
     )
 
 
-def prefix_metrics(
-    sampler: PromptSampler, visits: Sequence[Visit], action_mask: np.ndarray, samples: int
-) -> dict[str, float]:
+def prefix_metrics(sampler: PromptSampler, visits: Sequence[Visit], action_mask: np.ndarray) -> dict[str, float]:
     """Returns the mean number of tokens between the prompt and the first sampled token, over rows with a sampled token;
     {} without a strategy."""
-    actions = action_mask[: len(visits) * samples]
+    actions = action_mask[: len(visits) * sampler.samples]
     if sampler.strategy is None or not actions.any():
         return {}
-    prompt_lengths = np.repeat([len(visit.prompt) for visit in visits], samples)
+    prompt_lengths = np.repeat([len(visit.prompt) for visit in visits], sampler.samples)
     prefix_lengths = actions.argmax(axis=1) - prompt_lengths
     return {"rollout/prefix_length": float(prefix_lengths[actions.any(axis=1)].mean())}
 
@@ -370,7 +369,6 @@ def completion_text(tokenizer: Any, host: dict[str, np.ndarray], row: int) -> st
 
 def refilled(
     first: Collected,
-    samples: int,
     most: int,
     another: Callable[[], Collected],
     keep: Callable[[Collected], Array],
@@ -382,12 +380,12 @@ def refilled(
       another: draws and scores one more round.
       keep: (round) -> [N] bool on the device, the rows that the objective learns from.
     """
-    rounds, kept = [first], [groups_with_signal(first, keep(first), samples)]
+    rounds, kept = [first], [groups_with_signal(first, keep(first))]
     # Every process sees the same rewards, so every process draws the same number of rounds.
     while needs_another(rounds, kept, most):
         rounds.append(another())
-        kept.append(groups_with_signal(rounds[-1], keep(rounds[-1]), samples))
-    return filled(rounds, kept, samples, sampler)
+        kept.append(groups_with_signal(rounds[-1], keep(rounds[-1])))
+    return filled(rounds, kept, sampler)
 
 
 def needs_another(rounds: list[Collected], kept: list[list[int]], most: int) -> bool:
@@ -399,7 +397,7 @@ def needs_another(rounds: list[Collected], kept: list[list[int]], most: int) -> 
     return sum(map(len, kept)) < len(rounds[0].visits) and len(rounds) <= most
 
 
-def filled(rounds: list[Collected], kept: list[list[int]], samples: int, sampler: PromptSampler) -> Collected:
+def filled(rounds: list[Collected], kept: list[list[int]], sampler: PromptSampler) -> Collected:
     """Returns the batch made from all rounds of a step, with their counts as metrics. kept: as in `needs_another`."""
     first = rounds[0]
     counters = {
@@ -407,19 +405,19 @@ def filled(rounds: list[Collected], kept: list[list[int]], samples: int, sampler
         "refill/groups_drawn": float(sum(len(r.visits) for r in rounds)),
         "refill/groups_with_signal": float(sum(map(len, kept))),
     }
-    merged = first if len(rounds) == 1 else merge(rounds, kept, samples, sampler)
+    merged = first if len(rounds) == 1 else merge(rounds, kept, sampler)
     return merged._replace(metrics={**merged.metrics, **counters})
 
 
-def groups_with_signal(round_: Collected, keep: Array, samples: int) -> list[int]:
+def groups_with_signal(round_: Collected, keep: Array) -> list[int]:
     """Returns the groups of a round that the objective would learn from. keep: [N] bool, its rows."""
-    groups = fetch(keep).reshape(-1, samples).any(axis=1)
+    groups = fetch(keep).reshape(-1, round_.samples).any(axis=1)
     return [g for g in np.flatnonzero(groups).tolist() if g < len(round_.visits)]
 
 
-def merge(rounds: list[Collected], kept: list[list[int]], samples: int, sampler: PromptSampler) -> Collected:
+def merge(rounds: list[Collected], kept: list[list[int]], sampler: PromptSampler) -> Collected:
     """Returns one batch: groups with signal in the order drawn, then groups without, which the objective masks."""
-    num_groups = len(rounds[0].visits)
+    samples, num_groups = sampler.samples, len(rounds[0].visits)
     with_signal = [(r, g) for r, groups in enumerate(kept) for g in groups]
     without = [(r, g) for r, round_ in enumerate(rounds) for g in range(len(round_.visits)) if g not in set(kept[r])]
     chosen = (with_signal + without)[:num_groups]
@@ -433,31 +431,19 @@ def merge(rounds: list[Collected], kept: list[list[int]], samples: int, sampler:
     visits = [rounds[r].visits[g] for r, g in chosen]
     return Collected(
         rollout=rounds[0].rollout.replace(**{name: sampler.place(value) for name, value in merged.items()}),
-        scores=scores_to_learn_from(scores, visits, samples, sampler.components, sampler.place),
+        scores=scores_to_learn_from(scores, visits, sampler),
         host={name: merged[name] for name in ON_HOST},
         host_scores=scores,
         visits=visits,
         texts=[rounds[r].texts[i] for r, i in rows],
-        metrics=verdict_metrics(scores, visits, samples)
-        | prefix_metrics(sampler, visits, merged["action_mask"], samples),
+        metrics=verdict_metrics(scores, visits, samples) | prefix_metrics(sampler, visits, merged["action_mask"]),
         samples=samples,
     )
 
 
-def scores_to_learn_from(
-    scores: HostScores,
-    visits: Sequence[Visit],
-    samples: int,
-    components: Sequence[str],
-    place: Callable[[np.ndarray], Array],
-) -> Scores:
-    """Returns the part of the scores that learning reads, on the device.
-
-    Args:
-      visits, samples: the prompts, and how many rows each has; the other rows are padding.
-      components: names of the components that learning may see, whichever verifiers have been loaded so far.
-      place: puts an array by row on the learner's devices.
-    """
+def scores_to_learn_from(scores: HostScores, visits: Sequence[Visit], sampler: PromptSampler) -> Scores:
+    """Returns the part of the scores that learning reads, on the device. Rows after those of the visits are padding."""
+    place = sampler.place
     absent = np.full(scores.reward.shape, np.nan, np.float32)
     return Scores(
         reward=place(scores.reward),
@@ -468,8 +454,8 @@ def scores_to_learn_from(
         token_reward=None
         if scores.token_reward is None
         else place(np.where(scores.valid[:, None], scores.token_reward, 0).astype(np.float32)),
-        components={name: place(scores.components.get(name, absent)) for name in components},
-        task=place(task_hashes(visits, samples, len(scores.reward))),
+        components={name: place(scores.components.get(name, absent)) for name in sampler.components},
+        task=place(task_hashes(visits, sampler.samples, len(scores.reward))),
     )
 
 

@@ -122,7 +122,7 @@ def step(
 
     def wait_for_scores(submitted: Submitted) -> Collected:
         with clock.on("score"):
-            return collect(submitted, stage.config.samples, stage.scorer, stage.sources, stage.sampler, stop, progress)
+            return collect(submitted, stage.scorer, stage.sources, stage.sampler, stop, progress)
 
     batch = wait_for_scores(submitted)
     rounds = [batch]
@@ -139,7 +139,7 @@ def step(
         def keep(round_: Collected) -> Array:
             return stage.programs.keep(round_.rollout, round_.scores, stage.arrays.objective, stage.arrays.shaping)
 
-        filled = refilled(batch, stage.config.samples, max_refills, refill, keep, stage.sampler)
+        filled = refilled(batch, max_refills, refill, keep, stage.sampler)
         if filled.rollout is not batch.rollout:
             minibatches = pack_and_prepare(stage, state, filled.rollout, filled.host)
         batch = filled
@@ -229,8 +229,7 @@ def send(stage: OnlineStage, state: TrainState, drawn: Draw) -> Submitted:
         packed = lambda: [without_routes(p) for _, p in packed_minibatches(stage, drawn.rollout, host)]
         return Completions(drawn.visits, texts, stage.config.samples, host, packed, state)
 
-    sampler = stage.sampler
-    return submit(drawn, stage.config.samples, sampler, stage.scorer, stage.sources, completions)
+    return submit(drawn, stage.sampler, stage.scorer, stage.sources, completions)
 
 
 def packed_minibatches(

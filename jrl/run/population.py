@@ -354,12 +354,12 @@ def _online_step(
         stage = stages[m]
         if sent.ticket is not None:
             try:
-                return collect(sent, config.samples, stage.scorer, stage.sources, stage.sampler, stop)
+                return collect(sent, stage.scorer, stage.sources, stage.sampler, stop)
             except WorkersLost:  # all members share the workers
                 raise
             except ScoringStopped as error:
                 stopped[names[m]] = error
-        return unscored(sent, config.samples, stage.sampler, rewards_tokens=stage.rewards_tokens)
+        return unscored(sent, stage.sampler, rewards_tokens=stage.rewards_tokens)
 
     submitted = [send(m, drawn) for m, drawn in enumerate(draws)]
     phase("scoring")
@@ -457,14 +457,14 @@ def _refilled(
     Args:
       judged: whether a member's completions can be scored.
     """
-    config, p = stages[0].config, stages[0].programs
+    p = stages[0].programs
     kept: list[list[list[int]]] = [[] for _ in stages]
 
     def note_kept(rollout: Rollout, places: Sequence[int]) -> None:
         scores = placed_rows(population, [member_rounds[-1].scores for member_rounds in rounds])
         keep = jax.device_get(p.keep(rollout, scores, arrays.objective, arrays.shaping))
         for m in places:
-            kept[m].append(groups_with_signal(rounds[m][-1], keep[m], config.samples))
+            kept[m].append(groups_with_signal(rounds[m][-1], keep[m]))
 
     note_kept(rollout, range(len(stages)))
     weights = online.refill_weights(stages[0], state)
@@ -478,7 +478,7 @@ def _refilled(
             rounds[m].append(wait(m, sent[m]))
         note_kept(drawn.rollout, unfilled)
     return [
-        filled(member_rounds, member_kept, config.samples, stage.sampler)
+        filled(member_rounds, member_kept, stage.sampler)
         for stage, member_rounds, member_kept in zip(stages, rounds, kept)
     ]
 
