@@ -24,7 +24,7 @@ def found(mesh):
         policy = policy.replace(params=weights(policy.params))
         hyper = jax.tree.map(jnp.float32, ALGOS[algo].config())
         return find_fault(
-            state.replace(models={"policy": policy}), [batch(sound)], hyper, role="policy", objective=ALGOS[algo],
+            state.replace(models={"policy": policy}), batch(sound), hyper, role="policy", objective=ALGOS[algo],
             model=MODEL, cfg=model_config("float32"), chunk=16,
         )  # fmt: skip
 

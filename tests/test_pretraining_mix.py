@@ -17,10 +17,9 @@ from jrl.config import ConfigError
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.learning import learner
 from jrl.learning.credit import StoredLabels, finish_stored, pack_pretraining
-from jrl.learning.critic import CRITIC
 from jrl.learning.layout import Learner, packed_shape
 from jrl.learning.pack import pack_tokens, plan
-from jrl.learning.step import Learned, batch_of
+from jrl.learning.step import Learned, critic_batch
 from jrl.resolve import load_config
 from jrl.run import fault, replay, run_hash
 from jrl.types import Recomputed
@@ -87,8 +86,7 @@ def test_the_loss_gets_the_coefficient_times_the_mean_over_stored_tokens(layout)
 
 def test_a_critic_of_its_own_imitates_nothing():
     mixed = supervised(*rows(0)).replace(pretraining=imitated_too(*rows(1), jnp.float32(0.3)))
-    assert batch_of(CRITIC, mixed).pretraining is None
-    assert batch_of("policy", mixed) is mixed
+    assert critic_batch(mixed).pretraining is None
 
 
 def test_the_bundle_of_a_fault_holds_the_stored_rows_too(tmp_path):

@@ -168,7 +168,7 @@ def test_products_of_a_program_have_all_bits_and_no_others(mesh):
         lambda probe: score.judge_conversations(probe, []),
         lambda probe: chat.ask(probe, []),
         lambda probe: export.merged(probe, "float32"),
-        lambda probe: find_fault(probe, [], None, role="policy", objective=None, model=None, cfg=None, chunk=1),
+        lambda probe: find_fault(probe, None, None, role="policy", objective=None, model=None, cfg=None, chunk=1),
     ],
 )
 def test_so_have_those_of_the_commands_that_run_no_program(compute):

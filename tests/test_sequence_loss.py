@@ -451,9 +451,9 @@ def test_faults_are_looked_for_in_what_losses_of_sequences_read(name, mesh):
 
     batch = batch_of(jax.tree.map(jnp.asarray, rows), packing)
     given = dict(role="policy", objective=objective, **static)
-    assert find_fault(state, [batch], hyper, **given) is None
+    assert find_fault(state, batch, hyper, **given) is None
     wide = {**policy.params, "layers": jax.tree.map(lambda x: x * 1e25, policy.params["layers"])}
-    fault = find_fault(state.replace(models={"policy": role.replace(params=wide)}), [batch], hyper, **given)
+    fault = find_fault(state.replace(models={"policy": role.replace(params=wide)}), batch, hyper, **given)
     assert fault.place == "activations"
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -58,7 +58,7 @@ class Fault(NamedTuple):
 @full_precision()
 def find_fault(
     state: TrainState,
-    batches: Sequence[TrainBatch],
+    batch: TrainBatch,
     config: PyTree,
     router: RouterLoss | None = None,
     *,
@@ -69,8 +69,8 @@ def find_fault(
     chunk: int,
     teacher_kind: tuple[Model, Any] | None = None,
 ) -> Fault | None:
-    """Returns the first fault among the updates of the model in `role`, computed with the weights in `state`; None if
-    all of them are finite.
+    """Returns the first fault of an update of the model in `role`, computed with the weights in `state`; None if it is
+    finite.
 
     Args:
       config: the objective's, floats as arrays. router: the terms that a mixture of experts adds to the loss.
@@ -83,31 +83,30 @@ def find_fault(
             return Fault(place, name, layer)
     bad_places, inputs, sums = _compiled(objective, model, cfg, chunk, teacher_kind)
     teacher = teacher_of(state, config, objective)
-    for batch in batches:
-        if (fault := _bad_field(batch)) is not None:
-            return fault
-        for i in range(int(batch.packed.num_real)):
-            flags = bad_places(weights, batch, config, state.objective, i, teacher)
-            for place in (place for place in PLACES if place in flags):
-                flag = fetch(flags[place])
-                if flag.any():
-                    layer = None
-                    if place == "activations":
-                        packed = inputs(weights.params, batch, config, i)
-                        layer = _first_bad_layer(weights.params, packed, model, cfg)
-                    return Fault(place, "", layer, _sequences(batch, i, flag))
-        trainable = Weights(trained.params, trained.heads)
-        total = sums(trainable, batch, config, state.objective, router, frozen=frozen, teacher=teacher)
-        if not np.isfinite(np.asarray(total.loss)):
-            return Fault("loss", "sum")
-        bad = list(_bad_leaves(total.gradient, cfg))
-        if bad:  # the backward pass runs from the last layer to the first
-            name, layer = max(bad, key=lambda leaf: -1 if leaf[1] is None else leaf[1])
-            return Fault("gradient", name, layer)
-        # The update takes the norm: the squares of a finite gradient may overflow.
-        norm = optax.tree.norm(jax.tree.map(lambda g, by=batch.denominator: g / by, total.gradient))
-        if not np.isfinite(np.asarray(norm)):
-            return Fault("gradient", "norm")
+    if (fault := _bad_field(batch)) is not None:
+        return fault
+    for i in range(int(batch.packed.num_real)):
+        flags = bad_places(weights, batch, config, state.objective, i, teacher)
+        for place in (place for place in PLACES if place in flags):
+            flag = fetch(flags[place])
+            if flag.any():
+                layer = None
+                if place == "activations":
+                    packed = inputs(weights.params, batch, config, i)
+                    layer = _first_bad_layer(weights.params, packed, model, cfg)
+                return Fault(place, "", layer, _sequences(batch, i, flag))
+    trainable = Weights(trained.params, trained.heads)
+    total = sums(trainable, batch, config, state.objective, router, frozen=frozen, teacher=teacher)
+    if not np.isfinite(np.asarray(total.loss)):
+        return Fault("loss", "sum")
+    bad = list(_bad_leaves(total.gradient, cfg))
+    if bad:  # the backward pass runs from the last layer to the first
+        name, layer = max(bad, key=lambda leaf: -1 if leaf[1] is None else leaf[1])
+        return Fault("gradient", name, layer)
+    # The update takes the norm: the squares of a finite gradient may overflow.
+    norm = optax.tree.norm(jax.tree.map(lambda g: g / batch.denominator, total.gradient))
+    if not np.isfinite(np.asarray(norm)):
+        return Fault("gradient", "norm")
     return None
 
 

@@ -192,9 +192,9 @@ def _learn(
     return state, metrics, learned
 
 
-def batch_of(role: str, batch: TrainBatch) -> TrainBatch:
-    """Returns the batch that a role learns from: a separate critic replays no routes and imitates no stored rows."""
-    return batch.replace(packed=without_routes(batch.packed), pretraining=None) if role == CRITIC else batch
+def critic_batch(batch: TrainBatch) -> TrainBatch:
+    """Returns the batch that a separate critic learns from: it replays no routes and imitates no stored rows."""
+    return batch.replace(packed=without_routes(batch.packed), pretraining=None)
 
 
 def updates(
@@ -210,9 +210,8 @@ def updates(
                 state, metrics = p.update(state, batch, arrays.objective, arrays.optimizer, arrays.router)
                 role_metrics.append(metrics)
             if p.update_critic is not None:
-                critic_batch = batch_of(CRITIC, batch)
                 state, metrics = p.update_critic(
-                    state, critic_batch, arrays.objective, arrays.critic_optimizer, arrays.router
+                    state, critic_batch(batch), arrays.objective, arrays.critic_optimizer, arrays.router
                 )
                 critic_metrics.append(metrics)
     return state, role_metrics, critic_metrics

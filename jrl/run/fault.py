@@ -28,7 +28,7 @@ from jrl.device.sharding import MeshShape, replicated, row_sharding, row_shards
 from jrl.experiment import Config, Stage, optimizers, row_of
 from jrl.learning.critic import CRITIC, of_critic, of_policy
 from jrl.learning.nonfinite import Fault, bad_weights, find_fault
-from jrl.learning.step import Learned, StageArrays, StagePrograms, batch_of
+from jrl.learning.step import Learned, StageArrays, StagePrograms, critic_batch
 from jrl.resolve import load_run_config
 from jrl.run import records
 from jrl.run.bucket_run import LeaseLost, readable
@@ -184,25 +184,33 @@ def in_doubt(job: Job) -> bool:
     return bool(job.skipped or job.overflowed)
 
 
-def learners(stage: Stage, objective: Objective, warms_up: bool) -> Iterator[tuple[str, Objective]]:
-    """Yields the roles that a step updates, in order, each with the objective it is updated by."""
-    with_critic = CRITIC in optimizers(stage)
-    if not warms_up:
-        yield stage.trains, of_policy(objective) if with_critic else objective
-    if with_critic:
-        yield CRITIC, of_critic(objective)
+class RoleUpdate(NamedTuple):
+    """An update of one role."""
+
+    role: str
+    objective: Objective  # that updates it
+    batch: TrainBatch
+
+
+def role_updates(policy: Policy, stage: Stage, learned: Learned) -> Iterator[RoleUpdate]:
+    """Yields the updates of one epoch of a step, in order."""
+    objective, with_critic = row_of(policy.parts.tables, "algos", stage.objective), CRITIC in optimizers(stage)
+    of_role = of_policy(objective) if with_critic else objective
+    of_its_critic = of_critic(objective)
+    for batch in learned.batches:
+        if not learned.warms_up:
+            yield RoleUpdate(stage.trains, of_role, batch)
+        if with_critic:
+            yield RoleUpdate(CRITIC, of_its_critic, critic_batch(batch))
 
 
 def locate(
     policy: Policy, stage: Stage, state: TrainState, learned: Learned, arrays: StageArrays
 ) -> tuple[Fault | None, str | None]:
     """Returns the first fault of a step's updates with the weights in `state`, and the role it belongs to."""
-    objective = row_of(policy.parts.tables, "algos", stage.objective)
-    for batch in learned.batches:
-        for role, updated_by in learners(stage, objective, learned.warms_up):
-            role_batch = batch_of(role, batch)
-            if (fault := _fault_of(policy, stage, state, role_batch, arrays, role, updated_by)) is not None:
-                return fault, role
+    for update in role_updates(policy, stage, learned):
+        if (fault := _fault_of(policy, stage, state, arrays, update)) is not None:
+            return fault, update.role
     return None, None
 
 
@@ -249,42 +257,29 @@ def _replay(folder: Path, report: Mapping[str, Any], policy: Policy) -> Replayed
     state, stage, programs = tree["state"], policy.config.stages[stage_index], policy.programs.stages[stage_index]
     arrays = stage_arrays(stage, lambda x: jax.device_put(np.float32(x), everywhere))
     learned = Learned(_read_batches(folder, report["shards"], policy.mesh), report["epochs"], report["warms_up"])
-    objective = row_of(policy.parts.tables, "algos", stage.objective)
     for _ in range(learned.epochs):
-        for batch in learned.batches:
-            for role, updated_by in learners(stage, objective, learned.warms_up):
-                role_batch = batch_of(role, batch)
-                fault = _fault_of(policy, stage, state, role_batch, arrays, role, updated_by)
-                if fault is not None:
-                    return Replayed(dict(report), fault, role)
-                state = _updated(programs, state, role_batch, arrays, is_critic=role == CRITIC)
+        for update in role_updates(policy, stage, learned):
+            if (fault := _fault_of(policy, stage, state, arrays, update)) is not None:
+                return Replayed(dict(report), fault, update.role)
+            state = _updated(programs, state, arrays, update)
     return Replayed(dict(report), None, None)
 
 
-def _updated(
-    programs: StagePrograms, state: TrainState, batch: TrainBatch, arrays: StageArrays, *, is_critic: bool
-) -> TrainState:
-    update = programs.update_critic if is_critic else programs.update
-    optimizer = arrays.critic_optimizer if is_critic else arrays.optimizer
-    return update(state, batch, arrays.objective, optimizer, arrays.router)[0]
+def _updated(programs: StagePrograms, state: TrainState, arrays: StageArrays, update: RoleUpdate) -> TrainState:
+    program, optimizer = programs.update, arrays.optimizer
+    if update.role == CRITIC:
+        program, optimizer = programs.update_critic, arrays.critic_optimizer
+    return program(state, update.batch, arrays.objective, optimizer, arrays.router)[0]
 
 
-def _fault_of(
-    policy: Policy,
-    stage: Stage,
-    state: TrainState,
-    batch: TrainBatch,
-    arrays: StageArrays,
-    role: str,
-    objective: Objective,
-) -> Fault | None:
+def _fault_of(policy: Policy, stage: Stage, state: TrainState, arrays: StageArrays, update: RoleUpdate) -> Fault | None:
     return find_fault(
         state,
-        [batch],
+        update.batch,
         arrays.objective,
         arrays.router,
-        role=role,
-        objective=objective,
+        role=update.role,
+        objective=update.objective,
         model=policy.model,
         cfg=policy.cfg,
         chunk=stage.learner.chunk,
