@@ -40,6 +40,7 @@ from jrl.run import online, records
 from jrl.run.batches import host_plans, plan_shardings
 from jrl.run.bucket_run import RunFolder
 from jrl.run.job import Job, open_job
+from jrl.run.policy import root_key
 from jrl.run.records import Progress
 from jrl.run.trained import Trained, open_trained
 from jrl.tasks.data.prompts import Visit
@@ -140,7 +141,7 @@ def sample(case: list[Any] | Sampling, seed: int) -> dict[str, Any]:
     trained, budget = OPENED[case.name]
     policy = trained.policy
     texts = shapes.prompts(case, policy.cfg.vocab_size, seed)
-    everywhere = replicated(policy.mesh)
+    everywhere, key = replicated(policy.mesh), root_key(policy)
     stream, version = (jax.device_put(x, everywhere) for x in (np.uint32(TRAIN_STREAM), np.int32(0)))
     sampling_params = params_on_device(policy.config.sampler, policy.mesh)
     rows = range(case.prompts * case.samples)
@@ -149,7 +150,7 @@ def sample(case: list[Any] | Sampling, seed: int) -> dict[str, Any]:
         visits = [visit(i, text, seed, policy.tokenizer) for i, text in enumerate(texts)]
         prompts = place_prompts(visits, case.prompts, case.prompt_length, policy.tokenizer.pad_id, policy.mesh)
         rollout = policy.programs.stages[0].sample(
-            trained.params, prompts, trained.key, stream, version, sampling_params, None, budget
+            trained.params, prompts, key, stream, version, sampling_params, None, budget
         )
         host = jax.device_get({"tokens": rollout.tokens, "action_mask": rollout.action_mask})
         return [completion_text(policy.tokenizer, host, row) for row in rows], host["action_mask"].sum(axis=1)

@@ -9,14 +9,12 @@ import jax
 
 from jrl import paths
 from jrl.bucket.client import shown
-from jrl.device.placement import place_on_mesh
 from jrl.device.processes import ONE, Processes
-from jrl.device.sharding import replicated
 from jrl.run.bucket_run import readable
 from jrl.run.checkpoints.digest import named_leaves
 from jrl.run.checkpoints.run_state import StateMismatch, check_leaves, read_step_manifest, restore_step
 from jrl.run.identity import RefusedIdentity
-from jrl.run.policy import Policy
+from jrl.run.policy import Policy, root_key
 from jrl.run.programs import Programs, abstract
 from jrl.run.report.manifest import read_manifest
 from jrl.run.run_hash import newest
@@ -71,8 +69,7 @@ def manifest_entry(origin: Origin | None) -> dict[str, Any]:
 def check_fits(origin: Origin, policy: Policy) -> None:
     """Raises ValueError if another run's weights do not have the shapes of this run's model, or are adapters and this
     run has none."""
-    key = place_on_mesh(jax.random.key(policy.config.run.seed), replicated(policy.mesh))
-    target, _ = _target(origin, policy.programs, abstract(key, policy.mesh))
+    target, _ = _target(origin, policy.programs, abstract(root_key(policy), policy.mesh))
     saved = read_step_manifest(origin.folder / "checkpoints", origin.step)["leaves"]
     try:
         check_leaves(origin.step, saved, named_leaves(target), part=True)

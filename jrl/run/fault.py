@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -35,11 +36,11 @@ from jrl.run.bucket_run import LeaseLost, readable
 from jrl.run.checkpoints.run_state import SaveFailed, known_good, restore_step, save_step
 from jrl.run.identity import PUBLISHED, with_saved_model
 from jrl.run.job import Job
-from jrl.run.policy import Policy, open_policy
+from jrl.run.policy import Policy, open_policy, root_key
 from jrl.run.programs import abstract, teacher_kind
 from jrl.run.records import Progress, Step, StopRun
 from jrl.run.report.messages import bad_end_message, doubt_message, doubts, examples_at_fault, not_finite_message
-from jrl.run.stages import stage_arrays
+from jrl.run.stages import number_on, stage_arrays
 from jrl.run.trained import on_this_machine
 from jrl.tasks.tokenizers import load as load_tokenizer
 from jrl.types import PackedBatch, PretrainingBatch, Recomputed, SequenceTargets, TrainBatch, TrainState
@@ -249,13 +250,11 @@ def replay(source: str | Path) -> Replayed:
 
 
 def _replay(folder: Path, report: Mapping[str, Any], policy: Policy) -> Replayed:
-    everywhere = replicated(policy.mesh)
-    key = jax.device_put(jax.random.key(policy.config.run.seed), everywhere)
     stage_index = report["stage"]
-    target = policy.programs.inside(stage_index, policy.config, abstract(key, policy.mesh))
+    target = policy.programs.inside(stage_index, policy.config, abstract(root_key(policy), policy.mesh))
     _, tree, _ = restore_step(folder / "checkpoints", {"state": target})
     state, stage, programs = tree["state"], policy.config.stages[stage_index], policy.programs.stages[stage_index]
-    arrays = stage_arrays(stage, lambda x: jax.device_put(np.float32(x), everywhere))
+    arrays = stage_arrays(stage, functools.partial(number_on, policy.mesh))
     learned = Learned(_read_batches(folder, report["shards"], policy.mesh), report["epochs"], report["warms_up"])
     for _ in range(learned.epochs):
         for update in role_updates(policy, stage, learned):

@@ -40,7 +40,7 @@ from jrl.run.identity import (
 from jrl.run.kernels import sentence
 from jrl.run.offline import OfflineStage
 from jrl.run.online import OnlineStage
-from jrl.run.policy import Policy, open_policy
+from jrl.run.policy import Policy, open_policy, root_key
 from jrl.run.profile import Profile, Steps, profile_folder
 from jrl.run.report.display import Display, no_display, open_display
 from jrl.run.report.goodput import GoodputFile
@@ -251,12 +251,12 @@ def open_job(
             stages=running.stages,
             scorer=running.scorer,
             classifier=running.classifier,
-            evaluator=None if config.eval is None else open_evaluator(policy, running.key, processes),
+            evaluator=None if config.eval is None else open_evaluator(policy, processes),
             run_state=run_state,
             display=display,
             memory=PeakMemory() if beside is None else beside.memory,  # measures the process
             stop=stop,
-            key=running.key,
+            key=root_key(policy),
             processes=processes,
             opened=opened,
             speed=speed_of(config, policy.mesh, policy.sampler_mesh, policy.model, policy.cfg),

@@ -9,8 +9,9 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from jrl.device.placement import place_on_mesh
 from jrl.device.program_cache import ProgramCache
-from jrl.device.sharding import make_mesh, split_meshes
+from jrl.device.sharding import make_mesh, replicated, split_meshes
 from jrl.experiment import Config
 from jrl.models.attention.kernels import check_attention, check_kernel
 from jrl.models.contract import Model, split_params
@@ -20,6 +21,7 @@ from jrl.run import programs
 from jrl.run.checks import check_model
 from jrl.run.kernels import Choice, choose_kernels
 from jrl.run.programs import Programs
+from jrl.types import Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +38,11 @@ class Policy:
     programs: Programs
     chosen: tuple[Choice, ...] = ()  # the values chosen for every 'auto' in the configuration
     sampler_mesh: Mesh | None = None  # separate devices that sample during training; None: those of `mesh` do
+
+
+def root_key(policy: Policy) -> Array:
+    """Returns the root of all random draws of a run, on its mesh."""
+    return place_on_mesh(jax.random.key(policy.config.run.seed), replicated(policy.mesh))
 
 
 def open_policy(

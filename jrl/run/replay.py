@@ -9,6 +9,7 @@ count and per-device shape. Reads only, so it works while the run goes on.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,12 +27,12 @@ from jrl.rollout.scoring import HostScores
 from jrl.run.batches import host_plans, plan_shardings
 from jrl.run.checkpoints.run_state import restore_step
 from jrl.run.identity import with_saved_model
-from jrl.run.policy import Policy, open_policy
+from jrl.run.policy import Policy, open_policy, root_key
 from jrl.run.programs import abstract, packed_shape
 from jrl.run.report.rollouts import Snapshot, snapshot
 from jrl.run.run_hash import saved_steps
 from jrl.run.stage_steps import ends, stage_at, warms_up
-from jrl.run.stages import stage_arrays
+from jrl.run.stages import number_on, stage_arrays
 from jrl.tasks.tokenizers import load as load_tokenizer
 from jrl.types import Rollout, Scores, TrainState
 
@@ -135,8 +136,8 @@ def check_repeatable(where: str, stage: Online) -> None:
 
 
 def _saved(folder: Path, policy: Policy, done: int) -> TrainState:
-    key = jax.device_put(jax.random.key(policy.config.run.seed), replicated(policy.mesh))
-    target = policy.programs.inside(stage_at(policy.config, done), policy.config, abstract(key, policy.mesh))
+    config, key = policy.config, abstract(root_key(policy), policy.mesh)
+    target = policy.programs.inside(stage_at(config, done), config, key)
     _, tree, _ = restore_step(folder / "checkpoints", {"state": target}, done, part=True)
     return tree["state"]
 
@@ -148,7 +149,7 @@ def _updated(policy: Policy, state: TrainState, done: int, store: Snapshot) -> T
     stage, programs = config.stages[i], policy.programs.stages[i]
     if i != stage_at(config, done):
         state = programs.begin(state)
-    number = lambda x: jax.device_put(np.float32(x), replicated(mesh))
+    number = functools.partial(number_on, mesh)
     arrays = stage_arrays(stage, number)
     shape = packed_shape(stage, config, policy.parts.tables, mesh)
     rows = _rows_of(store, done + 1)

@@ -32,7 +32,7 @@ from jrl.rollout.sampler import untruncated
 from jrl.rollout.scoring import Scorer, open_scoring
 from jrl.rollout.sources import ROLE_ENSEMBLE, RewardSource, judge_source, roles_source
 from jrl.run.agreement import journal_name, other_journals
-from jrl.run.policy import Policy
+from jrl.run.policy import Policy, root_key
 from jrl.run.report.display import Display
 from jrl.run.reward_model import open_reward_model
 from jrl.tasks.data.comparisons import first_tokens
@@ -126,9 +126,10 @@ def open_process_rewards(stage: Online, programs: StagePrograms, policy: Policy)
     return process_source(stage.process, scores, policy.tokenizer)
 
 
-def open_corrector(stage: Online, programs: StagePrograms, policy: Policy, key: Array) -> RewardSource:
+def open_corrector(stage: Online, programs: StagePrograms, policy: Policy) -> RewardSource:
     """Returns a stage's corrector as a source of token rewards."""
     config, mesh, tokenizer, role = policy.config, policy.mesh, policy.tokenizer, stage.corrector.role
+    key = root_key(policy)
     longest, stream = correction_length(stage, config), place_on_mesh(np.uint32(TRAIN_STREAM), replicated(mesh))
 
     def draw(state: TrainState, visits: Sequence[Visit]) -> Rollout:

@@ -31,7 +31,7 @@ from jrl.run import programs
 from jrl.run.data import RunData, open_streams
 from jrl.run.offline import OfflineStage, PretrainingRows, chances_of
 from jrl.run.online import OnlineStage
-from jrl.run.policy import Policy
+from jrl.run.policy import Policy, root_key
 from jrl.run.report.display import Display
 from jrl.run.rewards import (
     Judgement,
@@ -54,7 +54,6 @@ class RunningStages(NamedTuple):
     stream: Stream  # of the prompts that Online stages sample
     scorer: Scorer
     classifier: OpenClassifier | None  # the published reward model
-    key: Array  # root of all random draws
 
 
 @contextlib.contextmanager
@@ -78,21 +77,19 @@ def open_stages(
         judgement = stack.enter_context(
             open_judgement(policy, data.source, folder, display, stops_alone, processes, pool)
         )
-        key = place_on_mesh(jax.random.key(policy.config.run.seed), replicated(policy.mesh))
         streams = open_streams(policy.config, data.source, data.stored, policy.tokenizer)
         devices = None
         if policy.sampler_mesh is not None:
             devices = SamplerDevices(policy.mesh, policy.sampler_mesh, processes)
             stack.callback(devices.close)
-        stages = stages_of(policy, streams, judgement, key, processes, devices)
-        yield RunningStages(stages, streams[0], judgement.scorer, judgement.classifier, key)
+        stages = stages_of(policy, streams, judgement, processes, devices)
+        yield RunningStages(stages, streams[0], judgement.scorer, judgement.classifier)
 
 
 def stages_of(
     policy: Policy,
     streams: Sequence[Stream],
     judgement: Judgement,
-    key: Array,
     processes: Processes,
     devices: SamplerDevices | None,
 ) -> tuple[OfflineStage | OnlineStage, ...]:
@@ -104,6 +101,7 @@ def stages_of(
     """
     config, tables, mesh = policy.config, policy.parts.tables, policy.mesh
     prompts, *stored = streams
+    key = root_key(policy)
     stored_streams = iter(stored)
     stop_table = stop_table_on_device(config.sampler, policy.tokenizer, mesh)
     stages: list[OfflineStage | OnlineStage] = []
@@ -113,14 +111,14 @@ def stages_of(
             config=stage,
             objective=row_of(tables, "algos", stage.objective),
             programs=stage_programs,
-            arrays=stage_arrays(stage, lambda x: number_on(mesh, x)),
+            arrays=stage_arrays(stage, functools.partial(number_on, mesh)),
             shape=programs.packed_shape(stage, config, tables, mesh),
         )
         stream = None if stored_rows_of(stage) is None else next(stored_streams)
         if isinstance(stage, Offline):
             stages.append(offline_stage(common, policy, stream))
         else:
-            sources = sources_of(stage, stage_programs, policy, judgement, key, processes)
+            sources = sources_of(stage, stage_programs, policy, judgement, processes)
             components = components_of(stage, judgement, sources)
             sampler = PromptSampler(
                 program=stage_programs.sample,
@@ -185,12 +183,12 @@ def online_stage(common: dict[str, Any], policy: Policy, stream: Stream | None) 
 
 
 def sources_of(
-    stage: Online, stage_programs: StagePrograms, policy: Policy, judgement: Judgement, key: Array, processes: Processes
+    stage: Online, stage_programs: StagePrograms, policy: Policy, judgement: Judgement, processes: Processes
 ) -> tuple[RewardSource, ...]:
     """Returns the sources of a stage's rewards besides the verifiers."""
     sources = reward_sources(stage, stage_programs, judgement, processes)
     if stage.corrector is not None:
-        sources = (*sources, open_corrector(stage, stage_programs, policy, key))
+        sources = (*sources, open_corrector(stage, stage_programs, policy))
     if stage.process is not None:
         sources = (*sources, open_process_rewards(stage, stage_programs, policy))
     if stage.pair_model is not None:
@@ -227,14 +225,14 @@ def stage_arrays(stage: Stage, number: Callable[[Any], Any]) -> StageArrays:
     )
 
 
-def open_evaluator(policy: Policy, key: Array, processes: Processes = ONE) -> Evaluator:
+def open_evaluator(policy: Policy, processes: Processes = ONE) -> Evaluator:
     """Returns the evaluator of a policy on held-out prompts. The configuration must have an Eval section."""
     config = policy.config
     return Evaluator(
         program=policy.programs.sample_eval,
         tokenizer=policy.tokenizer,
         mesh=policy.mesh,
-        key=key,
+        key=root_key(policy),
         params=untruncated(config.eval.temperature, policy.mesh),
         stop_table=stop_table_on_device(config.sampler, policy.tokenizer, policy.mesh),
         samples=config.eval.samples,

@@ -14,7 +14,6 @@ import jax
 from jrl import config as gin
 from jrl import paths
 from jrl.config import ConfigError
-from jrl.device.placement import place_on_mesh
 from jrl.device.sharding import MeshShape, devices_by_slice, replicated
 from jrl.experiment import (
     TABLES,
@@ -37,7 +36,7 @@ from jrl.resolve import load_config, load_run_config
 from jrl.run import programs
 from jrl.run.checkpoints.run_state import restore_step
 from jrl.run.identity import with_saved_model
-from jrl.run.policy import Policy, open_policy
+from jrl.run.policy import Policy, open_policy, root_key
 from jrl.run.run_hash import newest, saved_steps
 from jrl.run.stage_steps import stage_at
 from jrl.tasks.example import Message
@@ -60,7 +59,6 @@ class Trained:
     policy: Policy
     step: int  # 0: a published model
     params: PyTree
-    key: Array  # [] typed key, the run's root
     heads: dict[str, Array] = dataclasses.field(default_factory=dict)  # of a role that has some, by name
     attribute_weights: tuple[float, ...] | None = None  # of its reward head's outputs; None: their mean is the score
 
@@ -112,8 +110,7 @@ def open_trained(
         step = step_of_stage(folder, config, stage, step)
     tokenizer = load_tokenizer(folder / "tokenizer", parts.tables["tokenizers"])
     policy = open_policy(config, parts, tokenizer)
-    key = place_on_mesh(jax.random.key(config.run.seed), replicated(policy.mesh))
-    state = policy.programs.init.shape(programs.abstract(key, policy.mesh))
+    state = policy.programs.init.shape(programs.abstract(root_key(policy), policy.mesh))
     policy_state = state.models["policy"]
     models = {"policy": {"params": policy_state.params, "frozen": policy_state.frozen}}
     reached = stage_at(config, steps[-1] if step is None else step)
@@ -128,7 +125,7 @@ def open_trained(
     saved = tree["state"]["models"]
     params = merge_params(saved["policy"]["frozen"], saved[role]["params"])
     heads, attribute_weights = saved[role].get("heads", {}), attribute_weights_of(config.stages, role)
-    return Trained(policy, restored_step, params, key, heads, attribute_weights)
+    return Trained(policy, restored_step, params, heads, attribute_weights)
 
 
 def step_of_stage(folder: Path, config: Config, stage: str, step: int | None) -> int:
@@ -223,8 +220,7 @@ def open_published(
     if tokenizer is None:
         tokenizer = without_tokenizer(folder, cfg)
     policy = open_policy(config, parts, tokenizer)
-    key = place_on_mesh(jax.random.key(config.run.seed), replicated(policy.mesh))
-    return Trained(policy, 0, load(config.model, policy.mesh, announce), key)
+    return Trained(policy, 0, load(config.model, policy.mesh, announce))
 
 
 def plain_bindings(folder: Path) -> list[str]:

@@ -55,7 +55,7 @@ def reevaluate(
     table = policy.parts.tables["verifiers"]
     scorer = open_scoring(policy.config.scoring, table, policy.parts.sources, private=private)
     try:
-        samples = draw(open_evaluator(policy, trained.key), trained.params, visits, scorer, announce)
+        samples = draw(open_evaluator(policy), trained.params, visits, scorer, announce)
         described = protocol(trained, scorer)
     finally:
         scorer.close()
