@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -102,8 +101,7 @@ def micro_batch(count: Any, case: Any, chip: Any) -> dict[str, float]:
 
     kept = dataclasses.replace(case, cfg=dataclasses.replace(case.cfg, remat="none"))
     needed = flops.update(kept)
-    devices = math.prod(case.sizes.values())
-    at_peak = (needed.weights + needed.attention) / devices / chip.matrix_rate
+    at_peak = (needed.weights + needed.attention) / case.devices / chip.matrix_rate
     computed = count.compute + count.kernels
     return {
         "micro_batch_ms": 1e3 * count.seconds / case.micro_batches,

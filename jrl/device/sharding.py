@@ -474,11 +474,9 @@ def shardings(axes: PyTree, mesh: Mesh, rules: dict[str | None, Any]) -> PyTree:
     )
 
 
-def batch_sharding(mesh: Mesh, rank: int, dimension: int = 0) -> NamedSharding:
-    """Returns the sharding of an array whose `dimension` is sharded over the batch axes."""
-    parts: list[Any] = [None] * rank
-    parts[dimension] = batch_axes(mesh.shape)
-    return NamedSharding(mesh, PartitionSpec(*parts))
+def batch_sharding(mesh: Mesh, rank: int) -> NamedSharding:
+    """Returns the sharding of an array whose first dimension is sharded over the batch axes."""
+    return NamedSharding(mesh, PartitionSpec(batch_axes(mesh.shape), *[None] * (rank - 1)))
 
 
 def row_sharding(mesh: Mesh) -> NamedSharding:

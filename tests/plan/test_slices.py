@@ -39,7 +39,7 @@ def test_gradients_are_summed_within_a_slice_before_they_cross_to_the_other(smal
 
 def test_a_program_takes_as_long_as_its_network_where_that_is_the_slowest():
     chip = CHIPS["v5p"]  # 50 Gb/s a chip
-    case = SimpleNamespace(sizes={"data": 2}, cfg=SimpleNamespace(dtype="bfloat16"))
+    case = SimpleNamespace(devices=2, cfg=SimpleNamespace(dtype="bfloat16"))
     count = estimate.Flops(weights=2 * chip.matrix_rate, attention=0)
     of = estimate.estimate(count, estimate.Traffic(hbm=0, links={"fsdp": 1.0}, network=6.25e9 * 3), case, chip)
     assert (of.compute, of.network, of.bound, of.seconds) == (1.0, 3.0, "network", 3.0)

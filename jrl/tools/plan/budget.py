@@ -398,8 +398,7 @@ def cast_weight_bytes(case: Case) -> int:
 
 def logits(case: Case) -> int:
     """Returns the bytes of a chunk's logits, of the loss's copy of them, and of a mask of the same shape."""
-    chunk = min(case.stage.learner.chunk, case.share_length)
-    return case.rows * chunk * case.cfg.vocab_size // case.sizes["tensor"] * (2 * FLOAT32 + 1)
+    return case.rows * case.chunk * case.cfg.vocab_size // case.sizes["tensor"] * (2 * FLOAT32 + 1)
 
 
 def update(case: Case) -> Memory:

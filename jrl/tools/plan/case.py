@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
-from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType
 
 from jrl import paths
 from jrl.algos.contract import Needs
@@ -84,6 +84,7 @@ class Case:
     learner_sizes: dict[str, int] | None = None  # for a case on that mesh: axis sizes of the learner's mesh
     slices: int = 1  # of the topology, over all meshes
 
+    devices = property(lambda self: math.prod(self.sizes.values()))
     shards = property(lambda self: num_shards(BATCH_AXES, self.sizes))
     shares = property(lambda self: self.sizes["sequence"])  # of a packed row
     weight_shards = property(lambda self: num_shards(TRAIN["embed"], self.sizes))
@@ -94,6 +95,12 @@ class Case:
     optimizer = property(lambda self: optimizers(self.stage)[self.updates])
     trained = property(lambda self: self.spec if self.adapters is None else self.adapters)  # ParamSpecs
     moments_on_host = property(lambda self: keeps_on_host(self.optimizer))
+
+    @property
+    def all_devices(self) -> int:
+        """Devices of the run: those that learn, and those that only sample."""
+        learner = self.learner_sizes or self.sizes
+        return math.prod(learner.values()) + (math.prod(self.sampler_sizes.values()) if self.sampler_sizes else 0)
 
     @property
     def mesh_slices(self) -> int:
@@ -169,6 +176,11 @@ class Case:
     def share_length(self) -> int:
         """Tokens of a packed row on one device."""
         return self.shape.row_length // self.shares
+
+    @property
+    def chunk(self) -> int:
+        """Positions of a row's share whose logits exist at once."""
+        return min(self.stage.learner.chunk, self.share_length)
 
     @property
     def tokens(self) -> int:
@@ -372,18 +384,12 @@ def publication_of(case: Case) -> Publication | None:
         return None
     trained = jax.tree.leaves(case.trained, is_leaf=is_spec)
     learner = case.learner_sizes or case.sizes
-    stored = lambda leaf: train_spec(leaf, learner)
+    stored = lambda leaf: spec(leaf.axes, TRAIN, learner)
     cuts = lambda leaf: (stored(leaf), shared_cuts(stored(leaf), learner, case.sampler_sizes))
     sizes = [(math.prod(leaf.shape) * leaf.dtype.itemsize, *cuts(leaf)) for leaf in trained]
     # A host has 4 or 8 devices: with more than 4, weights may be sent from host to host.
-    devices = math.prod(learner.values()) + math.prod(case.sampler_sizes.values())
-    sent = case.slices > 1 or devices > 4
+    sent = case.slices > 1 or case.all_devices > 4
     return publication(sizes, learner, case.sampler_sizes, copies_for(case.stage.lag), sent)
-
-
-def train_spec(parameter: ParamSpec, sizes: Mapping[str, int]) -> PartitionSpec:
-    """Returns how a parameter is sharded for training on a mesh of these sizes."""
-    return spec(parameter.axes, TRAIN, sizes)
 
 
 def evaluated_case(case: Case) -> Case:
@@ -446,30 +452,37 @@ def programs_of(case: Case) -> dict[str, PlannedProgram]:
     stages."""
     programs: dict[str, PlannedProgram] = {}
     for stage_case in cases_of(case):
-        if isinstance(stage_case.stage, Online):
-            programs[f"{stage_case.name}.sample"] = PlannedProgram("sample", sampling_case(stage_case))
-            if isinstance(stage_case.stage.strategy, Partial):
-                programs[f"{stage_case.name}.next_segment"] = PlannedProgram("sample", segment_case(stage_case))
-            if stage_case.stage.rewards:
-                programs[f"{stage_case.name}.scores"] = PlannedProgram("scores", stage_case)
-            if stage_case.stage.process is not None:
-                programs[f"{stage_case.name}.step_scores"] = PlannedProgram("scores", stage_case)
-            if stage_case.stage.corrector is not None:
-                programs[f"{stage_case.name}.correct"] = PlannedProgram("sample", correcting_case(stage_case))
-        if stage_case.recomputes:
-            programs[f"{stage_case.name}.recompute"] = PlannedProgram("logprobs", stage_case)
-        if stage_case.needs.reference:
-            programs[f"{stage_case.name}.reference"] = PlannedProgram("logprobs", stage_case)
-        if stage_case.needs.teacher:
-            programs[f"{stage_case.name}.teacher"] = PlannedProgram("logprobs", stage_case)
-        programs[f"{stage_case.name}.update"] = PlannedProgram("update", stage_case)
-        if stage_case.has_critic:
-            critic = dataclasses.replace(stage_case, needs=Needs(logprobs=False, values=True), updates=CRITIC)
-            programs[f"{stage_case.name}.critic_values"] = PlannedProgram("scores", critic)
-            programs[f"{stage_case.name}.update_critic"] = PlannedProgram("update", critic)
+        programs |= {f"{stage_case.name}.{part}": program for part, program in parts_of(stage_case).items()}
     if evaluates(case.config, (stage_case.stage for stage_case in cases_of(case))):
         programs["sample_eval"] = PlannedProgram("sample", evaluated_case(case))
     return programs
+
+
+def parts_of(case: Case) -> dict[str, PlannedProgram]:
+    """Returns {part of a program's name: program} for those of one stage."""
+    stage, parts = case.stage, {}
+    if isinstance(stage, Online):
+        parts["sample"] = PlannedProgram("sample", sampling_case(case))
+        if isinstance(stage.strategy, Partial):
+            parts["next_segment"] = PlannedProgram("sample", segment_case(case))
+        if stage.rewards:
+            parts["scores"] = PlannedProgram("scores", case)
+        if stage.process is not None:
+            parts["step_scores"] = PlannedProgram("scores", case)
+        if stage.corrector is not None:
+            parts["correct"] = PlannedProgram("sample", correcting_case(case))
+    if case.recomputes:
+        parts["recompute"] = PlannedProgram("logprobs", case)
+    if case.needs.reference:
+        parts["reference"] = PlannedProgram("logprobs", case)
+    if case.needs.teacher:
+        parts["teacher"] = PlannedProgram("logprobs", case)
+    parts["update"] = PlannedProgram("update", case)
+    if case.has_critic:
+        critic = dataclasses.replace(case, needs=Needs(logprobs=False, values=True), updates=CRITIC)
+        parts["critic_values"] = PlannedProgram("scores", critic)
+        parts["update_critic"] = PlannedProgram("update", critic)
+    return parts
 
 
 def evaluates(config: Config, planned: Iterable[Stage]) -> bool:

@@ -14,6 +14,8 @@ from jrl.tools.plan import budget, estimate
 from jrl.tools.plan.case import Case, case_of, main_stage, make_case
 from jrl.tools.plan.chips import Chip
 
+MOST_CHANGES = 3  # most changes that are suggested
+
 
 class Change(NamedTuple):
     """One change to a configuration, and its effect."""
@@ -57,7 +59,7 @@ def candidates(case: Case) -> Iterator[dict[str, object]]:
             yield {**halved, "MeshShape.sequence": sizes["sequence"] * 2}
 
 
-def cheapest(case: Case, parts: Parts, limit: int, num_devices: int, chip: Chip | None, count: int = 3) -> list[Change]:
+def cheapest(case: Case, parts: Parts, limit: int, num_devices: int, chip: Chip | None) -> list[Change]:
     """Returns the best changes: first those that make the run fit, the least time first; then those that save the
     most."""
     _, before = budget.peak(case)
@@ -76,7 +78,7 @@ def cheapest(case: Case, parts: Parts, limit: int, num_devices: int, chip: Chip 
         bindings = tuple(f"{name}={value!r}" for name, value in change.items())
         changes.append(Change(bindings, before - size, size <= limit, slower))
     changes.sort(key=lambda c: (not c.fits, (c.slower or 1.0) if c.fits else 0.0, -c.saves))
-    return changes[:count]
+    return changes[:MOST_CHANGES]
 
 
 def sentence(change: Change, gib: float = 2**30) -> str:

@@ -90,9 +90,9 @@ def topology_devices(topology: Topology) -> list[Any]:
 
 
 def compile_all(
-    lowered: Mapping[str, Any], topology: Topology, announce: Callable[[str, Compiled, bool], None], at_once: int = 2
+    lowered: Mapping[str, Any], topology: Topology, announce: Callable[[str, Compiled, bool], None]
 ) -> dict[str, Compiled]:
-    """Returns the compiler's report of every program, compiling `at_once` at a time.
+    """Returns the compiler's report of every program, compiling two at a time.
 
     Args:
       announce: called with the name of each program, its report, and whether it came from the cache.
@@ -100,7 +100,7 @@ def compile_all(
     size = lambda name: len(lowered[name].as_text())
     order = sorted(lowered, key=size, reverse=True)  # the longest first, to finish all as early as possible
     results = {}
-    with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
         futures = {pool.submit(compile_one, lowered[name], topology): name for name in order}
         for done in concurrent.futures.as_completed(futures):
             name = futures[done]
@@ -208,7 +208,7 @@ def hbm_asked(message: str) -> int | None:
     return int(float(size) * UNITS[unit])
 
 
-def cache_file(text: str, topology: Topology, what: str = "compiled") -> Path | None:
+def cache_file(text: str, topology: Topology, what: str) -> Path | None:
     """Returns the cache file of a program's text on a topology; None without a home directory."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     if not os.path.isabs(home):

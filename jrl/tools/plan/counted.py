@@ -114,13 +114,13 @@ def hlo_cost(text: str, kind: str, case: Case, chip: Chip, kernels: float, memor
     clock = chip.clock_rate
     compute, dearest = (sum(run.instruction.cycles * getattr(run, which) for run in runs) / clock
                         for which in ("likely", "dearest"))  # fmt: skip
-    links, overlapped = link_seconds(program, runs, chip, math.prod(case.sizes.values()))
+    links, overlapped = link_seconds(program, runs, chip, case.devices)
     calls = sum(run.likely for run in runs if is_kernel(run.instruction))
     step = operations = None
     if kind == "sample":
         steps = case.decode_steps
         inside = [run for run in runs if any(cycles.scope_of(loop) == sampler.DECODE for loop in run.loops)]
-        waits, _ = link_seconds(program, inside, chip, math.prod(case.sizes.values()))
+        waits, _ = link_seconds(program, inside, chip, case.devices)
         streamed = streamed_seconds(inside, case, chip)
         in_step = sum(run.likely * (CALL_CYCLES if is_kernel(run.instruction) else run.instruction.cycles)
                       for run in inside) / clock  # fmt: skip
@@ -187,18 +187,17 @@ def frequency(kind: str, case: Case) -> Frequency:
 def filled_chunks(case: Case) -> int:
     """Returns how many chunks of a packed row's share on one device have their logits computed."""
     rows = case.micro_batches * case.shape.rows * case.shares
-    chunk = min(case.stage.learner.chunk, case.share_length)
-    return max(flops.read_positions(case) // (rows * chunk), 1)
+    return max(flops.read_positions(case) // (rows * case.chunk), 1)
 
 
 def all_chunks(case: Case) -> int:
     """Returns the number of chunks of a packed row's share on one device."""
-    return -(-case.share_length // min(case.stage.learner.chunk, case.share_length))
+    return -(-case.share_length // case.chunk)
 
 
 def kernel_seconds(kind: str, case: Case, chip: Chip) -> float:
     """Returns the seconds of a program's attention kernels without their launch, by the model above."""
-    cfg, devices, total = case.cfg, math.prod(case.sizes.values()), 0.0
+    cfg, devices, total = case.cfg, case.devices, 0.0
     if kind == "sample":
         if cfg.attention == "splash":
             total += flops.prefill_attention(case).weights
@@ -440,7 +439,7 @@ def synchronous_gathers(
     """Returns the all-gathers in loops that the program waits for, with their seconds."""
     findings = []
     for run in in_loops(runs, "all-gather"):
-        size = received(run.instruction, math.prod(case.sizes.values()))
+        size = received(run.instruction, case.devices)
         seconds = run.likely * (LATENCY + size / chip.ring_rate)
         findings.append((f"a gather that nothing overlaps, in a loop ({place_of(run.instruction)})", seconds))
     return merged(findings)

@@ -334,11 +334,8 @@ def of_programs(case: Case) -> dict[str, Traffic]:
 
 def estimate(count: Flops, traffic: Traffic, case: Case, chip: Chip) -> Estimate:
     """Returns the minimum time of one call of a program on one device."""
-    devices = 1
-    for size in case.sizes.values():
-        devices *= size
     narrow = FLOAT32_PASSES if case.cfg.dtype == "float32" else 1
-    operations = (narrow * count.weights + FLOAT32_PASSES * count.attention) / devices
+    operations = (narrow * count.weights + FLOAT32_PASSES * count.attention) / case.devices
     return Estimate(
         compute=operations / chip.matrix_rate,
         memory=traffic.hbm / chip.hbm_rate,

@@ -159,8 +159,7 @@ def read_positions(case: Case) -> int:
     are needed have been moved together; 0 if the objective reads no log-probs."""
     if not case.needs.logprobs:
         return 0
-    s, learner = case.shape, case.stage.learner
-    chunk = min(learner.chunk, case.share_length)
+    s, chunk = case.shape, case.chunk
     needed = completions_in_a_row(case) * case.completion_length
     if case.shares > 1:  # a share may contain nothing but completions
         needed = min(needed, case.share_length)

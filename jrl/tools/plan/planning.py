@@ -309,7 +309,7 @@ class Counting:
     """A separate process that counts collectives. Must be closed."""
 
     def __init__(self, source: Sequence[str], case: Case, stage: str | None) -> None:
-        devices = math.prod(case.sizes.values()) + math.prod((case.sampler_sizes or {"": 0}).values())
+        devices = case.all_devices
         self._folder = tempfile.TemporaryDirectory(prefix="jrl-plan-")
         self._out = os.path.join(self._folder.name, "collectives.json")
         flags = [f for f in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in f]

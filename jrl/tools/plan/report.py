@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from jrl.device.chips import GIB
 from jrl.experiment import Online
 from jrl.run.sampler_devices import mesh_text, publication_text
@@ -29,8 +27,7 @@ def head(plan: Plan) -> str:
         mesh += f", data over {case.mesh_slices} slices"
     if case.sampler_sizes is not None:
         mesh += f", sampling on {mesh_text(case.sampler_sizes)}"
-    used = math.prod(case.sizes.values()) + (math.prod(case.sampler_sizes.values()) if case.sampler_sizes else 0)
-    if idle := topology.num_devices - used:
+    if idle := topology.num_devices - case.all_devices:
         mesh += f"; {idle} of {topology.num_devices} devices are not used (MeshShape.data, fsdp, ... divide a run)"
     title = f"{topology.name}: {topology.num_chips} chips of {topology.chip.hbm_gib:g} GiB; mesh {mesh}"
     return "\n".join([title, *map(shapes, cases_of(case))])

@@ -223,8 +223,13 @@ def judged(config: Config, parts: Parts, topology: Topology, bindings: Mapping[s
     limit, seconds = topology.chip.limit_bytes, estimate.step_seconds(case, topology.chip)
     refused = None
     if size > limit:
-        refused = f"{shown_name(case, name)} takes {size / GIB:.2f} of {limit / GIB:.2f} GiB a device, by arithmetic"
+        refused = f"{takes(case, name, size, limit)}, by arithmetic"
     return Candidate(bindings, size / GIB, seconds, refused)
+
+
+def takes(case: Case, name: str, size: float, limit: int) -> str:
+    """Returns how much of a device's memory a program takes, as text."""
+    return f"{shown_name(case, name)} takes {size / GIB:.2f} of {limit / GIB:.2f} GiB a device"
 
 
 def confirmed(
@@ -264,7 +269,7 @@ def confirmed(
             say(f"  {shown_name(case, name)}: {result.total / GIB:.2f} GiB, {result.compile_seconds:.0f} s")
         name, size = largest(memory, case)
         if size > limit:
-            why = f"{shown_name(case, name)} takes {size / GIB:.2f} of {limit / GIB:.2f} GiB a device, as compiled"
+            why = f"{takes(case, name, size, limit)}, as compiled"
             known[depends_on(name, candidate.bindings)] = why
             excess[name] = max(excess.get(name, 1.0), size / arithmetic[name].total)
             rejected.append(candidate._replace(gib=size / GIB, refused=why))
@@ -309,8 +314,8 @@ def compile_fully(config: Config, parts: Parts, topology: Topology, candidate: C
     programs = compiled.compile_all(counts, topology, lambda *_: None)
     if needs := {name: program.needed for name, program in programs.items() if program.needed is not None}:
         name, limit = max(needs, key=needs.get), topology.chip.limit_bytes
-        why = f"{shown_name(case, name)} takes {needs[name] / GIB:.2f} of {limit / GIB:.2f} GiB a device, as compiled"
-        return candidate._replace(gib=needs[name] / GIB, compiled=False, refused=f"{why} to the end")
+        why = f"{takes(case, name, needs[name], limit)}, as compiled to the end"
+        return candidate._replace(gib=needs[name] / GIB, compiled=False, refused=why)
     seconds, _ = planning.step_of(case, topology, planning.rows_of(case, topology, programs, None))
     return candidate._replace(counted_seconds=seconds, compiled=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -21,22 +22,18 @@ def widest_logits(text: str, vocab_sizes: set[int]) -> int:
     for dims in set(_ARRAY.findall(text)):
         *rows, last = (int(n) for n in dims.split(","))
         if last in vocab_sizes and len(rows) > 1:
-            positions = 1
-            for n in rows:
-                positions *= n
-            widest = max(widest, positions)
+            widest = max(widest, math.prod(rows))
     return widest
 
 
 def full_logits(name: str, case: Case, positions: int) -> str | None:
     """Returns the problem if a learner program holds logits of more `positions` at once on one device than a chunk has;
     else None."""
-    chunk = min(case.stage.learner.chunk, case.share_length)
-    if positions <= case.rows * chunk:
+    if positions <= case.rows * case.chunk:
         return None
     return (
         f"{name} holds logits of {positions} positions at once, where Learner.logprob_chunk asks for "
-        f"{case.rows} rows x {chunk}"
+        f"{case.rows} rows x {case.chunk}"
     )
 
 

@@ -20,7 +20,6 @@ from jrl.resolve import PATH_FIELDS, checked, find_config, part_names
 from jrl.run.stage_steps import ends
 from jrl.tools.sweep.settings import IRRELEVANT, SEED, settings_of_config
 
-HOW = ("grid", "random", "pairs")
 LONGEST_NAME = 120  # characters of a folder name, before a hash is added
 
 
