@@ -241,7 +241,6 @@ def open_job(
             processes=processes,
             shared=folder.shared,
         )
-        stack.callback(run_state.close)
         job = Job(
             policy=policy,
             folder=path,

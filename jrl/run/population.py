@@ -152,7 +152,6 @@ def open_population(
             jobs[name].stages = tuple(map(held_on_host, jobs[name].stages))
         members, all_jobs = member_programs[0], list(jobs.values())
         run_state = open_run_state(folder / FOLDER / "checkpoints", keep=first.checkpoint.keep)
-        stack.callback(run_state.close)
         first_job = all_jobs[0]
         online_index = next((i for i, stage in enumerate(first_job.stages) if isinstance(stage, OnlineStage)), None)
         sampling_params = stop_table = None

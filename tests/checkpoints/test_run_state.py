@@ -396,13 +396,6 @@ def test_a_state_moves_between_all_meshes(tmp_path, trials):
         assert all(state[name].sharding == target[name].sharding for name in state)
 
 
-def test_a_closed_folder_saves_no_more(tmp_path):
-    saves = run_state.open_run_state(tmp_path, keep=1)
-    saves.close()
-    with pytest.raises(ValueError, match="closed"):
-        saves.save(1, {"w": jnp.ones(2)}, {})
-
-
 def test_interrupted_saves_are_swept_and_a_set_aside_step_comes_back(tmp_path):
     run_state.save_step(tmp_path, 5, {"w": jnp.ones(2)}, {})
     os.rename(tmp_path / "00000005", tmp_path / ".jrl-tmp-replaced-00000005")

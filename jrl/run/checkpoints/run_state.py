@@ -20,6 +20,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import difflib
+import functools
 import hashlib
 import json
 import logging
@@ -70,14 +71,13 @@ class StateMismatch(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class RunState:
-    """An open folder of saves. Hold the run's lock while it is open: it sweeps what a killed save left."""
+    """A folder of saves. Hold the run's lock while it is used: it sweeps what a killed save left."""
 
     save: Callable[..., None]
     steps: Callable[[], list[int]]
     condemn: Callable[[int], list[int]]
     condemned: Callable[[], list[int]]
     restore: Callable[..., tuple[int, PyTree, dict[str, Any]]]
-    close: Callable[[], None]
 
 
 def open_run_state(
@@ -97,7 +97,7 @@ def open_run_state(
     from it.
     `condemn(first)` sets the steps from `first` on aside, where nothing finds them, and returns them; the next save
     removes them. `condemned()` returns those that are set aside.
-    `restore(abstract_state, step=None, tell=...)` is `restore_step` below.
+    `restore(abstract_state, step=None, tell=...)` is `restore_step` below, of this folder.
     Of several processes all call all of these: each writes and reads its own shards, and process 0 does the rest.
     shared: whether all processes see the folder. False: each has a folder of its own, which at the opening holds all
       that the others' do; a save is what they then hold together.
@@ -110,14 +110,8 @@ def open_run_state(
         paths.make_dir(folder)
         _sweep(folder)
     processes.barrier("swept")
-    closed = False
-
-    def check_open() -> None:
-        if closed:
-            raise ValueError(f"the saves in {folder} were closed; open them again")
 
     def save(step: int, state: PyTree, host: Mapping[str, Any], unproven: int | None = None) -> None:
-        check_open()
         save_step(folder, step, state, host, processes, shared=shared)
         if not writes:
             return
@@ -131,33 +125,21 @@ def open_run_state(
             paths.remove_tree(condemned_dir(folder, other))
 
     def condemn(first: int) -> list[int]:
-        check_open()
         bad = [step for step in steps() if step >= first]
         for step in bad if writes else ():
             paths.remove_tree(condemned_dir(folder, step))
             paths.rename(step_dir(folder, step), condemned_dir(folder, step))
         return bad
 
-    def restore(
-        abstract_state: PyTree, step: int | None = None, tell: Callable[[str], None] = _log.warning
-    ) -> tuple[int, PyTree, dict[str, Any]]:
-        check_open()
-        return restore_step(folder, abstract_state, step, tell, processes=processes, shared=shared)
-
     def steps() -> list[int]:
         return processes.from_writer("steps", list_steps(folder) if processes.writer else None)
-
-    def close() -> None:
-        nonlocal closed
-        closed = True
 
     return RunState(
         save=save,
         steps=steps,
         condemn=condemn,
         condemned=lambda: processes.from_writer("condemned", list_condemned(folder) if processes.writer else None),
-        restore=restore,
-        close=close,
+        restore=functools.partial(restore_step, folder, processes=processes, shared=shared),
     )
 
 
