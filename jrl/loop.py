@@ -74,8 +74,7 @@ def steps(job: Job) -> Iterator[Step]:
             except StopRequested:
                 job.stream.set_state(data_position)  # the step is abandoned
                 break
-            counts = records.stream_of(job, stage).counts
-            step.metrics |= {f"data/dropped_{cause}": float(count) for cause, count in counts.items()}
+            step.metrics |= records.dropped_metrics(job, stage)
             previous, pending = pending, step
             job.done += 1
             records.clock(job, step, job.seconds[stage.name] - seconds_before)

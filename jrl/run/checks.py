@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from jrl.device.host_memory import check_host_memory
 from jrl.device.placement import processes_of
-from jrl.device.sharding import EXPERT, OPTIONAL_AXES, SEQUENCE, batch_shards
+from jrl.device.sharding import EXPERT, OPTIONAL_AXES, SEQUENCE, batch_shards, rows_over_shards
 from jrl.experiment import Config, Online, optimizers
 from jrl.learning.optimizer import keeps_on_host
 from jrl.models.adapters.quantized import check_bytes
@@ -49,10 +49,7 @@ def check_split(config: Config, mesh: Mesh, sampler_mesh: Mesh) -> None:
             )
     shards = {"Config.mesh": batch_shards(mesh), "Config.sampler_mesh": batch_shards(sampler_mesh)}
     for stage in config.stages:
-        if (
-            isinstance(stage, Online)
-            and -(-stage.prompts // shards["Config.mesh"]) * shards["Config.mesh"] % (shards["Config.sampler_mesh"])
-        ):
+        if isinstance(stage, Online) and rows_over_shards(stage.prompts, mesh) % batch_shards(sampler_mesh):
             raise ValueError(
                 f"Online.prompts = {stage.prompts} cannot be divided over the batch shards (data x fsdp x expert x "
                 f"sequence) of both meshes, {shards}; use a multiple of {math.lcm(*shards.values())}"

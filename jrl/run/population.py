@@ -321,9 +321,7 @@ def take_step(
     add_seconds(population, stages[0].name, seconds)
     steps = []
     for name, job, stage, batch, values in zip(population.jobs, jobs, stages, sampled, host_metrics):
-        counts = records.stream_of(job, stage).counts
-        dropped = {f"data/dropped_{cause}": float(count) for cause, count in counts.items()}
-        step = Step(first.done + 1, stage.name, {**values, **dropped}, batch)
+        step = Step(first.done + 1, stage.name, {**values, **records.dropped_metrics(job, stage)}, batch)
         if name not in population.failed:
             records.keep(job, step)
         steps.append(step)

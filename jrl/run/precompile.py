@@ -12,7 +12,7 @@ import dataclasses
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from jrl.device.sharding import batch_sharding, replicated, rows_over_shards
 from jrl.experiment import Config, Offline, Stage, correction_length, question_length, trains_online
@@ -189,4 +189,4 @@ def compile_reward(classifier: OpenClassifier) -> None:
 
 
 def _scalar(mesh: Mesh, dtype: type) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((), dtype, sharding=NamedSharding(mesh, PartitionSpec()))
+    return jax.ShapeDtypeStruct((), dtype, sharding=replicated(mesh))

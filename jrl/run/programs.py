@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from jrl.algos.contract import Needs, Objective, reads_old_values, recomputes_logprobs
 from jrl.device.program_cache import Program, ProgramCache
-from jrl.device.sharding import SEQUENCE, batch_shards, row_sharding, row_shards
+from jrl.device.sharding import SEQUENCE, replicated, row_sharding, row_shards, rows_over_shards
 from jrl.experiment import (
     Config,
     Online,
@@ -107,12 +107,6 @@ def model_of(config: Config, tables: Tables) -> Model:
     return decoder.MODEL if config.adapter is None else adapted(decoder.MODEL, config.adapter)
 
 
-def padded_prompts(stage: Online, mesh: Mesh) -> int:
-    """Returns B: the prompts of a step, padded to a multiple of the batch shards."""
-    shards = batch_shards(mesh)
-    return -(-stage.prompts // shards) * shards
-
-
 def width_of(stage: Stage, config: Config) -> int:
     """Returns T of a stage: the tokens of its longest prompt and completion."""
     return config.data.prompt_length + completion_length(stage, config)
@@ -122,7 +116,7 @@ def packed_shape(stage: Stage, config: Config, tables: Tables, mesh: Mesh) -> Sh
     """Returns the packed shape of one optimizer step of a stage."""
     width, shards, options = width_of(stage, config), row_shards(mesh), layout_options(config, mesh)
     if isinstance(stage, Online):
-        sequences = padded_prompts(stage, mesh) * stage.samples
+        sequences = rows_over_shards(stage.prompts, mesh) * stage.samples
         if row_of(tables, "algos", stage.objective).pairs is not None:  # a group is compared within one row
             return layout.packed_shape(stage.learner, sequences, width, shards, unit=stage.samples, **options)
         options |= dict(prompt_length=config.data.prompt_length, samples=stage.samples)
@@ -304,7 +298,7 @@ def sampled_rows(
     """
     options = stage_options(stage, config, model, cfg, tokenizer, objective.needs(stage.objective))
     credit_options = dict(objective=objective, max_completion=completion_length(stage, config))
-    group_options = dict(num_groups=padded_prompts(stage, mesh), **credit_options)
+    group_options = dict(num_groups=rows_over_shards(stage.prompts, mesh), **credit_options)
     functions: Functions = {
         "sample": functools.partial(sampler.program, options=options, drawing=drawing_of(stage, tokenizer)),
         "pack": pack.pack_rollout,
@@ -437,7 +431,7 @@ def version_before(version: Array, *, lag: int) -> Array:
 
 def abstract(x: PyTree, mesh: Mesh) -> PyTree:
     """Returns shape, dtype and sharding of every leaf; a leaf without a sharding counts as replicated."""
-    everywhere = NamedSharding(mesh, PartitionSpec())
+    everywhere = replicated(mesh)
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", everywhere)), x
     )
@@ -445,7 +439,7 @@ def abstract(x: PyTree, mesh: Mesh) -> PyTree:
 
 def abstract_plan(shape: Shape, mesh: Mesh) -> PackingPlan:
     """Returns a packing plan as shapes."""
-    by_row, everywhere = row_sharding(mesh), NamedSharding(mesh, PartitionSpec())
+    by_row, everywhere = row_sharding(mesh), replicated(mesh)
     rows = lambda columns: jax.ShapeDtypeStruct((shape.micro_batches, shape.rows, columns), np.int32, sharding=by_row)
     return PackingPlan(
         source=rows(shape.row_length),

@@ -608,6 +608,11 @@ def stream_of(job: Job, stage: OfflineStage | OnlineStage) -> Stream:
     return stage.stream if isinstance(stage, OfflineStage) else job.stream
 
 
+def dropped_metrics(job: Job, stage: OfflineStage | OnlineStage) -> dict[str, float]:
+    """Returns how many examples a stage's data stream has dropped so far, as metrics."""
+    return {f"data/dropped_{cause}": float(count) for cause, count in stream_of(job, stage).counts.items()}
+
+
 def stored_stream(stage: OfflineStage | OnlineStage) -> Stream | None:
     """Returns the data stream of a stage's stored rows; None: it has none."""
     rows = stored_rows(stage)

@@ -16,6 +16,7 @@ from jrl.experiment import Config
 from jrl.ops.win_rates import win_rate
 from jrl.rollout.evaluate import draw, summary
 from jrl.rollout.scoring import Scorer, open_scoring
+from jrl.run.report.text import aligned
 from jrl.run.stages import open_evaluator
 from jrl.run.trained import Trained
 from jrl.tasks.data.held_out import held_out
@@ -143,13 +144,6 @@ def table(result: dict[str, Any]) -> str:
             tail,
         ]
     )
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Returns rows as lines with aligned columns: the first left-aligned, the others right-aligned."""
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    placed = [[f"{row[0]:<{widths[0]}}", *(f"{x:>{w}}" for x, w in zip(row[1:], widths[1:]))] for row in rows]
-    return ["  ".join(cells).rstrip() for cells in placed]
 
 
 def side_by_side(results: Sequence[dict[str, Any]]) -> str:

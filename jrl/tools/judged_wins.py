@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from jrl.ops.win_rates import length_controlled, win_rate
+from jrl.run.report.text import aligned
 from jrl.tasks.example import Example
 from jrl.tasks.judges import Group, Judge, OpenJudge, Pairwise, open_client, preflight
-from jrl.tools.evaluation import aligned
 
 
 def comparing(judges: Sequence[Judge]) -> list[Judge]:

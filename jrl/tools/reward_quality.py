@@ -14,13 +14,14 @@ from jrl.ops import statistics
 from jrl.ops.reward_model_quality import best_of_many, instruction_consistency, pair_accuracy
 from jrl.rollout.evaluate import interval_json
 from jrl.run.bucket_run import readable
+from jrl.run.report.text import aligned
 from jrl.run.trained import Trained
 from jrl.tasks.data.stored import completion_of
 from jrl.tasks.envs import ENVS
 from jrl.tasks.example import Example, Message
 from jrl.tools import inspect_data
 from jrl.tools.evaluate_sources import Source
-from jrl.tools.evaluation import aligned, percent_cell
+from jrl.tools.evaluation import percent_cell
 from jrl.tools.measures import check_same_tokenizer
 from jrl.tools.score import is_classifier, judge_conversations, score, score_rewards
 

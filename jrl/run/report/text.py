@@ -52,6 +52,13 @@ def bar(done: int, total: int, width: int = 24) -> str:
     return f"[{'#' * full}{' ' * (width - full)}] {100 * done // max(total, 1):3d} %"
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns rows as lines with aligned columns: the first left-aligned, the others right-aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    placed = [[f"{row[0]:<{widths[0]}}", *(f"{x:>{w}}" for x, w in zip(row[1:], widths[1:]))] for row in rows]
+    return ["  ".join(cells).rstrip() for cells in placed]
+
+
 def percent(share: float) -> str:
     """Returns '12 %' of 0.12, rounded down so that only all is '100 %', and '<1 %' of what is not nothing."""
     return "<1 %" if 0 < share < 0.01 else f"{math.floor(100 * share + 1e-9)} %"

@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 from jrl import paths
 from jrl.algos.contract import Needs
-from jrl.device.sharding import AXES, BATCH_AXES, TRAIN, num_shards, spec, split_sizes
+from jrl.device.sharding import AXES, BATCH_AXES, TRAIN, num_shards, rows_over_shards, spec, split_sizes
 from jrl.device.transfer import Publication, publication, shared_cuts
 from jrl.experiment import (
     Config,
@@ -348,7 +348,7 @@ def stage_case(config: Config, parts: Parts, index: int, before: Case | None, fi
         name=stage_names(config.stages)[index],
         index=index,
         shape=shape,
-        prompts=programs.padded_prompts(stage, mesh) if online else shape.sequences,
+        prompts=rows_over_shards(stage.prompts, mesh) if online else shape.sequences,
         samples=stage.samples if online else 1,
         needs=needs,
         updates=stage.trains,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jrl.device.chips import GIB
 from jrl.experiment import Online
+from jrl.run.report.text import aligned
 from jrl.run.sampler_devices import mesh_text, publication_text
 from jrl.tools.plan import budget, cheaper, estimate
 from jrl.tools.plan.budget import Memory
@@ -166,7 +167,5 @@ def foot(plan: Plan) -> str:
 
 
 def table(lines: list[list[str]]) -> str:
-    """Returns lines with aligned columns: the first left-aligned, the others right-aligned."""
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    align = lambda i, cell: cell.ljust(widths[i]) if i == 0 else cell.rjust(widths[i])
-    return "\n".join("  ".join(align(i, cell) for i, cell in enumerate(line)) for line in lines)
+    """Returns lines with aligned columns as text."""
+    return "\n".join(aligned(lines))

@@ -131,15 +131,17 @@ def unsupported(config: Config) -> str | None:
             return "replayed routes (Learner.routes = 'replayed')"
         if any(map(keeps_on_host, optimizers(stage).values())):
             return "AdamW.memory = 'host'"
-        if isinstance(stage, Online) and stage.strategy is not None:
+        if isinstance(stage, Offline):
+            continue
+        if stage.strategy is not None:
             return f"sampling strategies (Online.strategy = @{type(stage.strategy).__name__}())"
-        if isinstance(stage, Online) and stage.rewards:
+        if stage.rewards:
             return "rewards of roles (Online.rewards)"
-        if isinstance(stage, Online) and stage.corrector is not None:
+        if stage.corrector is not None:
             return "a corrector (Online.corrector)"
-        if isinstance(stage, Online) and stage.process is not None:
+        if stage.process is not None:
             return "rewards of steps by a role (Online.process)"
-        if isinstance(stage, Online) and stage.pair_model is not None:
+        if stage.pair_model is not None:
             return "a pair model (Online.pair_model)"
     return None
 
