@@ -266,9 +266,9 @@ def abstract_step(
     """
     policy = state.models["policy"]
     weights = sampling_weights(config, state)
-    rollout = p.sample(weights, *inputs.sampling(policy.version))
+    rollout = p.sample(weights, *inputs.sampling)
     if p.next_segment is not None:
-        _, key, stream, version, sampling_params, _, _ = inputs.sampling(policy.version)
+        _, key, stream, version, sampling_params, _, _ = inputs.sampling
         uid = jax.ShapeDtypeStruct((*rollout.length.shape, 2), np.uint32, sharding=rollout.tokens.sharding)
         rollout = p.next_segment(weights, rollout, uid, key, stream, version, sampling_params)
     packed = p.pack(rollout, plan, inputs.temperature)
@@ -278,10 +278,9 @@ def abstract_step(
     if p.combine is not None:
         p.combine(scores_of_roles)
     if p.correct is not None:
-        corrector = state.models[config.corrector.role]
-        p.correct(weights_of(state.models, config.corrector.role).params, *inputs.correcting(corrector.version))
+        p.correct(weights_of(state.models, config.corrector.role).params, *inputs.correcting)
     if p.prefer is not None:
-        p.prefer(weights_of(state.models, config.pair_model.role), *inputs.comparing())
+        p.prefer(weights_of(state.models, config.pair_model.role), *inputs.comparing)
     minibatch = prepare(p, state, config.trains, packed, plan)
     scores = inputs.scores(rollout)
     if p.keep is not None:
@@ -312,8 +311,8 @@ class AbstractInputs(NamedTuple):
 
     arrays: StageArrays
     temperature: jax.ShapeDtypeStruct
-    sampling: Callable[[jax.ShapeDtypeStruct], tuple]  # version -> the sampler's arguments after its weights
+    sampling: tuple  # the sampler's arguments after its weights
     scores: Callable[[Rollout], Scores]
-    correcting: Callable[[jax.ShapeDtypeStruct], tuple]  # as `sampling`, for a corrector
-    comparing: Callable[[], tuple]  # a pair model's arguments after its weights
+    correcting: tuple | None  # as `sampling`, for a corrector; None: the stage has none
+    comparing: tuple | None  # a pair model's arguments after its weights; None: the stage has none
     pretraining: tuple | None  # (tokens, mask, plan) of stored rows that are also imitated; None: there are none

@@ -9,13 +9,14 @@ without opening a run.
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from jrl.device.sharding import batch_sharding, replicated, rows_over_shards
-from jrl.experiment import Config, Offline, Stage, correction_length, question_length, trains_online
+from jrl.experiment import Config, Offline, Online, Stage, correction_length, question_length, trains_online
 from jrl.learning.learner import weights_of
 from jrl.learning.pack import Shape
 from jrl.learning.step import StageArrays, StagePrograms
@@ -132,42 +133,55 @@ def abstract_step(p: StagePrograms, stage: Stage, inputs: Inputs, i: int, state:
     if isinstance(stage, Offline):
         offline.abstract_step(p, stage, state, plan, arrays, shape, mesh, inputs.attributes[i])
         return
-
-    def scores(rollout: Rollout) -> Scores:
-        place = lambda like, dtype: jax.ShapeDtypeStruct(like.shape, dtype, sharding=batch_sharding(mesh, like.ndim))
-        by_row = lambda dtype: place(rollout.length, dtype)
-        return Scores(
-            by_row(np.float32),
-            by_row(bool),
-            by_row(np.int8),
-            by_row(np.float32),
-            token_reward=place(rollout.tokens, np.float32) if inputs.rewards_tokens[i] else None,
-            components={name: by_row(np.float32) for name in inputs.components[i]},
-            task=by_row(np.uint32),
-        )
-
-    sampling = lambda version: sample_arguments(inputs, stage.prompts, version, strategy=stage.strategy)
-
-    def correcting(version: jax.ShapeDtypeStruct) -> tuple:
-        prompts = abstract_prompts(stage.prompts * stage.samples, correction_length(stage, inputs.config), mesh)
-        greedy = SamplingParams(None, None, None, None)
-        return prompts, inputs.key, _scalar(mesh, np.uint32), version, greedy, None, None
-
-    def comparing() -> tuple:
-        rows = rows_over_shards(stage.pair_model.batch, mesh)
-        by_row = lambda *dims: jax.ShapeDtypeStruct(dims, np.int32, sharding=batch_sharding(mesh, len(dims)))
-        verdicts = jax.ShapeDtypeStruct((2,), np.int32, sharding=replicated(mesh))
-        return by_row(rows, question_length(inputs.config)), by_row(rows), verdicts
-
-    pretraining = None
-    if stage.pretraining is not None:
-        stored = pretraining_shape(stage, inputs.config, mesh)
-        rows = (offline.abstract_rows(stored, mesh, np.int32), offline.abstract_rows(stored, mesh, bool))
-        pretraining = (*rows, abstract_plan(stored, mesh))
+    policy = state.models["policy"]
     abstract_inputs = online.AbstractInputs(
-        arrays, _scalar(mesh, np.float32), sampling, scores, correcting, comparing, pretraining
+        arrays=arrays,
+        temperature=_scalar(mesh, np.float32),
+        sampling=sample_arguments(inputs, stage.prompts, policy.version, strategy=stage.strategy),
+        scores=functools.partial(scores_shape, inputs, i),
+        correcting=None if stage.corrector is None else correct_arguments(inputs, stage, state),
+        comparing=None if stage.pair_model is None else prefer_arguments(inputs, stage),
+        pretraining=None if stage.pretraining is None else pretraining_arguments(inputs, stage),
     )
     online.abstract_step(p, stage, state, plan, abstract_inputs)
+
+
+def scores_shape(inputs: Inputs, i: int, rollout: Rollout) -> Scores:
+    """Returns the scores of a rollout of stage `i`, as shapes."""
+    place = lambda like, dtype: jax.ShapeDtypeStruct(like.shape, dtype, sharding=batch_sharding(inputs.mesh, like.ndim))
+    by_row = lambda dtype: place(rollout.length, dtype)
+    return Scores(
+        by_row(np.float32),
+        by_row(bool),
+        by_row(np.int8),
+        by_row(np.float32),
+        token_reward=place(rollout.tokens, np.float32) if inputs.rewards_tokens[i] else None,
+        components={name: by_row(np.float32) for name in inputs.components[i]},
+        task=by_row(np.uint32),
+    )
+
+
+def correct_arguments(inputs: Inputs, stage: Online, state: TrainState) -> tuple:
+    """Returns the arguments of a corrector's program after its weights, as shapes."""
+    length, version = correction_length(stage, inputs.config), state.models[stage.corrector.role].version
+    prompts = abstract_prompts(stage.prompts * stage.samples, length, inputs.mesh)
+    greedy = SamplingParams(None, None, None, None)
+    return prompts, inputs.key, _scalar(inputs.mesh, np.uint32), version, greedy, None, None
+
+
+def prefer_arguments(inputs: Inputs, stage: Online) -> tuple:
+    """Returns the arguments of a pair model's program after its weights, as shapes."""
+    mesh, rows = inputs.mesh, rows_over_shards(stage.pair_model.batch, inputs.mesh)
+    by_row = lambda *dims: jax.ShapeDtypeStruct(dims, np.int32, sharding=batch_sharding(mesh, len(dims)))
+    verdicts = jax.ShapeDtypeStruct((2,), np.int32, sharding=replicated(mesh))
+    return by_row(rows, question_length(inputs.config)), by_row(rows), verdicts
+
+
+def pretraining_arguments(inputs: Inputs, stage: Online) -> tuple:
+    """Returns tokens, mask and plan of the stored rows that a stage also imitates, as shapes."""
+    mesh, stored = inputs.mesh, pretraining_shape(stage, inputs.config, inputs.mesh)
+    rows = (offline.abstract_rows(stored, mesh, np.int32), offline.abstract_rows(stored, mesh, bool))
+    return *rows, abstract_plan(stored, mesh)
 
 
 def compile_eval(inputs: Inputs, state: TrainState) -> None:
