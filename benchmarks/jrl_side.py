@@ -33,7 +33,7 @@ from jrl.models.contract import init
 from jrl.models.pretrained.published import export
 from jrl.models.shape import Decoder
 from jrl.plugins import load_parts
-from jrl.rollout.collect import collect, completion_text, draw
+from jrl.rollout.collect import collect, draw
 from jrl.rollout.prompts import TRAIN_STREAM, place_prompts
 from jrl.rollout.sampler import params_on_device
 from jrl.run import online, records
@@ -144,7 +144,6 @@ def sample(case: list[Any] | Sampling, seed: int) -> dict[str, Any]:
     everywhere, key = replicated(policy.mesh), root_key(policy)
     stream, version = (jax.device_put(x, everywhere) for x in (np.uint32(TRAIN_STREAM), np.int32(0)))
     sampling_params = params_on_device(policy.config.sampler, policy.mesh)
-    rows = range(case.prompts * case.samples)
 
     def call() -> tuple[list[str], np.ndarray]:
         visits = [visit(i, text, seed, policy.tokenizer) for i, text in enumerate(texts)]
@@ -153,7 +152,8 @@ def sample(case: list[Any] | Sampling, seed: int) -> dict[str, Any]:
             trained.params, prompts, key, stream, version, sampling_params, None, budget
         )
         host = jax.device_get({"tokens": rollout.tokens, "action_mask": rollout.action_mask})
-        return [completion_text(policy.tokenizer, host, row) for row in rows], host["action_mask"].sum(axis=1)
+        ids = [row[sampled].tolist() for row, sampled in zip(host["tokens"], host["action_mask"])]
+        return [policy.tokenizer.decode(completion) for completion in ids], host["action_mask"].sum(axis=1)
 
     seconds, (texts_out, drawn) = timed(call)
     if drawn.tolist() != shapes.lengths(case).tolist():

@@ -20,7 +20,7 @@ from jrl.learning.learner import weights_of
 from jrl.learning.step import Learned
 from jrl.models import decoder
 from jrl.models.contract import num_params, split_params
-from jrl.rollout.evaluate import measure, numbers
+from jrl.rollout.evaluate import draw, numbers, summary
 from jrl.run import fault, offline, online, records
 from jrl.run.checkpoints.run_state import StateMismatch
 from jrl.run.job import Job
@@ -234,7 +234,7 @@ def evaluate_once(job: Job, state: TrainState, name: str) -> None:
 
 
 def evaluate(job: Job, state: TrainState, name: str, *, interruptible: bool = True) -> dict[str, Any]:
-    """Returns `measure` of the policy on the run's held-out prompts.
+    """Returns the `summary` of the policy's samples on the run's held-out prompts.
 
     Args:
       name: what the display calls it.
@@ -245,7 +245,7 @@ def evaluate(job: Job, state: TrainState, name: str, *, interruptible: bool = Tr
     stop = job.stop_alone if interruptible else never
     with job.timed("eval"), job.spent("evaluate"):
         try:
-            result = measure(job.evaluator, weights, job.held_out(stop), job.scorer, announce, stop)
+            result = summary(draw(job.evaluator, weights, job.held_out(stop), job.scorer, announce, stop))
         except StopRequested as error:
             raise Preempted(f"stopped during an evaluation. {saved_message(job.done, job.total)}") from error
     del result["by_prompt"], result["rewards"], result["completions"]  # only `jrl eval` uses them, to compare policies

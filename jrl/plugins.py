@@ -54,13 +54,13 @@ class Parts:
     added: dict[str, tuple[str, ...]]  # table -> names that parts added
 
 
-def load_parts(parts: Sequence[Part], tables: Tables = TABLES) -> Parts:
-    """Returns the tables extended by `parts`. Raises PartError for a bad part or a name that is taken."""
-    merged = {table: dict(rows) for table, rows in tables.items()}
+def load_parts(parts: Sequence[Part]) -> Parts:
+    """Returns TABLES extended by `parts`. Raises PartError for a bad part or a name that is taken."""
+    merged = {table: dict(rows) for table, rows in TABLES.items()}
     added: dict[str, list[str]] = {table: [] for table in merged}
     sources, texts, hashes = [], [], {}
     neighbors: dict[str, str] = {}  # name -> file
-    sections = schema_of(Config, config_classes(tables)).sections if parts else {}
+    sections = schema_of(Config, config_classes(TABLES)).sections if parts else {}
     for place, part in enumerate(parts):
         name, defined, source = _read(part, place)
         for neighbor in () if source is None else source.neighbors:

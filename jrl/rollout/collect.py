@@ -362,11 +362,6 @@ def last_of_two(scores: HostScores, rows: int) -> HostScores:
     )
 
 
-def completion_text(tokenizer: Any, host: dict[str, np.ndarray], row: int) -> str:
-    """Returns the text that the policy sampled in a row, without control tokens."""
-    return tokenizer.decode(host["tokens"][row][host["action_mask"][row]].tolist())
-
-
 def refilled(
     first: Collected,
     most: int,

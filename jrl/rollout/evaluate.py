@@ -14,7 +14,7 @@ from jrl.device.placement import fetch, place_on_mesh
 from jrl.device.processes import ONE, Processes
 from jrl.device.sharding import replicated
 from jrl.ops import statistics
-from jrl.rollout.collect import ON_HOST, completion_text
+from jrl.rollout.collect import ON_HOST
 from jrl.rollout.prompts import EVAL_STREAM, place_prompts
 from jrl.rollout.sampler import SamplingParams
 from jrl.rollout.scoring import Scorer, scores_of_all
@@ -65,18 +65,6 @@ class Samples(NamedTuple):
         return self.texts[prompt * self.count : (prompt + 1) * self.count]
 
 
-def measure(
-    evaluator: Evaluator,
-    weights: PyTree,
-    visits: Sequence[Visit],
-    scorer: Scorer,
-    announce: Callable[[int, int], None],
-    stop: Stop = never,
-) -> dict[str, Any]:
-    """Returns the `summary` of what `draw` samples, with the same arguments and errors."""
-    return summary(draw(evaluator, weights, visits, scorer, announce, stop))
-
-
 def draw(
     evaluator: Evaluator,
     weights: PyTree,
@@ -108,8 +96,9 @@ def draw(
         truncated += int((host["finish"][: len(part) * e.samples] == Finish.LENGTH).sum())
         share = e.processes.share(len(part))
         rows = range(share.start * e.samples, share.stop * e.samples)
-        texts = [completion_text(e.tokenizer, host, row) for row in range(len(part) * e.samples)]
-        tokens += [host["tokens"][row][host["action_mask"][row]].tolist() for row in range(len(part) * e.samples)]
+        ids = [host["tokens"][row][host["action_mask"][row]].tolist() for row in range(len(part) * e.samples)]
+        texts = [e.tokenizer.decode(completion) for completion in ids]
+        tokens += ids
         examples = [part[row // e.samples].example for row in rows]
         keys = [(part[row // e.samples].uid, row % e.samples) for row in rows]
         pending.append((scorer.submit(texts[rows.start : rows.stop], examples, keys), texts))

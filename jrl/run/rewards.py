@@ -70,7 +70,7 @@ def open_judgement(
     config, parts = policy.config, policy.parts
     with contextlib.ExitStack() as stack:
         display.phase("verifiers")
-        scorer = open_scoring(
+        opened = open_scoring(
             config.scoring,
             parts.tables["verifiers"],
             parts.sources,
@@ -80,7 +80,7 @@ def open_judgement(
             also=sorted(named_verifiers(source)),  # stored rows of stages are not scored
             pool=pool,
         )
-        stack.callback(scorer.close)
+        scorer = stack.enter_context(opened)
         classifier = None
         if config.reward is not None:
             answered = functools.partial(answered_conversations, source, config.data)

@@ -54,12 +54,9 @@ def reevaluate(
     """
     policy, visits = trained.policy, held_out_visits(trained)
     table = policy.parts.tables["verifiers"]
-    scorer = open_scoring(policy.config.scoring, table, policy.parts.sources, private=private)
-    try:
+    with open_scoring(policy.config.scoring, table, policy.parts.sources, private=private) as scorer:
         samples = draw(open_evaluator(policy), trained.params, visits, scorer, announce)
         described = protocol(trained, scorer)
-    finally:
-        scorer.close()
     result = {**summary(samples), "profile": measures.profile(samples)}
     calibration = measures.calibration(policy.config.scoring.verifiers, samples)
     result |= {} if calibration is None else {"calibration": calibration}
