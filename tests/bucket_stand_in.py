@@ -214,11 +214,11 @@ def contents(folder):
 
 def opened(bucket, folder, processes=ONE):
     """Returns what publishes the folder of a process, which then holds what is committed."""
-    commit, generation = bucket_run.claim_together(bucket, "run", ADDRESS, processes)
+    commit, generation = bucket_run.claim_together(bucket, "run", processes)
     lost = bucket_run.sweep(bucket, "run", commit) if processes.writer else set()
     folder.mkdir(exist_ok=True)
-    damaged = bucket_run.fetch_sound(bucket, "run", ADDRESS, commit, folder)
+    damaged = bucket_run.fetch_sound(bucket, "run", commit, folder)
     lost |= {part.object for parts in damaged.values() for part in parts}
     lost = {part for found in processes.exchange("fetched", sorted(lost)) for part in found}
     losses = bucket_run.Losses(damaged, frozenset(lost))
-    return bucket_run.Publisher(bucket, "run", ADDRESS, folder, NO_LEASE, commit, generation, processes, losses)
+    return bucket_run.Publisher(bucket, "run", folder, NO_LEASE, commit, generation, processes, losses)

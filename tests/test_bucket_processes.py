@@ -45,7 +45,7 @@ def step_of(found, tmp_path):
 
 def assert_nothing_left_over(store):
     """Holds a bucket to the parts of the commit."""
-    committed = bucket_run.read_commit(client(store), "run", ADDRESS)[0]
+    committed = bucket_run.read_commit(client(store), "run")[0]
     assert {name for _, name in store.objects if "/files/" in name} == {
         f"run/files/{part}" for part in committed.objects()
     }
@@ -120,7 +120,7 @@ def test_a_step_of_which_a_file_is_missing_is_not_committed(tmp_path):
     found, _ = together(2, act)
     assert "step 1 is not committed: no process has shards-1.bin" in str(found[0])
     assert isinstance(found[1], OtherProcessFailed)
-    assert bucket_run.read_commit(client(store), "run", ADDRESS)[0].files == {}
+    assert bucket_run.read_commit(client(store), "run")[0].files == {}
 
 
 def test_a_manifest_that_cannot_be_read_is_not_committed(tmp_path):

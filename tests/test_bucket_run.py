@@ -75,7 +75,7 @@ def test_a_process_that_dies_after_any_request_leaves_the_step_before_or_the_new
         opened(client(store), again)
         step = 2 if contents(again) == expected[2] else 1
         assert contents(again) == expected[step], f"half a commit after {after} requests"
-        committed = bucket_run.read_commit(client(store), "run", "gs://bucket/run")[0]
+        committed = bucket_run.read_commit(client(store), "run")[0]
         assert {f"run/files/{name}" for name in committed.objects()} == {
             name for _, name in store.objects if "/files/" in name
         }, "the sweep left something, or took too much"
@@ -724,7 +724,7 @@ def test_a_reader_keeps_what_it_has_of_a_run_that_goes_on(tmp_path):
     write_step(folder, 1)
     publisher.publish()
     reader = client(store)
-    commit, generation = bucket_run.read_commit(reader, "run", "gs://bucket/run")
+    commit, generation = bucket_run.read_commit(reader, "run")
     request, lock = reader._request, threading.Lock()
 
     def meanwhile(method, url, data, headers):  # a step is done whenever the state of one is asked for
@@ -737,7 +737,7 @@ def test_a_reader_keeps_what_it_has_of_a_run_that_goes_on(tmp_path):
     reader._request = meanwhile
     (tmp_path / "read").mkdir()
     store.requests.clear()
-    bucket_run.fetch_newest(reader, "run", "gs://bucket/run", tmp_path / "read", commit, generation)
+    bucket_run.fetch_newest(reader, "run", tmp_path / "read", commit, generation)
     expected = after_step(tmp_path, 5) | {"rollouts/large": b"x" * 100}
     assert contents(tmp_path / "read") == expected
     fetched = [name for method, name in store.requests if method == "GET"]
@@ -754,7 +754,7 @@ def test_a_commit_that_failed_is_not_tried_again_at_the_end(served):
     with pytest.raises(KeyError), bucket_run.open_run_folder("gs://bucket/run") as folder:
         (folder.path / "manifest.json").write_text("the run")
         raise KeyError("of the run itself")
-    assert "manifest.json" in bucket_run.read_commit(client(served), "run", "gs://bucket/run")[0].files
+    assert "manifest.json" in bucket_run.read_commit(client(served), "run")[0].files
 
 
 def test_what_needs_no_weights_fetches_none(served):

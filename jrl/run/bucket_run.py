@@ -118,34 +118,33 @@ def open_run_folder(run: str | os.PathLike[str], processes: Processes = ONE) -> 
     try:
         folder = paths.make_private_dir(base / _name_of_folder(place[1], key))
         if not processes.writer:
-            yield from _opened(bucket, place[1], address, folder, NO_LEASE, processes)
+            yield from _opened(bucket, place[1], folder, NO_LEASE, processes)
             return
-        if read_commit(bucket, place[1], address)[0] is None:  # before anything is written there
-            _refuse_foreign(bucket, place[1], address)
+        if read_commit(bucket, place[1])[0] is None:  # before anything is written there
+            _refuse_foreign(bucket, place[1])
         lease = take_lease(bucket, f"{place[1]}/{LOCK}", address, _name_of_copy(base / LOCK))
         try:
-            yield from _opened(bucket, place[1], address, folder, lease, processes)
+            yield from _opened(bucket, place[1], folder, lease, processes)
         finally:
             lease.release()
     finally:
         held.release()
 
 
-def _opened(
-    bucket: Bucket, name: str, address: str, folder: Path, lease: Lease, processes: Processes
-) -> Iterator[RunFolder]:
-    commit, generation = claim_together(bucket, name, address, processes)
+def _opened(bucket: Bucket, name: str, folder: Path, lease: Lease, processes: Processes) -> Iterator[RunFolder]:
+    address = address_of(bucket, name)
+    commit, generation = claim_together(bucket, name, processes)
     if commit.files and processes.writer:
         steps = commit.steps()
         what = f"its newest checkpoint is of step {steps[-1]}" if steps else "it has no checkpoint yet"
         _log.warning("%s: continuing in %s from what is committed; %s", address, folder, what)
     lost = sweep(bucket, name, commit) if processes.writer else set()
-    damaged = fetch_sound(bucket, name, address, commit, folder)
+    damaged = fetch_sound(bucket, name, commit, folder)
     lost |= {part.object for parts in damaged.values() for part in parts}
     # From here on commits may remove what others would still read.
     lost = {part for process_lost in processes.exchange("fetched", sorted(lost)) for part in process_lost}
     losses = Losses(damaged, frozenset(lost))
-    publisher = Publisher(bucket, name, address, folder, lease, commit, generation, processes, losses)
+    publisher = Publisher(bucket, name, folder, lease, commit, generation, processes, losses)
     try:
         yield RunFolder(folder, publisher.publish, address, processes.count == 1, publisher.steps)
     except BaseException:
@@ -157,35 +156,41 @@ def _opened(
     publisher.publish_begun()
 
 
-def claim_together(bucket: Bucket, name: str, address: str, processes: Processes) -> tuple[Commit, int]:
+def address_of(bucket: Bucket, name: str) -> str:
+    """Returns the address of a run."""
+    return f"gs://{bucket.name}/{name}"
+
+
+def claim_together(bucket: Bucket, name: str, processes: Processes) -> tuple[Commit, int]:
     """Returns the commit that process 0 has claimed, and its generation, in all processes."""
     if processes.writer:
-        commit, generation = claim(bucket, name, address)
+        commit, generation = claim(bucket, name)
         processes.exchange("claimed", [commit.life, generation])
         return commit, generation
     life, expected = processes.exchange("claimed", None)[0]
-    commit, generation = read_commit(bucket, name, address)
+    commit, generation = read_commit(bucket, name)
     if commit is None or (commit.life, generation) != (life, expected):
-        raise _taken(address)
+        raise _taken(address_of(bucket, name))
     return commit, generation
 
 
-def claim(bucket: Bucket, name: str, address: str) -> tuple[Commit, int]:
+def claim(bucket: Bucket, name: str) -> tuple[Commit, int]:
     """Writes the commit under a new life, so that earlier holders of the run can no longer commit.
 
     Returns it and its generation.
     """
     while True:
-        before, generation = read_commit(bucket, name, address)
+        before, generation = read_commit(bucket, name)
         if before is None:
-            _refuse_foreign(bucket, name, address)
+            _refuse_foreign(bucket, name)
         commit = Commit(1, {}) if before is None else Commit(before.life + 1, before.files)
         with contextlib.suppress(Conflict):
             return commit, bucket.put(f"{name}/{COMMIT}", _to_json(commit), if_generation=generation).generation
 
 
-def _refuse_foreign(bucket: Bucket, name: str, address: str) -> None:
+def _refuse_foreign(bucket: Bucket, name: str) -> None:
     """Raises ForeignFolder if there are objects that belong to no run, or to one whose run.json was removed."""
+    address = address_of(bucket, name)
     if others := _foreign_names(bucket, name):
         raise ForeignFolder(
             f"{address} is not a run and already contains {', '.join(others[:3])}; choose another --run"
@@ -234,7 +239,7 @@ def _life_of(part: str) -> int | None:
     return None if match is None else int(match[1])
 
 
-def read_commit(bucket: Bucket, name: str, address: str) -> tuple[Commit | None, int]:
+def read_commit(bucket: Bucket, name: str) -> tuple[Commit | None, int]:
     """Returns the commit of a run and its generation; (None, 0) if there is none."""
     try:
         data, generation = bucket.get(f"{name}/{COMMIT}")
@@ -247,7 +252,9 @@ def read_commit(bucket: Bucket, name: str, address: str) -> tuple[Commit | None,
         files = {file: tuple(Part(*part) for part in parts) for file, parts in content["files"].items()}
         return Commit(int(content["life"]), files, str(content["nonce"])), generation
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ForeignFolder(f"{address}/{COMMIT} is not the commit of a run ({error}); choose another --run") from error
+        raise ForeignFolder(
+            f"{address_of(bucket, name)}/{COMMIT} is not the commit of a run ({error}); choose another --run"
+        ) from error
 
 
 def _to_json(commit: Commit) -> bytes:
@@ -278,7 +285,6 @@ class Publisher:
         self,
         bucket: Bucket,
         name: str,
-        address: str,
         folder: Path,
         lease: Lease,
         commit: Commit,
@@ -286,7 +292,8 @@ class Publisher:
         processes: Processes = ONE,
         losses: Losses = NO_LOSSES,
     ):
-        self._bucket, self._name, self._address, self._folder, self._lease = bucket, name, address, folder, lease
+        self._bucket, self._name, self._folder, self._lease = bucket, name, folder, lease
+        self._address = address_of(bucket, name)
         self._commit, self._generation, self._processes = commit, generation, processes
         self._serial = itertools.count(processes.index, processes.count)
         self._sent: set[str] = set()  # the nonces of the commits that it tried to write
@@ -369,7 +376,7 @@ class Publisher:
             self._write(commit)
         except Conflict as error:
             # An earlier commit whose answer was lost may have been written after all.
-            current, generation = read_commit(self._bucket, self._name, self._address)
+            current, generation = read_commit(self._bucket, self._name)
             if current is None or current.nonce not in self._sent:
                 raise _taken(self._address) from error
             before, self._generation = before | current.objects(), generation
@@ -504,13 +511,14 @@ def _still_there(parts: tuple[Part, ...], file: Any, size: int) -> list[Part]:
     return same
 
 
-def fetch_sound(bucket: Bucket, name: str, address: str, commit: Commit, folder: Path) -> dict[str, tuple[Part, ...]]:
+def fetch_sound(bucket: Bucket, name: str, commit: Commit, folder: Path) -> dict[str, tuple[Part, ...]]:
     """Makes a folder hold the files of a commit as `fetch` does, but for files of checkpoints and rollouts of which an
     object is gone or has other bytes: these are left out, a warning for each, and returned.
 
     A checkpoint without one of its files is damaged, as it would be in a local run, and a resume passes it over.
     Raises: BucketError where another file is damaged: nothing goes on without those.
     """
+    address = address_of(bucket, name)
     damaged: dict[str, tuple[Part, ...]] = {}
 
     def note(file: str, error: BucketError) -> None:
@@ -662,27 +670,28 @@ def readable(source: str | os.PathLike[str], only: tuple[str, ...] = ()) -> Path
     place = split_address(source)
     if place is None:
         return Path(source)
-    bucket, address = Bucket(place[0]), shown(source).rstrip("/")
-    commit, generation = read_commit(bucket, place[1], address)
+    bucket, name = Bucket(place[0]), place[1]
+    address = address_of(bucket, name)
+    commit, generation = read_commit(bucket, name)
     if commit is None:
-        if not _foreign_names(bucket, place[1]) and _has_parts(bucket, place[1]):
+        is_foreign = bool(_foreign_names(bucket, name))
+        if not is_foreign and _has_parts(bucket, name):
             raise ForeignFolder(_without_commit(address))
-        if bucket.stat(f"{place[1]}/{LOCK}") is not None and not _foreign_names(bucket, place[1]):
+        if not is_foreign and bucket.stat(f"{name}/{LOCK}") is not None:
             raise ValueError(f"{address} is a run that was begun; it has committed nothing, no step is saved")
         if only:
             raise ValueError(f"{address} is not a run: there is no {COMMIT}")
         return local_copy(address)
     if not commit.files:
         raise ValueError(f"{address} is a run that was begun; it has committed nothing, no step is saved")
-    copied = "\n".join([place[1], *only])  # copies of a part do not replace those of all
-    fill = lambda folder: fetch_newest(bucket, place[1], address, folder, commit, generation, only)
+    copied = "\n".join([name, *only])  # copies of a part do not replace those of all
+    fill = lambda folder: fetch_newest(bucket, name, folder, commit, generation, only)
     return complete_copy(bucket, copied, str(generation), fill)
 
 
 def fetch_newest(
     bucket: Bucket,
     name: str,
-    address: str,
     folder: Path,
     commit: Commit,
     generation: int,
@@ -690,6 +699,7 @@ def fetch_newest(
 ) -> None:
     """Makes a folder hold the files of a commit or, where that is superseded while it is read, of a later one. What was
     fetched of a file that has not changed since stays. only: as in `readable`."""
+    address = address_of(bucket, name)
     for _ in range(READ_TRIES):
         files = {file: parts for file, parts in commit.files.items() if not only or _is_among(file, only)}
         try:
@@ -697,7 +707,7 @@ def fetch_newest(
             return
         except Missing as error:
             # A run that goes on removes what it has superseded.
-            later, other = read_commit(bucket, name, address)
+            later, other = read_commit(bucket, name)
             if later is None or other == generation:
                 steps = ", ".join(map(str, commit.steps())) or "none"
                 raise Missing(
