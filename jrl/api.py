@@ -65,17 +65,9 @@ def steps(
       profile: first and last step to write a trace of, into RUN/profile.
       stop: set it from any thread to save after the current step and raise Preempted, as SIGTERM and Ctrl-C do.
     """
-    with _opened(config, bindings, parts, run, stop, processes) as (resolved, loaded, folder, stop):
-        yield from _steps_in(
-            resolved,
-            loaded,
-            folder,
-            stop,
-            accept_change=accept_change,
-            begin_from=begin_from,
-            processes=processes,
-            profile=profile,
-        )
+    job_options = dict(accept_change=accept_change, begin_from=begin_from, profile=profile)
+    with _opened(config, bindings, parts, run, stop, processes, **job_options) as (_, run_steps):
+        yield from run_steps
 
 
 @contextlib.contextmanager
@@ -86,8 +78,10 @@ def _opened(
     run: str | Path | RunFolder | None,
     stop: threading.Event | None,
     processes: Processes = ONE,
-) -> Iterator[tuple[Config, Parts, RunFolder, threading.Event]]:
-    """Reads the configuration and opens the run's folder. While the folder is open, signals set the event."""
+    **job_options: Any,
+) -> Iterator[tuple[RunFolder, Iterator[Step]]]:
+    """Reads the configuration and opens the run's folder; yields it and the steps of the run. While the folder is open,
+    signals set the event. job_options: of `open_job`."""
     resolved, loaded = load_config(config, bindings, parts)
     say = None  # a caller that passed the event reports the stop itself
     if stop is None:
@@ -101,31 +95,15 @@ def _opened(
             folder = run
         else:
             folder = stack.enter_context(open_run_folder(run_folder(run), processes))
-        yield resolved, loaded, folder, stop
+        run_steps = _steps_in(resolved, loaded, folder, stop, processes=processes, **job_options)
+        yield folder, stack.enter_context(contextlib.closing(run_steps))
 
 
 def _steps_in(
-    config: Config,
-    parts: Parts,
-    folder: RunFolder,
-    stop: threading.Event,
-    *,
-    accept_change: bool,
-    begin_from: str | Path | None,
-    processes: Processes = ONE,
-    profile: Steps | None = None,
+    config: Config, parts: Parts, folder: RunFolder, stop: threading.Event, **job_options: Any
 ) -> Iterator[Step]:
-    """Yields the steps of a run in an open folder. Arguments as in `steps`."""
-    with open_job(
-        config,
-        parts,
-        folder,
-        stop,
-        accept_change=accept_change,
-        begin_from=begin_from,
-        processes=processes,
-        profile=profile,
-    ) as job:
+    """Yields the steps of a run in an open folder."""
+    with open_job(config, parts, folder, stop, **job_options) as job:
         if job.stopping():
             raise Preempted("asked to stop before the first step; nothing was changed")
         try:
@@ -148,7 +126,8 @@ def train(
     begin_from: str | Path | None = None,
 ) -> dict[str, Any]:
     """Trains to the end of the run and returns its summary, as in RUN/summary.json. Arguments as in `steps`."""
-    with _opened(config, bindings, parts, run, stop) as (resolved, loaded, folder, stop):
-        for _ in _steps_in(resolved, loaded, folder, stop, accept_change=accept_change, begin_from=begin_from):
+    job_options = dict(accept_change=accept_change, begin_from=begin_from)
+    with _opened(config, bindings, parts, run, stop, **job_options) as (folder, run_steps):
+        for _ in run_steps:
             pass
         return json.loads((folder.path / "summary.json").read_text())

@@ -77,7 +77,7 @@ def steps(job: Job) -> Iterator[Step]:
             step.metrics |= records.dropped_metrics(job, stage)
             previous, pending = pending, step
             job.done += 1
-            records.clock(job, step, job.seconds[stage.name] - seconds_before)
+            records.note_step(job, step, job.seconds[stage.name] - seconds_before)
             job.profile.after(job.done, step.metrics)
             if previous is not None:
                 yield records.emit(job, previous)

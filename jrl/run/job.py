@@ -146,7 +146,7 @@ class Job:
             self.visits = held_out(self.source, self.tokenizer, config.data, prompts, config.run.seed, stop)
         return self.visits
 
-    def clock(self) -> dict[str, float]:
+    def all_seconds(self) -> dict[str, float]:
         """Returns the seconds by stage or task, over all restarts; "total" counts from opening the run."""
         return {**self.seconds, "total": self.seconds.get("total", 0.0) + time.monotonic() - self.opened}
 

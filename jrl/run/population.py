@@ -524,7 +524,7 @@ def emit(population: Population, step: PopulationStep) -> None:
             continue
         device_metrics = {metric: values[i] for metric, values in fetched.items()}
         member_step.metrics = {**device_metrics, **member_step.metrics}
-        records.clock(job, member_step, step.seconds + waited)
+        records.note_step(job, member_step, step.seconds + waited)
         try:
             records.emit(job, member_step)
             why = not_finite(member_step) if job.skipped >= STOP_AFTER_SKIPPED else ""

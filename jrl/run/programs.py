@@ -256,9 +256,9 @@ def build_stage(
     if stage.learner.logprobs == "vocab_parallel":
         learned = learned._replace(output_head=output_head)
     if isinstance(stage, Online):
-        row_functions = sampled_rows(stage, config, objective, model, learned, cfg, tokenizer, mesh)
+        row_functions = sampling_functions(stage, config, objective, model, learned, cfg, tokenizer, mesh)
     else:
-        row_functions = stored_rows(stage, config, objective)
+        row_functions = stored_row_functions(stage, config, objective)
     functions = {
         **row_functions,
         **state_functions(stage, objective, model, cfg),
@@ -281,7 +281,7 @@ def build_stage(
 Functions = dict[str, Callable[..., Any]]  # by field of StagePrograms; those that a stage does not need are left out
 
 
-def sampled_rows(
+def sampling_functions(
     stage: Online,
     config: Config,
     objective: Objective,
@@ -329,7 +329,7 @@ def sampled_rows(
     return functions
 
 
-def stored_rows(stage: Stage, config: Config, objective: Objective) -> Functions:
+def stored_row_functions(stage: Stage, config: Config, objective: Objective) -> Functions:
     """Returns the functions that pack the stored rows of a stage and label them."""
     credit_options = dict(objective=objective, max_completion=completion_length(stage, config))
     return {"pack": pack.pack_tokens, "finish": functools.partial(credit.finish_stored, **credit_options)}

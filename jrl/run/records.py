@@ -449,12 +449,12 @@ def to_save(job: Job, waiting: Sequence[Draw]) -> tuple[dict[str, PyTree], dict[
         "rollout_rows": job.rollout_rows,
         "in_a_row": {"skipped": job.skipped, "unscored": job.unscored, "without_signal": job.without_signal},
         "overflowed": dict(job.overflowed),
-        "time": {"seconds": job.clock(), "sampled_tokens": job.sampled_tokens},
+        "time": {"seconds": job.all_seconds(), "sampled_tokens": job.sampled_tokens},
     }
     return tree, host
 
 
-def clock(job: Job, step: Step, seconds: float) -> None:
+def note_step(job: Job, step: Step, seconds: float) -> None:
     """Records how long a step took until its update was dispatched, and how many tokens it sampled."""
     step.seconds = seconds
     job.sampled_tokens += step.sampled_tokens
@@ -579,7 +579,7 @@ def summarize(job: Job) -> None:
     summary = write_summary(
         job.folder / "summary.json",
         steps=job.done,
-        seconds=job.clock(),
+        seconds=job.all_seconds(),
         evals=job.evals,
         tokens_per_second=job.sampled_tokens / sampling if sampling and job.sampled_tokens else None,
         peak_bytes=job.memory.peak,
