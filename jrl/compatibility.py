@@ -19,6 +19,7 @@ from jrl.experiment import (
     completion_length,
     correction_length,
     judges_of,
+    needs_of,
     question_length,
     row_of,
     segments_of,
@@ -60,7 +61,7 @@ def check(config: Config, tables: Tables) -> None:
                     f"stage that has a curriculum, and an earlier stage has {curriculum}; leave that one out"
                 )
             curriculum = type(stage.curriculum).__name__
-        needs = row_of(tables, "algos", stage.objective).needs(stage.objective)
+        needs = needs_of(stage, tables)
         for role, heads in trained_heads(stage, needs).items() if stage.steps else ():  # no steps: trains no role
             roles[role] = roles.get(role, frozenset()).union(heads)
     check_model(config)
@@ -392,7 +393,7 @@ def check_attribute_weights(stage: Online, config: Config, tables: Tables) -> No
         raise ValueError(f"Online.attribute_weights = {stage.attribute_weights} must be finite, in float32 too")
     for role in stage.rewards:
         trained = trained_before(role, stage, config.stages)
-        needs = [row_of(tables, "algos", earlier.objective).needs(earlier.objective) for earlier in trained]
+        needs = [needs_of(earlier, tables) for earlier in trained]
         outputs = next(stage_needs.score_outputs for stage_needs in needs if stage_needs.score)
         if outputs != count:
             raise ValueError(f"Online.attribute_weights has {count} weights, and the reward head of {role!r} has "
@@ -555,7 +556,7 @@ def check_teacher(config: Config, tables: Tables, trained: Collection[str]) -> N
         raise ValueError(
             "Config.teacher puts a published model in the role 'teacher', which a stage trains; leave one out"
         )
-    needs = [row_of(tables, "algos", stage.objective).needs(stage.objective) for stage in config.stages]
+    needs = [needs_of(stage, tables) for stage in config.stages]
     pair_models = [getattr(stage, "pair_model", None) for stage in config.stages]
     compares = any(pair_model is not None and pair_model.role == "teacher" for pair_model in pair_models)
     if not any(stage_needs.has_teacher for stage_needs in needs) and not compares:

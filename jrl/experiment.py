@@ -278,6 +278,16 @@ def completion_length(stage: Stage, config: Config) -> int:
     return config.sampler.completion_length if stage_length is None else stage_length
 
 
+def longest_row(config: Config) -> int:
+    """Returns the most tokens of a row of the run: of its longest prompt and completion."""
+    return config.data.prompt_length + config.sampler.completion_length
+
+
+def needs_of(stage: Stage, tables: Tables) -> Needs:
+    """Returns what a stage's objective needs."""
+    return row_of(tables, "algos", stage.objective).needs(stage.objective)
+
+
 def stored_attributes(stage: Stage, objective: Objective) -> int | None:
     """Returns how many attributes of each row the data of a stage rate; None: none, or at most one number for each row
     of a pair."""
@@ -311,7 +321,7 @@ def trained_before(role: str, stage: Stage, stages: Sequence[Stage]) -> list[Sta
 def correction_length(stage: Online, config: Config) -> int:
     """Returns the most tokens of a corrector's prompt, which contains a completion: a row of the run must have room for
     the prompt and the corrected completion."""
-    return config.data.prompt_length + config.sampler.completion_length - completion_length(stage, config)
+    return longest_row(config) - completion_length(stage, config)
 
 
 def written_corrections(stage: Online, stages: Sequence[Stage]) -> Corrections:
@@ -326,7 +336,7 @@ def written_corrections(stage: Online, stages: Sequence[Stage]) -> Corrections:
 
 def question_length(config: Config) -> int:
     """Returns the most tokens of a question to a pair model, which holds two completions: a row of the run."""
-    return config.data.prompt_length + config.sampler.completion_length
+    return longest_row(config)
 
 
 def asked_comparisons(stage: Online, stages: Sequence[Stage]) -> Comparisons:

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from jrl.device.host_memory import check_host_memory
 from jrl.device.placement import processes_of
 from jrl.device.sharding import EXPERT, OPTIONAL_AXES, SEQUENCE, batch_shards, rows_over_shards
-from jrl.experiment import Config, Online, optimizers
+from jrl.experiment import Config, Online, longest_row, optimizers
 from jrl.learning.optimizer import keeps_on_host
 from jrl.models.adapters.quantized import check_bytes
 from jrl.models.attention.kernels import NO_KERNEL, check_ragged
@@ -71,7 +71,7 @@ def check_model(config: Config, cfg: Any, stored: PyTree, mesh: Mesh, sampler_me
             check_divides(cfg, used_mesh)
         check_cache(config, cfg, used_mesh.shape["tensor"])
     if isinstance(cfg, Decoder):
-        check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
+        check_length(cfg, longest_row(config))
         check_bytes(stored, mesh)
     check_router(config, cfg)
     check_shared(config, cfg)

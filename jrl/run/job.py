@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from jrl import paths
 from jrl.device.processes import ONE, Processes
 from jrl.device.program_cache import ProgramCache
-from jrl.experiment import Config, row_of
+from jrl.experiment import Config, needs_of
 from jrl.models.adapters.lora import without_adapters
 from jrl.models.pretrained.published import Published, check_folder
 from jrl.plugins import Parts
@@ -353,6 +353,6 @@ def check_machine(policy: Policy, folder: Path, processes: Processes) -> None:
     if not paths.exists(folder / "manifest.json"):
         tables = policy.parts.tables
         check_teacher(config, policy.tokenizer, tables)
-        needs = (row_of(tables, "algos", stage.objective).needs(stage.objective) for stage in config.stages)
+        needs = (needs_of(stage, tables) for stage in config.stages)
         check_vocabulary(config, policy.cfg, needs)
     check_mesh_of_teacher(config, policy.mesh)  # a resumed run may have another mesh

@@ -121,9 +121,7 @@ def chosen_learner(learner: Learner, cfg: Any, platform: str, tensor: int) -> Le
 
 def no_splash(config: Config, cfg: Any, platform: str) -> str | None:
     """Returns why attention over rows does not use the splash kernel; None if it does."""
-    if platform != "tpu":
-        return f"no kernel for {platform.upper()}s"
-    if (reason := not_ours(cfg)) is not None:
+    if (reason := no_kernel(cfg, platform)) is not None:
         return reason
     if cfg.attention_block is not None:
         return "attention_block is of the reference"
@@ -142,9 +140,7 @@ def no_ragged(config: Config, cfg: Any, platform: str, tensor: Sequence[int]) ->
     Args:
       tensor: devices along the tensor axis, of every mesh that samples.
     """
-    if platform != "tpu":
-        return f"no kernel for {platform.upper()}s"
-    if (reason := not_ours(cfg)) is not None:
+    if (reason := no_kernel(cfg, platform)) is not None:
         return reason
     if config.sampler.kv_layout != "token_major":
         return f"Sampler.kv_layout={config.sampler.kv_layout!r} is of the reference"
@@ -182,8 +178,10 @@ def no_expert_kernel(config: Config, cfg: Decoder, sizes: Mapping[str, int]) -> 
     return None
 
 
-def not_ours(cfg: Any) -> str | None:
-    """Returns why a model can use no kernel; None if it can."""
+def no_kernel(cfg: Any, platform: str) -> str | None:
+    """Returns why a model can use no attention kernel on devices of a platform; None if it can."""
+    if platform != "tpu":
+        return f"no kernel for {platform.upper()}s"
     if not isinstance(cfg, Decoder):
         return "the model is one of your own"
     return "dtype='float64' needs the reference" if cfg.dtype == "float64" else None

@@ -22,6 +22,7 @@ from jrl.experiment import (
     Tables,
     attribute_weights_of,
     completion_length,
+    longest_row,
     optimizers,
     row_of,
     stage_names,
@@ -90,7 +91,7 @@ def model_config(config: Config, tokenizer: Any) -> Any:
                 f"the embedding in {config.model.path} has {cfg.vocab_size} rows, and the tokenizer has ids up to "
                 f"{tokenizer.filled - 1}; it belongs to another model"
             )
-        return for_length(cfg, config.data.prompt_length + config.sampler.completion_length)
+        return for_length(cfg, longest_row(config))
     if cfg.vocab_size is None:
         return dataclasses.replace(cfg, vocab_size=vocab_size)
     if cfg.vocab_size < vocab_size:

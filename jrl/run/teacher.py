@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jrl import paths
 from jrl.algos.contract import Needs
 from jrl.device.sharding import TRAIN, replicated, shardings
-from jrl.experiment import Config
+from jrl.experiment import Config, longest_row
 from jrl.models import decoder
 from jrl.models.contract import abstract, axes
 from jrl.models.pretrained.published import check_folder, decoder_of, load
@@ -33,7 +33,7 @@ def teacher_shape(config: Config) -> Decoder:
     cfg = decoder_of(config.teacher)[1]
     if cfg.attention == "auto":
         cfg = dataclasses.replace(cfg, attention="reference")
-    return for_length(cfg, config.data.prompt_length + config.sampler.completion_length)
+    return for_length(cfg, longest_row(config))
 
 
 def check_mesh_of_teacher(config: Config, mesh: Mesh) -> None:
@@ -51,7 +51,7 @@ def check_teacher(config: Config, tokenizer: Any, tables: Mapping[str, Mapping[s
     """
     where = f"Config.teacher: {config.teacher.path}"
     check_folder(config.teacher)
-    check_length(teacher_shape(config), config.data.prompt_length + config.sampler.completion_length)
+    check_length(teacher_shape(config), longest_row(config))
     teacher_tokenizer = published_tokenizer(paths.readable_without_weights(config.teacher.path), tables["tokenizers"])
     if teacher_tokenizer is None:
         raise ValueError(f"{where} holds no tokenizer, so nothing says that its ids mean what the policy's mean; put "

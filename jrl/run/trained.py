@@ -20,7 +20,7 @@ from jrl.experiment import (
     Config,
     attribute_weights_of,
     config_classes,
-    row_of,
+    needs_of,
     stage_names,
     trained_heads,
 )
@@ -150,8 +150,7 @@ def role_heads(policy: Policy, role: str, reached: int) -> PyTree:
       reached: the index of the last stage to count. A role keeps the heads of earlier stages.
     """
     stages, tables = [stage for stage in policy.config.stages[: reached + 1] if stage.steps], policy.parts.tables
-    needs_of = lambda stage: row_of(tables, "algos", stage.objective).needs(stage.objective)
-    needs = [needs_of(stage) for stage in stages]
+    needs = [needs_of(stage, tables) for stage in stages]
     heads: dict[str, tuple[str, ...]] = {}
     for stage, need in zip(stages, needs):
         for trained, names in trained_heads(stage, need).items():
@@ -160,7 +159,7 @@ def role_heads(policy: Policy, role: str, reached: int) -> PyTree:
             heads[AVERAGE] = heads[stage.trains]
     if role not in heads:
         names = stage_names(policy.config.stages)
-        roles = lambda s: [*trained_heads(s, needs_of(s)), *([] if s.optimizer.average is None else [AVERAGE])]
+        roles = lambda s: [*trained_heads(s, needs_of(s, tables)), *([] if s.optimizer.average is None else [AVERAGE])]
         if later := [name for name, s in zip(names, policy.config.stages) if s.steps and role in roles(s)]:
             raise ValueError(f"the role {role!r} is trained from stage {later[0]!r} on, and this checkpoint is of "
                              f"stage {names[reached]!r}; choose a later --step or --stage")  # fmt: skip

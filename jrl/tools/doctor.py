@@ -18,7 +18,7 @@ from jrl import __version__, paths
 from jrl.experiment import stage_names
 from jrl.resolve import load_config, load_run_config, part_names
 from jrl.rollout.scoring import Scoring, open_scoring
-from jrl.run.checkpoints.lock import holder_of
+from jrl.run.checkpoints.lock import holder_of, holder_text
 from jrl.run.checkpoints.run_state import DamagedStep, list_condemned, list_steps, step_dir, verify_step
 from jrl.run.data import data_fingerprint, stored_sources
 from jrl.run.fault import FOLDER as FAULT
@@ -126,8 +126,7 @@ def run_lines(folder: Path) -> Iterator[Line]:
     if holder is None:
         yield Line(True, "no process is training in this folder")
     else:
-        who = f"process {holder['pid']} on {holder['host']}, since {holder['started']}" if holder else "another process"
-        yield Line(True, f"{who} is training in this folder")
+        yield Line(True, f"{holder_text(holder)} is training in this folder")
     yield from stages(folder)
     saved = yield from saves(folder)
     yield from metrics(folder, saved)

@@ -14,7 +14,7 @@ import jax
 
 from jrl import paths
 from jrl.device.precision import full_precision
-from jrl.experiment import row_of, trained_heads
+from jrl.experiment import needs_of, trained_heads
 from jrl.models import decoder
 from jrl.models.adapters.lora import dequantize_params, merge
 from jrl.models.adapters.matrices import EXPERTS
@@ -121,7 +121,7 @@ def note_other_models(trained: Trained, source: str | Path, without: tuple[str, 
         return
     config, tables = trained.policy.config, trained.policy.parts.tables
     for stage in config.stages:
-        needs = row_of(tables, "algos", stage.objective).needs(stage.objective)
+        needs = needs_of(stage, tables)
         for role, heads in trained_heads(stage, needs).items():
             for head in (head for head in heads if (role, head) != without):
                 _log.warning("the %s head of the role %s is not written: it stays in %s", head, role, source)

@@ -17,9 +17,14 @@ class RunIsHeld(ValueError):
     """Another living process trains in this folder. `holder` is what it wrote: pid, host, started."""
 
     def __init__(self, folder: str, holder: dict[str, str | int]) -> None:
-        who = f"process {holder['pid']} on {holder['host']}, since {holder['started']}" if holder else "another process"
+        who = holder_text(holder)
         super().__init__(f"{folder} is held by {who}; stop it, wait for it, or choose another --run folder")
         self.holder = holder
+
+
+def holder_text(holder: dict[str, str | int]) -> str:
+    """Returns who holds a run folder, as text."""
+    return f"process {holder['pid']} on {holder['host']}, since {holder['started']}" if holder else "another process"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,7 @@ from jrl.experiment import (
     Stage,
     completion_length,
     correction_length,
+    longest_row,
     optimizers,
     row_of,
     segments_of,
@@ -277,8 +278,7 @@ def decoder_of_run(config: Config) -> Decoder:
     Raises: ValueError for a custom model, or if the configuration does not define the vocabulary size.
     """
     if isinstance(config.model, Published):
-        longest = config.data.prompt_length + config.sampler.completion_length
-        return for_length(decoder_of(config.model)[1], longest)
+        return for_length(decoder_of(config.model)[1], longest_row(config))
     if not isinstance(config.model, Decoder):
         raise ValueError(f"a plan counts what a Decoder computes; {type(config.model).__name__} is a model of your own")
     vocab_size = vocab_size_of(config)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from jrl.device.chips import GIB, Chip
 from jrl.device.sharding import AXES, OPTIONAL_AXES, MeshShape
-from jrl.experiment import Config, Online
+from jrl.experiment import Config, Online, longest_row
 from jrl.models.attention.kernels import NO_KERNEL, check_attention
 from jrl.plugins import Parts
 from jrl.tools.plan import assigned, budget, compiled, estimate, planning
@@ -173,7 +173,7 @@ def in_turn(config: Config, num_devices: int) -> Iterator[tuple[dict[str, int], 
 
 def row_shares(config: Config) -> tuple[int, ...]:
     """Returns the numbers of shares that a packed row may be split into."""
-    return SHARES if config.data.prompt_length + config.sampler.completion_length >= LONG else SHARES[:1]
+    return SHARES if longest_row(config) >= LONG else SHARES[:1]
 
 
 def expert_shards(config: Config) -> tuple[int, ...]:

@@ -357,11 +357,8 @@ def table(comparison: Comparison) -> str:
     """Returns a comparison as text: one table per metric, one line per variant."""
     blocks = []
     for metric, rows in comparison.metrics.items():
-        header = ["variant", "runs", STATISTIC_NAMES[comparison.statistic], "95 % interval"]
-        if comparison.baseline is not None:
-            header.append("P(higher than baseline)")
-        lines = [header, *([*cells(row, comparison.baseline)] for row in rows)]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+        lines = [header(comparison), *([*cells(row, comparison.baseline)] for row in rows)]
+        widths = [max(map(len, column)) for column in zip(*lines)]
         text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines]
         blocks.append("\n".join([metric, *(f"  {line}" for line in text)]))
     return "\n\n".join(
@@ -370,6 +367,12 @@ def table(comparison: Comparison) -> str:
 
 
 STATISTIC_NAMES = {"mean": "mean", "iqm": "interquartile mean", "gap": f"optimality gap to {TARGET:g}"}
+
+
+def header(comparison: Comparison) -> list[str]:
+    """Returns the head of a table's columns, as `cells` has them."""
+    better = [] if comparison.baseline is None else ["P(higher than baseline)"]
+    return ["variant", "runs", STATISTIC_NAMES[comparison.statistic], "95 % interval", *better]
 
 
 def cells(row: VariantResult, baseline: str | None) -> list[str]:

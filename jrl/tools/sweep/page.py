@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jrl import paths
 from jrl.tools.sweep import charts
-from jrl.tools.sweep.comparison import STATISTIC_NAMES, Comparison, VariantResult, cells, number
+from jrl.tools.sweep.comparison import STATISTIC_NAMES, Comparison, VariantResult, cells, header, number
 from jrl.tools.sweep.runs import LAST_SHARE
 
 PAGE = "report.html"
@@ -83,10 +83,7 @@ def explanation(comparison: Comparison) -> str:
 
 
 def _section(metric: str, rows: Sequence[VariantResult], comparison: Comparison, drawn: Sequence[str]) -> str:
-    header = ["variant", "runs", STATISTIC_NAMES[comparison.statistic], "95 % interval"]
-    if comparison.baseline is not None:
-        header.append("P(higher than baseline)")
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in header(comparison))
     lines = "".join(
         "<tr>" + "".join(f'<td class="n">{escape(cell)}</td>' for cell in cells(row, comparison.baseline)) + "</tr>"
         for row in rows
