@@ -29,7 +29,7 @@ from jrl.run.precompile import compile_run
 from jrl.run.programs import abstract
 from jrl.run.records import STOP_AFTER_SKIPPED, Preempted, Progress, Step, draws_ahead
 from jrl.run.report.messages import saved_message
-from jrl.run.sampler_devices import mesh_text, publication_of, publication_text, publishing_lags
+from jrl.run.sampler_devices import mesh_text, publication_of, publication_text
 from jrl.run.stage_steps import ends, evaluates_after, stage_at, warms_up
 from jrl.tasks.stopping import StopRequested, never
 from jrl.types import TrainState
@@ -178,7 +178,8 @@ def publication_lines(job: Job) -> list[str]:
     if sampler_mesh is None:
         return []
     state = job.programs.initial(abstract(job.key, job.mesh))
-    weights, lag = weights_of(state.models, "policy").params, max(publishing_lags(job.config))
+    weights = weights_of(state.models, "policy").params
+    lag = max(stage.config.lag for stage in job.stages if isinstance(stage, OnlineStage))
     return [f"sampling on devices of its own, {mesh_text(sampler_mesh.shape)}: "
             f"{publication_text(publication_of(weights, job.mesh, sampler_mesh, lag))}"]  # fmt: skip
 

@@ -30,7 +30,6 @@ from jrl.device.transfer import (
     replace_leaf,
     transfer,
 )
-from jrl.experiment import Config, Online
 from jrl.models.contract import Adapted
 from jrl.ops.fingerprint import fingerprint
 from jrl.rollout.collect import Draw
@@ -227,11 +226,6 @@ def publication_of(weights: PyTree, learner: Mesh, sampler: Mesh, lag: int) -> P
     leaves = [(math.prod(x.shape) * x.dtype.itemsize, *cuts(x)) for x in trained]
     sent = not have_same_processes(learner, sampler)
     return publication(leaves, learner.shape, sampler.shape, copies_for(lag), sent)
-
-
-def publishing_lags(config: Config) -> list[int]:
-    """Returns the lag of every stage that samples."""
-    return [stage.lag for stage in config.stages if isinstance(stage, Online)]
 
 
 def publication_text(p: Publication) -> str:

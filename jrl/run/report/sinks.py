@@ -22,10 +22,7 @@ EXTRAS = {"tensorboard": "log"}
 
 
 def check_writers(writers: Sequence[str]) -> None:
-    """Raises ValueError for an unknown name; ModuleNotFoundError, naming the extra, for one that is not installed."""
-    for writer in writers:
-        if writer not in SINKS:
-            raise ValueError(f"there is no metrics writer {writer!r}; there are {', '.join(SINKS)}")
+    """Raises ModuleNotFoundError, naming the extra, for a writer that is not installed."""
     for writer in writers:
         try:
             importlib.import_module(PACKAGES.get(writer, writer))
@@ -45,10 +42,9 @@ def open_sinks(
       folder: the run folder; its name is the run's name.
       step: completed steps of a resumed run: what a sink holds after them is replaced where it can be.
       config: the resolved configuration as JSON, for services that show it.
-    Raises as `check_writers`, and what a writer raises that cannot be opened where the run begins, while whoever
-      started it is there. A run that goes on does so without that writer, whose rows are counted as failures.
+    Raises what a writer raises that cannot be opened where the run begins, while whoever started it is there. A run
+    that goes on does so without that writer, whose rows are counted as failures.
     """
-    check_writers(writers)
     return [open_sink(writer, folder, step, config or {}) for writer in writers]
 
 
