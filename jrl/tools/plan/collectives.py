@@ -115,13 +115,18 @@ def received(line: str, result: str, op: str, sizes: Sequence[tuple[str, int]]) 
     if op in ("all-reduce", "reduce-scatter") and "_promoted" in line:
         size //= 2  # it is in bfloat16 on TPUs; CPUs sum in float32
     axes = axes_of(groups, sizes)
-    factor = {
+    return int(size * ring_share(op, n)), axes
+
+
+def ring_share(op: str, n: int) -> float:
+    """Returns the bytes that each of n devices on a ring receives in a collective, for a byte of its result."""
+    return {
         "all-gather": (n - 1) / n,
         "all-reduce": 2 * (n - 1) / n,
         "reduce-scatter": n - 1,
         "all-to-all": (n - 1) / n,
-    }
-    return int(size * factor[op]), axes
+        "collective-permute": 1.0,
+    }[op]
 
 
 def groups_of(line: str, devices: int) -> list[list[int]]:

@@ -41,7 +41,7 @@ from jrl.rollout import sampler
 from jrl.tools.plan import cycles, estimate, flops
 from jrl.tools.plan.case import Case, learned_cases, pretraining_case, shard_shape
 from jrl.tools.plan.chips import Chip
-from jrl.tools.plan.collectives import groups_of
+from jrl.tools.plan.collectives import groups_of, ring_share
 from jrl.tools.plan.cycles import ExecutionCount, Frequency, HloModule, Instruction
 
 LATENCY = 1e-6  # seconds of the smallest collective: about one hop and its two barriers
@@ -351,9 +351,7 @@ def received(instruction: Instruction, devices: int) -> float:
         arrays = arrays[len(arrays) // 2 :] if op != "all-reduce" else arrays
     size = sum(array.bytes for array in arrays)
     n = len(groups_of(instruction.attributes, devices)[0]) if "replica_groups" in instruction.attributes else 2
-    factor = {"all-gather": (n - 1) / n, "all-reduce": 2 * (n - 1) / n, "reduce-scatter": n - 1,
-              "all-to-all": (n - 1) / n, "collective-permute": 1.0}[op]  # fmt: skip
-    return size * factor
+    return size * ring_share(op, n)
 
 
 def by_dtypes(program: HloModule, runs: Iterable[ExecutionCount]) -> dict[tuple[str, str], float]:
