@@ -33,6 +33,7 @@ from jrl.learning.step import Learned, StageArrays, StagePrograms, critic_batch
 from jrl.resolve import load_run_config
 from jrl.run import records
 from jrl.run.bucket_run import LeaseLost, readable
+from jrl.run.checkpoints.digest import named_leaves
 from jrl.run.checkpoints.run_state import SaveFailed, known_good, restore_step, save_step
 from jrl.run.identity import PUBLISHED, with_saved_model
 from jrl.run.job import Job
@@ -316,8 +317,8 @@ def _unfinished(job: Job) -> Path:
 def _write_batches(folder: Path, learned: Learned) -> None:
     arrays = {}
     for i, batch in enumerate(learned.batches):
-        for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
-            arrays[f"{i}/{jax.tree_util.keystr(path, simple=True, separator='/')}"] = np.asarray(jax.device_get(leaf))
+        for name, leaf in named_leaves(batch).items():
+            arrays[f"{i}/{name}"] = np.asarray(jax.device_get(leaf))
     with open(folder / "batches.npz", "wb") as file:
         np.savez(file, **arrays)
 

@@ -25,6 +25,7 @@ from jrl.learning.step import learn_from_sampled, prepare
 from jrl.resolve import load_run_config
 from jrl.rollout.scoring import HostScores
 from jrl.run.batches import host_plans, plan_shardings
+from jrl.run.checkpoints.digest import is_key, named_leaves
 from jrl.run.checkpoints.run_state import restore_step
 from jrl.run.identity import with_saved_model
 from jrl.run.policy import Policy, open_policy, root_key
@@ -217,9 +218,6 @@ def _batch(rows: Mapping[str, np.ndarray], width: int, mesh: jax.sharding.Mesh) 
 
 def _different(state: TrainState, saved: TrainState) -> list[str]:
     """Returns the names of the leaves that differ in one bit or more."""
-    bits = lambda leaf: np.asarray(jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-                                   else leaf).tobytes()  # fmt: skip
-    leaves, saved_leaves = jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(saved)
-    return [jax.tree_util.keystr(path, simple=True, separator="/")
-            for (path, leaf), saved_leaf in zip(leaves, saved_leaves, strict=True)
-            if bits(leaf) != bits(saved_leaf)]  # fmt: skip
+    bits = lambda leaf: np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf).tobytes()
+    pairs = zip(named_leaves(state).items(), jax.tree.leaves(saved), strict=True)
+    return [name for (name, leaf), saved_leaf in pairs if bits(leaf) != bits(saved_leaf)]
