@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.ops import groups, reduce
+from jrl.ops.reward_telemetry import correlation
 from jrl.types import Finish
 
 Array = jax.Array
@@ -83,10 +84,7 @@ def score_agreement(score: Array, truth: Array, keep: Array) -> Array:
 
     Source: PF-PPO, 2409.06957 section 3.3.
     """
-    centred = lambda x: jnp.where(keep, reduce.masked(x, keep) - reduce.masked_mean(x, keep), 0)
-    a, b = centred(score), centred(truth)
-    scale = jnp.sum(a * a) * jnp.sum(b * b)
-    return jnp.where(scale > 0, jnp.sum(a * b) ** 2 / jnp.where(scale > 0, scale, 1), 0)
+    return jnp.square(correlation(score, truth, keep))
 
 
 def not_stale(version: Array, action_mask: Array, current: Array, *, most: int) -> Array:

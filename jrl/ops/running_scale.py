@@ -32,16 +32,18 @@ def add_to_moments(moments: Moments, x: Array, mask: Array) -> Moments:
 
         mean' = mean + d n / (count + n),  squares' = squares + squares_of_batch + d^2 count n / (count + n)
 
-    with d = mean of the batch - mean, which avoids cancellation.
+    with d = mean of the batch - mean, which avoids cancellation. Equal numbers have squares of exactly 0 (E1): the mean
+    of a batch is computed from the distances to its smallest number.
 
     Args:
       x: [N] float; masked entries may be NaN. mask: [N] bool.
 
     Source: Chan et al. 1983.
     """
-    more = jnp.sum(mask).astype(moments.count.dtype)
-    mean = reduce.masked_mean(x, mask)
-    squares = jnp.sum(jnp.where(mask, (reduce.masked(x, mask) - mean) ** 2, 0))
+    x, more = reduce.widen(x), jnp.sum(mask).astype(moments.count.dtype)
+    low = jnp.where(more > 0, jnp.min(jnp.where(mask, x, jnp.inf)), 0)
+    mean = low + reduce.masked_mean(x - low, mask)
+    squares = jnp.sum(jnp.where(mask, (x - mean) ** 2, 0))
     count = moments.count + more
     share = more / jnp.maximum(count, 1)
     d = mean - moments.mean

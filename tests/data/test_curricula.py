@@ -217,6 +217,15 @@ def test_after_the_pilot_the_prompts_that_varied_most_are_visited():
     np.testing.assert_array_equal(later.history, [[0, 0.5], [1, 0], [0.5, 0.5]])
 
 
+def test_a_prompt_that_the_pilot_never_visited_is_not_chosen():
+    # Prompt 0 may be held out, such as here: the two visited ones have a variance of 0 as well.
+    config = MostVaried(count=2, pilot=1, visits=2)
+    found = visited(config, no_outcomes(3, [config]), [1, 2], [1.0, 0.5])
+    assert curricula.weights_of(config, found).tolist() == [0, 1, 1]
+    assert curricula.weights_of(MostVaried(count=1, pilot=1, visits=2), found).tolist() == [0, 1, 0]
+    assert curricula.weights_of(config, no_outcomes(3, [config])._replace(step=np.int32(1))).tolist() == [0, 0, 0]
+
+
 def test_a_history_holds_the_first_visits_in_their_order():
     config = MostVaried(pilot=9, visits=2)
     found = visited(config, no_outcomes(2, [config]), [0, 0, 0], [0.25, 0.5, 1.0])

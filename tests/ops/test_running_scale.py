@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jrl.ops import running_scale
 
@@ -28,6 +29,7 @@ def test_the_scale_by_hand():
     second = moments_of(([1.0, 3.0], [True, True]), ([5.0], [True]))
     np.testing.assert_allclose(second, [3, 3, 8], rtol=1e-6)
     np.testing.assert_allclose(scale(jnp.array([1.0, -5.0]), second), [0.5, -2.5], rtol=1e-6)
+    np.testing.assert_array_equal(moments_of(([5.0], [True])), [1, 5, 0])
 
 
 def test_batches_have_the_moments_of_all_numbers_at_once():
@@ -48,6 +50,20 @@ def test_one_number_or_equal_ones_scale_nothing_and_there_is_no_gradient():
     assert jax.grad(lambda x: running_scale.scale_by_moments(x, known))(2.0) == 0
 
 
+@pytest.mark.parametrize("value", [0.1, 0.3, 0.7, 1000.1])
+@pytest.mark.parametrize("rows", [3, 7, 13, 48])
+def test_the_rounding_of_a_mean_is_no_deviation(value, rows):
+    # In float32, 7 times 0.7 has the mean 0.70000005: each number is 6e-8 away from it, and 0.7 / 6e-8 is 1e7.
+    batches = [(np.full(rows, value), np.ones(rows, bool)), (np.full(3, value), np.ones(3, bool))]
+    moments = moments_of(*batches)
+    assert moments.squares == 0 and moments.mean == np.float32(value)
+    np.testing.assert_array_equal(running_scale.scale_by_moments(jnp.float32(value), moments), np.float32(value))
+
+
 def test_bfloat16_is_widened():
     found = running_scale.scale_by_moments(jnp.ones(2, jnp.bfloat16), moments_of(([1.0, 3.0], [True, True])))
     assert found.dtype == jnp.float32
+    # mean (256 + 0.5) / 2 = 128.25; bfloat16 would round the distance 255.5 to 256
+    numbers = jnp.array([256.0, 0.5], jnp.bfloat16)
+    moments = running_scale.add_to_moments(running_scale.no_moments(), numbers, jnp.ones(2, bool))
+    assert moments.mean == 128.25 and moments.mean.dtype == jnp.float32

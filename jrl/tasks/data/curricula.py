@@ -118,7 +118,7 @@ class Pilot(OutcomeMemory):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MostVaried(Pilot):
-    """After the pilot, repeats the few prompts with the largest variance of their success rate in it (F14)."""
+    """After the pilot, repeats the few of its prompts with the largest variance of their success rate (F14)."""
 
     count: int = 1  # prompts to choose
 
@@ -210,9 +210,11 @@ def limit_unsolved(config: HardFocus, table: Outcomes, order: Array) -> Array:
 
 
 def varied_weights(config: MostVaried, table: Outcomes) -> Array:
-    weights = np.full(len(table.rate), float(table.step < config.pilot))
-    if table.step >= config.pilot:
-        weights[most_varied(table.history, count=config.count)] = 1
+    if table.step < config.pilot:
+        return np.ones(len(table.rate))
+    weights = np.zeros(len(table.rate))
+    visited = np.flatnonzero(np.isfinite(table.history).any(axis=1))  # so no held-out example fills up the count
+    weights[visited[most_varied(table.history[visited], count=config.count)]] = 1
     return weights
 
 
