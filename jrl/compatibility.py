@@ -45,6 +45,10 @@ from jrl.tasks.data.curricula import Pilot
 from jrl.tasks.judges import Pairwise
 from jrl.tasks.rewards.weighted import LARGEST_REWARD
 
+# rows in a unit -> what they are in jrl's sources; a plugin may have units of another size
+UNITS = {1: "single rows", 2: "pairs", 3: "pairs with a rationale", 6: "pairs after three prompts",
+         8: "pairs of one user"}  # fmt: skip
+
 
 def check(config: Config, tables: Tables) -> None:
     """Raises ValueError for a combination of options that cannot run, before any device is used."""
@@ -195,12 +199,9 @@ def check_stored_rows(stage: Offline, objective: Objective, tables: Tables) -> N
         raise ValueError(f"{name} learns from sampled rows; use it in an Online stage")
     source = row_of(tables, "sources", stage.source)
     if source.unit_size != objective.unit_size:
-        units = {1: "single rows", 2: "pairs", 3: "pairs with a rationale", 6: "pairs after three prompts",
-                 8: "pairs of one user"}  # fmt: skip
-        raise ValueError(
-            f"{name} takes {units[objective.unit_size]}, and {type(stage.source).__name__} gives "
-            f"{units[source.unit_size]}"
-        )
+        takes, gives = (UNITS.get(size, f"units of {size} rows") for size in (objective.unit_size, source.unit_size))
+        raise ValueError(f"{name} takes {takes}, and {type(stage.source).__name__} gives {gives}; see `jrl list "
+                         "sources`")  # fmt: skip
     if source.mismatched != (objective.sequence_baseline is not None):
         raise ValueError(f"{name} learns from {'single answers' if objective.sequence_baseline else 'pairs'}, and "
                          f"{type(stage.source).__name__} gives {'single answers' if source.mismatched else 'pairs'}"
@@ -435,7 +436,7 @@ def check_corrector(stage: Online, objective: Objective, config: Config) -> None
         raise ValueError(
             f"Online.corrector reads a prompt and its answer and writes another answer, and there is room for one of "
             f"{length} tokens: set Online.completion_length = {length}, and Sampler.completion_length, the longest of "
-            f"all stages, to at least {2 * length} and the tokens of Corrections.ask"
+            f"all stages, to at least {2 * length} plus the tokens of Corrections.ask"
         )
 
 
@@ -476,7 +477,7 @@ def check_pair_model(
         raise ValueError(
             f"Online.pair_model reads a prompt and two answers, and there is no room for two of {longest} tokens: set "
             f"Online.completion_length = {longest}, and Sampler.completion_length, the longest of all stages, to at "
-            f"least {2 * longest} and the tokens of Comparisons.ask"
+            f"least {2 * longest} plus the tokens of Comparisons.ask"
         )
 
 

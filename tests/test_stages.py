@@ -12,8 +12,9 @@ from small_model import PLAIN_DECODER
 
 import jrl
 from jrl import cli
+from jrl.compatibility import check_stored_rows
 from jrl.config import ConfigError
-from jrl.experiment import stage_names
+from jrl.experiment import TABLES, Offline, stage_names
 from jrl.run.run_hash import read_step, run_fingerprint
 from jrl.run.trained import open_trained
 from jrl.tools.score import score_rewards
@@ -111,11 +112,20 @@ def test_a_role_keeps_the_heads_that_a_later_stage_does_not_train(tmp_path):
         open_trained(tmp_path, stage="sft", role="reward")
 
 
+def test_a_plugin_may_have_units_that_no_source_of_jrl_has():
+    source = TABLES["sources"]["Preferences"]
+    tables = {**TABLES, "sources": {"Preferences": source._replace(unit_size=4)}}
+    dpo = TABLES["algos"]["DPO"]
+    stage = Offline(source=source.config(), objective=dpo.config())
+    with pytest.raises(ValueError, match="DPO takes pairs, and Preferences gives units of 4 rows"):
+        check_stored_rows(stage, dpo, tables)
+
+
 @pytest.mark.parametrize(
     ("binding", "message"),
     [
         ("Online.rewards={'critic': 1.0}", "names the role 'critic', which no earlier stage trains"),
-        ("judge/Offline.objective=@SFT()", "SFT takes single rows, and Preferences gives pairs"),
+        ("judge/Offline.objective=@SFT()", "SFT takes single rows, and Preferences gives pairs; see"),
         ("judge/Offline.objective=@KTO()", "KTO learns from single answers, and Preferences gives pairs"),
         ("judge/Offline.source=@Labeled()", "BradleyTerry learns from pairs, and Labeled gives single answers"),
         ("Preferences.strength='sure'", "BradleyTerry treats every preference as certain"),

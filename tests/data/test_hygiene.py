@@ -55,6 +55,14 @@ def test_every_rule_counts_what_it_drops_once():
     assert found.counts == {"duplicate": 1, "contaminated": 1, "disagreement": 2, "too_long": 1, "yes_no": 1}
 
 
+def test_a_sign_makes_another_prompt_and_another_answer():
+    pairs = [("What is 2+3?", "5"), ("What is 2-3?", "-1"), ("What is 2*(3+4)?", "14"), ("What is 2*3+4?", "10")]
+    assert clean([example(*pair) for pair in pairs], []).kept == [0, 1, 2, 3]
+    for answers, kept in ((("-1", "1"), []), (("1/2", "12"), []), (("x = 5.", "X=5"), [0])):
+        twice = [example("What is x?", answers[0]), example("what  is X", answers[1])]
+        assert clean(twice, []).kept == kept
+
+
 def test_nothing_held_out_contaminates_nothing():
     assert clean([example("what is one plus one")], []).kept == [0]
 

@@ -247,6 +247,11 @@ def test_dropping_has_a_ceiling(tmp_path):
     assert len(open_jsonl(Jsonl(path=path, on_bad_row="drop", max_dropped=0.2))) == 8
     with pytest.raises(ValueError, match=r"2 of 10 rows are bad.*line 9"):
         open_jsonl(Jsonl(path=path, on_bad_row="drop", max_dropped=0.1))
+    all_bad = write(tmp_path / "bad.jsonl", [b"{"] * 2)
+    with pytest.raises(ValueError, match=r"holds no rows that can be used: \{'bad_json': 2\}\. The first: .*line 1"):
+        open_jsonl(Jsonl(path=all_bad, on_bad_row="drop", max_dropped=1.0))
+    with pytest.raises(ValueError, match=r"Jsonl\.max_dropped is 1\.5; it is a share"):
+        Jsonl(path=path, max_dropped=1.5)
 
 
 def test_missing_file_folder_and_empty_file_are_refused(tmp_path):

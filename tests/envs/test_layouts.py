@@ -162,6 +162,18 @@ def test_a_transcript_of_several_turns(tmp_path):
                              "anthropic_hh"))  # fmt: skip
     assert one.messages == said("a", "b", "c: Human: d")
     assert (one.answer, one.info["rejected"]) == ("yes\n\nso", "no")
+    answered = {"chosen": "\n\nAssistant: a", "rejected": "\n\nAssistant: b"}
+    with pytest.raises(ValueError, match=r"'chosen' is out of turn: turn 1 is of the Assistant\. "):
+        opened(tmp_path / "r.jsonl", [answered], "anthropic_hh")
+    with pytest.raises(ValueError, match=r"holds no examples: \{'wrong_turn': 1\}\. The first bad row: .*line 1"):
+        opened(tmp_path / "r.jsonl", [answered], "anthropic_hh", on_bad_row="drop", max_dropped=1.0)
+
+
+def test_the_root_of_a_tree_replies_to_none(tmp_path):
+    (row,) = good_rows("openassistant_trees", 0)
+    row["prompt"]["parent_id"] = "p0"
+    with pytest.raises(ValueError, match=r"'prompt\.parent_id' names .*: the root of a tree replies to none"):
+        opened(tmp_path / "r.jsonl", [row], "openassistant_trees")
 
 
 def test_words_of_sharegpt(tmp_path):

@@ -37,9 +37,10 @@ def clean(
 ) -> CleanResult:
     """Returns F13: the remaining examples, and how many each rule dropped.
 
-    The rules, in order: "disagreement" (the same normalized prompt has different answers: all of its examples are
-    dropped), "duplicate" (of an earlier example), "contaminated", "too_long", then those of `answer_type`. Only
-    "contaminated" ignores system messages.
+    The rules, in order: "disagreement" (a prompt has different answers: all of its examples are dropped), "duplicate"
+    (the prompt of an earlier example), "contaminated", "too_long", then those of `answer_type`. Prompts are the same if
+    they differ only in case, spacing and final punctuation, and answers in case, spaces and a final period.
+    "contaminated" ignores system messages; `answer_type` reads the last message only.
 
     Args:
       evaluation: examples of the evaluation sets. n: words of a shared n-gram; a prompt with fewer words must match as
@@ -48,10 +49,11 @@ def clean(
     Source: Big-Math, 2502.17387 section 3; DeepMath, 2504.11456 section 2.
     """
     index = EvaluationIndex(evaluation, n)
-    prompts = [tuple((message.role, words(message.content)) for message in example.messages) for example in examples]
-    answers: dict[tuple[tuple[str, tuple[str, ...]], ...], set[str]] = {}
+    prompts = [tuple((message.role, _normalized(message.content)) for message in example.messages)
+               for example in examples]  # fmt: skip
+    answers: dict[tuple[tuple[str, str], ...], set[str]] = {}
     for prompt, example in zip(prompts, examples):
-        answers.setdefault(prompt, set()).add(" ".join(words(example.answer or "")))
+        answers.setdefault(prompt, set()).add("".join((example.answer or "").casefold().split()).removesuffix("."))
     kept, counts, seen = [], {}, set()
     for i, (prompt, example) in enumerate(zip(prompts, examples)):
         if len(answers[prompt]) > 1:
@@ -60,7 +62,7 @@ def clean(
             rule = "duplicate"
         elif index.overlap(example) is not None:
             rule = "contaminated"
-        elif most_words is not None and sum(len(text) for _, text in prompt) > most_words:
+        elif most_words is not None and sum(len(words(text)) for _, text in prompt) > most_words:
             rule = "too_long"
         else:
             rule = answer_type(example)
@@ -70,3 +72,8 @@ def clean(
         else:
             counts[rule] = counts.get(rule, 0) + 1
     return CleanResult(kept, counts)
+
+
+def _normalized(text: str) -> str:
+    """Returns a text in lower case with single spaces, without final punctuation. Signs stay: 1+2 is not 1-2."""
+    return " ".join(text.casefold().split()).rstrip(" .,;:?!")

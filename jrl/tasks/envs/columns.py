@@ -66,6 +66,8 @@ class Jsonl:
                 raise ValueError(f"Jsonl.columns names {field!r}, which is not one of our fields: {', '.join(FIELDS)}")
         if self.prompt_form.count(PROMPT) != 1:
             raise ValueError(f"Jsonl.prompt_form is {self.prompt_form!r}; it must hold {PROMPT} once")
+        if not 0 <= self.max_dropped <= 1:
+            raise ValueError(f"Jsonl.max_dropped is {self.max_dropped}; it is a share, from 0 to 1")
         if self.max_row_bytes < 2:
             raise ValueError(f"Jsonl.max_row_bytes is {self.max_row_bytes}: it must be at least 2")
 

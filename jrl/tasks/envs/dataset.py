@@ -6,7 +6,7 @@
 
 The layouts are in jrl.tasks.envs.layouts. The layout must be named; it is never guessed. The error for a row that it
 cannot read names file, row and field, and the layouts that could read it. The file is read once when it is opened;
-40 bytes per example stay in memory.
+16 bytes per row and at most 16 per example stay in memory.
 """
 
 from __future__ import annotations
@@ -135,8 +135,10 @@ class _Opening:
                 f"{self.config.max_dropped} of them: {dict(sorted(self.counts.items()))}. The first: {self.first_bad}"
             )
         if not len(group):
-            why = f": {dict(sorted(self.skipped.items()))}" if self.skipped else ""
-            raise ValueError(f"{self.config.path} holds no examples{why}")
+            causes = {**self.counts, **self.skipped}
+            why = f": {dict(sorted(causes.items()))}" if causes else ""
+            first = f". The first bad row: {self.first_bad}" if self.first_bad else ""
+            raise ValueError(f"{self.config.path} holds no examples{why}{first}")
         duplicates = len(prompts) - len(np.unique(np.asarray(prompts, np.uint64)))
         for cause, count in (*self.skipped.items(), ("duplicate_prompt", duplicates), *self.reader.counts().items()):
             if count:

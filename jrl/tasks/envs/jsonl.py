@@ -46,7 +46,7 @@ class FileConfig(Protocol):
 class Reader(Protocol):
     """The rows of one kind of file."""
 
-    unit: str  # the word for a row in messages: "line", "row"
+    unit: str  # the word for a row in messages: "line", "row" or "record"
 
     def each(self) -> Iterator[tuple[int, int, Row]]:
         """Yields (number in the file, from 1; place; row) of every row, reading the file once."""
@@ -117,7 +117,8 @@ def open_jsonl(config: Jsonl, stop: Stop = never) -> JsonlSource:
     if len(repeated):
         problem = f"{config.path}, {reader.unit} {numbers[int(repeated[0])]}: the row {CAUSES['duplicate_id']}"
         if config.on_bad_row == "refuse":
-            raise ValueError(f"{problem} ({reader.unit} {numbers[int(first_of[repeated[0]])]})")
+            raise ValueError(f"{problem} ({reader.unit} {numbers[int(first_of[repeated[0]])]}). Jsonl.on_bad_row = "
+                             "'drop' drops and counts such rows")  # fmt: skip
         counts["duplicate_id"] = len(repeated)
         first_bad = first_bad or problem
     dropped, total = sum(counts.values()), len(ids) + sum(counts.values()) - len(repeated)
@@ -127,7 +128,8 @@ def open_jsonl(config: Jsonl, stop: Stop = never) -> JsonlSource:
             f"them: {dict(sorted(counts.items()))}. The first: {first_bad}"
         )
     if not len(first):
-        raise ValueError(f"{config.path} holds no rows")
+        bad = f" that can be used: {dict(sorted(counts.items()))}. The first: {first_bad}" if counts else ""
+        raise ValueError(f"{config.path} holds no rows{bad}")
     duplicates = len(first) - len(np.unique(np.asarray(prompts, np.uint64)[first]))
     if duplicates:
         counts["duplicate_prompt"] = duplicates  # counted, not dropped

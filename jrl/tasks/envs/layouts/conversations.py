@@ -102,7 +102,8 @@ def transcript(field: Field) -> tuple[Message, ...]:
     for speaker, text in zip(parts[::2], parts[1::2]):
         role = "user" if speaker == "Human" else "assistant"
         if role != ("assistant" if conversation and conversation[-1].role == "user" else "user"):
-            raise BadField("wrong_turn", field, f"turn {len(conversation) + 1} is of the {speaker}, too")
+            turn = f"turn {len(conversation) + 1} is of the {speaker}"
+            raise BadField("wrong_turn", field, f"{turn}, too" if conversation else turn)
         if not text.strip():
             raise BadField("empty", field, f"turn {len(conversation) + 1} says nothing")
         conversation.append(Message(role, text.strip()))

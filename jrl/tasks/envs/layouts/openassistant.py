@@ -80,7 +80,8 @@ def nested(row: Field) -> Tree:
         node = node_of(field)
         named = field.optional("parent_id")
         if named is not None and (parent < 0 or named.text() != nodes[parent].id):
-            raise BadField("missing_parent", named, "in the tree it replies to another one")
+            reply = "the root of a tree replies to none" if parent < 0 else "in the tree it replies to another one"
+            raise BadField("missing_parent", named, reply)
         if node.id in seen:
             ancestor = parent
             while ancestor >= 0 and ancestor != seen[node.id]:
