@@ -93,7 +93,7 @@ class Offline:
     trains: str = "policy"  # the role that learns; another begins as a copy of the policy, with the heads it needs
     optimizer: AdamW | Muon | Adafactor = dataclasses.field(default_factory=AdamW)  # of the role that learns
     learner: Learner = dataclasses.field(default_factory=Learner)  # how a batch becomes optimizer steps
-    name: str | None = None  # in metrics and checkpoints; None: the objective's, in small letters
+    name: str | None = None  # in metrics and checkpoints; None: the objective's, in lowercase
 
     def __post_init__(self) -> None:
         check_counts(self, ("steps", "batch_size"))
@@ -158,7 +158,7 @@ class Online:
     ) = None
     rewards: dict[str, float] = dataclasses.field(default_factory=dict)  # role -> weight of its score in the reward
     judges: tuple[str, ...] | None = None  # names of the judges of Config.judges to use; None: all of them
-    # Weights of a reward head's outputs in its score, if it has several (AttributeRegression); None: the mean
+    # Weights of the outputs of a reward head with several (AttributeRegression) in its score; None: their mean
     attribute_weights: tuple[float, ...] | None = None
     reset_reference_every: int | None = None  # steps between resets of the reference to the policy; None: never
     # Weight of the old reference in the new one at a reset; with a reset every step, a moving average. None: 0.
@@ -461,8 +461,8 @@ ROUNDED = (
     "Learner.logprob_chunk",
     "Sampler.prefill_chunk",
 )
-# All fields that may change when a run is resumed. Except ROUNDED, they change how long or how loudly it runs, never
-# what it computes.
+# All fields that may change when a run is resumed. ROUNDED and the meshes change numbers by rounding only. Limits at
+# which a run stopped may be raised. The others change how long or how loudly it runs, never what it computes.
 FREE = (
     "Data.on_bad_prompt",  # a run that stopped at a bad prompt may continue without it
     "Data.max_dropped_share",  # or that stopped at too many of them

@@ -45,13 +45,14 @@ class ExplorationMix:
     """R22: a share of the reward is for exploring."""
 
     share: float = 0.8  # of the reward as it was; the rest is that of exploration
-    component: str | None = None  # what measures exploration, limited to [0, 1]; None: length / longest completion
+    # what measures exploration, limited to [0, 1]; None: the share of the tokens that a completion may have
+    component: str | None = None
 
 
 @traced
 class GroupLength:
-    """R6: a reward for being short among the completions of a prompt, from -0.5 to 0.5, and never for a wrong one: what
-    was cut, or what the first verifier gave 0 or less."""
+    """R6: a reward from -0.5 to 0.5 for being short among the completions of a prompt. A wrong one, which was truncated
+    or got 0 or less from the first verifier, gets at most 0."""
 
     weight: float = 0.1  # of it in the reward
     among: Literal["all", "correct"] = "all"  # completions that are compared: all, or the correct ones alone (R8)
@@ -146,7 +147,7 @@ def shaped(config: Shaping, groups: Groups) -> Groups:
     Raises: KeyError for an unknown component.
     """
     present = [~jnp.isnan(groups.components[name]) for name in components_read(config)]
-    valid = groups.valid & jnp.all(jnp.array([groups.valid, *present]), axis=0)
+    valid = jnp.all(jnp.array([groups.valid, *present]), axis=0)
     groups = groups.replace(valid=valid, reward=jnp.where(valid, groups.reward, 0))
     if config.constraints is not None:
         groups = groups.replace(feasible=valid & _feasible(config.constraints, groups))

@@ -12,7 +12,7 @@ from jrl.config.typed import show_resolved
 
 
 def difference(a: Any, b: Any, ignore: Collection[str] = ()) -> list[str]:
-    """Returns one line for each field in which `b` differs from `a`: "Loop.steps: 30 -> 40".
+    """Returns one line for each field in which `b` differs from `a`: "Online.steps: 30 -> 40".
 
     Args:
       ignore: as in `identity`.
@@ -25,7 +25,8 @@ def identity(config: Any, ignore: Collection[str] = ()) -> str:
 
     Args:
       config: a resolved configuration.
-      ignore: fields that do not distinguish runs: "Loop.steps" leaves out one field of every Loop, "Log.*" all of them.
+      ignore: fields that do not distinguish runs: "Online.steps" leaves out one field of every Online, "Log.*" all
+        fields of every Log.
 
     Raises: ValueError if `ignore` names a field that a class in the configuration does not have.
     """

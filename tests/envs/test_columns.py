@@ -92,10 +92,10 @@ def test_a_row_of_math(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "answer_in", "row", "message"),
     [
-        (GSM, "hash", {"question": "q", "answer": "18"}, "'answer' has not a #### with an answer after it"),
+        (GSM, "hash", {"question": "q", "answer": "18"}, "'answer' has no #### with an answer after it"),
         (GSM, "hash", {"question": "q", "answer": " "}, "'answer' is missing, null or blank"),
         (GSM, "hash", {"problem": "q", "answer": "#### 1"}, "needs 'question' or 'messages'; it has 'problem'"),
-        (MATH, "boxed", {"problem": "q", "solution": "4"}, r"'solution' has not a whole \boxed{} with an answer in it"),
+        (MATH, "boxed", {"problem": "q", "solution": "4"}, r"'solution' has no complete \boxed{} with an answer in it"),
         (MATH, "boxed", {"problem": "q", "answer": "4"}, "'solution' is missing"),
         (MATH, "boxed", {"problem": " ", "solution": r"\boxed{4}"}, "has an empty prompt"),
     ],

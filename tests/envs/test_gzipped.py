@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import random
 import time
@@ -10,7 +11,7 @@ import tracemalloc
 
 import pytest
 
-from jrl.tasks.envs.gzipped import SPAN
+from jrl.tasks.envs.gzipped import CHUNK, SPAN
 from jrl.tasks.envs.jsonl import Jsonl, open_jsonl
 
 
@@ -52,6 +53,19 @@ def test_rows_far_into_a_file_of_several_members_are_found_in_any_order_and_soon
     start = time.process_time()
     assert [source[i].answer for i in order] == [str(i) for i in order]
     assert time.process_time() - start < 2.0  # from the beginning, each would take 3 MB of text
+
+
+def test_a_file_that_shrank_to_a_thousandth_is_not_read_again_from_its_beginning(tmp_path):
+    row = b'{"prompt": "' + b"x" * 20_000 + b'", "answer": "%d"}\n'
+    text = b"".join(row % i for i in range(500))
+    half = len(text) // 2
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(gzip.compress(text[:half]) + gzip.compress(text[half:]))
+    source = open_jsonl(Jsonl(path=str(path)))
+    starts = [state.text for state in source.reader._gzip._states]
+    assert all(SPAN <= after - before <= SPAN + CHUNK for before, after in itertools.pairwise(starts))
+    assert starts[-1] >= len(text) - SPAN - CHUNK
+    assert [source[i].answer for i in range(499, -1, -7)] == [str(i) for i in range(499, -1, -7)]
 
 
 def test_memory_does_not_grow_with_the_text(tmp_path):

@@ -46,8 +46,8 @@ def rows(
     the best.
 
     Args:
-      visits: n or more; a visit is skipped if its example lacks a value of a template ("no_answer", "no_solution"), or
-        if the sequence is longer than `width` ("too_long").
+      visits: one is skipped if its example lacks a value of a template ("no_answer", "no_solution"), or if the sequence
+        is longer than `width` ("too_long").
       width: T, columns of the arrays.
     """
     template = Template(config.template, "Demonstrations.template")

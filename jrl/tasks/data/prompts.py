@@ -31,9 +31,9 @@ class Visit(NamedTuple):
     """One visit of one example."""
 
     example: Example
-    uid: tuple[int, int]  # two uint32 that identify the visit: jrl.tasks.example.visit_uid(example.id, epoch)
+    uid: tuple[int, int]  # two uint32 that identify the visit: jrl.tasks.example.visit_uid(example.id, visit)
     prompt: tuple[int, ...]  # ids, at most Data.prompt_length
-    index: int | None = None  # of the example in the run's source; None: not from the source
+    index: int | None = None  # of the example in the run's source; None: held out, or not from the source
 
 
 def is_held_out(example: Example, config: Data) -> bool:

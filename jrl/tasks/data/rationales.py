@@ -49,8 +49,8 @@ def rows(
     rationale after a prompt that asks for it (RATIONALE). Also returns the number of skipped visits by cause.
 
     A pair is skipped if its example lacks an answer ("no_answer", "no_rejected"), if both answers are the same
-    ("same_answers"), or if one does not fit `width` ("too_long"). If an example has no rationale, or it does not fit,
-    the preferred answer takes its place, with label NONE and weight 0.
+    ("same_answers"), or if one does not fit `width` ("too_long"). If an example lacks a text of `rationale` or `ask`,
+    or the rationale does not fit, the preferred answer takes its place, with label NONE and weight 0.
     """
     template = {name: Template(getattr(config, name), name) for name in ("chosen", "rejected", "rationale", "ask")}
 

@@ -16,7 +16,7 @@ from jrl.tasks.example import Message
 class StoredRows(NamedTuple):
     """Sequences left-aligned from column 0, prompt then completion. Rows of a comparison are adjacent."""
 
-    tokens: np.ndarray  # [n, T] int32, pad_id beyond length
+    tokens: np.ndarray  # [n, T] int32, pad_id beyond length; unused where length is 0
     length: np.ndarray  # [n] int32, prompt and completion; 0: no row
     action_mask: np.ndarray  # [n, T] bool, the completion and its end token
     label: np.ndarray  # [n] float32, 1: preferred, or unpaired; 0: not preferred
@@ -69,7 +69,9 @@ def check_pair(prompt: Sequence[int], pair: Sequence[Sequence[int]], width: int)
     check_fits(prompt, max(pair, key=len), width)
 
 
-def stack(sequences: Sequence[tuple[Sequence[int], Sequence[int], float]], unit_size: int, pad_id: int, width: int):
+def stack(
+    sequences: Sequence[tuple[Sequence[int], Sequence[int], float]], unit_size: int, pad_id: int, width: int
+) -> StoredRows:
     """Returns the StoredRows of (prompt ids, completion ids, label) triples. Triples of a unit must be adjacent.
 
     Args:

@@ -119,7 +119,10 @@ class Stream:
 
     def revisit(self, chosen: Sequence[int]) -> list[Visit]:
         """Returns visits of the chosen examples, and advances past them. Their visit numbers, which seed their random
-        draws, count down from -1; visits made by `next` use the epoch, from 0 up."""
+        draws, are negative positions, from -1 down; visits made by `next` use the epoch, from 0 up.
+
+        Raises: ValueError if a prompt cannot be used.
+        """
         visits = []
         for index in chosen:
             example = self._source[index]

@@ -16,7 +16,7 @@ class Addition:
 
     digits: int = 2  # of each number
     largest: int | None = None  # of each number; None: the largest with so many digits
-    size: int = 100_000  # how many examples there are; prompts repeat when there are fewer pairs of numbers
+    size: int = 100_000  # number of examples; pairs of numbers are drawn with replacement, so prompts may repeat
     seed: int = 0  # of the numbers drawn
     verifiers: tuple[str, ...] = ("Exact",)  # that score the answer; (): the run's, Scoring.verifiers
 

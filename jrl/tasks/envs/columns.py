@@ -137,15 +137,15 @@ def example_of(row: dict[str, Any], number: int, config: Jsonl) -> Example:
     )
 
 
-def final_answer(text: str, place: AnswerIn) -> str | None:
-    r"""Returns the final answer of a worked solution, or None if there is none in that place.
+def final_answer(text: str, answer_in: AnswerIn) -> str | None:
+    r"""Returns the final answer of a worked solution, or None if there is none where `answer_in` says.
 
     Args:
-      place: "whole": the text unchanged; "hash": the rest of the line after the last ####; "boxed": the contents of the
-        last \boxed{...} or \fbox{...} with balanced braces, or of `\boxed 5` up to the next dollar sign, as in the
+      answer_in: "whole": the text unchanged; "hash": the rest of the line after the last ####; "boxed": the contents of
+        the last \boxed{...} or \fbox{...} with balanced braces, or of `\boxed 5` up to the next dollar sign, as in the
         evaluation published with MATH. The last one counts because a solution may also box intermediate steps.
     """
-    match place:
+    match answer_in:
         case "hash":
             _, mark, after = text.rpartition("####")
             return after.split("\n")[0].strip() or None if mark else None
@@ -177,10 +177,10 @@ def _last_boxed(text: str) -> str | None:
     return rest[1:i].strip() or None if rest.startswith("{") and i < len(rest) else None
 
 
-def _no_answer(column: str, written: str | None, place: AnswerIn) -> str:
-    where = {"hash": "a #### with an answer after it", "boxed": r"a whole \boxed{} with an answer in it"}
-    if place in where and (written or "").strip():
-        missing = f"{column!r} has not {where[place]}"
+def _no_answer(column: str, written: str | None, answer_in: AnswerIn) -> str:
+    where = {"hash": "#### with an answer after it", "boxed": r"complete \boxed{} with an answer in it"}
+    if answer_in in where and (written or "").strip():
+        missing = f"{column!r} has no {where[answer_in]}"
     else:
         missing = f"{column!r} is missing, null or blank"
     return f"{missing}; Jsonl.needs_answer = False allows it"

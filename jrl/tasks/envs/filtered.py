@@ -77,11 +77,12 @@ def open_filtered(config: Filtered, source: Source, evaluation: Sequence[Source]
     duplicates = repeats(examples(source))
     if overlaps and config.contaminated == "refuse":
         lines = "; ".join(described(tuple(overlaps.values()), 5))
-        raise ValueError(f"{len(overlaps)} of {len(source)} examples hold prompts of Filtered.evaluation: {lines}")
+        raise ValueError(f"{len(overlaps)} of {len(source)} examples hold prompts of Filtered.evaluation: {lines}. "
+                         "Filtered.contaminated = 'drop' drops them")  # fmt: skip
     if duplicates and config.duplicates == "refuse":
         repeated, first = duplicates[0]
         raise ValueError(f"{len(duplicates)} of {len(source)} examples repeat earlier ones: {source[repeated].id} is "
-                         f"{source[first].id} again")  # fmt: skip
+                         f"{source[first].id} again. Filtered.duplicates = 'drop' drops them")  # fmt: skip
     counts = dict(source.counts)
     names = ["duplicate"] * len(duplicates) + [f"contaminated_{overlap.kind}" for overlap in overlaps.values()]
     for name in names:

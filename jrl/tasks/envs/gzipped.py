@@ -1,7 +1,7 @@
 """Random access to the text of a gzip file: the decompressor's state is saved every SPAN bytes.
 
-A state takes about 40 KiB, so an open file keeps 4 % of its text's size in memory. Seeking decompresses at most SPAN
-bytes before the offset, which takes a few milliseconds. No JAX.
+A state takes about 40 KiB, so an open file keeps 4 % of its text's size in memory. Seeking decompresses at most
+SPAN + CHUNK bytes before the offset, which takes a few milliseconds. No JAX.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from jrl import paths
 
-SPAN = 1 << 20  # bytes of text between two saved states
+SPAN = 1 << 20  # bytes of text between two saved states, up to CHUNK more
 CHUNK = 1 << 16
 GZIP = 31  # zlib's code for a gzip header and trailer
 
@@ -34,15 +34,15 @@ class GzipText:
         self._path = path
         self._states = [State(0, 0, zlib.decompressobj(GZIP))]
 
-    def open(self, place: int) -> io.BufferedReader:
-        """Returns the text from byte `place` on. Must be closed.
+    def open(self, offset: int) -> io.BufferedReader:
+        """Returns the text from byte `offset` on. Must be closed.
 
         Raises: OSError if the file cannot be opened. Reading raises ValueError if the file is damaged.
         """
-        state = self._states[bisect.bisect_right(self._states, place, key=lambda saved: saved.text) - 1]
+        state = self._states[bisect.bisect_right(self._states, offset, key=lambda state: state.text) - 1]
         text = io.BufferedReader(_Text(open(paths.local(self._path), "rb"), state, self._states), CHUNK)
         skipped = state.text
-        while skipped < place and (data := text.read(min(CHUNK, place - skipped))):
+        while skipped < offset and (data := text.read(min(CHUNK, offset - skipped))):
             skipped += len(data)
         return text
 
@@ -52,7 +52,7 @@ class _Text(io.RawIOBase):
 
     def __init__(self, file: io.BufferedReader, state: State, states: list[State]) -> None:
         self.name, self._file, self._states = file.name, file, states
-        self._text, self._place = state.text, state.file
+        self._text, self._file_offset = state.text, state.file
         self._decompressor = state.decompressor.copy()
         self._data = b""  # of the file, not decompressed yet
         file.seek(state.file)
@@ -66,10 +66,10 @@ class _Text(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         chunk = b""
         while not chunk:
+            self._save_state()
             if not self._data:
-                self._save_state()
                 self._data = self._file.read(CHUNK)
-                self._place += len(self._data)
+                self._file_offset += len(self._data)
             ended = not self._data
             if self._decompressor.eof:
                 if ended:
@@ -92,4 +92,5 @@ class _Text(io.RawIOBase):
 
     def _save_state(self) -> None:
         if self._text >= self._states[-1].text + SPAN:
-            self._states.append(State(self._text, self._place, self._decompressor.copy()))
+            offset = self._file_offset - len(self._data)
+            self._states.append(State(self._text, offset, self._decompressor.copy()))

@@ -34,7 +34,7 @@ class Mixture:
 def open_source(config: Any, table: Mapping[str, Environment], stop: Stop = never) -> Source:
     """Returns the source for `config`, an instance of the config class of a row of `table`.
 
-    `table` is the run's table, user parts included, so a mixture may contain any of its rows.
+    `table` is the run's table, with the rows of parts files, so a mixture may contain any of them.
 
     Raises: ValueError if no row has this config class; StopRequested if `stop` returns True while a file is read.
     """

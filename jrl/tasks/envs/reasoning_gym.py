@@ -153,7 +153,8 @@ def fenced(*name: int | str) -> Iterator[None]:
 
 def plain(value: Any) -> Any:
     """Returns `value` converted to JSON types. Tuples, arrays and sets become lists, enums their values; keys, dates,
-    fractions and non-finite floats become text. Any other object becomes its type's name, "<Name>"."""
+    times, fractions, decimals, complex numbers and non-finite floats become text. Any other object becomes its type's
+    name, "<Name>"."""
     if isinstance(value, Mapping):
         return {str(plain(key)): plain(item) for key, item in value.items()}
     if isinstance(value, enum.Enum):

@@ -8,7 +8,8 @@ import pathlib
 
 
 class AnswerCache:
-    """An append-only JSONL file of valid answers. Must be closed. One process at a time; used under the client's lock.
+    """An append-only JSONL file of valid answers. Must be closed. One process at a time; all but `sync` is used under
+    the client's lock.
 
     An entry is one write. An incomplete last line, left by a kill, is dropped when the file is opened, and an entry
     that does not fit on the disk is truncated away. No half-written entry is ever read.
@@ -17,7 +18,7 @@ class AnswerCache:
     def __init__(self, path: str | os.PathLike[str]):
         self.path = pathlib.Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._places: dict[bytes, tuple[int, int]] = {}  # key -> offset and length of its line
+        self._lines: dict[bytes, tuple[int, int]] = {}  # key -> offset and length of its line
         self._file = open(self.path, "a+b", buffering=0)
         self._end = 0
         try:
@@ -32,21 +33,22 @@ class AnswerCache:
         self._file.truncate(self._end)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._lines)
 
     def recall(self, key: str) -> str | None:
         """Returns the answer to the request with that hash (hex), or None."""
-        if (place := self._places.get(bytes.fromhex(key))) is None:
+        if (line := self._lines.get(bytes.fromhex(key))) is None:
             return None
-        return json.loads(os.pread(self._file.fileno(), place[1], place[0]))["content"]
+        offset, length = line
+        return json.loads(os.pread(self._file.fileno(), length, offset))["content"]
 
     def add(self, key: str, content: str) -> None:
-        """Appends an answer, unless the key has one. It survives a crash of the process at once, and of the machine
-        after `sync`.
+        """Appends an answer, unless the key has one. It survives a crash of the process at once, and of the host after
+        `sync`.
 
         Raises: OSError if the disk is full or gone; the file is then unchanged.
         """
-        if bytes.fromhex(key) in self._places:
+        if bytes.fromhex(key) in self._lines:
             return
         line = json.dumps({"key": key, "content": content}).encode() + b"\n"
         try:
@@ -74,5 +76,5 @@ class AnswerCache:
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{self.path}, line {number}: not an answer of a judge: {error!r}; delete the file to "
                              "have the judge asked again") from error  # fmt: skip
-        self._places.setdefault(key, (self._end, len(line)))
+        self._lines.setdefault(key, (self._end, len(line)))
         self._end += len(line)

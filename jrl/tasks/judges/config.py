@@ -42,7 +42,7 @@ class Judge:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", self.name):
-            raise ValueError(f"Judge.name is {self.name!r}; it names files: letters, digits, '_' and '-'")
+            raise ValueError(f"Judge.name is {self.name!r}; it names files: 1 to 64 letters, digits, '_' and '-'")
         if not self.model:
             raise ValueError("Judge.model is empty; it is the model's name at the API")
         positive = ("max_tokens", "max_characters", "concurrency", "requests_per_second", "tokens_per_minute",

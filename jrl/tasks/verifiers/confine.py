@@ -1,7 +1,7 @@
 """Confinement of a worker before it scores anything: resources, descriptors, and on Linux user, memory and calls.
 
 No verifier of jrl runs model text as code, so this is the second line of defense, not a sandbox for programs: it keeps
-a faulty verifier from taking down the machine. SECURITY.md says what it guarantees.
+a faulty verifier from taking down the host. SECURITY.md says what it guarantees.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def confine(memory_mb: int, reads: ReadAccess) -> list[str]:
     "own user": a worker of root becomes a user that owns nothing. If root's Python is in folders that only root can
     read, the worker keeps the capability to read, which Landlock limits to `readable_places`. "no capabilities": the
     kernel has no such user or no Landlock; the worker is root without capabilities. "landlock": no access to the memory
-    of outside processes, no signals to them, and no writing. Calls `die_with_parent` after the change of user, which
-    resets it.
+    of outside processes, no writing and, from Landlock's version 6 on, no signals to them. Calls `die_with_parent`
+    after the change of user, which resets it.
 
     Args:
         memory_mb: address space, in MiB, beyond what the process has now.
@@ -224,8 +224,9 @@ def _landlock_version() -> int:
 
 
 def _restrict_by_landlock(readable: list[tuple[str, int]] | None) -> bool:
-    """Enters a Landlock domain that forbids writing, signals to and inspection of outside processes, and reads outside
-    `readable` (from `readable_places`; None: reads everywhere). Returns whether that succeeded."""
+    """Enters a Landlock domain that forbids writing, inspection of outside processes, from version 6 on signals to
+    them, and reads outside `readable` (from `readable_places`; None: reads everywhere). Returns whether that
+    succeeded."""
     libc = ctypes.CDLL(None, use_errno=True)
     version = _landlock_version()
     if version < 1 or libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:

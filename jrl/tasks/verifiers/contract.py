@@ -116,7 +116,7 @@ def merge(table: Mapping[str, Any], *others: Mapping[str, Any]) -> dict[str, Ver
     for other in others:
         for name, entry in other.items():
             if name in merged:
-                raise ValueError(f"the verifier name {name!r} is taken; choose another for the one in your part")
+                raise ValueError(f"the verifier name {name!r} is taken; choose another for the one in your parts file")
             merged[name] = as_verifier(name, entry)
     return merged
 

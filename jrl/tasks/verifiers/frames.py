@@ -38,7 +38,7 @@ def pack_text(text: str, limit: int) -> bytes:
 
 
 def pop(buffer: bytearray, limit: int) -> dict[str, Any] | None:
-    """Removes the first complete frame from `buffer` and returns it; None if it is incomplete."""
+    """Removes the first frame from `buffer` and returns it; None if it is incomplete. Raises Oversized; Garbled."""
     if len(buffer) < HEADER.size:
         return None
     (size,) = HEADER.unpack_from(buffer)
@@ -52,13 +52,16 @@ def pop(buffer: bytearray, limit: int) -> dict[str, Any] | None:
 
 
 def read(connection: socket.socket, limit: int) -> dict[str, Any] | None:
-    """Blocks for one frame and returns it; None at the end of the stream."""
+    """Blocks for one frame and returns it; None at the end of the stream. Raises Oversized; Garbled."""
     message, _ = read_with_fds(connection, limit, 0)
     return message
 
 
 def read_with_fds(connection: socket.socket, limit: int, max_fds: int) -> tuple[dict[str, Any] | None, list[int]]:
-    """Blocks for one frame; returns it with the received descriptors, or (None, []) at the end of the stream."""
+    """Blocks for one frame; returns it with the received descriptors, or (None, []) at the end of the stream.
+
+    Raises: Oversized above `limit` bytes; Garbled for anything but a JSON object.
+    """
     fds: list[int] = []
     header = b""
     while len(header) < HEADER.size:

@@ -18,7 +18,8 @@ ALLOWED_STATUSES = (Status.CORRECT, Status.WRONG, Status.UNPARSABLE, Status.FORB
 
 
 def judge(verifier: Verifier, config: Any, completion: str, example: Example) -> Verdict:
-    """Returns the verdict of `verifier`. If it raises or returns no finite number, that is a VERIFIER_ERROR."""
+    """Returns the verdict of `verifier`: MEMORY_LIMIT if it raises MemoryError, VERIFIER_ERROR if it raises anything
+    else or returns no finite number."""
     try:
         return to_verdict(verifier.score(config, completion, example), verifier.limits, len(completion))
     except MemoryError:

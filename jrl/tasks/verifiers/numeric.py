@@ -56,7 +56,8 @@ def read_number(text: str) -> Fraction | None:
     """Returns the number that the whole of `text` spells, or None.
 
     Accepts ASCII digits with an optional sign, commas between groups of three digits, decimal point and exponent, or a
-    ratio of two such numbers ("-3/4"). No unit, percent sign, name, second number or infinity.
+    ratio of two such numbers ("-3/4"). No unit, percent sign, name, second number or infinity, at most MAX_DIGITS
+    characters, and no exponent beyond MAX_EXPONENT.
     """
     text = text.strip()
     if len(text) > MAX_DIGITS:

@@ -519,7 +519,7 @@ class Pool:
         return None if soonest is None else max(soonest, 0.001)
 
     def _bury(self, child: _Child, verdict: Verdict | None = None) -> None:
-        """Kills a worker and settles its items with `verdict`, or with a verdict for its exit status."""
+        """Kills a worker and settles its item with `verdict`, or with a verdict for its exit status."""
         if child not in self._children:
             return
         self._children.remove(child)

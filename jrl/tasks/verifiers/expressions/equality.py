@@ -4,14 +4,14 @@
 | --- | --- |
 | rational constants | folded, then compared; if too large to fold, modulo PRIMES random primes of 61 bits |
 | rational functions | values at random points modulo those primes (Schwartz, Zippel) |
-| algebraic constants | intervals, down to the separation bound of Burnikel et al. 2001 |
+| algebraic constants | intervals, down to the separation bound of Burnikel et al. 2001; beyond 2^-16384 as other ones |
 | other constants | intervals, down to 2^-(128 + M (4 + F)), see below |
-| other expressions | as constants, at random rational points of both signs where the first one is real |
+| other expressions | as constants, at random rational points of both signs; where the first one is real, if it can be |
 
 M is the largest |log2| of the values of the constants' subterms, F the number of their functions and roots. "Unequal"
 is always proved, or the answer has no value where the gold answer has one. "Equal" is proved for folded constants and
-in the third row; modulo primes it is wrong with a probability below 2^-40. No bound is known for the fourth row: values
-that agree to so many bits count as equal.
+by the separation bound; modulo primes it is wrong with a probability below 2^-40. No bound is used in the fourth row:
+values that agree to so many bits count as equal.
 """
 
 from __future__ import annotations
