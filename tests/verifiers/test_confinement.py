@@ -302,9 +302,9 @@ from jrl.tasks.verdict import Status, Verdict
 from jrl.tasks.verifiers import confine
 from jrl.tasks.verifiers.contract import Verifier
 import dataclasses
-FOUND, find = [], confine.readable_places
+FOUND, find = [], confine.readable_paths
 confine._readable_by_others = lambda path: False
-confine.readable_places = lambda *given: FOUND.append(os.getpid()) or find(*given)
+confine.readable_paths = lambda *given: FOUND.append(os.getpid()) or find(*given)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Look:
     weight: float = 1.0
@@ -327,14 +327,14 @@ def test_what_may_be_read_leaves_out_keys_disks_and_processes(reachable, monkeyp
     (reachable / "run").mkdir()
     (reachable / "link").symlink_to("/etc")
     own = {*map(os.path.realpath, confine.SYSTEM)}
-    places = dict(confine.readable_places([str(reachable)], [str(reachable / "run")]))
+    places = dict(confine.readable_paths([str(reachable)], [str(reachable / "run")]))
     assert places[str(reachable)] == confine.READ_FOLDER  # names, and no file
     assert "/usr/local/share" in confine.SYSTEM
-    later = dict(confine.readable_places([str(reachable)], [str(reachable / "later")]))  # it is not there yet
+    later = dict(confine.readable_paths([str(reachable)], [str(reachable / "later")]))  # it is not there yet
     assert later[str(reachable)] == confine.READ_FOLDER
     assert places[str(reachable / "lib")] == confine.LANDLOCK_READ  # a dot is looked for in folders of modules alone
     assert not {str(reachable / "run"), str(reachable / "link"), "/etc", "/proc", "/dev", "/usr"} & places.keys()
-    every = dict(confine.readable_places(["/"], []))
+    every = dict(confine.readable_paths(["/"], []))
     assert every["/"] == confine.READ_FOLDER and not {"/etc", "/proc", "/dev", "/sys"} & every.keys()
     assert {path for path in every if path.startswith(("/etc/", "/proc/", "/dev/"))} <= own
 

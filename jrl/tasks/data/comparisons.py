@@ -21,7 +21,7 @@ from jrl.tasks.data.stored import (
 )
 from jrl.tasks.example import Message
 
-PLACES = ("{first}", "{second}")
+PLACEHOLDERS = ("{first}", "{second}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Comparisons:
     def __post_init__(self) -> None:
         for name in ("chosen", "rejected"):
             Template(getattr(self, name), f"Comparisons.{name}")
-        if missing := [place for place in PLACES if self.ask.count(place) != 1]:
+        if missing := [name for name in PLACEHOLDERS if self.ask.count(name) != 1]:
             raise ValueError(f"Comparisons.ask is {self.ask!r}; it must contain {missing[0]} once")
         if len(self.labels) != 2 or not all(self.labels) or self.labels[0] == self.labels[1]:
             raise ValueError(
@@ -75,9 +75,11 @@ def rows(config: Comparisons, visits: Sequence[Visit], tokenizer: Any, width: in
 
 def comparison_prompt(config: Comparisons, messages: Sequence[Message], first: str, second: str) -> tuple[Message, ...]:
     """Returns a prompt's messages followed by two answers to compare."""
-    answers = dict(zip(PLACES, (first, second)))
+    answers = dict(zip(PLACEHOLDERS, (first, second)))
     # In one pass: an answer that contains "{second}" stays unchanged.
-    return continued(messages, re.sub("|".join(map(re.escape, PLACES)), lambda place: answers[place[0]], config.ask))
+    return continued(
+        messages, re.sub("|".join(map(re.escape, PLACEHOLDERS)), lambda match: answers[match[0]], config.ask)
+    )
 
 
 def first_tokens(config: Comparisons, tokenizer: Any) -> tuple[int, int]:

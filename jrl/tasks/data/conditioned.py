@@ -22,7 +22,7 @@ from jrl.tasks.data.stored import (
 )
 from jrl.tasks.example import Message
 
-PLACE = "{score}"
+PLACEHOLDER = "{score}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,8 +37,8 @@ class ConditionedPreferences:
     def __post_init__(self) -> None:
         for name in ("chosen", "rejected"):
             Template(getattr(self, name), f"ConditionedPreferences.{name}")
-        if PLACE not in self.goal:
-            raise ValueError(f"ConditionedPreferences.goal is {self.goal!r}; it must contain {PLACE}")
+        if PLACEHOLDER not in self.goal:
+            raise ValueError(f"ConditionedPreferences.goal is {self.goal!r}; it must contain {PLACEHOLDER}")
 
 
 def rows(
@@ -75,7 +75,7 @@ def rows(
 
 def asked(config: ConditionedPreferences, visit: Visit, score: float) -> tuple[Message, ...]:
     """Returns the messages of a visit with the goal for a score in the system message."""
-    return with_system(visit.example.messages, config.goal.replace(PLACE, f"{score:g}"))
+    return with_system(visit.example.messages, config.goal.replace(PLACEHOLDER, f"{score:g}"))
 
 
 SOURCE = StoredSource(config=ConditionedPreferences, rows=rows, unit_size=2)

@@ -20,7 +20,7 @@ from jrl.tasks.data.stored import (
 )
 from jrl.tasks.example import Message
 
-PLACE = "{response}"
+PLACEHOLDER = "{response}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,8 +34,8 @@ class Corrections:
     def __post_init__(self) -> None:
         for name in ("chosen", "rejected"):
             Template(getattr(self, name), f"Corrections.{name}")
-        if PLACE not in self.ask:
-            raise ValueError(f"Corrections.ask is {self.ask!r}; it must contain {PLACE}")
+        if PLACEHOLDER not in self.ask:
+            raise ValueError(f"Corrections.ask is {self.ask!r}; it must contain {PLACEHOLDER}")
 
 
 def rows(config: Corrections, visits: Sequence[Visit], tokenizer: Any, width: int) -> tuple[StoredRows, dict[str, int]]:
@@ -63,7 +63,7 @@ def rows(config: Corrections, visits: Sequence[Visit], tokenizer: Any, width: in
 
 def correction_prompt(config: Corrections, messages: Sequence[Message], response: str) -> tuple[Message, ...]:
     """Returns a prompt's messages followed by a response to rewrite."""
-    return continued(messages, config.ask.replace(PLACE, response))
+    return continued(messages, config.ask.replace(PLACEHOLDER, response))
 
 
 SOURCE = StoredSource(config=Corrections, rows=rows)

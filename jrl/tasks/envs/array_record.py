@@ -47,13 +47,13 @@ class ArrayRecords:
         total = self._reader.num_records()
         for start in range(0, total, BATCH):
             records = self._guarded(lambda start=start: self._reader.read(start, min(start + BATCH, total)))
-            for place, record in enumerate(records, start):
-                yield place + 1, place, lambda record=record: self._parse(record)
+            for index, record in enumerate(records, start):
+                yield index + 1, index, lambda record=record: self._parse(record)
 
-    def at(self, place: int) -> dict[str, Any]:
+    def at(self, position: int) -> dict[str, Any]:
         with open(paths.local(self._path), "rb") as file:
             check_unchanged(file, self._stamp, self._path)
-        (record,) = self._guarded(lambda: self._reader.read([place]))
+        (record,) = self._guarded(lambda: self._reader.read([position]))
         return self._parse(record)
 
     def digest(self) -> str:

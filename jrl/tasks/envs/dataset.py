@@ -70,7 +70,7 @@ class DatasetSource:
 
     config: Dataset
     reader: Reader
-    places: np.ndarray  # [rows] uint64, the row's position for the reader; rows of a group are adjacent
+    positions: np.ndarray  # [rows] uint64, the row's position for the reader; rows of a group are adjacent
     numbers: np.ndarray  # [rows] uint64, its number in the file, from 1
     starts: np.ndarray  # [groups + 1] int64, the first row of each group of rows that are read together
     group: np.ndarray  # [n] uint32, the group of rows of an example
@@ -87,7 +87,7 @@ class DatasetSource:
         index = in_range(index, len(self))
         group, which = int(self.group[index]), int(self.which[index])
         rows = slice(int(self.starts[group]), int(self.starts[group + 1]))
-        read = read_rows([self.reader.at(int(place)) for place in self.places[rows]], self.config, {})
+        read = read_rows([self.reader.at(int(position)) for position in self.positions[rows]], self.config, {})
         return _example(read[which], int(self.numbers[rows.start]), which if len(read) > 1 else None, self.config)
 
 
@@ -116,18 +116,18 @@ class _Opening:
         self.total = 0  # rows of the file
 
     def source(self) -> DatasetSource:
-        places, numbers, starts = array.array("Q"), array.array("Q"), array.array("q", [0])
+        positions, numbers, starts = array.array("Q"), array.array("Q"), array.array("q", [0])
         group, which = array.array("L"), array.array("L")
         prompts = array.array("Q")
-        for rows_places, rows_numbers, read in self._groups():
+        for row_positions, row_numbers, read in self._groups():
             for i, taken_row in enumerate(read):
                 group.append(len(starts) - 1)
                 which.append(i)
-                digest = _example(taken_row, rows_numbers[0], i, self.config).prompt_digest()
+                digest = _example(taken_row, row_numbers[0], i, self.config).prompt_digest()
                 prompts.append(int.from_bytes(digest[:8], "little"))
-            places.extend(rows_places)
-            numbers.extend(rows_numbers)
-            starts.append(len(places))
+            positions.extend(row_positions)
+            numbers.extend(row_numbers)
+            starts.append(len(positions))
         dropped = sum(self.counts.values())
         if dropped > self.config.max_dropped * self.total:
             raise ValueError(
@@ -149,7 +149,7 @@ class _Opening:
         return DatasetSource(
             config=c,
             reader=self.reader,
-            places=np.asarray(places, np.uint64),
+            positions=np.asarray(positions, np.uint64),
             numbers=np.asarray(numbers, np.uint64),
             starts=np.asarray(starts, np.int64),
             group=np.asarray(group, np.uint32),
@@ -160,9 +160,9 @@ class _Opening:
         )
 
     def _groups(self):
-        """Yields (places, numbers, the Taken of the rows) for every row, or for every group of rows read together."""
+        """Yields (positions, numbers, the Taken of the rows) of every row, or of every group of rows read together."""
         grouped: dict[str, tuple[array.array, array.array]] = {}
-        for number, place, row in self.reader.each():
+        for number, position, row in self.reader.each():
             check_stop(self.stop, f"reading {self.config.path}")
             self.total += 1
             value: dict[str, Any] | None = None
@@ -170,8 +170,8 @@ class _Opening:
                 value = row()
                 if self.layout.group is not None:
                     key = self.layout.group(Field(value))
-                    places, numbers = grouped.setdefault(key, (array.array("Q"), array.array("Q")))
-                    places.append(place)
+                    positions, numbers = grouped.setdefault(key, (array.array("Q"), array.array("Q")))
+                    positions.append(position)
                     numbers.append(number)
                     continue
                 read = read_rows([value], self.config, self.skipped)
@@ -179,16 +179,16 @@ class _Opening:
                 self._bad(bad, [number], value)
                 continue
             if read:
-                yield [place], [number], read
-        for places, numbers in grouped.values():
+                yield [position], [number], read
+        for positions, numbers in grouped.values():
             check_stop(self.stop, f"reading {self.config.path}")
             try:
-                read = read_rows([self.reader.at(place) for place in places], self.config, self.skipped)
+                read = read_rows([self.reader.at(position) for position in positions], self.config, self.skipped)
             except BadRow as bad:
                 self._bad(bad, numbers, None)
                 continue
             if read:
-                yield places, numbers, read
+                yield positions, numbers, read
 
     def _bad(self, bad: BadRow, numbers: Sequence[int], row: dict[str, Any] | None) -> None:
         """Counts a group of bad rows. Raises: ValueError if bad rows are refused."""

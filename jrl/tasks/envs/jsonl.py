@@ -49,10 +49,10 @@ class Reader(Protocol):
     unit: str  # the word for a row in messages: "line", "row" or "record"
 
     def each(self) -> Iterator[tuple[int, int, Row]]:
-        """Yields (number in the file, from 1; place; row) of every row, reading the file once."""
+        """Yields (number in the file, from 1; position for `at`; row) of every row, reading the file once."""
 
-    def at(self, place: int) -> dict[str, Any]:
-        """Returns the row at a place. Raises BadRow; ValueError if the file changed since it was opened."""
+    def at(self, position: int) -> dict[str, Any]:
+        """Returns the row at a position. Raises BadRow; ValueError if the file changed since it was opened."""
 
     def digest(self) -> str:
         """Returns the sha256 of the file. Call it after `each` is exhausted."""
@@ -67,19 +67,19 @@ class JsonlSource:
 
     config: Jsonl
     reader: Reader
-    places: np.ndarray  # [n] uint64, the row's position for the reader
+    positions: np.ndarray  # [n] uint64, the row's position for the reader
     numbers: np.ndarray  # [n] uint64, its number in the file, from 1
     fingerprint: str
     counts: dict[str, int]
     verifiers: frozenset[str]  # all that rows name
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.positions)
 
     def __getitem__(self, index: int) -> Example:
         """Returns the example of row `index`. Raises ValueError if the file changed since it was opened."""
         index = in_range(index, len(self))
-        return example_of(self.reader.at(int(self.places[index])), int(self.numbers[index]), self.config)
+        return example_of(self.reader.at(int(self.positions[index])), int(self.numbers[index]), self.config)
 
 
 def open_jsonl(config: Jsonl, stop: Stop = never) -> JsonlSource:
@@ -88,13 +88,13 @@ def open_jsonl(config: Jsonl, stop: Stop = never) -> JsonlSource:
     Raises: ValueError if the file cannot be read, a row is bad and `on_bad_row` is "refuse" (naming file and line),
         more than `max_dropped` of the rows are bad, or no row is left; StopRequested if `stop` returns True.
     """
-    places, numbers, ids, prompts = (array.array("Q") for _ in range(4))
+    positions, numbers, ids, prompts = (array.array("Q") for _ in range(4))
     counts: dict[str, int] = {}
     verifiers: set[str] = set()
     first_bad = ""
     try:
         reader = open_reader(config, stop)
-        for number, place, row in reader.each():
+        for number, position, row in reader.each():
             check_stop(stop, f"reading {config.path}")
             try:
                 example = example_of(row(), number, config)
@@ -105,7 +105,7 @@ def open_jsonl(config: Jsonl, stop: Stop = never) -> JsonlSource:
                 counts[bad.cause] = counts.get(bad.cause, 0) + 1
                 first_bad = first_bad or problem
                 continue
-            places.append(place)
+            positions.append(position)
             numbers.append(number)
             ids.append(_short(example.id.encode()))
             prompts.append(_short(example.prompt_digest()))
@@ -136,7 +136,7 @@ def open_jsonl(config: Jsonl, stop: Stop = never) -> JsonlSource:
     return JsonlSource(
         config=config,
         reader=reader,
-        places=np.asarray(places, np.uint64)[first],
+        positions=np.asarray(positions, np.uint64)[first],
         numbers=np.asarray(numbers, np.uint64)[first],
         fingerprint=digest_of("jsonl", dataclasses.replace(config, path=Path(config.path).name), reader.digest()),
         counts={**counts, **reader.counts()},
@@ -157,7 +157,7 @@ def open_reader(config: FileConfig, stop: Stop = never) -> Reader:
 
 
 class Lines:
-    """JSON lines; the place of a line is its offset in the text. Blank lines at the end of the file are ignored."""
+    """JSON lines; the position of a line is its offset in the text. Blank lines at the end of the file are ignored."""
 
     unit = "line"
 
@@ -182,16 +182,16 @@ class Lines:
                 blank = 0
                 yield number, offset, lambda line=line: _parse(line, self._limit)
 
-    def at(self, place: int) -> dict[str, Any]:
-        with self._open(place) as file:
+    def at(self, position: int) -> dict[str, Any]:
+        with self._open(position) as file:
             check_unchanged(file, self._stamp, self._path)
-            return _parse(_without_bom(file.readline(self._limit + len(_BOM) + 1), place), self._limit)
+            return _parse(_without_bom(file.readline(self._limit + len(_BOM) + 1), position), self._limit)
 
-    def _open(self, place: int) -> IO[bytes]:
+    def _open(self, offset: int) -> IO[bytes]:
         if self._gzip is not None:
-            return self._gzip.open(place)
+            return self._gzip.open(offset)
         file = open(self._local, "rb")
-        file.seek(place)
+        file.seek(offset)
         return file
 
     def digest(self) -> str:

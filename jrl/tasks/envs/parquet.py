@@ -74,11 +74,11 @@ class ParquetRows:
                 for i, row in enumerate(_python(table.slice(start, BATCH)), int(self._starts[group]) + start):
                     yield i + 1, i, lambda row=row: self._checked(row)
 
-    def at(self, place: int) -> dict[str, Any]:
+    def at(self, position: int) -> dict[str, Any]:
         with open(paths.local(self._path), "rb") as file:
             check_unchanged(file, self._stamp, self._path)
-        group = int(np.searchsorted(self._starts, place, "right")) - 1
-        (row,) = _python(self._group(group).slice(place - int(self._starts[group]), 1))
+        group = int(np.searchsorted(self._starts, position, "right")) - 1
+        (row,) = _python(self._group(group).slice(position - int(self._starts[group]), 1))
         return self._checked(row)
 
     def digest(self) -> str:

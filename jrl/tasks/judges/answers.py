@@ -30,7 +30,7 @@ def read_answer(content: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def problem_with(value: Any, schema: Mapping[str, Any], place: str) -> tuple[Failure | None, str]:
+def problem_with(value: Any, schema: Mapping[str, Any], name: str) -> tuple[Failure | None, str]:
     """Returns why a value does not fit a schema; (None, "") if it does.
 
     Args:
@@ -40,30 +40,30 @@ def problem_with(value: Any, schema: Mapping[str, Any], place: str) -> tuple[Fai
     kind, malformed = schema["type"], Failure.MALFORMED_ANSWER
     if kind == "object":
         if not isinstance(value, dict):
-            return malformed, f"{place} is not an object"
+            return malformed, f"{name} is not an object"
         if missing := [key for key in schema["required"] if key not in value]:
-            return malformed, f"{place} has no {missing[0]!r}"
+            return malformed, f"{name} has no {missing[0]!r}"
         if unknown := [key for key in value if key not in schema["properties"]]:
-            return malformed, f"{place} has {unknown[0]!r}, which was not asked for"
+            return malformed, f"{name} has {unknown[0]!r}, which was not asked for"
         problems = [problem_with(item, schema["properties"][key], repr(key)) for key, item in value.items()]
         return next((problem for problem in problems if problem[0] is not None), (None, ""))
     if kind == "number":
         if isinstance(value, bool) or not isinstance(value, int | float):
-            return malformed, f"{place} is not a number"
+            return malformed, f"{name} is not a number"
         if not schema["minimum"] <= value <= schema["maximum"]:  # an int of any size can be compared
-            return Failure.OUT_OF_RANGE, f"{place} is not in {schema['minimum']:g} to {schema['maximum']:g}"
+            return Failure.OUT_OF_RANGE, f"{name} is not in {schema['minimum']:g} to {schema['maximum']:g}"
         return None, ""
     if kind == "boolean":
-        return (None, "") if isinstance(value, bool) else (malformed, f"{place} is not true or false")
+        return (None, "") if isinstance(value, bool) else (malformed, f"{name} is not true or false")
     if kind == "string":
         if not isinstance(value, str):
-            return malformed, f"{place} is not a string"
+            return malformed, f"{name} is not a string"
         if value not in schema.get("enum", [value]):
-            return malformed, f"{place} is not one of {', '.join(schema['enum'])}"
+            return malformed, f"{name} is not one of {', '.join(schema['enum'])}"
         if len(value.strip()) < schema.get("minLength", 0):
-            return malformed, f"{place} is blank"
+            return malformed, f"{name} is blank"
         return None, ""
-    raise ValueError(f"the schema of {place} has the type {kind!r}")
+    raise ValueError(f"the schema of {name} has the type {kind!r}")
 
 
 def shown(text: str) -> str:

@@ -17,7 +17,7 @@ class Calibration:
     """An answer, then <confidence>8</confidence>. The reward is R21, in [-1, 1]."""
 
     weight: float = 1.0  # of this verifier in the reward
-    extract: Extract = "all"  # the place of the answer before the confidence
+    extract: Extract = "all"  # where the answer before the confidence is
     scale: float = 10.0  # the stated number that means full confidence; 0 means none
     opening: str = "<confidence>"  # the text before the confidence
     closing: str = "</confidence>"  # the text after it

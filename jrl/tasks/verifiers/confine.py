@@ -66,9 +66,9 @@ class ReadAccess(NamedTuple):
     """The read access of the workers."""
 
     of_root: bool  # Python is in folders that only root can read
-    places: (
+    paths: (
         list[tuple[str, int]] | None
-    )  # `readable_places`, for a worker that keeps the capability to read; None: it has none
+    )  # `readable_paths`, for a worker that keeps the capability to read; None: it has none
 
 
 def read_access(private: Sequence[str]) -> ReadAccess:
@@ -81,14 +81,14 @@ def read_access(private: Sequence[str]) -> ReadAccess:
         return ReadAccess(False, None)
     folders = [entry for entry in sys.path if os.path.isabs(entry)]
     of_root = not all(_readable_by_others(pathlib.Path(folder)) for folder in folders)
-    return ReadAccess(of_root, readable_places(folders, private) if of_root and _landlock_version() else None)
+    return ReadAccess(of_root, readable_paths(folders, private) if of_root and _landlock_version() else None)
 
 
 def confine(memory_mb: int, reads: ReadAccess) -> list[str]:
     """Drops the privileges that a worker does not need and returns the names of the layers in effect.
 
     "own user": a worker of root becomes a user that owns nothing. If root's Python is in folders that only root can
-    read, the worker keeps the capability to read, which Landlock limits to `readable_places`. "no capabilities": the
+    read, the worker keeps the capability to read, which Landlock limits to `readable_paths`. "no capabilities": the
     kernel has no such user or no Landlock; the worker is root without capabilities. "landlock": no access to the memory
     of outside processes, no writing and, from Landlock's version 6 on, no signals to them. Calls `die_with_parent`
     after the change of user, which resets it.
@@ -110,7 +110,7 @@ def confine(memory_mb: int, reads: ReadAccess) -> list[str]:
             resource.setrlimit(kind, (bound, bound))
     if sys.platform == "linux":
         own_proc = (f"/proc/{os.getpid()}", LANDLOCK_READ)
-        readable = None if reads.places is None else [*reads.places, own_proc]
+        readable = None if reads.paths is None else [*reads.paths, own_proc]
         if os.geteuid() == 0:
             changed = (readable is not None or not reads.of_root) and _become_own_user(may_read=reads.of_root)
             layers += ["own user"] if changed else ["no capabilities"] if _set_capabilities(0) else []
@@ -122,7 +122,7 @@ def confine(memory_mb: int, reads: ReadAccess) -> list[str]:
     return layers + (["seccomp"] if filter_calls() else [])
 
 
-def readable_places(modules: Sequence[str], private: Sequence[str]) -> list[tuple[str, int]]:
+def readable_paths(modules: Sequence[str], private: Sequence[str]) -> list[tuple[str, int]]:
     """Returns the paths that a worker with the capability to read every file may read, each with its rights READ_FILE
     and READ_FOLDER; a folder's rights apply to everything below it.
 
@@ -148,29 +148,29 @@ def readable_places(modules: Sequence[str], private: Sequence[str]) -> list[tupl
         if not any(_is_within(folder, parent) for folder in [*folders, *of_python]):
             hidden.add(parent)
     for folder in folders:
-        if os.path.isdir(folder) and not any(_is_within(folder, place) for place in of_python):
+        if os.path.isdir(folder) and not any(_is_within(folder, python) for python in of_python):
             hidden |= {os.path.join(folder, name) for name in os.listdir(folder) if name.startswith(".")}
-    places: dict[str, int] = {}
+    paths: dict[str, int] = {}
     for path in [*of_python, *folders]:
         if not any(_is_within(path, run) for run in runs):
-            _allow(path, hidden, places)
+            _allow(path, hidden, paths)
     for path in real(SYSTEM):
-        places[path] = LANDLOCK_READ
-    return list(places.items())
+        paths[path] = LANDLOCK_READ
+    return list(paths.items())
 
 
-def _allow(path: str, hidden: Collection[str], places: dict[str, int]) -> None:
-    """Adds a path to `places`: the whole path if nothing below it is hidden, else its visible entries."""
+def _allow(path: str, hidden: Collection[str], paths: dict[str, int]) -> None:
+    """Adds a path to `paths`: the whole path if nothing below it is hidden, else its visible entries."""
     if path in hidden:
         return
-    if not any(_is_within(place, path) for place in hidden):
-        places[path] = LANDLOCK_READ
+    if not any(_is_within(entry, path) for entry in hidden):
+        paths[path] = LANDLOCK_READ
         return
-    places.setdefault(path, READ_FOLDER)
+    paths.setdefault(path, READ_FOLDER)
     with contextlib.suppress(OSError), os.scandir(path) as entries:
         for entry in entries:
             if not entry.is_symlink():  # its target is allowed, or not, at its own path
-                _allow(entry.path, hidden, places)
+                _allow(entry.path, hidden, paths)
 
 
 def _is_within(path: str, folder: str) -> bool:
@@ -225,7 +225,7 @@ def _landlock_version() -> int:
 
 def _restrict_by_landlock(readable: list[tuple[str, int]] | None) -> bool:
     """Enters a Landlock domain that forbids writing, inspection of outside processes, from version 6 on signals to
-    them, and reads outside `readable` (from `readable_places`; None: reads everywhere). Returns whether that
+    them, and reads outside `readable` (from `readable_paths`; None: reads everywhere). Returns whether that
     succeeded."""
     libc = ctypes.CDLL(None, use_errno=True)
     version = _landlock_version()

@@ -26,8 +26,8 @@ def says_the_same_of_the_same(spec: VerifierSpec, parts: Sequence[PartSource], e
     """An item gets the same verdict when it is scored again, in another order, among others and by other workers."""
     forward = _ask(spec, parts, example, TEXTS, workers=1)
     backward = _ask(spec, parts, example, (*TEXTS, *TEXTS)[::-1], workers=2)[::-1]
-    for place, (text, verdict) in enumerate(zip(TEXTS, forward)):
-        for other in (backward[place], backward[place + len(TEXTS)]):
+    for index, (text, verdict) in enumerate(zip(TEXTS, forward)):
+        for other in (backward[index], backward[index + len(TEXTS)]):
             _true(other == verdict, f"{spec.name} returns {verdict} for {text[:40]!r}, and {other} the second time")
 
 

@@ -103,10 +103,11 @@ def _check_arguments(name: str, function: Callable[..., Any], expected: tuple[st
         signature.bind(*expected)
     except TypeError as error:
         code = getattr(inspect.unwrap(function), "__code__", None)
-        place = "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
+        location = "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
         defined = f"{getattr(function, '__name__', type(function).__name__)}{signature}"
         raise ValueError(
-            f"the verifier {name!r} is defined as {defined}{place}, but is called with ({', '.join(expected)}): {error}"
+            f"the verifier {name!r} is defined as {defined}{location}, but is called with ({', '.join(expected)}): "
+            f"{error}"
         ) from error
 
 
@@ -121,13 +122,13 @@ def merge(table: Mapping[str, Any], *others: Mapping[str, Any]) -> dict[str, Ver
     return merged
 
 
-def look_up(table: Mapping[str, Verifier], name: str, place: str) -> Verifier:
-    """Returns the row called `name`. Raises ValueError naming `place` and the nearest existing name."""
+def look_up(table: Mapping[str, Verifier], name: str, where: str) -> Verifier:
+    """Returns the row called `name`. Raises ValueError naming `where` and the nearest existing name."""
     if name in table:
         return table[name]
     near = difflib.get_close_matches(name, table, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"Unknown verifier {name!r} in {place}.{hint} Available: {', '.join(table)}")
+    raise ValueError(f"Unknown verifier {name!r} in {where}.{hint} Available: {', '.join(table)}")
 
 
 def spec_of(config: Any) -> VerifierSpec:

@@ -1,4 +1,4 @@
-"""Extracts the answer from a completion. The place is configured; several answers there count as none."""
+"""Extracts the answer from where the configuration says; several answers there count as none."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Literal
 Extract = Literal["all", "answer_tag", "boxed", "hash", "last_line"]
 
 
-def extract_answer(completion: str, place: Extract) -> str | None:
-    """Returns the only answer in the configured place, stripped; None if there is none, or more than one.
+def extract_answer(completion: str, extract: Extract) -> str | None:
+    """Returns the only answer where `extract` says, stripped; None if there is none, or more than one.
 
     Args:
         completion: the model's text.
-        place: "all": the whole text; "answer_tag": between <answer> and </answer>; "boxed": in \\boxed{...};
+        extract: "all": the whole text; "answer_tag": between <answer> and </answer>; "boxed": in \\boxed{...};
             "hash": after #### to the end of its line; "last_line": the last line that is not blank.
     """
-    match place:
+    match extract:
         case "all":
             answer = completion
         case "answer_tag":
@@ -28,7 +28,7 @@ def extract_answer(completion: str, place: Extract) -> str | None:
             answer = next((line for line in reversed(completion.splitlines()) if line.strip()), "")
         case _:
             raise ValueError(
-                f"extract is {place!r}; it must be one of 'all', 'answer_tag', 'boxed', 'hash', 'last_line'"
+                f"extract is {extract!r}; it must be one of 'all', 'answer_tag', 'boxed', 'hash', 'last_line'"
             )
     answer = answer.strip() if answer is not None else ""
     return answer or None

@@ -67,8 +67,8 @@ def main(arguments: list[str]) -> int:
 def load_table(parts: list[PartSource]) -> dict[str, Verifier]:
     """Returns the verifier table extended by the user's parts. Raises ImportsJax if a part imports JAX."""
     user: list[Any] = []
-    for place, part in enumerate(parts):
-        user.append(load_part(part, place))
+    for index, part in enumerate(parts):
+        user.append(load_part(part, index))
         for name in FORBIDDEN_MODULES:
             if name in sys.modules:
                 raise ImportsJax(

@@ -288,13 +288,13 @@ def _write_defaults(tree: Definition, function: types.FunctionType) -> None:
     may have other values."""
     arguments = tree.value.args if isinstance(tree, ast.Assign) else tree.args
     names = [argument.arg for argument in arguments.kwonlyargs]
-    values = [(arguments.defaults, place, value) for place, value in enumerate(function.__defaults__ or ())]
+    values = [(arguments.defaults, i, value) for i, value in enumerate(function.__defaults__ or ())]
     values += [(arguments.kw_defaults, names.index(name), v) for name, v in (function.__kwdefaults__ or {}).items()]
-    for nodes, place, value in values:
-        if isinstance(nodes[place], ast.Name) and meaning_of(function, nodes[place].id) is value:
+    for nodes, i, value in values:
+        if isinstance(nodes[i], ast.Name) and meaning_of(function, nodes[i].id) is value:
             continue  # the same object, which both may modify
         if (literal := literal_of(value)) is not None:
-            nodes[place] = ast.parse(literal, mode="eval").body
+            nodes[i] = ast.parse(literal, mode="eval").body
 
 
 def _write_annotations(tree: Definition, definition: Any) -> None:
@@ -436,8 +436,8 @@ def _submodules(tree: Definition, carried: Mapping[str, Carried]) -> Iterator[tu
 
 def _import(name: str, value: Any) -> str | None:
     """Returns the statement that imports an object from its module as `name`; None if there is none."""
-    place = getattr(value, "__module__", None)
-    module = sys.modules.get(place) if isinstance(place, str) else None
+    module_name = getattr(value, "__module__", None)
+    module = sys.modules.get(module_name) if isinstance(module_name, str) else None
     if module is None or module.__name__ == "__main__":
         return None
     for attribute in (getattr(value, "__qualname__", name), name):  # some objects only know their class

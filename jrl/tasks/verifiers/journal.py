@@ -51,15 +51,15 @@ class Journal:
     def __len__(self) -> int:
         return len(self._known)
 
-    def _learn(self, line: bytes, place: str) -> None:
-        """Adds the entry of a line. Raises ValueError naming its place if it is not one."""
+    def _learn(self, line: bytes, where: str) -> None:
+        """Adds the entry of a line. Raises ValueError naming the line if it is not one."""
         try:
             entry = json.loads(line)
             self._known[entry["key"]] = tuple(
                 Verdict(Status[v["status"]], v["reward"], v["detail"]) for v in entry["verdicts"]
             )
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{place}: not an entry of a verdict journal: {error!r}") from error
+            raise ValueError(f"{where}: not an entry of a verdict journal: {error!r}") from error
 
     def recall(self, key: str) -> tuple[Verdict, ...] | None:
         """Returns the verdicts stored under `key`, or None."""

@@ -80,12 +80,12 @@ def _with_checked_spans(verdict: Verdict, limits: Limits, characters: int) -> Ve
 
 def describe(error: BaseException) -> str:
     """Returns the error with the last frames of its traceback, at most DETAIL_LIMIT characters."""
-    places = [f"{f.filename}:{f.lineno} in {f.name}" for f in traceback.extract_tb(error.__traceback__)[-3:]]
+    frames = [f"{f.filename}:{f.lineno} in {f.name}" for f in traceback.extract_tb(error.__traceback__)[-3:]]
     try:
         message = str(error)
     except Exception:
         message = "(its message cannot be printed)"
-    return f"{type(error).__name__}: {message[: DETAIL_LIMIT // 2]} ({'; '.join(places)})"[:DETAIL_LIMIT]
+    return f"{type(error).__name__}: {message[: DETAIL_LIMIT // 2]} ({'; '.join(frames)})"[:DETAIL_LIMIT]
 
 
 def _number(value: Any, lowest: float = -LARGEST_REWARD, highest: float = LARGEST_REWARD) -> tuple[float, str]:

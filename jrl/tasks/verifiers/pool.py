@@ -71,7 +71,7 @@ class _Task:
 
     ticket: Ticket
     item: int
-    place: int  # index of the row among the item's rows
+    slot: int  # index of the row among the item's rows
     row: int
     text: str  # the request as JSON, without its token
     characters: int  # of the completion
@@ -224,7 +224,7 @@ class Pool:
         for index, item in enumerate(items):
             if id(item.example) not in texts:
                 texts[id(item.example)] = _example_text(item.example)
-            for place, row in enumerate(item.rows):
+            for slot, row in enumerate(item.rows):
                 if not 0 <= row < len(self._rows):
                     raise ValueError(f"item {index} names row {row}; the pool has {len(self._rows)}")
                 text = (
@@ -232,9 +232,9 @@ class Pool:
                 )
                 if len(text) > frames.REQUEST_LIMIT - 100:
                     detail = f"completion and example take {len(text)} bytes; at most {frames.REQUEST_LIMIT} are sent"
-                    _settle(_Task(ticket, index, place, row, "", 0), Verdict(Status.FORBIDDEN, None, detail))
+                    _settle(_Task(ticket, index, slot, row, "", 0), Verdict(Status.FORBIDDEN, None, detail))
                 else:
-                    tasks.append(_Task(ticket, index, place, row, text, len(item.completion)))
+                    tasks.append(_Task(ticket, index, slot, row, text, len(item.completion)))
         with self._lock:
             self._refuse_if_closed()
             self._inbox.extend(tasks)
@@ -598,9 +598,9 @@ def _warn_of(missing: list[str]) -> None:
 def _settle(task: _Task, verdict: Verdict) -> None:
     """Records the verdict of a task, once."""
     row = task.ticket.verdicts[task.item]
-    if row[task.place] is not None:
+    if row[task.slot] is not None:
         raise AssertionError(f"item {task.item} has a verdict already")
-    row[task.place] = verdict
+    row[task.slot] = verdict
     task.ticket.items_done += all(verdict is not None for verdict in row)
     task.ticket.missing -= 1
     if not task.ticket.missing:

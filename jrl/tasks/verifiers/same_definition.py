@@ -36,8 +36,8 @@ def difference(here: Any, there: Any, originals: Mapping[int, Any]) -> str:
     if not isinstance(here, types.FunctionType) and "__wrapped__" not in getattr(here, "__dict__", ()):
         return ""  # a value that is written as source
     if isinstance(here, types.FunctionType):
-        for place in ("__defaults__", "__kwdefaults__"):
-            if not is_same(getattr(here, place), getattr(there, place), originals):
+        for name in ("__defaults__", "__kwdefaults__"):
+            if not is_same(getattr(here, name), getattr(there, name), originals):
                 return "a default has another value"
         if "__wrapped__" in vars(here) and _constants(here) != _constants(there):
             return "a decorator was defined again"
@@ -102,8 +102,8 @@ def _changeable(here: Any, there: Any) -> Iterator[tuple[Any, Any]]:
     """Yields pairs of mutable objects: in a value, the defaults of a function or the attributes of a class here, and at
     the same position there. `difference` reports mismatches of structure."""
     if isinstance(here, types.FunctionType) or "__wrapped__" in getattr(here, "__dict__", ()):
-        mine, other, places = undecorated(here), undecorated(there), ("__defaults__", "__kwdefaults__")
-        parts = [(getattr(mine, place, None), getattr(other, place, None)) for place in places]
+        mine, other, names = undecorated(here), undecorated(there), ("__defaults__", "__kwdefaults__")
+        parts = [(getattr(mine, name, None), getattr(other, name, None)) for name in names]
     elif isinstance(here, type):
         mine, others = _attributes(here), _attributes(there) if isinstance(there, type) else {}
         parts = [(mine[name], others[name]) for name in mine.keys() & others.keys() if not callable(mine[name])]

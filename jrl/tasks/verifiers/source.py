@@ -80,14 +80,14 @@ def _imported_names(tree: ast.Module) -> Iterator[str]:
             yield node.module.split(".")[0]
 
 
-def load_module(part: PartSource, place: int) -> types.ModuleType:
+def load_module(part: PartSource, index: int) -> types.ModuleType:
     """Returns the module of a part, after loading its neighbors, which it and later code can import.
 
     Raises: ValueError if a neighbor has the name of another loaded module; any exception that the part raises while it
         runs.
     """
     _load_neighbors(part)
-    return _execute(f"{PART_MODULE}{place}", part.filename, part.source)
+    return _execute(f"{PART_MODULE}{index}", part.filename, part.source)
 
 
 def _load_neighbors(part: PartSource) -> None:
@@ -132,14 +132,14 @@ def _execute(name: str, filename: str, source: str) -> types.ModuleType:
     return module
 
 
-def load_part(part: PartSource, place: int) -> Mapping[str, Any]:
+def load_part(part: PartSource, index: int) -> Mapping[str, Any]:
     """Returns the VERIFIERS dict that a part defines; {} if it defines none.
 
     Raises:
         ValueError: the part's VERIFIERS is not a dict.
         Any exception that the part raises while it runs.
     """
-    verifiers = vars(load_module(part, place)).get("VERIFIERS", {})
+    verifiers = vars(load_module(part, index)).get("VERIFIERS", {})
     if not isinstance(verifiers, Mapping):
         raise ValueError(
             f"{part.filename}: VERIFIERS has type {type(verifiers).__name__}; it must be a dict: name -> row"

@@ -107,9 +107,9 @@ def program_of(machine: str, pid: int) -> bytes:
     def number_of(call: Call) -> int | None:
         return call[1 + list(MACHINES).index(machine)]
 
-    def argument(place: int) -> int:
+    def argument(index: int) -> int:
         """Returns the offset of an argument's lower half: the kernel uses only 32 bits of these arguments."""
-        return 16 + 8 * place
+        return 16 + 8 * index
 
     # Each block falls through to the next if its number does not match; jumps count the instructions to skip.
     steps = [step(load, 4), step(equal, MACHINES[machine], 1, 0), step(give, deny), step(load, 0)]
@@ -118,12 +118,12 @@ def program_of(machine: str, pid: int) -> bytes:
         for number in map(number_of, calls):
             if number is not None:
                 steps += [step(equal, number, 0, 1), step(give, deny)]
-    for call, place, values in ALLOWED_WITH:
+    for call, index, values in ALLOWED_WITH:
         tests = [step(equal, pid if value == "own" else int(value), 0, 1) + step(give, allow) for value in values]
-        block = [step(load, argument(place)), *tests, step(give, deny)]
+        block = [step(load, argument(index)), *tests, step(give, deny)]
         steps += [step(equal, number_of(call), 0, len(b"".join(block)) // 8), *block]
-    for call, place in OPENS:
+    for call, index in OPENS:
         if (number := number_of(call)) is not None:
-            steps += [step(equal, number, 0, 4), step(load, argument(place))]
+            steps += [step(equal, number, 0, 4), step(load, argument(index))]
             steps += [step(any_bit, writing, 0, 1), step(give, deny), step(give, allow)]
     return b"".join([*steps, step(give, allow)])

@@ -51,7 +51,7 @@ ZERO = Ball(mp.fzero, mp.fzero)
 ONE = Ball(mp.fone, mp.fzero)
 
 
-def evaluate(terms: Terms, place: int, precision: int, work: WorkBudget) -> tuple[Complex, int]:
+def evaluate(terms: Terms, index: int, precision: int, work: WorkBudget) -> tuple[Complex, int]:
     """Returns the value of a term without symbols, and the largest |log2| of the values of its subterms.
 
     Raises:
@@ -61,7 +61,7 @@ def evaluate(terms: Terms, place: int, precision: int, work: WorkBudget) -> tupl
     values: dict[int, Complex] = {}
     largest = 0
     simple, transcendental = 10 + precision / 100, 60 + 2 * (precision / 100) ** 1.9
-    for part in terms.reachable(place):
+    for part in terms.reachable(index):
         op, args, value = terms.terms[part]
         a = [values[argument] for argument in args]
         work.spend(transcendental if op in _FUNCTIONS or op in ("raise", "pi") else simple)
@@ -95,7 +95,7 @@ def evaluate(terms: Terms, place: int, precision: int, work: WorkBudget) -> tupl
         largest = max(largest, magnitude(result))
         if largest > MAX_MAGNITUDE:
             raise NoAnswer("a number that is too large or too small")
-    return values[place], largest
+    return values[index], largest
 
 
 def real(x: Ball) -> Complex:

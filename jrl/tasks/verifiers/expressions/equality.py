@@ -75,7 +75,7 @@ def equal(terms: Terms, gold: int, answer: int, seed: int, work: WorkBudget) -> 
 def proportional(terms: Terms, gold: int, answer: int, seed: int, work: WorkBudget, *, positive: bool) -> bool:
     """Returns whether answer = c * gold for a constant c that is not 0 (with `positive`: above 0). False unless both
     are rational functions and not identically 0."""
-    if max(terms.bounds[place].kind for place in (gold, answer)) != RATIONAL:
+    if max(terms.bounds[index].kind for index in (gold, answer)) != RATIONAL:
         return False
     draw = random.Random(seed)
     names = sorted(terms.bounds[gold].symbols | terms.bounds[answer].symbols)
@@ -85,7 +85,7 @@ def proportional(terms: Terms, gold: int, answer: int, seed: int, work: WorkBudg
         here = Terms(MAX_BITS_OF_GOLD)
         values = {name: Fraction(draw.randrange(-(10**6), 10**6), 1009) for name in names}
         try:
-            x, y = (here.constant(place) for place in here.substitute(terms, [gold, answer], values))
+            x, y = (here.constant(index) for index in here.substitute(terms, [gold, answer], values))
         except NoAnswer:
             continue
         if x is None or y is None:
@@ -138,12 +138,12 @@ def _equal_modulo_primes(terms: Terms, gold: int, answer: int, draw: random.Rand
 
 
 def _modulo(
-    terms: Terms, places: tuple[int, ...], values: dict[str, int], prime: int, unit: int, work: WorkBudget
+    terms: Terms, indices: tuple[int, ...], values: dict[str, int], prime: int, unit: int, work: WorkBudget
 ) -> list[int]:
     """Returns the values of rational terms modulo a prime; `unit` is a square root of -1. Raises ZeroDivisionError."""
     here: dict[int, int] = {}
-    for place in terms.reachable(*places):
-        op, args, value = terms.terms[place]
+    for index in terms.reachable(*indices):
+        op, args, value = terms.terms[index]
         a = [here[argument] for argument in args]
         work.spend(3)
         match op:
@@ -177,8 +177,8 @@ def _modulo(
                 result = top * _inverse(bottom, prime)
             case _:
                 raise AssertionError(op)
-        here[place] = result % prime
-    return [here[place] for place in places]
+        here[index] = result % prime
+    return [here[index] for index in indices]
 
 
 def _inverse(a: int, prime: int) -> int:
@@ -225,7 +225,7 @@ def _constants_equal(terms: Terms, gold: int, answer: int, work: WorkBudget, *, 
         return terms.constant(difference) == 0
     algebraic = terms.bounds[difference].kind <= ALGEBRAIC
     limit = MAX_ALGEBRAIC_PRECISION if algebraic else MAX_PRECISION
-    functions = sum(terms.terms[place].op in (*FUNCTIONS, "raise", "root") for place in terms.reachable(difference))
+    functions = sum(terms.terms[index].op in (*FUNCTIONS, "raise", "root") for index in terms.reachable(difference))
     precision = FIRST_PRECISION
     while True:
         try:
@@ -256,7 +256,7 @@ def _equal_at_points(terms: Terms, gold: int, answer: int, draw: random.Random, 
     for attempt in range(TRIES):
         here = Terms(MAX_BITS_OF_GOLD)
         work.spend(4 * size)
-        values = {name: _value(draw, attempt >> place, name in naturals) for place, name in enumerate(names)}
+        values = {name: _value(draw, attempt >> index, name in naturals) for index, name in enumerate(names)}
         try:
             (g,) = here.substitute(terms, [gold], values)
             is_real = here.constant(g) is not None or _evaluated(here, g, work).imag == EXACT_ZERO
@@ -285,15 +285,15 @@ def _equal_at_points(terms: Terms, gold: int, answer: int, draw: random.Random, 
     if agreed < FEWEST_POINTS:
         if agreed + len(complex_points) < FEWEST_POINTS:
             raise NoAnswer("an expression without values")
-        return all(agree(place == 0) for place, agree in enumerate(complex_points[:POINTS]))
+        return all(agree(index == 0) for index, agree in enumerate(complex_points[:POINTS]))
     return True
 
 
-def _evaluated(terms: Terms, place: int, work: WorkBudget) -> Complex:
+def _evaluated(terms: Terms, index: int, work: WorkBudget) -> Complex:
     try:
-        return evaluate(terms, place, FIRST_PRECISION, work)[0]
+        return evaluate(terms, index, FIRST_PRECISION, work)[0]
     except Undecided:
-        return evaluate(terms, place, 8 * FIRST_PRECISION, work)[0]
+        return evaluate(terms, index, 8 * FIRST_PRECISION, work)[0]
 
 
 def _value(draw: random.Random, sign_bit: int, is_integer: bool) -> Fraction:
@@ -306,10 +306,10 @@ def _value(draw: random.Random, sign_bit: int, is_integer: bool) -> Fraction:
     return -value if sign_bit & 1 else value
 
 
-def _integer_symbols(terms: Terms, place: int) -> set[str]:
+def _integer_symbols(terms: Terms, index: int) -> set[str]:
     """Returns the symbols in factorials, binomials, or exponents of negative numbers."""
     symbols: set[str] = set()
-    for part in terms.reachable(place):
+    for part in terms.reachable(index):
         op, args, _ = terms.terms[part]
         base = terms.constant(args[0]) if op == "raise" else None
         if op in ("factorial", "binomial") or (base is not None and base < 0):

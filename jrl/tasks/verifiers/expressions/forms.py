@@ -129,10 +129,10 @@ def _outside(tokens: Sequence[Token]) -> list[int]:
     return indices
 
 
-def _split(tokens: Sequence[Token], places: Sequence[int]) -> list[list[Token]]:
-    """Returns the tokens split at the tokens with the indices `places`. Raises NoAnswer for an empty element."""
-    ends = [*places, len(tokens)]
-    starts = [0, *(place + 1 for place in places)]
+def _split(tokens: Sequence[Token], indices: Sequence[int]) -> list[list[Token]]:
+    """Returns the tokens split at the ones with these indices. Raises NoAnswer for an empty element."""
+    ends = [*indices, len(tokens)]
+    starts = [0, *(index + 1 for index in indices)]
     if len(ends) > MAX_ELEMENTS:
         raise NoAnswer(f"more than {MAX_ELEMENTS} elements")
     pieces = [list(tokens[start:end]) for start, end in zip(starts, ends)]
@@ -146,8 +146,8 @@ def _with_commas(tokens: list[Token], separate: bool) -> list[Token]:
     between numbers."""
     result: list[Token] = []
     outside = set(_outside(tokens))
-    for place, token in enumerate(tokens):
-        if token.kind == "number" and "," in token.text and place in outside:
+    for index, token in enumerate(tokens):
+        if token.kind == "number" and "," in token.text and index in outside:
             numbers = token.text.split(",")
             if separate:
                 result.append(Token("number", numbers[0], token.spaced))
@@ -163,14 +163,14 @@ def _elements(tokens: list[Token], *, in_brackets: bool, reader: Reader) -> list
     """Returns the tokens split at commas, semicolons, "and" and "or" outside brackets. In brackets, a comma in a number
     is a thousands separator only if there are other separators."""
     tokens = _with_words(tokens)
-    places = [place for place in _outside(tokens) if _is_separator(tokens[place])]
-    tokens = _with_commas(tokens, reader.commas_separate or (in_brackets and not places))
+    indices = [index for index in _outside(tokens) if _is_separator(tokens[index])]
+    tokens = _with_commas(tokens, reader.commas_separate or (in_brackets and not indices))
     tokens = [
         token
-        for place, token in enumerate(tokens)
-        if not (token.text in (",", ";") and place + 1 < len(tokens) and tokens[place + 1].kind == "separator")
+        for index, token in enumerate(tokens)
+        if not (token.text in (",", ";") and index + 1 < len(tokens) and tokens[index + 1].kind == "separator")
     ]
-    return _split(tokens, [place for place in _outside(tokens) if _is_separator(tokens[place])])
+    return _split(tokens, [index for index in _outside(tokens) if _is_separator(tokens[index])])
 
 
 def _is_separator(token: Token) -> bool:
@@ -180,12 +180,12 @@ def _is_separator(token: Token) -> bool:
 def _with_words(tokens: list[Token]) -> list[Token]:
     """Returns the tokens with "and" and "or", in \\text or plain, as separators."""
     result: list[Token] = []
-    place = 0
-    while place < len(tokens):
-        token = tokens[place]
+    index = 0
+    while index < len(tokens):
+        token = tokens[index]
         for name in ("and", "or"):
-            end = place + len(name)
-            letters = tokens[place:end]
+            end = index + len(name)
+            letters = tokens[index:end]
             if token.kind == "text" and token.text == name:
                 token = Token("separator", name)
             elif (
@@ -196,9 +196,9 @@ def _with_words(tokens: list[Token]) -> list[Token]:
                 and (end == len(tokens) or tokens[end].kind != "letter" or tokens[end].spaced)
             ):
                 token = Token("separator", name)
-                place = end - 1
+                index = end - 1
         result.append(token)
-        place += 1
+        index += 1
     return result
 
 
@@ -240,13 +240,13 @@ def _without_plus(tokens: list[Token]) -> list[Token]:
 
 
 def _relations(tokens: list[Token]) -> list[int]:
-    return [place for place in _outside(tokens) if tokens[place].text in RELATIONS]
+    return [index for index in _outside(tokens) if tokens[index].text in RELATIONS]
 
 
 def _relation(tokens: list[Token], reader: Reader) -> Form:
-    places = _relations(tokens)
-    signs = [tokens[place].text for place in places]
-    sides = _split(tokens, places)
+    indices = _relations(tokens)
+    signs = [tokens[index].text for index in indices]
+    sides = _split(tokens, indices)
     if len(signs) == 2 and (set(signs) <= {"<", r"\le"} or set(signs) <= {">", r"\ge"}):
         if signs[0] in _DOWNWARD:
             signs, sides = [_DOWNWARD[sign] for sign in signs[::-1]], sides[::-1]
@@ -301,9 +301,9 @@ def _one(tokens: list[Token], reader: Reader, labels: int = 0) -> Form:
         return Form("labelled", label, (_one(rest, reader, labels + 1),))
     outside = _outside(tokens)
     for sign, kind in ((r"\cup", "union"), (r"\setminus", "difference"), (r"\backslash", "difference"), (":", "ratio")):
-        places = [place for place in outside if tokens[place].text == sign]
-        if places:
-            pieces = _split(_with_commas(tokens, False), places)
+        indices = [index for index in outside if tokens[index].text == sign]
+        if indices:
+            pieces = _split(_with_commas(tokens, False), indices)
             return Form(kind, "", tuple(_one(piece, reader) for piece in pieces))
     first = tokens[0]
     if first.kind == "environment":
@@ -351,9 +351,9 @@ def _label(tokens: list[Token], reader: Reader) -> tuple[str, list[Token]] | Non
         if any(token.kind == "command" and token.text[1:] in NAMES for token in tokens):
             return None
         return "degree", tokens[:-1]
-    places = [place for place, token in enumerate(tokens) if token.kind == "text"]
-    if places and places[0] > 0:
-        return _unit(tokens[places[0] :]), tokens[: places[0]]
+    indices = [index for index, token in enumerate(tokens) if token.kind == "text"]
+    if indices and indices[0] > 0:
+        return _unit(tokens[indices[0] :]), tokens[: indices[0]]
     end = len(tokens) - 2 * (len(tokens) > 3 and tokens[-2].text == "^" and last.kind == "number")
     start = end
     while start > 1 and tokens[start - 1].kind == "letter":
@@ -385,8 +385,8 @@ def _matrix(tokens: list[Token], reader: Reader) -> Form:
     inside = tokens[1:-1]
     if inside and inside[-1].text == "\\\\":
         inside = inside[:-1]
-    rows = _split(inside, [place for place in _outside(inside) if inside[place].text == "\\\\"])
-    cells = [_split(row, [place for place in _outside(row) if row[place].text == "&"]) for row in rows]
+    rows = _split(inside, [index for index in _outside(inside) if inside[index].text == "\\\\"])
+    cells = [_split(row, [index for index in _outside(row) if row[index].text == "&"]) for row in rows]
     if len({len(row) for row in cells}) != 1:
         raise NoAnswer("a matrix with rows of different lengths")
     shape = f"{len(cells)} by {len(cells[0])}"
@@ -415,6 +415,6 @@ def _scalar(tokens: list[Token], reader: Reader) -> Form:
             raise NoAnswer("two numbers")
         value = int(number) + Fraction(int(top), int(bottom))
         return Form("scalar", "", (), terms.number(-value if sign == "-" else value))
-    place = parse(tokens, terms, reader.letters | letters_of(tokens) if reader.unit is None else reader.letters)
+    term = parse(tokens, terms, reader.letters | letters_of(tokens) if reader.unit is None else reader.letters)
     has_point = any(token.kind == "number" and "." in token.text for token in tokens)
-    return Form("scalar", "", (), place, has_point and terms.constant(place) is not None)
+    return Form("scalar", "", (), term, has_point and terms.constant(term) is not None)

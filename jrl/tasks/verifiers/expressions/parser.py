@@ -43,7 +43,7 @@ def parse(tokens: Sequence[Token], terms: Terms, letters: frozenset[str]) -> int
     parser = _Parser(_with_names(tokens, letters), terms)
     term = parser.sum()
     if parser.next() is not None:
-        raise NoAnswer(f"{parser.tokens[parser.place].text!r} where the expression should end")
+        raise NoAnswer(f"{parser.tokens[parser.position].text!r} where the expression should end")
     return term
 
 
@@ -60,20 +60,20 @@ def _with_names(tokens: Sequence[Token], letters: frozenset[str]) -> list[Token]
     """Returns the tokens with function names as commands. Raises NoAnswer for another run of letters that are not all
     in the gold answer."""
     result: list[Token] = []
-    place = 0
-    while place < len(tokens):
-        end = place + 1
-        if tokens[place].kind == "letter":
+    index = 0
+    while index < len(tokens):
+        end = index + 1
+        if tokens[index].kind == "letter":
             while end < len(tokens) and tokens[end].kind == "letter" and not tokens[end].spaced:
                 end += 1
-        word = "".join(token.text for token in tokens[place:end])
-        if end - place > 1 and word in PLAIN_NAMES:
-            result.append(Token("command", f"\\{word}", tokens[place].spaced))
-        elif end - place > 1 and not set(word) <= letters:
+        word = "".join(token.text for token in tokens[index:end])
+        if end - index > 1 and word in PLAIN_NAMES:
+            result.append(Token("command", f"\\{word}", tokens[index].spaced))
+        elif end - index > 1 and not set(word) <= letters:
             raise NoAnswer(f"the word {word[:40]!r}")
         else:
-            result.extend(tokens[place:end])
-        place = end
+            result.extend(tokens[index:end])
+        index = end
     return result
 
 
@@ -82,21 +82,21 @@ class _Parser:
 
     def __init__(self, tokens: list[Token], terms: Terms):
         self.tokens, self.terms = tokens, terms
-        self.place = self.depth = self.bars = self.all_bars = 0
+        self.position = self.depth = self.bars = self.all_bars = 0
 
     def next(self) -> str | None:
         """Returns the text of the next token; None at the end."""
-        return self.tokens[self.place].text if self.place < len(self.tokens) else None
+        return self.tokens[self.position].text if self.position < len(self.tokens) else None
 
     def following(self, count: int) -> str:
         """Returns the texts of the next `count` tokens, each followed by a space."""
-        return "".join(token.text + " " for token in self.tokens[self.place : self.place + count])
+        return "".join(token.text + " " for token in self.tokens[self.position : self.position + count])
 
     def take(self) -> Token:
-        if self.place >= len(self.tokens):
+        if self.position >= len(self.tokens):
             raise NoAnswer("an end where an expression should be")
-        self.place += 1
-        return self.tokens[self.place - 1]
+        self.position += 1
+        return self.tokens[self.position - 1]
 
     def expect(self, text: str) -> None:
         if self.take().text != text:
@@ -140,11 +140,11 @@ class _Parser:
 
     def starts_factor(self) -> bool:
         """Returns whether the next token starts a factor of an implicit product."""
-        if self.place >= len(self.tokens):
+        if self.position >= len(self.tokens):
             return False
-        token = self.tokens[self.place]
+        token = self.tokens[self.position]
         if token.kind == "number":
-            if self.tokens[self.place - 1].text not in ("}", ")"):
+            if self.tokens[self.position - 1].text not in ("}", ")"):
                 raise NoAnswer("a number directly after a number or symbol")
             return True
         if token.text == "|":
@@ -157,18 +157,18 @@ class _Parser:
         self.depth += 1
         if self.depth > MAX_NESTING:
             raise NoAnswer(f"an expression more than {MAX_NESTING} deep")
-        start = self.place
+        start = self.position
         value = self.atom()
         raised = False
-        while self.place < len(self.tokens):
-            token = self.tokens[self.place]
+        while self.position < len(self.tokens):
+            token = self.tokens[self.position]
             if token.text == "^" and token.kind == "sign":
                 if raised:
                     raise NoAnswer("two exponents")
                 self.take()
                 value, raised = self.terms.raise_to(value, self.exponent()), True
             elif token.text == "!":
-                if raised or any(before.text == "!" for before in self.tokens[start : self.place]):
+                if raised or any(before.text == "!" for before in self.tokens[start : self.position]):
                     raise NoAnswer("a factorial of a factorial or of a power")
                 self.take()
                 value = self.terms.factorial(value)
@@ -191,19 +191,19 @@ class _Parser:
         r"""Returns the argument of a command: a group in braces, or one token (with `digits` one digit of a number)."""
         token = self.take()
         if token.text in _CLOSERS:
-            self.place -= 1
+            self.position -= 1
             return self.group()
         if token.kind == "number":
             if not digits or len(token.text) == 1:
                 return self.terms.number(read_decimal(token.text))
             if len(token.text) != 2 or not token.text.isdigit():
                 raise NoAnswer("a number where one digit or braces should be")
-            self.place -= 1
-            self.tokens[self.place] = Token("number", token.text[1])
+            self.position -= 1
+            self.tokens[self.position] = Token("number", token.text[1])
             return self.terms.number(int(token.text[0]))
         if token.kind not in ("letter", "command"):
             raise NoAnswer(f"{token.text!r} where an expression should be")
-        self.place -= 1
+        self.position -= 1
         self.depth += 1
         if self.depth > MAX_NESTING:
             raise NoAnswer(f"an expression more than {MAX_NESTING} deep")
@@ -228,7 +228,7 @@ class _Parser:
             name = token.text + self.subscript()
             return terms.named(name) if name in ("e", "i") else terms.symbol(name)
         if token.text in _CLOSERS and token.kind == "sign":
-            self.place -= 1
+            self.position -= 1
             return self.group()
         if token.text == "|" and token.kind == "sign":
             return self.bar()
@@ -247,7 +247,7 @@ class _Parser:
                 index = terms.number(2)
                 if self.next() == "[":
                     index = self.group()
-                token = self.tokens[self.place] if self.place < len(self.tokens) else None
+                token = self.tokens[self.position] if self.position < len(self.tokens) else None
                 if token is not None and token.kind == "number" and len(token.text) > 1:
                     raise NoAnswer("a root of a number without braces")
                 value = terms.constant(index)
@@ -306,9 +306,9 @@ class _Parser:
 
     def base(self) -> int:
         r"""Returns the base of a logarithm: `\log_28` is the logarithm of 8 to the base 2."""
-        token = self.tokens[self.place] if self.place < len(self.tokens) else None
+        token = self.tokens[self.position] if self.position < len(self.tokens) else None
         if token is not None and token.kind == "number" and len(token.text) > 1 and token.text.isdigit():
-            self.tokens[self.place] = Token("number", token.text[1:])
+            self.tokens[self.position] = Token("number", token.text[1:])
             return self.terms.number(int(token.text[0]))
         return self.argument()
 
@@ -320,8 +320,8 @@ class _Parser:
             self.take()
             return self.bar()
         value = self.factor()
-        while self.place < len(self.tokens):
-            token = self.tokens[self.place]
+        while self.position < len(self.tokens):
+            token = self.tokens[self.position]
             name = token.text[1:]
             if token.kind == "letter" or (
                 token.kind == "command" and (name in GREEK or name in ("pi", "frac", "sqrt"))
@@ -353,16 +353,16 @@ class _Parser:
 
     def proper_fraction(self) -> Fraction | None:
         r"""Parses a \frac of two whole numbers with a smaller numerator; else returns None without moving."""
-        self.place += 1
+        self.position += 1
         rest = self.following(6)
-        self.place -= 1
+        self.position -= 1
         match = re.match(r"(?:\{ ([0-9]+) \} |([0-9]) )(?:\{ ([0-9]+) \} |([0-9]) )|([0-9])([0-9]) ", rest)
         if match is None:
             return None
         top, bottom = (int(group) for group in match.groups() if group is not None)
         if not 0 < top < bottom:
             return None
-        self.place += 1 + match[0].count(" ")
+        self.position += 1 + match[0].count(" ")
         return Fraction(top, bottom)
 
     def subscript(self) -> str:

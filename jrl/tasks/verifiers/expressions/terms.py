@@ -63,11 +63,11 @@ class Terms:
         self.max_bits = max_bits
         self.terms: list[Term] = []
         self.bounds: list[Bound] = []
-        self._places: dict[Term, int] = {}
+        self._indices: dict[Term, int] = {}
 
-    def constant(self, place: int) -> Fraction | None:
+    def constant(self, index: int) -> Fraction | None:
         """Returns the value of a term that is a folded number, else None."""
-        term = self.terms[place]
+        term = self.terms[index]
         return term.value if term.op == "number" else None  # type: ignore[return-value]
 
     def number(self, value: Fraction | int) -> int:
@@ -241,68 +241,68 @@ class Terms:
                 return self.number(0) if x == 1 else self.named("pi")
         return self._put(Term(name, (a,)), self._bound((a,), self.bounds[a].numerator + 8.0, 0.0, ELEMENTARY))
 
-    def reachable(self, *places: int) -> list[int]:
-        """Returns the indices of `places` and all their subterms, each after its arguments."""
-        seen, stack = set(), list(places)
+    def reachable(self, *indices: int) -> list[int]:
+        """Returns the indices of these terms and all their subterms, each after its arguments."""
+        seen, stack = set(), list(indices)
         while stack:
-            place = stack.pop()
-            if place not in seen:
-                seen.add(place)
-                stack.extend(self.terms[place].args)
+            index = stack.pop()
+            if index not in seen:
+                seen.add(index)
+                stack.extend(self.terms[index].args)
         return sorted(seen)
 
-    def substitute(self, other: Terms, places: list[int], values: dict[str, Fraction]) -> list[int]:
-        """Builds the terms `places` of `other` here, with numbers for symbols; returns their indices here."""
+    def substitute(self, other: Terms, indices: list[int], values: dict[str, Fraction]) -> list[int]:
+        """Builds these terms of `other` here, with numbers for symbols; returns their indices here."""
         here: dict[int, int] = {}
-        for place in other.reachable(*places):
-            op, args, value = other.terms[place]
+        for index in other.reachable(*indices):
+            op, args, value = other.terms[index]
             a = [here[argument] for argument in args]
             match op:
                 case "number":
-                    here[place] = self.number(value)  # type: ignore[arg-type]
+                    here[index] = self.number(value)  # type: ignore[arg-type]
                 case "symbol":
-                    here[place] = self.number(values[value]) if value in values else self.symbol(value)  # type: ignore
+                    here[index] = self.number(values[value]) if value in values else self.symbol(value)  # type: ignore
                 case "i" | "pi":
-                    here[place] = self.named(op)
+                    here[index] = self.named(op)
                 case "add" | "multiply" | "divide" | "factorial" | "binomial":
-                    here[place] = getattr(self, op)(*a)
+                    here[index] = getattr(self, op)(*a)
                 case "raise":
-                    here[place] = self.raise_to(*a)
+                    here[index] = self.raise_to(*a)
                 case "power":
-                    here[place] = self.power(a[0], value)  # type: ignore[arg-type]
+                    here[index] = self.power(a[0], value)  # type: ignore[arg-type]
                 case "root":
-                    here[place] = self.root(value, a[0])  # type: ignore[arg-type]
+                    here[index] = self.root(value, a[0])  # type: ignore[arg-type]
                 case _:
-                    here[place] = self.call(op, a[0])
-        return [here[place] for place in places]
+                    here[index] = self.call(op, a[0])
+        return [here[index] for index in indices]
 
     def _bound(self, args: tuple[int, ...], numerator: float, denominator: float, kind: int = RATIONAL) -> Bound:
-        parts = [self.bounds[place] for place in args]
+        parts = [self.bounds[index] for index in args]
         symbols = frozenset().union(*(part.symbols for part in parts))
         return Bound(numerator, denominator, max(kind, *(part.kind for part in parts)), symbols)
 
     def _put(self, term: Term, bound: Bound) -> int:
-        place = self._places.get(term)
-        if place is not None:
-            return place
+        index = self._indices.get(term)
+        if index is not None:
+            return index
         if max(bound.numerator, bound.denominator) > self.max_bits:
             raise NoAnswer(f"a number of more than {self.max_bits:.0f} bits")
         if len(self.terms) >= MAX_TERMS:
             raise NoAnswer(f"more than {MAX_TERMS} operations")
         self.terms.append(term)
         self.bounds.append(bound)
-        self._places[term] = len(self.terms) - 1
+        self._indices[term] = len(self.terms) - 1
         return len(self.terms) - 1
 
 
-def separation_bits(terms: Terms, place: int) -> float:
+def separation_bits(terms: Terms, index: int) -> float:
     """Returns b such that an algebraic term is 0 or at least 2^-b: log2 of denominator * numerator^(degree - 1)
     (Burnikel et al. 2001), where the degree is the product of the indices of its distinct roots."""
     degree = 1.0
-    for part in terms.reachable(place):
+    for part in terms.reachable(index):
         op, _, value = terms.terms[part]
         degree *= value if op == "root" else 2 if op == "i" else 1  # type: ignore[operator]
-    bound = terms.bounds[place]
+    bound = terms.bounds[index]
     return bound.denominator + bound.numerator * (min(degree, 2.0**40) - 1)
 
 

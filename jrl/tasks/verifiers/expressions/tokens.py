@@ -68,12 +68,12 @@ def tokenize(text: str) -> list[Token]:
         raise NoAnswer(f"{len(text)} characters; at most {MAX_CHARACTERS} are read")
     text = text.translate(_UNICODE)
     tokens: list[Token] = []
-    place, spaced = 0, False
-    while place < len(text):
-        match = _TOKEN.match(text, place)
+    position, spaced = 0, False
+    while position < len(text):
+        match = _TOKEN.match(text, position)
         if match is None:
-            raise NoAnswer(f"the character {text[place]!r} is not read")
-        place = match.end()
+            raise NoAnswer(f"the character {text[position]!r} is not read")
+        position = match.end()
         kind, word = match.lastgroup or "", match[0]
         if kind == "blank":
             spaced = True
