@@ -581,7 +581,7 @@ def test_good_parts_pass_every_contract_test(command, tmp_path):
     ("old", "new", "message"),
     [
         ("return float(completion ==", "return 1 / 0 + float(completion ==", "ZeroDivisionError"),
-        ('answer=f"ANSWER{i}"', 'answer="lower"', "is worth 0.0, not 1"),
+        ('answer=f"ANSWER{i}"', 'answer="lower"', "has the reward 0.0, not 1"),
         ("import dataclasses\n", "import dataclasses, jax\n", "imports jax"),
         ("size: int = 6", "size: int", "Words"),
     ],

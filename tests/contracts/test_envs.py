@@ -110,6 +110,6 @@ def test_the_check_finds_unbounded_sources_and_worthless_answers():
 
     assert any("index -1" in problem for problem in check_source(Endless))
     assert any("index 3" in problem for problem in check_source(Endless))
-    assert any("worth 0.5" in problem for problem in check_source(lambda: source_of(good), 5, lambda *_: 0.5))
+    assert any("has the reward 0.5" in problem for problem in check_source(lambda: source_of(good), 5, lambda *_: 0.5))
     assert check_source(lambda: source_of(good), 5, lambda *_: 1.0) == []
     assert check_source(lambda: source_of(good, 0)) == ["it has no examples"]

@@ -51,20 +51,20 @@ def test_every_rule_counts_what_it_drops_once():
         ("what is nine plus one", "10"),  # kept
     ]
     found = clean([example(*pair) for pair in texts], [example("so what is two plus two")], n=5, most_words=8)
-    assert found.kept == [0, 7]
+    assert found.indices == [0, 7]
     assert found.counts == {"duplicate": 1, "contaminated": 1, "disagreement": 2, "too_long": 1, "yes_no": 1}
 
 
 def test_a_sign_makes_another_prompt_and_another_answer():
     pairs = [("What is 2+3?", "5"), ("What is 2-3?", "-1"), ("What is 2*(3+4)?", "14"), ("What is 2*3+4?", "10")]
-    assert clean([example(*pair) for pair in pairs], []).kept == [0, 1, 2, 3]
+    assert clean([example(*pair) for pair in pairs], []).indices == [0, 1, 2, 3]
     for answers, kept in ((("-1", "1"), []), (("1/2", "12"), []), (("x = 5.", "X=5"), [0])):
         twice = [example("What is x?", answers[0]), example("what  is X", answers[1])]
-        assert clean(twice, []).kept == kept
+        assert clean(twice, []).indices == kept
 
 
 def test_nothing_held_out_contaminates_nothing():
-    assert clean([example("what is one plus one")], []).kept == [0]
+    assert clean([example("what is one plus one")], []).indices == [0]
 
 
 def test_the_same_question_under_another_system_message_is_another_prompt():
@@ -74,5 +74,5 @@ def test_the_same_question_under_another_system_message_is_another_prompt():
     one, other = asked("answer in digits", "4"), asked("answer in words", "four")
     assert clean([one, other, asked("Answer in digits!", "4")], []) == ([0, 1], {"duplicate": 1})
     # Three words, and three of the system message; an evaluation set's prompts are compared without those.
-    assert clean([one], [], most_words=5).counts == {"too_long": 1} and clean([one], [], most_words=6).kept == [0]
+    assert clean([one], [], most_words=5).counts == {"too_long": 1} and clean([one], [], most_words=6).indices == [0]
     assert clean([one], [other]).counts == {"contaminated": 1}

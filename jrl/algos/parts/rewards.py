@@ -442,7 +442,7 @@ PARTS: list[Part] = [
     {
         "id": "R16",
         "function": "jrl.tasks.rewards.segments:segment_rewards",
-        "inputs": ["right", "wanted", "factuality", "completeness"],
+        "inputs": ["right", "num_segments", "factuality", "completeness"],
         "output": "reward of every segment, reward of the row",
         "tests": [
             "tests/verifiers/test_step_match.py::test_rewards_of_segments_by_hand",

@@ -15,7 +15,7 @@ YES_NO = frozenset(("yes", "no", "true", "false"))
 
 
 class CleanResult(NamedTuple):
-    kept: list[int]  # indices of the remaining examples, in order
+    indices: list[int]  # indices of the remaining examples, in order
     counts: dict[str, int]  # rule -> examples that it dropped; an example is counted once, by the first rule
 
 
@@ -54,7 +54,7 @@ def clean(
     answers: dict[tuple[tuple[str, str], ...], set[str]] = {}
     for prompt, example in zip(prompts, examples):
         answers.setdefault(prompt, set()).add("".join((example.answer or "").casefold().split()).removesuffix("."))
-    kept, counts, seen = [], {}, set()
+    indices, counts, seen = [], {}, set()
     for i, (prompt, example) in enumerate(zip(prompts, examples)):
         if len(answers[prompt]) > 1:
             rule = "disagreement"
@@ -68,10 +68,10 @@ def clean(
             rule = answer_type(example)
         seen.add(prompt)
         if rule is None:
-            kept.append(i)
+            indices.append(i)
         else:
             counts[rule] = counts.get(rule, 0) + 1
-    return CleanResult(kept, counts)
+    return CleanResult(indices, counts)
 
 
 def _normalized(text: str) -> str:

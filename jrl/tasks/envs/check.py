@@ -10,17 +10,17 @@ from jrl.tasks.example import ROLES, Example
 
 
 def check_source(
-    open_it: Callable[[], Source], n: int = 20, mark: Callable[[str, Example], float | None] | None = None
+    open_fn: Callable[[], Source], n: int = 20, reward_fn: Callable[[str, Example], float | None] | None = None
 ) -> list[str]:
     """Returns one sentence for each rule of jrl.tasks.envs.contract that the source's first `n` examples break.
 
     Args:
-        open_it: opens the source. It is called twice, and the two sources are read in opposite orders.
-        mark: (completion, example) -> the reward of the example's verifiers. If given, an example's answer must have
-            reward 1.
+        open_fn: opens the source. It is called twice, and the two sources are read in opposite orders.
+        reward_fn: (completion, example) -> the reward of the example's verifiers. If given, an example's answer must
+            have reward 1.
     """
     problems: list[str] = []
-    first, second = open_it(), open_it()
+    first, second = open_fn(), open_fn()
     if len(first) < 1:
         return ["it has no examples"]
     if len(first) != len(second):
@@ -47,10 +47,10 @@ def check_source(
         else:
             if copy != example:
                 problems.append(f"example {i} is not the same after JSON and back")
-        if mark is not None and example.answer is not None:
-            worth = mark(example.answer, example)
-            if worth != 1.0:
-                problems.append(f"example {i}: its own answer {example.answer[:80]!r} is worth {worth}, not 1")
+        if reward_fn is not None and example.answer is not None:
+            reward = reward_fn(example.answer, example)
+            if reward != 1.0:
+                problems.append(f"example {i}: its own answer {example.answer[:80]!r} has the reward {reward}, not 1")
     for index in (-1, len(first)):
         try:
             first[index]

@@ -43,16 +43,16 @@ def open_cleaned(config: Cleaned, source: Source, evaluation: Sequence[Source], 
         return read
 
     held_out = [example for evaluation_set in evaluation for example in examples(evaluation_set)]
-    kept, dropped = clean(examples(source), held_out, n=config.ngram, most_words=config.max_words)
-    if not kept:
+    indices, dropped = clean(examples(source), held_out, n=config.ngram, most_words=config.max_words)
+    if not indices:
         causes = ", ".join(f"{count} {rule}" for rule, count in sorted(dropped.items()))
         raise ValueError(f"Cleaned leaves no example of {len(source)}: {causes}")
     fingerprints = [each.fingerprint for each in (source, *evaluation)]
     return Generated(
-        len(kept),
-        lambda index: source[kept[index]],
+        len(indices),
+        lambda index: source[indices[index]],
         digest_of("cleaned", 2, config.ngram, config.max_words, *fingerprints),  # 2: the version of the rules
         {**source.counts, **{rule: source.counts.get(rule, 0) + count for rule, count in dropped.items()}},
         verifiers=named_verifiers(source),
-        task=tasks_of(source)[kept],
+        task=tasks_of(source)[indices],
     )

@@ -42,7 +42,7 @@ class FilteredSource:
     """The remaining examples, and the overlaps with evaluation sets."""
 
     source: Source
-    kept: np.ndarray  # [n] int64, their indices in `source`
+    indices: np.ndarray  # [n] int64, of the examples in `source`
     overlaps: tuple[Overlap, ...]  # of all examples above Filtered.overlap, dropped ones included
     fingerprint: str
     counts: dict[str, int]
@@ -50,10 +50,10 @@ class FilteredSource:
     task: np.ndarray  # [n] int32
 
     def __len__(self) -> int:
-        return len(self.kept)
+        return len(self.indices)
 
     def __getitem__(self, index: int) -> Example:
-        return self.source[int(self.kept[in_range(index, len(self))])]
+        return self.source[int(self.indices[in_range(index, len(self))])]
 
 
 def open_filtered(config: Filtered, source: Source, evaluation: Sequence[Source], stop: Stop = never) -> FilteredSource:
@@ -97,7 +97,7 @@ def open_filtered(config: Filtered, source: Source, evaluation: Sequence[Source]
     rules = (config.duplicates, config.contaminated, config.ngram, config.overlap)
     return FilteredSource(
         source=source,
-        kept=np.flatnonzero(keep),
+        indices=np.flatnonzero(keep),
         overlaps=tuple(overlaps.values()),
         fingerprint=digest_of("filtered", *rules, *(each.fingerprint for each in (source, *evaluation))),
         counts=counts,

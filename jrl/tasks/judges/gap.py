@@ -40,14 +40,14 @@ def questions(cfg: Gap, example: Example, texts: Sequence[str | None]) -> list[Q
     ]
 
 
-def scores(cfg: Gap, asked: Sequence[Question], found: Sequence[Numbers | None], count: int) -> list[Numbers]:
+def scores(cfg: Gap, asked: Sequence[Question], answers: Sequence[Numbers | None], count: int) -> list[Numbers]:
     rewards = [(math.nan,)] * count
     if not asked:
         return rewards
-    of_row = {question.rows[0]: answer for question, answer in zip(asked[1:], found[1:])}
+    of_row = {question.rows[0]: answer for question, answer in zip(asked[1:], answers[1:])}
     number = lambda answer: math.nan if answer is None else answer[0]
     for row in asked[0].rows:
         same = row not in of_row
-        score = number(found[0] if same else of_row[row])
-        rewards[row] = (reward_gap(score, number(found[0]), same),)
+        score = number(answers[0] if same else of_row[row])
+        rewards[row] = (reward_gap(score, number(answers[0]), same),)
     return rewards

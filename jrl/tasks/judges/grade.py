@@ -49,9 +49,9 @@ def scaled(cfg: Grade, score: float) -> float:
     return (score - cfg.low) / (cfg.high - cfg.low)
 
 
-def scores(cfg: Grade, asked: Sequence[Question], found: Sequence[Numbers | None], count: int) -> list[Numbers]:
+def scores(cfg: Grade, asked: Sequence[Question], answers: Sequence[Numbers | None], count: int) -> list[Numbers]:
     rewards = [(math.nan,)] * count
-    for question, answer in zip(asked, found):
+    for question, answer in zip(asked, answers):
         if answer is not None:
             rewards[question.rows[0]] = answer
     return rewards

@@ -56,10 +56,10 @@ def numbers(cfg: Pairwise, answer: Mapping[str, Any]) -> Numbers:
     return (WINS[answer["winner"]],)
 
 
-def scores(cfg: Pairwise, asked: Sequence[Question], found: Sequence[Numbers | None], count: int) -> list[Numbers]:
+def scores(cfg: Pairwise, asked: Sequence[Question], answers: Sequence[Numbers | None], count: int) -> list[Numbers]:
     size = count + (cfg.against == "answer")
     wins = [[math.nan] * size for _ in range(size)]
-    for question, answer in zip(asked, found):
+    for question, answer in zip(asked, answers):
         if answer is not None:
             i, j = question.rows
             wins[i][j] = answer[0]

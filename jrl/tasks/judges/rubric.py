@@ -73,14 +73,14 @@ def numbers(cfg: Rubric, answer: Mapping[str, Any]) -> Numbers:
     return tuple(float(answer[key]) for key in keys(cfg))
 
 
-def scores(cfg: Rubric, asked: Sequence[Question], found: Sequence[Numbers | None], count: int) -> list[Numbers]:
+def scores(cfg: Rubric, asked: Sequence[Question], answers: Sequence[Numbers | None], count: int) -> list[Numbers]:
     missing = (math.nan,) * (1 + len(cfg.items))
     rewards = [missing] * count
     weights = [weight for _, weight in in_order(cfg)]
     texts = [text for text, _ in in_order(cfg)]
     critical = [text in cfg.critical for text in texts]
     interactions = [(texts.index(one), texts.index(other), weight) for one, other, weight in cfg.interactions]
-    for question, answer in zip(asked, found):
+    for question, answer in zip(asked, answers):
         if answer is not None:
             reward = rubric_score(answer, weights, critical, interactions, cfg.saturation)
             reward = reward if cfg.stretch is None else stretched(reward, cfg.stretch)

@@ -88,20 +88,20 @@ def _dataset_score(
     if name in FORMS and not FORMS[name].fullmatch(answer.strip()):
         return Verdict(Status.UNPARSABLE, 0.0, "not of the form that the task asks for")
     try:
-        mark = float(dataset.score_answer(answer, task))
+        task_score = float(dataset.score_answer(answer, task))
     except ValueError as error:
         if name in RAISES_ON_JUNK:
             return Verdict(Status.UNPARSABLE, 0.0, str(error)[:200])
         raise
-    if not (math.isfinite(mark) and 0 <= mark <= 1):
-        raise ValueError(f"the scorer of {name} gave the mark {mark}, which is not in [0, 1]")
-    return _verdict(mark, answer, entry, config)
+    if not (math.isfinite(task_score) and 0 <= task_score <= 1):
+        raise ValueError(f"the scorer of {name} gave the score {task_score}, which is not in [0, 1]")
+    return _verdict(task_score, answer, entry, config)
 
 
-def _verdict(mark: float, answer: str, entry: Mapping[str, Any], config: ReasoningGymScore) -> Verdict:
+def _verdict(task_score: float, answer: str, entry: Mapping[str, Any], config: ReasoningGymScore) -> Verdict:
     """Returns the verdict for a score. The score decides correctness; the form only separates WRONG from UNPARSABLE."""
-    status = Status.CORRECT if mark >= 1.0 else Status.WRONG
-    reward = mark if config.credit == "partial" else float(status is Status.CORRECT)
+    status = Status.CORRECT if task_score >= 1.0 else Status.WRONG
+    reward = task_score if config.credit == "partial" else float(status is Status.CORRECT)
     expected = form_of(str(entry.get("answer")))
     if reward == 0.0 and expected is not None and form_of(answer) != expected:
         return Verdict(Status.UNPARSABLE, 0.0, f"not a {expected}")

@@ -135,5 +135,5 @@ def _constants(function: types.FunctionType) -> list[str | None]:
 
 def _attributes(cls: type) -> dict[str, Any]:
     """Returns the attributes that a class got in its body or later, without dunders other than its methods."""
-    made = {method.__name__: method for method in methods_of(cls)}
-    return {name: v for name, v in vars(cls).items() if name in made or not DUNDER.fullmatch(name)}
+    methods = {method.__name__: method for method in methods_of(cls)}
+    return {name: v for name, v in vars(cls).items() if name in methods or not DUNDER.fullmatch(name)}
