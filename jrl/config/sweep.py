@@ -83,7 +83,8 @@ def expand_ranges(binding: str) -> str:
 
     expanded = _RANGE.sub(numbers, binding)
     if ".." in re.sub(_QUOTED, "", expanded):
-        raise ConfigError(COMMAND_LINE, f"{binding}: a range must be of whole numbers, as in [0..4]; list other values")
+        raise ConfigError(COMMAND_LINE, f"{binding}: a range must be of whole numbers, as in [0..4]; list other "
+                          "values, and put text in quotes")  # fmt: skip
     if expanded != binding and not binding.partition("=")[2].strip().startswith("["):
         raise ConfigError(COMMAND_LINE, f"{binding}: a range must be in brackets, as in [0..4]")
     return expanded

@@ -87,7 +87,7 @@ def whiten_rewards(token_reward: Array, mask: Array) -> Array:
     Returns:
       [N, T] float32 or wider, 0 where masked.
 
-    Source: N+, 2403.17031, detail 16 (TRL's whiten_rewards): whitened without a shift, over a minibatch there.
+    Source: N+, 2403.17031 (TRL's whiten_rewards without a shift), over a minibatch there.
     """
     r = reduce.widen(token_reward)
     high, low = jnp.max(jnp.where(mask, r, -jnp.inf)), jnp.min(jnp.where(mask, r, jnp.inf))

@@ -31,7 +31,7 @@ class ProcessRewards:
 
     def __post_init__(self) -> None:
         if not 0 < abs(self.weight) <= LARGEST_REWARD:
-            raise ValueError(f"ProcessRewards.weight = {self.weight} must not be 0, and finite, in float32 too")
+            raise ValueError(f"ProcessRewards.weight = {self.weight} must not be 0, and must be finite, in float32 too")
         if not self.separator:
             raise ValueError("ProcessRewards.separator is empty; name what ends a step, such as '\\n'")
         if not 0 <= self.prior <= 1:

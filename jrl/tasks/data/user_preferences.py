@@ -19,7 +19,7 @@ from jrl.tasks.data.stored import (
 )
 from jrl.tasks.example import Message
 
-PAIRS = 4  # of a user, in a row of the packer
+PAIRS = 4  # of a user at most; a unit has two rows for each
 NONE = -1.0  # label of a row that only fills its unit
 
 

@@ -13,7 +13,7 @@ from jrl.tasks.judges.questions import Question, object_schema
 
 TASK = "Answer the last message of the conversation yourself. Criticize the two answers with your own as the reference."
 REPLY = (
-    '{"answer": "<your own answer>", "criticism": "<what each of the two lacks beside it>", '
+    '{"answer": "<your own answer>", "criticism": "<what each of the two lacks compared with it>", '
     '"winner": <"first", "second" or "tie">}'
 )
 
