@@ -231,7 +231,7 @@ RESERVED_ROLES = ("reference", PREVIOUS, AVERAGE)
 
 
 def is_reserved(role: str) -> bool:
-    """Whether stages create a role of this name themselves."""
+    """Returns whether stages create a role of this name themselves."""
     return role in RESERVED_ROLES or is_previous(role)
 
 
@@ -246,12 +246,13 @@ def judges_of(stage: Stage, config: Config) -> tuple[Judge, ...]:
 
 
 def asks(stage: Online, judge: Judge) -> bool:
-    """Whether a stage uses a judge of the run."""
+    """Returns whether a stage uses a judge of the run."""
     return stage.judges is None or judge.name in stage.judges
 
 
 def trains_online(stage: Stage) -> bool:
-    """Whether a stage trains the policy on its own samples; evaluations run before, during and after such stages."""
+    """Returns whether a stage trains the policy on its own samples. Evaluations run before, during and after such
+    stages."""
     return isinstance(stage, Online) and stage.trains == "policy"
 
 
@@ -267,8 +268,8 @@ def check_role(stage: Any) -> None:
     """Raises ValueError if a stage trains a role without a valid name, or one that stages create themselves."""
     if not stage.trains.isidentifier() or is_reserved(stage.trains) or stage.trains == CRITIC:
         raise ValueError(
-            f"{type(stage).__name__}.trains is {stage.trains!r}; it names a role such as 'policy' or 'reward', and "
-            f"none of {', '.join((*RESERVED_ROLES, CRITIC))}, which stages create"
+            f"{type(stage).__name__}.trains is {stage.trains!r}; it must name a role such as 'policy' or 'reward', and "
+            f"not one of {', '.join((*RESERVED_ROLES, CRITIC))}, which stages create"
         )
 
 
@@ -444,7 +445,7 @@ class Config:
         for stage in self.stages:
             if unknown := sorted({*(getattr(stage, "judges", None) or ())} - {*judges}):
                 raise ValueError(
-                    f"Online.judges names {unknown[0]!r}, which is no judge of Config.judges. Available: "
+                    f"Online.judges names {unknown[0]!r}, which is not in Config.judges. Available: "
                     f"{', '.join(judges) or 'none'}"
                 )
 

@@ -80,7 +80,7 @@ def test_a_judge_labels_pairs_in_one_stage_and_is_not_asked_in_the_next(tmp_path
 
 
 def test_a_judge_that_is_not_there_is_refused():
-    with pytest.raises(ConfigError, match=r"Online\.judges names 'other', which is no judge .* Available: judge"):
+    with pytest.raises(ConfigError, match=r"Online\.judges names 'other', which is not in .* Available: judge"):
         jrl.load_config(
             "configs/tiny.gin", [*JUDGE, "Judge.address='http://localhost:1/v1'", "Online.judges=('other',)"]
         )

@@ -388,7 +388,7 @@ class Pool:
         while self._template is not None and len(self._children) < self._workers:
             try:
                 connection, pid = self._template.fork()
-            except TemplateRefused as error:  # the machine cannot start another process
+            except TemplateRefused as error:  # the system cannot start another process
                 self._false_starts += 1
                 if self._false_starts > RESTARTS_IN_A_ROW and not self._children:
                     self._give_up(f"no worker could be forked: {error}")

@@ -61,7 +61,7 @@ class TemplateProcess:
             try:
                 self._start(start)
                 return
-            except TemplateLost:  # killed by the machine; a plugin that raises gives TemplateRefused
+            except TemplateLost:  # killed by the system; a plugin that raises gives TemplateRefused
                 if not left:
                     raise
 
