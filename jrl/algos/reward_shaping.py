@@ -1,6 +1,6 @@
 """Reward shaping of a stage, before the objective reads the rewards, in this order:
 
-    constraints     R = infeasible_reward where a component is below its least value                    R13
+    constraints     R = infeasible_reward where a component is below `least`                            R13
     exploration     R = share * R + (1 - share) * exploration                                           R22
     group_length    R = R + weight * (reward for a short completion, relative to its group)             R6, R8
     length_penalty  R = R - weight * max(0, length - target) / target                                   R8

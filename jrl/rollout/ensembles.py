@@ -15,7 +15,7 @@ class EnsembleMean:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WorstCase:
-    """The smallest of the members' scores (WCO): what one of them does not like earns nothing."""
+    """The smallest of the members' scores (WCO): one low score suffices for a low reward."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

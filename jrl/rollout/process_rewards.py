@@ -100,8 +100,8 @@ def process_source(
                 problems[row] = "it has no sampled token"
                 continue
             ids = host["tokens"][row, columns].tolist()
-            places = [places or [len(ids) - 1] for places in step_ends(ids, config.separator, pieces, tokenizer.leads)]
-            scored, ends = (columns[indices] for indices in places)
+            ends_of_steps = step_ends(ids, config.separator, pieces, tokenizer.leads)
+            scored, ends = (columns[indices or [len(ids) - 1]] for indices in ends_of_steps)
             steps = 1 / (1 + np.exp(-np.clip(by_token[row, scored], -60, 60)))
             if not np.isfinite(steps).all():
                 problems[row] = f"the scores of its steps are {steps.tolist()}"

@@ -313,7 +313,7 @@ PARTS: list[Part] = [
         "id": "R13",
         "function": "jrl.ops.constraints:baseline_score",
         "inputs": ["score", "baseline", "group", "num_groups"],
-        "output": "(score [N] float32, there is one [N] bool)",
+        "output": "(score [N] float32, whether there is one [N] bool)",
         "tests": [
             "tests/ops/test_constraints.py::test_the_score_of_the_baseline_answer_by_hand",
         ],
@@ -353,7 +353,7 @@ PARTS: list[Part] = [
         "id": "R14",
         "function": "jrl.tasks.rewards.rubric:saturated",
         "inputs": ["x", "steepness"],
-        "output": "term in (-1, 1)",
+        "output": "term, in (-1, 1) unless steepness is None",
         "tests": ["tests/rewards/test_text_rewards.py::test_a_saturated_rubric_by_hand"],
     },
     {
