@@ -48,6 +48,12 @@ def test_the_hardest_are_kept_also_those_never_solved():
     np.testing.assert_array_equal(selection.hardest(rate, share=0.01), [True, False, False, False])
 
 
+def test_a_share_of_the_hardest_is_not_rounded_to_one_less():
+    rate = np.arange(100.0)
+    assert [int(selection.hardest(rate, share=share).sum()) for share in (0.29, 0.57, 0.295, 1.0, 0.001)] == [
+        29, 57, 29, 100, 1]  # fmt: skip
+
+
 def test_unsolved_prompts_of_a_batch_are_capped():
     rate = np.array([0, 0.5, 0, 0, 1.0])
     np.testing.assert_array_equal(selection.cap_unsolved(rate, most=2), [True, True, True, False, True])

@@ -58,7 +58,10 @@ PARTS: list[Part] = [
         "function": "jrl.tasks.data.selection:hardest",
         "inputs": ["rate", "share"],
         "output": "keep [P] bool",
-        "tests": ["tests/data/test_selection.py::test_the_hardest_are_kept_also_those_never_solved"],
+        "tests": [
+            "tests/data/test_selection.py::test_the_hardest_are_kept_also_those_never_solved",
+            "tests/data/test_selection.py::test_a_share_of_the_hardest_is_not_rounded_to_one_less",
+        ],
     },
     {
         "id": "F6",

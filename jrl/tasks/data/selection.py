@@ -42,7 +42,7 @@ def sampling_weights(rate: Array, seen: Array, *, exponent: float, floor: float)
 
 
 def hardest(rate: Array, *, share: float) -> Array:
-    """Returns F6: True for the share of prompts with the lowest success rates, at least one, [P] bool.
+    """Returns F6: True for the share of prompts with the lowest success rates, rounded down, at least one, [P] bool.
 
     This includes prompts that were never solved, which need a larger budget of samples. `cap_unsolved` bounds their
     number in a batch.
@@ -52,7 +52,7 @@ def hardest(rate: Array, *, share: float) -> Array:
 
     Source: DRIVE, 2511.06307 (the schedule of shares is not in its abstract).
     """
-    count = max(1, int(np.floor(share * len(rate))))
+    count = max(1, int(share * len(rate) + 1e-9))  # 0.29 * 100 is 28.999999999999996
     keep = np.zeros(len(rate), bool)
     keep[np.argsort(rate, kind="stable")[:count]] = True
     return keep
