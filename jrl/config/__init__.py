@@ -1,4 +1,4 @@
-"""Loads gin text into frozen dataclasses. An error names its place, such as file and line. No JAX, no global state.
+"""Loads gin text into frozen dataclasses. An error names its location, such as file and line. No JAX, no global state.
 
     include 'base.gin'                 # in this file's folder, else bundled; bindings here replace its bindings
     STEPS = 30                         # a macro

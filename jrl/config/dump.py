@@ -17,12 +17,12 @@ def to_json(config: Any) -> dict[str, Any]:
     return {name: _plain(getattr(config, name), _is_open(field)) for name, field in fields_of(type(config)).items()}
 
 
-def from_json(data: Mapping[str, Any], root: type, tables: Tables, *, place: str = "JSON") -> Any:
+def from_json(data: Mapping[str, Any], root: type, tables: Tables, *, location: str = "JSON") -> Any:
     """Returns the instance of `root` that `to_json` described. A missing field takes its default.
 
-    Raises: ConfigError at "PLACE at field.field" for an unknown name, a wrong type or a missing required field.
+    Raises: ConfigError at "LOCATION at field.field" for an unknown name, a wrong type or a missing required field.
     """
-    return _from_object(data, root, schema_of(root, tables), place, "")
+    return _from_object(data, root, schema_of(root, tables), location, "")
 
 
 def to_gin(config: Any, tables: Tables) -> str:
@@ -88,8 +88,8 @@ def _plain(value: Any, tagged: bool) -> Any:
     return value
 
 
-def _from_object(data: Any, cls: type, schema: Schema, place: str, path: str) -> Any:
-    here = f"{place} at {path}" if path else place
+def _from_object(data: Any, cls: type, schema: Schema, location: str, path: str) -> Any:
+    here = f"{location} at {path}" if path else location
     if not isinstance(data, Mapping):
         raise ConfigError(here, f"{cls.__name__} expects an object, got {show(data)}")
     fields = fields_of(cls)
@@ -101,7 +101,7 @@ def _from_object(data: Any, cls: type, schema: Schema, place: str, path: str) ->
     for name, field in fields.items():
         inner = f"{path}.{name}" if path else name
         if name in data:
-            values[name] = _from_value(data[name], cls, field, schema, place, inner)
+            values[name] = _from_value(data[name], cls, field, schema, location, inner)
         elif field.default is None:
             raise ConfigError(here, f"{cls.__name__}.{name} has no value and no default")
         else:
@@ -112,7 +112,7 @@ def _from_object(data: Any, cls: type, schema: Schema, place: str, path: str) ->
         raise ConfigError(here, f"{cls.__name__}: {error}") from error
 
 
-def _from_value(value: Any, cls: type, field: Field, schema: Schema, place: str, path: str) -> Any:
+def _from_value(value: Any, cls: type, field: Field, schema: Schema, location: str, path: str) -> Any:
     def instance(part: Any, allowed: Mapping[str, type]) -> Any:
         if not isinstance(part, Mapping):
             raise Misfit(f"expects an object, got {show(part)}")
@@ -121,9 +121,11 @@ def _from_value(value: Any, cls: type, field: Field, schema: Schema, place: str,
             guess = nearest(name, allowed) if isinstance(name, str) else None
             hint = f"; did you mean {guess}?" if guess else ""
             raise Misfit(f'expects "class" to be one of {", ".join(allowed)}, got {show(name)}{hint}')
-        return _from_object(part, allowed[name], schema, place, path)
+        return _from_object(part, allowed[name], schema, location, path)
 
     try:
         return fit(value, field.hint, schema.rows(field), instance)
     except Misfit as misfit:
-        raise ConfigError(f"{place} at {path}", f"{cls.__name__}.{field.name}{misfit.inside} {misfit.reason}") from None
+        raise ConfigError(
+            f"{location} at {path}", f"{cls.__name__}.{field.name}{misfit.inside} {misfit.reason}"
+        ) from None

@@ -11,13 +11,13 @@ COMMAND_LINE = "command line"
 class ConfigError(Exception):
     """An invalid configuration.
 
-    `place` is where the error is, such as `file:line`, `command line`, or the file if no line applies; `reason` is the
-    message without it.
+    `location` is where the error is, such as `file:line`, `command line`, or the file if no line applies; `reason` is
+    the message without it.
     """
 
-    def __init__(self, place: str, reason: str):
-        super().__init__(f"{place}: {reason}")
-        self.place = place
+    def __init__(self, location: str, reason: str):
+        super().__init__(f"{location}: {reason}")
+        self.location = location
         self.reason = reason
 
 

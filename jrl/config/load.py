@@ -41,7 +41,7 @@ def load(
       path_fields: "Class.field" of the fields that name files. A relative path is looked up in the current directory,
         then in the folder of the gin file that binds it; see `paths.beside`.
 
-    Raises: ConfigError for anything invalid, with its place and, if one is similar, the nearest valid name.
+    Raises: ConfigError for anything invalid, with its location and, if one is similar, the nearest valid name.
     """
     schema = schema_of(root, tables)
     statements = read_statements(path, bindings, root)
@@ -80,16 +80,16 @@ def peek(path: str | None, bindings: Sequence[str], root: type, field: str) -> t
     if last is None:
         return None, None
     if any(isinstance(leaf, Reference | Macro) for leaf in walk(last.value)):
-        raise ConfigError(last.place, f"{last.name} takes plain values only, no @ and no %")
+        raise ConfigError(last.location, f"{last.name} takes plain values only, no @ and no %")
     return last.value, last.path
 
 
-def _build(reading: Reading, cls: type, scope: str, place: str, base: Any, building: tuple[Any, ...]) -> Any:
+def _build(reading: Reading, cls: type, scope: str, location: str, base: Any, building: tuple[Any, ...]) -> Any:
     """Returns an instance of `cls`. A field takes its binding, else its value in `base` (a default instance), else its
     default."""
     if (scope, cls) in building:
-        raise ConfigError(place, f"@{scope + '/' if scope else ''}{cls.__name__}() contains itself")
-    _count(reading, place)
+        raise ConfigError(location, f"@{scope + '/' if scope else ''}{cls.__name__}() contains itself")
+    _count(reading, location)
     building = (*building, (scope, cls))
     reading.instances.add((scope, cls.__name__))
     values, bound = {}, {}
@@ -97,11 +97,13 @@ def _build(reading: Reading, cls: type, scope: str, place: str, base: Any, build
         statement = _find(reading, scope, cls, field)
         if statement is not None:
             bound[field.name] = statement
-        values[field.name] = _value(reading, cls, field, scope, place, base, building, statement)
+        values[field.name] = _value(reading, cls, field, scope, location, base, building, statement)
     try:
         return cls(**values)
     except ValueError as error:
-        raise ConfigError(_place_of_error(reading, str(error), bound, place), f"{cls.__name__}: {error}") from error
+        raise ConfigError(
+            _location_of_error(reading, str(error), bound, location), f"{cls.__name__}: {error}"
+        ) from error
 
 
 def _find(reading: Reading, scope: str, cls: type, field: Field) -> Statement | None:
@@ -122,7 +124,7 @@ def _value(
     cls: type,
     field: Field,
     scope: str,
-    place: str,
+    location: str,
     base: Any,
     building: tuple[Any, ...],
     statement: Statement | None,
@@ -131,7 +133,7 @@ def _value(
     rows = reading.schema.rows(field)
     macro_note = ""
     if statement is not None:
-        value, place, macro_note = _expand(reading, statement.value, statement.place, name)
+        value, location, macro_note = _expand(reading, statement.value, statement.location, name)
         if name in reading.path_fields:
             value = _resolve_paths(value, _file_of_value(reading, statement))
     elif base is not None:
@@ -139,15 +141,15 @@ def _value(
     elif field.default is not None:
         value = field.default()
     elif is_config(field.hint):
-        return _build(reading, field.hint, scope, place, None, building)
+        return _build(reading, field.hint, scope, location, None, building)
     else:
-        raise ConfigError(place, _missing(name, rows, scope, cls, reading.schema.root))
+        raise ConfigError(location, _missing(name, rows, scope, cls, reading.schema.root))
 
     def instance(part: Any, allowed: Mapping[str, type]) -> Any:
         if isinstance(part, Reference) and part.name in allowed:
-            return _build(reading, allowed[part.name], part.scope, place, None, building)
+            return _build(reading, allowed[part.name], part.scope, location, None, building)
         if type(part) in allowed.values():  # a default instance: bindings of its class apply to it
-            return _build(reading, type(part), scope, place, part, building)
+            return _build(reading, type(part), scope, location, part, building)
         listed = ", ".join(f"@{row}()" for row in allowed) or "a part, but its table is empty"
         word = part.name if isinstance(part, Reference) else part if isinstance(part, str) else ""
         guess = nearest(word, allowed)
@@ -157,28 +159,30 @@ def _value(
     try:
         return fit(value, field.hint, rows, instance)
     except Misfit as misfit:
-        raise ConfigError(place, f"{name}{misfit.inside} {misfit.reason}{macro_note}") from None
+        raise ConfigError(location, f"{name}{misfit.inside} {misfit.reason}{macro_note}") from None
 
 
-def _expand(reading: Reading, value: Any, place: str, name: str, trail: tuple[str, ...] = ()) -> tuple[Any, str, str]:
-    """Returns the value with macros expanded, its place, and a note that names the macro ("" for other values)."""
-    _count(reading, place)
+def _expand(
+    reading: Reading, value: Any, location: str, name: str, trail: tuple[str, ...] = ()
+) -> tuple[Any, str, str]:
+    """Returns the value with macros expanded, its location, and a note that names the macro ("" for other values)."""
+    _count(reading, location)
     if isinstance(value, Macro):
         if value.name in trail:
-            raise ConfigError(place, f"macro {value} is defined by itself: {' -> '.join((*trail, value.name))}")
+            raise ConfigError(location, f"macro {value} is defined by itself: {' -> '.join((*trail, value.name))}")
         reading.used_macros.add(value.name)
         source = reading.macros[value.name]
-        inner, inner_place, _ = _expand(reading, source.value, source.place, name, (*trail, value.name))
-        return inner, inner_place, f" ({name} is {value} at {place})"
+        inner, inner_location, _ = _expand(reading, source.value, source.location, name, (*trail, value.name))
+        return inner, inner_location, f" ({name} is {value} at {location})"
     if isinstance(value, dict):
-        pairs = [(_expand(reading, k, place, name, trail)[0], _expand(reading, v, place, name, trail)[0])
+        pairs = [(_expand(reading, k, location, name, trail)[0], _expand(reading, v, location, name, trail)[0])
                  for k, v in value.items()]  # fmt: skip
         if any(isinstance(key, list | dict | tuple) for key, _ in pairs):
-            raise ConfigError(place, f"{name}: a list cannot be a key")
-        return dict(pairs), place, ""
+            raise ConfigError(location, f"{name}: a list cannot be a key")
+        return dict(pairs), location, ""
     if isinstance(value, list | tuple):
-        return type(value)(_expand(reading, item, place, name, trail)[0] for item in value), place, ""
-    return value, place, ""
+        return type(value)(_expand(reading, item, location, name, trail)[0] for item in value), location, ""
+    return value, location, ""
 
 
 def _file_of_value(reading: Reading, statement: Statement) -> str | None:
@@ -194,9 +198,9 @@ def _resolve_paths(value: Any, file: str | None) -> Any:
     return paths.beside(value, file) if isinstance(value, str) else value
 
 
-def _count(reading: Reading, place: str) -> None:
+def _count(reading: Reading, location: str) -> None:
     if next(reading.work) >= MAX_VALUES:
-        raise ConfigError(place, f"the configuration grows beyond {MAX_VALUES} values")
+        raise ConfigError(location, f"the configuration grows beyond {MAX_VALUES} values")
 
 
 def _missing(name: str, rows: Mapping[str, type], scope: str, cls: type, root: type) -> str:
@@ -208,13 +212,13 @@ def _missing(name: str, rows: Mapping[str, type], scope: str, cls: type, root: t
     return f"{name} has no value and no default; bind {name} = ...{parts}{selected}"
 
 
-def _place_of_error(reading: Reading, message: str, bound: Mapping[str, Statement], place: str) -> str:
-    """Returns the place of the binding that an error message mentions, else of any of the class, else `place`."""
+def _location_of_error(reading: Reading, message: str, bound: Mapping[str, Statement], location: str) -> str:
+    """Returns the location of the binding that an error message mentions, else of any of the class, else `location`."""
     for section, field in re.findall(r"(\w+)\.(\w+)", message):
         for key, statement in reading.bindings.items():
             if key[1:] == (section, field):
-                return statement.place
+                return statement.location
     for word in re.findall(r"\w+", message):
         if word in bound:
-            return bound[word].place
-    return next((statement.place for statement in bound.values()), place)
+            return bound[word].location
+    return next((statement.location for statement in bound.values()), location)

@@ -13,14 +13,16 @@ def check_names(statement: Statement, schema: Schema, macros: set[str]) -> None:
     for leaf in walk(statement.value):
         if isinstance(leaf, Reference):
             if leaf.name not in schema.sections:
-                raise ConfigError(statement.place, f"{statement.name}: {_unknown_part(leaf.name, statement, schema)}")
+                raise ConfigError(
+                    statement.location, f"{statement.name}: {_unknown_part(leaf.name, statement, schema)}"
+                )
             if "/" in leaf.scope or "." in leaf.scope:
-                raise ConfigError(statement.place, f"{leaf}: a scope has one level, @scope/{leaf.name}()")
+                raise ConfigError(statement.location, f"{leaf}: a scope has one level, @scope/{leaf.name}()")
             if not leaf.called:
-                raise ConfigError(statement.place, f"{leaf} must be written {leaf}(): only built parts are values")
+                raise ConfigError(statement.location, f"{leaf} must be written {leaf}(): only built parts are values")
         elif isinstance(leaf, Macro) and leaf.name not in macros:
             hint = suggestion(leaf.name, macros, kind="macros")
-            raise ConfigError(statement.place, f"{statement.name}: macro {leaf} is not defined{hint}")
+            raise ConfigError(statement.location, f"{statement.name}: macro {leaf} is not defined{hint}")
 
 
 def _unknown_part(name: str, statement: Statement, schema: Schema) -> str:
@@ -37,19 +39,19 @@ def _unknown_part(name: str, statement: Statement, schema: Schema) -> str:
 
 
 def _check_target(statement: Statement, schema: Schema) -> None:
-    section, field, place = statement.section, statement.field, statement.place
+    section, field, location = statement.section, statement.field, statement.location
     if not field and not statement.is_block:
         if statement.scope:
-            raise ConfigError(place, f"{statement.name}: a macro takes no scope")
+            raise ConfigError(location, f"{statement.name}: a macro takes no scope")
         if section in schema.sections:
-            raise ConfigError(place, f"{section} is a section; bind one of its fields, {section}.field = value")
+            raise ConfigError(location, f"{section} is a section; bind one of its fields, {section}.field = value")
         return
     if section not in schema.sections:
         full = f"{section}.{field}"
         keys = [f"{name}.{f}" for name, cls in schema.sections.items() for f in fields_of(cls)]
         guess = nearest(section, schema.sections) if statement.is_block else nearest(full, keys)
         hint = f"; did you mean {guess}?" if guess else suggestion(section, schema.sections, kind="sections")
-        raise ConfigError(place, f"there is no section {section!r}{hint}")
+        raise ConfigError(location, f"there is no section {section!r}{hint}")
     if statement.is_block:
         return
     fields = fields_of(schema.sections[section])
@@ -58,4 +60,4 @@ def _check_target(statement: Statement, schema: Schema) -> None:
         elsewhere = [f"{name}.{field}" for name, cls in schema.sections.items() if field in fields_of(cls)]
         if elsewhere and nearest(field, fields) is None:
             hint = f"; did you mean {elsewhere[0]}?"
-        raise ConfigError(place, f"{section} has no field {field!r}{hint}")
+        raise ConfigError(location, f"{section} has no field {field!r}{hint}")

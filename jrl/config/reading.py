@@ -18,7 +18,7 @@ class Reading:
     schema: Schema
     bindings: Mapping[Key, Statement]
     macros: Mapping[str, Statement]
-    origin: str  # the place that an error names if no statement applies
+    origin: str  # the location that an error names if no statement applies
     used: set[Key]
     shadowed: dict[Key, Statement]  # unscoped binding -> the scoped one that overrode it
     used_macros: set[str]

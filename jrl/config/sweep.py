@@ -58,7 +58,7 @@ def read_axes(
         if depth is None or not isinstance(statement.value, list) or _nesting(statement.value) <= depth:
             continue
         if not statement.value:
-            raise ConfigError(statement.place, f"{name} = [] lists no value, so the sweep would have no members")
+            raise ConfigError(statement.location, f"{name} = [] lists no value, so the sweep would have no members")
         axes.append(Axis(name, tuple(gin_text(value) for value in statement.value)))
     swept = {axis.name for axis in axes}
     from_command_line = statements[len(statements) - len(texts) :]

@@ -1,7 +1,7 @@
 """Parses gin text into statements. Only gin's grammar is used (`gin.config_parser`), never its registry: no code runs.
 
 Includes are followed here: to a file in the folder of the including one, else to a bundled configuration. The result is
-one list, in which later bindings override earlier ones. Every statement records its place and its layer: 0 for the
+one list, in which later bindings override earlier ones. Every statement records its location and its layer: 0 for the
 command line, 1 for the file that was named, 2 and more for included files.
 """
 
@@ -53,7 +53,7 @@ class Statement:
     section: str
     field: str
     value: Any  # literals, Reference and Macro, nested in list, tuple and dict
-    place: str
+    location: str
     layer: int
     path: str | None  # its file; None on the command line
     is_block: bool = False
@@ -113,35 +113,37 @@ def _read_file(path: str, *, layer: int, open_files: tuple[str, ...], referrer: 
     statements: list[Statement] = []
     by_name: dict[str, Statement] = {}
     for parsed in _parse(text, path):
-        place = f"{path}:{parsed.location.line_num}"
+        location = f"{path}:{parsed.location.line_num}"
         if isinstance(parsed, config_parser.IncludeStatement):
             if "\0" in parsed.filename:
-                raise ConfigError(place, f"{parsed.filename!r} is not a file name")
-            target = _included_file(parsed.filename, path, place)
+                raise ConfigError(location, f"{parsed.filename!r} is not a file name")
+            target = _included_file(parsed.filename, path, location)
             if os.path.realpath(target) in (*open_files, here):
                 name = parsed.filename.removesuffix(".gin")
                 hint = f"; write include {name!r} for the bundled one" if name in bundled_configs() else ""
-                raise ConfigError(place, f"include of {parsed.filename!r}: the file includes itself{hint}")
-            included = _read_file(target, layer=layer + 1, open_files=(*open_files, here), referrer=place, root=root)
+                raise ConfigError(location, f"include of {parsed.filename!r}: the file includes itself{hint}")
+            included = _read_file(target, layer=layer + 1, open_files=(*open_files, here), referrer=location, root=root)
             for statement in included:
                 if statement.name in by_name and not statement.is_block:
                     raise ConfigError(
-                        place,
+                        location,
                         f"include of {parsed.filename!r} would replace {statement.name}, bound above it at "
-                        f"{by_name[statement.name].place}; put the include first",
+                        f"{by_name[statement.name].location}; put the include first",
                     )
             statements.extend(included)
             continue
-        statement = _statement(parsed, place, layer, path, root)
+        statement = _statement(parsed, location, layer, path, root)
         if not statement.is_block:
             if statement.name in by_name:
-                raise ConfigError(place, f"{statement.name} is bound twice, first at {by_name[statement.name].place}")
+                raise ConfigError(
+                    location, f"{statement.name} is bound twice, first at {by_name[statement.name].location}"
+                )
             by_name[statement.name] = statement
         statements.append(statement)
     return statements
 
 
-def _included_file(name: str, path: str, place: str) -> str:
+def _included_file(name: str, path: str, location: str) -> str:
     """Returns the file that an include in `path` names: one in the folder of `path`, else a bundled configuration."""
     beside = os.path.join(os.path.dirname(path), name)
     if os.path.isfile(beside):
@@ -157,7 +159,9 @@ def _included_file(name: str, path: str, place: str) -> str:
     guess = f"{same}.gin" if same else nearest(name, valid)
     hint = f"; did you mean {guess}?" if guess else ""
     folder = os.path.dirname(os.path.abspath(path))
-    raise ConfigError(place, f"there is no file {name!r} in {folder}, and no bundled configuration of that name{hint}")
+    raise ConfigError(
+        location, f"there is no file {name!r} in {folder}, and no bundled configuration of that name{hint}"
+    )
 
 
 def _read_binding(binding: str, root: type) -> Statement:
@@ -169,26 +173,26 @@ def _read_binding(binding: str, root: type) -> Statement:
     return _statement(parsed[0], COMMAND_LINE, 0, None, root)
 
 
-def _statement(parsed: Any, place: str, layer: int, path: str | None, root: type) -> Statement:
+def _statement(parsed: Any, location: str, layer: int, path: str | None, root: type) -> Statement:
     if isinstance(parsed, config_parser.ImportStatement):
-        raise ConfigError(place, f"'{parsed.format()}': configuration imports nothing; name files in parts = [...]")
+        raise ConfigError(location, f"'{parsed.format()}': configuration imports nothing; name files in parts = [...]")
     if "/" in parsed.scope:
-        raise ConfigError(place, f"scope {parsed.scope!r} has more than one level; write scope/Section.field")
+        raise ConfigError(location, f"scope {parsed.scope!r} has more than one level; write scope/Section.field")
     if isinstance(parsed, config_parser.BlockDeclaration):
-        return Statement(parsed.scope, parsed.selector, "", None, place, layer, path, is_block=True)
+        return Statement(parsed.scope, parsed.selector, "", None, location, layer, path, is_block=True)
     section, field = parsed.selector, parsed.arg_name
     if not field and not parsed.scope and section in fields_of(root):
         section, field = root.__name__, section
-    return Statement(parsed.scope, section, field, parsed.value, place, layer, path)
+    return Statement(parsed.scope, section, field, parsed.value, location, layer, path)
 
 
 def _parse(text: str, path: str | None) -> Iterator[Any]:
-    """Yields gin's parsed statements. An error of its tokenizer or parser becomes a ConfigError with a place."""
+    """Yields gin's parsed statements. An error of its tokenizer or parser becomes a ConfigError with a location."""
 
     def config_error(line: int | None, message: str, source: str | None) -> ConfigError:
-        place = COMMAND_LINE if path is None else f"{path}:{line or 1}"
+        location = COMMAND_LINE if path is None else f"{path}:{line or 1}"
         shown = f" in {source.strip()!r}" if source and source.strip() else ""
-        return ConfigError(place, f"cannot read this: {_explain(message)}{shown}")
+        return ConfigError(location, f"cannot read this: {_explain(message)}{shown}")
 
     parser = None
     try:

@@ -21,7 +21,7 @@ def check_macros(reading: Reading, statements: Sequence[Statement]) -> None:
         hint = f"; did you mean {guess}?" if guess else f"; nothing uses %{name}"
         if name in mentioned:
             hint = f"; every binding that uses %{name} is replaced or unused"
-        raise ConfigError(statement.place, f"macro {name} is never used{hint}")
+        raise ConfigError(statement.location, f"macro {name} is never used{hint}")
 
 
 def _fields_like(name: str, reading: Reading) -> str | None:
@@ -48,9 +48,9 @@ def check_unused(reading: Reading, statements: Sequence[Statement]) -> None:
             if scoped.layer < statement.layer:
                 continue
             raise ConfigError(
-                statement.place, f"unused binding: {statement.name}: {scoped.name} at {scoped.place} wins"
+                statement.location, f"unused binding: {statement.name}: {scoped.name} at {scoped.location} wins"
             )
-        raise ConfigError(statement.place, _unused(reading, statement))
+        raise ConfigError(statement.location, _unused(reading, statement))
 
 
 def _replaced_selections(reading: Reading, statements: Sequence[Statement]) -> Iterator[tuple[int, set[str]]]:

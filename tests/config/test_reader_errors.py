@@ -25,8 +25,8 @@ def refused(tmp_path, monkeypatch):
             (tmp_path / name).write_text(text)
         with pytest.raises(ConfigError) as caught:
             load(next(iter(files), None), bindings, Config, TABLES)
-        assert str(caught.value) == f"{caught.value.place}: {caught.value.reason}"
-        return caught.value.place, caught.value.reason
+        assert str(caught.value) == f"{caught.value.location}: {caught.value.reason}"
+        return caught.value.location, caught.value.reason
 
     return refused
 
