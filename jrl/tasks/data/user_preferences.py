@@ -52,11 +52,11 @@ def rows(
 
     def unit(visit: Visit) -> list[tuple[Sequence[int], list[int], float]]:
         texts = [template.fill(visit) for template in templates]
-        given = visit.example.info.get(config.others)
-        if not (isinstance(given, list | tuple) and len(given) < PAIRS and all(map(is_pair, given))):
+        others = visit.example.info.get(config.others)
+        if not (isinstance(others, list | tuple) and len(others) < PAIRS and all(map(is_pair, others))):
             raise LeftOut("no_others")
         pairs, seen = [(visit.prompt, texts)], [(visit.example.messages[-1].content, {*texts})]
-        for pair in given:
+        for pair in others:
             seen.append((pair["prompt"], {pair["chosen"], pair["rejected"]}))
             prompt = tuple(tokenizer.encode_prompt((Message("user", pair["prompt"]),)))
             pairs.append((prompt, [pair["chosen"], pair["rejected"]]))

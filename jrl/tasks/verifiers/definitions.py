@@ -20,11 +20,11 @@ import numpy as np
 MISSING = object()  # the meaning of an undefined name
 
 
-def undecorated(thing: Any) -> Any:
-    """Returns the function that decorators wrap, or `thing` if it is not wrapped."""
-    while not isinstance(thing, type) and "__wrapped__" in getattr(thing, "__dict__", ()):
-        thing = thing.__dict__["__wrapped__"]
-    return thing
+def undecorated(value: Any) -> Any:
+    """Returns the function that decorators wrap, or `value` if it is not wrapped."""
+    while not isinstance(value, type) and "__wrapped__" in getattr(value, "__dict__", ()):
+        value = value.__dict__["__wrapped__"]
+    return value
 
 
 def methods_of(definition: type) -> list[types.FunctionType]:

@@ -79,11 +79,11 @@ def reference_operations(example: Example) -> int:
 
 def tests_of(example: Example) -> list[tuple[Fraction, Fraction]]:
     """Returns the (x, value) pairs of an example."""
-    given = example.info.get("tests")
-    if not isinstance(given, list | tuple) or not given:
+    pairs = example.info.get("tests")
+    if not isinstance(pairs, list | tuple) or not pairs:
         raise ValueError(f"example {example.id!r} has no info['tests']; ExpressionTests needs a list of [x, value]")
     tests = []
-    for test in given:
+    for test in pairs:
         numbers = [read_number(str(number)) for number in test] if isinstance(test, list | tuple) else []
         if len(numbers) != 2 or None in numbers:
             raise ValueError(f"example {example.id!r} has the test {test!r}; it must be [x, value], two numbers")

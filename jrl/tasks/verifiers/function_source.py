@@ -165,15 +165,15 @@ def _shared_names(value: Any, name: str, user: Any) -> dict[int, str]:
 
 
 def _expression(
-    value: Any, user: Any, carried: dict[str, Carried], shared: Mapping[int, str], own: str | None = None
+    value: Any, user: Any, carried: dict[str, Carried], shared: Mapping[int, str], target: str | None = None
 ) -> str | None:
     """Returns the source of a value, after carrying the names in it; None if it cannot be written.
 
     Args:
       shared: the result of `_shared_names`: such an object is written as its name, so that it stays one object.
-      own: the name that the value is assigned to.
+      target: the name that the value is assigned to.
     """
-    if (other := shared.get(id(value), own)) != own:
+    if (other := shared.get(id(value), target)) != target:
         _carry_value(other, value, user, carried)
         return other
     if not any(id(part) in shared for part in _parts_of(value)) and (literal := literal_of(value)) is not None:

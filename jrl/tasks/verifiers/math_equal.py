@@ -103,8 +103,8 @@ def compare(config: MathEqual, gold: str, answer: str) -> Verdict:
     seed = int.from_bytes(hashlib.blake2b(f"{gold}\0{answer}".encode("utf-8", "replace"), digest_size=8).digest())
     comparison = _Comparison(config, terms, seed, WorkBudget())
     try:
-        given = _read_for(expected, answer, letters, comparison)
-        return _verdict(_answers(expected, given, comparison))
+        predicted = _read_for(expected, answer, letters, comparison)
+        return _verdict(_answers(expected, predicted, comparison))
     except (NoAnswer, RecursionError) as error:
         return Verdict(Status.UNPARSABLE, 0.0, str(error)[:200])
 
@@ -116,13 +116,13 @@ def _verdict(is_correct: bool) -> Verdict:
 def _read_for(expected: Form, answer: str, letters: frozenset[str], comparison: _Comparison) -> Form:
     """Returns the form of an answer. Commas in numbers separate thousands, or elements if the answer has as many
     elements as the gold list only in that reading."""
-    reader = Reader(comparison.terms, letters, expected.label if expected.kind == "labelled" else "")
-    given = read_answer(answer, reader)
+    reader = Reader(comparison.terms, letters, expected.label if expected.kind == "labeled" else "")
+    predicted = read_answer(answer, reader)
     count = _length(expected)
-    if count > 1 and _length(given) != count and "," in answer:
+    if count > 1 and _length(predicted) != count and "," in answer:
         separated = read_answer(answer, dataclasses.replace(reader, commas_separate=True))
-        return separated if _length(separated) == count else given
-    return given
+        return separated if _length(separated) == count else predicted
+    return predicted
 
 
 def _length(form: Form) -> int:
@@ -130,52 +130,52 @@ def _length(form: Form) -> int:
     return len(form.parts) if form.kind == "list" else 1
 
 
-def _answers(gold: Form, given: Form, comparison: _Comparison) -> bool:
-    """Returns whether `given` is the answer `gold`. Either may name the symbol of the value, as in `x = 5`.
+def _answers(gold: Form, predicted: Form, comparison: _Comparison) -> bool:
+    """Returns whether `predicted` is the answer `gold`. Either may name the symbol of the value, as in `x = 5`.
 
     Raises:
         NoAnswer: it is a relation and the gold answer is not, or is another kind of relation; it is a list and the gold
             answer is not; or it has a unit that does not match.
     """
-    if given.kind in ("named", "member") and gold.kind not in ("named", "member", "relation"):
-        if given.label != comparison.config.symbol:
+    if predicted.kind in ("named", "member") and gold.kind not in ("named", "member", "relation"):
+        if predicted.label != comparison.config.symbol:
             raise NoAnswer("a relation where none was asked for")
-        given = given.parts[0]
-    elif gold.kind in ("named", "member") and given.kind not in ("named", "member", "relation", "chain"):
+        predicted = predicted.parts[0]
+    elif gold.kind in ("named", "member") and predicted.kind not in ("named", "member", "relation", "chain"):
         gold = gold.parts[0]
-    if given.kind in ("relation", "chain") and (gold.kind, gold.label) != (given.kind, given.label):
-        if not (gold.kind == "named" and given.label == "="):
+    if predicted.kind in ("relation", "chain") and (gold.kind, gold.label) != (predicted.kind, predicted.label):
+        if not (gold.kind == "named" and predicted.label == "="):
             raise NoAnswer("a relation where none, or another one, was asked for")
-    if given.kind == "list" and gold.kind != "list":
+    if predicted.kind == "list" and gold.kind != "list":
         raise NoAnswer("a list where one answer was expected")
-    if given.kind == "labelled" and (gold.kind, gold.label) != (given.kind, given.label):
-        if gold.kind == "labelled" or comparison.config.units == "same":
-            raise NoAnswer(f"{given.label!r}, which the gold answer does not have")
-    return _same(gold, given, comparison)
+    if predicted.kind == "labeled" and (gold.kind, gold.label) != (predicted.kind, predicted.label):
+        if gold.kind == "labeled" or comparison.config.units == "same":
+            raise NoAnswer(f"{predicted.label!r}, which the gold answer does not have")
+    return _same(gold, predicted, comparison)
 
 
-def _same(gold: Form, given: Form, comparison: _Comparison) -> bool:
+def _same(gold: Form, predicted: Form, comparison: _Comparison) -> bool:
     """Returns whether two forms are equivalent."""
-    if "labelled" in (gold.kind, given.kind):
-        if gold.kind != given.kind and comparison.config.units == "optional":
-            gold, given = (form.parts[0] if form.kind == "labelled" else form for form in (gold, given))
-            return _same(gold, given, comparison)
-    if gold.kind == "relation" and given.kind in ("relation", "named"):
-        return _same_relation(gold, given, comparison)
-    if (gold.kind, gold.label, len(gold.parts)) != (given.kind, given.label, len(given.parts)):
+    if "labeled" in (gold.kind, predicted.kind):
+        if gold.kind != predicted.kind and comparison.config.units == "optional":
+            gold, predicted = (form.parts[0] if form.kind == "labeled" else form for form in (gold, predicted))
+            return _same(gold, predicted, comparison)
+    if gold.kind == "relation" and predicted.kind in ("relation", "named"):
+        return _same_relation(gold, predicted, comparison)
+    if (gold.kind, gold.label, len(gold.parts)) != (predicted.kind, predicted.label, len(predicted.parts)):
         return False
     if gold.kind == "scalar":
-        return _same_scalar(gold, given, comparison)
+        return _same_scalar(gold, predicted, comparison)
     if gold.kind in UNORDERED:
-        return _same_in_some_order(gold.parts, given.parts, comparison)
-    return all(_same(x, y, comparison) for x, y in zip(gold.parts, given.parts))
+        return _same_in_some_order(gold.parts, predicted.parts, comparison)
+    return all(_same(x, y, comparison) for x, y in zip(gold.parts, predicted.parts))
 
 
-def _same_in_some_order(gold: tuple[Form, ...], given: tuple[Form, ...], comparison: _Comparison) -> bool:
+def _same_in_some_order(gold: tuple[Form, ...], predicted: tuple[Form, ...], comparison: _Comparison) -> bool:
     """Returns whether the elements match one to one: {3, 3} is not {3, 4}. Greedy matching suffices because equality is
     transitive; with a tolerance it is not, so those elements are matched separately."""
     with_tolerance = [comparison.config.decimal_tolerance > 0 and _has_decimal(x) for x in gold]
-    left, rest = list(given), []
+    left, rest = list(predicted), []
     for x in (x for x, within in zip(gold, with_tolerance) if not within):  # identical terms need no comparison
         if x in left:
             left.remove(x)
@@ -193,17 +193,19 @@ def _has_decimal(form: Form) -> bool:
     return form.is_decimal or any(map(_has_decimal, form.parts))
 
 
-def _matched(gold: Sequence[Form], given: Sequence[Form], comparison: _Comparison) -> bool:
-    """Returns whether every element of `gold` can be matched with a different equivalent element of `given`, by
+def _matched(gold: Sequence[Form], predicted: Sequence[Form], comparison: _Comparison) -> bool:
+    """Returns whether every element of `gold` can be matched with a different equivalent element of `predicted`, by
     augmenting paths."""
     row_of: dict[int, int] = {}  # by column
 
     @functools.cache
     def fits(row: int, column: int) -> bool:
-        return _same(gold[row], given[column], comparison)
+        return _same(gold[row], predicted[column], comparison)
 
     def find(row: int, tried: set[int]) -> bool:
-        for column in sorted(range(len(given)), key=lambda column: given[column] != gold[row]):  # identical terms first
+        for column in sorted(
+            range(len(predicted)), key=lambda column: predicted[column] != gold[row]
+        ):  # identical terms first
             if column not in tried and fits(row, column):
                 tried.add(column)
                 if column not in row_of or find(row_of[column], tried):
@@ -214,32 +216,32 @@ def _matched(gold: Sequence[Form], given: Sequence[Form], comparison: _Compariso
     return all(find(row, set()) for row in range(len(gold)))
 
 
-def _same_scalar(gold: Form, given: Form, comparison: _Comparison) -> bool:
+def _same_scalar(gold: Form, predicted: Form, comparison: _Comparison) -> bool:
     terms, config = comparison.terms, comparison.config
     comparison.work.spend(20)
     if gold.is_decimal and config.decimal_tolerance:
         value = terms.constant(gold.term)
         tolerance = Fraction(config.decimal_tolerance) * abs(value)
-        return equality.within(terms, value, given.term, tolerance, comparison.work)
-    return equality.equal(terms, gold.term, given.term, comparison.seed, comparison.work)
+        return equality.within(terms, value, predicted.term, tolerance, comparison.work)
+    return equality.equal(terms, gold.term, predicted.term, comparison.seed, comparison.work)
 
 
-def _same_relation(gold: Form, given: Form, comparison: _Comparison) -> bool:
+def _same_relation(gold: Form, predicted: Form, comparison: _Comparison) -> bool:
     """Returns whether two relations hold for the same values: the sides are the same, or left - right is a constant
     multiple (for < and <= a positive one). If the gold relation is solved for a symbol (`x < 3`), only the same sides
     count."""
     terms, sign = comparison.terms, gold.label
-    if given.kind == "named":
+    if predicted.kind == "named":
         if sign != "=":
             return False
-    elif given.label != sign:
+    elif predicted.label != sign:
         return False
-    if given.kind == "relation":
-        sides = [given.parts] if sign in ("<", r"\le") else [given.parts, given.parts[::-1]]
+    if predicted.kind == "relation":
+        sides = [predicted.parts] if sign in ("<", r"\le") else [predicted.parts, predicted.parts[::-1]]
         if any(all(_same(x, y, comparison) for x, y in zip(gold.parts, pair)) for pair in sides):
             return True
     is_solved = any(part.kind == "scalar" and terms.terms[part.term].op == "symbol" for part in gold.parts)
-    if is_solved or gold.term < 0 or given.term < 0:
+    if is_solved or gold.term < 0 or predicted.term < 0:
         return False
     positive = sign in ("<", r"\le")
-    return equality.proportional(terms, gold.term, given.term, comparison.seed, comparison.work, positive=positive)
+    return equality.proportional(terms, gold.term, predicted.term, comparison.seed, comparison.work, positive=positive)

@@ -28,7 +28,7 @@ _UNIT_NAMES = {"percent": "%", "degree": "degree", "dollar": "$", "usd": "$"}
 
 
 class Form(NamedTuple):
-    """kind: scalar, infinity, numeral, name, list, set, union, difference, tuple, ratio, matrix, labelled, named
+    """kind: scalar, infinity, numeral, name, list, set, union, difference, tuple, ratio, matrix, labeled, named
     (`x = 5`), member (`x \\in S`), relation or chain (a < x < b)."""
 
     kind: str
@@ -293,12 +293,12 @@ def _symbols(form: Form, terms: Terms) -> frozenset[str]:
 def _one(tokens: list[Token], reader: Reader, labels: int = 0) -> Form:
     """Returns the form of one answer that is neither a list nor a relation. labels: number of units parsed before."""
     tokens = _unwrapped(tokens)
-    labelled = _label(tokens, reader)
-    if labelled is not None:
+    labeled = _label(tokens, reader)
+    if labeled is not None:
         if labels == MAX_LABELS:
             raise NoAnswer(f"more than {MAX_LABELS} units")
-        label, rest = labelled
-        return Form("labelled", label, (_one(rest, reader, labels + 1),))
+        label, rest = labeled
+        return Form("labeled", label, (_one(rest, reader, labels + 1),))
     outside = _outside(tokens)
     for sign, kind in ((r"\cup", "union"), (r"\setminus", "difference"), (r"\backslash", "difference"), (":", "ratio")):
         indices = [index for index in outside if tokens[index].text == sign]
