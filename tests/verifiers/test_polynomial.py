@@ -5,6 +5,15 @@ import pytest
 from jrl.tasks.verifiers.polynomial import NoPolynomial, constant, derivative, read_polynomial
 
 
+def test_decimals_are_exact():
+    assert constant(read_polynomial("0.10000000000000000001")) != Fraction(1, 10)
+    assert constant(read_polynomial(" 1.5e-3 + .5 + 2. ")) == Fraction(25015, 10_000)
+    assert constant(read_polynomial("1e-400 * 1e400")) == 1
+    for text in ("1e401", "1.0e99999", "1" * 600 + "." + "1" * 600):
+        with pytest.raises(NoPolynomial, match="beyond the caps"):
+            read_polynomial(text)
+
+
 def test_a_number_is_read_exactly():
     # (0.1 + 2/10) * 3 - 4**2 / -8 = 0.9 + 2 = 29/10, where floats would miss
     assert constant(read_polynomial("(0.1 + 2/10) * 3 - 4**2 / -8")) == Fraction(29, 10)
@@ -29,7 +38,7 @@ def test_the_derivative_treats_other_letters_as_constants():
         "", "x +", "f(x)", "x.real", "xy", "[1]", "1/0", "1/(x-x)", "x/y", "x**y", "x**-1", "x**0.5", "x**1001",
         "9**9**9**9", "9**999999999", "(10**999)**999", "1//2", "1%2", "1 if 1 else 2", "lambda: 1", "'a'*9",
         "True", "1j", "1_0", "x; y", "x = 1", "x\n+1", "__import__", "(" * 500 + "1" + ")" * 500, "1" * 5000,
-        "-" * 3000 + "1", "(a+b+c+d+e+f+g+h)**40", "0" * 20 + "1", "1e400", "\x00", "١",
+        "-" * 3000 + "1", "(a+b+c+d+e+f+g+h)**40", "0" * 20 + "1", "1e401", "\x00", "١",
     ],
 )  # fmt: skip
 def test_whatever_else_is_refused(text):

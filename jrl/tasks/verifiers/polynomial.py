@@ -6,6 +6,8 @@ import ast
 import re
 from fractions import Fraction
 
+from jrl.tasks.verifiers.numeric import read_number
+
 MAX_CHARACTERS = 4096
 MAX_BITS = 20_000  # of a numerator or denominator
 MAX_TERMS = 2_000
@@ -31,8 +33,8 @@ def read_polynomial(text: str) -> Polynomial:
     if not re.fullmatch(r"[0-9A-Za-z+\-*/(). ]+", text):
         raise NoPolynomial("a sign that is not read")
     try:
-        tree = ast.parse(text.strip(), mode="eval")
-        return _value(tree.body)
+        text = text.strip()
+        return _value(ast.parse(text, mode="eval").body, text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise NoPolynomial(f"not an expression: {error}") from error
 
@@ -57,29 +59,34 @@ def constant(polynomial: Polynomial) -> Fraction:
     return polynomial.get((), Fraction(0))
 
 
-def _value(node: ast.expr) -> Polynomial:
+def _value(node: ast.expr, text: str) -> Polynomial:
     match node:
-        case ast.Constant(value=value) if type(value) in (int, float):
-            return _checked({(): Fraction(str(value)) if type(value) is float else Fraction(value)})
+        case ast.Constant(value=int(value)) if type(value) is int:
+            return _checked({(): Fraction(value)})
+        case ast.Constant(value=float()):
+            number = read_number(text[node.col_offset : node.end_col_offset])  # exact, where a float would be rounded
+            if number is None:
+                raise NoPolynomial("a number beyond the caps")
+            return _checked({(): number})
         case ast.Name(id=name) if len(name) == 1:
             return {((name, 1),): Fraction(1)}
         case ast.UnaryOp(op=ast.UAdd(), operand=operand):
-            return _value(operand)
+            return _value(operand, text)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return _times(_value(operand), {(): Fraction(-1)})
+            return _times(_value(operand, text), {(): Fraction(-1)})
         case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return _plus(_value(left), _value(right))
+            return _plus(_value(left, text), _value(right, text))
         case ast.BinOp(left=left, op=ast.Sub(), right=right):
-            return _plus(_value(left), _times(_value(right), {(): Fraction(-1)}))
+            return _plus(_value(left, text), _times(_value(right, text), {(): Fraction(-1)}))
         case ast.BinOp(left=left, op=ast.Mult(), right=right):
-            return _times(_value(left), _value(right))
+            return _times(_value(left, text), _value(right, text))
         case ast.BinOp(left=left, op=ast.Div(), right=right):
-            divisor = constant(_value(right))
+            divisor = constant(_value(right, text))
             if divisor == 0:
                 raise NoPolynomial("a division by 0")
-            return _times(_value(left), {(): 1 / divisor})
+            return _times(_value(left, text), {(): 1 / divisor})
         case ast.BinOp(left=left, op=ast.Pow(), right=right):
-            return _power(_value(left), constant(_value(right)))
+            return _power(_value(left, text), constant(_value(right, text)))
     raise NoPolynomial(f"{type(node).__name__} is not read")
 
 
