@@ -125,7 +125,7 @@ def test_a_missing_include_says_where_it_was_looked_for(tmp_path, name, hint):
     with pytest.raises(ConfigError) as refused:
         jrl.load_config(tmp_path / "mine.gin")
     reason = f"there is no file {name!r} in {tmp_path}, and no bundled configuration of that name{hint}"
-    assert (refused.value.place, refused.value.reason) == (f"{tmp_path}/mine.gin:1", reason)
+    assert (refused.value.location, refused.value.reason) == (f"{tmp_path}/mine.gin:1", reason)
 
 
 def test_a_relative_path_is_looked_for_beside_the_gin_file_that_binds_it(tmp_path, monkeypatch):

@@ -159,9 +159,8 @@ def _included_file(name: str, path: str, location: str) -> str:
     guess = f"{same}.gin" if same else nearest(name, valid)
     hint = f"; did you mean {guess}?" if guess else ""
     folder = os.path.dirname(os.path.abspath(path))
-    raise ConfigError(
-        location, f"there is no file {name!r} in {folder}, and no bundled configuration of that name{hint}"
-    )
+    missing = f"there is no file {name!r} in {folder}, and no bundled configuration of that name"
+    raise ConfigError(location, missing + hint)
 
 
 def _read_binding(binding: str, root: type) -> Statement:
