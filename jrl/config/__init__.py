@@ -18,7 +18,7 @@ from jrl.config.compare import difference, identity
 from jrl.config.describe import describe, describe_section, field_docs
 from jrl.config.dump import from_json, to_gin, to_json
 from jrl.config.errors import ConfigError, nearest
-from jrl.config.load import load, peek
+from jrl.config.load import load, peek, reached
 from jrl.config.schema import all_fields
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "load",
     "nearest",
     "peek",
+    "reached",
     "to_gin",
     "to_json",
 ]

@@ -43,6 +43,22 @@ def load(
 
     Raises: ConfigError for anything invalid, with its location and, if one is similar, the nearest valid name.
     """
+    config, reading, statements = _read(path, bindings, root, tables, path_fields)
+    check_macros(reading, statements)
+    check_unused(reading, statements)
+    return config
+
+
+def reached(path: str | None, bindings: Sequence[str], root: type, tables: Tables) -> set[str]:
+    """Returns the names of the statements that the configuration reads: "DAPO.clip_high", "LR" of a macro. The others
+    may be unused. Arguments and errors otherwise as in `load`."""
+    _, reading, _ = _read(path, bindings, root, tables, ())
+    return {reading.bindings[key].name for key in reading.used} | reading.used_macros
+
+
+def _read(
+    path: str | None, bindings: Sequence[str], root: type, tables: Tables, path_fields: Collection[str]
+) -> tuple[Any, Reading, list[Statement]]:
     schema = schema_of(root, tables)
     statements = read_statements(path, bindings, root)
     macro_names = {s.section for s in statements if not s.field and not s.is_block}
@@ -60,10 +76,7 @@ def load(
         work=itertools.count(),
         path_fields=frozenset(path_fields),
     )
-    config = _build(reading, root, "", reading.origin, None, ())
-    check_macros(reading, statements)
-    check_unused(reading, statements)
-    return config
+    return _build(reading, root, "", reading.origin, None, ()), reading, statements
 
 
 def peek(path: str | None, bindings: Sequence[str], root: type, field: str) -> tuple[Any, str | None]:

@@ -113,7 +113,7 @@ def _unused(reading: Reading, statement: Statement) -> str:
         for f in fields_of(cls).values()
         if section in {c.__name__ for c in _choices(reading.schema, f)} and any(name == n for _, n in reading.instances)
     ]
-    chosen = f"{'' if hint else '.'} To select it, bind {holders[0]} = @{section}()" if holders else ""
+    chosen = f"{'' if hint else '.'} To select {section}, bind {holders[0]} = @{section}()" if holders else ""
     return f"{text}: no {section} is part of this configuration{hint}{chosen}"
 
 

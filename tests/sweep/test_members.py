@@ -74,6 +74,53 @@ def test_fields_of_a_swept_method_apply_to_the_members_that_select_it():
     ]
 
 
+STAGES = "Config.stages=[[@Online()], [@Online(), @b/Online()]]"
+
+
+@pytest.mark.parametrize(
+    ("bindings", "names"),
+    [
+        # a field of an optimizer that is swept in a swept stage
+        (
+            [STAGES, "Online.optimizer=[@AdamW(), @Muon()]", "Muon.momentum=[0.8, 0.9]"],
+            [f"stages=Online{more},optimizer={rest}" for more in ("", "-b-Online")
+             for rest in ("AdamW", "Muon,momentum=0.8", "Muon,momentum=0.9")],
+        ),
+        ([STAGES, "Online.objective=@DAPO()", "DAPO.clip_high=0.3"], ["stages=Online", "stages=Online-b-Online"]),
+        # a field without a default
+        (
+            ["AdamW.schedule=[@CosineDecay(), @ConstantRate()]", "CosineDecay.decay_steps=[100, 200]"],
+            ["schedule=CosineDecay,decay_steps=100", "schedule=CosineDecay,decay_steps=200", "schedule=ConstantRate"],
+        ),
+        # one objective in two scopes
+        (
+            ["Online.objective=[@a/GRPO(), @b/GRPO()]", "a/GRPO.clip_low=0.1", "b/GRPO.clip_low=0.15"],
+            ["objective=a-GRPO", "objective=b-GRPO"],
+        ),
+        # a macro that one objective reads, and a part of a part
+        (
+            [METHODS, "DAPO.clip_high=%C", "C=[0.3, 0.4]"],
+            ["objective=GRPO", "objective=DAPO,C=0.3", "objective=DAPO,C=0.4"],
+        ),
+        (
+            ["Online.optimizer=[@AdamW(), @Muon()]", "AdamW.schedule=@CosineDecay()", "CosineDecay.decay_steps=100"],
+            ["optimizer=AdamW", "optimizer=Muon"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_binding_applies_to_the_members_that_read_it(bindings, names):
+    assert [member.name for member in read_sweep("tiny", bindings).members] == names
+
+
+def test_lists_of_a_method_in_a_gin_file_apply_to_the_members_that_select_it(tmp_path):
+    path = tmp_path / "lists.gin"
+    path.write_text("include 'tiny.gin'\nOnline.objective = [@GRPO(), @DAPO()]\nDAPO.clip_high = [0.25, 0.28]\n")
+    (tmp_path / "tiny.gin").write_text(open("configs/tiny.gin").read().replace("Online.objective = @GRPO()\n", ""))
+    assert [member.name for member in read_sweep(str(path), []).members] == [
+        "objective=GRPO", "objective=DAPO,clip_high=0.25", "objective=DAPO,clip_high=0.28"
+    ]  # fmt: skip
+
+
 def test_a_section_that_every_member_has_keeps_its_bindings():
     """The imitation before RL has the optimizer that RL is swept over."""
     sweep = read_sweep("quickstart", ["Online.optimizer=[@AdamW(), @Muon()]", "warm/AdamW.b1=0.8"])

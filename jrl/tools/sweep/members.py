@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from jrl import config as gin
 from jrl.config.errors import COMMAND_LINE, ConfigError
 from jrl.config.sweep import Axis, Point, check_count, draw, expand_ranges, grid, pairs, read_axes
-from jrl.config.syntax import Reference, read_statements, walk
+from jrl.config.syntax import read_statements
 from jrl.experiment import Config, config_classes
 from jrl.plugins import load_parts
 from jrl.resolve import PATH_FIELDS, checked, find_config, part_names
@@ -74,8 +74,7 @@ def read_sweep(
         checked(load(fixed), loaded)  # a misspelled field is reported instead
         raise ConfigError(COMMAND_LINE, f"nothing is swept: give at least one field a list, such as {SEED}=[0..4]")
     points = combine(axes, how, count, seed or 0)
-    sections = lambda bindings: {section_of(name) for name in settings_of_config(load(bindings), tables)[1]}
-    applying = without_others(fixed, points, selected_by(axes), sections)
+    applying = without_unread(fixed, points, lambda bindings: gin.reached(file, bindings, Config, tables))
     names = member_names(axes, [point for _, point in applying])
     members: dict[str, Member] = {}
     for (constant, point), name in zip(applying, names):
@@ -120,43 +119,33 @@ def combine(axes: Sequence[Axis], how: str, count: int | None, seed: int) -> lis
     return [(*point, *run) for point in points for run in runs]
 
 
-def selected_by(axes: Sequence[Axis]) -> set[str]:
-    """Returns the sections that values of axes select: {"GRPO", "DAPO"} of Online.objective=[@GRPO(), @DAPO()]."""
-    values = [
-        statement.value
-        for axis in axes
-        for i in range(len(axis.values))
-        for statement in read_statements(None, [axis.binding(i)], Config)
-    ]
-    return {leaf.name for leaf in walk(values) if isinstance(leaf, Reference)}
-
-
-def without_others(
-    fixed: Point, points: Sequence[Point], selected: Collection[str], sections: Callable[[Sequence[str]], set[str]]
+def without_unread(
+    fixed: Point, points: Sequence[Point], read_names: Callable[[Sequence[str]], set[str]]
 ) -> list[tuple[Point, Point]]:
-    """Returns (fixed bindings, point) of every member, without the bindings of sections that only other members select.
-    Points that differ in such bindings alone are one member.
+    """Returns (fixed bindings, point) of every member, without the bindings that only other members read, such as those
+    of an objective that they select. Points that differ in such bindings alone are one member. What no member reads
+    stays, and is refused later.
 
     Args:
-      selected: sections that some members may select and others not. sections: returns those of the configuration that
-        bindings describe.
+      read_names: returns the names of the bindings that the configuration of a member reads.
     """
-    members: list[tuple[Point, Point]] = []
-    for point in points:
-        optional = {binding: section_of(binding) for binding in (*fixed, *point) if section_of(binding) in selected}
-        chosen = sections([binding for binding in (*fixed, *point) if binding not in optional]) if optional else set()
-        kept = lambda bindings, optional=optional, chosen=chosen: tuple(
-            binding for binding in bindings if binding not in optional or optional[binding] in chosen
-        )
-        member = (kept(fixed), kept(point))
-        if member not in members or member[1] == point:  # a point that is listed twice is refused later
-            members.append(member)
-    return members
+    read = [read_names((*fixed, *point)) for point in points]
+    optional = set().union(*read)
+    members: dict[tuple[Point, Point], None] = {}
+    repeated = []
+    for point, names in zip(points, read):
+        applies = lambda binding, names=names: (name := name_of(binding)) in names or name not in optional
+        member = (tuple(filter(applies, fixed)), tuple(filter(applies, point)))
+        if member in members and member[1] == point:
+            repeated.append(member)  # a point that is listed twice is refused later
+        members[member] = None
+    return [*members, *repeated]
 
 
-def section_of(binding: str) -> str:
-    """Returns "GRPO" for "warm/GRPO.kl=0.1"."""
-    return split_binding(binding)[0].rpartition(".")[0].rpartition("/")[2].strip()
+def name_of(binding: str) -> str:
+    """Returns the name that a binding sets: "Config.parts" of "parts=['a.py']"."""
+    (statement,) = read_statements(None, [binding], Config)
+    return statement.name
 
 
 def same_run(first: Member, second: Point) -> str:
