@@ -156,10 +156,11 @@ def _row(table: str, name: str, row: Any, where: str) -> Any:
         raise PartError(
             f"part {where}: {NAMES[table]}[{name!r}] must be of type {ROWS[table].__name__}, not {type(row).__name__}"
         )
-    if table == "algos" and jax.tree_util.all_leaves([object.__new__(row.config)]):
+    is_dataclass = isinstance(row.config, type) and dataclasses.is_dataclass(row.config)
+    if table == "algos" and not (is_dataclass and not jax.tree_util.all_leaves([object.__new__(row.config)])):
         raise PartError(f"part {where}: the config class of ALGOS[{name!r}] is not a pytree; decorate it with @traced "
                         "(jrl.types)")  # fmt: skip
-    if not dataclasses.is_dataclass(row.config) or not row.config.__dataclass_params__.frozen:
+    if not is_dataclass or not row.config.__dataclass_params__.frozen:
         raise PartError(f"part {where}: the config class of {NAMES[table]}[{name!r}] is not a frozen dataclass; "
                         "decorate it with @dataclasses.dataclass(frozen=True)")  # fmt: skip
     if row.config.__name__ != name:

@@ -31,7 +31,13 @@ def test_a_stopped_and_resumed_run_accounts_for_all_of_its_time(tmp_path, monkey
         patch.setattr("jrl.loop.take_step", lambda job, progress: raises(RuntimeError("no link\x1b[2J\nmore")))
         run(TINY, folder)
     assert read_goodput(folder)[-1]["stopped"] == "RuntimeError: no link\\x1b[2J"
-    assert ending(folder).text == "stopped after step 2: RuntimeError: no link\\x1b[2J"
+    assert ending(folder).text.startswith("not finished: an error stopped it after step 2. Once")
+    assert ending(folder).text.endswith("--run continues it. The error: RuntimeError: no link\\x1b[2J")
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError):  # before the run's files are open
+        patch.setattr("jrl.loop.precompile", lambda job, done: raises(RuntimeError("no shape")))
+        run(TINY, folder)
+    last = read_goodput(folder)[-1]
+    assert (last["step"], last["stopped"]) == (2, "RuntimeError: no shape") and "no shape" in ending(folder).text
     run(TINY, folder)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     total = 0.0
@@ -46,7 +52,7 @@ def test_a_stopped_and_resumed_run_accounts_for_all_of_its_time(tmp_path, monkey
     assert ["time/start_seconds" in row for row in rows] == [True, False, True, False]
     summary = json.loads((folder / "summary.json").read_text())
     found = summary["goodput"]
-    assert found["starts"] == 3 and found["seconds"]["restart"] > 0 and found["seconds"]["save"] > 0
+    assert found["starts"] == 4 and found["seconds"]["restart"] > 0 and found["seconds"]["save"] > 0
     assert sum(found["seconds"].values()) == pytest.approx(found["total"]) and found["seconds"]["trace"] == 0
     # The total of a checkpoint is read before it is saved: that of the summary lacks the first process's last save.
     saved = found["seconds"]["save"]

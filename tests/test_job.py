@@ -277,6 +277,10 @@ def test_doctor_started_elsewhere_reads_the_runs_own_copy_of_its_parts(tmp_path,
     assert next(stages(folder)).text.startswith("stages: sft (100 steps), rl (30 steps)")
     line = identity(folder)
     assert line.good is None and line.text.startswith("mine.py: not found from here")
+    (tmp_path / "mine.py").write_text("VERIFIERS = {'mine': lambda completion, example: 1.0}\n")
+    with open(folder / "config.gin", "a") as file:
+        file.write("Config.task = @Jsonl()\nJsonl.path = 'rows.jsonl'\n")
+    assert identity(folder) == (None, line.text.replace("mine.py", "rows.jsonl"))
 
 
 def test_doctor_says_which_population_a_member_trains_in(tmp_path, monkeypatch):

@@ -77,20 +77,39 @@ def test_an_error_in_a_part_names_its_line_and_is_not_called_internal(tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("body", "said", "where"),
+    ("body", "said", "line", "code"),
     [
-        ("return tokens.logprobs.sum(), {}", "and its loss has the shape []\nIt was returned by your own ", 7),
+        ("return tokens.logprobs.sum(), {}", "and its loss has the shape []\nIt was returned by your own ", 7, 4),
         (
             "return surrogate.policy_gradient(tokens.logprobs, None, tokens.mask), {}",
             "\nIt was raised by jrl.ops.surrogate.policy_gradient, called from your own ",
             8,
+            4,
+        ),
+        # What jrl refuses in words.
+        (
+            "return contract.preferences(conformance.sample_groups()), {}",
+            "has compared these rows\nIt was raised by jrl.algos.contract.preferences, called from your own ",
+            8,
+            2,
         ),
     ],
 )
-def test_so_does_a_wrong_result_and_an_error_in_what_a_part_calls(tmp_path, capsys, body, said, where):
+def test_so_does_a_wrong_result_and_an_error_in_what_a_part_calls(tmp_path, capsys, body, said, line, code):
     part = tmp_path / "part.py"
     function = f"def token_loss(config, tokens, state):\n    {body}"
-    part.write_text(OBJECTIVE.format(above="from jrl.ops import surrogate", below=function))
+    imported = "from jrl.algos import conformance, contract; from jrl.ops import surrogate"
+    part.write_text(OBJECTIVE.format(above=imported, below=function))
+    assert exit_code_of_the_loss(part) == code
+    shown = capsys.readouterr().err
+    assert f"{said}{part}, line {line}, in token_loss." in shown and "internal" not in shown
+
+
+def test_out_of_memory_under_a_part_is_no_fault_of_its_line(tmp_path, capsys):
+    part = tmp_path / "part.py"
+    body = "raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes')"
+    function = f"def token_loss(config, tokens, state):\n    {body}"
+    part.write_text(OBJECTIVE.format(above="import jax", below=function))
     assert exit_code_of_the_loss(part) == 4
     shown = capsys.readouterr().err
-    assert f"{said}{part}, line {where}, in token_loss." in shown and "internal" not in shown
+    assert "Out of device memory" in shown and "your own" not in shown

@@ -207,7 +207,7 @@ def test_a_file_that_the_program_has_imported_itself_stays_as_it_is(tmp_path, mo
                 },
                 "'Mine'.* is not a pytree; decorate it with @traced",
             )
-            for lines in ("@dataclasses.dataclass\nclass Mine:", "class Mine(GRPO):")
+            for lines in ("@dataclasses.dataclass\nclass Mine:", "class Mine(GRPO):", "class Mine(dict):")
         ),
         ({"mine": "import sys\nsys.exit(3)"}, r"mine.py: it calls sys.exit\(3\) when it is imported"),
     ],

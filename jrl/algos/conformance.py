@@ -142,7 +142,7 @@ def rewards_without_a_signal_give_finite_numbers(objective: Objective, config: A
             equal = groups.replace(reward=reward, outcome=reward, valid=valid, components=components)
             for name, leaves in _credit(objective, config, equal, state).items():
                 finite = all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(leaves))
-                _true(finite, f"where every reward is {value:g}, {name} has NaN or infinity: divide by no spread of 0")
+                _true(finite, f"where every reward is {value:g}, {name} has NaN or infinity: a spread of 0 divides it")
 
 
 def row_order_does_not_matter(objective: Objective, config: Any) -> None:
@@ -280,7 +280,8 @@ def a_step_without_tokens_has_loss_zero(objective: Objective, config: Any) -> No
     tokens = _tokens(objective, config)
     nothing = jnp.zeros_like(tokens.mask)
     tokens = tokens.replace(mask=nothing)
-    _true(bool(objective.denominator(config, nothing, 0, WIDTH) >= 1), "the denominator of an empty step is below 1")
+    denominator = objective.denominator(config, nothing, jnp.int32(0), WIDTH)
+    _true(bool(denominator >= 1), "the denominator of an empty step is below 1")
     loss = lambda lp: _total(objective, config, tokens.replace(logprobs=lp))
     value, gradient = jax.value_and_grad(loss)(tokens.logprobs)
     _true(bool((value == 0) & jnp.all(gradient == 0)), f"an empty step has loss {value}")
@@ -738,7 +739,7 @@ def _credit(objective: Objective, config: Any, groups: Groups, state: PyTree) ->
         "weights": objective.weights(config, loss_mask, groups.max_completion),
         "state": following,
         "counters": counters,
-        "denominator": objective.denominator(config, loss_mask, groups.reward.shape[0], groups.max_completion),
+        "denominator": objective.denominator(config, loss_mask, jnp.int32(len(keep)), groups.max_completion),
     }
 
 
@@ -750,7 +751,7 @@ def _split(credit: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 def _total(objective: Objective, config: Any, tokens: Tokens) -> Array:
     loss, _ = objective.token_loss(config, tokens, objective.init_state(config))
     weights = objective.weights(config, tokens.mask, WIDTH)
-    denominator = objective.denominator(config, tokens.mask, tokens.mask.shape[0], WIDTH)
+    denominator = objective.denominator(config, tokens.mask, jnp.int32(len(tokens.mask)), WIDTH)
     return jnp.sum(jnp.where(tokens.mask, weights * loss, 0)) / denominator
 
 

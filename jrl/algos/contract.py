@@ -324,7 +324,7 @@ class Objective(NamedTuple):
     # (config, loss_mask [N, T], max_completion) -> [N, T]
     weights: Callable[[Any, Array, int], Array] = lambda config, mask, max_completion: reduce.token_weights(mask)
     # (config, loss_mask [N, T], rows, max_completion) -> [], at least 1
-    denominator: Callable[[Any, Array, Array | int, int], Array] = lambda config, mask, rows, max_completion: (
+    denominator: Callable[[Any, Array, Array, int], Array] = lambda config, mask, rows, max_completion: (
         reduce.count_tokens(mask)
     )
     # (config, sequences, state) -> loss [..., S], metrics {name: [..., S]}; None: no loss of sequences

@@ -53,7 +53,7 @@ def _array(returned: Any, shape: Shape) -> str:
 def _mask(returned: Any, shape: Shape) -> str:
     kind = f"a bool array of shape {list(shape)}"
     if getattr(returned, "dtype", jnp.bool_) != jnp.bool_:
-        return f"{kind}, and its result is of {returned.dtype}"
+        return f"{kind}, and its result has dtype {returned.dtype}"
     return _first(kind, {"its result": returned}, shape)
 
 
@@ -86,10 +86,11 @@ def _pairs(returned: Any, groups: Groups, reward: Any) -> str:
 
 
 def _state(returned: PyTree, before: PyTree) -> str:
-    form = lambda state: jax.tree.map(jnp.shape, state)
-    if jax.tree.structure(returned) == jax.tree.structure(before) and form(returned) == form(before):
+    form = lambda state: (jax.tree.structure(state), [jnp.shape(leaf) for leaf in jax.tree.leaves(state)])
+    if form(returned) == form(before):
         return ""
-    return f"a state of the same shapes as the one before, {form(before)}, and its state has {form(returned)}"
+    shapes = lambda state: jax.tree.map(jnp.shape, state)
+    return f"a state of the same shapes as the one before, {shapes(before)}, and its state has {shapes(returned)}"
 
 
 def _first(kind: str, arrays: Mapping[str, Any], shape: Shape) -> str:
@@ -107,7 +108,7 @@ def _named(kind: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_tuple(returned: Any, count: int) -> bool:
-    return isinstance(returned, tuple) and len(returned) == count and isinstance(returned[-1], Mapping)
+    return isinstance(returned, tuple) and len(returned) == count and isinstance(returned[-1], dict)
 
 
 def _kind(value: Any) -> str:

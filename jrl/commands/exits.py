@@ -94,9 +94,11 @@ def message(error: BaseException, code: int, saved: str = "") -> str:
         return text
     if code == UNFORESEEN:
         return f"Unexpected internal error: {type(error).__name__}: {text}\nThe traceback above shows where it arose."
-    if code == STOPPED and (place := _part_place(error)) is not None:
+    if code == STOPPED and not is_of_device(error) and (place := _part_place(error)) is not None:
         again = f" {saved} Fix it and rerun with --accept-change." if saved else ""
         return f"{text if _is_ours(error) else f'{type(error).__name__}: {text}'}\n{place}.{again}"
+    if code == REFUSED and isinstance(error, ValueError) and (place := _part_place(error)) is not None:
+        return f"{text}\n{place}."
     if isinstance(error, OSError) and code == REFUSED and error.filename is not None and error.strerror is not None:
         names = ", ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
         return f"{names}: {error.strerror}"

@@ -33,7 +33,7 @@ from jrl.ops.fingerprint import fingerprint
 from jrl.rollout.collect import Collected, Draw, fields, redraw_prompts, task_hashes
 from jrl.rollout.sampler import stop_table_on_device
 from jrl.run.begin_from import state_from_run
-from jrl.run.checkpoints.run_state import NoIntactStep, StateMismatch, newest_intact
+from jrl.run.checkpoints.run_state import NoIntactStep, StateMismatch, list_steps, newest_intact
 from jrl.run.clock import StepWork
 from jrl.run.identity import PUBLISHED, RefusedIdentity
 from jrl.run.job import Job
@@ -358,9 +358,7 @@ def open_files(job: Job, metrics_offset: int, rollout_rows: int, metrics_sha256:
         job.metrics, job.rollout_rows = no_metrics(), rollout_rows
         return
     if job.run_clock is not None:
-        job.goodput = open_goodput(job.folder)
-        seconds = job.run_clock.read()
-        job.goodput.append({"start": time.time() - sum(seconds.values()), "step": job.done, "seconds": seconds})
+        begin_goodput(job, job.done)
     sinks = open_sinks(job.config.log.writers, job.folder, step=job.done, config=gin.to_json(job.config))
     try:
         job.metrics = open_metrics(job.folder / "metrics.jsonl", metrics_offset, sinks, metrics_sha256)
@@ -384,16 +382,30 @@ def save(job: Job, progress: Progress) -> None:
     note_time(job)
 
 
-def note_time(job: Job, **also: str) -> None:
+def begin_goodput(job: Job, step: int) -> None:
+    """Opens the goodput file and appends the start of this process, which goes on from the checkpoint of `step`."""
+    job.goodput, seconds = open_goodput(job.folder), job.run_clock.read()
+    job.goodput.append({"start": time.time() - sum(seconds.values()), "step": step, "seconds": seconds})
+
+
+def note_time(job: Job) -> None:
     """Appends how this process has spent its time so far to the goodput file."""
     if job.goodput is not None:
-        job.goodput.append({"step": job.done, "seconds": job.run_clock.read(), **also})
+        job.goodput.append({"step": job.done, "seconds": job.run_clock.read()})
 
 
 def note_stop(job: Job, error: Exception) -> None:
-    """Appends the error that stops this process, for `jrl doctor`."""
+    """Appends the error that stops this process to the goodput file, for `jrl doctor`. An error in a step that is being
+    traced comes before the run's files are open."""
+    if job.run_clock is None or not job.processes.writer:
+        return
     with contextlib.suppress(OSError):  # the disk may be what stops the run
-        note_time(job, stopped=printable(paths.first_line(error), limit=1000))
+        step = job.done
+        if job.goodput is None:
+            step = max(list_steps(job.folder / "checkpoints"), default=0)
+            begin_goodput(job, step)
+        stopped = printable(paths.first_line(error), limit=1000)
+        job.goodput.append({"step": step, "seconds": job.run_clock.read(), "stopped": stopped})
 
 
 def check_not_diverged(job: Job, state: TrainState, host: dict[str, Any]) -> None:

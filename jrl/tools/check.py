@@ -12,6 +12,7 @@ import numpy as np
 
 from jrl import paths
 from jrl.algos.conformance import contract_tests_of, default_config
+from jrl.algos.results import WrongResult
 from jrl.models.conformance import CONTRACT_TESTS as MODEL_TESTS
 from jrl.plugins import Parts, load_parts
 from jrl.rollout.scoring import Scoring
@@ -28,11 +29,16 @@ from jrl.tasks.verifiers.judge import judge
 from jrl.tasks.verifiers.part_place import part_place
 from jrl.tasks.verifiers.pool import Item, Pool
 
-# What the verifiers judge where no environment of the parts opens with its defaults, as docs/bring-your-own.md says.
+# What a verifier judges where the parts' environments have no example for it, as docs/bring-your-own.md says.
 PLAIN = Example("plain", (Message("user", "What is 2 + 2?"),), answer="4")
 EXAMPLES = 8  # examples of each of the user's environments that the verifiers judge
 HUGE = 100_000  # characters; the default Scoring.max_characters
-WRONG = ("5", "I do not know.", "The answer is\n\n**17 apples**")  # completions that no example has as its answer
+WRONG = (
+    "5",
+    "I do not know.",
+    "The answer is\n\n**17 apples**",
+)  # completions that are wrong, unless one is the answer
+MAY_RAISE = ("returns or raises on an empty text", "returns or raises on huge texts in time")
 TEXTS = ("", "12+34=46", "<|user|> <s> </s>", " \t\n", "\u00e9 \u65e5\u672c \U0001f389", "\x00\ufffd")
 
 
@@ -50,12 +56,13 @@ def check_parts(parts: Sequence[str | Path]) -> list[ContractResult]:
     results: list[ContractResult] = []
     for name in loaded.added["algos"]:
         results += check_objective(name, loaded.tables["algos"][name])
+    examples = _part_examples(loaded)
     for name in loaded.added["verifiers"]:
-        results += check_verifier(name, loaded)
+        results += check_verifier(name, loaded, examples)
     for name in loaded.added["envs"]:
         results += check_environment(name, loaded)
     for name in loaded.added["sources"]:
-        results += check_stored_source(name, loaded.tables["sources"][name], _part_examples(loaded))
+        results += check_stored_source(name, loaded.tables["sources"][name], examples)
     for name in loaded.added["tokenizers"]:
         results += check_tokenizer(name, loaded)
     for name in loaded.added["models"]:
@@ -85,24 +92,29 @@ def check_objective(name: str, objective: Any) -> Iterator[ContractResult]:
         yield ContractResult(name, test.replace("_", " "), _problem(lambda holds=holds: holds(objective, config)))
 
 
-def check_verifier(name: str, parts: Parts) -> Iterator[ContractResult]:
+def check_verifier(name: str, parts: Parts, examples: Sequence[Example] = ()) -> Iterator[ContractResult]:
     """Yields the results of running a verifier of the parts in real workers: it loads, judges gold and wrong answers,
-    handles empty and huge texts in time, and gives the same verdicts twice."""
+    handles empty and huge texts in time, and gives the same verdicts twice.
+
+    Args:
+      examples: of the parts' environments. Those that name other verifiers are left out; PLAIN is used if none is left.
+    """
     try:
         spec = spec_of(parts.tables["verifiers"][name].config())
     except (TypeError, ValueError) as error:
         yield ContractResult(name, "has defaults", str(error))
         return
     meant = lambda example: not example.verifiers or name in example.verifiers
-    examples = [example for example in _part_examples(parts) if meant(example)] or [PLAIN]
+    examples = [example for example in examples if meant(example)] or [PLAIN]
     # A verifier may raise on an empty or huge text: the row is masked. It must judge ordinary completions.
     huge = [text * (HUGE // len(text)) for text in ("1", "(", "<answer>")]
     cases = {
         "judges gold answers": [(example.answer, example) for example in examples if example.answer is not None],
         "judges wrong answers": [(text, example) for example in examples for text in WRONG if text != example.answer],
-        "returns or raises on an empty text": [("", example) for example in examples],
-        "returns or raises on huge texts in time": [(text, examples[-1]) for text in huge],
+        MAY_RAISE[0]: [("", example) for example in examples],
+        MAY_RAISE[1]: [(text, examples[-1]) for text in huge],
     }
+    cases = {test: items for test, items in cases.items() if items}  # no example may have an answer
     asked = [item for items in cases.values() for item in items]
     try:
         # Two pools show verdicts that depend on the process. The second judges in reverse order.
@@ -115,7 +127,7 @@ def check_verifier(name: str, parts: Parts) -> Iterator[ContractResult]:
     tests = [test for test, items in cases.items() for _ in items]
     for test in cases:
         judged = [(item, verdict) for of_test, item, verdict in zip(tests, asked, first) if of_test == test]
-        allowed = (Status.VERIFIER_ERROR,) if test.startswith("returns or raises") else ()
+        allowed = (Status.VERIFIER_ERROR,) if test in MAY_RAISE else ()
         yield ContractResult(name, test, _unjudged(judged, allowed))
     unstable = next((text for (text, _), a, b in zip(asked, first, second) if _differ(a, b)), None)
     problem = None if unstable is None else f"{unstable[:40]!r} got two verdicts"
@@ -241,8 +253,9 @@ def _problem(run: Callable[[], Any]) -> str | None:
     except AssertionError as error:
         return str(error) or "it does not hold"
     except Exception as error:
+        said = str(error) if isinstance(error, WrongResult) else paths.first_line(error)
         place = part_place(error)
-        return paths.first_line(error) + ("" if place is None else f"\n{place}")
+        return said if place is None else f"{said}\n{place}"
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import itertools
 import json
@@ -16,7 +17,7 @@ import jax
 
 from jrl import __version__, paths
 from jrl.experiment import stage_names
-from jrl.resolve import load_config, load_run_config, part_names
+from jrl.resolve import PATH_FIELDS, load_config, load_run_config, part_names
 from jrl.rollout.scoring import Scoring, open_scoring
 from jrl.run.checkpoints.lock import holder_of, holder_text
 from jrl.run.checkpoints.run_state import DamagedStep, list_condemned, list_steps, step_dir, verify_step
@@ -56,7 +57,7 @@ LOW_DISK_BYTES = 2 << 30
 
 
 class Line(NamedTuple):
-    good: bool | None  # None: something optional that is not installed
+    good: bool | None  # None: something optional that is not installed, or something that was not compared
     text: str
 
 
@@ -151,8 +152,10 @@ def ending(folder: Path) -> Line:
         return Line(False, "not finished: the same command meets the same fault, unless you change what led there with "
                            f"--accept-change{repeats}")  # fmt: skip
     last = (read_goodput(folder) or [{}])[-1]
-    if "stopped" in last:
-        return Line(False, f"stopped after step {last['step']}: {last['stopped']}")
+    if "stopped" in last and holder_of(folder) is None:
+        return Line(False, f"not finished: an error stopped it after step {last['step']}. Once the cause is fixed, "
+                           "`jrl train` with the same configuration and --run continues it. The error: "
+                           f"{last['stopped']}")  # fmt: skip
     return Line(True, "not finished; `jrl train` with the same configuration and --run continues it")
 
 
@@ -289,10 +292,11 @@ def time_spent(folder: Path) -> Iterator[Line]:
 def identity(folder: Path) -> Line:
     """Returns whether the run's configuration, opened here, still gives the identity in its manifest."""
     try:
-        lacking = [str(part) for part in part_names(str(folder / "config.gin"), ()) if not os.path.exists(part)]
+        named = [*part_names(str(folder / "config.gin"), ()), *named_files(load_run_config(folder)[0])]
+        lacking = [str(file) for file in named if not paths.is_remote(file) and not os.path.exists(file)]
         if lacking:
-            return Line(None, f"{', '.join(lacking)}: not found from here, so not compared with the copy that the run "
-                              "has; run this command where you train")  # fmt: skip
+            return Line(None, f"{', '.join(lacking)}: not found from here, so not compared with what the run "
+                              "began with; run this command where you train")  # fmt: skip
         config, parts = load_config(str(folder / "config.gin"))
         open_ = lambda task: open_source(task, parts.tables["envs"])
         source = open_(config.task)
@@ -306,6 +310,17 @@ def identity(folder: Path) -> Line:
         return Line(False, "a resume here would be refused: " + _joined(differs))
     tail = f"; changed since it began: {_joined(environment)}" if environment else ""
     return Line(True, f"configuration, tokenizer, data and parts match the run{tail}")
+
+
+def named_files(part: Any) -> Iterator[str]:
+    """Yields the files and folders that a configuration names (PATH_FIELDS)."""
+    for field in dataclasses.fields(part):
+        value = getattr(part, field.name)
+        for inner in value if isinstance(value, tuple) else (value,):
+            if dataclasses.is_dataclass(inner):
+                yield from named_files(inner)
+            elif isinstance(inner, str) and f"{type(part).__name__}.{field.name}" in PATH_FIELDS:
+                yield inner
 
 
 def judges(folder: Path) -> Iterator[Line]:

@@ -60,7 +60,7 @@ RIGHT = {
 }
 WRONG = [
     ("keep", MASK[:, :1], "a bool array of shape [12], and its result has the shape [12, 1]"),
-    ("keep", ZEROS[N], "a bool array of shape [12], and its result is of float32"),
+    ("keep", ZEROS[N], "a bool array of shape [12], and its result has dtype float32"),
     ("keep_tokens", MASK[:, 0], "a bool array of shape [12, 6], and its result has the shape [12]"),
     ("shape", ZEROS[NT], "an array of shape [12], and its result has the shape [12, 6]"),
     ("shape", None, "an array of shape [12], and its result is None"),
@@ -75,7 +75,7 @@ WRONG = [
     ("pairs", (ZEROS[N], GROUPS.group, ZEROS[N]), "Pairs of arrays of shape [12], and it returned a tuple of 3"),
     ("pairs", pairs(weight=1.0), "Pairs of arrays of shape [12], and its weight is a value of type float"),
     ("pairs", pairs(value=ZEROS[NT]), "and its value has the shape [12, 6]"),
-    ("select", ZEROS[NT], "a bool array of shape [12, 6], and its result is of float32"),
+    ("select", ZEROS[NT], "a bool array of shape [12, 6], and its result has dtype float32"),
     ("positive", MASK, "a bool array of shape [12], and its result has the shape [12, 6]"),
     ("returns", ZEROS[(ROWS, 1)], "an array of shape [12, 6], and its result has the shape [12, 1]"),
     ("token_loss", None, "(loss of shape [2, 6], a dictionary of metrics of that shape), and it returned None"),
@@ -113,6 +113,19 @@ def test_another_result_is_refused_in_words(name, returned, problem):
         under_jit(name, returned)
     assert str(refused.value).startswith(f"GRPO: {name} must return ")
     assert problem in str(refused.value)
+
+
+@jax.tree_util.register_pytree_node_class
+class Own:
+    """A state whose class has no equality."""
+
+    tree_flatten = lambda self: ((jnp.zeros(2),), None)
+    tree_unflatten = classmethod(lambda cls, aux, leaves: cls())
+
+
+def test_a_state_of_a_class_without_equality_keeps_its_form():
+    row, state = checked(Objective(config=type(CONFIG))), Own()
+    assert row.next_state(CONFIG, state, {}) is state
 
 
 def test_every_check_is_failed_by_a_result():

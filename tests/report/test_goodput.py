@@ -50,6 +50,14 @@ def test_a_process_that_began_anew_loses_all_of_the_one_before():
     assert found["seconds"]["other"] == 1.0 and found["seconds"]["restart"] == 7.0 and found["total"] == 8.0
 
 
+def test_a_line_that_a_full_disk_refuses_is_told_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("jrl.paths.open_append", lambda path, size: open("/dev/full", "ab"))
+    written = open_goodput(tmp_path)
+    with pytest.raises(OSError, match="No space left"):
+        written.append(start(0, start=1.0))
+    written.close()
+
+
 def test_no_record_has_no_goodput(tmp_path):
     assert goodput(read_goodput(tmp_path)) is None
 

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from jrl.run.report import WRITERS
 from jrl.run.report.metrics import open_metrics
-from jrl.run.report.sinks import check_writers, open_sinks
+from jrl.run.report.sinks import SINKS, check_writers, open_sinks
 from jrl.run.report.tensorboard import numbers
 
 
@@ -72,3 +73,7 @@ def test_a_service_that_is_down_stops_no_run_that_goes_on(tmp_path, monkeypatch,
     metrics.close()
     assert metrics.failures == {"wandb": 10}
     assert caplog.text.count(f"metrics writer wandb failed ({type(error).__name__}: {error}") == 1
+
+
+def test_every_writer_that_a_configuration_may_name_can_be_opened():
+    assert set(SINKS) == set(WRITERS)

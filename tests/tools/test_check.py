@@ -55,6 +55,13 @@ def test_a_verifier_may_raise_on_an_empty_text(tmp_path):
     assert problems(tmp_path, f"def Own(completion, example):\n    {body}\nVERIFIERS = {{'Own': Own}}\n") == {}
 
 
+def test_without_gold_answers_none_are_judged(tmp_path):
+    source = ENVS.replace("NAMED", "").replace('answer="x", ', "") + NEEDY
+    (tmp_path / "own.py").write_text(source)
+    tests = [row.test for row in check_parts([tmp_path / "own.py"]) if row.name == "Own"]
+    assert WRONG in tests and GOLD not in tests
+
+
 NEEDY = "def Own(completion, example):\n    return completion in example.info['list']\nVERIFIERS = {'Own': Own}\n"
 
 

@@ -45,7 +45,11 @@ def open_goodput(folder: Path) -> GoodputFile:
             handle.write(json.dumps({**record, "seconds": rounded}).encode() + b"\n")
             handle.flush()
 
-    return GoodputFile(append, handle.close)
+    def close() -> None:
+        with contextlib.suppress(OSError):  # of a line that `append` has raised it for
+            handle.close()
+
+    return GoodputFile(append, close)
 
 
 def read_goodput(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:

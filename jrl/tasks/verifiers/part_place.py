@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import traceback
 import types
 
@@ -33,8 +32,7 @@ def part_place(error: BaseException) -> str | None:
 
 def _refused_function(error: BaseException) -> types.FunctionType | None:
     """Returns the Python function whose result a WrongResult refuses; None: the error is another."""
-    function = getattr(error, "function", None)
-    while isinstance(function, functools.partial):
-        function = function.func
-    function = None if function is None else inspect.unwrap(function)
+    function = error.function if type(error).__name__ == "WrongResult" else None
+    while isinstance(function, functools.partial) or hasattr(function, "__wrapped__"):
+        function = function.func if isinstance(function, functools.partial) else function.__wrapped__
     return function if isinstance(function, types.FunctionType) else None
