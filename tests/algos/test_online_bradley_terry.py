@@ -136,8 +136,8 @@ def test_a_run_that_is_left_inside_the_stage_goes_on_to_the_same_bits(judged, tm
             ["judge/Online.objective=@OnlineDPO()"],
             r"Online\.trains = 'reward': OnlineDPO trains on log-probs",
         ),
-        (["judge/Online.trains='reference'"], r"Online\.trains is 'reference'; it names a role"),
-        (["judge/Online.trains='critic'"], r"Online\.trains is 'critic'; it names a role"),
+        (["judge/Online.trains='reference'"], r"Online\.trains is 'reference'; it must name a role"),
+        (["judge/Online.trains='critic'"], r"Online\.trains is 'critic'; it must name a role"),
         (["judge/Online.samples=1"], "OnlineBradleyTerry compares the samples of one prompt"),
         (["judge/Online.objective=@DAPO()"], r"Online\.trains = 'reward': DAPO trains on log-probs of the model"),
         (

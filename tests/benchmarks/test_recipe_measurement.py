@@ -99,7 +99,7 @@ def batch(mesh):
         details=list("abcde"), replayed=0, token_reward=None, source_metrics={},
     )  # fmt: skip
     visits = [Visit(Example(text, (Message("user", text),)), (0, 0), (1,)) for text in ("p", "q")]
-    sampler = types.SimpleNamespace(components=("row",), place=functools.partial(rows_on_mesh, mesh))
+    sampler = types.SimpleNamespace(components=("row",), samples=2, place=functools.partial(rows_on_mesh, mesh))
     return Collected(None, None, {}, scores, visits, [""] * 5, {}, 2), sampler
 
 
