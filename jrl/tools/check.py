@@ -33,11 +33,8 @@ from jrl.tasks.verifiers.pool import Item, Pool
 PLAIN = Example("plain", (Message("user", "What is 2 + 2?"),), answer="4")
 EXAMPLES = 8  # examples of each of the user's environments that the verifiers judge
 HUGE = 100_000  # characters; the default Scoring.max_characters
-WRONG = (
-    "5",
-    "I do not know.",
-    "The answer is\n\n**17 apples**",
-)  # completions that are wrong, unless one is the answer
+# Completions that are wrong, unless one is the answer.
+WRONG = ("5", "I do not know.", "The answer is\n\n**17 apples**")
 MAY_RAISE = ("returns or raises on an empty text", "returns or raises on huge texts in time")
 TEXTS = ("", "12+34=46", "<|user|> <s> </s>", " \t\n", "\u00e9 \u65e5\u672c \U0001f389", "\x00\ufffd")
 
