@@ -24,20 +24,9 @@ def raises(error):
     raise error
 
 
-def test_a_stopped_and_resumed_run_accounts_for_all_of_its_time(tmp_path, monkeypatch):
+def test_a_stopped_and_resumed_run_accounts_for_all_of_its_time(tmp_path):
     folder = tmp_path / "run"
     run(TINY, folder, stop_after=2)
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
-        patch.setattr("jrl.loop.take_step", lambda job, progress: raises(RuntimeError("no link\x1b[2J\nmore")))
-        run(TINY, folder)
-    assert read_goodput(folder)[-1]["stopped"] == "RuntimeError: no link\\x1b[2J"
-    assert ending(folder).text.startswith("not finished: an error stopped it after step 2. Once")
-    assert ending(folder).text.endswith("--run continues it. The error: RuntimeError: no link\\x1b[2J")
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError):  # before the run's files are open
-        patch.setattr("jrl.loop.precompile", lambda job, done: raises(RuntimeError("no shape")))
-        run(TINY, folder)
-    last = read_goodput(folder)[-1]
-    assert (last["step"], last["stopped"]) == (2, "RuntimeError: no shape") and "no shape" in ending(folder).text
     run(TINY, folder)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     total = 0.0
@@ -52,13 +41,35 @@ def test_a_stopped_and_resumed_run_accounts_for_all_of_its_time(tmp_path, monkey
     assert ["time/start_seconds" in row for row in rows] == [True, False, True, False]
     summary = json.loads((folder / "summary.json").read_text())
     found = summary["goodput"]
-    assert found["starts"] == 4 and found["seconds"]["restart"] > 0 and found["seconds"]["save"] > 0
+    assert found["starts"] == 2 and found["seconds"]["restart"] > 0 and found["seconds"]["save"] > 0
     assert sum(found["seconds"].values()) == pytest.approx(found["total"]) and found["seconds"]["trace"] == 0
     # The total of a checkpoint is read before it is saved: that of the summary lacks the first process's last save.
     saved = found["seconds"]["save"]
     assert found["total"] == pytest.approx(summary["seconds"]["total"], rel=0.05, abs=saved)
     assert found == goodput(read_goodput(folder))
     assert len(time_lines(rows, read_goodput(folder))) == 4
+
+
+def test_the_error_that_stops_a_run_is_written_down(tmp_path, monkeypatch):
+    run(TINY, tmp_path, stop_after=2)
+    assert ending(tmp_path).good
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+        patch.setattr("jrl.loop.take_step", lambda job, progress: raises(RuntimeError("no link\x1b[2J\nmore")))
+        run(TINY, tmp_path)
+    last = read_goodput(tmp_path)[-1]
+    assert (last["step"], last["stopped"]) == (2, "RuntimeError: no link\\x1b[2J")
+    line = ending(tmp_path)
+    assert not line.good and line.text.startswith("not finished: an error stopped it after step 2. Once")
+    assert line.text.endswith("--run continues it. The error: RuntimeError: no link\\x1b[2J")
+    # In a user's part, before the run's files are open; other errors there change nothing.
+    for place, said in ((None, "no link"), ("It was raised by your own part.py", "no shape")):
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+            patch.setattr("jrl.loop.precompile", lambda job, done: raises(RuntimeError("no shape")))
+            patch.setattr("jrl.run.records.part_place", lambda error, place=place: place)
+            run(TINY, tmp_path)
+        assert read_goodput(tmp_path)[-1]["step"] == 2 and said in ending(tmp_path).text
+    run(TINY, tmp_path)
+    assert ending(tmp_path).text.startswith("finished: 4 steps")
 
 
 def test_a_step_does_not_contain_its_evaluation(tmp_path):
