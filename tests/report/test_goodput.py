@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from jrl.run.report.goodput import PARTS, goodput, open_goodput, read_goodput
@@ -50,6 +52,7 @@ def test_a_process_that_began_anew_loses_all_of_the_one_before():
     assert found["seconds"]["other"] == 1.0 and found["seconds"]["restart"] == 7.0 and found["total"] == 8.0
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has one")
 def test_a_line_that_a_full_disk_refuses_is_told_once(tmp_path, monkeypatch):
     monkeypatch.setattr("jrl.paths.open_append", lambda path, size: open("/dev/full", "ab"))
     written = open_goodput(tmp_path)

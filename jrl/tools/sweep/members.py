@@ -131,15 +131,13 @@ def without_unread(
     """
     read = [read_names((*fixed, *point)) for point in points]
     optional = set().union(*read)
-    members: dict[tuple[Point, Point], None] = {}
-    repeated = []
+    members: list[tuple[Point, Point]] = []
     for point, names in zip(points, read):
         applies = lambda binding, names=names: (name := name_of(binding)) in names or name not in optional
         member = (tuple(filter(applies, fixed)), tuple(filter(applies, point)))
-        if member in members and member[1] == point:
-            repeated.append(member)  # a point that is listed twice is refused later
-        members[member] = None
-    return [*members, *repeated]
+        if member not in members or member[1] == point:  # a point that is listed twice is refused later
+            members.append(member)
+    return members
 
 
 def name_of(binding: str) -> str:
