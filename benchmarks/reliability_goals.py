@@ -193,8 +193,8 @@ GOALS: dict[str, Goal] = {
         + _in("verifiers/test_confinement.py", "test_a_worker_that_is_not_what_it_was_scores_nothing_more")
         + _in("contracts/test_verifiers.py"),
         _in("verifiers/test_pool.py", "test_verdicts_depend_on_no_other_item_in_twenty_orders"),
-        "A plugin that evaluates text which knows how workers are watched can evade that; `single_use=True` "
-        "gives every completion a worker of its own.",
+        "A verifier of your own that evaluates text which knows how workers are watched can evade that; "
+        "`single_use=True` gives every completion a worker of its own.",
     ),
     "V4": Goal(
         "a failure of ours masks a row and is never scored as wrong; too many stop the run",

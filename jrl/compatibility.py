@@ -45,7 +45,7 @@ from jrl.tasks.data.curricula import Pilot
 from jrl.tasks.judges import Pairwise
 from jrl.tasks.rewards.weighted import LARGEST_REWARD
 
-# rows in a unit -> what they are in jrl's sources; a plugin may have units of another size
+# rows in a unit -> what they are in jrl's sources; a user's own source may have units of another size
 UNITS = {1: "single rows", 2: "pairs", 3: "pairs with a rationale", 6: "pairs after three prompts",
          8: "pairs of one user"}  # fmt: skip
 

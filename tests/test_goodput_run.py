@@ -65,7 +65,7 @@ def test_the_error_that_stops_a_run_is_written_down(tmp_path, monkeypatch):
     for place, said in ((None, "no link"), ("It was raised by your own part.py", "no shape")):
         with monkeypatch.context() as patch, pytest.raises(RuntimeError):
             patch.setattr("jrl.loop.precompile", lambda job, done: raises(RuntimeError("no shape")))
-            patch.setattr("jrl.run.records.part_place", lambda error, place=place: place)
+            patch.setattr("jrl.run.records.part_location", lambda error, place=place: place)
             run(TINY, tmp_path)
         assert read_goodput(tmp_path)[-1]["step"] == 2 and said in ending(tmp_path).text
     run(TINY, tmp_path)

@@ -62,7 +62,7 @@ def exit_code(error: BaseException) -> int:
         return REFUSED  # raised by jrl itself, so its message is for the user
     if _module(error) == DEVICE_START:
         return REFUSED
-    return UNFORESEEN if _part_place(error) is None else STOPPED
+    return UNFORESEEN if _part_location(error) is None else STOPPED
 
 
 def from_other_process(error: BaseException) -> bool:
@@ -94,11 +94,11 @@ def message(error: BaseException, code: int, saved: str = "") -> str:
         return text
     if code == UNFORESEEN:
         return f"Unexpected internal error: {type(error).__name__}: {text}\nThe traceback above shows where it arose."
-    if code == STOPPED and not is_of_device(error) and (place := _part_place(error)) is not None:
+    if code == STOPPED and not is_of_device(error) and (location := _part_location(error)) is not None:
         again = f" {saved} Fix it and rerun with --accept-change." if saved else ""
-        return f"{text if _is_ours(error) else f'{type(error).__name__}: {text}'}\n{place}.{again}"
-    if code == REFUSED and isinstance(error, ValueError) and (place := _part_place(error)) is not None:
-        return f"{text}\n{place}."
+        return f"{text if _is_ours(error) else f'{type(error).__name__}: {text}'}\n{location}.{again}"
+    if code == REFUSED and isinstance(error, ValueError) and (location := _part_location(error)) is not None:
+        return f"{text}\n{location}."
     if isinstance(error, OSError) and code == REFUSED and error.filename is not None and error.strerror is not None:
         names = ", ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
         return f"{names}: {error.strerror}"
@@ -116,10 +116,10 @@ def message(error: BaseException, code: int, saved: str = "") -> str:
     return f"out of memory: {text}" if isinstance(error, MemoryError) else text
 
 
-def _part_place(error: BaseException) -> str | None:
-    from jrl.tasks.verifiers.part_place import part_place  # only when something has failed
+def _part_location(error: BaseException) -> str | None:
+    from jrl.tasks.verifiers.part_location import part_location  # only when something has failed
 
-    return part_place(error)
+    return part_location(error)
 
 
 def _is_ours(error: BaseException) -> bool:

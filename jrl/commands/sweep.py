@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                              "one per core, unless --devices says otherwise): members that differ in Run.seed and in "
                              "floats of objectives, optimizers and the sampler only")  # fmt: skip
     parser.add_argument("--accept-change", action="store_true",
-                        help="go on although data or plugin files have changed: continue members that have begun "
+                        help="go on although data or parts files have changed: continue members that have begun "
                              "(their manifests record the change), and train the rest beside those that are "
                              "finished")  # fmt: skip
     parser.add_argument("--print", action="store_true", help="print the members' commands, for a cluster, and run none")

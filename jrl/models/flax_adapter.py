@@ -1,6 +1,6 @@
 """Adapter for Flax: a Linen or NNX module as the model of a run. docs/bring-your-own.md has an example of each.
 
-    MODELS = {"Mine": from_linen(Mine, Network)}        in a file of plugins; then Config.model = @Mine()
+    MODELS = {"Mine": from_linen(Mine, Network)}        in a parts file; then Config.model = @Mine()
 
 `Mine` is a frozen dataclass, the shape of the model. The module has two methods, and may have two more, both or
 neither:

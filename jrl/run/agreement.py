@@ -31,11 +31,11 @@ def facts(config: Config, parts: Parts, processes: Processes) -> dict[str, Any]:
     if processes.count == 1:
         return {}
     configured = {f"configuration {name}": value for name, value in _leaves(gin.to_json(config))}
-    plugins = {f"plugin {name}": digest for name, digest in sorted(parts.hashes.items())}
+    parts_files = {f"parts file {name}": digest for name, digest in sorted(parts.hashes.items())}
     libraries = {f"version of {name}": version for name, version in installed_packages().items()}
     return {
         **configured,
-        **plugins,
+        **parts_files,
         **libraries,
         "version of jrl": jrl.__version__,
         "source of jrl": source_digest(Path(jrl.__file__).parent),

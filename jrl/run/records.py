@@ -63,7 +63,7 @@ from jrl.run.throughput import count_rows, figures
 from jrl.tasks.data.curricula import Outcomes
 from jrl.tasks.data.prompts import dropped_prompts
 from jrl.tasks.data.stream import Stream
-from jrl.tasks.verifiers.part_place import part_place
+from jrl.tasks.verifiers.part_location import part_location
 from jrl.types import Array, PyTree, TrainState
 
 _log = logging.getLogger(__name__)
@@ -398,7 +398,7 @@ def note_time(job: Job) -> None:
 def note_stop(job: Job, error: Exception) -> None:
     """Appends the error that stops this process to the goodput file, for `jrl doctor`. Before the run's files are open
     only that of a user's part, in a step that is being traced: a resume that is refused changes nothing."""
-    if job.run_clock is None or not job.processes.writer or (job.goodput is None and part_place(error) is None):
+    if job.run_clock is None or not job.processes.writer or (job.goodput is None and part_location(error) is None):
         return
     with contextlib.suppress(OSError):  # the disk may be what stops the run
         step = job.done

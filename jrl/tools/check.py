@@ -26,7 +26,7 @@ from jrl.tasks.tokenizers.contract import MEMBERS
 from jrl.tasks.verdict import Status, Verdict
 from jrl.tasks.verifiers import VerifierSpec, spec_of
 from jrl.tasks.verifiers.judge import judge
-from jrl.tasks.verifiers.part_place import part_place
+from jrl.tasks.verifiers.part_location import part_location
 from jrl.tasks.verifiers.pool import Item, Pool
 
 # What a verifier judges where the parts' environments have no example for it, as docs/bring-your-own.md says.
@@ -251,8 +251,8 @@ def _problem(run: Callable[[], Any]) -> str | None:
         return str(error) or "it does not hold"
     except Exception as error:
         said = str(error) if isinstance(error, WrongResult) else paths.first_line(error)
-        place = part_place(error)
-        return said if place is None else f"{said}\n{place}"
+        location = part_location(error)
+        return said if location is None else f"{said}\n{location}"
     return None
 
 

@@ -184,7 +184,7 @@ def test_fields_of_one_objective_are_no_tasks_where_objectives_are_compared(tmp_
             group([*newer, *(run for run in variants if run not in one)], by=[objective])
 
 
-def test_versions_of_a_plugin_file_are_noted_whatever_else_differs(tmp_path):
+def test_versions_of_a_parts_file_are_noted_whatever_else_differs(tmp_path):
     read = lambda name, rate, **parts: read_run(
         write_run(tmp_path / name, rows=rewards(rate), settings={RATE: rate}, parts=parts)
     )
@@ -206,13 +206,13 @@ def test_a_run_that_was_continued_with_a_change_is_noted(tmp_path):
     assert [note for note in notes if "continued" in note] == [expected]
 
 
-def test_the_folder_of_a_plugin_file_does_not_matter(tmp_path):
+def test_the_folder_of_a_parts_file_does_not_matter(tmp_path):
     read = lambda name, seed, parts: read_run(write_run(tmp_path / name, rows=rewards(0), seed=seed, parts=parts))
     here, there = read("a", 0, {"mine.py": "1" * 64}), read("b", 1, {"/home/me/mine.py": "1" * 64})
     assert [variant.label for variant in group([here, there])[0]] == ["all runs"]
     other = read("c", 0, {"/home/other/mine.py": "2" * 64})
     assert any(note.startswith("mine.py is not the same") for note in compare([here, other], ["reward/mean"]).notes)
-    assert group([here, other])[0][1].label == "plugins={'mine.py': '222222222222'}"
+    assert group([here, other])[0][1].label == "parts={'mine.py': '222222222222'}"
     two = read("d", 0, {"b/mine.py": "2", "a/mine.py": "1", "0/more.py": "3"})  # one name twice
     assert list(two.parts.items()) == [("a/mine.py", "1"), ("b/mine.py", "2"), ("more.py", "3")]
 

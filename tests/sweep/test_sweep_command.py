@@ -157,7 +157,7 @@ def test_a_sweep_is_the_same_however_it_is_written_and_another_where_its_file_ch
         manifest.check_folder(tmp_path / "out", read(RATES))
 
 
-def test_members_with_other_plugin_files_are_refused_and_those_of_another_folder_are_not(tmp_path):
+def test_members_with_other_parts_files_are_refused_and_those_of_another_folder_are_not(tmp_path):
     sweep = read_sweep("tiny", [RATES, BIGRAM, part_in(tmp_path)])
     (digest,) = sweep.parts.values()
     first, second = (tmp_path / "out" / member.name for member in sweep.members)
@@ -173,7 +173,7 @@ def test_members_with_other_plugin_files_are_refused_and_those_of_another_folder
         manifest.check_parts(tmp_path / "out", sweep)
 
 
-def test_plugin_files_that_change_while_a_sweep_runs_are_refused(tmp_path):
+def test_parts_files_that_change_while_a_sweep_runs_are_refused(tmp_path):
     sweep = read_sweep("tiny", [RATES, BIGRAM, part_in(tmp_path)])
     begun = tmp_path / "out" / sweep.members[0].name
     file = tmp_path / "bigram.py"
@@ -193,10 +193,10 @@ def test_plugin_files_that_change_while_a_sweep_runs_are_refused(tmp_path):
     ("chosen", "reason"),
     [
         ({"baseline": "learning_rate=1e-3"}, "fits several variants"),
-        ({"by": ("learning_rate",)}, "no run with plugins"),
+        ({"by": ("learning_rate",)}, "no run with parts"),
     ],
 )
-def test_a_sweep_whose_plugin_file_changed_is_reported_without_what_cannot_be_compared(tmp_path, chosen, reason):
+def test_a_sweep_whose_parts_file_changed_is_reported_without_what_cannot_be_compared(tmp_path, chosen, reason):
     sweep = read_sweep("tiny", [RATES, "Run.seed=[0, 1]", "Online.steps=1"])
     for member, version in zip(sweep.members, "1222"):
         write_run(
@@ -206,9 +206,9 @@ def test_a_sweep_whose_plugin_file_changed_is_reported_without_what_cannot_be_co
     options = ComparisonOptions(metrics=(), by=(), baseline=None, statistic="mean")
     comparison = report_sweep(sweep, tmp_path, {}, options._replace(**chosen))
     assert [(row.variant.label, row.value.n) for row in comparison.metrics["reward/mean"]] == [
-        ("learning_rate=0.001, plugins={'mine.py': '1'}", 1),
-        ("learning_rate=0.001, plugins={'mine.py': '2'}", 1),
-        ("learning_rate=0.003, plugins={'mine.py': '2'}", 2),
+        ("learning_rate=0.001, parts={'mine.py': '1'}", 1),
+        ("learning_rate=0.001, parts={'mine.py': '2'}", 1),
+        ("learning_rate=0.003, parts={'mine.py': '2'}", 2),
     ]
     assert comparison.notes[0].startswith("--by and --baseline are left out: ") and reason in comparison.notes[0]
     assert (tmp_path / "report.html").exists()

@@ -299,7 +299,7 @@ ENVIRONMENTS = {
     "64-bit numbers": lambda folder: {"JAX_ENABLE_X64": "1"},
 }
 FILES = {
-    "newton.py": ("plugin", "\n# Another line.\n"),
+    "newton.py": ("parts file", "\n# Another line.\n"),
     "newton.jsonl": ("data", '{"prompt": "1+1=", "answer": "2"}\n'),
 }
 KINDS = [*BINDINGS, *ENVIRONMENTS, *FILES, "--devices"]

@@ -1,4 +1,4 @@
-"""Checks the contract of a source and lists the violations, for the contract tests and for plugins."""
+"""Checks the contract of a source and lists the violations, for the contract tests and for a user's own parts."""
 
 from __future__ import annotations
 

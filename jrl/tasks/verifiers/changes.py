@@ -37,13 +37,14 @@ class Snapshot(NamedTuple):
 def snapshot(rows: list[tuple[Verifier, Any]]) -> Snapshot:
     """Returns what scoring an item must not change.
 
-    This covers the functions, classes and modules of jrl, the plugins and part of the standard library, and the import
-    path, traces, timers, signals, environment and working directory. Plain globals may change: a cache is not code.
+    This covers the functions, classes and modules of jrl, the parts files and part of the standard library, and the
+    import path, traces, timers, signals, environment and working directory. Plain globals may change: a cache is not
+    code.
     """
-    plugins = {getattr(verifier.score, "__module__", None) for verifier, _ in rows}
+    scorers = {getattr(verifier.score, "__module__", None) for verifier, _ in rows}
     namespaces = []
     for name, module in list(sys.modules.items()):
-        ours = name.partition(".")[0] == "jrl" or name in plugins or name == "__main__"
+        ours = name.partition(".")[0] == "jrl" or name in scorers or name == "__main__"
         if ours or name.partition(".")[0] in LIBRARY:
             namespaces.append(vars(module))
         if ours:

@@ -169,8 +169,8 @@ def become_worker(
 def work(connection: socket.socket, rows: list[tuple[Verifier, Any]], layers: list[str], cpu_seconds: float) -> None:
     """Judges items until the socket closes. For each it sends a `start` frame, then one verdict with the item's token,
     and whether the item `changed` the code that the worker runs."""
-    plugins = [verifier not in VERIFIERS.values() for verifier, _ in rows]  # jrl's verifiers evaluate no text
-    before = snapshot(rows) if any(plugins) else None
+    from_parts = [verifier not in VERIFIERS.values() for verifier, _ in rows]  # jrl's verifiers evaluate no text
+    before = snapshot(rows) if any(from_parts) else None
     reply(connection, {"layers": layers})
     while True:
         item = frames.read(connection, frames.REQUEST_LIMIT)
@@ -184,7 +184,7 @@ def work(connection: socket.socket, rows: list[tuple[Verifier, Any]], layers: li
         verdict = judge(verifier, config, item["completion"], example)
         fields = {"token": item["token"], "status": int(verdict.status), "reward": verdict.reward}
         fields |= {"detail": verdict.detail, "spans": verdict.spans}
-        reply(connection, {**fields, "changed": plugins[item["row"]] and changed(before, rows)})
+        reply(connection, {**fields, "changed": from_parts[item["row"]] and changed(before, rows)})
 
 
 def allow_cpu(cpu_seconds: float) -> None:

@@ -24,7 +24,7 @@ ANSWER_SECONDS = 30.0
 
 
 class TemplateRefused(ValueError):
-    """The template runs but cannot serve the request: a plugin raised, or a row is unknown."""
+    """The template runs but cannot serve the request: a user's verifier raised, or a row is unknown."""
 
 
 class TemplateLost(RuntimeError):
@@ -61,7 +61,7 @@ class TemplateProcess:
             try:
                 self._start(start)
                 return
-            except TemplateLost:  # killed by the system; a plugin that raises gives TemplateRefused
+            except TemplateLost:  # killed by the system; a verifier that raises gives TemplateRefused
                 if not left:
                     raise
 

@@ -177,7 +177,7 @@ def group(
 
 
 def changed_parts(runs: Sequence[RunResult]) -> list[str]:
-    """Returns the names of the plugin files that two runs have in different versions."""
+    """Returns the names of the parts files that two runs have in different versions."""
     versions = {(name, digest) for run in runs for name, digest in run.parts.items()}
     count = collections.Counter(name for name, _ in versions)
     return sorted(name for name in count if count[name] > 1)

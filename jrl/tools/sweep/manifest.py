@@ -36,7 +36,7 @@ def check_folder(folder: Path, sweep: Sweep) -> None:
 
 
 def check_parts(folder: Path, sweep: Sweep) -> None:
-    """Raises RefusedIdentity if members have begun with other versions of the sweep's plugin files, or with others:
+    """Raises RefusedIdentity if members have begun with other versions of the sweep's parts files, or with others:
     the rest would not be comparable with them."""
     for member in sweep.members:
         path = folder / member.name / "manifest.json"
@@ -46,14 +46,14 @@ def check_parts(folder: Path, sweep: Sweep) -> None:
         names = sorted(name for name in {*begun, *now} if begun.get(name) != now.get(name))
         if names:
             raise RefusedIdentity(
-                f"the plugin files differ from those that {folder / member.name} began with: {', '.join(names)}. "
+                f"the parts files differ from those that {folder / member.name} began with: {', '.join(names)}. "
                 "Restore them, or choose another --out. --accept-change trains the members that are left with these, "
                 "beside those that are finished. `jrl compare` compares those without training"
             )
 
 
 def check_parts_now(folder: Path, sweep: Sweep) -> None:
-    """Raises RefusedIdentity as `check_parts` if plugin files have changed since the sweep was read: members read them
+    """Raises RefusedIdentity as `check_parts` if parts files have changed since the sweep was read: members read them
     when they start."""
     if (now := parts_now(sweep)) != sweep.parts:
         check_parts(folder, sweep._replace(parts=now))

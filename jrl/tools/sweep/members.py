@@ -42,7 +42,7 @@ class Sweep(NamedTuple):
     bindings: tuple[str, ...]  # from the command line, without those of the axes
     axes: tuple[Axis, ...]
     members: tuple[Member, ...]
-    parts: Mapping[str, str] = MappingProxyType({})  # {plugin file: sha256 of its source}, as it was read
+    parts: Mapping[str, str] = MappingProxyType({})  # {parts file: sha256 of its source}, as it was read
 
 
 def read_sweep(
@@ -97,7 +97,7 @@ def parts_now(sweep: Sweep) -> dict[str, str]:
 
 
 def without_folders(parts: Mapping[str, str]) -> dict[str, str]:
-    """Returns {plugin file: sha256} without the folders of files whose names differ: a path depends on where the run
+    """Returns {parts file: sha256} without the folders of files whose names differ: a path depends on where the run
     was started."""
     names = [PurePath(path).name for path in parts]
     short = {path: name if names.count(name) == 1 else path for path, name in zip(parts, names)}

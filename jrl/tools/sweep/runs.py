@@ -22,9 +22,9 @@ from jrl.tools.sweep.settings import settings_of
 
 Array = np.ndarray
 LAST_SHARE = 10  # a run's score is the mean over the last tenth of its rows
-# {setting: key in the manifest's identity} of settings that are not in config.gin: hashes of contents, not names.
-FINGERPRINTS = {"tokenizer": "tokenizer", "data": "data", "plugins": "parts"}
-LABEL_DIGITS = 12  # of the hash of a plugin file, in a label
+# Settings that are not in config.gin: keys of the manifest's identity whose values are hashes of contents, not names.
+FINGERPRINTS = ("tokenizer", "data", "parts")
+LABEL_DIGITS = 12  # of the hash of a parts file, in a label
 COMPARED = ("manifest.json", "config.gin", "summary.json", "metrics.jsonl")  # the files that a comparison reads
 EVALUATION = "eval/"  # before the name of an evaluation in summary.json: "eval/after_rl"
 
@@ -39,7 +39,7 @@ class RunResult(NamedTuple):
     evals: Mapping[str, float]  # {"eval/after_rl": mean}; empty until the run is finished
     finished: bool
     address: str | None = None  # gs://BUCKET/NAME; None: it is in a local folder
-    parts: Mapping[str, str] = MappingProxyType({})  # {plugin file: sha256 of its source}
+    parts: Mapping[str, str] = MappingProxyType({})  # {parts file: sha256 of its source}
     changed_after: tuple[int, ...] = ()  # steps after which it was continued with --accept-change
 
     @property
@@ -95,7 +95,7 @@ def read_run(folder: Path, address: str | None = None) -> RunResult:
     return RunResult(
         folder=folder,
         seed=seed,
-        settings={**settings, **{name: str(contents.get(part)) for name, part in FINGERPRINTS.items()}},
+        settings={**settings, **{name: str(contents.get(name)) for name in FINGERPRINTS}},
         rows=rows,
         evals={name: math.nan if value is None else float(value) for name, value in evals.items()},
         finished=bool(content) and (not rows or rows[-1]["step"] == content.get("steps")),

@@ -55,7 +55,7 @@ def check_is_local(folder: Path) -> None:
 def check_options(sweep: Sweep, folder: Path, options: ComparisonOptions, *, accept_change: bool = False) -> None:
     """Raises ValueError, before any member is trained or printed, for a --by or --baseline that the comparison would
     refuse, and RefusedIdentity for a local folder that contains something else, or, unless `accept_change`, members
-    with other plugin files."""
+    with other parts files."""
     if not paths.is_remote(folder):
         manifest.check_folder(folder, sweep)
         if not accept_change:
@@ -135,7 +135,7 @@ def report_sweep(
         variants, names, _ = group([read_run(folder / member.name) for member in done], options.by, compared)
         if options.baseline is not None:
             find_variant(variants, names, options.baseline)
-    except ValueError as error:  # members are not finished, or were trained with other data or plugins
+    except ValueError as error:  # members are not finished, or were trained with other data or parts files
         missing.append(f"--by and --baseline are left out: {error}")
         options = options._replace(by=(), baseline=None)
     comparison = compare_folders([folder / member.name for member in done], options, missing, compared)

@@ -9,7 +9,7 @@ import types
 from jrl.tasks.verifiers.source import is_of_part
 
 
-def part_place(error: BaseException) -> str | None:
+def part_location(error: BaseException) -> str | None:
     """Returns where an exception comes from in the user's own part, or in a module that it imports: "It was raised by
     your own FILE, line N, in FUNCTION". Also where a function that the part called raised it, and which function
     returned what was refused.
