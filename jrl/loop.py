@@ -47,6 +47,8 @@ def steps(job: Job) -> Iterator[Step]:
     if job.done < expected:  # a damaged checkpoint
         precompile(job, job.done)
     job.display.note(shapes(job))
+    if idle := idle_devices(job):
+        job.display.note(idle)
     job.run_clock.switch("other")
     # An earlier process may have ended after the last step of a stage and before this check.
     if progress.stage >= 0 and job.done >= ends(job.config)[progress.stage]:
@@ -170,6 +172,16 @@ def shapes(job: Job) -> str:
             f"micro-batches of {packed.rows} rows of {packed.row_length} tokens"
         )
     return "\n".join([f"{size} on {mesh}", *publication_lines(job), *lines])
+
+
+def idle_devices(job: Job) -> str | None:
+    """Returns a note on the devices that the run's meshes leave out; None if they use all."""
+    meshes = [mesh for mesh in (job.mesh, job.policy.sampler_mesh) if mesh is not None]
+    used, present = len({device for mesh in meshes for device in mesh.devices.flat}), jax.device_count()
+    if used == present:
+        return None
+    change = "" if len(meshes) > 1 else "; 'Config.mesh=@MeshShape()' MeshShape.data=-1 divides each batch over all"
+    return f"the run uses {used} of {present} devices{change}"
 
 
 def publication_lines(job: Job) -> list[str]:

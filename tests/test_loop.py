@@ -3,13 +3,17 @@
 import contextlib
 import json
 import threading
+from types import SimpleNamespace
 
+import jax
 import pytest
 from small_model import PLAIN_DECODER
 
 import jrl
 from jrl import config as gin
 from jrl.config.errors import ConfigError
+from jrl.device.sharding import MeshShape, make_mesh
+from jrl.loop import idle_devices
 from jrl.plugins import PartError
 from jrl.rollout import evaluate
 from jrl.run.identity import RefusedIdentity
@@ -176,3 +180,17 @@ def test_a_policy_trained_with_parts_as_objects_opens_from_its_folder_alone(tmp_
     run(tmp_path, "Scoring.verifiers=[@short()]", "Online.steps=1", parts=[short])
     trained = open_trained(tmp_path)
     assert trained.step == 1 and "short" in trained.policy.parts.tables["verifiers"]
+
+
+def test_devices_that_no_mesh_uses_are_named():
+    devices = jax.devices()
+    note = lambda mesh, sampler=None: idle_devices(
+        SimpleNamespace(mesh=mesh, policy=SimpleNamespace(sampler_mesh=sampler))
+    )
+    two = make_mesh(MeshShape(data=2), devices[:2])
+    assert note(two) == (
+        "the run uses 2 of 8 devices; 'Config.mesh=@MeshShape()' MeshShape.data=-1 divides each batch over all"
+    )
+    assert note(two, make_mesh(MeshShape(data=4), devices[2:6])) == "the run uses 6 of 8 devices"
+    assert note(make_mesh(MeshShape(data=-1))) is None
+    assert note(two, make_mesh(MeshShape(data=6), devices[2:])) is None

@@ -6,6 +6,7 @@ import pytest
 
 from jrl.config import ConfigError
 from jrl.config.sweep import Axis
+from jrl.tools.sweep.manifest import describe
 from jrl.tools.sweep.members import member_names, read_sweep, train_arguments
 
 RATES, SEEDS = "AdamW.learning_rate=[1e-3, 3e-3]", "Run.seed=[0..1]"
@@ -173,3 +174,11 @@ def test_names_are_safe_for_paths_and_all_different():
     assert len(set(names)) == 3
     (long,) = member_names([Axis("X.text", ("'" + "a" * 400 + "'",))], [("X.text='" + "a" * 400 + "'",)])
     assert len(long) < 140
+
+
+def test_the_manifest_names_the_common_bindings_that_a_member_reads():
+    sweep = read_sweep("tiny", ["Online.objective=[@GRPO(), @DAPO()]", "DAPO.clip_high=0.3", "Online.steps=4"])
+    assert [(member["bindings"], member["fixed"]) for member in describe(sweep)["members"]] == [
+        (["Online.objective=@GRPO()"], ["Online.steps=4"]),
+        (["Online.objective=@DAPO()"], ["DAPO.clip_high=0.3", "Online.steps=4"]),
+    ]

@@ -67,7 +67,12 @@ def describe(sweep: Sweep) -> dict[str, Any]:
         "bindings": list(sweep.bindings),
         "axes": {axis.name: list(axis.values) for axis in sweep.axes},
         "members": [
-            {"name": member.name, "bindings": list(member.bindings), "identity": member.identity}
+            {
+                "name": member.name,
+                "bindings": list(member.bindings),
+                "fixed": list(member.fixed),
+                "identity": member.identity,
+            }
             for member in sweep.members
         ],
     }
