@@ -263,7 +263,7 @@ def recompute(
         return {name: fields_read[name] for name in fields}
 
     zeros = {name: jnp.zeros_like(packed.action_mask, dtype) for name in fields}
-    return _over_micro_batches(packed, read, zeros)
+    return _read_by_micro_batch(packed, read, zeros)
 
 
 def sequence_scores(
@@ -289,7 +289,7 @@ def sequence_scores(
         return {"score": scores if num_outputs == 1 else scores @ output_weights}
 
     zeros = {"score": jnp.zeros_like(packed.sequence, jnp.promote_types(jnp.float32, jnp.dtype(cfg.dtype)))}
-    return _over_micro_batches(packed, read, zeros)["score"]
+    return _read_by_micro_batch(packed, read, zeros)["score"]
 
 
 def token_scores(weights: Weights, packed: PackedBatch, *, model: Model, cfg: Any) -> Array:
@@ -302,7 +302,7 @@ def token_scores(weights: Weights, packed: PackedBatch, *, model: Model, cfg: An
         values = row_layout().joined(read_head(weights.heads[REWARD], hidden).mean(0).astype(dtype))
         return {"score": values.mean(-1)}
 
-    return _over_micro_batches(packed, read, {"score": jnp.zeros_like(packed.action_mask, dtype)})["score"]
+    return _read_by_micro_batch(packed, read, {"score": jnp.zeros_like(packed.action_mask, dtype)})["score"]
 
 
 def mean_scores(
@@ -327,7 +327,7 @@ def mean_scores(
     return sum(scores) / len(scores)
 
 
-def _over_micro_batches(
+def _read_by_micro_batch(
     packed: PackedBatch, read: Callable[[PackedBatch], dict[str, Array]], zeros: dict[str, Array]
 ) -> dict[str, Array]:
     """Returns `zeros`, [M, R, .] each, with `read` of every real micro-batch written in its place."""
