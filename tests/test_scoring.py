@@ -18,7 +18,7 @@ from jrl.rollout.scoring import RewardOverflow, Scoring, ScoringAbandoned, Scori
 from jrl.rollout.sources import LearnedScores, add_scores
 from jrl.tasks.example import Example, Message
 from jrl.tasks.verdict import Status, Verdict
-from jrl.tasks.verifiers import VERIFIERS, Verifier, as_verifier, merge
+from jrl.tasks.verifiers import VERIFIERS, Verifier, as_verifier, merge, pool, process
 from jrl.tasks.verifiers.exact import Exact
 from jrl.tasks.verifiers.length import Length
 from jrl.tasks.verifiers.source import PartSource
@@ -249,8 +249,10 @@ def test_too_many_failures_of_our_own_stop_the_run(monkeypatch):
 
 
 @pytest.mark.parametrize("number", [20, pytest.param(500, marks=pytest.mark.slow)])
-def test_no_fault_of_the_machine_makes_a_right_answer_wrong(number, trials):
+def test_no_fault_of_the_machine_makes_a_right_answer_wrong(number, trials, monkeypatch):
     """While completions that are all right are scored, workers are killed and stopped, and what starts them too."""
+    monkeypatch.setattr(pool, "HELLO_SECONDS", 2.0)  # until what was stopped as it started is given up
+    monkeypatch.setattr(process, "ANSWER_SECONDS", 2.0)
     draw, left, lost = random.Random(0), [trials(number)], 0
     naps = PartSource("naps.py", "import time\ndef naps(completion, example):\n    time.sleep(0.002)\n    return 1.0\n"
                                  "VERIFIERS = {'naps': naps}")  # fmt: skip
