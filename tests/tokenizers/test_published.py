@@ -216,6 +216,31 @@ def test_a_control_that_the_vocabulary_could_spell_is_not_said(folders, tmp_path
     assert tokenizer.decode(tokenizer.encode("What is What?")) == "What is What?"
 
 
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+def test_an_ordinary_token_pads_and_begins_no_text(folders, tmp_path, file):
+    """0 and 1 are the defaults of many configuration classes, and "!" and a quote in byte-level vocabularies."""
+    folder = forms.write_json(tmp_path / "m", {p.name: p.read_text() for p in folders["gpt2"].iterdir()})
+    vocab = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    forms.write_json(folder, {
+        file: {"pad_token_id": vocab["!"], "bos_token_id": vocab['"']},
+        "tokenizer_config.json": {name: text for name, text in settings.items() if name != "bos_token"},
+    })  # fmt: skip
+    tokenizer = build(HuggingFace(path=str(folder)), [])
+    text = 'He said "hi!!" twice!'
+    assert tokenizer.encode(text) == ids_of(folder).encode(text).ids
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert (tokenizer.pad_id, tokenizer.bos_id) == (tokenizer.end_id, tokenizer.end_id)
+
+
+def test_an_ordinary_token_that_ends_a_text_may_not_be_the_only_one_for_a_byte(folders, tmp_path):
+    folder = forms.write_json(tmp_path / "m", {p.name: p.read_text() for p in folders["gpt2"].iterdir()})
+    line_break = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]["\u010a"]
+    forms.write_json(folder, {"generation_config.json": {"eos_token_id": line_break}})
+    with pytest.raises(ValueError, match=rf"the token {line_break} \(b'\\n'\) begins.* is ordinary text"):
+        build(HuggingFace(path=str(folder)), [])
+
+
 def test_truncation_padding_and_dropout_of_the_file_are_not_obeyed(folders, tmp_path):
     folder = forms.write_json(tmp_path / "m", {p.name: p.read_text() for p in folders["gpt2"].iterdir()})
     layout = json.loads((folder / "tokenizer.json").read_text())
@@ -261,6 +286,31 @@ def test_missing_bytes_are_refused(folders, tmp_path):
         build(HuggingFace(path=str(folder)), [])
     with pytest.raises(ValueError, match="holds neither"):
         build(HuggingFace(path=str(tmp_path)), [])
+
+
+@pytest.mark.parametrize("kind", ["BPE", "Unigram"])
+def test_bytes_that_are_no_fallback_are_refused(tmp_path, kind):
+    from tokenizers import decoders, models
+
+    words = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "a"]
+    for byte_fallback in (True, False):
+        if kind == "BPE":
+            vocab = {word: i for i, word in enumerate(words)}
+            model = models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=byte_fallback)
+        else:
+            model = models.Unigram([(word, -1.0) for word in words], unk_id=0, byte_fallback=byte_fallback)
+        written = library.Tokenizer(model)
+        written.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback()])
+        written.add_special_tokens(["<unk>", "</s>"])
+        folder = forms.write_json(tmp_path / str(byte_fallback), {
+            "tokenizer.json": written.to_str(), "tokenizer_config.json": {"eos_token": "</s>"},
+        })  # fmt: skip
+        if byte_fallback:
+            tokenizer = build(HuggingFace(path=str(folder)), [])
+            assert tokenizer.decode(tokenizer.encode_prompt([Message("user", "a\u65e5")])) == "a\u65e5"
+            continue
+        with pytest.raises(ValueError, match="byte_fallback is off"):
+            build(HuggingFace(path=str(folder)), [])
 
 
 def test_a_template_that_rewrites_earlier_turns_is_named(built):

@@ -352,6 +352,10 @@ def _from_files(
         if added.id not in controls and added.text.strip() and len(added.text) > 1 and added.text in written
     )  # fmt: skip
     pieces = tuple(b"" if i in controls else piece for i, piece in enumerate(vocabulary.pieces))
+    lost = {piece for piece in vocabulary.pieces if len(piece) == 1} - {*pieces}
+    if ordinary := [i for i in sorted(controls) if vocabulary.pieces[i] in lost]:
+        raise ValueError(f"{name}: the token {ordinary[0]} ({vocabulary.pieces[ordinary[0]]!r}) begins, ends or pads a "
+                         "text and is ordinary text: no other has this byte")  # fmt: skip
     return PublishedTokenizer(
         files=dict(files),
         options=tuple(options),
@@ -505,14 +509,16 @@ def _ids_of(
 ) -> list[int]:
     """Returns the ids of the special token `name`, each once: first by its text, then by the ids in other files; all of
     them for eos, else only the first. Skips -1, which means none, and ids above the vocabulary, which some
-    configurations have for pad."""
-    end_ids = [ids[named[f"{name}_token"]]] if f"{name}_token" in named else []
+    configurations have for pad. For pad and bos it skips ordinary tokens too: many configurations have 0 or 1, defaults
+    of their class, and these may be "!" and a quote."""
+    token_ids = [ids[named[f"{name}_token"]]] if f"{name}_token" in named else []
+    allowed = range(size) if name == "eos" else {*ids.values()}
     for setting in numbers:
         value = setting.get(f"{name}_token_id")
         for i in value if isinstance(value, list) else [value]:
-            if isinstance(i, int) and 0 <= i < size and i not in end_ids:
-                end_ids.append(i)
-    return end_ids if name == "eos" else end_ids[:1]
+            if isinstance(i, int) and i in allowed and i not in token_ids:
+                token_ids.append(i)
+    return token_ids if name == "eos" else token_ids[:1]
 
 
 def _templates(files: Mapping[str, bytes], settings: Mapping[str, Any], name: str) -> tuple[str, dict[str, str]]:

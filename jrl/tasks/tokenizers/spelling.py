@@ -126,6 +126,8 @@ def open_json(data: bytes, name: str, more: Collection[Added] = ()) -> Vocabular
         pieces[token.id] = utf8(token.text.replace(BLANK, " ") if style.blanks else token.text)
     if lost := 256 - len({piece for piece in pieces if len(piece) == 1}):
         raise ValueError(f"{name} has no token for {lost} of the 256 bytes: text that needs one would be lost")
+    if style.blanks and not model.get("byte_fallback"):
+        raise ValueError(f"{name}: its byte_fallback is off: text that its words cannot spell would be lost")
     with_start = with_added.encode("x").ids
     bare = with_added.encode("x", add_special_tokens=False).ids
     start = tuple(with_start[: max(_find(with_start, bare), 0)])
