@@ -56,8 +56,15 @@ def test_every_rule_counts_what_it_drops_once():
 
 
 def test_a_sign_makes_another_prompt_and_another_answer():
-    pairs = [("What is 2+3?", "5"), ("What is 2-3?", "-1"), ("What is 2*(3+4)?", "14"), ("What is 2*3+4?", "10")]
-    assert clean([example(*pair) for pair in pairs], []).indices == [0, 1, 2, 3]
+    pairs = [
+        ("What is 2+3?", "5"),
+        ("What is 2-3?", "-1"),
+        ("What is 2*(3+4)?", "14"),
+        ("What is 2*3+4?", "10"),
+        ("What is 5?", "5"),
+        ("What is 5!?", "120"),
+    ]
+    assert clean([example(*pair) for pair in pairs], []).indices == [0, 1, 2, 3, 4, 5]
     for answers, kept in ((("-1", "1"), []), (("1/2", "12"), []), (("x = 5.", "X=5"), [0])):
         twice = [example("What is x?", answers[0]), example("what  is X", answers[1])]
         assert clean(twice, []).indices == kept

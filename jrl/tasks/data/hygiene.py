@@ -39,8 +39,8 @@ def clean(
 
     The rules, in order: "disagreement" (a prompt has different answers: all of its examples are dropped), "duplicate"
     (the prompt of an earlier example), "contaminated", "too_long", then those of `answer_type`. Prompts are the same if
-    they differ only in case, spacing and final punctuation, and answers in case, spaces and a final period.
-    "contaminated" ignores system messages; `answer_type` reads the last message only.
+    they differ only in case, spacing and final punctuation, except the "!" of a factorial; answers, if only in case,
+    spaces and a final period. "contaminated" ignores system messages; `answer_type` reads the last message only.
 
     Args:
       evaluation: examples of the evaluation sets. n: words of a shared n-gram; a prompt with fewer words must match as
@@ -75,5 +75,10 @@ def clean(
 
 
 def _normalized(text: str) -> str:
-    """Returns a text in lower case with single spaces, without final punctuation. Signs stay: 1+2 is not 1-2."""
-    return " ".join(text.casefold().split()).rstrip(" .,;:?!")
+    """Returns a text in lower case with single spaces, without final punctuation. Signs stay: 1+2 is not 1-2, and
+    5! is not 5."""
+    text = " ".join(text.casefold().split())
+    body = text.rstrip(" .,;:?!")
+    marks = text[len(body) :]
+    is_factorial = body[-1:].isdigit() or body.endswith(")")
+    return body + "!" * (len(marks) - len(marks.lstrip("!"))) if is_factorial else body

@@ -51,7 +51,7 @@ def open_cleaned(config: Cleaned, source: Source, evaluation: Sequence[Source], 
     return Generated(
         len(indices),
         lambda index: source[indices[index]],
-        digest_of("cleaned", 2, config.ngram, config.max_words, *fingerprints),  # 2: the version of the rules
+        digest_of("cleaned", 3, config.ngram, config.max_words, *fingerprints),  # 3: the version of the rules
         {**source.counts, **{rule: source.counts.get(rule, 0) + count for rule, count in dropped.items()}},
         verifiers=named_verifiers(source),
         task=tasks_of(source)[indices],
