@@ -44,7 +44,8 @@ def order_flipped(before: Array, after: Array, group: Array, valid: Array) -> Ar
 
 
 def correlation(a: Array, b: Array, valid: Array) -> Array:
-    """Returns Pearson's correlation of two columns over the valid rows, [] float32 or wider; 0 where one is constant.
+    """Returns Pearson's correlation of two columns over the valid rows, [] float32 or wider; 0 where one is constant or
+    varies so little or so much that its squares are beyond the dtype (below 1e-19, above 1e19 in float32).
 
     Of reward and length, or of a reward and a held-out one, it is R28's first sign of over-optimization.
 
@@ -55,4 +56,5 @@ def correlation(a: Array, b: Array, valid: Array) -> Array:
     center = lambda x: jnp.where(valid, x - reduce.masked_mean(x, valid), 0)
     x, y = center(a), center(b)
     norm = jnp.sqrt((x * x).sum()) * jnp.sqrt((y * y).sum())
-    return jnp.where(varied(a) & varied(b), (x * y).sum() / norm, 0)
+    known = varied(a) & varied(b) & (norm > 0) & jnp.isfinite(norm)
+    return jnp.where(known, (x * y).sum() / norm, 0)

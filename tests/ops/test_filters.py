@@ -107,6 +107,8 @@ def test_the_agreement_of_scores_with_the_truth_is_r_squared():
     line = agreement(jnp.array([0.0, 1.0, 2.0, 9.0]), jnp.array([5.0, 3.0, 1.0, 0.0]), keep)  # falls, and is exact
     np.testing.assert_allclose(line, 1, rtol=1e-6)
     assert agreement(jnp.ones(4), jnp.arange(4.0), keep) == 0
+    for scale in (1e-25, 1e25):  # whose square float32 does not hold
+        assert agreement(scale * jnp.array([0.0, 1.0, 2.0, NAN]), jnp.array([0.0, 2.0, 1.0, NAN]), keep) == 0
     # The mean of seven times 0.7 is rounded, and so is that of 0.3: the two distances to it are no agreement (E1).
     assert agreement(jnp.full(7, 0.7), jnp.full(7, 0.3), jnp.ones(7, bool)) == 0
     small = agreement(jnp.array([0.0, 0.1, 0.2, NAN]), jnp.array([0.0, 0.2, 0.1, NAN]), keep)  # the scale is nothing
