@@ -46,7 +46,7 @@ def find_config(config: str | Path, package: Path = PACKAGE) -> str:
     same = same_name(text, bundled)
     if text.endswith(".gin") and same is None:
         return text
-    guess = same or gin.nearest(text, bundled)
+    guess = same or gin.nearest(text.removeprefix("configs/"), bundled)
     hint = f"; did you mean {guess}?" if guess else ""
     what = "a folder, not a .gin file" if os.path.isdir(text) else "neither a file nor a bundled configuration"
     raise gin.ConfigError(repr(text), f"{what}{hint} (`jrl list configs` shows the bundled ones)")

@@ -58,6 +58,7 @@ def test_a_file_that_exists_comes_before_a_bundled_name_and_a_folder_does_not(in
     [
         ("smal", "'smal': neither a file nor a bundled configuration; did you mean small?"),
         ("configs/small.gin", "did you mean small?"),
+        ("configs/smal", "did you mean small?"),
         ("large", "did you mean more/large?"),
         ("large.gin", "did you mean more/large?"),
         ("configs/more/large.gin", "did you mean more/large?"),
