@@ -19,6 +19,7 @@ import numpy as np
 from jrl.device.processes import ONE, Processes
 from jrl.tasks.example import Example
 from jrl.tasks.rewards.weighted import LARGEST_REWARD, weighted_sum
+from jrl.tasks.shares import is_above
 from jrl.tasks.stopping import Stop, never
 from jrl.tasks.verdict import Status, Verdict
 from jrl.tasks.verifiers import Verifier, VerifierSpec, look_up, merge, spec_of
@@ -234,7 +235,7 @@ class Scorer:
         ):
             failures = [lost[status.name] for lost in losses]
             rows = sum(failed["rows"] for failed in failures)
-            if rows <= getattr(self._config, name) * total:
+            if not is_above(rows, total, getattr(self._config, name)):
                 continue
             counts = sum((collections.Counter(failed["by_verifier"]) for failed in failures), collections.Counter())
             verifier = counts.most_common(1)[0][0]

@@ -247,6 +247,8 @@ def test_dropping_has_a_ceiling(tmp_path):
     assert len(open_jsonl(Jsonl(path=path, on_bad_row="drop", max_dropped=0.2))) == 8
     with pytest.raises(ValueError, match=r"2 of 10 rows are bad.*line 9"):
         open_jsonl(Jsonl(path=path, on_bad_row="drop", max_dropped=0.1))
+    many = write(tmp_path / "many.jsonl", [GOOD] * 71 + [b"{"] * 29)  # 0.29 * 100 is 28.999999999999996
+    assert len(open_jsonl(Jsonl(path=many, on_bad_row="drop", max_dropped=0.29))) == 71
     all_bad = write(tmp_path / "bad.jsonl", [b"{"] * 2)
     with pytest.raises(ValueError, match=r"holds no rows that can be used: \{'bad_json': 2\}\. The first: .*line 1"):
         open_jsonl(Jsonl(path=all_bad, on_bad_row="drop", max_dropped=1.0))

@@ -17,6 +17,7 @@ from jrl.tasks.data.order import open_order
 from jrl.tasks.data.prompts import Data, Visit, dropped_prompts, encode_prompt, is_held_out, refusal
 from jrl.tasks.envs.contract import Source
 from jrl.tasks.example import visit_uid
+from jrl.tasks.shares import is_above
 from jrl.tasks.stopping import Stop, StopRequested, check_stop, never
 
 ENOUGH_SEEN = 1000  # randomly ordered prompts, enough to estimate the dropped share to about 2 %
@@ -182,7 +183,7 @@ class Stream:
 
     def _check_dropped(self) -> None:
         """Raises ValueError if more of the examples seen so far were dropped than Data.max_dropped_share allows."""
-        if sum(self.counts.values()) > self._config.max_dropped_share * self.seen:
+        if is_above(sum(self.counts.values()), self.seen, self._config.max_dropped_share):
             raise ValueError(
                 f"{dropped_prompts(self.counts, self.seen, self._config)}, more than Data.max_dropped_share="
                 f"{self._config.max_dropped_share} of them; raise Data.prompt_length, or Data.max_dropped_share if "

@@ -27,6 +27,7 @@ from jrl.tasks.envs.layouts import LAYOUTS
 from jrl.tasks.envs.layouts.contract import Take, Taken, taken
 from jrl.tasks.envs.layouts.fields import BadField, Field
 from jrl.tasks.example import Example, Message
+from jrl.tasks.shares import is_above
 from jrl.tasks.stopping import Stop, check_stop, never
 
 
@@ -129,7 +130,7 @@ class _Opening:
             numbers.extend(row_numbers)
             starts.append(len(positions))
         dropped = sum(self.counts.values())
-        if dropped > self.config.max_dropped * self.total:
+        if is_above(dropped, self.total, self.config.max_dropped):
             raise ValueError(
                 f"{self.config.path}: {dropped} of {self.total} rows are bad, more than Dataset.max_dropped = "
                 f"{self.config.max_dropped} of them: {dict(sorted(self.counts.items()))}. The first: {self.first_bad}"

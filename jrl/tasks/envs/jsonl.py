@@ -27,6 +27,7 @@ from jrl.tasks.envs.contract import check_unchanged, digest_of, in_range, stamp_
 from jrl.tasks.envs.gzipped import GzipText
 from jrl.tasks.envs.parquet import open_parquet
 from jrl.tasks.example import Example
+from jrl.tasks.shares import is_above
 from jrl.tasks.stopping import Stop, check_stop, never
 
 _BOM = b"\xef\xbb\xbf"
@@ -122,7 +123,7 @@ def open_jsonl(config: Jsonl, stop: Stop = never) -> JsonlSource:
         counts["duplicate_id"] = len(repeated)
         first_bad = first_bad or problem
     dropped, total = sum(counts.values()), len(ids) + sum(counts.values()) - len(repeated)
-    if dropped > config.max_dropped * total:
+    if is_above(dropped, total, config.max_dropped):
         raise ValueError(
             f"{config.path}: {dropped} of {total} rows are bad, more than Jsonl.max_dropped = {config.max_dropped} of "
             f"them: {dict(sorted(counts.items()))}. The first: {first_bad}"

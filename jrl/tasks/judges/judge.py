@@ -30,6 +30,7 @@ from jrl.tasks.judges.questions import Chat, Grading, Numbers, Question
 from jrl.tasks.judges.rate_limit import RateLimit
 from jrl.tasks.judges.rubric import Rubric
 from jrl.tasks.judges.self_reference import SelfReference
+from jrl.tasks.shares import is_above
 from jrl.tasks.stopping import Stop, StopRequested, never
 from jrl.tasks.verdict import Status, Verdict
 from jrl.tasks.verifiers.journal import Journal
@@ -200,7 +201,7 @@ class OpenJudge:
         local = {"asked": len(verdicts), "lost": len(problems), "first": problems[0] if problems else None}
         every = processes.exchange(f"lost by {self.config.name}", local)
         asked, lost = (sum(each[name] for each in every) for name in ("asked", "lost"))
-        if lost > self.config.stop_above * asked:
+        if is_above(lost, asked, self.config.stop_above):
             raise JudgeStopped(
                 f"{lost} of {asked} requests to the judge {self.config.name!r} failed ({lost / asked:.0%}), above "
                 f"Judge.stop_above = {self.config.stop_above:g}. The first: "
