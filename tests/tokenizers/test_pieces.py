@@ -50,6 +50,15 @@ def test_only_the_first_texts_are_read():
     assert build(SentencePiece(vocab_size=400, texts=3), texts()).encode("a")
 
 
+@pytest.mark.parametrize("model", ["bpe", "unigram"])
+@pytest.mark.parametrize("more", [[], ["1 = 1"]])
+def test_a_space_that_the_texts_hardly_have_is_a_piece(model, more):
+    texts = [f"{a}+{b}={a + b}" for a in range(100) for b in range(100)] + more
+    tokenizer = build(SentencePiece(vocab_size=300, model=model), texts)
+    assert tokenizer.decode(tokenizer.encode(" a  b\u2581")) == " a  b\u2581"
+    assert len(tokenizer.encode(" ")) == 1
+
+
 def test_nothing_to_train_from_is_refused():
     with pytest.raises(ValueError, match="no text"):
         build(SentencePiece(), ["", " \n"])

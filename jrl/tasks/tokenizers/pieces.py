@@ -120,11 +120,21 @@ def train(config: SentencePiece, texts: Iterable[str]) -> bytes:
     chosen = [utf8(text).decode() for text in itertools.islice(texts, config.texts) if text.strip()]
     if not chosen:
         raise ValueError("SentencePiece: the task gives no text to train a vocabulary from")
+    model = _trained(config, chosen)
+    # Texts with no or hardly any space give no piece for it. The library would spell a space with the bytes of BLANK.
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    return (
+        _trained(config, chosen, required_chars=BLANK) if processor.is_unknown(processor.piece_to_id(BLANK)) else model
+    )
+
+
+def _trained(config: SentencePiece, texts: list[str], **options: str) -> bytes:
+    """Returns the bytes of a model file trained on texts. options: of the library's trainer; the file contains them."""
     pad, bos, end, *roles = (_spelling(name) for name in CONTROL_NAMES)
     writer = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(chosen),
+            sentence_iterator=iter(texts),
             model_writer=writer,
             model_type=config.model,
             vocab_size=config.vocab_size,
@@ -135,6 +145,7 @@ def train(config: SentencePiece, texts: Iterable[str]) -> bytes:
             remove_extra_whitespaces=False,
             allow_whitespace_only_pieces=True,
             split_digits=True,
+            **options,
             split_by_whitespace=not config.phrases,
             split_by_unicode_script=not config.phrases,
             max_sentencepiece_length=_LONGEST_PHRASE if config.phrases else _LONGEST_WORD,
@@ -152,7 +163,7 @@ def train(config: SentencePiece, texts: Iterable[str]) -> bytes:
         )
     except RuntimeError as error:
         raise ValueError(
-            f"SentencePiece: no {config.model} vocabulary of {config.vocab_size} could be trained from {len(chosen)} "
+            f"SentencePiece: no {config.model} vocabulary of {config.vocab_size} could be trained from {len(texts)} "
             f"texts ({error}); the 256 bytes, 8 controls and the characters of the texts must fit in vocab_size"
         ) from error
     return writer.getvalue()
