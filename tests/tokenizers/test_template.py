@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
+import resource
 import time
 
 import pytest
@@ -120,6 +122,23 @@ def test_a_renderer_that_is_closed_leaves_no_process():
     process = opened._child._process
     opened.close()
     assert process.returncode is not None
+
+
+def test_a_process_with_more_than_a_thousand_open_files_renders():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2048:
+        pytest.skip(f"this system allows {hard} open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    opened, files = chat_template.Renderer(), []
+    try:
+        while not files or files[-1] < 1024:
+            files.append(os.open(os.devnull, os.O_RDONLY))
+        assert opened.render("x", [{}], "2026-11-20") == ["x"]
+    finally:
+        opened.close()
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_text_cannot_say_a_spelling_alone_or_with_its_neighbors():

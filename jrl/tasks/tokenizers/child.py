@@ -69,9 +69,10 @@ class Child:
             while rest:
                 rest = rest[os.write(self._process.stdin.fileno(), rest) :]
         out, answer = self._process.stdout.fileno(), bytearray()
+        poll = select.poll()  # `select.select` takes no descriptor above 1023
+        poll.register(out, select.POLLIN)
         while not answer.endswith(b"\n"):
-            ready, _, _ = select.select([out], [], [], max(deadline - time.monotonic(), 0))
-            if not ready:
+            if not poll.poll(1000 * max(deadline - time.monotonic(), 0)):
                 raise ChildStuck(f"no answer in {seconds:.0f} seconds")
             part = os.read(out, 1 << 16)
             if not part:
