@@ -12,7 +12,7 @@ def row_key(key: Array, stream: int | Array, uid: Array, sample: int | Array) ->
 
     Args:
       key: [] typed key, the run's root. Not consumed: every name folded into it gives another key.
-      stream: [] int32, separates train, evaluation and interactive draws.
+      stream: [] int32 or uint32, separates train, evaluation and interactive draws.
       uid: [2] uint32, names one visit of one example.
       sample: [] int32, index of the sequence within its prompt's group.
 

@@ -207,8 +207,8 @@ def best_of(rewards: np.ndarray) -> dict[str, float]:
     return {**interval, "kl": statistics.best_of_n_kl(rewards.shape[1])}
 
 
-def numbers(result: dict[str, Any]) -> dict[str, float]:
-    """Returns the flat numbers of a report that go into the metrics of a step."""
+def numbers(result: dict[str, Any]) -> dict[str, float | None]:
+    """Returns the flat numbers of a report that go into the metrics of a step; None if nothing could be scored."""
     flat = {f"eval/{name}": result[name] for name in ("mean", "low", "high", "parsed")}
     return flat | {f"eval_task/{task}": interval["mean"] for task, interval in result.get("tasks", {}).items()}
 

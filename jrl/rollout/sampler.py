@@ -85,7 +85,7 @@ class Sampler:
             raise ValueError(f"Sampler.slots must be at least 1; got {self.slots}")
         if self.attention == "ragged" and self.kv_layout != "token_major":
             raise ValueError(
-                f"Sampler.attention='ragged' reads keys by column; leave out Sampler.kv_layout={self.kv_layout!r}"
+                f"Sampler.attention='ragged' reads keys token by token; leave out Sampler.kv_layout={self.kv_layout!r}"
             )
         if self.prefill_chunk is not None and self.prefill_chunk < 1:
             raise ValueError(f"Sampler.prefill_chunk must be at least 1, or None for all; got {self.prefill_chunk}")

@@ -182,7 +182,7 @@ def test_it_makes_no_other_run():
 
 
 def test_what_it_does_not_know_is_refused():
-    with pytest.raises(ValueError, match=r"Sampler\.attention='ragged' reads keys by column"):
+    with pytest.raises(ValueError, match=r"Sampler\.attention='ragged' reads keys token by token"):
         Sampler(completion_length=1, attention="ragged", kv_layout="head_dim_major")
     config, _ = load_config("configs/tiny.gin", ["Sampler.attention='ragged'"])
     check_cache(config, CFG, 2)

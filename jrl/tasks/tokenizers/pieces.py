@@ -116,7 +116,8 @@ def build(config: SentencePiece, texts: Iterable[str]) -> PieceTokenizer:
 
 
 def train(config: SentencePiece, texts: Iterable[str]) -> bytes:
-    """Returns the bytes of a model file trained on the first `config.texts` texts, without blank ones."""
+    """Returns the bytes of a model file trained on the first `config.texts` texts, without blank ones and those of more
+    than 64 KiB, which the library skips."""
     chosen = [utf8(text).decode() for text in itertools.islice(texts, config.texts) if text.strip()]
     if not chosen:
         raise ValueError("SentencePiece: the task gives no text to train a vocabulary from")
