@@ -255,6 +255,9 @@ def test_rows_and_prompts_come_from_plain_files(tmp_path):
                 read(name)
     (tmp_path / "deep").write_text(DEEP)
     assert chat.read_prompts(tmp_path / "deep") == [DEEP]
+    # Only a line feed ends a line, after a carriage return or not: JSON strings may hold other breaks as they are.
+    (tmp_path / "breaks").write_bytes('"one\u2028two"\r\na\x0cpage\n\n"\x85"\nlast'.encode())
+    assert chat.read_prompts(tmp_path / "breaks") == ["one\u2028two", "a\x0cpage", "\x85", "last"]
     (tmp_path / "half").write_text('plain\n\n"a\\ud800"\n')
     with pytest.raises(ValueError, match=r"half, line 3: the prompt contains half a surrogate pair"):
         chat.read_prompts(tmp_path / "half")

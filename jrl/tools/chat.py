@@ -135,7 +135,7 @@ def read_prompts(path: str | Path) -> list[str]:
     Raises: ValueError if the file cannot be read, is not UTF-8 or contains no prompt.
     """
     try:
-        lines = paths.read_foreign(path, paths.MOST_ROWS_BYTES).decode().splitlines()
+        lines = paths.read_foreign(path, paths.MOST_ROWS_BYTES).decode().replace("\r\n", "\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"the prompts cannot be read: {path}: {error}") from error
     prompts = [_prompt(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
