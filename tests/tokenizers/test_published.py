@@ -241,6 +241,19 @@ def test_an_ordinary_token_that_ends_a_text_may_not_be_the_only_one_for_a_byte(f
         build(HuggingFace(path=str(folder)), [])
 
 
+def test_a_line_break_that_is_a_token_of_its_own_may_not_end_a_text(tmp_path):
+    """Gemma has such symbols. Every message with one was guarded without end."""
+    proto = forms.sentencepiece_model("bpe", symbols=("<start_of_turn>", "<end_of_turn>", "\n"))
+    settings = {"bos_token": "<s>", "eos_token": "</s>"}
+    folder = forms.write_json(tmp_path / "m", {"tokenizer_config.json": settings, "chat_template.jinja": forms.GEMMA})
+    (folder / "tokenizer.model").write_bytes(proto)
+    tokenizer = build(HuggingFace(path=str(folder)), [])
+    assert tokenizer.names[5] == "\n" and 5 in tokenizer.encode_prompt([Message("user", "a\nb")])
+    forms.write_json(folder, {"generation_config.json": {"eos_token_id": [2, 5]}})
+    with pytest.raises(ValueError, match=r"the tokens \['\\n'\] begin, end or pad a text and are single characters"):
+        build(HuggingFace(path=str(folder)), [])
+
+
 def test_truncation_padding_and_dropout_of_the_file_are_not_obeyed(folders, tmp_path):
     folder = forms.write_json(tmp_path / "m", {p.name: p.read_text() for p in folders["gpt2"].iterdir()})
     layout = json.loads((folder / "tokenizer.json").read_text())

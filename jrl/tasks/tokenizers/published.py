@@ -347,6 +347,9 @@ def _from_files(
         raise ValueError(f"{name}: no file defines the token that ends a text: eos_token of tokenizer_config.json, or "
                          "eos_token_id of generation_config.json or config.json")  # fmt: skip
     controls = frozenset(special | {*begins, *ends, *pads})
+    if short := [added.text for added in vocabulary.added if added.id in controls and len(added.text) < 2]:
+        raise ValueError(f"{name}: the tokens {short} begin, end or pad a text and are single characters, which any "
+                         "text may hold")  # fmt: skip
     tags = frozenset(
         added.text for added in vocabulary.added
         if added.id not in controls and added.text.strip() and len(added.text) > 1 and added.text in written
