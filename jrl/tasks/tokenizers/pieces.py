@@ -47,7 +47,7 @@ class SentencePiece:
 
     vocab_size: int = 1024  # most pieces, control ids and the 256 bytes included; a small corpus gives fewer
     model: Literal["bpe", "unigram"] = "bpe"  # algorithm that trains the vocabulary
-    texts: int = 20_000  # most texts to train on, the first ones of the task
+    texts: int = 20_000  # most texts to train on: messages and answers of up to 4,096 examples, spread over the task
     # Pieces may span several words: if the texts repeat phrases, a question takes half as many tokens or fewer.
     phrases: bool = False
     path: str | None = None  # an existing .model file, used instead of training
