@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
+import random
+import time
+
 import pytest
 from data_fakes import TOKENIZER
 
@@ -160,3 +164,17 @@ def test_a_condition_is_in_the_prompt_and_not_learned():
 @pytest.mark.parametrize("name", ["Comparisons", "Corrections", "RationalePreferences"])
 def test_sources_pass_the_contract_test(name):
     assert all(finding.problem is None for finding in check_stored_source(name, SOURCES[name]))
+
+
+def test_texts_that_repeat_a_few_tokens_are_compared_as_others_and_soon():
+    draw = random.Random(0)
+    for _ in range(200):
+        letters = draw.choice([1, 2, 3, 40])
+        text, other = ([draw.randrange(letters) for _ in range(draw.randrange(1, 300))] for _ in range(2))
+        kept = [-1.0] * len(text)
+        for start, _, size in difflib.SequenceMatcher(None, text, other, autojunk=False).get_matching_blocks():
+            kept[start : start + size] = [1.0] * size
+        assert correction_rewards(text, other, scale=1.0) == kept
+    start = time.process_time()
+    correction_rewards([5, 6] * 700, [6, 5, 5] * 467, scale=1.0)
+    assert time.process_time() - start < 5.0  # difflib takes 12 s

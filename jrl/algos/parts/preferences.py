@@ -627,6 +627,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/data/test_corrections.py::test_correction_rewards_by_hand",
             "tests/data/test_corrections.py::test_an_end_before_which_the_correction_goes_on_is_not_kept",
+            "tests/data/test_corrections.py::test_texts_that_repeat_a_few_tokens_are_compared_as_others_and_soon",
         ],
     },
     {

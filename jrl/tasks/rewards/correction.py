@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+DENSE = 64  # equal tokens of the other text per token, from which rows of numpy are faster
 
 
 def correction_rewards(
@@ -31,8 +37,7 @@ def correction_rewards(
     is_truncated = bool(end_ids) and correction[-1] not in end_ids
     rewards, known = [-scale] * len(tokens), 0
     inserts = False  # the correction inserts more than it replaces right before the block
-    opcodes = difflib.SequenceMatcher(None, tokens, correction, autojunk=False).get_opcodes()
-    for tag, start, stop, correction_start, correction_stop in opcodes:
+    for tag, start, stop, correction_start, correction_stop in _Matcher(tokens, correction).get_opcodes():
         if tag == "equal":
             known = stop
             rewards[start:stop] = [scale] * (stop - start)
@@ -40,3 +45,27 @@ def correction_rewards(
                 rewards[-1] = -scale
         inserts = correction_stop - correction_start > stop - start
     return rewards if not is_truncated else rewards[:known] + [0.0] * (len(tokens) - known)
+
+
+class _Matcher(difflib.SequenceMatcher):
+    """difflib's longest common blocks. Its search visits every pair of equal tokens, which takes minutes for two texts
+    that repeat a few tokens; here such a search computes the blocks that end at each token with numpy."""
+
+    def __init__(self, a: Sequence[int], b: Sequence[int]) -> None:
+        super().__init__(None, a, b, autojunk=False)
+        self._tokens, self._others = np.asarray(a), np.asarray(b)
+        self._pairs = [0, *itertools.accumulate(len(self.b2j.get(token, ())) for token in a)]  # of the first i tokens
+
+    def find_longest_match(self, alo: int = 0, ahi: Any = None, blo: int = 0, bhi: Any = None) -> difflib.Match:
+        ahi, bhi = len(self.a) if ahi is None else ahi, len(self.b) if bhi is None else bhi
+        if self._pairs[ahi] - self._pairs[alo] <= DENSE * (ahi - alo):
+            return super().find_longest_match(alo, ahi, blo, bhi)
+        longest, others = difflib.Match(alo, blo, 0), self._others[blo:bhi]
+        size, next_size = np.zeros((2, bhi - blo + 1), np.int32)  # of the block that ends before each other token
+        for i in range(alo, ahi):
+            np.multiply(size[:-1] + 1, others == self._tokens[i], out=next_size[1:])
+            size, next_size = next_size, size
+            end = int(size.argmax())
+            if size[end] > longest.size:  # the first such block, as difflib takes it
+                longest = difflib.Match(i + 1 - int(size[end]), blo + end - int(size[end]), int(size[end]))
+        return longest
