@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+import time
 
 import published_forms as forms
 import pytest
 
 from jrl.tasks import tokenizers
 from jrl.tasks.example import Message
+from jrl.tasks.tokenizers.pieces import from_model
 from jrl.tasks.tokenizers.published import HuggingFace, build, fit_to_embedding, rewrites, rewritten
 
 pytest.importorskip("tokenizers")
@@ -239,6 +241,22 @@ def test_an_ordinary_token_that_ends_a_text_may_not_be_the_only_one_for_a_byte(f
     forms.write_json(folder, {"generation_config.json": {"eos_token_id": line_break}})
     with pytest.raises(ValueError, match=rf"the token {line_break} \(b'\\n'\) begins.* is ordinary text"):
         build(HuggingFace(path=str(folder)), [])
+
+
+def test_tokens_that_strip_blanks_are_found_soon_in_a_text_of_blanks(tmp_path):
+    proto = forms.sentencepiece_model("bpe", dummy_prefix=False)
+    first = from_model(proto, "m").processor.vocab_size()
+    more = {"<left>": {"lstrip": True}, "<right>": {"rstrip": True}, "<none>": {}, "": {}}
+    settings = {"eos_token": "</s>", "added_tokens_decoder": {
+        str(first + i): {"content": text, **strips} for i, (text, strips) in enumerate(more.items())
+    }}  # fmt: skip
+    folder = forms.write_json(tmp_path / "m", {"tokenizer_config.json": settings})
+    (folder / "tokenizer.model").write_bytes(proto)
+    tokenizer = build(HuggingFace(path=str(folder)), [])
+    assert tokenizer.decode(tokenizer.encode(" a \n<left> <right>\n b <none> ")) == " a<left> <right>b <none> "
+    start = time.process_time()
+    tokenizer.encode(" " * 200_000)
+    assert time.process_time() - start < 5.0  # a pattern that looks for blanks before a token takes minutes
 
 
 def test_a_line_break_that_is_a_token_of_its_own_may_not_end_a_text(tmp_path):

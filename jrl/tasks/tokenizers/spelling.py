@@ -28,6 +28,7 @@ MAX_IDS = 1 << 24  # of a vocabulary, as of a Decoder
 MAX_EXPANSION = 256  # most characters that a normalizer may produce from one
 BLANK = "\u2581"  # the symbol for a space in sentencepiece and in files converted from it
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+_BLANKS = re.compile(r"\s*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,11 +196,8 @@ def open_model(data: bytes, name: str, more: Collection[Added] = (), *, legacy: 
         respelled.normalizer_spec.add_dummy_prefix = False
         processor = sentencepiece.SentencePieceProcessor(model_proto=respelled.SerializeToString())
         unsplit = {new.get(i, added.text): added for i, added in by_id.items() if i in new or i >= len(proto.pieces)}
-        ids = {text: added.id for text, added in unsplit.items()}
-        cut = re.compile("|".join(
-            "\\s*" * unsplit[text].strips[0] + f"({re.escape(text)})" + "\\s*" * unsplit[text].strips[1]
-            for text in sorted(unsplit, key=len, reverse=True)
-        ) or "(?!)")  # fmt: skip
+        unsplit.pop("", None)
+        cut = one_of(unsplit)
 
         def encode_part(text: str, start: int) -> list[int]:
             # sentencepiece itself adds a space before a space too; conversions of its files do not.
@@ -208,9 +206,10 @@ def open_model(data: bytes, name: str, more: Collection[Added] = (), *, legacy: 
 
         def encode(text: str) -> list[int]:
             out, start = [], 0
-            for match in cut.finditer(text):
-                out += [*encode_part(text[start : match.start()], start), ids[match[match.lastindex]]]
-                start = match.end()
+            while match := cut.search(text, start):
+                token, part = unsplit[match[0]], text[start : match.start()]
+                out += [*encode_part(part.rstrip() if token.strips[0] else part, start), token.id]
+                start = _BLANKS.match(text, match.end()).end() if token.strips[1] else match.end()
             return out + encode_part(text[start:], start)
 
         return encode
