@@ -9,6 +9,7 @@ import types
 import jax
 import jax.numpy as jnp
 import numpy as np
+import published_forms
 import pytest
 import test_sampler as sampling
 from short_runs import run
@@ -37,6 +38,7 @@ from jrl.rollout.strategies.self_correction import AttemptDrawing
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.example import Example, Message, visit_uid
 from jrl.tasks.tokenizers.bytes import ByteTokenizer
+from jrl.tasks.tokenizers.published import HuggingFace, build
 from jrl.tasks.verdict import Status
 from jrl.types import Finish, PromptBatch
 
@@ -384,6 +386,17 @@ def test_what_stands_between_attempts_is_a_turn_of_the_user():
     t = ByteTokenizer()
     ids = self_correction.between(t, "Again.")
     assert ids == (t.role_ids["user"], *b"Again.", t.end_id, t.role_ids["assistant"])
+
+
+def test_blanks_before_the_stop_token_of_a_template_are_not_said_again(tmp_path):
+    pytest.importorskip("tokenizers")
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %} {{ m.content }} </s>"
+        "{% endif %}{% endfor %}"
+    )
+    folder = published_forms.byte_level("mistral", tmp_path / "m", template=template)
+    tokenizer = build(HuggingFace(path=str(folder)), [])
+    assert tokenizer.spelled(self_correction.between(tokenizer, "Check.")) == "[INST] Check. [/INST]"
 
 
 def test_each_attempt_is_scored():

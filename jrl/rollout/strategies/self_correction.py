@@ -47,7 +47,7 @@ def between(tokenizer: Any, instruction: str) -> tuple[int, ...]:
     """Returns the tokens between two attempts: the user's turn with the instruction, and the start of the next answer.
 
     They are the common suffix of two conversations that differ in the first answer, without the stop token, which the
-    policy samples.
+    policy samples, and without blanks that the template writes before it.
     """
     conversation = lambda answer: tokenizer.encode_prompt(
         [Message("user", "?"), Message("assistant", answer), Message("user", instruction)]
@@ -55,7 +55,9 @@ def between(tokenizer: Any, instruction: str) -> tuple[int, ...]:
     first, second = conversation("a"), conversation("b")
     common = next(i for i, (x, y) in enumerate(zip(reversed(first), reversed(second))) if x != y)
     ids = first[len(first) - common :]
-    return tuple(ids[1:] if ids[0] in tokenizer.end_ids else ids)
+    pieces = tokenizer.token_bytes()
+    blanks = next(i for i, token in enumerate(ids) if not pieces[token].isspace())
+    return tuple(ids[blanks + 1 :] if ids[blanks] in tokenizer.end_ids else ids)
 
 
 class AttemptDrawing(NamedTuple):
