@@ -47,7 +47,9 @@ def moving_baseline(reward: Array, valid: Array, baseline: Array, *, decay: floa
     """Returns A2: (R_i - b, the next baseline decay * b + (1 - decay) * mean(R)).
 
     b is the baseline *before* this batch. A NaN baseline (before the first batch) becomes the batch's own mean;
-    prime-rl starts at 0 and takes a large first step. A batch without a valid row does not change the baseline.
+    prime-rl starts at 0 and takes a large first step. A batch without a valid row does not change the baseline. Rewards
+    that have all been equal have the baseline itself, exactly, and advantages of 0 (E1): Adam would make the rounding
+    error of a mean as long a step as a signal.
 
     Args:
       reward: [N] float. valid: [N] bool. baseline: [] float.
@@ -57,10 +59,11 @@ def moving_baseline(reward: Array, valid: Array, baseline: Array, *, decay: floa
 
     Source: prime-rl's moving-average baseline; Williams 1992.
     """
-    mean = reduce.masked_mean(reward, valid)
     any_valid = jnp.any(valid)
+    low = jnp.min(jnp.where(valid, reduce.widen(reward), jnp.inf))
+    mean = low + reduce.masked_mean(reward - low, valid)
     old = jnp.where(jnp.isnan(baseline), mean, baseline)
-    new = jnp.where(any_valid, decay * old + (1 - decay) * mean, baseline)
+    new = jnp.where(any_valid, old + (1 - decay) * (mean - old), baseline)
     return jnp.where(valid, reduce.masked(reward, valid) - old, 0), new.astype(jnp.asarray(baseline).dtype)
 
 

@@ -79,6 +79,17 @@ def test_a_batch_without_a_valid_row_leaves_the_baseline(baseline):
     np.testing.assert_array_equal(following, jnp.float32(baseline))
 
 
+@pytest.mark.parametrize("value", [0.1, 0.4, 0.7, 1000.1])
+@pytest.mark.parametrize("rows", [3, 7, 13, 48])
+def test_the_rounding_of_a_mean_is_no_advantage(value, rows):
+    # In float32, 7 times 0.7 has the mean 0.70000005, and 0.95 * 0.7 + 0.05 * 0.7 is not 0.7.
+    reward, baseline = jnp.append(jnp.full(rows, value), NAN), jnp.float32(NAN)
+    for _ in range(3):
+        row, baseline = advantages.moving_baseline(reward, jnp.arange(rows + 1) < rows, baseline, decay=0.95)
+        np.testing.assert_array_equal(row, 0)
+        assert baseline == np.float32(value)
+
+
 def test_a_baseline_at_the_mean_equals_centring():
     row, following = advantages.moving_baseline(REWARD, ALL, jnp.float32(0.5), decay=0.9)
     np.testing.assert_allclose(row, advantages.group_centered(REWARD, ONE_GROUP, ALL, num_groups=1), rtol=1e-6)
