@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -91,6 +93,17 @@ def test_prompts_are_ranked_by_the_variance_of_their_success():
     assert selection.most_varied(rates, count=9).tolist() == [2, 3, 5, 1, 0, 4]
     one_known = np.array([[1, NAN], [0.4, 0.6]])  # variances 0, by definition, and 0.01
     assert selection.most_varied(one_known, count=1).tolist() == [1]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_rounding_of_a_mean_ranks_no_prompt(dtype):
+    # Three times 0.1 has the mean 0.10000000000000002 and a variance of 2e-34, where that of three times 1 is 0.
+    constant = np.array([[1, 1, 1], [0.1, 0.1, 0.1], [0.7, 0.7, 0.7]], dtype)
+    assert selection.most_varied(constant, count=3).tolist() == [0, 1, 2]
+    sixths = [rates for rates in itertools.product(np.arange(7) / 6, repeat=3) if len(set(rates)) > 1]
+    for rates in sixths:  # the same rates in every order: all tie
+        orders = np.array(list(itertools.permutations(rates)), dtype)
+        assert selection.most_varied(orders, count=6).tolist() == [0, 1, 2, 3, 4, 5], rates
 
 
 RULE = LevelRule(window=20, up=0.7, down=0.1, lowest=0, highest=3)

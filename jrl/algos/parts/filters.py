@@ -175,7 +175,10 @@ PARTS: list[Part] = [
         "function": "jrl.tasks.data.selection:most_varied",
         "inputs": ["rates", "count"],
         "output": "indices [count]",
-        "tests": ["tests/data/test_selection.py::test_prompts_are_ranked_by_the_variance_of_their_success"],
+        "tests": [
+            "tests/data/test_selection.py::test_prompts_are_ranked_by_the_variance_of_their_success",
+            "tests/data/test_selection.py::test_the_rounding_of_a_mean_ranks_no_prompt",
+        ],
     },
     {
         "id": "F15",

@@ -104,15 +104,16 @@ def most_varied(rates: Array, *, count: int) -> Array:
     """Returns F14: the `count` prompts with the highest variance of the success rate over checkpoints, [count] int64,
     the highest first.
 
-    The variance is over the known checkpoints (NaN: unknown), divided by their number; 0 for fewer than two.
+    The variance is over the known checkpoints (NaN: unknown), divided by their number; 0 for fewer than two. It is
+    rounded to 12 decimals, so that prompts with the same rates in another order tie.
 
     Args:
       rates: [P, K] float.
 
     Source: 1-shot RLVR, 2504.20571 section 2.
     """
-    known = np.isfinite(rates)
+    rates, known = rates.astype(np.float64), np.isfinite(rates)
     number = np.maximum(known.sum(axis=1), 1)
     mean = np.where(known, rates, 0).sum(axis=1) / number
-    variance = np.where(known, (np.where(known, rates, 0) - mean[:, None]) ** 2, 0).sum(axis=1) / number
-    return np.argsort(-variance, kind="stable")[:count]
+    variance = np.where(known, (rates - mean[:, None]) ** 2, 0).sum(axis=1) / number
+    return np.argsort(-np.round(variance, 12), kind="stable")[:count]
