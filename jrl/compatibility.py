@@ -33,9 +33,13 @@ from jrl.learning.average import AVERAGE
 from jrl.models.heads import REWARD
 from jrl.models.pretrained.published import Published
 from jrl.models.shape import Decoder
-from jrl.rollout.scoring import rewards_spans
+from jrl.rollout.corrector import KEPT
+from jrl.rollout.pair_model import component_names as compared_names
+from jrl.rollout.process_rewards import WORST_STEP
+from jrl.rollout.scoring import component_names, rewards_spans
+from jrl.rollout.sources import ROLE_ENSEMBLE
 from jrl.rollout.strategies import strategy_of
-from jrl.rollout.strategies.contract import Setting
+from jrl.rollout.strategies.contract import FIRST_ATTEMPT, Setting
 from jrl.rollout.strategies.opponent import MixtureOpponent
 from jrl.rollout.strategies.partial import Partial
 from jrl.rollout.strategies.reference_samples import ReferenceSamples
@@ -43,6 +47,7 @@ from jrl.rollout.strategies.refinement import Refinement
 from jrl.rollout.strategies.roll_out import RollOut
 from jrl.tasks.data.curricula import Pilot
 from jrl.tasks.judges import Pairwise
+from jrl.tasks.judges.judge import score_names
 from jrl.tasks.rewards.weighted import LARGEST_REWARD
 
 # rows in a unit -> what they are in jrl's sources; a user's own source may have units of another size
@@ -124,6 +129,7 @@ def check_online(
         replaces_infeasible=replaces_infeasible(stage.shaping),
         without_spans=not (spans and stage.process is stage.corrector is None),
         pair_model=stage.pair_model is not None,
+        not_rewarded=not_rewarded(stage, config),
     )
     objective.check(stage.objective, facts)
     check_strategy(stage, objective, config, earlier)
@@ -171,6 +177,29 @@ def facts_of(stage: Stage, config: Config, *, samples: int, lag: int) -> Facts:
         greedy=sampler.temperature is None,
         max_completion=completion_length(stage, config),
     )
+
+
+def not_rewarded(stage: Online, config: Config) -> tuple[str, ...]:
+    """Returns the names of a stage's reward components whose weight in the reward is not above 0. A gate's labels have
+    names that only its folder knows: they are called "the labels of RewardModel.gate"."""
+    weights = dict(zip(component_names(config.scoring), (verifier.weight for verifier in config.scoring.verifiers)))
+    for judge in judges_of(stage, config):
+        score, *parts = score_names(judge)
+        weights |= {score: judge.weight, **dict.fromkeys(parts, 0)}
+    roles = {f"role/{role}": weight for role, weight in stage.rewards.items()}
+    weights |= roles if stage.ensemble is None else {ROLE_ENSEMBLE: min(roles.values())}
+    if config.reward is not None:
+        weights["RewardModel"] = min(config.reward.weights, default=1)
+        if config.reward.gate is not None:
+            weights["the labels of RewardModel.gate"] = 0
+    if stage.pair_model is not None:
+        wins, *preferences = compared_names(stage.samples)
+        weights |= {wins: stage.pair_model.weight, **dict.fromkeys(preferences, 0)}
+    watching = {KEPT: stage.corrector, WORST_STEP: stage.process}
+    weights |= dict.fromkeys((name for name, source in watching.items() if source is not None), 0)
+    if strategy_of(stage.strategy).attempts > 1:
+        weights[FIRST_ATTEMPT] = 0
+    return tuple(name for name, weight in weights.items() if not weight > 0)
 
 
 def check_reward_sources(

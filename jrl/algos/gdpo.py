@@ -5,8 +5,9 @@
     l_t = max(-rho_t * A_t, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_t)                  L2 (L3)
     L   = mean over all tokens of the step                                                   G1
 
-C_k is the reward of one verifier or reward model, before its weight. GRPO adds the rewards first, so that a component
-with a large spread drowns one with a small spread.
+C_k is the reward of one verifier or reward model, before its weight in the reward. GRPO adds the rewards first, so that
+a component with a large spread drowns one with a small spread. If a component has a weight of 0 or less in the reward
+(a verifier that only watches, a penalty, the items of a judge's rubric), `weights` must say what it counts for here.
 
 Source: GDPO as in verl.
 """
@@ -34,6 +35,12 @@ def check(config: GDPO, facts: Facts) -> None:
     common.check_clipped(config, facts)
     if config.weights is not None and not any(config.weights):
         raise ValueError(f"GDPO.weights = {config.weights} leaves no component to learn from; None: 1 each.")
+    if config.weights is None and facts.not_rewarded:
+        raise ValueError(
+            "GDPO.weights = None learns from every component alike, and some have a weight of 0 or less in the reward: "
+            f"{', '.join(facts.not_rewarded)}. Give GDPO.weights one number for each component, in the order of their "
+            "names; 0 for one that only watches"
+        )
 
 
 def advantages(config: GDPO, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,6 +10,9 @@ from small_batches import credited, two_prompts
 from jrl.algos import ALGOS
 from jrl.algos.contract import Facts
 from jrl.algos.gdpo import GDPO
+from jrl.compatibility import not_rewarded
+from jrl.config.errors import ConfigError
+from jrl.resolve import load_config
 
 OBJECTIVE = ALGOS["GDPO"]
 FACTS = Facts(samples=8, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=3)
@@ -60,8 +65,46 @@ def test_tokens_weigh_alike():
     "config, facts, message",
     [
         (GDPO(weights=(0.0, 0.0)), FACTS, r"GDPO\.weights = \(0\.0, 0\.0\)"),
+        (GDPO(), FACTS._replace(not_rewarded=("Exact",)), "a weight of 0 or less in the reward: Exact. Give"),
     ],
 )
 def test_illegal_combinations_are_refused(config, facts, message):
     with pytest.raises(ValueError, match=message):
         OBJECTIVE.check(config, facts)
+
+
+RUBRIC = ["Config.judges=[@Judge()]", "Judge.name='j'", "Judge.model='m'", "Judge.address='http://localhost:1/v1'",
+          "Judge.grading=@Rubric()", "Rubric.items={'It is right.': 1.0, 'It is rude.': -1.0}"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "bindings, names",
+    [
+        (["Exact.weight=0.0"], ["Exact"]),  # held out: GDPO gave it the weight 1
+        (["Regex.weight=-0.1"], ["Regex"]),  # a penalty: it was a reward
+        (RUBRIC, ["Judge/j/item_1", "Judge/j/item_2"]),  # parts of a score that is a component itself
+        (["Online.strategy=@SelfCorrection()"], ["first_attempt"]),
+    ],
+    ids=["watching", "penalty", "rubric", "attempts"],
+)
+def test_components_without_a_reward_need_weights(bindings, names):
+    refused = re.escape(f"a weight of 0 or less in the reward: {', '.join(names)}. Give GDPO.weights")
+    with pytest.raises(ConfigError, match=refused):
+        load_config("configs/algos/gdpo.gin", bindings)
+    load_config("configs/algos/gdpo.gin", [*bindings, "GDPO.weights=(0.0, 1.0)"])
+
+
+def test_sources_of_components_without_a_reward_are_all_named():
+    named = lambda recipe, *bindings: not_rewarded(
+        (config := load_config(f"configs/algos/{recipe}.gin", bindings)[0]).stages[-1], config
+    )
+    over = [f"pair_model/over_{s}" for s in range(3)]
+    pairs = named("nash_md_pair_model", "Online.samples=3", "MixtureOpponent.opponents=1")
+    assert pairs == ("Exact", "pair_model/wins", *over)
+    assert named("reward_ensemble") == ("Exact",)
+    watching = "Online.rewards={'first': 0.0, 'second': 0.0}"
+    assert named("reward_ensemble", watching) == ("Exact", "role/ensemble")
+    assert named("reward_ensemble", watching, "Online.ensemble=None") == ("Exact", "role/first", "role/second")
+    assert named("process_rewards") == ("process/worst_step",)
+    assert named("sequence_reward_model") == ("Exact", "corrector/kept")
+    assert named("gdpo") == ()
