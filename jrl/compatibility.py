@@ -129,6 +129,7 @@ def check_online(
         replaces_infeasible=replaces_infeasible(stage.shaping),
         without_spans=not (spans and stage.process is stage.corrector is None),
         pair_model=stage.pair_model is not None,
+        rows=stage.prompts * stage.samples,
         not_rewarded=not_rewarded(stage, config),
     )
     objective.check(stage.objective, facts)

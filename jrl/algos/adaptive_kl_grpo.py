@@ -43,6 +43,12 @@ def check(config: AdaptiveKLGRPO, facts: Facts) -> None:
     for name in ("target", "horizon"):
         if not getattr(config, name) > 0:
             raise ValueError(f"AdaptiveKLGRPO.{name} = {getattr(config, name)} must be above 0")
+    if not config.horizon > coefficients.LARGEST_ERROR * facts.rows:
+        raise ValueError(
+            f"AdaptiveKLGRPO.horizon = {config.horizon} must be above {coefficients.LARGEST_ERROR} * {facts.rows}, the "
+            "completions of a step: a step multiplies the coefficient by 1 - that / horizon or more, and one below "
+            "0 rewards the distance to the reference. 10000 is usual"
+        )
 
 
 def init_state(config: AdaptiveKLGRPO) -> PyTree:

@@ -213,6 +213,7 @@ class Facts(NamedTuple):
     replaces_infeasible: bool = False
     without_spans: bool = False  # no verifier rewards spans of a completion, or something else rewards tokens too
     pair_model: bool = False  # a pair model compares the samples of every prompt
+    rows: int = 0  # completions of a step; 0: rows are stored
     not_rewarded: tuple[str, ...] = ()  # components whose weight in the reward is not above 0: they watch, or punish
 
 

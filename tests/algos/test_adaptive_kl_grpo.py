@@ -12,6 +12,8 @@ from jrl.algos.adaptive_kl_grpo import OBJECTIVE, AdaptiveKLGRPO, next_state
 from jrl.algos.conformance import sample_groups, sample_tokens
 from jrl.algos.contract import Facts
 from jrl.algos.grpo import GRPO
+from jrl.config.errors import ConfigError
+from jrl.resolve import load_config
 
 FACTS = Facts(samples=4, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=8)
 
@@ -36,6 +38,18 @@ def test_on_target_it_stays_and_an_estimate_below_zero_is_the_clip():
     token = AdaptiveKLGRPO(target=0.1, kl_per="token")
     np.testing.assert_allclose(step(token, 0.1, 256, 2560), 0.1, 1e-6)
     np.testing.assert_allclose(step(token, -3.0, 256, 2560), 0.1 * (1 - 0.2 * 256 / 10000), 1e-6)
+
+
+def test_a_horizon_that_makes_the_coefficient_negative_is_refused():
+    # At the start the KL is 0: 0.1 * (1 - 0.2 * 256 / 32) = -0.06, a reward for leaving the reference.
+    np.testing.assert_allclose(step(AdaptiveKLGRPO(horizon=32.0), 0.0, 256, 2560), -0.06, 1e-6)
+    facts = FACTS._replace(rows=256)
+    for horizon in (32.0, 51.2):
+        with pytest.raises(ValueError, match=rf"horizon = {horizon} must be above 0\.2 \* 256"):
+            OBJECTIVE.check(AdaptiveKLGRPO(horizon=horizon), facts)
+    OBJECTIVE.check(AdaptiveKLGRPO(horizon=51.3), facts)
+    with pytest.raises(ConfigError, match=r"must be above 0\.2 \* 256"):  # 32 prompts of 8
+        load_config("configs/algos/adaptive_kl_grpo.gin", ["AdaptiveKLGRPO.horizon=50.0"])
 
 
 def test_an_empty_step_divides_by_nothing():
