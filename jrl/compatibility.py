@@ -122,7 +122,7 @@ def check_online(
     if objective.pairs is not None and stage.learner.prefix_sharing != "none":
         raise ValueError(f"{name} compares the samples of a prompt, which are packed whole into one row; set "
                          "Learner.prefix_sharing = 'none'")  # fmt: skip
-    spans = rewards_spans(config.scoring, tables["verifiers"])
+    spans, verifiers = rewards_spans(config.scoring, tables["verifiers"]), config.scoring.verifiers
     facts = facts_of(stage, config, samples=stage.samples, lag=stage.lag)._replace(
         attempts=strategy.attempts,
         branches=strategy.branches(stage.strategy),
@@ -130,6 +130,7 @@ def check_online(
         without_spans=not (spans and stage.process is stage.corrector is None),
         pair_model=stage.pair_model is not None,
         rows=stage.prompts * stage.samples,
+        held_out_outcome=bool(verifiers) and all(verifier.weight <= 0 for verifier in verifiers),
         not_rewarded=not_rewarded(stage, config),
     )
     objective.check(stage.objective, facts)

@@ -7,9 +7,10 @@ answer, and right answers are also imitated.
     L     = mean over all tokens of the step                                                              G1
             - positive_nll * (mean of logprobs_t over the tokens of the step's right rows)                L17
 
-A row is right if its outcome is 1, without partial credit, whatever else is in its reward. The second mean is over the
-right rows of the whole optimizer step, so its weight does not depend on how many are right; it is 0 if none is. The
-importance weights apply to it as well, since these are the policy's samples.
+A row is right if its outcome is 1, without partial credit, whatever else is in its reward; the term is refused where
+all verifiers only watch (weight 0). The second mean is over the right rows of the whole optimizer step, so its weight
+does not depend on how many are right; it is 0 if none is. The importance weights apply to it as well, since these are
+the policy's samples.
 
 Source: VAPO 2504.05118: alpha 0.05, coefficient 0.1, 16 samples per prompt. It first trains the value head alone; here
 the head is initialized to 0. Answers of at most 1 / length_alpha tokens have lambda 0: rewards then reach earlier
@@ -48,6 +49,11 @@ def check(config: VAPO, facts: Facts) -> None:
         raise ValueError(f"VAPO.length_alpha = {config.length_alpha} must be above 0. 0.05 is usual.")
     if config.positive_nll is not None and not config.positive_nll > 0:
         raise ValueError(f"VAPO.positive_nll = {config.positive_nll} must be above 0, or None. 0.1 is usual.")
+    if config.positive_nll is not None and facts.held_out_outcome:
+        raise ValueError(
+            f"VAPO.positive_nll = {config.positive_nll} imitates what the first verifier calls right, and none in "
+            "Scoring.verifiers has a weight above 0: the policy would learn from what is held out. Set it to None"
+        )
 
 
 def estimates(config: VAPO, groups: Groups, reward: Array) -> tuple[Array, Array, Array]:

@@ -10,6 +10,8 @@ from jrl.algos import ALGOS
 from jrl.algos.contract import Facts, Tokens
 from jrl.algos.ppo import PPO
 from jrl.algos.vapo import VAPO
+from jrl.config.errors import ConfigError
+from jrl.resolve import load_config
 
 OBJECTIVE = ALGOS["VAPO"]
 FACTS = Facts(samples=1, lag=0, updates_per_batch=4, truncated_sampling=False, greedy=False, max_completion=6)
@@ -112,3 +114,13 @@ def test_defaults_are_those_of_the_paper():
 def test_illegal_combinations_are_refused(config, message):
     with pytest.raises(ValueError, match=message):
         OBJECTIVE.check(config, FACTS)
+
+
+def test_a_verdict_that_is_held_out_is_not_imitated():
+    # The reward is a model's; what is right was read off the verifier that only watches.
+    held_out = ["Online.objective=@VAPO()", "VAPO.gae_lambda=1.0"]
+    with pytest.raises(ConfigError, match=r"VAPO\.positive_nll = 0\.1 imitates what the first verifier calls right"):
+        load_config("configs/algos/tldr_ppo.gin", held_out)
+    load_config("configs/algos/tldr_ppo.gin", [*held_out, "VAPO.positive_nll=None"])
+    load_config("configs/algos/tldr_ppo.gin", [*held_out, "Exact.weight=0.1"])
+    load_config("configs/algos/vapo.gin")
