@@ -67,7 +67,7 @@ def advantages(
         returns, counts, state["low"], state["high"], decay=config.percentile_decay
     )
     next_state = {"low": low.astype(jnp.float32), "high": high.astype(jnp.float32)}
-    counters = common.count_groups(groups, reward) | {"percentile_range": scale}
+    counters = ppo.counters(config, groups, reward) | {"percentile_range": scale}
     return robust_scale.percentile_scaled(unscaled, scale), next_state, counters
 
 

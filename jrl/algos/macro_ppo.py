@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import jax
 
-from jrl.algos import common, ppo
+from jrl.algos import ppo
 from jrl.algos.contract import Facts, Groups
 from jrl.algos.ppo import PPO
 from jrl.ops import gae, reduce
@@ -51,7 +51,7 @@ def advantages(
     config: MacroPPO, groups: Groups, reward: Array, state: PyTree
 ) -> tuple[Array, PyTree, dict[str, Array]]:
     unwhitened, _, counts = estimates(config, groups, reward)
-    return reduce.whiten(unwhitened, counts), state, common.count_groups(groups, reward)
+    return reduce.whiten(unwhitened, counts), state, ppo.counters(config, groups, reward)
 
 
 OBJECTIVE = ppo.OBJECTIVE._replace(

@@ -65,8 +65,8 @@ def chosen(config: PFPPO, groups: Groups) -> Groups:
 
 
 def advantages(config: PFPPO, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
-    token_advantages, state, _ = ppo.advantages(config, chosen(config, groups), reward, state)
-    return token_advantages, state, common.count_groups(groups, reward)
+    token_advantages, state, counters = ppo.advantages(config, chosen(config, groups), reward, state)
+    return token_advantages, state, counters | common.count_groups(groups, reward)
 
 
 OBJECTIVE = ppo.OBJECTIVE._replace(

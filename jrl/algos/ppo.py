@@ -19,6 +19,7 @@ from __future__ import annotations
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
 
 from jrl.algos import common, contract
 from jrl.algos.contract import Facts, Groups, Needs, Objective, Tokens
@@ -93,9 +94,20 @@ def estimates(config: PPO, groups: Groups, reward: Array) -> tuple[Array, Array]
     return gae.gae(rewards, groups.values, counts, discount=config.discount, gae_lambda=config.gae_lambda), counts
 
 
+def counters(config: PPO, groups: Groups, reward: Array) -> dict[str, Array]:
+    """Returns the counters of every objective and, with `whiten_rewards`, the deviation that the rewards of tokens are
+    divided by, and so is the coefficient of a KL among them (R18)."""
+    counted = common.count_groups(groups, reward)
+    if not config.whiten_rewards:
+        return counted
+    counts = groups.action_mask & contract.eligible(groups)[:, None]
+    variance = reduce.masked_var(common.rewards_of_tokens(config, groups, reward), counts)
+    return counted | {"token_reward_deviation": jnp.sqrt(variance)}
+
+
 def advantages(config: PPO, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
     unwhitened, counts = estimates(config, groups, reward)
-    return reduce.whiten(unwhitened, counts), state, common.count_groups(groups, reward)
+    return reduce.whiten(unwhitened, counts), state, counters(config, groups, reward)
 
 
 def returns(config: PPO, groups: Groups, reward: Array) -> Array:

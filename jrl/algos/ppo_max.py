@@ -53,7 +53,7 @@ def advantages(config: PPOMax, groups: Groups, reward: Array, state: Moments) ->
     unwhitened, counts = ppo.estimates(config, groups, reward)
     moments, token_advantages = moments_with(groups, state), reduce.whiten(unwhitened, counts)
     deviation = jnp.sqrt(moments.squares / jnp.maximum(moments.count - 1, 1))
-    counters = common.count_groups(groups, reward) | {"reward_deviation": deviation}
+    counters = ppo.counters(config, groups, reward) | {"reward_deviation": deviation}
     if config.advantage_clip is not None:
         counters["clipped"] = reduce.masked_mean(jnp.abs(token_advantages) > config.advantage_clip, counts)
         token_advantages = advantage_ops.clip_advantages(token_advantages, limit=config.advantage_clip)

@@ -75,7 +75,7 @@ def estimates(config: VAPO, groups: Groups, reward: Array) -> tuple[Array, Array
 
 def advantages(config: VAPO, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
     unwhitened, _, counts = estimates(config, groups, reward)
-    return reduce.whiten(unwhitened, counts), state, common.count_groups(groups, reward)
+    return reduce.whiten(unwhitened, counts), state, ppo.counters(config, groups, reward)
 
 
 def token_loss(config: VAPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jrl.algos import common, ppo
+from jrl.algos import ppo
 from jrl.algos.contract import Facts, Groups
 from jrl.algos.ppo import PPO
 from jrl.ops import ratios, reduce
@@ -71,7 +71,7 @@ def advantages(
     config: VTracePPO, groups: Groups, reward: Array, state: PyTree
 ) -> tuple[Array, PyTree, dict[str, Array]]:
     unwhitened, _, counts = estimates(config, groups, reward)
-    return reduce.whiten(unwhitened, counts), state, common.count_groups(groups, reward)
+    return reduce.whiten(unwhitened, counts), state, ppo.counters(config, groups, reward)
 
 
 OBJECTIVE = ppo.OBJECTIVE._replace(

@@ -97,6 +97,22 @@ def test_rewards_are_clipped_before_and_whitened_after_the_kl():
     np.testing.assert_allclose(returns, [[1.5, 0, 1.75], [0, -0.5, -0.25], [0] * 3, [0] * 3], atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["PPO", "VAPO", "MacroPPO", "VTracePPO", "DreamerPPO", "PPOMax", "PFPPO", "SaySelf"])
+def test_what_whitened_rewards_are_divided_by_is_a_metric(name):
+    # As above: the rewards of tokens [0, 1, 0, 0] have std 0.5, and a coefficient of a KL in them doubles.
+    objective = ALGOS[name]
+    given = groups().replace(
+        old_logprobs=jnp.zeros((4, 3)),
+        behaviour_logprobs=jnp.zeros((4, 3)),
+        ref_logprobs=jnp.zeros((4, 3)),
+        sample=jnp.arange(4, dtype=jnp.int32),
+    )
+    credit = lambda config: objective.advantages(config, given, given.reward, objective.init_state(config))[2]
+    found = credit(objective.config(whiten_rewards=True))["token_reward_deviation"]
+    np.testing.assert_allclose(found, 0.5, rtol=1e-6)
+    assert "token_reward_deviation" not in credit(objective.config())
+
+
 def tokens():
     return Tokens(
         logprobs=jnp.log(jnp.array([1.5, 1.0])),
