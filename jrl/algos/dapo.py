@@ -47,6 +47,9 @@ def check(config: DAPO, facts: Facts) -> None:
         raise ValueError(
             f"DAPO.max_refills = {config.max_refills} must be at least 0 (filter, never refill), or None (no filter)."
         )
+    if config.max_refills is not None:
+        reads = f"keeps the groups on which the first verifier is divided (max_refills = {config.max_refills})"
+        common.check_outcome(config, facts, reads=reads, instead="Set DAPO.max_refills = None")
     if config.overlong_buffer is not None and not 0 < config.overlong_buffer <= facts.max_completion:
         raise ValueError(
             f"DAPO.overlong_buffer = {config.overlong_buffer} must be 1 to {facts.max_completion} tokens, the longest "

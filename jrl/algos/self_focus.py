@@ -37,6 +37,12 @@ def check(config: SELF, facts: Facts) -> None:
         raise ValueError(
             f"SELF compares the samples of a prompt beside its greedy one; got samples={facts.samples}. Use 4 to 16."
         )
+    common.check_outcome(
+        config,
+        facts,
+        reads="learns on prompts whose greedy answer the first verifier calls wrong",
+        instead="Give it a weight, or use GRPO",
+    )
     if config.max_refills < 0:
         raise ValueError(f"SELF.max_refills = {config.max_refills} must be at least 0 (filter, never refill).")
 

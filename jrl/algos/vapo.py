@@ -49,11 +49,9 @@ def check(config: VAPO, facts: Facts) -> None:
         raise ValueError(f"VAPO.length_alpha = {config.length_alpha} must be above 0. 0.05 is usual.")
     if config.positive_nll is not None and not config.positive_nll > 0:
         raise ValueError(f"VAPO.positive_nll = {config.positive_nll} must be above 0, or None. 0.1 is usual.")
-    if config.positive_nll is not None and facts.held_out_outcome:
-        raise ValueError(
-            f"VAPO.positive_nll = {config.positive_nll} imitates what the first verifier calls right, and none in "
-            "Scoring.verifiers has a weight above 0: the policy would learn from what is held out. Set it to None"
-        )
+    if config.positive_nll is not None:
+        reads = f"imitates what the first verifier calls right (positive_nll = {config.positive_nll})"
+        common.check_outcome(config, facts, reads=reads, instead="Set VAPO.positive_nll = None")
 
 
 def estimates(config: VAPO, groups: Groups, reward: Array) -> tuple[Array, Array, Array]:
