@@ -1,6 +1,8 @@
 """The scripts in tpu/ against a stand-in `gcloud` that records what it is asked and answers from a list."""
 
+import math
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -9,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+
+from jrl.resolve import load_config
 
 SCRIPTS = Path(__file__).parents[2] / "tpu"
 STAND_IN = """#!/usr/bin/env bash
@@ -354,8 +358,24 @@ def test_a_jobset_gives_every_slice_a_node_pool_of_its_own():
     of_slice = job["template"]["spec"]
     assert job["replicas"] == 1 and of_slice["parallelism"] == of_slice["completions"]
     assert of_slice["completionMode"] == "Indexed" and of_slice["backoffLimit"] == 0
+    pod = of_slice["template"]["spec"]
+    chips = math.prod(map(int, pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"].split("x")))
+    assert 4 * of_slice["parallelism"] == chips == devices_of(pod["containers"][0]["command"][2])
     kept = of_slice["podFailurePolicy"]["rules"][0]["onExitCodes"]
     assert kept["operator"] == "NotIn" and {75, 76} <= {*kept["values"]}
+
+
+def test_the_example_of_two_slices_has_as_many_chips_as_its_mesh():
+    readme = (SCRIPTS / "README.md").read_text()
+    cores, slices = re.search(r"create.sh v5p-(\d+) \S+ --slices (\d+)", readme).groups()
+    config = re.search(r"launch.sh (\S+) gs://BUCKET/runs/two --yes$", readme, re.MULTILINE)[1]
+    assert int(slices) * int(cores) // 2 == devices_of(config)  # a v5p chip has two cores
+
+
+def devices_of(config):
+    """Returns how many devices the mesh of a configuration has."""
+    mesh = load_config(SCRIPTS.parent / config)[0].mesh
+    return mesh.data * mesh.fsdp * mesh.tensor * mesh.sequence * mesh.expert
 
 
 def test_every_script_says_how_it_is_called():
