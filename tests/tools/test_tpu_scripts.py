@@ -148,6 +148,24 @@ def test_install_and_launch_reach_all_hosts_and_quote_bindings(cloud):
     assert "tpu/supervise.sh tiny" in command and "--run /shared/run" in command
 
 
+@pytest.mark.parametrize("old", [True, False])
+def test_a_host_with_an_old_python_gets_another_and_published_models_can_be_read(cloud, tmp_path, old):
+    (_, _, call), _ = cloud("install.sh", "--yes")
+    command = call[call.index("--command") + 1]
+    home = tmp_path / "host"
+    (home / "jrl" / ".venv" / "bin").mkdir(parents=True)
+    stand_ins = {"bin/tar": "", "bin/python3": f"[[ $1 != -c ]] || exit {int(old)}", "jrl/.venv/bin/pip": ""}
+    (home / "bin").mkdir()
+    for name, code in stand_ins.items():
+        (home / name).write_text(f'#!/usr/bin/env bash\necho "${{0##*/}} $*" >> {home}/asked\n{code}\n')
+        (home / name).chmod(0o755)
+    environment = {"PATH": f"{home / 'bin'}:{os.environ['PATH']}"}
+    subprocess.run(["bash", "-c", command], cwd=home, env=environment, check=True)
+    asked = (home / "asked").read_text()
+    assert ("-m uv venv" in asked) == old and ("python3 -m venv .venv" in asked) == (not old)
+    assert "pip install -q .[tpu,hf]" in asked
+
+
 def test_a_preempted_slice_is_made_again_and_its_run_goes_on_without_a_person(cloud):
     states = ("SUSPENDED", "ACTIVE", "ACTIVE")
     calls, _ = cloud("resume.sh", "v5p-32", "v2", "tiny", "/shared/run", "--yes", "Online.steps=9", answers=states)
