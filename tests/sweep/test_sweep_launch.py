@@ -33,6 +33,7 @@ if what == "wait":
     (folder / "ready").write_text("")
     time.sleep(60)
 if what == "deaf":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell has its background jobs ignore it
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     (folder / "ready").write_text("")
     time.sleep(60)
