@@ -2,7 +2,7 @@
 
     python -m benchmarks.accept --out DIR            on the machine's own devices
     python -m benchmarks.accept --out DIR --devices 4    on virtual CPU devices, to try the command itself
-    ... --steps 6 --rows "8 rows" update             the same checks of shorter runs, as the tests have them
+    ... --steps 6 --rows "8 rows" update --bindings Decoder.layers=1   the same checks of shorter runs, as in tests
 
 A run from its start to its end, one that is killed and resumed (the same bits), greedy tokens and log-probs against
 this machine's CPU in float32, attention kernels against the reference, memory as planned and as used, and speed as a
@@ -49,6 +49,7 @@ class Place(NamedTuple):
     platform: str
     steps: int = STEPS
     rows: Sequence[str] = ("",)  # of `python -m benchmarks`: whose names hold one of these
+    bindings: Sequence[str] = ()  # of the runs, such as those of a smaller model
 
     def jrl(self, command: str, *arguments: str, cpu: bool = False) -> str:
         """Returns what a command prints. Raises RuntimeError with its last words where it fails."""
@@ -59,8 +60,8 @@ class Place(NamedTuple):
         return [sys.executable, "-m", "jrl.cli", command, *map(str, arguments), *virtual]
 
     def train(self, run: str, *bindings: str) -> list[str]:
-        return self.command("train", "tiny", *ON_ALL_DEVICES, f"Online.steps={self.steps}", *bindings, "--run",
-                            str(self.folder / run))  # fmt: skip
+        return self.command("train", "tiny", *ON_ALL_DEVICES, f"Online.steps={self.steps}", *self.bindings,
+                            *bindings, "--run", str(self.folder / run))  # fmt: skip
 
 
 WITH_DEVICES = ("train", "sample", "score")
@@ -144,7 +145,7 @@ def check_kernels(place: Place) -> Finding:
 
 def check_memory(place: Place) -> Finding:
     virtual = [] if place.devices is None else ["--devices", str(place.devices)]
-    command = [sys.executable, "-m", "benchmarks.accept", "--memory", *virtual]
+    command = [sys.executable, "-m", "benchmarks.accept", "--memory", *virtual, "--bindings", *place.bindings]
     numbers = json.loads(output(command).splitlines()[-1])
     if numbers["used"] is None:
         return Finding("memory", None, "these devices do not say how much they use", numbers)
@@ -200,7 +201,7 @@ def memory(args: argparse.Namespace) -> dict[str, float | None]:
     from jrl.tools.plan import budget
     from jrl.tools.plan.case import make_case
 
-    bindings = [*ON_ALL_DEVICES, "Online.steps=2"]
+    bindings = [*ON_ALL_DEVICES, "Online.steps=2", *args.bindings]
     config, parts = load_config("tiny", bindings)
     _, planned = budget.peak(make_case(config, parts, jax.device_count()))
     with tempfile.TemporaryDirectory() as folder:
@@ -257,6 +258,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=STEPS, help="of a run, at least 4 (default: %(default)s)")
     parser.add_argument("--rows", nargs="+", default=[""], metavar="TEXT", help="of the speed, only rows whose name "
                         "holds one of these texts")  # fmt: skip
+    parser.add_argument("--bindings", nargs="*", default=[], metavar="NAME=VALUE", help="of the runs")
     parser.add_argument("--memory", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.memory:
@@ -268,7 +270,9 @@ def main() -> int:
         parser.error(f"--steps is {args.steps}; a run that is killed in the middle and resumed has at least 4")
     args.out.mkdir(parents=True)
     about = machine(args.devices)
-    findings = examine(Place(args.out.absolute(), args.devices, about["platform"], args.steps, args.rows))
+    findings = examine(
+        Place(args.out.absolute(), args.devices, about["platform"], args.steps, args.rows, args.bindings)
+    )
     content = {"machine": about, "findings": [found._asdict() for found in findings]}
     (args.out / "accept.json").write_text(json.dumps(content, indent=1) + "\n")
     (args.out / "accept.md").write_text(page(about, findings))

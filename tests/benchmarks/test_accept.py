@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from small_model import PLAIN_DECODER
 
 from benchmarks.accept import Finding, Place, check_kernels, examine, main, page, read_rows
 
@@ -54,7 +55,9 @@ def accept(out, *arguments):
 
 def test_every_check_of_the_acceptance_on_virtual_devices(tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # as the suite's own runs
-    numbers = accept(tmp_path / "out", "--steps", "6", "--rows", "8 rows", "update")
+    small = ["Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
+             "Decoder.mlp_width=32", "Online.prompts=8", "Scoring.workers=1", *PLAIN_DECODER]  # fmt: skip
+    numbers = accept(tmp_path / "out", "--steps", "6", "--rows", "8 rows", "update", "--bindings", *small)
     assert 3 <= numbers["kill and resume"]["killed_after"] <= 6
     assert numbers["memory"]["planned"] > 0 and {*numbers["speed"]} == {"8 rows", "update"}
 
