@@ -14,6 +14,7 @@ import pytest
 
 from jrl.run.checkpoints.lock import hold_run
 from jrl.run.identity import RefusedIdentity
+from jrl.tools.sweep import launch
 from jrl.tools.sweep import progress as progress_lines
 from jrl.tools.sweep.launch import Ended, ProgressCallbacks, is_finished, last_words, train_members
 from jrl.tools.sweep.members import Member
@@ -41,6 +42,12 @@ if what == "deaf":
 (folder / "summary.json").write_text(json.dumps({"steps": 3}))
 """
 PROGRAM = (sys.executable, "-c", CHILD)
+
+
+@pytest.fixture(autouse=True)
+def checks_often(monkeypatch):
+    """A member that another process trains is looked at every tenth of a second."""
+    monkeypatch.setattr(launch, "RECHECK_SECONDS", 0.1)
 
 
 def member(name):
