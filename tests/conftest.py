@@ -101,7 +101,7 @@ MOST_COMPILED = 1000  # executables, with three maps of kernels each (see progra
 
 if hasattr(compiler, "_cache_read") and hasattr(compiler, "_cache_write"):  # not public
     read_compiled, write_compiled = compiler._cache_read, compiler._cache_write
-    # Most programs are small, and to write one takes a quarter of the time that it takes to compile it again.
+    # Most programs are small, and few of them are asked for by another process.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.03)
 
     def read_in_process(name, key, *rest):
