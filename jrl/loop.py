@@ -28,7 +28,7 @@ from jrl.run.online import OnlineStage
 from jrl.run.precompile import compile_run
 from jrl.run.programs import abstract
 from jrl.run.records import STOP_AFTER_SKIPPED, Preempted, Progress, Step, draws_ahead
-from jrl.run.report.messages import saved_message
+from jrl.run.report.messages import evaluation_line, saved_message
 from jrl.run.sampler_devices import mesh_text, publication_of, publication_text
 from jrl.run.stage_steps import ends, evaluates_after, stage_at, warms_up
 from jrl.tasks.stopping import StopRequested, never
@@ -230,7 +230,7 @@ def take_step(job: Job, progress: Progress) -> tuple[Progress, Step]:
     )
     step = Step(job.done + 1, stage.name, stepped.metrics, stepped.batch, learned_if_stopping(job, stepped.learned))
     if evaluates_after(job.config, job.done + 1):
-        step.metrics |= numbers(evaluate(job, stepped.state, "during training", interruptible=False))
+        step.metrics |= numbers(evaluate(job, stepped.state, f"after step {job.done + 1}", interruptible=False))
     records.keep(job, step)
     return Progress(stepped.state, stepped.waiting, progress.stage), step
 
@@ -264,7 +264,7 @@ def evaluate(job: Job, state: TrainState, name: str, *, interruptible: bool = Tr
     del result["by_prompt"], result["rewards"], result["completions"]  # only `jrl eval` uses them, to compare policies
     temperature = job.config.eval.temperature
     how = "greedy" if temperature is None else f"temperature {temperature:g}"
-    job.display.note(f"{name}, the first held-out prompt ({how}):")
+    job.display.note(f"{evaluation_line(name, result)}; the first ({how}):")
     first = result["sample"]
     job.display.sample(first["prompt"], first["completion"], first["reward"])
     return result
