@@ -87,6 +87,13 @@ def test_an_integer_that_python_does_not_convert_is_said_to_be_too_long(tmp_path
         open_jsonl(Jsonl(path=path))
 
 
+@pytest.mark.parametrize("row", [b'{"prompt": "1+', b'{"prompt": "1+1=\t"}'])
+def test_a_row_that_is_not_json_names_its_column_once(tmp_path, row):
+    with pytest.raises(ValueError, match=r"line 1: .*[a-z] at column \d+") as refused:
+        open_jsonl(Jsonl(path=write(tmp_path / "rows.jsonl", [row])))
+    assert "at at" not in str(refused.value)
+
+
 @pytest.mark.parametrize(("cause", "row"), EVERY_BAD, ids=[f"{c}-{i}" for i, (c, _) in enumerate(EVERY_BAD)])
 def test_a_bad_row_is_refused_by_file_and_line_or_dropped_and_counted(tmp_path, cause, row):
     path = write(tmp_path / "rows.jsonl", [FIRST, row, GOOD])

@@ -223,7 +223,8 @@ def _parse(line: bytes, max_row_bytes: int) -> dict[str, Any]:
     except BadRow:
         raise
     except json.JSONDecodeError as error:
-        raise BadRow("bad_json", f"{error.msg} at column {error.colno}") from error
+        # Some of Python's messages end with "at", before the place.
+        raise BadRow("bad_json", f"{error.msg.removesuffix(' at')} at column {error.colno}") from error
     except ValueError as error:  # the only other cause: Python limits the digits of an integer
         digits = sys.get_int_max_str_digits()
         raise BadRow("bad_json", f"an integer has more than {digits} digits; write it as a string") from error
