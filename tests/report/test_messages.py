@@ -57,6 +57,12 @@ def test_the_closing_message_has_the_final_reward_and_what_to_do_next():
     assert "Try" not in closing_message("runs/a", steps=0, seconds=1.0, final_reward=None)  # nothing was saved
 
 
+def test_the_closing_message_quotes_the_folder_in_the_command_that_it_offers():
+    for skipped, command in ((0, "sample"), (1, "doctor")):
+        last = closing_message("my runs/a", steps=3, seconds=1.0, final_reward=0.1, skipped=skipped).splitlines()[-1]
+        assert last.endswith(f": jrl {command} 'my runs/a'")
+
+
 def test_the_closing_message_of_a_run_that_ends_with_skipped_updates_does_not_offer_the_policy():
     close = lambda skipped: closing_message("runs/a", steps=3, seconds=1.0, final_reward=0.1, skipped=skipped)
     for skipped, which in ((1, "step 3"), (2, "steps 2 to 3"), (3, "steps 1 to 3")):

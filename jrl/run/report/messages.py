@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -207,10 +208,11 @@ def closing_message(
     """
     reward = f", final reward {final_reward:.3f}" if final_reward is not None and math.isfinite(final_reward) else ""
     ended = f"Done: {steps} steps in {duration(seconds)}{reward}. Metrics, rollouts and checkpoints are in {run}"
+    argument = shlex.quote(os.fspath(run))
     if steps == 0:
         return ended
     if skipped:
-        return "\n".join([ended, *doubts(steps, skipped, {}), f"Examine the run: jrl doctor {run}"])
+        return "\n".join([ended, *doubts(steps, skipped, {}), f"Examine the run: jrl doctor {argument}"])
     if steps_without_signal:
         return f"{ended}\n{no_signal_warning(steps_without_signal, scored=bool(reward))}"
-    return f"{ended}\nTry the policy: jrl sample {run}"
+    return f"{ended}\nTry the policy: jrl sample {argument}"
