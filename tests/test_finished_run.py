@@ -146,3 +146,13 @@ def test_a_weight_that_overflows_the_mean_stops_the_run_and_is_named(train, tmp_
     said = capsys.readouterr().err
     assert "most of it from Regex, whose weight is 3.4e+38" in said and "more than float32 holds" in said
     assert not (run / "metrics.jsonl").exists() or "Infinity" not in (run / "metrics.jsonl").read_text()
+
+
+def test_a_policy_that_collapses_is_warned_of_and_a_resume_knows_when_it_did(train, tmp_path, capsys):
+    collapse = ["AdamW.learning_rate=30.0", "Run.seed=1"]
+    train(tmp_path / "run", *collapse, steps=5)
+    assert "no learning signal" not in capsys.readouterr().out
+    train(tmp_path / "run", *collapse, steps=10)
+    out = capsys.readouterr().out
+    assert out.count("Warning: no learning signal in the last 5 steps") == 1
+    assert "Done: 10 steps" in out and "jrl doctor" in out and "Try the policy" not in out

@@ -45,6 +45,7 @@ from jrl.run.profile import Profile, Steps, profile_folder
 from jrl.run.report.display import Display, no_display, open_display
 from jrl.run.report.goodput import GoodputFile
 from jrl.run.report.memory import PeakMemory
+from jrl.run.report.messages import LostSignal
 from jrl.run.report.metrics import Metrics
 from jrl.run.report.rollouts import RolloutStore
 from jrl.run.report.sinks import check_writers
@@ -98,6 +99,8 @@ class Job:
     overflowed: dict[str, int] = dataclasses.field(default_factory=dict)  # {role: step} of an update of infinite norm
     unscored: int = 0  # consecutive steps of which no completion could be scored
     without_signal: int | None = 0  # steps since the start, all without a gradient; None: one had a gradient
+    last_signal: tuple[int, float] | None = None  # (step, mean reward) of the newest step with a gradient; None: none
+    lost_signal: LostSignal | None = None  # at the last step that was emitted
     final_reward: float | None = None  # mean reward of the last step that was emitted
     rollout_rows: int = 0  # committed to the store
     sampled_tokens: int = 0  # by training, over all restarts

@@ -44,7 +44,9 @@ from jrl.run.programs import abstract
 from jrl.run.replay import fitting, score_columns
 from jrl.run.report.goodput import goodput, open_goodput, read_goodput
 from jrl.run.report.messages import (
+    LostSignal,
     closing_message,
+    collapse_warning,
     condemned_message,
     evaluation_line,
     lost_rollouts_warning,
@@ -216,7 +218,8 @@ def take_up(job: Job, tree: dict[str, PyTree], host: dict[str, Any]) -> tuple[Dr
         job.evals |= evaluations_after(job)
     in_a_row = host["in_a_row"]
     job.skipped, job.unscored, job.without_signal = (in_a_row[k] for k in ("skipped", "unscored", "without_signal"))
-    job.overflowed = dict(host.get("overflowed", {}))  # earlier versions did not save it
+    job.overflowed = dict(host.get("overflowed", {}))  # earlier versions saved neither
+    job.last_signal = None if (signal := host.get("last_signal")) is None else (signal[0], signal[1])
     earlier = host["time"]["seconds"]
     job.seconds = earlier | {name: earlier.get(name, 0.0) + seconds for name, seconds in job.seconds.items()}
     job.sampled_tokens = host["time"]["sampled_tokens"]
@@ -462,6 +465,7 @@ def to_save(job: Job, waiting: Sequence[Draw]) -> tuple[dict[str, PyTree], dict[
         "rollout_rows": job.rollout_rows,
         "in_a_row": {"skipped": job.skipped, "unscored": job.unscored, "without_signal": job.without_signal},
         "overflowed": dict(job.overflowed),
+        "last_signal": job.last_signal,
         "time": {"seconds": job.all_seconds(), "sampled_tokens": job.sampled_tokens},
     }
     return tree, host
@@ -537,14 +541,33 @@ def time_metrics(job: Job, step: Step) -> dict[str, float]:
 
 
 def warn(job: Job, step: Step) -> None:
-    """Warns about completions that were not scored, and about a run that has had no gradient so far."""
-    share = step.metrics["rollout/valid_share"]
+    """Warns about completions that were not scored, about a run that has had no gradient so far, and about one that has
+    none any more."""
+    share, reward = step.metrics["rollout/valid_share"], step.metrics["reward/mean"]
     if (text := scoring_warning(share, step.batch.host_scores.first_problem)) is not None:
         job.display.warn("scoring", text)
     if job.without_signal is not None:
         job.without_signal = job.without_signal + 1 if step.metrics["grad_norm"] == 0 else None
         if job.without_signal == WARN_WITHOUT_SIGNAL:
             job.display.warn("signal", no_signal_warning(job.without_signal, scored=share > 0))
+    if step.metrics["grad_norm"] != 0:
+        job.last_signal = (step.step, float(reward)) if reward is not None and math.isfinite(reward) else None
+    job.lost_signal = lost_signal(job.last_signal, step)
+    if job.lost_signal is not None and job.lost_signal.steps == WARN_WITHOUT_SIGNAL:
+        job.display.warn("collapse", collapse_warning(job.lost_signal))
+
+
+def lost_signal(last: tuple[int, float] | None, step: Step) -> LostSignal | None:
+    """Returns that a run has had no gradient for some steps although it has not learned all there is: its rewards
+    differ from prompt to prompt, or their mean is lower than with the last gradient. None otherwise.
+
+    Args:
+      last: the newest step with a gradient and its mean reward; None: none is known.
+    """
+    mean, low, high = (step.metrics[f"reward/{name}"] for name in ("mean", "min", "max"))
+    if last is None or mean is None or step.step - last[0] < WARN_WITHOUT_SIGNAL or not (low < high or mean < last[1]):
+        return None
+    return LostSignal(step.step - last[0], last[1], float(mean))
 
 
 def show_samples(job: Job, step: Step) -> None:
@@ -611,6 +634,7 @@ def summarize(job: Job) -> None:
             seconds=summary["seconds"]["total"],
             final_reward=job.final_reward,
             steps_without_signal=job.without_signal or 0,
+            lost=job.lost_signal,
             skipped=job.skipped,
         )
     )

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import pytest
+
+from jrl.run.records import Step, lost_signal
 from jrl.run.report.messages import (
+    LostSignal,
     closing_message,
     evaluation_line,
     no_signal_warning,
@@ -82,7 +86,31 @@ def test_the_closing_message_of_a_run_without_signal_warns_and_does_not_offer_th
         assert no_signal_warning(30, scored=False) in text
 
 
+def test_the_closing_message_of_a_run_that_lost_its_signal_says_so_and_does_not_offer_the_policy():
+    lost = LostSignal(steps=9, before=0.41, after=0.0)
+    text = closing_message("runs/a", steps=30, seconds=1.0, final_reward=0.0, lost=lost)
+    assert "no learning signal in the last 9 steps (mean reward 0.410 when there was one, 0.000 now)" in text
+    assert "learning rate" in text and text.endswith("jrl doctor runs/a") and "Try the policy" not in text
+
+
 def test_only_all_is_100_percent_and_only_nothing_is_0():
     assert [percent(x) for x in (0.0, 0.001, 0.12, 0.29, 0.5, 0.999, 1.0)] == [
         "0 %", "<1 %", "12 %", "29 %", "50 %", "99 %", "100 %",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("last", "rewards", "lost"),
+    [
+        ((3, 0.4), (0.5, 0.0, 1.0), (5, 0.4, 0.5)),  # some prompts are always right, others never
+        ((3, 0.4), (0.0, 0.0, 0.0), (5, 0.4, 0.0)),  # all wrong alike
+        ((3, 0.4), (1.0, 1.0, 1.0), None),  # all is learned
+        ((4, 0.4), (0.0, 0.0, 0.0), None),  # four steps
+        ((3, 0.4), (None, None, None), None),  # nothing was scored
+        (None, (0.0, 0.0, 0.0), None),  # there was no gradient: another warning
+    ],
+)
+def test_a_run_without_gradients_has_lost_its_signal_unless_all_is_learned(last, rewards, lost):
+    metrics = dict(zip(("reward/mean", "reward/min", "reward/max"), rewards))
+    found = lost_signal(last, Step(8, "rl", metrics, None))
+    assert found == (None if lost is None else LostSignal(*lost))

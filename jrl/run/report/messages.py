@@ -6,7 +6,7 @@ import math
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jrl.run.report.text import duration, percent, printable
 
@@ -178,6 +178,28 @@ def no_signal_warning(num_steps: int, scored: bool = True) -> str:
     )
 
 
+class LostSignal(NamedTuple):
+    """A run that has had no gradient for `steps` steps. Its mean reward was `before` at the last step that had one, and
+    is `after` now."""
+
+    steps: int
+    before: float
+    after: float
+
+
+def collapse_warning(lost: LostSignal) -> str:
+    """Returns the likely causes of a run that had a learning signal and lost it before it had learned all there is."""
+    return (
+        f"Warning: no learning signal in the last {lost.steps} steps (mean reward {lost.before:.3f} when there was "
+        f"one, {lost.after:.3f} now). The policy gives every prompt one answer, right or wrong, and no group has "
+        "rewards that differ. Likely causes:\n"
+        "  - too large a learning rate: begin again with a smaller one\n"
+        "  - updates that go too far: a KL to the reference, a smaller clip or fewer epochs bound them\n"
+        "  - the prompts that it can learn are learned: a curriculum or more samples find others\n"
+        "  - sampling is nearly greedy (Sampler.temperature)"
+    )
+
+
 def evaluation_line(name: str, result: Mapping[str, Any]) -> str:
     """Returns an evaluation as one line.
 
@@ -197,6 +219,7 @@ def closing_message(
     seconds: float,
     final_reward: float | None,
     steps_without_signal: int = 0,
+    lost: LostSignal | None = None,
     skipped: int = 0,
 ) -> str:
     """Returns what stands below the last panel of a run that has ended.
@@ -204,6 +227,7 @@ def closing_message(
     Args:
       final_reward: mean reward of the last step; None where none was scored.
       steps_without_signal: all steps of a run in which no group ever had rewards that differ; 0 for any other.
+      lost: the signal that it lost on the way; None: it has one, or never had.
       skipped: how many of the last steps skipped an update.
     """
     reward = f", final reward {final_reward:.3f}" if final_reward is not None and math.isfinite(final_reward) else ""
@@ -215,4 +239,6 @@ def closing_message(
         return "\n".join([ended, *doubts(steps, skipped, {}), f"Examine the run: jrl doctor {argument}"])
     if steps_without_signal:
         return f"{ended}\n{no_signal_warning(steps_without_signal, scored=bool(reward))}"
+    if lost is not None:
+        return f"{ended}\n{collapse_warning(lost)}\nExamine the run: jrl doctor {argument}"
     return f"{ended}\nTry the policy: jrl sample {argument}"
