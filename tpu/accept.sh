@@ -9,4 +9,6 @@ fi
 out=$(realpath -m "$1")
 shift
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-exec "${PYTHON:-python3}" -m benchmarks.accept --out "$out" "$@"
+python=${PYTHON:-.venv/bin/python} # the environment that install.sh makes
+[[ -n ${PYTHON:-} || -x $python ]] || python=python3
+exec "$python" -m benchmarks.accept --out "$out" "$@"

@@ -2,7 +2,9 @@
 # What the scripts here share: gcloud, the slices, and the dry run. Sourced by each of them, never run.
 #
 # Nothing happens without --yes: a command that would spend money, change a machine or remove one is printed instead.
-# Environment: NAME ZONE (of the queued resource), PROJECT (gcloud's own where it is not set).
+# Environment: NAME ZONE (of the queued resource), PROJECT (gcloud's own where it is not set), and further flags of
+# gcloud, separated by spaces: CREATE_FLAGS for the slices, such as '--reserved --network mine', and SSH_FLAGS for what
+# reaches their hosts, such as --tunnel-through-iap.
 
 set -euo pipefail
 
@@ -13,6 +15,7 @@ fi
 
 : "${NAME:?set NAME, that of the queued resource}" "${ZONE:?set ZONE, such as us-central2-b}"
 scope=(--zone "$ZONE" ${PROJECT:+--project "$PROJECT"})
+read -ra ssh_flags <<< "${SSH_FLAGS:-}"
 yes=false
 
 # run COMMAND...: runs it with --yes, prints it without.
@@ -28,12 +31,14 @@ run() {
 
 # on_all COMMAND: on every host of all slices at once. gcloud shows the output when all have ended.
 on_all() {
-    run gcloud compute tpus queued-resources ssh "$NAME" "${scope[@]}" --node=all --worker=all --command "$1"
+    run gcloud compute tpus queued-resources ssh "$NAME" "${scope[@]}" ${ssh_flags[@]+"${ssh_flags[@]}"} \
+        --node=all --worker=all --command "$1"
 }
 
 # on_first COMMAND: on host 0 of slice 0, where process 0 of the run is. It asks only: --yes or not.
 on_first() {
-    gcloud compute tpus queued-resources ssh "$NAME" "${scope[@]}" --node=0 --worker=0 --command "$1"
+    gcloud compute tpus queued-resources ssh "$NAME" "${scope[@]}" ${ssh_flags[@]+"${ssh_flags[@]}"} \
+        --node=0 --worker=0 --command "$1"
 }
 
 # state: of the queued resource, such as ACTIVE, WAITING_FOR_RESOURCES, SUSPENDED; NONE where there is none, and UNKNOWN

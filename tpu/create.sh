@@ -6,6 +6,7 @@
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 type=${1:?TYPE, such as v5litepod-16} runtime=${2:?RUNTIME, such as v2-alpha-tpuv5-lite}
 shift 2
+read -ra create_flags <<< "${CREATE_FLAGS:-}"
 kind=(--spot) nodes=(--node-id "$NAME")
 while (($#)); do
     case $1 in
@@ -35,7 +36,7 @@ while (($#)); do
 done
 
 run gcloud compute tpus queued-resources create "$NAME" "${nodes[@]}" "${scope[@]}" \
-    --accelerator-type "$type" --runtime-version "$runtime" ${kind[@]+"${kind[@]}"}
+    --accelerator-type "$type" --runtime-version "$runtime" ${kind[@]+"${kind[@]}"} ${create_flags[@]+"${create_flags[@]}"}
 $yes || exit 0
 
 while true; do

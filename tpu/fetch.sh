@@ -7,4 +7,4 @@ if [[ $folder == gs://* ]]; then
     echo "fetch.sh: $folder is in a bucket: jrl fingerprint, rollouts, eval, compare ... read it there" >&2
     exit 2
 fi
-gcloud compute tpus queued-resources scp --recurse "$NAME:$folder" "$to" "${scope[@]}" --node=0 --worker=0
+gcloud compute tpus queued-resources scp --recurse "$NAME:$folder" "$to" "${scope[@]}" ${ssh_flags[@]+"${ssh_flags[@]}"} --node=0 --worker=0

@@ -133,6 +133,32 @@ def test_the_kind_of_a_slice(cloud, kind, flags):
     assert "--spot" not in calls[0] and calls[0][-len(flags) or len(calls[0]) :] == flags
 
 
+def test_further_flags_reach_gcloud(cloud, monkeypatch):
+    monkeypatch.setenv("CREATE_FLAGS", "--reserved --network mine")
+    monkeypatch.setenv("SSH_FLAGS", "--tunnel-through-iap")
+    (call, *_), _ = cloud("create.sh", "v5p-32", "v2", "--on-demand", "--yes")
+    assert call[-3:] == ["--reserved", "--network", "mine"]
+    for script in (["install.sh", "--yes"], ["launch.sh", "tiny", "r", "--yes"], ["follow.sh"], ["fetch.sh", "r"]):
+        calls, _ = cloud(*script)
+        reached = [call for call in calls if call[3] in ("ssh", "scp")]
+        assert reached and all("--tunnel-through-iap" in call for call in reached)
+
+
+def test_a_run_has_the_variables_of_a_file_on_its_host(cloud, tmp_path):
+    (call,), _ = cloud("launch.sh", "tiny", "r", "--yes")
+    command = call[call.index("--command") + 1]
+    home, log = tmp_path / "home", tmp_path / "home" / "jrl" / "train.log"
+    (home / "jrl" / "tpu").mkdir(parents=True)
+    supervise = home / "jrl" / "tpu" / "supervise.sh"
+    supervise.write_text('#!/bin/sh\necho "key ${KEY-none}, exit code in $EXIT_CODE"\n')
+    supervise.chmod(0o755)
+    for text, key in ((None, "none"), ("KEY='a b'\n", "a b")):
+        if text is not None:
+            (home / ".jrl.env").write_text(text)
+        subprocess.run(["bash", "-c", command], env={**os.environ, "HOME": str(home)}, cwd=home, check=True)
+        assert log.read_text() == f"key {key}, exit code in exit_code\n"
+
+
 def test_a_slice_that_cannot_be_had_is_an_error(cloud):
     cloud("create.sh", "v5p-32", "v2", "--yes", answers=("WAITING_FOR_RESOURCES", "FAILED"), code=4)
 
