@@ -54,7 +54,7 @@ from jrl.run.stage_steps import ends
 from jrl.run.stages import open_evaluator, open_stages
 from jrl.run.teacher import check_mesh_of_teacher, check_teacher, check_vocabulary
 from jrl.run.throughput import Speed, speed_of
-from jrl.run.tokenizer import open_tokenizer
+from jrl.run.tokenizer import open_tokenizer, without_template
 from jrl.tasks.data.held_out import held_out
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.data.stream import Stream
@@ -289,6 +289,8 @@ def run_policy(
     policy = open_policy(config, parts, tokenizer, display.phase, shared.programs_in)
     with contextlib.closing(policy.program_cache):
         policy.program_cache.compiling = lambda: run_clock.on("compile")
+        if (text := without_template(tokenizer)) is not None:
+            display.note(text)
         if policy.chosen:
             display.note(f"chosen: {'; '.join(map(sentence, policy.chosen))}")
         if policy.config.adapter is not None and (bare := without_adapters(policy.model.spec(policy.cfg))):

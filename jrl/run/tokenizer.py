@@ -14,6 +14,7 @@ from jrl.tasks.data.survey import texts_of
 from jrl.tasks.envs.contract import Source
 from jrl.tasks.stopping import Stop
 from jrl.tasks.tokenizers import load as load_tokenizer
+from jrl.tasks.tokenizers.published import PublishedTokenizer
 
 TOKENIZER_TEXTS = 4096  # most examples of the run whose texts a tokenizer is trained on
 
@@ -49,6 +50,16 @@ def open_tokenizer(
     texts = texts_of(source, config.data, TOKENIZER_TEXTS, stop)
     tokenizer = row_of(tables, "tokenizers", config.tokenizer).build(config.tokenizer, texts)
     return shared_tokenizer(tokenizer, folder, processes)
+
+
+def without_template(tokenizer: Any) -> str | None:
+    """Returns a note on a published model that has no chat template; None for any other tokenizer."""
+    if not isinstance(tokenizer, PublishedTokenizer) or tokenizer.chat is not None:
+        return None
+    return (
+        "this model has no chat template: a prompt is plain text, as a base model reads it "
+        "(HuggingFace.chat_template = FILE gives it one)"
+    )
 
 
 def shared_tokenizer(tokenizer: Any, folder: Path, processes: Processes) -> Any:

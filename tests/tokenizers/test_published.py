@@ -9,6 +9,7 @@ import time
 import published_forms as forms
 import pytest
 
+from jrl.run.tokenizer import without_template
 from jrl.tasks import tokenizers
 from jrl.tasks.example import Message
 from jrl.tasks.tokenizers.pieces import from_model
@@ -145,6 +146,8 @@ def test_a_model_without_a_template_is_asked_as_a_text(built):
     assert built["gpt2"].encode_prompt(asked) == built["gpt2"].encode("Add.\n\n1 + 1 =")
     with pytest.raises(ValueError, match="no chat template"):
         built["gpt2"].encode_prompt([*asked, Message("assistant", "2"), Message("user", "2 + 2 =")])
+    assert "a prompt is plain text" in without_template(built["gpt2"])
+    assert without_template(built["llama3"]) is None and without_template(object()) is None
 
 
 def test_saved_tokenizer_keeps_template_date_and_size(built, tmp_path):
