@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import pathlib
+import re
 
 import pytest
 
 from jrl.algos import ALGOS
+from jrl.config.schema import schema_of
+from jrl.experiment import TABLES, Config, config_classes
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -42,3 +46,15 @@ def test_every_objective_is_in_the_table_of_parts_and_rules():
     table = text[text.index("## Objectives") : text.index("## Evaluation")].splitlines()
     names = [row.removeprefix("| ").split(" | ")[0] for row in table if row.startswith("| ")]
     assert {name for listed in names for name in listed.split(", ")} - {"name", "---"} == set(ALGOS)
+
+
+def test_what_users_of_other_systems_are_sent_to_exists():
+    text = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
+    here = [row.split(" | ")[-1] for row in text.splitlines() if row.startswith("| ")]
+    sections = schema_of(Config, config_classes(TABLES)).sections
+    fields = re.findall(r"`([A-Z]\w+)\.(\w+)[` ]", "\n".join(here))
+    assert len(fields) > 40
+    for section, field in fields:
+        assert field in {each.name for each in dataclasses.fields(sections[section])}, f"{section}.{field}"
+    parts = set(re.findall(r"@([A-Z]\w+)\(\)", "\n".join(here)))
+    assert len(parts) > 8 and parts <= sections.keys()
