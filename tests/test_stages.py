@@ -139,6 +139,8 @@ def test_a_plugin_may_have_units_that_no_source_of_jrl_has():
         ("Sampler.top_k=2147483648", r"Sampler.top_k must be at least 1 and below 2\*\*31"),
         ("Sampler.stop_strings=['\\ud800']", "half of a surrogate pair"),
         ("Online.prompts=100000000", "Online.prompts must be 1 to"),
+        ("Sampler.completion_length=2147483648", "Sampler.completion_length must be 1 to 16777216"),
+        ("Data.prompt_length=2147483648", "Data.prompt_length must be 1 to 16777216"),
     ],
 )
 def test_stages_that_cannot_run_are_refused_before_anything_is_made(binding, message):

@@ -55,6 +55,7 @@ POLICY = "policy"
 REFILLS, ADMIT, PREFILL, DECODE, COMPACTED = "refills", "admit", "prefill", "decode", "compacted"
 PREFILL_CHUNKS, PREFILL_REST = "prefill_chunks", "prefill_rest"  # within a prefill in chunks
 RESIDENT_TOKENS = 16_384  # most tokens of a batch shard's resident prompts; a single prompt may have more
+MOST_TOKENS = 2**24  # of a completion; more is probably a typo
 
 
 @traced
@@ -79,8 +80,8 @@ class Sampler:
     max_batch_compactions: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.completion_length, int) and self.completion_length < 1:
-            raise ValueError(f"Sampler.completion_length must be at least 1; got {self.completion_length}")
+        if isinstance(self.completion_length, int) and not 1 <= self.completion_length <= MOST_TOKENS:
+            raise ValueError(f"Sampler.completion_length must be 1 to {MOST_TOKENS}; got {self.completion_length}")
         if self.slots < 1:
             raise ValueError(f"Sampler.slots must be at least 1; got {self.slots}")
         if self.attention == "ragged" and self.kv_layout != "token_major":

@@ -8,6 +8,8 @@ from typing import Any, Literal, NamedTuple
 
 from jrl.tasks.example import Example
 
+MOST_TOKENS = 2**24  # of a prompt; more is probably a typo
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Data:
@@ -19,8 +21,8 @@ class Data:
     max_dropped_share: float = 0.5  # largest share of the training prompts that may be dropped
 
     def __post_init__(self) -> None:
-        if self.prompt_length < 1:
-            raise ValueError(f"Data.prompt_length is {self.prompt_length}: it must be at least 1")
+        if not 1 <= self.prompt_length <= MOST_TOKENS:
+            raise ValueError(f"Data.prompt_length must be 1 to {MOST_TOKENS}; got {self.prompt_length}")
         if self.held_out_every is not None and self.held_out_every < 1:
             raise ValueError(f"Data.held_out_every is {self.held_out_every}: it must be None or at least 1")
         if not 0 <= self.max_dropped_share <= 1:
