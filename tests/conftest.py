@@ -45,7 +45,6 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # else the folder is that of the pr
 
 import jax
 import pytest
-from jax._src import compiler
 from jax._src.interpreters import mlir
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -96,27 +95,6 @@ if hasattr(mlir, "lower_with_sharding_in_types"):  # not public
     mlir.lower_with_sharding_in_types = lower_without_sharding
 
 
-COMPILED = {}  # key of the compilation cache -> executable, of this process, the oldest first
-MOST_COMPILED = 1000  # executables, with three maps of kernels each (see programs_cleared)
-
-if hasattr(compiler, "_cache_read") and hasattr(compiler, "_cache_write"):  # not public
-    read_compiled, write_compiled = compiler._cache_read, compiler._cache_write
-    # Most programs are small, and few of them are asked for by another process.
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.03)
-
-    def read_in_process(name, key, *rest):
-        return (COMPILED[key], 0) if key in COMPILED else read_compiled(name, key, *rest)
-
-    def write_in_process(key, seconds, name, backend, executable, host_callbacks):
-        if not host_callbacks:
-            COMPILED[key] = executable
-            if len(COMPILED) > MOST_COMPILED:
-                del COMPILED[next(iter(COMPILED))]
-        write_compiled(key, seconds, name, backend, executable, host_callbacks)
-
-    compiler._cache_read, compiler._cache_write = read_in_process, write_in_process
-
-
 def mesh_restored():
     """A run sets its mesh for its whole process; what comes after it has a run of its own, or none."""
     empty = jax.sharding.get_abstract_mesh().empty
@@ -138,7 +116,6 @@ def programs_cleared():
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > 40_000:
         jax.clear_caches()
-        COMPILED.clear()
         gc.unfreeze()
         gc.collect()
     gc.freeze()
