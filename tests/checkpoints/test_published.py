@@ -186,6 +186,11 @@ def test_rows_and_columns_are_read_by_ranges_and_in_pieces(folder, monkeypatch):
 
 def test_a_folder_without_a_config_or_weights_is_refused(tmp_path, folder):
     refused(tmp_path, "has no config.json")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    refused(tmp_path, "it holds a PEFT adapter; Published.path is the folder of its base, Published.adapter = ")
+    for name in ("config.json", "manifest.json", "metrics.jsonl"):
+        (tmp_path / name).write_text("{}")
+    refused(tmp_path, "it is a run of jrl. `jrl train --from")
     (folder / FILE).unlink()
     refused(folder, "has no weights")
     for text in ("[]", "{", "[" * 100_000):

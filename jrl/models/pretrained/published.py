@@ -101,8 +101,13 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     """Returns config.json of a folder. Raises ValueError where it is missing or not a JSON object."""
     local = paths.readable_without_weights(folder)
     path = local / "config.json"
+    if paths.exists(local / "manifest.json") and paths.exists(local / "metrics.jsonl"):
+        raise ValueError(f"{folder} is not a published model: it is a run of jrl. `jrl train --from {folder}` begins "
+                         f"a new run with its weights, `jrl export {folder} --to DIR` publishes them")  # fmt: skip
     if not paths.exists(path):
         why = "it has no config.json" if paths.exists(local) else "there is no such folder"
+        if paths.exists(local / "adapter_config.json"):
+            why = f"it holds a PEFT adapter; Published.path is the folder of its base, Published.adapter = '{folder}'"
         raise ValueError(f"{folder} is not a published model: {why}")
     return paths.read_object(path, within=local)
 
