@@ -89,7 +89,7 @@ class MeshShape:
         if -1 in sizes or math.prod(sizes) > num_devices:
             raise ValueError(
                 f"the mesh {dict(zip(AXES, sizes))} needs a multiple of {known} devices; there are {num_devices} "
-                "(--devices N starts N virtual ones on a CPU)"
+                "(`jrl train --devices N` starts N virtual ones on a CPU, `jrl plan --search` finds a mesh)"
             )
         if sizes[0] % self.slices:
             raise ValueError(

@@ -32,7 +32,12 @@ def test_half_a_tpu7x_is_a_device():
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("v5e", "write CHIP:GRID"),
+        ("v5e", "a chip without a grid; write CHIP:GRID"),
+        (
+            "v5p-8",
+            "an accelerator type, which does not say the grid; write CHIP:GRID, such as v5e:4x8 or",
+        ),
+        ("v5litepod-16", "an accelerator type"),
         ("v5e:", "write CHIP:GRID"),
         ("v5e:4x", "write CHIP:GRID"),
         ("v5e:-4x8", "write CHIP:GRID"),

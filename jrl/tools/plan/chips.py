@@ -42,6 +42,10 @@ def parse_chip(text: str) -> Chip:
 def parse_topology(text: str) -> Topology:
     """Returns the topology of a name. Raises ValueError with the expected form, or the known chips."""
     match = re.fullmatch(r"(?:([1-9]\d*)x)?([a-z][a-z0-9]*):(\d+(?:x\d+)*)", text.strip())
+    if match is None and (text.strip() in CHIPS or re.fullmatch(r"v\d\w*-\d+", text.strip())):
+        kind = "a chip without a grid" if text.strip() in CHIPS else "an accelerator type, which does not say the grid"
+        raise ValueError(f"--topology {text!r} is {kind}; write CHIP:GRID, such as v5e:4x8 or v5p:4x4x4, or a chip "
+                         "alone with --search, which finds the smallest slice that fits")  # fmt: skip
     if match is None:
         raise ValueError(f"--topology {text!r} is not a topology; write CHIP:GRID, such as v5e:4x8 or v5p:4x4x4, or "
                          "2xv5p:4x4x4 for two slices")  # fmt: skip
