@@ -213,6 +213,9 @@ def _parse(text: str, path: str | None) -> Iterator[Any]:
 
 def _explain(message: str) -> str:
     token = message.rpartition("Failed to parse token '")[2].rstrip("'")
+    constants = {"true": "True", "false": "False", "none": "None", "null": "None"}
+    if "Failed to parse token" in message and token.casefold() in constants:
+        return f"{token} is not a value; write {constants[token.casefold()]}"
     if "Failed to parse token" in message:
         return f"{token} is not a value" + (
             f"; text needs quotes, a part is written @{token}()" if token.isidentifier() else ""

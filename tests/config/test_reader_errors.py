@@ -65,6 +65,8 @@ WRONG_LINES = [
     ("Scoring.verifiers = [@Nope()]", "Scoring.verifiers: unknown verifier 'Nope'. Available: Exact, Length"),
     ("ANY = @SFTT()", "ANY: unknown part 'SFTT'; did you mean SFT?"),
     ("Config.sft = SFT", "SFT is not a value; text needs quotes, a part is written @SFT() in 'Config.sft = SFT'"),
+    ("Schedule.steps = null", "null is not a value; write None in 'Schedule.steps = null'"),
+    ("Schedule.warm = true", "true is not a value; write True in 'Schedule.warm = true'"),
     ("Config.sft = 'SFT'", "Config.sft expects @SFT(), got 'SFT' (str); did you mean @SFT()?"),
     ("Config.scoring = None", "Config.scoring expects @Scoring(), got None"),
     ("Scoring.verifiers = [@Exact(), @Sum()]", "Scoring.verifiers[1] expects one of @Exact(), @Length(), got @Sum()"),
