@@ -130,7 +130,7 @@ def check_online(
         without_spans=not (spans and stage.process is stage.corrector is None),
         pair_model=stage.pair_model is not None,
         rows=stage.prompts * stage.samples,
-        held_out_outcome=bool(verifiers) and all(verifier.weight <= 0 for verifier in verifiers),
+        held_out_outcome=bool(verifiers) and verifiers[0].weight <= 0,
         not_rewarded=not_rewarded(stage, config),
     )
     objective.check(stage.objective, facts)
@@ -189,7 +189,7 @@ def not_rewarded(stage: Online, config: Config) -> tuple[str, ...]:
         score, *parts = score_names(judge)
         weights |= {score: judge.weight, **dict.fromkeys(parts, 0)}
     roles = {f"role/{role}": weight for role, weight in stage.rewards.items()}
-    weights |= roles if stage.ensemble is None else {ROLE_ENSEMBLE: min(roles.values())}
+    weights |= roles if stage.ensemble is None else {ROLE_ENSEMBLE: min(roles.values(), default=1)}
     if config.reward is not None:
         weights["RewardModel"] = min(config.reward.weights, default=1)
         if config.reward.gate is not None:

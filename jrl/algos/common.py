@@ -67,16 +67,16 @@ def check_sampling(config: Any, facts: contract.Facts, *, grouped: bool) -> None
 
 
 def check_outcome(config: Any, facts: contract.Facts, *, reads: str, instead: str) -> None:
-    """Raises ValueError where an objective learns from the first verifier's verdict (Groups.outcome), and all verifiers
-    only watch: the policy would learn from what is held out.
+    """Raises ValueError where an objective learns from the first verifier's verdict (Groups.outcome), and that
+    verifier only watches.
 
     Args:
       reads: what it does with the verdict, and `instead` what to set, for the message.
     """
     if facts.held_out_outcome:
         raise ValueError(
-            f"{type(config).__name__} {reads}, and none in Scoring.verifiers has a weight above 0: what is held out "
-            f"would be learned from. {instead}"
+            f"{type(config).__name__} {reads}, and the first in Scoring.verifiers has no weight above 0: the "
+            f"policy would learn from a held-out verdict. {instead}"
         )
 
 

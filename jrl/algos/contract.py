@@ -214,7 +214,7 @@ class Facts(NamedTuple):
     without_spans: bool = False  # no verifier rewards spans of a completion, or something else rewards tokens too
     pair_model: bool = False  # a pair model compares the samples of every prompt
     rows: int = 0  # completions of a step; 0: rows are stored
-    held_out_outcome: bool = False  # no verifier has a weight above 0: Groups.outcome is no part of the reward
+    held_out_outcome: bool = False  # the first verifier only watches: Groups.outcome is no part of the reward
     not_rewarded: tuple[str, ...] = ()  # components whose weight in the reward is not above 0: they watch, or punish
 
 

@@ -8,9 +8,9 @@ answer, and right answers are also imitated.
             - positive_nll * (mean of logprobs_t over the tokens of the step's right rows)                L17
 
 A row is right if its outcome is 1, without partial credit, whatever else is in its reward; the term is refused where
-all verifiers only watch (weight 0). The second mean is over the right rows of the whole optimizer step, so its weight
-does not depend on how many are right; it is 0 if none is. The importance weights apply to it as well, since these are
-the policy's samples.
+the first verifier only watches (weight 0). The second mean is over the right rows of the whole optimizer step, so its
+weight does not depend on how many are right; it is 0 if none is. The importance weights apply to it as well, since
+these are the policy's samples.
 
 Source: VAPO 2504.05118: alpha 0.05, coefficient 0.1, 16 samples per prompt. It first trains the value head alone; here
 the head is initialized to 0. Answers of at most 1 / length_alpha tokens have lambda 0: rewards then reach earlier

@@ -47,9 +47,9 @@ def moving_baseline(reward: Array, valid: Array, baseline: Array, *, decay: floa
     """Returns A2: (R_i - b, the next baseline decay * b + (1 - decay) * mean(R)).
 
     b is the baseline *before* this batch. A NaN baseline (before the first batch) becomes the batch's own mean;
-    prime-rl starts at 0 and takes a large first step. A batch without a valid row does not change the baseline. Rewards
-    that have all been equal have the baseline itself, exactly, and advantages of 0 (E1): Adam would make the rounding
-    error of a mean as long a step as a signal.
+    prime-rl starts at 0 and takes a large first step. A batch without a valid row does not change the baseline. While
+    all rewards have been equal, the baseline is exactly that reward, and advantages are 0 (E1): Adam would make of the
+    rounding error of a mean as long a step as of a signal.
 
     Args:
       reward: [N] float. valid: [N] bool. baseline: [] float.

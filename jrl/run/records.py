@@ -550,8 +550,8 @@ def warn(job: Job, step: Step) -> None:
         job.without_signal = job.without_signal + 1 if step.metrics["grad_norm"] == 0 else None
         if job.without_signal == WARN_WITHOUT_SIGNAL:
             job.display.warn("signal", no_signal_warning(job.without_signal, scored=share > 0))
-    if step.metrics["grad_norm"] != 0:
-        job.last_signal = (step.step, float(reward)) if reward is not None and math.isfinite(reward) else None
+    if step.metrics["grad_norm"] != 0 and reward is not None and math.isfinite(reward):
+        job.last_signal = (step.step, float(reward))
     job.lost_signal = lost_signal(job.last_signal, step)
     if job.lost_signal is not None and job.lost_signal.steps == WARN_WITHOUT_SIGNAL:
         job.display.warn("collapse", collapse_warning(job.lost_signal))

@@ -43,5 +43,7 @@ def test_illegal_values_are_refused():
         OBJECTIVE.check(SELF(), FACTS)
     with pytest.raises(ValueError, match=r"SELF\.max_refills = -1"):
         OBJECTIVE.check(SELF(max_refills=-1), FACTS._replace(samples=4))
-    with pytest.raises(ValueError, match=r"SELF learns on prompts whose greedy answer .* what is held out would be"):
+    with pytest.raises(
+        ValueError, match=r"SELF learns on prompts whose greedy answer .* learn from a held-out verdict"
+    ):
         OBJECTIVE.check(SELF(), FACTS._replace(samples=4, held_out_outcome=True))

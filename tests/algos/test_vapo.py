@@ -119,8 +119,10 @@ def test_illegal_combinations_are_refused(config, message):
 def test_a_verdict_that_is_held_out_is_not_imitated():
     # The reward is a model's; what is right was read off the verifier that only watches.
     held_out = ["Online.objective=@VAPO()", "VAPO.gae_lambda=1.0"]
-    with pytest.raises(ConfigError, match=r"VAPO imitates what .* calls right \(positive_nll = 0\.1\), and none in"):
+    with pytest.raises(ConfigError, match=r"VAPO imitates what .* calls right \(positive_nll = 0\.1\), and the fi"):
         load_config("configs/algos/tldr_ppo.gin", held_out)
     load_config("configs/algos/tldr_ppo.gin", [*held_out, "VAPO.positive_nll=None"])
     load_config("configs/algos/tldr_ppo.gin", [*held_out, "Exact.weight=0.1"])
+    with pytest.raises(ConfigError, match=r"the first in Scoring\.verifiers has no weight above 0"):  # the other has
+        load_config("configs/algos/tldr_ppo.gin", [*held_out, "Scoring.verifiers=[@Exact(), @Numeric()]"])
     load_config("configs/algos/vapo.gin")

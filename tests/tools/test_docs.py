@@ -12,6 +12,7 @@ import pytest
 from jrl.algos import ALGOS
 from jrl.config.schema import schema_of
 from jrl.experiment import TABLES, Config, config_classes
+from jrl.resolve import load_config
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -56,5 +57,8 @@ def test_what_users_of_other_systems_are_sent_to_exists():
     assert len(fields) > 40
     for section, field in fields:
         assert field in {each.name for each in dataclasses.fields(sections[section])}, f"{section}.{field}"
+    (lines,) = re.findall(r"```\n(.*?)```", text, re.DOTALL)
+    config, _ = load_config("gsm8k", lines.splitlines())
+    assert config.eval.every == 20 and [verifier.weight for verifier in config.scoring.verifiers] == [1.0, 0.1]
     parts = set(re.findall(r"@([A-Z]\w+)\(\)", "\n".join(here)))
     assert len(parts) > 8 and parts <= sections.keys()

@@ -1,3 +1,4 @@
+import json
 import math
 from decimal import Decimal
 from fractions import Fraction
@@ -10,6 +11,7 @@ from jrl.tasks.verdict import Status, Verdict
 from jrl.tasks.verifiers import as_verifier
 from jrl.tasks.verifiers.contract import Limits, Verifier
 from jrl.tasks.verifiers.judge import judge, to_verdict
+from jrl.tasks.verifiers.source import PART_MODULE
 
 
 @pytest.mark.parametrize(
@@ -117,3 +119,12 @@ def test_an_error_that_cannot_be_printed_is_still_one_verdict():
 
     verifier = as_verifier("raises", raises)
     assert judge(verifier, verifier.config(), "x", example()).status is Status.VERIFIER_ERROR
+
+
+def test_an_error_deep_in_a_library_is_reported_with_the_line_of_the_user_s_own_file():
+    part = {"__name__": f"{PART_MODULE}0", "json": json}
+    exec(compile("def nested(completion, example):\n    return json.loads(completion)", "mine.py", "exec"), part)
+    detail = judge(
+        as_verifier("nested", part["nested"]), as_verifier("nested", part["nested"]).config(), "[", example()
+    ).detail
+    assert "mine.py:2 in nested; " in detail and "in raw_decode" in detail

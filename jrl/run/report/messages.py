@@ -191,8 +191,8 @@ def collapse_warning(lost: LostSignal) -> str:
     """Returns the likely causes of a run that had a learning signal and lost it before it had learned all there is."""
     return (
         f"Warning: no learning signal in the last {lost.steps} steps (mean reward {lost.before:.3f} when there was "
-        f"one, {lost.after:.3f} now). The policy gives every prompt one answer, right or wrong, and no group has "
-        "rewards that differ. Likely causes:\n"
+        f"one, {lost.after:.3f} now). All completions of a prompt get the same reward, so the policy does not "
+        "change, though not all prompts are learned. Likely causes:\n"
         "  - too large a learning rate: begin again with a smaller one\n"
         "  - updates that go too far: a KL to the reference, a smaller clip or fewer epochs bound them\n"
         "  - the prompts that it can learn are learned: a curriculum or more samples find others\n"

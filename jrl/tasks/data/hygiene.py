@@ -39,8 +39,9 @@ def clean(
 
     The rules, in order: "disagreement" (a prompt has different answers: all of its examples are dropped), "duplicate"
     (the prompt of an earlier example), "contaminated", "too_long", then those of `answer_type`. Prompts are the same if
-    they differ only in case, spacing and final punctuation, except the "!" of a factorial; answers, if only in case,
-    spaces and a final period. "contaminated" ignores system messages; `answer_type` reads the last message only.
+    they differ only in case, spacing and final punctuation (except a "!" right after a digit or ")", as of a
+    factorial); answers, if only in case, spaces and a final period. "contaminated" ignores system messages;
+    `answer_type` reads the last message only.
 
     Args:
       evaluation: examples of the evaluation sets. n: words of a shared n-gram; a prompt with fewer words must match as
@@ -76,7 +77,7 @@ def clean(
 
 def _normalized(text: str) -> str:
     """Returns a text in lower case with single spaces, without final punctuation. Signs stay: 1+2 is not 1-2, and
-    5! is not 5."""
+    5! is not 5, nor (n+1)! n+1."""
     text = " ".join(text.casefold().split())
     body = text.rstrip(" .,;:?!")
     marks = text[len(body) :]

@@ -108,7 +108,7 @@ def most_varied(rates: Array, *, count: int) -> Array:
     rounded to 12 decimals, so that prompts with the same rates in another order tie.
 
     Args:
-      rates: [P, K] float.
+      rates: [P, K] float, in [0, 1].
 
     Source: 1-shot RLVR, 2504.20571 section 2.
     """

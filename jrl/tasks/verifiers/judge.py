@@ -11,6 +11,7 @@ from typing import Any
 from jrl.tasks.example import Example
 from jrl.tasks.verdict import Status, Verdict
 from jrl.tasks.verifiers.contract import LARGEST_REWARD, Limits, Verifier
+from jrl.tasks.verifiers.source import is_of_part
 
 DETAIL_LIMIT = 1000  # characters
 SPANS_LIMIT = 1000  # of a completion
@@ -79,8 +80,12 @@ def _with_checked_spans(verdict: Verdict, limits: Limits, characters: int) -> Ve
 
 
 def describe(error: BaseException) -> str:
-    """Returns the error with the last frames of its traceback, at most DETAIL_LIMIT characters."""
-    frames = [f"{f.filename}:{f.lineno} in {f.name}" for f in traceback.extract_tb(error.__traceback__)[-3:]]
+    """Returns the error with the last frames of its traceback, the last of the user's own among them, at most
+    DETAIL_LIMIT characters."""
+    walked = list(traceback.walk_tb(error.__traceback__))
+    own = [i for i, (frame, _) in enumerate(walked) if is_of_part(frame.f_globals)][-1:]
+    shown = sorted({*own, *range(max(0, len(walked) - 3), len(walked))})
+    frames = [f"{walked[i][0].f_code.co_filename}:{walked[i][1]} in {walked[i][0].f_code.co_name}" for i in shown]
     try:
         message = str(error)
     except Exception:
