@@ -125,7 +125,7 @@ def steps(job: Job) -> Iterator[Step]:
 
 
 def resume(job: Job) -> Progress:
-    """Returns the progress that the run continues from. Accepted changes are recorded once it is restored.
+    """Returns the progress that the run continues from. What it changes is recorded once it is restored.
 
     Raises: StateMismatch if the checkpoint does not fit the changed configuration; the run directory is unchanged.
     """
@@ -137,8 +137,7 @@ def resume(job: Job) -> Progress:
         raise StateMismatch(
             f"--accept-change cannot continue with this change: {error}. Nothing was changed in {job.location}"
         ) from error
-    if job.record_change is not None:
-        job.record_change(job.done)
+    records.record_continuation(job)
     return progress
 
 

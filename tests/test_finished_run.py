@@ -156,3 +156,14 @@ def test_a_policy_that_collapses_is_warned_of_and_a_resume_knows_when_it_did(tra
     out = capsys.readouterr().out
     assert out.count("Warning: no learning signal in the last 5 steps") == 1
     assert "Done: 10 steps" in out and "jrl doctor" in out and "Try the policy" not in out
+
+
+def test_the_configuration_of_a_run_is_the_one_that_it_continues_with(train, copied):
+    configured = lambda: (copied / "config.gin").read_text()
+    before, began = configured(), json.loads((copied / "manifest.json").read_text())["identity"]
+    assert "steps = 2" in before
+    assert train(copied, "Log.rollouts=False", steps=1) == 5 and configured() == before  # nothing to do
+    assert train(copied, "Checkpoint.keep=5", steps=3) == 0
+    assert configured() == before.replace("steps = 2", "steps = 3").replace("keep = 2", "keep = 5")
+    assert json.loads((copied / "config.json").read_text())["stages"][0]["steps"] == 3
+    assert json.loads((copied / "manifest.json").read_text())["identity"] == began

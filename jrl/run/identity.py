@@ -208,10 +208,22 @@ def write_run_metadata(config: Config, parts: Parts, folder: Path, manifest: dic
     write_manifest(folder / "manifest.json", manifest)
 
 
+def continue_configuration(config: Config, parts: Parts, folder: Path) -> None:
+    """Writes the configuration that a resumed run continues with, if it is another: with more steps, or with a setting
+    that may change on a resume. The manifest keeps the one that the run began with."""
+    saved = folder / "config.gin"
+    if not paths.exists(saved) or paths.read_bytes(saved) != _gin_text(config, parts):
+        write_configuration(config, parts, folder)
+
+
+def _gin_text(config: Config, parts: Parts) -> bytes:
+    return gin.to_gin(config, config_classes(parts.tables)).encode()
+
+
 def write_configuration(config: Config, parts: Parts, folder: Path) -> None:
     """Writes the resolved configuration and the sources of the run's parts."""
     for name, text in part_files(parts).items():
         paths.make_dir(folder / "parts")
         paths.write_bytes_atomic(folder / "parts" / name, text.encode())
-    paths.write_bytes_atomic(folder / "config.gin", gin.to_gin(config, config_classes(parts.tables)).encode())
+    paths.write_bytes_atomic(folder / "config.gin", _gin_text(config, parts))
     paths.write_bytes_atomic(folder / "config.json", (json.dumps(gin.to_json(config), indent=2) + "\n").encode())

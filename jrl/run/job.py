@@ -31,6 +31,7 @@ from jrl.run.data import RunData, data_fingerprint, note_counts, open_data, pref
 from jrl.run.folder import held_folder
 from jrl.run.identity import (
     check_not_foreign,
+    continue_configuration,
     identify,
     record_change,
     refuse_another,
@@ -108,6 +109,7 @@ class Job:
     publish: Callable[[], None] = lambda: None  # commits the folder to the bucket, if the run is in one
     address: str | None = None  # gs://BUCKET/NAME of the run; None: it is in a local folder
     record_change: Callable[[int], None] | None = None  # writes the accepted changes, given the steps done before
+    write_configuration: Callable[[], None] | None = None  # that a resumed run continues with; None: nothing to write
 
     location = property(lambda self: self.address or self.folder)  # where its user finds the run
     config = property(lambda self: self.policy.config)
@@ -330,8 +332,8 @@ def shown(
 
 
 def begin_folder(job: Job, config: Config, manifest: dict[str, Any], changes: Sequence[str]) -> None:
-    """Writes the metadata of a new run, once every process has accepted it. The `changes` of a resumed run are written
-    when its checkpoint is restored.
+    """Writes the metadata of a new run, once every process has accepted it. What a resumed run
+    changes is written when its checkpoint is restored.
 
     Args:
       config: as the run was started; the job's also has the kernels chosen since.
@@ -345,6 +347,8 @@ def begin_folder(job: Job, config: Config, manifest: dict[str, Any], changes: Se
         processes.barrier("written")
     elif changes and processes.writer:
         job.record_change = functools.partial(record_change, config, parts, folder, manifest, changes)
+    elif processes.writer:
+        job.write_configuration = functools.partial(continue_configuration, config, parts, folder)
 
 
 def check_machine(policy: Policy, folder: Path, processes: Processes) -> None:

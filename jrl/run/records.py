@@ -191,6 +191,15 @@ def beside_state(job: Job, inputs: Inputs, step: int, state: TrainState) -> dict
     return target
 
 
+def record_continuation(job: Job) -> None:
+    """Writes what a restored run changes: changes that were accepted, or a configuration with more steps or another
+    setting that may change on a resume."""
+    if job.record_change is not None:
+        job.record_change(job.done)
+    elif job.write_configuration is not None and job.done < job.total:
+        job.write_configuration()
+
+
 def begin_files(job: Job) -> None:
     """Opens the files of a new run."""
     metrics = job.folder / "metrics.jsonl"

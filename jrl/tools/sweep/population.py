@@ -259,8 +259,7 @@ def run(population: Population, stop: threading.Event, tick: Callable[[], None],
     loop.precompile(first, expected)
     progress = populations.restore(population, again=again)
     for job in jobs:
-        if job.record_change is not None:
-            job.record_change(job.done)
+        records.record_continuation(job)
     if again:  # the members' files are now those of new runs
         write_members(first.folder.parent, {"members": list(population.jobs)})
     if first.done < expected:
