@@ -17,5 +17,5 @@ on_all true # makes and spreads the SSH key before the hosts are asked all at on
 run gcloud compute tpus queued-resources scp "$archive" "$NAME:jrl.tar.gz" "${scope[@]}" ${ssh_flags[@]+"${ssh_flags[@]}"} \
     --node=all --worker=all
 venv="{ python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' && python3 -m venv .venv; }"
-venv+=" || { python3 -m pip install -q --user uv && python3 -m uv venv -q --seed --allow-existing --python 3.13 .venv; }"
+venv+=" || { PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install -q --user uv && python3 -m uv venv -q --seed --allow-existing --python 3.13 .venv; }"
 on_all "tar xzf jrl.tar.gz && cd jrl && { $venv; } && .venv/bin/pip install -q '.[${EXTRAS:-tpu,hf}]'"

@@ -12,5 +12,5 @@ done
 
 command=$(printf '%q ' tpu/supervise.sh "$config" ${bindings[@]+"${bindings[@]}"} --run "$folder")
 keys='{ test ! -e ~/.jrl.env || { set -a && . ~/.jrl.env && set +a; }; }' # of a tracker or a judge
-on_all "cd jrl && rm -f exit_code && $keys && EXIT_CODE=exit_code nohup $command > train.log 2>&1 < /dev/null & sleep 1"
+on_all "cd jrl && rm -f exit_code && $keys && { EXIT_CODE=exit_code nohup $command > train.log 2>&1 < /dev/null & sleep 1; }"
 echo "follow it with: NAME=$NAME ZONE=$ZONE tpu/follow.sh"

@@ -507,6 +507,7 @@ def emit(job: Job, step: Step) -> Step:
     job.metrics.append({"step": step.step, "phase": step.phase, **step.metrics})
     note_time(job)
     job.display.step({"step": step.step, "phase": step.phase, **step.metrics})
+    job.lost_signal = None
     if step.batch is not None:
         show_samples(job, step)
         job.final_reward = step.metrics["reward/mean"]
@@ -555,19 +556,25 @@ def warn(job: Job, step: Step) -> None:
     share, reward = step.metrics["rollout/valid_share"], step.metrics["reward/mean"]
     if (text := scoring_warning(share, step.batch.host_scores.first_problem)) is not None:
         job.display.warn("scoring", text)
+    if warms_up(job.config, step.step):  # the gradient is the critic's
+        return
+    if job.last_signal is not None and job.last_signal[0] <= starts(job.config)[stage_at(job.config, step.step)]:
+        job.last_signal = None  # of an earlier stage
     if job.without_signal is not None:
         job.without_signal = job.without_signal + 1 if step.metrics["grad_norm"] == 0 else None
         if job.without_signal == WARN_WITHOUT_SIGNAL:
             job.display.warn("signal", no_signal_warning(job.without_signal, scored=share > 0))
-    if step.metrics["grad_norm"] != 0 and reward is not None and math.isfinite(reward):
-        job.last_signal = (step.step, float(reward))
+    if step.metrics["grad_norm"] != 0:
+        known = reward is not None and math.isfinite(reward)
+        before = float(reward) if known else None if job.last_signal is None else job.last_signal[1]
+        job.last_signal = None if before is None else (step.step, before)
     job.lost_signal = lost_signal(job.last_signal, step)
-    if job.lost_signal is not None and job.lost_signal.steps == WARN_WITHOUT_SIGNAL:
+    if job.lost_signal is not None:
         job.display.warn("collapse", collapse_warning(job.lost_signal))
 
 
 def lost_signal(last: tuple[int, float] | None, step: Step) -> LostSignal | None:
-    """Returns that a run has had no gradient for some steps although it has not learned all there is: its rewards
+    """Returns that a run has had no gradient for some steps although it may not have learned all there is: its rewards
     differ from prompt to prompt, or their mean is lower than with the last gradient. None otherwise.
 
     Args:

@@ -190,7 +190,7 @@ def test_a_folder_without_a_config_or_weights_is_refused(tmp_path, folder):
     refused(tmp_path, "it holds a PEFT adapter; Published.path is the folder of its base, Published.adapter = ")
     for name in ("config.json", "manifest.json", "metrics.jsonl"):
         (tmp_path / name).write_text("{}")
-    refused(tmp_path, "it is a run of jrl. `jrl train --from")
+    refused(tmp_path, "it is a run of jrl. `jrl train CONFIG --run DIR --from")
     (folder / FILE).unlink()
     refused(folder, "has no weights")
     for text in ("[]", "{", "[" * 100_000):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jrl.device.chips import CHIPS, GIB
-from jrl.tools.plan.chips import parse_topology
+from jrl.tools.plan.chips import parse_chip, parse_topology
 
 
 def test_a_topology_is_a_chip_and_a_grid():
@@ -68,3 +68,8 @@ def test_the_table_has_every_chip_with_its_source():
         assert "docs" in chip.network_source
         both_ways = chip.link_gb_per_second * 2 * 2 * chip.dimensions
         assert both_ways == {"v4": 600, "v5e": 400, "v5p": 1200, "v6e": 800, "tpu7x": 1200}[chip.name]
+
+
+def test_an_accelerator_type_is_no_chip_either():
+    with pytest.raises(ValueError, match="'v5p-128' is an accelerator type; with --search write a chip alone"):
+        parse_chip("v5p-128")

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
-from jrl.run.records import Step, lost_signal
+from jrl.resolve import load_config
+from jrl.run.records import Step, lost_signal, warn
 from jrl.run.report.messages import (
     LostSignal,
     closing_message,
@@ -114,3 +117,25 @@ def test_a_run_without_gradients_has_lost_its_signal_unless_all_is_learned(last,
     metrics = dict(zip(("reward/mean", "reward/min", "reward/max"), rewards))
     found = lost_signal(last, Step(8, "rl", metrics, None))
     assert found == (None if lost is None else LostSignal(*lost))
+
+
+@pytest.mark.parametrize(
+    ("bindings", "last", "lost"),
+    [
+        ([], 31, LostSignal(9, 0.9, 0.2)),
+        ([], 30, None),  # the last step of the stage before
+        (["Online.critic='policy'", "Online.objective=@PPO()", "Online.critic_warmup=20"], 31, None),  # the critic's
+    ],
+)
+def test_a_signal_is_that_of_the_policy_in_this_stage(bindings, last, lost):
+    config, _ = load_config("quickstart", ["warm/Offline.steps=30", *bindings])
+    assert len(config.stages) == 2
+    warned = {}
+    job = SimpleNamespace(
+        config=config, without_signal=None, last_signal=(last, 0.9), lost_signal=None,
+        display=SimpleNamespace(warn=warned.__setitem__),
+    )  # fmt: skip
+    metrics = {"rollout/valid_share": 1.0, "grad_norm": 0.0, "reward/mean": 0.2, "reward/min": 0.0, "reward/max": 1.0}
+    batch = SimpleNamespace(host_scores=SimpleNamespace(first_problem=""))
+    warn(job, Step(40, "rl", metrics, batch))
+    assert job.lost_signal == lost and ("collapse" in warned) == (lost is not None)

@@ -144,19 +144,26 @@ def test_further_flags_reach_gcloud(cloud, monkeypatch):
         assert reached and all("--tunnel-through-iap" in call for call in reached)
 
 
-def test_a_run_has_the_variables_of_a_file_on_its_host(cloud, tmp_path):
+def test_a_launch_returns_at_once_with_the_variables_of_a_file_on_the_host(cloud, tmp_path):
+    """A shell over ssh ends when nothing holds its output any more, and not before."""
     (call,), _ = cloud("launch.sh", "tiny", "r", "--yes")
     command = call[call.index("--command") + 1]
     home, log = tmp_path / "home", tmp_path / "home" / "jrl" / "train.log"
     (home / "jrl" / "tpu").mkdir(parents=True)
     supervise = home / "jrl" / "tpu" / "supervise.sh"
-    supervise.write_text('#!/bin/sh\necho "key ${KEY-none}, exit code in $EXIT_CODE"\n')
+    supervise.write_text('#!/bin/sh\necho "key ${KEY-none}, exit code in $EXIT_CODE"\ntest ! -e wait || sleep 30\n')
     supervise.chmod(0o755)
+    launch = lambda: subprocess.run(["bash", "-c", command], env={**os.environ, "HOME": str(home)}, cwd=home,
+                                    capture_output=True, timeout=20)  # fmt: skip
     for text, key in ((None, "none"), ("KEY='a b'\n", "a b")):
         if text is not None:
             (home / ".jrl.env").write_text(text)
-        subprocess.run(["bash", "-c", command], env={**os.environ, "HOME": str(home)}, cwd=home, check=True)
-        assert log.read_text() == f"key {key}, exit code in exit_code\n"
+        assert launch().returncode == 0 and log.read_text() == f"key {key}, exit code in exit_code\n"
+    (home / "jrl" / "wait").touch()
+    assert launch().returncode == 0  # and the run goes on
+    (home / ".jrl.env").write_text("KEY=a\nfalse\n")
+    log.unlink()
+    assert launch().returncode != 0 and not log.exists()
 
 
 def test_a_slice_that_cannot_be_had_is_an_error(cloud):

@@ -102,8 +102,9 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     local = paths.readable_without_weights(folder)
     path = local / "config.json"
     if paths.exists(local / "manifest.json") and paths.exists(local / "metrics.jsonl"):
-        raise ValueError(f"{folder} is not a published model: it is a run of jrl. `jrl train --from {folder}` begins "
-                         f"a new run with its weights, `jrl export {folder} --to DIR` publishes them")  # fmt: skip
+        raise ValueError(f"{folder} is not a published model: it is a run of jrl. `jrl train CONFIG --run DIR "
+                         f"--from {folder}` begins a new run with its weights, `jrl export {folder} --to DIR` "
+                         "publishes them")  # fmt: skip
     if not paths.exists(path):
         why = "it has no config.json" if paths.exists(local) else "there is no such folder"
         if paths.exists(local / "adapter_config.json"):

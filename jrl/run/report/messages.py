@@ -191,11 +191,12 @@ def collapse_warning(lost: LostSignal) -> str:
     """Returns the likely causes of a run that had a learning signal and lost it before it had learned all there is."""
     return (
         f"Warning: no learning signal in the last {lost.steps} steps (mean reward {lost.before:.3f} when there was "
-        f"one, {lost.after:.3f} now). All completions of a prompt get the same reward, so the policy does not "
-        "change, though not all prompts are learned. Likely causes:\n"
+        f"one, {lost.after:.3f} now). No completion gives a gradient, so the policy does not change, though rewards "
+        "differ between prompts or were higher. Likely causes:\n"
         "  - too large a learning rate: begin again with a smaller one\n"
         "  - updates that go too far: a KL to the reference, a smaller clip or fewer epochs bound them\n"
         "  - the prompts that it can learn are learned: a curriculum or more samples find others\n"
+        "  - completions are filtered out (DAPO.overlong_filter: see rollout/completion_length)\n"
         "  - sampling is nearly greedy (Sampler.temperature)"
     )
 

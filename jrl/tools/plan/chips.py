@@ -34,15 +34,22 @@ class Topology:
 
 def parse_chip(text: str) -> Chip:
     """Returns the chip of a name such as v5p. Raises ValueError listing the known ones."""
+    if _is_accelerator_type(text):
+        raise ValueError(f"--topology {text!r} is an accelerator type; with --search write a chip alone, such as v5p")
     if text.strip() not in CHIPS:
         raise ValueError(f"--topology {text!r}: the table has no chip of that name; there are {', '.join(CHIPS)}")
     return CHIPS[text.strip()]
 
 
+def _is_accelerator_type(text: str) -> bool:
+    """Whether a name is one that gcloud takes, such as v5p-128."""
+    return re.fullmatch(r"v\d\w*-\d+", text.strip()) is not None
+
+
 def parse_topology(text: str) -> Topology:
     """Returns the topology of a name. Raises ValueError with the expected form, or the known chips."""
     match = re.fullmatch(r"(?:([1-9]\d*)x)?([a-z][a-z0-9]*):(\d+(?:x\d+)*)", text.strip())
-    if match is None and (text.strip() in CHIPS or re.fullmatch(r"v\d\w*-\d+", text.strip())):
+    if match is None and (text.strip() in CHIPS or _is_accelerator_type(text)):
         kind = "a chip without a grid" if text.strip() in CHIPS else "an accelerator type, which does not say the grid"
         raise ValueError(f"--topology {text!r} is {kind}; write CHIP:GRID, such as v5e:4x8 or v5p:4x4x4, or a chip "
                          "alone with --search, which finds the smallest slice that fits")  # fmt: skip
