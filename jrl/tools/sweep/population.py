@@ -266,8 +266,6 @@ def run(population: Population, stop: threading.Event, tick: Callable[[], None],
         loop.precompile(first, first.done)
     for job in jobs:
         job.display.note(loop.shapes(job))
-    if idle := loop.idle_devices(first):
-        first.display.note(idle)
     pending: PopulationStep | None = None
     began, scoring_error = first.done, None
 
