@@ -48,6 +48,7 @@ from jrl.ops.truncate import support
 from jrl.rollout.lockstep import any_shard, most_of_shards, where_shard
 from jrl.rollout.stop_strings import StopTable, build
 from jrl.rollout.strategies.contract import Drawing, Fields, Shard
+from jrl.tasks.data.prompts import MOST_TOKENS
 from jrl.types import Array, Finish, PromptBatch, PyTree, Rollout, traced
 
 POLICY = "policy"
@@ -55,7 +56,6 @@ POLICY = "policy"
 REFILLS, ADMIT, PREFILL, DECODE, COMPACTED = "refills", "admit", "prefill", "decode", "compacted"
 PREFILL_CHUNKS, PREFILL_REST = "prefill_chunks", "prefill_rest"  # within a prefill in chunks
 RESIDENT_TOKENS = 16_384  # most tokens of a batch shard's resident prompts; a single prompt may have more
-MOST_TOKENS = 2**24  # of a completion; more is probably a typo
 
 
 @traced

@@ -332,8 +332,8 @@ def shown(
 
 
 def begin_folder(job: Job, config: Config, manifest: dict[str, Any], changes: Sequence[str]) -> None:
-    """Writes the metadata of a new run, once every process has accepted it. What a resumed run
-    changes is written when its checkpoint is restored.
+    """Writes the metadata of a new run, once every process has accepted it. What a resumed run changes is
+    written when its checkpoint is restored.
 
     Args:
       config: as the run was started; the job's also has the kernels chosen since.

@@ -565,9 +565,10 @@ def warn(job: Job, step: Step) -> None:
         if job.without_signal == WARN_WITHOUT_SIGNAL:
             job.display.warn("signal", no_signal_warning(job.without_signal, scored=share > 0))
     if step.metrics["grad_norm"] != 0:
-        known = reward is not None and math.isfinite(reward)
-        before = float(reward) if known else None if job.last_signal is None else job.last_signal[1]
-        job.last_signal = None if before is None else (step.step, before)
+        if reward is not None and math.isfinite(reward):
+            job.last_signal = (step.step, float(reward))
+        elif job.last_signal is not None:
+            job.last_signal = (step.step, job.last_signal[1])
     job.lost_signal = lost_signal(job.last_signal, step)
     if job.lost_signal is not None:
         job.display.warn("collapse", collapse_warning(job.lost_signal))

@@ -1,11 +1,5 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
-
-import pytest
-
-from jrl.resolve import load_config
-from jrl.run.records import Step, lost_signal, warn
 from jrl.run.report.messages import (
     LostSignal,
     closing_message,
@@ -100,42 +94,3 @@ def test_only_all_is_100_percent_and_only_nothing_is_0():
     assert [percent(x) for x in (0.0, 0.001, 0.12, 0.29, 0.5, 0.999, 1.0)] == [
         "0 %", "<1 %", "12 %", "29 %", "50 %", "99 %", "100 %",
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("last", "rewards", "lost"),
-    [
-        ((3, 0.4), (0.5, 0.0, 1.0), (5, 0.4, 0.5)),  # some prompts are always right, others never
-        ((3, 0.4), (0.0, 0.0, 0.0), (5, 0.4, 0.0)),  # all wrong alike
-        ((3, 0.4), (1.0, 1.0, 1.0), None),  # all is learned
-        ((4, 0.4), (0.0, 0.0, 0.0), None),  # four steps
-        ((3, 0.4), (None, None, None), None),  # nothing was scored
-        (None, (0.0, 0.0, 0.0), None),  # there was no gradient: another warning
-    ],
-)
-def test_a_run_without_gradients_has_lost_its_signal_unless_all_is_learned(last, rewards, lost):
-    metrics = dict(zip(("reward/mean", "reward/min", "reward/max"), rewards))
-    found = lost_signal(last, Step(8, "rl", metrics, None))
-    assert found == (None if lost is None else LostSignal(*lost))
-
-
-@pytest.mark.parametrize(
-    ("bindings", "last", "lost"),
-    [
-        ([], 31, LostSignal(9, 0.9, 0.2)),
-        ([], 30, None),  # the last step of the stage before
-        (["Online.critic='policy'", "Online.objective=@PPO()", "Online.critic_warmup=20"], 31, None),  # the critic's
-    ],
-)
-def test_a_signal_is_that_of_the_policy_in_this_stage(bindings, last, lost):
-    config, _ = load_config("quickstart", ["warm/Offline.steps=30", *bindings])
-    assert len(config.stages) == 2
-    warned = {}
-    job = SimpleNamespace(
-        config=config, without_signal=None, last_signal=(last, 0.9), lost_signal=None,
-        display=SimpleNamespace(warn=warned.__setitem__),
-    )  # fmt: skip
-    metrics = {"rollout/valid_share": 1.0, "grad_norm": 0.0, "reward/mean": 0.2, "reward/min": 0.0, "reward/max": 1.0}
-    batch = SimpleNamespace(host_scores=SimpleNamespace(first_problem=""))
-    warn(job, Step(40, "rl", metrics, batch))
-    assert job.lost_signal == lost and ("collapse" in warned) == (lost is not None)

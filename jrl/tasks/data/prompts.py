@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from jrl.tasks.example import Example
 
-MOST_TOKENS = 2**24  # of a prompt; more is probably a typo
+MOST_TOKENS = 2**24  # of a prompt, or of a completion; more is probably a typo
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
