@@ -72,5 +72,5 @@ def check_that_it_learns_and_writes_its_summary(name, folder):
     assert all(np.isfinite(step.metrics["loss"]) for step in steps)
     assert any(step.metrics["grad_norm"] > 0 for step in online or steps[1:])
     found = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    assert found.keys() == {"steps", "seconds", "eval", "tokens_per_second", "peak_bytes", "goodput"}
+    assert found.keys() == {"steps", "seconds", "eval", "tokens_per_second", "peak_bytes", "goodput", "best"}
     assert found["steps"] == len(steps)

@@ -41,8 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         "list layouts` (rows with prompt, answer and rejected)")  # fmt: skip
     parser.add_argument("--steps", metavar="N,N,...", type=_steps_of, default=[],
                         help="several saved steps, a row of the table for each")  # fmt: skip
-    options.add_step(parser)
-    options.add_stage_and_role(parser)
+    options.add_weights(parser)
     options.add_devices(parser)
 
 

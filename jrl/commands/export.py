@@ -25,8 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-shard-size", metavar="SIZE", default="5GB", help="largest size of one file of tensors (default: 5GB)"
     )
-    options.add_step(parser)
-    options.add_stage_and_role(parser)
+    options.add_weights(parser)
     options.add_devices(parser)
 
 

@@ -34,8 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", type=int, metavar="N", help="the same seed and prompts give the same answers (default: Run.seed)"
     )
-    options.add_step(parser)
-    options.add_stage_and_role(parser)
+    options.add_weights(parser)
     options.add_devices(parser)
 
 

@@ -21,8 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help='one {"tokens", "logprobs"} per row, in order, at temperature 1; logprobs[0] = 0; for a '
                              'classifier, {"tokens", "rewards"}, for a reward model of a run, {"tokens", '
                              '"reward"}')  # fmt: skip
-    options.add_step(parser)
-    options.add_stage_and_role(parser)
+    options.add_weights(parser)
     options.add_devices(parser)
 
 

@@ -23,6 +23,7 @@ from jrl.rollout.rewards import OpenClassifier
 from jrl.rollout.scoring import Scorer
 from jrl.run.agreement import check_covered, facts, with_place
 from jrl.run.begin_from import Origin, check_fits, manifest_entry, origin_of
+from jrl.run.best import Best
 from jrl.run.bucket_run import RunFolder
 from jrl.run.checkpoints.run_state import RunState, open_run_state
 from jrl.run.checks import check_host, check_routes_sent
@@ -102,6 +103,8 @@ class Job:
     without_signal: int | None = 0  # steps since the start, all without a gradient; None: one had a gradient
     last_signal: tuple[int, float] | None = None  # (step, mean reward) of the newest step with a gradient; None: none
     lost_signal: LostSignal | None = None  # at the last step that was emitted
+    accuracy: float | None = None  # held-out, after the last step that was emitted; None: it was not evaluated
+    best: Best | None = None  # of the saved steps
     final_reward: float | None = None  # mean reward of the last step that was emitted
     rollout_rows: int = 0  # committed to the store
     sampled_tokens: int = 0  # by training, over all restarts

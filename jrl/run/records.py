@@ -33,6 +33,7 @@ from jrl.ops.fingerprint import fingerprint
 from jrl.rollout.collect import Collected, Draw, fields, redraw_prompts, task_hashes
 from jrl.rollout.sampler import stop_table_on_device
 from jrl.run.begin_from import state_from_run
+from jrl.run.best import Best, better
 from jrl.run.checkpoints.run_state import NoIntactStep, StateMismatch, list_steps, newest_intact
 from jrl.run.clock import StepWork
 from jrl.run.identity import PUBLISHED, RefusedIdentity
@@ -45,6 +46,7 @@ from jrl.run.replay import fitting, score_columns
 from jrl.run.report.goodput import goodput, open_goodput, read_goodput
 from jrl.run.report.messages import (
     LostSignal,
+    best_line,
     closing_message,
     collapse_warning,
     condemned_message,
@@ -229,6 +231,7 @@ def take_up(job: Job, tree: dict[str, PyTree], host: dict[str, Any]) -> tuple[Dr
     job.skipped, job.unscored, job.without_signal = (in_a_row[k] for k in ("skipped", "unscored", "without_signal"))
     job.overflowed = dict(host.get("overflowed", {}))  # earlier versions saved neither
     job.last_signal = None if (signal := host.get("last_signal")) is None else (signal[0], signal[1])
+    job.best = None if (best := host.get("best")) is None else Best(*best)
     earlier = host["time"]["seconds"]
     job.seconds = earlier | {name: earlier.get(name, 0.0) + seconds for name, seconds in job.seconds.items()}
     job.sampled_tokens = host["time"]["sampled_tokens"]
@@ -388,9 +391,11 @@ def save(job: Job, progress: Progress) -> None:
     """Writes a checkpoint: the state, and how much of every file belongs to it."""
     job.processes.status.begin("saving")  # so that other processes know where this one is
     with job.timed("checkpoint"), job.spent("save"):
+        job.best = better(job.best, job.done, job.accuracy)
         tree, host = to_save(job, progress.waiting)
         check_not_diverged(job, progress.state, host)
-        job.run_state.save(job.done, {"state": progress.state, **tree}, host, unproven=job.unproven)
+        best = None if job.best is None else job.best.step
+        job.run_state.save(job.done, {"state": progress.state, **tree}, host, unproven=job.unproven, best=best)
         job.publish()
     note_time(job)
 
@@ -475,6 +480,7 @@ def to_save(job: Job, waiting: Sequence[Draw]) -> tuple[dict[str, PyTree], dict[
         "in_a_row": {"skipped": job.skipped, "unscored": job.unscored, "without_signal": job.without_signal},
         "overflowed": dict(job.overflowed),
         "last_signal": job.last_signal,
+        "best": job.best,
         "time": {"seconds": job.all_seconds(), "sampled_tokens": job.sampled_tokens},
     }
     return tree, host
@@ -507,7 +513,7 @@ def emit(job: Job, step: Step) -> Step:
     job.metrics.append({"step": step.step, "phase": step.phase, **step.metrics})
     note_time(job)
     job.display.step({"step": step.step, "phase": step.phase, **step.metrics})
-    job.lost_signal = None
+    job.lost_signal, job.accuracy = None, step.metrics.get("eval/mean")
     if step.batch is not None:
         show_samples(job, step)
         job.final_reward = step.metrics["reward/mean"]
@@ -637,6 +643,7 @@ def summarize(job: Job) -> None:
         tokens_per_second=job.sampled_tokens / sampling if sampling and job.sampled_tokens else None,
         peak_bytes=job.memory.peak,
         goodput=None if job.goodput is None else goodput(read_goodput(job.folder)),
+        best=None if job.best is None else job.best._asdict(),
     )
     streams = [stream for stage in job.stages for stream in (stream_of(job, stage), stored_stream(stage))]
     for stream in {id(s): s for s in streams if s is not None}.values():
@@ -644,6 +651,9 @@ def summarize(job: Job) -> None:
             job.display.note(text)
     for name, result in job.evals.items():
         job.display.note(evaluation_line(name.replace("_", " "), result))
+    last = next(reversed(job.evals.values()), {}).get("mean")
+    if job.best is not None and last is not None and job.best.mean > last:
+        job.display.note(best_line(job.location, *job.best))
     job.display.close(
         closing_message(
             job.location,

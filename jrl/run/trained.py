@@ -34,6 +34,7 @@ from jrl.models.shape import Decoder
 from jrl.plugins import load_parts
 from jrl.resolve import load_config, load_run_config
 from jrl.run import programs
+from jrl.run.best import BEST, best_saved
 from jrl.run.checkpoints.run_state import restore_step
 from jrl.run.identity import with_saved_model
 from jrl.run.policy import Policy, open_policy, root_key
@@ -66,7 +67,7 @@ class Trained:
 def open_trained(
     folder: str | Path,
     bindings: Sequence[str] = (),
-    step: int | None = None,
+    step: int | str | None = None,
     config: str | Path | None = None,
     announce: Callable[[int, int], None] | None = None,
     *,
@@ -78,7 +79,7 @@ def open_trained(
     Args:
       bindings: NAME=VALUE, which override the configuration of the run or the published folder. `MeshShape.*` sets the
         devices; without it the configured mesh is used if it fits, else one device.
-      step: a saved step; None: the newest.
+      step: a saved step; "best": the one with the highest held-out accuracy; None: the newest.
       config: the configuration of a published folder, which has none: a .gin file; None: PLAIN.
       announce: called with (bytes read, bytes in all) while a published folder is read.
       stage: the name of a stage of the run, to open its newest saved step; None: of any stage.
@@ -97,6 +98,8 @@ def open_trained(
         raise ValueError(f"{folder} is a run, which has its own configuration; leave --config out, and override single "
                          "fields with NAME=VALUE")  # fmt: skip
     steps = saved_steps(folder)
+    if step == BEST:
+        step = best_saved(folder).step
     if step is not None and step not in steps:
         raise ValueError(f"{folder} has no checkpoint of step {step}; there are {', '.join(map(str, steps))}")
     try:

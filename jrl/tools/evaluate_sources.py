@@ -34,7 +34,7 @@ class Source(NamedTuple):
 
 
 def open_model(
-    address: Path, options: OpenOptions, step: int | None = None, stage: str | None = None, role: str = "policy"
+    address: Path, options: OpenOptions, step: int | str | None = None, stage: str | None = None, role: str = "policy"
 ) -> Trained:
     """Returns the model of a run or of a published folder, local or in a bucket."""
     folder = readable(address)
@@ -43,7 +43,7 @@ def open_model(
 
 
 def sources_of(
-    addresses: Sequence[Path], steps: Sequence[int | None], options: OpenOptions, stage: str | None, role: str
+    addresses: Sequence[Path], steps: Sequence[int | str | None], options: OpenOptions, stage: str | None, role: str
 ) -> list[Source]:
     """Returns a source for every step of every address. Step None is the newest."""
     return [

@@ -46,7 +46,7 @@ SIZES = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "B": 1}
 def export_policy(
     source: str | Path,
     to: str | Path,
-    step: int | None = None,
+    step: int | str | None = None,
     *,
     dtype: str = "float32",
     max_shard: str = "5GB",
@@ -141,7 +141,7 @@ def merged(trained: Trained, dtype: str) -> PyTree:
 def export_adapter(
     source: str | Path,
     to: str | Path,
-    step: int | None = None,
+    step: int | str | None = None,
     *,
     dtype: str = "float32",
     stage: str | None = None,

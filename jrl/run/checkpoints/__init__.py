@@ -10,8 +10,8 @@ class Checkpoint:
     """When a run saves itself."""
 
     every: int = 50  # steps between saves; the last step of a stage is always saved
-    # Newest saves to keep, besides the last of every stage and the newest that a later step has learned from. One is
-    # removed once a newer one is verified.
+    # Newest saves to keep, besides the last of every stage, the one with the highest held-out accuracy (Eval.every) and
+    # the newest that a later step has learned from. One is removed once a newer one is verified.
     keep: int = 2
 
     def __post_init__(self) -> None:

@@ -90,11 +90,11 @@ def open_run_state(
 ) -> RunState:
     """Opens (or makes) a folder of saves and sweeps interrupted ones.
 
-    `save(step, state, host, unproven=None)` returns when the step is on disk, read back and renamed into place; only
-    then are older steps beyond the newest `keep` removed, but for `pinned` ones and the newest that is known to be
-    good, and later ones, which a run that went back has left. `unproven` is the first step of which no later one shows
-    that its weights are finite; None: `step` itself. A saved step is known to be good once a later one has learned
-    from it.
+    `save(step, state, host, unproven=None, best=None)` returns when the step is on disk, read back and renamed into
+    place; only then are older steps beyond the newest `keep` removed, but for `pinned` ones, `best` and the newest that
+    is known to be good, and later ones, which a run that went back has left. `unproven` is the first step of which no
+    later one shows that its weights are finite; None: `step` itself. A saved step is known to be good once a later one
+    has learned from it.
     `condemn(first)` sets the steps from `first` on aside, where nothing finds them, and returns them; the next save
     removes them. `condemned()` returns those that are set aside.
     `restore(abstract_state, step=None, tell=...)` is `restore_step` below, of this folder.
@@ -111,13 +111,16 @@ def open_run_state(
         _sweep(folder)
     processes.barrier("swept")
 
-    def save(step: int, state: PyTree, host: Mapping[str, Any], unproven: int | None = None) -> None:
+    def save(
+        step: int, state: PyTree, host: Mapping[str, Any], unproven: int | None = None, best: int | None = None
+    ) -> None:
         save_step(folder, step, state, host, processes, shared=shared)
         if not writes:
             return
         present = list_steps(folder)
         good = known_good(present, step if unproven is None else unproven)
-        for other in superseded(present, step, keep, [*pinned, *([] if good is None else [good])]):
+        kept = [other for other in (*pinned, good, best) if other is not None]
+        for other in superseded(present, step, keep, kept):
             if other > step:
                 _log.warning("removed the save of step %d in %s: step %d was saved after it", other, folder, step)
             _remove(folder, other)
@@ -357,6 +360,18 @@ def read_step_manifest(root: str | os.PathLike[str], step: int) -> dict[str, Any
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedStep(step, _fault(error)) from error
     return body
+
+
+def read_host(root: str | os.PathLike[str], step: int) -> dict[str, Any]:
+    """Returns the host part of a step; its arrays are not looked at. Raises DamagedStep if it is not what was saved."""
+    path, body = step_dir(root, step) / "host.json", read_step_manifest(root, step)
+    try:
+        data = paths.read_bytes(path)
+        if hashlib.sha256(data).hexdigest() != body["files"]["host.json"]["sha256"]:
+            raise ValueError("host.json has other contents than were saved")
+    except (OSError, ValueError, KeyError) as error:
+        raise DamagedStep(step, _fault(error)) from error
+    return json.loads(data)
 
 
 def verify_step(root: str | os.PathLike[str], step: int, processes: Processes = ONE) -> dict[str, Any]:

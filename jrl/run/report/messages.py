@@ -213,6 +213,12 @@ def evaluation_line(name: str, result: Mapping[str, Any]) -> str:
     return f"{name}: {100 * result['mean']:.1f} % of {result['n']} held-out prompts [{low:.1f}, {high:.1f}]"
 
 
+def best_line(run: str | os.PathLike[str], step: int, mean: float) -> str:
+    """Returns which checkpoint is the best, and how to take it out of the run."""
+    command = f"jrl export {shlex.quote(os.fspath(run))} --step best --to DIR"
+    return f"best checkpoint: step {step}, {100 * mean:.1f} % of held-out prompts; {command} writes its policy"
+
+
 def closing_message(
     run: str | os.PathLike[str],
     *,

@@ -22,8 +22,9 @@ def write_summary(
     tokens_per_second: float | None,
     peak_bytes: int | None,
     goodput: Mapping[str, Any] | None = None,
+    best: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Writes and returns {"steps","seconds","eval","tokens_per_second","peak_bytes","goodput"}.
+    """Writes and returns {"steps","seconds","eval","tokens_per_second","peak_bytes","goodput","best"}.
 
     Args:
       seconds: "total" and its parts by name.
@@ -31,6 +32,7 @@ def write_summary(
       tokens_per_second: sampled tokens over the time of RL; None where nothing was sampled.
       peak_bytes: of the whole process tree; None where it cannot be read.
       goodput: as `jrl.run.report.goodput` has it; None: a member of a population.
+      best: "step" and "mean" of the saved step with the highest held-out accuracy; None: no saved step was evaluated.
     Raises ValueError for a missing key. A number that is not finite becomes null.
     """
     if "total" not in seconds:
@@ -46,6 +48,7 @@ def write_summary(
             "tokens_per_second": tokens_per_second,
             "peak_bytes": peak_bytes,
             "goodput": goodput,
+            "best": best,
         }
     )
     paths.write_bytes_atomic(path, json.dumps(summary, indent=2, allow_nan=False).encode() + b"\n")

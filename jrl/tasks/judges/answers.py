@@ -1,18 +1,22 @@
-"""Strict parsing of a judge's answer: one JSON object that fits the requested schema, and nothing else."""
+"""Strict parsing of a judge's answer: one JSON object that fits the requested schema, and nothing else, bare or as the
+one block of code that the answer is."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from jrl.tasks.judges.failures import Failure, JudgeError
 
 SHOWN = 200  # characters of a bad reply in a message
+# Many models fence JSON, whatever is asked for. Nothing may stand outside the fence, and no other fence inside.
+FENCED = re.compile(r"\s*```(?:json)?[ \t]*\r?\n((?:(?!```).)*)\n[ \t]*```\s*", re.DOTALL)
 
 
 def read_answer(content: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `content`, parsed as one JSON object.
+    """Returns `content`, parsed as one JSON object, which may be fenced as a block of code.
 
     Args:
       content: of the judge's message. schema: of a JSON object, in the subset that `problem_with` supports.
@@ -20,7 +24,8 @@ def read_answer(content: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     Raises: JudgeError if it is not JSON, has text around it, repeats a key, or does not fit the schema.
     """
     try:
-        answer = json.loads(content, object_pairs_hook=_once, parse_constant=_no_number)
+        fenced = FENCED.fullmatch(content)
+        answer = json.loads(fenced[1] if fenced else content, object_pairs_hook=_once, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         problem = f"its answer is not one JSON object ({error}): {shown(content)}"
         raise JudgeError(Failure.MALFORMED_ANSWER, problem) from error

@@ -1,0 +1,41 @@
+"""The best checkpoint of a run: the saved step whose policy was most accurate on held-out prompts (Eval.every)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from jrl.run.checkpoints.run_state import read_host
+from jrl.run.run_hash import newest
+
+BEST = "best"  # in place of a step: `--step best`
+
+
+class Best(NamedTuple):
+    """A saved step and its held-out accuracy. As the highest of many estimates it is biased upward."""
+
+    step: int
+    mean: float  # share of correct completions, as in `eval/mean` of metrics.jsonl
+
+
+def better(best: Best | None, step: int, mean: float | None) -> Best | None:
+    """Returns the best saved step once `step` is saved too; at equal accuracy the earlier one.
+
+    Args:
+      mean: held-out accuracy after `step`; None: it was not evaluated, or no completion could be scored.
+    """
+    if mean is None or (best is not None and mean <= best.mean):
+        return best
+    return Best(step, mean)
+
+
+def best_saved(folder: str | Path) -> Best:
+    """Returns the best saved step of a run folder. Raises ValueError if none was evaluated."""
+    best = read_host(Path(folder) / "checkpoints", newest(folder)).get("best")
+    if best is None:
+        raise ValueError(
+            f"{folder} has no best checkpoint: no saved step was evaluated on held-out prompts. A stage evaluates "
+            "every Eval.every of its own steps, and the run saves every Checkpoint.every of all steps; let them "
+            "coincide, or give the number of a step"
+        )
+    return Best(*best)

@@ -1,0 +1,62 @@
+"""The saved step with the highest held-out accuracy stays, and `--step best` opens it."""
+
+import json
+
+import pytest
+from short_runs import run
+from small_model import PLAIN_DECODER
+
+from jrl import cli
+from jrl.run.best import Best, best_saved, better
+from jrl.run.checkpoints.run_state import DamagedStep
+from jrl.run.report.messages import best_line
+from jrl.run.run_hash import saved_steps
+from jrl.run.trained import open_trained
+
+# With so low a learning rate all evaluations agree, so the first evaluated step stays the best.
+FLAT = [*PLAIN_DECODER, "Online.prompts=4", "Online.samples=2", "Online.steps=8", "Checkpoint.every=2",
+        "Checkpoint.keep=1", "Config.eval=@Eval()", "Eval.prompts=8", "Eval.every=4", "AdamW.learning_rate=1e-30",
+        "Data.held_out_every=10", "Scoring.workers=1", "Log.samples=0"]  # fmt: skip
+
+
+def test_the_best_step_is_the_first_of_the_highest():
+    best = None
+    for step, mean in [(2, None), (4, 0.25), (6, 0.5), (8, None), (10, 0.5), (12, 0.0)]:
+        best = better(best, step, mean)
+    assert best == Best(6, 0.5) and better(None, 3, 0.0) == Best(3, 0.0) and better(None, 3, None) is None
+    assert best_line("a b", *best) == (
+        "best checkpoint: step 6, 50.0 % of held-out prompts; jrl export 'a b' --step best --to DIR writes its policy"
+    )
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory):
+    """A run that was left after its sixth step."""
+    folder = tmp_path_factory.mktemp("best") / "run"
+    run(FLAT, folder, stop_after=6)
+    return folder
+
+
+def test_the_best_step_is_kept_over_a_resume(left):
+    rows = [json.loads(line) for line in (left / "metrics.jsonl").read_text().splitlines()]
+    mean = rows[3]["eval/mean"]
+    assert [row["step"] for row in rows if "eval/mean" in row] == [4]
+    assert best_saved(left) == Best(4, mean) and saved_steps(left) == [4, 6]
+    run(FLAT, left)
+    assert json.loads((left / "summary.json").read_text())["best"] == {"step": 4, "mean": mean}
+    assert saved_steps(left) == [4, 6, 8]  # 8 has not shown that its weights are finite, as 6 has
+    assert open_trained(left, step="best").step == 4 and open_trained(left).step == 8
+
+
+def test_a_run_without_evaluated_saves_has_no_best_step(tmp_path):
+    run(FLAT, tmp_path / "run", "Eval.every=3", "Online.steps=2")
+    with pytest.raises(ValueError, match="no saved step was evaluated on held-out prompts"):
+        open_trained(tmp_path / "run", step="best")
+    (tmp_path / "run/checkpoints/00000002/host.json").write_text("{}")
+    with pytest.raises(DamagedStep, match=r"host\.json has other contents than were saved"):
+        best_saved(tmp_path / "run")
+
+
+def test_a_step_is_a_number_or_best(left, tmp_path, capsys):
+    assert cli.main(["export", str(left), "--step", "last", "--to", str(tmp_path / "out")]) == 2
+    assert "argument --step: 'last' is not a step; give its number, or best" in capsys.readouterr().err
