@@ -166,6 +166,39 @@ def test_a_file_of_rows_keeps_its_large_parts(tmp_path, monkeypatch):
     assert counts == [[12], [12, 2], [12, 12], [12, 12, 1]]
 
 
+def test_a_file_with_several_names_is_sent_and_fetched_once(tmp_path):
+    """As large arrays that checkpoints have in common. The file stays when its first name goes."""
+    store, folder = Store(), tmp_path / "run"
+    publisher = opened(client(store), folder)
+    (folder / "manifest.json").write_text("the run")
+    names = [f"checkpoints/{step:08d}/unchanged" for step in range(1, 6)]
+    place = folder / names[0]
+    place.parent.mkdir(parents=True)
+    place.write_bytes(b"base" * 1000)
+    for before, name in zip([None, *names], names):
+        if before is not None:
+            (folder / name).parent.mkdir()
+            os.link(folder / before, folder / name)
+        if name == names[3]:
+            shutil.rmtree((folder / names[0]).parent)
+        store.requests.clear()
+        publisher.publish()
+        assert [sent for method, sent in store.requests if method == "POST" and "unchanged" in sent] == (
+            [sent for _, sent in store.requests if f"{names[0]}/" in sent] if before is None else []
+        )
+    assert len({parts for file, parts in publisher._commit.files.items() if "unchanged" in file}) == 1
+    store.requests.clear()
+    opened(client(store), tmp_path / "again")
+    assert contents(tmp_path / "again") == contents(folder) and len(contents(folder)) == 5
+    assert sum("unchanged" in name for method, name in store.requests if method == "GET") == 1
+    assert len({(tmp_path / "again" / name).stat().st_ino for name in names[1:]}) == 1
+    for key in [key for key in store.objects if "unchanged" in key[1]]:
+        del store.objects[key]
+    shutil.rmtree((tmp_path / "again" / names[1]).parent)
+    opened(client(store), tmp_path / "again")  # the bucket has lost it, and the machine has it under another name
+    assert contents(tmp_path / "again") == contents(folder)
+
+
 def test_overwritten_bytes_are_refused(tmp_path):
     store = Store()
     publisher = opened(client(store), tmp_path / "run")

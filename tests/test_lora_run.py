@@ -71,10 +71,14 @@ HARD = ["Online.lag=1", "Online.objective=@DAPO()", "DAPO.max_refills=1", "LoRA.
 @pytest.mark.parametrize("bindings", [["GRPO.kl=0.01"], HARD], ids=["plain", "hard"])
 def test_a_run_that_is_left_and_resumed_holds_the_same_bits(tmp_path, bindings):
     straight, cut = tmp_path / "straight", tmp_path / "cut"
-    run(straight, *bindings)
-    run(cut, *bindings, stop_after=3)
-    run(cut, *bindings)
+    wide = ["Decoder.width=2048", "Checkpoint.every=1"]  # a base with arrays that checkpoints have in common
+    run(straight, *bindings, *wide)
+    run(cut, *bindings, *wide, stop_after=3)
+    run(cut, *bindings, *wide)
     assert run_hash.run_fingerprint(cut, 4) == run_hash.run_fingerprint(straight, 4)
+    for folder in (straight, cut):
+        common = [path for path in (folder / "checkpoints/00000004/unchanged").rglob("*") if path.is_file()]
+        assert common and all(path.stat().st_nlink > 1 for path in common)
 
 
 def test_the_base_keeps_its_bits_and_the_optimizer_holds_adapters_only(trained_run):

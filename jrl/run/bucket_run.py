@@ -26,7 +26,7 @@ import re
 import stat
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -324,8 +324,12 @@ class Publisher:
     def _publish(self) -> None:
         if self._lease.lost():
             raise _taken(self._address)
-        uploads = in_parallel(self._parts_of, self._files_to_upload())
-        parts_by_file = dict(upload for upload in uploads if upload is not None)
+        # Names of one file are uploaded once: checkpoints have what does not change in common.
+        files_by_mark: dict[Any, list[str]] = {}
+        for name in self._files_to_upload():
+            files_by_mark.setdefault(_mark_of(self._folder / name), []).append(name)
+        uploads = in_parallel(self._parts_of_names, files_by_mark.values())
+        parts_by_file = {name: parts for uploaded in uploads for name, parts in uploaded.items()}
         if self._processes.writer:
             parts_by_file |= self._still_damaged()
         files: dict[str, tuple[Part, ...]] = {}
@@ -394,8 +398,17 @@ class Publisher:
     def _remove(self, part: str) -> None:
         self._bucket.delete(f"{self._name}/{FILES}/{part}")
 
-    def _parts_of(self, name: str) -> tuple[str, tuple[Part, ...]] | None:
-        """Returns a file and its parts, uploading those that are new; None: it is gone, or is no plain file by now."""
+    def _parts_of_names(self, names: Sequence[str]) -> dict[str, tuple[Part, ...]]:
+        """Returns {name: parts} of a file with one or several names, uploading the parts that are new; {}: it is gone,
+        or is no plain file by now."""
+        first = next((name for name in names if name in self._commit.files), names[0])
+        parts = self._parts_of(first)
+        if first in self._unchanged:  # one of the others is the first at the next commit
+            self._unchanged |= dict.fromkeys(names, self._unchanged[first])
+        return {} if parts is None else dict.fromkeys(names, parts)
+
+    def _parts_of(self, name: str) -> tuple[Part, ...] | None:
+        """Returns the parts of a file, uploading those that are new; None: it is gone, or is no plain file by now."""
         with contextlib.ExitStack() as stack:
             try:
                 file = stack.enter_context(open(self._folder / name, "rb", opener=_open_plain))
@@ -409,7 +422,7 @@ class Publisher:
                 return None
             mark = _mark(state)
             if name in self._unchanged and self._unchanged[name][0] == mark:
-                return name, self._unchanged[name][1]
+                return self._unchanged[name][1]
             sound = itertools.takewhile(lambda part: part.object not in self._lost, self._commit.files.get(name, ()))
             parts = _still_there(tuple(sound), file, state.st_size)
             start = sum(part.bytes for part in parts)
@@ -426,7 +439,7 @@ class Publisher:
                     break
         if time.time() - state.st_mtime > FRESH_SECONDS:
             self._unchanged[name] = (mark, tuple(parts))
-        return name, tuple(parts)
+        return tuple(parts)
 
 
 def _taken(address: str) -> LeaseLost:
@@ -439,6 +452,14 @@ def _taken(address: str) -> LeaseLost:
 def _mark(state: os.stat_result) -> tuple[int, int, int]:
     """Returns values that change when a file does."""
     return state.st_ino, state.st_size, state.st_mtime_ns
+
+
+def _mark_of(path: Path) -> tuple[int, int, int] | str:
+    """Returns the mark of a file; of one that is gone something that no other has."""
+    try:
+        return _mark(os.lstat(path))
+    except FileNotFoundError:
+        return os.fspath(path)
 
 
 def marks_of(folder: Path) -> dict[str, tuple[int, int, int]]:
@@ -570,20 +591,38 @@ def fetch(
         if Path(place) != folder and not os.listdir(place):
             os.rmdir(place)
 
-    def fetch_file(item: tuple[str, tuple[Part, ...]]) -> None:
-        file, parts = item
-        place = inside(folder, file)
-        if _cut_to(place, parts):
-            return
-        try:
-            _fetch_file(bucket, name, parts, place)
-        except (Missing, DamagedObject) as error:
-            if damaged is None:
-                raise
-            damaged(file, error)  # raises where the file that is there may be the last copy
-            place.unlink(missing_ok=True)
+    def fetch_file(item: tuple[tuple[Part, ...], Sequence[str]]) -> None:
+        parts, files = item
+        here = [file for file in files if _cut_to(inside(folder, file), parts)]
+        for file in files:
+            place = inside(folder, file)
+            if file in here or (here and _linked(inside(folder, here[0]), place)):
+                continue
+            try:
+                _fetch_file(bucket, name, parts, place)
+                here.append(file)
+            except (Missing, DamagedObject) as error:
+                if damaged is None:
+                    raise
+                damaged(file, error)  # raises where the file that is there may be the last copy
+                place.unlink(missing_ok=True)
 
-    in_parallel(fetch_file, commit.files.items())
+    files_by_parts: dict[tuple[Part, ...], list[str]] = {}
+    for file, parts in commit.files.items():
+        files_by_parts.setdefault(parts, []).append(file)
+    in_parallel(fetch_file, files_by_parts.items())
+
+
+def _linked(file: Path, place: Path) -> bool:
+    """Makes `place` another name of a file. Returns whether the file system has that."""
+    paths.make_dir(place.parent)
+    temporary = place.with_name(f"{paths.TEMPORARY}{place.name}")
+    try:
+        os.link(file, temporary)
+    except OSError:
+        return False
+    os.replace(temporary, place)
+    return True
 
 
 def _fetch_file(bucket: Bucket, name: str, parts: tuple[Part, ...], place: Path) -> None:

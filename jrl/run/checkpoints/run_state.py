@@ -1,6 +1,7 @@
 """Saves and restores everything that influences a run: one directory a step, committed by one rename.
 
     ROOT/00000005/state/...        the array leaves, written by orbax
+    ROOT/00000005/unchanged/...    large ones that are as they were at the step before (unchanged.py)
     ROOT/00000005/shards-1.bin     in place of state/, where each process has a folder of its own (shards.py)
     ROOT/00000005/host.json        what is not an array: data position, counters, offsets
     ROOT/00000005/manifest.json    sha256 of every file above, and path, dtype, shape and hash of every leaf
@@ -37,12 +38,13 @@ from orbax.checkpoint import v1 as ocp
 from jrl import paths
 from jrl.device.placement import place_on_mesh, processes_of, without_shards
 from jrl.device.processes import ONE, HostLost, OtherProcessFailed, Processes
-from jrl.run.checkpoints import digest
+from jrl.run.checkpoints import digest, unchanged
 from jrl.run.checkpoints.shards import read_shards, write_shards
+from jrl.run.checkpoints.unchanged import Unchanged, find_unchanged, link_files
 
 PyTree = Any
 SHA256, CHECKSUM = "sha256", "checksum"  # of a leaf: of all bytes in order; summed over the shards of processes
-FORMAT, SHARDS_FORMAT = 1, 2  # arrays by orbax; a file of shards from each process
+FORMAT, SHARDS_FORMAT, UNCHANGED_FORMAT = 1, 2, 3  # arrays by orbax; shards from each process; orbax in two folders
 _READ_BACK_BYTES = 256 << 20
 _SAVING, _REPLACED, _REMOVED = (f"{paths.TEMPORARY}{what}-" for what in ("saving", "replaced", "removed"))
 CONDEMNED = ".condemned"  # behind the name of a step that is set aside
@@ -214,7 +216,7 @@ def save_step(
             paths.make_dir(temporary)
         processes.barrier(f"save {step}")
         if shared and _are_everywhere(arrays.values(), processes):
-            _write_together(temporary, step, arrays, described, host_bytes, processes)
+            _write_together(folder, temporary, step, arrays, described, host_bytes, processes)
         else:
             _write_apart(temporary, step, arrays, described, host_bytes, processes)
         processes.barrier(f"read back {step}")
@@ -237,6 +239,7 @@ def save_step(
 
 
 def _write_together(
+    folder: Path,
     temporary: Path,
     step: int,
     arrays: Mapping[str, Any],
@@ -245,16 +248,51 @@ def _write_together(
     processes: Processes,
 ) -> None:
     """Writes a step into a folder that all processes see, and reads it back."""
-    if arrays:
+    linked = _link_unchanged(folder, temporary, described) if processes.writer else None
+    apart = Unchanged(*processes.from_writer(f"unchanged {step}", linked))
+    written = _folders(arrays, set(apart.leaves))
+    if apart.is_linked:
+        del written[unchanged.FOLDER]
+    for where, names in written.items():
         with _context(), _without_orbax_logs():
-            ocp.save(temporary / "state", arrays)
+            ocp.save(temporary / where, {name: arrays[name] for name in names})
     processes.barrier(f"saved {step}")
     if processes.writer:
         paths.write_bytes_atomic(temporary / "host.json", host_bytes)
         paths.sync_tree(temporary)
-        files = digest.tree_digests(temporary, paths.files_below(temporary))
-        _write_manifest(temporary, {"format": FORMAT, "step": step, "files": files, "leaves": described})
-    _read_back(temporary, described, processes)
+        new = [name for name in paths.files_below(temporary) if name not in apart.files]
+        body = {"format": FORMAT, "step": step, "files": digest.tree_digests(temporary, new), "leaves": described}
+        if apart.leaves:
+            body |= {"format": UNCHANGED_FORMAT, "files": body["files"] | apart.files, unchanged.FOLDER: apart.leaves}
+        _write_manifest(temporary, body)
+    for where, names in written.items():
+        _read_back(temporary / where, {name: described[name] for name in names}, processes)
+
+
+def _link_unchanged(folder: Path, temporary: Path, described: Mapping[str, Any]) -> Unchanged:
+    """Returns which leaves have not changed since the newest step, after linking its files of them if it has some."""
+    try:
+        newest = max(list_steps(folder))
+        earlier = read_step_manifest(folder, newest)
+    except ValueError:  # there is none, or it is damaged
+        return Unchanged([], {})
+    found = find_unchanged(described, earlier)
+    if found.is_linked and not link_files(found.files, step_dir(folder, newest), temporary):
+        return found._replace(files={})
+    return found
+
+
+def _folders(leaves: Collection[str], apart: Collection[str]) -> dict[str, list[str]]:
+    """Returns {folder of a step: its leaves} of arrays that orbax writes or has written.
+
+    Args:
+      apart: the leaves that are in the folder of what has not changed.
+    """
+    folder_of = lambda name: unchanged.FOLDER if name in apart else "state"
+    folders: dict[str, list[str]] = {}
+    for name in leaves:
+        folders.setdefault(folder_of(name), []).append(name)
+    return folders
 
 
 def _write_apart(
@@ -355,7 +393,7 @@ def read_step_manifest(root: str | os.PathLike[str], step: int) -> dict[str, Any
     try:
         digest.check_plain_file(folder / "manifest.json")
         body = _unseal(paths.read_bytes(folder / "manifest.json"))
-        if body["format"] not in (FORMAT, SHARDS_FORMAT) or body["step"] != step:
+        if body["format"] not in (FORMAT, SHARDS_FORMAT, UNCHANGED_FORMAT) or body["step"] != step:
             raise ValueError(f"the manifest is of format {body['format']}, step {body['step']}")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedStep(step, _fault(error)) from error
@@ -413,19 +451,25 @@ def _read(
     check_leaves(step, saved, target, part=part)
     targets = {name: _target(leaf, saved[name]) for name, leaf in target.items() if leaf.size}
 
-    each_reads_all = body["format"] == FORMAT and not _are_everywhere(targets.values(), processes)
+    each_reads_all = body["format"] != SHARDS_FORMAT and not _are_everywhere(targets.values(), processes)
 
     def load() -> tuple[dict[str, Any], dict[str, int], dict[str, Any]]:
+        loaded: dict[str, Any] = {}
         checksums: dict[str, int] = {}
+        root = step_dir(folder, step)
         try:
             if body["format"] == SHARDS_FORMAT:
-                loaded = read_shards(step_dir(folder, step), body["shards"], targets, body["files"])
-            elif each_reads_all:
-                loaded, checksums = _load_alone(step_dir(folder, step) / "state", targets, saved, processes)
+                loaded = read_shards(root, body["shards"], targets, body["files"])
             else:
-                with _context():
-                    loaded = ocp.load(step_dir(folder, step) / "state", targets) if targets else {}
-            return loaded, checksums, json.loads(paths.read_bytes(step_dir(folder, step) / "host.json"))
+                for where, names in _folders(targets, set(body.get(unchanged.FOLDER, ()))).items():
+                    those = {name: targets[name] for name in names}
+                    if each_reads_all:
+                        arrays, found = _load_alone(root / where, those, saved, processes)
+                        loaded, checksums = loaded | arrays, checksums | found
+                    else:
+                        with _context():
+                            loaded |= ocp.load(root / where, those)
+            return loaded, checksums, json.loads(paths.read_bytes(root / "host.json"))
         except Exception as error:
             # The bytes are what was saved and the leaves agree, so what is left is a fault below this file.
             raise DamagedStep(step, f"its arrays could not be read: {_fault(error)}") from error
@@ -506,12 +550,11 @@ def _checksum_text(value: int) -> str:
     return f"{value % 2**64:016x}"
 
 
-def _read_back(temporary: Path, entries: Mapping[str, dict[str, Any]], processes: Processes) -> None:
-    """Raises ValueError unless a step that is about to be published holds what was in memory. Leaves are read in
-    groups, so that the copy on the host stays small; each process reads a share of them."""
-    full = {name: entry for name, entry in entries.items() if 0 not in entry["shape"]}
-    share = dict(list(full.items())[processes.index :: processes.count])
-    for name, data in _read_alone(temporary / "state", share, processes):
+def _read_back(written: Path, entries: Mapping[str, dict[str, Any]], processes: Processes) -> None:
+    """Raises ValueError unless a folder of a step that is about to be published holds what was in memory. Leaves are
+    read in groups, so that the copy on the host stays small; each process reads a share of them."""
+    share = dict(list(entries.items())[processes.index :: processes.count])
+    for name, data in _read_alone(written, share, processes):
         if not _is_same(data, entries[name]):
             raise ValueError(f"leaf {name} reads back with other values")
 
