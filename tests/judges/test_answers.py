@@ -27,6 +27,12 @@ PAIRWISE = Judge(address="http://x/v1", model="m", grading=Pairwise())
         (GRADE, '{"score": 15}', (1.0,)),
         (GRADE, '```json\n{\n  "score": 15\n}\n```', (1.0,)),
         (GRADE, '\n``` \r\n{"score": -5}\r\n  ```\n', (0.0,)),
+        (GRADE, '```JSON {"score": 15}```', (1.0,)),
+        (GRADE, '<think>Is it {"score": -5}?\n</think>\n\n{"score": 15}', (1.0,)),
+        (GRADE, '\n<think>It says </think> {"score": -5}\n</think>```json\n{"score": 15}\n```', (1.0,)),
+        (GRADE, 'The template wrote the first tag.</think>{"score": 15}', (1.0,)),
+        (GRADE, '{"reason": "it ends with </think>{", "score": 15}', (1.0,)),
+        (GRADE, '{"reason": "two\nlines\tof it", "score": 15}', (1.0,)),
         (GRADE, '```json\n{"reason": "a ` in it", "score": 15}\n```', (1.0,)),
         (RUBRIC, '{"item_2": false, "item_1": true}', (1.0, 0.0)),
         (PAIRWISE, '{"winner": "first"}', (1.0,)),
@@ -50,6 +56,9 @@ def test_numbers_of_an_answer(judge, content, numbers):
         (GRADE, 'Sure:\n```json\n{"score": 7}\n```', Failure.MALFORMED_ANSWER, "not one JSON object"),
         (GRADE, '```json\n{"score": 7}\n```\nAll good.', Failure.MALFORMED_ANSWER, "not one JSON object"),
         (GRADE, '```\n{"score": 1}\n```\n```\n{"score": 7}\n```', Failure.MALFORMED_ANSWER, "not one JSON object"),
+        (GRADE, 'Sure. <think>a</think>{"score": 7}', Failure.MALFORMED_ANSWER, "not one JSON object"),
+        (GRADE, '{"score": 1}</think>{"score": 7}', Failure.MALFORMED_ANSWER, "Extra data"),
+        (GRADE, '<think>{"score": 7}', Failure.MALFORMED_ANSWER, "not one JSON object"),
         (GRADE, '```json\n{"score": 7}', Failure.MALFORMED_ANSWER, "not one JSON object"),
         (GRADE, '```python\n{"score": 7}\n```', Failure.MALFORMED_ANSWER, "not one JSON object"),
         (GRADE, "```json\n" * 100_000, Failure.MALFORMED_ANSWER, "not one JSON object"),
@@ -98,6 +107,18 @@ def test_a_completion_is_read_from_the_message_only():
     assert read_completion(json.dumps(made)) == ('{"score": 3}', 12, 5)
     made["usage"] = {"prompt_tokens": -1, "completion_tokens": True}
     assert read_completion(json.dumps(made)) == ('{"score": 3}', 0, 0)
+    parts = [
+        {"type": "thinking", "thinking": [{"type": "text", "text": "3?"}]},
+        {"type": "text", "text": '{"score": 3}'},
+    ]
+    assert read_completion(json.dumps(reply(content=parts))).content == '{"score": 3}'
+
+
+def test_a_message_without_text_is_shown_with_what_it_has_in_its_place():
+    for content in (None, 3):
+        made = reply(content=content, refusal="I cannot") | {"id": "x" * 500}
+        with pytest.raises(JudgeError, match=r"has no text \(finish_reason 'stop'\): .*I cannot"):
+            read_completion(json.dumps(made))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +133,11 @@ def test_a_completion_is_read_from_the_message_only():
         (json.dumps({"choices": [*reply(content="a")["choices"], *reply(content="b")["choices"]]}),
          Failure.MALFORMED_REPLY),
         (json.dumps(reply(content=None, refusal="I cannot")), Failure.MALFORMED_REPLY),
-        (json.dumps(reply(content=[{"type": "text", "text": "{}"}])), Failure.MALFORMED_REPLY),
+        (json.dumps(reply(content=[{"type": "text"}])), Failure.MALFORMED_REPLY),
+        (json.dumps(reply(content=[3])), Failure.MALFORMED_REPLY),
+        ('{"error": {"message": "slow down", "code": 429}}', Failure.RATE_LIMIT),
+        ('{"error": {"message": "overloaded", "code": 503}}', Failure.SERVER_ERROR),
+        ('{"error": {"message": "no", "code": "429"}}', Failure.MALFORMED_REPLY),
         (json.dumps(reply()), Failure.MALFORMED_REPLY),
         (json.dumps({"choices": [{"message": {"content": '{"score'}, "finish_reason": "length"}]}), Failure.TRUNCATED),
     ],

@@ -190,13 +190,24 @@ def test_addresses_that_cannot_be_used_are_refused_by_one_question():
     with StandIn(Faults(pages=1.0, most=99)) as server, pytest.raises(ValueError, match="a web page, not a chat"):
         preflight(config(server.address))
     with StandIn() as server:
-        with pytest.raises(ValueError, match="status 404, a web page"):
-            preflight(config(server.address.removesuffix("/v1")))
+        base = server.address.removesuffix("/v1")
+        with pytest.raises(
+            ValueError, match=f"POST {base}/chat/completions: status 404, a web page.*often ends in /v1"
+        ):
+            preflight(config(base))
         preflight(config(server.address))
         assert len(server.bodies) == 2
     with StandIn(Faults(errors=1.0, most=2)) as server:
         preflight(config(server.address))
     assert time.monotonic() - began < 20
+
+
+def test_a_judge_that_chats_is_refused_with_what_enforces_the_form():
+    with StandIn(Faults(chatter=1.0, most=99)) as server:
+        with pytest.raises(ValueError, match=r"asked to enforce the form: Judge.response_format = 'json_schema'"):
+            preflight(config(server.address))
+        with pytest.raises(ValueError, match=r"cannot be used: its answer is not one JSON object.*attempt 3 of 3\)$"):
+            preflight(config(server.address, response_format="json_object"))
 
 
 def test_a_run_opens_all_its_judges_or_none(tmp_path):

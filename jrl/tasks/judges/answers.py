@@ -1,5 +1,5 @@
-"""Strict parsing of a judge's answer: one JSON object that fits the requested schema, and nothing else, bare or as the
-one block of code that the answer is."""
+"""Strict parsing of a judge's answer: one JSON object that fits the requested schema, and nothing else but thoughts
+before it and a fence around it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,25 @@ from jrl.tasks.judges.failures import Failure, JudgeError
 
 SHOWN = 200  # characters of a bad reply in a message
 # Many models fence JSON, whatever is asked for. Nothing may stand outside the fence, and no other fence inside.
-FENCED = re.compile(r"\s*```(?:json)?[ \t]*\r?\n((?:(?!```).)*)\n[ \t]*```\s*", re.DOTALL)
+FENCED = re.compile(r"\s*```(?:json)?\s*(\{(?:(?!```).)*)```\s*", re.DOTALL | re.IGNORECASE)
 
 
 def read_answer(content: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `content`, parsed as one JSON object, which may be fenced as a block of code.
+    """Returns `content`, parsed as one JSON object. Its strings may hold line breaks, which small models forget to
+    escape.
 
     Args:
-      content: of the judge's message. schema: of a JSON object, in the subset that `problem_with` supports.
+      content: of the judge's message; the object may be fenced as a block of code, and follow a model's thoughts.
+      schema: of a JSON object, in the subset that `problem_with` supports.
 
     Raises: JudgeError if it is not JSON, has text around it, repeats a key, or does not fit the schema.
     """
     try:
-        fenced = FENCED.fullmatch(content)
-        answer = json.loads(fenced[1] if fenced else content, object_pairs_hook=_once, parse_constant=_no_number)
+        text = after_thoughts(content)
+        fenced = FENCED.fullmatch(text)
+        answer = json.loads(
+            fenced[1] if fenced else text, strict=False, object_pairs_hook=_once, parse_constant=_no_number
+        )
     except (ValueError, RecursionError) as error:
         problem = f"its answer is not one JSON object ({error}): {shown(content)}"
         raise JudgeError(Failure.MALFORMED_ANSWER, problem) from error
@@ -33,6 +38,14 @@ def read_answer(content: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     if failure is not None:
         raise JudgeError(failure, f"{problem}: {shown(content)}")
     return answer
+
+
+def after_thoughts(content: str) -> str:
+    """Returns what follows the last </think> of an answer that begins with thoughts; any other answer as it is. Servers
+    that do not tell thoughts apart leave them there, without the first tag if the chat template has written it."""
+    text = content.lstrip()
+    begins_with_thoughts = text.startswith("<think>") or not ("<think>" in text or text.startswith(("{", "`")))
+    return content.rpartition("</think>")[2] if begins_with_thoughts else content
 
 
 def problem_with(value: Any, schema: Mapping[str, Any], name: str) -> tuple[Failure | None, str]:

@@ -60,6 +60,7 @@ class Endpoint:
         self._secure = url.scheme == "https"
         self._host, self._port = url.hostname, port
         self._path = f"{url.path.rstrip('/')}/chat/completions"
+        self._url = f"{address.rstrip('/')}/chat/completions"
         self._context = ssl.create_default_context() if self._secure else None
 
     def __repr__(self) -> str:
@@ -102,6 +103,11 @@ class Endpoint:
         return self._completion(response, data)
 
     def _completion(self, response: http.client.HTTPResponse, data: bytes) -> Completion:
+        coding = response.headers.get("Content-Encoding", "identity")
+        if coding != "identity":
+            raise JudgeError(
+                Failure.MALFORMED_REPLY, f"its reply is compressed ({shown(coding)}), which was not asked for"
+            )
         text = self.without_key(data.decode("utf-8", "replace"))
         kind = response.headers.get_content_type()
         is_page = kind == "text/html" or text.lstrip()[:1] == "<"
@@ -117,29 +123,51 @@ class Endpoint:
         if status == 200:
             raise JudgeError(Failure.HTML, f"{detail}, not a chat completion: {shown(text)}")
         moved = f" (redirect to {shown(response.headers['Location'])})" if response.headers["Location"] else ""
-        raise JudgeError(Failure.REJECTED, detail + moved)
+        raise JudgeError(Failure.REJECTED, f"POST {self._url}: {detail}{moved}")
 
 
 def read_completion(text: str) -> Completion:
     """Returns the message of a reply's only choice, with the token counts.
 
-    Raises: JudgeError if the reply is not the JSON of a chat completion, or the answer was truncated.
+    Raises: JudgeError if the reply is not the JSON of a chat completion, or the answer was truncated. A gateway may
+      report an error of the server behind it with the status 200.
     """
     try:
         reply = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise JudgeError(Failure.MALFORMED_REPLY, f"its reply is not JSON ({error}): {shown(text)}") from error
+    status = _status_within(reply)
+    if status == 429:
+        raise JudgeError(Failure.RATE_LIMIT, f"status 200 with an error {status}: {shown(text)}")
+    if status >= 500:
+        raise JudgeError(Failure.SERVER_ERROR, f"status 200 with an error {status}: {shown(text)}")
     try:
         (choice,) = reply["choices"]
-        content, reason = choice["message"]["content"], choice.get("finish_reason")
+        message, reason = choice["message"], choice.get("finish_reason")
+        content = _text_of(message["content"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise JudgeError(Failure.MALFORMED_REPLY, f"its reply is not a chat completion: {shown(text)}") from error
     if reason == "length":
         raise JudgeError(Failure.TRUNCATED, "its answer was truncated; raise Judge.max_tokens")
     if not isinstance(content, str):
-        raise JudgeError(Failure.MALFORMED_REPLY, f"its message has no text: {shown(text)}")
+        detail = f"its message has no text (finish_reason {reason!r}): {shown(json.dumps(message))}"
+        raise JudgeError(Failure.MALFORMED_REPLY, detail)
     used = reply.get("usage")
     return Completion(content, _count(used, "prompt_tokens"), _count(used, "completion_tokens"))
+
+
+def _text_of(content: Any) -> Any:
+    """Returns the text of a message that is a list of parts, without thoughts and images; other content as it is."""
+    if not isinstance(content, list):
+        return content
+    return "".join(part["text"] for part in content if part["type"] == "text")
+
+
+def _status_within(reply: Any) -> int:
+    """Returns the status of an error in a reply's JSON; 0 if there is none."""
+    error = reply.get("error") if isinstance(reply, Mapping) else None
+    status = error.get("code") if isinstance(error, Mapping) else None
+    return status if isinstance(status, int) else 0
 
 
 def retry_after(value: str | None, now: float) -> float | None:

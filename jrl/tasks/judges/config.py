@@ -13,6 +13,9 @@ from jrl.tasks.judges.pairwise import Pairwise
 from jrl.tasks.judges.rubric import Rubric
 from jrl.tasks.judges.self_reference import SelfReference
 
+Plain = float | int | str | bool | None
+OURS = ("messages", "model", "n", "response_format", "stream")  # of a request: other fields set them, or none may
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Judge:
@@ -27,6 +30,9 @@ class Judge:
     api_key_env: str | None = None  # environment variable that holds the API key; None: no key is sent
     temperature: float = 0.0  # of its answers
     max_tokens: int = 512  # of its answers
+    # More fields of every request, as in OpenAI's client, such as {'chat_template_kwargs': {'enable_thinking': False}}.
+    # None leaves out a field that jrl sends.
+    extra_body: dict[str, Plain | dict[str, Plain]] = dataclasses.field(default_factory=dict)
     response_format: Literal["json_schema", "json_object"] | None = None  # what the server is asked to enforce
     max_characters: int = 20_000  # of a completion; a longer one is masked
     concurrency: int = 16  # requests in flight, of all processes of the run together; at least one per process
@@ -56,6 +62,8 @@ class Judge:
         for field in ("temperature", "input_price", "output_price"):
             if getattr(self, field) < 0:
                 raise ValueError(f"Judge.{field} is {getattr(self, field)}; it must be at least 0")
+        if ours := [name for name in OURS if name in self.extra_body]:
+            raise ValueError(f"Judge.extra_body has {ours[0]!r}, which jrl sets or needs as it is")
         if not 0 <= self.stop_above <= 1:
             raise ValueError(f"Judge.stop_above is {self.stop_above}; it is a share, from 0 to 1")
 

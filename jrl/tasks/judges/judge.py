@@ -318,9 +318,14 @@ def preflight(config: Judge, stop: Stop = never) -> None:
     finally:
         client.close()
     if request.content is None:
+        advice = ""
+        if client.counts[Failure.MALFORMED_ANSWER] and config.response_format is None:
+            advice = ". Most servers can be asked to enforce the form: Judge.response_format = 'json_schema'"
+        elif client.counts[Failure.REJECTED]:
+            advice = ". Judge.address is the base URL, which often ends in /v1; Judge.extra_body changes what is sent"
         raise ValueError(
             f"the judge {config.name!r} (Judge.model = {config.model!r} at {config.address}) cannot be used: "
-            f"{request.problem}"
+            f"{request.problem}{advice}"
         )
 
 
@@ -356,4 +361,5 @@ def body_of(config: Judge, chat: Chat) -> bytes:
     if config.response_format == "json_schema":
         schema = GRADINGS[type(config.grading)].schema(config.grading)
         body["response_format"]["json_schema"] = {"name": "verdict", "schema": schema}
-    return json.dumps(body, sort_keys=True).encode()
+    body |= config.extra_body
+    return json.dumps({name: value for name, value in body.items() if value is not None}, sort_keys=True).encode()
