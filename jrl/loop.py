@@ -229,7 +229,7 @@ def take_step(job: Job, progress: Progress) -> tuple[Progress, Step]:
     )
     step = Step(job.done + 1, stage.name, stepped.metrics, stepped.batch, learned_if_stopping(job, stepped.learned))
     if evaluates_after(job.config, job.done + 1):
-        step.metrics |= numbers(evaluate(job, stepped.state, f"after step {job.done + 1}", interruptible=False))
+        step.metrics |= numbers(evaluate_step(job, stepped.state, job.done + 1))
     records.keep(job, step)
     return Progress(stepped.state, stepped.waiting, progress.stage), step
 
@@ -240,9 +240,19 @@ def learned_if_stopping(job: Job, learned: Learned) -> Learned | None:
 
 
 def evaluate_once(job: Job, state: TrainState, name: str) -> None:
-    """Evaluates the policy under a name, such as "before_rl", unless the run has already done so."""
+    """Evaluates the policy under a name, such as "before_rl", unless the run has already done so. What was measured at
+    the same step under another name is not measured again."""
     if job.config.eval is not None and name not in job.evals:
-        job.evals[name] = evaluate(job, state, name.replace("_", " "))
+        step, result = job.evaluated
+        job.evals[name] = result if step == job.done else evaluate(job, state, name.replace("_", " "))
+        job.evaluated = (job.done, job.evals[name])
+
+
+def evaluate_step(job: Job, state: TrainState, step: int) -> dict[str, Any]:
+    """Returns the evaluation of the policy after a step (Eval.every)."""
+    result = evaluate(job, state, f"after step {step}", interruptible=False)
+    job.evaluated = (step, result)
+    return result
 
 
 def evaluate(job: Job, state: TrainState, name: str, *, interruptible: bool = True) -> dict[str, Any]:

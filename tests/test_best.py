@@ -37,13 +37,16 @@ def left(tmp_path_factory):
     return folder
 
 
-def test_the_best_step_is_kept_over_a_resume(left):
+def test_the_best_step_is_kept_over_a_resume(left, capsys):
     rows = [json.loads(line) for line in (left / "metrics.jsonl").read_text().splitlines()]
     mean = rows[3]["eval/mean"]
     assert [row["step"] for row in rows if "eval/mean" in row] == [4]
     assert best_saved(left) == Best(4, mean) and saved_steps(left) == [4, 6]
     run(FLAT, left)
-    assert json.loads((left / "summary.json").read_text())["best"] == {"step": 4, "mean": mean}
+    shown = capsys.readouterr().out
+    assert "evaluating after step 8" in shown and "evaluating after rl" not in shown  # the same weights
+    summary = json.loads((left / "summary.json").read_text())
+    assert summary["best"] == {"step": 4, "mean": mean} and summary["eval"]["after_rl"]["n"] == 8
     assert saved_steps(left) == [4, 6, 8]  # 8 has not shown that its weights are finite, as 6 has
     assert open_trained(left, step="best").step == 4 and open_trained(left).step == 8
 

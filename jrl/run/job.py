@@ -96,6 +96,7 @@ class Job:
     rollouts: RolloutStore | None = None
     done: int = 0  # steps completed, of all stages
     evals: dict[str, Any] = dataclasses.field(default_factory=dict)
+    evaluated: tuple[int, dict[str, Any]] = (-1, {})  # the step of the last evaluation, and its result
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)  # by stage or task, over all restarts
     skipped: int = 0  # consecutive steps whose update was skipped as not finite
     overflowed: dict[str, int] = dataclasses.field(default_factory=dict)  # {role: step} of an update of infinite norm

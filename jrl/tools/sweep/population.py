@@ -347,4 +347,4 @@ def evaluate_if_due(population: Population, progress: PopulationProgress, step: 
     states = population.members.unstack(progress.state)
     for (name, job), state, member_step in zip(population.jobs.items(), states, step.steps):
         if name not in population.failed:
-            member_step.metrics |= numbers(loop.evaluate(job, state, f"after step {job.done}", interruptible=False))
+            member_step.metrics |= numbers(loop.evaluate_step(job, state, job.done))
