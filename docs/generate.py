@@ -245,7 +245,7 @@ def measured() -> str:
         out.append("| " + " | ".join(cells) + " |")
     missing = sorted(set(headers) - set(found) - {"toy"})
     if missing:
-        out += ["", f"Not measured yet: {', '.join(f'`{name}`' for name in missing)}."]
+        out += ["", f"Not in the table: {', '.join(f'`{name}`' for name in missing)}."]
     return "\n".join(out) + "\n"
 
 

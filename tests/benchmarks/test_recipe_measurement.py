@@ -182,9 +182,20 @@ def test_a_run_has_learned_where_its_interval_is_above_0(gain, said):
 def test_the_header_of_a_recipe_says_what_was_measured():
     results = json.loads((recipes.ROOT / "docs" / "recipes.json").read_text(encoding="utf-8"))["recipes"]
     claimed = re.compile(r"rises by ([\d.]+)(?: to ([\d.]+))? in \d+ steps, of three seeds \(docs/recipes\.md\)")
-    headers = {name: claimed.search(path.read_text(encoding="utf-8")) for name, path in recipes.recipes().items()}
-    checked = {name: found for name, found in headers.items() if found}
+    one_line = lambda path: path.read_text(encoding="utf-8").replace("\n# ", " ")
+    headers = {name: one_line(path) for name, path in recipes.recipes().items()}
+    checked = {name: found for name, header in headers.items() if (found := claimed.search(header))}
     assert len(checked) > 60
     for name, found in checked.items():
         rises = [run["last"] - run["first"] for run in results[name]["runs"]]
         assert found.groups() in {(f"{min(rises):.2f}", f"{max(rises):.2f}"), (f"{max(rises):.2f}", None)}, name
+    means = re.compile(
+        r"from about (-?[\d.]+)(?: in the first five steps)? to about (-?[\d.]+) in "
+        r"(?:the last five(?: of \d+)?|\d+ steps), mean of three seeds \(docs/recipes\.md\)"
+    )
+    checked = {name: found for name, header in headers.items() if (found := means.search(header))}
+    assert len(checked) > 30
+    for name, found in checked.items():
+        for claim, place in zip(found.groups(), ("first", "last")):
+            mean = np.mean([run[place] for run in results[name]["runs"]])
+            assert abs(float(claim) - mean) <= 0.51 * 10 ** -len(claim.partition(".")[2]), (name, place, mean)
