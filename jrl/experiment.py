@@ -127,7 +127,7 @@ class Online:
     steps: int = 100  # each: sample, score, update
     prompts: int = 16  # B, prompts per step
     samples: int = 8  # G, completions per prompt
-    # Update t trains on rollouts of version max(0, t - lag); above 1, the objective must bound importance weights.
+    # Update t trains on rollouts of version max(0, t - lag); above 1, the objective must correct for staleness.
     lag: int = 0
     # Most tokens of a completion in this stage, the stop token included; None: Sampler.completion_length.
     completion_length: int | None = None

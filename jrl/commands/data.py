@@ -31,13 +31,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--take", metavar="TAKE", help="what a layout turns into examples, such as all_pairs")
     parser.add_argument("--against", metavar="EVAL", type=Path, action="append", default=[],
                         help="an evaluation set to compare the rows' prompts with; may be repeated")  # fmt: skip
-    parser.add_argument("--against-layout", metavar="LAYOUT", help="how the evaluation sets are written")
+    parser.add_argument("--against-layout", metavar="LAYOUT",
+                        help="how the evaluation sets are written (default: the columns of Jsonl)")  # fmt: skip
     parser.add_argument("--ngram", type=options.number_of("words"), default=8, metavar="N",
-                        help="words of an n-gram that counts as shared with them (default: 8)")  # fmt: skip
+                        help="words of an n-gram that counts as shared with an evaluation prompt "
+                             "(default: 8)")  # fmt: skip
     parser.add_argument("--overlap", type=options.share, default=0.5, metavar="SHARE",
-                        help="share of an evaluation prompt's words above which it is held (default: 0.5)")  # fmt: skip
+                        help="share of an evaluation prompt's words above which a row holds it "
+                             "(default: 0.5)")  # fmt: skip
     parser.add_argument("--as", dest="source", metavar="SOURCE",
-                        help="what rows become: Demonstrations, Preferences, Labeled (default: prompts)")  # fmt: skip
+                        help="what rows become: a name from `jrl list sources`, such as Preferences "
+                             "(default: prompts)")  # fmt: skip
     parser.add_argument(
         "--rows", type=options.number_of("rows", 0), default=3, metavar="N", help="rows to show (default: 3)"
     )

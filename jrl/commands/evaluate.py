@@ -27,12 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--diversity", action="store_true",
                         help="also measure distinct n-grams and self-BLEU of each prompt's samples")  # fmt: skip
     parser.add_argument("--reference", metavar="SOURCE", type=Path,
-                        help="also measure the KL to the policy of this run or published model, and how far apart its "
-                             "states find a prompt's samples")  # fmt: skip
+                        help="also measure the KL to the policy of this run or published model, and how far apart a "
+                             "prompt's samples are in its hidden states")  # fmt: skip
     parser.add_argument("--reference-step", metavar="N", type=int, help="a saved step of --reference (the newest)")
     parser.add_argument("--proxy", metavar="RUN", type=Path,
                         help="also measure what this run's reward model gives the samples; with --reference and "
-                             "several sources or --steps, where more of it stops paying")  # fmt: skip
+                             "at least five sources or --steps, where more of it stops paying")  # fmt: skip
     parser.add_argument("--proxy-role", metavar="NAME", default="reward", help="that reward model's role (reward)")
     parser.add_argument("--pairs", metavar="FILE", type=Path,
                         help="measure a reward on pairs of answers instead: --role's reward head, each label of a "

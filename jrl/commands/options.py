@@ -10,13 +10,13 @@ RUN_FILES = ("config.gin", "config.json", "goodput.jsonl", "journal.jsonl", "man
              "summary.json")  # fmt: skip
 
 
-def add_bindings(parser: argparse.ArgumentParser, over: str) -> None:
+def add_bindings(parser: argparse.ArgumentParser, over: str, more: str = "") -> None:
     parser.add_argument(
         "bindings",
         nargs="*",
         default=[],
         metavar="NAME=VALUE",
-        help=f"overrides {over}, in gin syntax: Sampler.temperature=0.7",
+        help=f"overrides {over}, in gin syntax: Sampler.temperature=0.7{more}",
     )
 
 

@@ -22,8 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--where", metavar="CONDITION", default="",
                         help="a condition on rows, such as \"reward < 0.5 and completion contains 'So'\"; "
                         f"verdict and finish also take names: \"verdict == wrong\" ({CODES})")  # fmt: skip
-    parser.add_argument("--columns", metavar="A,B", help="what to show of each row (default: step, reward and texts; "
-                        "in a file also what Dataset.layout = 'rollouts' reads)")  # fmt: skip
+    parser.add_argument("--columns", metavar="A,B", help="what to show of each row (default: step, "
+                        "reward, example_id and texts; in a file also what Dataset.layout = 'rollouts' "
+                        "reads)")  # fmt: skip
     parser.add_argument(
         "--most",
         type=options.number_of("rows"),
@@ -64,7 +65,7 @@ def rollouts(args: argparse.Namespace) -> int:
 
 
 COMMAND = Command(
-    "Show or export what a run sampled, row by row, by conditions on its columns.",
+    "Show or export what a run sampled, row by row, filtered by conditions on its columns.",
     "jrl rollouts runs/tiny --where 'reward < 0.5' --columns step,reward,completion",
     add_arguments,
     rollouts,

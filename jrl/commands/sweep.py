@@ -14,7 +14,8 @@ from jrl.run.signals import StopRequest, stop_on_signals
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", help="a .gin file, or a name from `jrl list configs`; a field "
                         "that has a list of values in the file is swept too")  # fmt: skip
-    options.add_bindings(parser, "the file; a list of values is swept: AdamW.learning_rate=[1e-4,3e-4] Run.seed=[0..4]")
+    more = "; a list of values is swept: AdamW.learning_rate=[1e-4,3e-4] Run.seed=[0..4]"
+    options.add_bindings(parser, "the file", more)
     parser.add_argument("--out", metavar="DIR", type=options.folder, required=True,
                         help="the sweep's folder, with a run folder for every member; an interrupted sweep is "
                              "continued, and finished members are not run again")  # fmt: skip
@@ -28,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--population", action="store_true",
                         help="train all members in one program, in this process, distributed over the devices (on CPUs "
-                             "one per core, unless --devices says otherwise): members that differ in Run.seed and in "
-                             "floats of objectives, optimizers and the sampler only")  # fmt: skip
+                             "one per core, at most 16, unless --devices says otherwise): members that differ in "
+                             "Run.seed and in floats of objectives, optimizers and the sampler only")  # fmt: skip
     parser.add_argument("--accept-change", action="store_true",
                         help="go on although data or parts files have changed: continue members that have begun "
                              "(their manifests record the change), and train the rest beside those that are "

@@ -26,13 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from", metavar="RUN", type=options.folder, dest="begin_from",
                         help="begin a new run with the weights and the tokenizer of another, a folder or "
                         "gs://BUCKET/NAME")  # fmt: skip
-    parser.add_argument("--profile", metavar="FIRST:LAST", help="write a trace of these steps, both included, to "
-                        "RUN/profile, such as 3:6; open it with xprof, TensorBoard or ui.perfetto.dev")  # fmt: skip
+    parser.add_argument("--profile", metavar="FIRST:LAST", help="write a trace of these steps, such as 3:6, both "
+                        "included, to RUN/profile; open it with xprof, TensorBoard or ui.perfetto.dev")  # fmt: skip
     options.add_devices(parser)
     parser.add_argument("--processes", type=int, metavar="N", help="start N processes on this machine that train "
                         "together, each with its own --devices")  # fmt: skip
-    parser.add_argument("--coordinator", metavar="HOST:PORT", help="one process of a run on several machines, started "
-                        "once on each: where process 0 listens (not needed on a Cloud TPU slice)")  # fmt: skip
+    parser.add_argument("--coordinator", metavar="HOST:PORT", help="for a run on several machines: where process 0 "
+                        "listens. Start the command once on each (not needed on a Cloud TPU slice)")  # fmt: skip
     parser.add_argument("--process-count", type=int, metavar="N", help="with --coordinator: the number of processes")
     parser.add_argument("--process-index", type=int, metavar="I", help="with --coordinator: the index of this process, "
                         "from 0")  # fmt: skip
