@@ -200,31 +200,35 @@ def measured() -> str:
     out = [
         "# The recipes, measured",
         GENERATED,
-        f"What `python -m benchmarks.recipes` found of {len(found)} recipes in [`configs/algos/`](../configs/algos) on"
-        " the toy task of `toy.gin`: the mean outcome in the first and in the last five sampling calls, of the prompts"
-        " sampled in both, and the 95 % interval of the difference, paired by prompt. A recipe has learned on a seed"
-        " where its interval lies above 0. Of a recipe of stored rows it is the share of pairs in the right order in"
-        " the first and in the last five steps, with the interval of shares of so many pairs; of `kto` by how much"
-        " good answers gained more than bad ones; of `a_lol`, `r_gold` and `step_awr` the covariance of the advantage"
-        " and the log-prob of a token, of `iql` that of the row's reward; where neither is, the log-prob; these have"
-        " Welch's interval over steps. Where"
-        " the reward is that of reward models which the recipe trains, the policy can learn no more than their scores:"
-        " it is the mean score, and the outcomes, which need not rise, stand behind it.",
+        f"`python -m benchmarks.recipes` trained {len(found)} recipes of [`configs/algos/`](../configs/algos) on the"
+        " toy task of `toy.gin`. The table compares the mean outcome in the first five sampling calls with that in"
+        " the last five, over the prompts sampled in both, and has the 95 % interval of the difference, paired by"
+        " prompt. A recipe has learned on a seed if its interval lies above 0. Where the policy samples nothing, or"
+        " learns from a reward model, the measure is another one:",
+        "",
+        "* Stored pairs: the share of pairs in the right order in the first and in the last five steps, with the"
+        " interval of a share of so many pairs.",
+        "* Other stored rows: for `kto`, by how much good answers gained more than bad ones; for `a_lol`, `r_gold`"
+        " and `step_awr`, the covariance of the advantage and the log-prob of a token; for `iql`, that of the row's"
+        " reward and the log-prob; else the log-prob. These have Welch's interval over steps.",
+        "* Reward models that the recipe trains: the mean score, since the policy can learn no more than that. The"
+        " outcomes follow it; they need not rise.",
         "",
         f"Hardware: {results['hardware']}. Versions: {results['versions']}. {results['note']}",
         "",
         f"* {learned} of {len(found)} recipes learned on every seed: {above(runs)} of {len(runs)} runs;"
         f" {below(runs)} got worse.",
         f"* The control: {len(controls) - above(controls) - below(controls)} of {len(controls)} intervals include 0,"
-        f" {above(controls)} are above it and {below(controls)} below; 5 of 100 would be outside by chance. In a"
-        " control nothing says which answer belongs to which prompt: rewards are dealt out anew among the completions"
-        " of every batch, and the demonstrations that the policy starts from among their prompts: it starts at chance."
-        " An outcome counts above chance there, less the share of the batch's other prompts that the completion would"
-        " have answered. Recipes measured by the log-prob of what they imitate have none: it rises whatever that is.",
+        f" {above(controls)} are above it and {below(controls)} below; by chance, 5 of 100 would exclude it. In a"
+        " control, nothing says which answer belongs to which prompt: rewards are permuted among the completions of"
+        " every batch, and the demonstrations that the policy starts from among their prompts. So the policy starts"
+        " at chance. The table has the outcomes above chance: less the share of the batch's other prompts that the"
+        " completion would have answered. Recipes measured by the log-prob of what they imitate have no control: it"
+        " rises in any case.",
         f"* {results['warm_start']}",
-        "* Seconds are of a whole program with everything compiled, and of the processors; `x 3` where three seeds"
-        " share it. Where a recipe ran in one program alone, they hold the compiling."
-        f" {fast[20]} recipes take at most 20 s, {fast[60]} at most 60.",
+        "* Seconds are of a run with everything compiled, without the start of Python, and of the processors; `x"
+        f" 3`: three seeds share one program. `with compiling` marks runs that also compiled. {fast[20]} recipes"
+        f" take at most 20 s, {fast[60]} at most 60.",
         "",
         "| recipe | what it is | learned | by seed: first to last | control, above chance | s | processor s |",
         "| --- | --- | --- | --- | --- | --- | --- |",
