@@ -26,7 +26,7 @@ Array = jax.Array
 @traced
 class IPO:
     beta: float = 0.1  # the margin is drawn to 1 / (2 beta)
-    over_tokens: Literal["sum", "mean"] = "sum"  # how an answer's log-ratio is taken of its tokens'
+    over_tokens: Literal["sum", "mean"] = "sum"  # an answer's log-ratio: the sum or the mean over its tokens
 
 
 def check(config: IPO, facts: Facts) -> None:

@@ -27,7 +27,7 @@ Array = jax.Array
 
 @traced
 class SCoRe(common.Clipped):
-    bonus: float = 10.0  # what of the progress from the first attempt to the second is added to the second's reward
+    bonus: float = 10.0  # weight, in the second attempt's reward, of its progress over the first
     kl: float = 0.01  # coefficient of the KL to the reference
 
 

@@ -27,7 +27,7 @@ Array = jax.Array
 class TwoSidedGRPO:
     clip_low: float = 0.2  # a ratio below 1 - clip_low is not pushed down further
     clip_high: float = 0.2  # a ratio above 1 + clip_high is not pushed up further
-    delta: float = 4.0  # largest ratio, above 1 + clip_high
+    delta: float = 4.0  # largest ratio where A < 0, above 1 + clip_high
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
     importance: common.TruncatedImportance | None = None  # correction for stale or mismatched samplers; None: none
 

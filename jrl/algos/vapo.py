@@ -38,7 +38,8 @@ CRITIC_LAMBDA = 1.0  # targets of the value head are returns
 class VAPO(PPO):
     clip_high: float = 0.28  # a ratio above 1 + clip_high is not pushed up further
     gae_lambda: float | None = None  # of advantages, for rows of every length; None: by length
-    length_alpha: float = 0.05  # share of a row's tokens that lambda reaches back over; 0 for 1 / length_alpha tokens
+    # Share of a row's tokens that lambda reaches back over; for rows of up to 1 / length_alpha tokens, lambda is 0.
+    length_alpha: float = 0.05
     positive_nll: float | None = 0.1  # coefficient of the imitation of right answers; None: none
 
 

@@ -33,8 +33,10 @@ class AdamW:
     clip_norm: float | None = 1.0  # largest global norm of a gradient; None: no clipping
     groups: tuple[ParameterGroup, ...] = ()  # arrays with settings of their own; the first that matches counts
     average: float | None = None  # decay of a moving average of the weights, the role `average`; None: none is kept
-    moments: Literal["bfloat16"] | None = None  # how they are stored; they are computed wide. None: as the parameters
-    memory: Literal["device", "host"] = "device"  # where they lie between updates; from the host they come leaf by leaf
+    # Dtype of the stored moments, which are computed in float32 or wider; None: that of the parameters.
+    moments: Literal["bfloat16"] | None = None
+    # Where the moments are stored between updates; those on the host are fetched leaf by leaf.
+    memory: Literal["device", "host"] = "device"
 
     def __post_init__(self) -> None:
         decays = lambda x: 0 <= x < 1
