@@ -80,14 +80,14 @@ OBJECTIVE_FUNCTIONS: list[Part] = [
         "id": "row",
         "function": "jrl.algos.contract:Objective.shape",
         "inputs": ["config", "groups"],
-        "output": "reward [N] float32, what advantages are taken of",
+        "output": "reward [N] float32, which advantages are computed from",
         "tests": ["tests/algos/test_dapo.py::test_the_reward_falls_over_the_last_tokens_before_the_limit"],
     },
     {
         "id": "row",
         "function": "jrl.algos.contract:Objective.shape_with_state",
         "inputs": ["config", "groups", "reward", "state"],
-        "output": "reward [N] float32, as what the objective remembers changes it",
+        "output": "reward [N] float32, after a change that depends on the state",
         "tests": ["tests/algos/test_ppo_max.py::test_rewards_are_divided_by_their_running_deviation"],
     },
     {
@@ -108,14 +108,14 @@ OBJECTIVE_FUNCTIONS: list[Part] = [
         "id": "row",
         "function": "jrl.algos.contract:Objective.select",
         "inputs": ["config", "groups", "advantages"],
-        "output": "selected [N, T] bool, tokens that token_loss treats in another way",
+        "output": "selected [N, T] bool, tokens that token_loss treats differently",
         "tests": ["tests/algos/test_kl_cov.py::test_the_tokens_of_largest_covariance_are_selected"],
     },
     {
         "id": "row",
         "function": "jrl.algos.contract:Objective.positive",
         "inputs": ["config", "groups"],
-        "output": "rows [N] bool, whose tokens have a mean of their own in token_loss",
+        "output": "rows [N] bool, whose tokens token_loss averages separately",
         "tests": ["tests/algos/test_vapo.py::test_right_answers_are_those_of_a_positive_outcome"],
     },
     {
