@@ -372,9 +372,9 @@ An Online stage takes the same examples as prompts. `Dataset.rank_by` chooses wh
 of answers with scores has `info.score`, `info.rejected_score` and `info.margin`. `Dataset.system` is a system message
 for conversations without one.
 
-A row that a layout does not understand is refused with file, row and field, and with the layouts that could read it;
-`Dataset.on_bad_row = 'drop'` drops such rows and counts them by cause, up to `Dataset.max_dropped`. Not bad, but
-counted, are prompts that give no example: `unanswered`, `single_answer`, `unranked`, `tied`, `same_answers`.
+jrl refuses a row that a layout does not understand, and names file, row, field and the layouts that could read it.
+`Dataset.on_bad_row = 'drop'` drops such rows and counts them by cause, up to `Dataset.max_dropped`. Prompts that give
+no example are not bad rows, but are counted: `unanswered`, `single_answer`, `unranked`, `tied`, `same_answers`.
 
 `jrl data inspect FILE --layout LAYOUT --as SOURCE` shows the rows as the model will see them. `jrl list layouts --json`
 prints the table below.
@@ -391,12 +391,12 @@ chat/Filtered.task = @chat/Dataset()
 chat/Filtered.evaluation = [@test/Dataset()]
 ```
 
-The order is a function of the run's seed and the position in it, so that a resumed run reads on bit for bit. `Filtered`
-leaves out, only counts, or refuses (`duplicates`, `contaminated`) examples with every text of an earlier one, and those
-whose prompt has the words of an evaluation prompt, or n-grams that cover more than `overlap` of its words. That a share
-of the evaluation prompt's words is measured with 8-grams, and held against one half, follows Tulu 3 (2411.15124,
-section 3.2), which measures tokens. `jrl data inspect FILE --against EVAL` names the rows and shows lengths, duplicates
-and shares of tasks; without FILE it shows the task of `--config`.
+The order is a function of the run's seed and the position in it, so that a resumed run reads on bit for bit.
+`Filtered` drops, only reports, or refuses two kinds of examples: those with the prompt, answer, rejected answer and
+label of an earlier one (`duplicates`), and those whose prompt has the same words as an evaluation prompt, or shares
+n-grams with it that cover more than `overlap` of its words (`contaminated`). The 8-grams and the threshold of one half
+follow Tulu 3 (2411.15124, section 3.2), which counts tokens instead of words. `jrl data inspect FILE --against EVAL`
+names the rows and shows lengths, duplicates and shares of tasks; without FILE it shows the task of `--config`.
 
 [configs/data/mixture.gin](../configs/data/mixture.gin) learns from such a mixture. A stage may have data of its own
 (`Offline.task`), so that imitation, preferences and rewards that can be verified are one run:
