@@ -182,6 +182,48 @@ def test_an_embedding_with_fewer_rows_than_ids_is_refused_whatever_their_numbers
             fit_to_embedding(tokenizer, rows)
 
 
+def with_a_token_past_the_embedding(folders, target, *, special=True, **more):
+    """Writes Qwen's form with <image_soft_token> as the id after the embedding's last row, as in Gemma 3 1B."""
+    folder = forms.write_json(target, {p.name: p.read_text() for p in folders["qwen"].iterdir()})
+    layout = json.loads((folder / "tokenizer.json").read_text())
+    rows = ids_of(folder).get_vocab_size()
+    layout["added_tokens"].append({"id": rows, "content": "<image_soft_token>", "special": special, "normalized": False,
+                                   "single_word": False, "lstrip": False, "rstrip": False})  # fmt: skip
+    forms.write_json(folder, {"tokenizer.json": layout, "config.json": {"vocab_size": rows}, **more})
+    return folder, rows
+
+
+def test_a_special_token_past_the_embedding_that_nothing_uses_is_left_out(built, folders, tmp_path):
+    folder, rows = with_a_token_past_the_embedding(folders, tmp_path / "m")
+    tokenizer = build(HuggingFace(path=str(folder)), [])
+    assert tokenizer.filled == rows == len(tokenizer.pieces)
+    assert fit_to_embedding(tokenizer, rows).vocab_size == rows
+    for text in ("an <image_soft_token> here", "<image_soft_token>", *forms.TEXTS[:3]):
+        ids = tokenizer.encode(text)
+        assert ids == built["qwen"].encode(text) and tokenizer.decode(ids) == text
+        asked = [Message("system", text), Message("user", text)]
+        assert tokenizer.encode_prompt(asked) == built["qwen"].encode_prompt(asked)
+    fit_to_embedding(tokenizer, rows).save(tmp_path / "saved")
+    assert tokenizers.load(tmp_path / "saved").filled == rows
+
+
+@pytest.mark.parametrize("case", ["text", "template", "end", "config"])
+def test_a_token_past_the_embedding_that_something_uses_is_kept_and_refused(folders, tmp_path, case):
+    rows = ids_of(folders["qwen"]).get_vocab_size()
+    more = {
+        "text": {},
+        "template": {"chat_template.jinja": "{{ messages[0].content }}<image_soft_token>"},
+        "end": {"generation_config.json": {"eos_token_id": [rows - 1, rows]}},
+        "config": {"special_tokens_map.json": {"pad_token": "<image_soft_token>"}},
+    }[case]
+    settings = json.loads((folders["qwen"] / "tokenizer_config.json").read_text())
+    settings.pop("pad_token", None)
+    more = {"tokenizer_config.json": settings, **more}
+    folder, rows = with_a_token_past_the_embedding(folders, tmp_path / "m", special=case != "text", **more)
+    with pytest.raises(ValueError, match=f"largest id is {rows} .*image_soft_token.*embedding has {rows} rows"):
+        fit_to_embedding(build(HuggingFace(path=str(folder)), []), rows)
+
+
 def test_options_and_another_template_reach_the_prompt(folders, tmp_path):
     asked = [Message("user", "q")]
     config = HuggingFace(path=str(folders["qwen"]), template_options=("enable_thinking=false",))

@@ -10,6 +10,9 @@ template, and the special tokens in `tokenizer_config.json`, `special_tokens_map
 * any other added token is vocabulary, and is recognized in every text.
 
 In text that the template itself writes, all of them are recognized.
+
+Gemma 3's text models declare a special token for images past the last row of their embedding. Such tokens are left out:
+no text produces them, and no file or template names them.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import datetime
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -319,16 +322,18 @@ def _from_files(
         else:
             legacy = bool(config.get("legacy", True))
             vocabulary = open_model(files[place], f"{name}/{place}", more, legacy=legacy)
-    ids = {added.text: added.id for added in vocabulary.added}
     named = _named(config, settings["special_tokens_map.json"])
+    file, sources = _templates(files, settings, name)
+    written = "".join(sources.values())
+    numbers = [settings["generation_config.json"], settings["config.json"], vocabulary.says]
+    vocabulary, without_row = _with_rows(vocabulary, settings["config.json"], {*named.values()}, numbers, written)
+    ids = {added.text: added.id for added in vocabulary.added}
     if unknown := sorted(text for text in named.values() if text not in ids):
         raise ValueError(f"{name}: the special tokens {unknown} are not added tokens of {place}")
-    numbers = [settings["generation_config.json"], settings["config.json"], vocabulary.says]
     size = len(vocabulary.pieces)
     begins = _ids_of("bos", named, ids, numbers, size)
     ends = _ids_of("eos", named, ids, numbers, size)
     pads = _ids_of("pad", named, ids, numbers, size)
-    file, sources = _templates(files, settings, name)
     chat = None
     if sources:
         variables, first = {**named, **_options(options)}, next(iter(sources.values()))
@@ -336,7 +341,6 @@ def _from_files(
         chat = ChatTemplate(sources.get("default", first), sources.get("tool_use"), variables, date, origin)
     elif options:
         raise ValueError(f"{name}: HuggingFace.template_options is set, but there is no chat template")
-    written = "".join(sources.values())
     special = {added.id for added in vocabulary.added if added.special}
     turn_end = _turn_end(
         chat, {added.text: added.id for added in vocabulary.added if added.text.strip()}, special | set(ends)
@@ -362,7 +366,7 @@ def _from_files(
     return PublishedTokenizer(
         files=dict(files),
         options=tuple(options),
-        speller=speller(vocabulary, controls | {ids[text] for text in tags}),
+        speller=speller(vocabulary, controls | {ids[text] for text in tags}, without_row),
         pieces=pieces,
         names={added.id: added.text for added in vocabulary.added},
         controls=controls,
@@ -375,6 +379,36 @@ def _from_files(
         vocab_size=padded_size(size),
         chat=chat,
     )
+
+
+def _with_rows(
+    vocabulary: Vocabulary,
+    config: Mapping[str, Any],
+    named: Collection[str],
+    numbers: Sequence[Mapping[str, Any]],
+    written: str,
+) -> tuple[Vocabulary, frozenset[int]]:
+    """Returns the vocabulary without its ids past the embedding of `config`, and these ids. All of them must be special
+    tokens that no file (`named`, `numbers`) and no chat template (`written`) uses; else they stay, and the model is
+    refused with them."""
+    texts = config.get("text_config")
+    rows = (texts if isinstance(texts, dict) else config).get("vocab_size")
+    if not isinstance(rows, int) or not 0 < rows < len(vocabulary.pieces):
+        return vocabulary, frozenset()
+    kept = tuple(added for added in vocabulary.added if added.id < rows)
+    past = {added.id: added for added in vocabulary.added if added.id >= rows}
+    values = [setting.get(f"{name}_token_id") for setting in numbers for name in ("bos", "eos", "pad")]
+    used = [i for value in values for i in _listed(value)]
+    words = any(vocabulary.pieces[i] for i in range(rows, len(vocabulary.pieces)) if i not in past)
+    if words or any(
+        not added.special or i in used or added.text in named or added.text in written for i, added in past.items()
+    ):
+        return vocabulary, frozenset()
+    return dataclasses.replace(vocabulary, added=kept, pieces=vocabulary.pieces[:rows]), frozenset(past)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def rewritten(
@@ -517,8 +551,7 @@ def _ids_of(
     token_ids = [ids[named[f"{name}_token"]]] if f"{name}_token" in named else []
     allowed = range(size) if name == "eos" else {*ids.values()}
     for setting in numbers:
-        value = setting.get(f"{name}_token_id")
-        for i in value if isinstance(value, list) else [value]:
+        for i in _listed(setting.get(f"{name}_token_id")):
             if isinstance(i, int) and i in allowed and i not in token_ids:
                 token_ids.append(i)
     return token_ids if name == "eos" else token_ids[:1]

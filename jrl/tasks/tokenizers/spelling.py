@@ -68,10 +68,11 @@ class Speller:
         return spellings.sub(lambda match: self.spelling[match[0]], text)
 
 
-def speller(vocabulary: Vocabulary, controls: Collection[int]) -> Speller:
-    """Returns the vocabulary opened such that text cannot produce the tokens `controls`. It changes no other token."""
+def speller(vocabulary: Vocabulary, controls: Collection[int], left_out: Collection[int] = ()) -> Speller:
+    """Returns the vocabulary opened such that text cannot produce the tokens `controls`, and nothing those in
+    `left_out`. It changes no other token."""
     nonce = secrets.token_hex(16)
-    new = {i: f"jrl{nonce}x{i}x" for i in controls}
+    new = {i: f"jrl{nonce}x{i}x" for i in (*controls, *left_out)}
     texts = {added.id: added.text for added in vocabulary.added}
     return Speller(nonce, {texts[i]: new[i] for i in controls if i in texts}, vocabulary.open(new))
 
