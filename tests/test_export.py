@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 import jrl
 from jrl.device.sharding import MeshShape, make_mesh
+from jrl.models.pretrained.published import length_of
 from jrl.rollout.rewards import conversation_ids
 from jrl.run.identity import RefusedIdentity
 from jrl.run.trained import open_trained
@@ -150,6 +151,20 @@ def test_what_an_attempt_left_is_not_taken_for_the_run_s(published, tmp_path):
     jrl.train(str(published_gin(tmp_path, published)), few, run=tmp_path / "run")
     config_json = (tmp_path / "run" / "published" / "config.json").read_bytes()
     assert config_json == (published / "config.json").read_bytes()
+
+
+@pytest.mark.parametrize("length", [777, None])
+def test_an_export_keeps_the_length_that_others_serve(published, tmp_path, length):
+    """Llama's class has a default of 2,048, which vLLM takes for the model's longest text."""
+    folder = shutil.copytree(published, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    assert "max_position_embeddings" not in config  # a decoder from a configuration has no such bound
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": length}))
+    export_policy(folder, tmp_path / "out")
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert written.get("max_position_embeddings") == length
+    assert length_of({"text_config": {"max_position_embeddings": 5}, "max_position_embeddings": 6}) == 5
+    assert length_of({"text_config": {}}) is None and length_of({"max_position_embeddings": None}) is None
 
 
 def test_a_tokenizer_of_another_folder_goes_along(run, tmp_path):

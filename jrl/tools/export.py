@@ -28,6 +28,7 @@ from jrl.models.pretrained.published import (
     companions_of,
     decoder_of,
     export,
+    length_of,
     plans,
     read_config,
 )
@@ -84,6 +85,7 @@ def export_policy(
         companions = {name: data for name, data in tokenizer.files.items() if name != "config.json"}
     elif isinstance(tokenizer, NoTokenizer) and isinstance(model, Published):
         companions = companions_of(model.path)
+    config = read_config(model.path) if isinstance(model, Published) else {}
     files = export(
         merged(trained, dtype),
         trained.policy.cfg,
@@ -92,7 +94,8 @@ def export_policy(
         max_bytes=max_bytes,
         family=family,
         companions=companions,
-        ids=ids_of(tokenizer, read_config(model.path) if isinstance(model, Published) else {}),
+        ids=ids_of(tokenizer, config),
+        length=length_of(config),
         head=head,
     )
     if not companions and not isinstance(tokenizer, NoTokenizer):
