@@ -16,6 +16,7 @@ from families import golden
 
 from jrl import paths
 from jrl.models.pretrained.published import Published, check_folder, decoder_of
+from jrl.tasks.example import Message
 from jrl.tasks.tokenizers import trial
 from jrl.tasks.tokenizers.child import Child
 from jrl.tasks.tokenizers.pieces import SentencePiece
@@ -245,6 +246,39 @@ def test_a_vocabulary_that_takes_all_memory_ends_its_own_process_only(tokenizer_
         assert ask((tokenizer_folder / "tokenizer.json").read_bytes()) == ""  # and the next is tried as before
     finally:
         trials.close()
+
+
+def test_prompts_are_read_from_rows_of_data(tmp_path):
+    asked = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1 + 1"}]
+    rows = [{"prompt": "3 + 4", "answer": "7"}, {"messages": asked}, {"prompt": asked, "id": 3}, "{}", 12, ["a"]]
+    (tmp_path / "rows").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    conversation = (Message("system", "Add."), Message("user", "1 + 1"))
+    prompts = chat.read_prompts(tmp_path / "rows")
+    assert prompts == ["3 + 4", conversation, conversation, "{}", "12", '["a"]']
+    chat.write_completions(tmp_path / "out", prompts[:2], [[chat.Completion("2", "length")]] * 2)
+    out = [json.loads(line)["prompt"] for line in (tmp_path / "out").read_text().splitlines()]
+    assert out == ["3 + 4", asked]
+
+
+@pytest.mark.parametrize(
+    "row, problem",
+    [
+        ({"question": "3 + 4", "answer": "7"}, "this one has 'question', 'answer'"),
+        ({}, "this one has no key"),
+        ({"prompt": "a", "messages": []}, "this one has 'prompt', 'messages'"),
+        ({"prompt": None}, "messages are a list of"),
+        ({"messages": []}, "messages are a list of"),
+        ({"messages": [{"role": "user"}]}, "messages are a list of"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}, "messages are a list of"),
+        ({"messages": [{"role": "human", "content": "a"}]}, "role 'human' is not one of system, user"),
+        ({"messages": [{"role": "assistant", "content": "a"}]}, "the last message is the assistant's"),
+        ({"prompt": "\ud800"}, "half a surrogate pair"),
+    ],
+)
+def test_a_row_without_a_prompt_is_refused_and_not_asked_as_text(tmp_path, row, problem):
+    (tmp_path / "rows").write_text("plain\n" + json.dumps(row) + "\n")
+    with pytest.raises(ValueError, match=f"rows, line 2: .*{problem}"):
+        chat.read_prompts(tmp_path / "rows")
 
 
 def test_rows_and_prompts_come_from_plain_files(tmp_path):

@@ -13,6 +13,7 @@ from jrl import cli
 from jrl.commands import start
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.run.trained import open_trained
+from jrl.tasks.example import Message
 from jrl.tasks.tokenizers.published import HuggingFace, build
 from jrl.tools import chat, doctor
 from jrl.types import Finish
@@ -50,6 +51,10 @@ def _run_one(tmp_path):
     assert trained.policy.cfg.vocab_size == tokenizer.vocab_size
     asked = chat.ask(chat.open_chat(trained, max_tokens=3, seed=1), ["<|eot_id|> 1+1"])
     assert asked[0][0].finish in ("stop_token", "length")
+    greedy = chat.open_chat(trained, max_tokens=3, temperature=0.0)
+    assert chat.ask(greedy, ["1+1"]) == chat.ask(greedy, [(Message("user", "1+1"),)])
+    with pytest.raises(ValueError, match="prompt 2 is empty"):
+        chat.ask(greedy, ["1+1", (Message("system", "Add."), Message("user", " "))])
     rows, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
     messages = [{"role": "user", "content": "1+1 <|eot_id|>"}, {"role": "assistant", "content": "2"}]
     rows.write_text(json.dumps({"messages": messages}) + "\n")

@@ -16,7 +16,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", type=Path, help="the folder of a run, or of a published model")
     options.add_bindings(parser, "the run's configuration")
     parser.add_argument(
-        "--prompts", metavar="FILE", type=Path, help="one prompt a line, as a JSON string or plain text"
+        "--prompts",
+        metavar="FILE",
+        type=Path,
+        help='one prompt a line: plain text, a JSON string, {"prompt": "..."} or '
+        '{"messages": [{"role": "user", "content": "..."}]}',
     )
     parser.add_argument(
         "--out", metavar="FILE.jsonl", type=options.out_file, help="write the completions of --prompts here"

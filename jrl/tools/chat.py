@@ -7,7 +7,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import jax
 import numpy as np
@@ -21,13 +21,16 @@ from jrl.rollout.sampler import BehaviorPolicy, Sampler, StopRules, stop_table_o
 from jrl.run.report.text import printable
 from jrl.run.trained import Trained
 from jrl.tasks.data.prompts import Visit
-from jrl.tasks.example import Example, Message, visit_uid
+from jrl.tasks.example import ROLES, Example, Message, visit_uid
 from jrl.tasks.tokenizers.incremental import IncrementalDecoder
 from jrl.types import Finish
 
 BATCH = 16  # prompts sampled at once
 MOST_PROMPT_TOKENS = 16_384
 SHOWN = 4000  # most characters of a text shown on the terminal
+FORMS = '{"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}'
+
+Prompt = str | tuple[Message, ...]  # a user's text, or a conversation
 
 
 class Completion(NamedTuple):
@@ -73,19 +76,23 @@ def open_chat(
 
 
 @full_precision()
-def ask(chat: Chat, texts: Sequence[str]) -> list[list[Completion]]:
-    """Returns `samples` completions of each text, which is the user's message of a new conversation.
+def ask(chat: Chat, prompts: Sequence[Prompt]) -> list[list[Completion]]:
+    """Returns `samples` completions of each prompt. A text is the user's message of a new conversation.
 
-    Raises: ValueError for a text that is empty or too long, with its number.
+    Raises: ValueError for a prompt that is empty, too long or refused by the chat template, with its number.
     """
     policy = chat.trained.policy
     tokenizer, mesh = policy.tokenizer, policy.mesh
     visits = []
-    for number, text in enumerate(texts, start=1):
-        if not text.strip():
+    for number, prompt in enumerate(prompts, start=1):
+        messages = (Message("user", prompt),) if isinstance(prompt, str) else prompt
+        if not messages[-1].content.strip():
             raise ValueError(f"prompt {number} is empty")
-        messages = (Message("user", text),)
-        ids = tuple(tokenizer.encode_prompt(messages))
+        text = text_of(prompt)
+        try:
+            ids = tuple(tokenizer.encode_prompt(messages))
+        except ValueError as error:
+            raise ValueError(f"prompt {number}: {error}") from error
         if len(ids) > MOST_PROMPT_TOKENS:
             raise ValueError(f"prompt {number} has {len(ids)} tokens; at most {MOST_PROMPT_TOKENS} can be asked")
         visits.append(Visit(Example(text, messages), visit_uid(text, chat.asked[text]), ids))
@@ -129,10 +136,21 @@ def decoded_text(ids: Sequence[int], pieces: Sequence[bytes], leads: bool, finis
     return text if finish == Finish.LENGTH else text + decoder.close()
 
 
-def read_prompts(path: str | Path) -> list[str]:
-    """Returns the prompts in a file: one per line, a JSON string or plain text. Blank lines are skipped.
+def text_of(prompt: Prompt) -> str:
+    """Returns a prompt as one text, for display and to identify it: messages as JSON."""
+    return prompt if isinstance(prompt, str) else json.dumps(rows_of(prompt), ensure_ascii=False)
 
-    Raises: ValueError if the file cannot be read, is not UTF-8 or contains no prompt.
+
+def rows_of(prompt: Prompt) -> str | list[dict[str, str]]:
+    """Returns a prompt as JSON: its text, or its messages."""
+    return prompt if isinstance(prompt, str) else [dataclasses.asdict(message) for message in prompt]
+
+
+def read_prompts(path: str | Path) -> list[Prompt]:
+    """Returns the prompts in a file, one per line: plain text, a JSON string, or a JSON object with a text as "prompt"
+    or with "messages", whose other keys are not read. Blank lines are skipped.
+
+    Raises: ValueError if the file cannot be read, is not UTF-8 or contains no prompt, or for an object without one.
     """
     try:
         lines = paths.read_foreign(path, paths.MOST_ROWS_BYTES).decode().replace("\r\n", "\n").split("\n")
@@ -140,37 +158,64 @@ def read_prompts(path: str | Path) -> list[str]:
         raise ValueError(f"the prompts cannot be read: {path}: {error}") from error
     prompts = [_prompt(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
-        raise ValueError(f"{path} contains no prompt; write one per line, as a JSON string or plain text")
+        raise ValueError(f"{path} contains no prompt; write one per line, as plain text, a JSON string or {FORMS}")
     return prompts
 
 
-def _prompt(line: str, place: str) -> str:
+def _prompt(line: str, place: str) -> Prompt:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
         return line
-    if not isinstance(value, str):
-        return line
+    if isinstance(value, dict):
+        return _prompt_of(value, place)
+    return _text(value, place) if isinstance(value, str) else line
+
+
+def _prompt_of(row: dict[str, Any], place: str) -> Prompt:
+    """Returns the prompt of a row of data. Raises ValueError if it has none, or two."""
+    if len(row.keys() & {"prompt", "messages"}) != 1:
+        named = ", ".join(repr(name[:40]) for name in [*row][:8]) or "no key"
+        raise ValueError(f"{place}: a prompt as a JSON object is {FORMS}; this one has {named}")
+    if "prompt" in row and isinstance(row["prompt"], str):
+        return _text(row["prompt"], place)
     try:
-        value.encode()
+        messages = tuple(
+            Message(message["role"], message["content"])
+            for message in (row["messages"] if "messages" in row else row["prompt"])
+        )
+    except (TypeError, KeyError):
+        messages = ()
+    if not messages or not all(isinstance(x, str) for message in messages for x in (message.role, message.content)):
+        raise ValueError(f'{place}: messages are a list of {{"role": "...", "content": "..."}}, one or more')
+    if messages[-1].role == "assistant":
+        raise ValueError(f"{place}: the last message is the assistant's; a prompt ends with another's")
+    if wrong := sorted({message.role for message in messages} - {*ROLES}):
+        raise ValueError(f"{place}: role {wrong[0]!r:.40} is not one of {', '.join(ROLES)}")
+    return tuple(Message(message.role, _text(message.content, place)) for message in messages)
+
+
+def _text(text: str, place: str) -> str:
+    try:
+        text.encode()
     except UnicodeEncodeError as error:
         raise ValueError(f"{place}: the prompt contains half a surrogate pair, which is not text") from error
-    return value
+    return text
 
 
-def write_completions(path: str | Path, prompts: Sequence[str], answers: Sequence[Sequence[Completion]]) -> None:
-    """Writes one line per completion: {"prompt","sample","completion","finish"}."""
+def write_completions(path: str | Path, prompts: Sequence[Prompt], answers: Sequence[Sequence[Completion]]) -> None:
+    """Writes one line per completion: {"prompt","sample","completion","finish"}. A prompt of messages is their list."""
     rows = [
-        {"prompt": prompt, "sample": k, "completion": completion.text, "finish": completion.finish}
+        {"prompt": rows_of(prompt), "sample": k, "completion": completion.text, "finish": completion.finish}
         for prompt, completions in zip(prompts, answers)
         for k, completion in enumerate(completions)
     ]
     paths.write_bytes_atomic(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
-def show(prompt: str, completions: Iterable[Completion], stream: TextIO) -> None:
+def show(prompt: Prompt, completions: Iterable[Completion], stream: TextIO) -> None:
     """Prints a prompt and its completions."""
-    print(f"> {printable(prompt, SHOWN)}", file=stream)
+    print(f"> {printable(text_of(prompt), SHOWN)}", file=stream)
     show_completions(completions, stream)
 
 
