@@ -17,6 +17,7 @@ from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.tokenizers.bytes import Bytes
 from jrl.tasks.verdict import Status
 from jrl.tools import evaluation
+from jrl.tools.evaluate_sources import OpenOptions, check_published
 from jrl.tools.evaluation import check_evaluated, reevaluate, table, trained_prompts_warning, win_rates
 
 C, W, U, E = Status.CORRECT, Status.WRONG, Status.UNPARSABLE, Status.INFRA_ERROR
@@ -137,3 +138,16 @@ def test_a_run_without_an_evaluation_is_named():
     config, _ = load_config("configs/tiny.gin")
     with pytest.raises(ValueError, match=r"^the configuration of runs/two has no evaluation; give it one: jrl eval"):
         check_evaluated(config, "the configuration of runs/two")
+
+
+def test_a_published_model_without_an_evaluation_is_refused_before_any_source_is_evaluated(tmp_path):
+    run, model = tmp_path / "run", tmp_path / "model"
+    for folder, name in ((run, "config.gin"), (model, "config.json")):
+        folder.mkdir()
+        (folder / name).write_text("{}")
+    options = OpenOptions((), None, None, None)
+    with pytest.raises(ValueError, match=rf"model {model} has no evaluation.* --config {run / 'config.gin'} asks it"):
+        check_published([run, model], options)
+    check_published([run], options)
+    check_published([run, model], options._replace(bindings=("Config.eval = @Eval()",)))
+    check_published([run, model], options._replace(config=tmp_path / "mine.gin"))

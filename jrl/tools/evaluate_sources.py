@@ -42,6 +42,19 @@ def open_model(
     return open_trained(folder, options.bindings, step, config, options.announce, stage=stage, role=role)
 
 
+def check_published(addresses: Sequence[Path], options: OpenOptions) -> None:
+    """Raises ValueError for a published model that is given no evaluation, before any source is evaluated."""
+    bound = {binding.partition("=")[0].strip() for binding in options.bindings}
+    if options.config is not None or "Config.eval" in bound:
+        return
+    local = [address for address in addresses if not paths.is_remote(address)]
+    runs = [address for address in local if paths.exists(address / "config.gin")]
+    for address in local:
+        if is_published(address):
+            like = f": --config {runs[0] / 'config.gin'} asks it what that run is asked" if runs else ""
+            evaluation.check_evaluated(None, f"the published model {address}", like)
+
+
 def sources_of(
     addresses: Sequence[Path], steps: Sequence[int | str | None], options: OpenOptions, stage: str | None, role: str
 ) -> list[Source]:

@@ -86,12 +86,12 @@ def protocol(trained: Trained, scorer: Scorer) -> dict[str, Any]:
     }
 
 
-def check_evaluated(config: Config, whose: str = "the configuration") -> None:
-    """Raises ValueError for a configuration without an Eval section. `whose`: its name in the message."""
-    if config.eval is None:
+def check_evaluated(config: Config | None, whose: str = "the configuration", example: str = "") -> None:
+    """Raises ValueError for a configuration without an Eval section, or None. `whose`: its name in the message."""
+    if config is None or config.eval is None:
         raise ValueError(
             f"{whose} has no evaluation; give it one: jrl eval SOURCE 'Config.eval = @Eval()' Eval.prompts=100, or, "
-            "for a published model, --config FILE.gin"
+            f"for a published model, --config FILE.gin{example}"
         )
 
 
