@@ -16,6 +16,7 @@ from small_model import BIGRAM, part_in
 
 from jrl.run.checkpoints.lock import hold_run
 from jrl.run.checkpoints.run_state import restore_step
+from jrl.run.checkpoints.unchanged import LEAST_BYTES
 from jrl.run.launch import free_port
 from jrl.run.run_hash import run_fingerprint
 
@@ -67,6 +68,11 @@ def test_two_processes_exchange_arrays_and_save_what_one_reads(tmp_path):
     np.testing.assert_array_equal(state["by_row"], rows)
     np.testing.assert_array_equal(state["across"], rows.T)
     assert jax.random.key_data(state["key"]).tolist() == jax.random.key_data(jax.random.key(3)).tolist()
+    with_large = {"large": np.empty(LEAST_BYTES // 4, np.float32), "by_row": np.empty_like(rows)}
+    _, state, _ = restore_step(tmp_path / "linked", with_large, 3)
+    assert state["large"].all() and np.array_equal(state["by_row"], rows)
+    common = [path for path in (tmp_path / "linked/00000003/unchanged").rglob("*") if path.is_file()]
+    assert common and all(path.stat().st_nlink == 2 for path in common)
     # Folders of their own: what the two hold together is the step.
     assert sorted(os.listdir(tmp_path / "own-1" / "00000001")) == ["shards-1.bin"]
     (tmp_path / "own-1" / "00000001" / "shards-1.bin").rename(tmp_path / "own-0" / "00000001" / "shards-1.bin")

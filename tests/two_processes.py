@@ -19,6 +19,7 @@ def main(port, index, folder):
     from jrl.device.sharding import MeshShape, batch_sharding, make_mesh, replicated, split_meshes
     from jrl.device.transfer import copied_cuts, transfer
     from jrl.run.checkpoints.run_state import open_run_state
+    from jrl.run.checkpoints.unchanged import LEAST_BYTES
 
     mesh = make_mesh(MeshShape(data=2, fsdp=2))
     jax.set_mesh(mesh)
@@ -65,6 +66,11 @@ def main(port, index, folder):
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
     step, restored, host = saves.restore(abstract)
     np.testing.assert_array_equal(fetch(restored["across"]), rows.T)
+    # One array apart from the others: the processes do not read back the same number of arrays.
+    large = place_on_mesh(np.ones(LEAST_BYTES // 4, np.float32), batch_sharding(mesh, 1))
+    linked = open_run_state(f"{folder}/linked", keep=2, processes=processes)
+    for done in (1, 2, 3):
+        linked.save(done, {"large": large, "by_row": by_row}, {"done": done})
     own = open_run_state(f"{folder}/own-{index}", keep=2, processes=processes, shared=False)
     own.save(1, state, {"done": int(index)})
     print(json.dumps({"refused": refused, "stops": stops, "steps": saves.steps(), "step": step, "host": host,

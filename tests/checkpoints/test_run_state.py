@@ -762,20 +762,19 @@ def test_what_orbax_wrote_is_read_where_a_process_has_no_device_of_it(tmp_path, 
     assert kind in run_state.verify_step(tmp_path, 1)["leaves"]["step"]
     assert "state" in os.listdir(tmp_path / "00000001")
     monkeypatch.setattr(digest, "whole_leaf", None)  # nothing is gathered or sent
-    monkeypatch.setattr(run_state, "_READ_BACK_BYTES", 100)  # several groups
     read = lambda processes: run_state.restore_step(tmp_path, abstract(state), processes=processes)
     for step, restored, host in together(2, read)[0]:
         assert (step, host) == (1, {"n": 1}) and digests(restored) == digests(state)
         assert restored["params"]["layers"][0].sharding == state["params"]["layers"][0].sharding
-    load = run_state.ocp.load
+    load = run_state.read_arrays
 
-    def altered(folder, targets):
-        return {name: x + 1 if name == "step" else x for name, x in load(folder, targets).items()}
+    def altered(folder, entries):
+        return ((name, x + 1 if name == "step" else x) for name, x in load(folder, entries))
 
-    monkeypatch.setattr(run_state.ocp, "load", altered)
+    monkeypatch.setattr(run_state, "read_arrays", altered)
     for error in together(2, read)[0]:
         assert isinstance(error, run_state.NoIntactStep) and "leaf step was read with other values" in str(error)
-    monkeypatch.setattr(run_state.ocp, "load", load)
+    monkeypatch.setattr(run_state, "read_arrays", load)
     place = run_state.place_on_mesh
     zeros = lambda x: np.zeros_like(x) if isinstance(x, np.ndarray) else x
     monkeypatch.setattr(run_state, "place_on_mesh", lambda x, where: place(zeros(x), where))

@@ -9,7 +9,7 @@
 
 Orbax survives a killed save but restores damaged bytes without a word and does not fall back, so the manifest is ours:
 it is verified before any byte is used, the leaves are hashed again after they are read, and a damaged step is named and
-passed over for the newest intact one. Orbax appears in this file only.
+passed over for the newest intact one. Orbax appears in this file only (arrays.py reads what it has written).
 
 Layout chosen by measurement (2 CPU cores, 8 virtual devices, orbax 0.12.8, 49 leaves of 1 MB together, ms a save):
 OCDBT + zarr3 without compression or side files 72, orbax defaults 120, one file a leaf 155 to 180.
@@ -39,13 +39,13 @@ from jrl import paths
 from jrl.device.placement import place_on_mesh, processes_of, without_shards
 from jrl.device.processes import ONE, HostLost, OtherProcessFailed, Processes
 from jrl.run.checkpoints import digest, unchanged
+from jrl.run.checkpoints.arrays import read_arrays
 from jrl.run.checkpoints.shards import read_shards, write_shards
 from jrl.run.checkpoints.unchanged import Unchanged, find_unchanged, link_files
 
 PyTree = Any
 SHA256, CHECKSUM = "sha256", "checksum"  # of a leaf: of all bytes in order; summed over the shards of processes
 FORMAT, SHARDS_FORMAT, UNCHANGED_FORMAT = 1, 2, 3  # arrays by orbax; shards from each process; orbax in two folders
-_READ_BACK_BYTES = 256 << 20
 _SAVING, _REPLACED, _REMOVED = (f"{paths.TEMPORARY}{what}-" for what in ("saving", "replaced", "removed"))
 CONDEMNED = ".condemned"  # behind the name of a step that is set aside
 _log = logging.getLogger(__name__)
@@ -554,25 +554,9 @@ def _read_back(written: Path, entries: Mapping[str, dict[str, Any]], processes: 
     """Raises ValueError unless a folder of a step that is about to be published holds what was in memory. Leaves are
     read in groups, so that the copy on the host stays small; each process reads a share of them."""
     share = dict(list(entries.items())[processes.index :: processes.count])
-    for name, data in _read_alone(written, share, processes):
+    for name, data in read_arrays(written, share):
         if not _is_same(data, entries[name]):
             raise ValueError(f"leaf {name} reads back with other values")
-
-
-def _read_alone(
-    state: Path, entries: Mapping[str, dict[str, Any]], processes: Processes
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields leaves that orbax has written, with all their elements, as this process reads them by itself. They are
-    read in groups, so that few of them are on the host at a time."""
-    group: dict[str, Any] = {}
-    for place, (name, entry) in enumerate(entries.items(), start=1):
-        group[name] = np.empty(entry["data_shape"], np.dtype(entry["data_dtype"]))
-        if place < len(entries) and sum(target.nbytes for target in group.values()) < _READ_BACK_BYTES:
-            continue
-        with _context(alone=processes):
-            loaded = ocp.load(state, group)
-        yield from loaded.items()
-        group = {}
 
 
 def _load_alone(
@@ -588,7 +572,7 @@ def _load_alone(
     loaded = {name: without_shards(target) for name, target in targets.items() if not is_here(target)}
     checksums: dict[str, int] = {}
     read = {name: entries[name] for name in targets if name not in loaded}
-    for name, data in _read_alone(state, read, processes):
+    for name, data in read_arrays(state, read):
         if not _is_same(data, entries[name]):
             raise ValueError(f"leaf {name} was read with other values than were saved")
         checksums[name] = digest.full_checksum(data)
@@ -669,13 +653,9 @@ def _sharding(leaf: Any) -> jax.sharding.Sharding:
     return leaf.sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
 
-def _context(alone: Processes = ONE) -> ocp.Context:
-    """Returns orbax's settings. alone: the processes of which this one reads by itself; ONE: all read or save."""
+def _context() -> ocp.Context:
+    """Returns orbax's settings."""
     context = ocp.Context()
-    if alone.count > 1:
-        context.multiprocessing.primary_host = alone.index
-        context.multiprocessing.active_processes = {alone.index}
-        context.multiprocessing.barrier_sync_key_prefix = f"process_{alone.index}"
     saving = context.array.saving
     saving.use_ocdbt = True
     saving.use_zarr3 = True
