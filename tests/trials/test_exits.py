@@ -120,7 +120,7 @@ def test_every_end_has_its_exit_code_whatever_the_steps_epochs_and_saves(tmp_pat
 # What a run does, and how often in the run below.
 PLACES = [
     (loop, "take_step", 8), (records, "save", 4), (records, "emit", 8), (run_state, "verify_step", 4),
-    (scoring.Scorer, "collect", 14), (evaluate, "measure", 3), (evaluate, "place_prompts", 3), (loop, "begin_stage", 8),
+    (scoring.Scorer, "collect", 14), (loop, "draw", 3), (evaluate, "place_prompts", 3), (loop, "begin_stage", 8),
     (program_cache.Program, "__call__", 40), (program_cache.Program, "_executable", 40), (loop, "evaluate_once", 3),
     (records, "open_files", 1), (loop, "precompile", 1), (records, "restore", 1),
 ]  # fmt: skip
