@@ -104,6 +104,10 @@ def check_not_special(path: str | os.PathLike[str]) -> None:
     raise ValueError(f"{os.fspath(path)!r} is {kind}, not a file; write its contents to a file and name that")
 
 
+LFS_POINTER = b"version https://git-lfs.github.com/"  # what a clone without Git LFS holds in a large file's place
+IS_POINTER = "is a pointer of Git LFS and not the file itself: `git lfs pull` in its repository downloads it"
+
+
 def read_foreign(path: str | os.PathLike[str], most: int, within: str | os.PathLike[str] | None = None) -> bytes:
     """Returns the bytes of an untrusted file. It must be a plain file.
 
@@ -112,7 +116,8 @@ def read_foreign(path: str | os.PathLike[str], most: int, within: str | os.PathL
       within: the folder that the file came in. A link there may only lead to a file below the folder, or in the cache
         of a model hub (FOLDER/snapshots/REVISION) below FOLDER. None: the user named the file, and it may be a link.
 
-    Raises: ValueError for a link out of the folder, a folder, a pipe, a socket, a device, or a file that is too long.
+    Raises: ValueError for a link out of the folder, a folder, a pipe, a socket, a device, a file that is too long, or a
+        pointer of Git LFS.
     """
     target = check_foreign(path, within)
     descriptor = os.open(target, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -125,6 +130,8 @@ def read_foreign(path: str | os.PathLike[str], most: int, within: str | os.PathL
         data = handle.read(most + 1)
     if len(data) > most:
         raise ValueError(f"{os.fspath(path)!r} has more than {most} bytes, and no more are read")
+    if data.startswith(LFS_POINTER):
+        raise ValueError(f"{os.fspath(path)!r} {IS_POINTER}")
     return data
 
 

@@ -366,6 +366,9 @@ def test_doctor_refuses_a_folder_that_is_no_run(tmp_path):
         examine(tmp_path)
     with pytest.raises(ValueError, match=r"there is no folder .*nowhere"):
         examine(tmp_path / "nowhere")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"is neither a run .*It holds a PEFT adapter: Published.path"):
+        examine(tmp_path)
 
 
 def test_a_closed_terminal_asks_the_run_to_save_unless_nohup_has_it_ignored():

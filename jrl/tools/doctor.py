@@ -70,7 +70,11 @@ def examine(run: Path | None) -> list[Line]:
     if run is not None and not paths.exists(run):
         raise ValueError(f"there is no folder {run}")
     if run is not None and not published and not paths.exists(run / "manifest.json"):
-        raise ValueError(f"{run} is neither a run (it has no manifest.json) nor a published model (no config.json)")
+        adapter = f". It holds a PEFT adapter: Published.path is the folder of its base, Published.adapter = '{run}'"
+        raise ValueError(
+            f"{run} is neither a run (it has no manifest.json) nor a published model (no config.json)"
+            f"{adapter if paths.exists(run / 'adapter_config.json') else ''}"
+        )
     lines = [*installation(), disk(run or Path(".")), verifiers()]
     if published:
         return [*lines, *(Line(*finding) for finding in recognized(run))]

@@ -114,6 +114,14 @@ def test_damaged_files_are_refused(folder):
         refused(folder, FILE, "damaged or cut short")
 
 
+def test_a_clone_without_git_lfs_is_named(folder):
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+    (folder / FILE).write_bytes(pointer)
+    refused(folder, FILE, "is a pointer of Git LFS")
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"model.norm.weight": FILE}}))
+    refused(folder, FILE, "is a pointer of Git LFS")
+
+
 def test_a_flipped_byte_of_a_header_is_refused_wherever_it_is(folder):
     data = (folder / FILE).read_bytes()
     (length,) = struct.unpack("<Q", data[:8])

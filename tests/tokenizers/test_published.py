@@ -360,8 +360,14 @@ def test_missing_bytes_are_refused(folders, tmp_path):
     (folder / "tokenizer.json").write_text(json.dumps(layout))
     with pytest.raises(ValueError, match="no token for 1 of the 256 bytes"):
         build(HuggingFace(path=str(folder)), [])
-    with pytest.raises(ValueError, match="holds neither"):
+    with pytest.raises(ValueError, match=r"holds neither tokenizer.json nor tokenizer.model$"):
         build(HuggingFace(path=str(tmp_path)), [])
+    (folder / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9\n")
+    with pytest.raises(ValueError, match=r"tokenizer.json' is a pointer of Git LFS .*`git lfs pull`"):
+        build(HuggingFace(path=str(folder)), [])
+    (folder / "tokenizer.json").rename(folder / "vocab.json")
+    with pytest.raises(ValueError, match=r"does not read vocab.json: AutoTokenizer.* writes tokenizer.json"):
+        build(HuggingFace(path=str(folder)), [])
 
 
 @pytest.mark.parametrize("kind", ["BPE", "Unigram"])

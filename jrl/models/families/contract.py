@@ -170,7 +170,12 @@ class Keys:
         )  # fmt: skip
         if unknown:
             listed = ", ".join(f"{name} = {str(self._config[name])[:60]}" for name in unknown)
-            raise ValueError(f"{self.where} has unknown keys that may change the computation: {listed}")
+            quantized = (
+                ". jrl reads only floating-point weights: take the model that was quantized, or dequantize this one "
+                "with the tool that did it; LoRA.base quantizes frozen weights as they are read"
+            )
+            advice = quantized if "quantization_config" in unknown else ""
+            raise ValueError(f"{self.where} has unknown keys that may change the computation: {listed}{advice}")
 
 
 def read(family: Family, config: Mapping[str, Any], where: str = "config.json") -> Decoder:

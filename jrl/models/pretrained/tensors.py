@@ -96,7 +96,7 @@ class Tensors:
                 pass
             file = self._stack.enter_context(open(path, "rb"))
         except SafetensorError as error:
-            raise ValueError(f"{path} is damaged or cut short: {error}") from error
+            raise _damaged(path, error) from error
         except OSError as error:
             raise ValueError(f"{path} cannot be read: {error}") from error
         (length,) = struct.unpack("<Q", file.read(8))
@@ -156,8 +156,15 @@ def open_file(path: str | Path) -> Tensors:
         with safetensors.safe_open(str(path), "np") as handle:
             names = list(handle.keys())
     except SafetensorError as error:
-        raise ValueError(f"{path} is damaged or cut short: {error}") from error
+        raise _damaged(path, error) from error
     return Tensors(path.parent, dict.fromkeys(names, path))
+
+
+def _damaged(path: Path, error: Exception) -> ValueError:
+    """Returns the error for a file that safetensors cannot open."""
+    with open(path, "rb") as file:
+        pointer = file.read(len(paths.LFS_POINTER)) == paths.LFS_POINTER
+    return ValueError(f"{path} {paths.IS_POINTER if pointer else f'is damaged or cut short: {error}'}")
 
 
 def write_file(path: str | Path, tensors: dict[str, np.ndarray]) -> None:

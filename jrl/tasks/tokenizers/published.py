@@ -262,7 +262,14 @@ def read_files(path: str | Path) -> dict[str, bytes]:
             files.pop(name, None)
         files[VOCABULARIES[0] if chosen.endswith(".json") else VOCABULARIES[1]] = _read(local, "HuggingFace.path")
     if not set(files) & set(VOCABULARIES):
-        raise ValueError(f"HuggingFace.path: {str(path)!r} holds neither {' nor '.join(VOCABULARIES)}")
+        parts = [name for name in ("vocab.json", "merges.txt") if (folder / name).exists()]
+        convert = (
+            f", and jrl does not read {' and '.join(parts)}: "
+            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers writes tokenizer.json"
+        )
+        raise ValueError(
+            f"HuggingFace.path: {str(path)!r} holds neither {' nor '.join(VOCABULARIES)}{convert if parts else ''}"
+        )
     return files
 
 
