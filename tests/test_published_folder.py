@@ -198,6 +198,8 @@ def test_doctor_names_a_missing_tensor_and_a_folder_without_a_tokenizer(folder, 
     text = capsys.readouterr().out
     assert "missing (1): model.norm.weight; unexpected (1): model.extra.weight" in text
     assert "no tokenizer (tokenizer.json or tokenizer.model): token ids only" in text
+    (folder / "vocab.json").write_text("{}")
+    assert "!! HuggingFace.path" in report_of(folder) and "does not read vocab.json" in report_of(folder)
 
 
 def test_end_tokens_come_from_every_file_that_names_them(folder, capsys):

@@ -120,7 +120,7 @@ def tokenizer(folder: Path, cfg: Decoder) -> Iterator[Finding]:
             yield Finding(True, f"{OWN_TOKENIZER}/ holds a tokenizer in jrl's form: it fills {bundled.filled} ids of "
                                 f"{cfg.vocab_size}; other tools read token ids only")  # fmt: skip
             return
-        if not vocabularies:
+        if not vocabularies and not paths.exists(folder / "vocab.json"):  # one in parts is refused with what to do
             ends = without_tokenizer(folder, cfg).end_ids
             yield Finding(
                 True, f"no tokenizer ({' or '.join(VOCABULARIES)}): token ids only; they end with {ends or None}"
