@@ -20,7 +20,7 @@ import jax
 
 from jrl import paths
 from jrl.algos.contract import Objective
-from jrl.algos.results import checked
+from jrl.algos.results import checked, wrong_function
 from jrl.config.schema import schema_of
 from jrl.experiment import TABLES, Config, Tables, config_classes
 from jrl.models.contract import CUSTOM_MODEL_FIELDS, CustomModel
@@ -170,6 +170,8 @@ def _row(table: str, name: str, row: Any, where: str) -> Any:
         missing := set(CUSTOM_MODEL_FIELDS) - {field.name for field in dataclasses.fields(row.config)}
     ):
         raise PartError(f"part {where}: the configuration of MODELS[{name!r}] has no {', '.join(sorted(missing))}")
+    if table == "algos" and (problem := wrong_function(row)) is not None:
+        raise PartError(f"part {where}: ALGOS[{name!r}].{problem}")
     return checked(row) if table == "algos" else row
 
 

@@ -68,7 +68,7 @@ def compiled(rows: dict[str, tuple[Objective, Any]]) -> dict[str, list[dict[str,
     @jax.jit
     def run(configs: dict[str, Any], inputs: dict[str, Any], states: dict[str, PyTree]) -> dict[str, Any]:
         given = {name: (configs[name], inputs[name], states[name]) for name in rows}
-        return {name: _everything(objective, *given[name]) for name, (objective, _) in rows.items()}
+        return {name: _and_after(objective, *given[name]) for name, (objective, _) in rows.items()}
 
     results = [run(configs, inputs, {name: of_row[place] for name, of_row in states.items()}) for place in (0, -1)]
     return {name: [result[name] for result in results] for name in rows}
@@ -78,9 +78,17 @@ def equals_plain(objective: Objective, config: Any, compiled: Sequence[dict[str,
     """What was compiled is what the plain functions give."""
     inputs = _inputs(objective, config)
     for state, results in zip(_states(objective, config), compiled):
-        plain = _everything(objective, config, inputs, state)
+        plain = _and_after(objective, config, inputs, state)
         for name, result in results.items():
             which = "keep, shape, advantages, weights or denominator" if name == "advantages" else name
+            if not _is_close(result, plain[name]):
+                again = _and_after(objective, config, inputs, state)[name]
+                _close(
+                    again,
+                    plain[name],
+                    f"a second call with the same arguments gives another {which}: it reads "
+                    "numpy's random numbers, a clock or what a call changes; under jit it would read them once",
+                )
             _close(result, plain[name], f"another {which} under jit")
 
 
@@ -259,7 +267,8 @@ def metrics_of_tokens_carry_no_gradient(objective: Objective, config: Any) -> No
         m.sum() for m in objective.token_loss(config, tokens.replace(logprobs=lp), state)[1].values()
     )
     if metrics:
-        _true(bool(jnp.all(jax.grad(total)(tokens.logprobs) == 0)), "a metric carries a gradient")
+        still = bool(jnp.all(jax.grad(total)(tokens.logprobs) == 0))
+        _true(still, f"one of the metrics {', '.join(metrics)} carries a gradient: wrap it in jax.lax.stop_gradient")
 
 
 def packing_tokens_does_not_matter(objective: Objective, config: Any) -> None:
@@ -372,7 +381,9 @@ def metrics_of_sequences_carry_no_gradient(objective: Objective, config: Any) ->
     total = lambda x: sum(m.sum() for m in objective.sequence_loss(config, sequences.replace(**x), state)[1].values())
     if metrics:
         for name, gradient in jax.grad(total)(_differentiated(sequences)).items():
-            _true(bool(jnp.all(gradient == 0)), f"a metric carries a gradient of {name}")
+            still = bool(jnp.all(gradient == 0))
+            _true(still, f"one of the metrics {', '.join(metrics)} carries a gradient of {name}: wrap it in "
+                  "jax.lax.stop_gradient")  # fmt: skip
 
 
 def places_of_sequences_do_not_matter(objective: Objective, config: Any) -> None:
@@ -694,6 +705,14 @@ def _everything(objective: Objective, config: Any, inputs: dict[str, Any], state
     return {name: run[name](objective, config, given, state) for name, given in inputs.items()}
 
 
+def _and_after(objective: Objective, config: Any, inputs: dict[str, Any], state: PyTree) -> dict[str, Any]:
+    """Returns what every function gives, and the state after the step, where the row has one."""
+    results = _everything(objective, config, inputs, state)
+    if not jax.tree.leaves(state):
+        return results
+    return results | {"next_state": objective.next_state(config, state, _metrics_of(objective, results))}
+
+
 def _states(objective: Objective, config: Any) -> list[PyTree]:
     """Returns the state that a run begins with and, where the row has one, the state after a step."""
     first = objective.init_state(config)
@@ -708,10 +727,13 @@ def _states(objective: Objective, config: Any) -> list[PyTree]:
 def _step_metrics(objective: Objective, config: Any, state: PyTree) -> dict[str, Array]:
     """Returns what `next_state` is given after a step: the row's own metrics, those of every update, and, of sampled
     rows, how many rows and tokens entered the loss."""
+    return _metrics_of(objective, _everything(objective, config, _inputs(objective, config), state))
+
+
+def _metrics_of(objective: Objective, results: dict[str, Any]) -> dict[str, Array]:
     every = ("loss", "grad_norm", "policy/entropy", "policy/logprob", "update/norm", "update/tokens")
     if objective.advantages is not None:
         every = (*every, "loss/rows", "loss/tokens")
-    results = _everything(objective, config, _inputs(objective, config), state)
     metrics = {**results.get("token_loss", (None, {}))[1], **results.get("sequence_loss", (None, {}))[1]}
     ones = dict.fromkeys((*every, "update/skipped_nonfinite", "update/skipped_empty"), jnp.float32(1))
     return ones | {name: jnp.mean(value.astype(jnp.float32)) for name, value in metrics.items()}
@@ -790,8 +812,14 @@ def _same_shape(metrics: dict[str, Array], loss: Array) -> None:
 def _close(got: Any, expected: Any, message: str) -> None:
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-        same = a.shape == b.shape and np.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
-        _true(same, f"{message}\n  got      {a}\n  expected {b}")
+        _true(_is_close(a, b), f"{message}\n  got      {a}\n  expected {b}")
+
+
+def _is_close(got: Any, expected: Any) -> bool:
+    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True)
+    near = lambda a, b: np.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
+    arrays = ((np.asarray(a, np.float64), np.asarray(b, np.float64)) for a, b in pairs)
+    return all(a.shape == b.shape and near(a, b) for a, b in arrays)
 
 
 def _true(condition: bool, message: str) -> None:

@@ -4,16 +4,23 @@ and give a loss that is several times too large."""
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jrl.algos.contract import Groups, Objective, Pairs
+from jrl.algos.contract import Groups, Needs, Objective, Pairs
+from jrl.algos.parts.objective import OBJECTIVE_FUNCTIONS
 from jrl.types import PyTree
 
 Shape = tuple[int, ...]
+
+# Metrics that a step has of its own, and what the names of the others begin with: those of an objective would replace
+# them in the run's files and displays.
+OWN_METRICS = ("step", "phase", "loss", "grad_norm")
+OWN_PREFIXES = ("reward/", "rollout/", "loss/", "update/", "verdict/", "eval/", "time/", "host/")
 
 
 class WrongResult(ValueError):
@@ -22,6 +29,29 @@ class WrongResult(ValueError):
     def __init__(self, message: str, function: Callable[..., Any]):
         super().__init__(message)
         self.function = function
+
+
+# Function of Objective -> the names of its arguments
+ARGUMENTS = {part["function"].rpartition(".")[2]: part["inputs"] for part in OBJECTIVE_FUNCTIONS}
+
+
+def wrong_function(objective: Objective) -> str | None:
+    """Returns which of the functions cannot be called with the arguments of the contract, and how it is; None: none."""
+    for name, arguments in ARGUMENTS.items():
+        function = getattr(objective, name)
+        if function is None:
+            continue
+        if not callable(function):
+            return f"{name} is {_kind(function)}; it must be a function ({', '.join(arguments)})"
+        try:
+            signature = inspect.signature(function)
+        except ValueError:  # of a builtin
+            continue
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            return f"{name} takes {signature}; it is called with ({', '.join(arguments)})"
+    return None
 
 
 def checked(objective: Objective) -> Objective:
@@ -61,6 +91,9 @@ def _loss(returned: Any, shape: Shape) -> str:
     kind = f"(loss of shape {list(shape)}, a dictionary of metrics of that shape)"
     if not _is_tuple(returned, 2):
         return f"{kind}, and it returned {_kind(returned)}"
+    taken = next((name for name in returned[1] if name in OWN_METRICS or name.startswith(OWN_PREFIXES)), None)
+    if taken is not None:
+        return f"metrics with names that jrl does not use, and its metric {taken!r} would replace jrl's"
     return _first(kind, {"its loss": returned[0]} | _named("metric", returned[1]), shape)
 
 
@@ -87,10 +120,14 @@ def _pairs(returned: Any, groups: Groups, reward: Any) -> str:
 
 def _state(returned: PyTree, before: PyTree) -> str:
     form = lambda state: (jax.tree.structure(state), [jnp.shape(leaf) for leaf in jax.tree.leaves(state)])
-    if form(returned) == form(before):
-        return ""
-    shapes = lambda state: jax.tree.map(jnp.shape, state)
-    return f"a state of the same shapes as the one before, {shapes(before)}, and its state has {shapes(returned)}"
+    if form(returned) != form(before):
+        shapes = lambda state: jax.tree.map(jnp.shape, state)
+        return f"a state of the same shapes as the one before, {shapes(before)}, and its state has {shapes(returned)}"
+    dtype = lambda leaf: str(jnp.result_type(leaf))
+    if [dtype(leaf) for leaf in jax.tree.leaves(returned)] != [dtype(leaf) for leaf in jax.tree.leaves(before)]:
+        dtypes = lambda state: jax.tree.map(dtype, state)
+        return f"a state of the same dtypes as the one before, {dtypes(before)}, and its state has {dtypes(returned)}"
+    return ""
 
 
 def _first(kind: str, arrays: Mapping[str, Any], shape: Shape) -> str:
@@ -121,6 +158,9 @@ def _kind(value: Any) -> str:
 
 # Function of Objective -> the check of (what it returned, its arguments without the configuration)
 CHECKS: Mapping[str, Callable[..., str]] = {
+    "needs": lambda returned: (
+        "" if isinstance(returned, Needs) else f"jrl.algos.contract.Needs, and it returned {_kind(returned)}"
+    ),
     "keep": lambda returned, groups: _mask(returned, groups.reward.shape),
     "keep_tokens": lambda returned, groups: _mask(returned, groups.action_mask.shape),
     "shape": lambda returned, groups: _array(returned, groups.reward.shape),

@@ -6,6 +6,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jrl.algos import ALGOS
@@ -16,6 +17,7 @@ from jrl.algos.grpo import GRPO
 from jrl.types import traced
 
 ROW, PAIRS, ALONE = ALGOS["GRPO"], ALGOS["BradleyTerry"], ALGOS["SFT"]
+DRAWS = np.random.default_rng(0)
 VALUED, COMPARED = ALGOS["PPO"], ALGOS["OnlineDPO"]
 
 
@@ -96,6 +98,10 @@ def counting_padding(config, groups, reward, state):
     return advantages, {"rows": state["rows"] + reward.shape[0]}, counters
 
 
+def compared_state(config, state, metrics):
+    return {"seen": state["seen"] + 1} if metrics["loss"] > 0 else state
+
+
 def growing_state(config, state, metrics):
     return {"seen": jnp.concatenate([state["seen"], metrics["loss"][None]])}
 
@@ -105,6 +111,11 @@ def of_host(config, tokens, state):
         return ROW.token_loss(config, tokens, state)
     loss, metrics = ROW.token_loss(config, tokens, state)
     return 2 * loss, metrics
+
+
+def noisy_loss(config, tokens, state):
+    loss, metrics = ROW.token_loss(config, tokens, state)
+    return loss + DRAWS.normal(), metrics
 
 
 def sequence_row(difference_of):
@@ -238,6 +249,17 @@ FAULTS = [
 def test_a_fault_fails_its_contract_test(contract_test, objective, config):
     with pytest.raises(AssertionError):
         CONTRACT_TESTS[contract_test](objective, objective.config() if config is None else config)
+
+
+def test_a_function_that_gives_other_numbers_in_every_call_is_called_that():
+    with pytest.raises(AssertionError, match="a second call with the same arguments gives another token_loss"):
+        CONTRACT_TESTS["jit_changes_nothing"](ROW._replace(token_loss=noisy_loss), GRPO())
+
+
+def test_the_state_after_a_step_is_compiled_too():
+    row = ROW._replace(next_state=compared_state, init_state=seen)
+    with pytest.raises(jax.errors.TracerBoolConversionError):
+        CONTRACT_TESTS["jit_changes_nothing"](row, GRPO())
 
 
 def test_every_contract_test_is_failed_by_a_fault():

@@ -8,8 +8,9 @@ import pytest
 
 from jrl.algos import ALGOS
 from jrl.algos.conformance import ROWS, WIDTH, given_sequences, sample_groups, sample_tokens
-from jrl.algos.contract import Objective, Pairs
-from jrl.algos.results import CHECKS, WrongResult, checked
+from jrl.algos.contract import Needs, Objective, Pairs
+from jrl.algos.results import ARGUMENTS as NAMES
+from jrl.algos.results import CHECKS, WrongResult, checked, wrong_function
 
 CONFIG = ALGOS["GRPO"].config()
 GROUPS, TOKENS, PAIRS = sample_groups(), sample_tokens(), ALGOS["DPO"]
@@ -20,6 +21,7 @@ MASK = jnp.ones(NT, bool)
 ZEROS = {shape: jnp.zeros(shape) for shape in ((), N, NT, L, S, (ROWS, 1), (WIDTH,), (1,))}
 OF_ROWS = {"groups": GROUPS, "reward": GROUPS.reward, "state": STATE}
 ARGUMENTS = {
+    "needs": (),
     "keep": (GROUPS,),
     "keep_tokens": (GROUPS,),
     "shape": (GROUPS,),
@@ -40,6 +42,7 @@ ARGUMENTS = {
 }
 pairs = lambda **other: Pairs(**{"label": ZEROS[N], "unit": GROUPS.group, "weight": ZEROS[N], **other})
 RIGHT = {
+    "needs": Needs(),
     "keep": MASK[:, 0],
     "keep_tokens": MASK,
     "shape": ZEROS[N],
@@ -59,6 +62,7 @@ RIGHT = {
     "next_state": {"mean": jnp.ones(())},
 }
 WRONG = [
+    ("needs", None, "jrl.algos.contract.Needs, and it returned None"),
     ("keep", MASK[:, :1], "a bool array of shape [12], and its result has the shape [12, 1]"),
     ("keep", ZEROS[N], "a bool array of shape [12], and its result has dtype float32"),
     ("keep_tokens", MASK[:, 0], "a bool array of shape [12, 6], and its result has the shape [12]"),
@@ -83,6 +87,8 @@ WRONG = [
     ("token_loss", (ZEROS[L], None), "and it returned a tuple of 2"),
     ("token_loss", (ZEROS[()], {}), "and its loss has the shape []"),
     ("token_loss", (ZEROS[L], {"mine": ZEROS[()]}), "and its metric 'mine' has the shape []"),
+    ("token_loss", (ZEROS[L], {"loss": ZEROS[L]}), "names that jrl does not use, and its metric 'loss' would replace"),
+    ("sequence_loss", (ZEROS[S], {"mine": ZEROS[S], "reward/mean": ZEROS[S]}), "its metric 'reward/mean' would"),
     ("value_loss", (ZEROS[(WIDTH,)], {}), "and its loss has the shape [6]"),
     ("sequence_loss", (ZEROS[L], {}), "(loss of shape [2, 7], a dictionary of metrics of that shape), and its loss"),
     ("weights", ZEROS[(ROWS, 1)], "an array of shape [12, 6], and its result has the shape [12, 1]"),
@@ -92,6 +98,7 @@ WRONG = [
     ("sequence_denominator", 1.0, "an array of shape [], and its result is a value of type float"),
     ("next_state", None, "a state of the same shapes as the one before, {'mean': ()}, and its state has None"),
     ("next_state", {"mean": ZEROS[N]}, "{'mean': ()}, and its state has {'mean': (12,)}"),
+    ("next_state", {"mean": jnp.int32(1)}, "before, {'mean': 'float32'}, and its state has {'mean': 'int32'}"),
 ]  # fmt: skip
 
 
@@ -133,8 +140,24 @@ def test_every_check_is_failed_by_a_result():
 
 
 def test_every_function_that_works_on_arrays_is_checked():
-    on_the_host = {"config", "check", "needs", "check_stored", "draw", "corrects_staleness", "init_state", "refill"}
+    on_the_host = {"config", "check", "check_stored", "draw", "corrects_staleness", "init_state", "refill"}
     assert set(CHECKS) == set(Objective._fields) - on_the_host - {"unit_size", "strengths"}
+
+
+def test_the_arguments_of_every_function_are_known():
+    assert set(NAMES) == set(Objective._fields) - {"config", "unit_size", "strengths"}
+    assert [name for name, row in ALGOS.items() if wrong_function(row) is not None] == []
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        (lambda config, tokens: None, "token_loss takes (config, tokens); it is called with (config, tokens, state)"),
+        (3, "token_loss is a value of type int; it must be a function (config, tokens, state)"),
+    ],
+)
+def test_a_function_of_other_arguments_is_named(function, problem):
+    assert wrong_function(Objective(config=type(CONFIG), token_loss=function)) == problem
 
 
 def test_functions_that_a_row_does_not_have_stay_none():

@@ -6,6 +6,7 @@ import pytest
 
 from jrl import cli
 from jrl.algos.conformance import CONTRACT_TESTS
+from jrl.plugins import PartError
 from jrl.tools import check
 from jrl.tools.check import check_parts
 
@@ -104,3 +105,43 @@ def test_the_line_of_a_part_is_named_and_a_problem_is_told_once(tmp_path, monkey
         "as above",
         "0 checks passed, 2 failed",
     ]
+
+
+OBJECTIVE = """
+import jax.numpy as jnp
+from jrl.algos.contract import Objective
+from jrl.types import traced
+
+@traced
+class Own:
+    clip: float = 0.2
+
+def token_loss(config, tokens, state):
+    masked = lambda x: jnp.where(tokens.mask, x, 0)
+    BODY
+    return -masked(tokens.logprobs), {}
+
+ALGOS = {"Own": Objective(config=Own, token_loss=token_loss)}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            "reference = masked(tokens.ref_logprobs)",
+            "There tokens.ref_logprobs is None: an objective gets it only if its `needs` request it",
+        ),
+        ("large = 1 if config.clip > 1 else 0", "use jnp.where instead of `if`"),
+        ("largest = float(jnp.max(masked(tokens.logprobs)))", "and jnp instead of numpy, float() and item()"),
+    ],
+)
+def test_common_mistakes_of_objectives_come_with_what_to_do(tmp_path, body, said):
+    found = problems(tmp_path, OBJECTIVE.replace("BODY", body))["jit changes nothing"]
+    assert said in found and "own.py, line" in found
+
+
+def test_a_function_with_other_arguments_is_refused(tmp_path):
+    source = OBJECTIVE.replace("BODY", "").replace("(config, tokens, state)", "(config, tokens)")
+    with pytest.raises(PartError, match=r"ALGOS\['Own'\].token_loss takes \(config, tokens\); it is called with"):
+        problems(tmp_path, source)
