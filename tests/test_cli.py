@@ -654,6 +654,12 @@ def test_a_run_that_is_asked_to_stop_saves_and_the_same_command_goes_on(tmp_path
 # What is said
 
 
+def test_doctor_names_what_published_models_need():
+    assert {"safetensors", "tokenizers", "jinja2"} <= {
+        package for package, extra, _ in doctor.OPTIONAL if extra == "hf"
+    }
+
+
 def test_doctor_marks_an_optional_package_that_is_missing_as_neither_good_nor_bad(command, monkeypatch):
     monkeypatch.setattr(doctor, "OPTIONAL", (("no_such_package", "wandb", "the wandb writer"),))
     monkeypatch.setattr(doctor, "verifiers", lambda: doctor.Line(True, "verifiers"))

@@ -45,6 +45,7 @@ from jrl.tools.time_spent import time_lines
 # (module, the extra that installs it or None if jrl requires it, what it is for)
 OPTIONAL = (
     ("reasoning_gym", None, "tasks of reasoning-gym"),
+    ("safetensors", "hf", "weights of published models, and jrl export"),
     ("tokenizers", "hf", "tokenizer.json of published models"),
     ("jinja2", "hf", "chat templates of published models"),
     ("qwix", "quant", "frozen weights in 8 or 4 bits"),
