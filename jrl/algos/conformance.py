@@ -54,8 +54,21 @@ def its_functions_go_together(objective: Objective, config: Any) -> None:
 
 
 def jit_changes_nothing(objective: Objective, config: Any) -> None:
-    """Compiled and plain, every function of the row gives the same numbers."""
+    """Compiled and plain, every function of the row gives the same numbers, and keeps none of them for itself."""
+    keeps_nothing(objective, config)
     equals_plain(objective, config, compiled({"row": (objective, config)})["row"])
+
+
+def keeps_nothing(objective: Objective, config: Any) -> None:
+    """No function keeps an array of a compiled call in a list or a global: outside the call it has no value."""
+    inputs, state = _inputs(objective, config), objective.init_state(config)
+    try:
+        with jax.checking_leaks():
+            jax.jit(lambda *given: _and_after(objective, *given)).trace(config, inputs, state)
+    except Exception as error:
+        _true(not str(error).startswith("Leaked trace"), "a function keeps an array of a compiled call outside itself, "
+              f"where it has no value: return it as a metric, or keep it in the state\n{error}")  # fmt: skip
+        raise
 
 
 def compiled(rows: dict[str, tuple[Objective, Any]]) -> dict[str, list[dict[str, Any]]]:

@@ -17,6 +17,7 @@ from jrl.algos.grpo import GRPO
 from jrl.types import traced
 
 ROW, PAIRS, ALONE = ALGOS["GRPO"], ALGOS["BradleyTerry"], ALGOS["SFT"]
+KEPT = []
 DRAWS = np.random.default_rng(0)
 VALUED, COMPARED = ALGOS["PPO"], ALGOS["OnlineDPO"]
 
@@ -111,6 +112,11 @@ def of_host(config, tokens, state):
         return ROW.token_loss(config, tokens, state)
     loss, metrics = ROW.token_loss(config, tokens, state)
     return 2 * loss, metrics
+
+
+def keeping_loss(config, tokens, state):
+    KEPT.append(tokens.logprobs)
+    return ROW.token_loss(config, tokens, state)
 
 
 def noisy_loss(config, tokens, state):
@@ -254,6 +260,12 @@ def test_a_fault_fails_its_contract_test(contract_test, objective, config):
 def test_a_function_that_gives_other_numbers_in_every_call_is_called_that():
     with pytest.raises(AssertionError, match="a second call with the same arguments gives another token_loss"):
         CONTRACT_TESTS["jit_changes_nothing"](ROW._replace(token_loss=noisy_loss), GRPO())
+
+
+def test_a_function_that_keeps_an_array_of_a_compiled_call_is_called_that():
+    with pytest.raises(AssertionError, match="keeps an array of a compiled call outside itself"):
+        CONTRACT_TESTS["jit_changes_nothing"](ROW._replace(token_loss=keeping_loss), GRPO())
+    KEPT.clear()
 
 
 def test_the_state_after_a_step_is_compiled_too():
