@@ -179,6 +179,31 @@ def free_port():
         return taken.getsockname()[1]
 
 
+def test_a_connection_that_the_server_closed_between_two_requests_costs_no_attempt():
+    """Some servers close a connection after every reply and do not say so."""
+    answer = json.dumps({"choices": [{"message": {"content": '{"score": 3}'}}]}).encode()
+    reply = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(answer) + answer
+
+    def serve():
+        for _ in range(4):
+            connection, _ = listening.accept()
+            with connection, connection.makefile("rb") as lines:
+                length = next(int(line.split()[1]) for line in lines if line.lower().startswith(b"content-length"))
+                assert lines.readline() and lines.read(length)
+                connection.sendall(reply)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = threading.Thread(target=serve, daemon=True)
+        server.start()
+        judge = config(f"http://127.0.0.1:{listening.getsockname()[1]}/v1", concurrency=1, backoff_seconds=60.0)
+        client = client_of(judge)
+        for text in "abcd":
+            (request,) = client.ask(bodies(judge, [text]))
+            assert client.wait([request], 20) and request.problem == ""
+        client.close()
+    assert client.counts["attempts"] == 4 and client.counts["retries"] == client.counts[Failure.CONNECTION] == 0
+
+
 def test_addresses_that_cannot_be_used_are_refused_by_one_question():
     began = time.monotonic()
     with pytest.raises(ValueError, match=r"the judge 'judge' \(Judge.model = 'stand-in' at http.*ConnectionRefused"):

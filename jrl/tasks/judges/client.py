@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import hashlib
 import heapq
+import http.client
 import itertools
 import threading
 import time
@@ -170,7 +171,7 @@ class Client:
                     connection.close()
                 completion = None
                 try:
-                    completion = self._endpoint.post(connection, request.body, self._limits.timeout_seconds)
+                    completion = self._post(connection, request.body)
                     self._read(completion.content)
                     error = None
                 except JudgeError as caught:
@@ -184,6 +185,18 @@ class Client:
                 self._settled.notify_all()
         finally:
             connection.close()
+
+    def _post(self, connection: http.client.HTTPConnection, body: bytes) -> Completion:
+        """Returns the reply to a request. A server may close a connection between two requests: it is then sent again
+        at once, over a new one."""
+        seconds, is_reused = self._limits.timeout_seconds, connection.sock is not None
+        try:
+            return self._endpoint.post(connection, body, seconds)
+        except JudgeError as error:
+            was_closed = error.failure is Failure.CONNECTION and isinstance(error.__cause__, ConnectionError)
+            if not (was_closed and is_reused) or self._closing:
+                raise
+        return self._endpoint.post(connection, body, seconds)
 
     def _next(self) -> Request | None:
         """Waits for the next request that may be sent and returns it; None if the client is closing."""
