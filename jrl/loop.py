@@ -30,7 +30,7 @@ from jrl.run.programs import abstract
 from jrl.run.records import STOP_AFTER_SKIPPED, Preempted, Progress, Step, draws_ahead
 from jrl.run.report.messages import evaluation_line, saved_message
 from jrl.run.sampler_devices import mesh_text, publication_of, publication_text
-from jrl.run.stage_steps import ends, evaluates_after, stage_at, warms_up
+from jrl.run.stage_steps import can_have_best, ends, evaluates_after, saves_after, stage_at, warms_up
 from jrl.tasks.stopping import StopRequested, never
 from jrl.types import TrainState
 
@@ -49,6 +49,9 @@ def steps(job: Job) -> Iterator[Step]:
     job.display.note(shapes(job))
     if idle := idle_devices(job):
         job.display.note(idle)
+    if job.config.eval is not None and job.config.eval.every is not None and not can_have_best(job.config):
+        job.display.note("no step is both evaluated (Eval.every) and saved (Checkpoint.every), so none can be the best "
+                         "checkpoint")  # fmt: skip
     job.run_clock.switch("other")
     # An earlier process may have ended after the last step of a stage and before this check.
     if progress.stage >= 0 and job.done >= ends(job.config)[progress.stage]:
@@ -87,7 +90,7 @@ def steps(job: Job) -> Iterator[Step]:
             if job.done == resumed_at + 2:
                 job.program_cache.freeze()
             ended = job.done == ends(job.config)[progress.stage]
-            saves = job.done % job.config.checkpoint.every == 0 or ended
+            saves = saves_after(job.config, job.done)
             # After a skipped update, every step is checked before the next one starts.
             if saves or job.skipped:
                 emitted, pending = records.emit(job, pending), None

@@ -51,8 +51,9 @@ def test_the_best_step_is_kept_over_a_resume(left, capsys):
     assert open_trained(left, step="best").step == 4 and open_trained(left).step == 8
 
 
-def test_a_run_without_evaluated_saves_has_no_best_step(tmp_path):
+def test_a_run_without_evaluated_saves_has_no_best_step(tmp_path, capsys):
     run(FLAT, tmp_path / "run", "Eval.every=3", "Online.steps=2")
+    assert "no step is both evaluated (Eval.every) and saved (Checkpoint.every)" in capsys.readouterr().out
     with pytest.raises(ValueError, match="no saved step was evaluated on held-out prompts"):
         open_trained(tmp_path / "run", step="best")
     (tmp_path / "run/checkpoints/00000002/host.json").write_text("{}")

@@ -6,7 +6,8 @@ import pytest
 
 from jrl.experiment import Eval, Offline, Online
 from jrl.resolve import load_config
-from jrl.run.stage_steps import ends, evaluates_after, stage_at, starts, warms_up
+from jrl.run.checkpoints import Checkpoint
+from jrl.run.stage_steps import can_have_best, ends, evaluates_after, saves_after, stage_at, starts, warms_up
 
 
 @pytest.fixture(scope="module")
@@ -36,3 +37,11 @@ def test_every_second_step_of_an_online_stage_that_trains_the_policy_is_evaluate
     assert [step for step in range(1, 10) if evaluates_after(config, step)] == [5, 7]
     assert not any(evaluates_after(dataclasses.replace(config, eval=Eval()), step) for step in range(1, 10))
     assert not any(evaluates_after(dataclasses.replace(config, eval=None), step) for step in range(1, 10))
+
+
+def test_a_step_is_saved_every_so_often_and_at_the_end_of_its_stage(config):
+    saved = lambda every: dataclasses.replace(config, checkpoint=Checkpoint(every=every))
+    assert [step for step in range(1, 10) if saves_after(saved(4), step)] == [3, 4, 7, 8, 9]
+    assert can_have_best(saved(4))  # step 7
+    apart = dataclasses.replace(saved(4), eval=Eval(every=3))  # steps 6, and 4 and 8 are saved
+    assert not can_have_best(apart) and not can_have_best(dataclasses.replace(config, eval=None))

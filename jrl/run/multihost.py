@@ -122,7 +122,9 @@ def cluster_of(address: str | None, count: int | None, index: int | None) -> Clu
     if len(missing) == len(options):
         return tpu_cluster()
     if missing:
-        raise ValueError(f"{', '.join(options.keys() - missing)} needs {' and '.join(missing)} as well")
+        given = [name for name in options if name not in missing]
+        needs = "needs" if len(given) == 1 else "need"
+        raise ValueError(f"{' and '.join(given)} {needs} {' and '.join(missing)} as well")
     if count < 1 or not 0 <= index < count:
         raise ValueError(f"--process-index is {index} of --process-count {count}; it counts from 0 to {count - 1}")
     host, _, port = address.rpartition(":")

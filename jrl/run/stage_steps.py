@@ -31,6 +31,16 @@ def warms_up(config: Config, step: int) -> bool:
     return isinstance(stage, Online) and step - starts(config)[i] <= stage.critic_warmup
 
 
+def saves_after(config: Config, step: int) -> bool:
+    """Whether a step ends with a checkpoint (Checkpoint.every). The last of a stage always does."""
+    return step % config.checkpoint.every == 0 or step in ends(config)
+
+
+def can_have_best(config: Config) -> bool:
+    """Whether some step is both evaluated and saved, so that a checkpoint is known to be the best."""
+    return any(saves_after(config, step) for step in range(1, ends(config)[-1] + 1) if evaluates_after(config, step))
+
+
 def evaluates_after(config: Config, step: int) -> bool:
     """Whether a step ends with an evaluation of the policy (Eval.every)."""
     i, every = stage_at(config, step), None if config.eval is None else config.eval.every

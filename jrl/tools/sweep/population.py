@@ -33,7 +33,7 @@ from jrl.run.population import FOLDER, Population, PopulationProgress, Populatio
 from jrl.run.records import Preempted
 from jrl.run.report.display import open_display
 from jrl.run.report.messages import saved_message
-from jrl.run.stage_steps import ends, evaluates_after, stage_at
+from jrl.run.stage_steps import ends, evaluates_after, saves_after, stage_at
 from jrl.tasks.stopping import StopRequested
 from jrl.tools.sweep.launch import Ended, ProgressCallbacks, is_finished
 from jrl.tools.sweep.manifest import LOGS
@@ -300,7 +300,7 @@ def run(population: Population, stop: threading.Event, tick: Callable[[], None],
         if first.done == began + 2:
             first.program_cache.freeze()
         ended = first.done == ends(first.config)[progress.stage]
-        if first.done % first.config.checkpoint.every == 0 or ended:
+        if saves_after(first.config, first.done):
             save(ended=ended)
         if ended and first.done < first.total:
             populations.save_members(population, progress)
