@@ -344,12 +344,12 @@ def _literals(source: str) -> set[str]:
     """Returns the nonempty string literals of a template. A quote that is never closed starts none."""
     quotes = [(match.start(2), match[2], len(match[1]) % 2 == 0) for match in _QUOTE.finditer(source)]
     last = {quote: position for position, quote, closes in quotes if closes}
-    texts, opened = [], None
+    texts, opened = set(), None
     for position, quote, closes in quotes:
         if opened is None and position < last.get(quote, 0):
             opened = position
         elif opened is not None and closes and quote == source[opened]:
-            texts.append(source[opened + 1 : position])
+            texts.add(source[opened + 1 : position])
             opened = None
     return {re.sub(r"(?s)\\(.)", lambda match: _ESCAPES.get(match[1], match[1]), text) for text in texts} - {""}
 
