@@ -105,6 +105,15 @@ def test_a_damaged_file_is_not_linked_but_written_anew(tmp_path, damage):
     assert links_of(tmp_path, 4) == links_of(tmp_path, 3)
 
 
+def test_a_manifest_that_names_files_outside_its_step_links_none(tmp_path):
+    for name in ("source/unchanged", "target"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "source" / "secret").write_bytes(b"x")
+    files = {"unchanged/../secret": digest.file_digest(tmp_path / "source" / "secret")}
+    assert not unchanged.link_files(files, tmp_path / "source", tmp_path / "target")
+    assert os.listdir(tmp_path / "target") == []
+
+
 def test_damage_to_common_files_is_named_in_every_step(tmp_path):
     saves = run_state.open_run_state(tmp_path, keep=4)
     for step in (1, 2, 3):
