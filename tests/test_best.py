@@ -1,14 +1,15 @@
 """The saved step with the highest held-out accuracy stays, and `--step best` opens it."""
 
 import json
+import shutil
 
 import pytest
 from short_runs import run
 from small_model import PLAIN_DECODER
 
 from jrl import cli
-from jrl.run.best import Best, best_saved, better
-from jrl.run.checkpoints.run_state import DamagedStep
+from jrl.run.best import Best, best_saved, update_best
+from jrl.run.checkpoints.run_state import NoIntactStep
 from jrl.run.report.messages import best_line
 from jrl.run.run_hash import saved_steps
 from jrl.run.trained import open_trained
@@ -22,8 +23,8 @@ FLAT = [*PLAIN_DECODER, "Online.prompts=4", "Online.samples=2", "Online.steps=8"
 def test_the_best_step_is_the_first_of_the_highest():
     best = None
     for step, mean in [(2, None), (4, 0.25), (6, 0.5), (8, None), (10, 0.5), (12, 0.0)]:
-        best = better(best, step, mean)
-    assert best == Best(6, 0.5) and better(None, 3, 0.0) == Best(3, 0.0) and better(None, 3, None) is None
+        best = update_best(best, step, mean)
+    assert best == Best(6, 0.5) and update_best(None, 3, 0.0) == Best(3, 0.0) and update_best(None, 3, None) is None
     assert best_line("a b", *best) == (
         "best checkpoint: step 6, 50.0 % of held-out prompts; jrl export 'a b' --step best --to DIR writes its policy"
     )
@@ -51,13 +52,21 @@ def test_the_best_step_is_kept_over_a_resume(left, capsys):
     assert open_trained(left, step="best").step == 4 and open_trained(left).step == 8
 
 
+def test_a_best_step_that_is_gone_is_best_no_more(left, tmp_path):
+    """A better one took its place, and was then set aside."""
+    shutil.copytree(left, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/checkpoints/00000004")
+    run(FLAT, tmp_path / "run", "Online.steps=12")
+    assert best_saved(tmp_path / "run").step == 12 and saved_steps(tmp_path / "run")[-1] == 12
+
+
 def test_a_run_without_evaluated_saves_has_no_best_step(tmp_path, capsys):
     run(FLAT, tmp_path / "run", "Eval.every=3", "Online.steps=2")
     assert "no step is both evaluated (Eval.every) and saved (Checkpoint.every)" in capsys.readouterr().out
     with pytest.raises(ValueError, match="no saved step was evaluated on held-out prompts"):
         open_trained(tmp_path / "run", step="best")
     (tmp_path / "run/checkpoints/00000002/host.json").write_text("{}")
-    with pytest.raises(DamagedStep, match=r"host\.json has other contents than were saved"):
+    with pytest.raises(NoIntactStep, match=r"host\.json has other contents than were saved"):
         best_saved(tmp_path / "run")
 
 

@@ -17,7 +17,7 @@ from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.tokenizers.bytes import Bytes
 from jrl.tasks.verdict import Status
 from jrl.tools import evaluation
-from jrl.tools.evaluate_sources import OpenOptions, check_published
+from jrl.tools.evaluate_sources import OpenOptions, check_evaluation_given
 from jrl.tools.evaluation import check_evaluated, reevaluate, table, trained_prompts_warning, win_rates
 
 C, W, U, E = Status.CORRECT, Status.WRONG, Status.UNPARSABLE, Status.INFRA_ERROR
@@ -147,7 +147,7 @@ def test_a_published_model_without_an_evaluation_is_refused_before_any_source_is
         (folder / name).write_text("{}")
     options = OpenOptions((), None, None, None)
     with pytest.raises(ValueError, match=rf"model {model} has no evaluation.* --config {run / 'config.gin'} asks it"):
-        check_published([run, model], options)
-    check_published([run], options)
-    check_published([run, model], options._replace(bindings=("Config.eval = @Eval()",)))
-    check_published([run, model], options._replace(config=tmp_path / "mine.gin"))
+        check_evaluation_given([run, model], options)
+    check_evaluation_given([run], options)
+    check_evaluation_given([run, model], options._replace(bindings=("Config.eval = @Eval()",)))
+    check_evaluation_given([run, model], options._replace(config=tmp_path / "mine.gin"))

@@ -64,7 +64,7 @@ def keeps_nothing(objective: Objective, config: Any) -> None:
     inputs, state = _inputs(objective, config), objective.init_state(config)
     try:
         with jax.checking_leaks():
-            jax.jit(lambda *given: _and_after(objective, *given)).trace(config, inputs, state)
+            jax.jit(lambda *given: _results_and_next_state(objective, *given)).trace(config, inputs, state)
     except Exception as error:
         _true(not str(error).startswith("Leaked trace"), "a function keeps an array of a compiled call outside itself, "
               f"where it has no value: return it as a metric, or keep it in the state\n{error}")  # fmt: skip
@@ -81,7 +81,7 @@ def compiled(rows: dict[str, tuple[Objective, Any]]) -> dict[str, list[dict[str,
     @jax.jit
     def run(configs: dict[str, Any], inputs: dict[str, Any], states: dict[str, PyTree]) -> dict[str, Any]:
         given = {name: (configs[name], inputs[name], states[name]) for name in rows}
-        return {name: _and_after(objective, *given[name]) for name, (objective, _) in rows.items()}
+        return {name: _results_and_next_state(objective, *given[name]) for name, (objective, _) in rows.items()}
 
     results = [run(configs, inputs, {name: of_row[place] for name, of_row in states.items()}) for place in (0, -1)]
     return {name: [result[name] for result in results] for name in rows}
@@ -91,11 +91,11 @@ def equals_plain(objective: Objective, config: Any, compiled: Sequence[dict[str,
     """What was compiled is what the plain functions give."""
     inputs = _inputs(objective, config)
     for state, results in zip(_states(objective, config), compiled):
-        plain = _and_after(objective, config, inputs, state)
+        plain = _results_and_next_state(objective, config, inputs, state)
         for name, result in results.items():
             which = "keep, shape, advantages, weights or denominator" if name == "advantages" else name
             if not _is_close(result, plain[name]):
-                again = _and_after(objective, config, inputs, state)[name]
+                again = _results_and_next_state(objective, config, inputs, state)[name]
                 _close(
                     again,
                     plain[name],
@@ -718,7 +718,7 @@ def _everything(objective: Objective, config: Any, inputs: dict[str, Any], state
     return {name: run[name](objective, config, given, state) for name, given in inputs.items()}
 
 
-def _and_after(objective: Objective, config: Any, inputs: dict[str, Any], state: PyTree) -> dict[str, Any]:
+def _results_and_next_state(objective: Objective, config: Any, inputs: dict[str, Any], state: PyTree) -> dict[str, Any]:
     """Returns what every function gives, and the state after the step, where the row has one."""
     results = _everything(objective, config, inputs, state)
     if not jax.tree.leaves(state):

@@ -19,8 +19,9 @@ Shape = tuple[int, ...]
 
 # Metrics that a step has of its own, and what the names of the others begin with: those of an objective would replace
 # them in the run's files and displays.
-OWN_METRICS = ("step", "phase", "loss", "grad_norm")
-OWN_PREFIXES = ("reward/", "rollout/", "loss/", "update/", "verdict/", "eval/", "time/", "host/")
+RESERVED_METRICS = ("step", "phase", "loss", "grad_norm", "policy/entropy", "policy/logprob")
+RESERVED_PREFIXES = ("reward/", "rollout/", "loss/", "update/", "verdict/", "eval/", "eval_task/", "mismatch/",
+                     "pretraining/", "time/", "host/")  # fmt: skip
 
 
 class WrongResult(ValueError):
@@ -91,7 +92,9 @@ def _loss(returned: Any, shape: Shape) -> str:
     kind = f"(loss of shape {list(shape)}, a dictionary of metrics of that shape)"
     if not _is_tuple(returned, 2):
         return f"{kind}, and it returned {_kind(returned)}"
-    taken = next((name for name in returned[1] if name in OWN_METRICS or name.startswith(OWN_PREFIXES)), None)
+    if any(not isinstance(name, str) for name in returned[1]):
+        return f"{kind}, and the names of its metrics are not all texts"
+    taken = next((name for name in returned[1] if name in RESERVED_METRICS or name.startswith(RESERVED_PREFIXES)), None)
     if taken is not None:
         return f"metrics with names that jrl does not use, and its metric {taken!r} would replace jrl's"
     return _first(kind, {"its loss": returned[0]} | _named("metric", returned[1]), shape)

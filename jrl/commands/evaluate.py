@@ -71,7 +71,7 @@ def evaluate(args: argparse.Namespace) -> int:
         open_reference = lambda: open_model(args.reference, step=args.reference_step)
     if args.pairs is not None:
         return evaluate_pairs(args, sources, open_reference, bindings)
-    evaluate_sources.check_published(addresses, open_options)
+    evaluate_sources.check_evaluation_given(addresses, open_options)
     reference = None if open_reference is None else open_reference()
     proxy = None if args.proxy is None else open_model(args.proxy, role=args.proxy_role)
     shown = sys.stderr.isatty()

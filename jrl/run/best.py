@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import NamedTuple
 
-from jrl.run.checkpoints.run_state import read_host
-from jrl.run.run_hash import newest
+from jrl.run.checkpoints.run_state import newest_intact, read_host
+from jrl.run.run_hash import saved_steps
+
+_log = logging.getLogger(__name__)
 
 BEST = "best"  # in place of a step: `--step best`
 
@@ -18,7 +21,7 @@ class Best(NamedTuple):
     mean: float  # share of correct completions, as in `eval/mean` of metrics.jsonl
 
 
-def better(best: Best | None, step: int, mean: float | None) -> Best | None:
+def update_best(best: Best | None, step: int, mean: float | None) -> Best | None:
     """Returns the best saved step once `step` is saved too; at equal accuracy the earlier one.
 
     Args:
@@ -30,8 +33,10 @@ def better(best: Best | None, step: int, mean: float | None) -> Best | None:
 
 
 def best_saved(folder: str | Path) -> Best:
-    """Returns the best saved step of a run folder. Raises ValueError if none was evaluated."""
-    best = read_host(Path(folder) / "checkpoints", newest(folder)).get("best")
+    """Returns the best saved step of a run folder, as its newest intact save has it. Raises ValueError if none was
+    evaluated; NoIntactStep if all saves are damaged."""
+    read = lambda step: (None, read_host(Path(folder) / "checkpoints", step))
+    best = newest_intact(folder, saved_steps(folder), read, _log.warning)[2].get("best")
     if best is None:
         raise ValueError(
             f"{folder} has no best checkpoint: no saved step was evaluated on held-out prompts. A stage evaluates "

@@ -401,11 +401,14 @@ class Publisher:
     def _parts_of_names(self, names: Sequence[str]) -> dict[str, tuple[Part, ...]]:
         """Returns {name: parts} of a file with one or several names, uploading the parts that are new; {}: it is gone,
         or is no plain file by now."""
-        first = next((name for name in names if name in self._commit.files), names[0])
-        parts = self._parts_of(first)
-        if first in self._unchanged:  # one of the others is the first at the next commit
-            self._unchanged |= dict.fromkeys(names, self._unchanged[first])
-        return {} if parts is None else dict.fromkeys(names, parts)
+        for name in sorted(names, key=lambda name: name not in self._commit.files):
+            if (parts := self._parts_of(name)) is not None:
+                break
+        else:
+            return {}
+        if name in self._unchanged:  # another of the names comes first at the next commit
+            self._unchanged |= dict.fromkeys(names, self._unchanged[name])
+        return dict.fromkeys(names, parts)
 
     def _parts_of(self, name: str) -> tuple[Part, ...] | None:
         """Returns the parts of a file, uploading those that are new; None: it is gone, or is no plain file by now."""
@@ -596,7 +599,7 @@ def fetch(
         here = [file for file in files if _cut_to(inside(folder, file), parts)]
         for file in files:
             place = inside(folder, file)
-            if file in here or (here and _linked(inside(folder, here[0]), place)):
+            if file in here or (here and _try_link(inside(folder, here[0]), place)):
                 continue
             try:
                 _fetch_file(bucket, name, parts, place)
@@ -613,7 +616,7 @@ def fetch(
     in_parallel(fetch_file, files_by_parts.items())
 
 
-def _linked(file: Path, place: Path) -> bool:
+def _try_link(file: Path, place: Path) -> bool:
     """Makes `place` another name of a file. Returns whether the file system has that."""
     paths.make_dir(place.parent)
     temporary = place.with_name(f"{paths.TEMPORARY}{place.name}")

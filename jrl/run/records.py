@@ -33,7 +33,7 @@ from jrl.ops.fingerprint import fingerprint
 from jrl.rollout.collect import Collected, Draw, fields, redraw_prompts, task_hashes
 from jrl.rollout.sampler import stop_table_on_device
 from jrl.run.begin_from import state_from_run
-from jrl.run.best import Best, better
+from jrl.run.best import Best, update_best
 from jrl.run.checkpoints.run_state import NoIntactStep, StateMismatch, list_steps, newest_intact
 from jrl.run.clock import StepWork
 from jrl.run.identity import PUBLISHED, RefusedIdentity
@@ -231,7 +231,9 @@ def take_up(job: Job, tree: dict[str, PyTree], host: dict[str, Any]) -> tuple[Dr
     job.skipped, job.unscored, job.without_signal = (in_a_row[k] for k in ("skipped", "unscored", "without_signal"))
     job.overflowed = dict(host.get("overflowed", {}))  # earlier versions saved neither
     job.last_signal = None if (signal := host.get("last_signal")) is None else (signal[0], signal[1])
-    job.best = None if (best := host.get("best")) is None else Best(*best)
+    best = None if host.get("best") is None else Best(*host["best"])
+    # A better one may have taken its place, and was set aside or damaged since.
+    job.best = best if best is not None and best.step in job.run_state.steps() else None
     earlier = host["time"]["seconds"]
     job.seconds = earlier | {name: earlier.get(name, 0.0) + seconds for name, seconds in job.seconds.items()}
     job.sampled_tokens = host["time"]["sampled_tokens"]
@@ -391,7 +393,7 @@ def save(job: Job, progress: Progress) -> None:
     """Writes a checkpoint: the state, and how much of every file belongs to it."""
     job.processes.status.begin("saving")  # so that other processes know where this one is
     with job.timed("checkpoint"), job.spent("save"):
-        job.best = better(job.best, job.done, job.accuracy)
+        job.best = update_best(job.best, job.done, job.accuracy)
         tree, host = to_save(job, progress.waiting)
         check_not_diverged(job, progress.state, host)
         best = None if job.best is None else job.best.step

@@ -42,7 +42,7 @@ def open_model(
     return open_trained(folder, options.bindings, step, config, options.announce, stage=stage, role=role)
 
 
-def check_published(addresses: Sequence[Path], options: OpenOptions) -> None:
+def check_evaluation_given(addresses: Sequence[Path], options: OpenOptions) -> None:
     """Raises ValueError for a published model that is given no evaluation, before any source is evaluated."""
     bound = {binding.partition("=")[0].strip() for binding in options.bindings}
     if options.config is not None or "Config.eval" in bound:

@@ -88,6 +88,7 @@ WRONG = [
     ("token_loss", (ZEROS[()], {}), "and its loss has the shape []"),
     ("token_loss", (ZEROS[L], {"mine": ZEROS[()]}), "and its metric 'mine' has the shape []"),
     ("token_loss", (ZEROS[L], {"loss": ZEROS[L]}), "names that jrl does not use, and its metric 'loss' would replace"),
+    ("token_loss", (ZEROS[L], {3: ZEROS[L]}), "and the names of its metrics are not all texts"),
     ("sequence_loss", (ZEROS[S], {"mine": ZEROS[S], "reward/mean": ZEROS[S]}), "its metric 'reward/mean' would"),
     ("value_loss", (ZEROS[(WIDTH,)], {}), "and its loss has the shape [6]"),
     ("sequence_loss", (ZEROS[L], {}), "(loss of shape [2, 7], a dictionary of metrics of that shape), and its loss"),

@@ -19,6 +19,7 @@ def saved(tmp_path_factory):
         "keys": jax.random.split(jax.random.key(3), 2),
         "wide": np.array([1 / 3, 1e-300]),
         "mask": jnp.array([True, False]),
+        "slash/": jnp.arange(3),
     }
     run_state.save_step(root, 1, state, {})
     return root / "00000001" / "state", run_state.read_step_manifest(root, 1)["leaves"], state

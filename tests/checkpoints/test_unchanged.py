@@ -114,6 +114,19 @@ def test_a_manifest_that_names_files_outside_its_step_links_none(tmp_path):
     assert os.listdir(tmp_path / "target") == []
 
 
+def test_a_file_that_cannot_be_read_is_not_linked(tmp_path, monkeypatch):
+    (tmp_path / "source/unchanged").mkdir(parents=True)
+    (tmp_path / "source/unchanged/file").write_bytes(b"x")
+    files = digest.tree_digests(tmp_path / "source", ["unchanged/file"])
+
+    def unreadable(*args):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(digest, "tree_digests", unreadable)
+    assert not unchanged.link_files(files, tmp_path / "source", tmp_path / "target")
+    assert os.listdir(tmp_path / "target") == []
+
+
 def test_damage_to_common_files_is_named_in_every_step(tmp_path):
     saves = run_state.open_run_state(tmp_path, keep=4)
     for step in (1, 2, 3):

@@ -338,12 +338,17 @@ def test_what_the_server_is_told_to_enforce(tmp_path):
 
 
 def test_a_request_has_more_fields_and_leaves_some_out(tmp_path):
+    from jrl.tasks.judges.judge import limits_of
+
     off = {"max_tokens": None, "max_completion_tokens": 99, "chat_template_kwargs": {"enable_thinking": False}}
     with StandIn() as server:
         judged(config(server, extra_body=off), tmp_path, [["a"]])
         (body,) = server.bodies
     assert body.keys() == {"model", "messages", "temperature", "max_completion_tokens", "chat_template_kwargs"}
     assert body["max_completion_tokens"] == 99 and body["chat_template_kwargs"] == {"enable_thinking": False}
+    assert limits_of(config(server, extra_body=off)).max_tokens == 99
+    with pytest.raises(ValueError, match=r"Judge.extra_body has a number that is not finite"):
+        config(server, extra_body={"top_p": float("nan")})
     with pytest.raises(ValueError, match=r"Judge.extra_body has 'messages', which jrl sets or needs as it is"):
         config(server, extra_body={"messages": []})
 

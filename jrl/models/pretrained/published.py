@@ -53,7 +53,7 @@ COMPANIONS = (GENERATION, "tokenizer.json", "tokenizer.model", "tokenizer_config
 
 MAX_COMPANION_BYTES = 1 << 28  # per file
 
-LENGTH = "max_position_embeddings"  # the longest text that other tools serve; jrl has no such bound
+MAX_POSITIONS = "max_position_embeddings"  # the longest text that other tools serve; jrl has no such bound
 
 OWN_TOKENIZER = "jrl_tokenizer"  # where an export stores a tokenizer that has no published form
 
@@ -496,7 +496,7 @@ def export(
       family: None: the first that can represent `cfg`.
       companions: name -> contents of further files, such as a tokenizer's.
       ids: known values of IDS, used where generation_config.json among the companions lacks them.
-      length: LENGTH of the model, from `length_of`; None: unknown, and readers take the default of their class.
+      length: MAX_POSITIONS of the model, from `length_of`; None: unknown, and readers take the default of their class.
 
     Raises: ValueError where the folder is not empty, or for an option of the decoder that no family has.
     """
@@ -513,7 +513,7 @@ def export(
     defaults = json.loads(companions.get(GENERATION, b"{}"))
     # Written even where unknown: a reader's default may be an id that the embedding does not have.
     known = {name: defaults[name] if defaults.get(name) is not None else (ids or {}).get(name) for name in IDS}
-    config = {**({} if length is None else {LENGTH: length}), **config, **known, "torch_dtype": dtype}
+    config = {**({} if length is None else {MAX_POSITIONS: length}), **config, **known, "torch_dtype": dtype}
     if head is not None:
         config |= classifier_json(family, head.shape[-1])
         ends = known["eos_token_id"]
@@ -531,9 +531,9 @@ def export(
 
 
 def length_of(config: Mapping[str, Any]) -> int | None:
-    """Returns LENGTH of a published config.json, of its text model where it wraps one; None where it says none."""
+    """Returns MAX_POSITIONS of a published config.json, of its text model if it wraps one; None if it has none."""
     texts = config.get("text_config")
-    length = (texts if isinstance(texts, dict) else config).get(LENGTH)
+    length = (texts if isinstance(texts, dict) else config).get(MAX_POSITIONS)
     return length if isinstance(length, int) and not isinstance(length, bool) and length > 0 else None
 
 

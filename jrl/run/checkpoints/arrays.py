@@ -36,7 +36,7 @@ def read_arrays(
         raise ValueError(f"{folder.name} has {len(items)} databases of arrays, and one was written")
     context = tensorstore.Context()
     base = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{items[0]}/"}}
-    spec = lambda name: {"driver": "zarr3", "kvstore": base | {"path": f"{name}/"}}
+    spec = lambda name: {"driver": "zarr3", "kvstore": base | {"path": f"{name.rstrip('/')}/"}}
     group: dict[str, Any] = {}
     group_size = 0
     for place, (name, entry) in enumerate(entries.items(), start=1):

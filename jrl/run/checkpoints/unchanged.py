@@ -9,6 +9,7 @@ other bytes of it, and written anew if it is damaged. A file system without hard
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -74,13 +75,14 @@ def link_files(files: Mapping[str, Mapping[str, Any]], source: Path, target: Pat
         for name in files:
             paths.make_dir((target / name).parent)
             os.link(source / name, target / name, follow_symlinks=False)
-        sound = digest.tree_digests(target, files) == files
+        linked = True
     except OSError as error:
         if error.errno not in (*_CANNOT_LINK, errno.ENOENT):
             raise
-        sound = False
-    except ValueError:  # not a plain file
-        sound = False
+        linked = False
+    sound = False
+    with contextlib.suppress(OSError, ValueError):  # a file that cannot be read, or is not a plain one
+        sound = linked and digest.tree_digests(target, files) == files
     if not sound:
         paths.remove_tree(target / FOLDER)
     return sound

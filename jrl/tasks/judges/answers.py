@@ -11,8 +11,8 @@ from typing import Any
 from jrl.tasks.judges.failures import Failure, JudgeError
 
 SHOWN = 200  # characters of a bad reply in a message
-# Many models fence JSON, whatever is asked for. Nothing may stand outside the fence, and no other fence inside.
-FENCED = re.compile(r"\s*```(?:json)?\s*(\{(?:(?!```).)*)```\s*", re.DOTALL | re.IGNORECASE)
+# Many models fence JSON, whatever is asked for. Nothing may stand outside the fence.
+FENCED = re.compile(r"\s*```(?:json)?\s*(\{.*\})\s*```\s*", re.DOTALL | re.IGNORECASE)
 
 
 def read_answer(content: str, schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,11 +41,10 @@ def read_answer(content: str, schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def after_thoughts(content: str) -> str:
-    """Returns what follows the last </think> of an answer that begins with thoughts; any other answer as it is. Servers
-    that do not tell thoughts apart leave them there, without the first tag if the chat template has written it."""
+    """Returns what follows the thoughts of an answer that begins with <think>, as servers without a parser of thoughts
+    return them; any other answer as it is. The first </think> ends them: a later one may be a quotation."""
     text = content.lstrip()
-    begins_with_thoughts = text.startswith("<think>") or not ("<think>" in text or text.startswith(("{", "`")))
-    return content.rpartition("</think>")[2] if begins_with_thoughts else content
+    return text.partition("</think>")[2] if text.startswith("<think>") else content
 
 
 def problem_with(value: Any, schema: Mapping[str, Any], name: str) -> tuple[Failure | None, str]:

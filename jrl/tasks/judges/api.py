@@ -19,6 +19,7 @@ from jrl.tasks.judges.failures import Failure, JudgeError
 
 MOST_REPLY_BYTES = 4 << 20
 MOST_TOKENS = 1 << 31  # largest token count of a request that is believed
+COMPRESSED = ("br", "deflate", "gzip", "x-gzip", "zstd")
 AGAIN = (408, 409, 425)  # statuses below 500 worth a retry; 429 is a rate limit
 
 
@@ -103,15 +104,12 @@ class Endpoint:
         return self._completion(response, data)
 
     def _completion(self, response: http.client.HTTPResponse, data: bytes) -> Completion:
-        coding = response.headers.get("Content-Encoding", "identity")
-        if coding != "identity":
-            raise JudgeError(
-                Failure.MALFORMED_REPLY, f"its reply is compressed ({shown(coding)}), which was not asked for"
-            )
         text = self.without_key(data.decode("utf-8", "replace"))
         kind = response.headers.get_content_type()
         is_page = kind == "text/html" or text.lstrip()[:1] == "<"
         status = response.status
+        if status == 200 and (coding := response.headers.get("Content-Encoding", "").lower()) in COMPRESSED:
+            raise JudgeError(Failure.MALFORMED_REPLY, f"its reply is compressed ({coding}), which was not asked for")
         if status == 200 and not is_page:
             return read_completion(text)
         detail = f"status {status}, a web page" if is_page else f"status {status}: {shown(text)}"
@@ -148,7 +146,10 @@ def read_completion(text: str) -> Completion:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise JudgeError(Failure.MALFORMED_REPLY, f"its reply is not a chat completion: {shown(text)}") from error
     if reason == "length":
-        raise JudgeError(Failure.TRUNCATED, "its answer was truncated; raise Judge.max_tokens")
+        detail = "its answer was truncated; raise Judge.max_tokens, or what Judge.extra_body has in its place"
+        raise JudgeError(Failure.TRUNCATED, detail)
+    if reason == "error":
+        raise JudgeError(Failure.SERVER_ERROR, f"status 200 with an error in its answer: {shown(text)}")
     if not isinstance(content, str):
         detail = f"its message has no text (finish_reason {reason!r}): {shown(json.dumps(message))}"
         raise JudgeError(Failure.MALFORMED_REPLY, detail)
@@ -167,7 +168,7 @@ def _status_within(reply: Any) -> int:
     """Returns the status of an error in a reply's JSON; 0 if there is none."""
     error = reply.get("error") if isinstance(reply, Mapping) else None
     status = error.get("code") if isinstance(error, Mapping) else None
-    return status if isinstance(status, int) else 0
+    return int(status) if isinstance(status, int) or (isinstance(status, str) and status.isdecimal()) else 0
 
 
 def retry_after(value: str | None, now: float) -> float | None:

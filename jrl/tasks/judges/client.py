@@ -7,6 +7,7 @@ import hashlib
 import heapq
 import http.client
 import itertools
+import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ MOST_BACKOFF_SECONDS = 60.0
 MOST_RETRY_AFTER_SECONDS = 600.0  # a server that asks to wait longer is out of quota
 CLOSE_SECONDS = 2.0  # how long `close` waits for the threads after shutting down their connections
 REUSE_SECONDS = 2.0  # how long an idle connection is reused; servers close theirs after a few seconds
+CLOSED = (ConnectionError, ssl.SSLEOFError)  # what a request over a connection raises that the server has closed
 CHARACTERS_PER_TOKEN = 4  # estimate for a request, until the server reports its usage
 
 
@@ -193,7 +195,7 @@ class Client:
         try:
             return self._endpoint.post(connection, body, seconds)
         except JudgeError as error:
-            was_closed = error.failure is Failure.CONNECTION and isinstance(error.__cause__, ConnectionError)
+            was_closed = error.failure is Failure.CONNECTION and isinstance(error.__cause__, CLOSED)
             if not (was_closed and is_reused) or self._closing:
                 raise
         return self._endpoint.post(connection, body, seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from typing import Literal
 
@@ -64,6 +65,10 @@ class Judge:
                 raise ValueError(f"Judge.{field} is {getattr(self, field)}; it must be at least 0")
         if ours := [name for name in OURS if name in self.extra_body]:
             raise ValueError(f"Judge.extra_body has {ours[0]!r}, which jrl sets or needs as it is")
+        try:
+            json.dumps(self.extra_body, allow_nan=False)
+        except ValueError as error:
+            raise ValueError("Judge.extra_body has a number that is not finite, which JSON does not have") from error
         if not 0 <= self.stop_above <= 1:
             raise ValueError(f"Judge.stop_above is {self.stop_above}; it is a share, from 0 to 1")
 

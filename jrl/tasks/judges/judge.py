@@ -339,7 +339,9 @@ def endpoint_of(config: Judge) -> Endpoint:
 
 
 def limits_of(config: Judge) -> RequestLimits:
-    return RequestLimits(**{name: getattr(config, name) for name in RequestLimits._fields})
+    limits = RequestLimits(**{name: getattr(config, name) for name in RequestLimits._fields})
+    body = config.extra_body
+    return limits._replace(max_tokens=body.get("max_completion_tokens") or body.get("max_tokens") or config.max_tokens)
 
 
 def numbers_of(config: Judge, content: str) -> Numbers:

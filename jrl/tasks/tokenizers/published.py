@@ -333,7 +333,9 @@ def _from_files(
     file, sources = _templates(files, settings, name)
     written = "".join(sources.values())
     numbers = [settings["generation_config.json"], settings["config.json"], vocabulary.says]
-    vocabulary, without_row = _with_rows(vocabulary, settings["config.json"], {*named.values()}, numbers, written)
+    vocabulary, without_row = _drop_tokens_past_embedding(
+        vocabulary, settings["config.json"], {*named.values()}, numbers, written
+    )
     ids = {added.text: added.id for added in vocabulary.added}
     if unknown := sorted(text for text in named.values() if text not in ids):
         raise ValueError(f"{name}: the special tokens {unknown} are not added tokens of {place}")
@@ -388,7 +390,7 @@ def _from_files(
     )
 
 
-def _with_rows(
+def _drop_tokens_past_embedding(
     vocabulary: Vocabulary,
     config: Mapping[str, Any],
     named: Collection[str],
