@@ -21,7 +21,8 @@ from jrl.rollout.sampler import BehaviorPolicy, Sampler, StopRules, stop_table_o
 from jrl.run.report.text import printable
 from jrl.run.trained import Trained
 from jrl.tasks.data.prompts import Visit
-from jrl.tasks.example import ROLES, Example, Message, visit_uid
+from jrl.tasks.envs.columns import BadRow, messages_of
+from jrl.tasks.example import Example, Message, visit_uid
 from jrl.tasks.tokenizers.incremental import IncrementalDecoder
 from jrl.types import Finish
 
@@ -179,19 +180,13 @@ def _prompt_of(row: dict[str, Any], place: str) -> Prompt:
         raise ValueError(f"{place}: a prompt as a JSON object is {FORMS}; this one has {named}")
     if "prompt" in row and isinstance(row["prompt"], str):
         return _text(row["prompt"], place)
+    (column,) = row.keys() & {"prompt", "messages"}
     try:
-        messages = tuple(
-            Message(message["role"], message["content"])
-            for message in (row["messages"] if "messages" in row else row["prompt"])
-        )
-    except (TypeError, KeyError):
-        messages = ()
-    if not messages or not all(isinstance(x, str) for message in messages for x in (message.role, message.content)):
-        raise ValueError(f'{place}: messages are a list of {{"role": "...", "content": "..."}}, one or more')
+        messages = messages_of(row[column], column)
+    except BadRow as error:
+        raise ValueError(f"{place}: {error}") from error
     if messages[-1].role == "assistant":
         raise ValueError(f"{place}: the last message is the assistant's; a prompt ends with another's")
-    if wrong := sorted({message.role for message in messages} - {*ROLES}):
-        raise ValueError(f"{place}: role {wrong[0]!r:.40} is not one of {', '.join(ROLES)}")
     return tuple(Message(message.role, _text(message.content, place)) for message in messages)
 
 

@@ -6,7 +6,6 @@ import shutil
 import threading
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
@@ -168,15 +167,10 @@ def test_a_disk_that_fails_while_files_are_linked_fails_the_save(tmp_path, monke
 
 
 def test_a_step_of_links_moves_between_meshes(tmp_path):
-    if jax.device_count() < 8:
-        pytest.skip("needs 8 devices")
-
     def on(devices, step):
         mesh = jax.make_mesh((devices,), ("data",), devices=jax.devices()[:devices], axis_types=(AxisType.Explicit,))
         rows = NamedSharding(mesh, PartitionSpec("data"))
-        draw = (
-            np.random.default_rng(0).normal(size=(8, LARGE // 8)).astype(jnp.bfloat16 if devices == 3 else np.float32)
-        )
+        draw = np.random.default_rng(0).normal(size=(8, LARGE // 8)).astype(np.float32)
         return {"base": jax.device_put(draw, rows), "adapter": jax.device_put(np.full(8, step, np.float32), rows)}
 
     abstract = lambda state: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)

@@ -75,14 +75,11 @@ def link_files(files: Mapping[str, Mapping[str, Any]], source: Path, target: Pat
         for name in files:
             paths.make_dir((target / name).parent)
             os.link(source / name, target / name, follow_symlinks=False)
-        linked = True
     except OSError as error:
         if error.errno not in (*_CANNOT_LINK, errno.ENOENT):
             raise
-        linked = False
-    sound = False
-    with contextlib.suppress(OSError, ValueError):  # a file that cannot be read, or is not a plain one
-        sound = linked and digest.tree_digests(target, files) == files
-    if not sound:
-        paths.remove_tree(target / FOLDER)
-    return sound
+    with contextlib.suppress(OSError, ValueError):  # a file that is missing, cannot be read or is not a plain one
+        if digest.tree_digests(target, files) == files:
+            return True
+    paths.remove_tree(target / FOLDER)
+    return False

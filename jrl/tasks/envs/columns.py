@@ -95,7 +95,7 @@ def example_of(row: dict[str, Any], number: int, config: Jsonl) -> Example:
         return value
 
     if row.get(column["messages"]) is not None:
-        messages = _messages(row[column["messages"]], column["messages"])
+        messages = messages_of(row[column["messages"]], column["messages"])
     elif row.get(column["prompt"]) is not None:
         prompt = row[column["prompt"]]
         if not isinstance(prompt, str):
@@ -186,7 +186,8 @@ def _no_answer(column: str, written: str | None, answer_in: AnswerIn) -> str:
     return f"{missing}; Jsonl.needs_answer = False allows it"
 
 
-def _messages(value: Any, column: str) -> tuple[Message, ...]:
+def messages_of(value: Any, column: str) -> tuple[Message, ...]:
+    """Returns the messages in a column of a row. Raises BadRow for anything else."""
     if not isinstance(value, list) or not value:
         raise BadRow("wrong_type", f"{column!r} is not a list of messages")
     messages = []
