@@ -288,6 +288,8 @@ LONG = (
     "test_curricula_run.py",
     "test_export.py",
     "checkpoints/test_run_state.py",
+    "checkpoints/test_unchanged.py",
+    "test_best.py",
     "test_sampler_devices.py",
     "test_teacher.py",
     "models/test_fused_experts.py",
