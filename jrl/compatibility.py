@@ -17,6 +17,7 @@ from jrl.experiment import (
     Tables,
     asked_comparisons,
     completion_length,
+    configured_curriculum,
     correction_length,
     judges_of,
     needs_of,
@@ -45,7 +46,6 @@ from jrl.rollout.strategies.partial import Partial
 from jrl.rollout.strategies.reference_samples import ReferenceSamples
 from jrl.rollout.strategies.refinement import Refinement
 from jrl.rollout.strategies.roll_out import RollOut
-from jrl.tasks.data.curricula import Pilot
 from jrl.tasks.judges import Pairwise
 from jrl.tasks.judges.judge import score_names
 from jrl.tasks.rewards.weighted import LARGEST_REWARD
@@ -63,13 +63,13 @@ def check(config: Config, tables: Tables) -> None:
         check_stage(stage, config, tables, roles)
         if stage.learner.replays_routes:
             check_routes(stage)
-        if isinstance(stage, Online) and stage.curriculum is not None:
-            if curriculum is not None and isinstance(stage.curriculum, Pilot):
+        if (configured := configured_curriculum(stage, tables)) is not None:
+            if curriculum is not None and configured.row.pilot(configured.config):
                 raise ValueError(
-                    f"{type(stage.curriculum).__name__} chooses by its first steps, which are counted from the first "
+                    f"{type(configured.config).__name__} chooses by its first steps, which are counted from the first "
                     f"stage that has a curriculum, and an earlier stage has {curriculum}; leave that one out"
                 )
-            curriculum = type(stage.curriculum).__name__
+            curriculum = type(configured.config).__name__
         needs = needs_of(stage, tables)
         for role, heads in trained_heads(stage, needs).items() if stage.steps else ():  # no steps: trains no role
             roles[role] = roles.get(role, frozenset()).union(heads)

@@ -14,9 +14,9 @@ from jrl.device.sharding import MeshShape
 from jrl.learning.average import AVERAGE
 from jrl.learning.critic import CRITIC
 from jrl.learning.layout import Learner
-from jrl.learning.optimizers.adafactor import Adafactor
+from jrl.learning.optimizers import OPTIMIZERS
 from jrl.learning.optimizers.adamw import AdamW
-from jrl.learning.optimizers.muon import Muon
+from jrl.learning.optimizers.contract import ConfiguredOptimizer
 from jrl.learning.previous import PREVIOUS, is_previous
 from jrl.models.adapters.lora import LoRA
 from jrl.models.heads import VALUE
@@ -42,16 +42,7 @@ from jrl.run.checkpoints import Checkpoint
 from jrl.run.report import Log
 from jrl.tasks.data.comparisons import Comparisons
 from jrl.tasks.data.corrections import Corrections
-from jrl.tasks.data.curricula import (
-    AdaptiveLevel,
-    DifficultyBand,
-    HardFocus,
-    LearningImpact,
-    MostVaried,
-    Prioritized,
-    ProgressMixing,
-    SizeMixing,
-)
+from jrl.tasks.data.curricula import CURRICULA, ConfiguredCurriculum
 from jrl.tasks.data.prompts import Data
 from jrl.tasks.data.sources import SOURCES
 from jrl.tasks.envs import ENVS
@@ -91,7 +82,8 @@ class Offline:
     steps: int = 100  # batches; each takes Learner.minibatches * epochs optimizer steps
     batch_size: int = 64  # rows per step, or pairs if the source gives pairs
     trains: str = "policy"  # the role that learns; another begins as a copy of the policy, with the heads it needs
-    optimizer: AdamW | Muon | Adafactor = dataclasses.field(default_factory=AdamW)  # of the role that learns
+    # Of the role that learns
+    optimizer: Any = dataclasses.field(default_factory=AdamW, metadata={"table": "optimizers"})
     learner: Learner = dataclasses.field(default_factory=Learner)  # how a batch becomes optimizer steps
     name: str | None = None  # in metrics and checkpoints; None: the objective's, in lowercase
 
@@ -145,17 +137,7 @@ class Online:
         | None
     ) = None
     # Chooses prompts by the outcomes of earlier visits; None: all of them in turn.
-    curriculum: (
-        Prioritized
-        | DifficultyBand
-        | HardFocus
-        | MostVaried
-        | LearningImpact
-        | SizeMixing
-        | ProgressMixing
-        | AdaptiveLevel
-        | None
-    ) = None
+    curriculum: Any | None = dataclasses.field(default=None, metadata={"table": "curricula"})
     rewards: dict[str, float] = dataclasses.field(default_factory=dict)  # role -> weight of its score in the reward
     judges: tuple[str, ...] | None = None  # names of the judges of Config.judges to use; None: all of them
     # Weights of the outputs of a reward head with several (AttributeRegression) in its score; None: their mean
@@ -173,11 +155,13 @@ class Online:
     # The role that learns. A reward model (OnlineBradleyTerry) begins as a copy of the policy, or as an earlier stage
     # left it.
     trains: str = "policy"
-    optimizer: AdamW | Muon | Adafactor = dataclasses.field(default_factory=AdamW)  # of the role that learns
+    # Of the role that learns
+    optimizer: Any = dataclasses.field(default_factory=AdamW, metadata={"table": "optimizers"})
     # The role that a separate critic is initialized from, such as 'policy' or 'reward'; 'critic': continue that of an
     # earlier stage. None: the policy has the value head, if the objective needs one.
     critic: str | None = None
-    critic_optimizer: AdamW | Muon | Adafactor | None = None  # of a separate critic; None: `optimizer`, without average
+    # Of a separate critic; None: `optimizer`, without average
+    critic_optimizer: Any | None = dataclasses.field(default=None, metadata={"table": "optimizers"})
     critic_warmup: int = 0  # first steps of the stage, in which only the separate critic learns
     pretraining: PretrainingMix | None = None  # stored rows that the policy also imitates; None: none
     learner: Learner = dataclasses.field(default_factory=Learner)  # how a batch becomes optimizer steps
@@ -273,6 +257,13 @@ def check_role(stage: Any) -> None:
         )
 
 
+def configured_curriculum(stage: Stage, tables: Tables) -> ConfiguredCurriculum | None:
+    """Returns the curriculum of a stage; None: it has none."""
+    if isinstance(stage, Offline) or stage.curriculum is None:
+        return None
+    return ConfiguredCurriculum(row_of(tables, "curricula", stage.curriculum), stage.curriculum)
+
+
 def completion_length(stage: Stage, config: Config) -> int:
     """Returns C of a stage: the tokens of its longest completion. Stages may differ, so that windows grow (F7)."""
     stage_length = stage.completion_length if isinstance(stage, Online) else None
@@ -362,6 +353,12 @@ def optimizers(stage: Stage) -> dict[str, Any]:
         return {stage.trains: stage.optimizer}
     critic_optimizer = stage.critic_optimizer or dataclasses.replace(stage.optimizer, average=None)
     return {stage.trains: stage.optimizer, CRITIC: critic_optimizer}
+
+
+def configured_optimizers(stage: Stage, tables: Tables) -> dict[str, ConfiguredOptimizer]:
+    """Returns the optimizer of every role that a stage trains, with its row."""
+    configured = lambda config: ConfiguredOptimizer(row_of(tables, "optimizers", config), config)
+    return {role: configured(config) for role, config in optimizers(stage).items()}
 
 
 def trained_heads(stage: Stage, needs: Needs) -> dict[str, tuple[str, ...]]:
@@ -494,8 +491,8 @@ FREE = (
 
 Tables = Mapping[str, Mapping[str, Any]]
 
-TABLES: Tables = {"algos": ALGOS, "sources": SOURCES, "envs": ENVS, "verifiers": VERIFIERS, "tokenizers": TOKENIZERS,
-                  "models": {}}  # fmt: skip
+TABLES: Tables = {"algos": ALGOS, "optimizers": OPTIMIZERS, "curricula": CURRICULA, "sources": SOURCES, "envs": ENVS,
+                  "verifiers": VERIFIERS, "tokenizers": TOKENIZERS, "models": {}}  # fmt: skip
 
 
 def config_classes(tables: Tables) -> dict[str, dict[str, type]]:

@@ -1,10 +1,10 @@
 """User-defined parts: files or objects that add rows to the tables for one run, without changes to the package.
 
-A parts file is a Python file that defines dicts named after the tables: ALGOS, SOURCES, VERIFIERS, ENVS, TOKENIZERS,
-MODELS. It may import its neighbors, modules of the same folder; their source is hashed, saved and sent to the workers
-like the file's. From Python, `parts=[...]` also takes dicts of such tables, {"ENVS": {...}}, and plain functions
-(completion, example) -> float or bool. Functions become verifiers under their names and are sent to the verifier
-workers as source.
+A parts file is a Python file that defines dicts named after the tables: ALGOS, OPTIMIZERS, CURRICULA, SOURCES,
+VERIFIERS, ENVS, TOKENIZERS, MODELS. It may import its neighbors, modules of the same folder; their source is hashed,
+saved and sent to the workers like the file's. From Python, `parts=[...]` also takes dicts of such tables,
+{"ENVS": {...}}, and plain functions (completion, example) -> float or bool. Functions become verifiers under their
+names and are sent to the verifier workers as source.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from jrl.algos.contract import Objective
 from jrl.algos.results import checked, wrong_function
 from jrl.config.schema import schema_of
 from jrl.experiment import TABLES, Config, Tables, config_classes
+from jrl.learning.optimizers.contract import Optimizer
+from jrl.learning.optimizers.settings import OptimizerSettings
 from jrl.models.contract import CUSTOM_MODEL_FIELDS, CustomModel
+from jrl.tasks.data.curricula import Curriculum, OutcomeMemory
 from jrl.tasks.data.stored import StoredSource
 from jrl.tasks.envs.contract import Environment
 from jrl.tasks.tokenizers.contract import Tokenizer
@@ -31,10 +34,13 @@ from jrl.tasks.verifiers import Verifier, as_verifier
 from jrl.tasks.verifiers.function_source import part_of
 from jrl.tasks.verifiers.source import PartSource, load_module, read_part
 
-NAMES = {"algos": "ALGOS", "sources": "SOURCES", "envs": "ENVS", "verifiers": "VERIFIERS", "tokenizers": "TOKENIZERS",
-         "models": "MODELS"}  # fmt: skip
-ROWS = {"algos": Objective, "sources": StoredSource, "envs": Environment, "verifiers": Verifier,
-        "tokenizers": Tokenizer, "models": CustomModel}  # fmt: skip
+NAMES = {"algos": "ALGOS", "optimizers": "OPTIMIZERS", "curricula": "CURRICULA", "sources": "SOURCES", "envs": "ENVS",
+         "verifiers": "VERIFIERS", "tokenizers": "TOKENIZERS", "models": "MODELS"}  # fmt: skip
+ROWS = {"algos": Objective, "optimizers": Optimizer, "curricula": Curriculum, "sources": StoredSource,
+        "envs": Environment, "verifiers": Verifier, "tokenizers": Tokenizer, "models": CustomModel}  # fmt: skip
+# What a config class derives from, where jrl reads fields of every row's
+BASES = {"optimizers": OptimizerSettings, "curricula": OutcomeMemory}
+TRACED = ("algos", "optimizers")  # rows whose config classes are pytrees
 
 Part = str | Path | Callable[..., Any] | Mapping[str, Mapping[str, Any]]
 
@@ -157,9 +163,12 @@ def _row(table: str, name: str, row: Any, where: str) -> Any:
             f"part {where}: {NAMES[table]}[{name!r}] must be of type {ROWS[table].__name__}, not {type(row).__name__}"
         )
     is_dataclass = isinstance(row.config, type) and dataclasses.is_dataclass(row.config)
-    if table == "algos" and not (is_dataclass and not jax.tree_util.all_leaves([object.__new__(row.config)])):
-        raise PartError(f"part {where}: the config class of ALGOS[{name!r}] is not a pytree; decorate it with @traced "
-                        "(jrl.types)")  # fmt: skip
+    if (base := BASES.get(table)) is not None and not (is_dataclass and issubclass(row.config, base)):
+        raise PartError(f"part {where}: the config class of {NAMES[table]}[{name!r}] must derive from {base.__name__} "
+                        f"({base.__module__})")  # fmt: skip
+    if table in TRACED and not (is_dataclass and not jax.tree_util.all_leaves([object.__new__(row.config)])):
+        raise PartError(f"part {where}: the config class of {NAMES[table]}[{name!r}] is not a pytree; decorate it with "
+                        "@traced (jrl.types)")  # fmt: skip
     if not is_dataclass or not row.config.__dataclass_params__.frozen:
         raise PartError(f"part {where}: the config class of {NAMES[table]}[{name!r}] is not a frozen dataclass; "
                         "decorate it with @dataclasses.dataclass(frozen=True)")  # fmt: skip

@@ -8,14 +8,16 @@ import jax
 import numpy as np
 import pytest
 import short_runs
+from documented import write_part
 from small_model import BIGRAM, PARTS
 
 from jrl.config import ConfigError
 from jrl.device.sharding import MeshShape, make_mesh
+from jrl.plugins import load_parts
 from jrl.resolve import load_config
 from jrl.run import run_hash
 from jrl.tasks.data import curricula
-from jrl.tasks.data.curricula import DifficultyBand, Prioritized
+from jrl.tasks.data.curricula import CURRICULA, ConfiguredCurriculum, DifficultyBand, Prioritized
 
 pytestmark = pytest.mark.usefixtures("frozen_before_the_first_step")
 
@@ -54,11 +56,29 @@ def whole(tmp_path_factory):
     return get
 
 
+def test_a_curriculum_of_a_parts_file_chooses_prompts_and_a_run_resumes_with_its_table(tmp_path):
+    part = write_part("A curriculum", tmp_path)
+    own = [f"Config.parts=['{part}']", "Online.curriculum=@Uncertain()", "Uncertain.floor=0.01"]
+    steps = run(tmp_path / "whole", *own)
+    run(tmp_path / "cut", *own, stop_after=2)
+    run(tmp_path / "cut", *own)
+    assert run_hash.run_fingerprint(tmp_path / "cut", 4) == run_hash.run_fingerprint(tmp_path / "whole", 4)
+    row = load_parts([part]).tables["curricula"]["Uncertain"]
+    weights = curricula.weights_of(ConfiguredCurriculum(row, row.config(floor=0.01)), saved(tmp_path / "whole", 3))
+    seed = run_hash.read_step(tmp_path / "whole", 4)[1]["data"]["train"]["seed"]
+    visited = [visit.index for visit in steps[3].batch.visits]
+    assert visited == curricula.draw_order(weights, seed, 12)[:4].tolist() and len(set(weights)) > 1
+
+
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_run_that_is_left_and_resumed_holds_the_same_bits(name, whole, tmp_path):
     run(tmp_path / "cut", *OPTIONS[name][0], stop_after=2)
     run(tmp_path / "cut", *OPTIONS[name][0])
     assert run_hash.run_fingerprint(tmp_path / "cut", 4) == run_hash.run_fingerprint(whole(name)[0], 4)
+
+
+def configured(config):
+    return ConfiguredCurriculum(CURRICULA[type(config).__name__], config)
 
 
 def saved(folder, step):
@@ -67,29 +87,29 @@ def saved(folder, step):
 
 
 def test_what_a_step_visits_and_what_the_table_holds_follow_from_the_steps_before(whole):
-    (folder, steps), config = whole("prioritized"), OPTIONS["prioritized"][1]
+    (folder, steps), curriculum = whole("prioritized"), configured(OPTIONS["prioritized"][1])
     seed, table = (
         run_hash.read_step(folder, 4)[1]["data"]["train"]["seed"],
         curricula.no_outcomes(np.zeros(24, np.int32)),
     )
     for i, step in enumerate(steps):
         index = [visit.index for visit in step.batch.visits]
-        assert index == curricula.draw_order(curricula.weights_of(config, table), seed, 4 * i)[:4].tolist()
+        assert index == curricula.draw_order(curricula.weights_of(curriculum, table), seed, 4 * i)[:4].tolist()
         scores, by_prompt = step.batch.host_scores, lambda x: x[:16].reshape(4, 4)
-        table = curricula.recorded(config, table, index, by_prompt(scores.outcome), by_prompt(scores.valid))
+        table = curricula.recorded(curriculum, table, index, by_prompt(scores.outcome), by_prompt(scores.valid))
         jax.tree.map(np.testing.assert_array_equal, saved(folder, i + 1), table)
         assert step.metrics["curriculum/seen"] == np.mean(table.judged > 0)
     assert 4 <= (table.judged > 0).sum() and table.judged.sum() == 16
 
 
 def test_with_lag_a_draw_sees_the_table_of_a_step_earlier(whole):
-    (folder, steps), config = whole("band"), OPTIONS["band"][1]
+    (folder, steps), curriculum = whole("band"), configured(OPTIONS["band"][1])
     host = run_hash.read_step(folder, 3)[1]["data"]
     # The draw that step 4 learns from was made in step 3, before its completions were scored: by the table of step 2.
-    weights = curricula.weights_of(config, saved(folder, 2))
+    weights = curricula.weights_of(curriculum, saved(folder, 2))
     order = curricula.draw_order(weights, host["train"]["seed"], host["waiting"]["position"])
     assert host["waiting"]["chosen"] == [int(order[i % len(order)]) for i in range(4)]
-    dropped = np.mean(curricula.weights_of(config, saved(folder, 4)) == 0)
+    dropped = np.mean(curricula.weights_of(curriculum, saved(folder, 4)) == 0)
     assert steps[3].metrics["curriculum/dropped"] == dropped
     # All rounds of a step count, also groups that were refilled.
     drawn = [step.metrics["refill/groups_drawn"] for step in steps]

@@ -2,12 +2,11 @@
 
 import dataclasses
 import json
-import re
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from documented import write_part
 
 import jrl
 from jrl.config import to_json
@@ -79,9 +78,7 @@ def test_the_best_of_k_is_chosen_by_reward():
 
 
 def test_a_mixture_of_a_users_environment_is_opened(tmp_path):
-    text = (Path(__file__).parents[1] / "docs" / "bring-your-own.md").read_text(encoding="utf-8")
-    part = tmp_path / "reversal.py"
-    part.write_text(re.search(r"^## An environment$.*?^```python\n(.*?)^```", text, re.S | re.M)[1], encoding="utf-8")
+    part = write_part("An environment", tmp_path)
     bindings = [f"Config.parts=['{part}']", "Config.task=@Mixture()", "Mixture.tasks=[@Reversal()]", "Reversal.size=20",
                 "Config.eval=@Eval()", "Eval.prompts=512",
                 "Data.held_out_every=2"]  # fmt: skip

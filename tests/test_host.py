@@ -17,6 +17,7 @@ from jrl.device.program_cache import CompileAfterFreeze, ProgramCache
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.experiment import FREE
 from jrl.learning.optimizer import begin, step
+from jrl.learning.optimizers.adamw import OPTIMIZER as ADAMW
 from jrl.learning.optimizers.adamw import AdamW
 from jrl.learning.optimizers.contract import leaf_of
 from jrl.learning.optimizers.schedules import CosineDecay
@@ -58,10 +59,10 @@ def steps(memory, sound=(True, True, True), **more):
     """Returns (params, optimizer's state, norms of what was added) after a step for each of `sound`."""
     config = AdamW(memory=memory, learning_rate=1e-2, weight_decay=0.1, schedule=CosineDecay(decay_steps=9), **more)
     traced, params = jax.tree.map(jnp.float32, config), drawn(0)
-    state = jax.jit(lambda config, params: begin(config, params, LEAVES))(traced, params)
+    state = jax.jit(lambda config, params: begin(ADAMW, config, params, LEAVES))(traced, params)
 
     def one(config, params, state, gradient, sound):
-        params, state, added = step(config, gradient, state, params, LEAVES, sound)
+        params, state, added = step(ADAMW, config, gradient, state, params, LEAVES, sound)
         return params, state, sum(jnp.sum(x * x) for x in jax.tree.leaves(added))
 
     update, norms = jax.jit(one, donate_argnums=(1, 2)), []
@@ -122,7 +123,7 @@ def test_a_device_without_such_memory_is_refused_by_the_field_that_asks():
 
 def test_a_program_knows_where_its_arguments_and_results_lie():
     program_cache = ProgramCache()
-    begun = program_cache.program("begin", lambda params: begin(AdamW(memory="host"), params, LEAVES))
+    begun = program_cache.program("begin", lambda params: begin(ADAMW, AdamW(memory="host"), params, LEAVES))
     doubled = program_cache.program("double", lambda x: x * 2)
     params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), drawn(0))
     shape = begun.compile(params)

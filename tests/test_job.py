@@ -407,7 +407,7 @@ def test_a_stage_learns_from_its_own_examples_or_the_runs():
     assert opened == [5, 4]  # each task once
     assert [len(one) for one in stored] == [9, 5, 9, 5, 4]
     assert stored[0] is stored[2] is source and stored[1] is stored[3]
-    streams = open_streams(config, source, stored, TOKENIZERS["Bytes"].build(Bytes(), ()))
+    streams = open_streams(config, TABLES, source, stored, TOKENIZERS["Bytes"].build(Bytes(), ()))
     assert [stream.get_state()["size"] for stream in streams] == [9, 9, 5, 9, 5, 4]
 
 

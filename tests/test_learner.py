@@ -27,6 +27,7 @@ from jrl.learning.credit import StoredLabels, credit, finish_sampled, finish_sto
 from jrl.learning.layout import Learner, RouterLoss, packed_shape
 from jrl.learning.learner import Weights, loss_sums, weights_of
 from jrl.learning.optimizer import begin
+from jrl.learning.optimizers.adamw import OPTIMIZER as ADAMW
 from jrl.learning.optimizers.adamw import AdamW
 from jrl.learning.optimizers.contract import describe
 from jrl.learning.pack import pack, pack_rollout, plan, unpack
@@ -568,7 +569,7 @@ def update_program(experts=None):
         params=drawn.params,
         frozen=None,
         heads={},
-        opt_state=begin(adamw, drawn, Weights(*describe(MODEL.spec(cfg), ()))),
+        opt_state=begin(ADAMW, adamw, drawn, Weights(*describe(MODEL.spec(cfg), ()))),
         version=zero,
     )
     state = TrainState(step=zero, models={"policy": policy}, objective=(), key=jax.random.key(0), skipped=zero)
@@ -582,7 +583,7 @@ def update_program(experts=None):
         return finish_sampled(packed, Recomputed(), packing, credited, hyper, **judged)
 
     static = dict(role="policy", objective=objective, model=MODEL, cfg=cfg, chunk=16)
-    update = jax.jit(lambda state, batch: learner.update(state, batch, hyper, adamw, **static))
+    update = jax.jit(lambda state, batch: learner.update(state, batch, hyper, adamw, optimizer_row=ADAMW, **static))
     return state, assemble(rollout, scores, packing), update
 
 
@@ -617,12 +618,14 @@ def test_what_is_not_trained_keeps_its_bits_under_weight_decay(mesh):
     params["layers"]["layer_scale"] = jnp.full((1, 1), 0.7)
     own = Weights(params, {})
     policy = state.models["policy"].replace(
-        params=params, opt_state=begin(adamw, own, Weights(*describe(MODEL.spec(cfg), ())))
+        params=params, opt_state=begin(ADAMW, adamw, own, Weights(*describe(MODEL.spec(cfg), ())))
     )
     state = state.replace(models={"policy": policy})
     static = dict(objective=ALGOS["GRPO"], model=MODEL, cfg=cfg, chunk=16)
     hyper = jax.tree.map(jnp.float32, ALGOS["GRPO"].config())
-    after, _ = jax.jit(lambda state: learner.update(state, batch, hyper, adamw, role="policy", **static))(state)
+    after, _ = jax.jit(
+        lambda state: learner.update(state, batch, hyper, adamw, optimizer_row=ADAMW, role="policy", **static)
+    )(state)
     layers = after.models["policy"].params["layers"]
     unchanged = {name for name, leaf in layers.items() if np.array_equal(leaf, params["layers"][name])}
     assert unchanged == {"layer_scale"}

@@ -13,7 +13,7 @@ from jrl.algos.ppo import PPO
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.experiment import Online, optimizers
 from jrl.learning.average import moved_average
-from jrl.learning.optimizer import begin, check, clip, optimizer, step
+from jrl.learning.optimizer import begin, check, clip, step, transformation
 from jrl.learning.optimizers import OPTIMIZERS
 from jrl.learning.optimizers.adafactor import Adafactor
 from jrl.learning.optimizers.adamw import AdamW
@@ -35,6 +35,10 @@ BIAS = {"w": leaf_of("w", ("norm",))}
 CONFIGS = {name: row.config for name, row in OPTIMIZERS.items()}
 
 
+def ruled(config):
+    return OPTIMIZERS[type(config).__name__], config
+
+
 def traced(config):
     return jax.tree.map(jnp.float32, config)
 
@@ -42,8 +46,8 @@ def traced(config):
 def steps(config, gradient, count):
     """Returns the updates of `count` steps with the same gradient of a vector."""
     params = {"w": jnp.zeros_like(gradient)}
-    state, updates = begin(traced(config), params, BIAS), []
-    one = jax.jit(lambda g, s, c: optimizer(c, BIAS).update(g, s, params))
+    state, updates = begin(*ruled(traced(config)), params, BIAS), []
+    one = jax.jit(lambda g, s, c: transformation(*ruled(c), BIAS).update(g, s, params))
     for _ in range(count):
         update, state = one({"w": gradient}, state, traced(config))
         updates.append(np.asarray(update["w"]))
@@ -60,10 +64,10 @@ def test_updates_of_adamw_are_those_of_optax():
     config = AdamW(learning_rate=0.1, weight_decay=0.3, b1=0.8, b2=0.9, eps=1e-3, clip_norm=0.5)
     params, leaves = {"w": jnp.arange(6.0).reshape(2, 3)}, {"w": leaf_of("w", ("embed", "mlp"))}
     theirs = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(0.1, b1=0.8, b2=0.9, eps=1e-3, weight_decay=0.3))
-    own, other = optimizer(config, leaves).init(params), theirs.init(params)
+    own, other = transformation(*ruled(config), leaves).init(params), theirs.init(params)
     for seed in range(3):
         gradient = {"w": jax.random.normal(jax.random.key(seed), (2, 3))}
-        found, own = optimizer(config, leaves).update(gradient, own, params)
+        found, own = transformation(*ruled(config), leaves).update(gradient, own, params)
         expected, other = theirs.update(gradient, other, params)
         np.testing.assert_allclose(found["w"], expected["w"], rtol=1e-6)
 
@@ -126,7 +130,9 @@ def test_changing_a_float_does_not_recompile(name):
         nonlocal count
         count += 1
         params = {"w": jnp.zeros((2, 3, 4))}
-        return optimizer(config, leaves).update(gradient, optimizer(config, leaves).init(params), params)[0]
+        return transformation(*ruled(config), leaves).update(
+            gradient, transformation(*ruled(config), leaves).init(params), params
+        )[0]
 
     jitted, results = jax.jit(update), []
     groups = lambda rate: (ParameterGroup(names="w", learning_rate=rate),)
@@ -161,7 +167,7 @@ def test_moments_in_bfloat16_are_rounded_between_steps_only():
     np.testing.assert_allclose(first, -0.1, rtol=1e-6)
     m, v = (0.6015625 / 2 + 0.6) / 0.75, (0.71875 / 2 + 0.72) / 0.75
     np.testing.assert_allclose(second, -0.1 * m / v**0.5, rtol=1e-6)
-    state = begin(config, {"w": jnp.zeros(2)}, BIAS)
+    state = begin(*ruled(config), {"w": jnp.zeros(2)}, BIAS)
     kept = sorted(str(leaf.dtype) for leaf in jax.tree.leaves(state))
     assert kept == ["bfloat16", "bfloat16", "int32", "int32"]
 
@@ -211,7 +217,9 @@ def test_weight_decay_leaves_norms_and_biases_alone_unless_asked():
     zeros = jax.tree.map(jnp.zeros_like, params)
     for groups, of_norm in (((), 0.0), ((ParameterGroup(names="norm", weight_decay=0.2),), -0.02)):
         config = traced(AdamW(learning_rate=0.1, weight_decay=0.5, groups=groups))
-        after, _, _ = step(config, zeros, begin(config, params, leaves), params, leaves, jnp.bool_(True))
+        after, _, _ = step(
+            *ruled(config), zeros, begin(*ruled(config), params, leaves), params, leaves, jnp.bool_(True)
+        )
         np.testing.assert_allclose(after["w"] - 1, -0.05, rtol=1e-5)
         np.testing.assert_allclose(after["norm"] - 1, of_norm, atol=1e-7)
 
@@ -239,8 +247,8 @@ def listed(tree):
 
 def trajectory(config, leaves, params, gradients):
     """Returns the parameters after a step for each gradient, and the last state."""
-    state, one = begin(config, params, leaves), jax.jit(
-        lambda c, g, s, p: step(c, g, s, p, leaves, jnp.bool_(True))[:2]
+    state, one = begin(*ruled(config), params, leaves), jax.jit(
+        lambda c, g, s, p: step(*ruled(c), g, s, p, leaves, jnp.bool_(True))[:2]
     )  # fmt: skip
     for gradient in gradients:
         params, state = one(traced(config), gradient, state, params)
@@ -329,8 +337,8 @@ def test_a_sound_step_moves_what_is_trained_and_its_moments_by_hand():
     config = AdamW(learning_rate=0.1, b1=0.8, b2=0.9, clip_norm=None, groups=(ParameterGroup(names="b", frozen=True),))
     leaves = {name: leaf_of(name, ("norm",)) for name in ("a", "b")}
     params, gradient = {"a": jnp.array([1.0]), "b": jnp.array([5.0])}, {"a": jnp.array([2.0]), "b": jnp.array([9.0])}
-    state = begin(config, params, leaves)
-    one = jax.jit(lambda c, sound: step(c, gradient, state, params, leaves, sound))
+    state = begin(*ruled(config), params, leaves)
+    one = jax.jit(lambda c, sound: step(*ruled(c), gradient, state, params, leaves, sound))
     after, moved, added = one(traced(config), jnp.bool_(True))
     np.testing.assert_allclose([after["a"][0], after["b"][0], added["a"][0]], [0.9, 5, -0.1], rtol=1e-6)
     assert added["b"] is None
@@ -350,7 +358,7 @@ def test_an_unsound_step_keeps_every_bit_of_weights_and_state(name, more):
     config, params = CONFIGS[name](weight_decay=0.1, **more), drawn(0)
     params, state = trajectory(config, STACK, params, GRADIENTS[:1])
     bad = jax.tree.map(lambda x: x * jnp.nan, GRADIENTS[1])
-    one = jax.jit(lambda c, g, s, p, sound: step(c, g, s, p, STACK, sound)[:2])
+    one = jax.jit(lambda c, g, s, p, sound: step(*ruled(c), g, s, p, STACK, sound)[:2])
     after = one(traced(config), bad, state, params, jnp.bool_(False))
     jax.tree.map(np.testing.assert_array_equal, after, (params, state))
     moved = one(traced(config), GRADIENTS[1], state, params, jnp.bool_(True))
@@ -399,35 +407,38 @@ def test_a_small_update_is_lost_in_bfloat16_weights_and_not_in_float32():
     config = traced(AdamW(learning_rate=1e-6, clip_norm=None))
     for dtype, moves in ((jnp.bfloat16, False), (jnp.float32, True)):
         params, gradient = {"w": jnp.ones(1, dtype)}, {"w": -jnp.ones(1, dtype)}
-        after, _, _ = step(config, gradient, begin(config, params, BIAS), params, BIAS, jnp.bool_(True))
+        after, _, _ = step(*ruled(config), gradient, begin(*ruled(config), params, BIAS), params, BIAS, jnp.bool_(True))
         assert (float(after["w"][0]) > 1) == moves
     assert float(jnp.nextafter(jnp.bfloat16(1), jnp.bfloat16(2))) == 1 + 2**-7
 
 
 def test_groups_that_say_nothing_are_refused():
     with pytest.raises(ValueError, match=r"ParameterGroup\.names = 'layers/k' matches no array; there are layers/exp"):
-        check(AdamW(groups=(ParameterGroup(names="layers/k", frozen=True),)), STACK)
+        check(*ruled(AdamW(groups=(ParameterGroup(names="layers/k", frozen=True),))), STACK)
     both = (ParameterGroup(names="layers/*", learning_rate=0.1), ParameterGroup(names="layers/q", frozen=True))
     with pytest.raises(ValueError, match="'layers/q' matches only arrays of groups before it"):
-        check(AdamW(groups=both), STACK)
+        check(*ruled(AdamW(groups=both)), STACK)
     with pytest.raises(ValueError, match=r"AdamW\.groups freezes every array"):
-        check(AdamW(groups=(ParameterGroup(names="*", frozen=True),)), STACK)
+        check(*ruled(AdamW(groups=(ParameterGroup(names="*", frozen=True),))), STACK)
     with pytest.raises(ValueError, match="is frozen: learning_rate and weight_decay have no effect"):
         ParameterGroup(names="*", frozen=True, learning_rate=0.1)
     with pytest.raises(ValueError, match=r"ParameterGroup\.learning_rate = 0\.0 cannot train"):
         ParameterGroup(names="*", learning_rate=0.0)
     with pytest.raises(ValueError, match="has the pattern 'a' twice"):
         AdamW(groups=(ParameterGroup(names="a", frozen=True), ParameterGroup(names="a", frozen=True)))
-    check(AdamW(groups=both[:1]), STACK)
+    check(*ruled(AdamW(groups=both[:1])), STACK)
 
 
 def test_muon_needs_a_matrix_of_layers():
     flat = {"kernel": leaf_of("kernel", (None, None)), "embed": leaf_of("embed", ("vocab", "embed"))}
     with pytest.raises(ValueError, match="Muon orthogonalizes the matrices of stacked layers"):
-        check(Muon(), flat)
+        check(*ruled(Muon()), flat)
     with pytest.raises(ValueError, match="every matrix is frozen"):
-        check(Muon(groups=tuple(ParameterGroup(names=f"layers/{k}", frozen=True) for k in ("q", "o", "exp*"))), STACK)
-    check(Muon(), STACK)
+        check(
+            *ruled(Muon(groups=tuple(ParameterGroup(names=f"layers/{k}", frozen=True) for k in ("q", "o", "exp*")))),
+            STACK,
+        )
+    check(*ruled(Muon()), STACK)
 
 
 # --- Sharded ------------------------------------------------------------------------------------------------------
@@ -446,8 +457,8 @@ def test_sharded_arrays_take_the_same_steps_and_their_state_is_sharded_like_them
             name: jax.device_put(x, NamedSharding(mesh, PartitionSpec(*CUTS[name]))) for name, x in tree.items()
         }
         params = place(drawn(0))
-        state = jax.jit(lambda params: begin(config, params, STACK))(params)
-        one = jax.jit(lambda c, g, s, p: step(c, g, s, p, STACK, jnp.bool_(True))[:2])
+        state = jax.jit(lambda params: begin(*ruled(config), params, STACK))(params)
+        one = jax.jit(lambda c, g, s, p: step(*ruled(c), g, s, p, STACK, jnp.bool_(True))[:2])
         for gradient in GRADIENTS:
             params, state = one(traced(config), place(gradient), state, params)
         for leaf, param in zip(jax.tree.leaves(params), jax.tree.leaves(place(drawn(0)))):

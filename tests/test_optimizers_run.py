@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 import short_runs
+from documented import write_part
 from small_model import PLAIN_DECODER
 
 import jrl
@@ -57,24 +58,43 @@ OPTIONS = {
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def options(tmp_path_factory):
+    """Returns name -> bindings of a run under each optimizer; Lion is that of a parts file."""
+    part = write_part("An optimizer", tmp_path_factory.mktemp("documented"))
+    lion = [f"Config.parts=['{part}']", "Online.optimizer=@Lion()", "Lion.learning_rate=0.01", "Lion.weight_decay=0.1",
+            "MeshShape.fsdp=2", "Lion.average=0.9"]  # fmt: skip
+    return {**OPTIONS, "Lion": lion}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, options):
     """Returns name -> (folder, steps) of a run under each optimizer, made once."""
     made = {}
 
     def get(name):
         if name not in made:
             folder = tmp_path_factory.mktemp("runs") / name
-            made[name] = folder, run(folder, *OPTIONS[name])
+            made[name] = folder, run(folder, *options[name])
         return made[name]
 
     return get
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_a_run_that_is_left_and_resumed_holds_the_same_bits(name, whole, tmp_path):
-    run(tmp_path / "cut", *OPTIONS[name], stop_after=2)
-    run(tmp_path / "cut", *OPTIONS[name])
+@pytest.mark.parametrize("name", [*OPTIONS, "Lion"])
+def test_a_run_that_is_left_and_resumed_holds_the_same_bits(name, whole, options, tmp_path):
+    run(tmp_path / "cut", *options[name], stop_after=2)
+    run(tmp_path / "cut", *options[name])
     assert run_hash.run_fingerprint(tmp_path / "cut", 3) == run_hash.run_fingerprint(whole(name)[0], 3)
+
+
+def test_an_optimizer_of_a_parts_file_moves_every_weight_by_its_rate_and_has_one_moment(whole):
+    # One step of Lion adds rate * (sign - decay * weight); with the sign alone, |change + rate * decay * w| = rate.
+    first, last = (models(whole("Lion")[0], step)["policy"] for step in (1, 2))
+    before, after = (model["params"]["embed"] for model in (first, last))
+    moved = np.abs(after - before + 0.01 * 0.1 * before)
+    np.testing.assert_allclose(moved[moved > 1e-6], 0.01, rtol=1e-3)
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(last["opt_state"])]
+    assert sum("'q'" in path for path in paths) == 1
 
 
 def test_a_frozen_group_stays_and_has_no_momentum_and_all_else_moves(whole):

@@ -50,6 +50,39 @@ def test_a_function_with_too_many_arguments_is_refused_by_name(function):
         load_parts([function])
 
 
+@pytest.mark.parametrize(
+    ("table", "decorator", "base", "said"),
+    [
+        ("OPTIMIZERS", "@traced", "", r"OPTIMIZERS\['Own'\] must derive from OptimizerSettings"),
+        (
+            "OPTIMIZERS",
+            "@frozen",
+            "(OptimizerSettings)",
+            r"OPTIMIZERS\['Own'\] is not a pytree; decorate it with @traced",
+        ),
+        ("CURRICULA", "@frozen", "", r"CURRICULA\['Own'\] must derive from OutcomeMemory"),
+    ],
+)
+def test_a_configuration_that_lacks_what_jrl_reads_is_refused(tmp_path, table, decorator, base, said):
+    text = f"""
+import dataclasses
+from jrl.learning.optimizers.contract import Optimizer
+from jrl.learning.optimizers.settings import OptimizerSettings
+from jrl.tasks.data.curricula import Curriculum
+from jrl.types import traced
+frozen = dataclasses.dataclass(frozen=True, kw_only=True)
+{decorator}
+class Own{base}:
+    learning_rate: float = 1.0
+OPTIMIZERS = {{"Own": Optimizer(Own, lambda config, leaves: None)}}
+CURRICULA = {{"Own": Curriculum(Own, lambda config, table: table.rate)}}
+del {"CURRICULA" if table == "OPTIMIZERS" else "OPTIMIZERS"}
+"""
+    (tmp_path / "own.py").write_text(text, encoding="utf-8")
+    with pytest.raises(PartError, match=said):
+        load_parts([tmp_path / "own.py"])
+
+
 def test_a_row_whose_score_lacks_the_config_is_refused(tmp_path):
     text = """
 import dataclasses

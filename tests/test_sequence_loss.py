@@ -29,6 +29,7 @@ from jrl.learning.layout import Learner, packed_shape
 from jrl.learning.learner import Weights, loss_sums
 from jrl.learning.nonfinite import find_fault
 from jrl.learning.optimizer import begin
+from jrl.learning.optimizers.adamw import OPTIMIZER as ADAMW
 from jrl.learning.optimizers.adamw import AdamW
 from jrl.learning.optimizers.contract import describe
 from jrl.learning.pack import by_place, pack_tokens, plan
@@ -461,7 +462,7 @@ def test_an_update_on_pairs_trains_its_own_role_and_tells_of_pairs(mesh):
     rows, cfg, objective = stored(), model_config("float32"), ALGOS["BradleyTerry"]
     hyper, adamw = jax.tree.map(jnp.float32, (objective.config(), AdamW(learning_rate=1e-2)))
     own, zero = jax.tree.map(jnp.asarray, drawn("float32", 3)), jnp.int32(0)
-    opt_state = begin(adamw, own, Weights(*describe(MODEL.spec(cfg), own.heads)))
+    opt_state = begin(ADAMW, adamw, own, Weights(*describe(MODEL.spec(cfg), own.heads)))
     reward = ModelState(params=own.params, frozen=None, heads=own.heads, opt_state=opt_state, version=zero)
     policy = ModelState(params=own.params, frozen=None, heads={}, opt_state=None, version=zero)
     state = TrainState(
@@ -475,7 +476,7 @@ def test_an_update_on_pairs_trains_its_own_role_and_tells_of_pairs(mesh):
         packed = pack_tokens(rows.tokens, rows.action_mask, packing, jnp.float32(1))
         judged = dict(objective=objective, max_completion=T)
         batch = finish_stored(packed, Recomputed(), packing, rows.labels, hyper, **judged)
-        return learner.update(state, batch, hyper, adamw, role="reward", **static)
+        return learner.update(state, batch, hyper, adamw, optimizer_row=ADAMW, role="reward", **static)
 
     after, metrics = update(state, jax.tree.map(jnp.asarray, rows), packing)
     scores = alone("float32", 3)[1][: -2 * PAD_PAIRS].reshape(-1, 2)

@@ -11,7 +11,9 @@ from jrl.algos import ALGOS
 from jrl.algos.contract import Needs, Objective
 from jrl.learning.average import AVERAGE
 from jrl.learning.critic import CRITIC
+from jrl.learning.optimizers.adamw import OPTIMIZER as ADAMW
 from jrl.learning.optimizers.adamw import AdamW
+from jrl.learning.optimizers.contract import ConfiguredOptimizer
 from jrl.models.adapters.lora import LoRA, adapted
 from jrl.models.decoder import MODEL
 from jrl.models.heads import REWARD, VALUE
@@ -31,8 +33,8 @@ def begun(state, needs, *, trains="policy", model=MODEL, average=None, num_previ
     config = ALGOS["GRPO"].config
     objective = Objective(config=config, needs=lambda config: needs, init_state=lambda config: jnp.float32(3))
     return begin_stage(
-        state, trains=trains, optimizer=AdamW(average=average), objective=objective, config=config(), model=model,
-        cfg=CFG, num_previous=num_previous, **critic,
+        state, trains=trains, optimizer=ConfiguredOptimizer(ADAMW, AdamW(average=average)), objective=objective,
+        config=config(), model=model, cfg=CFG, num_previous=num_previous, **critic,
     )  # fmt: skip
 
 
@@ -108,7 +110,7 @@ def test_copies_stand_on_the_frozen_weights_that_the_trained_model_stands_on(tra
 def test_a_critic_has_the_value_head_and_moments_of_its_own(adapter, mesh):
     model = MODEL if adapter is None else adapted(MODEL, adapter)
     before = begun(first_state(model), Needs(score=True), trains="reward", model=model)
-    critic = dict(critic="reward", critic_optimizer=AdamW())
+    critic = dict(critic="reward", critic_optimizer=ConfiguredOptimizer(ADAMW, AdamW()))
     state = begun(before, Needs(values=True), model=model, **critic)
     assert state.models["policy"].heads == {} and state.models["reward"].opt_state is None
     found = state.models[CRITIC]
@@ -118,6 +120,8 @@ def test_a_critic_has_the_value_head_and_moments_of_its_own(adapter, mesh):
     trained = {leaf.shape for leaf in jax.tree.leaves((found.params, found.heads))}
     assert trained <= {leaf.shape for leaf in jax.tree.leaves(found.opt_state)}
     # Of the policy, which has no head of a reward, it begins with zeros.
-    of_policy = begun(before, Needs(values=True), model=model, critic="policy", critic_optimizer=AdamW()).models[CRITIC]
+    of_policy = begun(
+        before, Needs(values=True), model=model, critic="policy", critic_optimizer=ConfiguredOptimizer(ADAMW, AdamW())
+    ).models[CRITIC]
     np.testing.assert_array_equal(of_policy.heads[VALUE], np.zeros((1, 16, 1), np.float32))
     assert of_policy.shares == (None if adapter is None else "policy")

@@ -24,7 +24,7 @@ from jrl.learning.average import AVERAGE, moved_average
 from jrl.learning.credit import sequences_of
 from jrl.learning.layout import RouterLoss
 from jrl.learning.optimizer import step
-from jrl.learning.optimizers.contract import describe
+from jrl.learning.optimizers.contract import Optimizer, describe
 from jrl.learning.optimizers.groups import trained_only
 from jrl.learning.previous import with_previous
 from jrl.learning.row_layout import RowLayout, model_inputs, row_layout, share_of_rows
@@ -658,6 +658,7 @@ def update(
     *,
     role: str,
     objective: Objective,
+    optimizer_row: Optimizer,
     model: Model,
     cfg: Any,
     chunk: int,
@@ -670,6 +671,7 @@ def update(
 
     Args:
       config: the objective's. optimizer: its configuration. router: as in `loss_sums`. All with floats as arrays.
+      optimizer_row: the row of OPTIMIZERS for `optimizer`.
       teacher_kind: as in `loss_sums`.
     """
     trained = state.models[role]
@@ -697,7 +699,9 @@ def update(
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     sound = finite & (num_tokens > 0)
 
-    trainable, opt_state, updates = step(optimizer, gradient, trained.opt_state, trainable, leaves, sound)
+    trainable, opt_state, updates = step(
+        optimizer_row, optimizer, gradient, trained.opt_state, trainable, leaves, sound
+    )
     tokens = jnp.maximum(num_tokens, 1).astype(jnp.float32)
     metrics = {
         "loss": loss,

@@ -2,7 +2,8 @@
 
     gradient --clip--> --direction (AdamW, Muon, Adafactor)--> --weight decay--> --learning rate--> update
 
-All floats are traced: changing one never recompiles.
+All floats are traced: changing one never recompiles. In every function, `row` is the row of OPTIMIZERS for `config`,
+and `leaves` is a tree of Leaf.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ import jax.numpy as jnp
 import optax
 
 from jrl.device.host_memory import to_device, to_host
-from jrl.learning.optimizers import OPTIMIZERS
 from jrl.learning.optimizers.adamw import AdamW
+from jrl.learning.optimizers.contract import Optimizer
 from jrl.learning.optimizers.groups import check_groups, peak_rate, trained_only, weight_decay
 from jrl.learning.optimizers.schedules import share_of_peak
 from jrl.types import Array, PyTree
 
 
-def check(config: Any, leaves: PyTree) -> None:
-    """Raises ValueError where an optimizer cannot train a model. `leaves`: a tree of Leaf, as in this whole file."""
+def check(row: Optimizer, config: Any, leaves: PyTree) -> None:
+    """Raises ValueError where an optimizer cannot train a model."""
     check_groups(config, leaves)
-    OPTIMIZERS[type(config).__name__].check(config, trained_only(config, leaves, leaves))
+    row.check(config, trained_only(config, leaves, leaves))
 
 
-def optimizer(config: Any, leaves: PyTree) -> optax.GradientTransformation:
+def transformation(row: Optimizer, config: Any, leaves: PyTree) -> optax.GradientTransformation:
     """Returns the optax transformation of the trained arrays; trees have None in place of the others. It keeps moments
     on the device; only `begin` and `step` handle moments in host memory."""
-    return optax.chain(clip(config), _unclipped(config, trained_only(config, leaves, leaves)))
+    return optax.chain(clip(config), _unclipped(row, config, trained_only(config, leaves, leaves)))
 
 
 def keeps_on_host(config: Any) -> bool:
@@ -39,16 +40,22 @@ def keeps_on_host(config: Any) -> bool:
     return isinstance(config, AdamW) and config.memory == "host"
 
 
-def begin(config: Any, params: PyTree, leaves: PyTree) -> optax.OptState:
+def begin(row: Optimizer, config: Any, params: PyTree, leaves: PyTree) -> optax.OptState:
     """Returns the initial state of the optimizer, with moments in the memory that holds them between updates."""
-    state = optimizer(config, leaves).init(trained_only(config, params, leaves))
+    state = transformation(row, config, leaves).init(trained_only(config, params, leaves))
     if not keeps_on_host(config):
         return state
-    return (state[0], _map_moments(config, trained_only(config, leaves, leaves), to_host, state[1]))
+    return (state[0], _map_moments(row, config, trained_only(config, leaves, leaves), to_host, state[1]))
 
 
 def step(
-    config: Any, gradient: PyTree, state: optax.OptState, params: PyTree, leaves: PyTree, sound: Array
+    row: Optimizer,
+    config: Any,
+    gradient: PyTree,
+    state: optax.OptState,
+    params: PyTree,
+    leaves: PyTree,
+    sound: Array,
 ) -> tuple[PyTree, optax.OptState, PyTree]:
     """Returns parameters and state after one step, and the updates: what is added if `sound`; None for frozen arrays.
 
@@ -61,9 +68,9 @@ def step(
     trained_gradient, weights = (trained_only(config, tree, leaves) for tree in (gradient, params))
     trained_leaves = trained_only(config, leaves, leaves)
     if keeps_on_host(config):
-        weights, state, updates = _leaf_by_leaf(config, trained_gradient, state, weights, trained_leaves, sound)
+        weights, state, updates = _leaf_by_leaf(row, config, trained_gradient, state, weights, trained_leaves, sound)
     else:
-        updates, new_state = optimizer(config, leaves).update(trained_gradient, state, weights)
+        updates, new_state = transformation(row, config, leaves).update(trained_gradient, state, weights)
         if_sound = lambda new, old: jax.tree.map(lambda a, b: jnp.where(sound, a, b), new, old)
         weights, state = if_sound(optax.apply_updates(weights, updates), weights), if_sound(new_state, state)
     merge = lambda old, new: old if new is None else new
@@ -71,7 +78,13 @@ def step(
 
 
 def _leaf_by_leaf(
-    config: AdamW, gradient: PyTree, state: optax.OptState, params: PyTree, leaves: PyTree, sound: Array
+    row: Optimizer,
+    config: AdamW,
+    gradient: PyTree,
+    state: optax.OptState,
+    params: PyTree,
+    leaves: PyTree,
+    sound: Array,
 ) -> tuple[PyTree, optax.OptState, PyTree]:
     """Returns what `step` does, with moments that come from the host and go back one leaf of the parameters at a time.
 
@@ -81,13 +94,13 @@ def _leaf_by_leaf(
     """
     # Only clipping looks at several leaves together. The rest takes trees with None in all places but one.
     gradient, clipped = clip(config).update(gradient, state[0], params)
-    moments = lambda fn, state, *rest: _map_moments(config, leaves, fn, state, *rest)
+    moments = lambda fn, state, *rest: _map_moments(row, config, leaves, fn, state, *rest)
     places = jax.tree.unflatten(jax.tree.structure(params), range(len(jax.tree.leaves(params))))
 
     def updated_leaf(i: int) -> tuple[PyTree, optax.OptState, PyTree]:
         leaf_only = lambda tree: jax.tree.map(lambda x, place: x if place == i else None, tree, places)
         leaf_state = moments(lambda moment, place: moment if place == i else None, state[1], places)
-        transform = _unclipped(config, leaf_only(leaves))
+        transform = _unclipped(row, config, leaf_only(leaves))
 
         def update(_: Array, carry: tuple[PyTree, optax.OptState, PyTree]) -> tuple[PyTree, optax.OptState, PyTree]:
             weight, leaf_state, gradient = carry
@@ -103,10 +116,12 @@ def _leaf_by_leaf(
     return params, (clipped, unclipped_state), updates
 
 
-def _map_moments(config: AdamW, leaves: PyTree, fn: Any, state: optax.OptState, *rest: PyTree) -> optax.OptState:
+def _map_moments(
+    row: Optimizer, config: AdamW, leaves: PyTree, fn: Any, state: optax.OptState, *rest: PyTree
+) -> optax.OptState:
     """Returns the state with `fn` applied to its moments, not to its counts. `rest`: trees like the parameters."""
     same_structure = dataclasses.replace(config, moments=None)
-    return optax.tree.map_params(_unclipped(same_structure, leaves), fn, state, *rest)
+    return optax.tree.map_params(_unclipped(row, same_structure, leaves), fn, state, *rest)
 
 
 def clip(config: Any) -> optax.GradientTransformation:
@@ -120,10 +135,9 @@ def clip(config: Any) -> optax.GradientTransformation:
     return optax.identity() if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
 
 
-def _unclipped(config: Any, leaves: PyTree) -> optax.GradientTransformation:
+def _unclipped(row: Optimizer, config: Any, leaves: PyTree) -> optax.GradientTransformation:
     """Returns the part of the optimizer that treats each array separately. `leaves`: None for what is not trained."""
-    direction = OPTIMIZERS[type(config).__name__].direction(config, leaves)
-    return optax.chain(direction, _decayed(config, leaves), _scaled_by_rate(config, leaves))
+    return optax.chain(row.direction(config, leaves), _decayed(config, leaves), _scaled_by_rate(config, leaves))
 
 
 def _decayed(config: Any, leaves: PyTree) -> optax.GradientTransformation:

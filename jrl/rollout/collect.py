@@ -26,6 +26,7 @@ from jrl.rollout.strategies import strategy_of
 from jrl.rollout.strategies.contract import FIRST_ATTEMPT
 from jrl.rollout.token_rewards import span_rewards
 from jrl.tasks.data import curricula
+from jrl.tasks.data.curricula import ConfiguredCurriculum
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.data.stream import Stream
 from jrl.tasks.stopping import Stop, never
@@ -52,7 +53,7 @@ class PromptSampler:
     prompt_length: int
     # Names of the components of the reward that learning may see, whichever verifiers have been loaded so far.
     components: tuple[str, ...] = ()
-    curriculum: Any = None  # its configuration; None: prompts come in the stream's order
+    curriculum: ConfiguredCurriculum | None = None  # None: prompts come in the stream's order
     strategy: Any = None  # its configuration; None: each completion is drawn independently
     segments: int = 1  # sampling calls per completion, each with its own weights
     next_segment: Callable[..., Rollout] | None = None  # draws a segment after the first; None: there is one

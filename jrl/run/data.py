@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jrl.experiment import Config, Online, stage_names, stored_rows_of
+from jrl.experiment import Config, Tables, configured_curriculum, stage_names, stored_rows_of
 from jrl.rollout.scoring import Scorer
 from jrl.run.offline import OfflineStage, PretrainingRows, stored_rows
 from jrl.run.online import OnlineStage
@@ -84,13 +84,17 @@ def data_fingerprint(config: Config, source: Source, stored: Sequence[Source]) -
     return digest_of("stages", fingerprint(source), *by_stage)
 
 
-def open_streams(config: Config, source: Source, stored: Sequence[Source], tokenizer: Any) -> list[Stream]:
+def open_streams(
+    config: Config, tables: Tables, source: Source, stored: Sequence[Source], tokenizer: Any
+) -> list[Stream]:
     """Returns the streams over the training split: first that of the prompts that Online stages sample, then one for
     each stage with stored rows, in order, over its examples in `stored`."""
     sources = (source, *stored)
     seeds = np.random.SeedSequence(config.run.seed).generate_state(max(len(sources), 2))[: len(sources)]
     streams = [open_stream(examples, tokenizer, config.data, seed=int(seed)) for examples, seed in zip(sources, seeds)]
-    curricula = [stage.curriculum for stage in config.stages if isinstance(stage, Online) and stage.curriculum]
+    curricula = [
+        curriculum for stage in config.stages if (curriculum := configured_curriculum(stage, tables)) is not None
+    ]
     if curricula:
         streams[0].outcomes = no_outcomes(tasks_of(source), curricula)
     return streams

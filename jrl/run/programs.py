@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +22,7 @@ from jrl.experiment import (
     Tables,
     attribute_weights_of,
     completion_length,
+    configured_optimizers,
     longest_row,
     optimizers,
     row_of,
@@ -32,7 +33,7 @@ from jrl.learning.critic import CRITIC, of_critic, of_policy
 from jrl.learning.layout import Learner
 from jrl.learning.learner import Weights
 from jrl.learning.optimizer import check as check_optimizer
-from jrl.learning.optimizers.contract import describe
+from jrl.learning.optimizers.contract import ConfiguredOptimizer, describe
 from jrl.learning.pack import PackingPlan, Shape
 from jrl.learning.pair_model import first_preferred
 from jrl.learning.step import StagePrograms
@@ -253,6 +254,7 @@ def build_stage(
 ) -> StagePrograms:
     """Returns the programs of one stage, each named after it in the cache."""
     objective = row_of(tables, "algos", stage.objective)
+    configured = configured_optimizers(stage, tables)
     learned = model if stage.learner.layers == "scanned" else unrolled(model)
     if stage.learner.logprobs == "vocab_parallel":
         learned = learned._replace(output_head=output_head)
@@ -262,9 +264,9 @@ def build_stage(
         row_functions = stored_row_functions(stage, config, objective)
     functions = {
         **row_functions,
-        **state_functions(stage, objective, model, cfg),
+        **state_functions(stage, objective, configured, model, cfg),
         **forward_passes(stage, config, objective, learned, cfg),
-        **updates(stage, config, objective, learned, cfg),
+        **updates(stage, config, objective, configured, learned, cfg),
         "before": functools.partial(version_before, lag=stage.lag if isinstance(stage, Online) else 0),
         "mean": learner.step_metrics,
         "copy": copy_leaves,
@@ -346,15 +348,18 @@ def num_previous(stage: Stage, objective: Objective) -> int:
     return stage.lag if refills(stage, objective) else 0
 
 
-def state_functions(stage: Stage, objective: Objective, model: Model, cfg: Any) -> Functions:
+Optimizers = Mapping[str, ConfiguredOptimizer]  # by role that a stage trains
+
+
+def state_functions(stage: Stage, objective: Objective, configured: Optimizers, model: Model, cfg: Any) -> Functions:
     """Returns the functions that begin a stage and close its steps. Raises ValueError for an unsuitable optimizer."""
-    needs, trained = objective.needs(stage.objective), optimizers(stage)
-    begin_options = dict(trains=stage.trains, optimizer=stage.optimizer, objective=objective, config=stage.objective)
-    check_optimizer(stage.optimizer, Weights(*describe(model.spec(cfg), needs.heads)))
-    if CRITIC in trained:
-        begin_options |= dict(critic=stage.critic, critic_optimizer=trained[CRITIC])
-        check_optimizer(trained[CRITIC], Weights(*describe(model.spec(cfg), [VALUE])))
-    close_options = dict(roles=tuple(trained))
+    needs, optimizer = objective.needs(stage.objective), configured[stage.trains]
+    begin_options = dict(trains=stage.trains, optimizer=optimizer, objective=objective, config=stage.objective)
+    check_optimizer(*optimizer, Weights(*describe(model.spec(cfg), needs.heads)))
+    if CRITIC in configured:
+        begin_options |= dict(critic=stage.critic, critic_optimizer=configured[CRITIC])
+        check_optimizer(*configured[CRITIC], Weights(*describe(model.spec(cfg), [VALUE])))
+    close_options = dict(roles=tuple(configured))
     if isinstance(stage, Online):
         close_options |= dict(reset_reference_every=stage.reset_reference_every)
     functions: Functions = {
@@ -363,7 +368,7 @@ def state_functions(stage: Stage, objective: Objective, model: Model, cfg: Any) 
         ),
         "close": functools.partial(learner.close_step, objective=objective, **close_options),
     }
-    if CRITIC in trained and stage.critic_warmup:
+    if CRITIC in configured and stage.critic_warmup:
         # The policy has not learned, so the objective's state does not change either.
         unchanged = objective._replace(next_state=STATE_AS_IT_IS)
         functions["close_warmup"] = functools.partial(learner.close_step, objective=unchanged, **close_options)
@@ -407,16 +412,19 @@ def forward_passes(stage: Stage, config: Config, objective: Objective, learned: 
     return functions
 
 
-def updates(stage: Stage, config: Config, objective: Objective, learned: Model, cfg: Any) -> Functions:
+def updates(
+    stage: Stage, config: Config, objective: Objective, configured: Optimizers, learned: Model, cfg: Any
+) -> Functions:
     """Returns the updates of the role that a stage trains and of its critic."""
     static = dict(model=learned, cfg=cfg, chunk=stage.learner.chunk)
     kind = teacher_kind(config) if objective.needs(stage.objective).has_teacher else None
-    options = dict(role=stage.trains, teacher_kind=kind, **static)
+    options = dict(role=stage.trains, optimizer_row=configured[stage.trains].row, teacher_kind=kind, **static)
     if CRITIC not in optimizers(stage):
         return {"update": functools.partial(learner.update, objective=objective, **options)}
+    critic_options = dict(role=CRITIC, optimizer_row=configured[CRITIC].row, **static)
     return {
         "update": functools.partial(learner.update, objective=of_policy(objective), **options),
-        "update_critic": functools.partial(learner.update, role=CRITIC, objective=of_critic(objective), **static),
+        "update_critic": functools.partial(learner.update, objective=of_critic(objective), **critic_options),
     }
 
 

@@ -16,7 +16,17 @@ from jrl.compatibility import check_components
 from jrl.device.placement import place_on_mesh, rows_on_mesh
 from jrl.device.processes import ONE, Processes
 from jrl.device.sharding import replicated
-from jrl.experiment import Offline, Online, Stage, optimizers, row_of, segments_of, stage_names, stored_rows_of
+from jrl.experiment import (
+    Offline,
+    Online,
+    Stage,
+    configured_curriculum,
+    optimizers,
+    row_of,
+    segments_of,
+    stage_names,
+    stored_rows_of,
+)
 from jrl.learning.critic import CRITIC
 from jrl.learning.step import StageArrays, StagePrograms
 from jrl.rollout.collect import PromptSampler
@@ -77,7 +87,7 @@ def open_stages(
         judgement = stack.enter_context(
             open_judgement(policy, data.source, folder, display, stops_alone, processes, pool)
         )
-        streams = open_streams(policy.config, data.source, data.stored, policy.tokenizer)
+        streams = open_streams(policy.config, policy.parts.tables, data.source, data.stored, policy.tokenizer)
         devices = None
         if policy.sampler_mesh is not None:
             devices = SamplerDevices(policy.mesh, policy.sampler_mesh, processes)
@@ -133,7 +143,7 @@ def stages_of(
                 samples=stage.samples,
                 prompt_length=config.data.prompt_length,
                 components=components,
-                curriculum=stage.curriculum,
+                curriculum=configured_curriculum(stage, tables),
                 strategy=stage.strategy,
                 segments=segments_of(stage, config),
                 next_segment=stage_programs.next_segment,

@@ -16,7 +16,7 @@ from jrl.learning.average import AVERAGE
 from jrl.learning.critic import CRITIC, begin_critic
 from jrl.learning.learner import Weights
 from jrl.learning.optimizer import begin
-from jrl.learning.optimizers.contract import describe
+from jrl.learning.optimizers.contract import ConfiguredOptimizer, describe
 from jrl.learning.previous import previous_roles
 from jrl.models.contract import Model, split_params
 from jrl.models.heads import VALUE, fresh_heads
@@ -46,21 +46,21 @@ def begin_stage(
     state: TrainState,
     *,
     trains: str,
-    optimizer: Any,
+    optimizer: ConfiguredOptimizer,
     objective: Objective,
     config: Any,
     model: Model,
     cfg: Any,
     num_previous: int,
     critic: str | None = None,
-    critic_optimizer: Any = None,
+    critic_optimizer: ConfiguredOptimizer | None = None,
 ) -> TrainState:
     """Returns the state that a stage begins with: a fresh optimizer for the role that it trains, copies of the policy
     for the roles that it needs, the objective's first state. Roles that earlier stages trained stay, without their
     optimizers: moments do not pass from stage to stage, and a reset of the reference keeps them (O9).
 
     Args:
-      trains: the role that learns. optimizer: its configuration. config: the objective's. cfg: the model's.
+      trains: the role that learns. config: the objective's. cfg: the model's.
       num_previous: how many versions of it before the newest to keep.
       critic: the role that a separate critic begins as a copy of; None: there is no separate critic.
       critic_optimizer: that critic's.
@@ -79,18 +79,18 @@ def begin_stage(
         new_heads = drawn_heads(missing, trains, state.key, cfg, needs.head_outputs)
         learner = learner.replace(heads={**learner.heads, **new_heads})
     leaves_of = lambda model_state: Weights(*describe(model.spec(cfg), model_state.heads))
-    opt_state = begin(optimizer, Weights(learner.params, learner.heads), leaves_of(learner))
+    opt_state = begin(*optimizer, Weights(learner.params, learner.heads), leaves_of(learner))
     learner = learner.replace(opt_state=opt_state, version=jnp.zeros_like(learner.version))
     if needs.reference:
         models["reference"] = copy_of(learner, learner.shares or trains)
     for role in previous_roles(num_previous):
         models[role] = copy_of(learner)
-    if optimizer.average is not None:
+    if optimizer.config.average is not None:
         models[AVERAGE] = copy_of(learner, learner.shares or trains).replace(heads=copy_leaves(learner.heads))
     models[trains] = learner
     if critic is not None:
         begun = models[CRITIC]
-        opt_state = begin(critic_optimizer, Weights(begun.params, begun.heads), leaves_of(begun))
+        opt_state = begin(*critic_optimizer, Weights(begun.params, begun.heads), leaves_of(begun))
         models[CRITIC] = begun.replace(opt_state=opt_state)
     return state.replace(models=models, objective=objective.init_state(config))
 

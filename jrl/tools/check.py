@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,10 +13,13 @@ import numpy as np
 from jrl import paths
 from jrl.algos.conformance import contract_tests_of, default_config
 from jrl.algos.results import WrongResult
+from jrl.learning.optimizers.conformance import CONTRACT_TESTS as OPTIMIZER_TESTS
+from jrl.learning.optimizers.conformance import default_config as default_optimizer
 from jrl.models.conformance import CONTRACT_TESTS as MODEL_TESTS
 from jrl.plugins import Parts, load_parts
 from jrl.rollout.scoring import Scoring
 from jrl.run.report.text import printable_lines
+from jrl.tasks.data.conformance import CONTRACT_TESTS as CURRICULUM_TESTS
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.envs.check import check_source
 from jrl.tasks.example import Example, Message
@@ -52,8 +55,15 @@ def check_parts(parts: Sequence[str | Path]) -> list[ContractResult]:
     loaded = load_parts(parts)
     results: list[ContractResult] = []
     for name in loaded.added["algos"]:
-        results += check_objective(name, loaded.tables["algos"][name])
+        row = loaded.tables["algos"][name]
+        results += row_results(name, row, contract_tests_of(row), lambda row=row: default_config(row))
     examples = _part_examples(loaded)
+    for name in loaded.added["optimizers"]:
+        row = loaded.tables["optimizers"][name]
+        results += row_results(name, row, OPTIMIZER_TESTS, lambda row=row: default_optimizer(row))
+    for name in loaded.added["curricula"]:
+        row = loaded.tables["curricula"][name]
+        results += row_results(name, row, CURRICULUM_TESTS, row.config)
     for name in loaded.added["verifiers"]:
         results += check_verifier(name, loaded, examples)
     for name in loaded.added["envs"]:
@@ -78,15 +88,17 @@ def check_model(name: str, row: Any) -> Iterator[ContractResult]:
         yield ContractResult(name, test.replace("_", " "), _problem(lambda holds=holds: holds(row.model, cfg)))
 
 
-def check_objective(name: str, objective: Any) -> Iterator[ContractResult]:
-    """Yields the results of the tests of jrl.algos.conformance that apply to an objective with these functions."""
+def row_results(
+    name: str, row: Any, tests: Mapping[str, Callable[[Any, Any], None]], default: Callable[[], Any]
+) -> Iterator[ContractResult]:
+    """Yields the results of tests that take a row and a configuration of it. default: returns its default one."""
     try:
-        config = default_config(objective)
+        config = default()
     except (TypeError, ValueError) as error:
         yield ContractResult(name, "has defaults", str(error))
         return
-    for test, holds in contract_tests_of(objective).items():
-        yield ContractResult(name, test.replace("_", " "), _problem(lambda holds=holds: holds(objective, config)))
+    for test, holds in tests.items():
+        yield ContractResult(name, test.replace("_", " "), _problem(lambda holds=holds: holds(row, config)))
 
 
 def check_verifier(name: str, parts: Parts, examples: Sequence[Example] = ()) -> Iterator[ContractResult]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import pathlib
-import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from documented import write_part
 
 from jrl.algos import ALGOS, conformance
 from jrl.algos.common import TruncatedImportance
@@ -121,11 +120,7 @@ def test_all_options_together_pass_the_contract_test(name, contract_test):
 @pytest.fixture(scope="module")
 def documented(tmp_path_factory):
     """The row that docs/bring-your-own.md shows under "An objective"."""
-    text = (pathlib.Path(__file__).parents[2] / "docs" / "bring-your-own.md").read_text(encoding="utf-8")
-    code = re.search(r"^## An objective$.*?^```python\n(.*?)^```", text, re.S | re.M)[1]
-    path = tmp_path_factory.mktemp("documented") / "my_parts.py"
-    path.write_text(code, encoding="utf-8")
-    loaded = load_parts([path])
+    loaded = load_parts([write_part("An objective", tmp_path_factory.mktemp("documented"))])
     (name,) = loaded.added["algos"]
     return loaded.tables["algos"][name]
 

@@ -8,7 +8,9 @@ from data_fakes import TOKENIZER, numbered
 
 from jrl.tasks.data import curricula
 from jrl.tasks.data.curricula import (
+    CURRICULA,
     AdaptiveLevel,
+    ConfiguredCurriculum,
     DifficultyBand,
     HardFocus,
     LearningImpact,
@@ -24,9 +26,14 @@ from jrl.tasks.example import visit_uid
 NAN = float("nan")
 
 
+def of(config):
+    return ConfiguredCurriculum(CURRICULA[type(config).__name__], config)
+
+
 def no_outcomes(size, configs=(), task=None):
     """Returns the table of a source of `size` examples, of the tasks in turn that there are."""
-    return curricula.no_outcomes(np.zeros(size, np.int32) if task is None else np.array(task, np.int32), configs)
+    task = np.zeros(size, np.int32) if task is None else np.array(task, np.int32)
+    return curricula.no_outcomes(task, [of(config) for config in configs])
 
 
 def table(rate, judged=None, last=None, step=1):
@@ -49,9 +56,9 @@ def test_a_visit_moves_the_running_rate_by_the_mean_of_what_was_judged():
     config, before = Prioritized(decay=0.75), no_outcomes(4)
     outcome = np.array([[1.0, 0.0, NAN], [NAN, NAN, NAN]], np.float32)
     valid = np.array([[True, True, False], [False, False, False]])
-    after = curricula.recorded(config, before, [2, 3], outcome, valid)
+    after = curricula.recorded(of(config), before, [2, 3], outcome, valid)
     assert after.rate.tolist() == [0, 0, 0.5, 0] and after.judged.tolist() == [0, 0, 1, 0]
-    again = curricula.recorded(config, after, [2], np.ones((1, 3), np.float32), np.ones((1, 3), bool))
+    again = curricula.recorded(of(config), after, [2], np.ones((1, 3), np.float32), np.ones((1, 3), bool))
     assert again.rate[2] == 0.625 and again.judged[2] == 2 and again.last.tolist() == [0, 0, 2, 0] and again.step == 2
     assert before.rate.tolist() == [0] * 4  # a new table, and the old one as it was
 
@@ -59,7 +66,7 @@ def test_a_visit_moves_the_running_rate_by_the_mean_of_what_was_judged():
 def test_two_visits_of_one_prompt_in_a_step_count_in_their_order():
     config = Prioritized(decay=0.5)
     outcome = np.array([[1.0], [0.0]], np.float32)
-    after = curricula.recorded(config, no_outcomes(2), [1, 1], outcome, np.ones((2, 1), bool))
+    after = curricula.recorded(of(config), no_outcomes(2), [1, 1], outcome, np.ones((2, 1), bool))
     assert after.rate[1] == 0.5 and after.judged[1] == 2
 
 
@@ -67,10 +74,10 @@ def test_an_outcome_counts_for_so_many_steps():
     found = table([1.0, 1.0, 0.0], judged=[1, 1, 0], last=[1, 3, 0], step=4)
     assert curricula.seen_of(Prioritized(forget_after=3), found).tolist() == [False, True, False]
     assert curricula.seen_of(Prioritized(forget_after=None), found).tolist() == [True, True, False]
-    np.testing.assert_allclose(curricula.weights_of(DifficultyBand(forget_after=3), found), [1, 0, 1])
+    np.testing.assert_allclose(curricula.weights_of(of(DifficultyBand(forget_after=3)), found), [1, 0, 1])
     # (1 - 0.5) + 0.02 each of the two that are new, 0.02 of the solved one, over 1.06
     expected = np.array([0.52, 0.02, 0.52]) / 1.06
-    np.testing.assert_allclose(curricula.weights_of(Prioritized(forget_after=3), found), expected)
+    np.testing.assert_allclose(curricula.weights_of(of(Prioritized(forget_after=3)), found), expected)
 
 
 def test_the_first_of_an_order_is_drawn_in_proportion_and_what_has_no_weight_never():
@@ -93,25 +100,25 @@ def test_an_order_is_a_function_of_seed_and_position():
 def test_a_selection_visits_distinct_training_prompts_under_names_of_their_own():
     config = Data(prompt_length=32, held_out_every=3)
     stream = stream_of(30, config)
-    visits = stream.select(8, Prioritized())
+    visits = stream.select(8, of(Prioritized()))
     assert len({visit.index for visit in visits}) == 8
     assert not any(is_held_out(visit.example, config) for visit in visits)
     assert [visit.uid for visit in visits] == [visit_uid(v.example.id, -k) for k, v in enumerate(visits, start=1)]
-    assert len({visit.uid for visit in visits + stream.select(8, Prioritized())}) == 16
+    assert len({visit.uid for visit in visits + stream.select(8, of(Prioritized()))}) == 16
     assert stream.get_state()["position"] == 16
 
 
 def test_fewer_prompts_than_a_step_takes_are_visited_again():
     stream = stream_of(6)
     stream.outcomes = table([0.5, 1.0, 0.5, 0.0, 1.0, 1.0])
-    visits = stream.select(5, DifficultyBand())
+    visits = stream.select(5, of(DifficultyBand()))
     assert sorted(collections.Counter(visit.index for visit in visits).items()) in ([(0, 3), (2, 2)], [(0, 2), (2, 3)])
     assert len({visit.uid for visit in visits}) == 5
 
 
 def test_a_chosen_draw_is_made_again_whatever_the_table_has_become():
     stream = stream_of(20)
-    state, visits = stream.get_state(), stream.select(4, Prioritized())
+    state, visits = stream.get_state(), stream.select(4, of(Prioritized()))
     after = stream.get_state()
     stream.outcomes = table(np.linspace(0, 1, 20))
     stream.set_state(state)
@@ -123,16 +130,16 @@ def test_a_band_that_leaves_no_prompt_says_what_it_saw():
     stream.outcomes = table([0.0, 1.0, 0.95, 1.0], step=9)
     expected = "DifficultyBand leaves no prompt after 9 steps: of 4 examples 4 were judged, 3 of them solved and 1"
     with pytest.raises(ValueError, match=expected):
-        stream.select(2, DifficultyBand(forget_after=None))
+        stream.select(2, of(DifficultyBand(forget_after=None)))
 
 
 def test_metrics_are_shares_of_the_examples():
     found = table([1.0, 0.5, 0.0, 1.0], judged=[1, 2, 1, 0])
     # three were judged; one of them is solved (the last was never judged); two are out of the band
-    assert curricula.metrics(DifficultyBand(), found) == {
+    assert curricula.metrics(of(DifficultyBand()), found) == {
         "curriculum/seen": 0.75, "curriculum/solved": 0.25, "curriculum/dropped": 0.5
     }  # fmt: skip
-    assert curricula.metrics(Prioritized(), found)["curriculum/dropped"] == 0
+    assert curricula.metrics(of(Prioritized()), found)["curriculum/dropped"] == 0
 
 
 @pytest.mark.parametrize(
@@ -153,34 +160,34 @@ def test_a_curriculum_that_could_not_work_is_refused(cls, fields, message):
 def visited(config, before, index, rates):
     """Returns the table after a step that visited examples, each with this success rate."""
     rates = np.array(rates, np.float32)[:, None]
-    return curricula.recorded(config, before, index, rates, np.ones_like(rates, bool))
+    return curricula.recorded(of(config), before, index, rates, np.ones_like(rates, bool))
 
 
 def test_the_hardest_share_is_visited_and_new_prompts_are_hard():
     # Rates 0.5, 0.25, 1 and one prompt that was never judged: half of four are it and the one of 0.25.
     found = table([0.5, 0.25, 1.0, 0.0], judged=[1, 1, 1, 0])
-    assert curricula.weights_of(HardFocus(share=0.5), found).tolist() == [0, 1, 0, 1]
+    assert curricula.weights_of(of(HardFocus(share=0.5)), found).tolist() == [0, 1, 0, 1]
     forgotten = found._replace(step=np.asarray(9, np.int32))
-    assert curricula.weights_of(HardFocus(share=0.5, forget_after=5), forgotten).tolist() == [1, 1, 0, 0]
+    assert curricula.weights_of(of(HardFocus(share=0.5, forget_after=5)), forgotten).tolist() == [1, 1, 0, 0]
 
 
 def test_examples_that_are_held_out_are_not_among_the_hardest():
     # Six prompts, of which 0, 2 and 4 are held out and so never judged. Half of the other three is the hardest one.
     found = table([0, 0.5, 0, 0.25, 0, 1.0], judged=[0, 1, 0, 1, 0, 1])
     training = np.array([False, True] * 3)
-    assert curricula.weights_of(HardFocus(share=0.67), found, training).tolist() == [0, 1, 0, 1, 0, 0]
-    assert curricula.order_of(HardFocus(share=0.34), found, 0, 0, training).tolist() == [3]
+    assert curricula.weights_of(of(HardFocus(share=0.67)), found, training).tolist() == [0, 1, 0, 1, 0, 0]
+    assert curricula.order_of(of(HardFocus(share=0.34)), found, 0, 0, training).tolist() == [3]
     # Of all six, three were judged, one of them is solved, and two are not the hardest.
     expected = {"curriculum/seen": 3 / 6, "curriculum/solved": 1 / 6, "curriculum/dropped": 2 / 6}
-    assert curricula.metrics(HardFocus(share=0.34), found, training) == expected
+    assert curricula.metrics(of(HardFocus(share=0.34)), found, training) == expected
     # The shares of a curriculum that does not ask which are held out are of as many.
-    rest = curricula.metrics(DifficultyBand(low=0.3), found)
+    rest = curricula.metrics(of(DifficultyBand(low=0.3)), found)
     assert rest == expected
     # Nor in the size of a task: one of the first is left and two of the second.
     sizes = no_outcomes(6, [SizeMixing()], task=[0, 0, 0, 1, 1, 1])
-    weights = curricula.weights_of(SizeMixing(alpha=1.0), sizes, training)
+    weights = curricula.weights_of(of(SizeMixing(alpha=1.0)), sizes, training)
     np.testing.assert_allclose(weights, [0, 1 / 3, 0, 1 / 3, 0, 1 / 3])
-    assert not curricula.weights_of(HardFocus(), found, np.zeros(6, bool)).any()
+    assert not curricula.weights_of(of(HardFocus()), found, np.zeros(6, bool)).any()
 
 
 def test_a_stream_draws_the_hardest_of_its_split():
@@ -191,14 +198,14 @@ def test_a_stream_draws_the_hardest_of_its_split():
     rate[training[:5]] = 0.25
     stream.outcomes = table(np.where(np.isin(np.arange(40), training), rate, 0), judged=np.isin(range(40), training))
     share = 5.5 / len(training)
-    assert {visit.index for visit in stream.select(5, HardFocus(share=share))} == set(training[:5])
+    assert {visit.index for visit in stream.select(5, of(HardFocus(share=share)))} == set(training[:5])
 
 
 def test_a_step_visits_few_prompts_that_were_never_solved():
     # Prompts 0 to 3 were tried and never solved, 4 never tried, 5 solved half of the time.
     found = table([0, 0, 0, 0, 0, 0.5], judged=[1, 1, 1, 1, 0, 1])
-    order = curricula.order_of(HardFocus(share=1.0, max_unsolved=2), found, 0, 0).tolist()
-    whole = curricula.order_of(HardFocus(share=1.0), found, 0, 0).tolist()
+    order = curricula.order_of(of(HardFocus(share=1.0, max_unsolved=2)), found, 0, 0).tolist()
+    whole = curricula.order_of(of(HardFocus(share=1.0)), found, 0, 0).tolist()
     assert sorted(whole) == list(range(6))
     first_two = [i for i in whole if i < 4][:2]
     assert order == [i for i in whole if i >= 4 or i in first_two]
@@ -208,12 +215,12 @@ def test_after_the_pilot_the_prompts_that_varied_most_are_visited():
     config = MostVaried(count=1, pilot=2, visits=2)
     found = no_outcomes(3, [config])
     found = visited(config, found, [0, 1, 2], [0.0, 1.0, 0.5])
-    assert curricula.weights_of(config, found).tolist() == [1, 1, 1]
+    assert curricula.weights_of(of(config), found).tolist() == [1, 1, 1]
     found = visited(config, found, [0, 1, 2], [0.5, 0.0, 0.5])
     # variances 0.0625, 0.25 and 0
-    assert curricula.weights_of(config, found).tolist() == [0, 1, 0]
+    assert curricula.weights_of(of(config), found).tolist() == [0, 1, 0]
     later = visited(config, found, [0, 0, 0], [1.0, 0.0, 1.0])
-    assert curricula.weights_of(config, later).tolist() == [0, 1, 0]  # the pilot is over
+    assert curricula.weights_of(of(config), later).tolist() == [0, 1, 0]  # the pilot is over
     np.testing.assert_array_equal(later.history, [[0, 0.5], [1, 0], [0.5, 0.5]])
 
 
@@ -221,9 +228,9 @@ def test_a_prompt_that_the_pilot_never_visited_is_not_chosen():
     # Prompt 0 may be held out, such as here: the two visited ones have a variance of 0 as well.
     config = MostVaried(count=2, pilot=1, visits=2)
     found = visited(config, no_outcomes(3, [config]), [1, 2], [1.0, 0.5])
-    assert curricula.weights_of(config, found).tolist() == [0, 1, 1]
-    assert curricula.weights_of(MostVaried(count=1, pilot=1, visits=2), found).tolist() == [0, 1, 0]
-    assert curricula.weights_of(config, no_outcomes(3, [config])._replace(step=np.int32(1))).tolist() == [0, 0, 0]
+    assert curricula.weights_of(of(config), found).tolist() == [0, 1, 1]
+    assert curricula.weights_of(of(MostVaried(count=1, pilot=1, visits=2)), found).tolist() == [0, 1, 0]
+    assert curricula.weights_of(of(config), no_outcomes(3, [config])._replace(step=np.int32(1))).tolist() == [0, 0, 0]
 
 
 def test_a_history_holds_the_first_visits_in_their_order():
@@ -235,20 +242,20 @@ def test_a_history_holds_the_first_visits_in_their_order():
 def test_after_the_pilot_the_prompts_that_follow_the_mean_are_visited():
     config = LearningImpact(pilot=1, visits=3, threshold=0.2, fewest=2)
     found = no_outcomes(3, [config])
-    assert curricula.weights_of(config, found).tolist() == [1, 1, 1]
+    assert curricula.weights_of(of(config), found).tolist() == [1, 1, 1]
     # Prompt 2 is seen once and left out, of the mean too: that is 0.5, 0.5, 0.5, below 1 by 0.75 squared in all.
     # Prompt 0: 1 - (0.25 + 0 + 0.25) / 0.75 = 1/3. Prompt 1 mirrors it.
     found = visited(config, found, [0, 0, 0, 1, 1, 1, 2], [0, 0.5, 1, 1, 0.5, 0, 1])
-    assert curricula.weights_of(config, found).tolist() == [1, 1, 0]
-    assert curricula.weights_of(LearningImpact(pilot=1, visits=3, threshold=0.34), found).tolist() == [0, 0, 0]
+    assert curricula.weights_of(of(config), found).tolist() == [1, 1, 0]
+    assert curricula.weights_of(of(LearningImpact(pilot=1, visits=3, threshold=0.34)), found).tolist() == [0, 0, 0]
 
 
 def test_tasks_have_shares_by_the_root_of_their_size():
     # 1 and 9 examples: shares 1/4 and 3/4, each of the nine 1/12.
     found = no_outcomes(10, [SizeMixing()], task=[0] + [1] * 9)
-    np.testing.assert_allclose(curricula.weights_of(SizeMixing(alpha=0.5), found), [0.25] + [1 / 12] * 9)
-    np.testing.assert_allclose(curricula.weights_of(SizeMixing(alpha=1.0), found), [0.1] * 10)
-    assert curricula.metrics(SizeMixing(alpha=0.5), found)["curriculum/task_1"] == pytest.approx(0.75)
+    np.testing.assert_allclose(curricula.weights_of(of(SizeMixing(alpha=0.5)), found), [0.25] + [1 / 12] * 9)
+    np.testing.assert_allclose(curricula.weights_of(of(SizeMixing(alpha=1.0)), found), [0.1] * 10)
+    assert curricula.metrics(of(SizeMixing(alpha=0.5)), found)["curriculum/task_1"] == pytest.approx(0.75)
 
 
 def test_tasks_have_shares_by_their_progress():
@@ -256,19 +263,19 @@ def test_tasks_have_shares_by_their_progress():
     config = ProgressMixing(window=4, floor=0.25)
     found = no_outcomes(4, [config], task=[0, 1, 2, 2])
     found = visited(config, found, [0] * 5 + [1] * 4 + [2], [1, 0, 0, 1, 0.5, 0.5, 0.5, 0.5, 0.5, 1])
-    np.testing.assert_allclose(curricula.weights_of(config, found), np.array([1, 0.25, 0.5, 0.5]) / 2.25)
+    np.testing.assert_allclose(curricula.weights_of(of(config), found), np.array([1, 0.25, 0.5, 0.5]) / 2.25)
 
 
 def test_the_level_rises_and_falls_with_the_success_rate():
     config = AdaptiveLevel(window=2, up=0.7, down=0.1)
     found = no_outcomes(4, [config], task=[0, 0, 1, 2])
-    assert curricula.weights_of(config, found).tolist() == [1, 1, 0, 0]
+    assert curricula.weights_of(of(config), found).tolist() == [1, 1, 0, 0]
     found = visited(config, found, [0], [1.0])
     assert found.level == 0  # one visit of two
     found = visited(config, found, [1], [0.5])
     assert found.level == 1 and np.isnan(found.recent).all()  # 0.75 is above 0.7, and the level begins anew
-    assert curricula.weights_of(config, found).tolist() == [0, 0, 1, 0]
-    assert curricula.metrics(config, found)["curriculum/task_1"] == 1
+    assert curricula.weights_of(of(config), found).tolist() == [0, 0, 1, 0]
+    assert curricula.metrics(of(config), found)["curriculum/task_1"] == 1
     down = visited(config, found, [2, 2], [0.0, 0.0])
     up = visited(config, found, [2, 2], [1.0, 1.0])
     assert (down.level, up.level) == (0, 2)

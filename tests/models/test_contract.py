@@ -12,6 +12,7 @@ import pytest
 from jrl.algos import ALGOS
 from jrl.learning import learner
 from jrl.learning.optimizer import begin
+from jrl.learning.optimizers.adamw import OPTIMIZER as ADAMW
 from jrl.learning.optimizers.adamw import AdamW
 from jrl.learning.optimizers.contract import describe
 from jrl.models.contract import ParamSpec, init
@@ -58,10 +59,14 @@ def updated(cfg):
     hyper = jax.tree.map(jnp.float32, ALGOS["GRPO"].config())
     static = dict(objective=ALGOS["GRPO"], model=TOY, cfg=cfg, chunk=6)
     trainable = learner.Weights(params, {})
-    policy = ModelState(params, None, {}, begin(adamw, trainable, learner.Weights(*describe(spec(cfg), ()))), zero)
+    policy = ModelState(
+        params, None, {}, begin(ADAMW, adamw, trainable, learner.Weights(*describe(spec(cfg), ()))), zero
+    )
     state = TrainState(step=zero, models={"policy": policy}, objective=(), key=jax.random.key(0), skipped=zero)
     gradient = jax.jit(lambda weights: learner.loss_sums(weights, batch, hyper, (), **static).gradient)(trainable)
-    after, metrics = jax.jit(lambda state: learner.update(state, batch, hyper, adamw, role="policy", **static))(state)
+    after, metrics = jax.jit(
+        lambda state: learner.update(state, batch, hyper, adamw, role="policy", optimizer_row=ADAMW, **static)
+    )(state)
     return gradient.params, float(metrics["grad_norm"]), params, after.models["policy"].params
 
 

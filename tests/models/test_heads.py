@@ -9,7 +9,9 @@ import pytest
 
 from jrl.algos import ALGOS
 from jrl.learning.learner import weights_of
+from jrl.learning.optimizers.adamw import OPTIMIZER as ADAMW
 from jrl.learning.optimizers.adamw import AdamW
+from jrl.learning.optimizers.contract import ConfiguredOptimizer
 from jrl.models.adapters.lora import LoRA, adapted
 from jrl.models.contract import init, merge_params
 from jrl.models.decoder import MODEL
@@ -71,8 +73,8 @@ def test_a_value_head_of_zeros_is_trained_beside_the_weights_or_the_adapters_and
     before = initial_state(jax.random.key(0), cfg=CFG, model=model)
     bare = jax.tree.map(np.asarray, before.models["policy"].params)
     state = begin_stage(
-        before, trains="policy", optimizer=AdamW(), objective=objective, config=objective.config(), model=model,
-        cfg=CFG, num_previous=0,
+        before, trains="policy", optimizer=ConfiguredOptimizer(ADAMW, AdamW()), objective=objective,
+        config=objective.config(), model=model, cfg=CFG, num_previous=0,
     )  # fmt: skip
     policy = state.models["policy"]
     np.testing.assert_array_equal(policy.heads[VALUE], np.zeros((1, 16, 1), np.float32))

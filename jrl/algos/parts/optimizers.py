@@ -89,14 +89,14 @@ PARTS: list[Part] = [
     {
         "id": "O7",
         "function": "jrl.learning.optimizer:step",
-        "inputs": ["config", "gradient", "state", "params", "leaves", "sound"],
+        "inputs": ["row", "config", "gradient", "state", "params", "leaves", "sound"],
         "output": "parameters, state, updates",
         "tests": ["tests/test_optimizer.py::test_an_unsound_step_keeps_every_bit_of_weights_and_state"],
     },
     {
         "id": "O8",
         "function": "jrl.learning.optimizer:step",
-        "inputs": ["config", "gradient", "state", "params", "leaves", "sound"],
+        "inputs": ["row", "config", "gradient", "state", "params", "leaves", "sound"],
         "output": "parameters, state, updates",
         "tests": [
             "tests/test_learner.py::test_a_batch_without_a_token_to_learn_from_is_skipped",

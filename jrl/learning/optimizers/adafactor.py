@@ -7,7 +7,6 @@ largest axes, whichever they are.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -15,28 +14,19 @@ import jax.numpy as jnp
 import optax
 
 from jrl.learning.optimizers.contract import Leaf, Optimizer
-from jrl.learning.optimizers.groups import ParameterGroup, check_rates
-from jrl.learning.optimizers.schedules import ConstantRate, CosineDecay, LinearDecay, WarmupStableDecay
+from jrl.learning.optimizers.settings import OptimizerSettings, check_rates
 from jrl.types import Array, PyTree, traced
 
 
 @traced
-class Adafactor:
+class Adafactor(OptimizerSettings):
     """Adam with a factored second moment and, unless asked, no first (1804.04235); clipped and scheduled as AdamW."""
 
     learning_rate: float = 1e-4  # peak; absolute, not relative to the size of weights
-    # The learning rate over updates.
-    schedule: ConstantRate | LinearDecay | CosineDecay | WarmupStableDecay = dataclasses.field(
-        default_factory=ConstantRate
-    )
     exponent: float = 0.8  # the second moment decays by 1 - t^-exponent at update t
     eps: float = 1e-30  # added to squared gradients
     clip_rms: float | None = 1.0  # largest root mean square of a matrix's direction; None: no clipping
     momentum: float | None = None  # decay of an average of directions, as large as the weights; None: none is kept
-    weight_decay: float = 0.0  # times the learning rate, subtracted from matrices and embeddings
-    clip_norm: float | None = 1.0  # largest global norm of a gradient; None: no clipping
-    groups: tuple[ParameterGroup, ...] = ()  # arrays with settings of their own; the first that matches counts
-    average: float | None = None  # decay of a moving average of the weights, the role `average`; None: none is kept
 
     def __post_init__(self) -> None:
         positive = lambda x: x > 0

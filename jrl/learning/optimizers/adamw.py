@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Literal
 
 import jax.numpy as jnp
 import optax
 
 from jrl.learning.optimizers.contract import Optimizer
-from jrl.learning.optimizers.groups import ParameterGroup, check_rates
-from jrl.learning.optimizers.schedules import ConstantRate, CosineDecay, LinearDecay, WarmupStableDecay
+from jrl.learning.optimizers.settings import OptimizerSettings, check_rates
 from jrl.types import PyTree, traced
 
 # bfloat16 has 8 bits: a moment that changes by less than half of 2^-8 of itself does not change at all.
@@ -18,21 +16,12 @@ SLOWEST = 0.99
 
 
 @traced
-class AdamW:
+class AdamW(OptimizerSettings):
     """Adam with decoupled weight decay (1711.05101), gradients clipped by global norm, learning rate scheduled."""
 
-    learning_rate: float = 1e-4  # peak
-    # The learning rate over updates.
-    schedule: ConstantRate | LinearDecay | CosineDecay | WarmupStableDecay = dataclasses.field(
-        default_factory=ConstantRate
-    )
     b1: float = 0.9  # decay of the first moment
     b2: float = 0.95  # decay of the second moment
     eps: float = 1e-8  # added to the root of the second moment
-    weight_decay: float = 0.0  # times the learning rate, subtracted from matrices and embeddings
-    clip_norm: float | None = 1.0  # largest global norm of a gradient; None: no clipping
-    groups: tuple[ParameterGroup, ...] = ()  # arrays with settings of their own; the first that matches counts
-    average: float | None = None  # decay of a moving average of the weights, the role `average`; None: none is kept
     # Dtype of the stored moments, which are computed in float32 or wider; None: that of the parameters.
     moments: Literal["bfloat16"] | None = None
     # Where the moments are stored between updates; those on the host are fetched leaf by leaf.

@@ -25,6 +25,13 @@ class Optimizer(NamedTuple):
     check: Callable[[Any, PyTree], None] = lambda config, leaves: None
 
 
+class ConfiguredOptimizer(NamedTuple):
+    """An optimizer as a stage has it: its row of OPTIMIZERS, and its config."""
+
+    row: Optimizer
+    config: Any
+
+
 @dataclasses.dataclass(frozen=True)
 class Leaf:
     """The facts about an array of weights that optimizers use. Not a pytree: a tree of them has the structure of the

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import fnmatch
 from typing import Any
 
@@ -75,24 +74,3 @@ def check_groups(config: Any, leaves: PyTree) -> None:
             raise ValueError(f"ParameterGroup.names = {group.names!r} {why}")
     if not any(is_trained(config, leaf) for leaf in all_leaves):
         raise ValueError(f"{type(config).__name__}.groups freezes every array; leave something to train")
-
-
-def check_rates(config: Any, **limits: Any) -> None:
-    """Raises ValueError for a float of an optimizer's configuration that cannot train.
-
-    Args:
-      limits: field -> (value) -> bool, in addition to those that every optimizer has.
-    """
-    common = {
-        "learning_rate": lambda x: x > 0,
-        "weight_decay": lambda x: x >= 0,
-        "clip_norm": lambda x: x > 0,
-        "average": lambda x: 0 < x < 1,
-    }
-    for name, holds in (common | limits).items():
-        value = getattr(config, name)
-        if isinstance(value, int | float) and not holds(value):  # else it is None, or traced
-            raise ValueError(f"{type(config).__name__}.{name} = {value} cannot train")
-    patterns = [group.names for group in config.groups if dataclasses.is_dataclass(group)]
-    if duplicates := sorted({pattern for pattern in patterns if patterns.count(pattern) > 1}):
-        raise ValueError(f"{type(config).__name__}.groups has the pattern {duplicates[0]!r} twice")

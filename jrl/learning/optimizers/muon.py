@@ -6,7 +6,6 @@ separately, with its input axes and its output axes flattened, as optax.contrib.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -17,32 +16,23 @@ import optax
 from jax.sharding import PartitionSpec
 
 from jrl.learning.optimizers.contract import Leaf, Optimizer
-from jrl.learning.optimizers.groups import ParameterGroup, check_rates
-from jrl.learning.optimizers.schedules import ConstantRate, CosineDecay, LinearDecay, WarmupStableDecay
+from jrl.learning.optimizers.settings import OptimizerSettings, check_rates
 from jrl.types import Array, PyTree, traced
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the iteration: steep at 0, and singular values end between 0.7 and 1.2
 
 
 @traced
-class Muon:
+class Muon(OptimizerSettings):
     """Orthogonalized momentum for the matrices of the layers, Adam for the rest; clipped and scheduled as AdamW."""
 
     learning_rate: float = 1e-4  # peak, of both
-    # The learning rate over updates.
-    schedule: ConstantRate | LinearDecay | CosineDecay | WarmupStableDecay = dataclasses.field(
-        default_factory=ConstantRate
-    )
     momentum: float = 0.95  # decay of the gradients' average, used as Nesterov does
     iterations: int = 5  # of Newton-Schulz
     update_rms: float | None = 0.2  # of a matrix's direction; Adam's is near 0.2. None: not fixed, see `direction`
     b1: float = 0.9  # Adam's decay of the first moment
     b2: float = 0.95  # Adam's decay of the second moment
     eps: float = 1e-8  # added to the root of Adam's second moment, and to norms of matrices
-    weight_decay: float = 0.0  # times the learning rate, subtracted from matrices and embeddings
-    clip_norm: float | None = 1.0  # largest global norm of a gradient; None: no clipping
-    groups: tuple[ParameterGroup, ...] = ()  # arrays with settings of their own; the first that matches counts
-    average: float | None = None  # decay of a moving average of the weights, the role `average`; None: none is kept
 
     def __post_init__(self) -> None:
         decays = lambda x: 0 <= x < 1

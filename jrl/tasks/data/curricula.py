@@ -285,21 +285,23 @@ CURRICULA: dict[str, Curriculum] = {
 }
 
 
-def row_of(config: Any) -> Curriculum:
-    """Returns the row of CURRICULA for a curriculum's config."""
-    return CURRICULA[type(config).__name__]
+class ConfiguredCurriculum(NamedTuple):
+    """A curriculum as a stage has it: its row of CURRICULA, and its config."""
+
+    row: Curriculum
+    config: Any
 
 
-def no_outcomes(task: Array, configs: Sequence[Any] = ()) -> Outcomes:
+def no_outcomes(task: Array, configured: Sequence[ConfiguredCurriculum] = ()) -> Outcomes:
     """Returns the table of a source before any visit.
 
     Args:
-      task: [P] int32, the task index of each example. configs: the curricula that read the table.
+      task: [P] int32, the task index of each example. configured: the curricula that read the table.
 
     Raises: ValueError if a curriculum chooses between tasks and there is only one.
     """
-    tasks, rows = int(task.max()) + 1, [row_of(config) for config in configs]
-    for row in rows:
+    tasks = int(task.max()) + 1
+    for row, _ in configured:
         if row.of_tasks and tasks < 2:
             raise ValueError(
                 f"Online.curriculum = @{row.config.__name__}() chooses between tasks, and Config.task has one; set "
@@ -313,9 +315,9 @@ def no_outcomes(task: Array, configs: Sequence[Any] = ()) -> Outcomes:
         judged=zeros(np.int32, size),
         last=zeros(np.int32, size),
         step=zeros(np.int32),
-        history=unknown(size, max([1, *(row.visits(config) for row, config in zip(rows, configs))])),
+        history=unknown(size, max([1, *(row.visits(config) for row, config in configured)])),
         task=np.asarray(task, np.int32),
-        recent=unknown(tasks, max([1, *(row.window(config) for row, config in zip(rows, configs))])),
+        recent=unknown(tasks, max([1, *(row.window(config) for row, config in configured)])),
         level=zeros(np.int32),
     )
 
@@ -326,24 +328,27 @@ def seen_of(config: OutcomeMemory, table: Outcomes) -> Array:
     return seen if config.forget_after is None else seen & (table.step - table.last < config.forget_after)
 
 
-def weights_of(config: Any, table: Outcomes, training: Array | None = None) -> Array:
+def weights_of(curriculum: ConfiguredCurriculum, table: Outcomes, training: Array | None = None) -> Array:
     """Returns the unnormalized probability that each example is visited, [P] float64; 0: never.
 
     Args:
       training: [P] bool, the examples of the training split. Others are ignored: they are not among the hardest and do
         not count in the size of a task. None: all are in the training split.
     """
+    row, config = curriculum
     if training is None:
-        return row_of(config).weights(config, table)
+        return row.weights(config, table)
     by_example = ("rate", "judged", "last", "history", "task")
     split = table._replace(**{name: getattr(table, name)[training] for name in by_example})
     weights = np.zeros(len(training), np.float64)
     if training.any():
-        weights[training] = row_of(config).weights(config, split)
+        weights[training] = row.weights(config, split)
     return weights
 
 
-def recorded(config: Any, table: Outcomes, index: Sequence[int], outcome: Array, valid: Array) -> Outcomes:
+def recorded(
+    curriculum: ConfiguredCurriculum, table: Outcomes, index: Sequence[int], outcome: Array, valid: Array
+) -> Outcomes:
     """Returns the table after a step.
 
     The success rate of a visit is the mean over its judged completions; a visit without any changes nothing. The
@@ -353,7 +358,7 @@ def recorded(config: Any, table: Outcomes, index: Sequence[int], outcome: Array,
     Args:
       index: the example of each visit. outcome: [visits, G] float, ignored where not valid. valid: [visits, G] bool.
     """
-    row = row_of(config)
+    row, config = curriculum
     rate, judged, last, step = table.rate.copy(), table.judged.copy(), table.last.copy(), table.step + np.int32(1)
     history, recent = table.history.copy(), table.recent.copy()
     for i, scores, counts in zip(index, outcome, valid, strict=True):
@@ -372,10 +377,13 @@ def recorded(config: Any, table: Outcomes, index: Sequence[int], outcome: Array,
     return row.after(config, updated)
 
 
-def order_of(config: Any, table: Outcomes, seed: int, position: int, training: Array | None = None) -> Array:
+def order_of(
+    curriculum: ConfiguredCurriculum, table: Outcomes, seed: int, position: int, training: Array | None = None
+) -> Array:
     """Returns the examples that a step may visit, [..] int64, in the order in which it takes them. training: as in
     `weights_of`."""
-    return row_of(config).limit(config, table, draw_order(weights_of(config, table, training), seed, position))
+    order = draw_order(weights_of(curriculum, table, training), seed, position)
+    return curriculum.row.limit(curriculum.config, table, order)
 
 
 def draw_order(weights: Array, seed: int, position: int) -> Array:
@@ -404,18 +412,18 @@ def none_left(config: Any, table: Outcomes) -> str:
     )
 
 
-def metrics(config: Any, table: Outcomes, training: Array | None = None) -> dict[str, float]:
+def metrics(curriculum: ConfiguredCurriculum, table: Outcomes, training: Array | None = None) -> dict[str, float]:
     """Returns shares of all examples of the source: judged so far, solved (SOLVED), and judged but with weight 0; and
     each task's share of the visits, if the curriculum chooses between tasks. Held-out examples are never judged.
     training: as in `weights_of`."""
-    seen, judged = seen_of(config, table), table.judged > 0
-    weights = weights_of(config, table, training)
+    seen, judged = seen_of(curriculum.config, table), table.judged > 0
+    weights = weights_of(curriculum, table, training)
     values = {
         "curriculum/seen": float(np.mean(judged)),
         "curriculum/solved": float(np.mean(seen & (table.rate >= SOLVED))),
         "curriculum/dropped": float(np.mean(judged & (weights <= 0))),
     }
-    if row_of(config).of_tasks and weights.sum() > 0:
+    if curriculum.row.of_tasks and weights.sum() > 0:
         shares = np.bincount(table.task, weights, minlength=len(table.recent)) / weights.sum()
         values |= {f"curriculum/task_{k}": float(share) for k, share in enumerate(shares)}
     return values

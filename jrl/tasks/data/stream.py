@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jrl.tasks.data.curricula import Outcomes, none_left, order_of, row_of
+from jrl.tasks.data.curricula import ConfiguredCurriculum, Outcomes, none_left, order_of
 from jrl.tasks.data.order import open_order
 from jrl.tasks.data.prompts import Data, Visit, dropped_prompts, encode_prompt, is_held_out, refusal
 from jrl.tasks.envs.contract import Source
@@ -50,11 +50,11 @@ class Stream:
             self.set_state(before)
             raise
 
-    def select(self, n: int, curriculum: Any) -> list[Visit]:
+    def select(self, n: int, curriculum: ConfiguredCurriculum) -> list[Visit]:
         """Returns the next `n` visits of a curriculum: distinct examples, cycled if there are fewer than `n`.
 
         Args:
-          curriculum: its config; the table is `outcomes`.
+          curriculum: the curriculum; its table is `outcomes`.
 
         Raises: ValueError if it leaves no training prompt, or a prompt cannot be used; StopRequested as in `next`.
         """
@@ -67,7 +67,7 @@ class Stream:
             if len(chosen) == n:
                 break
         if not chosen:
-            raise ValueError(none_left(curriculum, self.outcomes))
+            raise ValueError(none_left(curriculum.config, self.outcomes))
         return self.revisit([chosen[i % len(chosen)] for i in range(n)])
 
     def draw(self, n: int, chances: np.ndarray) -> list[Visit]:
@@ -102,13 +102,13 @@ class Stream:
             yield visit
         self._check_dropped()
 
-    def training_examples(self, curriculum: Any) -> np.ndarray | None:
+    def training_examples(self, curriculum: ConfiguredCurriculum) -> np.ndarray | None:
         """Returns which examples of the source are in the training split, [size] bool, for a curriculum that compares
         examples; None: all are, or it does not compare. The first call that needs the mask reads every example.
 
         Raises: StopRequested if the stream's `stop` returns True.
         """
-        if not row_of(curriculum).compares or self._config.held_out_every is None:
+        if not curriculum.row.compares or self._config.held_out_every is None:
             return None
         if self._is_training is None:
             is_training = np.zeros(self._size, bool)

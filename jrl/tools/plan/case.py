@@ -21,6 +21,7 @@ from jrl.experiment import (
     Online,
     Stage,
     completion_length,
+    configured_optimizers,
     correction_length,
     longest_row,
     optimizers,
@@ -31,6 +32,7 @@ from jrl.experiment import (
 )
 from jrl.learning.critic import CRITIC
 from jrl.learning.optimizer import keeps_on_host
+from jrl.learning.optimizers.contract import ConfiguredOptimizer
 from jrl.learning.pack import Shape
 from jrl.learning.prefix_packing import micro_batches_of_longest
 from jrl.models import decoder
@@ -73,6 +75,7 @@ class Case:
     samples: int  # completions of each prompt
     needs: Needs  # of the stage's objective
     updates: str  # the role that an optimizer step updates
+    optimizers: Mapping[str, ConfiguredOptimizer]  # the optimizer of every role that the stage trains
     roles: int  # models with trained parameters: the policy, and those that this stage and earlier ones train
     previous: int  # older versions of the policy in the state
     recomputes: bool  # old log-probs or values are computed by the weights before the update
@@ -93,7 +96,7 @@ class Case:
     completion_length = property(lambda self: completion_length(self.stage, self.config))  # C
     width = property(lambda self: programs.width_of(self.stage, self.config))  # T
     has_critic = property(lambda self: CRITIC in optimizers(self.stage))
-    optimizer = property(lambda self: optimizers(self.stage)[self.updates])
+    optimizer = property(lambda self: self.optimizers[self.updates].config)
     trained = property(lambda self: self.spec if self.adapters is None else self.adapters)  # ParamSpecs
     moments_on_host = property(lambda self: keeps_on_host(self.optimizer))
 
@@ -352,6 +355,7 @@ def stage_case(config: Config, parts: Parts, index: int, before: Case | None, fi
         samples=stage.samples if online else 1,
         needs=needs,
         updates=stage.trains,
+        optimizers=configured_optimizers(stage, parts.tables),
         roles=len({"policy", *(role for each in config.stages[: index + 1] for role in optimizers(each))}),
         previous=programs.num_previous(stage, objective),
         recomputes=bool(programs.recomputed_fields(stage, objective)),

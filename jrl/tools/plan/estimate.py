@@ -113,7 +113,7 @@ def moment_bytes(case: Case) -> int:
         moments = jax.tree.leaves(trained_only(config, shards, leaves))
         narrow = config.moments == "bfloat16"
         return 2 * sum(math.prod(x.shape) * (2 if narrow else x.dtype.itemsize) for x in moments)
-    state = jax.eval_shape(lambda params: begin(config, params, leaves), shards)
+    state = jax.eval_shape(lambda params: begin(*case.optimizers[case.updates], params, leaves), shards)
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(state) if x.ndim)
 
 
