@@ -18,6 +18,7 @@ from jrl.experiment import (
     asked_comparisons,
     completion_length,
     configured_curriculum,
+    configured_strategy,
     correction_length,
     judges_of,
     needs_of,
@@ -39,12 +40,10 @@ from jrl.rollout.pair_model import component_names as compared_names
 from jrl.rollout.process_rewards import WORST_STEP
 from jrl.rollout.scoring import component_names, rewards_spans
 from jrl.rollout.sources import ROLE_ENSEMBLE
-from jrl.rollout.strategies import strategy_of
-from jrl.rollout.strategies.contract import FIRST_ATTEMPT, Setting
+from jrl.rollout.strategies.contract import FIRST_ATTEMPT, ConfiguredStrategy, Setting
 from jrl.rollout.strategies.opponent import MixtureOpponent
 from jrl.rollout.strategies.partial import Partial
 from jrl.rollout.strategies.reference_samples import ReferenceSamples
-from jrl.rollout.strategies.refinement import Refinement
 from jrl.rollout.strategies.roll_out import RollOut
 from jrl.tasks.judges import Pairwise
 from jrl.tasks.judges.judge import score_names
@@ -62,7 +61,7 @@ def check(config: Config, tables: Tables) -> None:
     for stage in config.stages:
         check_stage(stage, config, tables, roles)
         if stage.learner.replays_routes:
-            check_routes(stage)
+            check_routes(stage, tables)
         if (configured := configured_curriculum(stage, tables)) is not None:
             if curriculum is not None and configured.row.pilot(configured.config):
                 raise ValueError(
@@ -114,7 +113,7 @@ def check_online(
     Args:
       earlier: as in `check_stage`.
     """
-    name, strategy = type(stage.objective).__name__, strategy_of(stage.strategy)
+    name, strategy = type(stage.objective).__name__, configured_strategy(stage, tables)
     if objective.advantages is None and objective.pairs is None:
         raise ValueError(f"{name} learns from stored rows, not from sampled ones; use it in an Offline stage")
     if objective.sequence_loss is not None and objective.pairs is None:
@@ -124,17 +123,17 @@ def check_online(
                          "Learner.prefix_sharing = 'none'")  # fmt: skip
     spans, verifiers = rewards_spans(config.scoring, tables["verifiers"]), config.scoring.verifiers
     facts = facts_of(stage, config, samples=stage.samples, lag=stage.lag)._replace(
-        attempts=strategy.attempts,
-        branches=strategy.branches(stage.strategy),
+        attempts=strategy.row.attempts,
+        branches=strategy.row.branches(strategy.config),
         replaces_infeasible=replaces_infeasible(stage.shaping),
         without_spans=not (spans and stage.process is stage.corrector is None),
         pair_model=stage.pair_model is not None,
         rows=stage.prompts * stage.samples,
         held_out_outcome=bool(verifiers) and verifiers[0].weight <= 0,
-        not_rewarded=not_rewarded(stage, config),
+        not_rewarded=not_rewarded(stage, config, strategy),
     )
     objective.check(stage.objective, facts)
-    check_strategy(stage, objective, config, earlier)
+    check_strategy(strategy, stage, objective, config, earlier)
     if stage.lag > 1 and not objective.corrects_staleness(stage.objective):
         raise ValueError(
             f"Online.lag = {stage.lag}, and {name} as configured has no bound on importance weights: tokens of weights "
@@ -181,7 +180,7 @@ def facts_of(stage: Stage, config: Config, *, samples: int, lag: int) -> Facts:
     )
 
 
-def not_rewarded(stage: Online, config: Config) -> tuple[str, ...]:
+def not_rewarded(stage: Online, config: Config, strategy: ConfiguredStrategy) -> tuple[str, ...]:
     """Returns the names of a stage's reward components whose weight in the reward is not above 0. A gate's labels have
     names that only its folder knows: they are called "the labels of RewardModel.gate"."""
     weights = dict(zip(component_names(config.scoring), (verifier.weight for verifier in config.scoring.verifiers)))
@@ -199,7 +198,7 @@ def not_rewarded(stage: Online, config: Config) -> tuple[str, ...]:
         weights |= {wins: stage.pair_model.weight, **dict.fromkeys(preferences, 0)}
     watching = {KEPT: stage.corrector, WORST_STEP: stage.process}
     weights |= dict.fromkeys((name for name, source in watching.items() if source is not None), 0)
-    if strategy_of(stage.strategy).attempts > 1:
+    if strategy.row.attempts > 1:
         weights[FIRST_ATTEMPT] = 0
     return tuple(name for name, weight in weights.items() if not weight > 0)
 
@@ -215,6 +214,7 @@ def check_reward_sources(
     """
     check_reward_roles("Online.rewards", sorted(stage.rewards), earlier)
     check_attribute_weights(stage, config, tables)
+    check_one_attempt(stage, tables)
     if stage.corrector is not None:
         check_corrector(stage, objective, config)
     if stage.process is not None:
@@ -271,7 +271,13 @@ def check_row_values(name: str, stage: Offline, objective: Objective) -> None:
         )
 
 
-def check_strategy(stage: Online, objective: Objective, config: Config, earlier: Mapping[str, frozenset[str]]) -> None:
+def check_strategy(
+    strategy: ConfiguredStrategy,
+    stage: Online,
+    objective: Objective,
+    config: Config,
+    earlier: Mapping[str, frozenset[str]],
+) -> None:
     """Raises ValueError if a stage cannot use its sampling strategy, or its objective cannot learn from such rows.
 
     Args:
@@ -283,26 +289,25 @@ def check_strategy(stage: Online, objective: Objective, config: Config, earlier:
     roles = {*earlier, *(AVERAGE,) * has_average}
     roles |= {"reference"} if objective.needs(stage.objective).reference else set()
     setting = Setting(stage.samples, longest, config.sampler.stop_strings, frozenset(roles))
-    strategy_of(stage.strategy).check(stage.strategy, setting)
-    rewritten = strategy_of(stage.strategy).asked is not None
-    if rewritten and not objective.corrects_staleness(stage.objective):
+    strategy.row.check(strategy.config, setting)
+    if strategy.row.asked is not None and not objective.corrects_staleness(stage.objective):
         raise ValueError(
             f"@{type(stage.strategy).__name__}() samples from other prompts than its rows train on, and {name} as "
             f"configured has no bound on importance weights. Use RAFT or ExpertIteration, which imitate, or set {name}"
             ".importance = @TruncatedImportance() where it has that field"
         )
-    if stage.learner.prefix_sharing != "none" and not strategy_of(stage.strategy).shares_prompt:
+    if stage.learner.prefix_sharing != "none" and not strategy.row.shares_prompt:
         raise ValueError(f"{type(stage.strategy).__name__} draws rows of a prompt that begin differently, which cannot "
                          "share a prefix; set Learner.prefix_sharing = 'none'")  # fmt: skip
-    if stage.shaping is not None and strategy_of(stage.strategy).attempts > 1:
+    if stage.shaping is not None and strategy.row.attempts > 1:
         raise ValueError("Online.shaping changes the reward of a row; with two attempts in it (SelfCorrection) the "
                          "first one would be compared unshaped; set Online.shaping = None")  # fmt: skip
     if stage.shaping is not None and isinstance(stage.strategy, MixtureOpponent):
         raise ValueError("Online.shaping reads how long the policy's own completions are, and an opponent's tokens "
                          "(MixtureOpponent) are not: wins would depend on it; set Online.shaping = None")  # fmt: skip
     if isinstance(stage.strategy, ReferenceSamples) != isinstance(stage.objective, XPO | OnlineVPO):
-        strategy = "None" if stage.strategy is None else f"@{type(stage.strategy).__name__}()"
-        raise ValueError(f"{name} with Online.strategy = {strategy}: XPO and OnlineVPO compare the policy's samples "
+        given = "None" if stage.strategy is None else f"@{type(stage.strategy).__name__}()"
+        raise ValueError(f"{name} with Online.strategy = {given}: XPO and OnlineVPO compare the policy's samples "
                          "with the reference's, which @ReferenceSamples() draws, and no other objective reads those; "
                          "use the two together")  # fmt: skip
     if isinstance(stage.strategy, Partial):
@@ -451,10 +456,14 @@ def check_token_rewards(what: str, stage: Online, objective: Objective) -> None:
                          "PPO, Reinforce or ReinforcePlusPlus")  # fmt: skip
 
 
-def check_one_attempt(what: str, stage: Online) -> None:
-    """Raises ValueError if a row has two attempts. what: the option that supports only one."""
-    if strategy_of(stage.strategy).attempts > 1:
-        raise ValueError(f"{what}, and @{type(stage.strategy).__name__}() draws two in a row; leave one of them out")
+def check_one_attempt(stage: Online, tables: Tables) -> None:
+    """Raises ValueError if a row has two attempts, and a source of rewards reads one."""
+    read = {"corrector": "rewrites one answer", "process": "judges the steps of one answer",
+            "pair_model": "compares single answers"}  # fmt: skip
+    reads = [f"Online.{field} {what}" for field, what in read.items() if getattr(stage, field) is not None]
+    if reads and configured_strategy(stage, tables).row.attempts > 1:
+        raise ValueError(f"{reads[0]}, and @{type(stage.strategy).__name__}() draws two in a row; leave one of them "
+                         "out")  # fmt: skip
 
 
 def check_corrector(stage: Online, objective: Objective, config: Config) -> None:
@@ -462,7 +471,6 @@ def check_corrector(stage: Online, objective: Objective, config: Config) -> None
     length = completion_length(stage, config)
     written_corrections(stage, config.stages)
     check_token_rewards("Online.corrector rewards tokens", stage, objective)
-    check_one_attempt("Online.corrector rewrites one answer", stage)
     if correction_length(stage, config) <= config.data.prompt_length:
         raise ValueError(
             f"Online.corrector reads a prompt and its answer and writes another answer, and there is room for one of "
@@ -475,7 +483,6 @@ def check_process_rewards(stage: Online, objective: Objective, earlier: Mapping[
     """Raises ValueError if no role can score the steps of completions, or nothing would be learned from it."""
     check_reward_roles("ProcessRewards.role", [stage.process.role], earlier)
     check_token_rewards("Online.process rewards tokens", stage, objective)
-    check_one_attempt("Online.process judges the steps of one answer", stage)
     if stage.trains == stage.process.role:
         raise ValueError(f"Online.trains = {stage.trains!r} is the role that Online.process judges steps by; train "
                          "another one")  # fmt: skip
@@ -499,7 +506,6 @@ def check_pair_model(
         raise ValueError(f"PairModel.weight is 0, and {name} does not read preferences: nothing would be learned from "
                          f"the pair model. Set the weight, or {name}.preference = 'pair_model' where it has that "
                          "field")  # fmt: skip
-    check_one_attempt("Online.pair_model compares single answers", stage)
     if stage.trains == pair_model.role and stage.trains != "policy":
         raise ValueError(f"Online.trains = {stage.trains!r} would let it label the pairs that it learns from; train "
                          "another role")  # fmt: skip
@@ -543,13 +549,13 @@ def check_components(stage: Online, components: Sequence[str]) -> None:
                              f"Available: {', '.join(components)}")  # fmt: skip
 
 
-def check_routes(stage: Stage) -> None:
+def check_routes(stage: Stage, tables: Tables) -> None:
     """Raises ValueError if the rows of a stage have no routes of the policy to replay."""
     if isinstance(stage, Offline):
         raise ValueError("Learner.routes = 'replayed' takes what the sampler recorded, and an Offline stage learns "
                          "from stored rows; set it only for the stage that samples, such as rl/Learner.routes where "
                          "that stage has Online.learner = @rl/Learner()")  # fmt: skip
-    if isinstance(stage.strategy, MixtureOpponent | ReferenceSamples | Refinement | RollOut):
+    if not configured_strategy(stage, tables).row.keeps_routes:
         raise ValueError(
             f"Learner.routes = 'replayed' does not go with Online.strategy = @{type(stage.strategy).__name__}(): "
             "it draws rows with other weights than the policy's, or after another prompt, where routers choose "

@@ -29,15 +29,9 @@ from jrl.rollout.process_rewards import ProcessRewards
 from jrl.rollout.rewards import RewardModel
 from jrl.rollout.sampler import Sampler
 from jrl.rollout.scoring import Scoring
-from jrl.rollout.strategies.branching import Branching
-from jrl.rollout.strategies.opponent import MixtureOpponent
-from jrl.rollout.strategies.partial import Partial, num_segments
-from jrl.rollout.strategies.reference_samples import ReferenceSamples
-from jrl.rollout.strategies.refinement import Refinement
-from jrl.rollout.strategies.reset import Reset
-from jrl.rollout.strategies.roll_in import RollIn
-from jrl.rollout.strategies.roll_out import RollOut
-from jrl.rollout.strategies.self_correction import SelfCorrection
+from jrl.rollout.strategies import STRATEGIES
+from jrl.rollout.strategies.contract import PLAIN, ConfiguredStrategy
+from jrl.rollout.strategies.partial import num_segments
 from jrl.run.checkpoints import Checkpoint
 from jrl.run.report import Log
 from jrl.tasks.data.comparisons import Comparisons
@@ -124,18 +118,7 @@ class Online:
     # Most tokens of a completion in this stage, the stop token included; None: Sampler.completion_length.
     completion_length: int | None = None
     # How the completions of a prompt are drawn; None: each independently.
-    strategy: (
-        Branching
-        | MixtureOpponent
-        | Partial
-        | ReferenceSamples
-        | Refinement
-        | Reset
-        | RollIn
-        | RollOut
-        | SelfCorrection
-        | None
-    ) = None
+    strategy: Any | None = dataclasses.field(default=None, metadata={"table": "strategies"})
     # Chooses prompts by the outcomes of earlier visits; None: all of them in turn.
     curriculum: Any | None = dataclasses.field(default=None, metadata={"table": "curricula"})
     rewards: dict[str, float] = dataclasses.field(default_factory=dict)  # role -> weight of its score in the reward
@@ -262,6 +245,13 @@ def configured_curriculum(stage: Stage, tables: Tables) -> ConfiguredCurriculum 
     if isinstance(stage, Offline) or stage.curriculum is None:
         return None
     return ConfiguredCurriculum(row_of(tables, "curricula", stage.curriculum), stage.curriculum)
+
+
+def configured_strategy(stage: Stage, tables: Tables) -> ConfiguredStrategy:
+    """Returns the sampling strategy of a stage; PLAIN for one that has none, or samples nothing."""
+    if isinstance(stage, Offline) or stage.strategy is None:
+        return PLAIN
+    return ConfiguredStrategy(row_of(tables, "strategies", stage.strategy), stage.strategy)
 
 
 def completion_length(stage: Stage, config: Config) -> int:
@@ -491,8 +481,9 @@ FREE = (
 
 Tables = Mapping[str, Mapping[str, Any]]
 
-TABLES: Tables = {"algos": ALGOS, "optimizers": OPTIMIZERS, "curricula": CURRICULA, "sources": SOURCES, "envs": ENVS,
-                  "verifiers": VERIFIERS, "tokenizers": TOKENIZERS, "models": {}}  # fmt: skip
+TABLES: Tables = {"algos": ALGOS, "optimizers": OPTIMIZERS, "strategies": STRATEGIES, "curricula": CURRICULA,
+                  "sources": SOURCES, "envs": ENVS, "verifiers": VERIFIERS, "tokenizers": TOKENIZERS,
+                  "models": {}}  # fmt: skip
 
 
 def config_classes(tables: Tables) -> dict[str, dict[str, type]]:

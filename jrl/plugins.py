@@ -1,8 +1,8 @@
 """User-defined parts: files or objects that add rows to the tables for one run, without changes to the package.
 
-A parts file is a Python file that defines dicts named after the tables: ALGOS, OPTIMIZERS, CURRICULA, SOURCES,
-VERIFIERS, ENVS, TOKENIZERS, MODELS. It may import its neighbors, modules of the same folder; their source is hashed,
-saved and sent to the workers like the file's. From Python, `parts=[...]` also takes dicts of such tables,
+A parts file is a Python file that defines dicts named after the tables: ALGOS, OPTIMIZERS, STRATEGIES, CURRICULA,
+SOURCES, VERIFIERS, ENVS, TOKENIZERS, MODELS. It may import its neighbors, modules of the same folder; their source is
+hashed, saved and sent to the workers like the file's. From Python, `parts=[...]` also takes dicts of such tables,
 {"ENVS": {...}}, and plain functions (completion, example) -> float or bool. Functions become verifiers under their
 names and are sent to the verifier workers as source.
 """
@@ -26,6 +26,7 @@ from jrl.experiment import TABLES, Config, Tables, config_classes
 from jrl.learning.optimizers.contract import Optimizer
 from jrl.learning.optimizers.settings import OptimizerSettings
 from jrl.models.contract import CUSTOM_MODEL_FIELDS, CustomModel
+from jrl.rollout.strategies.contract import Strategy
 from jrl.tasks.data.curricula import Curriculum, OutcomeMemory
 from jrl.tasks.data.stored import StoredSource
 from jrl.tasks.envs.contract import Environment
@@ -34,10 +35,12 @@ from jrl.tasks.verifiers import Verifier, as_verifier
 from jrl.tasks.verifiers.function_source import part_of
 from jrl.tasks.verifiers.source import PartSource, load_module, read_part
 
-NAMES = {"algos": "ALGOS", "optimizers": "OPTIMIZERS", "curricula": "CURRICULA", "sources": "SOURCES", "envs": "ENVS",
-         "verifiers": "VERIFIERS", "tokenizers": "TOKENIZERS", "models": "MODELS"}  # fmt: skip
-ROWS = {"algos": Objective, "optimizers": Optimizer, "curricula": Curriculum, "sources": StoredSource,
-        "envs": Environment, "verifiers": Verifier, "tokenizers": Tokenizer, "models": CustomModel}  # fmt: skip
+NAMES = {"algos": "ALGOS", "optimizers": "OPTIMIZERS", "strategies": "STRATEGIES", "curricula": "CURRICULA",
+         "sources": "SOURCES", "envs": "ENVS", "verifiers": "VERIFIERS", "tokenizers": "TOKENIZERS",
+         "models": "MODELS"}  # fmt: skip
+ROWS = {"algos": Objective, "optimizers": Optimizer, "strategies": Strategy, "curricula": Curriculum,
+        "sources": StoredSource, "envs": Environment, "verifiers": Verifier, "tokenizers": Tokenizer,
+        "models": CustomModel}  # fmt: skip
 # What a config class derives from, where jrl reads fields of every row's
 BASES = {"optimizers": OptimizerSettings, "curricula": OutcomeMemory}
 TRACED = ("algos", "optimizers")  # rows whose config classes are pytrees

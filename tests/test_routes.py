@@ -13,7 +13,7 @@ from sampled import fresh, places_of
 from jrl.compatibility import check_routes
 from jrl.config.errors import ConfigError
 from jrl.device.sharding import MeshShape, batch_sharding, make_mesh, replicated
-from jrl.experiment import Online
+from jrl.experiment import TABLES, Online
 from jrl.learning import learner, nonfinite
 from jrl.learning.layout import Learner, packed_shape
 from jrl.learning.learner import Weights
@@ -260,7 +260,7 @@ def test_a_population_does_not_replay_routes(mesh):
 
 def test_routes_after_another_prompt_are_refused():
     with pytest.raises(ValueError, match=r"@Refinement\(\): it draws rows .* after another prompt"):
-        check_routes(Online(objective=None, strategy=Refinement(condition="{feedback}")))
+        check_routes(Online(objective=None, strategy=Refinement(condition="{feedback}")), TABLES)
 
 
 @pytest.mark.parametrize("layer", [0, 2])

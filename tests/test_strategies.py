@@ -12,6 +12,7 @@ import numpy as np
 import published_forms
 import pytest
 import test_sampler as sampling
+from documented import write_part
 from short_runs import run
 from small_model import BIGRAM
 
@@ -512,6 +513,15 @@ def test_what_waits_in_the_queue_begins_alike_after_a_resume(tmp_path):
     for step, starts in zip(steps, given):
         prompts = np.repeat([len(visit.prompt) for visit in step.batch.visits], 4)
         assert step.metrics["rollout/prefix_length"] == pytest.approx((starts - prompts).mean())
+
+
+def test_a_strategy_of_a_parts_file_begins_every_completion(tmp_path):
+    part = write_part("A sampling strategy", tmp_path)
+    own = [f"Config.parts=['{part}']", "Online.strategy=@Opening()", "Opening.text='12'", "Data.prompt_length=10"]
+    (step,) = run(SMALL, tmp_path / "run", *own)
+    assert all(text.startswith("12") for _, text in step.texts) and step.metrics["rollout/prefix_length"] == 2
+    prompts = np.repeat([len(visit.prompt) for visit in step.batch.visits], 4)
+    np.testing.assert_array_equal(step.rollout["action_mask"].argmax(1), prompts + 2)  # it is not learned
 
 
 @pytest.mark.parametrize(("name", "message"), [("score", "two attempts in it"), ("nash_md", "an opponent's tokens")])

@@ -15,7 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "parts",
         metavar="PARTS.py",
         nargs="+",
-        help="Python files that define ALGOS, OPTIMIZERS, CURRICULA, SOURCES, ENVS, VERIFIERS, TOKENIZERS or MODELS",
+        help="Python files that define ALGOS, OPTIMIZERS, STRATEGIES, CURRICULA, SOURCES, ENVS, VERIFIERS, TOKENIZERS "
+        "or MODELS",
     )
 
 

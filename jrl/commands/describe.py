@@ -11,8 +11,8 @@ from jrl.exit_codes import DONE
 
 
 def add_list_arguments(parser: argparse.ArgumentParser) -> None:
-    kinds = ("configs", "parts", "algos", "optimizers", "curricula", "sources", "verifiers", "envs", "layouts",
-             "families", "tokenizers")  # fmt: skip
+    kinds = ("configs", "parts", "algos", "optimizers", "strategies", "curricula", "sources", "verifiers", "envs",
+             "layouts", "families", "tokenizers")  # fmt: skip
     parser.add_argument(
         "kind",
         choices=kinds,

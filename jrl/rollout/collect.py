@@ -22,8 +22,7 @@ from jrl.rollout.sampler import SamplingParams
 from jrl.rollout.scoring import HostScores, Scorer, ScoringTicket, check_range, check_sums, scores_of_all
 from jrl.rollout.sources import Completions, RewardSource, add_scores
 from jrl.rollout.stop_strings import StopTable
-from jrl.rollout.strategies import strategy_of
-from jrl.rollout.strategies.contract import FIRST_ATTEMPT
+from jrl.rollout.strategies.contract import FIRST_ATTEMPT, PLAIN, ConfiguredStrategy
 from jrl.rollout.token_rewards import span_rewards
 from jrl.tasks.data import curricula
 from jrl.tasks.data.curricula import ConfiguredCurriculum
@@ -54,7 +53,7 @@ class PromptSampler:
     # Names of the components of the reward that learning may see, whichever verifiers have been loaded so far.
     components: tuple[str, ...] = ()
     curriculum: ConfiguredCurriculum | None = None  # None: prompts come in the stream's order
-    strategy: Any = None  # its configuration; None: each completion is drawn independently
+    strategy: ConfiguredStrategy = PLAIN
     segments: int = 1  # sampling calls per completion, each with its own weights
     next_segment: Callable[..., Rollout] | None = None  # draws a segment after the first; None: there is one
     processes: Processes = ONE  # of the run; each decodes and scores its own rows
@@ -101,13 +100,13 @@ class Collected(NamedTuple):
 def draw(sampler: PromptSampler, weights: PyTree, version: Array) -> Draw:
     """Dispatches one sampling call on the next prompts of the training stream, and returns at once."""
     position, visits = next_visits(sampler)
-    strategy, tokenizer, width = strategy_of(sampler.strategy), sampler.tokenizer, sampler.prompt_length
+    (strategy, config), tokenizer, width = sampler.strategy, sampler.tokenizer, sampler.prompt_length
     placement = dict(count=sampler.prompts, width=width, pad_id=tokenizer.pad_id, mesh=sampler.mesh)
     if strategy.asked is None:
         prefixed = [visit._replace(prompt=visit.prompt + prefix_of(sampler, visit)) for visit in visits]
         prompts = place_prompts(prefixed, **placement)
     else:
-        substitutes = [strategy.asked(sampler.strategy, visit, tokenizer, width) for visit in visits]
+        substitutes = [strategy.asked(config, visit, tokenizer, width) for visit in visits]
         prompts = place_asked(substitutes, visits, **placement)
     stream = place_on_mesh(np.uint32(TRAIN_STREAM), replicated(sampler.mesh))
     rollout = sampler.program(weights, prompts, sampler.key, stream, version, sampler.params, sampler.stop_table, None)
@@ -133,7 +132,8 @@ def hand_out(drawn: Draw) -> Draw:
 def prefix_of(sampler: PromptSampler, visit: Visit) -> tuple[int, ...]:
     """Returns the tokens that the strategy appends to a prompt and the policy continues; mostly ()."""
     room = sampler.prompt_length - len(visit.prompt)
-    return strategy_of(sampler.strategy).prefix(sampler.strategy, visit, sampler.tokenizer, room)
+    strategy, config = sampler.strategy
+    return strategy.prefix(config, visit, sampler.tokenizer, room)
 
 
 def redraw_prompts(sampler: PromptSampler, position: dict[str, Any]) -> list[Visit]:
@@ -197,7 +197,7 @@ def submit(
         decode(row, slice(len(visit.prompt), host["length"][row])) if row in decoded else ""
         for row, visit in zip(rows, visits)
     ]
-    attempts = strategy_of(sampler.strategy).attempts
+    attempts = sampler.strategy.row.attempts
     columns = [scored_columns(host, row, len(visit.prompt), attempts) for row, visit in zip(rows, visits)]
 
     def attempt_text(row: int, attempt: int) -> str:
@@ -257,7 +257,7 @@ def collect(
     samples = sampler.samples
     scores = scorer.collect(submitted.ticket, stop, progress, sampler.processes)
     drawn, texts, host = submitted.drawn, submitted.texts, submitted.host
-    attempts = strategy_of(sampler.strategy).attempts
+    attempts = sampler.strategy.row.attempts
     if attempts > 1:
         scores = last_of_two(scores, len(own_rows(sampler, drawn.visits)))
     scores = scores_of_all(scores, sampler.processes)
@@ -332,7 +332,7 @@ def prefix_metrics(sampler: PromptSampler, visits: Sequence[Visit], action_mask:
     """Returns the mean number of tokens between the prompt and the first sampled token, over rows with a sampled token;
     {} without a strategy."""
     actions = action_mask[: len(visits) * sampler.samples]
-    if sampler.strategy is None or not actions.any():
+    if sampler.strategy.config is None or not actions.any():
         return {}
     prompt_lengths = np.repeat([len(visit.prompt) for visit in visits], sampler.samples)
     prefix_lengths = actions.argmax(axis=1) - prompt_lengths

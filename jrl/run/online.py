@@ -31,7 +31,7 @@ from jrl.rollout.collect import (
 )
 from jrl.rollout.scoring import Scorer
 from jrl.rollout.sources import Completions, RewardSource
-from jrl.rollout.strategies import strategy_of
+from jrl.rollout.strategies.contract import ConfiguredStrategy
 from jrl.run.batches import host_plans, plan_shardings
 from jrl.run.clock import RunClock
 from jrl.run.offline import PretrainingRows, next_on_host, pretraining_batches, shardings
@@ -188,7 +188,7 @@ def draws(stage: OnlineStage, state: TrainState, waiting: Sequence[Draw], count:
     segments of those draws are drawn now too.
     """
     sampler, version = stage.sampler, state.models["policy"].version
-    weights = sampling_weights(stage.config, state)
+    weights = sampling_weights(stage.sampler.strategy, state)
     next_segment = lambda drawn: draw_further(sampler, drawn, weights, version)
     queue = [next_segment(drawn) for drawn in waiting] if sampler.segments > 1 else list(waiting)
     if queue and sampler.devices is None:
@@ -206,19 +206,19 @@ def refill_weights(stage: OnlineStage, state: TrainState) -> tuple[PyTree, Array
     version = state.models["policy"].version
     if stage.config.lag:
         oldest = previous_roles(stage.config.lag)[-1]
-        return sampling_weights(stage.config, state, oldest), stage.programs.before(version)
-    return sampling_weights(stage.config, state), version
+        return sampling_weights(stage.sampler.strategy, state, oldest), stage.programs.before(version)
+    return sampling_weights(stage.sampler.strategy, state), version
 
 
-def sampling_weights(config: Online, state: TrainState, policy: str = "policy") -> PyTree:
-    """Returns the weights that completions are drawn with: the policy's, or {role: weights} where the stage's strategy
+def sampling_weights(strategy: ConfiguredStrategy, state: TrainState, policy: str = "policy") -> PyTree:
+    """Returns the weights that completions are drawn with: the policy's, or {role: weights} where the strategy
     draws with other roles too.
 
     Args:
       policy: the role that has the policy's weights, or an older version of them.
     """
     weights = lambda role: weights_of(state.models, role).params
-    others = strategy_of(config.strategy).roles(config.strategy)
+    others = strategy.row.roles(strategy.config)
     return {"policy": weights(policy), **{role: weights(role) for role in others}} if others else weights(policy)
 
 
@@ -265,7 +265,7 @@ def abstract_step(
       plan: the packing of one minibatch, as shapes.
     """
     policy = state.models["policy"]
-    weights = sampling_weights(config, state)
+    weights = sampling_weights(inputs.strategy, state)
     rollout = p.sample(weights, *inputs.sampling)
     if p.next_segment is not None:
         _, key, stream, version, sampling_params, _, _ = inputs.sampling
@@ -312,6 +312,7 @@ class AbstractInputs(NamedTuple):
     arrays: StageArrays
     temperature: jax.ShapeDtypeStruct
     sampling: tuple  # the sampler's arguments after its weights
+    strategy: ConfiguredStrategy
     scores: Callable[[Rollout], Scores]
     correcting: tuple | None  # as `sampling`, for a corrector; None: the stage has none
     comparing: tuple | None  # a pair model's arguments after its weights; None: the stage has none

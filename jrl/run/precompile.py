@@ -24,7 +24,7 @@ from jrl.rollout.prompts import abstract_prompts, with_rows
 from jrl.rollout.rewards import OpenClassifier
 from jrl.rollout.sampler import SamplingParams
 from jrl.rollout.stop_strings import StopTable
-from jrl.rollout.strategies import strategy_of
+from jrl.rollout.strategies.contract import PLAIN, ConfiguredStrategy
 from jrl.run import offline, online
 from jrl.run.programs import Programs, abstract, abstract_plan, pretraining_shape
 from jrl.run.stage_steps import ends, stage_at
@@ -43,6 +43,7 @@ class Inputs:
     eval_params: SamplingParams | None
     stop_table: StopTable | None
     arrays: tuple[StageArrays, ...]  # by stage
+    strategies: tuple[ConfiguredStrategy, ...]  # by stage
     shapes: tuple[Shape, ...]  # packed, by stage
     components: tuple[tuple[str, ...], ...]  # names of the reward components that learning sees, by stage
     rewards_tokens: tuple[bool, ...]  # whether tokens are rewarded too, by stage
@@ -56,9 +57,9 @@ def state_shape(inputs: Inputs, done: int) -> TrainState:
 
 def rollout_shape(inputs: Inputs, i: int, state: TrainState) -> Rollout:
     """Returns the rollout that a step of stage `i` draws, as shapes."""
-    stage = inputs.config.stages[i]
-    arguments = sample_arguments(inputs, stage.prompts, state.models["policy"].version, strategy=stage.strategy)
-    return inputs.programs.stages[i].sample.shape(online.sampling_weights(stage, state), *arguments)
+    stage, strategy = inputs.config.stages[i], inputs.strategies[i]
+    arguments = sample_arguments(inputs, stage.prompts, state.models["policy"].version, strategy=strategy)
+    return inputs.programs.stages[i].sample.shape(online.sampling_weights(strategy, state), *arguments)
 
 
 def sample_arguments(
@@ -66,11 +67,11 @@ def sample_arguments(
     count: int,
     version: jax.ShapeDtypeStruct,
     params: SamplingParams | None = None,
-    strategy: object = None,
+    strategy: ConfiguredStrategy = PLAIN,
 ) -> tuple:
     """Returns the sampler's arguments after its weights, as shapes."""
     prompts = abstract_prompts(count, inputs.config.data.prompt_length, inputs.mesh)
-    if strategy_of(strategy).asked is not None:
+    if strategy.row.asked is not None:
         prompts = with_rows(prompts, prompts)
     params = inputs.sampling_params if params is None else params
     return prompts, inputs.key, _scalar(inputs.mesh, np.uint32), version, params, inputs.stop_table, None
@@ -137,7 +138,8 @@ def abstract_step(p: StagePrograms, stage: Stage, inputs: Inputs, i: int, state:
     abstract_inputs = online.AbstractInputs(
         arrays=arrays,
         temperature=_scalar(mesh, np.float32),
-        sampling=sample_arguments(inputs, stage.prompts, policy.version, strategy=stage.strategy),
+        sampling=sample_arguments(inputs, stage.prompts, policy.version, strategy=inputs.strategies[i]),
+        strategy=inputs.strategies[i],
         scores=functools.partial(scores_shape, inputs, i),
         correcting=None if stage.corrector is None else correct_arguments(inputs, stage, state),
         comparing=None if stage.pair_model is None else prefer_arguments(inputs, stage),

@@ -23,6 +23,7 @@ from jrl.experiment import (
     attribute_weights_of,
     completion_length,
     configured_optimizers,
+    configured_strategy,
     longest_row,
     optimizers,
     row_of,
@@ -46,8 +47,7 @@ from jrl.models.pretrained.published import Published, decoder_of
 from jrl.models.shape import Decoder, for_length
 from jrl.rollout import sampler, segments
 from jrl.rollout.ensembles import Ensemble, aggregate
-from jrl.rollout.strategies import strategy_of
-from jrl.rollout.strategies.contract import Drawing
+from jrl.rollout.strategies.contract import ConfiguredStrategy, Drawing
 from jrl.rollout.strategies.partial import Partial
 from jrl.run.sampler_devices import ProgramApart, copies_for
 from jrl.run.teacher import TEACHER, abstract_teacher, teacher_shape, with_teacher
@@ -172,7 +172,7 @@ def build(
         for stage, name in zip(config.stages, names)
     ]
     if sampler_mesh is not None:
-        stages = [with_sampler_mesh(p, stage, mesh, sampler_mesh) for p, stage in zip(stages, config.stages)]
+        stages = [with_sampler_mesh(p, stage, tables, mesh, sampler_mesh) for p, stage in zip(stages, config.stages)]
     sample_eval = None
     if config.eval is not None:
         options = sampling_options(config, config.eval.samples, model, cfg, tokenizer)
@@ -186,11 +186,14 @@ def build(
     )
 
 
-def with_sampler_mesh(programs: StagePrograms, stage: Stage, mesh: Mesh, sampler_mesh: Mesh) -> StagePrograms:
+def with_sampler_mesh(
+    programs: StagePrograms, stage: Stage, tables: Tables, mesh: Mesh, sampler_mesh: Mesh
+) -> StagePrograms:
     """Returns the programs of a stage, with `sample` on a mesh of its own."""
     if not isinstance(stage, Online):
         return programs
-    by_role = bool(strategy_of(stage.strategy).roles(stage.strategy))
+    strategy = configured_strategy(stage, tables)
+    by_role = bool(strategy.row.roles(strategy.config))
     sample = ProgramApart(programs.sample, mesh, sampler_mesh, copies=copies_for(stage.lag), by_role=by_role)
     return programs._replace(sample=sample)
 
@@ -200,10 +203,10 @@ def teacher_kind(config: Config) -> tuple[Model, Any] | None:
     return None if config.teacher is None else (decoder.MODEL, teacher_shape(config))
 
 
-def drawing_of(stage: Online, tokenizer: Any) -> Drawing | None:
-    """Returns how the stage's sampling strategy draws rows; None: each row by itself."""
-    drawing = strategy_of(stage.strategy).drawing
-    return None if drawing is None else drawing(stage.strategy, tokenizer)
+def drawing_of(strategy: ConfiguredStrategy, tokenizer: Any) -> Drawing | None:
+    """Returns how a sampling strategy draws rows; None: each row by itself."""
+    drawing = strategy.row.drawing
+    return None if drawing is None else drawing(strategy.config, tokenizer)
 
 
 def sampling_options(config: Config, samples: int, model: Model, cfg: Any, tokenizer: Any) -> sampler.Options:
@@ -259,7 +262,8 @@ def build_stage(
     if stage.learner.logprobs == "vocab_parallel":
         learned = learned._replace(output_head=output_head)
     if isinstance(stage, Online):
-        row_functions = sampling_functions(stage, config, objective, model, learned, cfg, tokenizer, mesh)
+        drawing = drawing_of(configured_strategy(stage, tables), tokenizer)
+        row_functions = sampling_functions(stage, config, objective, model, learned, cfg, tokenizer, mesh, drawing)
     else:
         row_functions = stored_row_functions(stage, config, objective)
     functions = {
@@ -293,17 +297,18 @@ def sampling_functions(
     cfg: Any,
     tokenizer: Any,
     mesh: Mesh,
+    drawing: Drawing | None,
 ) -> Functions:
     """Returns the functions that sample a stage's completions, score them by roles, pack them and assign credit.
 
     Args:
-      learned: the model as the learner runs it.
+      learned: the model as the learner runs it. drawing: how the sampling strategy draws rows; None: each by itself.
     """
     options = stage_options(stage, config, model, cfg, tokenizer, objective.needs(stage.objective))
     credit_options = dict(objective=objective, max_completion=completion_length(stage, config))
     group_options = dict(num_groups=rows_over_shards(stage.prompts, mesh), **credit_options)
     functions: Functions = {
-        "sample": functools.partial(sampler.program, options=options, drawing=drawing_of(stage, tokenizer)),
+        "sample": functools.partial(sampler.program, options=options, drawing=drawing),
         "pack": pack.pack_rollout,
         "credit": functools.partial(credit.credit, newest_only=newest_only(stage.strategy), **group_options),
         "finish": functools.partial(credit.finish_sampled, **credit_options),

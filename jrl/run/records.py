@@ -32,6 +32,7 @@ from jrl.models.pretrained.published import load
 from jrl.ops.fingerprint import fingerprint
 from jrl.rollout.collect import Collected, Draw, fields, redraw_prompts, task_hashes
 from jrl.rollout.sampler import stop_table_on_device
+from jrl.rollout.strategies.contract import PLAIN
 from jrl.run.begin_from import state_from_run
 from jrl.run.best import Best, update_best
 from jrl.run.checkpoints.run_state import NoIntactStep, StateMismatch, list_steps, newest_intact
@@ -151,6 +152,7 @@ def inputs_of(job: Job) -> Inputs:
         eval_params=None if job.evaluator is None else shapes(job.evaluator.params),
         stop_table=shapes(stop_table_on_device(job.config.sampler, job.tokenizer, job.mesh)),
         arrays=tuple(shapes(stage.arrays) for stage in job.stages),
+        strategies=tuple(stage.sampler.strategy if isinstance(stage, OnlineStage) else PLAIN for stage in job.stages),
         shapes=tuple(stage.shape for stage in job.stages),
         components=tuple(stage.sampler.components if isinstance(stage, OnlineStage) else () for stage in job.stages),
         rewards_tokens=tuple(isinstance(stage, OnlineStage) and stage.rewards_tokens for stage in job.stages),

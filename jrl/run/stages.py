@@ -21,6 +21,7 @@ from jrl.experiment import (
     Online,
     Stage,
     configured_curriculum,
+    configured_strategy,
     optimizers,
     row_of,
     segments_of,
@@ -35,8 +36,7 @@ from jrl.rollout.rewards import OpenClassifier
 from jrl.rollout.sampler import params_on_device, stop_table_on_device, untruncated
 from jrl.rollout.scoring import Scorer
 from jrl.rollout.sources import RewardSource
-from jrl.rollout.strategies import strategy_of
-from jrl.rollout.strategies.contract import FIRST_ATTEMPT
+from jrl.rollout.strategies.contract import FIRST_ATTEMPT, ConfiguredStrategy
 from jrl.run import programs
 from jrl.run.data import RunData, open_streams
 from jrl.run.offline import OfflineStage, PretrainingRows, chances_of
@@ -129,7 +129,8 @@ def stages_of(
             stages.append(offline_stage(common, policy, stream))
         else:
             sources = sources_of(stage, stage_programs, policy, judgement, processes)
-            components = components_of(stage, judgement, sources)
+            strategy = configured_strategy(stage, tables)
+            components = components_of(stage, strategy, judgement, sources)
             sampler = PromptSampler(
                 program=stage_programs.sample,
                 stream=prompts,
@@ -144,7 +145,7 @@ def stages_of(
                 prompt_length=config.data.prompt_length,
                 components=components,
                 curriculum=configured_curriculum(stage, tables),
-                strategy=stage.strategy,
+                strategy=strategy,
                 segments=segments_of(stage, config),
                 next_segment=stage_programs.next_segment,
                 processes=processes,
@@ -206,10 +207,12 @@ def sources_of(
     return sources
 
 
-def components_of(stage: Online, judgement: Judgement, sources: Sequence[RewardSource]) -> tuple[str, ...]:
+def components_of(
+    stage: Online, strategy: ConfiguredStrategy, judgement: Judgement, sources: Sequence[RewardSource]
+) -> tuple[str, ...]:
     """Returns the names of a stage's reward components. Raises ValueError if the stage reads one that is not there."""
     components = (*judgement.scorer.component_names, *(name for source in sources for name in source.names))
-    if strategy_of(stage.strategy).attempts > 1:
+    if strategy.row.attempts > 1:
         components = (*components, FIRST_ATTEMPT)
     check_components(stage, components)
     return components

@@ -18,6 +18,7 @@ from jrl.models.families import FAMILIES
 from jrl.models.families.contract import HARMLESS, Family
 from jrl.models.shape import Decoder
 from jrl.resolve import bundled_configs
+from jrl.rollout.strategies import STRATEGIES
 from jrl.tasks.data.curricula import CURRICULA
 from jrl.tasks.data.sources import SOURCES
 from jrl.tasks.envs import ENVS
@@ -29,6 +30,7 @@ from jrl.tasks.verifiers import VERIFIERS
 TABLES: Mapping[str, Mapping[str, Any]] = {
     "algos": ALGOS,
     "optimizers": OPTIMIZERS,
+    "strategies": STRATEGIES,
     "curricula": CURRICULA,
     "sources": SOURCES,
     "verifiers": VERIFIERS,

@@ -18,6 +18,7 @@ from jrl.learning.optimizers.conformance import default_config as default_optimi
 from jrl.models.conformance import CONTRACT_TESTS as MODEL_TESTS
 from jrl.plugins import Parts, load_parts
 from jrl.rollout.scoring import Scoring
+from jrl.rollout.strategies.conformance import contract_tests_of as strategy_tests_of
 from jrl.run.report.text import printable_lines
 from jrl.tasks.data.conformance import CONTRACT_TESTS as CURRICULUM_TESTS
 from jrl.tasks.data.prompts import Visit
@@ -42,6 +43,9 @@ MAY_RAISE = ("returns or raises on an empty text", "returns or raises on huge te
 TEXTS = ("", "12+34=46", "<|user|> <s> </s>", " \t\n", "\u00e9 \u65e5\u672c \U0001f389", "\x00\ufffd")
 
 
+Tests = Mapping[str, Callable[[Any, Any], None]]  # by name; each takes a row and a configuration of it
+
+
 class ContractResult(NamedTuple):
     """The result of one contract test on one row."""
 
@@ -56,14 +60,18 @@ def check_parts(parts: Sequence[str | Path]) -> list[ContractResult]:
     results: list[ContractResult] = []
     for name in loaded.added["algos"]:
         row = loaded.tables["algos"][name]
-        results += row_results(name, row, contract_tests_of(row), lambda row=row: default_config(row))
+        tests_of = lambda row, config: contract_tests_of(row)
+        results += row_results(name, row, tests_of, lambda row=row: default_config(row))
     examples = _part_examples(loaded)
     for name in loaded.added["optimizers"]:
         row = loaded.tables["optimizers"][name]
-        results += row_results(name, row, OPTIMIZER_TESTS, lambda row=row: default_optimizer(row))
+        results += row_results(name, row, lambda row, config: OPTIMIZER_TESTS, lambda row=row: default_optimizer(row))
+    for name in loaded.added["strategies"]:
+        row = loaded.tables["strategies"][name]
+        results += row_results(name, row, strategy_tests_of, row.config)
     for name in loaded.added["curricula"]:
         row = loaded.tables["curricula"][name]
-        results += row_results(name, row, CURRICULUM_TESTS, row.config)
+        results += row_results(name, row, lambda row, config: CURRICULUM_TESTS, row.config)
     for name in loaded.added["verifiers"]:
         results += check_verifier(name, loaded, examples)
     for name in loaded.added["envs"]:
@@ -89,15 +97,19 @@ def check_model(name: str, row: Any) -> Iterator[ContractResult]:
 
 
 def row_results(
-    name: str, row: Any, tests: Mapping[str, Callable[[Any, Any], None]], default: Callable[[], Any]
+    name: str, row: Any, tests_of: Callable[[Any, Any], Tests], default: Callable[[], Any]
 ) -> Iterator[ContractResult]:
-    """Yields the results of tests that take a row and a configuration of it. default: returns its default one."""
+    """Yields the results of tests that take a row and a configuration of it.
+
+    Args:
+      tests_of: (row, configuration) -> the tests. default: returns the default configuration.
+    """
     try:
         config = default()
     except (TypeError, ValueError) as error:
         yield ContractResult(name, "has defaults", str(error))
         return
-    for test, holds in tests.items():
+    for test, holds in tests_of(row, config).items():
         yield ContractResult(name, test.replace("_", " "), _problem(lambda holds=holds: holds(row, config)))
 
 

@@ -13,6 +13,7 @@ from jrl.algos.gdpo import GDPO
 from jrl.compatibility import not_rewarded
 from jrl.config.errors import ConfigError
 from jrl.resolve import load_config
+from jrl.rollout.strategies.contract import PLAIN
 
 OBJECTIVE = ALGOS["GDPO"]
 FACTS = Facts(samples=8, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=3)
@@ -96,7 +97,7 @@ def test_components_without_a_reward_need_weights(bindings, names):
 
 def test_sources_of_components_without_a_reward_are_all_named():
     named = lambda recipe, *bindings: not_rewarded(
-        (config := load_config(f"configs/algos/{recipe}.gin", bindings)[0]).stages[-1], config
+        (config := load_config(f"configs/algos/{recipe}.gin", bindings)[0]).stages[-1], config, PLAIN
     )
     over = [f"pair_model/over_{s}" for s in range(3)]
     pairs = named("nash_md_pair_model", "Online.samples=3", "MixtureOpponent.opponents=1")

@@ -27,7 +27,8 @@ def required(cls: type) -> list[str]:
 def chosen(table: str, name: str) -> list[str]:
     """Bindings of a whole run that picks one row."""
     field = {"envs": "Config.task", "sources": "warm/Offline.source", "tokenizers": "Config.tokenizer",
-             "optimizers": "Online.optimizer", "curricula": "Online.curriculum"}.get(table)  # fmt: skip
+             "optimizers": "Online.optimizer", "curricula": "Online.curriculum",
+             "strategies": "Online.strategy"}.get(table)  # fmt: skip
     if table == "algos":
         field = "Online.objective" if ALGOS[name].advantages else "warm/Offline.objective"
     pick = f"{field} = @{name}()" if field else f"Scoring.verifiers = [@{name}(), @other/{name}()]"

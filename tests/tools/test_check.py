@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from documented import write_part
 
 from jrl import cli
 from jrl.algos.conformance import CONTRACT_TESTS
@@ -139,6 +140,26 @@ ALGOS = {"Own": Objective(config=Own, token_loss=token_loss)}
 def test_common_mistakes_of_objectives_come_with_what_to_do(tmp_path, body, said):
     found = problems(tmp_path, OBJECTIVE.replace("BODY", body))["jit changes nothing"]
     assert said in found and "own.py, line" in found
+
+
+@pytest.mark.parametrize("heading", ["An optimizer", "A sampling strategy", "A curriculum"])
+def test_the_parts_of_the_documentation_pass(tmp_path, heading):
+    results = check_parts([write_part(heading, tmp_path)])
+    assert results and not [row for row in results if row.problem]
+
+
+def test_a_wrong_row_of_each_table_is_found(tmp_path):
+    wrong = {
+        "An optimizer": ("optax.scale_by_lion(b1=config.b1, b2=config.b2)", "optax.lion(0.01)", "it goes downhill"),
+        "A sampling strategy": ("if len(tokens) <= room else ()", "+ tokens", "host tokens fit"),
+        "A curriculum": ("variance + config.floor", "[1.0]", "weights are of the examples"),
+    }
+    for heading, (right, mistake, test) in wrong.items():
+        path = write_part(heading, tmp_path)
+        text = path.read_text()
+        assert right in text
+        path.write_text(text.replace(right, mistake))
+        assert test in {row.test for row in check_parts([path]) if row.problem}
 
 
 def test_a_function_with_other_arguments_is_refused(tmp_path):

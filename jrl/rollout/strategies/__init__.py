@@ -1,4 +1,4 @@
-"""The sampling strategies: one file each, one row here, by the class of their configuration."""
+"""The sampling strategies: one file each, one row here, by the name of the class of their configuration."""
 
 from __future__ import annotations
 
@@ -13,25 +13,16 @@ from jrl.rollout.strategies import (
     roll_out,
     self_correction,
 )
-from jrl.rollout.strategies.contract import PLAIN, Strategy
+from jrl.rollout.strategies.contract import Strategy
 
-STRATEGIES: dict[type, Strategy] = {
-    row.config: row
-    for row in (
-        PLAIN,
-        branching.STRATEGY,
-        opponent.STRATEGY,
-        partial.STRATEGY,
-        reference_samples.STRATEGY,
-        refinement.STRATEGY,
-        reset.STRATEGY,
-        roll_in.STRATEGY,
-        roll_out.STRATEGY,
-        self_correction.STRATEGY,
-    )
+STRATEGIES: dict[str, Strategy] = {
+    "Branching": branching.STRATEGY,
+    "MixtureOpponent": opponent.STRATEGY,
+    "Partial": partial.STRATEGY,
+    "ReferenceSamples": reference_samples.STRATEGY,
+    "Refinement": refinement.STRATEGY,
+    "Reset": reset.STRATEGY,
+    "RollIn": roll_in.STRATEGY,
+    "RollOut": roll_out.STRATEGY,
+    "SelfCorrection": self_correction.STRATEGY,
 }
-
-
-def strategy_of(config: object) -> Strategy:
-    """Returns the row of a strategy's configuration; None is plain sampling."""
-    return STRATEGIES[type(config)]

@@ -98,4 +98,5 @@ STRATEGY = Strategy(
     drawing=drawing,
     branches=lambda config: (config.first, config.continuations),
     shares_prompt=False,
+    keeps_routes=True,
 )

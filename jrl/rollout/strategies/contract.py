@@ -101,6 +101,15 @@ class Strategy(NamedTuple):
     # (config) -> completions of a prompt that others branch from, and branches of each; None: no branches
     branches: Callable[[Any], tuple[int, int] | None] = lambda config: None
     shares_prompt: bool = True  # the rows of a prompt have the same tokens before their first actions
+    # Rollout.routes are those of the policy after the prompt that rows hold, so that the learner can replay them
+    keeps_routes: bool = False
 
 
-PLAIN = Strategy(config=type(None))
+class ConfiguredStrategy(NamedTuple):
+    """A strategy as a stage has it: its row of STRATEGIES, and its config; None for plain sampling."""
+
+    row: Strategy
+    config: Any
+
+
+PLAIN = ConfiguredStrategy(Strategy(config=type(None), keeps_routes=True), None)  # each completion is drawn by itself

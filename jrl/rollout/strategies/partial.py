@@ -60,4 +60,6 @@ class FirstSegment(NamedTuple):
         return shard.sample(shard.prompts, budget, samples=shard.samples, completion_length=shard.completion_length)
 
 
-STRATEGY = Strategy(config=Partial, check=check, drawing=lambda config, tokenizer: FirstSegment(config.tokens))
+STRATEGY = Strategy(
+    config=Partial, check=check, drawing=lambda config, tokenizer: FirstSegment(config.tokens), keeps_routes=True
+)

@@ -87,4 +87,5 @@ STRATEGY = Strategy(
     check=check,
     drawing=lambda config, tokenizer: RollInDrawing(config),
     roles=lambda config: (config.guide,),
+    keeps_routes=True,
 )

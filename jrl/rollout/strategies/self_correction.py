@@ -92,4 +92,5 @@ STRATEGY = Strategy(
     check=check,
     drawing=lambda config, tokenizer: AttemptDrawing(between(tokenizer, config.instruction)),
     attempts=2,
+    keeps_routes=True,
 )

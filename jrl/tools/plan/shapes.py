@@ -17,7 +17,17 @@ from jrl.algos.reward_shaping import components_read
 from jrl.device.precision import full_precision
 from jrl.device.program_cache import Program, ProgramCache
 from jrl.device.sharding import make_mesh, split_meshes
-from jrl.experiment import Config, Online, Stage, judges_of, row_of, stage_names, stored_attributes
+from jrl.experiment import (
+    Config,
+    Online,
+    Stage,
+    Tables,
+    configured_strategy,
+    judges_of,
+    row_of,
+    stage_names,
+    stored_attributes,
+)
 from jrl.models.pretrained.published import classifier_of
 from jrl.plugins import Parts
 from jrl.rollout import stop_strings
@@ -29,7 +39,6 @@ from jrl.rollout.sampler import SamplingParams
 from jrl.rollout.scoring import component_names, rewards_spans
 from jrl.rollout.sources import ROLE_ENSEMBLE
 from jrl.rollout.stop_strings import StopTable
-from jrl.rollout.strategies import strategy_of
 from jrl.rollout.strategies.contract import FIRST_ATTEMPT
 from jrl.run import precompile, programs
 from jrl.run.precompile import Inputs
@@ -141,8 +150,9 @@ def inputs_of(
         eval_params=evaluation,
         stop_table=stop_shape(config, vocab_size),
         arrays=tuple(stage_arrays(stage, np.float32) for stage in config.stages),
+        strategies=tuple(configured_strategy(stage, parts.tables) for stage in config.stages),
         shapes=tuple(programs.packed_shape(stage, config, parts.tables, mesh) for stage in config.stages),
-        components=tuple(map(functools.partial(components_of, config), config.stages)),
+        components=tuple(map(functools.partial(components_of, config, parts.tables), config.stages)),
         rewards_tokens=tuple(
             rewards_spans(config.scoring, parts.tables["verifiers"])
             or any(getattr(stage, field, None) is not None for field in ("corrector", "process"))
@@ -154,7 +164,7 @@ def inputs_of(
     )
 
 
-def components_of(config: Config, stage: Stage) -> tuple[str, ...]:
+def components_of(config: Config, tables: Tables, stage: Stage) -> tuple[str, ...]:
     """Returns the names of a stage's reward components: verifiers, the labels of a published reward model, judges,
     roles and others."""
     labels = () if config.reward is None else reward_components(config.reward)
@@ -166,7 +176,7 @@ def components_of(config: Config, stage: Stage) -> tuple[str, ...]:
     compared = isinstance(stage, Online) and stage.pair_model is not None
     compared = component_names_of_pairs(stage.samples) if compared else ()
     judged = itertools.chain.from_iterable(map(score_names, judges_of(stage, config)))
-    first = [FIRST_ATTEMPT] if isinstance(stage, Online) and strategy_of(stage.strategy).attempts > 1 else []
+    first = [FIRST_ATTEMPT] if configured_strategy(stage, tables).row.attempts > 1 else []
     read = components_read(stage.shaping) if isinstance(stage, Online) else ()
     models = (*labels, *judged, *roles, *corrected, *judged_steps, *compared)
     return tuple(dict.fromkeys((*component_names(config.scoring), *models, *read, *first)))
