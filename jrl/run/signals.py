@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 from jrl.exit_codes import INTERRUPTED
@@ -102,6 +102,7 @@ def leave_on_second_interrupt(say: Callable[[str], None] = write_past_streams) -
         while numbers := os.read(reader, 64):
             for number in filter(_STOP_SIGNALS.__contains__, numbers):
                 if asked and number == signal.SIGINT:
+                    say_all(speakers)  # so that the last line is that it left
                     leave()
                 if not asked:
                     speakers.append(in_thread(say, stopping(number)))
@@ -117,8 +118,13 @@ def leave_on_second_interrupt(say: Callable[[str], None] = write_past_streams) -
         os.close(writer)
         watcher.join()
         os.close(reader)
-        for thread in speakers:
-            thread.join(_SAY_SECONDS)
+        say_all(speakers)
+
+
+def say_all(speakers: Iterable[threading.Thread]) -> None:
+    """Waits until messages are said, for a short time: a terminal may be stuck."""
+    for thread in speakers:
+        thread.join(_SAY_SECONDS)
 
 
 def in_thread(say: Callable[[str], None], text: str) -> threading.Thread:
