@@ -348,9 +348,10 @@ def check_needs(stage: Stage, objective: Objective, config: Config, earlier: Map
     if needs.row_values and isinstance(stage, Online):
         raise ValueError(f"{name} reads values of answers in the data (Needs.row_values), which samples do not "
                          "have; use it in an Offline stage")  # fmt: skip
-    if (needs.staleness or needs.task) and not isinstance(stage, Online):
-        raise ValueError(f"{name} reads the age or the task of samples (Needs.staleness, Needs.task), which stored "
-                         "rows do not have; use it in an Online stage")  # fmt: skip
+    of_samples = {"staleness": needs.staleness, "task": needs.task, "examples": needs.examples is not None}
+    if (read := [field for field, needed in of_samples.items() if needed]) and not isinstance(stage, Online):
+        raise ValueError(f"{name} reads what only samples have (Needs.{', Needs.'.join(read)}), and its rows are "
+                         "stored; use it in an Online stage")  # fmt: skip
     if needs.input_mix is not None and not isinstance(config.model, Decoder | Published):
         raise ValueError(f"{name} mixes the embeddings of tokens, which a Decoder reads and {model} does not; use "
                          f"{name}.share = None, or SFT")  # fmt: skip

@@ -91,6 +91,7 @@ class Scores:
     token_reward: Array | None = None
     components: dict[str, Array] | None = None  # {name: [N] float32}, unweighted; NaN where there is no number
     task: Array | None = None  # [N] uint32, a hash of the name of the prompt's task; 0 on padding
+    example: Array | None = None  # [N] int32, index of the prompt's example in the run's source; -1 on padding
 
 
 @struct.dataclass

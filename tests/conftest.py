@@ -277,6 +277,7 @@ LONG = (
     "models/test_expert_group.py",
     "models/test_experts.py",
     "test_routes.py",
+    "test_state_by_example.py",
     "contracts/test_strategy_rows.py",
     "test_loop.py",
     "test_stages.py",

@@ -13,6 +13,7 @@ from jrl.device.processes import ONE
 from jrl.learning.previous import previous_roles, with_previous
 from jrl.resolve import load_config
 from jrl.rollout.collect import Draw, hand_out, submit
+from jrl.rollout.strategies.contract import PLAIN
 from jrl.run import online, records
 from jrl.run.programs import version_before
 from jrl.types import ModelState
@@ -24,7 +25,7 @@ def model(version):
 
 def stage_of(config, segments):
     before = lambda version: int(version_before(jnp.int32(version), lag=config.lag))
-    programs, sampler = SimpleNamespace(before=before), SimpleNamespace(segments=segments, devices=None)
+    programs, sampler = SimpleNamespace(before=before), SimpleNamespace(segments=segments, devices=None, strategy=PLAIN)
     return SimpleNamespace(config=config, sampler=sampler, programs=programs)
 
 
@@ -94,7 +95,7 @@ def test_a_steps_tokens_are_handed_out_before_the_next_ones_are_drawn(segments, 
 def test_what_was_gathered_of_a_step_goes_once_the_host_has_it():
     """On every device it would take 640 MiB of 8,192 rows of 16,384 tokens until the updates ended."""
     rollout, _ = jax.tree.map(jnp.asarray, sequences())
-    sampler = SimpleNamespace(samples=2, devices=None, strategy=None, processes=ONE, decodes_all=True, tokenizer=None)
+    sampler = SimpleNamespace(samples=2, devices=None, strategy=PLAIN, processes=ONE, decodes_all=True, tokenizer=None)
     scorer = SimpleNamespace(submit=lambda texts, examples, keys: None)
     drawn = hand_out(Draw(rollout, [], {}))
     assert drawn.gathered is not None

@@ -67,7 +67,7 @@ def test_a_store_that_was_begun_without_tasks_is_refused_where_they_are_read(tmp
     stored = replay._rows_of
     without = lambda store, step: {name: v for name, v in stored(store, step).items() if name != replay.TASK}
     monkeypatch.setattr(replay, "_rows_of", without)
-    with pytest.raises(ValueError, match="stored no tasks, by which TaskNormalizedGRPO compares rows"):
+    with pytest.raises(ValueError, match="stored no task_hash, which TaskNormalizedGRPO reads"):
         replay.repeat(tmp_path / "run", 3)
 
 
@@ -78,15 +78,16 @@ def scores(**more):
 
 def test_what_a_store_has_no_column_for_is_left_out_and_what_it_lacks_is_nothing():
     task = np.array([5, 0], np.uint32)
-    columns = replay.score_columns(scores(), task, ("A/b", "C"), of_tokens=True)
-    assert list(columns) == ["outcome", "task_hash", "component.A%2Fb", "component.C", "token_reward"]
+    example = np.array([3, -1], np.int32)
+    columns = replay.score_columns(scores(), task, example, ("A/b", "C"), of_tokens=True)
+    assert list(columns) == ["outcome", "task_hash", "example_index", "component.A%2Fb", "component.C", "token_reward"]
     np.testing.assert_array_equal(columns["component.C"], [np.nan, np.nan])
     assert columns["token_reward"].tolist() == [[0], [0]]
     tokens = np.array([[1, 2], [3, 4]], np.float32)
-    with_tokens = replay.score_columns(scores(token_reward=tokens), task, (), True)
+    with_tokens = replay.score_columns(scores(token_reward=tokens), task, example, (), True)
     assert with_tokens["token_reward"].tolist() == [[1, 2], [0, 0]]
     assert replay.fitting(columns, set()) == columns
     assert replay.fitting(columns, {"tokens", "reward"}) == {}  # begun by an earlier version
-    columns = replay.score_columns(scores(), task, ("A/b",), False)
+    columns = replay.score_columns(scores(), task, example, ("A/b",), False)
     found = replay.fitting(columns, {"outcome", "component.D", "token_reward"})
     assert set(found) == {"outcome", "component.D", "token_reward"} and np.isnan(found["component.D"]).all()

@@ -206,6 +206,7 @@ def rows_without_a_verdict_or_a_token_do_not_matter(objective: Objective, config
         tokens=jnp.full((3, WIDTH), 9, jnp.int32) if groups.tokens is not None else None,
         feasible=jnp.ones(3, bool),
         task=jnp.array([0, 0, 2], jnp.int32) if groups.task is not None else None,
+        example=jnp.array([-1, 0, 1], jnp.int32) if groups.example is not None else None,
         token_reward=jnp.array([[9.0] * WIDTH, [0.0] * WIDTH, [9.0] * WIDTH]),
         components={name: jnp.array([jnp.nan, 9.0, 9.0]) for name in groups.components},
         turn=jnp.zeros((3, WIDTH), jnp.int8),
@@ -550,6 +551,7 @@ def sample_groups() -> Groups:
         tokens=jnp.asarray(rng.integers(0, 4, (ROWS, WIDTH)), jnp.int32),
         feasible=jnp.arange(ROWS) % 5 > 0,
         task=jnp.repeat(jnp.array([0, 0, 2], jnp.int32), SAMPLES),
+        example=jnp.repeat(jnp.array([2, 0, 1], jnp.int32), SAMPLES),
     )
 
 
@@ -648,6 +650,7 @@ def _groups(objective: Objective, config: Any) -> Groups:
         "teacher_logprobs": needs.teacher,
         "tokens": needs.credit_tokens,
         "task": needs.task,
+        "example": needs.examples is not None,
     }
     return groups.replace(**{name: None for name, wanted in given.items() if not wanted})
 

@@ -60,6 +60,9 @@ class Groups:
     feasible: Array | None = None  # [N] bool, Shaping.constraints hold; None: there are none
     # [N] int32, 0..num_groups-1, an id of the row's task (the task's smallest group), with Needs.task
     task: Array | None = None
+    # [N] int32, the index of the row's example in the run's source, with Needs.examples; -1 on padding, which is never
+    # valid
+    example: Array | None = None
 
 
 @struct.dataclass
@@ -167,12 +170,15 @@ class Needs(NamedTuple):
     score: bool = False  # a reward head on the trained model, read at the last token of every sequence
     score_outputs: int = 1  # outputs of the reward head, such as one per attribute of a response
     entropy_gradient: bool = False
-    # The next six are inputs of the rewards, the advantages or the baseline of sequences:
+    # The next seven are inputs of the rewards, the advantages or the baseline of sequences:
     credit_logprobs: bool = False  # log-probs, for a KL in the reward, V-trace, KTO
     credit_entropy: bool = False  # entropies, to train uncertain tokens only
     credit_sum_squared: bool = False  # the sum over the vocabulary of p_v^2, for OTB's squared gradient norms
     credit_tokens: bool = False  # token ids (Groups.tokens)
     task: bool = False  # the row's task (Groups.task)
+    # the row's example (Groups.example), for a state with an entry for each of at most this many examples; a run whose
+    # source has more is refused. None: not needed
+    examples: int | None = None
     token_rewards: bool = False  # rewards of tokens (Groups.token_reward)
     greedy_sample: bool = False  # the first sample of every prompt (Groups.sample 0) is the policy's greedy answer
 

@@ -129,6 +129,8 @@ def groups_with_needs(
     )
     if needs.task:
         groups = groups.replace(task=first_group(_everywhere(scores.task), groups.group, num_groups=num_groups))
+    if needs.examples is not None:
+        groups = groups.replace(example=_everywhere(scores.example))
     return groups
 
 

@@ -452,6 +452,7 @@ def scores_to_learn_from(scores: HostScores, visits: Sequence[Visit], sampler: P
         else place(np.where(scores.valid[:, None], scores.token_reward, 0).astype(np.float32)),
         components={name: place(scores.components.get(name, absent)) for name in sampler.components},
         task=place(task_hashes(visits, sampler.samples, len(scores.reward))),
+        example=place(example_indices(visits, sampler.samples, len(scores.reward))),
     )
 
 
@@ -459,6 +460,12 @@ def task_hashes(visits: Sequence[Visit], samples: int, rows: int) -> np.ndarray:
     """Returns a hash of the task of every row, [rows] uint32: CRC-32 of its name, 0 on padding."""
     hashes = np.array([zlib.crc32(visit.example.task.encode()) for visit in visits], np.uint32)
     return np.pad(np.repeat(hashes, samples), (0, rows - len(visits) * samples))
+
+
+def example_indices(visits: Sequence[Visit], samples: int, rows: int) -> np.ndarray:
+    """Returns the index of every row's example in the run's source, [rows] int32; -1 on padding."""
+    indices = np.array([visit.index for visit in visits], np.int32)
+    return np.pad(np.repeat(indices, samples), (0, rows - len(visits) * samples), constant_values=-1)
 
 
 def verdict_metrics(scores: HostScores, visits: list[Visit], samples: int) -> dict[str, float]:

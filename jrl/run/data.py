@@ -121,11 +121,21 @@ def preflight_data(
         if isinstance(stage, OfflineStage):
             check_labels(stage, source, open_, tokenizer)
         elif stage.config.steps:
+            check_examples(stage, data.source)
             prompts = open_(data.source).next(min(len(data.source), ENOUGH_SEEN))
             scorer.rows_for(prompts[0].example)
     if config.eval is not None:
         for visit in held_out(stop):
             scorer.rows_for(visit.example)
+
+
+def check_examples(stage: OnlineStage, source: Source) -> None:
+    """Raises ValueError if the state of a stage's objective has no entry for some example."""
+    most = stage.objective.needs(stage.config.objective).examples
+    if most is not None and len(source) > most:
+        name = type(stage.config.objective).__name__
+        raise ValueError(f"stage {stage.name}: the state of {name} has entries for {most} examples (Needs.examples), "
+                         f"and the source has {len(source)}; raise the number in its configuration")  # fmt: skip
 
 
 def check_stored_source(

@@ -188,7 +188,7 @@ def draws(stage: OnlineStage, state: TrainState, waiting: Sequence[Draw], count:
     segments of those draws are drawn now too.
     """
     sampler, version = stage.sampler, state.models["policy"].version
-    weights = sampling_weights(stage.sampler.strategy, state)
+    weights = sampling_weights(sampler.strategy, state)
     next_segment = lambda drawn: draw_further(sampler, drawn, weights, version)
     queue = [next_segment(drawn) for drawn in waiting] if sampler.segments > 1 else list(waiting)
     if queue and sampler.devices is None:

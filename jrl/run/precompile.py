@@ -160,6 +160,7 @@ def scores_shape(inputs: Inputs, i: int, rollout: Rollout) -> Scores:
         token_reward=place(rollout.tokens, np.float32) if inputs.rewards_tokens[i] else None,
         components={name: by_row(np.float32) for name in inputs.components[i]},
         task=by_row(np.uint32),
+        example=by_row(np.int32),
     )
 
 

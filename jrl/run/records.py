@@ -30,7 +30,7 @@ from jrl.models.adapters.quantized import quantize
 from jrl.models.contract import axes
 from jrl.models.pretrained.published import load
 from jrl.ops.fingerprint import fingerprint
-from jrl.rollout.collect import Collected, Draw, fields, redraw_prompts, task_hashes
+from jrl.rollout.collect import Collected, Draw, example_indices, fields, redraw_prompts, task_hashes
 from jrl.rollout.sampler import stop_table_on_device
 from jrl.rollout.strategies.contract import PLAIN
 from jrl.run.begin_from import state_from_run
@@ -627,8 +627,8 @@ def keep(job: Job, step: Step) -> None:
     components = tuple(dict.fromkeys(name for stage in online_stages for name in stage.sampler.components))
     rewards_tokens = any(stage.rewards_tokens for stage in online_stages)
     scores = step.batch.host_scores
-    task = task_hashes(step.batch.visits, step.batch.samples, len(scores.reward))
-    scored = score_columns(scores, task, components, rewards_tokens)
+    of_rows = lambda column: column(step.batch.visits, step.batch.samples, len(scores.reward))
+    scored = score_columns(scores, of_rows(task_hashes), of_rows(example_indices), components, rewards_tokens)
     stored = {**fields_on_host, "weights_fingerprint": fingerprint, **fitting(scored, job.rollouts.columns())}
     job.rollouts.append(step.step, stored, list(prompts), list(completions), ids, uids)
 

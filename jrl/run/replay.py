@@ -38,6 +38,7 @@ from jrl.tasks.tokenizers import load as load_tokenizer
 from jrl.types import Rollout, Scores, TrainState
 
 TASK = "task_hash"  # the column of Scores.task
+EXAMPLE = "example_index"  # that of Scores.example
 COMPONENT = "component."  # prefix of the column of a reward component, before its quoted name
 STEPS_READ = 4096  # rows whose step is read at once
 
@@ -52,16 +53,16 @@ class Repeated(NamedTuple):
 
 
 def score_columns(
-    scores: HostScores, task: np.ndarray, components: tuple[str, ...], of_tokens: bool
+    scores: HostScores, task: np.ndarray, example: np.ndarray, components: tuple[str, ...], of_tokens: bool
 ) -> dict[str, np.ndarray]:
     """Returns the columns of a rollout store that updates read scores from, besides those that every store has.
 
     Args:
-      task: [N] uint32, Scores.task.
+      task: [N] uint32, Scores.task. example: [N] int32, Scores.example.
       components: of the reward, that any stage of the run sees. of_tokens: a stage of the run rewards tokens.
     """
     nothing = np.full(scores.reward.shape, np.nan, np.float32)
-    columns = {"outcome": scores.outcome, TASK: task}
+    columns = {"outcome": scores.outcome, TASK: task, EXAMPLE: example}
     columns |= {f"{COMPONENT}{quote(name, safe='')}": scores.components.get(name, nothing) for name in components}
     if of_tokens:
         none = np.zeros((len(scores.reward), 1), np.float32)
@@ -159,9 +160,11 @@ def _updated(policy: Policy, state: TrainState, done: int, store: Snapshot) -> T
         raise ValueError(f"the store holds {len(rows['reward'])} rows of step {done + 1}, whose batch has "
                          f"{shape.sequences} rows{' with padding' if count < shape.sequences else ''}")  # fmt: skip
     objective = row_of(policy.parts.tables, "algos", stage.objective)
-    if objective.needs(stage.objective).task and TASK not in rows:
-        raise ValueError(f"the rollout store was begun by a version that stored no tasks, by which "
-                         f"{type(stage.objective).__name__} compares rows")  # fmt: skip
+    needs = objective.needs(stage.objective)
+    for column, read in ((TASK, needs.task), (EXAMPLE, needs.examples is not None)):
+        if read and column not in rows:
+            raise ValueError(f"the rollout store was begun by a version that stored no {column}, which "
+                             f"{type(stage.objective).__name__} reads")  # fmt: skip
     rollout, scores = _batch(rows, shape.width, mesh)
     plans = host_plans(shape, stage.learner.minibatches, rows["length"], rows["action_mask"])
     plans = place_on_mesh(plans, plan_shardings(plans, mesh))
@@ -213,6 +216,7 @@ def _batch(rows: Mapping[str, np.ndarray], width: int, mesh: jax.sharding.Mesh) 
         **{name: place(name) for name in ("reward", "valid", "verdict", "outcome", "token_reward")},
         components=components,
         task=place(TASK),
+        example=place(EXAMPLE),
     )
 
 

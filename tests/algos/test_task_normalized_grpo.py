@@ -95,12 +95,12 @@ def test_every_row_has_the_hash_of_its_prompts_task():
     np.testing.assert_array_equal(found, [sums, sums, none, none, sums, sums, 0, 0])
 
 
-@pytest.mark.parametrize("asked", ["task", "staleness"])
-def test_stored_rows_have_neither_a_task_nor_an_age(asked):
+@pytest.mark.parametrize("asked", [{"task": True}, {"staleness": True}, {"examples": 9}])
+def test_stored_rows_have_neither_a_task_nor_an_age_nor_an_example(asked):
     config, _ = load_config("configs/algos/toy.gin")
     warm, rl = config.stages
-    row = ALGOS["SFT"]._replace(needs=lambda config: Needs(**{asked: True}))
-    with pytest.raises(ValueError, match="SFT reads the age or the task of samples"):
+    row = ALGOS["SFT"]._replace(needs=lambda config: Needs(**asked))
+    with pytest.raises(ValueError, match=rf"SFT reads what only samples have \(Needs\.{next(iter(asked))}\)"):
         check_needs(warm, row, config, {})
     check_needs(rl, row, config, {})
 

@@ -117,10 +117,10 @@ def test_all_options_together_pass_the_contract_test(name, contract_test):
     CONTRACT_TESTS[contract_test](checked(ALGOS[name]), everything_on(ALGOS[name]))
 
 
-@pytest.fixture(scope="module")
-def documented(tmp_path_factory):
-    """The row that docs/bring-your-own.md shows under "An objective"."""
-    loaded = load_parts([write_part("An objective", tmp_path_factory.mktemp("documented"))])
+@pytest.fixture(scope="module", params=["An objective", "An objective that remembers every prompt"])
+def documented(request, tmp_path_factory):
+    """The row that docs/bring-your-own.md shows under a heading."""
+    loaded = load_parts([write_part(request.param, tmp_path_factory.mktemp("documented"))])
     (name,) = loaded.added["algos"]
     return loaded.tables["algos"][name]
 
