@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import inspect
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,8 @@ def load_parts(parts: Sequence[Part]) -> Parts:
                 hashes[neighbor.filename] = hashlib.sha256(neighbor.source.encode()).hexdigest()
             if defined.get("verifiers"):
                 sources.append(source)
+        else:
+            hashes[name] = _digest_of(defined)
     return Parts(merged, tuple(sources), tuple(texts), hashes, {table: tuple(names) for table, names in added.items()})
 
 
@@ -134,6 +137,27 @@ def _read(part: Part, place: int) -> tuple[str, dict[str, Mapping[str, Any]], Pa
         f"parts[{place}] is of type {type(part).__name__}; a part is a path of a Python file, a function "
         "(completion, example) -> float, or a dict {'ENVS': {...}}"
     )
+
+
+def _digest_of(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns a hash of rows given as objects: their names, and the source of the functions that are the user's. What
+    those call is not in it."""
+    sources = {
+        f"{NAMES[table]}[{name!r}]": {field: _source_of(function) for field, function in row._asdict().items()}
+        for table, rows in tables.items()
+        for name, row in rows.items()
+    }
+    return hashlib.sha256(json.dumps(sources, sort_keys=True).encode()).hexdigest()
+
+
+def _source_of(function: Any) -> str | None:
+    """Returns the source of a function; None for another object, one of jrl, and one without a source."""
+    if not inspect.isroutine(function) or str(function.__module__).partition(".")[0] == "jrl":
+        return None
+    try:
+        return inspect.getsource(function)
+    except (OSError, TypeError):
+        return None
 
 
 def _tables_in(names: Mapping[str, Any], where: str, strict: bool = False) -> dict[str, Mapping[str, Any]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+import linecache
 import os
 import re
 import sys
@@ -14,11 +16,17 @@ import pytest
 from jrl.config import ConfigError
 from jrl.plugins import PartError, load_parts, part_files, saved_parts
 from jrl.resolve import load_config
+from jrl.tasks.envs.contract import Environment, digest_of, tasks_of
 from jrl.tasks.example import Example, Message
 from jrl.tasks.verdict import Status
 from jrl.tasks.verifiers import VerifierSpec
 from jrl.tasks.verifiers.pool import Item, Pool
 from jrl.tasks.verifiers.source import PartSource
+
+
+@dataclasses.dataclass(frozen=True)
+class Own:
+    pass
 
 
 def write(folder, **files):
@@ -266,6 +274,21 @@ def test_one_part_or_binding_in_place_of_a_list_is_refused():
     for bindings in ("Online.steps = 3", {"Online.steps": 3}):
         with pytest.raises(ConfigError, match=re.escape("bindings: pass a list of strings: ['Online.steps = 60', ")):
             load_config("tiny", bindings)
+
+
+def test_rows_given_as_objects_are_hashed_by_their_functions(tmp_path):
+    def hash_of(body):
+        (tmp_path / "cell.py").write_text(f"def make(config):\n    return {body}\n", encoding="utf-8")
+        linecache.clearcache()
+        names = {}
+        exec(compile((tmp_path / "cell.py").read_text(), tmp_path / "cell.py", "exec"), names)
+        return load_parts([{"ENVS": {"Own": Environment(config=Own, open=names["make"])}}]).hashes
+
+    assert hash_of("1") == hash_of("1") != hash_of("2")
+    assert list(hash_of("1")) == ["parts[0]"]
+    # A function of jrl is that of the version that runs.
+    own = [load_parts([{"ENVS": {"Own": Environment(config=Own, open=one)}}]).hashes for one in (tasks_of, digest_of)]
+    assert own[0] == own[1]
 
 
 def test_a_pipe_given_as_a_part_is_refused_and_not_waited_for(tmp_path):
