@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import threading
+import types
 
 import jax
 import numpy as np
@@ -84,24 +85,40 @@ def test_which_leaves_are_linked_and_which_are_written_again():
     assert find_unchanged(now, earlier) == Unchanged(["a"], {})
 
 
-@pytest.mark.parametrize("damage", ["other bytes", "missing", "a link"])
-def test_a_damaged_file_is_not_linked_but_written_anew(tmp_path, damage):
+DAMAGES = {
+    "other bytes": "has other bytes than were saved",
+    "missing": "FileNotFoundError: ",
+    "a link": " is not a plain file",
+    "a file for its folder": "NotADirectoryError: ",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_not_linked_but_written_anew_with_a_warning(tmp_path, damage, caplog):
     saves = run_state.open_run_state(tmp_path, keep=4)
     for step in (1, 2):
         saves.save(step, state_of(step), {})
     victim = max((tmp_path / "00000002" / unchanged.FOLDER).rglob("*"), key=lambda path: path.stat().st_size)
     if damage == "other bytes":
         victim.write_bytes(victim.read_bytes()[:-1] + b"x")
+    elif damage == "a file for its folder":
+        shutil.rmtree(victim.parent)
+        victim.parent.write_bytes(b"")
     else:
         shutil.move(victim, tmp_path / "00000001")
         if damage == "a link":
             victim.symlink_to(tmp_path / "00000001" / victim.name)
     saves.save(3, state_of(3), {})
+    (warning,) = [record.getMessage() for record in caplog.records if record.name == run_state.__name__]
+    assert warning.startswith("what has not changed since step 2 is written anew, because its file there is damaged: ")
+    assert DAMAGES[damage] in warning
+    assert warning.endswith(". Earlier steps that have this file in common are damaged too")
     with pytest.raises(run_state.DamagedStep, match="step 2 is damaged"):
         saves.restore(state_of(2), step=2)
     assert holds(saves, 3, state_of(3)) and not {*links_of(tmp_path, 3).values()} & {*links_of(tmp_path, 2).values()}
+    caplog.clear()
     saves.save(4, state_of(4), {})
-    assert links_of(tmp_path, 4) == links_of(tmp_path, 3)
+    assert links_of(tmp_path, 4) == links_of(tmp_path, 3) and not caplog.records
 
 
 def test_a_manifest_that_names_files_outside_its_step_links_none(tmp_path):
@@ -109,21 +126,24 @@ def test_a_manifest_that_names_files_outside_its_step_links_none(tmp_path):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "source" / "secret").write_bytes(b"x")
     files = {"unchanged/../secret": digest.file_digest(tmp_path / "source" / "secret")}
-    assert not unchanged.link_files(files, tmp_path / "source", tmp_path / "target")
+    with pytest.raises(ValueError, match=r"unchanged/\.\./secret is not a file of a step"):
+        unchanged.link_files(files, tmp_path / "source", tmp_path / "target")
     assert os.listdir(tmp_path / "target") == []
 
 
-def test_a_file_that_cannot_be_read_is_not_linked(tmp_path, monkeypatch):
-    (tmp_path / "source/unchanged").mkdir(parents=True)
-    (tmp_path / "source/unchanged/file").write_bytes(b"x")
-    files = digest.tree_digests(tmp_path / "source", ["unchanged/file"])
+def test_a_file_that_cannot_be_read_is_written_anew_with_a_warning(tmp_path, monkeypatch, caplog):
+    saves = run_state.open_run_state(tmp_path, keep=4)
+    for step in (1, 2):
+        saves.save(step, state_of(step), {})
 
     def unreadable(*args):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(digest, "tree_digests", unreadable)
-    assert not unchanged.link_files(files, tmp_path / "source", tmp_path / "target")
-    assert os.listdir(tmp_path / "target") == []
+    with monkeypatch.context() as patch:
+        patch.setattr(unchanged, "digest", types.SimpleNamespace(tree_digests=unreadable))
+        saves.save(3, state_of(3), {})
+    assert "damaged: OSError: [Errno 5] Input/output error. Earlier steps" in caplog.text
+    assert holds(saves, 3, state_of(3))
 
 
 def test_damage_to_common_files_is_named_in_every_step(tmp_path):
@@ -139,29 +159,34 @@ def test_damage_to_common_files_is_named_in_every_step(tmp_path):
 
 
 @pytest.mark.parametrize("error", [errno.EPERM, errno.EOPNOTSUPP, errno.EXDEV, errno.EMLINK])
-def test_a_file_system_without_hard_links_gets_another_copy(tmp_path, monkeypatch, error):
+def test_a_file_system_without_hard_links_gets_another_copy_and_one_warning(tmp_path, monkeypatch, error, caplog):
     def refuse(*args, **kwargs):
         raise OSError(error, os.strerror(error))
 
     monkeypatch.setattr(os, "link", refuse)
     saves = run_state.open_run_state(tmp_path, keep=4)
-    for step in (1, 2, 3):
+    for step in (1, 2, 3, 4):
         saves.save(step, state_of(step), {})
     assert {*links_of(tmp_path, 3)} and not {*links_of(tmp_path, 3).values()} & {*links_of(tmp_path, 2).values()}
     assert holds(saves, 3, state_of(3))
+    assert [record.getMessage() for record in caplog.records if record.name == run_state.__name__] == [
+        f"files in {tmp_path} cannot be hard-linked: every checkpoint has a copy of what has not changed"
+    ]
 
 
-def test_a_disk_that_fails_while_files_are_linked_fails_the_save(tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_a_disk_that_fails_while_files_are_linked_fails_the_save(tmp_path, monkeypatch, error):
     saves = run_state.open_run_state(tmp_path, keep=4)
     for step in (1, 2):
         saves.save(step, state_of(step), {})
 
     def full(*args, **kwargs):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise OSError(error, os.strerror(error))
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "link", full)
-        with pytest.raises(run_state.SaveFailed, match=r"step 3 could not be saved.*No space left.*checkpoint: step 2"):
+        why = rf"step 3 could not be saved.*{os.strerror(error)}.*checkpoint: step 2"
+        with pytest.raises(run_state.SaveFailed, match=why):
             saves.save(3, state_of(3), {})
     assert saves.steps() == [1, 2] and holds(saves, 2, state_of(2))
 

@@ -277,9 +277,26 @@ def _link_unchanged(folder: Path, temporary: Path, described: Mapping[str, Any])
     except ValueError:  # there is none, or it is damaged
         return Unchanged([], {})
     found = find_unchanged(described, earlier)
-    if found.is_linked and not link_files(found.files, step_dir(folder, newest), temporary):
-        return found._replace(files={})
-    return found
+    if not found.is_linked:
+        return found
+    try:
+        if link_files(found.files, step_dir(folder, newest), temporary):
+            return found
+        _warn_once(f"files in {folder} cannot be hard-linked: every checkpoint has a copy of what has not changed")
+    except ValueError as error:
+        _log.warning(
+            "what has not changed since step %d is written anew, because its file there is damaged: %s. Earlier steps "
+            "that have this file in common are damaged too",
+            newest,
+            error,
+        )
+    paths.remove_tree(temporary / unchanged.FOLDER)
+    return found._replace(files={})
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    _log.warning(message)
 
 
 def _folders(leaves: Collection[str], apart: Collection[str]) -> dict[str, list[str]]:

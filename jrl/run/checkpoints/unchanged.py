@@ -4,12 +4,11 @@
 
 These are the base under adapters, a reference, a teacher: of an 8B base 16 GB a save. Which leaves have not changed is
 told by their hashes, so no stage has to say what it trains. What is linked is hashed once more at every save, like all
-other bytes of it, and written anew if it is damaged. A file system without hard links gets another copy.
+other bytes of it, and written anew if it is damaged. A file system without hard links gets another copy. Both are told.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import math
 import os
@@ -24,7 +23,8 @@ from jrl.run.checkpoints import digest
 
 FOLDER = "unchanged"
 LEAST_BYTES = 1 << 20  # smaller leaves are not worth it
-_CANNOT_LINK = (errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
+NO_LINKS = (errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
+DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # a copy could not be written either
 
 
 class Unchanged(NamedTuple):
@@ -63,23 +63,31 @@ def size_of(entry: Mapping[str, Any]) -> int:
 
 
 def link_files(files: Mapping[str, Mapping[str, Any]], source: Path, target: Path) -> bool:
-    """Links files of one step into another, and hashes them. Returns whether all are there and have the bytes that were
-    saved; if not, none is left.
+    """Links files of one step into another, and hashes them. Returns False if the file system has no hard links.
 
     Args:
-      files: {name: {"sha256", "bytes"}}. source, target: the folders of the steps.
+      files: {name: {"sha256", "bytes"}}. source, target: the folders of the steps. If not True is returned, some may be
+        in the target.
+
+    Raises: ValueError if a file is missing, cannot be read or has other bytes than were saved; OSError if the disk is
+      full or read-only.
     """
-    if any(".." in name.split("/") for name in files):  # no file of a step: not what jrl has written
-        return False
+    if outside := [name for name in files if ".." in name.split("/")]:  # not what jrl has written
+        raise ValueError(f"{outside[0]} is not a file of a step")
     try:
         for name in files:
             paths.make_dir((target / name).parent)
             os.link(source / name, target / name, follow_symlinks=False)
     except OSError as error:
-        if error.errno not in (*_CANNOT_LINK, errno.ENOENT):
+        if error.errno in NO_LINKS:
+            return False
+        if error.errno in DISK_FAULTS:
             raise
-    with contextlib.suppress(OSError, ValueError):  # a file that is missing, cannot be read or is not a plain one
-        if digest.tree_digests(target, files) == files:
-            return True
-    paths.remove_tree(target / FOLDER)
-    return False
+        raise ValueError(paths.first_line(error)) from error
+    try:
+        actual = digest.tree_digests(target, files)
+    except OSError as error:
+        raise ValueError(paths.first_line(error)) from error
+    if damaged := [name for name, entry in actual.items() if entry != files[name]]:
+        raise ValueError(f"{damaged[0]} has other bytes than were saved")
+    return True
