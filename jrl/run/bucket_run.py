@@ -401,14 +401,11 @@ class Publisher:
     def _parts_of_names(self, names: Sequence[str]) -> dict[str, tuple[Part, ...]]:
         """Returns {name: parts} of a file with one or several names, uploading the parts that are new; {}: it is gone,
         or is no plain file by now."""
-        for name in sorted(names, key=lambda name: name not in self._commit.files):
-            if (parts := self._parts_of(name)) is not None:
-                break
-        else:
-            return {}
+        name = next((name for name in names if name in self._commit.files), names[0])
+        parts = self._parts_of(name)
         if name in self._unchanged:  # another of the names comes first at the next commit
             self._unchanged |= dict.fromkeys(names, self._unchanged[name])
-        return dict.fromkeys(names, parts)
+        return {} if parts is None else dict.fromkeys(names, parts)
 
     def _parts_of(self, name: str) -> tuple[Part, ...] | None:
         """Returns the parts of a file, uploading those that are new; None: it is gone, or is no plain file by now."""
