@@ -6,6 +6,7 @@ import contextlib
 import email.utils
 import http.client
 import json
+import re
 import socket
 import ssl
 import threading
@@ -168,7 +169,7 @@ def _status_within(reply: Any) -> int:
     """Returns the status of an error in a reply's JSON; 0 if there is none."""
     error = reply.get("error") if isinstance(reply, Mapping) else None
     status = error.get("code") if isinstance(error, Mapping) else None
-    return int(status) if isinstance(status, int) or (isinstance(status, str) and status.isdecimal()) else 0
+    return int(status) if isinstance(status, int | str) and re.fullmatch("[0-9]{3}", str(status)) else 0
 
 
 def retry_after(value: str | None, now: float) -> float | None:
