@@ -12,7 +12,10 @@ import pytest
 from processes_in_threads import together
 from stand_in import Faults, StandIn, draw
 
+import jrl
+from jrl.config import to_gin
 from jrl.device.processes import ONE
+from jrl.experiment import TABLES, config_classes
 from jrl.rollout.sources import Completions, judge_source
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.example import Example, Message
@@ -30,6 +33,7 @@ from jrl.tasks.judges import (
     open_judge,
     self_reference,
 )
+from jrl.tasks.judges.judge import body_of, limits_of
 from jrl.tasks.stopping import StopRequested, never
 from jrl.tasks.verdict import Status
 
@@ -187,7 +191,6 @@ def test_a_position_bias_is_a_tie(tmp_path):
 def broken_texts(server_config, seed, texts, share):
     """Returns which of the texts, each alone in group 0, the stand-in always answers out of range."""
     from jrl.tasks.judges.grade import questions
-    from jrl.tasks.judges.judge import body_of
 
     asked = questions(server_config.grading, EXAMPLES[0], texts)
     return [draw(seed, body_of(server_config, question.chat), "broken") < share for question in asked]
@@ -338,19 +341,35 @@ def test_what_the_server_is_told_to_enforce(tmp_path):
 
 
 def test_a_request_has_more_fields_and_leaves_some_out(tmp_path):
-    from jrl.tasks.judges.judge import limits_of
-
     off = {"max_tokens": None, "max_completion_tokens": 99, "chat_template_kwargs": {"enable_thinking": False}}
     with StandIn() as server:
         judged(config(server, extra_body=off), tmp_path, [["a"]])
         (body,) = server.bodies
     assert body.keys() == {"model", "messages", "temperature", "max_completion_tokens", "chat_template_kwargs"}
     assert body["max_completion_tokens"] == 99 and body["chat_template_kwargs"] == {"enable_thinking": False}
-    assert limits_of(config(server, extra_body=off)).max_tokens == 99
-    with pytest.raises(ValueError, match=r"Judge.extra_body has a number that is not finite"):
+    told = lambda **body: limits_of(config(server, max_tokens=7, extra_body=body)).max_tokens
+    assert told() == told(max_tokens=None) == 7 and told(max_tokens=98) == told(max_tokens=98, seed=1) == 98
+    assert told(**off) == told(max_tokens=98, max_completion_tokens=99) == 99
+    for value in ("99", -5, 0, True, 9.0, {"a": 1}):
+        for field in ("max_tokens", "max_completion_tokens"):
+            with pytest.raises(ValueError, match=rf"extra_body\['{field}'\] is {value!r}; it is None or a number"):
+                config(server, extra_body={field: value})
+    with pytest.raises(ValueError, match=r"Judge.extra_body has what JSON does not have: Out of range float"):
         config(server, extra_body={"top_p": float("nan")})
+    with pytest.raises(ValueError, match=r"Judge.extra_body has what JSON does not have: .*set is not JSON"):
+        config(server, extra_body={"stop": {"a"}})
     with pytest.raises(ValueError, match=r"Judge.extra_body has 'messages', which jrl sets or needs as it is"):
         config(server, extra_body={"messages": []})
+
+
+def test_lists_in_a_request_come_from_a_configuration_and_back(tmp_path):
+    wanted = "{'stop': ['a', 'b'], 'provider': {'order': ['x'], 'allow_fallbacks': False}, 'top_k': 5}"
+    loaded, _ = jrl.load_config("configs/judge-tiny.gin", [f"Judge.extra_body = {wanted}"])
+    (tmp_path / "again.gin").write_text(to_gin(loaded, config_classes(TABLES)))
+    for judge in (loaded.judges[0], jrl.load_config(tmp_path / "again.gin", [])[0].judges[0]):
+        body = json.loads(body_of(judge, []))
+        assert body["stop"] == ["a", "b"] and body["provider"] == {"order": ["x"], "allow_fallbacks": False}
+        assert body["top_k"] == 5
 
 
 def test_files_hold_no_key(tmp_path, monkeypatch):

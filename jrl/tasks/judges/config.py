@@ -15,7 +15,9 @@ from jrl.tasks.judges.rubric import Rubric
 from jrl.tasks.judges.self_reference import SelfReference
 
 Plain = float | int | str | bool | None
+PlainOrList = Plain | tuple[Plain, ...]
 OURS = ("messages", "model", "n", "response_format", "stream")  # of a request: other fields set them, or none may
+LENGTHS = ("max_completion_tokens", "max_tokens")  # fields of a request that limit an answer, the newer name first
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,8 +34,8 @@ class Judge:
     temperature: float = 0.0  # of its answers
     max_tokens: int = 512  # of its answers
     # More fields of every request, as in OpenAI's client, such as {'chat_template_kwargs': {'enable_thinking': False}}.
-    # None leaves out a field that jrl sends.
-    extra_body: dict[str, Plain | dict[str, Plain]] = dataclasses.field(default_factory=dict)
+    # None leaves out a field that jrl sends. A value is plain, a list of plain ones, or a dict of those.
+    extra_body: dict[str, PlainOrList | dict[str, PlainOrList]] = dataclasses.field(default_factory=dict)
     response_format: Literal["json_schema", "json_object"] | None = None  # what the server is asked to enforce
     max_characters: int = 20_000  # of a completion; a longer one is masked
     concurrency: int = 16  # requests in flight, of all processes of the run together; at least one per process
@@ -67,8 +69,12 @@ class Judge:
             raise ValueError(f"Judge.extra_body has {ours[0]!r}, which jrl sets or needs as it is")
         try:
             json.dumps(self.extra_body, allow_nan=False)
-        except ValueError as error:
-            raise ValueError("Judge.extra_body has a number that is not finite, which JSON does not have") from error
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"Judge.extra_body has what JSON does not have: {error}") from error
+        for field in LENGTHS:
+            value = self.extra_body.get(field)
+            if value is not None and not (type(value) is int and value > 0):
+                raise ValueError(f"Judge.extra_body[{field!r}] is {value!r}; it is None or a number of tokens above 0")
         if not 0 <= self.stop_above <= 1:
             raise ValueError(f"Judge.stop_above is {self.stop_above}; it is a share, from 0 to 1")
 

@@ -20,7 +20,7 @@ from jrl.tasks.judges.answers import read_answer
 from jrl.tasks.judges.api import Endpoint
 from jrl.tasks.judges.cache import AnswerCache
 from jrl.tasks.judges.client import Client, Request, RequestLimits
-from jrl.tasks.judges.config import Judge
+from jrl.tasks.judges.config import LENGTHS, Judge
 from jrl.tasks.judges.failures import Failure, JudgeStopped
 from jrl.tasks.judges.gap import Gap
 from jrl.tasks.judges.grade import Grade
@@ -340,8 +340,8 @@ def endpoint_of(config: Judge) -> Endpoint:
 
 def limits_of(config: Judge) -> RequestLimits:
     limits = RequestLimits(**{name: getattr(config, name) for name in RequestLimits._fields})
-    body = config.extra_body
-    return limits._replace(max_tokens=body.get("max_completion_tokens") or body.get("max_tokens") or config.max_tokens)
+    sent = [config.extra_body[name] for name in LENGTHS if config.extra_body.get(name) is not None]
+    return limits._replace(max_tokens=sent[0]) if sent else limits
 
 
 def numbers_of(config: Judge, content: str) -> Numbers:
