@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import collections
+import http.client
 import json
 import logging
 import re
 import socket
+import ssl
+import struct
 import threading
 import time
 
@@ -19,7 +22,7 @@ from jrl.tasks.judges import client as client_module
 from jrl.tasks.judges.api import Endpoint
 from jrl.tasks.judges.cache import AnswerCache
 from jrl.tasks.judges.client import Client
-from jrl.tasks.judges.failures import Failure
+from jrl.tasks.judges.failures import Failure, JudgeError, ServerClosed
 from jrl.tasks.judges.grade import questions
 from jrl.tasks.judges.judge import body_of, limits_of, numbers_of
 from jrl.tasks.judges.rate_limit import RateLimit
@@ -179,29 +182,132 @@ def free_port():
         return taken.getsockname()[1]
 
 
-def test_a_connection_that_the_server_closed_between_two_requests_costs_no_attempt():
-    """Some servers close a connection after every reply and do not say so."""
-    answer = json.dumps({"choices": [{"message": {"content": '{"score": 3}'}}]}).encode()
-    reply = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(answer) + answer
+ANSWER = json.dumps({"choices": [{"message": {"content": '{"score": 3}'}}]}).encode()
+REPLY = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(ANSWER) + ANSWER
+
+
+def read_request(lines):
+    """Returns whether a request came. All of it is read: what is left resets the connection at its end."""
+    headers = b"".join(iter(lines.readline, b"\r\n")) if lines.peek(1) else b""
+    return bool(headers) and bool(lines.read(int(re.search(rb"(?i)content-length: (\d+)", headers)[1])))
+
+
+class CountedLimit(RateLimit):
+    def __init__(self):
+        super().__init__(None, None)
+        self.taken = []
+
+    def take(self, now, tokens):
+        self.taken.append(tokens)
+
+
+def test_a_connection_that_the_server_closed_between_two_requests_costs_no_attempt(monkeypatch):
+    """Some servers close a connection after every reply and do not say so. The rate limit counts what is sent."""
 
     def serve():
         for _ in range(4):
             connection, _ = listening.accept()
             with connection, connection.makefile("rb") as lines:
-                length = next(int(line.split()[1]) for line in lines if line.lower().startswith(b"content-length"))
-                assert lines.readline() and lines.read(length)
-                connection.sendall(reply)
+                assert read_request(lines)
+                connection.sendall(REPLY)
 
+    monkeypatch.setattr(client_module, "REUSE_SECONDS", 60.0)
+    monkeypatch.setattr(client_module, "IDLE_CLOSED_SECONDS", 60.0)
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = threading.Thread(target=serve, daemon=True)
-        server.start()
+        threading.Thread(target=serve, daemon=True).start()
         judge = config(f"http://127.0.0.1:{listening.getsockname()[1]}/v1", concurrency=1, backoff_seconds=60.0)
-        client = client_of(judge)
+        limit = CountedLimit()
+        client = Client(Endpoint(judge.address, None), json.loads, limits_of(judge), limit, None)
         for text in "abcd":
             (request,) = client.ask(bodies(judge, [text]))
             assert client.wait([request], 20) and request.problem == ""
         client.close()
     assert client.counts["attempts"] == 4 and client.counts["retries"] == client.counts[Failure.CONNECTION] == 0
+    assert len(limit.taken) == 7 and set(limit.taken) == {limit.taken[0]}  # the first connection was new
+
+
+@pytest.mark.parametrize("dies", ["at work", "in its reply"])
+def test_a_request_whose_server_dies_at_work_is_a_failed_attempt(dies, monkeypatch):
+    """It may be the request that kills it."""
+    received = []
+
+    def serve():
+        for _ in range(2):
+            connection, _ = listening.accept()
+            with connection, connection.makefile("rb") as lines:
+                assert read_request(lines)
+                received.append("answered")
+                connection.sendall(REPLY)
+                if not read_request(lines):
+                    return
+                received.append("left")
+                if dies == "in its reply":
+                    connection.sendall(REPLY[:90])
+                time.sleep(0.2)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+
+    monkeypatch.setattr(client_module, "IDLE_CLOSED_SECONDS", 0.1 if dies == "at work" else 60.0)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=serve, daemon=True).start()
+        judge = config(f"http://127.0.0.1:{listening.getsockname()[1]}/v1", concurrency=1)
+        client = client_of(judge)
+        for text in "ab":
+            requests = client.ask(bodies(judge, [text]))
+            assert client.wait(requests, 20) and requests[0].problem == ""
+        client.close()
+    assert received == ["answered", "left", "answered"]
+    assert client.counts["attempts"] == 3 and client.counts["retries"] == client.counts[Failure.CONNECTION] == 1
+
+
+def test_a_client_that_closes_sends_nothing_again():
+    under_way = threading.Event()
+
+    def serve():
+        connection, _ = listening.accept()
+        with connection, connection.makefile("rb") as lines:
+            assert read_request(lines)
+            connection.sendall(REPLY)
+            assert read_request(lines)
+            under_way.set()
+            lines.read()  # until the client hangs up
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=serve, daemon=True).start()
+        judge = config(f"http://127.0.0.1:{listening.getsockname()[1]}/v1", concurrency=1, timeout_seconds=30.0)
+        client = client_of(judge)
+        assert client.wait(client.ask(bodies(judge, ["a"])), 20)
+        client.ask(bodies(judge, ["b"]))
+        assert under_way.wait(20)
+        client.close()
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("jrl-judge")]
+        listening.setblocking(False)
+        with pytest.raises(BlockingIOError):  # there is no other connection
+            listening.accept()
+
+
+@pytest.mark.parametrize(
+    ("error", "is_closed"),
+    [
+        (ssl.SSLEOFError("EOF occurred in violation of protocol"), True),
+        (BrokenPipeError(), True),
+        (http.client.RemoteDisconnected(), True),
+        (ssl.SSLCertVerificationError("unable to get local issuer certificate"), False),
+        (http.client.BadStatusLine("SSH-2.0"), False),
+        (OSError(113, "No route to host"), False),
+    ],
+)
+def test_which_errors_say_that_the_server_closed_the_connection(error, is_closed, monkeypatch):
+    def fail(*args):
+        raise error
+
+    endpoint = Endpoint("http://127.0.0.1:1/v1", None)
+    connection = endpoint.connect(1.0)
+    ours, _ = socket.socketpair()
+    connection.sock = ours
+    monkeypatch.setattr(connection, "request", fail)
+    with pytest.raises(JudgeError) as caught:
+        endpoint.post(connection, b"{}", 1.0)
+    assert caught.value.failure is Failure.CONNECTION and isinstance(caught.value, ServerClosed) is is_closed
 
 
 def test_addresses_that_cannot_be_used_are_refused_by_one_question():
@@ -362,9 +468,8 @@ def serve_once(data):
 
     def answer():
         connection, _ = listening.accept()
-        with connection.makefile("rb") as request:  # all of it: what is left unread resets the connection at its end
-            headers = b"".join(iter(request.readline, b"\r\n"))
-            request.read(int(re.search(rb"(?i)content-length: (\d+)", headers)[1]))
+        with connection.makefile("rb") as lines:
+            read_request(lines)
         connection.sendall(data)
         connection.close()
         listening.close()

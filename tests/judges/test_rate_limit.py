@@ -15,6 +15,8 @@ def test_requests_are_spaced_evenly():
     assert limit.wait(10.25, 5) == 0
     limit.take(11.0, 5)  # a pause saves nothing up
     assert limit.wait(11.0, 5) == 0.25
+    limit.take(11.0, 5)  # one that does not wait: the next one does
+    assert limit.wait(11.0, 5) == 0.5
 
 
 def test_tokens_come_from_a_bucket_of_a_minute():

@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from jrl.tasks.judges.answers import shown
-from jrl.tasks.judges.failures import Failure, JudgeError
+from jrl.tasks.judges.failures import Failure, JudgeError, ServerClosed
 
 MOST_REPLY_BYTES = 4 << 20
 MOST_TOKENS = 1 << 31  # largest token count of a request that is believed
 COMPRESSED = ("br", "deflate", "gzip", "x-gzip", "zstd")
+CLOSED = (ConnectionError, ssl.SSLEOFError)  # what a request over a connection raises that the server has closed
 AGAIN = (408, 409, 425)  # statuses below 500 worth a retry; 429 is a rate limit
 
 
@@ -80,16 +81,17 @@ class Endpoint:
     def post(self, connection: http.client.HTTPConnection, body: bytes, timeout: float) -> Completion:
         """Sends a request body and returns the API's completion, within `timeout` seconds.
 
-        Raises: JudgeError on any failure. A connection that can no longer be used is closed.
+        Raises: JudgeError on any failure; ServerClosed is one. A connection that can no longer be used is closed.
         """
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if self._key is not None:
             headers["Authorization"] = f"Bearer {self._key}"
-        expired = threading.Event()
+        expired, replied = threading.Event(), False
         try:
             with _cut_after(timeout, connection, expired):
                 connection.request("POST", self._path, body, headers)
                 with connection.getresponse() as response:
+                    replied = True
                     data = _read(response)
             if expired.is_set():  # a reply without a length ends when its connection is closed
                 raise TimeoutError
@@ -98,7 +100,8 @@ class Endpoint:
             if expired.is_set() or isinstance(error, TimeoutError):
                 raise JudgeError(Failure.TIMEOUT, f"no answer within {timeout:g} s") from error
             reason = self.without_key(f"{type(error).__name__}: {error}")
-            raise JudgeError(Failure.CONNECTION, f"{self.address}: {reason}") from error
+            kind = ServerClosed if isinstance(error, CLOSED) and not replied else JudgeError
+            raise kind(Failure.CONNECTION, f"{self.address}: {reason}") from error
         if len(data) > MOST_REPLY_BYTES:
             connection.close()
             raise JudgeError(Failure.MALFORMED_REPLY, f"its reply is longer than {MOST_REPLY_BYTES} bytes")

@@ -7,7 +7,6 @@ import hashlib
 import heapq
 import http.client
 import itertools
-import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,14 +14,14 @@ from typing import NamedTuple
 
 from jrl.tasks.judges.api import Completion, Connections, Endpoint
 from jrl.tasks.judges.cache import AnswerCache
-from jrl.tasks.judges.failures import Failure, JudgeError
+from jrl.tasks.judges.failures import Failure, JudgeError, ServerClosed
 from jrl.tasks.judges.rate_limit import RateLimit
 
 MOST_BACKOFF_SECONDS = 60.0
 MOST_RETRY_AFTER_SECONDS = 600.0  # a server that asks to wait longer is out of quota
 CLOSE_SECONDS = 2.0  # how long `close` waits for the threads after shutting down their connections
 REUSE_SECONDS = 2.0  # how long an idle connection is reused; servers close theirs after a few seconds
-CLOSED = (ConnectionError, ssl.SSLEOFError)  # what a request over a connection raises that the server has closed
+IDLE_CLOSED_SECONDS = 1.0  # a server that closes the connection later than this has worked on the request
 CHARACTERS_PER_TOKEN = 4  # estimate for a request, until the server reports its usage
 
 
@@ -173,7 +172,7 @@ class Client:
                     connection.close()
                 completion = None
                 try:
-                    completion = self._post(connection, request.body)
+                    completion = self._post(connection, request)
                     self._read(completion.content)
                     error = None
                 except JudgeError as caught:
@@ -188,17 +187,18 @@ class Client:
         finally:
             connection.close()
 
-    def _post(self, connection: http.client.HTTPConnection, body: bytes) -> Completion:
-        """Returns the reply to a request. A server may close a connection between two requests: it is then sent again
-        at once, over a new one."""
-        seconds, is_reused = self._limits.timeout_seconds, connection.sock is not None
+    def _post(self, connection: http.client.HTTPConnection, request: Request) -> Completion:
+        """Returns the reply to a request. A server may close an idle connection: the request is then sent again over a
+        new one at once. The rate limit counts that, and nothing else does."""
+        seconds, is_reused, began = self._limits.timeout_seconds, connection.sock is not None, time.monotonic()
         try:
-            return self._endpoint.post(connection, body, seconds)
-        except JudgeError as error:
-            was_closed = error.failure is Failure.CONNECTION and isinstance(error.__cause__, CLOSED)
-            if not (was_closed and is_reused) or self._closing:
+            return self._endpoint.post(connection, request.body, seconds)
+        except ServerClosed:
+            if not is_reused or self._closing or time.monotonic() - began > IDLE_CLOSED_SECONDS:
                 raise
-        return self._endpoint.post(connection, body, seconds)
+        with self._lock:
+            self._limit.take(time.monotonic(), self._tokens(request))
+        return self._endpoint.post(connection, request.body, seconds)
 
     def _next(self) -> Request | None:
         """Waits for the next request that may be sent and returns it; None if the client is closing."""

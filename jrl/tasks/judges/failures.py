@@ -35,5 +35,9 @@ class JudgeError(Exception):
         self.wait_seconds = wait_seconds
 
 
+class ServerClosed(JudgeError):
+    """The server closed the connection before any of a reply came."""
+
+
 class JudgeStopped(RuntimeError):
     """Too many of a batch's requests to a judge failed. The batch was not trained on."""

@@ -26,8 +26,8 @@ class RateLimit:
         return max(0.0, self._next - now, needed)
 
     def take(self, now: float, tokens: float) -> None:
-        """Counts a request that is sent now."""
-        self._next = now + self._spacing
+        """Counts a request that is sent now, whether or not it may be."""
+        self._next = max(self._next, now) + self._spacing
         if self._per_second is not None:
             self._level, self._at = self._filled(now) - tokens, now
 
