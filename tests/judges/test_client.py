@@ -341,6 +341,20 @@ def test_a_judge_that_chats_is_refused_with_what_enforces_the_form():
             preflight(config(server.address, response_format="json_object"))
 
 
+def test_a_judge_whose_thoughts_have_no_beginning_is_refused_with_what_removes_them():
+    with StandIn() as server:
+        known = server.content
+        for format in (None, "json_schema"):
+            server.content = lambda *given, **more: f"I add: 4.\n</think>\n\n{known(*given, **more)}"
+            with pytest.raises(ValueError, match=r"a </think> without <think>: 'I add.*--reasoning-parser.*extra_body"):
+                preflight(config(server.address, response_format=format))
+            server.content = lambda *given, **more: f"<think>I add: 4.\n</think>\n\n{known(*given, **more)}"
+            preflight(config(server.address, response_format=format))
+        server.content = lambda *given, **more: "<think>4?</think>Sure!"
+        with pytest.raises(ValueError, match=r"'<think>4\?</think>Sure!' .*Judge.response_format = 'json_schema'$"):
+            preflight(config(server.address))
+
+
 def test_a_run_opens_all_its_judges_or_none(tmp_path):
     with StandIn() as server, StandIn(Faults(halves=1.0, most=99)) as bad:
         configs = [config(server.address, name="a"), config(bad.address, name="b")]
@@ -476,6 +490,17 @@ def serve_once(data):
 
     threading.Thread(target=answer, daemon=True).start()
     return f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+
+
+@pytest.mark.parametrize("coding", ["gzip", "x-gzip", "deflate", "br", "zstd", "BR"])
+def test_a_compressed_reply_is_named_as_one(coding):
+    head = REPLY.replace(b"Content-Type", f"Content-Encoding: {coding}\r\nContent-Type".encode())
+    judge = config(serve_once(head), attempts=1)
+    client = client_of(judge)
+    (request,) = client.ask(bodies(judge, ["a"]))
+    assert client.wait([request], 10) and f"its reply is compressed ({coding.lower()})" in request.problem
+    assert client.counts[Failure.MALFORMED_REPLY] == 1
+    client.close()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 from jrl.tasks.judges.failures import Failure, JudgeError
 
 SHOWN = 200  # characters of a bad reply in a message
+END = "</think>"  # of a model's thoughts
 # Many models fence JSON, whatever is asked for. Nothing may stand outside the fence.
 FENCED = re.compile(r"\s*```(?:json)?\s*(\{.*\})\s*```\s*", re.DOTALL | re.IGNORECASE)
 
@@ -32,7 +33,8 @@ def read_answer(content: str, schema: Mapping[str, Any]) -> dict[str, Any]:
             fenced[1] if fenced else text, strict=False, object_pairs_hook=_once, parse_constant=_no_number
         )
     except (ValueError, RecursionError) as error:
-        problem = f"its answer is not one JSON object ({error}): {shown(content)}"
+        unopened = f" and has a {END} without <think>" if END in content and "<think>" not in content else ""
+        problem = f"its answer is not one JSON object ({error}){unopened}: {shown(content)}"
         raise JudgeError(Failure.MALFORMED_ANSWER, problem) from error
     failure, problem = problem_with(answer, schema, "the answer")
     if failure is not None:
@@ -44,7 +46,7 @@ def after_thoughts(content: str) -> str:
     """Returns what follows the thoughts of an answer that begins with <think>, as servers without a parser of thoughts
     return them; any other answer as it is. The first </think> ends them: a later one may be a quotation."""
     text = content.lstrip()
-    return text.partition("</think>")[2] if text.startswith("<think>") else content
+    return text.partition(END)[2] if text.startswith("<think>") else content
 
 
 def problem_with(value: Any, schema: Mapping[str, Any], name: str) -> tuple[Failure | None, str]:

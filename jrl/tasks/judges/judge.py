@@ -319,7 +319,13 @@ def preflight(config: Judge, stop: Stop = never) -> None:
         client.close()
     if request.content is None:
         advice = ""
-        if client.counts[Failure.MALFORMED_ANSWER] and config.response_format is None:
+        if "</think> without" in request.problem:
+            advice = (
+                ". If its chat template writes the <think>, start the server with its reasoning parser (vLLM, SGLang: "
+                "--reasoning-parser), or turn thinking off, as some models do for Judge.extra_body = "
+                "{'chat_template_kwargs': {'enable_thinking': False}}"
+            )
+        elif client.counts[Failure.MALFORMED_ANSWER] and config.response_format is None:
             advice = ". Most servers can be asked to enforce the form: Judge.response_format = 'json_schema'"
         elif client.counts[Failure.REJECTED]:
             advice = ". Judge.address is the base URL, which often ends in /v1; Judge.extra_body changes what is sent"
