@@ -292,6 +292,7 @@ LONG = (
     "checkpoints/test_run_state.py",
     "checkpoints/test_unchanged.py",
     "test_best.py",
+    "test_results_run.py",
     "test_sampler_devices.py",
     "test_teacher.py",
     "models/test_fused_experts.py",

@@ -18,10 +18,17 @@ from jrl.types import PyTree
 Shape = tuple[int, ...]
 
 # Metrics that a step has of its own, and what the names of the others begin with: those of an objective would replace
-# them in the run's files and displays.
-RESERVED_METRICS = ("step", "phase", "loss", "grad_norm", "policy/entropy", "policy/logprob")
-RESERVED_PREFIXES = ("reward/", "rollout/", "loss/", "update/", "verdict/", "eval/", "eval_task/", "mismatch/",
-                     "pretraining/", "time/", "host/")  # fmt: skip
+# them in the run's files and displays, or be replaced.
+RESERVED_METRICS = ("step", "phase", "loss", "grad_norm", "policy/entropy", "policy/logprob",
+                    "policy/sampler_difference", "value/return", "value/explained_variance")  # fmt: skip
+RESERVED_PREFIXES = ("reward/", "reward_component/", "reward_task/", "rollout/", "refill/", "loss/", "update/",
+                     "critic/", "router/", "verdict/", "eval/", "eval_task/", "mismatch/", "pretraining/", "data/",
+                     "time/", "host/")  # fmt: skip
+
+
+def is_reserved(name: str) -> bool:
+    """Returns whether jrl writes metrics of this name, which no function of an objective may give."""
+    return name in RESERVED_METRICS or name.startswith(RESERVED_PREFIXES)
 
 
 class WrongResult(ValueError):
@@ -94,7 +101,7 @@ def _loss(returned: Any, shape: Shape) -> str:
         return f"{kind}, and it returned {_kind(returned)}"
     if any(not isinstance(name, str) for name in returned[1]):
         return f"{kind}, and the names of its metrics are not all texts"
-    taken = next((name for name in returned[1] if name in RESERVED_METRICS or name.startswith(RESERVED_PREFIXES)), None)
+    taken = next((name for name in returned[1] if is_reserved(name)), None)
     if taken is not None:
         return f"metrics with names that jrl does not use, and its metric {taken!r} would replace jrl's"
     return _first(kind, {"its loss": returned[0]} | _named("metric", returned[1]), shape)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pathlib
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -10,8 +13,9 @@ from jrl.algos import ALGOS
 from jrl.algos.conformance import ROWS, WIDTH, given_sequences, sample_groups, sample_tokens
 from jrl.algos.contract import Needs, Objective, Pairs
 from jrl.algos.results import ARGUMENTS as NAMES
-from jrl.algos.results import CHECKS, WrongResult, checked, wrong_function
+from jrl.algos.results import CHECKS, RESERVED_METRICS, RESERVED_PREFIXES, WrongResult, checked, wrong_function
 
+ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = ALGOS["GRPO"].config()
 GROUPS, TOKENS, PAIRS = sample_groups(), sample_tokens(), ALGOS["DPO"]
 SEQUENCES = given_sequences(PAIRS, PAIRS.config())
@@ -165,3 +169,10 @@ def test_functions_that_a_row_does_not_have_stay_none():
     row = checked(ALGOS["SFT"])
     assert row.advantages is row.pairs is row.sequence_loss is None
     assert row.token_loss.__wrapped__ is ALGOS["SFT"].token_loss
+
+
+def test_the_guide_lists_the_names_that_jrl_refuses():
+    guide = " ".join((ROOT / "docs" / "bring-your-own.md").read_text().split())
+    listed = re.search(r"jrl refuses the names of its own metrics: (.*?), and what begins with (.*?)\.", guide)
+    assert re.findall(r"`(.*?)`", listed[1]) == [*RESERVED_METRICS]
+    assert re.findall(r"`(.*?)`", listed[2]) == [*RESERVED_PREFIXES]
