@@ -184,7 +184,7 @@ def _prompt_of(row: dict[str, Any], place: str) -> Prompt:
     try:
         messages = messages_of(row[column], column)
     except BadRow as error:
-        raise ValueError(f"{place}: {error}") from error
+        raise ValueError(f"{place}: {error}; a prompt as a JSON object is {FORMS}") from error
     if messages[-1].role == "assistant":
         raise ValueError(f"{place}: the last message is the assistant's; a prompt ends with another's")
     return tuple(Message(message.role, _text(message.content, place)) for message in messages)

@@ -196,7 +196,7 @@ def messages_of(value: Any, column: str) -> tuple[Message, ...]:
                 and isinstance(message.get("content"), str)):  # fmt: skip
             raise BadRow("wrong_type", f'{column!r} has an entry that is not {{"role": text, "content": text}}')
         if message["role"] not in ROLES:
-            raise BadRow("wrong_type", f"role {message['role']!r} is not one of {', '.join(ROLES)}")
+            raise BadRow("wrong_type", f"role {message['role']!r:.40} is not one of {', '.join(ROLES)}")
         messages.append(Message(message["role"], message["content"]))
     return tuple(messages)
 
