@@ -36,6 +36,7 @@ from jrl.models.pretrained.tokenizer import published_tokenizer
 from jrl.models.shape import Decoder, check_length, for_length
 from jrl.rollout.rewards import RewardModel, classify, conversation_ids, open_classifier
 from jrl.run.trained import Trained, is_published, without_tokenizer
+from jrl.tasks.envs.columns import BadRow, messages_of
 from jrl.tasks.example import Message
 from jrl.types import Array, PyTree
 
@@ -365,11 +366,9 @@ def _rows(
 
 def _conversation(rows: Any, tokenizer: Any, place: str, answer_end: bool) -> list[int]:
     try:
-        messages = [Message(**row) for row in rows]
-        if any(type(text) is not str for message in messages for text in (message.role, message.content)):
-            raise TypeError("role and content must be text")
-    except TypeError as error:
-        raise ValueError(f'{place}: messages are a list of {{"role": ..., "content": ...}} ({error})') from error
+        messages = messages_of(rows, "messages")
+    except BadRow as error:
+        raise ValueError(f"{place}: {error}") from error
     if len(messages) < 2 or messages[-1].role != "assistant":
         raise ValueError(f"{place}: messages must end with one of the assistant, after at least one other")
     try:
