@@ -30,7 +30,7 @@ from jrl.run.programs import abstract
 from jrl.run.records import STOP_AFTER_SKIPPED, Preempted, Progress, Step, draws_ahead
 from jrl.run.report.messages import evaluation_line, saved_message
 from jrl.run.sampler_devices import mesh_text, publication_of, publication_text
-from jrl.run.stage_steps import can_have_best, ends, evaluates_after, saves_after, stage_at, warms_up
+from jrl.run.stage_steps import can_have_best, ends, evaluated_steps, evaluates_after, saves_after, stage_at, warms_up
 from jrl.tasks.stopping import StopRequested, never
 from jrl.types import TrainState
 
@@ -49,7 +49,7 @@ def steps(job: Job) -> Iterator[Step]:
     job.display.note(shapes(job))
     if idle := idle_devices(job):
         job.display.note(idle)
-    if job.config.eval is not None and job.config.eval.every is not None and not can_have_best(job.config):
+    if evaluated_steps(job.config) and not can_have_best(job.config):
         job.display.note("no step is both evaluated (Eval.every) and saved (Checkpoint.every), so none can be the best "
                          "checkpoint")  # fmt: skip
     job.run_clock.switch("other")

@@ -1,13 +1,24 @@
 """Stages of 3, 0, 4 and 2 steps: which one a step is in, and what is due at it."""
 
 import dataclasses
+import itertools
+import time
 
 import pytest
 
 from jrl.experiment import Eval, Offline, Online
 from jrl.resolve import load_config
 from jrl.run.checkpoints import Checkpoint
-from jrl.run.stage_steps import can_have_best, ends, evaluates_after, saves_after, stage_at, starts, warms_up
+from jrl.run.stage_steps import (
+    can_be_best,
+    can_have_best,
+    ends,
+    evaluates_after,
+    saves_after,
+    stage_at,
+    starts,
+    warms_up,
+)
 
 
 @pytest.fixture(scope="module")
@@ -45,3 +56,24 @@ def test_a_step_is_saved_every_so_often_and_at_the_end_of_its_stage(config):
     assert can_have_best(saved(4))  # step 7
     apart = dataclasses.replace(saved(4), eval=Eval(every=3))  # steps 6, and 4 and 8 are saved
     assert not can_have_best(apart) and not can_have_best(dataclasses.replace(config, eval=None))
+
+
+def test_whether_a_step_can_be_the_best_is_known_without_trying_them_all(config):
+    """A stage of 5 steps and one that is evaluated, compared with a look at every step; and one of ten million."""
+    warm, _, online, _ = config.stages
+    of = lambda length, evaluated, saved: dataclasses.replace(
+        config,
+        stages=(dataclasses.replace(warm, steps=5), dataclasses.replace(online, steps=length)),
+        eval=Eval(every=evaluated),
+        checkpoint=Checkpoint(every=saved),
+    )
+    answers = set()
+    for length, evaluated, saved in itertools.product((11, 12), range(1, 14), range(1, 19)):
+        small = of(length, evaluated, saved)
+        tried = any(can_be_best(small, step) for step in range(1, length + 6))
+        assert can_have_best(small) == tried
+        answers.add(tried)
+    assert answers == {True, False}
+    start = time.monotonic()
+    assert can_have_best(of(10**7 + 1, 3, 100)) and not can_have_best(of(10**7 + 1, 200, 100))
+    assert time.monotonic() - start < 2

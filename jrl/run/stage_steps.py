@@ -36,12 +36,26 @@ def saves_after(config: Config, step: int) -> bool:
     return step % config.checkpoint.every == 0 or step in ends(config)
 
 
-def can_have_best(config: Config) -> bool:
-    """Whether some step is both evaluated and saved, so that a checkpoint is known to be the best."""
-    return any(saves_after(config, step) for step in range(1, ends(config)[-1] + 1) if evaluates_after(config, step))
+def evaluated_steps(config: Config) -> list[range]:
+    """Returns the steps that end with an evaluation of the policy, for every stage; [] if Eval.every asks for none."""
+    if config.eval is None or config.eval.every is None:
+        return []
+    every, spans = config.eval.every, zip(config.stages, starts(config), ends(config))
+    return [range(start + every, end + 1, every) if trains_online(stage) else range(0) for stage, start, end in spans]
 
 
 def evaluates_after(config: Config, step: int) -> bool:
     """Whether a step ends with an evaluation of the policy (Eval.every)."""
-    i, every = stage_at(config, step), None if config.eval is None else config.eval.every
-    return every is not None and trains_online(config.stages[i]) and (step - starts(config)[i]) % every == 0
+    return any(step in steps for steps in evaluated_steps(config))
+
+
+def can_be_best(config: Config, step: int) -> bool:
+    """Whether a step is both evaluated and saved, so that its checkpoint can be the best."""
+    return evaluates_after(config, step) and saves_after(config, step)
+
+
+def can_have_best(config: Config) -> bool:
+    """Whether there is a step that can be the best."""
+    # The remainders of Checkpoint.every repeat after as many evaluations, so that few of a million are looked at.
+    looked_at = lambda steps: itertools.chain(steps[: config.checkpoint.every], steps[-1:])
+    return any(saves_after(config, step) for steps in evaluated_steps(config) for step in looked_at(steps))
