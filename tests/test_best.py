@@ -11,7 +11,7 @@ from jrl import cli
 from jrl.run.best import Best, best_saved, update_best
 from jrl.run.checkpoints.run_state import NoIntactStep
 from jrl.run.report.messages import best_line
-from jrl.run.run_hash import saved_steps
+from jrl.run.run_hash import run_fingerprint, saved_steps
 from jrl.run.trained import open_trained
 
 # With so low a learning rate all evaluations agree, so the first evaluated step stays the best.
@@ -50,6 +50,22 @@ def test_the_best_step_is_kept_over_a_resume(left, capsys):
     assert summary["best"] == {"step": 4, "mean": mean} and summary["eval"]["after_rl"]["n"] == 8
     assert saved_steps(left) == [4, 6, 8]  # 8 has not shown that its weights are finite, as 6 has
     assert open_trained(left, step="best").step == 4 and open_trained(left).step == 8
+
+
+def test_the_best_step_does_not_depend_on_where_a_run_was_stopped(tmp_path):
+    """Step 5 is evaluated, and saved only because the run is left after it."""
+    settings = [*FLAT, "Online.steps=10", "Checkpoint.every=3", "Eval.every=5"]
+    run(settings, tmp_path / "whole")
+    run(settings, tmp_path / "left", stop_after=4)  # while step 5 runs, which is saved
+    assert saved_steps(tmp_path / "left")[-1] == 5
+    with pytest.raises(ValueError, match="no saved step was evaluated"):
+        best_saved(tmp_path / "left")
+    run(settings, tmp_path / "left")
+    summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("whole", "left")]
+    assert best_saved(tmp_path / "left") == best_saved(tmp_path / "whole") and best_saved(tmp_path / "left").step == 10
+    assert summaries[0]["best"] == summaries[1]["best"] and summaries[1]["best"]["step"] == 10
+    assert saved_steps(tmp_path / "left") == saved_steps(tmp_path / "whole")
+    assert run_fingerprint(tmp_path / "left") == run_fingerprint(tmp_path / "whole")
 
 
 def test_a_best_step_that_is_gone_is_best_no_more(left, tmp_path):

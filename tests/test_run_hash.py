@@ -61,6 +61,11 @@ def test_the_clock_and_the_length_of_its_columns_move_nothing(folder):
     assert saved(folder()) == saved(folder(), host=later, rows=rows)
 
 
+def test_which_saved_step_is_the_best_moves_nothing(folder):
+    """It depends on Checkpoint.every, which a resume may change."""
+    assert saved(folder(), host={**HOST, "best": [2, 0.5]}) == saved(folder())
+
+
 def test_rows_after_the_step_are_no_part_of_it(folder):
     rows = [{"step": 3, "loss": 0.5}, {"step": 4, "loss": 0.25}]
     assert saved(folder(), rows=rows) == saved(folder())

@@ -62,7 +62,7 @@ from jrl.run.report.rollouts import lost_chunks, open_rollouts
 from jrl.run.report.sinks import open_sinks
 from jrl.run.report.summary import write_summary
 from jrl.run.report.text import printable
-from jrl.run.stage_steps import ends, stage_at, starts, warms_up
+from jrl.run.stage_steps import can_be_best, ends, stage_at, starts, warms_up
 from jrl.run.teacher import open_teacher, with_teacher
 from jrl.run.throughput import count_rows, figures
 from jrl.tasks.data.curricula import Outcomes
@@ -395,7 +395,9 @@ def save(job: Job, progress: Progress) -> None:
     """Writes a checkpoint: the state, and how much of every file belongs to it."""
     job.processes.status.begin("saving")  # so that other processes know where this one is
     with job.timed("checkpoint"), job.spent("save"):
-        job.best = update_best(job.best, job.done, job.accuracy)
+        # Not after a step that is saved only because the run was stopped: the best would depend on where it was.
+        if can_be_best(job.config, job.done):
+            job.best = update_best(job.best, job.done, job.accuracy)
         tree, host = to_save(job, progress.waiting)
         check_not_diverged(job, progress.state, host)
         best = None if job.best is None else job.best.step

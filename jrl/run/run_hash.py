@@ -14,8 +14,9 @@ from jrl.run.checkpoints.run_state import DamagedStep, list_steps, restore_step,
 from jrl.run.report.metrics import read_metrics
 from jrl.types import PyTree
 
-# Entries of the host part of a save that depend on the clock or the machine. The rows of metrics hold times.
-OUTSIDE = ("time", "metrics_offset", "metrics_sha256")
+# Entries of the host part of a save that depend on the clock or the machine (the rows of metrics hold times), or on
+# which steps were saved: Checkpoint.every may change when a run is resumed.
+OUTSIDE = ("time", "metrics_offset", "metrics_sha256", "best")
 
 
 def run_fingerprint(folder: str | Path, step: int | None = None) -> dict[str, Any]:
