@@ -8,7 +8,7 @@ from short_runs import run
 from small_model import PLAIN_DECODER
 
 from jrl import cli
-from jrl.run.best import Best, best_saved, update_best
+from jrl.run.best import Best, best_saved, present_best, update_best
 from jrl.run.checkpoints.run_state import NoIntactStep
 from jrl.run.report.messages import best_line
 from jrl.run.run_hash import run_fingerprint, saved_steps
@@ -31,11 +31,16 @@ def test_the_best_step_is_the_first_of_the_highest():
 
 
 @pytest.fixture(scope="module")
-def left(tmp_path_factory):
-    """A run that was left after its sixth step."""
+def original(tmp_path_factory):
     folder = tmp_path_factory.mktemp("best") / "run"
     run(FLAT, folder, stop_after=6)
     return folder
+
+
+@pytest.fixture
+def left(original, tmp_path):
+    """A run that was left after its sixth step."""
+    return shutil.copytree(original, tmp_path / "run")
 
 
 def test_the_best_step_is_kept_over_a_resume(left, capsys):
@@ -68,12 +73,20 @@ def test_the_best_step_does_not_depend_on_where_a_run_was_stopped(tmp_path):
     assert run_fingerprint(tmp_path / "left") == run_fingerprint(tmp_path / "whole")
 
 
-def test_a_best_step_that_is_gone_is_best_no_more(left, tmp_path):
-    """A better one took its place, and was then set aside."""
-    shutil.copytree(left, tmp_path / "run")
-    shutil.rmtree(tmp_path / "run/checkpoints/00000004")
-    run(FLAT, tmp_path / "run", "Online.steps=12")
-    assert best_saved(tmp_path / "run").step == 12 and saved_steps(tmp_path / "run")[-1] == 12
+def test_a_best_step_that_is_gone_is_best_no_more(left):
+    """A better one took its place, and was then set aside or damaged."""
+    shutil.rmtree(left / "checkpoints/00000004")
+    with pytest.raises(ValueError, match=r"has no best checkpoint: .*or the best one is gone\. .* of a step: 6$"):
+        open_trained(left, step="best")
+    run(FLAT, left, "Online.steps=12")
+    assert best_saved(left).step == 8 and saved_steps(left)[-1] == 12
+    assert present_best({"best": [4, 0.5]}, [4, 6]) == Best(4, 0.5) and present_best({"best": [4, 0.5]}, [6]) is None
+    assert present_best({"best": None}, [4]) is None and present_best({}, [4]) is None  # of an earlier version
+
+
+def test_the_best_step_of_an_intact_save_before_a_damaged_one(left):
+    (left / "checkpoints/00000006/host.json").write_text("{}")
+    assert best_saved(left).step == 4
 
 
 def test_a_run_without_evaluated_saves_has_no_best_step(tmp_path, capsys):

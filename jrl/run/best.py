@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jrl.run.checkpoints.run_state import newest_intact, read_host
 from jrl.run.run_hash import saved_steps
@@ -32,15 +33,29 @@ def update_best(best: Best | None, step: int, mean: float | None) -> Best | None
     return Best(step, mean)
 
 
+def present_best(host: Mapping[str, Any], steps: Collection[int]) -> Best | None:
+    """Returns the best step that a save names; None if it names none or that one is gone: a better one took its place,
+    and was set aside or damaged since.
+
+    Args:
+      host: what the save holds other than arrays.
+      steps: the saved steps of its run.
+    """
+    best = host.get("best")
+    return None if best is None or best[0] not in steps else Best(*best)
+
+
 def best_saved(folder: str | Path) -> Best:
-    """Returns the best saved step of a run folder, as its newest intact save has it. Raises ValueError if none was
-    evaluated; NoIntactStep if all saves are damaged."""
+    """Returns the best saved step of a run folder, as its newest intact save has it. Raises ValueError if there is
+    none; NoIntactStep if all saves are damaged."""
+    steps = saved_steps(folder)
     read = lambda step: (None, read_host(Path(folder) / "checkpoints", step))
-    best = newest_intact(folder, saved_steps(folder), read, _log.warning)[2].get("best")
+    best = present_best(newest_intact(folder, steps, read, _log.warning)[2], steps)
     if best is None:
         raise ValueError(
-            f"{folder} has no best checkpoint: no saved step was evaluated on held-out prompts. A stage evaluates "
-            "every Eval.every of its own steps, and the run saves every Checkpoint.every of all steps; let them "
-            "coincide, or give the number of a step"
+            f"{folder} has no best checkpoint: no saved step was evaluated on held-out prompts, or the best one is "
+            "gone. A stage evaluates every Eval.every of its own steps, and the run saves every Checkpoint.every of "
+            "all steps (the save of a stopped run does not count); let them coincide, or give the number of a step: "
+            f"{', '.join(map(str, steps))}"
         )
-    return Best(*best)
+    return best

@@ -34,7 +34,7 @@ from jrl.rollout.collect import Collected, Draw, example_indices, fields, redraw
 from jrl.rollout.sampler import stop_table_on_device
 from jrl.rollout.strategies.contract import PLAIN
 from jrl.run.begin_from import state_from_run
-from jrl.run.best import Best, update_best
+from jrl.run.best import present_best, update_best
 from jrl.run.checkpoints.run_state import NoIntactStep, StateMismatch, list_steps, newest_intact
 from jrl.run.clock import StepWork
 from jrl.run.identity import PUBLISHED, RefusedIdentity
@@ -233,9 +233,7 @@ def take_up(job: Job, tree: dict[str, PyTree], host: dict[str, Any]) -> tuple[Dr
     job.skipped, job.unscored, job.without_signal = (in_a_row[k] for k in ("skipped", "unscored", "without_signal"))
     job.overflowed = dict(host.get("overflowed", {}))  # earlier versions saved neither
     job.last_signal = None if (signal := host.get("last_signal")) is None else (signal[0], signal[1])
-    best = None if host.get("best") is None else Best(*host["best"])
-    # A better one may have taken its place, and was set aside or damaged since.
-    job.best = best if best is not None and best.step in job.run_state.steps() else None
+    job.best = present_best(host, job.run_state.steps())
     earlier = host["time"]["seconds"]
     job.seconds = earlier | {name: earlier.get(name, 0.0) + seconds for name, seconds in job.seconds.items()}
     job.sampled_tokens = host["time"]["sampled_tokens"]
