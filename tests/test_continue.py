@@ -60,6 +60,17 @@ def test_a_change_that_the_checkpoint_does_not_fit_changes_nothing(tmp_path):
     jrl.train("configs/tiny.gin", [*TINY[1:], "Online.steps=3"], run=run)
 
 
+def test_a_change_of_the_evaluation_that_the_data_do_not_fit_changes_nothing(tmp_path):
+    """As it is refused for a new run, not at the first step that is evaluated."""
+    run, evaluated = tmp_path / "run", ["Config.eval=@Eval()", "Data.held_out_every=10", "Eval.prompts=8"]
+    jrl.train("configs/tiny.gin", [*TINY, *evaluated], run=run)
+    before = {path: path.read_bytes() for path in run.iterdir() if path.suffix in (".json", ".gin", ".jsonl")}
+    more = [*TINY[1:], "Online.steps=4", *evaluated[:2], "Eval.prompts=1000"]
+    with pytest.raises(ValueError, match="1000 held-out prompts requested, "):
+        jrl.train("configs/tiny.gin", more, run=run, accept_change=True)
+    assert {path: path.read_bytes() for path in before} == before
+
+
 def test_a_new_run_begins_with_the_weights_and_tokenizer_of_another(tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     jrl.train("configs/tiny.gin", TINY, run=first)

@@ -109,8 +109,8 @@ def preflight_data(
     held_out: Callable[[Stop], list[Visit]],
     stop: Stop,
 ) -> None:
-    """Raises ValueError for data that would stop a new run later: no usable prompt, no stored row, nothing held out for
-    evaluation, or no verifier for the first prompt. The run reads its data again from the start."""
+    """Raises ValueError for data that would stop a run later: no usable prompt, no stored row, nothing held out for
+    evaluation, or no verifier for the first prompt. The run opens streams of its own."""
     open_ = lambda source: open_stream(source, tokenizer, config.data, seed=config.run.seed, stop=stop)
     stored = iter(data.stored)
     for stage in stages:

@@ -277,7 +277,8 @@ def open_job(
             publish=folder.publish,
             address=folder.address,
         )
-        if beside is None and not paths.exists(path / "manifest.json"):  # else another member has checked the same data
+        is_new = not paths.exists(path / "manifest.json")
+        if beside is None and (is_new or changes):  # else another member has checked the same data
             preflight_data(config, data, tokenizer, job.stages, job.scorer, job.held_out, stop.is_set)
         begin_folder(job, initial_config, manifest, changes)
         stack.callback(close_files, job)
