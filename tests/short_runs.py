@@ -11,13 +11,14 @@ import jrl
 from jrl.run.report.rollouts import read_rollouts
 
 
-def run(settings, folder, *bindings, stop_after=None):
+def run(settings, folder, *bindings, stop_after=None, accept_change=False):
     """Trains configs/tiny.gin with settings that bindings may replace, or trains until a step is done and leaves as a
     notebook would; returns the steps seen."""
     seen = []
     named = {binding.partition("=")[0]: binding for binding in [*settings, *bindings]}
     parts = [PARTS] if BIGRAM in named.values() else []
-    with contextlib.closing(jrl.steps("configs/tiny.gin", list(named.values()), parts=parts, run=folder)) as steps:
+    how = dict(parts=parts, run=folder, accept_change=accept_change)
+    with contextlib.closing(jrl.steps("configs/tiny.gin", list(named.values()), **how)) as steps:
         for step in steps:
             seen.append(step)
             if step.step == stop_after:

@@ -8,8 +8,10 @@ from short_runs import run
 from small_model import PLAIN_DECODER
 
 from jrl import cli
+from jrl.resolve import load_config
 from jrl.run.best import Best, best_saved, present_best, update_best
 from jrl.run.checkpoints.run_state import NoIntactStep
+from jrl.run.identity import eval_identity
 from jrl.run.report.messages import best_line
 from jrl.run.run_hash import run_fingerprint, saved_steps
 from jrl.run.trained import open_trained
@@ -23,11 +25,37 @@ FLAT = [*PLAIN_DECODER, "Online.prompts=4", "Online.samples=2", "Online.steps=8"
 def test_the_best_step_is_the_first_of_the_highest():
     best = None
     for step, mean in [(2, None), (4, 0.25), (6, 0.5), (8, None), (10, 0.5), (12, 0.0)]:
-        best = update_best(best, step, mean)
-    assert best == Best(6, 0.5) and update_best(None, 3, 0.0) == Best(3, 0.0) and update_best(None, 3, None) is None
-    assert best_line("a b", *best) == (
+        best = update_best(best, step, mean, "a")
+    assert best == Best(6, 0.5, "a") and update_best(None, 3, 0.0, "a") == Best(3, 0.0, "a")
+    assert update_best(None, 3, None, "a") is None
+    assert best_line("a b", best.step, best.mean) == (
         "best checkpoint: step 6, 50.0 % of held-out prompts; jrl export 'a b' --step best --to DIR writes its policy"
     )
+
+
+def test_the_best_step_of_another_evaluation_is_replaced():
+    best = Best(6, 0.5, "a")
+    assert update_best(best, 8, 0.0, "b") == Best(8, 0.0, "b") and update_best(best, 8, None, "b") == best
+    of_an_earlier_version = Best(6, 0.5)
+    assert update_best(of_an_earlier_version, 8, 0.5, "b") == of_an_earlier_version
+    assert update_best(of_an_earlier_version, 8, 0.6, "b") == Best(8, 0.6, "b")
+
+
+def test_evaluations_differ_by_what_accuracy_depends_on_besides_the_policy():
+    manifest_identity = {"data": "d", "parts": {}, "config": "of all fields"}
+
+    def identity(*bindings, **changed):
+        named = {binding.partition("=")[0]: binding for binding in [*FLAT, *bindings]}
+        config, _ = load_config("configs/tiny.gin", list(named.values()))
+        return eval_identity(config, {"identity": {**manifest_identity, **changed}})
+
+    same = ["AdamW.weight_decay=0.1", "Online.objective=@GRPO()", "Eval.every=2", "Eval.batch=8", "Scoring.workers=2",
+            "Checkpoint.every=3", "Decoder.layers=3", "Config.adapter=@LoRA()", "LoRA.rank=2"]  # fmt: skip
+    assert identity(*same, config="with other fields") == identity()
+    other = ["Eval.prompts=4", "Eval.samples=2", "Eval.temperature=0.5", "Data.held_out_every=5", "Run.seed=1",
+             "Sampler.completion_length=5", "Addition.digits=2"]  # fmt: skip
+    identities = {identity(data="e"), identity(parts={"part.py": "p"}), *map(identity, other)}
+    assert len(identities) == 2 + len(other) and identity() not in identities
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +75,7 @@ def test_the_best_step_is_kept_over_a_resume(left, capsys):
     rows = [json.loads(line) for line in (left / "metrics.jsonl").read_text().splitlines()]
     mean = rows[3]["eval/mean"]
     assert [row["step"] for row in rows if "eval/mean" in row] == [4]
-    assert best_saved(left) == Best(4, mean) and saved_steps(left) == [4, 6]
+    assert best_saved(left)[:2] == (4, mean) and saved_steps(left) == [4, 6]
     run(FLAT, left)
     shown = capsys.readouterr().out
     assert "evaluating after step 8" in shown and "evaluating after rl" not in shown  # the same weights
@@ -71,6 +99,24 @@ def test_the_best_step_does_not_depend_on_where_a_run_was_stopped(tmp_path):
     assert summaries[0]["best"] == summaries[1]["best"] and summaries[1]["best"]["step"] == 10
     assert saved_steps(tmp_path / "left") == saved_steps(tmp_path / "whole")
     assert run_fingerprint(tmp_path / "left") == run_fingerprint(tmp_path / "whole")
+
+
+def test_an_accepted_evaluation_replaces_the_best_step_at_its_first_save(left, capsys):
+    """A lower accuracy too, by an easier or harder measure. Until then the step stays, and is not shown."""
+    old, settings = best_saved(left), [*FLAT, "Eval.prompts=4", "Eval.temperature=0.01"]
+    run(settings, left, "Online.steps=6", accept_change=True)  # has them already
+    assert json.loads((left / "summary.json").read_text())["best"] is None and best_saved(left) == old
+    run(settings, left)
+    new = best_saved(left)
+    assert (old.step, new.step) == (4, 8) and new.mean < old.mean and new.eval_identity != old.eval_identity
+    assert json.loads((left / "summary.json").read_text())["best"] == {"step": 8, "mean": new.mean}
+    assert "best checkpoint" not in capsys.readouterr().out
+
+
+def test_an_accepted_learning_rate_keeps_the_best_step(left):
+    old = best_saved(left)
+    run([*FLAT, "AdamW.learning_rate=2e-30"], left, accept_change=True)
+    assert best_saved(left) == old and json.loads((left / "summary.json").read_text())["best"]["step"] == old.step
 
 
 def test_a_best_step_that_is_gone_is_best_no_more(left):

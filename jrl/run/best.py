@@ -13,6 +13,7 @@ from jrl.run.run_hash import saved_steps
 _log = logging.getLogger(__name__)
 
 BEST = "best"  # in place of a step: `--step best`
+UNKNOWN = ""  # the identity of an evaluation in a save of an earlier version
 
 
 class Best(NamedTuple):
@@ -20,17 +21,25 @@ class Best(NamedTuple):
 
     step: int
     mean: float  # share of correct completions, as in `eval/mean` of metrics.jsonl
+    eval_identity: str = UNKNOWN  # of the evaluation that measured it (jrl/run/identity.py)
 
 
-def update_best(best: Best | None, step: int, mean: float | None) -> Best | None:
-    """Returns the best saved step once `step` is saved too; at equal accuracy the earlier one.
+def is_comparable(best: Best, eval_identity: str) -> bool:
+    """Whether a best step was measured by an evaluation of this identity. One of unknown identity counts as such."""
+    return best.eval_identity in (UNKNOWN, eval_identity)
+
+
+def update_best(best: Best | None, step: int, mean: float | None, eval_identity: str) -> Best | None:
+    """Returns the best saved step once `step` is saved too; at equal accuracy the earlier one. One that another
+    evaluation measured (--accept-change) is replaced: the two accuracies do not compare.
 
     Args:
       mean: held-out accuracy after `step`; None: it was not evaluated, or no completion could be scored.
+      eval_identity: of the evaluation that measured it.
     """
-    if mean is None or (best is not None and mean <= best.mean):
+    if mean is None or (best is not None and is_comparable(best, eval_identity) and mean <= best.mean):
         return best
-    return Best(step, mean)
+    return Best(step, mean, eval_identity)
 
 
 def present_best(host: Mapping[str, Any], steps: Collection[int]) -> Best | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import logging
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,18 @@ from jrl.run.report.manifest import compare, make_manifest, read_manifest, write
 _log = logging.getLogger(__name__)
 
 PUBLISHED = "published"  # a copy of the model's configuration, so that a run can be read without that folder
+# Besides FREE, what held-out accuracy depends on through the policy alone. Verifiers decide it, not reward models and
+# judges.
+NOT_OF_EVALUATION = (
+    "Config.stages",
+    "Config.model",
+    "Config.teacher",
+    "Config.adapter",
+    "Config.reward",
+    "Config.judges",
+    "Eval.every",
+    "Eval.batch",
+)
 REWARD = "reward.json"  # which weights, tokenizer and config.json Config.reward began with
 
 
@@ -49,6 +62,17 @@ def identify(config: Config, parts: Parts, tokenizer: Any, data: str) -> dict[st
         seed=config.run.seed,
         mesh=mesh_sizes(config),
     )
+
+
+def eval_identity(config: Config, manifest: dict[str, Any]) -> str:
+    """Returns a hash, in hex, of what a run's held-out accuracy depends on besides the policy: two accuracies compare
+    only if it is equal. The data of other stages and the rest of a part count too.
+
+    Args:
+      manifest: as `identify` returns it.
+    """
+    identity = {**manifest["identity"], "config": gin.identity(config, (*FREE, *NOT_OF_EVALUATION))}
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
 def mesh_sizes(config: Config) -> dict[str, Any]:

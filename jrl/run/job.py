@@ -33,6 +33,7 @@ from jrl.run.folder import held_folder
 from jrl.run.identity import (
     check_not_foreign,
     continue_configuration,
+    eval_identity,
     identify,
     record_change,
     refuse_another,
@@ -88,6 +89,7 @@ class Job:
     origin: Origin | None  # the other run whose weights it begins with
     speed: Speed
     profile: Profile
+    eval_identity: str  # of what measures held-out accuracy
     # Changed by the loop.
     opened: float  # monotonic seconds
     run_clock: RunClock | None  # where the time of this process goes; None: a member of a population
@@ -272,13 +274,13 @@ def open_job(
             profile=Profile(
                 profile, profile_folder(path, processes.index, processes.count), display.note, run_clock.on
             ),
+            eval_identity=eval_identity(initial_config, manifest),
             published=initial_config.model if isinstance(initial_config.model, Published) else None,
             origin=origin,
             publish=folder.publish,
             address=folder.address,
         )
-        is_new = not paths.exists(path / "manifest.json")
-        if beside is None and (is_new or changes):  # else another member has checked the same data
+        if beside is None and (changes or not paths.exists(path / "manifest.json")):  # all members have the same data
             preflight_data(config, data, tokenizer, job.stages, job.scorer, job.held_out, stop.is_set)
         begin_folder(job, initial_config, manifest, changes)
         stack.callback(close_files, job)

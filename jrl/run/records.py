@@ -34,7 +34,7 @@ from jrl.rollout.collect import Collected, Draw, example_indices, fields, redraw
 from jrl.rollout.sampler import stop_table_on_device
 from jrl.rollout.strategies.contract import PLAIN
 from jrl.run.begin_from import state_from_run
-from jrl.run.best import present_best, update_best
+from jrl.run.best import is_comparable, present_best, update_best
 from jrl.run.checkpoints.run_state import NoIntactStep, StateMismatch, list_steps, newest_intact
 from jrl.run.clock import StepWork
 from jrl.run.identity import PUBLISHED, RefusedIdentity
@@ -395,7 +395,7 @@ def save(job: Job, progress: Progress) -> None:
     with job.timed("checkpoint"), job.spent("save"):
         # Not after a step that is saved only because the run was stopped: the best would depend on where it was.
         if can_be_best(job.config, job.done):
-            job.best = update_best(job.best, job.done, job.accuracy)
+            job.best = update_best(job.best, job.done, job.accuracy, job.eval_identity)
         tree, host = to_save(job, progress.waiting)
         check_not_diverged(job, progress.state, host)
         best = None if job.best is None else job.best.step
@@ -639,6 +639,7 @@ def summarize(job: Job) -> None:
         return
     sampling = sum(job.seconds.get(stage.name, 0.0) for stage in job.stages if isinstance(stage, OnlineStage))
     note_time(job)
+    best = job.best if job.best is not None and is_comparable(job.best, job.eval_identity) else None
     summary = write_summary(
         job.folder / "summary.json",
         steps=job.done,
@@ -647,7 +648,7 @@ def summarize(job: Job) -> None:
         tokens_per_second=job.sampled_tokens / sampling if sampling and job.sampled_tokens else None,
         peak_bytes=job.memory.peak,
         goodput=None if job.goodput is None else goodput(read_goodput(job.folder)),
-        best=None if job.best is None else job.best._asdict(),
+        best=None if best is None else {"step": best.step, "mean": best.mean},
     )
     streams = [stream for stage in job.stages for stream in (stream_of(job, stage), stored_stream(stage))]
     for stream in {id(s): s for s in streams if s is not None}.values():
@@ -656,8 +657,8 @@ def summarize(job: Job) -> None:
     for name, result in job.evals.items():
         job.display.note(evaluation_line(name.replace("_", " "), result))
     last = next(reversed(job.evals.values()), {}).get("mean")
-    if job.best is not None and last is not None and job.best.mean > last:
-        job.display.note(best_line(job.location, *job.best))
+    if best is not None and last is not None and best.mean > last:
+        job.display.note(best_line(job.location, best.step, best.mean))
     job.display.close(
         closing_message(
             job.location,

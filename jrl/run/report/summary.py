@@ -32,7 +32,8 @@ def write_summary(
       tokens_per_second: sampled tokens over the time of RL; None where nothing was sampled.
       peak_bytes: of the whole process tree; None where it cannot be read.
       goodput: as `jrl.run.report.goodput` has it; None: a member of a population.
-      best: "step" and "mean" of the saved step with the highest held-out accuracy; None: no saved step was evaluated.
+      best: "step" and "mean" of the saved step with the highest held-out accuracy; None: no saved step was evaluated,
+        or not as the run evaluates now.
     Raises ValueError for a missing key. A number that is not finite becomes null.
     """
     if "total" not in seconds:
