@@ -245,10 +245,12 @@ def learned_if_stopping(job: Job, learned: Learned) -> Learned | None:
 def evaluate_once(job: Job, state: TrainState, name: str) -> None:
     """Evaluates the policy under a name, such as "before_rl", unless the run has already done so. What was measured at
     the same step under another name is not measured again."""
-    if job.config.eval is not None and name not in job.evals:
+    if job.config.eval is None:
+        return
+    if name not in job.evals:
         step, result = job.evaluated
         job.evals[name] = result if step == job.done else evaluate(job, state, name.replace("_", " "))
-        job.evaluated = (job.done, job.evals[name])
+    job.evaluated = (job.done, job.evals[name])
 
 
 def evaluate_step(job: Job, state: TrainState, step: int) -> dict[str, Any]:

@@ -106,7 +106,6 @@ class Job:
     without_signal: int | None = 0  # steps since the start, all without a gradient; None: one had a gradient
     last_signal: tuple[int, float] | None = None  # (step, mean reward) of the newest step with a gradient; None: none
     lost_signal: LostSignal | None = None  # at the last step that was emitted
-    accuracy: float | None = None  # held-out, after the last step that was emitted; None: it was not evaluated
     best: Best | None = None  # of the saved steps
     final_reward: float | None = None  # mean reward of the last step that was emitted
     rollout_rows: int = 0  # committed to the store

@@ -393,9 +393,10 @@ def save(job: Job, progress: Progress) -> None:
     """Writes a checkpoint: the state, and how much of every file belongs to it."""
     job.processes.status.begin("saving")  # so that other processes know where this one is
     with job.timed("checkpoint"), job.spent("save"):
-        # Not after a step that is saved only because the run was stopped: the best would depend on where it was.
-        if can_be_best(job.config, job.done):
-            job.best = update_best(job.best, job.done, job.accuracy, job.eval_identity)
+        step, result = job.evaluated
+        # Not a step that is saved only because the run was stopped: the best would depend on where it was.
+        if step == job.done and can_be_best(job.config, step):
+            job.best = update_best(job.best, step, result["mean"], job.eval_identity)
         tree, host = to_save(job, progress.waiting)
         check_not_diverged(job, progress.state, host)
         best = None if job.best is None else job.best.step
@@ -517,7 +518,7 @@ def emit(job: Job, step: Step) -> Step:
     job.metrics.append({"step": step.step, "phase": step.phase, **step.metrics})
     note_time(job)
     job.display.step({"step": step.step, "phase": step.phase, **step.metrics})
-    job.lost_signal, job.accuracy = None, step.metrics.get("eval/mean")
+    job.lost_signal = None
     if step.batch is not None:
         show_samples(job, step)
         job.final_reward = step.metrics["reward/mean"]

@@ -15,11 +15,14 @@ import numpy as np
 import pytest
 from short_runs import run as train_alone
 
+from jrl import loop
 from jrl.config import ConfigError
 from jrl.device.sharding import MeshShape, make_mesh, members_mesh
 from jrl.learning.nonfinite import Fault
 from jrl.rollout.scoring import ScoringStopped, WorkersLost
 from jrl.run import population as populations
+from jrl.run import records
+from jrl.run.best import best_saved
 from jrl.run.checkpoints.run_state import list_steps, restore_step
 from jrl.run.identity import RefusedIdentity
 from jrl.run.population import open_population
@@ -54,13 +57,16 @@ def mesh_of_the_runs():
         yield
 
 
+EVALUATED = ["Config.eval=@Eval()", "Eval.prompts=4", "Eval.every=3", "Data.held_out_every=10"]
+
+
 def configs_of(*bindings):
     return read_configs(read_sweep("configs/tiny.gin", [*TINY, *bindings]))
 
 
 @contextlib.contextmanager
-def opened(folder, names=MEMBERS, stop=None, devices=None):
-    configs, parts = configs_of(*SWEPT)
+def opened(folder, names=MEMBERS, stop=None, devices=None, settings=()):
+    configs, parts = configs_of(*SWEPT, *settings)
     show = lambda name: lambda ends: open_display(ends, open(folder / f"{name}.log", "w"), live=False)
     folder.mkdir(exist_ok=True)
     chosen = {name: configs[name] for name in names}
@@ -125,6 +131,30 @@ def test_order_and_a_stop_change_no_bit(trained, interrupted):
         assert run_fingerprint(folder / name, 3) == run_fingerprint(trained / name, 3), name
     hashes = [run_fingerprint(trained / name, 3)["params"] for name in MEMBERS]
     assert len(set(hashes)) == 4, "members that learn the same are no population"
+
+
+@pytest.mark.parametrize(("module", "name", "before"), [(populations, "save_members", True),
+                                                       (records, "summarize", False)])  # fmt: skip
+def test_members_of_a_population_that_was_killed_before_it_ended_have_a_best_step(tmp_path, module, name, before):
+    """Killed after the last checkpoint of all members and before those of each, or after the summary of one."""
+    called = getattr(module, name)
+
+    def killed(*args):
+        before or called(*args)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, opened(tmp_path, MEMBERS[:2], settings=EVALUATED) as population:
+        patch.setattr(module, name, killed)
+        with pytest.raises(KeyboardInterrupt):
+            sweep_population.run(population, threading.Event(), lambda: None)
+    with pytest.MonkeyPatch.context() as patch, opened(tmp_path, MEMBERS[:2], settings=EVALUATED) as population:
+        assert population.run_state.steps()[-1] == 3
+        patch.setattr(loop, "precompile", lambda job, done: None)  # nothing is frozen: the evaluation alone is left
+        sweep_population.run(population, threading.Event(), lambda: None)
+    for name in MEMBERS[:2]:
+        row = list(read_metrics(tmp_path / name / "metrics.jsonl"))[-1]
+        assert best_saved(tmp_path / name)[:2] == (3, row["eval/mean"])
+        assert json.loads((tmp_path / name / "summary.json").read_text())["best"]["step"] == 3
 
 
 def test_a_member_that_cannot_be_scored_fails_alone_and_lost_workers_stop_all_of_them(trained, tmp_path):
