@@ -57,7 +57,7 @@ def mesh_of_the_runs():
         yield
 
 
-EVALUATED = ["Config.eval=@Eval()", "Eval.prompts=4", "Eval.every=3", "Data.held_out_every=10"]
+EVALUATED = ["Config.eval=@Eval()", "Eval.prompts=4", "Data.held_out_every=10"]
 
 
 def configs_of(*bindings):
@@ -137,17 +137,17 @@ def test_order_and_a_stop_change_no_bit(trained, interrupted):
                                                        (records, "summarize", False)])  # fmt: skip
 def test_members_of_a_population_that_was_killed_before_it_ended_have_a_best_step(tmp_path, module, name, before):
     """Killed after the last checkpoint of all members and before those of each, or after the summary of one."""
-    called = getattr(module, name)
+    called, settings = getattr(module, name), [*EVALUATED, "Eval.every=3"]
 
     def killed(*args):
         before or called(*args)
         raise KeyboardInterrupt
 
-    with pytest.MonkeyPatch.context() as patch, opened(tmp_path, MEMBERS[:2], settings=EVALUATED) as population:
+    with pytest.MonkeyPatch.context() as patch, opened(tmp_path, MEMBERS[:2], settings=settings) as population:
         patch.setattr(module, name, killed)
         with pytest.raises(KeyboardInterrupt):
             sweep_population.run(population, threading.Event(), lambda: None)
-    with pytest.MonkeyPatch.context() as patch, opened(tmp_path, MEMBERS[:2], settings=EVALUATED) as population:
+    with pytest.MonkeyPatch.context() as patch, opened(tmp_path, MEMBERS[:2], settings=settings) as population:
         assert population.run_state.steps()[-1] == 3
         patch.setattr(loop, "precompile", lambda job, done: None)  # nothing is frozen: the evaluation alone is left
         sweep_population.run(population, threading.Event(), lambda: None)
@@ -155,6 +155,28 @@ def test_members_of_a_population_that_was_killed_before_it_ended_have_a_best_ste
         row = list(read_metrics(tmp_path / name / "metrics.jsonl"))[-1]
         assert best_saved(tmp_path / name)[:2] == (3, row["eval/mean"])
         assert json.loads((tmp_path / name / "summary.json").read_text())["best"]["step"] == 3
+
+
+def test_members_of_a_population_that_was_killed_after_a_stage_have_its_checkpoint(tmp_path):
+    settings = [*EVALUATED, "Eval.every=1", "Config.stages=[@first/Online(), @Online()]", "first/Online.steps=1",
+                "first/Online.objective=@GRPO()", "first/Online.name='first'"]  # fmt: skip
+    save = populations.save
+
+    def killed(population, progress):
+        save(population, progress)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, opened(tmp_path, MEMBERS[:2], settings=settings) as population:
+        patch.setattr(populations, "save", killed)
+        with pytest.raises(KeyboardInterrupt):
+            sweep_population.run(population, threading.Event(), lambda: None)
+    with opened(tmp_path, MEMBERS[:2], settings=settings) as population:
+        assert population.run_state.steps() == [1]
+        sweep_population.run(population, threading.Event(), lambda: None)
+    for name in MEMBERS[:2]:
+        means = {row["step"]: row["eval/mean"] for row in read_metrics(tmp_path / name / "metrics.jsonl")}
+        assert list_steps(tmp_path / name / "checkpoints") == [1, 4]
+        assert best_saved(tmp_path / name).mean == max(means[1], means[4])
 
 
 def test_a_member_that_cannot_be_scored_fails_alone_and_lost_workers_stop_all_of_them(trained, tmp_path):

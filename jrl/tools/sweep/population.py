@@ -276,6 +276,8 @@ def run(population: Population, stop: threading.Event, tick: Callable[[], None],
             pending = None
             if ended:
                 populations.check_end(population, progress.state)
+                if first.done < first.total:  # before the checkpoint of all: a resume from it does not come here again
+                    populations.save_members(population, progress)
             populations.save(population, progress)
 
     while first.done < first.total:
@@ -302,8 +304,6 @@ def run(population: Population, stop: threading.Event, tick: Callable[[], None],
         ended = first.done == ends(first.config)[progress.stage]
         if saves_after(first.config, first.done):
             save(ended=ended)
-        if ended and first.done < first.total:
-            populations.save_members(population, progress)
         if stop.is_set() or population.failed.keys() >= population.jobs.keys():
             break
     save()
