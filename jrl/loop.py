@@ -28,7 +28,7 @@ from jrl.run.online import OnlineStage
 from jrl.run.precompile import compile_run
 from jrl.run.programs import abstract
 from jrl.run.records import STOP_AFTER_SKIPPED, Preempted, Progress, Step, draws_ahead
-from jrl.run.report.messages import evaluation_line, saved_message
+from jrl.run.report.messages import saved_message
 from jrl.run.sampler_devices import mesh_text, publication_of, publication_text
 from jrl.run.stage_steps import can_have_best, ends, evaluated_steps, evaluates_after, saves_after, stage_at, warms_up
 from jrl.tasks.stopping import StopRequested, never
@@ -91,8 +91,9 @@ def steps(job: Job) -> Iterator[Step]:
                 job.program_cache.freeze()
             ended = job.done == ends(job.config)[progress.stage]
             saves = saves_after(job.config, job.done)
-            # After a skipped update, every step is checked before the next one starts.
-            if saves or job.skipped:
+            # After a skipped update, every step is checked before the next one starts; one that was evaluated has been
+            # waited for.
+            if saves or job.skipped or step.evaluation is not None:
                 emitted, pending = records.emit(job, pending), None
                 if job.skipped >= STOP_AFTER_SKIPPED:
                     raise fault.stopped(job, progress, emitted)
@@ -232,7 +233,8 @@ def take_step(job: Job, progress: Progress) -> tuple[Progress, Step]:
     )
     step = Step(job.done + 1, stage.name, stepped.metrics, stepped.batch, learned_if_stopping(job, stepped.learned))
     if evaluates_after(job.config, job.done + 1):
-        step.metrics |= numbers(evaluate_step(job, stepped.state, job.done + 1))
+        step.evaluation = evaluate_step(job, stepped.state, job.done + 1)
+        step.metrics |= numbers(step.evaluation)
     records.keep(job, step)
     return Progress(stepped.state, stepped.waiting, progress.stage), step
 
@@ -249,7 +251,10 @@ def evaluate_once(job: Job, state: TrainState, name: str) -> None:
         return
     if name not in job.evals:
         step, result = job.evaluated
-        job.evals[name] = result if step == job.done else evaluate(job, state, name.replace("_", " "))
+        if step != job.done:
+            result = evaluate(job, state, name.replace("_", " "))
+            records.show_evaluation(job, name.replace("_", " "), result)
+        job.evals[name] = result
     job.evaluated = (job.done, job.evals[name])
 
 
@@ -276,9 +281,4 @@ def evaluate(job: Job, state: TrainState, name: str, *, interruptible: bool = Tr
         except StopRequested as error:
             raise Preempted(f"stopped during an evaluation. {saved_message(job.done, job.total)}") from error
     del result["by_prompt"], result["rewards"], result["completions"]  # only `jrl eval` uses them, to compare policies
-    temperature = job.config.eval.temperature
-    how = "greedy" if temperature is None else f"temperature {temperature:g}"
-    job.display.note(f"{evaluation_line(name, result)}; the first ({how}):")
-    first = result["sample"]
-    job.display.sample(first["prompt"], first["completion"], first["reward"])
     return result

@@ -79,6 +79,7 @@ def test_the_best_step_is_kept_over_a_resume(left, capsys):
     run(FLAT, left)
     shown = capsys.readouterr().out
     assert "evaluating after step 8" in shown and "evaluating after rl" not in shown  # the same weights
+    assert shown.index("step 8/8") < shown.index("after step 8: ")  # what was measured comes under its step
     summary = json.loads((left / "summary.json").read_text())
     assert summary["best"] == {"step": 4, "mean": mean} and summary["eval"]["after_rl"]["n"] == 8
     assert saved_steps(left) == [4, 6, 8]  # 8 has not shown that its weights are finite, as 6 has

@@ -10,7 +10,7 @@ import logging
 import math
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -117,6 +117,7 @@ class Step:
     examples: list[str] = dataclasses.field(default_factory=list)  # the id of every stored row; [] if unknown
     seconds: float = 0.0  # that the loop spent in it, or waiting for its update
     work: StepWork | None = None  # what the time was spent on; None once the step is emitted
+    evaluation: dict[str, Any] | None = None  # of the policy after it (Eval.every); None: it was not evaluated
 
     @property
     def sampled_tokens(self) -> int:
@@ -523,6 +524,8 @@ def emit(job: Job, step: Step) -> Step:
         show_samples(job, step)
         job.final_reward = step.metrics["reward/mean"]
         warn(job, step)
+    if step.evaluation is not None:
+        show_evaluation(job, f"after step {step.step}", step.evaluation)
     job.skipped = job.skipped + 1 if step.metrics[OF_UPDATES] else 0
     note_overflows(job, step)
     job.unscored = job.unscored + 1 if step.metrics.get("rollout/valid_share") == 0 else 0
@@ -533,6 +536,15 @@ def emit(job: Job, step: Step) -> Step:
             f"The first said: {next(filter(None, step.batch.host_scores.details), 'nothing')}"
         )
     return step
+
+
+def show_evaluation(job: Job, name: str, result: Mapping[str, Any]) -> None:
+    """Shows the held-out accuracy of the policy, with its first completion. name: when it was measured."""
+    temperature = job.config.eval.temperature
+    how = "greedy" if temperature is None else f"temperature {temperature:g}"
+    job.display.note(f"{evaluation_line(name, result)}; the first ({how}):")
+    first = result["sample"]
+    job.display.sample(first["prompt"], first["completion"], first["reward"])
 
 
 def note_overflows(job: Job, step: Step) -> None:
