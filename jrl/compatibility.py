@@ -556,11 +556,12 @@ def check_routes(stage: Stage, tables: Tables) -> None:
         raise ValueError("Learner.routes = 'replayed' takes what the sampler recorded, and an Offline stage learns "
                          "from stored rows; set it only for the stage that samples, such as rl/Learner.routes where "
                          "that stage has Online.learner = @rl/Learner()")  # fmt: skip
-    if not configured_strategy(stage, tables).row.keeps_routes:
+    strategy = configured_strategy(stage, tables).row
+    if strategy.drawing is not None and not strategy.keeps_routes:
         raise ValueError(
             f"Learner.routes = 'replayed' does not go with Online.strategy = @{type(stage.strategy).__name__}(): "
             "it draws rows with other weights than the policy's, or after another prompt, where routers choose "
-            "differently; leave it out"
+            "differently (Strategy.keeps_routes = False); leave it out"
         )
 
 

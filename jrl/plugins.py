@@ -10,6 +10,7 @@ names and are sent to the verifier workers as source.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import inspect
 import json
@@ -21,6 +22,7 @@ import jax
 
 from jrl import paths
 from jrl.algos.contract import Objective
+from jrl.algos.results import ARGUMENTS as OBJECTIVE_ARGUMENTS
 from jrl.algos.results import checked, wrong_function
 from jrl.config.schema import schema_of
 from jrl.experiment import TABLES, Config, Tables, config_classes
@@ -45,6 +47,22 @@ ROWS = {"algos": Objective, "optimizers": Optimizer, "strategies": Strategy, "cu
 # What a config class derives from, where jrl reads fields of every row's
 BASES = {"optimizers": OptimizerSettings, "curricula": OutcomeMemory}
 TRACED = ("algos", "optimizers")  # rows whose config classes are pytrees
+# What the functions of rows are called with, by field
+ARGUMENTS = {
+    "algos": OBJECTIVE_ARGUMENTS,
+    "optimizers": {"direction": ("config", "leaves"), "check": ("config", "leaves")},
+    "strategies": {
+        "check": ("config", "setting"),
+        "drawing": ("config", "tokenizer"),
+        "prefix": ("config", "visit", "tokenizer", "room"),
+        "asked": ("config", "visit", "tokenizer", "room"),
+    },
+    "curricula": {
+        "weights": ("config", "table"),
+        "limit": ("config", "table", "order"),
+        "after": ("config", "table"),
+    },
+}
 
 Part = str | Path | Callable[..., Any] | Mapping[str, Mapping[str, Any]]
 
@@ -140,8 +158,8 @@ def _read(part: Part, place: int) -> tuple[str, dict[str, Mapping[str, Any]], Pa
 
 
 def _digest_of(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """Returns a hash of rows given as objects: their names, and the source of the functions that are the user's. What
-    those call is not in it."""
+    """Returns a hash of rows given as objects: their names, and the source of their functions, without those of jrl.
+    What these call, and the modules of a model, are not in it."""
     sources = {
         f"{NAMES[table]}[{name!r}]": {field: _source_of(function) for field, function in row._asdict().items()}
         for table, rows in tables.items()
@@ -152,6 +170,8 @@ def _digest_of(tables: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _source_of(function: Any) -> str | None:
     """Returns the source of a function; None for another object, one of jrl, and one without a source."""
+    while isinstance(function, functools.partial):
+        function = function.func
     if not inspect.isroutine(function) or str(function.__module__).partition(".")[0] == "jrl":
         return None
     try:
@@ -206,8 +226,8 @@ def _row(table: str, name: str, row: Any, where: str) -> Any:
         missing := set(CUSTOM_MODEL_FIELDS) - {field.name for field in dataclasses.fields(row.config)}
     ):
         raise PartError(f"part {where}: the configuration of MODELS[{name!r}] has no {', '.join(sorted(missing))}")
-    if table == "algos" and (problem := wrong_function(row)) is not None:
-        raise PartError(f"part {where}: ALGOS[{name!r}].{problem}")
+    if table in ARGUMENTS and (problem := wrong_function(row, ARGUMENTS[table])) is not None:
+        raise PartError(f"part {where}: {NAMES[table]}[{name!r}].{problem}")
     return checked(row) if table == "algos" else row
 
 

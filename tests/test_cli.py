@@ -346,7 +346,7 @@ def test_a_conversation_is_scored_as_the_policy_would_have_said_it(run, command,
     ("row", "message"),
     [
         ({"messages": [{"role": "user", "content": "q"}]}, "must end with one of the assistant"),
-        ({"messages": [{"role": "user"}]}, "a list of"),
+        ({"messages": [{"role": "user"}]}, 'is not {"role": text, "content": text}'),
         ({"messages": [{"role": "robot", "content": "q"}, {"role": "assistant", "content": "a"}]}, "'robot'"),
         ({"tokens": [1, 99999]}, r"tokens[1] is 99999; ids are whole numbers from 0 to"),
         ({"tokens": [True]}, "tokens[0] is true"),

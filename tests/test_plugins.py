@@ -91,6 +91,40 @@ del {"CURRICULA" if table == "OPTIMIZERS" else "OPTIMIZERS"}
         load_parts([tmp_path / "own.py"])
 
 
+@pytest.mark.parametrize(
+    ("table", "row", "said"),
+    [
+        ("OPTIMIZERS", "Optimizer(Rates, lambda config: None)", r"direction takes \(config\); .* \(config, leaves\)"),
+        ("STRATEGIES", "Strategy(Own, prefix=lambda config, visit: ())", r"prefix takes \(config, visit\); it is"),
+        ("CURRICULA", "Curriculum(Outcomes, lambda table: table.rate)", r"weights takes \(table\); it is called"),
+        ("CURRICULA", "Curriculum(Outcomes, 1.0)", r"weights is a number|weights is .*float"),
+    ],
+)
+def test_a_function_with_other_arguments_is_refused(tmp_path, table, row, said):
+    text = f"""
+import dataclasses
+from jrl.learning.optimizers.contract import Optimizer
+from jrl.learning.optimizers.settings import OptimizerSettings
+from jrl.rollout.strategies.contract import Strategy
+from jrl.tasks.data.curricula import Curriculum, OutcomeMemory
+from jrl.types import traced
+@traced
+class Rates(OptimizerSettings):
+    pass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Own:
+    pass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcomes(OutcomeMemory):
+    pass
+row = {row}
+{table} = {{row.config.__name__: row}}
+"""
+    (tmp_path / "own.py").write_text(text, encoding="utf-8")
+    with pytest.raises(PartError, match=said):
+        load_parts([tmp_path / "own.py"])
+
+
 def test_a_row_whose_score_lacks_the_config_is_refused(tmp_path):
     text = """
 import dataclasses
@@ -308,6 +342,12 @@ def needs_nothing(completion, example):
 
 def GRPO(completion, example):
     return 1.0
+
+
+@pytest.mark.parametrize(("field", "kind"), [("strategy", "strategy"), ("curriculum", "curriculum")])
+def test_an_unknown_part_is_named_by_its_kind(field, kind):
+    with pytest.raises(ConfigError, match=f"unknown {kind} 'Nope'"):
+        load_config("configs/tiny.gin", [f"Online.{field}=@Nope()"])
 
 
 def test_a_verifier_with_the_name_of_a_section_is_refused():

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -43,10 +43,14 @@ class WrongResult(ValueError):
 ARGUMENTS = {part["function"].rpartition(".")[2]: part["inputs"] for part in OBJECTIVE_FUNCTIONS}
 
 
-def wrong_function(objective: Objective) -> str | None:
-    """Returns which of the functions cannot be called with the arguments of the contract, and how it is; None: none."""
-    for name, arguments in ARGUMENTS.items():
-        function = getattr(objective, name)
+def wrong_function(row: Any, arguments_of: Mapping[str, Sequence[str]] = ARGUMENTS) -> str | None:
+    """Returns which function of a row cannot be called with the arguments of its contract, and how it is; None: none.
+
+    Args:
+      arguments_of: by field; those of an objective, unless others are given.
+    """
+    for name, arguments in arguments_of.items():
+        function = getattr(row, name)
         if function is None:
             continue
         if not callable(function):

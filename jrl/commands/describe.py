@@ -46,8 +46,8 @@ def show_help(args: argparse.Namespace) -> int:
 
 
 LIST = Command(
-    "List configurations, formulas, objectives, optimizers, sources, verifiers, environments, data layouts, model "
-    "families or tokenizers.",
+    "List configurations, formulas, objectives, optimizers, sampling strategies, curricula, sources, verifiers, "
+    "environments, data layouts, model families or tokenizers.",
     "jrl list configs",
     add_list_arguments,
     show_list,

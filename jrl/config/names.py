@@ -6,6 +6,8 @@ from jrl.config.errors import ConfigError, nearest, suggestion
 from jrl.config.schema import Schema, classes_in, fields_of
 from jrl.config.syntax import Macro, Reference, Statement, walk
 
+SINGULAR = {"strategies": "strategy", "curricula": "curriculum"}  # names of tables that end otherwise than in one "s"
+
 
 def check_names(statement: Statement, schema: Schema, macros: set[str]) -> None:
     """Raises ConfigError if a statement uses a name that does not exist, even if a later statement overrides it."""
@@ -32,7 +34,7 @@ def _unknown_part(name: str, statement: Statement, schema: Schema) -> str:
     if field is None:  # a macro, which any field may use
         return f"unknown part {name!r}{suggestion(name, schema.sections, kind='sections')}"
     valid = sorted({*schema.rows(field), *(c.__name__ for c in classes_in(field.hint))})
-    kind = "part" if field.table is None else field.table.removesuffix("s")
+    kind = "part" if field.table is None else SINGULAR.get(field.table, field.table.removesuffix("s"))
     guess = nearest(name, valid)
     hint = f"; did you mean {guess}?" if guess else "."
     return f"unknown {kind} {name!r}{hint} Available: {', '.join(valid) or 'none'}"

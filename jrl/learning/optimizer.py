@@ -1,6 +1,6 @@
 """An optimizer's step: clip, direction, weight decay, learning rate; nothing changes where the step is not sound.
 
-    gradient --clip--> --direction (AdamW, Muon, Adafactor)--> --weight decay--> --learning rate--> update
+    gradient --clip--> --direction (AdamW, Muon, ..)--> --weight decay--> --learning rate--> update
 
 All floats are traced: changing one never recompiles. In every function, `row` is the row of OPTIMIZERS for `config`,
 and `leaves` is a tree of Leaf.
@@ -26,7 +26,11 @@ from jrl.types import Array, PyTree
 def check(row: Optimizer, config: Any, leaves: PyTree) -> None:
     """Raises ValueError where an optimizer cannot train a model."""
     check_groups(config, leaves)
-    row.check(config, trained_only(config, leaves, leaves))
+    trained = trained_only(config, leaves, leaves)
+    row.check(config, trained)
+    if not isinstance(direction := row.direction(config, trained), optax.GradientTransformation):
+        raise ValueError(f"the direction of {type(config).__name__} is of type {type(direction).__name__}; it must be "
+                         "an optax.GradientTransformation")  # fmt: skip
 
 
 def transformation(row: Optimizer, config: Any, leaves: PyTree) -> optax.GradientTransformation:

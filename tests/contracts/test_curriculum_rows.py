@@ -44,9 +44,18 @@ WRONG = {
         "after_keeps_the_table",
         Curriculum(Own, uniform, after=lambda config, table: table._replace(rate=table.rate.astype(np.float64))),
     ),
+    "a list": ("limit_chooses_from_the_order", Curriculum(Own, uniform, limit=lambda c, t, order: order.tolist())),
+    "sorted": (
+        "limit_chooses_from_the_order",
+        Curriculum(Own, uniform, limit=lambda c, t, order: order.sort() or order),
+    ),
     "it ranks": (
         "comparing_is_declared",
-        Curriculum(Own, lambda config, table: (table.rate <= np.median(table.rate)).astype(float)),
+        Curriculum(Own, lambda config, table: 1e-6 * (table.rate <= np.median(table.rate)).astype(float)),
+    ),
+    "the least visited": (
+        "comparing_is_declared",
+        Curriculum(Own, lambda config, table: (table.judged == table.judged.min()).astype(float)),
     ),
 }
 

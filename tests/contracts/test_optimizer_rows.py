@@ -42,6 +42,9 @@ WRONG = {
         lambda g, params: jax.tree.map(lambda x: x / jnp.sqrt(jnp.sum(x * x)), g)
     ),
     "its_state_keeps_its_structure": stateful(lambda g, state, params: (g, state[None])),
+    "it_takes_none_for_what_is_not_trained": lambda config, leaves: optax.stateless(
+        lambda g, params: {**g, "frozen": jnp.zeros((3, 3))}
+    ),
     "jit_changes_nothing": stateful(
         lambda g, state, params: (g if isinstance(state, jax.core.Tracer) else jax.tree.map(jnp.negative, g), state)
     ),
@@ -53,6 +56,13 @@ def test_a_wrong_optimizer_is_found(contract_test):
     row = own(WRONG[contract_test])
     with pytest.raises(AssertionError):
         CONTRACT_TESTS[contract_test](row, default_config(row))
+
+
+def test_a_state_that_is_not_sharded_as_the_parameters_are_is_found():
+    zeros = lambda params: jax.tree.map(lambda x: jnp.zeros(x.shape), params)
+    row = own(stateful(lambda g, state, params: (jax.tree.map(lambda x, y: jnp.stack([x, y])[0], g, state), g), zeros))
+    with pytest.raises(Exception, match="should have the same sharding"):
+        CONTRACT_TESTS["directions_are_like_the_gradient"](row, default_config(row))
 
 
 def test_a_float_that_is_not_traced_is_found():

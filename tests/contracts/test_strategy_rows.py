@@ -56,6 +56,12 @@ def by_place(rows, shard):
     return shard.sample(prompts, samples=shard.samples, completion_length=shard.completion_length)
 
 
+def by_others(rows, shard):
+    """Draws with a number that depends on all prompts of the batch."""
+    prompts = shard.prompts.replace(uid=shard.prompts.uid + shard.prompts.uid.sum(0, keepdims=True, dtype=jnp.uint32))
+    return shard.sample(prompts, samples=shard.samples, completion_length=shard.completion_length)
+
+
 def same_key(rows, shard):
     return jax.tree.map(jnp.zeros_like, rows) | {"tokens": jnp.zeros_like(rows["tokens"])}
 
@@ -64,18 +70,28 @@ WRONG = {
     "it_is_part_of_the_compile_key": Strategy(config=Own, drawing=lambda config, tokenizer: Plain(lambda *rows: rows)),
     "rows_are_whole": drawing(lambda rows, shard: {**rows, "sample": jnp.zeros_like(rows["sample"])}),
     "rows_begin_with_their_prompt": drawing(lambda rows, shard: {**rows, "tokens": rows["tokens"].at[:, 0].set(0)}),
+    "rows_of_a_prompt_begin_alike": drawing(
+        lambda rows, shard: {
+            **rows,
+            "action_mask": rows["action_mask"] & (jnp.arange(32)[None, :] > 8 + rows["sample"][:, None]),
+        }
+    ),
     "a_prompt_does_not_see_the_others": drawing(by_place),
+    "a_prompt_does_not_see_the_others ": drawing(by_others),
+    "rows_are_whole  ": drawing(lambda rows, shard: {**rows, "turn": jnp.full_like(rows["turn"], 2)}),
     "draws_follow_the_key": drawing(same_key),
     "logprobs_are_the_policys": drawing(
         lambda rows, shard: {**rows, "sampler_logprobs": 0.5 * rows["sampler_logprobs"]}
     ),
     "host_tokens_fit": Strategy(config=Own, prefix=lambda config, visit, tokenizer, room: (97, 98)),
+    "host_tokens_fit ": Strategy(config=Own, prefix=lambda config, visit, tokenizer, room: [97][:room]),
+    "rows_are_whole ": Strategy(config=Own, drawing=lambda config, tokenizer: lambda shard: None),
 }
 
 
-@pytest.mark.parametrize("contract_test", WRONG)
-def test_a_wrong_strategy_is_found(contract_test):
-    row = WRONG[contract_test]
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_strategy_is_found(case):
+    row, contract_test = WRONG[case], case.strip()
     with pytest.raises(AssertionError):
         contract_tests_of(row, Own())[contract_test](row, Own())
 

@@ -19,21 +19,21 @@ from jrl.models.decoder import MODEL
 from jrl.models.shape import Decoder
 from jrl.rollout.prompts import with_rows
 from jrl.rollout.sampler import BehaviorPolicy, Sampler, StopRules, sample
-from jrl.rollout.strategies.contract import Setting, Strategy
+from jrl.rollout.strategies.contract import Drawing, Setting, Strategy
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.example import Example, Message
 from jrl.tasks.tokenizers.bytes import ByteTokenizer
 from jrl.types import PromptBatch, Rollout
 
 PROMPTS, PROMPT_WIDTH, LONGEST, VERSION = 4, 8, 24, 3
-COUNTS = (4, 8, 16, 2, 1)  # completions of a prompt that are tried, until the strategy takes them
+COUNTS = (4, 8, 16, 2, 1, 3, 6, 12, 32)  # completions of a prompt that are tried, until the strategy takes them
 TOKENIZER = ByteTokenizer()
 CFG = Decoder(vocab_size=TOKENIZER.vocab_size, layers=1, width=16, heads=2, kv_heads=1, head_dim=8, mlp_width=16)
 
 
 def it_is_part_of_the_compile_key(row: Strategy, config: Any) -> None:
     """What draws on the device is hashable, and equal for equal configurations: it is compiled in."""
-    first, second = (row.drawing(config, TOKENIZER) for _ in range(2))
+    first, second = (_drawing(row, config) for _ in range(2))
     _check(first == second and hash(first) == hash(second), "two drawings of one configuration differ, so that every "
            "run compiles anew: make it a NamedTuple of what it needs")  # fmt: skip
     _check(tuple(first.roles) == tuple(row.roles(config)), f"the drawing has the roles {first.roles}, and the row says "
@@ -53,6 +53,9 @@ def rows_are_whole(row: Strategy, config: Any) -> None:
     after = columns >= np.asarray(out.length)[:, None]
     _check(not (out.action_mask & after).any(), "there is an action behind the length of a row")
     _check(bool((out.tokens[after] == TOKENIZER.pad_id).all()), "padding does not follow a row")
+    turns = sorted(set(out.turn[out.action_mask].tolist()))
+    _check(set(turns) <= set(range(row.attempts)), f"actions have the turns {turns}, and a row has {row.attempts} "
+           "attempts (Strategy.attempts)")  # fmt: skip
     _check(np.array_equal(out.version, np.where(out.action_mask, VERSION, -1)), "actions have not the version of the "
            "weights that drew them, or other tokens have one")  # fmt: skip
 
@@ -66,13 +69,27 @@ def rows_begin_with_their_prompt(row: Strategy, config: Any) -> None:
     _check(np.array_equal(np.where(given, out.tokens, 0), np.where(given, prompts, 0)), "a row has not its prompt")
 
 
+def rows_of_a_prompt_begin_alike(row: Strategy, config: Any) -> None:
+    """The rows of a prompt have the same tokens before their first actions, since the row does not say otherwise: with
+    Learner.prefix_sharing they are learned behind one of them."""
+    samples, out = _drawn(row, config)
+    has_actions, first = out.action_mask.any(1), out.action_mask.argmax(1)
+    before = np.where(np.arange(PROMPT_WIDTH + LONGEST) < first[:, None], out.tokens, -1).reshape(PROMPTS, samples, -1)
+    for rows, drawn in zip(before, has_actions.reshape(PROMPTS, samples)):
+        _check(len(np.unique(rows[drawn], axis=0)) <= 1, "rows of a prompt differ before their first actions; say "
+               "Strategy(..., shares_prompt=False)")  # fmt: skip
+
+
 def a_prompt_does_not_see_the_others(row: Strategy, config: Any) -> None:
     """Other prompts in the batch do not change a prompt's rows: they are the same on every mesh."""
     samples, out = _drawn(row, config)
-    _, reversed_ = _drawn(row, config, reverse=True)
+    _, reversed_ = _drawn(row, config, batch="reversed")
+    _, among_others = _drawn(row, config, batch="other prompts after the first")
     back = np.arange(PROMPTS * samples).reshape(PROMPTS, samples)[::-1].ravel()
-    _check(np.array_equal(np.asarray(reversed_.tokens)[back], out.tokens), "the rows of a prompt depend on where it "
-           "stands in the batch; draw by its uid: jrl.ops.keys.row_key")  # fmt: skip
+    _check(np.array_equal(reversed_.tokens[back], out.tokens), "the rows of a prompt depend on where it stands in the "
+           "batch; draw by its uid: jrl.ops.keys.row_key")  # fmt: skip
+    _check(np.array_equal(among_others.tokens[:samples], out.tokens[:samples]), "the rows of a prompt depend on the "
+           "other prompts of the batch")  # fmt: skip
 
 
 def draws_follow_the_key(row: Strategy, config: Any) -> None:
@@ -104,6 +121,7 @@ def host_tokens_fit(row: Strategy, config: Any) -> None:
     for name, function in functions.items():
         for room in (0, 1, 4, 32):
             first, second = (function(config, visit, TOKENIZER, room) for _ in range(2))
+            _check(isinstance(first, tuple), f"{name} returns a {type(first).__name__}; it must be a tuple of ids")
             _check(first == second, f"{name} returns other tokens for the same visit")
             _check(len(first) <= room, f"{name} returns {len(first)} tokens where {room} fit")
             _check(all(0 <= token < TOKENIZER.vocab_size for token in first), f"{name} returns an id beyond the "
@@ -115,27 +133,37 @@ def contract_tests_of(row: Strategy, config: Any) -> dict[str, Callable[[Strateg
     tests = [host_tokens_fit]
     if row.drawing is not None:
         tests += [it_is_part_of_the_compile_key, rows_are_whole, a_prompt_does_not_see_the_others, draws_follow_the_key]
-        tests += [rows_begin_with_their_prompt] * (row.asked is None)
+        tests += [rows_begin_with_their_prompt] * (row.asked is None) + [
+            rows_of_a_prompt_begin_alike
+        ] * row.shares_prompt
         tests += [logprobs_are_the_policys] * (row.asked is None and not row.roles(config))
     return {test.__name__: test for test in tests}
 
 
-@functools.lru_cache(maxsize=8)
-def _drawn(row: Strategy, config: Any, key: int = 0, reverse: bool = False) -> tuple[int, Rollout]:
-    """Returns how many completions of a prompt were drawn, and the rows."""
-    drawing, samples = row.drawing(config, TOKENIZER), _samples(row, config)
-    params = {role: _params() for role in ("policy", *drawing.roles)} if drawing.roles else _params()
-    prompts = _prompts() if row.asked is None else with_rows(_prompts(), _prompts())
-    prompts = jax.tree.map(lambda x: x[::-1], prompts) if reverse else prompts
-    return samples, _sampled(params, prompts, samples, key, drawing)
+def _drawing(row: Strategy, config: Any) -> Drawing:
+    drawing = row.drawing(config, TOKENIZER)
+    _check(hasattr(drawing, "roles"), "what draws on the device has no attribute `roles`, the roles that it draws with "
+           "besides the policy: make it a NamedTuple with roles = ()")  # fmt: skip
+    return drawing
 
 
-@functools.cache
+def _drawn(row: Strategy, config: Any, key: int = 0, batch: str = "plain") -> tuple[int, Rollout]:
+    """Returns how many completions of a prompt were drawn, and the rows. batch: as `_batch` takes it."""
+    samples = _samples(row, config)
+    return samples, _sampled(_drawing(row, config), samples, key, batch, row.asked is not None)
+
+
 def _plain(samples: int) -> Rollout:
-    return _sampled(_params(), _prompts(), samples, 0, None)
+    return _sampled(None, samples)
 
 
-def _sampled(params: Any, prompts: PromptBatch, samples: int, key: int, drawing: Any) -> Rollout:
+@functools.lru_cache(maxsize=8)
+def _sampled(drawing: Drawing | None, samples: int, key: int = 0, batch: str = "plain", asked: bool = False) -> Rollout:
+    """Returns `samples` rows of every prompt. asked: the sampler gets the prompts of rows too, here the same ones."""
+    by_role = {role: _params() for role in ("policy", *(() if drawing is None else drawing.roles))}
+    params = by_role if len(by_role) > 1 else _params()
+    prompts = _batch(batch)
+    prompts = with_rows(prompts, prompts) if asked else prompts
     out = sample(
         BehaviorPolicy(MODEL, CFG, params, version=VERSION),
         prompts,
@@ -168,9 +196,18 @@ def _params() -> Any:
     return jax.tree.map(np.asarray, jax.jit(lambda key: MODEL.init(key, CFG))(jax.random.key(0)))
 
 
+def _batch(batch: str) -> PromptBatch:
+    """Returns prompts: "plain", "reversed", or "other prompts after the first"."""
+    if batch == "reversed":
+        return jax.tree.map(lambda x: x[::-1], _prompts())
+    if batch == "plain":
+        return _prompts()
+    return jax.tree.map(lambda x, other: np.concatenate([x[:1], other[1:]]), _prompts(), _prompts(seed=1))
+
+
 @functools.cache
-def _prompts() -> PromptBatch:
-    rng = np.random.default_rng(0)
+def _prompts(seed: int = 0) -> PromptBatch:
+    rng = np.random.default_rng(seed)
     tokens = rng.integers(97, 123, (PROMPTS, PROMPT_WIDTH)).astype(np.int32)  # letters
     return PromptBatch(tokens=tokens, length=np.array([3, 5, 8, 4], np.int32),
                        uid=rng.integers(0, 2**32, (PROMPTS, 2), dtype=np.uint32))  # fmt: skip

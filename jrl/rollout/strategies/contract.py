@@ -51,7 +51,8 @@ class Drawing(Protocol):
     roles: tuple[str, ...]  # in addition to the policy, whose weights it samples with
 
     def __call__(self, shard: Shard) -> Fields:
-        """Returns the fields of the shard's b * G rows, [b * G, P + C] by token; the rows of a prompt are adjacent."""
+        """Returns the fields of the shard's b * G rows, [b * G, P + C] by token. The rows of a prompt are adjacent, and
+        their `sample` counts from 0 to G - 1."""
         ...
 
 
@@ -101,7 +102,8 @@ class Strategy(NamedTuple):
     # (config) -> completions of a prompt that others branch from, and branches of each; None: no branches
     branches: Callable[[Any], tuple[int, int] | None] = lambda config: None
     shares_prompt: bool = True  # the rows of a prompt have the same tokens before their first actions
-    # Rollout.routes are those of the policy after the prompt that rows hold, so that the learner can replay them
+    # of what `drawing` returns: Rollout.routes are those of the policy after the prompt that rows hold, so that the
+    # learner can replay them (Learner.routes); rows without `drawing` have them
     keeps_routes: bool = False
 
 
@@ -112,4 +114,4 @@ class ConfiguredStrategy(NamedTuple):
     config: Any
 
 
-PLAIN = ConfiguredStrategy(Strategy(config=type(None), keeps_routes=True), None)  # each completion is drawn by itself
+PLAIN = ConfiguredStrategy(Strategy(config=type(None)), None)  # each completion is drawn by itself

@@ -55,4 +55,4 @@ def prefix(config: Reset, visit: Visit, tokenizer: Any, room: int) -> tuple[int,
     return tuple(ids[: min(int(draw.integers(1, len(ids))), room)])
 
 
-STRATEGY = Strategy(config=Reset, check=check_no_stop_strings, prefix=prefix, keeps_routes=True)
+STRATEGY = Strategy(config=Reset, check=check_no_stop_strings, prefix=prefix)

@@ -109,7 +109,7 @@ def moment_bytes(case: Case) -> int:
     shard = lambda s: jax.ShapeDtypeStruct(shard_shape(s, TRAIN, case.sizes), s.dtype)
     shards, leaves = jax.tree.map(shard, case.trained, is_leaf=is_spec), describe(case.trained, ())[0]
     config = case.optimizer
-    if isinstance(config, AdamW):  # two moments; a search evaluates thousands of layouts, and tracing takes 50 ms
+    if type(config) is AdamW:  # two moments; a search evaluates thousands of layouts, and tracing takes 50 ms
         moments = jax.tree.leaves(trained_only(config, shards, leaves))
         narrow = config.moments == "bfloat16"
         return 2 * sum(math.prod(x.shape) * (2 if narrow else x.dtype.itemsize) for x in moments)
