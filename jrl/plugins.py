@@ -9,14 +9,16 @@ names and are sent to the verifier workers as source.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import inspect
 import json
+import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -46,6 +48,8 @@ ROWS = {"algos": Objective, "optimizers": Optimizer, "strategies": Strategy, "cu
         "models": CustomModel}  # fmt: skip
 # What a config class derives from, where jrl reads fields of every row's
 BASES = {"optimizers": OptimizerSettings, "curricula": OutcomeMemory}
+PLAIN = int | float | str | bytes | bool | None | tuple
+AS_OBJECTS = "parts["  # begins the name of a part that was given as objects; after it comes its place
 TRACED = ("algos", "optimizers")  # rows whose config classes are pytrees
 # What the functions of rows are called with, by field
 ARGUMENTS = {
@@ -148,7 +152,8 @@ def _read(part: Part, place: int) -> tuple[str, dict[str, Mapping[str, Any]], Pa
             raise PartError(f"part {path}: {type(error).__name__}: {error}{hint}") from error
         return str(path), _tables_in(vars(module), str(path)), source
     if isinstance(part, Mapping):
-        return f"parts[{place}]", _tables_in(part, f"parts[{place}]", strict=True), None
+        name = f"{AS_OBJECTS}{place}]"
+        return name, _tables_in(part, name, strict=True), None
     if inspect.isfunction(part):
         return part.__name__, {"verifiers": {part.__name__: part}}, _function_source(part)
     raise PartError(
@@ -158,26 +163,35 @@ def _read(part: Part, place: int) -> tuple[str, dict[str, Mapping[str, Any]], Pa
 
 
 def _digest_of(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """Returns a hash of rows given as objects: their names, and the source of their functions, without those of jrl.
-    What these call, and the modules of a model, are not in it."""
-    sources = {
-        f"{NAMES[table]}[{name!r}]": {field: _source_of(function) for field, function in row._asdict().items()}
-        for table, rows in tables.items()
-        for name, row in rows.items()
-    }
-    return hashlib.sha256(json.dumps(sources, sort_keys=True).encode()).hexdigest()
+    """Returns a hash of rows given as objects: their names, and what their functions are made of, except jrl's own. The
+    modules of a model and the methods of objects are not in it."""
+    definitions: dict[str, str] = {}
+    seen: set[int] = set()
+    for table, rows in tables.items():
+        for name, row in rows.items():
+            for field, value in row._asdict().items():
+                _define(f"{NAMES[table]}[{name!r}].{field}", value, definitions, seen)
+    return hashlib.sha256(json.dumps(definitions, sort_keys=True).encode()).hexdigest()
 
 
-def _source_of(function: Any) -> str | None:
-    """Returns the source of a function; None for another object, one of jrl, and one without a source."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    if not inspect.isroutine(function) or str(function.__module__).partition(".")[0] == "jrl":
-        return None
-    try:
-        return inspect.getsource(function)
-    except (OSError, TypeError):
-        return None
+def _define(name: str, value: Any, definitions: dict[str, str], seen: set[int]) -> None:
+    """Adds the source of a function or class to `definitions`, and under longer names that of what a function uses by
+    name, with the values of plain variables. What has no source is left out, and what was `seen` (ids) before."""
+    while isinstance(value, functools.partial):
+        value = value.func
+    if isinstance(value, PLAIN):
+        definitions[name] = repr(value)
+    if not isinstance(value, type | types.FunctionType) or str(value.__module__).partition(".")[0] == "jrl":
+        return
+    if id(value) in seen:  # also where functions call each other
+        return
+    seen.add(id(value))
+    with contextlib.suppress(OSError, TypeError):
+        definitions[name] = inspect.getsource(value)
+    if isinstance(value, types.FunctionType):
+        used = inspect.getclosurevars(value)
+        for variable, other in {**used.globals, **used.nonlocals}.items():
+            _define(f"{name}.{variable}", other, definitions, seen)
 
 
 def _tables_in(names: Mapping[str, Any], where: str, strict: bool = False) -> dict[str, Mapping[str, Any]]:
@@ -228,7 +242,39 @@ def _row(table: str, name: str, row: Any, where: str) -> Any:
         raise PartError(f"part {where}: the configuration of MODELS[{name!r}] has no {', '.join(sorted(missing))}")
     if table in ARGUMENTS and (problem := wrong_function(row, ARGUMENTS[table])) is not None:
         raise PartError(f"part {where}: {NAMES[table]}[{name!r}].{problem}")
-    return checked(row) if table == "algos" else row
+    if table == "algos":
+        return checked(row)
+    return _of_this_load(row) if row.config.__module__ == "__main__" else row
+
+
+class _LoadedDrawing(NamedTuple):
+    """What a strategy draws with, equal only to one of the same load."""
+
+    drawing: Any
+    load: object
+
+    roles = property(lambda self: self.drawing.roles)
+
+    def __call__(self, shard: Any) -> Any:
+        return self.drawing(shard)
+
+
+def _of_this_load(row: Any) -> Any:
+    """Returns a row of a notebook or a script with functions that are new objects, so that no program is shared with an
+    earlier load: a variable or a function that they use by name may have changed since."""
+    load = object()
+
+    def anew(value: Any) -> Any:
+        if isinstance(value, tuple) and hasattr(value, "_fields"):  # the functions of a model
+            return type(value)(*map(anew, value))
+        if not isinstance(value, types.FunctionType | functools.partial):
+            return value
+        return functools.wraps(value)(lambda *args, **kwargs: value(*args, **kwargs))
+
+    if isinstance(row, Strategy) and row.drawing is not None:
+        drawing = row.drawing
+        row = row._replace(drawing=lambda config, tokenizer: _LoadedDrawing(drawing(config, tokenizer), load))
+    return anew(row)
 
 
 def _function_source(function: Callable[..., Any]) -> PartSource:

@@ -11,7 +11,7 @@ from jrl import paths
 from jrl.compatibility import check
 from jrl.config.bundled import PACKAGE, bundled_configs, same_name
 from jrl.experiment import Config, config_classes
-from jrl.plugins import Part, PartError, Parts, load_parts, saved_parts
+from jrl.plugins import AS_OBJECTS, Part, PartError, Parts, load_parts, saved_parts
 
 # Fields that name files. A relative path in a gin file is looked up in the current directory, then in the file's
 # folder.
@@ -82,8 +82,18 @@ def load_config(
 
 
 def load_run_config(folder: Path, bindings: Sequence[str] = ()) -> tuple[Config, Parts]:
-    """Returns the configuration of a run's folder, with the parts saved in it."""
-    return load_config(str(folder / "config.gin"), [*bindings, "Config.parts=[]"], saved_parts(folder / "parts"))
+    """Returns the configuration of a run's folder, with the parts saved in it. Raises ConfigError."""
+    try:
+        return load_config(str(folder / "config.gin"), [*bindings, "Config.parts=[]"], saved_parts(folder / "parts"))
+    except gin.ConfigError as error:
+        manifest = paths.read_object(folder / "manifest.json") if paths.exists(folder / "manifest.json") else {}
+        if not any(name.startswith(AS_OBJECTS) for name in manifest.get("identity", {}).get("parts", {})):
+            raise
+        raise gin.ConfigError(
+            error.location,
+            f"{error.reason}. The run has parts that were given as objects, which are not saved. To open a run, write "
+            "them to a file and train with Config.parts = ['FILE.py']",
+        ) from error
 
 
 def part_names(file: str, bindings: Sequence[str]) -> list[Part]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 
 import jax
 import numpy as np
+import optax
 import pytest
 import short_runs
 from documented import write_part
@@ -15,9 +17,12 @@ from small_model import PLAIN_DECODER
 import jrl
 from jrl.config import ConfigError
 from jrl.device.sharding import MeshShape, make_mesh
+from jrl.learning.optimizers.contract import Optimizer
+from jrl.learning.optimizers.settings import OptimizerSettings
 from jrl.resolve import load_config
 from jrl.run import run_hash
 from jrl.run.trained import open_trained
+from jrl.types import traced
 
 pytestmark = pytest.mark.usefixtures("frozen_before_the_first_step")
 
@@ -85,6 +90,30 @@ def test_a_run_that_is_left_and_resumed_holds_the_same_bits(name, whole, options
     run(tmp_path / "cut", *options[name], stop_after=2)
     run(tmp_path / "cut", *options[name])
     assert run_hash.run_fingerprint(tmp_path / "cut", 3) == run_hash.run_fingerprint(whole(name)[0], 3)
+
+
+FACTOR = [1.0]
+
+
+class OfANotebook(OptimizerSettings):
+    __module__ = "__main__"
+
+
+def test_a_run_in_a_notebook_reads_the_variables_of_the_moment(tmp_path):
+    config = traced(OfANotebook)
+    row = Optimizer(config, lambda config, leaves: optax.scale(FACTOR[0]))
+    settings = ["Online.optimizer=@OfANotebook()", "OfANotebook.learning_rate=0.01", "OfANotebook.clip_norm=None",
+                "Online.steps=1"]  # fmt: skip
+    moved = []
+    for FACTOR[0] in (1.0, 0.0):
+        folder = tmp_path / str(FACTOR[0])
+        bindings = [*TINY, *settings]
+        named = {binding.partition("=")[0]: binding for binding in bindings}
+        jrl.train("configs/tiny.gin", list(named.values()), parts=[{"OPTIMIZERS": {"OfANotebook": row}}], run=folder)
+        moved.append(json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])["update/norm"])
+    assert moved[0] > 0 and moved[1] == 0
+    with pytest.raises(ConfigError, match=r"unknown optimizer 'OfANotebook'.* given as objects, which are not saved"):
+        open_trained(folder)
 
 
 def test_an_optimizer_of_a_parts_file_moves_every_weight_by_its_rate_and_has_one_moment(whole):

@@ -14,14 +14,19 @@ import types
 import pytest
 
 from jrl.config import ConfigError
+from jrl.learning.optimizers.contract import Optimizer
+from jrl.learning.optimizers.settings import OptimizerSettings
 from jrl.plugins import PartError, load_parts, part_files, saved_parts
 from jrl.resolve import load_config
+from jrl.rollout.strategies.contract import Strategy
+from jrl.rollout.strategies.partial import FirstSegment
 from jrl.tasks.envs.contract import Environment, digest_of, tasks_of
 from jrl.tasks.example import Example, Message
 from jrl.tasks.verdict import Status
 from jrl.tasks.verifiers import VerifierSpec
 from jrl.tasks.verifiers.pool import Item, Pool
 from jrl.tasks.verifiers.source import PartSource
+from jrl.types import traced
 
 
 @dataclasses.dataclass(frozen=True)
@@ -310,6 +315,18 @@ def test_one_part_or_binding_in_place_of_a_list_is_refused():
             load_config("tiny", bindings)
 
 
+def one():
+    return 1
+
+
+def two():
+    return 2
+
+
+def opens(number, other):
+    return lambda config: number + other()
+
+
 def test_rows_given_as_objects_are_hashed_by_their_functions(tmp_path):
     def hash_of(body):
         (tmp_path / "cell.py").write_text(f"def make(config):\n    return {body}\n", encoding="utf-8")
@@ -320,9 +337,35 @@ def test_rows_given_as_objects_are_hashed_by_their_functions(tmp_path):
 
     assert hash_of("1") == hash_of("1") != hash_of("2")
     assert list(hash_of("1")) == ["parts[0]"]
+    # With what a function uses by name: other functions, and plain values.
+    makes = [load_parts([{"ENVS": {"Own": Environment(config=Own, open=opens(*how))}}]).hashes
+             for how in ((1, one), (1, one), (2, one), (1, two))]  # fmt: skip
+    assert makes[0] == makes[1] and len({str(each) for each in makes}) == 3
     # A function of jrl is that of the version that runs.
     own = [load_parts([{"ENVS": {"Own": Environment(config=Own, open=one)}}]).hashes for one in (tasks_of, digest_of)]
     assert own[0] == own[1]
+
+
+def test_rows_of_a_notebook_share_no_program_with_an_earlier_load():
+    class Rates(OptimizerSettings):
+        pass
+
+    @dataclasses.dataclass(frozen=True)
+    class Drawn:
+        pass
+
+    Rates.__module__ = Drawn.__module__ = "__main__"
+    Rates = traced(Rates)
+    parts = {
+        "OPTIMIZERS": {"Rates": Optimizer(Rates, lambda config, leaves: None)},
+        "STRATEGIES": {"Drawn": Strategy(Drawn, drawing=lambda config, tokenizer: FirstSegment(3))},
+    }
+    (one, two), (three, four) = (
+        (tables["optimizers"]["Rates"], tables["strategies"]["Drawn"].drawing)
+        for tables in (load_parts([parts]).tables, load_parts([parts]).tables)
+    )
+    assert one == one and one != three
+    assert two(None, None) == two(None, None) != four(None, None) and two(None, None).roles == ()
 
 
 def test_a_pipe_given_as_a_part_is_refused_and_not_waited_for(tmp_path):

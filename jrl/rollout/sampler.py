@@ -471,7 +471,7 @@ def _draw_shard(
 
     if drawing is None:
         return sample(prompts, budget, samples=options.samples, completion_length=options.completion_length)
-    return drawing(
+    fields = drawing(
         Shard(
             sample=sample,
             prompts=prompts,
@@ -482,6 +482,12 @@ def _draw_shard(
             pad_id=options.pad_id,
         )
     )
+    count, width = prompts.tokens.shape
+    shapes = (count * options.samples, width + options.completion_length), (count * options.samples,)
+    if (found := (fields["tokens"].shape, fields["length"].shape)) != shapes:
+        raise ValueError(f"a sampling strategy draws with {type(drawing).__name__}, which returns tokens and lengths "
+                         f"of the shapes {found}; a shard of {count} prompts has {shapes}")  # fmt: skip
+    return fields
 
 
 def _sample_shard(

@@ -205,8 +205,14 @@ def teacher_kind(config: Config) -> tuple[Model, Any] | None:
 
 def drawing_of(strategy: ConfiguredStrategy, tokenizer: Any) -> Drawing | None:
     """Returns how a sampling strategy draws rows; None: each row by itself."""
-    drawing = strategy.row.drawing
-    return None if drawing is None else drawing(strategy.config, tokenizer)
+    if strategy.row.drawing is None:
+        return None
+    drawing = strategy.row.drawing(strategy.config, tokenizer)
+    if not hasattr(drawing, "roles"):
+        name = type(strategy.config).__name__
+        raise ValueError(f"Online.strategy = @{name}() draws with a {type(drawing).__name__} without the attribute "
+                         "`roles`: the roles that it draws with besides the policy, or ()")  # fmt: skip
+    return drawing
 
 
 def sampling_options(config: Config, samples: int, model: Model, cfg: Any, tokenizer: Any) -> sampler.Options:

@@ -63,5 +63,5 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_curriculum_is_found(case):
     contract_test, row = WRONG[case]
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, ValueError)):  # what writes into a table is stopped by NumPy
         CONTRACT_TESTS[contract_test](row, Own())

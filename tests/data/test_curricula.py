@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 
 import numpy as np
 import pytest
@@ -42,6 +43,29 @@ def table(rate, judged=None, last=None, step=1):
     last = np.ones(len(rate), np.int32) if last is None else np.array(last, np.int32)
     blank = no_outcomes(len(rate))
     return blank._replace(rate=rate, judged=judged, last=last, step=np.asarray(step, np.int32))
+
+
+def own(weights):
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Own(curricula.OutcomeMemory):
+        pass
+
+    return ConfiguredCurriculum(curricula.Curriculum(Own, weights), Own())
+
+
+@pytest.mark.parametrize(
+    ("weights", "said"),
+    [
+        (lambda config, table: np.ones(2), r"@Own\(\) returns weights of the shape \(2,\) for 3 examples"),
+        (lambda config, table: 1.0, r"of the shape \(\) for 3"),
+        (lambda config, table: np.array([1.0, -1.0, 0.0]), "negative, infinite or NaN"),
+        (lambda config, table: table.history[:, 0], "negative, infinite or NaN"),
+        (lambda config, table: table.rate.sort(), "read-only"),
+    ],
+)
+def test_weights_that_no_draw_can_take_are_refused_by_name(weights, said):
+    with pytest.raises(ValueError, match=said):
+        curricula.weights_of(own(weights), no_outcomes(3))
 
 
 def stream_of(size, config=None, **options):

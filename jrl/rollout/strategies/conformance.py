@@ -47,7 +47,10 @@ def rows_are_whole(row: Strategy, config: Any) -> None:
     plain, columns = _plain(samples), np.arange(PROMPT_WIDTH + LONGEST)
     present = lambda rollout: {name: x for name, x in vars(rollout).items() if x is not None}
     kinds = lambda rollout: {name: (np.shape(x), np.asarray(x).dtype) for name, x in present(rollout).items()}
-    _check(kinds(out) == kinds(plain), f"rows are {kinds(out)}, and those of plain sampling {kinds(plain)}")
+    ours, theirs = kinds(out), kinds(plain)
+    pairs = {name: (ours.get(name), theirs.get(name)) for name in {**ours, **theirs}}
+    differ = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    _check(not differ, f"rows differ from those of plain sampling in shape or dtype: {differ}")
     _check(np.array_equal(out.group, plain.group), "rows of a prompt are not adjacent")
     _check(np.array_equal(out.sample, plain.sample), "rows of a prompt are not numbered 0, 1, 2, ..")
     after = columns >= np.asarray(out.length)[:, None]

@@ -335,15 +335,35 @@ def weights_of(curriculum: ConfiguredCurriculum, table: Outcomes, training: Arra
       training: [P] bool, the examples of the training split. Others are ignored: they are not among the hardest and do
         not count in the size of a task. None: all are in the training split.
     """
-    row, config = curriculum
     if training is None:
-        return row.weights(config, table)
+        return _checked_weights(curriculum, table)
     by_example = ("rate", "judged", "last", "history", "task")
     split = table._replace(**{name: getattr(table, name)[training] for name in by_example})
     weights = np.zeros(len(training), np.float64)
     if training.any():
-        weights[training] = row.weights(config, split)
+        weights[training] = _checked_weights(curriculum, split)
     return weights
+
+
+def _checked_weights(curriculum: ConfiguredCurriculum, table: Outcomes) -> Array:
+    """Returns a curriculum's weights of all examples of the table. Raises ValueError if they are not what they must
+    be."""
+    row, config = curriculum
+    weights = np.asarray(row.weights(config, read_only(table)))
+    name = f"Online.curriculum = @{type(config).__name__}()"
+    if weights.shape != table.rate.shape:
+        raise ValueError(f"{name} returns weights of the shape {weights.shape} for {len(table.rate)} examples")
+    if not (np.isfinite(weights).all() and (weights >= 0).all()):
+        raise ValueError(f"{name} returns weights that are negative, infinite or NaN; they must be 0 or more")
+    return weights.astype(np.float64)
+
+
+def read_only(table: Outcomes) -> Outcomes:
+    """Returns the table without the right to write into its arrays: what a curriculum changes is a new table."""
+    views = [np.asarray(array).view() for array in table]
+    for view in views:
+        view.flags.writeable = False
+    return Outcomes(*views)
 
 
 def recorded(
@@ -374,7 +394,7 @@ def recorded(
     updated = table._replace(
         rate=rate, judged=judged, last=last, step=np.asarray(step, np.int32), history=history, recent=recent
     )
-    return row.after(config, updated)
+    return row.after(config, read_only(updated))
 
 
 def order_of(
@@ -383,7 +403,7 @@ def order_of(
     """Returns the examples that a step may visit, [..] int64, in the order in which it takes them. training: as in
     `weights_of`."""
     order = draw_order(weights_of(curriculum, table, training), seed, position)
-    return curriculum.row.limit(curriculum.config, table, order)
+    return curriculum.row.limit(curriculum.config, read_only(table), order)
 
 
 def draw_order(weights: Array, seed: int, position: int) -> Array:
