@@ -456,6 +456,17 @@ def test_an_error_that_a_device_or_the_service_began_waits_for_the_watchdog_to_n
     assert slept == [*[waits] * wrapped, multihost.TOLD_SECONDS]
 
 
+def test_a_full_disk_is_told_at_once(monkeypatch):
+    """TensorStore's error has a status of absl's, as a collective's has whose peer is gone."""
+    slept = []
+    monkeypatch.setattr(multihost.time, "sleep", slept.append)
+    full = "RESOURCE_EXHAUSTED: Failed writing: 'x': No space left on device [os_error_code='28']"
+    saved = OSError(f"step 5 could not be saved: {full}")
+    saved.__cause__ = ValueError(full)
+    multihost.tell(Processes(1, 2, Table()), saved, lambda error: (str(error), 4))
+    assert slept == [multihost.TOLD_SECONDS]
+
+
 def test_process_0_does_not_wait_forever_for_a_process_that_is_gone(monkeypatch):
     monkeypatch.setattr(multihost, "TOLD_SECONDS", 0)
     monkeypatch.setattr(multihost, "ALL_SECONDS", 0.2)

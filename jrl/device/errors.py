@@ -23,9 +23,15 @@ def is_of_device(error: BaseException) -> bool:
     return named or (type(error) is ValueError and _STATUS.match(str(error)) is not None)
 
 
+def is_of_file(error: BaseException) -> bool:
+    """Whether TensorStore raised it over a file. `is_of_device` takes such an error for a device's: a full disk is
+    "RESOURCE_EXHAUSTED: Failed writing: ... No space left on device [os_error_code='28']"."""
+    return "[os_error_code=" in str(error)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether a device ran out of memory, or the compiler found that a program would not fit."""
     text = str(error)
-    if not is_of_device(error) or "RESOURCE_EXHAUSTED" not in text or _OF_A_KERNEL.search(text):
+    if not is_of_device(error) or is_of_file(error) or "RESOURCE_EXHAUSTED" not in text or _OF_A_KERNEL.search(text):
         return False
     return _MEMORY.search(text) is not None

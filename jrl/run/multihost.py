@@ -13,7 +13,7 @@ from typing import NoReturn
 import jax
 
 from jrl.device.compile_cache import leave_cache_of_processes
-from jrl.device.errors import is_of_device
+from jrl.device.errors import is_of_device, is_of_file
 from jrl.device.joining import host_and_port, join, not_joined
 from jrl.device.processes import ONE, START_SECONDS, Cluster, HostLost, OtherProcessFailed, Processes
 from jrl.device.watchdog import BEAT_SECONDS, GRACE_SECONDS, LOST_SECONDS, at_abort, leave, watching
@@ -86,7 +86,7 @@ def tell(processes: Processes, error: BaseException, outcome: Callable[[Exceptio
     An error of a device or of the coordination service, even if it was wrapped in others, is mostly the first sign that
     a process is gone. The watchdog then says which one, and ends this process.
     """
-    if any(map(is_of_device, causes(error))):
+    if any(is_of_device(cause) and not is_of_file(cause) for cause in causes(error)):
         time.sleep(LOST_SECONDS + 3 * BEAT_SECONDS)
     is_told = isinstance(error, OtherProcessFailed)
     message_and_code = type(error).__name__, INTERRUPTED
