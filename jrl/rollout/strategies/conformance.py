@@ -136,9 +136,8 @@ def contract_tests_of(row: Strategy, config: Any) -> dict[str, Callable[[Strateg
     tests = [host_tokens_fit]
     if row.drawing is not None:
         tests += [it_is_part_of_the_compile_key, rows_are_whole, a_prompt_does_not_see_the_others, draws_follow_the_key]
-        tests += [rows_begin_with_their_prompt] * (row.asked is None) + [
-            rows_of_a_prompt_begin_alike
-        ] * row.shares_prompt
+        tests += [rows_begin_with_their_prompt] * (row.asked is None)
+        tests += [rows_of_a_prompt_begin_alike] * row.shares_prompt
         tests += [logprobs_are_the_policys] * (row.asked is None and not row.roles(config))
     return {test.__name__: test for test in tests}
 
