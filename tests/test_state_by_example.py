@@ -58,9 +58,9 @@ def test_the_reward_is_compared_with_the_running_mean_of_the_prompt(part):
 
 
 def test_every_row_has_the_index_of_its_example():
-    visits = [SimpleNamespace(index=index) for index in (5, 0, 2**40)]
-    found = example_indices(visits, 2, 8)
-    assert found.dtype == np.int32 and found.tolist() == [5, 5, 0, 0, 2**31 - 1, 2**31 - 1, -1, -1]
+    visits = [SimpleNamespace(index=index) for index in (5, 0, 2**40, None)]
+    found = example_indices(visits, 2, 10)
+    assert found.dtype == np.int32 and found.tolist() == [5, 5, 0, 0, 2**31 - 1, 2**31 - 1, -1, -1, -1, -1]
 
 
 def test_a_run_resumes_and_repeats_with_its_entries(part, tmp_path):

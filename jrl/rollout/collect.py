@@ -463,9 +463,10 @@ def task_hashes(visits: Sequence[Visit], samples: int, rows: int) -> np.ndarray:
 
 
 def example_indices(visits: Sequence[Visit], samples: int, rows: int) -> np.ndarray:
-    """Returns the index of every row's example in the run's source, [rows] int32; -1 on padding. An index beyond int32
-    is the largest: no objective has as many entries (Needs.examples)."""
-    indices = np.array([visit.index for visit in visits], np.int64).clip(max=np.iinfo(np.int32).max).astype(np.int32)
+    """Returns the index of every row's example in the run's source, [rows] int32; -1 on padding, and for an example
+    that is not from there. An index beyond int32 is the largest: no objective has as many entries (Needs.examples)."""
+    indices = np.array([-1 if visit.index is None else visit.index for visit in visits], np.int64)
+    indices = indices.clip(max=np.iinfo(np.int32).max).astype(np.int32)
     return np.pad(np.repeat(indices, samples), (0, rows - len(visits) * samples), constant_values=-1)
 
 
