@@ -437,7 +437,7 @@ def test_an_error_that_a_device_or_the_service_began_waits_for_the_watchdog_to_n
 ):
     """Orbax makes a TimeoutError of it, and a save that fails another error; the first to be said would be that."""
     slept = []
-    monkeypatch.setattr(multihost.time, "sleep", slept.append)
+    monkeypatch.setattr(multihost, "time", types.SimpleNamespace(sleep=slept.append, monotonic=time.monotonic))
 
     def failed():
         try:
@@ -459,7 +459,7 @@ def test_an_error_that_a_device_or_the_service_began_waits_for_the_watchdog_to_n
 def test_a_full_disk_is_told_at_once(monkeypatch):
     """TensorStore's error has a status of absl's, as a collective's has whose peer is gone."""
     slept = []
-    monkeypatch.setattr(multihost.time, "sleep", slept.append)
+    monkeypatch.setattr(multihost, "time", types.SimpleNamespace(sleep=slept.append, monotonic=time.monotonic))
     full = "RESOURCE_EXHAUSTED: Failed writing: 'x': No space left on device [os_error_code='28']"
     saved = OSError(f"step 5 could not be saved: {full}")
     saved.__cause__ = ValueError(full)
