@@ -85,6 +85,11 @@ def test_which_leaves_are_linked_and_which_are_written_again():
     assert find_unchanged(now, earlier) == Unchanged(["a"], {})
 
 
+def flip_last_bit(path):
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+
+
 DAMAGES = {
     "other bytes": "has other bytes than were saved",
     "missing": "FileNotFoundError: ",
@@ -100,7 +105,7 @@ def test_a_damaged_file_is_not_linked_but_written_anew_with_a_warning(tmp_path, 
         saves.save(step, state_of(step), {})
     victim = max((tmp_path / "00000002" / unchanged.FOLDER).rglob("*"), key=lambda path: path.stat().st_size)
     if damage == "other bytes":
-        victim.write_bytes(victim.read_bytes()[:-1] + b"x")
+        flip_last_bit(victim)
     elif damage == "a file for its folder":
         shutil.rmtree(victim.parent)
         victim.parent.write_bytes(b"")
@@ -151,7 +156,7 @@ def test_damage_to_common_files_is_named_in_every_step(tmp_path):
     for step in (1, 2, 3):
         saves.save(step, state_of(step), {})
     victim = max((tmp_path / "00000003" / unchanged.FOLDER).rglob("*"), key=lambda path: path.stat().st_size)
-    victim.write_bytes(victim.read_bytes()[:-1] + b"x")
+    flip_last_bit(victim)
     told = []
     step, restored, _ = saves.restore(state_of(1), tell=told.append)
     assert step == 1 and np.array_equal(restored["base"], state_of(1)["base"])
