@@ -22,7 +22,7 @@ class Table:
             return self.values.get(key)
 
     def list(self, folder):
-        return {key: value for key, value in self.values.items() if key.startswith(f"{folder}/")}
+        return {key: value for key, value in self.values.copy().items() if key.startswith(f"{folder}/")}
 
     def delete(self, key):
         del self.values[key]
