@@ -43,11 +43,11 @@ class WrongResult(ValueError):
 ARGUMENTS = {part["function"].rpartition(".")[2]: part["inputs"] for part in OBJECTIVE_FUNCTIONS}
 
 
-def wrong_function(row: Any, arguments_of: Mapping[str, Sequence[str]] = ARGUMENTS) -> str | None:
+def wrong_function(row: Any, arguments_of: Mapping[str, Sequence[str]]) -> str | None:
     """Returns which function of a row cannot be called with the arguments of its contract, and how it is; None: none.
 
     Args:
-      arguments_of: by field; those of an objective, unless others are given.
+      arguments_of: by field.
     """
     for name, arguments in arguments_of.items():
         function = getattr(row, name)

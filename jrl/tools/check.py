@@ -81,19 +81,10 @@ def check_parts(parts: Sequence[str | Path]) -> list[ContractResult]:
     for name in loaded.added["tokenizers"]:
         results += check_tokenizer(name, loaded)
     for name in loaded.added["models"]:
-        results += check_model(name, loaded.tables["models"][name])
+        row = loaded.tables["models"][name]  # with a small vocabulary
+        small = lambda row=row: dataclasses.replace(row.config(), vocab_size=24)
+        results += row_results(name, row.model, lambda model, cfg: MODEL_TESTS, small)
     return results
-
-
-def check_model(name: str, row: Any) -> Iterator[ContractResult]:
-    """Yields the results of the tests of jrl.models.conformance, on the default config with a small vocabulary."""
-    try:
-        cfg = dataclasses.replace(row.config(), vocab_size=24)
-    except (TypeError, ValueError) as error:
-        yield ContractResult(name, "has defaults", str(error))
-        return
-    for test, holds in MODEL_TESTS.items():
-        yield ContractResult(name, test.replace("_", " "), _problem(lambda holds=holds: holds(row.model, cfg)))
 
 
 def row_results(

@@ -151,7 +151,7 @@ def test_every_function_that_works_on_arrays_is_checked():
 
 def test_the_arguments_of_every_function_are_known():
     assert set(NAMES) == set(Objective._fields) - {"config", "unit_size", "strengths"}
-    assert [name for name, row in ALGOS.items() if wrong_function(row) is not None] == []
+    assert [name for name, row in ALGOS.items() if wrong_function(row, NAMES) is not None] == []
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_the_arguments_of_every_function_are_known():
     ],
 )
 def test_a_function_of_other_arguments_is_named(function, problem):
-    assert wrong_function(Objective(config=type(CONFIG), token_loss=function)) == problem
+    assert wrong_function(Objective(config=type(CONFIG), token_loss=function), NAMES) == problem
 
 
 def test_functions_that_a_row_does_not_have_stay_none():

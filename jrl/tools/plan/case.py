@@ -95,7 +95,7 @@ class Case:
     sequences = property(lambda self: self.prompts * self.samples)  # N
     completion_length = property(lambda self: completion_length(self.stage, self.config))  # C
     width = property(lambda self: programs.width_of(self.stage, self.config))  # T
-    has_critic = property(lambda self: CRITIC in optimizers(self.stage))
+    has_critic = property(lambda self: CRITIC in self.optimizers)
     optimizer = property(lambda self: self.optimizers[self.updates].config)
     trained = property(lambda self: self.spec if self.adapters is None else self.adapters)  # ParamSpecs
     moments_on_host = property(lambda self: keeps_on_host(self.optimizer))
