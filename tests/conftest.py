@@ -389,6 +389,18 @@ LONG = (
     "ops/test_two_hot.py",
     "ops/test_filters.py",
     "ops/test_order_statistics.py",
+    "contracts/test_optimizer_rows.py",
+    "algos/test_sampled_pairs.py",
+    "ops/test_pairs.py",
+    "algos/test_nash_md.py",
+    "algos/test_a3po.py",
+    "algos/test_codpo.py",
+    "models/test_expert_gradient.py",
+    "algos/test_t_reg.py",
+    "algos/test_ppo.py",
+    "algos/test_pf_ppo.py",
+    "algos/test_iq_learn.py",
+    "ops/test_tree.py",
 )
 
 
@@ -410,6 +422,14 @@ REPEATS = (
     "test_lora_run.py::test_an_adapter_written_apart_*[lora]",
     "test_lora_run.py::test_an_adapter_written_apart_*[rslora]",
 )  # fmt: skip
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Importing the files of LONG and making their cases would take a twelfth of the fast set's time."""
+    tests = config.rootpath / "tests"
+    if config.option.markexpr == "fast" and collection_path.is_relative_to(tests):
+        return collection_path.relative_to(tests).as_posix() in LONG or None
+    return None
 
 
 def pytest_collection_finish(session):
