@@ -512,9 +512,8 @@ def test_doctor_finds_a_damaged_save(run, command, tmp_path):
 
 
 def test_every_table_of_a_run_can_be_listed(command):
-    tables = set(TABLES) - {"models"}  # which come from parts files alone
-    assert tables <= set(catalog.KINDS)
-    assert all(command("list", kind)[0] == 0 for kind in tables)
+    assert set(TABLES) <= set(catalog.KINDS)
+    assert all(command("list", kind)[0] == 0 for kind in TABLES)
     assert {row["name"] for row in catalog.rows("sources")} == {
         "Comparisons",
         "ConditionedPreferences",
@@ -613,9 +612,27 @@ def test_contract_tests_run_on_a_users_objective(command, tmp_path, monkeypatch)
     assert "ok    Mine  row order does not matter" in out
 
 
-def test_parts_that_are_no_file_are_refused(command, tmp_path):
-    code, _, err = command("check", tmp_path / "nothing.py")
+@pytest.mark.parametrize("arguments", [["check"], ["list", "envs", "--parts"], ["help", "config", "--parts"]])
+def test_parts_that_are_no_file_are_refused(command, tmp_path, arguments):
+    code, _, err = command(*arguments, tmp_path / "nothing.py")
     assert code == 2 and "there is no file" in err
+
+
+def test_a_users_own_rows_are_listed_and_described(command, tmp_path):
+    path, second = tmp_path / "my_parts.py", tmp_path / "second.py"
+    path.write_text(PARTS.replace("size: int = 6", "size: int = 6  # how many words"))
+    second.write_text('def Quiet(completion, example):\n    """1 for lower case."""\n    return completion.islower()\n'
+                      'VERIFIERS = {"Quiet": Quiet}\n')  # fmt: skip
+    both = ["--parts", path, "--parts", second]
+    rows = {row["name"]: row for row in json.loads(command("list", "verifiers", "--json", *both)[1])}
+    assert {"Shout", "Quiet", "Regex"} <= rows.keys() and rows["Quiet"]["doc"] == "1 for lower case."
+    assert rows["Shout"]["fields"] == {"weight": "of this verifier in the reward"}
+    assert "Words" in command("list", "envs", "--parts", path)[1] and "Words" not in command("list", "envs")[1]
+    assert command("help", "config", "Words", *both)[1] == "Words\n  size: int = 6  how many words\n\n"
+    assert command("help", "config", "Words")[0] == 2
+    assert command("list", "models")[1].startswith("jrl has no models of its own")
+    code, _, err = command("list", "configs", *both)
+    assert code == 2 and "no part adds to configs" in err
 
 
 # From outside

@@ -50,19 +50,19 @@ def describe_section(root: type, tables: Tables, name: str) -> str:
 def field_docs(cls: type) -> Mapping[str, str]:
     """Returns field name -> its comment in the source: the trailing one, else the comment lines above the field.
 
-    Inherited fields are included. Empty if the source cannot be read.
+    Inherited fields are included. A class whose source cannot be read adds none of its own.
     """
+    docs: dict[str, str] = {}
+    for base in reversed(cls.__mro__[1:]):
+        docs.update(field_docs(base) if base is not object else {})
     try:
         source = textwrap.dedent(inspect.getsource(cls))
         tree = ast.parse(source)
         tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
     except (OSError, TypeError, SyntaxError, tokenize.TokenError):
-        return {}
+        return docs
     comments = {token.start[0]: token.string.lstrip("# ").strip() for token in tokens if token.type == tokenize.COMMENT}
     own_line = {token.start[0] for token in tokens if token.type == tokenize.COMMENT and token.line.lstrip()[0] == "#"}
-    docs: dict[str, str] = {}
-    for base in reversed(cls.__mro__[1:]):
-        docs.update(field_docs(base) if base is not object else {})
     for node in tree.body[0].body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             trailing = [comments[line] for line in range(node.lineno, node.end_lineno + 1) if line in comments]

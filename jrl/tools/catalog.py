@@ -6,67 +6,54 @@ import inspect
 import itertools
 import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jrl.algos import ALGOS
 from jrl.algos.parts import OBJECTIVE_FUNCTIONS, PARTS
 from jrl.config import field_docs
-from jrl.learning.optimizers import OPTIMIZERS
+from jrl.experiment import TABLES, Tables
 from jrl.models.families import FAMILIES
 from jrl.models.families.contract import HARMLESS, Family
 from jrl.models.shape import Decoder
 from jrl.resolve import bundled_configs
-from jrl.rollout.strategies import STRATEGIES
-from jrl.tasks.data.curricula import CURRICULA
-from jrl.tasks.data.sources import SOURCES
-from jrl.tasks.envs import ENVS
 from jrl.tasks.envs.layouts import LAYOUTS
 from jrl.tasks.envs.layouts.contract import Layout
-from jrl.tasks.tokenizers import TOKENIZERS
-from jrl.tasks.verifiers import VERIFIERS
 
-TABLES: Mapping[str, Mapping[str, Any]] = {
-    "algos": ALGOS,
-    "optimizers": OPTIMIZERS,
-    "strategies": STRATEGIES,
-    "curricula": CURRICULA,
-    "sources": SOURCES,
-    "verifiers": VERIFIERS,
-    "envs": ENVS,
-    "layouts": LAYOUTS,
-    "families": FAMILIES,
-    "tokenizers": TOKENIZERS,
-}
-KINDS = ("configs", "parts", *TABLES)
+KINDS = ("configs", "parts", *TABLES, "layouts", "families")
 
 
-def rows(kind: str) -> list[dict[str, Any]]:
+def rows(kind: str, tables: Tables = TABLES) -> list[dict[str, Any]]:
     """Returns one dict of JSON values per entry.
 
     Configs: {"name","doc","path"}. Parts: {"id","function","inputs","output","tests"}.
     Tables: {"name","doc","config","fields"}; families also have {"model_type","architecture","keys","harmless"}, which
     describe their config.json. Layouts: {"name","doc","takes","rank_by","example"}.
     """
-    if kind == "configs":
-        return [{"name": name, "doc": headline(path), "path": str(path)} for name, path in bundled_configs().items()]
-    if kind == "parts":
-        return [dict(part) for part in (*PARTS, *OBJECTIVE_FUNCTIONS)]
-    row_of = {"families": _family, "layouts": _layout}.get(kind, _row)
-    return [row_of(name, row) for name, row in TABLES[kind].items()]
+    match kind:
+        case "configs":
+            return [
+                {"name": name, "doc": headline(path), "path": str(path)} for name, path in bundled_configs().items()
+            ]
+        case "parts":
+            return [dict(part) for part in (*PARTS, *OBJECTIVE_FUNCTIONS)]
+        case "layouts":
+            return [_layout(name, row) for name, row in LAYOUTS.items()]
+        case "families":
+            return [_family(name, row) for name, row in FAMILIES.items()]
+    return [_row(name, row) for name, row in tables[kind].items()]
 
 
-def table(kind: str) -> str:
+def table(kind: str, tables: Tables = TABLES) -> str:
     """Returns the entries as text, one line each."""
+    entries = rows(kind, tables)
     if kind == "parts":
-        parts = rows(kind)
-        cells = [(part["id"], part["function"], f"({', '.join(part['inputs'])}) -> {part['output']}") for part in parts]
+        cells = [
+            (part["id"], part["function"], f"({', '.join(part['inputs'])}) -> {part['output']}") for part in entries
+        ]
         return "\n".join(f"{part_id:<4} {function:<48} {signature}" for part_id, function, signature in cells)
-    entries = rows(kind)
     width = max((len(row["name"]) for row in entries), default=0)
     lines = [f"{row['name']:<{width}}  {row['doc']}" for row in entries]
-    return "\n".join(lines) if lines else f"no {kind} in this installation"
+    return "\n".join(lines) if lines else f"jrl has no {kind} of its own; --parts PARTS.py lists yours"
 
 
 def headline(path: Path) -> str:

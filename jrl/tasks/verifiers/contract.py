@@ -69,11 +69,18 @@ class VerifierSpec:
     fields: Mapping[str, Any]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _OfFunction:
+    """The fields of a verifier that is given as a function."""
+
+    weight: float = 1.0  # of this verifier in the reward
+
+
 def as_verifier(name: str, entry: Verifier | Callable[[str, Example], float | bool | Verdict]) -> Verifier:
     """Returns the table entry called `name` as a Verifier.
 
-    A bare function `(completion, example) -> float | bool | Verdict` gets a new config class called `name` with one
-    field: `weight: float = 1.0`.
+    A bare function `(completion, example) -> float | bool | Verdict` gets a new config class called `name`, with the
+    function's docstring and one field: `weight: float = 1.0`.
 
     Raises:
         ValueError: the entry is neither, or its function does not accept the arguments.
@@ -87,9 +94,8 @@ def as_verifier(name: str, entry: Verifier | Callable[[str, Example], float | bo
             "function (completion, example) -> float"
         )
     _check_arguments(name, entry, ("completion", "example"))
-    config = dataclasses.make_dataclass(
-        name, [("weight", float, dataclasses.field(default=1.0))], frozen=True, kw_only=True
-    )
+    described = {"__doc__": inspect.getdoc(entry), "__module__": getattr(entry, "__module__", __name__)}
+    config = dataclasses.make_dataclass(name, (), bases=(_OfFunction,), namespace=described, frozen=True, kw_only=True)
     return Verifier(config, lambda _config, completion, example: entry(completion, example))
 
 
