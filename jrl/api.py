@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -20,6 +20,7 @@ from jrl.experiment import Config
 from jrl.loop import steps as loop_steps
 from jrl.plugins import Part, Parts
 from jrl.resolve import load_config
+from jrl.run.begin_from import request
 from jrl.run.bucket_run import RunFolder, open_run_folder
 from jrl.run.job import open_job
 from jrl.run.profile import Steps
@@ -44,6 +45,7 @@ def steps(
     stop: threading.Event | None = None,
     accept_change: bool = False,
     begin_from: str | Path | None = None,
+    begin_from_step: int | Literal["best"] | None = None,
     processes: Processes = ONE,
     profile: Steps | None = None,
 ) -> Iterator[Step]:
@@ -61,11 +63,13 @@ def steps(
         the time.
       accept_change: resume a run with another configuration, data or parts; its manifest records what changed.
       begin_from: the folder or gs:// address of another run; a new one begins with its weights and tokenizer.
+      begin_from_step: a saved step of that run; "best": the one with the highest held-out accuracy; None: the newest.
       processes: the processes that train together, as `jrl.device.joining.join` returns them.
       profile: first and last step to write a trace of, into RUN/profile.
       stop: set it from any thread to save after the current step and raise Preempted, as SIGTERM and Ctrl-C do.
     """
-    job_options = dict(accept_change=accept_change, begin_from=begin_from, profile=profile)
+    begin = request(begin_from, begin_from_step)
+    job_options = dict(accept_change=accept_change, begin_from=begin, profile=profile)
     with _opened(config, bindings, parts, run, stop, processes, **job_options) as (_, run_steps):
         yield from run_steps
 
@@ -124,9 +128,10 @@ def train(
     stop: threading.Event | None = None,
     accept_change: bool = False,
     begin_from: str | Path | None = None,
+    begin_from_step: int | Literal["best"] | None = None,
 ) -> dict[str, Any]:
     """Trains to the end of the run and returns its summary, as in RUN/summary.json. Arguments as in `steps`."""
-    job_options = dict(accept_change=accept_change, begin_from=begin_from)
+    job_options = dict(accept_change=accept_change, begin_from=request(begin_from, begin_from_step))
     with _opened(config, bindings, parts, run, stop, **job_options) as (folder, run_steps):
         for _ in run_steps:
             pass

@@ -819,16 +819,19 @@ def test_a_run_in_a_bucket_is_begun_from(served, tmp_path):
         for step in (1, 2):
             write_step(folder.path, step)
             folder.publish()
-    origin = begin_from.origin_of(tmp_path, "gs:/bucket/run/")
+    origin = begin_from.origin_of(tmp_path, begin_from.Request("gs:/bucket/run/"))
     assert (origin.run, origin.step) == ("gs://bucket/run", 2)
+    assert begin_from.origin_of(tmp_path, begin_from.Request("gs:/bucket/run/", 2))[:2] == ("gs://bucket/run", 2)
+    with pytest.raises(ValueError, match="has no checkpoint of step 1; there are 2"):
+        begin_from.origin_of(tmp_path, begin_from.Request("gs:/bucket/run/", 1))
     assert (origin.folder / "checkpoints" / "00000002" / "state").read_bytes() == bytes([2]) * 1000
     manifest = {"format": 1, "identity": {}, "environment": {}, **begin_from.manifest_entry(origin)}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     again = begin_from.origin_of(tmp_path, None)
     assert again[:2] == origin[:2] and again.folder == origin.folder
-    assert begin_from.origin_of(tmp_path, "gs://bucket/run")[:2] == origin[:2]
+    assert begin_from.origin_of(tmp_path, begin_from.Request("gs://bucket/run"))[:2] == origin[:2]
     with pytest.raises(identity.RefusedIdentity, match="did not begin with the weights of"):
-        begin_from.origin_of(tmp_path, "gs://bucket/other")
+        begin_from.origin_of(tmp_path, begin_from.Request("gs://bucket/other"))
 
 
 def test_adapters_gates_pieces_and_inspected_rows_may_be_in_a_bucket(served):
@@ -888,7 +891,7 @@ def test_a_bundle_in_a_bucket_is_read_alone(served):
 def test_messages_name_the_address_and_what_is_committed(served, tmp_path, capsys):
     with pytest.raises(identity.RefusedIdentity, match=r"^gs://bucket/run did not begin with the weights of other"):
         (tmp_path / "manifest.json").write_text(json.dumps({"format": 1, "identity": {}, "environment": {}}))
-        begin_from.origin_of(tmp_path, "other", "gs://bucket/run")
+        begin_from.origin_of(tmp_path, begin_from.Request("other"), "gs://bucket/run")
     job = types.SimpleNamespace(address="gs://bucket/run", location="gs://bucket/run", folder=tmp_path)
     assert records.to_bring_back(job).startswith("bring back an earlier version of gs://bucket/run/run.json and the ob")
     job.address = None

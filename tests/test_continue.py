@@ -84,6 +84,28 @@ def test_a_new_run_begins_with_the_weights_and_tokenizer_of_another(tmp_path):
         jrl.train("configs/tiny.gin", TINY, run=first, begin_from=second)
 
 
+def test_a_new_run_may_begin_with_an_earlier_step_or_the_best_one(tmp_path):
+    first, second, third = tmp_path / "first", tmp_path / "second", tmp_path / "third"
+    evaluated = ["Config.eval=@Eval()", "Eval.every=1", "Data.held_out_every=10", "Eval.prompts=8"]
+    best = jrl.train("configs/tiny.gin", [*TINY, *evaluated, "Checkpoint.keep=3"], run=first)["best"]["step"]
+    still = [*TINY, "AdamW.learning_rate=1e-30"]
+    jrl.train("configs/tiny.gin", still, run=second, begin_from=first, begin_from_step=1)
+    jrl.train("configs/tiny.gin", still, run=third, begin_from=first, begin_from_step="best")
+    for begun, step in ((second, 1), (third, best)):
+        assert json.loads((begun / "manifest.json").read_text())["from"] == {"run": str(first), "step": step}
+        for name, leaf in policy(first, step)["layers"].items():
+            np.testing.assert_allclose(policy(begun, 1)["layers"][name], leaf, atol=1e-20)
+    further = [*still[1:], "Online.steps=3"]
+    jrl.train("configs/tiny.gin", further, run=second, begin_from=first, begin_from_step=1)
+    with pytest.raises(RefusedIdentity, match=r"began with the weights of step 1 of .*first, not 2"):
+        jrl.train("configs/tiny.gin", further, run=second, begin_from=first, begin_from_step=2)
+    with pytest.raises(ValueError, match="has no checkpoint of step 7; there are 1, 2"):
+        jrl.train("configs/tiny.gin", still, run=tmp_path / "fourth", begin_from=first, begin_from_step=7)
+    with pytest.raises(ValueError, match="name the run by --from"):
+        jrl.train("configs/tiny.gin", still, run=tmp_path / "fourth", begin_from_step=1)
+    assert not (tmp_path / "fourth" / "manifest.json").exists()
+
+
 def test_new_adapters_begin_on_the_weights_of_another_run(tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     jrl.train("configs/tiny.gin", TINY, run=first)

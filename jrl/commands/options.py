@@ -35,7 +35,7 @@ def add_step(parser: argparse.ArgumentParser) -> None:
 
 
 def add_weights(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--step", type=_step_or_best, metavar="N",
+    parser.add_argument("--step", type=step_or_best, metavar="N",
                         help="a saved step, or best: the one with the highest held-out accuracy, if Eval.every "
                              "evaluates saved steps (default: the newest)")  # fmt: skip
     parser.add_argument("--stage", metavar="NAME", help="the newest saved step of this stage of the run, such as sft")
@@ -44,7 +44,7 @@ def add_weights(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _step_or_best(text: str) -> int | str:
+def step_or_best(text: str) -> int | str:
     if text != "best" and not (text.isascii() and text.isdecimal()):
         raise argparse.ArgumentTypeError(f"{text!r} is not a step; give its number, or best")
     return text if text == "best" else int(text)

@@ -26,6 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from", metavar="RUN", type=options.folder, dest="begin_from",
                         help="begin a new run with the weights and the tokenizer of another, a folder or "
                         "gs://BUCKET/NAME")  # fmt: skip
+    parser.add_argument("--from-step", metavar="N", type=options.step_or_best, dest="begin_from_step",
+                        help="with --from: a saved step of that run, or best: the one with the highest held-out "
+                             "accuracy (default: the newest)")  # fmt: skip
     parser.add_argument("--profile", metavar="FIRST:LAST", help="write a trace of these steps, such as 3:6, both "
                         "included, to RUN/profile; open it with xprof, TensorBoard or ui.perfetto.dev")  # fmt: skip
     options.add_devices(parser)
@@ -73,7 +76,7 @@ def train(args: argparse.Namespace) -> int:
                 before = steps_summarized(args.run)
                 num_steps = sum(1 for _ in run(args.config, args.bindings, run=folder, stop=stop, processes=processes,
                                                accept_change=args.accept_change, begin_from=args.begin_from,
-                                               profile=profile))  # fmt: skip
+                                               begin_from_step=args.begin_from_step, profile=profile))  # fmt: skip
                 requested = ends(loaded[0])[-1]
                 idle = not num_steps and had_nothing_to_do(requested, before, steps_summarized(args.run))
                 return NOTHING_TO_DO if idle else DONE
@@ -102,7 +105,8 @@ def train_locally(args: argparse.Namespace) -> int:
     load_config(args.config, args.bindings)
     if args.run is None:
         raise ValueError("a run of several processes needs --run DIR")
-    options = {"--devices": args.devices, "--from": args.begin_from, "--profile": args.profile}
+    options = {"--devices": args.devices, "--from": args.begin_from, "--from-step": args.begin_from_step,
+               "--profile": args.profile}  # fmt: skip
     flags = {"--accept-change": args.accept_change, "--no-compile-cache": args.no_compile_cache,
              "--traceback": args.traceback}  # fmt: skip
     return launch(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import jax
 from jrl import paths
 from jrl.bucket.client import shown
 from jrl.device.processes import ONE, Processes
+from jrl.run.best import BEST, saved_step
 from jrl.run.bucket_run import readable
 from jrl.run.checkpoints.digest import named_leaves
 from jrl.run.checkpoints.run_state import StateMismatch, check_leaves, read_step_manifest, restore_step
@@ -34,26 +36,54 @@ class Origin(NamedTuple):
         return readable(self.run) if self.copy is None else self.copy
 
 
-def origin_of(folder: Path, begin_from: str | Path | None, location: str | None = None) -> Origin | None:
+class Request(NamedTuple):
+    """The run whose weights a user asks to begin with, and one of its saved steps."""
+
+    run: str | Path
+    step: int | str | None = None  # or "best"; None: the newest
+
+
+def request(begin_from: str | Path | None, begin_from_step: int | str | None) -> Request | None:
+    """Returns what a caller asks for, None if nothing. Raises ValueError for a step of no run."""
+    if begin_from is not None:
+        return Request(begin_from, begin_from_step)
+    if begin_from_step is not None:
+        raise ValueError("--from-step (in Python begin_from_step) is a step of another run; name the run by --from "
+                         "(begin_from)")  # fmt: skip
+    return None
+
+
+def origin_of(folder: Path, begin_from: Request | None, location: str | None = None) -> Origin | None:
     """Returns where a run's weights come from: by its manifest, else by `begin_from`; None: by its configuration.
 
     Args:
       location: of the run, for messages, where the folder is a local copy of it; None: the folder.
 
-    Raises: RefusedIdentity if the run began with other weights; ValueError if `begin_from` holds no run.
+    Raises: RefusedIdentity if the run began with other weights; ValueError if `begin_from` holds no run, or no such
+      step.
     """
     manifest = read_manifest(folder / "manifest.json") if paths.exists(folder / "manifest.json") else None
-    source_run = None if begin_from is None else _place_of(begin_from)
-    if manifest is None:
-        if source_run is None:
-            return None
+    recorded = None if manifest is None else manifest.get("from")
+    if manifest is None and begin_from is not None:
+        source_run = _place_of(begin_from.run)
         copy = readable(source_run)
-        return Origin(source_run, newest(copy), copy)
-    recorded = manifest.get("from")
-    if source_run is not None and (recorded is None or recorded["run"] != source_run):
-        raise RefusedIdentity(f"{location or folder} did not begin with the weights of {begin_from}; use another "
-                              "--run, or leave --from (in Python begin_from) out")  # fmt: skip
+        step = newest(copy) if begin_from.step is None else saved_step(copy, begin_from.step)
+        return Origin(source_run, step, copy)
+    if begin_from is not None:
+        _check_begun(recorded, begin_from, location or str(folder))
     return None if recorded is None else Origin(recorded["run"], recorded["step"])
+
+
+def _check_begun(recorded: Mapping[str, Any] | None, begin_from: Request, location: str) -> None:
+    """Raises RefusedIdentity if a run began with other weights than is asked for."""
+    if recorded is None or recorded["run"] != _place_of(begin_from.run):
+        raise RefusedIdentity(f"{location} did not begin with the weights of {begin_from.run}; use another "
+                              "--run, or leave --from (in Python begin_from) out")  # fmt: skip
+    # The best step of the other run changes while it goes on; what this one began with does not.
+    if begin_from.step not in (None, BEST, recorded["step"]):
+        raise RefusedIdentity(f"{location} began with the weights of step {recorded['step']} of {begin_from.run}, not "
+                              f"{begin_from.step}; use another --run, or leave --from-step (in Python begin_from_step) "
+                              "out")  # fmt: skip
 
 
 def _place_of(run: str | Path) -> str:

@@ -54,6 +54,15 @@ def present_best(host: Mapping[str, Any], steps: Collection[int]) -> Best | None
     return None if best is None or best[0] not in steps else Best(*best)
 
 
+def saved_step(folder: str | Path, step: int | str) -> int:
+    """Returns a saved step of a run by its number, or by "best". Raises ValueError if it is not saved."""
+    if step == BEST:
+        return best_saved(folder).step
+    if step not in (steps := saved_steps(folder)):
+        raise ValueError(f"{folder} has no checkpoint of step {step}; there are {', '.join(map(str, steps))}")
+    return step
+
+
 def best_saved(folder: str | Path) -> Best:
     """Returns the best saved step of a run folder, as its newest intact save has it. Raises ValueError if there is
     none; NoIntactStep if all saves are damaged."""

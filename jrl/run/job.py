@@ -22,7 +22,7 @@ from jrl.rollout.evaluate import Evaluator
 from jrl.rollout.rewards import OpenClassifier
 from jrl.rollout.scoring import Scorer
 from jrl.run.agreement import check_covered, facts, with_place
-from jrl.run.begin_from import Origin, check_fits, manifest_entry, origin_of
+from jrl.run.begin_from import Origin, Request, check_fits, manifest_entry, origin_of
 from jrl.run.best import Best
 from jrl.run.bucket_run import RunFolder
 from jrl.run.checkpoints.run_state import RunState, open_run_state
@@ -191,7 +191,7 @@ def open_job(
     stop: threading.Event,
     *,
     accept_change: bool = False,
-    begin_from: str | Path | None = None,
+    begin_from: Request | None = None,
     show: Callable[[Sequence[int]], Display] = open_display,
     shared: SharedResources = NOTHING_SHARED,
     processes: Processes = ONE,
@@ -202,7 +202,7 @@ def open_job(
     Args:
       folder: where the run is; made if it is new.
       accept_change: resume a run with another configuration, data or parts, and record that in its manifest.
-      begin_from: another run; a new one begins with its weights and tokenizer.
+      begin_from: another run, and its step; a new one begins with its weights and tokenizer.
       show: (the last step of every stage) -> the display.
       shared: what the run shares with the population that it is a member of.
       processes: the processes that train together, each with its own devices.
@@ -313,7 +313,7 @@ def close_files(job: Job) -> None:
             file.close()
 
 
-def check_start(config: Config, folder: Path, begin_from: str | Path | None, processes: Processes) -> None:
+def check_start(config: Config, folder: Path, begin_from: Request | None, processes: Processes) -> None:
     """Raises ValueError for what cannot run here, before anything is created: a folder of something else, a metrics
     writer that is not installed, a model that does not exist."""
     if processes.writer:

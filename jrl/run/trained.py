@@ -34,7 +34,7 @@ from jrl.models.shape import Decoder
 from jrl.plugins import load_parts
 from jrl.resolve import load_config, load_run_config
 from jrl.run import programs
-from jrl.run.best import BEST, best_saved
+from jrl.run.best import saved_step
 from jrl.run.checkpoints.run_state import restore_step
 from jrl.run.identity import with_saved_model
 from jrl.run.policy import Policy, open_policy, root_key
@@ -98,10 +98,8 @@ def open_trained(
         raise ValueError(f"{folder} is a run, which has its own configuration; leave --config out, and override single "
                          "fields with NAME=VALUE")  # fmt: skip
     steps = saved_steps(folder)
-    if step == BEST:
-        step = best_saved(folder).step
-    if step is not None and step not in steps:
-        raise ValueError(f"{folder} has no checkpoint of step {step}; there are {', '.join(map(str, steps))}")
+    if step is not None:
+        step = saved_step(folder, step)
     try:
         run_config, parts = load_run_config(folder, bindings)
     except ConfigError as error:
