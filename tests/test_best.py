@@ -106,8 +106,12 @@ def test_an_accepted_evaluation_replaces_the_best_step_at_its_first_save(left, c
     """A lower accuracy too, by an easier or harder measure. Until then the step stays, and is not shown."""
     old, settings = best_saved(left), [*FLAT, "Eval.prompts=4", "Eval.temperature=0.01"]
     run(settings, left, "Online.steps=6", accept_change=True)  # has them already
-    assert json.loads((left / "summary.json").read_text())["best"] is None and best_saved(left) == old
+    summary = json.loads((left / "summary.json").read_text())
+    assert summary["best"] is None and best_saved(left) == old
+    assert summary["eval"].keys() == {"after_rl"} and summary["eval"]["after_rl"]["n"] == 4
+    assert "left out of the summary, measured by another evaluation: before rl: " in capsys.readouterr().out
     run(settings, left)
+    assert json.loads((left / "summary.json").read_text())["eval"].keys() == {"after_rl"}
     new = best_saved(left)
     assert (old.step, new.step) == (4, 8) and new.mean < old.mean and new.eval_identity != old.eval_identity
     assert json.loads((left / "summary.json").read_text())["best"] == {"step": 8, "mean": new.mean}

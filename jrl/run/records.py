@@ -52,6 +52,7 @@ from jrl.run.report.messages import (
     collapse_warning,
     condemned_message,
     evaluation_line,
+    left_out_message,
     lost_rollouts_warning,
     no_signal_warning,
     resume_message,
@@ -228,6 +229,9 @@ def take_up(job: Job, tree: dict[str, PyTree], host: dict[str, Any]) -> tuple[Dr
                 f"step {host['done']} was saved by a run without stored rows in the stage {stage.name!r}"
             )
     job.done, job.evals = host["done"], host["evals"]
+    if job.evals and host.get("eval_identity", job.eval_identity) != job.eval_identity:
+        job.display.note(left_out_message(job.evals))
+        job.evals = {}
     if job.done >= job.total and job.record_change is None:
         job.evals |= evaluations_after(job)
     in_a_row = host["in_a_row"]
@@ -480,6 +484,7 @@ def to_save(job: Job, waiting: Sequence[Draw]) -> tuple[dict[str, PyTree], dict[
         "done": job.done,
         "data": data,
         "evals": job.evals,
+        "eval_identity": job.eval_identity,
         "metrics_offset": job.metrics.commit(),
         "metrics_sha256": job.metrics.sha256(),
         "rollout_rows": job.rollout_rows,

@@ -15,8 +15,8 @@ from jrl.run.report.metrics import read_metrics
 from jrl.types import PyTree
 
 # Entries of the host part of a save that depend on the clock or the machine (the rows of metrics hold times), or on
-# which steps were saved: Checkpoint.every may change when a run is resumed.
-OUTSIDE = ("time", "metrics_offset", "metrics_sha256", "best")
+# which steps were saved, as Checkpoint.every may change when a run is resumed; and what `evals` were measured by.
+OUTSIDE = ("time", "metrics_offset", "metrics_sha256", "best", "eval_identity")
 
 
 def run_fingerprint(folder: str | Path, step: int | None = None) -> dict[str, Any]:

@@ -213,6 +213,12 @@ def evaluation_line(name: str, result: Mapping[str, Any]) -> str:
     return f"{name}: {100 * result['mean']:.1f} % of {result['n']} held-out prompts [{low:.1f}, {high:.1f}]"
 
 
+def left_out_message(evals: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns which evaluations are not compared with later ones, after an accepted change of what they measure."""
+    lines = [evaluation_line(name.replace("_", " "), result) for name, result in evals.items()]
+    return "left out of the summary, measured by another evaluation: " + "; ".join(lines)
+
+
 def best_line(run: str | os.PathLike[str], step: int, mean: float) -> str:
     """Returns which checkpoint is the best, and how to take it out of the run."""
     command = f"jrl export {shlex.quote(os.fspath(run))} --step best --to DIR"
