@@ -1,6 +1,7 @@
 """The saved step with the highest held-out accuracy stays, and `--step best` opens it."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -100,6 +101,14 @@ def test_the_best_step_does_not_depend_on_where_a_run_was_stopped(tmp_path):
     assert summaries[0]["best"] == summaries[1]["best"] and summaries[1]["best"]["step"] == 10
     assert saved_steps(tmp_path / "left") == saved_steps(tmp_path / "whole")
     assert run_fingerprint(tmp_path / "left") == run_fingerprint(tmp_path / "whole")
+
+
+def test_the_doctor_shows_the_accuracy_of_every_checkpoint(left, capsys):
+    assert cli.main(["doctor", str(left)]) == 0
+    shown, mean = capsys.readouterr().out, f"{100 * best_saved(left).mean:.1f} % of held-out prompts"
+    assert re.search(rf"checkpoint of step 4: intact, .* MB; {mean}\n", shown)
+    assert re.search(r"checkpoint of step 6: intact, [0-9.]* MB\n", shown)  # Eval.every = 4
+    assert f"ok  best checkpoint (--step best): step 4, {mean}\n" in shown
 
 
 def test_an_accepted_evaluation_replaces_the_best_step_at_its_first_save(left, capsys):

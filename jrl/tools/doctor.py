@@ -19,6 +19,7 @@ from jrl import __version__, paths
 from jrl.experiment import stage_names
 from jrl.resolve import PATH_FIELDS, load_config, load_run_config, part_names
 from jrl.rollout.scoring import Scoring, open_scoring
+from jrl.run.best import present_best
 from jrl.run.checkpoints.lock import holder_of, holder_text
 from jrl.run.checkpoints.run_state import DamagedStep, list_condemned, list_steps, step_dir, verify_step
 from jrl.run.data import data_fingerprint, stored_sources
@@ -203,7 +204,7 @@ def saves(folder: Path) -> Generator[Line, None, dict[str, Any]]:
         )
     if not steps:
         yield Line(True, "no checkpoint yet" if population_of(folder) is None else "no checkpoint of its own yet")
-    intact, damaged, saved = [], [], {}
+    intact, damaged, saved, accuracy = [], [], {}, accuracies(folder)
     for step in steps:
         try:
             body = verify_step(root, step)
@@ -215,15 +216,29 @@ def saves(folder: Path) -> Generator[Line, None, dict[str, Any]]:
             continue
         intact.append(step)
         size = sum(entry["bytes"] for entry in body["files"].values())
-        yield Line(True, f"checkpoint of step {step}: intact, {size / 1e6:.1f} MB")
+        measured = f"; {100 * accuracy[step]:.1f} % of held-out prompts" if step in accuracy else ""
+        yield Line(True, f"checkpoint of step {step}: intact, {size / 1e6:.1f} MB{measured}")
     if damaged and intact:
         yield Line(True, f"a resume uses the checkpoint of step {intact[-1]}")
     elif damaged:
         yield Line(False, "no checkpoint is intact, so a resume is refused: put a good copy of one back")
+    if best := present_best(saved, intact):
+        of_best = f"step {best.step}, {100 * best.mean:.1f} % of held-out prompts"
+        yield Line(True, f"best checkpoint (--step best): {of_best}")
     for name in paths.list_dir(root):
         if name.startswith(paths.TEMPORARY):
             yield Line(True, f"{name} belongs to a save in progress or interrupted; the next resume removes it")
     return saved
+
+
+def accuracies(folder: Path) -> dict[int, float]:
+    """Returns the held-out accuracy after each step that was evaluated; {} if metrics.jsonl cannot be read, which
+    `metrics` reports."""
+    try:
+        rows = list(read_metrics(folder / "metrics.jsonl"))
+    except ValueError:
+        return {}
+    return {row["step"]: row["eval/mean"] for row in rows if row.get("eval/mean") is not None}
 
 
 def metrics(folder: Path, saved: Mapping[str, Any]) -> Iterator[Line]:
