@@ -1,23 +1,29 @@
-"""The notebook's cells, with a run in the place of jrl's: they work anywhere, and again."""
+"""The cells of the notebooks, without their training: they work anywhere, and again."""
 
 from __future__ import annotations
 
 import json
 import linecache
+import shlex
 import sys
 import types
 from pathlib import Path
 
 import pytest
+from documented import write_part
 
 import jrl
+from jrl import cli
 
 ROOT = Path(__file__).parents[1]
-CELLS = [
-    "".join(cell["source"])
-    for cell in json.loads((ROOT / "notebooks" / "first_run.ipynb").read_text())["cells"]
-    if cell["cell_type"] == "code"
-]
+
+
+def cells(name):
+    content = json.loads((ROOT / "notebooks" / name).read_text(encoding="utf-8"))
+    return ["".join(cell["source"]) for cell in content["cells"] if cell["cell_type"] == "code"]
+
+
+CELLS = cells("first_run.ipynb")
 
 
 @pytest.fixture
@@ -67,3 +73,28 @@ def test_its_bindings_are_those_of_the_bundled_configuration(plots):
         exec(compile(cell, name, "exec"), space)
     config, _ = jrl.load_config("tiny", space["bindings"], [space["many_digits"]])
     assert type(config.scoring.verifiers[0]).__name__ == "many_digits"
+
+
+def test_an_objective_of_ones_own_is_the_documented_one_and_every_command_is_taken(tmp_path, monkeypatch, capsys):
+    """The commands without what they train: a sweep prints its members. What is written is what the contract tests of
+    documented parts read."""
+    monkeypatch.chdir(tmp_path)
+    commands = []
+    for cell in cells("own_objective.ipynb"):
+        if cell.startswith("%%writefile "):
+            first, text = cell.split("\n", 1)
+            Path(first.removeprefix("%%writefile ")).write_text(text)
+        commands += [shlex.split(line[1:]) for line in cell.split("\n") if line.startswith("!")]
+    for command in commands:
+        words = [word.replace("{OUT}", "sweeps/mine") for word in command]
+        assert words[0] == "{JRL}"
+        cli.parser_of(words[1]).parse_intermixed_args(words[2:])
+        if words[1] == "sweep":
+            assert cli.main([*words[1:], "--print"]) == 0
+    assert [command[1] for command in commands] == ["check", "sweep", "rollouts"]
+    printed = capsys.readouterr().out
+    members = [f"sweeps/mine/objective={name},seed={seed}" for name in ("GRPO", "LeaveOneOut") for seed in range(3)]
+    assert [line.split("--run ")[1] for line in printed.splitlines()] == members
+    assert commands[2][2].replace("{OUT}", "sweeps/mine") in members
+    (tmp_path / "page").mkdir()
+    assert Path("my_parts.py").read_text().strip() == write_part("An objective", tmp_path / "page").read_text().strip()
