@@ -1,6 +1,7 @@
 """Optimizers on small trees: hand numbers, agreement with optax matrix by matrix, groups, and what stays as it is."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ from jrl.learning.optimizers.adafactor import Adafactor
 from jrl.learning.optimizers.adamw import AdamW
 from jrl.learning.optimizers.contract import describe, leaf_of
 from jrl.learning.optimizers.groups import ParameterGroup
-from jrl.learning.optimizers.muon import Muon, orthogonalize, spread_over
+from jrl.learning.optimizers.muon import Muon, by_layer, orthogonalize
 from jrl.learning.optimizers.schedules import (
     ConstantRate,
     CosineDecay,
@@ -473,12 +474,35 @@ def test_sharded_arrays_take_the_same_steps_and_their_state_is_sharded_like_them
         np.testing.assert_allclose(params[key], expected[key], atol=2e-5)
 
 
-def test_layers_are_divided_among_devices_where_they_divide():
-    sizes = {"data": 1, "fsdp": 4, "tensor": 2}
-    assert spread_over(8, sizes) == ("fsdp", "tensor")
-    assert spread_over(4, sizes) == ("fsdp",)
-    assert spread_over(6, sizes) == ("tensor",)
-    assert spread_over(3, sizes) == ()
+@pytest.mark.parametrize("layers", [8, 5, 3])
+@pytest.mark.parametrize(
+    ("mesh", "cut", "stack", "here", "gathers"),
+    [
+        (dict(fsdp=4, tensor=2), (None, "fsdp", "tensor"), 1, {8: 1, 5: 1, 3: 1}, False),
+        (dict(fsdp=4, tensor=2), (None, None, ("fsdp", "tensor")), 1, {8: 1, 5: 1, 3: 1}, False),
+        (dict(data=2, fsdp=2), (None, "fsdp", None), 1, {8: 2, 5: 2, 3: 1}, True),
+        (dict(fsdp=2, expert=2), (None, "expert", "fsdp", None), 2, {8: 4, 5: 3, 3: 2}, False),
+    ],
+)
+def test_every_device_has_whole_matrices_of_its_share_of_the_layers(layers, mesh, cut, stack, here, gathers):
+    """The number of layers need not divide. Copies (data) gather results; between shards parts alone are exchanged."""
+    shape, seen = (layers, *(4,) * (stack - 1), 8, 16), []
+
+    def centered(x):  # needs whole matrices
+        seen.append(x.shape)
+        return x * jnp.sum(x * x, axis=(-2, -1), keepdims=True)
+
+    x = jax.random.normal(jax.random.key(0), shape)
+    expected = centered(x)
+    with jax.set_mesh(make_mesh(MeshShape(**mesh), jax.devices()[: math.prod(mesh.values())])):
+        given = jax.device_put(x, NamedSharding(jax.sharding.get_mesh(), PartitionSpec(*cut)))
+        program = jax.jit(lambda x: by_layer(centered, x, stack)).lower(given).compile()
+        found = program(given)
+    assert seen[-1] == (here[layers], *(2,) * (stack - 1), 8, 16)
+    assert found.sharding.is_equivalent_to(given.sharding, found.ndim)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    text = program.as_text()
+    assert "all-to-all" in text and ("all-gather" in text) == gathers
 
 
 # --- The moving average -------------------------------------------------------------------------------------------

@@ -7,13 +7,13 @@ separately, with its input axes and its output axes flattened, as optax.contrib.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, PartitionSpec
 
 from jrl.learning.optimizers.contract import Leaf, Optimizer
 from jrl.learning.optimizers.settings import OptimizerSettings, check_rates
@@ -86,16 +86,17 @@ def direction(config: Muon, leaves: PyTree) -> optax.GradientTransformation:
 
 def direction_of(x: Array, leaf: Leaf, config: Muon) -> Array:
     """Returns the orthogonalized and scaled matrices of a stack, sharded like `x`."""
-    stack, rank = x.shape[: leaf.stack], x.ndim
     inputs = math.prod(x.shape[axis] for axis in leaf.input_axes())
-    outputs = math.prod(x.shape[axis] for axis in leaf.output_axes(rank))
-    matrices = _spread(x).reshape(-1, inputs, outputs)
-    orthogonal = orthogonalize(matrices, iterations=config.iterations, eps=config.eps)
+    outputs = math.prod(x.shape[axis] for axis in leaf.output_axes(x.ndim))
     scale = math.sqrt(max(1, outputs / inputs))
     if config.update_rms is not None:
         scale = config.update_rms * math.sqrt(max(inputs, outputs))
-    out = (scale * orthogonal).reshape(*stack, *x.shape[leaf.stack :]).astype(x.dtype)
-    return out if jax.sharding.get_abstract_mesh().empty else jax.sharding.reshard(out, jax.typeof(x).sharding.spec)
+
+    def of_whole(x: Array, eps: Array) -> Array:
+        matrices = x.reshape(-1, inputs, outputs)
+        return orthogonalize(matrices, iterations=config.iterations, eps=eps).reshape(x.shape)
+
+    return (scale * by_layer(of_whole, x, leaf.stack, jnp.asarray(config.eps))).astype(x.dtype)
 
 
 def orthogonalize(x: Array, *, iterations: int, eps: Array | float) -> Array:
@@ -117,23 +118,49 @@ def orthogonalize(x: Array, *, iterations: int, eps: Array | float) -> Array:
     return jnp.swapaxes(x, 1, 2) if wide else x
 
 
-def _spread(x: Array) -> Array:
-    """Returns a stack sharded over its first axis as far as that divides, so that every matrix is whole on a device and
-    the iteration needs no communication."""
+def by_layer(fn: Callable[..., Array], x: Array, stack: int, *scalars: Array) -> Array:
+    """Returns `fn` of a stack of matrices, sharded like `x`, each matrix whole on one device.
+
+    Every device gives its parts of the other devices' layers and takes theirs of its own (all-to-all), and back. Copies
+    along an axis that `x` is not sharded over each take a share of the layers, and gather the results. Where the number
+    of layers does not divide, there are layers of zeros at the end.
+
+    Args:
+      fn: of [layers here, ..] and `scalars`; each layer on its own, with zeros for zeros.
+      x: [layers, ..]. stack: its leading axes that count matrices; over those after the first it stays sharded.
+    """
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty:
-        return x
-    return jax.sharding.reshard(x, PartitionSpec(spread_over(x.shape[0], mesh.shape) or None))
+    kinds = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types)
+    explicit = {name: size for name, size, kind in kinds if kind == AxisType.Explicit}
+    if not explicit:
+        return fn(x, *scalars)
+    sizes = {name: size for name, size in explicit.items() if size > 1}
+    spec = jax.typeof(x).sharding.spec
+    parts = [() if part is None else part if isinstance(part, tuple) else (part,) for part in spec]
+    # Of several axes along one dimension, the parts of the last are neighbors.
+    cuts = [(axis, dim) for dim, part in enumerate(parts) for axis in reversed(part) if axis in sizes]
+    copies = [axis for axis in sizes if axis not in {axis for axis, _ in cuts}]
+    cuts = [(axis, dim) for axis, dim in cuts if dim >= stack]
+    layers = x.shape[0]
+    padding = -layers % math.prod(sizes[axis] for axis in [*copies, *(axis for axis, _ in cuts)])
 
+    def local(x: Array, *scalars: Array) -> Array:
+        x = jnp.pad(x, [(0, padding), *[(0, 0)] * (x.ndim - 1)])
+        for axis in copies:
+            count = x.shape[0] // sizes[axis]
+            x = jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(axis) * count, count)
+        for axis, dim in cuts:
+            x = jax.lax.all_to_all(x, axis, split_axis=0, concat_axis=dim, tiled=True)
+        x = fn(x, *scalars)
+        for axis, dim in reversed(cuts):
+            x = jax.lax.all_to_all(x, axis, split_axis=dim, concat_axis=0, tiled=True)
+        for axis in reversed(copies):
+            x = jax.lax.all_gather(x, axis, tiled=True)
+        return x[:layers]
 
-def spread_over(count: int, sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """Returns the mesh axes that `count` layers are sharded over while they are orthogonalized. sizes: devices along
-    each axis."""
-    axes: tuple[str, ...] = ()
-    for axis, size in sizes.items():
-        if size > 1 and count % (size * math.prod(sizes[name] for name in axes)) == 0:
-            axes += (axis,)
-    return axes
+    in_specs = (spec, *[PartitionSpec() for _ in scalars])
+    mapped = jax.shard_map(local, in_specs=in_specs, out_specs=spec, axis_names=set(explicit), check_vma=False)
+    return mapped(x, *scalars)
 
 
 def check(config: Muon, leaves: PyTree) -> None:

@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 import jax
 
-from jrl.device.sharding import GATHERED, TRAIN
+from jrl.device.sharding import GATHERED, TRAIN, num_shards, spec
 from jrl.experiment import optimizers
 from jrl.learning.optimizers.contract import leaf_of
-from jrl.learning.optimizers.muon import Muon, spread_over
+from jrl.learning.optimizers.muon import Muon
 from jrl.models.attention.kernels import LANES, NO_KERNEL
 from jrl.models.attention.linear import chunk_of
-from jrl.models.contract import is_spec
+from jrl.models.contract import ParamSpec, is_spec
 from jrl.models.remat import is_narrow
 from jrl.ops.router import route_dtype
 from jrl.rollout.sampler import compaction_sizes, num_resident_prompts
@@ -380,13 +380,20 @@ def offload_buffer_bytes(case: Case) -> int:
 
 
 def orthogonalized_bytes(case: Case) -> int:
-    """Returns the bytes of Muon's workspace for its largest stack, whose matrices are gathered and distributed by
-    layer: the matrices twice, their momentum, and what the iteration adds to them; 0 for other optimizers."""
+    """Returns the bytes of Muon's workspace for its largest stack, whose layers are divided over the devices (but for
+    those that its experts are divided over): a device's matrices before and after each exchange, their momentum, and
+    what the iteration adds to them, as compiled for v5p:4x4x4 6.7 times the matrices; 0 for other optimizers."""
     if not isinstance(case.stage.optimizer, Muon):
         return 0
+
+    def entries(stack: ParamSpec) -> int:
+        cuts = [num_shards(part, case.sizes) for part in spec(stack.axes, TRAIN, case.sizes)]
+        kept = math.prod(cuts[1 : leaf_of("", stack.axes).stack])
+        layers = math.ceil(stack.shape[0] * kept / math.prod(case.sizes.values()))
+        return layers * math.prod(stack.shape[1:]) // kept
+
     stacks = [s for s in jax.tree.leaves(case.trained, is_leaf=is_spec) if leaf_of("", s.axes).hidden]
-    devices = lambda count: math.prod(case.sizes[axis] for axis in spread_over(count, case.sizes))
-    return 4 * FLOAT32 * max((math.prod(s.shape) // devices(s.shape[0]) for s in stacks), default=0)
+    return 7 * FLOAT32 * max(map(entries, stacks), default=0)
 
 
 def cast_weight_bytes(case: Case) -> int:
