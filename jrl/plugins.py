@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import dis
 import functools
 import hashlib
 import inspect
 import json
+import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,7 +39,8 @@ from jrl.tasks.data.stored import StoredSource
 from jrl.tasks.envs.contract import Environment
 from jrl.tasks.tokenizers.contract import Tokenizer
 from jrl.tasks.verifiers import Verifier, as_verifier
-from jrl.tasks.verifiers.function_source import part_of
+from jrl.tasks.verifiers.definitions import MISSING, literal_of, meaning_of, methods_of
+from jrl.tasks.verifiers.function_source import part_of, source_lines
 from jrl.tasks.verifiers.source import PartSource, load_module, read_part
 
 NAMES = {"algos": "ALGOS", "optimizers": "OPTIMIZERS", "strategies": "STRATEGIES", "curricula": "CURRICULA",
@@ -48,7 +51,6 @@ ROWS = {"algos": Objective, "optimizers": Optimizer, "strategies": Strategy, "cu
         "models": CustomModel}  # fmt: skip
 # What a config class derives from, where jrl reads fields of every row's
 BASES = {"optimizers": OptimizerSettings, "curricula": OutcomeMemory}
-PLAIN = int | float | str | bytes | bool | None | tuple
 AS_OBJECTS = "parts["  # begins the name of a part that was given as objects; after it comes its place
 TRACED = ("algos", "optimizers")  # rows whose config classes are pytrees
 # What the functions of rows are called with, by field
@@ -163,8 +165,8 @@ def _read(part: Part, place: int) -> tuple[str, dict[str, Mapping[str, Any]], Pa
 
 
 def _digest_of(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """Returns a hash of rows given as objects: their names, and what their functions are made of, except jrl's own. The
-    modules of a model and the methods of objects are not in it."""
+    """Returns a hash of rows given as objects: their names, and what their functions are made of, except code of jrl
+    and of installed packages. The modules of a model and the values of other objects are not in it."""
     definitions: dict[str, str] = {}
     seen: set[int] = set()
     for table, rows in tables.items():
@@ -175,23 +177,55 @@ def _digest_of(tables: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _define(name: str, value: Any, definitions: dict[str, str], seen: set[int]) -> None:
-    """Adds the source of a function or class to `definitions`, and under longer names that of what a function uses by
-    name, with the values of plain variables. What has no source is left out, and what was `seen` (ids) before."""
-    while isinstance(value, functools.partial):
-        value = value.func
-    if isinstance(value, PLAIN):
-        definitions[name] = repr(value)
-    if not isinstance(value, type | types.FunctionType) or str(value.__module__).partition(".")[0] == "jrl":
-        return
-    if id(value) in seen:  # also where functions call each other
-        return
-    seen.add(id(value))
-    with contextlib.suppress(OSError, TypeError):
-        definitions[name] = inspect.getsource(value)
-    if isinstance(value, types.FunctionType):
-        used = inspect.getclosurevars(value)
-        for variable, other in {**used.globals, **used.nonlocals}.items():
-            _define(f"{name}.{variable}", other, definitions, seen)
+    """Adds a plain value, or the source of a function or class, to `definitions`, and under longer names what it is
+    made of and uses by name. What has no source is left out, and what was `seen` (ids) before."""
+    if (literal := literal_of(value)) is not None:  # the same in every process
+        definitions[name] = literal
+    elif id(value) not in seen:  # functions may call each other
+        seen.add(id(value))
+        for part, other in _used_by(value).items():
+            _define(f"{name}.{part}", other, definitions, seen)
+        if _is_users_own(value):
+            with contextlib.suppress(OSError, TypeError, SyntaxError):
+                # of a function that wraps another, its own lines
+                definitions[name] = source_lines(value if isinstance(value, type) else value.__code__)
+
+
+def _used_by(value: Any) -> dict[str, Any]:
+    """Returns what a collection, function or class of the user's is made of and uses by name; {} for other objects."""
+    if isinstance(value, functools.partial):
+        return {"func": value.func, "args": value.args, "keywords": value.keywords}
+    if isinstance(value, dict):
+        return {f"{place} {literal_of(key)}": item for place, (key, item) in enumerate(value.items())}
+    if isinstance(value, tuple | list):
+        return {str(place): item for place, item in enumerate(value)}
+    if not isinstance(value, type | types.FunctionType):
+        return {"__wrapped__": value.__wrapped__} if "__wrapped__" in getattr(value, "__dict__", ()) else {}
+    if not _is_users_own(value):
+        return {}
+    if isinstance(value, type):
+        return {method.__name__: method for method in methods_of(value)} | {"__bases__": value.__bases__}
+    names = (*value.__code__.co_freevars, *_globals_in(value.__code__))
+    used = {name: meaning for name in names if (meaning := meaning_of(value, name)) is not MISSING}
+    return used | {"__defaults__": value.__defaults__, "__kwdefaults__": value.__kwdefaults__}
+
+
+def _globals_in(code: types.CodeType) -> Iterator[str]:
+    """Yields the global names that a function reads, also in functions and classes inside of it."""
+    yield from (each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _globals_in(inner)
+
+
+def _is_users_own(value: Any) -> bool:
+    """Whether a function or class is defined neither in jrl nor in an installed package or Python itself."""
+    if not isinstance(value, type | types.FunctionType):
+        return False
+    module = str(value.__module__)
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    installed = {"site-packages", "dist-packages"} & {*Path(file).parts}
+    return not installed and module.partition(".")[0] not in ("jrl", *sys.stdlib_module_names)
 
 
 def _tables_in(names: Mapping[str, Any], where: str, strict: bool = False) -> dict[str, Mapping[str, Any]]:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import linecache
 import os
+import pathlib
 import re
+import subprocess
 import sys
 import types
 
+import jax
+import optax
 import pytest
 
 from jrl.config import ConfigError
@@ -344,6 +349,88 @@ def test_rows_given_as_objects_are_hashed_by_their_functions(tmp_path):
     # A function of jrl is that of the version that runs.
     own = [load_parts([{"ENVS": {"Own": Environment(config=Own, open=one)}}]).hashes for one in (tasks_of, digest_of)]
     assert own[0] == own[1]
+
+
+LAM, NESTED = 0.5, {"lam": [0.5]}
+
+
+def with_inner_functions(config, leaves):
+    def update(gradient, state, params=None):
+        return [LAM * x for x in gradient], state
+
+    return optax.GradientTransformation(lambda params: (), update)
+
+
+def with_a_collection(config, leaves):
+    return optax.scale(NESTED["lam"][0])
+
+
+class WithACall:
+    def __call__(self, shard):
+        return LAM
+
+
+def with_a_class(config, leaves):
+    return WithACall
+
+
+def with_a_default(lam):
+    return lambda config, leaves, lam=lam: optax.scale(lam)
+
+
+def with_a_tuple(*functions):
+    return lambda config, leaves: functions[0](config, leaves)
+
+
+def compiled(function):
+    helper = jax.jit(function)
+    return lambda config, leaves: helper(leaves)
+
+
+def direction_hash(direction):
+    return load_parts([{"OPTIMIZERS": {"Own": Optimizer(traced_own(), direction)}}]).hashes["parts[0]"]
+
+
+@functools.cache
+def traced_own():
+    return traced(types.new_class("Own", (OptimizerSettings,)))
+
+
+@pytest.mark.parametrize("direction", [with_inner_functions, with_a_class])
+def test_the_hash_of_a_row_reads_globals_of_functions_and_classes_inside(monkeypatch, direction):
+    before = direction_hash(direction)
+    assert direction_hash(direction) == before
+    monkeypatch.setitem(globals(), "LAM", 0.25)
+    assert direction_hash(direction) != before
+
+
+def test_the_hash_of_a_row_reads_collections_defaults_arguments_and_compiled_functions(monkeypatch):
+    different = [
+        *(functools.partial(with_a_default(1.0), lam=lam) for lam in (0.5, 0.25)),
+        *map(with_a_default, (0.5, 0.25)),
+        *map(with_a_tuple, (one, two)),
+        *map(compiled, (one, two)),
+        *map(functools.wraps(with_a_collection), (lambda config, leaves: one, lambda config, leaves: two)),
+    ]
+    assert len({*map(direction_hash, different)}) == len(different)
+    before = direction_hash(with_a_collection)
+    monkeypatch.setitem(NESTED, "lam", [0.25])
+    assert direction_hash(with_a_collection) != before
+
+
+def test_the_hash_of_rows_given_as_objects_is_the_same_in_every_process():
+    """Where it depended on addresses, no run with a model given as an object could be resumed."""
+    text = """
+import sys
+sys.path[:0] = ["configs/own", "tests"]
+import linen_model, test_plugins as own
+from jrl.plugins import load_parts
+print(load_parts([{"MODELS": linen_model.MODELS}]).hashes["parts[0]"],
+      own.direction_hash(own.with_a_tuple(own.one, own.two)))
+"""
+    command, folder = [sys.executable, "-c", text], pathlib.Path(__file__).parents[1]
+    hashes = [subprocess.check_output(command, cwd=folder, text=True) for _ in range(2)]
+    assert hashes[0] == hashes[1] and hashes[0].split()[0] != hashes[0].split()[1]
 
 
 def test_rows_of_a_notebook_share_no_program_with_an_earlier_load():

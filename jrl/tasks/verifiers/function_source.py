@@ -234,7 +234,7 @@ def _carry_definition(name: str, thing: Any, carried: dict[str, Carried]) -> Non
 def _source(definition: Any, name: str) -> tuple[Definition, str]:
     """Returns the statement that defines a function or class, and its text without indentation."""
     try:
-        source = _lines(definition)
+        source = source_lines(definition)
         if source[:1].isspace():
             (block,) = ast.parse(f"if True:\n{source}").body
             (tree,) = block.body
@@ -255,7 +255,7 @@ def _source(definition: Any, name: str) -> tuple[Definition, str]:
     return tree, source.rstrip()
 
 
-def _lines(definition: Any) -> str:
+def source_lines(definition: Any) -> str:
     """Returns the source lines of a function or class. Raises the exceptions of `inspect.getsource`."""
     if not isinstance(definition, type):
         return inspect.getsource(definition)
