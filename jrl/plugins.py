@@ -110,7 +110,8 @@ def load_parts(parts: Sequence[Part]) -> Parts:
                 if row_name in sections:
                     raise PartError(f"part {name}: {row_name!r} is a section of the configuration (`jrl help config "
                                     f"{row_name}`); give yours another name")  # fmt: skip
-                merged[table][row_name] = _row(table, row_name, row, name)
+                row = _row(table, row_name, row, name)
+                merged[table][row_name] = _of_this_load(row) if source is None else row
                 added[table].append(row_name)
         if source is not None:
             texts.append(source)
@@ -276,9 +277,7 @@ def _row(table: str, name: str, row: Any, where: str) -> Any:
         raise PartError(f"part {where}: the configuration of MODELS[{name!r}] has no {', '.join(sorted(missing))}")
     if table in ARGUMENTS and (problem := wrong_function(row, ARGUMENTS[table])) is not None:
         raise PartError(f"part {where}: {NAMES[table]}[{name!r}].{problem}")
-    if table == "algos":
-        return checked(row)
-    return _of_this_load(row) if row.config.__module__ == "__main__" else row
+    return checked(row) if table == "algos" else row
 
 
 class _LoadedDrawing(NamedTuple):
@@ -294,14 +293,14 @@ class _LoadedDrawing(NamedTuple):
 
 
 def _of_this_load(row: Any) -> Any:
-    """Returns a row of a notebook or a script with functions that are new objects, so that no program is shared with an
-    earlier load: a variable or a function that they use by name may have changed since."""
+    """Returns a row given as an object with functions that are new objects, so that no program is shared with an
+    earlier load: a variable or a function that they use by name may have changed since. A parts file is run anew."""
     load = object()
 
     def anew(value: Any) -> Any:
         if isinstance(value, tuple) and hasattr(value, "_fields"):  # the functions of a model
             return type(value)(*map(anew, value))
-        if not isinstance(value, types.FunctionType | functools.partial):
+        if not callable(value) or isinstance(value, type):
             return value
         return functools.wraps(value)(lambda *args, **kwargs: value(*args, **kwargs))
 

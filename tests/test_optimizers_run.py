@@ -95,13 +95,13 @@ def test_a_run_that_is_left_and_resumed_holds_the_same_bits(name, whole, options
 FACTOR = [1.0]
 
 
+@traced
 class OfANotebook(OptimizerSettings):
-    __module__ = "__main__"
+    pass
 
 
-def test_a_run_in_a_notebook_reads_the_variables_of_the_moment(tmp_path):
-    config = traced(OfANotebook)
-    row = Optimizer(config, lambda config, leaves: optax.scale(FACTOR[0]))
+def test_a_run_with_parts_given_as_objects_reads_the_variables_of_the_moment(tmp_path):
+    row = Optimizer(OfANotebook, lambda config, leaves: optax.scale(FACTOR[0]))
     settings = ["Online.optimizer=@OfANotebook()", "OfANotebook.learning_rate=0.01", "OfANotebook.clip_norm=None",
                 "Online.steps=1"]  # fmt: skip
     moved = []
