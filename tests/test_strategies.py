@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import json
 import types
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ import pytest
 import test_sampler as sampling
 from documented import write_part
 from short_runs import run
-from small_model import BIGRAM
+from small_model import BIGRAM, PLAIN_DECODER
 
 import jrl
 from jrl.config.errors import ConfigError
@@ -28,7 +29,7 @@ from jrl.rollout.scoring import HostScores
 from jrl.rollout.segments import next_segment
 from jrl.rollout.strategies import branching, reset, roll_in, roll_out, rows, self_correction
 from jrl.rollout.strategies.branching import BranchDrawing, Branching
-from jrl.rollout.strategies.contract import Setting
+from jrl.rollout.strategies.contract import Setting, Strategy
 from jrl.rollout.strategies.opponent import MixtureOpponent, OpponentDrawing
 from jrl.rollout.strategies.partial import FirstSegment
 from jrl.rollout.strategies.reference_samples import ReferenceDrawing, ReferenceSamples
@@ -528,3 +529,32 @@ def test_a_strategy_of_a_parts_file_begins_every_completion(tmp_path):
 def test_rewards_that_a_strategy_compares_are_not_shaped(name, message):
     with pytest.raises(ConfigError, match=message):
         jrl.load_config(f"configs/algos/{name}.gin", ["Online.shaping=@Shaping()"])
+
+
+class Cut(NamedTuple):
+    """Draws one row too few."""
+
+    roles: tuple[str, ...] = ()
+
+    def __call__(self, shard):
+        fields = shard.sample(shard.prompts, samples=shard.samples, completion_length=shard.completion_length)
+        return {name: None if array is None else array[:-1] for name, array in fields.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Mistaken:
+    """A strategy whose drawing is wrong."""
+
+
+@pytest.mark.parametrize(
+    ("drawing", "said"),
+    [
+        (Cut(), r"sampling strategy .* of the shapes \(\(15, 12\), \(15,\)\); a shard of 4 prompts has \(\(16, 12\)"),
+        (lambda shard: {}, r"@Mistaken\(\): what its `drawing` returns has no attribute `roles`"),
+    ],
+)
+def test_a_drawing_that_no_run_can_use_is_refused(tmp_path, drawing, said):
+    parts = [{"STRATEGIES": {"Mistaken": Strategy(Mistaken, drawing=lambda config, tokenizer: drawing)}}]
+    bindings = [*PLAIN_DECODER, "Decoder.width=16", "Decoder.mlp_width=16", *SMALL[1:], "Online.strategy=@Mistaken()"]
+    with pytest.raises(ValueError, match=said):
+        jrl.train("configs/tiny.gin", bindings, parts=parts, run=tmp_path / "run")

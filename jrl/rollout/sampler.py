@@ -485,8 +485,8 @@ def _draw_shard(
     count, width = prompts.tokens.shape
     shapes = (count * options.samples, width + options.completion_length), (count * options.samples,)
     if (found := (fields["tokens"].shape, fields["length"].shape)) != shapes:
-        raise ValueError(f"a sampling strategy draws with {type(drawing).__name__}, which returns tokens and lengths "
-                         f"of the shapes {found}; a shard of {count} prompts has {shapes}")  # fmt: skip
+        raise ValueError(f"the stage's sampling strategy (Online.strategy) draws tokens and lengths of the shapes "
+                         f"{found}; a shard of {count} prompts has {shapes}")  # fmt: skip
     return fields
 
 

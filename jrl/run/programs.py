@@ -210,8 +210,8 @@ def drawing_of(strategy: ConfiguredStrategy, tokenizer: Any) -> Drawing | None:
     drawing = strategy.row.drawing(strategy.config, tokenizer)
     if not hasattr(drawing, "roles"):
         name = type(strategy.config).__name__
-        raise ValueError(f"Online.strategy = @{name}() draws with a {type(drawing).__name__} without the attribute "
-                         "`roles`: the roles that it draws with besides the policy, or ()")  # fmt: skip
+        raise ValueError(f"Online.strategy = @{name}(): what its `drawing` returns has no attribute `roles`, the roles "
+                         "that it draws with besides the policy, or ()")  # fmt: skip
     return drawing
 
 
