@@ -62,11 +62,16 @@ ARGUMENTS = {
         "drawing": ("config", "tokenizer"),
         "prefix": ("config", "visit", "tokenizer", "room"),
         "asked": ("config", "visit", "tokenizer", "room"),
+        "roles": ("config",),
+        "branches": ("config",),
     },
     "curricula": {
         "weights": ("config", "table"),
         "limit": ("config", "table", "order"),
         "after": ("config", "table"),
+        "visits": ("config",),
+        "pilot": ("config",),
+        "window": ("config",),
     },
 }
 

@@ -13,11 +13,13 @@ import re
 import subprocess
 import sys
 import types
+import typing
 
 import jax
 import optax
 import pytest
 
+from jrl import plugins
 from jrl.config import ConfigError
 from jrl.learning.optimizers.contract import Optimizer
 from jrl.learning.optimizers.settings import OptimizerSettings
@@ -108,6 +110,8 @@ del {"CURRICULA" if table == "OPTIMIZERS" else "OPTIMIZERS"}
         ("STRATEGIES", "Strategy(Own, prefix=lambda config, visit: ())", r"prefix takes \(config, visit\); it is"),
         ("CURRICULA", "Curriculum(Outcomes, lambda table: table.rate)", r"weights takes \(table\); it is called"),
         ("CURRICULA", "Curriculum(Outcomes, 1.0)", r"weights is a number|weights is .*float"),
+        ("STRATEGIES", "Strategy(Own, roles=('reference',))", r"roles is a tuple.*; it must be a function \(config\)"),
+        ("CURRICULA", "Curriculum(Outcomes, max, window=8)", r"window is .*int.*; it must be a function \(config\)"),
     ],
 )
 def test_a_function_with_other_arguments_is_refused(tmp_path, table, row, said):
@@ -133,6 +137,13 @@ row = {row}
     (tmp_path / "own.py").write_text(text, encoding="utf-8")
     with pytest.raises(PartError, match=said):
         load_parts([tmp_path / "own.py"])
+
+
+@pytest.mark.parametrize("table", sorted(plugins.ARGUMENTS))
+def test_the_arguments_of_every_function_of_a_row_are_known(table):
+    fields = typing.get_type_hints(plugins.ROWS[table])
+    functions = {name for name, kind in fields.items() if "Callable[" in str(kind)}
+    assert functions == {*plugins.ARGUMENTS[table]}
 
 
 def test_a_row_whose_score_lacks_the_config_is_refused(tmp_path):
