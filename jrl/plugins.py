@@ -263,8 +263,9 @@ def _row(table: str, name: str, row: Any, where: str) -> Any:
         raise PartError(
             f"part {where}: {NAMES[table]}[{name!r}] must be of type {ROWS[table].__name__}, not {type(row).__name__}"
         )
-    is_dataclass = isinstance(row.config, type) and dataclasses.is_dataclass(row.config)
-    if (base := BASES.get(table)) is not None and not (is_dataclass and issubclass(row.config, base)):
+    is_class = isinstance(row.config, type)
+    is_dataclass = is_class and "__dataclass_fields__" in vars(row.config)  # itself: what it adds would be no fields
+    if (base := BASES.get(table)) is not None and not (is_class and issubclass(row.config, base)):
         raise PartError(f"part {where}: the config class of {NAMES[table]}[{name!r}] must derive from {base.__name__} "
                         f"({base.__module__})")  # fmt: skip
     if table in TRACED and not (is_dataclass and not jax.tree_util.all_leaves([object.__new__(row.config)])):

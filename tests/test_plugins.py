@@ -81,6 +81,7 @@ def test_a_function_with_too_many_arguments_is_refused_by_name(function):
             r"OPTIMIZERS\['Own'\] is not a pytree; decorate it with @traced",
         ),
         ("CURRICULA", "@frozen", "", r"CURRICULA\['Own'\] must derive from OutcomeMemory"),
+        ("CURRICULA", "", "(OutcomeMemory)", r"CURRICULA\['Own'\] is not a frozen dataclass; decorate it"),
     ],
 )
 def test_a_configuration_that_lacks_what_jrl_reads_is_refused(tmp_path, table, decorator, base, said):
@@ -88,7 +89,7 @@ def test_a_configuration_that_lacks_what_jrl_reads_is_refused(tmp_path, table, d
 import dataclasses
 from jrl.learning.optimizers.contract import Optimizer
 from jrl.learning.optimizers.settings import OptimizerSettings
-from jrl.tasks.data.curricula import Curriculum
+from jrl.tasks.data.curricula import Curriculum, OutcomeMemory
 from jrl.types import traced
 frozen = dataclasses.dataclass(frozen=True, kw_only=True)
 {decorator}
