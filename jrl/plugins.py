@@ -118,6 +118,10 @@ def load_parts(parts: Sequence[Part]) -> Parts:
                 row = _row(table, row_name, row, name)
                 merged[table][row_name] = _of_this_load(row) if source is None else row
                 added[table].append(row_name)
+        try:
+            schema_of(Config, config_classes(merged))
+        except (TypeError, NameError) as error:  # of annotations, and two classes of one name, in other tables too
+            raise PartError(f"part {name}: {error}") from error
         if source is not None:
             texts.append(source)
             hashes[name] = hashlib.sha256(source.source.encode()).hexdigest()

@@ -147,6 +147,33 @@ def test_the_arguments_of_every_function_of_a_row_are_known(table):
     assert functions == {*plugins.ARGUMENTS[table]}
 
 
+SHARED = """
+import dataclasses
+from jrl.tasks.data.curricula import Curriculum, OutcomeMemory
+from jrl.tasks.envs.contract import Environment
+frozen = dataclasses.dataclass(frozen=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("class Own: size: set[int] = frozenset()\nENVS", r"Own\.size: the annotation set\[int\] is not supported"),
+        ("class Own: size: 'Nowhere' = 1\nENVS", "name 'Nowhere' is not defined"),
+        (
+            "class Own: size: int = 1\nENVS = {'Own': Environment(Own, print)}\n"
+            "@frozen\nclass Own(OutcomeMemory): pass\nCURRICULA",
+            "two config classes are named 'Own'",
+        ),
+    ],
+)
+def test_a_configuration_that_no_binding_can_set_is_refused_by_the_name_of_its_part(tmp_path, text, said):
+    row = "Curriculum(Own, max)" if text.endswith("CURRICULA") else "Environment(Own, print)"
+    (tmp_path / "own.py").write_text(f"{SHARED}@frozen\n{text} = {{'Own': {row}}}\n", encoding="utf-8")
+    with pytest.raises(PartError, match=rf"part .*own\.py: .*{said}"):
+        load_parts([tmp_path / "own.py"])
+
+
 def test_a_row_whose_score_lacks_the_config_is_refused(tmp_path):
     text = """
 import dataclasses
