@@ -45,12 +45,12 @@ def table(rate, judged=None, last=None, step=1):
     return blank._replace(rate=rate, judged=judged, last=last, step=np.asarray(step, np.int32))
 
 
-def own(weights):
+def own(weights, **functions):
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Own(curricula.OutcomeMemory):
         pass
 
-    return ConfiguredCurriculum(curricula.Curriculum(Own, weights), Own())
+    return ConfiguredCurriculum(curricula.Curriculum(Own, weights, **functions), Own())
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,37 @@ def own(weights):
 def test_weights_that_no_draw_can_take_are_refused_by_name(weights, said):
     with pytest.raises(ValueError, match=said):
         curricula.weights_of(own(weights), no_outcomes(3))
+
+
+LIMITS = {
+    "a mask": lambda order: np.ones(len(order), bool),
+    "places beyond": lambda order: order + 1,
+    "every example twice": lambda order: np.repeat(order, 2),
+    "another order": lambda order: order[::-1],
+    "floats": lambda order: order.astype(np.float64),
+    "a column": lambda order: order[:, None],
+    "nothing at all": lambda order: None,
+}
+
+
+def limited_by(limit):
+    curriculum = own(lambda config, table: np.ones(6), limit=lambda config, table, order: limit(order))
+    return curricula.order_of(curriculum, no_outcomes(6), seed=0, position=0)
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_limit_that_is_no_part_of_the_order_is_refused_by_name(name):
+    with pytest.raises(ValueError, match=r"@Own\(\): `limit` returns something else than examples of the order"):
+        limited_by(LIMITS[name])
+
+
+def test_a_limit_may_leave_out_any_examples_and_not_write():
+    order = limited_by(lambda order: order)
+    assert limited_by(lambda order: order[1::2]).tolist() == order[1::2].tolist()
+    assert limited_by(lambda order: order.tolist()[2:]).tolist() == order[2:].tolist()
+    assert limited_by(lambda order: []).tolist() == []
+    with pytest.raises(ValueError, match="read-only"):
+        limited_by(lambda order: order.sort() or order)
 
 
 def stream_of(size, config=None, **options):

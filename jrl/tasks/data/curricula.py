@@ -401,9 +401,19 @@ def order_of(
     curriculum: ConfiguredCurriculum, table: Outcomes, seed: int, position: int, training: Array | None = None
 ) -> Array:
     """Returns the examples that a step may visit, [..] int64, in the order in which it takes them. training: as in
-    `weights_of`."""
-    order = draw_order(weights_of(curriculum, table, training), seed, position)
-    return curriculum.row.limit(curriculum.config, read_only(table), order)
+    `weights_of`. Raises ValueError if the curriculum's `limit` returns anything else than a part of the order."""
+    (row, config), order = curriculum, draw_order(weights_of(curriculum, table, training), seed, position)
+    order.flags.writeable = False
+    limited = row.limit(config, read_only(table), order)
+    if limited is order:
+        return order
+    place = np.full(len(table.rate), -1)
+    place[order] = np.arange(len(order))
+    is_part = np.ndim(limited) == 1 and np.asarray(limited).dtype.kind in "iu" and np.isin(limited, order).all()
+    if np.size(limited) and not (is_part and (np.diff(place[limited]) > 0).all()):
+        raise ValueError(f"Online.curriculum = @{type(config).__name__}(): `limit` returns something else than "
+                         "examples of the order that it is given, each once and in that order")  # fmt: skip
+    return np.asarray(limited, np.int64)
 
 
 def draw_order(weights: Array, seed: int, position: int) -> Array:
