@@ -83,9 +83,12 @@ def load_config(
 
 def load_run_config(folder: Path, bindings: Sequence[str] = ()) -> tuple[Config, Parts]:
     """Returns the configuration of a run's folder, with the parts saved in it. Raises ConfigError."""
+    file = str(folder / "config.gin")
     try:
-        return load_config(str(folder / "config.gin"), [*bindings, "Config.parts=[]"], saved_parts(folder / "parts"))
+        return load_config(file, [*bindings, "Config.parts=[]"], saved_parts(folder / "parts"))
     except gin.ConfigError as error:
+        if not error.location.startswith(file):  # of the bindings
+            raise
         manifest = paths.read_object(folder / "manifest.json") if paths.exists(folder / "manifest.json") else {}
         if not any(name.startswith(AS_OBJECTS) for name in manifest.get("identity", {}).get("parts", {})):
             raise

@@ -24,7 +24,7 @@ from jrl.config import ConfigError
 from jrl.learning.optimizers.contract import Optimizer
 from jrl.learning.optimizers.settings import OptimizerSettings
 from jrl.plugins import PartError, load_parts, part_files, saved_parts
-from jrl.resolve import load_config
+from jrl.resolve import load_config, load_run_config
 from jrl.rollout.strategies.contract import Strategy
 from jrl.rollout.strategies.partial import FirstSegment
 from jrl.tasks.envs.contract import Environment, digest_of, tasks_of
@@ -478,6 +478,17 @@ class Callable:
 
     def __call__(self, config, leaves):
         return None
+
+
+def test_only_a_name_that_a_run_lacks_is_told_of_parts_given_as_objects(tmp_path):
+    (tmp_path / "manifest.json").write_text('{"identity": {"parts": {"parts[0]": "a hash"}}}', encoding="utf-8")
+    (tmp_path / "config.gin").write_text("include 'tiny.gin'\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="no field 'promts'") as refused:
+        load_run_config(tmp_path, ["Eval.promts=3"])
+    assert "as objects" not in str(refused.value)
+    (tmp_path / "config.gin").write_text("include 'tiny.gin'\nOnline.optimizer = @Mine()\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"unknown optimizer 'Mine'.* given as objects"):
+        load_run_config(tmp_path)
 
 
 def test_rows_given_as_objects_share_no_program_with_an_earlier_load():
