@@ -68,6 +68,20 @@ def test_weights_that_no_draw_can_take_are_refused_by_name(weights, said):
         curricula.weights_of(own(weights), no_outcomes(3))
 
 
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [
+        (lambda table: table._replace(rate=table.rate * np.ones(3)), r"whose `rate` is float64\[3\]; .* float32\[3\]"),
+        (lambda table: table._replace(step=np.zeros(1, np.int32)), r"whose `step` is int32\[1\]; .* int32\[\]"),
+        (lambda table: None, "returns a NoneType"),
+    ],
+)
+def test_a_table_that_no_run_could_go_on_from_is_refused_by_name(after, said):
+    curriculum = own(lambda config, table: np.ones(3), after=lambda config, table: after(table))
+    with pytest.raises(ValueError, match=rf"@Own\(\): `after` .*{said}"):
+        curricula.recorded(curriculum, no_outcomes(3), [], np.zeros((0, 2)), np.zeros((0, 2), bool))
+
+
 LIMITS = {
     "a mask": lambda order: np.ones(len(order), bool),
     "places beyond": lambda order: order + 1,

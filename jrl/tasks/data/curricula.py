@@ -377,6 +377,8 @@ def recorded(
 
     Args:
       index: the example of each visit. outcome: [visits, G] float, ignored where not valid. valid: [visits, G] bool.
+
+    Raises: ValueError if the curriculum's `after` returns no table, or one of other shapes or dtypes.
     """
     row, config = curriculum
     rate, judged, last, step = table.rate.copy(), table.judged.copy(), table.last.copy(), table.step + np.int32(1)
@@ -394,7 +396,15 @@ def recorded(
     updated = table._replace(
         rate=rate, judged=judged, last=last, step=np.asarray(step, np.int32), history=history, recent=recent
     )
-    return row.after(config, read_only(updated))
+    after = row.after(config, read_only(updated))
+    name = f"Online.curriculum = @{type(config).__name__}(): `after`"
+    if not isinstance(after, Outcomes):
+        raise ValueError(f"{name} returns a {type(after).__name__}; it must return a table: table._replace(...)")
+    kind = lambda array: f"{np.asarray(array).dtype}{list(np.shape(array))}"
+    for field, (old, new) in zip(Outcomes._fields, zip(updated, after)):
+        if kind(new) != kind(old):  # no run could go on from a checkpoint that holds it
+            raise ValueError(f"{name} returns a table whose `{field}` is {kind(new)}; it must stay {kind(old)}")
+    return after
 
 
 def order_of(
