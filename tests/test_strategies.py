@@ -23,13 +23,13 @@ from jrl.device.sharding import MeshShape, make_mesh
 from jrl.ops.draw import draw
 from jrl.ops.keys import row_key, token_key
 from jrl.ops.mixture import mixed_logits
-from jrl.rollout.collect import last_of_two, scored_columns
+from jrl.rollout.collect import last_of_two, prefix_of, scored_columns, tokens_of
 from jrl.rollout.sampler import Sampler, SamplingParams, static_options
 from jrl.rollout.scoring import HostScores
 from jrl.rollout.segments import next_segment
 from jrl.rollout.strategies import branching, reset, roll_in, roll_out, rows, self_correction
 from jrl.rollout.strategies.branching import BranchDrawing, Branching
-from jrl.rollout.strategies.contract import Setting, Strategy
+from jrl.rollout.strategies.contract import ConfiguredStrategy, Setting, Strategy
 from jrl.rollout.strategies.opponent import MixtureOpponent, OpponentDrawing
 from jrl.rollout.strategies.partial import FirstSegment
 from jrl.rollout.strategies.reference_samples import ReferenceDrawing, ReferenceSamples
@@ -558,3 +558,25 @@ def test_a_drawing_that_no_run_can_use_is_refused(tmp_path, drawing, said):
     bindings = [*PLAIN_DECODER, "Decoder.width=16", "Decoder.mlp_width=16", *SMALL[1:], "Online.strategy=@Mistaken()"]
     with pytest.raises(ValueError, match=said):
         jrl.train("configs/tiny.gin", bindings, parts=parts, run=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [
+        ((65, 66, 67), r"returns \(65, 66, 67\) for example 'one'; it must return a tuple of at most 2 ids below 9"),
+        ([1], r"returns \[1\]"),
+        ((9,), r"returns \(9,\)"),
+        ((-1,), r"returns \(-1,\)"),
+        (None, "returns None"),
+    ],
+)
+def test_tokens_of_a_strategy_that_no_prompt_can_have_are_refused_by_name(tokens, said):
+    strategy = Strategy(Mistaken, prefix=lambda *_: tokens, asked=lambda *_: tokens)
+    sampler = types.SimpleNamespace(
+        strategy=ConfiguredStrategy(strategy, Mistaken()), tokenizer=types.SimpleNamespace(vocab_size=9),
+        prompt_length=5,
+    )  # fmt: skip
+    visit = Visit(Example("one", (Message("user", "1"),)), (0, 0), (1, 2, 3))
+    for function, give in (("prefix", prefix_of), ("asked", lambda *given: tokens_of(given[0], "asked", given[1], 2))):
+        with pytest.raises(ValueError, match=rf"@Mistaken\(\): `{function}` {said}"):
+            give(sampler, visit)

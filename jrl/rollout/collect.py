@@ -100,13 +100,13 @@ class Collected(NamedTuple):
 def draw(sampler: PromptSampler, weights: PyTree, version: Array) -> Draw:
     """Dispatches one sampling call on the next prompts of the training stream, and returns at once."""
     position, visits = next_visits(sampler)
-    (strategy, config), tokenizer, width = sampler.strategy, sampler.tokenizer, sampler.prompt_length
+    strategy, tokenizer, width = sampler.strategy.row, sampler.tokenizer, sampler.prompt_length
     placement = dict(count=sampler.prompts, width=width, pad_id=tokenizer.pad_id, mesh=sampler.mesh)
     if strategy.asked is None:
         prefixed = [visit._replace(prompt=visit.prompt + prefix_of(sampler, visit)) for visit in visits]
         prompts = place_prompts(prefixed, **placement)
     else:
-        substitutes = [strategy.asked(config, visit, tokenizer, width) for visit in visits]
+        substitutes = [tokens_of(sampler, "asked", visit, width) for visit in visits]
         prompts = place_asked(substitutes, visits, **placement)
     stream = place_on_mesh(np.uint32(TRAIN_STREAM), replicated(sampler.mesh))
     rollout = sampler.program(weights, prompts, sampler.key, stream, version, sampler.params, sampler.stop_table, None)
@@ -131,9 +131,21 @@ def hand_out(drawn: Draw) -> Draw:
 
 def prefix_of(sampler: PromptSampler, visit: Visit) -> tuple[int, ...]:
     """Returns the tokens that the strategy appends to a prompt and the policy continues; mostly ()."""
-    room = sampler.prompt_length - len(visit.prompt)
-    strategy, config = sampler.strategy
-    return strategy.prefix(config, visit, sampler.tokenizer, room)
+    return tokens_of(sampler, "prefix", visit, sampler.prompt_length - len(visit.prompt))
+
+
+def tokens_of(sampler: PromptSampler, function: str, visit: Visit, room: int) -> tuple[int, ...]:
+    """Returns the tokens that a function of the strategy's row gives for a visit. Raises ValueError if they do not fit
+    into `room`, or are no ids of the tokenizer: an id beyond the vocabulary would be read as another one."""
+    (row, config), size = sampler.strategy, sampler.tokenizer.vocab_size
+    tokens = getattr(row, function)(config, visit, sampler.tokenizer, room)
+    if not isinstance(tokens, tuple) or len(tokens) > room or not all(0 <= token < size for token in tokens):
+        name = type(config).__name__
+        raise ValueError(
+            f"Online.strategy = @{name}(): `{function}` returns {tokens!r:.100} for example "
+            f"{visit.example.id!r}; it must return a tuple of at most {room} ids below {size}"
+        )
+    return tokens
 
 
 def redraw_prompts(sampler: PromptSampler, position: dict[str, Any]) -> list[Visit]:
