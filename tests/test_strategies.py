@@ -5,7 +5,8 @@ import dataclasses
 import functools
 import json
 import types
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -531,14 +532,16 @@ def test_rewards_that_a_strategy_compares_are_not_shaped(name, message):
         jrl.load_config(f"configs/algos/{name}.gin", ["Online.shaping=@Shaping()"])
 
 
-class Cut(NamedTuple):
-    """Draws one row too few."""
+class Changed(NamedTuple):
+    """Draws plain rows, and returns what a function makes of them."""
 
+    change: Callable[..., Any]
     roles: tuple[str, ...] = ()
 
     def __call__(self, shard):
-        fields = shard.sample(shard.prompts, samples=shard.samples, completion_length=shard.completion_length)
-        return {name: None if array is None else array[:-1] for name, array in fields.items()}
+        return self.change(
+            shard.sample(shard.prompts, samples=shard.samples, completion_length=shard.completion_length)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -549,7 +552,15 @@ class Mistaken:
 @pytest.mark.parametrize(
     ("drawing", "said"),
     [
-        (Cut(), r"sampling strategy .* of the shapes \(\(15, 12\), \(15,\)\); a shard of 4 prompts has \(\(16, 12\)"),
+        (Changed(lambda fields: fields | {"tokens": fields["tokens"][1:]}), r"draws 'tokens' of the shape \[15, 12\]"),
+        (
+            Changed(lambda fields: fields | {"group": fields["group"][:3]}),
+            r"'group' of the shape \[3\]; .* has 16 rows",
+        ),
+        (Changed(lambda fields: fields | {"version": None}), r"draws 'version' of the shape \[\]"),
+        (Changed(lambda fields: fields | {"entropy": 0}), "draws 'entropy', which a Rollout has not"),
+        (Changed(lambda fields: {"tokens": fields["tokens"]}), "draws no 'length'"),
+        (Changed(lambda fields: None), "draws a NoneType; a shard of 4 prompts has 16 rows of 12 tokens"),
         (lambda shard: {}, r"@Mistaken\(\): what its `drawing` returns has no attribute `roles`"),
     ],
 )

@@ -55,6 +55,10 @@ POLICY = "policy"
 # Scopes of the loops and the condition whose frequency only the data decides: `jrl plan` counts by their names.
 REFILLS, ADMIT, PREFILL, DECODE, COMPACTED = "refills", "admit", "prefill", "decode", "compacted"
 PREFILL_CHUNKS, PREFILL_REST = "prefill_chunks", "prefill_rest"  # within a prefill in chunks
+# Fields of a Rollout: [N], [N, T], and [N, T] or None
+BY_ROW = ("length", "finish", "group", "sample")
+BY_TOKEN = ("tokens", "action_mask", "sampler_logprobs", "version", "turn")
+WHERE_TRUNCATED = ("truncated_logprobs", "support_size")
 RESIDENT_TOKENS = 16_384  # most tokens of a batch shard's resident prompts; a single prompt may have more
 
 
@@ -482,12 +486,26 @@ def _draw_shard(
             pad_id=options.pad_id,
         )
     )
-    count, width = prompts.tokens.shape
-    shapes = (count * options.samples, width + options.completion_length), (count * options.samples,)
-    if (found := (fields["tokens"].shape, fields["length"].shape)) != shapes:
-        raise ValueError(f"the stage's sampling strategy (Online.strategy) draws tokens and lengths of the shapes "
-                         f"{found}; a shard of {count} prompts has {shapes}")  # fmt: skip
+    rows, width = prompts.tokens.shape[0] * options.samples, prompts.tokens.shape[1] + options.completion_length
+    if (problem := _wrong_fields(fields, rows, width)) is not None:
+        raise ValueError(f"the stage's sampling strategy (Online.strategy) draws {problem}; a shard of "
+                         f"{prompts.tokens.shape[0]} prompts has {rows} rows of {width} tokens")  # fmt: skip
     return fields
+
+
+def _wrong_fields(fields: Any, rows: int, width: int) -> str | None:
+    """Returns what of a strategy's rows is no field of a Rollout, or has another shape; None: nothing."""
+    if not isinstance(fields, dict):
+        return f"a {type(fields).__name__}"
+    if missing := [name for name in (*BY_ROW, *BY_TOKEN, *WHERE_TRUNCATED) if name not in fields]:
+        return f"no {missing[0]!r}"
+    for name, array in fields.items():
+        if name not in (*BY_ROW, *BY_TOKEN, *WHERE_TRUNCATED, "routes"):
+            return f"{name!r}, which a Rollout has not"
+        shape = (rows,) if name in BY_ROW else (rows, width)
+        if np.shape(array)[:2] != shape and not (array is None and name not in (*BY_ROW, *BY_TOKEN)):
+            return f"{name!r} of the shape {list(np.shape(array))}"
+    return None
 
 
 def _sample_shard(
