@@ -95,12 +95,16 @@ def row_results(
     Args:
       tests_of: (row, configuration) -> the tests. default: returns the default configuration.
     """
-    try:
+    config, tests = None, {}
+
+    def prepare() -> None:
+        nonlocal config, tests
         config = default()
-    except (TypeError, ValueError) as error:
-        yield ContractResult(name, "has defaults", str(error))
-        return
-    for test, holds in tests_of(row, config).items():
+        tests = tests_of(row, config)
+
+    if (problem := _problem(prepare)) is not None:
+        yield ContractResult(name, "has defaults", problem)
+    for test, holds in tests.items():
         yield ContractResult(name, test.replace("_", " "), _problem(lambda holds=holds: holds(row, config)))
 
 

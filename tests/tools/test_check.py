@@ -162,6 +162,31 @@ def test_a_wrong_row_of_each_table_is_found(tmp_path):
         assert test in {row.test for row in check_parts([path]) if row.problem}
 
 
+def test_a_row_that_cannot_be_tested_fails_alone(tmp_path):
+    (tmp_path / "own.py").write_text("""
+import dataclasses
+from jrl.rollout.strategies.contract import Strategy
+from jrl.tasks.data.curricula import Curriculum, OutcomeMemory
+part = dataclasses.dataclass(frozen=True, kw_only=True)
+@part
+class Roles:
+    pass
+@part
+class Raises(OutcomeMemory):
+    def __post_init__(self):
+        self.missing
+@part
+class Bare(OutcomeMemory):
+    share: float
+STRATEGIES = {"Roles": Strategy(Roles, roles=lambda config: config.role, drawing=lambda config, tokenizer: None)}
+CURRICULA = {"Raises": Curriculum(Raises, max), "Bare": Curriculum(Bare, max)}
+""")
+    results = check_parts([tmp_path / "own.py"])
+    assert [(row.name, row.test) for row in results] == [(name, "has defaults") for name in ("Roles", "Raises", "Bare")]
+    said = ("no attribute 'role'", "no attribute 'missing'", "missing 1 required keyword-only argument: 'share'")
+    assert [part in row.problem for part, row in zip(said, results)] == [True] * 3
+
+
 def test_a_function_with_other_arguments_is_refused(tmp_path):
     source = OBJECTIVE.replace("BODY", "").replace("(config, tokens, state)", "(config, tokens)")
     with pytest.raises(PartError, match=r"ALGOS\['Own'\].token_loss takes \(config, tokens\); it is called with"):
