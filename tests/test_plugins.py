@@ -111,6 +111,8 @@ del {"CURRICULA" if table == "OPTIMIZERS" else "OPTIMIZERS"}
         ("STRATEGIES", "Strategy(Own, prefix=lambda config, visit: ())", r"prefix takes \(config, visit\); it is"),
         ("CURRICULA", "Curriculum(Outcomes, lambda table: table.rate)", r"weights takes \(table\); it is called"),
         ("CURRICULA", "Curriculum(Outcomes, 1.0)", r"weights is a number|weights is .*float"),
+        ("CURRICULA", "Curriculum(Outcomes, None)", r"weights is None; it must be a function \(config, table\)"),
+        ("CURRICULA", "Curriculum(Outcomes, max, limit=None)", r"limit is None; it must be a function"),
         ("STRATEGIES", "Strategy(Own, roles=('reference',))", r"roles is a tuple.*; it must be a function \(config\)"),
         ("CURRICULA", "Curriculum(Outcomes, max, window=8)", r"window is .*int.*; it must be a function \(config\)"),
     ],

@@ -51,7 +51,7 @@ def wrong_function(row: Any, arguments_of: Mapping[str, Sequence[str]]) -> str |
     """
     for name, arguments in arguments_of.items():
         function = getattr(row, name)
-        if function is None:
+        if function is None and row._field_defaults.get(name, ...) is None:  # it may be left out
             continue
         if not callable(function):
             return f"{name} is {_kind(function)}; it must be a function ({', '.join(arguments)})"
