@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import short_runs
 from documented import write_part
-from small_model import BIGRAM, PARTS
+from small_model import BIGRAM, PARTS, PLAIN_DECODER
 
+from jrl import cli
 from jrl.config import ConfigError
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.plugins import load_parts
@@ -68,6 +69,26 @@ def test_a_curriculum_of_a_parts_file_chooses_prompts_and_a_run_resumes_with_its
     seed = run_hash.read_step(tmp_path / "whole", 4)[1]["data"]["train"]["seed"]
     visited = [visit.index for visit in steps[3].batch.visits]
     assert visited == curricula.draw_order(weights, seed, 12)[:4].tolist() and len(set(weights)) > 1
+
+
+def test_a_wrong_weight_of_a_later_step_stops_the_run_at_the_users_line(tmp_path, capsys):
+    """With code 4 and the last checkpoint: what was valid until then is no refused configuration."""
+    path = tmp_path / "part.py"
+    path.write_text(
+        "import dataclasses, numpy as np\n"
+        "from jrl.tasks.data.curricula import Curriculum, OutcomeMemory\n"
+        "@dataclasses.dataclass(frozen=True, kw_only=True)\n"
+        "class Late(OutcomeMemory):\n"
+        "    pass\n"
+        "def weights(config, table):\n"
+        "    return np.full(len(table.rate), -1.0 if table.step > 1 else 1.0)\n"
+        "CURRICULA = {'Late': Curriculum(Late, weights)}\n"
+    )
+    bindings = [*PLAIN_DECODER, *TINY[1:], f"Config.parts=['{path}']", "Online.curriculum=@Late()"]
+    assert cli.main(["train", "tiny", *bindings, "--run", str(tmp_path / "run")]) == 4
+    said = capsys.readouterr().err
+    assert "returns weights that are negative" in said and "part.py, line 6" in said
+    assert "Last checkpoint: step 1. Fix it and rerun with --accept-change." in said
 
 
 @pytest.mark.parametrize("name", OPTIONS)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from jrl.algos.contract import Groups, Needs, Objective, Pairs
 from jrl.algos.parts.objective import OBJECTIVE_FUNCTIONS
+from jrl.tasks.wrong_result import WrongResult
 from jrl.types import PyTree
 
 Shape = tuple[int, ...]
@@ -29,14 +30,6 @@ RESERVED_PREFIXES = ("reward/", "reward_component/", "reward_task/", "rollout/",
 def is_reserved(name: str) -> bool:
     """Returns whether jrl writes metrics of this name, which no function of an objective may give."""
     return name in RESERVED_METRICS or name.startswith(RESERVED_PREFIXES)
-
-
-class WrongResult(ValueError):
-    """A function of an objective returned something else than its contract says. `function` is that function."""
-
-    def __init__(self, message: str, function: Callable[..., Any]):
-        super().__init__(message)
-        self.function = function
 
 
 # Function of Objective -> the names of its arguments

@@ -16,7 +16,7 @@ EXITS: Mapping[str, int] = {
     "jrl.config.errors.ConfigError": REFUSED,
     "jrl.plugins.PartError": REFUSED,
     "jrl.run.checkpoints.lock.RunIsHeld": REFUSED,
-    "jrl.algos.results.WrongResult": STOPPED,
+    "jrl.tasks.wrong_result.WrongResult": STOPPED,
     "jrl.run.identity.RefusedIdentity": OTHER_RUN,
     "jrl.run.bucket_run.ForeignFolder": OTHER_RUN,
     "jrl.run.bucket_run.LeaseLost": STOPPED,

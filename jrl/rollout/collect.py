@@ -30,6 +30,7 @@ from jrl.tasks.data.prompts import Visit
 from jrl.tasks.data.stream import Stream
 from jrl.tasks.stopping import Stop, never
 from jrl.tasks.verdict import Status
+from jrl.tasks.wrong_result import WrongResult
 from jrl.types import Array, PyTree, Rollout, Scores
 
 ON_HOST = ("tokens", "length", "action_mask")  # of a rollout, what the host reads at every step
@@ -135,15 +136,16 @@ def prefix_of(sampler: PromptSampler, visit: Visit) -> tuple[int, ...]:
 
 
 def tokens_of(sampler: PromptSampler, function: str, visit: Visit, room: int) -> tuple[int, ...]:
-    """Returns the tokens that a function of the strategy's row gives for a visit. Raises ValueError if they do not fit
+    """Returns the tokens that a function of the strategy's row gives for a visit. Raises WrongResult if they do not fit
     into `room`, or are no ids of the tokenizer: an id beyond the vocabulary would be read as another one."""
     (row, config), size = sampler.strategy, sampler.tokenizer.vocab_size
     tokens = getattr(row, function)(config, visit, sampler.tokenizer, room)
     if not isinstance(tokens, tuple) or len(tokens) > room or not all(0 <= token < size for token in tokens):
         name = type(config).__name__
-        raise ValueError(
+        raise WrongResult(
             f"Online.strategy = @{name}(): `{function}` returns {tokens!r:.100} for example "
-            f"{visit.example.id!r}; it must return a tuple of at most {room} ids below {size}"
+            f"{visit.example.id!r}; it must return a tuple of at most {room} ids below {size}",
+            getattr(row, function),
         )
     return tokens
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from jrl import paths
 from jrl.algos.conformance import contract_tests_of, default_config
-from jrl.algos.results import WrongResult
 from jrl.learning.optimizers.conformance import CONTRACT_TESTS as OPTIMIZER_TESTS
 from jrl.learning.optimizers.conformance import default_config as default_optimizer
 from jrl.models.conformance import CONTRACT_TESTS as MODEL_TESTS
@@ -32,6 +31,7 @@ from jrl.tasks.verifiers import VerifierSpec, spec_of
 from jrl.tasks.verifiers.judge import judge
 from jrl.tasks.verifiers.part_location import part_location
 from jrl.tasks.verifiers.pool import Item, Pool
+from jrl.tasks.wrong_result import WrongResult
 
 # What a verifier judges where the parts' environments have no example for it, as docs/bring-your-own.md says.
 PLAIN = Example("plain", (Message("user", "What is 2 + 2?"),), answer="4")

@@ -13,7 +13,8 @@ from jrl.algos import ALGOS
 from jrl.algos.conformance import ROWS, WIDTH, given_sequences, sample_groups, sample_tokens
 from jrl.algos.contract import Needs, Objective, Pairs
 from jrl.algos.results import ARGUMENTS as NAMES
-from jrl.algos.results import CHECKS, RESERVED_METRICS, RESERVED_PREFIXES, WrongResult, checked, wrong_function
+from jrl.algos.results import CHECKS, RESERVED_METRICS, RESERVED_PREFIXES, checked, wrong_function
+from jrl.tasks.wrong_result import WrongResult
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = ALGOS["GRPO"].config()

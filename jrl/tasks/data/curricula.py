@@ -26,6 +26,7 @@ from jrl.tasks.data.selection import (
     most_varied,
     sampling_weights,
 )
+from jrl.tasks.wrong_result import WrongResult
 
 Array = np.ndarray
 
@@ -346,15 +347,17 @@ def weights_of(curriculum: ConfiguredCurriculum, table: Outcomes, training: Arra
 
 
 def _checked_weights(curriculum: ConfiguredCurriculum, table: Outcomes) -> Array:
-    """Returns a curriculum's weights of all examples of the table. Raises ValueError if they are not what they must
+    """Returns a curriculum's weights of all examples of the table. Raises WrongResult if they are not what they must
     be."""
     row, config = curriculum
     weights = np.asarray(row.weights(config, read_only(table)))
     name = f"Online.curriculum = @{type(config).__name__}()"
     if weights.shape != table.rate.shape:
-        raise ValueError(f"{name} returns weights of the shape {weights.shape} for {len(table.rate)} examples")
+        raise WrongResult(f"{name} returns weights of the shape {weights.shape} for {len(table.rate)} examples",
+                          row.weights)  # fmt: skip
     if not (np.isfinite(weights).all() and (weights >= 0).all()):
-        raise ValueError(f"{name} returns weights that are negative, infinite or NaN; they must be 0 or more")
+        raise WrongResult(f"{name} returns weights that are negative, infinite or NaN; they must be 0 or more",
+                          row.weights)  # fmt: skip
     return weights.astype(np.float64)
 
 
@@ -378,7 +381,7 @@ def recorded(
     Args:
       index: the example of each visit. outcome: [visits, G] float, ignored where not valid. valid: [visits, G] bool.
 
-    Raises: ValueError if the curriculum's `after` returns no table, or one of other shapes or dtypes.
+    Raises: WrongResult if the curriculum's `after` returns no table, or one of other shapes or dtypes.
     """
     row, config = curriculum
     rate, judged, last, step = table.rate.copy(), table.judged.copy(), table.last.copy(), table.step + np.int32(1)
@@ -399,11 +402,13 @@ def recorded(
     after = row.after(config, read_only(updated))
     name = f"Online.curriculum = @{type(config).__name__}(): `after`"
     if not isinstance(after, Outcomes):
-        raise ValueError(f"{name} returns a {type(after).__name__}; it must return a table: table._replace(...)")
+        raise WrongResult(f"{name} returns a {type(after).__name__}; it must return a table: table._replace(...)",
+                          row.after)  # fmt: skip
     kind = lambda array: f"{np.asarray(array).dtype}{list(np.shape(array))}"
     for field, (old, new) in zip(Outcomes._fields, zip(updated, after)):
         if kind(new) != kind(old):  # no run could go on from a checkpoint that holds it
-            raise ValueError(f"{name} returns a table whose `{field}` is {kind(new)}; it must stay {kind(old)}")
+            raise WrongResult(f"{name} returns a table whose `{field}` is {kind(new)}; it must stay {kind(old)}",
+                              row.after)  # fmt: skip
     return after
 
 
@@ -411,7 +416,7 @@ def order_of(
     curriculum: ConfiguredCurriculum, table: Outcomes, seed: int, position: int, training: Array | None = None
 ) -> Array:
     """Returns the examples that a step may visit, [..] int64, in the order in which it takes them. training: as in
-    `weights_of`. Raises ValueError if the curriculum's `limit` returns anything else than a part of the order."""
+    `weights_of`. Raises WrongResult if the curriculum's `limit` returns anything else than a part of the order."""
     (row, config), order = curriculum, draw_order(weights_of(curriculum, table, training), seed, position)
     order.flags.writeable = False
     limited = row.limit(config, read_only(table), order)
@@ -421,8 +426,8 @@ def order_of(
     place[order] = np.arange(len(order))
     is_part = np.ndim(limited) == 1 and np.asarray(limited).dtype.kind in "iu" and np.isin(limited, order).all()
     if np.size(limited) and not (is_part and (np.diff(place[limited]) > 0).all()):
-        raise ValueError(f"Online.curriculum = @{type(config).__name__}(): `limit` returns something else than "
-                         "examples of the order that it is given, each once and in that order")  # fmt: skip
+        raise WrongResult(f"Online.curriculum = @{type(config).__name__}(): `limit` returns something else than "
+                          "examples of the order that it is given, each once and in that order", row.limit)  # fmt: skip
     return np.asarray(limited, np.int64)
 
 
