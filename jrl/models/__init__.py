@@ -1,5 +1,1 @@
-"""Model families by name."""
-
-from jrl.models import decoder
-
-FAMILIES = {"Decoder": decoder.MODEL}
+"""Models: the decoder and its blocks, adapters, heads, families of published models, Flax modules of the user's."""

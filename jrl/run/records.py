@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import logging
 import math
 import time
 import zlib
@@ -71,8 +70,6 @@ from jrl.tasks.data.prompts import dropped_prompts
 from jrl.tasks.data.stream import Stream
 from jrl.tasks.verifiers.part_location import part_location
 from jrl.types import Array, PyTree, TrainState
-
-_log = logging.getLogger(__name__)
 
 OF_UPDATES = "update/skipped_nonfinite"  # a metric that is ready when the updates of a step are done
 STOP_AFTER_SKIPPED = 5  # steps in a row whose update was skipped

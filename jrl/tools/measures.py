@@ -20,7 +20,6 @@ from jrl.tasks.verifiers.calibration import Calibration, stated_confidence
 from jrl.tasks.verifiers.calibration import score as score_calibration
 from jrl.tools.score import embeddings, score, score_rewards
 
-Array = np.ndarray
 ORDERS = (1, 2, 3, 4)  # of n-grams
 LARGEST_GAP = 20.0  # of log-probs, in nats: one token with exp(88) would hide all others
 THRESHOLDS = np.linspace(0, 1, 101)  # of the profile
