@@ -16,7 +16,8 @@ def normed(x: Array, scale: Array, eps: float, plus_one: bool) -> Array:
 
 
 def product(x: Array, y: Array, inputs: int = 0) -> Array:
-    """Returns x y accumulated in float32, inside a kernel: one pass for bfloat16, as many as needed for float32.
+    """Returns x y accumulated in float32, inside a kernel: one pass for bfloat16, which is exact and all that the
+    kernel's compiler accepts; as many as needed for float32. A run's default precision is "highest".
 
     Args:
       inputs: the axis of y that is summed over.

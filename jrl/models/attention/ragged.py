@@ -19,6 +19,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jrl.device.sharding import per_shard
 from jrl.models.attention.kernels import cache_block
 from jrl.models.attention.reference import pad_to
+from jrl.models.kernel_ops import product
 from jrl.types import Array
 
 MASKED_SCORE = float(jnp.finfo(jnp.float32).min)
@@ -136,7 +137,7 @@ def _kernel(
 
     @pl.when(at <= end)
     def add() -> None:
-        scores = _product(q[...], k[...], 1) * scale
+        scores = product(q[...], k[...], inputs=1) * scale
         if cap is not None:
             scores = cap * jnp.tanh(scores / cap)
         seen_at = at * block + column[...]
@@ -158,18 +159,9 @@ def _weighted(weights: Array, v: Array) -> Array:
     """Returns float32 weights [H, n] times values [n, K], [H, K] float32. For bfloat16 values a weight is split into
     two bfloat16 numbers, which hold 16 of its bits: as one, the matrix unit would round it to 8."""
     if v.dtype == jnp.float32:
-        return _product(weights, v, 0)
+        return product(weights, v)
     bits = jax.lax.bitcast_convert_type(weights, jnp.int32)
     upper = jax.lax.bitcast_convert_type(bits & jnp.int32(-(2**16)), jnp.float32)  # rounded toward 0, exactly
     both = jnp.concatenate([upper, weights - upper]).astype(v.dtype)
-    out = _product(both, v, 0)
+    out = product(both, v)
     return out[: len(weights)] + out[len(weights) :]
-
-
-def _product(x: Array, y: Array, dimension: int) -> Array:
-    """Returns x [H, n] times y, summed over y's `dimension` in float32: one pass for bfloat16, which is exact and all
-    that the kernel's compiler accepts; as many as needed for float32. A run's default precision is "highest"."""
-    precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
-    return jax.lax.dot_general(
-        x, y, (((1,), (dimension,)), ((), ())), precision=precision, preferred_element_type=jnp.float32
-    )
