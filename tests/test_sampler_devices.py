@@ -237,14 +237,14 @@ def leaves_between(learner, sampler, leaves):
 def test_the_bytes_of_a_publication():
     leaves = [(800, PartitionSpec("fsdp", "tensor")), (80, PartitionSpec("tensor")), (8, PartitionSpec())]
     learner = {"fsdp": 4, "tensor": 2}
-    stated = lambda sampler, held: publication(leaves_between(learner, sampler, leaves), learner, sampler, held)
+    stated = lambda sampler, held: publication(leaves_between(learner, sampler, leaves), sampler, held)
     # Over fsdp gathered on the learner, 800 / 2, and stored so: 400 + 80 / 2 + 8.
     assert stated({"fsdp": 1, "tensor": 2}, held=1) == (448, 448, 1, 400, 400)
     # The same cuts: nothing is gathered. 800 / 8 + 40 + 8, twice while a draw reads the old ones.
     equal = stated(learner, held=2)
     assert equal == (148, 148, 2, 0, 0) and equal.peak == 296
     # To other processes by a program: the largest leaf as often again.
-    sent = publication(leaves_between(learner, learner, leaves), learner, learner, 1, sent=True)
+    sent = publication(leaves_between(learner, learner, leaves), learner, 1, sent=True)
     assert sent == (148, 148, 1, 100, 100) and sent.peak == 248
     # Another tensor: whole leaves travel, and are cut at their destination: 800 / 4 + 80 / 4 + 8.
     other = stated({"fsdp": 1, "tensor": 4}, held=1)
@@ -258,8 +258,7 @@ def test_a_publication_holds_no_more_than_it_states(monkeypatch, copies, peak):
     sharding = NamedSharding(learner, PartitionSpec("fsdp"))
     weights = jax.device_put(host, sharding)
     leaves = [(4 * x.size, PartitionSpec("fsdp")) for x in host.values()]
-    meshes = learner.shape, sampler.shape
-    stated = publication(leaves_between(*meshes, leaves), *meshes, copies)
+    stated = publication(leaves_between(learner.shape, sampler.shape, leaves), sampler.shape, copies)
     assert stated.peak == peak
     held, usual, earlier = [], sampler_devices.replace_leaf, jax.live_arrays()  # those of other tests
     others = {id(x) for x in earlier}

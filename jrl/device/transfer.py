@@ -117,7 +117,6 @@ class Publication(NamedTuple):
 
 def publication(
     leaves: Iterable[tuple[int, PartitionSpec, PartitionSpec]],
-    learner: Mapping[str, int],
     sampler: Mapping[str, int],
     held: int,
     sent: bool = False,
@@ -126,7 +125,7 @@ def publication(
 
     Args:
       leaves: (bytes, spec, spec that it is copied with) of every trained leaf.
-      learner, sampler: the size of every mesh axis.
+      sampler: the size of every axis of its mesh.
       held: copies of the weights on the sampler's devices at once.
       sent: to other processes, by a program that needs as much memory again as it receives.
     """

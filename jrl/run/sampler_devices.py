@@ -225,7 +225,7 @@ def publication_of(weights: PyTree, learner: Mesh, sampler: Mesh, lag: int) -> P
     cuts = lambda x: (x.sharding.spec, copied_cuts(x.shape, x.sharding.spec, learner, sampler))
     leaves = [(math.prod(x.shape) * x.dtype.itemsize, *cuts(x)) for x in trained]
     sent = not have_same_processes(learner, sampler)
-    return publication(leaves, learner.shape, sampler.shape, copies_for(lag), sent)
+    return publication(leaves, sampler.shape, copies_for(lag), sent)
 
 
 def publication_text(p: Publication) -> str:

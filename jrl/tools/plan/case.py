@@ -393,7 +393,7 @@ def publication_of(case: Case) -> Publication | None:
     sizes = [(math.prod(leaf.shape) * leaf.dtype.itemsize, *cuts(leaf)) for leaf in trained]
     # A host has 4 or 8 devices: with more than 4, weights may be sent from host to host.
     sent = case.slices > 1 or case.all_devices > 4
-    return publication(sizes, learner, case.sampler_sizes, copies_for(case.stage.lag), sent)
+    return publication(sizes, case.sampler_sizes, copies_for(case.stage.lag), sent)
 
 
 def evaluated_case(case: Case) -> Case:
