@@ -481,7 +481,7 @@ def _read(
                 for where, names in _folders(targets, set(body.get(unchanged.FOLDER, ()))).items():
                     those = {name: targets[name] for name in names}
                     if each_reads_all:
-                        arrays, found = _load_alone(root / where, those, saved, processes)
+                        arrays, found = _load_alone(root / where, those, saved)
                         loaded, checksums = loaded | arrays, checksums | found
                     else:
                         with _context():
@@ -577,7 +577,7 @@ def _read_back(written: Path, entries: Mapping[str, dict[str, Any]], processes: 
 
 
 def _load_alone(
-    state: Path, targets: Mapping[str, Any], entries: Mapping[str, dict[str, Any]], processes: Processes
+    state: Path, targets: Mapping[str, Any], entries: Mapping[str, dict[str, Any]]
 ) -> tuple[dict[str, Any], dict[str, int]]:
     """Returns what orbax has written as `targets` asks for it, where some process has no device of an array. Orbax
     needs one in every process that reads with others, so each reads by itself: all elements of the leaves that it has a
