@@ -15,9 +15,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jrl.algos import common, contract, grpo
-from jrl.algos.contract import Facts, Groups, Objective, Tokens
-from jrl.ops import awr, filters, surrogate
+from jrl.algos import common, contract, grpo, raft
+from jrl.algos.contract import Facts, Groups, Objective
+from jrl.ops import awr, filters
 from jrl.types import PyTree, traced
 
 Array = jax.Array
@@ -52,17 +52,12 @@ def advantages(config: AWR, groups: Groups, reward: Array, state: PyTree) -> tup
     return jnp.where(mask, weights, 0), state, counters
 
 
-def token_loss(config: AWR, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
-    loss = surrogate.policy_gradient(tokens.logprobs, tokens.advantages, tokens.mask)
-    return common.unweighted_loss(config, loss, tokens)
-
-
 OBJECTIVE = Objective(
     config=AWR,
     check=check,
     keep=keep,
     needs=common.entropy_needs,
     advantages=advantages,
-    token_loss=token_loss,
+    token_loss=raft.token_loss,
     corrects_staleness=lambda config: True,
 )

@@ -19,11 +19,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jrl.algos import common, contract
+from jrl.algos import common, contract, grpo
 from jrl.algos.contract import Facts, Groups, Objective
-from jrl.ops import advantages as advantage_ops
 from jrl.ops import filters, shaping
-from jrl.types import PyTree, traced
+from jrl.types import traced
 
 Array = jax.Array
 
@@ -82,11 +81,6 @@ def shape(config: DAPO, groups: Groups) -> Array:
     )
 
 
-def advantages(config: DAPO, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
-    row = advantage_ops.group_zscore(reward, groups.group, contract.eligible(groups), num_groups=groups.num_groups)
-    return advantage_ops.spread(row, groups.action_mask), state, common.count_groups(groups, reward)
-
-
 OBJECTIVE = Objective(
     config=DAPO,
     check=check,
@@ -94,7 +88,7 @@ OBJECTIVE = Objective(
     keep=keep,
     refill=lambda config: config.max_refills,
     shape=shape,
-    advantages=advantages,
+    advantages=grpo.advantages,
     token_loss=common.clipped_token_loss,
     needs=common.entropy_needs,
 )

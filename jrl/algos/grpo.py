@@ -30,10 +30,7 @@ class GRPO:
 
 
 def check(config: GRPO, facts: Facts) -> None:
-    common.check_sampling(config, facts, grouped=True)
-    common.check_clip(config)
-    common.check_importance(config)
-    common.check_entropy(config)
+    common.check_clipped(config, facts)
     common.check_kl_estimator(config)
     if config.kl is not None and not config.kl > 0:
         raise ValueError(

@@ -79,9 +79,7 @@ def advantages(
 
 def token_loss(config: Reinforce, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
     loss = surrogate.policy_gradient(tokens.logprobs, tokens.advantages, tokens.mask)
-    loss, weighting = common.correct(config.importance, loss, tokens)
-    loss = common.with_entropy(config.entropy_bonus, loss, tokens)
-    return loss, common.metrics_of(tokens, common.common_metrics(tokens), weighting)
+    return common.weighted_loss(config, loss, tokens)
 
 
 OBJECTIVE = Objective(
