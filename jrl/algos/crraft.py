@@ -19,9 +19,8 @@ import jax
 from jrl.algos import common, contract, raft
 from jrl.algos.contract import Facts, Groups, Needs
 from jrl.algos.crpg import calibrated, check_feasible, feasible
-from jrl.ops import advantages as advantage_ops
 from jrl.ops import constraints
-from jrl.types import PyTree, traced
+from jrl.types import traced
 
 Array = jax.Array
 
@@ -50,11 +49,6 @@ def row_weights(config: CRRAFT, groups: Groups, reward: Array) -> Array:
     return score * chosen
 
 
-def advantages(config: CRRAFT, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
-    row = row_weights(config, groups, reward)
-    return advantage_ops.spread(row, groups.action_mask), state, common.count_groups(groups, reward)
-
-
 def needs(config: CRRAFT) -> Needs:
     return common.entropy_needs(config)._replace(reference=True, credit_logprobs=True, greedy_sample=True)
 
@@ -63,6 +57,5 @@ OBJECTIVE = raft.OBJECTIVE._replace(
     config=CRRAFT,
     check=check,
     needs=needs,
-    keep=lambda config, groups: row_weights(config, groups, groups.reward) > 0,
-    advantages=advantages,
+    **raft.imitating(row_weights),
 )

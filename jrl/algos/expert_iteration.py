@@ -18,9 +18,8 @@ import jax
 
 from jrl.algos import common, contract, raft
 from jrl.algos.contract import Facts, Groups
-from jrl.ops import advantages as advantage_ops
 from jrl.ops import rejection_sampling
-from jrl.types import PyTree, traced
+from jrl.types import traced
 
 Array = jax.Array
 
@@ -56,16 +55,8 @@ def row_weights(config: ExpertIteration, groups: Groups, reward: Array) -> Array
     )
 
 
-def advantages(
-    config: ExpertIteration, groups: Groups, reward: Array, state: PyTree
-) -> tuple[Array, PyTree, dict[str, Array]]:
-    row = row_weights(config, groups, reward)
-    return advantage_ops.spread(row, groups.action_mask), state, common.count_groups(groups, reward)
-
-
 OBJECTIVE = raft.OBJECTIVE._replace(
     config=ExpertIteration,
     check=check,
-    keep=lambda config, groups: row_weights(config, groups, groups.reward) > 0,
-    advantages=advantages,
+    **raft.imitating(row_weights),
 )

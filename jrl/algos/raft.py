@@ -12,6 +12,9 @@ Source: Dong et al. 2304.06767. For a threshold instead of the best use ExpertIt
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 
 from jrl.algos import common, contract
@@ -38,9 +41,18 @@ def row_weights(config: RAFT, groups: Groups, reward: Array) -> Array:
     return rejection_sampling.best_of_group(reward, groups.group, groups.sample, rows, num_groups=groups.num_groups)
 
 
-def advantages(config: RAFT, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
-    row = row_weights(config, groups, reward)
-    return advantage_ops.spread(row, groups.action_mask), state, common.count_groups(groups, reward)
+def imitating(row_weights: Callable[[Any, Groups, Array], Array]) -> dict[str, Callable[..., Any]]:
+    """Returns the functions of an objective that imitates every row with its weight, and leaves out rows of weight 0.
+
+    Args:
+      row_weights: (config, groups, reward) -> [N] float, not negative.
+    """
+
+    def advantages(config: Any, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
+        row = row_weights(config, groups, reward)
+        return advantage_ops.spread(row, groups.action_mask), state, common.count_groups(groups, reward)
+
+    return {"keep": lambda config, groups: row_weights(config, groups, groups.reward) > 0, "advantages": advantages}
 
 
 def token_loss(config: RAFT, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
@@ -53,7 +65,6 @@ OBJECTIVE = Objective(
     check=check,
     corrects_staleness=lambda config: True,
     needs=common.entropy_needs,
-    keep=lambda config, groups: row_weights(config, groups, groups.reward) > 0,
-    advantages=advantages,
     token_loss=token_loss,
+    **imitating(row_weights),
 )
