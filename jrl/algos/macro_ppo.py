@@ -17,8 +17,8 @@ import jax
 from jrl.algos import ppo
 from jrl.algos.contract import Facts, Groups
 from jrl.algos.ppo import PPO
-from jrl.ops import gae, reduce
-from jrl.types import PyTree, traced
+from jrl.ops import gae
+from jrl.types import traced
 
 Array = jax.Array
 
@@ -47,16 +47,8 @@ def estimates(config: MacroPPO, groups: Groups, reward: Array) -> tuple[Array, A
     return unwhitened, returns, counts
 
 
-def advantages(
-    config: MacroPPO, groups: Groups, reward: Array, state: PyTree
-) -> tuple[Array, PyTree, dict[str, Array]]:
-    unwhitened, _, counts = estimates(config, groups, reward)
-    return reduce.whiten(unwhitened, counts), state, ppo.counters(config, groups, reward)
-
-
 OBJECTIVE = ppo.OBJECTIVE._replace(
     config=MacroPPO,
     check=check,
-    advantages=advantages,
-    returns=lambda config, groups, reward: estimates(config, groups, reward)[1],
+    **ppo.estimated_by(estimates),
 )

@@ -16,7 +16,8 @@ value coefficient is. The KL to the reference is off by default; Ziegler et al. 
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -113,6 +114,23 @@ def advantages(config: PPO, groups: Groups, reward: Array, state: PyTree) -> tup
 def returns(config: PPO, groups: Groups, reward: Array) -> Array:
     unwhitened, counts = estimates(config, groups, reward)
     return unwhitened + reduce.masked(groups.values, counts)
+
+
+def estimated_by(
+    estimates: Callable[[Any, Groups, Array], tuple[Array, Array, Array]],
+) -> dict[str, Callable[..., Any]]:
+    """Returns the functions of an objective whose values are trained on returns of their own.
+
+    Args:
+      estimates: (config, groups, reward) -> the advantages before whitening and the returns, [N, T] float, and the
+        tokens that count, [N, T] bool.
+    """
+
+    def advantages(config: Any, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
+        unwhitened, _, counts = estimates(config, groups, reward)
+        return reduce.whiten(unwhitened, counts), state, counters(config, groups, reward)
+
+    return {"advantages": advantages, "returns": lambda config, groups, reward: estimates(config, groups, reward)[1]}
 
 
 def value_loss(config: PPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:

@@ -72,11 +72,6 @@ def estimates(config: VAPO, groups: Groups, reward: Array) -> tuple[Array, Array
     return unwhitened, returns, counts
 
 
-def advantages(config: VAPO, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
-    unwhitened, _, counts = estimates(config, groups, reward)
-    return reduce.whiten(unwhitened, counts), state, ppo.counters(config, groups, reward)
-
-
 def token_loss(config: VAPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
     loss, metrics = ppo.token_loss(config, tokens, state)
     if config.positive_nll is None:
@@ -95,8 +90,7 @@ def positive(config: VAPO, groups: Groups) -> Array:
 OBJECTIVE = ppo.OBJECTIVE._replace(
     config=VAPO,
     check=check,
-    advantages=advantages,
     positive=positive,
     token_loss=token_loss,
-    returns=lambda config, groups, reward: estimates(config, groups, reward)[1],
+    **ppo.estimated_by(estimates),
 )

@@ -19,9 +19,9 @@ import jax.numpy as jnp
 from jrl.algos import ppo
 from jrl.algos.contract import Facts, Groups
 from jrl.algos.ppo import PPO
-from jrl.ops import ratios, reduce
+from jrl.ops import ratios
 from jrl.ops.vtrace import vtrace
-from jrl.types import PyTree, traced
+from jrl.types import traced
 
 Array = jax.Array
 
@@ -67,18 +67,10 @@ def estimates(config: VTracePPO, groups: Groups, reward: Array) -> tuple[Array, 
     return unwhitened, targets, counts
 
 
-def advantages(
-    config: VTracePPO, groups: Groups, reward: Array, state: PyTree
-) -> tuple[Array, PyTree, dict[str, Array]]:
-    unwhitened, _, counts = estimates(config, groups, reward)
-    return reduce.whiten(unwhitened, counts), state, ppo.counters(config, groups, reward)
-
-
 OBJECTIVE = ppo.OBJECTIVE._replace(
     config=VTracePPO,
     check=check,
     corrects_staleness=lambda config: True,
     needs=lambda config: ppo.OBJECTIVE.needs(config)._replace(credit_logprobs=True),
-    advantages=advantages,
-    returns=lambda config, groups, reward: estimates(config, groups, reward)[1],
+    **ppo.estimated_by(estimates),
 )
