@@ -383,18 +383,13 @@ def _object(item: Mapping[str, Any], headers: Mapping[str, str]) -> Object:
             bytes=int(item["size"]),
             md5=item.get("md5Hash"),
             crc32c=item.get("crc32c"),
-            updated=_seconds(item["updated"]),
+            updated=datetime.datetime.fromisoformat(item["updated"]).timestamp(),
             now=email.utils.parsedate_to_datetime(headers["Date"]).timestamp(),
         )
     except KeyError as error:
         raise ValueError(f"it has no {error.args[0]}") from error
     except (TypeError, AttributeError) as error:
         raise ValueError(f"it does not describe an object ({error})") from error
-
-
-def _seconds(text: str) -> float:
-    """Returns an RFC 3339 time in UTC as seconds since 1970."""
-    return datetime.datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
 
 
 def _md5(data: bytes) -> str:
