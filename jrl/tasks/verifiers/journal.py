@@ -13,6 +13,7 @@ import os
 import pathlib
 from collections.abc import Iterable, Sequence
 
+from jrl.paths import sync_dir
 from jrl.tasks.verdict import Status, Verdict
 from jrl.tasks.verifiers import VerifierSpec
 
@@ -29,7 +30,7 @@ class Journal:
         new = not self.path.exists()
         self._file = open(self.path, "ab", buffering=0)  # unbuffered: a buffer could write a failed entry later
         if new:
-            _sync_folder(self.path.parent)
+            sync_dir(self.path.parent)
         intact_bytes = 0
         with open(self.path, "rb") as lines:
             for number, line in enumerate(lines, 1):
@@ -114,12 +115,3 @@ def journal_key(uid: Sequence[int], sample: int, completion: str, example_id: st
     content = f"[{json.dumps(completion)}, {json.dumps(example_id)}, {judges}]"
     digest = hashlib.sha256(content.encode()).hexdigest()
     return f"{''.join(f'{int(word):08x}' for word in uid)}/{int(sample)}/{digest}"
-
-
-def _sync_folder(folder: pathlib.Path) -> None:
-    """Makes a new file's directory entry durable."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
