@@ -29,6 +29,7 @@ from jrl.device.program_cache import Program, ProgramCache
 from jrl.device.sharding import MEMBERS
 from jrl.models.contract import Adapted
 from jrl.rollout.stop_strings import StopTable
+from jrl.run.checkpoints.digest import is_key
 from jrl.types import ModelState, PyTree
 
 SOLO = ("sample_eval",)  # programs that one member calls at a time
@@ -107,12 +108,12 @@ class MemberPrograms:
         the device."""
         leaves, structure = jax.tree.flatten(tree)
         shared = shared_leaves(tree, self.shares_base)
-        fetched = iter(jax.device_get([x for x, is_shared in zip(leaves, shared) if not (is_shared or _is_key(x))]))
+        fetched = iter(jax.device_get([x for x, is_shared in zip(leaves, shared) if not (is_shared or is_key(x))]))
         by_leaf: list[Sequence] = []  # each indexed by member
         for x, is_shared in zip(leaves, shared):
             if is_shared:
                 by_leaf.append([jax.device_put(x, self.of_run(x.sharding, is_shared))] * self.count)
-            elif _is_key(x):
+            elif is_key(x):
                 by_leaf.append(_unstack(jax.device_put(x, NamedSharding(self.run_mesh, PartitionSpec())), self.count))
             else:
                 by_leaf.append(next(fetched))
@@ -239,12 +240,8 @@ def _shape(dims: Sequence[int], like: jax.ShapeDtypeStruct, sharding: NamedShard
     return jax.ShapeDtypeStruct(dims, like.dtype, sharding=sharding)
 
 
-def _is_key(x: Any) -> bool:
-    return isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
 def _stacked(*leaves: Any) -> Any:
-    return jnp.stack(leaves) if _is_key(leaves[0]) else np.stack(jax.device_get(leaves))
+    return jnp.stack(leaves) if is_key(leaves[0]) else np.stack(jax.device_get(leaves))
 
 
 @functools.partial(jax.jit, static_argnums=1)
