@@ -64,16 +64,3 @@ def plan_rows(lengths: np.ndarray, row_length: int, max_per_row: int, counts: np
         if left > length and held[into] < max_per_row:
             bisect.insort(room, (left - length, into))
     return RowPlan(row, start, place, len(held))
-
-
-def max_rows(num_sequences: int, num_tokens: int, row_length: int, max_per_row: int) -> int:
-    """Returns an upper bound on the rows of plan_rows: the rows that a batch of fixed shape needs.
-
-    A row is closed by its count, of which there are at most n // S; or it is open, and of two open rows the later was
-    opened by a sequence that did not fit into the earlier, so any two hold more than L tokens together and k >= 2 of
-    them hold more than k L / 2. Hence
-
-        rows <= n // S + max(1, ceil(2 tokens / L) - 1), and never more than n.
-    """
-    opened = max(1, -(-2 * num_tokens // row_length) - 1)
-    return min(num_sequences, num_sequences // max_per_row + opened)

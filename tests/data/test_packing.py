@@ -5,7 +5,20 @@ import collections
 import numpy as np
 import pytest
 
-from jrl.learning.bin_packing import max_rows, plan_rows
+from jrl.learning.bin_packing import plan_rows
+
+
+def max_rows(num_sequences, num_tokens, row_length, max_per_row):
+    """Returns an upper bound on the rows of plan_rows.
+
+    A row is closed by its count, of which there are at most n // S; or it is open, and of two open rows the later was
+    opened by a sequence that did not fit into the earlier, so any two hold more than L tokens together and k >= 2 of
+    them hold more than k L / 2. Hence
+
+        rows <= n // S + max(1, ceil(2 tokens / L) - 1), and never more than n.
+    """
+    opened = max(1, -(-2 * num_tokens // row_length) - 1)
+    return min(num_sequences, num_sequences // max_per_row + opened)
 
 
 def check(lengths, row_length, max_per_row):
