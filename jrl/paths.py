@@ -135,7 +135,7 @@ def read_foreign(path: str | os.PathLike[str], most: int, within: str | os.PathL
     return data
 
 
-def check_foreign(path: str | os.PathLike[str], within: str | os.PathLike[str] | None = None) -> Path:
+def check_foreign(path: str | os.PathLike[str], within: str | os.PathLike[str] | None) -> Path:
     """Returns the plain file that an untrusted path resolves to, without links.
 
     Args:

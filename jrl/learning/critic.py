@@ -31,7 +31,7 @@ def of_critic(objective: Objective) -> Objective:
     return objective._replace(token_loss=objective.value_loss, sequence_loss=None, needs=needs)
 
 
-def begin_critic(source: ModelState, shares: str, zeros: Callable[[], Array], outputs: int = 1) -> ModelState:
+def begin_critic(source: ModelState, shares: str, zeros: Callable[[], Array], outputs: int) -> ModelState:
     """Returns a critic that begins as a copy of a model (V3), with a copy of its value head, or else of its reward
     head, or else zeros.
 

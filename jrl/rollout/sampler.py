@@ -818,7 +818,7 @@ def _rollout_fields(shard: _Shard, outputs: _Outputs, version: Array) -> dict[st
 
 
 def _draw(
-    keys: Array, logits: Array, sampling_params: SamplingParams, is_greedy: Array | None = None
+    keys: Array, logits: Array, sampling_params: SamplingParams, is_greedy: Array | None
 ) -> tuple[Array, Array, Array | None, Array | None]:
     """Returns (token [K] int32, its log-prob [K] under the policy and under the sampling distribution, support size).
 

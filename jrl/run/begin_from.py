@@ -10,7 +10,7 @@ import jax
 
 from jrl import paths
 from jrl.bucket.client import shown
-from jrl.device.processes import ONE, Processes
+from jrl.device.processes import Processes
 from jrl.run.best import BEST, saved_step
 from jrl.run.bucket_run import readable
 from jrl.run.checkpoints.digest import named_leaves
@@ -111,7 +111,7 @@ def check_fits(origin: Origin, policy: Policy) -> None:
 
 
 def state_from_run(
-    origin: Origin, programs: Programs, key: Array, abstract_key: jax.ShapeDtypeStruct, processes: Processes = ONE
+    origin: Origin, programs: Programs, key: Array, abstract_key: jax.ShapeDtypeStruct, processes: Processes
 ) -> TrainState:
     """Returns the state before the first step with the weights of another run's policy, which fit (`check_fits`). A run
     with adapters trains new ones over the other's full weights, or continues with the other's adapters."""

@@ -77,9 +77,7 @@ def sample_arguments(
     return prompts, inputs.key, _scalar(inputs.mesh, np.uint32), version, params, inputs.stop_table, None
 
 
-def compile_run(
-    inputs: Inputs, done: int, *, from_weights: bool = False, classifier: OpenClassifier | None = None
-) -> None:
+def compile_run(inputs: Inputs, done: int, *, from_weights: bool, classifier: OpenClassifier | None) -> None:
     """Starts to compile every program that the run needs after its first `done` steps.
 
     Args:

@@ -60,7 +60,7 @@ def open_judgement(
     display: Display,
     stop: Stop,
     processes: Processes,
-    pool: Any = None,
+    pool: Any,
 ) -> Iterator[Judgement]:
     """Starts verifiers and judges, and reads the published reward model. Closes them at the end.
 

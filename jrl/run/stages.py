@@ -74,7 +74,7 @@ def open_stages(
     display: Display,
     stop: Stop,
     processes: Processes,
-    pool: Any = None,
+    pool: Any,
 ) -> Iterator[RunningStages]:
     """Opens the run's stages with everything that their steps use, and closes it at the end.
 

@@ -189,8 +189,8 @@ def is_published(folder: Path) -> bool:
 def open_published(
     folder: Path,
     bindings: Sequence[str],
-    file: str | Path | None = None,
-    announce: Callable[[int, int], None] | None = None,
+    file: str | Path | None,
+    announce: Callable[[int, int], None] | None,
 ) -> Trained:
     """Opens the policy of a folder with config.json and safetensors.
 

@@ -128,7 +128,7 @@ def _classifier(folder: Path) -> _Classifier:
 
 
 def classify_sequences(
-    classifier: _Classifier, sequences: Sequence[Sequence[int]], announce: Callable[[int, int], None] | None = None
+    classifier: _Classifier, sequences: Sequence[Sequence[int]], announce: Callable[[int, int], None] | None
 ) -> np.ndarray:
     """Returns the scores of a published classifier for rows of ids, [n, labels] float32."""
     folder, cfg, labels, tokenizer, _ = classifier

@@ -122,7 +122,7 @@ def classifier_json(family: Family, labels: int) -> dict[str, Any]:
     return {"architectures": [classifiers(family)[-1]], "num_labels": labels, **label_keys, SCORE_AT: ANSWER_END}
 
 
-def reads_answer_end(config: Mapping[str, Any], where: str = "config.json") -> bool:
+def reads_answer_end(config: Mapping[str, Any], where: str) -> bool:
     """Whether a classifier's labels are read at the token that ends the answer, as in reward models that jrl trains;
     else after everything that its chat template writes. Raises ValueError for another value of SCORE_AT."""
     at = config.get(SCORE_AT)

@@ -193,7 +193,7 @@ def plans(family: Family, cfg: Decoder, spec: PyTree | None = None) -> dict[str,
     return by_name
 
 
-def account(family: Family, cfg: Decoder, tensors: Tensors, spec: PyTree | None = None) -> dict[str, str]:
+def account(family: Family, cfg: Decoder, tensors: Tensors, spec: PyTree) -> dict[str, str]:
     """Returns expected name -> name in the files, once every tensor is accounted for.
 
     Raises: ValueError listing the tensors that are missing, unexpected, of another shape, or not floating point.

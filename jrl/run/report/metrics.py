@@ -128,7 +128,7 @@ def open_metrics(
     )
 
 
-def check_committed(path: str | os.PathLike[str], offset: int, sha256: str | None = None) -> Any:
+def check_committed(path: str | os.PathLike[str], offset: int, sha256: str | None) -> Any:
     """Returns the hash of the first `offset` bytes of metrics.jsonl, to be updated. Changes nothing.
 
     Args and Raises: as `open_metrics`.

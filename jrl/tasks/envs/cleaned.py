@@ -8,7 +8,7 @@ from typing import Any
 
 from jrl.tasks.data.hygiene import clean
 from jrl.tasks.envs.contract import Generated, Source, digest_of, named_verifiers, tasks_of
-from jrl.tasks.stopping import Stop, check_stop, never
+from jrl.tasks.stopping import Stop, check_stop
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class Cleaned:
     max_words: int | None = None  # of a prompt; None: any number
 
 
-def open_cleaned(config: Cleaned, source: Source, evaluation: Sequence[Source], stop: Stop = never) -> Generated:
+def open_cleaned(config: Cleaned, source: Source, evaluation: Sequence[Source], stop: Stop) -> Generated:
     """Returns the remaining examples of `source`.
 
     Args:

@@ -23,7 +23,7 @@ BATCH = 1024  # rows turned into Python at once
 CHUNK = 1 << 20
 
 
-def open_parquet(config: Any, stop: Stop = never) -> ParquetRows:
+def open_parquet(config: Any, stop: Stop) -> ParquetRows:
     """Returns the rows of a Parquet file. Reads the whole file for its hash, but decodes only the schema.
 
     Raises: ImportError naming the extra; OSError if it cannot be opened; ValueError if it is not a Parquet file, is

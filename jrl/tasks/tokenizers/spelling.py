@@ -82,7 +82,7 @@ def one_of(texts: Collection[str]) -> re.Pattern[str]:
     return re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)) or "(?!)")
 
 
-def open_json(data: bytes, name: str, more: Collection[Added] = ()) -> Vocabulary:
+def open_json(data: bytes, name: str, more: Collection[Added]) -> Vocabulary:
     """Returns the contents of a `tokenizer.json`. `more` are added tokens that its folder declares elsewhere.
 
     Raises: ValueError if the file is invalid, or of a kind that would lose text.
