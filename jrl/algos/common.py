@@ -389,3 +389,13 @@ def bound_metrics(config: Any, ratio: Array, tokens: contract.Tokens) -> dict[st
         "clip_fraction_low": (advantages < 0) & (ratio < 1 - config.clip_low),
         "clip_fraction_high": (advantages > 0) & (ratio > 1 + config.clip_high),
     }
+
+
+# The objectives whose loss is PPO's clip alone: each replaces the configuration, and adds at least its advantages.
+CLIPPED = contract.Objective(
+    config=Clipped,
+    check=check_clipped,
+    corrects_staleness=has_importance,
+    token_loss=clipped_token_loss,
+    needs=entropy_needs,
+)

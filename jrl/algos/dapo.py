@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.algos import common, contract, grpo
-from jrl.algos.contract import Facts, Groups, Objective
+from jrl.algos.contract import Facts, Groups
 from jrl.ops import filters, shaping
 from jrl.types import traced
 
@@ -81,14 +81,11 @@ def shape(config: DAPO, groups: Groups) -> Array:
     )
 
 
-OBJECTIVE = Objective(
+OBJECTIVE = common.CLIPPED._replace(
     config=DAPO,
     check=check,
-    corrects_staleness=common.has_importance,
     keep=keep,
     refill=lambda config: config.max_refills,
     shape=shape,
     advantages=grpo.advantages,
-    token_loss=common.clipped_token_loss,
-    needs=common.entropy_needs,
 )

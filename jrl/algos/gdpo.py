@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.algos import common, contract
-from jrl.algos.contract import Facts, Groups, Objective
+from jrl.algos.contract import Facts, Groups
 from jrl.ops import advantages as advantage_ops
 from jrl.ops import reduce
 from jrl.types import PyTree, traced
@@ -62,11 +62,8 @@ def advantages(config: GDPO, groups: Groups, reward: Array, state: PyTree) -> tu
     return token_advantages, state, common.count_groups(groups, reward)
 
 
-OBJECTIVE = Objective(
+OBJECTIVE = common.CLIPPED._replace(
     config=GDPO,
     check=check,
-    corrects_staleness=common.has_importance,
     advantages=advantages,
-    token_loss=common.clipped_token_loss,
-    needs=common.entropy_needs,
 )

@@ -16,7 +16,7 @@ from __future__ import annotations
 import jax
 
 from jrl.algos import common, contract
-from jrl.algos.contract import Groups, Objective
+from jrl.algos.contract import Groups
 from jrl.ops import advantages as advantage_ops
 from jrl.ops import best_of_k
 from jrl.types import PyTree, traced
@@ -34,11 +34,4 @@ def advantages(config: MaxRL, groups: Groups, reward: Array, state: PyTree) -> t
     return advantage_ops.spread(row, groups.action_mask), state, common.count_groups(groups, reward)
 
 
-OBJECTIVE = Objective(
-    config=MaxRL,
-    check=common.check_clipped,
-    corrects_staleness=common.has_importance,
-    advantages=advantages,
-    token_loss=common.clipped_token_loss,
-    needs=common.entropy_needs,
-)
+OBJECTIVE = common.CLIPPED._replace(config=MaxRL, advantages=advantages)

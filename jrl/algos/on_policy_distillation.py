@@ -17,7 +17,7 @@ from __future__ import annotations
 import jax
 
 from jrl.algos import common, contract
-from jrl.algos.contract import Facts, Groups, Needs, Objective
+from jrl.algos.contract import Facts, Groups, Needs
 from jrl.ops import divergence, reduce
 from jrl.types import PyTree, traced
 
@@ -45,11 +45,9 @@ def advantages(
     return gap, state, counters | {"teacher_gap": reduce.masked_mean(gap, counts)}
 
 
-OBJECTIVE = Objective(
+OBJECTIVE = common.CLIPPED._replace(
     config=OnPolicyDistillation,
     check=check,
-    corrects_staleness=common.has_importance,
     needs=lambda config: Needs(teacher=True, credit_logprobs=True, entropy_gradient=config.entropy_bonus is not None),
     advantages=advantages,
-    token_loss=common.clipped_token_loss,
 )

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.algos import common, contract
-from jrl.algos.contract import Groups, Objective
+from jrl.algos.contract import Groups
 from jrl.ops import advantages as advantage_ops
 from jrl.ops import baselines
 from jrl.types import PyTree, traced
@@ -38,11 +38,4 @@ def advantages(config: OPO, groups: Groups, reward: Array, state: PyTree) -> tup
     return advantage_ops.spread(row, groups.action_mask), state, common.count_groups(groups, reward)
 
 
-OBJECTIVE = Objective(
-    config=OPO,
-    check=common.check_clipped,
-    corrects_staleness=common.has_importance,
-    advantages=advantages,
-    token_loss=common.clipped_token_loss,
-    needs=common.entropy_needs,
-)
+OBJECTIVE = common.CLIPPED._replace(config=OPO, advantages=advantages)

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.algos import common, contract
-from jrl.algos.contract import Facts, Groups, Needs, Objective
+from jrl.algos.contract import Facts, Groups, Needs
 from jrl.ops import advantages as advantage_ops
 from jrl.ops import baselines, reduce
 from jrl.types import PyTree, traced
@@ -62,11 +62,9 @@ def advantages(config: OTB, groups: Groups, reward: Array, state: PyTree) -> tup
     return token_advantages, state, common.count_groups(groups, reward)
 
 
-OBJECTIVE = Objective(
+OBJECTIVE = common.CLIPPED._replace(
     config=OTB,
     check=check,
-    corrects_staleness=common.has_importance,
     advantages=advantages,
-    token_loss=common.clipped_token_loss,
     needs=needs,
 )

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.algos import common, contract
-from jrl.algos.contract import Facts, Groups, Objective
+from jrl.algos.contract import Facts, Groups
 from jrl.ops import advantages as advantage_ops
 from jrl.ops import best_of_k, reduce
 from jrl.ops import groups as group_ops
@@ -53,12 +53,9 @@ def advantages(config: PassAtK, groups: Groups, reward: Array, state: PyTree) ->
     return advantage_ops.spread(row, groups.action_mask), state, common.count_groups(groups, reward)
 
 
-OBJECTIVE = Objective(
+OBJECTIVE = common.CLIPPED._replace(
     config=PassAtK,
     check=check,
-    corrects_staleness=common.has_importance,
     advantages=advantages,
-    token_loss=common.clipped_token_loss,
     denominator=lambda config, loss_mask, rows, max_completion: reduce.count_sequences(loss_mask),
-    needs=common.entropy_needs,
 )

@@ -18,7 +18,7 @@ from typing import Literal
 import jax
 
 from jrl.algos import common, contract
-from jrl.algos.contract import Facts, Groups, Objective
+from jrl.algos.contract import Facts, Groups
 from jrl.ops import advantages as advantage_ops
 from jrl.types import PyTree, traced
 
@@ -52,11 +52,9 @@ def advantages(
     return whitened, state, common.count_groups(groups, reward)
 
 
-OBJECTIVE = Objective(
+OBJECTIVE = common.CLIPPED._replace(
     config=ReinforcePlusPlus,
     check=check,
-    corrects_staleness=common.has_importance,
     advantages=advantages,
-    token_loss=common.clipped_token_loss,
     needs=lambda config: common.entropy_needs(config)._replace(**common.needs_of_reward(config)),
 )

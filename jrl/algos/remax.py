@@ -15,7 +15,7 @@ from __future__ import annotations
 import jax
 
 from jrl.algos import common, contract
-from jrl.algos.contract import Groups, Objective
+from jrl.algos.contract import Groups
 from jrl.ops import advantages as advantage_ops
 from jrl.ops import baselines
 from jrl.ops import groups as group_ops
@@ -43,12 +43,9 @@ def keep(config: ReMax, groups: Groups) -> Array:
     return eligible & ~greedy & group_ops.to_rows(has_baseline, groups.group)
 
 
-OBJECTIVE = Objective(
+OBJECTIVE = common.CLIPPED._replace(
     config=ReMax,
-    check=common.check_clipped,
     keep=keep,
     advantages=advantages,
-    token_loss=common.clipped_token_loss,
-    corrects_staleness=common.has_importance,
     needs=lambda config: common.entropy_needs(config)._replace(greedy_sample=True),
 )

@@ -16,7 +16,7 @@ from __future__ import annotations
 import jax
 
 from jrl.algos import common, contract
-from jrl.algos.contract import Groups, Objective
+from jrl.algos.contract import Groups
 from jrl.ops import advantages as advantage_ops
 from jrl.ops import reduce
 from jrl.types import PyTree, traced
@@ -34,12 +34,8 @@ def advantages(config: RLOO, groups: Groups, reward: Array, state: PyTree) -> tu
     return advantage_ops.spread(row, groups.action_mask), state, common.count_groups(groups, reward)
 
 
-OBJECTIVE = Objective(
+OBJECTIVE = common.CLIPPED._replace(
     config=RLOO,
-    check=common.check_clipped,
-    corrects_staleness=common.has_importance,
     advantages=advantages,
-    token_loss=common.clipped_token_loss,
     denominator=lambda config, loss_mask, rows, max_completion: reduce.count_sequences(loss_mask),
-    needs=common.entropy_needs,
 )

@@ -17,7 +17,7 @@ from __future__ import annotations
 import jax
 
 from jrl.algos import common, contract
-from jrl.algos.contract import Facts, Groups, Objective
+from jrl.algos.contract import Facts, Groups
 from jrl.ops import advantages as advantage_ops
 from jrl.ops import filters, reduce
 from jrl.ops import groups as group_ops
@@ -65,14 +65,12 @@ def advantages(config: SELF, groups: Groups, reward: Array, state: PyTree) -> tu
     return advantage_ops.spread(row, groups.action_mask), state, common.count_groups(groups, reward)
 
 
-OBJECTIVE = Objective(
+OBJECTIVE = common.CLIPPED._replace(
     config=SELF,
     check=check,
     keep=keep,
     refill=lambda config: config.max_refills,
     advantages=advantages,
-    token_loss=common.clipped_token_loss,
-    corrects_staleness=common.has_importance,
     weights=lambda config, loss_mask, max_completion: reduce.inverse_length_weights(loss_mask),
     denominator=lambda config, loss_mask, rows, max_completion: reduce.count_sequences(loss_mask),
     needs=lambda config: common.entropy_needs(config)._replace(greedy_sample=True),

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.algos import common, contract
-from jrl.algos.contract import Facts, Groups, Objective
+from jrl.algos.contract import Facts, Groups
 from jrl.ops import groups as group_ops
 from jrl.ops import tree
 from jrl.types import PyTree, traced
@@ -86,11 +86,8 @@ def advantages(
     return jnp.where(groups.action_mask & counts[:, None], by_token, 0), state, counters
 
 
-OBJECTIVE = Objective(
+OBJECTIVE = common.CLIPPED._replace(
     config=SiblingGRPO,
     check=check,
-    corrects_staleness=common.has_importance,
     advantages=advantages,
-    token_loss=common.clipped_token_loss,
-    needs=common.entropy_needs,
 )

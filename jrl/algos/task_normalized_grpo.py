@@ -22,7 +22,7 @@ from __future__ import annotations
 import jax
 
 from jrl.algos import common, contract
-from jrl.algos.contract import Groups, Objective
+from jrl.algos.contract import Groups
 from jrl.ops import advantages as advantage_ops
 from jrl.types import PyTree, traced
 
@@ -45,11 +45,8 @@ def advantages(
     return whitened, state, common.count_groups(groups, reward)
 
 
-OBJECTIVE = Objective(
+OBJECTIVE = common.CLIPPED._replace(
     config=TaskNormalizedGRPO,
-    check=common.check_clipped,
-    corrects_staleness=common.has_importance,
     advantages=advantages,
-    token_loss=common.clipped_token_loss,
     needs=lambda config: common.entropy_needs(config)._replace(task=True),
 )
