@@ -22,6 +22,7 @@ from flax import struct
 
 from jrl.ops import reduce
 from jrl.ops.divergence import Divergence
+from jrl.ops.segments import same_unit
 from jrl.types import Finish, PyTree
 
 Array = jax.Array
@@ -369,7 +370,7 @@ def other_of_pair(x: Array, sequences: Sequences) -> Array:
     Args:
       x: [..., S] float; may be NaN outside `sequences.mask`.
     """
-    unit, mask = sequences.unit, sequences.mask
-    same_unit = (unit[..., :, None] == unit[..., None, :]) & mask[..., :, None] & mask[..., None, :]
+    unit = sequences.unit
+    compared = same_unit(unit, sequences.mask)
     itself = jnp.eye(unit.shape[-1], dtype=bool).reshape((1,) * (unit.ndim - 1) + (unit.shape[-1],) * 2)
-    return jnp.sum(jnp.where(same_unit & ~itself, x[..., None, :], 0), axis=-1)
+    return jnp.sum(jnp.where(compared & ~itself, x[..., None, :], 0), axis=-1)

@@ -12,6 +12,7 @@ from jrl.algos import common, contract
 from jrl.algos.contract import Facts, Groups, Objective, Pairs, Sequences
 from jrl.ops import groups as group_ops
 from jrl.ops import reduce
+from jrl.ops.segments import same_unit
 from jrl.types import PyTree
 
 Array = jax.Array
@@ -47,9 +48,7 @@ def list_loss(
         length = jnp.where(listed, sequences.length, 1)
         mean_logprob = reduce.masked(sequences.logprob, listed) / length
         reward = reduce.masked(sequences.value, listed)
-        same_list = (
-            (sequences.unit[..., :, None] == sequences.unit[..., None, :]) & listed[..., :, None] & listed[..., None, :]
-        )
+        same_list = same_unit(sequences.unit, listed)
         by_list = lambda x: jnp.broadcast_to(x[..., None, :], same_list.shape)
         best = listed & (sequences.label > 0.5)
         count = same_list.sum(-1)

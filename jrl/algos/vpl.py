@@ -22,6 +22,7 @@ from jrl.algos.contract import Facts, Needs, Objective, Sequences
 from jrl.algos.paired import positive
 from jrl.ops import reduce
 from jrl.ops.latent_user import expected_latent_preference, latent_kl
+from jrl.ops.segments import same_unit
 from jrl.types import PyTree, traced
 
 Array = jax.Array
@@ -44,9 +45,7 @@ def sequence_loss(config: VPL, sequences: Sequences, state: PyTree) -> tuple[Arr
     counts = sequences.mask & (sequences.length > 0)
     label = jnp.where(counts, sequences.label, -1)
     outputs = reduce.masked(sequences.score, jnp.broadcast_to(counts[..., None], sequences.score.shape))
-    same_user = (
-        (sequences.unit[..., :, None] == sequences.unit[..., None, :]) & counts[..., :, None] & counts[..., None, :]
-    )
+    same_user = same_unit(sequences.unit, counts)
     odd = (label % 2 == 1) & (label > 0)
     pair = same_user & odd[..., :, None] & (label[..., None, :] == label[..., :, None] - 1)
     preferred = pair.any(-1)

@@ -59,6 +59,15 @@ def first_tokens(count: Array, mask: Array, segment: Array) -> Array:
     return mask & (place <= to_tokens(before + count, segment))
 
 
+def same_unit(unit: Array, mask: Array) -> Array:
+    """Returns which masked sequences of a row are of one comparison, [..., S, S] bool.
+
+    Args:
+      unit: [..., S] int32. mask: [..., S] bool.
+    """
+    return (unit[..., :, None] == unit[..., None, :]) & mask[..., :, None] & mask[..., None, :]
+
+
 def to_tokens(value: Array, segment: Array) -> Array:
     """Returns the entry of `value` of each token's sequence, 0 on padding.
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.ops import ratios, reduce
-from jrl.ops.segments import segment_count, segment_start, to_tokens
+from jrl.ops.segments import same_unit, segment_count, segment_start, to_tokens
 
 Array = jax.Array
 
@@ -40,7 +40,7 @@ def token_contrast(ref_logprobs: Array, mask: Array, segment: Array, label: Arra
     column = jnp.broadcast_to(jnp.arange(mask.shape[-1], dtype=jnp.int32), mask.shape)
     start = segment_start(mask, segment, num_segments=label.shape[-1])
     length = segment_count(mask, segment, num_segments=label.shape[-1])
-    beside = (unit[..., :, None] == unit[..., None, :]) & counts[..., :, None] & counts[..., None, :]
+    beside = same_unit(unit, counts)
     answers = beside & (label >= 0)[..., :, None]
 
     def after(offset: float) -> tuple[Array, Array]:
