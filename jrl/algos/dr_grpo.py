@@ -25,12 +25,8 @@ Array = jax.Array
 
 
 @traced
-class DrGRPO:
-    clip_low: float = 0.2  # a ratio below 1 - clip_low is not pushed down further
-    clip_high: float = 0.2  # a ratio above 1 + clip_high is not pushed up further
-    dual_clip: float | None = None  # largest ratio where A < 0, above 1 + clip_high; None: no bound
-    entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
-    importance: common.TruncatedImportance | None = None  # correction for stale or mismatched samplers; None: none
+class DrGRPO(common.Clipped):
+    pass
 
 
 def advantages(config: DrGRPO, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
