@@ -8,11 +8,9 @@ with gradients (twice for frozen weights). Rematerialization is not counted.
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
@@ -20,7 +18,7 @@ from jax.sharding import Mesh
 from jrl.device.chips import Peak, peak_of
 from jrl.device.sharding import batch_shards
 from jrl.models import decoder, flops
-from jrl.models.contract import is_spec, split_params
+from jrl.models.contract import num_params, split_params
 from jrl.models.shape import Decoder
 from jrl.run.batches import prompt_lengths
 from jrl.run.clock import RunClock, StepWork
@@ -53,9 +51,6 @@ def speed_of(config: Any, mesh: Mesh, sampler_mesh: Mesh | None, model: Any, cfg
     samples_on = mesh if sampler_mesh is None else sampler_mesh
     counted = isinstance(cfg, Decoder)
     frozen, trained = split_params(model.spec(cfg)) if counted else (None, None)
-    adapters = 0
-    if frozen is not None:
-        adapters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(trained, is_leaf=is_spec))
     return Speed(
         devices=mesh.size,
         sampler_devices=samples_on.size,
@@ -64,7 +59,7 @@ def speed_of(config: Any, mesh: Mesh, sampler_mesh: Mesh | None, model: Any, cfg
         peak=peak_of(mesh.devices.flat[0].device_kind),
         cfg=cfg if counted else None,
         spec=decoder.spec(cfg) if counted else None,
-        adapters=adapters,
+        adapters=0 if frozen is None else num_params(trained),
         slots=config.sampler.slots,
     )
 
