@@ -21,6 +21,7 @@ import numpy as np
 from jrl import paths
 from jrl.config.errors import nearest
 from jrl.run.report.rollouts import TEXTS, Snapshot, snapshot
+from jrl.run.report.summary import finite
 from jrl.run.report.text import printable, printable_lines
 from jrl.tasks.verdict import Status
 from jrl.types import Finish
@@ -206,13 +207,7 @@ def export(rows: Iterable[dict[str, Any]], columns: Sequence[str], path: Path) -
         count += 1
         if writer is not None:
             writer.writerow({name: json.dumps(v) if isinstance(v, list) else v for name, v in row.items()})
-        else:  # NaN and infinities become null: JSON has neither
-            text.write(json.dumps({name: _finite(value) for name, value in row.items()}, ensure_ascii=False) + "\n")
+        else:
+            text.write(json.dumps(finite(row), ensure_ascii=False) + "\n")
     paths.write_bytes_atomic(path, text.getvalue().encode())
     return count
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not np.isfinite(value) else value

@@ -41,7 +41,7 @@ def write_summary(
     for name, numbers in evals.items():
         if missing := [key for key in INTERVAL if key not in numbers]:
             raise ValueError(f"summary evaluation {name!r} lacks {', '.join(missing)}")
-    summary = _finite(
+    summary = finite(
         {
             "steps": steps,
             "seconds": dict(seconds),
@@ -56,7 +56,10 @@ def write_summary(
     return summary
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Returns a JSON value with null in place of NaN and infinities, which JSON has not."""
     if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
