@@ -179,7 +179,7 @@ def credit(
         loss_mask = loss_mask & keep[:, None]
     weights = objective.weights(config, loss_mask, max_completion)
     length = action_mask.sum(-1)
-    rows = jnp.maximum((groups.valid).sum(), 1)
+    rows = jnp.maximum(groups.valid.sum(), 1)
     mean_of_valid = lambda x: jnp.where(groups.valid, x, 0).sum() / rows
     mean = mean_of_valid(scored)
     nonempty, any_valid = length > 0, groups.valid.any()
@@ -284,16 +284,17 @@ def finish_sampled(
         positive = pack(positive_weights(credit.positive, mask), plan.source)
     if credit.pairs is not None:
         targets = targets_of(packed, mask.any(-1), credit.pairs, config, objective)
+    pack_if_any = lambda x: None if x is None else pack(x, plan.source)
     return TrainBatch(
         packed=packed,
         recomputed=recomputed,
         loss_mask=pack(credit.loss_mask, plan.source),
         loss_weights=pack(credit.loss_weights, plan.source),
-        advantages=None if credit.advantages is None else pack(credit.advantages, plan.source),
-        returns=None if credit.returns is None else pack(credit.returns, plan.source),
-        selected=None if credit.selected is None else pack(credit.selected, plan.source),
+        advantages=pack_if_any(credit.advantages),
+        returns=pack_if_any(credit.returns),
+        selected=pack_if_any(credit.selected),
         positive_weights=positive,
-        staleness=None if credit.staleness is None else pack(credit.staleness, plan.source),
+        staleness=pack_if_any(credit.staleness),
         targets=targets,
         denominator=targets.denominator
         if targets is not None and objective.token_loss is None

@@ -306,7 +306,8 @@ def program(
 
     def specs(rules: Mapping[str | None, Any]) -> dict[str, PyTree]:
         """Returns the partition specs of the prepared weights, by role."""
-        place = lambda names: jax.tree.map(lambda axes: spec(axes, rules), names, is_leaf=_is_names)
+        is_names = lambda x: isinstance(x, tuple)
+        place = lambda names: jax.tree.map(lambda axes: spec(axes, rules), names, is_leaf=is_names)
         return {role: place(names) for role, (_, names) in prepared.items()}
 
     batch_rules, tensor_rules = split_rules(GATHERED)
@@ -860,7 +861,3 @@ def _vary(literals: PyTree) -> PyTree:
 
 def _number(value: int | Array, dtype: type) -> Array | np.generic:
     return dtype(value) if isinstance(value, (int, float)) else value
-
-
-def _is_names(x: object) -> bool:
-    return isinstance(x, tuple)

@@ -242,11 +242,6 @@ def preferring(stage: Online, config: Config, learned: Model, cfg: Any) -> Calla
     return functools.partial(first_preferred, model=model, cfg=model_cfg)
 
 
-def newest_only(strategy: Any) -> bool:
-    """Whether tokens of older weights are left out of the loss."""
-    return isinstance(strategy, Partial) and strategy.newest_only
-
-
 DONATES_STATE = ("begin", "update", "update_critic", "close", "close_warmup")  # fields of StagePrograms
 
 
@@ -313,10 +308,11 @@ def sampling_functions(
     options = stage_options(stage, config, model, cfg, tokenizer, objective.needs(stage.objective))
     credit_options = dict(objective=objective, max_completion=completion_length(stage, config))
     group_options = dict(num_groups=rows_over_shards(stage.prompts, mesh), **credit_options)
+    newest_only = isinstance(stage.strategy, Partial) and stage.strategy.newest_only
     functions: Functions = {
         "sample": functools.partial(sampler.program, options=options, drawing=drawing),
         "pack": pack.pack_rollout,
-        "credit": functools.partial(credit.credit, newest_only=newest_only(stage.strategy), **group_options),
+        "credit": functools.partial(credit.credit, newest_only=newest_only, **group_options),
         "finish": functools.partial(credit.finish_sampled, **credit_options),
     }
     if isinstance(stage.strategy, Partial):

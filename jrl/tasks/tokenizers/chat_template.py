@@ -20,7 +20,7 @@ from jrl.tasks.tokenizers.child import Child, ChildDied, ChildStuck
 from jrl.tasks.tokenizers.contract import utf8
 from jrl.tasks.tokenizers.spelling import one_of
 
-MAX_TEMPLATE_CHARACTERS = 1 << 20  # characters of a template
+MAX_TEMPLATE_CHARACTERS = 1 << 20
 MAX_TEXT_CHARACTERS = 1 << 22  # characters that one renders
 CPU_SECONDS = 2
 WALL_SECONDS = 60.0  # limit for a reply, generous for a busy machine
