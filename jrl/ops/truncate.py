@@ -15,6 +15,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jrl.ops.order_statistics import order_keys
+
 Array = jax.Array
 
 
@@ -30,7 +32,7 @@ def support(logits: Array, top_k: Array | None = None, top_p: Array | None = Non
 
     Source: Holtzman et al. 2020 (top-p); Nguyen et al. 2024 (min-p).
     """
-    image = _ordered(logits)
+    image = order_keys(logits)
     keep = logits > -jnp.inf
     if top_k is not None:
         keep &= support_of_size(logits, jnp.maximum(top_k, 1))
@@ -53,19 +55,11 @@ def support_of_size(logits: Array, support_size: Array) -> Array:
     Args:
       logits: [..., V] float32 or wider. support_size: [] or [..., 1] int32; above V it keeps all.
     """
-    image = _ordered(logits)
+    image = order_keys(logits)
     support_size = jnp.minimum(support_size, logits.shape[-1])
     return image >= _largest(
         lambda edge: (image >= edge).sum(axis=-1, keepdims=True, dtype=jnp.int32) >= support_size, image
     )
-
-
-def _ordered(logits: Array) -> Array:
-    """Returns unsigned integers [..., V] in the order of the floats (-0 counted as 0)."""
-    bits_dtype = {4: jnp.uint32, 8: jnp.uint64}[logits.dtype.itemsize]
-    bits = jax.lax.bitcast_convert_type(jnp.where(logits == 0, 0, logits), bits_dtype)
-    sign = jnp.array(1, bits_dtype) << (bits_dtype.dtype.itemsize * 8 - 1)
-    return jnp.where(bits & sign, ~bits, bits | sign)
 
 
 def _largest(holds: Callable[[Array], Array], image: Array) -> Array:
