@@ -16,8 +16,6 @@ from jrl.tasks.stopping import Stop
 from jrl.tasks.tokenizers import load as load_tokenizer
 from jrl.tasks.tokenizers.published import PublishedTokenizer
 
-TOKENIZER_TEXTS = 4096  # most examples of the run whose texts a tokenizer is trained on
-
 
 def open_tokenizer(
     config: Config,
@@ -47,7 +45,7 @@ def open_tokenizer(
         return load_tokenizer(saved, tables["tokenizers"])
     if origin is not None:
         return shared_tokenizer(load_tokenizer(origin.folder / "tokenizer", tables["tokenizers"]), folder, processes)
-    texts = texts_of(source, config.data, TOKENIZER_TEXTS, stop)
+    texts = texts_of(source, config.data, stop=stop)
     tokenizer = row_of(tables, "tokenizers", config.tokenizer).build(config.tokenizer, texts)
     return shared_tokenizer(tokenizer, folder, processes)
 

@@ -29,7 +29,6 @@ from jrl.tasks.tokenizers.bytes import Bytes
 SHOWN_OVERLAPS = 20  # most contaminated rows that are listed
 LONGEST = 1 << 20  # most tokens of a prompt, without a configuration
 LEARNED, PLAIN = "\x1b[32m", "\x1b[0m"
-TOKENIZER_TEXTS = 4096  # most examples that a tokenizer is trained on, as in a run
 
 
 class Inspected(NamedTuple):
@@ -123,7 +122,7 @@ def open_file(
         task = task_of(config, read.stage) if path is None else file_config(path, read, config.task)
         source = open_source(task, tables["envs"]) if path is None else open_named(task, tables["envs"])
         data = config.data
-        texts = texts_of(source, data, TOKENIZER_TEXTS)
+        texts = texts_of(source, data)
         tokenizer = row_of(tables, "tokenizers", config.tokenizer).build(config.tokenizer, texts)
         width = data.prompt_length + config.sampler.completion_length
     rows = None if name is None else sources[name]

@@ -9,8 +9,10 @@ from jrl.tasks.envs.contract import Source
 from jrl.tasks.example import Message
 from jrl.tasks.stopping import Stop, check_stop, never
 
+TOKENIZER_TEXTS = 4096  # most examples that a tokenizer is trained on
 
-def texts_of(source: Source, config: Data, most: int = 20_000, stop: Stop = never) -> Iterator[str]:
+
+def texts_of(source: Source, config: Data, most: int = TOKENIZER_TEXTS, stop: Stop = never) -> Iterator[str]:
     """Yields texts of the training split, each message and then the answer, to train a tokenizer on. Reads at most
     `most` examples, spread evenly over the source.
 
