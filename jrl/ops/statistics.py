@@ -50,8 +50,8 @@ def wilson(successes: float, n: float, *, confidence: float = 0.95) -> tuple[flo
     return low, high
 
 
-def proportion_interval(correct: Array, scored: Array | None = None, *, confidence: float = 0.95) -> Interval:
-    """Returns avg@k of 0/1 outcomes with a Wilson interval clustered by problem.
+def proportion_interval(correct: Array, scored: Array | None = None) -> Interval:
+    """Returns avg@k of 0/1 outcomes with a 95 % Wilson interval clustered by problem.
 
     The mean is over problem means. The interval is Wilson's at the effective number of samples
     p (1 - p) / SE^2, SE from the spread of the problem means, held between the number of problems (samples of a
@@ -75,7 +75,7 @@ def proportion_interval(correct: Array, scored: Array | None = None, *, confiden
     if problems > 1 and 0 < mean < 1:
         variance = float(means.var(ddof=1)) / problems
         effective = samples if variance == 0 else min(max(mean * (1 - mean) / variance, problems), samples)
-    return Interval(mean, *wilson(mean * effective, effective, confidence=confidence), problems)
+    return Interval(mean, *wilson(mean * effective, effective), problems)
 
 
 def bootstrap_interval(

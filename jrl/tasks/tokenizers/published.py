@@ -420,11 +420,7 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def rewritten(
-    tokenizer: PublishedTokenizer,
-    messages: Sequence[Message | Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]] = (),
-) -> str | None:
+def rewritten(tokenizer: PublishedTokenizer, messages: Sequence[Message | Mapping[str, Any]]) -> str | None:
     """Returns a sentence that names the first turn with tokens that change when a later turn is added, or None.
 
     Such a template does not extend a conversation but rewrites it: the tokens sampled in turn k differ from those of
@@ -436,13 +432,13 @@ def rewritten(
         last = k == len(messages)
         if (last and _role(messages[-1]) == "assistant") or (not last and _role(messages[k]) != "assistant"):
             continue
-        shown = tokenizer.encode_conversation(messages[:k], tools, add_generation_prompt=True)
+        shown = tokenizer.encode_conversation(messages[:k], add_generation_prompt=True)
         if shown[: len(held)] != held:
             return _named_change(tokenizer, messages, held, shown, edges, k)
         if last:
             break
         edges.append((len(shown), k))
-        full = tokenizer.encode_conversation(messages[: k + 1], tools, add_generation_prompt=False)
+        full = tokenizer.encode_conversation(messages[: k + 1], add_generation_prompt=False)
         if full[: len(shown)] != shown:
             return _named_change(tokenizer, messages, shown, full, edges, k + 1)
         end = next((i for i in range(len(shown), len(full)) if full[i] in tokenizer.end_ids), len(full) - 1) + 1

@@ -41,11 +41,11 @@ class Scale(NamedTuple):
         return round(self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start), 1)
 
 
-def ticks(low: float, high: float, count: int = 8) -> list[float]:
-    """Returns at most `count` + 1 round numbers from `low` to `high`: multiples of 1, 2 or 5 times a power of 10."""
+def ticks(low: float, high: float) -> list[float]:
+    """Returns at most 9 round numbers from `low` to `high`: multiples of 1, 2 or 5 times a power of 10."""
     if not high > low:
         return [low]
-    raw = (high - low) / count
+    raw = (high - low) / 8
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * (1 - 1e-9))
     first = math.ceil(low / step - 1e-9)
