@@ -6,15 +6,13 @@ After a reset every KL to the reference starts at 0 again: log the KL to the fir
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
 from jrl.ops import reduce
+from jrl.types import PyTree
 
 Array = jax.Array
-PyTree = Any
 
 
 def reset_due(step: Array, *, every: int) -> Array:

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from jrl.run.checkpoints import digest
+from jrl.types import PyTree
 
-PyTree = Any
 OUTSIDE = ("time/", "host/")  # metrics that depend on the clock or the machine are not part of a run's contents
 
 

@@ -42,8 +42,8 @@ from jrl.run.checkpoints import digest, unchanged
 from jrl.run.checkpoints.arrays import read_arrays
 from jrl.run.checkpoints.shards import read_shards, write_shards
 from jrl.run.checkpoints.unchanged import Unchanged, find_unchanged, link_files
+from jrl.types import PyTree
 
-PyTree = Any
 SHA256, CHECKSUM = "sha256", "checksum"  # of a leaf: of all bytes in order; summed over the shards of processes
 FORMAT, SHARDS_FORMAT, UNCHANGED_FORMAT = 1, 2, 3  # arrays by orbax; shards from each process; orbax in two folders
 _SAVING, _REPLACED, _REMOVED = (f"{paths.TEMPORARY}{what}-" for what in ("saving", "replaced", "removed"))

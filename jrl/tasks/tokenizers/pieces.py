@@ -32,11 +32,10 @@ from jrl.tasks.tokenizers.contract import (
     utf8,
     without_lead,
 )
-from jrl.tasks.tokenizers.spelling import check_opens
+from jrl.tasks.tokenizers.spelling import BLANK, check_opens
 
 MODEL_SAVED_AS = "tokenizer.model"
 MAX_FILE_BYTES = 1 << 28
-BLANK = "\u2581"
 _LONGEST_WORD, _LONGEST_PHRASE = 16, 96  # characters of a piece; the first is the library's default
 _PROBES = ("  a\n\tb ", "\u00e9 \u65e5\u672c \U0001f389", "x" + BLANK + "y", "\u2585\x00\ufeff", "007 + 1")
 

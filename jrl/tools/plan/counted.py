@@ -41,7 +41,7 @@ from jrl.rollout import sampler
 from jrl.tools.plan import cycles, estimate, flops
 from jrl.tools.plan.case import Case, learned_cases, pretraining_case, shard_shape
 from jrl.tools.plan.chips import Chip
-from jrl.tools.plan.collectives import groups_of, ring_share
+from jrl.tools.plan.collectives import OPS, groups_of, ring_share
 from jrl.tools.plan.cycles import ExecutionCount, Frequency, HloModule, Instruction
 
 LATENCY = 1e-6  # seconds of the smallest collective: about one hop and its two barriers
@@ -49,7 +49,6 @@ CALL_CYCLES = 2122  # of an empty kernel: the least that the compiler assigns to
 STREAM_SHARE = 0.8  # of the HBM rate at which kernels read weights: blocks are prefetched, except the first
 KERNEL_SHARE = 0.5  # of the matrix unit's peak that the attention kernel reaches
 GRADIENT = "expert_gradient"  # the name of the kernel
-COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 BETWEEN_SLICES = "xla_megascale_runtime"  # transfers arrays between slices, from host to host
 DEAREST = 10  # most operations listed
 SHOWN = 3  # most warnings of one kind
@@ -335,12 +334,12 @@ def network_seconds(runs: Iterable[ExecutionCount], chip: Chip, slices: int) -> 
 
 def collectives_of(program: HloModule, instruction: Instruction) -> list[Instruction]:
     """Returns [instruction] if it is a collective, or the asynchronous collectives that a fusion starts; else []."""
-    if instruction.op.removesuffix("-start") in COLLECTIVES:
+    if instruction.op.removesuffix("-start") in OPS:
         return [instruction]
     inside = program.computations.get(instruction.called or "", {}) if instruction.op == "fusion" else {}
     if not any("AsyncCollectiveStart" in inner.attributes for inner in inside.values()):
         return []
-    return [inner for inner in inside.values() if inner.op in COLLECTIVES]
+    return [inner for inner in inside.values() if inner.op in OPS]
 
 
 def received(instruction: Instruction, devices: int) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jrl.device.chips import GIB, Chip
@@ -33,6 +33,7 @@ from jrl.tools.plan.case import (
 from jrl.tools.plan.cheaper import SAMPLER_MESH, applied
 from jrl.tools.plan.chips import Topology
 from jrl.tools.plan.compiled import Compiled
+from jrl.tools.plan.planning import Say
 
 SLOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ROWS = (1, 2, 4, 8)  # packed rows of a micro-batch on one batch shard
@@ -47,8 +48,6 @@ TRIES = 6  # most layouts whose memory the compiler assigns
 
 # Programs that have no micro-batches; the others have no slots.
 SAMPLING = ("sample", "next_segment", "correct", "sample_eval")
-
-Say = Callable[[str], None]
 
 
 class Candidate(NamedTuple):
