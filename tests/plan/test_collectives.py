@@ -9,7 +9,9 @@ from jrl.device.sharding import GATHERED, make_mesh
 from jrl.resolve import load_config
 from jrl.tools.plan.case import make_case
 from jrl.tools.plan.collectives import axes_of, collectives, groups_of
+from jrl.tools.plan.cycles import Frequency
 from jrl.tools.plan.estimate import held_bytes
+from jrl.tools.plan.frequency import frequency
 from jrl.tools.plan.shapes import lower
 
 MESH = [("data", 1), ("fsdp", 4), ("tensor", 2)]
@@ -78,8 +80,8 @@ def test_a_loop_in_a_scope_has_turns_of_its_own():
     line = "body=%outer"
     assert TEXT.count(line) == 1
     text = TEXT.replace(line, line + ', metadata={op_name="jit(update)/stored/while"}')
-    assert collectives(text, MESH, 10, {"stored": 4})[0].count == 12
-    assert collectives(text, MESH, 10, {"red": 4})[0].count == 30
+    assert collectives(text, MESH, 10, Frequency({"stored": 4}))[0].count == 12
+    assert collectives(text, MESH, 10, Frequency({"red": 4}))[0].count == 30
 
 
 def test_a_reduction_that_the_cpu_widened_counts_as_it_was():
@@ -97,7 +99,11 @@ def counted():
     parts = {"begin", "sample", "pack", "credit", "finish", "update", "close"}
     assert {"init", *(f"rl.{part}" for part in parts)} <= set(programs)
     texts = {name: programs[name].compile().as_text() for name in ("init", "rl.sample")}
-    return case, {name: collectives(text, list(case.sizes.items()), case.decode_steps) for name, text in texts.items()}
+    expected = {"init": Frequency(), "rl.sample": frequency("sample", case)}
+    return case, {
+        name: collectives(text, list(case.sizes.items()), case.decode_steps, expected[name])
+        for name, text in texts.items()
+    }
 
 
 def test_sampling_gathers_weights_over_fsdp_once_and_never_over_tensor(counted):
@@ -112,6 +118,15 @@ def test_sampling_gathers_weights_over_fsdp_once_and_never_over_tensor(counted):
 
 def test_no_batch_axis_is_crossed_while_decoding(counted):
     assert {row.axes for row in counted[1]["rl.sample"] if row.in_loop} == {"tensor"}
+
+
+def test_a_prompt_is_prefilled_once_and_not_at_every_decode_step(counted):
+    # Sums over two devices, two in each of 2 layers: of two slots of 16 floats, 128 bytes, in each of 4 decode steps;
+    # and of the one prompt of a shard, 8 positions of 16 floats, 512 bytes, when the first of its two samples begins.
+    case, actual = counted
+    (sums,) = [row for row in actual["rl.sample"] if row.in_loop and row.op == "all-reduce"]
+    assert (case.cfg.layers, case.decode_steps, case.slots) == (2, 4, 2)
+    assert (sums.count, sums.bytes) == (4 * 2 * 2 + 2 * 2, 4 * 2 * 2 * 128 + 2 * 2 * 512)
 
 
 def test_fresh_weights_are_drawn_where_they_lie(counted):

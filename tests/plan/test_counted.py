@@ -7,12 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from jrl.models.expert_group import EXPERT_CHUNKS
 from jrl.rollout import sampler
 from jrl.tools.plan import budget, counted, cycles, estimate
 from jrl.tools.plan.case import evaluated_case, programs_of
 from jrl.tools.plan.chips import CHIPS
-from jrl.tools.plan.counted import frequency, hlo_cost, received
+from jrl.tools.plan.counted import hlo_cost, received
 from jrl.tools.plan.cycles import parse_instruction
+from jrl.tools.plan.frequency import frequency
 
 V5P = CHIPS["v5p"]
 
@@ -96,7 +98,7 @@ def test_a_sampler_runs_its_loops_as_often_as_it_has_rounds_and_tokens(case):
     # 4 prompts x 2 samples in 3 slots: 3 rounds of 24 tokens; 8 / 3 sequences get a slot in each.
     own = frequency("sample", case)
     trips = {sampler.REFILLS: 3, sampler.ADMIT: 8 / 3, sampler.DECODE: 24, sampler.COMPACTED: 0}
-    assert own.trips == {**trips, counted.EXPERT_CHUNKS: 0, sampler.PREFILL_CHUNKS: 1}
+    assert own.trips == {**trips, EXPERT_CHUNKS: 0, sampler.PREFILL_CHUNKS: 1}
     # Of 4 prompts, ceil(4 / ceil(4 / (ceil(3 / 2) + 2))) = 4 are resident at once: one prefill for 8 sequences.
     assert own.taken == {sampler.PREFILL: 1 / 8, sampler.PREFILL_REST: 0}
 

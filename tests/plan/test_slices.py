@@ -12,6 +12,7 @@ from jrl.resolve import load_config
 from jrl.tools.plan import cheaper, counted, cycles, estimate, planning, search
 from jrl.tools.plan.chips import CHIPS, parse_topology
 from jrl.tools.plan.collectives import axes_of
+from jrl.tools.plan.frequency import frequency
 
 TWO = ("MeshShape.data=4", "MeshShape.slices=2", "MeshShape.tensor=2", "Online.prompts=8")
 
@@ -80,7 +81,7 @@ def test_the_compilers_transfers_between_slices_are_counted(small, slices, facto
     # 4 times a sum of 200,000 bytes, of which 2 x (S - 1) / S are received; once (S - 1) / S of 10,000 bytes, and 400
     # and 100 bytes, the second of a kind that has no name, at 6.25 GB/s. A transfer to the host is none.
     case = small(*TWO, devices=8)
-    runs = cycles.runs(cycles.parse(SENT), counted.frequency("update", case))
+    runs = cycles.runs(cycles.parse(SENT), frequency("update", case))
     seconds = (4 * factor * 200_000 + factor / 2 * 10_000 + 400 + 100) / 6.25e9
     assert counted.network_seconds(runs, CHIPS["v5p"], slices) == pytest.approx(seconds)
     count = counted.hlo_cost(SENT, "update", case, CHIPS["v5p"], kernels=0.0, memory=1e-6, times=1)

@@ -12,11 +12,13 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+
+from jrl.tools.plan.cycles import Frequency, parse_instruction, scope_of
 
 OPS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8,
@@ -25,8 +27,7 @@ BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
 _COLLECTIVE = re.compile(rf" = (.+?) ({'|'.join(OPS)})(?:-start)?\(")
 _ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
-_CALLS = re.compile(r"(?:to_apply|calls|body|condition|true_computation|false_computation)=%?([\w.\-]+)")
-_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_CALLS = re.compile(r"(?:to_apply|calls|body|condition)=%?([\w.\-]+)")
 _NAMED_GROUPS = re.compile(
     r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}"
 )
@@ -43,7 +44,7 @@ class Collective(NamedTuple):
 
 
 def collectives(
-    text: str, sizes: Sequence[tuple[str, int]], trips: int, by_scope: Mapping[str, int] | None = None
+    text: str, sizes: Sequence[tuple[str, int]], trips: int, frequency: Frequency | None = None
 ) -> list[Collective]:
     """Returns the collectives of a compiled program, merged by kind, axes and whether they are in a data-dependent
     loop, the most bytes first.
@@ -51,13 +52,14 @@ def collectives(
     Args:
       text: HLO after all passes.
       sizes: (mesh axis, devices) in the order of the mesh.
-      trips: trip count of loops whose length is not known; such a loop inside another counts once.
-      by_scope: {name of a scope (`jax.named_scope`): trip count of its loops}, instead of `trips`.
+      frequency: trip counts of loops whose length is not known, and how often a condition is true, by scope.
+      trips: trip count of such a loop in any other scope; inside another one it counts once.
     """
-    totals: dict[tuple[str, str, bool], list[int]] = {}
+    totals: dict[tuple[str, str, bool], list[float]] = {}
     computations, entry = split(text)
+    expected = frequency or Frequency()
 
-    def visit(name: str, times: int, dynamic: bool) -> None:
+    def visit(name: str, times: float, dynamic: bool) -> None:
         for line in computations.get(name, ()):
             match = _COLLECTIVE.search(line)
             if match:
@@ -66,22 +68,30 @@ def collectives(
                     total = totals.setdefault((match[2], axes, dynamic), [0, 0])
                     total[0] += times
                     total[1] += times * size
-            called = _CALLS.findall(line) + [
-                n.strip().lstrip("%") for b in _BRANCHES.findall(line) for n in b.split(",")
-            ]
             if " while(" in line:
                 known = re.search(r'"known_trip_count":\{"n":"(\d+)"', line)
-                trip_count = next((n for scope, n in (by_scope or {}).items() if f"/{scope}/while" in line), trips)
-                n = int(known[1]) if known else 1 if dynamic else trip_count
-                for other in called:
+                other_trips = 1 if dynamic else trips
+                n = int(known[1]) if known else expected.trips.get(_scope_of(line), other_trips)
+                for other in _CALLS.findall(line):
                     visit(other, times * n, dynamic or known is None)
+            elif " conditional(" in line:
+                branches = parse_instruction(line).branches
+                taken = expected.taken.get(_scope_of(line)) if len(branches) == 2 else None
+                for other, share in zip(branches, [1] * len(branches) if taken is None else [1 - taken, taken]):
+                    visit(other, times * share, dynamic)
             else:
-                for other in called:
+                for other in _CALLS.findall(line):
                     visit(other, times, dynamic)
 
     visit(entry, 1, False)
-    rows = [Collective(op, axes, n, size, loop) for (op, axes, loop), (n, size) in totals.items()]
+    rows = [Collective(op, axes, round(n), round(size), loop) for (op, axes, loop), (n, size) in totals.items()]
     return sorted(rows, key=lambda row: -row.bytes)
+
+
+def _scope_of(line: str) -> str:
+    """Returns the innermost scope around the loop or condition on a line; "" if it has none."""
+    instruction = parse_instruction(line)
+    return "" if instruction is None else scope_of(instruction)
 
 
 def split(text: str) -> tuple[dict[str, list[str]], str]:
@@ -167,7 +177,6 @@ def axes_of(groups: list[list[int]], sizes: Sequence[tuple[str, int]]) -> str:
 def main(out: str, devices: int, stage: str | None, config: str, bindings: Sequence[str]) -> None:
     """Compiles every program of a run for virtual CPU devices and writes what its text shows: its collectives, the most
     positions of an array of logits, and for a sampler whether a loop carries a second cache."""
-    from jrl.learning.learner import PRETRAINING
     from jrl.resolve import load_config
     from jrl.tools.plan import waste
     from jrl.tools.plan.case import (
@@ -175,11 +184,11 @@ def main(out: str, devices: int, stage: str | None, config: str, bindings: Seque
         case_of,
         for_tpus,
         make_case,
-        pretraining_case,
         programs_of,
         shown_name,
         with_known_shape,
     )
+    from jrl.tools.plan.frequency import frequency
     from jrl.tools.plan.shapes import lower, meshes_of
 
     resolved, parts = load_config(config, bindings)
@@ -198,12 +207,11 @@ def main(out: str, devices: int, stage: str | None, config: str, bindings: Seque
         kind, stage_case = planned.get(name, PlannedProgram("update", case_of(case, name)))
         text = program.compile().as_text()
         trips = stage_case.decode_steps if kind == "sample" else stage_case.micro_batches
-        stored = pretraining_case(stage_case)
-        by_scope = {} if stored is None else {PRETRAINING: stored.micro_batches}
+        expected = frequency(kind, stage_case) if name in planned else Frequency()
         shares = {case.cfg.vocab_size, case.cfg.vocab_size // case.sizes["tensor"]}
         carried = waste.caches_carried(text, stage_case)
         results[name] = {
-            "collectives": [row._asdict() for row in collectives(text, stage_case.network_sizes, trips, by_scope)],
+            "collectives": [row._asdict() for row in collectives(text, stage_case.network_sizes, trips, expected)],
             "logits": waste.widest_logits(text, shares),
             "second_cache": waste.second_cache(shown_name(case, name), stage_case, carried)
             if kind == "sample"

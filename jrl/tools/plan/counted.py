@@ -28,21 +28,19 @@ import jax
 import jax.numpy as jnp
 
 from jrl.device.sharding import GATHERED
-from jrl.learning.learner import MICRO_BATCHES, PRETRAINING
-from jrl.learning.vocab_parallel import CHUNKS, MIDDLE
 from jrl.models import expert_tiles
 from jrl.models.attention.fused import MLP_LEAVES, QKV
 from jrl.models.attention.kernels import LANES
 from jrl.models.attention.kv_cache import cache_shapes
 from jrl.models.contract import is_spec
-from jrl.models.expert_group import CHUNK_SHARE, EXPERT_CHUNKS, MIN_CHUNK
-from jrl.ops.logprobs import CHUNK
+from jrl.models.expert_group import CHUNK_SHARE, MIN_CHUNK
 from jrl.rollout import sampler
 from jrl.tools.plan import cycles, estimate, flops
-from jrl.tools.plan.case import Case, learned_cases, pretraining_case, shard_shape
+from jrl.tools.plan.case import Case, learned_cases, shard_shape
 from jrl.tools.plan.chips import Chip
 from jrl.tools.plan.collectives import OPS, groups_of, ring_share
-from jrl.tools.plan.cycles import ExecutionCount, Frequency, HloModule, Instruction
+from jrl.tools.plan.cycles import ExecutionCount, HloModule, Instruction
+from jrl.tools.plan.frequency import frequency
 
 LATENCY = 1e-6  # seconds of the smallest collective: about one hop and its two barriers
 CALL_CYCLES = 2122  # of an empty kernel: the least that the compiler assigns to any operation
@@ -149,49 +147,6 @@ def hlo_cost(text: str, kind: str, case: Case, chip: Chip, kernels: float, memor
         dearest=dearest_operations(runs, clock),
         warnings=tuple(warnings_of(program, runs, case, chip, times)),
     )
-
-
-def frequency(kind: str, case: Case) -> Frequency:
-    """Returns the trip counts of a program's data-dependent loops and the frequency of its conditions, if every
-    completion has the maximum length: a shard's sequences take the slots in rounds, and a round decodes all tokens of a
-    completion. Experts are used evenly."""
-    if kind != "sample":
-        filled, stored = filled_chunks(case), pretraining_case(case)
-        batches = {MICRO_BATCHES: case.micro_batches, PRETRAINING: 0 if stored is None else stored.micro_batches}
-        return Frequency(
-            trips={**batches, CHUNKS: filled, MIDDLE: max(filled - 2, 0), EXPERT_CHUNKS: 0},
-            taken={CHUNK: filled / all_chunks(case), CHUNKS: float(filled <= 1)},
-        )
-    sequences, prompts = case.sequences // case.shards, case.prompts // case.shards
-    rounds = -(-sequences // case.slots)
-    length, chunk, calls = case.config.data.prompt_length, case.prefill_chunk, len(case.begun)
-    prefills = -(-prompts // sampler.num_resident_prompts(prompts, case.slots, case.samples, length))
-    chunks = length // chunk
-    return Frequency(
-        trips={
-            sampler.REFILLS: rounds,
-            sampler.ADMIT: sequences / rounds,
-            sampler.PREFILL_CHUNKS: sum(min(-(-(n - 1) // chunk), chunks) for n in case.begun) / calls,
-            sampler.DECODE: case.drawn,
-            sampler.COMPACTED: 0,
-            EXPERT_CHUNKS: 0,
-        },
-        taken={
-            sampler.PREFILL: prefills / sequences,
-            sampler.PREFILL_REST: sum(n - 1 > chunks * chunk for n in case.begun) / calls,
-        },
-    )
-
-
-def filled_chunks(case: Case) -> int:
-    """Returns how many chunks of a packed row's share on one device have their logits computed."""
-    rows = case.micro_batches * case.shape.rows * case.shares
-    return max(flops.read_positions(case) // (rows * case.chunk), 1)
-
-
-def all_chunks(case: Case) -> int:
-    """Returns the number of chunks of a packed row's share on one device."""
-    return -(-case.share_length // case.chunk)
 
 
 def kernel_seconds(kind: str, case: Case, chip: Chip) -> float:
