@@ -35,9 +35,17 @@ def test_half_a_tpu7x_is_a_device():
         ("v5e", "a chip without a grid; write CHIP:GRID"),
         (
             "v5p-8",
-            "an accelerator type, which does not say the grid; write CHIP:GRID, such as v5e:4x8 or",
+            "an accelerator type, which does not say the grid; write CHIP:GRID, such as v5p:2x2x1 for its 4 chips, or",
         ),
-        ("v5litepod-16", "an accelerator type"),
+        ("v5litepod-16", "an accelerator type, which does not say the grid; write CHIP:GRID, such as v5e:4x4 for its"),
+        ("v6e-64", "such as v6e:8x8 for its 64 chips"),
+        ("v5p-24", "an accelerator type, which does not say the grid; write CHIP:GRID, such as v5e:4x8 or v5p:4x4x4"),
+        ("v5e:3x3", "no slice of the v5e has that grid; write one of 1x1, 2x2, 2x4, 4x4, 4x8, 8x8, 8x16, 16x16"),
+        (
+            "v5p:3x4x4",
+            "no slice of the v5p has that grid; write one of 2x2x1, 2x2x2, 2x2x4, 2x4x4, 4x4x4, 4x4x8, "
+            "4x8x8, 8x8x8, 8x8x16, 8x16x16 or a grid of multiples of 4",
+        ),
         ("v5e:", "write CHIP:GRID"),
         ("v5e:4x", "write CHIP:GRID"),
         ("v5e:-4x8", "write CHIP:GRID"),
@@ -56,6 +64,11 @@ def test_a_wrong_name_is_refused_with_what_is_right(text, message):
     with pytest.raises(ValueError, match="--topology") as error:
         parse_topology(text)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["v5e:8x4", "v5p:4x4x12", "v5p:4x2x2", "v4:1x1x1", "tpu7x:8x8x4"])
+def test_a_slice_may_be_turned_built_of_cubes_or_a_part_of_a_host(text):
+    assert parse_topology(text).name == text
 
 
 def test_the_table_has_every_chip_with_its_source():

@@ -46,12 +46,32 @@ def _is_accelerator_type(text: str) -> bool:
     return re.fullmatch(r"v\d\w*-\d+", text.strip()) is not None
 
 
+def _of_accelerator_type(text: str) -> str | None:
+    """Returns an example of a topology with as many chips as an accelerator type has, with their number; None if no
+    slice is known that has them. Types count two TensorCores for each chip of a v4 or v5p, else chips."""
+    kind, _, count = text.strip().rpartition("-")
+    name = "v5e" if kind == "v5litepod" else kind
+    if name not in CHIPS:
+        return None
+    chips = int(count) / (2 if name in ("v4", "v5p") else 1)
+    grids = [grid for grid in CHIPS[name].slices if math.prod(map(int, grid.split("x"))) == chips]
+    return f"{name}:{grids[0]} for its {chips:g} chips" if grids else None
+
+
+def _is_rented(chip: Chip, grid: tuple[int, ...]) -> bool:
+    """Whether a slice may have a grid: one in the table, a part of a host, or cubes of 4 x 4 x 4."""
+    listed = [sorted(map(int, each.split("x"))) for each in chip.slices]
+    in_cubes = chip.dimensions == 3 and all(size % 4 == 0 for size in grid)
+    return sorted(grid) in listed or in_cubes or (chip.dimensions == 3 and math.prod(grid) < 4)
+
+
 def parse_topology(text: str) -> Topology:
     """Returns the topology of a name. Raises ValueError with the expected form, or the known chips."""
     match = re.fullmatch(r"(?:([1-9]\d*)x)?([a-z][a-z0-9]*):(\d+(?:x\d+)*)", text.strip())
     if match is None and (text.strip() in CHIPS or _is_accelerator_type(text)):
         kind = "a chip without a grid" if text.strip() in CHIPS else "an accelerator type, which does not say the grid"
-        raise ValueError(f"--topology {text!r} is {kind}; write CHIP:GRID, such as v5e:4x8 or v5p:4x4x4, or a chip "
+        example = _of_accelerator_type(text) or "v5e:4x8 or v5p:4x4x4"
+        raise ValueError(f"--topology {text!r} is {kind}; write CHIP:GRID, such as {example}, or a chip "
                          "alone with --search, which finds the smallest slice that fits")  # fmt: skip
     if match is None:
         raise ValueError(f"--topology {text!r} is not a topology; write CHIP:GRID, such as v5e:4x8 or v5p:4x4x4, or "
@@ -66,6 +86,10 @@ def parse_topology(text: str) -> Topology:
     if math.prod(grid) > chip.pod:
         raise ValueError(f"--topology {text!r}: a pod of the {name} has {chip.pod} chips, and no slice has more; "
                          f"several have the network between them, as 2x{name}:{chip.slices[-1]}")  # fmt: skip
+    if not _is_rented(chip, grid):
+        others = " or a grid of multiples of 4" if chip.dimensions == 3 else ""
+        raise ValueError(f"--topology {text!r}: no slice of the {name} has that grid; write one of "
+                         f"{', '.join(chip.slices)}{others}")  # fmt: skip
     if slices > 1 and chip.network_gbit_per_second is None:
         raise ValueError(f"--topology {text!r}: no rate of the network between slices of the {name} is published; "
                          "plan one slice")  # fmt: skip
