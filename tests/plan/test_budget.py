@@ -373,6 +373,26 @@ def test_changes_save_what_they_say_and_those_that_fit_come_first(large):
         assert before - budget.peak(make_case(config, parts, 64))[1] == change.saves > 0
 
 
+KERNELS = ["Decoder.attention='splash'", "Sampler.attention='ragged'", "Decoder.remat='layer'"]
+
+
+def test_a_mesh_that_takes_several_halvings_is_suggested():
+    config, parts = load_config("configs/plan/8b.gin", [*KERNELS, "MeshShape.fsdp=16", "MeshShape.tensor=1"])
+    first, *_ = cheaper.cheapest(make_case(config, parts, 16), parts, int(15.75 * 2**30), 16, CHIPS["v5e"])
+    assert first.bindings == ("MeshShape.data=1", "MeshShape.fsdp=4", "MeshShape.tensor=4") and first.fits
+
+
+def test_a_change_that_is_slower_and_saves_no_more_is_not_suggested():
+    # The cache of 32 slots takes the most. With 8 or fewer of them the update does, so that 4 or 2 save no more.
+    long = ["Sampler.completion_length=49152", "Sampler.slots=32", "Online.prompts=64", "MeshShape.fsdp=4"]
+    config, parts = load_config("configs/plan/8b.gin", [*KERNELS, *long])
+    case, limit = make_case(config, parts, 16), int(15.75 * 2**30)
+    changes = cheaper.cheapest(case, parts, limit, 16, CHIPS["v5e"])
+    assert [change.bindings for change in changes if "slots" in change.bindings[0]] == [("Sampler.slots=8",)]
+    assert [change.saves for change in changes] == sorted({change.saves for change in changes}, reverse=True)
+    assert len(cheaper.cheapest(case, parts, limit, 16, None)) == 3  # where no time is known, all that save the most
+
+
 def test_layers_that_keep_more_than_their_inputs_are_told_to_keep_those_alone(small):
     suggests_layer = lambda remat: (
         {"Decoder.remat": "layer"} in list(cheaper.candidates(small(f"Decoder.remat={remat!r}")))

@@ -112,6 +112,15 @@ def test_a_stage_that_cannot_be_planned_alone_is_refused(arguments, message, mon
     assert message in capsys.readouterr().err
 
 
+def test_where_no_single_change_is_enough_the_search_is_named(plan):
+    small = ("configs/plan/8b.gin", "--topology", "v5e:2x2", "MeshShape.fsdp=1")
+    printed = plan(*small, json_=False)
+    assert "DOES NOT FIT: update takes" in printed
+    assert "no single change is enough: --topology v5e:2x2 --search tries all layouts of this slice, --topology v5e " \
+           "--search finds the smallest slice that fits" in printed  # fmt: skip
+    assert "no single change" not in plan("configs/plan/8b.gin", "--topology", "v5p:4x4x4", json_=False)
+
+
 def test_a_shape_that_stands_in_is_named(plan):
     printed = plan("configs/gsm8k/qwen3-0.6b.gin", "--topology", "v5e:2x2")
     assert "models/Qwen3-0.6B does not exist; the plan uses the shape of Qwen3-0.6B as published" in printed["notes"]

@@ -52,16 +52,18 @@ def candidates(case: Case) -> Iterator[dict[str, object]]:
     others = {f"MeshShape.{axis}": sizes[axis] for axis in OPTIONAL_AXES if sizes[axis] > 1}
     if sizes["data"] > slices:
         yield {"MeshShape.data": slices, "MeshShape.fsdp": sizes["fsdp"] * sizes["data"] // slices, **others}
-    if sizes["fsdp"] % 2 == 0:
-        halved = {"MeshShape.data": sizes["data"], "MeshShape.fsdp": sizes["fsdp"] // 2, **others}
-        yield {**halved, "MeshShape.tensor": sizes["tensor"] * 2}
-        if shape.rows <= shape.shards:  # micro-batches cannot shrink, but their rows can be split
-            yield {**halved, "MeshShape.sequence": sizes["sequence"] * 2}
+    moved = 2
+    while sizes["fsdp"] % moved == 0:
+        fewer = {"MeshShape.data": sizes["data"], "MeshShape.fsdp": sizes["fsdp"] // moved, **others}
+        yield {**fewer, "MeshShape.tensor": sizes["tensor"] * moved}
+        if moved == 2 and shape.rows <= shape.shards:  # micro-batches cannot shrink, but their rows can be split
+            yield {**fewer, "MeshShape.sequence": sizes["sequence"] * 2}
+        moved *= 2
 
 
 def cheapest(case: Case, parts: Parts, limit: int, num_devices: int, chip: Chip | None) -> list[Change]:
     """Returns the best changes: first those that make the run fit, the least time first; then those that save the
-    most."""
+    most, without any that saves no more than a faster one."""
     _, before = budget.peak(case)
     seconds = estimate.step_seconds(case, chip) if chip is not None else None
     stage = None if case.others else case.name
@@ -77,8 +79,13 @@ def cheapest(case: Case, parts: Parts, limit: int, num_devices: int, chip: Chip 
         slower = estimate.step_seconds(after, chip) / seconds if chip is not None else None
         bindings = tuple(f"{name}={value!r}" for name, value in change.items())
         changes.append(Change(bindings, before - size, size <= limit, slower))
-    changes.sort(key=lambda c: (not c.fits, (c.slower or 1.0) if c.fits else 0.0, -c.saves))
-    return changes[:MOST_CHANGES]
+    slower = lambda c: c.slower or 1.0
+    changes.sort(key=lambda c: (not c.fits, slower(c) if c.fits else 0.0, -c.saves, slower(c)))
+    best: list[Change] = []
+    for change in changes:
+        if change.fits or change.slower is None or all(change.slower < other.slower for other in best):
+            best.append(change)
+    return best[:MOST_CHANGES]
 
 
 def sentence(change: Change, gib: float = 2**30) -> str:

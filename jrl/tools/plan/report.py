@@ -153,6 +153,12 @@ def verdict(plan: Plan) -> str:
     if not plan.fits:
         changes = [f"  {cheaper.sentence(change)}" for change in plan.changes]
         text += "\nthe cheapest changes, by arithmetic:\n" + "\n".join(changes or ["  no single binding helps"])
+        if plan.topology.slices == 1 and not any(change.fits for change in plan.changes):
+            topology = plan.topology
+            text += (
+                f"\nno single change is enough: --topology {topology.name} --search tries all layouts of this slice, "
+                f"--topology {topology.chip.name} --search finds the smallest slice that fits"
+            )
     return text
 
 
