@@ -279,6 +279,16 @@ def test_the_winner_is_written_as_a_configuration(without_libtpu, few_choices, t
     assert every.topology_of(out.read_text()) == "v5e:2x4"
 
 
+def test_a_search_that_finds_nothing_says_where_to_go_on(without_libtpu, few_choices, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(start, "prepare_jax", lambda args, platform=None: None)
+    monkeypatch.setattr(libtpu, "set_environment", lambda: None)
+    out = tmp_path / "winner.gin"
+    assert cli.main(["plan", "configs/plan/8b.gin", "--topology", "v5e:1x1", "--search", "--out", str(out)]) == 2
+    printed = capsys.readouterr()
+    assert "no layout fits" in printed.out and not out.exists()
+    assert "--topology v5e --search finds the smallest slice that fits" in printed.err
+
+
 def test_every_recipe_is_checked_against_its_header(without_libtpu, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(start, "prepare_jax", lambda args, platform=None: None)
     monkeypatch.setattr(libtpu, "set_environment", lambda: None)
