@@ -790,3 +790,9 @@ def test_what_a_terminal_cannot_show_is_escaped(monkeypatch):
     assert cli.main(["--version"]) == 0
     print("caf\u00e9", flush=True)
     assert sys.stdout.buffer.getvalue().endswith(b"caf\\xe9\n")
+
+
+@pytest.mark.parametrize("address", ["gs://", "gs:///runs/one"])  # of gs://$BUCKET where BUCKET is not set
+def test_an_address_without_a_bucket_is_refused_before_its_slashes_are_dropped(address, capsys):
+    assert cli.main(["train", "tiny", "--run", address]) == 2
+    assert f"{address} names no bucket; it is gs://BUCKET/NAME" in capsys.readouterr().err

@@ -68,6 +68,9 @@ def add_comparison(parser: argparse.ArgumentParser) -> None:
 def folder(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("it is empty; name a folder")
+    scheme, separator, place = text.partition("://")
+    if scheme == "gs" and separator and place[:1] in ("", "/"):  # Path would drop these slashes
+        raise argparse.ArgumentTypeError(f"{text} names no bucket; it is gs://BUCKET/NAME")
     return Path(text)
 
 
