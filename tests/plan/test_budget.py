@@ -25,6 +25,13 @@ def test_what_a_run_keeps_by_hand(small):
     assert (frozen.weights, frozen.optimizer) == (2 * 4 * PARAMETERS, 8 * PARAMETERS)
 
 
+def test_a_checkpoint_has_every_weight_and_moment_once(small):
+    of = lambda *bindings, **devices: budget.checkpoint_bytes(small(*bindings, **devices))
+    assert of() == of("MeshShape.data=2", "MeshShape.fsdp=2", devices=4) == 3 * 4 * PARAMETERS
+    assert of("GRPO.kl=0.01") == 4 * 4 * PARAMETERS and of("AdamW.memory='host'") == 3 * 4 * PARAMETERS
+    assert of(*LORA, "Decoder.param_dtype='bfloat16'") == 2 * PARAMETERS + 3 * 4 * ADAPTERS
+
+
 # Adapters of rank 4, a layer: q and o 64 + 64, k and v 64 + 32 each, gate, up and down 64 + 128 each.
 ADAPTERS = 2 * 4 * (2 * 128 + 2 * 96 + 3 * 192)
 LORA = ("Config.adapter=@LoRA()", "LoRA.rank=4")

@@ -36,8 +36,9 @@ def plan(monkeypatch, capsys):
 
 def test_a_plan_says_what_its_numbers_are(plan):
     printed = plan("configs/plan/8b.gin", "--topology", "v5p:4x4x4")
-    assert set(printed) == {"fits", "hbm_gib", "limit_gib", "host_gib", "step_seconds", "least_step_seconds",
-                            "publication_gib", "network", "notes", "wastes", "programs"}  # fmt: skip
+    assert set(printed) == {"fits", "hbm_gib", "limit_gib", "checkpoint_gib", "host_gib", "step_seconds", "wastes",
+                            "least_step_seconds", "publication_gib", "network", "notes", "programs"}  # fmt: skip
+    assert printed["checkpoint_gib"] == pytest.approx(8.19e9 * 3 * 4 / 2**30, rel=1e-3)
     assert printed["network"] is None
     assert printed["fits"] and printed["limit_gib"] == 94.75 and printed["wastes"] == []
     assert any("libtpu is not installed: nothing was compiled" in note for note in printed["notes"])

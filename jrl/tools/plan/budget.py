@@ -137,6 +137,18 @@ def device_moment_bytes(case: Case) -> int:
     return sum(moment_bytes(role_case) for role_case in updated_cases(case) if not role_case.moments_on_host)
 
 
+def checkpoint_bytes(case: Case) -> int:
+    """Returns the bytes of a checkpoint of the planned stage where it is largest: every weight and moment once, however
+    many devices hold it. Draws that wait, and a teacher's weights, are not counted."""
+
+    def of_stage(case: Case) -> int:
+        whole = dataclasses.replace(case, sizes=dict.fromkeys(case.sizes, 1))
+        moments = sum(map(moment_bytes, updated_cases(whole)))
+        return frozen(whole) + trained_bytes(whole, TRAIN) * whole.copies + moments
+
+    return max(map(of_stage, cases_of(case)))
+
+
 def updated_cases(case: Case) -> list[Case]:
     """Returns a copy of the case for each role that its stage trains."""
     return [dataclasses.replace(case, updates=role) for role in optimizers(case.stage)]

@@ -359,6 +359,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "fits": plan.fits,
         "hbm_gib": plan.largest.memory.total / GIB,
         "limit_gib": plan.limit / GIB,
+        "checkpoint_gib": budget.checkpoint_bytes(plan.case) / GIB,
         "host_gib": {kind: size / GIB for kind, size in plan.host._asdict().items()},
         "step_seconds": plan.step_seconds,
         "least_step_seconds": plan.least_seconds,

@@ -67,7 +67,10 @@ def memory(plan: Plan) -> str:
     if plan.host.total:
         kinds = ", ".join(f"{kind} {size / GIB:.2f}" for kind, size in plan.host._asdict().items() if size)
         text += f"\nhost memory, GiB a device: {kinds}"
-    return text
+    return (
+        f"{text}\na checkpoint takes {budget.checkpoint_bytes(plan.case) / GIB:.2f} GiB on disk; the run keeps "
+        f"{plan.case.config.checkpoint.keep} or more (Checkpoint.keep)"
+    )
 
 
 def time(plan: Plan) -> str:
