@@ -290,3 +290,24 @@ def test_few_rows_of_a_group_are_shared_out_evenly():
     case = SimpleNamespace(sizes={"expert": 4})
     assert counted.filled_rows(256, case) == 64
     assert counted.filled_rows(256, SimpleNamespace(sizes={"expert": 1})) == 256
+
+
+SCATTERED = """HloModule jit_f
+
+%all-reduce-scatter (p0: bf16[64,512]) -> bf16[64,128] {
+  %p0 = bf16[64,512]{1,0} parameter(0)
+  %sum = bf16[64,512]{1,0} all-reduce(%p0), channel_id=1, replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add
+  ROOT %kept = bf16[64,128]{1,0} dynamic-slice(%sum, %zero, %start), dynamic_slice_sizes={64,128}
+}
+
+ENTRY %main (x: bf16[64,512]) -> bf16[64,128] {
+  ROOT %f = bf16[64,128]{1,0} fusion(%x), kind=kCustom, calls=%all-reduce-scatter
+}
+"""
+
+
+def test_a_sum_of_which_a_device_keeps_a_part_is_waited_for():
+    # Gradients over fsdp: of [64, 512] in bfloat16 a device receives 3 times its quarter of 16,384 bytes.
+    program = cycles.parse(SCATTERED)
+    waits, overlapped = counted.link_seconds(program, cycles.runs(program, cycles.Frequency()), V5P, 8)
+    assert waits == pytest.approx(counted.LATENCY + 3 * 64 * 128 * 2 / V5P.ring_rate) and overlapped == 0

@@ -265,7 +265,8 @@ def link_seconds(program: HloModule, runs: Iterable[ExecutionCount], chip: Chip,
     for run in runs:
         for instruction in collectives_of(program, run.instruction):
             seconds = run.likely * (LATENCY + received(instruction, devices) / chip.ring_rate)
-            if instruction is not run.instruction or instruction.op.endswith("-start") or "async" in run.computation:
+            begun = instruction.name != run.instruction.name  # by a fusion
+            if begun or instruction.op.endswith("-start") or "async" in run.computation:
                 overlapped += seconds
             else:
                 waits += seconds
@@ -288,13 +289,15 @@ def network_seconds(runs: Iterable[ExecutionCount], chip: Chip, slices: int) -> 
 
 
 def collectives_of(program: HloModule, instruction: Instruction) -> list[Instruction]:
-    """Returns [instruction] if it is a collective, or the asynchronous collectives that a fusion starts; else []."""
+    """Returns [instruction] if it is a collective, or the asynchronous collectives that a fusion starts; else []. A
+    reduce-scatter is a fusion of an all-reduce with the slice that a device keeps."""
     if instruction.op.removesuffix("-start") in OPS:
         return [instruction]
     inside = program.computations.get(instruction.called or "", {}) if instruction.op == "fusion" else {}
-    if not any("AsyncCollectiveStart" in inner.attributes for inner in inside.values()):
-        return []
-    return [inner for inner in inside.values() if inner.op in OPS]
+    if any("AsyncCollectiveStart" in inner.attributes for inner in inside.values()):
+        return [inner for inner in inside.values() if inner.op in OPS]
+    sums = [inner for inner in inside.values() if inner.op == "all-reduce"]
+    return [dataclasses.replace(instruction, op="reduce-scatter", attributes=each.attributes) for each in sums[:1]]
 
 
 def received(instruction: Instruction, devices: int) -> float:
