@@ -59,7 +59,7 @@ state() {
 # hopeless TEXT: whether gcloud has said what it says again however often it is asked. Hosts that refuse a connection, and
 # zones without capacity, are not that.
 hopeless() {
-    local said='unrecognized arguments|[Ii]nvalid (choice|value)|[Mm]ust be specified|INVALID_ARGUMENT'
+    local said='unrecognized arguments|[Ii]nvalid (choice|value)|[Mm]ust be specified|INVALID_ARGUMENT|Error parsing'
     said+='|PERMISSION_DENIED|does not have permission|active account|Reauthentication'
     [[ $1 =~ ERROR:\ \(gcloud.*($said) || $1 =~ gcloud:\ (command\ )?not\ found ]]
 }

@@ -7,13 +7,14 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 type=${1:?TYPE, such as v5litepod-16} runtime=${2:?RUNTIME, such as v2-alpha-tpuv5-lite}
 shift 2
 read -ra create_flags <<< "${CREATE_FLAGS:-}"
-kind=(--spot) nodes=(--node-id "$NAME")
+kind=(--spot) nodes=(--node-id "$NAME") track=()
 while (($#)); do
     case $1 in
-        --spot) kind=(--spot) ;;
-        --on-demand) kind=() ;;
+        --spot) kind=(--spot) track=() ;;
+        --on-demand) kind=() track=() ;;
         --flex-start)
             kind=(--provisioning-model flex-start --max-run-duration "${2:?--flex-start DURATION, such as 4h}")
+            track=(alpha) # gcloud 528 refuses both flags elsewhere
             shift
             ;;
         --slices)
@@ -35,7 +36,7 @@ while (($#)); do
     shift
 done
 
-run gcloud compute tpus queued-resources create "$NAME" "${nodes[@]}" "${scope[@]}" \
+run gcloud ${track[@]+"${track[@]}"} compute tpus queued-resources create "$NAME" "${nodes[@]}" "${scope[@]}" \
     --accelerator-type "$type" --runtime-version "$runtime" ${kind[@]+"${kind[@]}"} ${create_flags[@]+"${create_flags[@]}"}
 $yes || exit 0
 

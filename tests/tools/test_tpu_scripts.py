@@ -131,6 +131,9 @@ def test_hosts_of_all_slices_are_asked(cloud, script):
 def test_the_kind_of_a_slice(cloud, kind, flags):
     calls, _ = cloud("create.sh", "v5p-32", "v2", *kind, "--yes")
     assert "--spot" not in calls[0] and calls[0][-len(flags) or len(calls[0]) :] == flags
+    # gcloud 528: "--provisioning-model flag is available in one or more alternate release tracks".
+    track = ["alpha"] if flags else []
+    assert calls[0][: len(track) + 4] == [*track, "compute", "tpus", "queued-resources", "create"]
 
 
 def test_further_flags_reach_gcloud(cloud, monkeypatch):
@@ -298,6 +301,8 @@ def test_the_pause_grows_while_something_fails_and_shrinks_when_it_works(cloud, 
         ("1", "ERROR: (gcloud.compute.tpus.queued-resources.describe) PERMISSION_DENIED: Permission 'tpu.get' denied"),
         ("1", "ERROR: (gcloud.compute.tpus.queued-resources.describe) There was a problem refreshing your current auth"
          "\ntokens: Reauthentication failed."),
+        ("1", "ERROR: (gcloud.compute.tpus.queued-resources.describe) Error parsing [queued_resource].\nThe "
+         "[queued_resource] resource is not properly specified.\nFailed to find attribute [project]."),
         ("2", "ERROR: (gcloud.compute.tpus.queued-resources.delete) unrecognized arguments: --force"),
         ("3", "ERROR: (gcloud.compute.tpus.queued-resources.create) INVALID_ARGUMENT: no accelerator type v5p-33"),
         ("5", "ERROR: (gcloud.compute.tpus.queued-resources.ssh) argument --worker: Invalid value"),
