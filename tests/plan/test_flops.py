@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jrl.device.sharding import GATHERED
 from jrl.models.adapters.lora import LoRA, adapted
 from jrl.models.contract import abstract, merge_params, split_params, unstack_cache
 from jrl.models.decoder import MODEL
@@ -302,3 +303,16 @@ def test_decoding_one_token_as_the_compiler_counts_it():
     matrices = flops.layer_weights(MODEL.spec(cfg)) + flops.head_weights(cfg)
     ours = slots * (2 * matrices + flops.attention(cfg, columns))
     assert counted_by_xla(turn, params, ids, cache) == pytest.approx(ours, rel=0.05)
+
+
+@pytest.mark.parametrize("remat", ["none", "dots", "layer"])
+def test_an_update_gathers_weights_twice_and_reduces_gradients_as_they_are_computed(small, remat):
+    mesh = ("MeshShape.fsdp=2", "MeshShape.tensor=2", "Decoder.dtype='bfloat16'", f"Decoder.remat={remat!r}")
+    case = small(*mesh, devices=4)
+    # Of a device's half of the weights over tensor, half comes from the other one along fsdp: in bfloat16, once in the
+    # forward pass and once in the backward pass, whatever that recomputes; and as much of the gradient once.
+    weights = estimate.held_bytes(case, GATHERED, "bfloat16")
+    links = estimate.update_traffic(case).links
+    assert links["fsdp"] == case.micro_batches * 3 * weights / 2
+    # In 2 layers two sums, forward and backward: of [tokens, 64] in bfloat16 over 2 devices, each a half twice.
+    assert links["tensor"] == 2 * 2 * 2 * case.micro_batches * case.tokens * 64 * 2

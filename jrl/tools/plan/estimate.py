@@ -268,17 +268,18 @@ def layer_traffic(case: Case, tokens: float) -> float:
 
 def pass_traffic(case: Case, passes: int, exchanges: int) -> Traffic:
     """Returns the traffic of `passes` passes through the layers (a backward pass is two) over all micro-batches, with
-    `exchanges` exchanges of tokens between experts."""
+    `exchanges` exchanges of tokens between experts. The backward pass gathers weights and sums over tensor once, also
+    for what it recomputes."""
     cfg = case.cfg
     tokens = case.micro_batches * case.tokens
     weights = held_bytes(case, GATHERED, cfg.dtype) + adapter_bytes(case)
-    times = case.micro_batches * passes
+    times, received = case.micro_batches * passes, min(passes, 2)
     experts = held_bytes(case, GATHERED, cfg.dtype, flops.of_experts) + adapter_bytes(case, flops.of_experts)
     return Traffic(
         hbm=times * 2 * weights + passes * layer_traffic(case, tokens),
         links=add(
-            gathered_over(case, times * weights, times * experts),
-            tensor_sums(case, tokens, passes),
+            gathered_over(case, *(case.micro_batches * received * size for size in (weights, experts))),
+            tensor_sums(case, tokens, received),
             row_gathers(case, passes > 1),
             exchanged_tokens(case, tokens, exchanges),
         ),
@@ -309,13 +310,14 @@ def gradient_traffic(case: Case) -> Traffic:
     exchanges = 4 + (case.cfg.remat != "none")
     passes = pass_traffic(case, 1 + backward + (case.cfg.remat in ("layer", "offload")), exchanges)
     stored = trained_bytes(case, TRAIN)
-    gradient, of_experts = (
-        trained_bytes(case, GATHERED, counted) * case.micro_batches for counted in (lambda leaf: True, flops.of_experts)
-    )
-    reduced = gathered_over(case, gradient, of_experts)
     # The replicas of a slice reduce-scatter their gradients, slices sum these parts, and the replicas gather them.
     # Until they are accumulated, a micro-batch's gradients have the compute dtype.
     narrow = min(itemsize(case.cfg.dtype) / itemsize(case.cfg.param_dtype), 1)
+    gradient, of_experts = (
+        narrow * trained_bytes(case, GATHERED, counted) * case.micro_batches
+        for counted in (lambda leaf: True, flops.of_experts)
+    )
+    reduced = gathered_over(case, gradient, of_experts)
     slices, summed = case.mesh_slices, 2 * narrow * stored * case.micro_batches
     copies = case.sizes["data"] // slices
     return Traffic(
