@@ -82,6 +82,7 @@ def test_a_slice_that_samples_receives_the_weights_over_the_network(plan):
     text = plan(*apart, json_=False)
     assert "not used" not in text
     assert "between slices each device receives" in text and "gathered or sent on each device that learns" in text
+    assert f", of it {network['bytes'] / 1e9:.3g} GB of published weights, which sampling waits for; it is the" in text
 
 
 def test_a_run_of_two_stages_has_rows_of_both_and_one_can_be_planned_alone(plan, two_stages):

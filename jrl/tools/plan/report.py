@@ -110,9 +110,12 @@ def between_slices(plan: Plan) -> str:
     chip = plan.topology.chip
     bound = f"it is the bound of {', '.join(n.bound)}" if n.bound else "it is the bound of no program"
     counted = "" if n.counted_seconds is None else f", {n.counted_seconds:.3g} s of what the compiler sends"
+    published = ""
+    if (p := publication_of(plan.case)) is not None:  # by no program of the table
+        published = f", of it {p.received / 1e9:.3g} GB of published weights, which sampling waits for"
     return (
         f"between slices each device receives {n.bytes / 1e9:.3g} GB a step, at least {n.seconds:.3g} s at "
-        f"{chip.network_rate / 1e9:g} GB/s{counted}; {bound}\n"
+        f"{chip.network_rate / 1e9:g} GB/s{counted}{published}; {bound}\n"
     )
 
 
