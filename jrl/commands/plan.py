@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="check every recipe in FOLDER against the topology in its header")  # fmt: skip
     parser.add_argument("--out", metavar="FILE", type=options.out_file,
                         help="where --search writes the best layout (default: CONFIG-CHIP-GRID.gin in this directory), "
-                             "and --all its table (default: docs/topologies.md)")  # fmt: skip
+                             "and --all its table (default: docs/topologies.md, where docs exists)")  # fmt: skip
     parser.add_argument(
         "--no-collectives",
         action="store_true",
@@ -100,11 +100,12 @@ def plan_all(args: argparse.Namespace, say: Callable[[str], None]) -> int:
     from jrl.tools.plan import every
 
     lines = every.check_all(args.all, say)
-    out = args.out or Path("docs/topologies.md")
-    paths.write_bytes_atomic(out, every.markdown(lines).encode())
     for line in lines:
         print("  ".join(filter(None, line[:-1])))
-    say(f"the table is in {out}")
+    out = args.out or Path("docs/topologies.md")
+    if args.out is not None or out.parent.is_dir():
+        paths.write_bytes_atomic(out, every.markdown(lines).encode())
+        say(f"the table is in {out}")
     return DONE if all(line.good for line in lines) else REFUSED
 
 

@@ -308,6 +308,21 @@ def test_every_recipe_is_checked_against_its_header(without_libtpu, tmp_path, mo
         every.check_all(tmp_path / "nothing", print)
 
 
+def test_a_check_of_all_recipes_prints_its_table_where_no_page_can_be_written(
+    without_libtpu, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(start, "prepare_jax", lambda args, platform=None: None)
+    monkeypatch.setattr(libtpu, "set_environment", lambda: None)
+    (tmp_path / "mine.gin").write_text(Path("configs/plan/0.6b.gin").read_text())
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["plan", "--all", "."]) == 0
+    assert "mine.gin  v5e:2x4  fsdp 8" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.gin"]
+    (tmp_path / "docs").mkdir()
+    assert cli.main(["plan", "--all", "."]) == 0
+    assert "mine.gin" in (tmp_path / "docs" / "topologies.md").read_text()
+
+
 def test_a_plan_of_nothing_says_what_to_give(monkeypatch, capsys):
     monkeypatch.setattr(start, "prepare_jax", lambda args, platform=None: None)
     monkeypatch.setattr(libtpu, "set_environment", lambda: None)
