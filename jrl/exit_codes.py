@@ -10,8 +10,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 MEANINGS = {
     DONE: "done",
     UNFORESEEN: "unexpected internal error",
-    REFUSED: "the configuration or an input is refused; the message says where "
-    "(jrl check: a test failed; jrl plan: it does not fit)",
+    REFUSED: "the configuration or an input is refused; the message says where (jrl check: a test failed)",
     OTHER_RUN: "the folder contains another run, or files that are not a run",
     STOPPED: "stopped by an error; fix the cause and rerun to continue from the last checkpoint "
     "(jrl doctor: something is wrong; jrl replay: the result differs)",

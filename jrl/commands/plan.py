@@ -68,7 +68,7 @@ def plan(args: argparse.Namespace) -> int:
     source, count = [args.config, *args.bindings], not args.no_collectives
     run_plan = make_plan(config, parts, topology, source, say, count=count, stage=args.stage)
     print(json.dumps(to_json(run_plan), indent=1) if args.json else report.text(run_plan))
-    return DONE if run_plan.fits else REFUSED
+    return DONE
 
 
 def plan_search(args: argparse.Namespace, config: Any, parts: Any, say: Callable[[str], None]) -> int:
@@ -89,10 +89,9 @@ def plan_search(args: argparse.Namespace, config: Any, parts: Any, say: Callable
             out, search.gin_text(done, os.path.relpath(args.config, out.parent), args.bindings).encode()
         )
         say(f"the fastest layout is in {out}; train with it: jrl train {out} --run DIR")
-        return DONE
-    if ":" in args.topology:
+    elif ":" in args.topology:
         say(f"--topology {done.topology.chip.name} --search finds the smallest slice that fits")
-    return REFUSED
+    return DONE
 
 
 def plan_all(args: argparse.Namespace, say: Callable[[str], None]) -> int:
