@@ -16,6 +16,7 @@ from typing import Any
 import jax
 
 from jrl.experiment import trains_online
+from jrl.learning.layout import more_than_asked
 from jrl.learning.learner import weights_of
 from jrl.learning.step import Learned
 from jrl.models import decoder
@@ -173,6 +174,7 @@ def shapes(job: Job) -> str:
         lines.append(
             f"{stage.name}: {prompts}{packed.sequences} sequences of {packed.width}, at most {packed.micro_batches} "
             f"micro-batches of {packed.rows} rows of {packed.row_length} tokens"
+            f"{more_than_asked(packed, stage.config.learner)}"
         )
     return "\n".join([f"{size} on {mesh}", *publication_lines(job), *lines])
 

@@ -14,7 +14,7 @@ import test_learner as learning
 from jrl.algos import ALGOS
 from jrl.algos.contract import Needs, Objective, Pairs
 from jrl.learning.credit import Credit, credit, finish_sampled, kept_rows, targets_of
-from jrl.learning.layout import Learner
+from jrl.learning.layout import Learner, more_than_asked, packed_shape
 from jrl.learning.learner import ModelOutputs, close_step, mean_metrics, token_terms
 from jrl.learning.pack import pack_rollout, unpack
 from jrl.learning.step import Learned, Minibatch, learn_from_sampled, updates
@@ -244,3 +244,13 @@ def test_means_of_updates_are_over_their_tokens():
     assert {name: float(value) for name, value in found.items()} == {
         "update/tokens": 4, "loss": 4, "update/skipped_nonfinite": 2
     }  # fmt: skip
+
+
+def test_micro_batches_that_cannot_be_as_small_as_asked_are_noted():
+    # Rows for sequences of 100 tokens have 128: one on each of 4 shards makes 512 tokens.
+    note = lambda asked: more_than_asked(packed_shape(Learner(micro_batch_tokens=asked), 16, 100, 4), Learner(
+        micro_batch_tokens=asked))  # fmt: skip
+    assert note(300) == (
+        " (a row on each of 4 batch shards, 512 tokens at once, are more than Learner.micro_batch_tokens = 300)"
+    )
+    assert note(512) == note(4096) == ""

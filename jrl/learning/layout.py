@@ -148,3 +148,15 @@ def packed_shape(
     rows = min(worst_rows, max_rows)
     micro_batches = -(-worst_rows // rows)
     return Shape(sequences, width, row_length, rows * shards, micro_batches, places, shards, shared, unit=unit)
+
+
+def more_than_asked(shape: Shape, config: Learner) -> str:
+    """Returns a note on micro-batches that have more than Learner.micro_batch_tokens; "" if they have not."""
+    tokens = shape.rows * shape.row_length
+    if tokens <= config.micro_batch_tokens:
+        return ""
+    rows = "a row" if shape.rows == shape.shards else f"{shape.rows // shape.shards} rows"
+    return (
+        f" ({rows} on each of {shape.shards} batch shards, {tokens:,} tokens at once, are more than "
+        f"Learner.micro_batch_tokens = {config.micro_batch_tokens:,})"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jrl.device.chips import GIB
 from jrl.experiment import Online
+from jrl.learning.layout import more_than_asked
 from jrl.run.report.text import aligned
 from jrl.run.sampler_devices import mesh_text, publication_text
 from jrl.tools.plan import budget, cheaper, estimate
@@ -44,7 +45,8 @@ def shapes(case: Case) -> str:
             f"{case.slots} slots a batch shard"
         )
     shares = "" if case.shares == 1 else f", each on {case.shares} devices"
-    return f"{name}{batch}; {case.micro_batches} micro-batches of {s.rows} rows of {s.row_length}{shares}"
+    more = more_than_asked(s, case.stage.learner)
+    return f"{name}{batch}; {case.micro_batches} micro-batches of {s.rows} rows of {s.row_length}{shares}{more}"
 
 
 def memory(plan: Plan) -> str:
