@@ -25,7 +25,7 @@ transformers = pytest.importorskip("transformers")
 
 STRINGS = 10_000
 ROOT = Path(__file__).parents[2]
-CORPUS = [*forms.TEXTS, *(path.read_text() for path in sorted((ROOT / "jrl" / "tokenizers").glob("*.py")))]
+CORPUS = [*forms.TEXTS, *(path.read_text() for path in sorted((ROOT / "jrl" / "tasks" / "tokenizers").glob("*.py")))]
 CORPUS = [line for text in CORPUS for line in text.splitlines(keepends=True)]
 MARKS = [chr(c) for c in range(0x300, 0x370) if unicodedata.combining(chr(c))]
 EMOJI = [
