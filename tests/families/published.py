@@ -24,6 +24,9 @@ def opened(folder, mesh=None, **fields):
     return decoder_of(published)[1], load(published, mesh or one_device())
 
 
+WIDE = dict(dtype="float64", param_dtype="float64")  # fields of a folder read for float64, under jax.enable_x64
+
+
 def logits(cfg, params, tokens, mesh=None):
     """Returns logits [B, L, V] of tokens [B, L], by one full forward."""
     tokens = np.asarray(tokens, np.int32)

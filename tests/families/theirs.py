@@ -7,6 +7,7 @@ import copy
 import torch
 import transformers
 from families.shapes import weight
+from torch.overrides import TorchFunctionMode
 
 JOINED = ("gpt_oss", "gemma4_text", "qwen3_5_moe_text")  # whose experts are published joined
 
@@ -30,6 +31,23 @@ def strengthened(model, gain):
             if ".layers." in f".{label}" or ".h." in label:
                 tensor.mul_(gain if tensor.ndim > 1 else 1)
     return model
+
+
+class CastWider(TorchFunctionMode):
+    """Where a model casts to float32, to float64 instead."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        func = torch.Tensor.double if func is torch.Tensor.float else func
+        widened = lambda x: torch.float64 if x is torch.float32 else x
+        return func(*map(widened, args), **{name: widened(x) for name, x in (kwargs or {}).items()})
+
+
+def wide_logits(model, tokens, **given):
+    """Returns the logits of a copy of the model that computes in float64 throughout."""
+    model = copy.deepcopy(model).double()
+    model.set_experts_implementation("eager")  # the others have no product in float64
+    with torch.no_grad(), CastWider():
+        return model(torch.tensor(tokens), **given).logits.numpy()
 
 
 def parameters(model):
