@@ -10,6 +10,7 @@ from families.shapes import weight
 from torch.overrides import TorchFunctionMode
 
 JOINED = ("gpt_oss", "gemma4_text", "qwen3_5_moe_text")  # whose experts are published joined
+NORMED_AFTER = ("gemma2", "gemma3_text", "gemma4_text", "olmo2", "olmo3")  # whose layers end in norms
 
 
 def random_model(name, fields, seed):
@@ -24,12 +25,13 @@ def random_model(name, fields, seed):
 
 
 def strengthened(model, gain):
-    """Returns a copy of the model whose layers' matrices are `gain` times as large."""
+    """Returns a copy of the model whose layers' matrices, and the norms they end in, are `gain` times as large."""
     model = copy.deepcopy(model)
+    normed_after = model.config.model_type in NORMED_AFTER
     with torch.no_grad():
         for label, tensor in parameters(model):
             if ".layers." in f".{label}" or ".h." in label:
-                tensor.mul_(gain if tensor.ndim > 1 else 1)
+                tensor.mul_(gain if tensor.ndim > 1 or (normed_after and ".post_" in label) else 1)
     return model
 
 
