@@ -110,7 +110,7 @@ def test_peft_loads_our_adapter_and_computes_the_same(model, kind, tmp_path, req
         expected = logits_of(Adapted(wide, adapters), config, wide_cfg, tokens)
     absolute = np.abs(wide_logits(loaded, tokens) - expected).max()
     print(f"FIGURE {family.architecture} {kind} export in float64: abs {absolute:.2e}")
-    assert absolute <= 2e-4
+    assert absolute <= 5e-5  # adapters are float32, and so are the norms of DoRA
 
 
 def logits_of(params, config, cfg, tokens):
@@ -161,4 +161,4 @@ def test_we_load_an_adapter_of_peft_and_compute_the_same(model, kind, tmp_path, 
         actual = logits(*opened(model, adapter=str(tmp_path / "adapter"), **WIDE), tokens)
     absolute = np.abs(actual - wide_logits(peft_model, tokens)).max()
     print(f"FIGURE {type(peft_model.base_model.model).__name__} {kind} import in float64: abs {absolute:.2e}")
-    assert absolute <= 2e-4
+    assert absolute <= 5e-5  # adapters are float32, and so are the norms of DoRA
