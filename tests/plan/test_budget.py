@@ -407,6 +407,19 @@ def test_layers_that_keep_more_than_their_inputs_are_told_to_keep_those_alone(sm
     assert [suggests_layer(remat) for remat in ("none", "dots", "layer", "offload")] == [True, True, False, False]
 
 
+@pytest.mark.parametrize(
+    ("bindings", "suggested"),
+    [
+        (["Decoder.dtype='bfloat16'", "Config.adapter=@LoRA()"], True),
+        (["Decoder.dtype='bfloat16'", "Config.adapter=@LoRA()", "Decoder.param_dtype='bfloat16'"], False),
+        (["Config.adapter=@LoRA()"], False),  # float32 products would read other weights
+        (["Decoder.dtype='bfloat16'"], False),  # trained weights keep float32
+    ],
+)
+def test_narrow_frozen_weights_are_suggested_under_adapters(small, bindings, suggested):
+    assert ({"Decoder.param_dtype": "bfloat16"} in list(cheaper.candidates(small(*bindings)))) == suggested
+
+
 def test_a_run_that_cannot_be_laid_out_is_refused(small):
     with pytest.raises(ValueError, match="kv_heads = 2 does not divide"):
         small("MeshShape.tensor=4", devices=4)

@@ -28,7 +28,7 @@ class Change(NamedTuple):
 
 def candidates(case: Case) -> Iterator[dict[str, object]]:
     """Yields changes as {name: value}: smaller micro-batches, fewer slots, fewer saved activations, smaller attention
-    blocks and chunks of logits, more shards of the weights."""
+    blocks and chunks of logits, frozen weights in bfloat16, more shards of the weights."""
     config = case.config
     shape = case_of(case, budget.peak(case)[0]).shape
     smallest = shape.row_length * shape.shards
@@ -42,6 +42,8 @@ def candidates(case: Case) -> Iterator[dict[str, object]]:
         slots //= 2
     if case.cfg.remat in ("none", "dots"):
         yield {f"{type(config.model).__name__}.remat": "layer"}
+    if case.adapters is not None and case.cfg.param_dtype == "float32" and case.cfg.dtype == "bfloat16":
+        yield {f"{type(config.model).__name__}.param_dtype": "bfloat16"}  # of frozen weights alone
     if case.cfg.attention in NO_KERNEL and case.cfg.attention_block is None and case.shape.row_length > 512:
         yield {f"{type(config.model).__name__}.attention_block": 512}
     chunk = min(case.stage.learner.chunk, shape.row_length) // 2
