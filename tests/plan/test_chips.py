@@ -46,6 +46,7 @@ def test_half_a_tpu7x_is_a_device():
             "no slice of the v5p has that grid; write one of 2x2x1, 2x2x2, 2x2x4, 2x4x4, 4x4x4, 4x4x8, "
             "4x8x8, 8x8x8, 8x8x16, 8x16x16 or a grid of multiples of 4",
         ),
+        ("v5p:1x1x3", "no slice of the v5p has that grid"),
         ("v5e:", "write CHIP:GRID"),
         ("v5e:4x", "write CHIP:GRID"),
         ("v5e:-4x8", "write CHIP:GRID"),

@@ -62,7 +62,7 @@ def _is_rented(chip: Chip, grid: tuple[int, ...]) -> bool:
     """Whether a slice may have a grid: one in the table, a part of a host, or cubes of 4 x 4 x 4."""
     listed = [sorted(map(int, each.split("x"))) for each in chip.slices]
     in_cubes = chip.dimensions == 3 and all(size % 4 == 0 for size in grid)
-    return sorted(grid) in listed or in_cubes or (chip.dimensions == 3 and math.prod(grid) < 4)
+    return sorted(grid) in listed or in_cubes or (chip.dimensions == 3 and math.prod(grid) < 3)
 
 
 def parse_topology(text: str) -> Topology:
