@@ -305,14 +305,16 @@ def test_decoding_one_token_as_the_compiler_counts_it():
     assert counted_by_xla(turn, params, ids, cache) == pytest.approx(ours, rel=0.05)
 
 
-@pytest.mark.parametrize("remat", ["none", "dots", "layer"])
-def test_an_update_gathers_weights_twice_and_reduces_gradients_as_they_are_computed(small, remat):
+@pytest.mark.parametrize("remat, saved, sums", [("none", 1, 4), ("dots", 0, 4), ("layer", 0, 5), ("offload", 0, 5)])
+def test_an_update_gathers_and_sums_again_by_remat_and_reduces_gradients_as_computed(small, remat, saved, sums):
     mesh = ("MeshShape.fsdp=2", "MeshShape.tensor=2", "Decoder.dtype='bfloat16'", f"Decoder.remat={remat!r}")
     case = small(*mesh, devices=4)
     # Of a device's half of the weights over tensor, half comes from the other one along fsdp: in bfloat16, once in the
-    # forward pass and once in the backward pass, whatever that recomputes; and as much of the gradient once.
+    # forward pass and, but for those of layers if they are saved, once in the backward pass; and of the gradient once.
     weights = estimate.held_bytes(case, GATHERED, "bfloat16")
+    layers = estimate.held_bytes(case, GATHERED, "bfloat16", lambda leaf: leaf.axes[0] == "layers")
     links = estimate.update_traffic(case).links
-    assert links["fsdp"] == case.micro_batches * 3 * weights / 2
-    # In 2 layers two sums, forward and backward: of [tokens, 64] in bfloat16 over 2 devices, each a half twice.
-    assert links["tensor"] == 2 * 2 * 2 * case.micro_batches * case.tokens * 64 * 2
+    assert links["fsdp"] == case.micro_batches * (3 * weights - saved * layers) / 2
+    # In 2 layers two sums, forward and backward, and again the one after attention if it is recomputed: of [tokens, 64]
+    # in bfloat16 over 2 devices, each a half twice.
+    assert links["tensor"] == 2 * sums * case.micro_batches * case.tokens * 64 * 2

@@ -156,12 +156,12 @@ def row_gathers(case: Case, backward: bool) -> dict[str, float]:
     return {"sequence": times * size * itemsize(case.cfg.dtype) * (case.shares - 1) / case.shares}
 
 
-def tensor_sums(case: Case, tokens: float, passes: int) -> dict[str, float]:
+def tensor_sums(case: Case, tokens: float, passes: int, recomputed: int = 0) -> dict[str, float]:
     """Returns {axis: bytes} over the tensor axis for `passes` passes through the layers: in each layer an all-reduce of
     [tokens, D] (reduce, then gather) after attention and after the MLP or the experts, or after both of these if the
-    model has a shared expert."""
+    model has a shared expert. `recomputed`: all-reduces of each layer that the backward pass repeats."""
     n, experts = case.sizes["tensor"], case.cfg.experts
-    sums = passes * (2 if experts is None or experts.shared_expert is None else 3)
+    sums = passes * (2 if experts is None or experts.shared_expert is None else 3) + recomputed
     size = tokens * case.cfg.width * itemsize(case.cfg.dtype)
     return {"tensor": case.cfg.layers * sums * 2 * size * (n - 1) / n}
 
@@ -268,18 +268,24 @@ def layer_traffic(case: Case, tokens: float) -> float:
 
 def pass_traffic(case: Case, passes: int, exchanges: int) -> Traffic:
     """Returns the traffic of `passes` passes through the layers (a backward pass is two) over all micro-batches, with
-    `exchanges` exchanges of tokens between experts. The backward pass gathers weights and sums over tensor once, also
-    for what it recomputes."""
+    `exchanges` exchanges of tokens between experts. The backward pass gathers weights once, also for what it
+    recomputes; with remat = 'none' only those outside layers, because a layer's are saved as gathered. To recompute a
+    layer from its input, it repeats the sum over tensor after attention, which the MLP reads."""
     cfg = case.cfg
     tokens = case.micro_batches * case.tokens
     weights = held_bytes(case, GATHERED, cfg.dtype) + adapter_bytes(case)
-    times, received = case.micro_batches * passes, min(passes, 2)
+    times, both = case.micro_batches * passes, min(passes, 2)  # both: forward and backward
+    recomputed = int(passes > 1 and cfg.remat in ("layer", "offload") and not cfg.parallel)
     experts = held_bytes(case, GATHERED, cfg.dtype, flops.of_experts) + adapter_bytes(case, flops.of_experts)
+    received = both * weights, both * experts
+    if cfg.remat == "none" and both > 1:
+        in_layers = lambda leaf: leaf.axes[0] == "layers"
+        received = 2 * weights - held_bytes(case, GATHERED, cfg.dtype, in_layers) - adapter_bytes(case), experts
     return Traffic(
         hbm=times * 2 * weights + passes * layer_traffic(case, tokens),
         links=add(
-            gathered_over(case, *(case.micro_batches * received * size for size in (weights, experts))),
-            tensor_sums(case, tokens, received),
+            gathered_over(case, *(case.micro_batches * size for size in received)),
+            tensor_sums(case, tokens, both, recomputed),
             row_gathers(case, passes > 1),
             exchanged_tokens(case, tokens, exchanges),
         ),
