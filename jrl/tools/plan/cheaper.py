@@ -81,8 +81,8 @@ def cheapest(case: Case, parts: Parts, limit: int, num_devices: int, chip: Chip 
         slower = estimate.step_seconds(after, chip) / seconds if chip is not None else None
         bindings = tuple(f"{name}={value!r}" for name, value in change.items())
         changes.append(Change(bindings, before - size, size <= limit, slower))
-    slower = lambda c: c.slower or 1.0
-    changes.sort(key=lambda c: (not c.fits, slower(c) if c.fits else 0.0, -c.saves, slower(c)))
+    factor = lambda change: change.slower or 1.0
+    changes.sort(key=lambda c: (not c.fits, factor(c) if c.fits else 0.0, -c.saves, factor(c)))
     best: list[Change] = []
     for change in changes:
         if change.fits or change.slower is None or all(change.slower < other.slower for other in best):

@@ -160,7 +160,7 @@ def verdict(plan: Plan) -> str:
     )
     if not plan.fits:
         changes = [f"  {cheaper.sentence(change)}" for change in plan.changes]
-        text += "\nthe cheapest changes, by arithmetic:\n" + "\n".join(changes or ["  no single binding helps"])
+        text += "\nthe cheapest changes, by arithmetic:\n" + "\n".join(changes or ["  no single change saves memory"])
         if plan.topology.slices == 1 and not any(change.fits for change in plan.changes):
             topology = plan.topology
             text += (
