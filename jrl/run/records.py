@@ -229,7 +229,7 @@ def take_up(job: Job, tree: dict[str, PyTree], host: dict[str, Any]) -> tuple[Dr
     if job.evals and host.get("eval_identity", job.eval_identity) != job.eval_identity:
         job.display.note(left_out_message(job.evals))
         job.evals = {}
-    if job.done >= job.total and job.record_change is None:
+    if job.done >= job.total:
         job.evals |= evaluations_after(job)
     in_a_row = host["in_a_row"]
     job.skipped, job.unscored, job.without_signal = (in_a_row[k] for k in ("skipped", "unscored", "without_signal"))
@@ -258,12 +258,14 @@ def take_up(job: Job, tree: dict[str, PyTree], host: dict[str, Any]) -> tuple[Dr
 
 
 def evaluations_after(job: Job) -> dict[str, Any]:
-    """Returns the evaluations of an earlier process that ended the run at this step; {} if there was none. They were
-    made after the last checkpoint."""
+    """Returns the evaluations of an earlier process that ended the run at this step; {} if there was none, or another
+    evaluation measured them. They were made after the last checkpoint."""
     path, evals = job.folder / "summary.json", None
-    if job.processes.writer and paths.exists(path):
+    if job.processes.writer and job.record_change is None and paths.exists(path):  # the writer alone has the change
         summary = paths.read_object(path)
-        evals = summary["eval"] if summary["steps"] == job.done else None
+        # A run killed after it recorded an accepted change has the summary from before it.
+        is_same = summary.get("eval_identity", job.eval_identity) == job.eval_identity
+        evals = summary["eval"] if summary["steps"] == job.done and is_same else None
     return job.processes.from_writer("evaluations", evals) or {}
 
 
@@ -660,6 +662,7 @@ def summarize(job: Job) -> None:
         steps=job.done,
         seconds=job.all_seconds(),
         evals=job.evals,
+        eval_identity=job.eval_identity,
         tokens_per_second=job.sampled_tokens / sampling if sampling and job.sampled_tokens else None,
         peak_bytes=job.memory.peak,
         goodput=None if job.goodput is None else goodput(read_goodput(job.folder)),
