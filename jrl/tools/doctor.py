@@ -238,7 +238,7 @@ def accuracies(folder: Path) -> dict[int, float]:
         rows = list(read_metrics(folder / "metrics.jsonl"))
     except ValueError:
         return {}
-    return {row["step"]: row["eval/mean"] for row in rows if row.get("eval/mean") is not None}
+    return {row["step"]: row["eval/mean"] for row in rows if isinstance(row.get("eval/mean"), int | float)}
 
 
 def metrics(folder: Path, saved: Mapping[str, Any]) -> Iterator[Line]:

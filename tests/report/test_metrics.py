@@ -113,9 +113,10 @@ def test_reading_stops_at_the_step_and_skips_a_torn_last_line(tmp_path):
     path.write_bytes(b'{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')
     assert [row["step"] for row in read_metrics(path)] == [1, 2, 3]
     assert [row["step"] for row in read_metrics(path, 2)] == [1, 2]
-    path.write_bytes(b'{"step": 1}\nbroken\n')
-    with pytest.raises(ValueError, match="line 2, is not a metrics row"):
-        list(read_metrics(path))
+    for damaged in (b"broken", b"5", b"null", b"{}", b'{"step": "2"}'):
+        path.write_bytes(b'{"step": 1}\n' + damaged + b"\n")
+        with pytest.raises(ValueError, match="line 2, is not a metrics row"):
+            list(read_metrics(path))
     assert list(read_metrics(tmp_path / "none.jsonl")) == []
 
 

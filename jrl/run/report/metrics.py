@@ -164,7 +164,7 @@ def row_line(row: Mapping[str, Any]) -> bytes:
 def read_metrics(path: str | os.PathLike[str], last_step: int | None = None) -> Iterator[dict[str, Any]]:
     """Yields the rows up to and with `last_step`. A last line without its end, which a kill may leave, is not a row.
 
-    Raises ValueError naming the line that is not JSON.
+    Raises ValueError naming the line that is not JSON, or has no step.
     """
     if not paths.exists(path):
         return
@@ -174,6 +174,8 @@ def read_metrics(path: str | os.PathLike[str], last_step: int | None = None) -> 
             row = json.loads(line)
         except ValueError as error:
             raise ValueError(f"{path}, line {number}, is not a metrics row: {error}") from error
+        if not isinstance(row, dict) or type(row.get("step")) is not int:
+            raise ValueError(f"{path}, line {number}, is not a metrics row: it has no step")
         if last_step is None or row["step"] <= last_step:
             yield row
 
