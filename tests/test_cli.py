@@ -621,11 +621,13 @@ def test_parts_that_are_no_file_are_refused(command, tmp_path, arguments):
 def test_a_users_own_rows_are_listed_and_described(command, tmp_path):
     path, second = tmp_path / "my_parts.py", tmp_path / "second.py"
     path.write_text(PARTS.replace("size: int = 6", "size: int = 6  # how many words"))
-    second.write_text('def Quiet(completion, example):\n    """1 for lower case."""\n    return completion.islower()\n'
-                      'VERIFIERS = {"Quiet": Quiet}\n')  # fmt: skip
+    second.write_text('import functools\n'
+                      'def Quiet(completion, example):\n    """1 for lower case."""\n    return completion.islower()\n'
+                      'VERIFIERS = {"Quiet": Quiet, "Bound": functools.partial(Quiet)}\n')  # fmt: skip
     both = ["--parts", path, "--parts", second]
     rows = {row["name"]: row for row in json.loads(command("list", "verifiers", "--json", *both)[1])}
     assert {"Shout", "Quiet", "Regex"} <= rows.keys() and rows["Quiet"]["doc"] == "1 for lower case."
+    assert rows["Bound"]["doc"] == rows["Quiet"]["doc"]
     assert rows["Shout"]["fields"] == {"weight": "of this verifier in the reward"}
     assert "Words" in command("list", "envs", "--parts", path)[1] and "Words" not in command("list", "envs")[1]
     assert command("help", "config", "Words", *both)[1] == "Words\n  size: int = 6  how many words\n\n"

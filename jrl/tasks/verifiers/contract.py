@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -94,7 +95,10 @@ def as_verifier(name: str, entry: Verifier | Callable[[str, Example], float | bo
             "function (completion, example) -> float"
         )
     _check_arguments(name, entry, ("completion", "example"))
-    described = {"__doc__": inspect.getdoc(entry), "__module__": getattr(entry, "__module__", __name__)}
+    function = entry
+    while isinstance(function, functools.partial):  # which has the docstring of functools.partial
+        function = function.func
+    described = {"__doc__": inspect.getdoc(function), "__module__": getattr(function, "__module__", __name__)}
     config = dataclasses.make_dataclass(name, (), bases=(_OfFunction,), namespace=described, frozen=True, kw_only=True)
     return Verifier(config, lambda _config, completion, example: entry(completion, example))
 
