@@ -578,6 +578,8 @@ def test_a_drawing_that_no_run_can_use_is_refused(tmp_path, drawing, said):
         ([1], r"returns \[1\]"),
         ((9,), r"returns \(9,\)"),
         ((-1,), r"returns \(-1,\)"),
+        ((1.5,), r"returns \(1\.5,\)"),
+        (("a",), r"returns \('a',\)"),
         (None, "returns None"),
     ],
 )

@@ -140,7 +140,8 @@ def tokens_of(sampler: PromptSampler, function: str, visit: Visit, room: int) ->
     into `room`, or are no ids of the tokenizer: an id beyond the vocabulary would be read as another one."""
     (row, config), size = sampler.strategy, sampler.tokenizer.vocab_size
     tokens = getattr(row, function)(config, visit, sampler.tokenizer, room)
-    if not isinstance(tokens, tuple) or len(tokens) > room or not all(0 <= token < size for token in tokens):
+    is_id = lambda token: isinstance(token, int | np.integer) and 0 <= token < size
+    if not isinstance(tokens, tuple) or len(tokens) > room or not all(map(is_id, tokens)):
         name = type(config).__name__
         raise WrongResult(
             f"Online.strategy = @{name}(): `{function}` returns {tokens!r:.100} for example "

@@ -60,6 +60,8 @@ def own(weights, **functions):
         (lambda config, table: 1.0, r"of the shape \(\) for 3"),
         (lambda config, table: np.array([1.0, -1.0, 0.0]), "negative, infinite or NaN"),
         (lambda config, table: table.history[:, 0], "negative, infinite or NaN"),
+        (lambda config, table: ["1", "2", "3"], "returns weights of the dtype <U1; they must be numbers"),
+        (lambda config, table: [None, 1.0, 1.0], "of the dtype object"),
         (lambda config, table: table.rate.sort(), "read-only"),
     ],
 )
