@@ -822,7 +822,7 @@ def test_a_run_in_a_bucket_is_begun_from(served, tmp_path):
     origin = begin_from.origin_of(tmp_path, begin_from.Request("gs:/bucket/run/"))
     assert (origin.run, origin.step) == ("gs://bucket/run", 2)
     assert begin_from.origin_of(tmp_path, begin_from.Request("gs:/bucket/run/", 2))[:2] == ("gs://bucket/run", 2)
-    with pytest.raises(ValueError, match="has no checkpoint of step 1; there are 2"):
+    with pytest.raises(ValueError, match=r"^gs://bucket/run has no checkpoint of step 1; there are 2"):
         begin_from.origin_of(tmp_path, begin_from.Request("gs:/bucket/run/", 1))
     assert (origin.folder / "checkpoints" / "00000002" / "state").read_bytes() == bytes([2]) * 1000
     manifest = {"format": 1, "identity": {}, "environment": {}, **begin_from.manifest_entry(origin)}

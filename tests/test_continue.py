@@ -101,6 +101,8 @@ def test_a_new_run_may_begin_with_an_earlier_step_or_the_best_one(tmp_path):
         jrl.train("configs/tiny.gin", further, run=second, begin_from=first, begin_from_step=2)
     with pytest.raises(ValueError, match="has no checkpoint of step 7; there are 1, 2"):
         jrl.train("configs/tiny.gin", still, run=tmp_path / "fourth", begin_from=first, begin_from_step=7)
+    with pytest.raises(ValueError, match="begin_from_step must be a number or 'best'; got '1'"):
+        jrl.train("configs/tiny.gin", still, run=tmp_path / "fourth", begin_from=first, begin_from_step="1")
     with pytest.raises(ValueError, match="name the run by --from"):
         jrl.train("configs/tiny.gin", still, run=tmp_path / "fourth", begin_from_step=1)
     assert not (tmp_path / "fourth" / "manifest.json").exists()

@@ -44,7 +44,10 @@ class Request(NamedTuple):
 
 
 def request(begin_from: str | Path | None, begin_from_step: int | str | None) -> Request | None:
-    """Returns what a caller asks for, None if nothing. Raises ValueError for a step of no run."""
+    """Returns what a caller asks for, None if nothing. Raises ValueError for a step of no run, or one that is no
+    number."""
+    if begin_from_step not in (None, BEST) and type(begin_from_step) is not int:
+        raise ValueError(f"begin_from_step must be a number or {BEST!r}; got {begin_from_step!r}")
     if begin_from is not None:
         return Request(begin_from, begin_from_step)
     if begin_from_step is not None:
@@ -67,7 +70,7 @@ def origin_of(folder: Path, begin_from: Request | None, location: str | None = N
     if manifest is None and begin_from is not None:
         source_run = _place_of(begin_from.run)
         copy = readable(source_run)
-        step = newest(copy) if begin_from.step is None else saved_step(copy, begin_from.step)
+        step = newest(copy) if begin_from.step is None else saved_step(copy, begin_from.step, source_run)
         return Origin(source_run, step, copy)
     if begin_from is not None:
         _check_begun(recorded, begin_from, location or str(folder))

@@ -54,26 +54,33 @@ def present_best(host: Mapping[str, Any], steps: Collection[int]) -> Best | None
     return None if best is None or best[0] not in steps else Best(*best)
 
 
-def saved_step(folder: str | Path, step: int | str) -> int:
-    """Returns a saved step of a run by its number, or by "best". Raises ValueError if it is not saved."""
+def saved_step(folder: str | Path, step: int | str, location: str | None = None) -> int:
+    """Returns a saved step of a run by its number, or by "best". Raises ValueError if it is not saved.
+
+    Args:
+      location: of the run, for messages, where the folder is a local copy of it; None: the folder.
+    """
     if step == BEST:
-        return best_saved(folder).step
+        return best_saved(folder, location).step
     if step not in (steps := saved_steps(folder)):
-        raise ValueError(f"{folder} has no checkpoint of step {step}; there are {', '.join(map(str, steps))}")
+        raise ValueError(
+            f"{location or folder} has no checkpoint of step {step}; there are {', '.join(map(str, steps))}"
+        )
     return step
 
 
-def best_saved(folder: str | Path) -> Best:
-    """Returns the best saved step of a run folder, as its newest intact save has it. Raises ValueError if there is
-    none; NoIntactStep if all saves are damaged."""
+def best_saved(folder: str | Path, location: str | None = None) -> Best:
+    """Returns the best saved step of a run folder, as its newest intact save has it. location: as in `saved_step`.
+    Raises ValueError if there is none; NoIntactStep if all saves are damaged."""
     steps = saved_steps(folder)
     read = lambda step: (None, read_host(Path(folder) / "checkpoints", step))
-    best = present_best(newest_intact(folder, steps, read, _log.warning)[2], steps)
+    best = present_best(newest_intact(location or folder, steps, read, _log.warning)[2], steps)
     if best is None:
         raise ValueError(
-            f"{folder} has no best checkpoint: no saved step was evaluated on held-out prompts, or the best one is "
-            "gone. A stage evaluates every Eval.every of its own steps, and the run saves every Checkpoint.every of "
-            "all steps (the save of a stopped run does not count); let them coincide, or give the number of a step: "
+            f"{location or folder} has no best checkpoint: no saved step was evaluated on held-out prompts, or the "
+            "best one is gone. A stage evaluates every Eval.every of its own steps, and the run saves every "
+            "Checkpoint.every of all steps (the save of a stopped run does not count); let them coincide, or give "
+            "the number of a step: "
             f"{', '.join(map(str, steps))}"
         )
     return best
