@@ -113,6 +113,16 @@ def test_the_doctor_shows_the_accuracy_of_every_checkpoint(left, capsys):
     assert f"ok  best checkpoint (--step best): step 4, {mean}\n" in shown
 
 
+def test_the_doctor_names_accuracies_of_another_evaluation(left, capsys):
+    assert cli.main(["doctor", str(left)]) == 0
+    assert "another evaluation" not in capsys.readouterr().out
+    run([*FLAT, "Eval.prompts=4", "Checkpoint.keep=4"], left, accept_change=True)
+    capsys.readouterr()
+    assert saved_steps(left) == [4, 6, 8] and cli.main(["doctor", str(left)]) == 0
+    said = "another evaluation than that of step 8, with which they do not compare: the accuracies of step 4\n"
+    assert said in capsys.readouterr().out
+
+
 def test_an_accepted_evaluation_replaces_the_best_step_at_its_first_save(left, capsys):
     """A lower accuracy too, by an easier or harder measure. Until then the step stays, and is not shown."""
     old, settings = best_saved(left), [*FLAT, "Eval.prompts=4", "Eval.temperature=0.01"]

@@ -205,6 +205,7 @@ def saves(folder: Path) -> Generator[Line, None, dict[str, Any]]:
     if not steps:
         yield Line(True, "no checkpoint yet" if population_of(folder) is None else "no checkpoint of its own yet")
     intact, damaged, saved, accuracy = [], [], {}, accuracies(folder)
+    measured_by: dict[int, str | None] = {}  # step -> the identity of its evaluation
     for step in steps:
         try:
             body = verify_step(root, step)
@@ -217,6 +218,8 @@ def saves(folder: Path) -> Generator[Line, None, dict[str, Any]]:
         intact.append(step)
         size = sum(entry["bytes"] for entry in body["files"].values())
         measured = f"; {100 * accuracy[step]:.1f} % of held-out prompts" if step in accuracy else ""
+        if measured:
+            measured_by[step] = saved.get("eval_identity")  # earlier versions saved none
         yield Line(True, f"checkpoint of step {step}: intact, {size / 1e6:.1f} MB{measured}")
     if damaged and intact:
         yield Line(True, f"a resume uses the checkpoint of step {intact[-1]}")
@@ -225,6 +228,10 @@ def saves(folder: Path) -> Generator[Line, None, dict[str, Any]]:
     if best := present_best(saved, intact):
         of_best = f"step {best.step}, {100 * best.mean:.1f} % of held-out prompts"
         yield Line(True, f"best checkpoint (--step best): {of_best}")
+    last = next(reversed(measured_by), None)
+    if others := [str(step) for step, identity in measured_by.items() if identity not in (None, measured_by[last])]:
+        yield Line(True, f"measured by another evaluation than that of step {last}, with which they do not compare: "
+                         f"the accuracies of step {', '.join(others)}")  # fmt: skip
     for name in paths.list_dir(root):
         if name.startswith(paths.TEMPORARY):
             yield Line(True, f"{name} belongs to a save in progress or interrupted; the next resume removes it")
