@@ -9,7 +9,7 @@ import pytest
 from short_runs import run
 from small_model import PLAIN_DECODER
 
-from jrl import cli
+from jrl import cli, loop
 from jrl.resolve import load_config
 from jrl.run.best import Best, best_saved, present_best, update_best
 from jrl.run.checkpoints.run_state import NoIntactStep
@@ -139,13 +139,18 @@ def test_an_accepted_evaluation_replaces_the_best_step_at_its_first_save(left, c
     assert "best checkpoint" not in capsys.readouterr().out
 
 
-def test_a_kill_before_the_new_evaluation_leaves_the_old_one_out(left):
-    """The change is recorded, and the summary is still that from before it."""
+def test_a_run_that_ends_before_the_new_evaluation_leaves_the_old_one_out(left, monkeypatch):
+    """A kill between the record of the change and what is measured next."""
     settings = [*FLAT, "Online.steps=6"]
     run(settings, left)
-    before = (left / "summary.json").read_bytes()
-    run(settings, left, "Eval.prompts=4", accept_change=True)
-    (left / "summary.json").write_bytes(before)
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(loop, "evaluate_once", killed)
+        run(settings, left, "Eval.prompts=4", accept_change=True)
+    assert not (left / "summary.json").exists()
     run(settings, left, "Eval.prompts=4")
     evals = json.loads((left / "summary.json").read_text())["eval"]
     assert evals.keys() == {"after_rl"} and evals["after_rl"]["n"] == 4
@@ -153,17 +158,13 @@ def test_a_kill_before_the_new_evaluation_leaves_the_old_one_out(left):
 
 def test_all_processes_exchange_evaluations_where_one_has_an_accepted_change(tmp_path):
     """Process 0 alone has the change: one that skipped the exchange would leave the others waiting in it."""
-    (tmp_path / "summary.json").write_text('{"steps": 6, "eval": {"after_rl": {}}, "eval_identity": "a"}')
+    (tmp_path / "summary.json").write_text('{"steps": 6, "eval": {"after_rl": {}}}')
     exchanged = []
     processes = types.SimpleNamespace(writer=True, from_writer=lambda what, value: exchanged.append(value) or value)
-    job = types.SimpleNamespace(
-        folder=tmp_path, processes=processes, done=6, eval_identity="a", record_change=lambda step: None
-    )
+    job = types.SimpleNamespace(folder=tmp_path, processes=processes, done=6, record_change=lambda step: None)
     assert evaluations_after(job) == {} and exchanged == [None]
     job.record_change = None
     assert evaluations_after(job) == {"after_rl": {}} and len(exchanged) == 2
-    job.eval_identity = "b"
-    assert evaluations_after(job) == {} and len(exchanged) == 3
 
 
 def test_an_accepted_learning_rate_keeps_the_best_step(left):

@@ -208,10 +208,12 @@ def refuse_another(
 def record_change(
     config: Config, parts: Parts, folder: Path, manifest: dict[str, Any], changes: Sequence[str], step: int
 ) -> None:
-    """Writes the run's new configuration and manifest. Its history records what changed, and after which step."""
+    """Writes the run's new configuration and manifest. Its history records what changed, and after which step. A run
+    that had ended has no summary until it ends again: the old one holds accuracies from before the change."""
     before = read_manifest(folder / "manifest.json")
     history = [*before.get("history", []), {"after_step": step, "changes": list(changes)}]
     carried_over = {name: before[name] for name in ("from",) if name in before}
+    paths.remove_file(folder / "summary.json")
     write_configuration(config, parts, folder)
     write_manifest(folder / "manifest.json", {**manifest, **carried_over, "history": history, "promise": CHANGED})
 

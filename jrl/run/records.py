@@ -258,14 +258,12 @@ def take_up(job: Job, tree: dict[str, PyTree], host: dict[str, Any]) -> tuple[Dr
 
 
 def evaluations_after(job: Job) -> dict[str, Any]:
-    """Returns the evaluations of an earlier process that ended the run at this step; {} if there was none, or another
-    evaluation measured them. They were made after the last checkpoint."""
+    """Returns the evaluations of an earlier process that ended the run at this step; {} if there was none, or what they
+    measured has changed since. They were made after the last checkpoint."""
     path, evals = job.folder / "summary.json", None
     if job.processes.writer and job.record_change is None and paths.exists(path):  # the writer alone has the change
         summary = paths.read_object(path)
-        # A run killed after it recorded an accepted change has the summary from before it.
-        is_same = summary.get("eval_identity", job.eval_identity) == job.eval_identity
-        evals = summary["eval"] if summary["steps"] == job.done and is_same else None
+        evals = summary["eval"] if summary["steps"] == job.done else None
     return job.processes.from_writer("evaluations", evals) or {}
 
 
@@ -662,7 +660,6 @@ def summarize(job: Job) -> None:
         steps=job.done,
         seconds=job.all_seconds(),
         evals=job.evals,
-        eval_identity=job.eval_identity,
         tokens_per_second=job.sampled_tokens / sampling if sampling and job.sampled_tokens else None,
         peak_bytes=job.memory.peak,
         goodput=None if job.goodput is None else goodput(read_goodput(job.folder)),

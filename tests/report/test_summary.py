@@ -20,7 +20,7 @@ def test_a_summary_has_exactly_the_keys_that_checks_read(tmp_path):
         peak_bytes=2**30,
     )
     read = json.loads((tmp_path / "summary.json").read_text())
-    names = ["steps", "seconds", "eval", "eval_identity", "tokens_per_second", "peak_bytes", "goodput", "best"]
+    names = ["steps", "seconds", "eval", "tokens_per_second", "peak_bytes", "goodput", "best"]
     assert read == summary and list(read) == names
     assert read["seconds"]["total"] == 12.5 and read["eval"]["before_rl"] == INTERVAL
     assert read["eval"]["after_rl"]["mean"] is None

@@ -19,18 +19,16 @@ def write_summary(
     steps: int,
     seconds: Mapping[str, float],
     evals: Mapping[str, Mapping[str, Any]],
-    eval_identity: str | None = None,
     tokens_per_second: float | None,
     peak_bytes: int | None,
     goodput: Mapping[str, Any] | None = None,
     best: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Writes and returns {"steps","seconds","eval","eval_identity","tokens_per_second","peak_bytes","goodput","best"}.
+    """Writes and returns {"steps","seconds","eval","tokens_per_second","peak_bytes","goodput","best"}.
 
     Args:
       seconds: "total" and its parts by name.
       evals: name ("before_rl", "after_rl") -> at least mean, low, high, n. Evaluations that did not run are absent.
-      eval_identity: of the evaluation that measured them (jrl/run/identity.py); None: unknown.
       tokens_per_second: sampled tokens over the time of RL; None where nothing was sampled.
       peak_bytes: of the whole process tree; None where it cannot be read.
       goodput: as `jrl.run.report.goodput` has it; None: a member of a population.
@@ -48,7 +46,6 @@ def write_summary(
             "steps": steps,
             "seconds": dict(seconds),
             "eval": {name: dict(numbers) for name, numbers in evals.items()},
-            "eval_identity": eval_identity,
             "tokens_per_second": tokens_per_second,
             "peak_bytes": peak_bytes,
             "goodput": goodput,
