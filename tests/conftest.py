@@ -49,6 +49,7 @@ from jax._src.interpreters import mlir
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+from jrl import plugins
 from jrl.device import program_cache
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.run.report import memory
@@ -165,6 +166,21 @@ def compiled_quickly(request):
         jax.config.update("jax_disable_most_optimizations", True)
         yield
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+row_of_first_load = functools.lru_cache(plugins._of_this_load)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def rows_shared(request):
+    """Rows that tests give as objects are the same at every load, and so are the programs of their runs. jrl, which
+    cannot know that, makes new functions of them each time."""
+    if request.path.name in ("test_plugins.py", "test_optimizers_run.py"):  # which test that
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plugins, "_of_this_load", row_of_first_load)
+        yield
 
 
 @pytest.fixture
