@@ -9,7 +9,7 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -135,8 +135,9 @@ def run_lines(folder: Path) -> Iterator[Line]:
     else:
         yield Line(True, f"{holder_text(holder)} is training in this folder")
     yield from stages(folder)
-    saved = yield from saves(folder)
-    yield from metrics(folder, saved)
+    rows, problem = metrics_rows(folder)
+    saved = yield from saves(folder, rows)
+    yield from metrics(folder, rows, problem, saved)
     yield from rollouts(folder, saved)
     yield from time_spent(folder)
     yield identity(folder)
@@ -191,9 +192,13 @@ def stages(folder: Path) -> Iterator[Line]:
         yield Line(True, f"trained roles: {', '.join(roles)}")
 
 
-def saves(folder: Path) -> Generator[Line, None, dict[str, Any]]:
+def saves(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Generator[Line, None, dict[str, Any]]:
     """Yields the state of every checkpoint, after hashing all its files. Returns the host part of the one that a resume
-    uses, which says how much of the run's files belongs to it; {} if there is none."""
+    uses, which says how much of the run's files belongs to it; {} if there is none.
+
+    Args:
+      rows: of metrics.jsonl, with the held-out accuracy after each step that was evaluated.
+    """
     root = folder / "checkpoints"
     steps = list_steps(root)
     if condemned := list_condemned(root):
@@ -204,7 +209,8 @@ def saves(folder: Path) -> Generator[Line, None, dict[str, Any]]:
         )
     if not steps:
         yield Line(True, "no checkpoint yet" if population_of(folder) is None else "no checkpoint of its own yet")
-    intact, damaged, saved, accuracy = [], [], {}, accuracies(folder)
+    accuracy = {row["step"]: row["eval/mean"] for row in rows if isinstance(row.get("eval/mean"), int | float)}
+    intact, damaged, saved = [], [], {}
     measured_by: dict[int, str | None] = {}  # step -> the identity of its evaluation
     for step in steps:
         try:
@@ -238,24 +244,22 @@ def saves(folder: Path) -> Generator[Line, None, dict[str, Any]]:
     return saved
 
 
-def accuracies(folder: Path) -> dict[int, float]:
-    """Returns the held-out accuracy after each step that was evaluated; {} if metrics.jsonl cannot be read, which
-    `metrics` reports."""
+def metrics_rows(folder: Path) -> tuple[list[dict[str, Any]], str | None]:
+    """Returns the rows of metrics.jsonl, and what keeps it from being read, or None."""
     try:
-        rows = list(read_metrics(folder / "metrics.jsonl"))
-    except ValueError:
-        return {}
-    return {row["step"]: row["eval/mean"] for row in rows if isinstance(row.get("eval/mean"), int | float)}
-
-
-def metrics(folder: Path, saved: Mapping[str, Any]) -> Iterator[Line]:
-    """Yields the state of metrics.jsonl. saved: as `saves` returns it."""
-    path = folder / "metrics.jsonl"
-    try:
-        rows = list(read_metrics(path))
+        return list(read_metrics(folder / "metrics.jsonl")), None
     except ValueError as error:
-        yield Line(False, str(error))
+        return [], str(error)
+
+
+def metrics(
+    folder: Path, rows: Sequence[Mapping[str, Any]], problem: str | None, saved: Mapping[str, Any]
+) -> Iterator[Line]:
+    """Yields the state of metrics.jsonl. rows, problem: as `metrics_rows` returns them. saved: as `saves` does."""
+    if problem is not None:
+        yield Line(False, problem)
         return
+    path = folder / "metrics.jsonl"
     if [row["step"] for row in rows] != list(range(1, len(rows) + 1)):
         yield Line(False, "metrics.jsonl is damaged: it does not have one row per step in order. Put a good copy back")
         return
