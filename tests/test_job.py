@@ -36,6 +36,7 @@ from jrl.tools.doctor import (
     examine,
     identity,
     metrics,
+    metrics_rows,
     population_of,
     rollouts,
     run_lines,
@@ -306,7 +307,7 @@ def test_doctor_finds_metrics_that_are_not_those_a_checkpoint_was_saved_with(tmp
     row, file = row_line({"step": 1, "loss": 0.5}), tmp_path / "metrics.jsonl"
     file.write_bytes(row)
     digest = hashlib.sha256(row).hexdigest()
-    state = lambda **saved: [(line.good, line.text) for line in metrics(tmp_path, saved)]
+    state = lambda **saved: [(line.good, line.text) for line in metrics(tmp_path, *metrics_rows(tmp_path), saved)]
     sound = [(True, "metrics.jsonl has 1 rows")]
     assert state() == state(metrics_offset=len(row)) == state(metrics_offset=len(row), metrics_sha256=digest) == sound
     refused = "A resume is refused: put a good copy back"
@@ -357,7 +358,7 @@ def test_doctor_marks_runs_whose_last_stage_learned_nothing_or_that_stopped_at_s
     (tmp_path / "metrics.jsonl").write_bytes(b"".join(map(row_line, rows)))
     if finished:
         (tmp_path / "summary.json").write_text("{}")
-    _, *others = metrics(tmp_path, {})
+    _, *others = metrics(tmp_path, *metrics_rows(tmp_path), {})
     assert [(one.good, one.text.startswith(line[1])) for one in others] == ([] if line is None else [(line[0], True)])
 
 

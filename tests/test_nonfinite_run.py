@@ -157,7 +157,7 @@ def test_a_run_that_ends_before_it_is_stopped_for_weights_that_are_not_finite_is
     assert (list_steps(checkpoints), list_condemned(checkpoints)) == ([2], [4])  # the last step is not saved
     assert not (tmp_path / "run" / "summary.json").exists()
     assert any(line.good is False and line.text.startswith("the checkpoints of step 4 are set aside") for line in
-               saves(tmp_path / "run"))  # fmt: skip
+               saves(tmp_path / "run", []))  # fmt: skip
 
 
 def test_a_run_whose_only_update_made_weights_that_are_not_finite_is_stopped(tmp_path):
