@@ -52,6 +52,9 @@ def plan(args: argparse.Namespace) -> int:
     if args.stage is not None and (args.search or args.all is not None):
         raise ValueError("--stage restricts the table of one plan; leave it out with --search and --all")
     if args.all is not None:
+        if args.config is not None or args.topology is not None or args.search or args.json:
+            raise ValueError("--all checks every recipe of a folder against the topology in its own header; leave "
+                             "CONFIG, NAME=VALUE, --topology, --search and --json out")  # fmt: skip
         return plan_all(args, say)
     if args.config is None or args.topology is None:
         raise ValueError("jrl plan takes CONFIG and --topology CHIP:GRID, or --all FOLDER; see `jrl help plan`")

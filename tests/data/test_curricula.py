@@ -62,6 +62,7 @@ def own(weights, **functions):
         (lambda config, table: table.history[:, 0], "negative, infinite or NaN"),
         (lambda config, table: ["1", "2", "3"], "returns weights of the dtype <U1; they must be numbers"),
         (lambda config, table: [None, 1.0, 1.0], "of the dtype object"),
+        (lambda config, table: [1.0, [1.0], 1.0], "returns weights that are no array: setting an array element"),
         (lambda config, table: table.rate.sort(), "read-only"),
     ],
 )
@@ -76,6 +77,7 @@ def test_weights_that_no_draw_can_take_are_refused_by_name(weights, said):
         (lambda table: table._replace(rate=table.rate * np.ones(3)), r"whose `rate` is float64\[3\]; .* float32\[3\]"),
         (lambda table: table._replace(step=np.zeros(1, np.int32)), r"whose `step` is int32\[1\]; .* int32\[\]"),
         (lambda table: None, "returns a NoneType"),
+        (lambda table: table._replace(rate=[[1.0], [1.0, 0.5]]), "returns values of `rate` that are no array"),
     ],
 )
 def test_a_table_that_no_run_could_go_on_from_is_refused_by_name(after, said):
@@ -104,6 +106,11 @@ def limited_by(limit):
 def test_a_limit_that_is_no_part_of_the_order_is_refused_by_name(name):
     with pytest.raises(ValueError, match=r"@Own\(\): `limit` returns something else than examples of the order"):
         limited_by(LIMITS[name])
+
+
+def test_a_limit_of_rows_of_several_lengths_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"@Own\(\): `limit` returns examples that are no array"):
+        limited_by(lambda order: [[0, 1], [2]])
 
 
 def test_a_limit_may_leave_out_any_examples_and_not_write():

@@ -308,6 +308,14 @@ def test_every_recipe_is_checked_against_its_header(without_libtpu, tmp_path, mo
         every.check_all(tmp_path / "nothing", print)
 
 
+@pytest.mark.parametrize("rest", [["configs/plan/8b.gin"], ["--topology", "v5e:2x4"], ["--search"], ["--json"]])
+def test_a_check_of_all_recipes_refuses_what_it_would_not_read(rest, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(start, "prepare_jax", lambda args, platform=None: None)
+    monkeypatch.setattr(libtpu, "set_environment", lambda: None)
+    assert cli.main(["plan", "--all", str(tmp_path), *rest]) == 2
+    assert "leave CONFIG, NAME=VALUE, --topology, --search and --json out" in capsys.readouterr().err
+
+
 def test_a_check_of_all_recipes_prints_its_table_where_no_page_can_be_written(
     without_libtpu, tmp_path, monkeypatch, capsys
 ):

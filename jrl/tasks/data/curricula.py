@@ -350,8 +350,8 @@ def _checked_weights(curriculum: ConfiguredCurriculum, table: Outcomes) -> Array
     """Returns a curriculum's weights of all examples of the table. Raises WrongResult if they are not what they must
     be."""
     row, config = curriculum
-    weights = np.asarray(row.weights(config, read_only(table)))
     name = f"Online.curriculum = @{type(config).__name__}()"
+    weights = _array_of(row.weights(config, read_only(table)), f"{name} returns weights", row.weights)
     if weights.shape != table.rate.shape:
         raise WrongResult(f"{name} returns weights of the shape {weights.shape} for {len(table.rate)} examples",
                           row.weights)  # fmt: skip
@@ -361,6 +361,14 @@ def _checked_weights(curriculum: ConfiguredCurriculum, table: Outcomes) -> Array
         raise WrongResult(f"{name} returns weights that are negative, infinite or NaN; they must be 0 or more",
                           row.weights)  # fmt: skip
     return weights.astype(np.float64)
+
+
+def _array_of(result: Any, said: str, function: Callable[..., Any]) -> Array:
+    """Returns what a user's function returned as an array. Raises WrongResult for rows of several lengths."""
+    try:
+        return np.asarray(result)
+    except ValueError as error:
+        raise WrongResult(f"{said} that are no array: {error}", function) from None
 
 
 def read_only(table: Outcomes) -> Outcomes:
@@ -406,8 +414,9 @@ def recorded(
     if not isinstance(after, Outcomes):
         raise WrongResult(f"{name} returns a {type(after).__name__}; it must return a table: table._replace(...)",
                           row.after)  # fmt: skip
-    kind = lambda array: f"{np.asarray(array).dtype}{list(np.shape(array))}"
+    kind = lambda array: f"{array.dtype}{list(array.shape)}"
     for field, (old, new) in zip(Outcomes._fields, zip(updated, after)):
+        new = _array_of(new, f"{name} returns values of `{field}`", row.after)
         if kind(new) != kind(old):  # no run could go on from a checkpoint that holds it
             raise WrongResult(f"{name} returns a table whose `{field}` is {kind(new)}; it must stay {kind(old)}",
                               row.after)  # fmt: skip
@@ -424,13 +433,15 @@ def order_of(
     limited = row.limit(config, read_only(table), order)
     if limited is order:
         return order
+    name = f"Online.curriculum = @{type(config).__name__}(): `limit`"
+    limited = _array_of(limited, f"{name} returns examples", row.limit)
     place = np.full(len(table.rate), -1)
     place[order] = np.arange(len(order))
-    is_part = np.ndim(limited) == 1 and np.asarray(limited).dtype.kind in "iu" and np.isin(limited, order).all()
-    if np.size(limited) and not (is_part and (np.diff(place[limited]) > 0).all()):
-        raise WrongResult(f"Online.curriculum = @{type(config).__name__}(): `limit` returns something else than "
-                          "examples of the order that it is given, each once and in that order", row.limit)  # fmt: skip
-    return np.asarray(limited, np.int64)
+    is_part = limited.ndim == 1 and limited.dtype.kind in "iu" and np.isin(limited, order).all()
+    if limited.size and not (is_part and (np.diff(place[limited]) > 0).all()):
+        raise WrongResult(f"{name} returns something else than examples of the order that it is given, each once and "
+                          "in that order", row.limit)  # fmt: skip
+    return limited.astype(np.int64)
 
 
 def draw_order(weights: Array, seed: int, position: int) -> Array:
