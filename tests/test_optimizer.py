@@ -308,16 +308,18 @@ def test_adafactors_first_direction_by_hand():
     assert sorted(leaf.shape for leaf in jax.tree.leaves(state)) == [(), (), (1, 2), (2, 1)]
 
 
-def test_orthogonalized_matrices_keep_their_directions_and_get_singular_values_near_one():
+@pytest.mark.parametrize(("dtype", "rounding"), [(None, 1e-4), ("bfloat16", 0.1)])
+def test_orthogonalized_matrices_keep_their_directions_and_get_singular_values_near_one(dtype, rounding):
     x = jax.random.normal(jax.random.key(0), (5, 6, 9))
     for wide in (x, jnp.swapaxes(x, 1, 2)):
-        found = jax.jit(lambda x: orthogonalize(x, iterations=5, eps=1e-8))(wide)
+        found = jax.jit(lambda x: orthogonalize(x, iterations=5, eps=1e-8, dtype=dtype))(wide)
+        assert found.dtype == jnp.float32
         u, _, v = jnp.linalg.svd(wide, full_matrices=False)
         middle = jnp.swapaxes(u, 1, 2) @ found @ jnp.swapaxes(v, 1, 2)
         singular = jnp.diagonal(middle, axis1=1, axis2=2)
-        np.testing.assert_allclose(middle - jax.vmap(jnp.diag)(singular), 0, atol=1e-4)
+        np.testing.assert_allclose(middle - jax.vmap(jnp.diag)(singular), 0, atol=rounding)
         assert 0.6 < float(singular.min()) and float(singular.max()) < 1.25
-    np.testing.assert_array_equal(orthogonalize(jnp.zeros((1, 2, 3)), iterations=5, eps=1e-8), 0)
+    np.testing.assert_array_equal(orthogonalize(jnp.zeros((1, 2, 3)), iterations=5, eps=1e-8, dtype=dtype), 0)
 
 
 def test_muon_of_a_diagonal_matrix_by_hand():
@@ -327,6 +329,18 @@ def test_muon_of_a_diagonal_matrix_by_hand():
     leaves, params = {"w": leaf_of("w", ("layers", "embed", "mlp"))}, {"w": jnp.zeros((1, 2, 2))}
     after, _ = trajectory(config, leaves, params, [{"w": jnp.array([[[3.0, 0.0], [0.0, 4.0]]])}])
     np.testing.assert_allclose(-after["w"][0], [[0.337508, 0], [0, 0.276191]], rtol=1e-4, atol=1e-7)
+
+
+def test_muon_iterates_in_bfloat16_and_its_momentum_stays_as_it_is():
+    # As above, of terms of up to 2.8 that bfloat16 rounds to one in 256.
+    config = Muon(learning_rate=1.0, iterations=1, clip_norm=None, dtype="bfloat16")
+    leaves, params = {"w": leaf_of("w", ("layers", "embed", "mlp"))}, {"w": jnp.zeros((1, 2, 2))}
+    after, state = trajectory(config, leaves, params, [{"w": jnp.array([[[3.0, 0.0], [0.0, 4.0]]])}])
+    found = -np.asarray(after["w"][0]) / (0.2 * 2**0.5)
+    np.testing.assert_allclose(found, [[1.19327, 0], [0, 0.97648]], atol=0.03)
+    assert abs(found[0, 0] - 1.19327) > 1e-3  # rounded indeed
+    momentum = [leaf for leaf in jax.tree.leaves(state) if leaf.shape == (1, 2, 2)]
+    np.testing.assert_allclose(momentum, [[[[0.15, 0], [0, 0.2]]]], rtol=1e-6)
 
 
 # --- What stays as it is ------------------------------------------------------------------------------------------

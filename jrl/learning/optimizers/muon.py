@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,8 @@ class Muon(OptimizerSettings):
     learning_rate: float = 1e-4  # peak, of both
     momentum: float = 0.95  # decay of the gradients' average, used as Nesterov does
     iterations: int = 5  # of Newton-Schulz
+    # Dtype of the iterations' products, which are most of the time of an update with Muon; None: that of the gradient.
+    dtype: Literal["bfloat16"] | None = None
     update_rms: float | None = 0.2  # of a matrix's direction; Adam's is near 0.2. None: not fixed, see `direction`
     b1: float = 0.9  # Adam's decay of the first moment
     b2: float = 0.95  # Adam's decay of the second moment
@@ -57,8 +59,8 @@ def direction(config: Muon, leaves: PyTree) -> optax.GradientTransformation:
     (1 - momentum) g); times update_rms sqrt(max(inputs, outputs)), or sqrt(max(1, outputs / inputs)) if update_rms is
     None.
 
-    Source: Jordan 2024 (kellerjordan.github.io/posts/muon); update_rms: 2502.16982 section 2.2. optax.contrib.muon is
-    the same for 2-D leaves, but explicit axes reject its reshapes of sharded stacks.
+    Source: Jordan 2024 (kellerjordan.github.io/posts/muon), who iterates in bfloat16; update_rms: 2502.16982 section
+    2.2. optax.contrib.muon is the same for 2-D leaves, but explicit axes reject its reshapes of sharded stacks.
     """
     adam = optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps)
     matrices = lambda tree: jax.tree.map(lambda leaf, x: x if leaf.hidden else None, leaves, tree)
@@ -94,28 +96,31 @@ def direction_of(x: Array, leaf: Leaf, config: Muon) -> Array:
 
     def of_whole(x: Array, eps: Array) -> Array:
         matrices = x.reshape(-1, inputs, outputs)
-        return orthogonalize(matrices, iterations=config.iterations, eps=eps).reshape(x.shape)
+        found = orthogonalize(matrices, iterations=config.iterations, eps=eps, dtype=config.dtype)
+        return found.reshape(x.shape)
 
     return (scale * by_layer(of_whole, x, leaf.stack, jnp.asarray(config.eps))).astype(x.dtype)
 
 
-def orthogonalize(x: Array, *, iterations: int, eps: Array | float) -> Array:
-    """Returns matrices with the singular vectors of `x` and singular values near 1, [M, inputs, outputs].
+def orthogonalize(x: Array, *, iterations: int, eps: Array | float, dtype: Literal["bfloat16"] | None = None) -> Array:
+    """Returns matrices with the singular vectors of `x` and singular values near 1, [M, inputs, outputs] like `x`.
 
     X <- X / |X|_F; then, `iterations` times, A = X X^T, X <- a X + (b A + c A A) X, on the side of the shorter axis. A
     matrix of zeros stays zeros.
 
     Args:
       x: [M, inputs, outputs] float32 or wider. eps: added to the norm.
+      dtype: of the iterations; None: that of `x`. The norm has that of `x`.
     """
-    a, b, c = COEFFICIENTS
+    (a, b, c), given = COEFFICIENTS, x.dtype
     wide = x.shape[1] > x.shape[2]
     x = jnp.swapaxes(x, 1, 2) if wide else x
     x = x / (jnp.sqrt(jnp.sum(x * x, axis=(1, 2), keepdims=True)) + eps)
+    x = x.astype(dtype or x.dtype)
     for _ in range(iterations):
         gram = x @ jnp.swapaxes(x, 1, 2)
         x = a * x + (b * gram + c * (gram @ gram)) @ x
-    return jnp.swapaxes(x, 1, 2) if wide else x
+    return (jnp.swapaxes(x, 1, 2) if wide else x).astype(given)
 
 
 def by_layer(fn: Callable[..., Array], x: Array, stack: int, *scalars: Array) -> Array:
