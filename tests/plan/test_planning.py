@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 
@@ -202,6 +203,30 @@ def test_a_program_with_a_text_has_a_count(small, tmp_path):
     first = compiled.cached_or(lambda lowered: programs["rl.update"], None, place)
     again = compiled.cached_or(lambda lowered: None, None, place)
     assert first == (programs["rl.update"], False) and again == (programs["rl.update"], True)
+
+
+def test_programs_that_take_long_to_compile_are_named_meanwhile(monkeypatch):
+    class Program(str):
+        def as_text(self):
+            return self
+
+    announced, waited = threading.Event(), []
+
+    def wait(names, seconds):
+        waited.append((names, seconds))
+        if len(names) == 2:
+            announced.set()
+
+    slowly = lambda program, topology: (announced.wait(60), (Compiled(code=len(program)), False))[1]
+    monkeypatch.setattr(compiled, "compile_one", slowly)
+    monkeypatch.setattr(compiled, "ANNOUNCE_SECONDS", 0.01)
+    lowered, finished = {"c": Program("c"), "a": Program("a" * 3), "b": Program("b" * 2)}, []
+    done = compiled.compile_all(lowered, parse_topology("v5e:2x4"), lambda name, *_: finished.append(name), wait)
+    assert {name: program.code for name, program in done.items()} == {"c": 1, "a": 3, "b": 2}
+    assert sorted(finished) == ["a", "b", "c"]
+    names, seconds = next(each for each in waited if len(each[0]) == 2)
+    assert names == ["a", "b"] and seconds > 0  # two at a time, the longest first
+    assert planning.waiting_text(names, 125.0) == "still compiling a and b (2 min)"
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def fake_compiler(monkeypatch):
     """A compiler whose first layout takes 4e13 cycles a program, the second 3e13 and so on; returns what it saw."""
     seen = []
 
-    def compile_all(lowered, topology, announce):
+    def compile_all(lowered, topology, announce, announce_wait):
         seen.append(set(lowered))
         text = PROGRAM.replace("CYCLES", str(10**13 * (5 - len(seen))))
         return dict.fromkeys(lowered, Compiled(text=text))
@@ -165,8 +165,8 @@ def test_a_finalist_that_does_not_compile_to_the_end_is_refused(few_choices, mon
     monkeypatch.setattr(assigned, "ask", lambda *_: {name: Compiled() for name in ("rl.sample", "rl.update")})
 
     def first_refused(refused):
-        def run(lowered, topology, announce):
-            programs = compile_all(lowered, topology, announce)
+        def run(lowered, topology, announce, announce_wait):
+            programs = compile_all(lowered, topology, announce, announce_wait)
             return programs | ({"rl.update": Compiled(needed=17 * GIB)} if len(fake_compiler) <= refused else {})
 
         fake_compiler.clear()

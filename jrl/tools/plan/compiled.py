@@ -21,7 +21,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -37,6 +37,7 @@ from jrl.tools.plan.chips import Topology
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 CACHE_FORMAT = 3
+ANNOUNCE_SECONDS = 60  # between messages about programs that are still being compiled
 HOST_COLOR = r"\bcolor 5\b"  # S(5) in a program's text; the compiler's report calls it cmem
 
 
@@ -90,22 +91,35 @@ def topology_devices(topology: Topology) -> list[Any]:
 
 
 def compile_all(
-    lowered: Mapping[str, Any], topology: Topology, announce: Callable[[str, Compiled, bool], None]
+    lowered: Mapping[str, Any],
+    topology: Topology,
+    announce: Callable[[str, Compiled, bool], None],
+    announce_wait: Callable[[Sequence[str], float], None],
 ) -> dict[str, Compiled]:
     """Returns the compiler's report of every program, compiling two at a time.
 
     Args:
       announce: called with the name of each program, its report, and whether it came from the cache.
+      announce_wait: called every minute in which none was finished, with the names of those being compiled and the
+        seconds since the first began.
     """
     size = lambda name: len(lowered[name].as_text())
     order = sorted(lowered, key=size, reverse=True)  # the longest first, to finish all as early as possible
-    results = {}
+    results, start = {}, time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         futures = {pool.submit(compile_one, lowered[name], topology): name for name in order}
-        for done in concurrent.futures.as_completed(futures):
-            name = futures[done]
-            results[name], cached = done.result()
-            announce(name, results[name], cached)
+        waiting = set(futures)
+        while waiting:
+            done, waiting = concurrent.futures.wait(
+                waiting, ANNOUNCE_SECONDS, return_when=concurrent.futures.FIRST_COMPLETED
+            )
+            for one in done:
+                name = futures[one]
+                results[name], cached = one.result()
+                announce(name, results[name], cached)
+            running = [name for future, name in futures.items() if future.running()]
+            if running and not done:
+                announce_wait(running, time.monotonic() - start)
     return {name: results[name] for name in lowered}
 
 

@@ -168,7 +168,8 @@ def make_plan(
                 how = "cached by an earlier plan" if cached else f"compiled in {program.compile_seconds:.0f} s"
                 say(f"{shown_name(case, name)}: {how}")
 
-            compiled_programs = compiled.compile_all(lowered, topology, done)
+            waiting = lambda names, seconds: say(waiting_text([shown_name(case, name) for name in names], seconds))
+            compiled_programs = compiled.compile_all(lowered, topology, done, waiting)
         bodies = counting.result(say) if counting is not None else None
     finally:
         if counting is not None:
@@ -186,6 +187,11 @@ def make_plan(
     if plan.fits:
         return plan
     return dataclasses.replace(plan, changes=cheaper.cheapest(case, parts, limit, topology.num_devices, topology.chip))
+
+
+def waiting_text(names: Sequence[str], seconds: float) -> str:
+    """Returns what to say while programs are being compiled, `seconds` after the first began."""
+    return f"still compiling {' and '.join(names)} ({seconds / 60:.0f} min)"
 
 
 def step_of(case: Case, topology: Topology, rows: Sequence[ProgramPlan]) -> tuple[float, float]:

@@ -294,14 +294,14 @@ def ranked(
     counted = []
     for candidate in finalists:
         say(f"counting {shown(candidate)}")
-        counted.append(compile_fully(config, parts, topology, candidate))
+        counted.append(compile_fully(config, parts, topology, candidate, say))
         seconds, why = counted[-1].counted_seconds, counted[-1].refused
         say(f"  {seconds:.3g} s a step, at least {candidate.step_seconds:.3g} s" if why is None else f"  {why}")
     fitting = [c for c in counted if c.refused is None]
     return sorted(fitting, key=lambda c: (c.counted_seconds, c.gib)), [c for c in counted if c.refused is not None]
 
 
-def compile_fully(config: Config, parts: Parts, topology: Topology, candidate: Candidate) -> Candidate:
+def compile_fully(config: Config, parts: Parts, topology: Topology, candidate: Candidate, say: Say) -> Candidate:
     """Returns a layout with the seconds of a step by the compiler's count, as in its plan. It is refused if a program
     does not fit after all: without a count, its lower bound would rank it above the others."""
     from jrl.tools.plan.shapes import lower, topology_meshes
@@ -310,7 +310,8 @@ def compile_fully(config: Config, parts: Parts, topology: Topology, candidate: C
     case = make_case(config, parts, topology.num_devices)
     lowered = lower(config, parts, *topology_meshes(config, topology))
     counts = {name: lowered[name] for name in programs_of(case)}
-    programs = compiled.compile_all(counts, topology, lambda *_: None)
+    waiting = lambda names, seconds: say(f"  {planning.waiting_text([shown_name(case, n) for n in names], seconds)}")
+    programs = compiled.compile_all(counts, topology, lambda *_: None, waiting)
     if needs := {name: program.needed for name, program in programs.items() if program.needed is not None}:
         name, limit = max(needs, key=needs.get), topology.chip.limit_bytes
         why = f"{takes(case, name, needs[name], limit)}, as compiled to the end"
