@@ -393,6 +393,7 @@ def open_files(job: Job, metrics_offset: int, rollout_rows: int, metrics_sha256:
 
 def save(job: Job, progress: Progress) -> None:
     """Writes a checkpoint: the state, and how much of every file belongs to it."""
+    job.display.phase("saving a checkpoint")
     job.processes.status.begin("saving")  # so that other processes know where this one is
     with job.timed("checkpoint"), job.spent("save"):
         step, result = job.evaluated
