@@ -1,10 +1,11 @@
-"""Pallas TPU kernel for the gradient of the experts' matrices, over rows sorted by expert.
+"""Pallas TPU kernels for the gradients of the product of rows, sorted by expert, with their experts' matrices.
 
-    d matrices_e = sum over the rows r of expert e of x_r^T gradient_r
+    d matrices_e = sum over the rows r of expert e of x_r^T gradient_r         d x_r = gradient_r matrices_e^T
 
-libtpu's product covers all rows for every expert, those of other experts masked. Here each expert visits only the tiles
-that hold its rows; a tile with rows of two experts is visited by both. The reference is the gradient of
-`jax.lax.ragged_dot`. Compiled for TPUs and interpreted on CPUs so far; no TPU has run it.
+For the first, libtpu's product covers all rows for every expert, those of other experts masked; for the second, it
+reads a transposed copy of all matrices. Here each expert visits only the tiles that hold its rows, and its matrix is
+read as it is stored; a tile with rows of two experts is visited by both. The reference is the gradient of
+`jax.lax.ragged_dot`. Compiled for TPUs and interpreted on CPUs so far; no TPU has run them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from jrl.device.sharding import varying_axes
-from jrl.models.expert_tiles import ROWS, columns_at_once
+from jrl.models.expert_tiles import ROWS, columns_at_once, matrix_block
 from jrl.models.kernel_ops import product
 from jrl.types import Array
 
@@ -56,6 +57,39 @@ def of_matrices(x: Array, gradient: Array, sizes: Array, dtype: Any, *, interpre
         name="expert_gradient",
     )
     return run(*visits, x, gradient)
+
+
+def of_rows(gradient: Array, matrices: Array, sizes: Array, *, interpret: bool = False) -> Array:
+    """Returns the gradient of the rows [rows, in] in the dtype of `gradient`, summed in float32; undefined in rows past
+    the experts' own.
+
+    Args:
+      gradient: [rows, out], as in `of_matrices`. matrices: [experts, in, out]. sizes: [experts] int32.
+      interpret: runs the kernel in interpret mode, on any device. For tests.
+    """
+    (rows, outputs), inputs = gradient.shape, matrices.shape[1]
+    itemsize = max(jnp.dtype(of).itemsize for of in (gradient.dtype, matrices.dtype))
+    by_in, by_out = matrix_block(inputs, outputs, itemsize)
+    visits = _visits(rows, sizes)
+    varying = jax.sharding.ManualAxisType(varying=frozenset().union(*map(varying_axes, (gradient, matrices, sizes))))
+    run = pl.pallas_call(
+        _rows_kernel,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(visits),
+            grid=(-(-inputs // by_in), len(visits[0]), outputs // by_out),
+            in_specs=[
+                pl.BlockSpec((ROWS, by_out), lambda i, visit, o, expert, tile, *_: (tile[visit], o)),
+                pl.BlockSpec((None, by_in, by_out), lambda i, visit, o, expert, *_: (expert[visit], i, o)),
+            ],
+            out_specs=pl.BlockSpec((ROWS, by_in), lambda i, visit, o, expert, tile, *_: (tile[visit], i)),
+            scratch_shapes=[pltpu.VMEM((ROWS, by_in), jnp.float32)],
+        ),
+        out_shape=jax.ShapeDtypeStruct((rows, inputs), gradient.dtype, manual_axis_type=varying),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary", "arbitrary")),
+        interpret=interpret,
+        name="expert_rows_gradient",
+    )
+    return run(*visits, gradient, matrices)
 
 
 def _visits(rows: int, sizes: Array) -> tuple[Array, ...]:
@@ -97,6 +131,33 @@ def _kernel(
         total[...] += product(masked(x[...]).T, masked(gradient[...]))
 
     @pl.when((visit == last_visit) | (expert[jnp.minimum(visit + 1, last_visit)] != current))
+    def finish() -> None:
+        out[...] = total[...].astype(out.dtype)
+
+
+def _rows_kernel(
+    expert: Any, tile: Any, starts: Any, ends: Any, count: Any, gradient: Any, matrix: Any, out: Any, total: Any
+) -> None:
+    """Adds one visit's product to its tile's sum; writes the sum at the tile's last visit.
+
+    Args:
+      gradient: [ROWS, outputs], a tile of rows. matrix: [inputs, outputs]. out: [ROWS, inputs]. total: the same in
+        float32.
+    """
+    visit, last_visit = pl.program_id(1), pl.num_programs(1) - 1
+    part, last_part = pl.program_id(2), pl.num_programs(2) - 1
+    current, of_tile = expert[visit], tile[visit]
+
+    @pl.when((part == 0) & ((visit == 0) | (tile[jnp.maximum(visit - 1, 0)] != of_tile)))
+    def begin() -> None:
+        total[...] = jnp.zeros_like(total)
+
+    @pl.when((visit < count[0]) & (ends[current] > starts[current]))
+    def add() -> None:
+        own = _mask_rows(gradient[...], first=of_tile * ROWS, start=starts[current], end=ends[current])
+        total[...] += product(own, matrix[...], inputs=1)
+
+    @pl.when((part == last_part) & ((visit == last_visit) | (tile[jnp.minimum(visit + 1, last_visit)] != of_tile)))
     def finish() -> None:
         out[...] = total[...].astype(out.dtype)
 

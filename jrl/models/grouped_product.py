@@ -1,5 +1,6 @@
-"""Products of rows, sorted by expert, with their experts' matrices: `jax.lax.ragged_dot`. On TPUs our own kernel
-(`expert_gradient`) computes the gradient of the matrices; XLA's product covers all rows for every expert, masked."""
+"""Products of rows, sorted by expert, with their experts' matrices: `jax.lax.ragged_dot`. On TPUs our own kernels
+(`expert_gradient`) compute both gradients: for that of the matrices XLA's product covers all rows for every expert,
+masked, and for that of the rows it copies all matrices, transposed."""
 
 from __future__ import annotations
 
@@ -37,18 +38,15 @@ def _forward(x: Array, matrices: Array, sizes: Array) -> tuple[Array, tuple]:
 
 def _backward(inputs: tuple, gradient: Array) -> tuple[Array, Array, None]:
     # Importing Pallas takes half a second, on a CPU too, since the branches of all platforms are traced.
-    from jrl.models.expert_gradient import of_matrices
+    from jrl.models.expert_gradient import of_matrices, of_rows
 
-    x, matrices, sizes = inputs
-    (grad_x,) = jax.vjp(lambda x: _ragged(x, matrices, sizes), x)[1](gradient)
+    def reference(x: Array, matrices: Array, sizes: Array, gradient: Array) -> tuple[Array, Array]:
+        return jax.vjp(lambda x, matrices: _ragged(x, matrices, sizes), x, matrices)[1](gradient)
 
-    def reference(x: Array, gradient: Array, sizes: Array) -> Array:
-        return jax.vjp(lambda matrices: _ragged(x, matrices, sizes), matrices)[1](gradient)[0]
+    def kernels(x: Array, matrices: Array, sizes: Array, gradient: Array) -> tuple[Array, Array]:
+        return of_rows(gradient, matrices, sizes).astype(x.dtype), of_matrices(x, gradient, sizes, matrices.dtype)
 
-    def kernel(x: Array, gradient: Array, sizes: Array) -> Array:
-        return of_matrices(x, gradient, sizes, matrices.dtype)
-
-    return grad_x, jax.lax.platform_dependent(x, gradient, sizes, tpu=kernel, default=reference), None
+    return *jax.lax.platform_dependent(*inputs, gradient, tpu=kernels, default=reference), None
 
 
 _product.defvjp(_forward, _backward)

@@ -96,10 +96,16 @@ def test_a_block_of_an_experts_gradient_fits_into_a_core(dtype, topology):
     mesh = topology_mesh(parse_topology(topology), MeshShape())
     with jax.set_mesh(mesh):
         of = lambda *shape, dtype=dtype: placed(mesh, shape, dtype)
-        run = lambda *arrays: expert_gradient.of_matrices(*arrays, dtype)
-        shard = jax.shard_map(run, in_specs=(PartitionSpec(),) * 3, out_specs=PartitionSpec())
-        compiled = jax.jit(shard).lower(of(256, 1024), of(256, 1024), of(2, dtype="int32")).compile()
-        assert "expert_gradient" in compiled.as_text()
+        of_matrices = lambda *arrays: expert_gradient.of_matrices(*arrays, dtype)
+        sizes = of(2, dtype="int32")
+        for run, x, y in (
+            (of_matrices, of(256, 1024), of(256, 1024)),
+            (expert_gradient.of_rows, of(256, 2048), of(2, 1024, 2048)),
+            (expert_gradient.of_rows, of(256, 2880), of(2, 1024, 2880)),  # a block of all columns
+            (expert_gradient.of_rows, of(256, 192), of(2, 2048, 192)),
+        ):
+            shard = jax.shard_map(run, in_specs=(PartitionSpec(),) * 3, out_specs=PartitionSpec())
+            assert "expert_" in jax.jit(shard).lower(x, y, sizes).compile().as_text()
 
 
 @COMPILES
@@ -137,7 +143,8 @@ def test_a_mixture_decodes_and_learns_by_kernels(dtype, axis):
     mesh = topology_mesh(parse_topology("v5e:2x2"), config.mesh)
     lowered = lower(config, parts, mesh)
     texts = {name: compile_now(lowered[name]).text for name in ("rl.sample", "rl.update")}
-    assert "/fused_experts" in texts["rl.sample"] and "/expert_gradient" in texts["rl.update"]
+    assert "/fused_experts" in texts["rl.sample"]
+    assert "/expert_gradient/" in texts["rl.update"] and "/expert_rows_gradient/" in texts["rl.update"]
     # A prefill takes a layer's matrices of the stack, and lays out no more than these anew.
     runs = cycles.runs(cycles.parse(texts["rl.sample"]), cycles.Frequency())
     copied = {run.instruction.shapes[0].dims for run in runs if run.instruction.op == "copy" and run.loops}

@@ -270,6 +270,33 @@ def test_gradients_of_experts_take_tiles_of_rows_and_write_every_expert():
     assert counted.expert_seconds(program, runs, case, chip) == pytest.approx(expected, rel=1e-9)
 
 
+OF_ROWS = """HloModule m
+
+ENTRY %main (p: s32[4]) -> bf16[4096,2048] {
+  %g = bf16[4096,32]{1,0} parameter(0)
+  %w = bf16[4,2048,32]{2,1,0} parameter(1)
+  ROOT %y = bf16[4096,2048]{1,0} custom-call(%m, %g, %w), custom_call_target="tpu_custom_call", metadata={op_name="jit(f)/expert_rows_gradient/pallas_call"}
+}
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(("columns", "times"), [(32, 4), (2048, 32 + 4)])
+def test_gradients_of_rows_take_tiles_of_rows_and_read_the_experts_that_are_visited(columns, times):
+    case = SimpleNamespace(sizes={"expert": 1}, cfg=SimpleNamespace(dtype="bfloat16"))
+    program = cycles.parse(OF_ROWS.replace(",32]", f",{columns}]"))
+    runs, padded = cycles.runs(program, cycles.Frequency()), max(columns, 128)
+    # As above: 32 tiles of rows, and one more for each of 4 experts.
+    expected = (32 + 4) * 128 * 2 * 2048 * padded / (counted.KERNEL_SHARE * V5P.matrix_rate)
+    chip = SimpleNamespace(matrix_rate=V5P.matrix_rate, hbm_rate=1e30)
+    assert counted.expert_seconds(program, runs, case, chip) == pytest.approx(expected, rel=1e-9)
+    # 1024 inputs at once: the gradient is read twice, the rows written once. A matrix whose block has all columns is
+    # read once for all its rows, one of 2048 columns, 1024 of which are summed at once, at every visit.
+    chip = SimpleNamespace(matrix_rate=1e30, hbm_rate=V5P.hbm_rate)
+    moved = 2 * (times * 2048 * padded + 4096 * (2048 + 2 * padded))
+    expected = moved / (counted.STREAM_SHARE * chip.hbm_rate)
+    assert counted.expert_seconds(program, runs, case, chip) == pytest.approx(expected, rel=1e-9)
+
+
 def test_decoding_reads_the_experts_that_a_slot_goes_to():
     text = OF_MATRICES.replace("expert_gradient", "fused_experts")
     runs = cycles.runs(cycles.parse(text), cycles.Frequency())

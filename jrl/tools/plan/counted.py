@@ -46,7 +46,7 @@ LATENCY = 1e-6  # seconds of the smallest collective: about one hop and its two 
 CALL_CYCLES = 2122  # of an empty kernel: the least that the compiler assigns to any operation
 STREAM_SHARE = 0.8  # of the HBM rate at which kernels read weights: blocks are prefetched, except the first
 KERNEL_SHARE = 0.5  # of the matrix unit's peak that the attention kernel reaches
-GRADIENT = "expert_gradient"  # the name of the kernel
+GRADIENT, ROWS_GRADIENT = "expert_gradient", "expert_rows_gradient"  # the names of the kernels
 BETWEEN_SLICES = "xla_megascale_runtime"  # transfers arrays between slices, from host to host
 DEAREST = 10  # most operations listed
 SHOWN = 3  # most warnings of one kind
@@ -193,14 +193,14 @@ def streamed_seconds(runs: Iterable[ExecutionCount], case: Case, chip: Chip) -> 
 
 def expert_seconds(program: HloModule, runs: Iterable[ExecutionCount], case: Case, chip: Chip) -> float:
     """Returns the seconds of the matmuls of rows sorted by expert (`ragged_dot`), for which the compiler generates a
-    kernel, and of the gradients of the experts' matrices, in our own kernel. Both multiply a tile of rows with each of
-    the tile's experts. Experts are used evenly."""
+    kernel, and of the gradients of the experts' matrices and of their rows, in our own kernels. All multiply a tile of
+    rows with each of the tile's experts. Experts are used evenly."""
     total, itemsize = 0.0, jnp.dtype(case.cfg.dtype).itemsize
     padded = lambda size: -(-size // LANES) * LANES  # the last dimension of an array, in memory and in the matrix unit
     for run in runs:
         tiling = re.search(r'ragged_dot_tiling="(\d+)', run.instruction.attributes)
-        of_gradient = f"/{GRADIENT}" in run.instruction.op_name
-        if not is_kernel(run.instruction) or not (tiling or of_gradient):
+        of_gradient, of_rows = (f"/{name}/" in run.instruction.op_name for name in (GRADIENT, ROWS_GRADIENT))
+        if not is_kernel(run.instruction) or not (tiling or of_gradient or of_rows):
             continue
         around, result = program.computations[run.computation], run.instruction.shapes[0]
         last = next(around[name].shapes[0] for name in reversed(run.instruction.operands) if name in around)
@@ -208,15 +208,19 @@ def expert_seconds(program: HloModule, runs: Iterable[ExecutionCount], case: Cas
             (count, inputs, columns), rows, tile = result.dims, last.dims[0], expert_tiles.ROWS
             times = [-(-size // expert_tiles.columns_at_once(size, itemsize)) for size in (inputs, columns)]
         else:
-            (rows, columns), (count, inputs, _) = result.dims, last.dims
-            tile, times = int(tiling[1]), (1, 1)
+            (rows, _), (count, inputs, columns) = result.dims, last.dims
+            tile, times = expert_tiles.ROWS if of_rows else int(tiling[1]), (1, 1)
         filled = filled_rows(rows, case)
         visited = count * (1 - (1 - 1 / count) ** filled)
-        computed = (filled / tile + visited) * tile * 2 * padded(inputs) * padded(columns)
-        # The gradient of an expert without rows is written too; a tile of either operand is read for each column block
-        # of the other one.
-        matrices = (count if of_gradient else visited) * inputs * padded(columns)
-        moved = itemsize * (matrices + filled * (padded(inputs) * times[1] + padded(columns) * times[0]))
+        visits = filled / tile + visited
+        computed = visits * tile * 2 * padded(inputs) * padded(columns)
+        read = count if of_gradient else visited  # the gradient of an expert without rows is written too
+        if of_rows:
+            by_in, by_out = expert_tiles.matrix_block(inputs, columns, itemsize)
+            times, read = (-(-inputs // by_in), 1), visited if by_out == columns else visits  # whose blocks take turns
+        # A tile of either operand is read for each column block of the other one.
+        entries = read * inputs * padded(columns) + filled * (padded(inputs) * times[1] + padded(columns) * times[0])
+        moved = itemsize * entries
         total += run.likely * max(computed / (KERNEL_SHARE * chip.matrix_rate), moved / (STREAM_SHARE * chip.hbm_rate))
     return total
 
