@@ -202,15 +202,22 @@ def _define(name: str, value: Any, definitions: dict[str, str], seen: set[int]) 
 
 
 def _used_by(value: Any) -> dict[str, Any]:
-    """Returns what a collection, function or class of the user's is made of and uses by name; {} for other objects."""
+    """Returns what a collection, function or class of the user's is made of and uses by name; of any other object its
+    class and the functions that it holds."""
     if isinstance(value, functools.partial):
         return {"func": value.func, "args": value.args, "keywords": value.keywords}
     if isinstance(value, dict):
         return {f"{place} {literal_of(key)}": item for place, (key, item) in enumerate(value.items())}
     if isinstance(value, tuple | list):
         return {str(place): item for place, item in enumerate(value)}
-    if not isinstance(value, type | types.FunctionType):
-        return {"__wrapped__": value.__wrapped__} if "__wrapped__" in getattr(value, "__dict__", ()) else {}
+    if isinstance(value, types.MethodType):
+        return {"__func__": value.__func__, "__self__": value.__self__}
+    if isinstance(value, types.ModuleType):
+        return {}
+    if not isinstance(value, type | types.FunctionType):  # an object: what it calls, as jax.custom_vjp and its rules
+        calls = lambda name, item: name == "__wrapped__" or isinstance(item, types.FunctionType)
+        attributes = getattr(value, "__dict__", {})
+        return {name: item for name, item in attributes.items() if calls(name, item)} | {"__class__": type(value)}
     if not _is_users_own(value):
         return {}
     if isinstance(value, type):

@@ -410,9 +410,29 @@ class WithACall:
     def __call__(self, shard):
         return LAM
 
+    def of_the_object(self, config, leaves):
+        return optax.scale(LAM)
+
+    @classmethod
+    def of_the_class(cls, config, leaves):
+        return optax.scale(LAM)
+
 
 def with_a_class(config, leaves):
     return WithACall
+
+
+AN_OBJECT = WithACall()
+
+
+def with_an_object(config, leaves):
+    return AN_OBJECT
+
+
+def with_rules(backward):
+    loss = jax.custom_vjp(one)
+    loss.defvjp(two, backward)
+    return lambda config, leaves: loss
 
 
 def with_a_default(lam):
@@ -437,8 +457,11 @@ def traced_own():
     return traced(types.new_class("Own", (OptimizerSettings,)))
 
 
-@pytest.mark.parametrize("direction", [with_inner_functions, with_a_class])
-def test_the_hash_of_a_row_reads_globals_of_functions_and_classes_inside(monkeypatch, direction):
+@pytest.mark.parametrize(
+    "direction",
+    [with_inner_functions, with_a_class, AN_OBJECT.of_the_object, WithACall.of_the_class, with_an_object],
+)
+def test_the_hash_of_a_row_reads_globals_of_functions_methods_and_classes_inside(monkeypatch, direction):
     before = direction_hash(direction)
     assert direction_hash(direction) == before
     monkeypatch.setitem(globals(), "LAM", 0.25)
@@ -451,6 +474,7 @@ def test_the_hash_of_a_row_reads_collections_defaults_arguments_and_compiled_fun
         *map(with_a_default, (0.5, 0.25)),
         *map(with_a_tuple, (one, two)),
         *map(compiled, (one, two)),
+        *map(with_rules, (one, opens)),
         *map(functools.wraps(with_a_collection), (lambda config, leaves: one, lambda config, leaves: two)),
     ]
     assert len({*map(direction_hash, different)}) == len(different)
