@@ -223,23 +223,43 @@ def _used_by(value: Any) -> dict[str, Any]:
     if isinstance(value, type):
         return {method.__name__: method for method in methods_of(value)} | {"__bases__": value.__bases__}
     names = (*value.__code__.co_freevars, *_globals_in(value.__code__))
-    used = {name: meaning for name in names if (meaning := meaning_of(value, name)) is not MISSING}
+    used = {name: meaning for name in names if (meaning := _meaning_of(value, name)) is not MISSING}
     return used | {"__defaults__": value.__defaults__, "__kwdefaults__": value.__kwdefaults__}
 
 
+def _meaning_of(function: types.FunctionType, path: str) -> Any:
+    """Returns the value of a name, or of an attribute of a module of the user's ("module.name"); else MISSING."""
+    name, *attributes = path.split(".")
+    value = meaning_of(function, name)
+    for attribute in attributes:
+        value = getattr(value, attribute, MISSING) if _is_users_own(value, types.ModuleType) else MISSING
+    return value
+
+
 def _globals_in(code: types.CodeType) -> Iterator[str]:
-    """Yields the global names that a function reads, also in functions and classes inside of it."""
-    yield from (each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+    """Yields the global names that a function reads and what it reads of them ("module", "module.name"), also in
+    functions and classes inside of it."""
+    path = ""
+    for each in dis.get_instructions(code):
+        if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            path = each.argval
+        elif path and each.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            path = f"{path}.{each.argval}"
+        else:
+            path = ""
+            continue
+        yield path
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
             yield from _globals_in(inner)
 
 
-def _is_users_own(value: Any) -> bool:
-    """Whether a function or class is defined neither in jrl nor in an installed package or Python itself."""
-    if not isinstance(value, type | types.FunctionType):
+def _is_users_own(value: Any, kinds: Any = type | types.FunctionType) -> bool:
+    """Whether a function or class, or what else `kinds` allows, is neither jrl's nor an installed package's or Python's
+    own."""
+    if not isinstance(value, kinds):
         return False
-    module = str(value.__module__)
+    module = str(value.__name__ if isinstance(value, types.ModuleType) else value.__module__)
     file = getattr(sys.modules.get(module), "__file__", None) or ""
     installed = {"site-packages", "dist-packages"} & {*Path(file).parts}
     return not installed and module.partition(".")[0] not in ("jrl", *sys.stdlib_module_names)

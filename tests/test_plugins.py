@@ -429,6 +429,14 @@ def with_an_object(config, leaves):
     return AN_OBJECT
 
 
+RULES = types.ModuleType("own_rules")
+RULES.LAM, RULES.scaled = 0.5, one
+
+
+def with_a_module(config, leaves):
+    return optax.scale(RULES.LAM * RULES.scaled())
+
+
 def with_rules(backward):
     loss = jax.custom_vjp(one)
     loss.defvjp(two, backward)
@@ -455,6 +463,15 @@ def direction_hash(direction):
 @functools.cache
 def traced_own():
     return traced(types.new_class("Own", (OptimizerSettings,)))
+
+
+@pytest.mark.parametrize("read, other", [("LAM", 0.25), ("scaled", opens)])
+def test_the_hash_of_a_row_reads_what_it_uses_of_modules_of_the_user(monkeypatch, read, other):
+    before = direction_hash(with_a_module)
+    monkeypatch.setattr(RULES, "unused", 0.25, raising=False)
+    assert direction_hash(with_a_module) == before
+    monkeypatch.setattr(RULES, read, other)
+    assert direction_hash(with_a_module) != before
 
 
 @pytest.mark.parametrize(
