@@ -3,6 +3,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 
+import ml_dtypes
 import numpy as np
 import pytest
 from data_fakes import TOKENIZER, numbered
@@ -69,6 +70,12 @@ def own(weights, **functions):
 def test_weights_that_no_draw_can_take_are_refused_by_name(weights, said):
     with pytest.raises(ValueError, match=said):
         curricula.weights_of(own(weights), no_outcomes(3))
+
+
+@pytest.mark.parametrize("dtype", [bool, np.uint8, np.float16, ml_dtypes.bfloat16, np.float64])
+def test_weights_of_every_real_dtype_are_taken(dtype):
+    weights = curricula.weights_of(own(lambda config, table: np.ones(3, dtype)), no_outcomes(3))
+    assert weights.dtype == np.float64 and weights.tolist() == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize(

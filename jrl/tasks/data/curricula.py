@@ -355,7 +355,7 @@ def _checked_weights(curriculum: ConfiguredCurriculum, table: Outcomes) -> Array
     if weights.shape != table.rate.shape:
         raise WrongResult(f"{name} returns weights of the shape {weights.shape} for {len(table.rate)} examples",
                           row.weights)  # fmt: skip
-    if weights.dtype.kind not in "biuf":
+    if not np.can_cast(weights.dtype, np.float64, "same_kind"):  # bfloat16 too: its kind is V
         raise WrongResult(f"{name} returns weights of the dtype {weights.dtype}; they must be numbers", row.weights)
     if not (np.isfinite(weights).all() and (weights >= 0).all()):
         raise WrongResult(f"{name} returns weights that are negative, infinite or NaN; they must be 0 or more",
