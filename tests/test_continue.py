@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 
 import jrl
-from jrl.run.checkpoints.run_state import StateMismatch
+from jrl import loop
+from jrl.run.checkpoints.run_state import NoIntactStep, StateMismatch
 from jrl.run.identity import RefusedIdentity
 from jrl.run.run_hash import read_step
 
@@ -78,7 +80,8 @@ def test_a_new_run_begins_with_the_weights_and_tokenizer_of_another(tmp_path):
     jrl.train("configs/tiny.gin", still, run=second, begin_from=first)
     for name, leaf in policy(first, 2)["layers"].items():
         np.testing.assert_allclose(policy(second, 1)["layers"][name], leaf, atol=1e-20)
-    assert json.loads((second / "manifest.json").read_text())["from"] == {"run": str(first), "step": 2}
+    begun = json.loads((second / "manifest.json").read_text())["from"]
+    assert (begun["run"], begun["step"]) == (str(first), 2)
     jrl.train("configs/tiny.gin", [*still[1:], "Online.steps=3"], run=second)  # goes on without being told again
     with pytest.raises(RefusedIdentity, match="did not begin with the weights of"):
         jrl.train("configs/tiny.gin", TINY, run=first, begin_from=second)
@@ -92,7 +95,8 @@ def test_a_new_run_may_begin_with_an_earlier_step_or_the_best_one(tmp_path):
     jrl.train("configs/tiny.gin", still, run=second, begin_from=first, begin_from_step=1)
     jrl.train("configs/tiny.gin", still, run=third, begin_from=first, begin_from_step="best")
     for begun, step in ((second, 1), (third, best)):
-        assert json.loads((begun / "manifest.json").read_text())["from"] == {"run": str(first), "step": step}
+        recorded = json.loads((begun / "manifest.json").read_text())["from"]
+        assert (recorded["run"], recorded["step"]) == (str(first), step)
         for name, leaf in policy(first, step)["layers"].items():
             np.testing.assert_allclose(policy(begun, 1)["layers"][name], leaf, atol=1e-20)
     further = [*still[1:], "Online.steps=3"]
@@ -106,6 +110,32 @@ def test_a_new_run_may_begin_with_an_earlier_step_or_the_best_one(tmp_path):
     with pytest.raises(ValueError, match="name the run by --from"):
         jrl.train("configs/tiny.gin", still, run=tmp_path / "fourth", begin_from_step=1)
     assert not (tmp_path / "fourth" / "manifest.json").exists()
+
+
+def test_a_run_that_starts_over_begins_with_the_same_weights_of_another_or_not_at_all(tmp_path, monkeypatch):
+    """Killed before its first save, it reads the other run again, which may have been trained anew meanwhile."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    jrl.train("configs/tiny.gin", TINY, run=first)
+    kept = shutil.copytree(first, tmp_path / "kept")
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(loop, "take_step", killed)
+        jrl.train("configs/tiny.gin", TINY, run=second, begin_from=first, begin_from_step=2)
+    shutil.rmtree(first)
+    jrl.train("configs/tiny.gin", [*TINY, "Run.seed=5"], run=first)
+    with pytest.raises(RefusedIdentity, match=f"^step 2 of {first} has other weights than those that this run began"):
+        jrl.train("configs/tiny.gin", TINY, run=second)
+    shutil.rmtree(first / "checkpoints" / "00000002")
+    with pytest.raises(NoIntactStep, match=f"^the weights of step 2 of {first}, .* cannot be read: it is gone; "):
+        jrl.train("configs/tiny.gin", TINY, run=second)
+    shutil.rmtree(first)
+    with pytest.raises(NoIntactStep, match="it is gone; there are none"):
+        jrl.train("configs/tiny.gin", TINY, run=second)
+    kept.rename(first)
+    jrl.train("configs/tiny.gin", TINY, run=second)
 
 
 def test_new_adapters_begin_on_the_weights_of_another_run(tmp_path):

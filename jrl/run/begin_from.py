@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,13 +17,24 @@ from jrl.device.processes import Processes
 from jrl.run.best import BEST, saved_step
 from jrl.run.bucket_run import readable
 from jrl.run.checkpoints.digest import named_leaves
-from jrl.run.checkpoints.run_state import StateMismatch, check_leaves, read_step_manifest, restore_step
+from jrl.run.checkpoints.run_state import (
+    DamagedStep,
+    NoIntactStep,
+    StateMismatch,
+    check_leaves,
+    list_steps,
+    read_step_manifest,
+    restore_step,
+)
 from jrl.run.identity import RefusedIdentity
 from jrl.run.policy import Policy, root_key
 from jrl.run.programs import Programs, abstract
 from jrl.run.report.manifest import read_manifest
 from jrl.run.run_hash import newest
 from jrl.types import Array, TrainState
+
+FROZEN = "state/models/policy/frozen"
+WEIGHTS = ("state/models/policy/params", FROZEN)  # begin the names of a policy's leaves
 
 
 class Origin(NamedTuple):
@@ -29,6 +43,7 @@ class Origin(NamedTuple):
     run: str  # its folder, or gs://BUCKET/NAME
     step: int
     copy: Path | None = None  # where it is read from; None: found when it is needed
+    weights: str | None = None  # their hash when the run began; None: it begins now, or did in an earlier version
 
     @property
     def folder(self) -> Path:
@@ -74,7 +89,7 @@ def origin_of(folder: Path, begin_from: Request | None, location: str | None = N
         return Origin(source_run, step, copy)
     if begin_from is not None:
         _check_begun(recorded, begin_from, location or str(folder))
-    return None if recorded is None else Origin(recorded["run"], recorded["step"])
+    return None if recorded is None else Origin(recorded["run"], recorded["step"], weights=recorded.get("weights"))
 
 
 def _check_begun(recorded: Mapping[str, Any] | None, begin_from: Request, location: str) -> None:
@@ -99,11 +114,11 @@ def manifest_entry(origin: Origin | None) -> dict[str, Any]:
     return {} if origin is None else {"from": {"run": origin.run, "step": origin.step}}
 
 
-def check_fits(origin: Origin, policy: Policy) -> None:
-    """Raises ValueError if another run's weights do not have the shapes of this run's model, or are adapters and this
-    run has none."""
+def check_fits(origin: Origin, policy: Policy) -> str:
+    """Returns a hash of another run's weights, for the manifest. Raises ValueError if they do not have the shapes of
+    this run's model, or are adapters and this run has none; NoIntactStep if they cannot be read."""
     target, _ = _target(origin, policy.programs, abstract(root_key(policy), policy.mesh))
-    saved = read_step_manifest(origin.folder / "checkpoints", origin.step)["leaves"]
+    saved = _leaves(origin)
     try:
         check_leaves(origin.step, saved, named_leaves(target), part=True)
     except StateMismatch as error:
@@ -111,16 +126,27 @@ def check_fits(origin: Origin, policy: Policy) -> None:
             f"the weights of {origin.run} do not fit this model: {error}. Give the model, and its adapter, the fields "
             f"that {origin.run}/config.gin has"
         ) from error
+    return _weights_hash(saved)
 
 
 def state_from_run(
     origin: Origin, programs: Programs, key: Array, abstract_key: jax.ShapeDtypeStruct, processes: Processes
 ) -> TrainState:
     """Returns the state before the first step with the weights of another run's policy, which fit (`check_fits`). A run
-    with adapters trains new ones over the other's full weights, or continues with the other's adapters."""
+    with adapters trains new ones over the other's full weights, or continues with the other's adapters.
+
+    Raises: RefusedIdentity if the other run's step has other weights than when this run began; NoIntactStep if they
+      cannot be read.
+    """
+    if origin.weights not in (None, _weights_hash(_leaves(origin))):
+        raise RefusedIdentity(
+            f"step {origin.step} of {origin.run} has other weights than those that this run began with, and this run "
+            "has no checkpoint yet; restore those, or use another --run"
+        )
     target, adapted = _target(origin, programs, abstract_key)
     checkpoints = origin.folder / "checkpoints"
-    _, restored, _ = restore_step(checkpoints, target, origin.step, part=True, processes=processes, shared=False)
+    with _readable(origin):
+        _, restored, _ = restore_step(checkpoints, target, origin.step, part=True, processes=processes, shared=False)
     saved = restored["state"]["models"]["policy"]
     if not adapted:
         return programs.init_from(saved["params"], key)
@@ -129,11 +155,36 @@ def state_from_run(
     return begun.replace(models={"policy": policy})
 
 
+@contextlib.contextmanager
+def _readable(origin: Origin) -> Iterator[None]:
+    """Raises NoIntactStep, naming the other run, where its step is damaged or gone."""
+    try:
+        yield
+    except (DamagedStep, NoIntactStep) as error:
+        steps = list_steps(origin.folder / "checkpoints")
+        why = error if origin.step in steps else f"it is gone; there are {', '.join(map(str, steps)) or 'none'}"
+        raise NoIntactStep(
+            f"the weights of step {origin.step} of {origin.run}, with which this run begins, cannot be read: {why}. "
+            "Bring that checkpoint back, or begin a new run with another (--from-step)"
+        ) from error
+
+
+def _leaves(origin: Origin) -> dict[str, Any]:
+    """Returns the leaves of the other run's checkpoint, with their digests."""
+    with _readable(origin):
+        return read_step_manifest(origin.folder / "checkpoints", origin.step)["leaves"]
+
+
+def _weights_hash(leaves: Mapping[str, Any]) -> str:
+    """Returns a hash of a policy's weights, by the digests in a checkpoint's manifest."""
+    weights = {name: entry for name, entry in leaves.items() if name.startswith(WEIGHTS)}
+    return hashlib.sha256(json.dumps(weights, sort_keys=True).encode()).hexdigest()
+
+
 def _target(origin: Origin, programs: Programs, abstract_key: jax.ShapeDtypeStruct) -> tuple[dict[str, Any], bool]:
     """Returns what to read from the other run's checkpoint, as shapes, and whether it trained adapters."""
     policy = programs.init.shape(abstract_key).models["policy"]
-    leaves = read_step_manifest(origin.folder / "checkpoints", origin.step)["leaves"]
-    adapted = any(name.startswith("state/models/policy/frozen") for name in leaves)
+    adapted = any(name.startswith(FROZEN) for name in _leaves(origin))
     if adapted and policy.frozen is None:
         raise ValueError(f"{origin.run} trained adapters, and this run has none: export it and start from that folder, "
                          "or set Config.adapter as it did")  # fmt: skip

@@ -239,7 +239,7 @@ def open_job(
         policy = stack.enter_context(run_policy(config, parts, tokenizer, display, shared, run_clock))
         config = policy.config
         if origin is not None and origin.copy is not None:  # the run is new
-            check_fits(origin, policy)
+            manifest["from"]["weights"] = check_fits(origin, policy)
         manifest["chosen"] = {choice.field: choice.value for choice in policy.chosen}
         check_machine(policy, path, processes)
         pool = None if beside is None else beside.scorer.pool
