@@ -33,6 +33,7 @@ from jrl.tasks.tokenizers.bytes import Bytes
 from jrl.tools.doctor import (
     INDEX_ADVICE,
     ROLLOUTS_ADVICE,
+    ending,
     examine,
     identity,
     metrics,
@@ -360,6 +361,13 @@ def test_doctor_marks_runs_whose_last_stage_learned_nothing_or_that_stopped_at_s
         (tmp_path / "summary.json").write_text("{}")
     _, *others = metrics(tmp_path, *metrics_rows(tmp_path), {})
     assert [(one.good, one.text.startswith(line[1])) for one in others] == ([] if line is None else [(line[0], True)])
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"steps": 1, "seconds": 2}'])
+def test_doctor_finds_a_damaged_summary(tmp_path, text):
+    (tmp_path / "summary.json").write_text(text)
+    line = ending(tmp_path)
+    assert line.good is False and line.text.startswith("summary.json is damaged (")
 
 
 def test_doctor_refuses_a_folder_that_is_no_run(tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import itertools
-import json
 import os
 import platform
 import shutil
@@ -152,8 +151,13 @@ def ending(folder: Path) -> Line:
         return Line(True, f"not finished; it trains in the population of {sweep}, whose checkpoints are in "
                           f"{sweep / POPULATION}: the same `jrl sweep` with --out {sweep} continues it")  # fmt: skip
     if paths.exists(folder / "summary.json"):
-        summary = json.loads(paths.read_bytes(folder / "summary.json"))
-        return Line(True, f"finished: {summary['steps']} steps in {summary['seconds']['total']:.0f} s")
+        try:
+            summary = paths.read_object(folder / "summary.json")
+            return Line(True, f"finished: {summary['steps']} steps in {summary['seconds']['total']:.0f} s")
+        except (ValueError, KeyError, TypeError) as error:
+            return Line(False, f"summary.json is damaged ({type(error).__name__}: {error}). Put a good copy back, or "
+                               "remove it: `jrl train` with the same configuration and --run writes it again"
+                        )  # fmt: skip
     if list_condemned(folder / "checkpoints"):
         repeats = f"; `jrl replay` of its {FAULT}/ repeats it" if paths.exists(folder / FAULT) else ""
         return Line(False, "not finished: the same command meets the same fault, unless you change what led there with "
