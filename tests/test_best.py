@@ -53,7 +53,9 @@ def test_evaluations_differ_by_what_accuracy_depends_on_besides_the_policy():
         return eval_identity(config, {"identity": {**manifest_identity, **changed}})
 
     same = ["AdamW.weight_decay=0.1", "Online.objective=@GRPO()", "Eval.every=2", "Eval.batch=8", "Scoring.workers=2",
-            "Checkpoint.every=3", "Decoder.layers=3", "Config.adapter=@LoRA()", "LoRA.rank=2"]  # fmt: skip
+            "Checkpoint.every=3", "Decoder.layers=3", "Config.adapter=@LoRA()", "LoRA.rank=2", "Sampler.slots=4",
+            "Sampler.temperature=0.9", "Sampler.top_k=5", "Sampler.top_p=0.9", "Sampler.min_p=0.1",
+            "Sampler.max_batch_compactions=1", "Sampler.kv_layout='head_dim_major'"]  # fmt: skip
     assert identity(*same, config="with other fields") == identity()
     other = ["Eval.prompts=4", "Eval.samples=2", "Eval.temperature=0.5", "Data.held_out_every=5", "Run.seed=1",
              "Sampler.completion_length=5", "Addition.digits=2"]  # fmt: skip

@@ -33,6 +33,13 @@ NOT_OF_EVALUATION = (
     "Config.judges",
     "Eval.every",
     "Eval.batch",
+    "Sampler.temperature",  # held-out prompts are sampled with Eval.temperature, from all tokens
+    "Sampler.top_k",
+    "Sampler.top_p",
+    "Sampler.min_p",
+    "Sampler.slots",  # tokens are the same in every layout, to rounding
+    "Sampler.kv_layout",
+    "Sampler.max_batch_compactions",
 )
 REWARD = "reward.json"  # which weights, tokenizer and config.json Config.reward began with
 
