@@ -92,7 +92,7 @@ def test_a_new_run_may_begin_with_an_earlier_step_or_the_best_one(tmp_path):
     evaluated = ["Config.eval=@Eval()", "Eval.every=1", "Data.held_out_every=10", "Eval.prompts=8"]
     best = jrl.train("configs/tiny.gin", [*TINY, *evaluated, "Checkpoint.keep=3"], run=first)["best"]["step"]
     still = [*TINY, "AdamW.learning_rate=1e-30"]
-    jrl.train("configs/tiny.gin", still, run=second, begin_from=first, begin_from_step=1)
+    jrl.train("configs/tiny.gin", still, run=second, begin_from=first, begin_from_step=np.int64(1))
     jrl.train("configs/tiny.gin", still, run=third, begin_from=first, begin_from_step="best")
     for begun, step in ((second, 1), (third, best)):
         recorded = json.loads((begun / "manifest.json").read_text())["from"]

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,8 +62,10 @@ class Request(NamedTuple):
 def request(begin_from: str | Path | None, begin_from_step: int | str | None) -> Request | None:
     """Returns what a caller asks for, None if nothing. Raises ValueError for a step of no run, or one that is no
     number."""
-    if begin_from_step not in (None, BEST) and type(begin_from_step) is not int:
-        raise ValueError(f"begin_from_step must be a number or {BEST!r}; got {begin_from_step!r}")
+    if begin_from_step not in (None, BEST):
+        if not isinstance(begin_from_step, Integral):
+            raise ValueError(f"begin_from_step must be a number or {BEST!r}; got {begin_from_step!r}")
+        begin_from_step = int(begin_from_step)  # NumPy's is not JSON
     if begin_from is not None:
         return Request(begin_from, begin_from_step)
     if begin_from_step is not None:
