@@ -189,7 +189,11 @@ def _digest_of(tables: Mapping[str, Mapping[str, Any]]) -> str:
 def _define(name: str, value: Any, definitions: dict[str, str], seen: set[int]) -> None:
     """Adds a plain value, or the source of a function or class, to `definitions`, and under longer names what it is
     made of and uses by name. What has no source is left out, and what was `seen` (ids) before."""
-    if (literal := literal_of(value)) is not None:  # the same in every process
+    try:
+        literal = literal_of(value)
+    except RecursionError:  # a collection that contains itself
+        literal = None
+    if literal is not None:  # the same in every process
         definitions[name] = literal
     elif id(value) not in seen:  # functions may call each other
         seen.add(id(value))

@@ -422,6 +422,14 @@ def with_a_class(config, leaves):
     return WithACall
 
 
+CYCLE = {"lam": 0.5}
+CYCLE["again"] = CYCLE
+
+
+def with_a_cycle(config, leaves):
+    return optax.scale(CYCLE["again"]["lam"])
+
+
 AN_OBJECT = WithACall()
 
 
@@ -495,9 +503,10 @@ def test_the_hash_of_a_row_reads_collections_defaults_arguments_and_compiled_fun
         *map(functools.wraps(with_a_collection), (lambda config, leaves: one, lambda config, leaves: two)),
     ]
     assert len({*map(direction_hash, different)}) == len(different)
-    before = direction_hash(with_a_collection)
+    before = direction_hash(with_a_collection), direction_hash(with_a_cycle)
     monkeypatch.setitem(NESTED, "lam", [0.25])
-    assert direction_hash(with_a_collection) != before
+    monkeypatch.setitem(CYCLE, "lam", 0.25)
+    assert direction_hash(with_a_collection) != before[0] and direction_hash(with_a_cycle) != before[1]
 
 
 def test_the_hash_of_rows_given_as_objects_is_the_same_in_every_process():
