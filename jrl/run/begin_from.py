@@ -141,6 +141,7 @@ def state_from_run(
     Raises: RefusedIdentity if the other run's step has other weights than when this run began; NoIntactStep if they
       cannot be read.
     """
+    origin = origin._replace(copy=origin.folder)  # one copy of a run in a bucket, which may go on meanwhile
     if origin.weights not in (None, _weights_hash(_leaves(origin))):
         raise RefusedIdentity(
             f"step {origin.step} of {origin.run} has other weights than those that this run began with, and this run "
