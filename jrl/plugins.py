@@ -312,6 +312,9 @@ def _row(table: str, name: str, row: Any, where: str) -> Any:
     if row.config.__name__ != name:
         raise PartError(f"part {where}: {NAMES[table]}[{name!r}] must have the name of its config class, "
                         f"{row.config.__name__!r}: gin text refers to it by that name")  # fmt: skip
+    if table == "verifiers" and "weight" not in {field.name for field in dataclasses.fields(row.config)}:
+        raise PartError(f"part {where}: the config class of VERIFIERS[{name!r}] has no field `weight`, the weight "
+                        "of this verifier in the reward; add `weight: float = 1.0`")  # fmt: skip
     if table == "models" and (
         missing := set(CUSTOM_MODEL_FIELDS) - {field.name for field in dataclasses.fields(row.config)}
     ):

@@ -189,6 +189,19 @@ VERIFIERS = {"Mine": Verifier(Mine, lambda completion, example: 1.0)}
         load_parts([write(tmp_path, mine=text)])
 
 
+def test_a_verifier_whose_configuration_has_no_weight_is_refused_when_it_is_loaded(tmp_path):
+    text = """
+import dataclasses
+from jrl.tasks.verifiers import Verifier
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mine:
+    half: float = 0.5
+VERIFIERS = {"Mine": Verifier(Mine, lambda config, completion, example: 1.0)}
+"""
+    with pytest.raises(PartError, match=r"VERIFIERS\['Mine'\] has no field `weight`, .* add `weight: float = 1\.0`"):
+        load_parts([write(tmp_path, mine=text)])
+
+
 def test_defaults_and_star_arguments_are_fine(tmp_path):
     text = """
 def with_default(completion, example, threshold=0.5): return 1.0
