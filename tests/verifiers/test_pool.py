@@ -253,7 +253,7 @@ def test_what_is_too_large_to_send_is_forbidden():
 
 
 def test_an_example_that_is_no_json_is_refused_by_name():
-    with open_pool("good", workers=1) as pool, pytest.raises(TypeError, match="example 'odd'"):
+    with open_pool("good", workers=1) as pool, pytest.raises(ValueError, match="the info of example 'odd'"):
         pool.submit([Item("4", example(id="odd", info={"when": object()}), (0,))])
 
 

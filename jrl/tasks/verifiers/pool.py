@@ -215,7 +215,7 @@ class Pool:
         """Returns a ticket for the verdicts without waiting.
 
         Raises:
-            TypeError: an example's info cannot be written as JSON.
+            ValueError: an example's info cannot be written as JSON.
             ValueError: a row index that does not exist.
         """
         ticket = Ticket([len(item.rows) for item in items])
@@ -636,7 +636,9 @@ def _example_text(example: Example) -> str:
     try:
         return json.dumps(example.to_json())
     except (TypeError, ValueError) as error:
-        raise TypeError(f"example {example.id!r} cannot be written as JSON for its verifiers: {error}") from error
+        raise ValueError(
+            f"the info of example {example.id!r} cannot be written as JSON for its verifiers: {error}"
+        ) from error
 
 
 def _cpu_seconds_of(pid: int) -> float:
