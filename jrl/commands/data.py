@@ -57,6 +57,8 @@ def data(args: argparse.Namespace) -> int:
     file, bindings = None if args.file is None else str(args.file), args.bindings
     if file is not None and "=" in file and not args.file.exists():  # a binding; no file was given
         file, bindings = None, [file, *bindings]
+    if bindings and args.config is None:
+        raise ValueError(f"{bindings[0]}: a binding overrides --config, and none is given")
     config, parts = (None, None) if args.config is None else load_config(args.config, bindings)
     tables = None if parts is None else parts.tables
     read = inspect_data.Read(args.layout, args.take, args.stage)
