@@ -71,7 +71,7 @@ def sweep(args: argparse.Namespace) -> int:
         if args.population:
             from jrl.tools.sweep import population
 
-            jobs, how = len(spec.members), population.dealt_out
+            jobs, how = None, population.dealt_out
             configs, parts = population.read_configs(spec)
             population.check_population(configs, parts.tables, [axis.name for axis in spec.axes])
             train = lambda members, progress: population.train_population(

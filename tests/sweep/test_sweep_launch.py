@@ -218,6 +218,14 @@ def test_time_left_counts_the_members_that_train_at_once():
     assert time_left([], 3, 1) == "" and time_left([5], 0, 1) == ""
 
 
+def test_members_of_a_population_that_end_together_leave_no_time(tmp_path):
+    stream = io.StringIO()
+    progress = open_progress(tmp_path, 2, 0, None, ("reward/mean",), stream)
+    for name in "ab":
+        progress.ended(Ended(member(name), 0, 72.0))
+    assert not any(line.endswith(" left") for line in stream.getvalue().splitlines())
+
+
 def test_the_last_row_is_the_last_whole_line(tmp_path):
     assert last_row(tmp_path) == {}
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"ste')

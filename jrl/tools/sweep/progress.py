@@ -22,13 +22,14 @@ REFRESH_SECONDS = 1.0  # between updates of the status line
 
 
 def open_progress(
-    folder: Path, total: int, finished: int, jobs: int, metrics: Sequence[str], stream: TextIO
+    folder: Path, total: int, finished: int, jobs: int | None, metrics: Sequence[str], stream: TextIO
 ) -> ProgressCallbacks:
     """Returns callbacks that print the progress of a sweep to `stream`.
 
     Args:
       total: members of the sweep. finished: members that are finished already.
-      jobs: members that train at a time. The time left is estimated from the mean time of those that are done.
+      jobs: members that train at a time, and from whose mean time the time left is estimated; None: all of them train
+        together and end at once.
       metrics: what the members will be compared by; each line shows the last value of the first one, or of
         "reward/mean" if there are none. Metrics missing from the first member that is done are reported at once.
     """
@@ -99,9 +100,10 @@ def open_progress(
     return ProgressCallbacks(began, elsewhere, ended, tick, clear)
 
 
-def time_left(seconds: Sequence[float], left: int, jobs: int) -> str:
+def time_left(seconds: Sequence[float], left: int, jobs: int | None) -> str:
     """Returns the estimated time for `left` members as text; "" if it is unknown or none are left."""
-    return duration(statistics.mean(seconds) * left / min(jobs, left)) if seconds and left else ""
+    known = seconds and left and jobs is not None
+    return duration(statistics.mean(seconds) * left / min(jobs, left)) if known else ""
 
 
 def last_row(folder: Path) -> dict[str, Any]:

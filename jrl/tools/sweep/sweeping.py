@@ -70,7 +70,7 @@ def train_sweep(
     folder: Path,
     *,
     train: Callable[[Sequence[Member], ProgressCallbacks], dict[str, Ended]],
-    jobs: int,
+    jobs: int | None,
     how: Callable[[int], str],
     metrics: Sequence[str],
     stream: TextIO,
@@ -78,8 +78,8 @@ def train_sweep(
     """Trains the unfinished members. Returns how they ended, and how many of all members are finished now.
 
     Args:
-      train: trains members and reports progress. jobs: members that train at a time. how: describes how a number of
-        members train.
+      train: trains members and reports progress. jobs: members that train at a time; None: all together. how: describes
+        how a number of members train.
       metrics: what members will be compared by; empty: the default metrics.
     """
     waiting = [member for member in sweep.members if not is_finished(folder, member)]
