@@ -69,6 +69,8 @@ def part_of(functions: Mapping[str, Callable[..., Any]]) -> PartSource:
         for function in functions.values():
             if not isinstance(function, types.FunctionType):
                 raise ValueError(f"a verifier of type {type(function).__name__}; it must be a function made by `def`")
+            if function.__name__ == "<lambda>":
+                raise ValueError("a lambda has no name that a configuration could give; define the verifier by `def`")
             if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
                 raise ValueError(f"{function.__name__!r} is a coroutine or a generator; a verifier returns its reward")
             _carry_value(function.__name__, function, function, carried)
