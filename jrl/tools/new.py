@@ -69,6 +69,9 @@ PYTHON = '''\
 def Close(completion, example):
     """Returns 1 for the right number, less for a near one, 0 for anything else.
 
+    Evaluations count every number above 0 as correct. To reward an answer that they should count as wrong, return
+    Verdict(Status.WRONG, reward), with both names from jrl.tasks.verdict.
+
     Args:
       completion: what the model wrote.
       example: a row of {name}.jsonl. example.answer is its `answer`, example.info holds its other columns, and
