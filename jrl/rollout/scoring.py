@@ -44,7 +44,7 @@ __all__ = [
 class Scoring:
     """How completions are scored."""
 
-    # for examples that name none; the reward is their weighted sum
+    # for examples that name none; the reward is their weighted sum, and the first one says what is correct
     verifiers: tuple[Any, ...] = dataclasses.field(default=(), metadata={"table": "verifiers"})
     workers: int = 2  # verifier processes, in parallel
     cpu_seconds: float = 2.0  # CPU time of one verifier on one completion
