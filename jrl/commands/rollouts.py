@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="a condition on rows, such as \"reward < 0.5 and completion contains 'So'\"; "
                         f"verdict and finish also take names: \"verdict == wrong\" ({CODES})")  # fmt: skip
     parser.add_argument("--columns", metavar="A,B", help="what to show of each row (default: step, "
-                        "reward, example_id and texts; in a file also what Dataset.layout = 'rollouts' "
+                        "reward, valid, example_id and texts; in a file also what Dataset.layout = 'rollouts' "
                         "reads)")  # fmt: skip
     parser.add_argument(
         "--most",

@@ -27,7 +27,7 @@ from jrl.tasks.verdict import Status
 from jrl.types import Finish
 
 BLOCK_ROWS = 4096  # rows read at once
-SHOWN = ("step", "reward", "example_id", "prompt", "completion")  # default columns
+SHOWN = ("step", "reward", "valid", "example_id", "prompt", "completion")  # default columns; not valid: not scored
 # Default columns of a file: those of the layout `rollouts`, from which Dataset makes training data.
 EXPORTED = ("step", "group", "reward", "valid", "example_id", "prompt", "completion")
 SHOWN_BELOW = ("prompt", "completion")  # columns with a line each

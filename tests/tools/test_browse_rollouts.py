@@ -114,6 +114,18 @@ def test_the_command_shows_rows_without_obeying_them(run, capsys):
     assert "the run stored none: Log.rollouts was False" in capsys.readouterr().err
 
 
+def test_the_command_shows_which_rewards_are_of_no_score(tmp_path, capsys):
+    store = open_rollouts(tmp_path / "rollouts", rows=0)
+    fields = {"reward": np.float32([0, 0]), "valid": np.array([True, False])}
+    store.append(1, fields, ["p", "p"], ["a", "b"], ["e", "e"], np.zeros((2, 2), np.uint32))
+    store.close()
+    assert cli.main(["rollouts", str(tmp_path), "--where", "reward < 0.5"]) == 0
+    out = capsys.readouterr().out
+    assert "step 1  reward 0  valid true" in out and "step 1  reward 0  valid false" in out
+    assert cli.main(["rollouts", str(tmp_path), "--where", "reward < 0.5 and valid == true"]) == 0
+    assert "1 rows shown" in capsys.readouterr().out
+
+
 def test_codes_are_shown_with_their_names_which_the_help_lists(run, capsys):
     columns = ["--columns", "verdict,finish,reward"]
     assert cli.main(["rollouts", str(run), "--where", "verdict == wrong", "--most", "1", *columns]) == 0
