@@ -84,6 +84,9 @@ def load_config(
 def load_run_config(folder: Path, bindings: Sequence[str] = ()) -> tuple[Config, Parts]:
     """Returns the configuration of a run's folder, with the parts saved in it. Raises ConfigError."""
     file = str(folder / "config.gin")
+    if gin.peek(None, bindings, Config, "parts")[0] is not None:
+        raise gin.ConfigError("command line", f"a run is opened with the parts in {folder / 'parts'}, as it was "
+                              "trained; leave out Config.parts")  # fmt: skip
     try:
         return load_config(file, [*bindings, "Config.parts=[]"], saved_parts(folder / "parts"))
     except gin.ConfigError as error:

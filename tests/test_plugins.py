@@ -556,6 +556,12 @@ def test_only_a_name_that_a_run_lacks_is_told_of_parts_given_as_objects(tmp_path
         load_run_config(tmp_path)
 
 
+def test_parts_in_a_binding_for_a_run_that_is_opened_are_refused(tmp_path):
+    (tmp_path / "config.gin").write_text("Config.parts = []\n")
+    with pytest.raises(ConfigError, match=r"a run is opened with the parts in .*/parts, as it was trained; leave out"):
+        load_run_config(tmp_path, ["parts = ['mine.py']"])
+
+
 def test_rows_given_as_objects_share_no_program_with_an_earlier_load():
     @traced
     class Rates(OptimizerSettings):
