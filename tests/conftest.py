@@ -173,8 +173,8 @@ row_of_first_load = functools.lru_cache(plugins._of_this_load)
 
 @pytest.fixture(scope="module", autouse=True)
 def rows_shared(request):
-    """Rows that tests give as objects are the same at every load, and so are the programs of their runs. jrl, which
-    cannot know that, makes new functions of them each time."""
+    """Rows that tests give as objects, but for objectives, are the same at every load, and so are the programs of their
+    runs. jrl, which cannot know that, makes new functions of them each time."""
     if request.path.name in ("test_plugins.py", "test_optimizers_run.py"):  # which test that
         yield
         return
