@@ -293,8 +293,8 @@ def observed(
     stored = np.random.default_rng([control or 0, 1])
     seen: list[Example] = []
 
-    def observe(submitted, samples, scorer, sources, sampler, *rest):
-        batch = collects(submitted, samples, scorer, sources, sampler, *rest)
+    def observe(submitted, scorer, sources, sampler, *rest):
+        batch = collects(submitted, scorer, sources, sampler, *rest)
         if not by_scores or any(name.startswith("role/") for source in sources for name in source.names):
             found = calls.setdefault(id(sampler.stream), [])
             found.append(outcomes_of(batch) if control is None else above_chance(batch))

@@ -10,10 +10,13 @@ import types
 import jax
 import numpy as np
 import pytest
+from recipe_runs import small
+from small_model import PARTS
 
 import jrl
 from benchmarks import recipes
 from jrl.device.placement import rows_on_mesh
+from jrl.device.sharding import MeshShape, make_mesh
 from jrl.rollout.collect import Collected
 from jrl.rollout.scoring import HostScores
 from jrl.tasks.data.prompts import Visit
@@ -106,6 +109,17 @@ def batch(mesh):
 def test_outcomes_are_read_by_prompt_without_those_that_do_not_count(mesh):
     assert recipes.outcomes_of(batch(mesh)[0]) == {"p": [0.5, 0], "q": [0.125]}
     assert recipes.outcomes_of(batch(mesh)[0], "reward") == {"p": [1, 0], "q": [0.25]}
+
+
+@pytest.mark.parametrize("control", [None, 0])
+def test_every_sampling_call_of_a_run_is_observed(control, tmp_path):
+    path, bindings = small("dr_po")  # its completions begin with a part of an answer, which a control deals out too
+    calls, rewards = {}, {}
+    with jax.set_mesh(make_mesh(MeshShape(), jax.devices()[:1])), recipes.observed(calls, control, rewards):
+        jrl.train(path, bindings, parts=[PARTS], run=tmp_path)
+    (outcomes,), (earned,) = calls.values(), rewards.values()
+    assert [sum(map(len, found.values())) for found in outcomes] == [32, 32]  # 4 prompts, 8 samples, 2 steps
+    assert [sum(map(len, found.values())) for found in earned] == [32, 32]
 
 
 def test_a_recipe_learns_by_scores_where_its_reward_models_reward_it():
