@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import itertools
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import jax
 
 from jrl.algos.contract import Facts, Objective
 from jrl.algos.online_vpo import OnlineVPO
@@ -32,6 +37,8 @@ from jrl.experiment import (
     written_corrections,
 )
 from jrl.learning.average import AVERAGE
+from jrl.learning.optimizers.schedules import ConstantRate
+from jrl.learning.optimizers.settings import OptimizerSettings
 from jrl.models.heads import REWARD
 from jrl.models.pretrained.published import Published
 from jrl.models.shape import Decoder
@@ -147,6 +154,8 @@ def check_online(
         )
     check_needs(stage, objective, config, earlier)
     check_learner_of_samples(stage, objective)
+    if stage.optimizer_state == "continued":
+        check_continued_optimizer(stage, config, tables)
     if stage.critic is not None:
         check_critic(stage, objective, earlier)
     check_judges(stage, config)
@@ -392,6 +401,35 @@ def check_learner_of_samples(stage: Online, objective: Objective) -> None:
     if getattr(stage.objective, "ranks_by", None) == "outcome" and (stage.rewards or stage.shaping is not None):
         raise ValueError(f"{name}.ranks_by = 'outcome' takes pairs by the first verifier alone, and Online.rewards and "
                          "Online.shaping change the reward; leave them out, or set it to 'reward'")  # fmt: skip
+
+
+def check_continued_optimizer(stage: Online, config: Config, tables: Tables) -> None:
+    """Raises ValueError if a stage cannot continue the optimizer of the stage before: that one must have trained the
+    same arrays, by an optimizer whose state has the same arrays."""
+    steps_before = [s for s in itertools.takewhile(lambda s: s is not stage, config.stages) if s.steps]
+    before = steps_before[-1] if steps_before else None
+    continues = "Online.optimizer_state = 'continued' continues the optimizer of the stage before"
+    if before is None or before.trains != stage.trains:
+        trained = "there is none" if before is None else f"that one trains {before.trains!r}"
+        raise ValueError(f"{continues}, which must train {stage.trains!r} too; {trained}. Set 'new'")
+    if _state_options(stage.optimizer) != _state_options(before.optimizer):
+        raise ValueError(
+            f"{continues}: both must be of one kind, with the same options but for floats, schedule and average; got "
+            f"{type(before.optimizer).__name__} and then {type(stage.optimizer).__name__}. Set 'new', or the same "
+            "options in both"
+        )
+    heads_of = lambda s: trained_heads(s, needs_of(s, tables))[stage.trains]
+    outputs = lambda s: {head: needs_of(s, tables).head_outputs[head] for head in heads_of(s)}
+    known = {head: count for s in reversed(trained_before(stage.trains, stage, config.stages)) if s.steps
+             for head, count in outputs(s).items()}  # fmt: skip
+    if new := [head for head, count in outputs(stage).items() if known.get(head) != count]:
+        raise ValueError(f"{continues}, and {type(stage.objective).__name__} trains a {new[0]} head that it did not "
+                         "have: the head has no moments. Set 'new'")  # fmt: skip
+
+
+def _state_options(optimizer: OptimizerSettings) -> Any:
+    """Returns what the arrays of an optimizer's state depend on: all options but floats, schedule and average."""
+    return jax.tree.structure(dataclasses.replace(optimizer, schedule=ConstantRate(), average=None))
 
 
 def check_critic(stage: Online, objective: Objective, earlier: Collection[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from jrl.algos import ALGOS
 from jrl.algos.contract import Needs, Objective
@@ -140,6 +140,9 @@ class Online:
     trains: str = "policy"
     # Of the role that learns
     optimizer: Any = dataclasses.field(default_factory=AdamW, metadata={"table": "optimizers"})
+    # 'continued': it begins with the moments and the count of updates of the stage before, which trained the same role
+    # with the same kind of optimizer; 'new': with none
+    optimizer_state: Literal["new", "continued"] = "new"
     # The role that a separate critic is initialized from, such as 'policy' or 'reward'; 'critic': continue that of an
     # earlier stage. None: the policy has the value head, if the objective needs one.
     critic: str | None = None

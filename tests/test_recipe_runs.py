@@ -39,6 +39,40 @@ def test_a_stage_may_have_shorter_completions_and_the_next_one_longer(tmp_path):
     assert run_fingerprint(tmp_path / "cut") == run_fingerprint(tmp_path / "straight")
 
 
+def test_the_optimizer_of_a_longer_window_continues_that_of_the_shorter_one(tmp_path):
+    path, bindings = small("staged_length")
+    further = ["Checkpoint.every=1", "Checkpoint.keep=9"]
+    count_after = lambda run, step: int(
+        read_step(run, step)[0]["state"]["models"]["policy"]["opt_state"]["1"]["0"]["count"]
+    )
+    counts = lambda run: [count_after(run, step) for step in range(1, 6)]
+    jrl.train(path, [*bindings, *further], parts=[PARTS], run=tmp_path / "continued")
+    assert counts(tmp_path / "continued") == [1, 1, 2, 3, 4]
+    jrl.train(path, [*bindings, *further, "long/Online.optimizer_state='new'"], parts=[PARTS], run=tmp_path / "new")
+    assert counts(tmp_path / "new") == [1, 1, 2, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("bindings", "message"),
+    [
+        (["short/Online.optimizer_state='continued'", "Config.stages=[@short/Online(), @long/Online()]"],
+         "must train 'policy' too; there is none"),
+        (["short/Online.optimizer=@Muon()"], "but for floats, schedule and average; got Muon and then AdamW"),
+        (["long/AdamW.moments='bfloat16'"], "got AdamW and then AdamW"),
+        (["short/AdamW.memory='host'"], "got AdamW and then AdamW"),
+        (["long/Online.objective=@PPO()"], "PPO trains a value head that it did not have"),
+    ],
+)  # fmt: skip
+def test_an_optimizer_that_cannot_be_continued_is_refused(bindings, message):
+    jrl.load_config(
+        str(ROOT / "configs" / "algos" / "staged_length.gin"),
+        ["long/AdamW.learning_rate=3e-4", "long/AdamW.average=0.9", "long/AdamW.schedule=@CosineDecay()",
+         "CosineDecay.decay_steps=20"],
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=message):
+        jrl.load_config(str(ROOT / "configs" / "algos" / "staged_length.gin"), bindings)
+
+
 @pytest.mark.parametrize("name", ["curiosity", "process_rewards"])
 def test_what_was_said_before_and_who_judges_steps_are_in_the_checkpoint(name, tmp_path):
     path, bindings = small(name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +20,7 @@ from jrl.models.adapters.lora import LoRA, adapted
 from jrl.models.decoder import MODEL
 from jrl.models.heads import REWARD, VALUE
 from jrl.models.shape import Decoder
-from jrl.run.train_state import begin_stage, drawn_heads, initial_state
+from jrl.run.train_state import begin_stage, continue_stage, drawn_heads, initial_state
 
 CFG = Decoder(vocab_size=24, layers=1, width=16, heads=2, kv_heads=1, head_dim=8, mlp_width=16)
 COMPARES = Needs(reference=True)
@@ -125,3 +127,17 @@ def test_a_critic_has_the_value_head_and_moments_of_its_own(adapter, mesh):
     ).models[CRITIC]
     np.testing.assert_array_equal(of_policy.heads[VALUE], np.zeros((1, 16, 1), np.float32))
     assert of_policy.shares == (None if adapter is None else "policy")
+
+
+def test_a_stage_may_continue_the_optimizer_of_the_stage_before(mesh):
+    before = begun(first_state(), Needs(values=True))
+    policy = before.models["policy"]
+    policy = policy.replace(opt_state=jax.tree.map(jnp.ones_like, policy.opt_state), version=jnp.int32(7))
+    before = before.replace(models={"policy": policy})
+    for needs in (COMPARES._replace(values=True), COMPARES):  # the heads of the model stay, and so do their moments
+        begin = functools.partial(begun, needs=needs, average=0.9)
+        state = continue_stage(before, trains="policy", begin_fn=begin)
+        assert jax.tree.structure(state) == jax.tree.structure(begin(before))
+        same(state.models["policy"].opt_state, policy.opt_state)
+        assert int(state.models["policy"].version) == 0
+        assert state.models["reference"].opt_state is state.models[AVERAGE].opt_state is None

@@ -51,7 +51,7 @@ from jrl.rollout.strategies.contract import ConfiguredStrategy, Drawing
 from jrl.rollout.strategies.partial import Partial
 from jrl.run.sampler_devices import ProgramApart, copies_for
 from jrl.run.teacher import TEACHER, abstract_teacher, teacher_shape, with_teacher
-from jrl.run.train_state import begin_stage, copy_leaves, initial_state, state_from
+from jrl.run.train_state import begin_stage, continue_stage, copy_leaves, initial_state, state_from
 from jrl.types import Array, ModelState, PyTree, Rollout, TrainState
 
 STATE_AS_IT_IS = Objective._field_defaults["next_state"]
@@ -369,10 +369,12 @@ def state_functions(stage: Stage, objective: Objective, configured: Optimizers, 
     close_options = dict(roles=tuple(configured))
     if isinstance(stage, Online):
         close_options |= dict(reset_reference_every=stage.reset_reference_every)
+    begin_options |= dict(model=model, cfg=cfg, num_previous=num_previous(stage, objective))
+    begin = functools.partial(begin_stage, **begin_options)
+    if isinstance(stage, Online) and stage.optimizer_state == "continued":
+        begin = functools.partial(continue_stage, trains=stage.trains, begin_fn=begin)
     functions: Functions = {
-        "begin": functools.partial(
-            begin_stage, **begin_options, model=model, cfg=cfg, num_previous=num_previous(stage, objective)
-        ),
+        "begin": begin,
         "close": functools.partial(learner.close_step, objective=objective, **close_options),
     }
     if CRITIC in configured and stage.critic_warmup:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -57,7 +57,8 @@ def begin_stage(
 ) -> TrainState:
     """Returns the state that a stage begins with: a fresh optimizer for the role that it trains, copies of the policy
     for the roles that it needs, the objective's first state. Roles that earlier stages trained stay, without their
-    optimizers: moments do not pass from stage to stage, and a reset of the reference keeps them (O9).
+    optimizers: moments do not pass from stage to stage (except by `continue_stage`), and a reset of the reference keeps
+    them (O9).
 
     Args:
       trains: the role that learns. config: the objective's. cfg: the model's.
@@ -93,6 +94,20 @@ def begin_stage(
         opt_state = begin(*critic_optimizer, Weights(begun.params, begun.heads), leaves_of(begun))
         models[CRITIC] = begun.replace(opt_state=opt_state)
     return state.replace(models=models, objective=objective.init_state(config))
+
+
+def continue_stage(state: TrainState, *, trains: str, begin_fn: Callable[[TrainState], TrainState]) -> TrainState:
+    """Returns `begin_fn(state)`, the state that a stage begins with, except that the optimizer of the role that it
+    trains keeps the state of the stage before: moments, and the count of updates that the schedule reads (O9).
+
+    Args:
+      begin_fn: `begin_stage` of the stage.
+
+    Source: AceReason, 2505.16400, whose window of completions grows from stage to stage (F7).
+    """
+    begun = begin_fn(state)
+    trained = begun.models[trains].replace(opt_state=state.models[trains].opt_state)
+    return begun.replace(models={**begun.models, trains: trained})
 
 
 def drawn_heads(names: Sequence[str], role: str, key: Array, cfg: Any, outputs: Mapping[str, int]) -> dict[str, Array]:

@@ -129,4 +129,14 @@ PARTS: list[Part] = [
             "tests/test_train_state.py::test_a_critic_has_the_value_head_and_moments_of_its_own",
         ],
     },
+    {
+        "id": "O9",
+        "function": "jrl.run.train_state:continue_stage",
+        "inputs": ["state", "trains", "begin_fn"],
+        "output": "state with the moments of the stage before",
+        "tests": [
+            "tests/test_recipe_runs.py::test_the_optimizer_of_a_longer_window_continues_that_of_the_shorter_one",
+            "tests/test_train_state.py::test_a_stage_may_continue_the_optimizer_of_the_stage_before",
+        ],
+    },
 ]
