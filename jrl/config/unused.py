@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -103,17 +104,22 @@ def _unused(reading: Reading, statement: Statement) -> str:
             else f"; refer to it as @{statement.scope}/{section}()"
         )
         return f"{text}: there is no @{statement.scope}/{section}() in this configuration{hint}"
-    same_field = [name for _, name in reading.instances if field in fields_of(reading.schema.sections[name])]
+    same_field = [name for _, name in sorted(reading.instances) if field in fields_of(reading.schema.sections[name])]
     siblings = [name for name in same_field if _share_table(reading.schema, name, section)]
     guess = siblings[0] if siblings else nearest(section, same_field)
     hint = f". Did you mean {guess}.{field}?" if guess else ""
-    holders = [
-        f"{name}.{f.name}"
+    holders = {
+        f"{scope}/{name}.{f.name}" if scope else f"{name}.{f.name}": f
         for name, cls in reading.schema.sections.items()
         for f in fields_of(cls).values()
-        if section in {c.__name__ for c in _choices(reading.schema, f)} and any(name == n for _, n in reading.instances)
-    ]
-    chosen = f"{'' if hint else '.'} To select {section}, bind {holders[0]} = @{section}()" if holders else ""
+        if section in {c.__name__ for c in _choices(reading.schema, f)}
+        for scope in sorted(scope for scope, n in reading.instances if n == name)
+    }
+    chosen = ""
+    if holders:
+        is_list = typing.get_origin(next(iter(holders.values())).hint) in (tuple, list)
+        value = f"[@{section}()]" if is_list else f"@{section}()"
+        chosen = f"{'' if hint else '.'} To select {section}, bind {' or '.join(holders)} = {value}"
     return f"{text}: no {section} is part of this configuration{hint}{chosen}"
 
 

@@ -40,6 +40,7 @@ WRONG_LINES = [
     ("Run.lag = 1", "Run has no field 'lag'; did you mean Loop.lag?"),
     ("DAPO.clip_high = 0.3", "unused binding: DAPO.clip_high: no DAPO is part of this configuration"),
     ("SFT.steps = 3", "To select SFT, bind Config.sft = @SFT()"),
+    ("Length.target = 3", "To select Length, bind Scoring.verifiers = [@Length()]"),
     ("warm/AdamW.betas = [0.1, 0.2]", "there is no @warm/AdamW() in this configuration; refer to it as @warm/AdamW()"),
     ("a/b/AdamW.betas = [0.1, 0.2]", "scope 'a/b' has more than one level"),
     ("Config.optimizer = @a/b/AdamW()", "a scope has one level, @scope/AdamW()"),

@@ -62,6 +62,12 @@ def test_every_field_that_may_differ_on_resume_exists():
         assert section in sections and (field == "*" or field in fields_of(sections[section])), name
 
 
+def test_an_unused_part_names_every_field_of_the_run_that_selects_it():
+    named = r"no PPO is part of .* To select PPO, bind warm/Offline\.objective or Online\.objective = @PPO\(\)"
+    with pytest.raises(ConfigError, match=named):
+        load(None, [*BASE, "PPO.gae_lambda = 1.0"], Config, CLASSES)
+
+
 def test_help_has_a_section_for_every_class():
     text = describe(Config, CLASSES)
     for cls, field in all_fields(Config, CLASSES):
