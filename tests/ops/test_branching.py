@@ -28,7 +28,8 @@ def test_the_column_is_the_candidate_with_the_most_noise():
     )
     noise = jnp.array([[0.9, 0.2, 0.8, 0.7], [0.9, 0.7, 0.8, 0.2], [0.5] * 4, [0.0, 0.9, 0.9, 0.0]])
     assert jax.jit(branch_column)(candidates, noise).tolist() == [3, 1, -1, 0]
-    assert branch_column(candidates[None], noise[None]).tolist() == [[3, 1, -1, 0]]
+    # Whatever axes lead: in this order column 1 has a candidate and row 1 has none.
+    assert branch_column(candidates[None, ::-1], noise[None, ::-1]).tolist() == [[0, -1, 1, 3]]
 
 
 def test_the_draw_is_fair():
