@@ -112,6 +112,13 @@ def test_who_meets_nobody_is_neither_best_nor_worst_and_two_that_meet_once_have_
     np.testing.assert_array_equal(label, [1, 0, 0])
     np.testing.assert_array_equal(unit, [0, 0, -1])
     assert (run(wins, group, place, valid, margin=0.65)[1] == -1).all()
+    # Row 0 met only row 3, which is not valid; that says nothing of row 0, and row 1 lost to row 2.
+    wins = np.full((4, 4), NAN, np.float32)
+    for winner, loser in ((3, 0), (2, 1)):
+        wins[winner, loser], wins[loser, winner] = 0.9, 0.1
+    label, unit = run(jnp.asarray(wins), jnp.zeros(4, jnp.int32), jnp.arange(4, dtype=jnp.int32),
+                      jnp.array([True, True, True, False]), margin=0.0)  # fmt: skip
+    assert (label.tolist(), unit.tolist()) == ([0, 0, 1, 0], [-1, 0, 0, -1])
 
 
 def whole_batch(preference, group, valid, num_groups):
