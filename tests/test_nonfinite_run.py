@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import json
 import random
+import re
 import shutil
 from types import SimpleNamespace
 
@@ -11,7 +12,8 @@ import jax
 import numpy as np
 import pytest
 from processes_in_threads import together
-from short_runs import run
+from short_runs import metrics, run
+from small_model import BIGRAM
 
 import jrl
 from jrl import cli, loop
@@ -446,3 +448,16 @@ def test_a_folder_without_a_bundle_is_refused(tmp_path, capsys):
     (tmp_path / "fault.json").write_text('{"step": 3}')
     with pytest.raises(ValueError, match=r"fault\.json is damaged: it has no stage, stage_name"):
         replay(tmp_path)
+
+
+def test_a_run_that_its_objective_stops_has_the_checkpoint_before_and_goes_on_without_the_limit(tmp_path):
+    settings = [BIGRAM, "Online.objective=@IcePop()", "Online.lag=1", "IcePop.low=0.99", "IcePop.high=1.01",
+                "Checkpoint.every=1", "Online.steps=6", "AdamW.learning_rate=0.03"]  # fmt: skip
+    with pytest.raises(StopRun, match=r"^at step [2-6] \d+% of the tokens were rejected") as error:
+        run(settings, tmp_path)
+    step = int(re.search(r"step (\d)", str(error.value))[1])
+    rows = metrics(tmp_path)
+    assert len(rows) == step and rows[-1]["rejected"] > 0.5 and all(row["rejected"] <= 0.5 for row in rows[:-1])
+    assert list_steps(tmp_path / "checkpoints")[-1] == step - 1
+    run([*settings, "IcePop.most_rejected=None"], tmp_path, accept_change=True)
+    assert len(metrics(tmp_path)) == 6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
@@ -399,3 +400,24 @@ CLIPPED = contract.Objective(
     token_loss=clipped_token_loss,
     needs=entropy_needs,
 )
+
+
+def check_most_rejected(config: Any) -> None:
+    """Raises ValueError if no share of tokens can exceed the limit."""
+    if config.most_rejected is not None and not 0 < config.most_rejected < 1:
+        raise ValueError(
+            f"{type(config).__name__}.most_rejected = {config.most_rejected} is a share of tokens: above 0 and below "
+            "1, or None to go on whatever is rejected. 0.5 is usual."
+        )
+
+
+def too_many_rejected(config: Any, metrics: Mapping[str, float]) -> str | None:
+    """Returns why a run must not go on whose tokens are mostly rejected (L10); None if they are not."""
+    share, name = metrics.get("rejected", 0.0), type(config).__name__
+    if config.most_rejected is None or not share > config.most_rejected:
+        return None
+    return (
+        f"{share:.0%} of the tokens were rejected, more than {name}.most_rejected = {config.most_rejected}: the "
+        "policy that sampled them and the one that learns are far apart. Look for the cause: old samples (Online.lag), "
+        f"large updates, sampling in another precision. {name}.most_rejected = None goes on"
+    )

@@ -13,7 +13,7 @@ loss is the mean over tokens, there are no further roles and no state.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -351,6 +351,8 @@ class Objective(NamedTuple):
     # (config, state, metrics {name: []}) -> state after the updates of a step; metrics are the step's logged means and,
     # for sampled rows, "loss/rows" and "loss/tokens"
     next_state: Callable[[Any, PyTree, dict[str, Array]], PyTree] = lambda config, state, metrics: state
+    # (config, metrics {name: float} of a step, on the host) -> why the run must not go on; None: it goes on
+    stop: Callable[[Any, Mapping[str, float]], str | None] = lambda config, metrics: None
 
 
 def count_units(mask: Array, unit: Array) -> Array:

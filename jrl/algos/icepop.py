@@ -7,7 +7,7 @@
     L   = mean over sequences of the mean over their tokens, rejected ones included          G2
 
 For models whose sampler and learner disagree, mixtures of experts above all. The metric `rejected` is the share of
-tokens that are dropped; above one half, look for the cause of the mismatch first.
+tokens that are dropped; above `most_rejected` the run stops, since the cause of the mismatch comes first.
 
 Source: IcePop, Ling Team 2025, 0.5 and 5; also in verl and open-instruct. verl removes rejected tokens from the
 denominator, which gives the others more weight.
@@ -32,6 +32,7 @@ class IcePop:
     high: float = 5.0  # to `high`
     clip_low: float = 0.2  # a ratio below 1 - clip_low is not pushed down further
     clip_high: float = 0.2  # a ratio above 1 + clip_high is not pushed up further
+    most_rejected: float | None = 0.5  # the run stops where a larger share of a step's tokens is; None: it goes on
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
 
 
@@ -39,6 +40,7 @@ def check(config: IcePop, facts: Facts) -> None:
     common.check_sampling(config, facts, grouped=True)
     common.check_ratio_bounds(config)
     common.check_entropy(config)
+    common.check_most_rejected(config)
     if not 0 <= config.low < 1 < config.high:
         raise ValueError(
             f"IcePop accepts weights from low = {config.low} to high = {config.high}: 1, where sampler and learner "
@@ -62,4 +64,5 @@ OBJECTIVE = grpo.OBJECTIVE._replace(
     corrects_staleness=lambda config: True,
     needs=common.entropy_needs,
     token_loss=token_loss,
+    stop=common.too_many_rejected,
 )

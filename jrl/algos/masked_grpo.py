@@ -9,7 +9,7 @@
 
 `level` selects what must be within the limits: 'sequence', the product of a sequence's token weights; 'geometric',
 their geometric mean; 'every_token', each of them. IcePop rejects single tokens. The metric `rejected` is the share of
-tokens that are dropped; above one half, look for the cause of the mismatch first.
+tokens that are dropped; above `most_rejected` the run stops, since the cause of the mismatch comes first.
 
 Source: masked importance sampling as in TRL (its default: product, at most 3) and verl; the second mask is OPSM of
 DeepSeek-V3.2.
@@ -44,6 +44,7 @@ class MaskedGRPO:
     delta: float | None = None  # nats a token, drift at which a failed sequence leaves the loss; None: it stays
     clip_low: float = 0.2  # a ratio below 1 - clip_low is not pushed down further
     clip_high: float = 0.2  # a ratio above 1 + clip_high is not pushed up further
+    most_rejected: float | None = 0.5  # the run stops where a larger share of a step's tokens is; None: it goes on
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
 
 
@@ -51,6 +52,7 @@ def check(config: MaskedGRPO, facts: Facts) -> None:
     common.check_sampling(config, facts, grouped=True)
     common.check_ratio_bounds(config)
     common.check_entropy(config)
+    common.check_most_rejected(config)
     if config.level not in ACCEPTED:
         raise ValueError(f"MaskedGRPO.level = {config.level!r} must be one of {', '.join(map(repr, ACCEPTED))}.")
     if not 0 <= config.low < 1 < config.high:
@@ -97,4 +99,5 @@ OBJECTIVE = grpo.OBJECTIVE._replace(
     corrects_staleness=lambda config: True,
     needs=common.entropy_needs,
     token_loss=token_loss,
+    stop=common.too_many_rejected,
 )

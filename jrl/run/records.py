@@ -505,7 +505,7 @@ def note_step(job: Job, step: Step, seconds: float) -> None:
 
 def emit(job: Job, step: Step) -> Step:
     """Waits for a step's update, fetches its metrics and writes them. Raises StopRun if no completion could be scored
-    for several steps in a row."""
+    for several steps in a row, or the objective says that the run must not go on."""
     before = job.seconds.get(step.phase, 0.0)
     with job.timed(step.phase):
         if job.run_clock is not None:
@@ -538,6 +538,9 @@ def emit(job: Job, step: Step) -> Step:
             f"for {STOP_AFTER_SKIPPED} steps in a row no completion could be scored: {counts} at step {step.step}. "
             f"The first said: {next(filter(None, step.batch.host_scores.details), 'nothing')}"
         )
+    stage = job.stages[stage_at(job.config, step.step)]
+    if (why := stage.objective.stop(stage.config.objective, step.metrics)) is not None:
+        raise StopRun(f"at step {step.step} {why}")
     return step
 
 

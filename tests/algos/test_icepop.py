@@ -75,3 +75,16 @@ def test_illegal_settings_are_refused(config, message):
 def test_one_sample_a_prompt_is_refused():
     with pytest.raises(ValueError, match="at least 2 of them, got samples=1"):
         OBJECTIVE.check(IcePop(), FACTS._replace(samples=1))
+
+
+def test_a_run_stops_where_more_than_half_of_the_tokens_are_rejected():
+    stop = lambda share, **options: OBJECTIVE.stop(IcePop(**options), {"rejected": share})
+    assert stop(0.5) is None and stop(0.9, most_rejected=None) is None and stop(0.1) is None
+    assert OBJECTIVE.stop(IcePop(), {"loss": 1.0}) is None  # the critic's step has other metrics
+    assert stop(0.51).startswith("51% of the tokens were rejected, more than IcePop.most_rejected = 0.5: ")
+    assert stop(0.51, most_rejected=0.6) is None
+    masked = ALGOS["MaskedGRPO"]
+    assert "MaskedGRPO.most_rejected = 0.5" in masked.stop(masked.config(), {"rejected": 0.51})
+    for share in (0.0, 1.0, -0.5):
+        with pytest.raises(ValueError, match=rf"IcePop\.most_rejected = {share} is a share"):
+            OBJECTIVE.check(IcePop(most_rejected=share), FACTS)
