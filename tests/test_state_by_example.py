@@ -73,7 +73,7 @@ def test_a_run_resumes_and_repeats_with_its_entries(part, tmp_path):
     state = run_hash.read_step(tmp_path / "whole", 4)[0]["state"]["objective"]
     np.testing.assert_array_equal(state["visits"], visited)
     assert visited.max() > 1 and not visited[12:].any()
-    assert replay.repeat(tmp_path / "whole", 4) == (3, 4, [], [1, 2, 3, 4])
+    assert replay.repeat(tmp_path / "whole", 4) == (3, 4, [])
 
 
 def test_a_source_with_more_examples_than_entries_is_refused(part, tmp_path):

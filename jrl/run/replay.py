@@ -48,8 +48,7 @@ class Repeated(NamedTuple):
 
     first: int  # the checkpoint that it began with
     step: int  # the last update
-    different: list[str] | None  # leaves that differ from the checkpoint of that step; None: there is none
-    saved: list[int]  # the steps that have a checkpoint
+    different: list[str]  # leaves that differ from the checkpoint of that step
 
 
 def score_columns(
@@ -88,22 +87,24 @@ def fitting(columns: Mapping[str, np.ndarray], known: set[str]) -> dict[str, np.
 
 def repeat(folder: str | Path, step: int) -> Repeated:
     """Repeats the updates after the newest checkpoint before `step`, up to that step, and compares the train state with
-    the checkpoint of that step if there is one.
+    the checkpoint of that step.
 
-    Raises: ValueError if there is no such checkpoint, a step is not of an Online stage, or the store lacks what an
-        update needs; DamagedStep if a checkpoint is not what was saved.
+    Raises: ValueError if one of the two checkpoints is missing, a step is not of an Online stage, or the store lacks
+        what an update needs; DamagedStep if a checkpoint is not what was saved.
     """
     folder = Path(folder)
     saves = saved_steps(folder)
     before = [saved for saved in saves if saved < step]
+    valid = ", ".join(map(str, saves[1:])) or "none, since a run needs two checkpoints"
+    there = f"there are those of steps {', '.join(map(str, saves))}. Steps to repeat: {valid}"
     if not before:
-        there = ", ".join(map(str, saves))
-        raise ValueError(f"{folder} has no checkpoint before step {step}; there are those of steps {there}. Give a "
-                         f"step after {saves[0]}")  # fmt: skip
+        raise ValueError(f"{folder} has no checkpoint before step {step}; {there}")
     config, parts = load_run_config(folder)
     total = ends(config)[-1]
     if step > total:
         raise ValueError(f"{folder} has {total} steps; there is no step {step}")
+    if step not in saves:
+        raise ValueError(f"{folder} has no checkpoint of step {step} to compare its updates with; {there}")
     config = dataclasses.replace(with_saved_model(config, folder), sampler_mesh=None)  # nothing is drawn
     for done in range(before[-1], step):
         i = stage_at(config, done + 1)
@@ -117,10 +118,10 @@ def repeat(folder: str | Path, step: int) -> Repeated:
         store = snapshot(folder / "rollouts")
         for done in range(before[-1], step):
             state = _updated(policy, state, done, store)
-        different = _different(state, _saved(folder, policy, step)) if step in saves else None
+        different = _different(state, _saved(folder, policy, step))
     finally:
         policy.program_cache.close()
-    return Repeated(before[-1], step, different, saves)
+    return Repeated(before[-1], step, different)
 
 
 def check_repeatable(where: str, stage: Online) -> None:
