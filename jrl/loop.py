@@ -140,7 +140,9 @@ def resume(job: Job) -> Progress:
         if job.record_change is None:
             raise
         raise StateMismatch(
-            f"--accept-change cannot continue with this change: {error}. Nothing was changed in {job.location}"
+            f"--accept-change cannot continue with this change: {error}. Nothing was changed in {job.location}. To "
+            f"start a new run from its policy, if the model is the same: another --run with --from {job.location} (in "
+            "Python begin_from)"
         ) from error
     records.record_continuation(job)
     return progress

@@ -55,10 +55,13 @@ def test_a_change_that_the_checkpoint_does_not_fit_changes_nothing(tmp_path):
     before = {path: path.read_bytes() for path in run.iterdir() if path.suffix in (".json", ".gin", ".jsonl")}
     warm = ["Config.stages = [@warm/Offline(), @Online()]", "warm/Offline.source = @Demonstrations()",
             "warm/Offline.objective = @SFT()", "warm/Offline.steps = 2"]  # fmt: skip
-    for change in (["Decoder.layers=3"], ["Online.lag=1"], warm):
-        with pytest.raises(StateMismatch, match=r"--accept-change cannot continue with this change: .*Nothing was"):
+    critic = ["Online.objective=@PPO()"]
+    message = rf"--accept-change cannot continue with this change: .*Nothing was changed in {run}\. .* --from {run} \("
+    for change in (["Decoder.layers=3"], ["Online.lag=1"], warm, critic):
+        with pytest.raises(StateMismatch, match=message):
             jrl.train("configs/tiny.gin", [*TINY[1:], "Online.steps=3", *change], run=run, accept_change=True)
         assert {path: path.read_bytes() for path in before} == before
+    jrl.train("configs/tiny.gin", [*TINY, *critic], run=tmp_path / "critic", begin_from=run)
     jrl.train("configs/tiny.gin", [*TINY[1:], "Online.steps=3"], run=run)
 
 
