@@ -22,12 +22,14 @@ from jrl.run.report.text import printable_lines
 from jrl.tasks.data.conformance import CONTRACT_TESTS as CURRICULUM_TESTS
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.envs.check import check_source
+from jrl.tasks.envs.contract import check_opened
 from jrl.tasks.example import Example, Message
 from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.tokenizers import load as load_tokenizer
 from jrl.tasks.tokenizers.contract import MEMBERS
 from jrl.tasks.verdict import Status, Verdict
 from jrl.tasks.verifiers import VerifierSpec, spec_of
+from jrl.tasks.verifiers.contract import look_up
 from jrl.tasks.verifiers.judge import judge
 from jrl.tasks.verifiers.part_location import part_location
 from jrl.tasks.verifiers.pool import Item, Pool
@@ -51,7 +53,8 @@ class ContractResult(NamedTuple):
 
     name: str  # of the row
     test: str
-    problem: str | None  # None: the test passed
+    problem: str | None  # None: the test passed, or was skipped
+    skipped: bool = False
 
 
 def check_parts(parts: Sequence[str | Path]) -> list[ContractResult]:
@@ -73,7 +76,10 @@ def check_parts(parts: Sequence[str | Path]) -> list[ContractResult]:
         row = loaded.tables["curricula"][name]
         results += row_results(name, row, lambda row, config: CURRICULUM_TESTS, row.config)
     for name in loaded.added["verifiers"]:
-        results += check_verifier(name, loaded, examples)
+        if loaded.added["envs"] and not examples:
+            results.append(ContractResult(name, "no ENVS of the file give examples to judge; see below", None, True))
+        else:
+            results += check_verifier(name, loaded, examples)
     for name in loaded.added["envs"]:
         results += check_environment(name, loaded)
     for name in loaded.added["sources"]:
@@ -168,14 +174,21 @@ def check_environment(name: str, parts: Parts) -> Iterator[ContractResult]:
     """Yields the results of the contract tests of jrl.tasks.envs.contract: one per problem, or one that passed."""
     row = parts.tables["envs"][name]
     try:
-        config = row.config()
+        row.config()
     except (TypeError, ValueError) as error:
         yield ContractResult(name, "has defaults", str(error))
         return
     problems: list[str] = []
-    problem = _problem(lambda: problems.extend(check_source(lambda: row.open(config), 20, _reward_fn(parts))))
+    problem = _problem(lambda: problems.extend(check_source(lambda: _opened(name, row), 20, _reward_fn(parts))))
     for issue in [problem] if problem else problems or [None]:
         yield ContractResult(name, "is a source: same index, same example; JSON; gold answers score 1", issue)
+
+
+def _opened(name: str, row: Any) -> Any:
+    """Returns the source of an environment with its defaults. Raises ValueError if it opens something else."""
+    source = row.open(row.config())
+    check_opened(name, source)
+    return source
 
 
 def check_stored_source(name: str, row: Any, examples: Sequence[Example] = ()) -> Iterator[ContractResult]:
@@ -252,13 +265,14 @@ def table(results: Sequence[ContractResult]) -> str:
     width = max(len(row.name) for row in results)
     lines, shown = [], set()
     for row in results:
-        lines.append(f"{'FAIL' if row.problem else 'ok  '}  {row.name:<{width}}  {row.test}")
+        lines.append(f"{'skip' if row.skipped else 'FAIL' if row.problem else 'ok  '}  {row.name:<{width}}  {row.test}")
         problem = "as above" if (row.name, row.problem) in shown else row.problem or ""
         lines += [f"{'':{width + 8}}{line}" for line in problem.splitlines()[:6]]
         if row.problem is not None:
             shown.add((row.name, row.problem))
-    num_failed = sum(row.problem is not None for row in results)
-    return printable_lines("\n".join(lines)) + f"\n{len(results) - num_failed} checks passed, {num_failed} failed"
+    num_failed, num_skipped = sum(row.problem is not None for row in results), sum(row.skipped for row in results)
+    counted = f"{len(results) - num_failed - num_skipped} checks passed, {num_failed} failed"
+    return printable_lines("\n".join(lines)) + f"\n{counted}{f', {num_skipped} skipped' if num_skipped else ''}"
 
 
 def _problem(run: Callable[[], Any]) -> str | None:
@@ -281,8 +295,8 @@ def _part_examples(parts: Parts) -> list[Example]:
     for name in parts.added["envs"]:
         row = parts.tables["envs"][name]
 
-        def add_examples(row: Any = row) -> None:
-            source = row.open(row.config())
+        def add_examples(name: str = name, row: Any = row) -> None:
+            source = _opened(name, row)
             examples.extend(source[i] for i in range(min(EXAMPLES, len(source))))
 
         _problem(add_examples)  # check_environment reports its problems
@@ -315,7 +329,7 @@ def _reward_fn(parts: Parts) -> Callable[[str, Example], float]:
     def reward(completion: str, example: Example) -> float:
         if not example.verifiers:
             return 1.0
-        verifier = verifiers[example.verifiers[0]]
+        verifier, *_ = [look_up(verifiers, name, f"example {example.id!r}") for name in example.verifiers]
         verdict = judge(verifier, verifier.config(), completion, example)
         return verdict.reward if verdict.status <= Status.UNPARSABLE else float("nan")
 

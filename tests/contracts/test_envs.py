@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -96,6 +97,15 @@ def good(i: int) -> Example:
 def test_the_check_names_what_breaks_the_contract(make, message):
     calls = iter(range(1000))
     assert any(message in problem for problem in check_source(lambda: source_of(lambda i: make(calls, i))))
+
+
+def test_the_check_says_a_rule_once():
+    source = lambda: source_of(lambda i: dataclasses.replace(good(i // 3), info={"x": (1, 2)}))
+    assert check_source(source, 5, lambda *_: 0.5) == [
+        "examples 0 and 1 have the same id 'e0' (the same for 2 more examples)",
+        "example 0 is not the same after JSON and back (the same for 4 more examples)",
+        "example 0: its own answer '1' has the reward 0.5, not 1 (the same for 4 more examples)",
+    ]
 
 
 def test_the_check_finds_unbounded_sources_and_worthless_answers():

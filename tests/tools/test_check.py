@@ -82,6 +82,26 @@ def test_it_is_asked_about_the_examples_of_an_environment_that_are_meant_for_it(
     assert set(found) == (set() if passes else {GOLD, WRONG})
 
 
+def test_an_environment_names_a_verifier_that_there_is_not(tmp_path):
+    (said,) = problems(tmp_path, ENVS.replace("NAMED", ", verifiers=('Numeric', 'Exakt')")).values()
+    assert said.startswith("ValueError: Unknown verifier 'Exakt' in example '0'. Did you mean 'Exact'? Available: ")
+
+
+def test_an_environment_that_opens_a_list_is_told_what_to_open(tmp_path):
+    opened = 'Generated(config.size, one, "lists")'
+    (said,) = problems(tmp_path, ENVS.replace("NAMED", "").replace(opened, "[one(0)]")).values()
+    assert said == ("ValueError: Lists must open a source, such as jrl.tasks.envs.contract.Generated, but opened a "
+                    "list, which has no fingerprint")  # fmt: skip
+
+
+def test_verifiers_are_skipped_if_no_environment_of_the_file_opens(tmp_path):
+    unopened = ENVS.replace("NAMED", "").replace("Generated(config.size", "Generated(config.length")
+    assert not {GOLD, WRONG} & set(problems(tmp_path, unopened + NEEDY))
+    shown = check.table(check_parts([tmp_path / "own.py"])).splitlines()
+    assert shown[0] == "skip  Own    no ENVS of the file give examples to judge; see below"
+    assert shown[-1] == "0 checks passed, 1 failed, 1 skipped"
+
+
 def test_the_command_says_which_failed(tmp_path, capsys):
     (tmp_path / "own.py").write_text("VERIFIERS = {'own': lambda completion, example: None}\n")
     assert cli.main(["check", str(tmp_path / "own.py")]) == 2
