@@ -55,6 +55,16 @@ def test_fewer_steps_than_a_stopped_run_has_are_nothing_to_do_each_time(train, c
     assert train(copied, steps=3) == 0
 
 
+def test_a_change_after_which_nothing_would_be_trained_is_refused_and_not_recorded(train, copied, capsys):
+    described = lambda: [(copied / name).read_bytes() for name in ("config.gin", "manifest.json", "summary.json")]
+    before = described()
+    assert train(copied, "Regex.weight=0.5", "--accept-change", steps=1) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "has done 2 steps, and this configuration has 1: nothing would be trained with the change" in said
+    assert described() == before
+    assert train(copied, "Regex.weight=0.5", "--accept-change", steps=3) == 0
+
+
 def test_a_run_of_which_only_the_end_is_missing_is_ended(train, copied):
     (copied / "summary.json").unlink()
     assert [train(copied), train(copied)] == [0, 5]

@@ -18,6 +18,7 @@ from jrl.models.pretrained.published import Published, companions_of
 from jrl.plugins import Parts, part_files
 from jrl.run.checkpoints.run_state import list_steps
 from jrl.run.report.manifest import compare, make_manifest, read_manifest, write_manifest
+from jrl.run.stage_steps import ends
 
 _log = logging.getLogger(__name__)
 
@@ -167,7 +168,8 @@ def refuse_another(
     location: str | None = None,
     checkpoints: Path | None = None,
 ) -> list[str]:
-    """Raises RefusedIdentity if the folder holds another run; warns about another machine, and about ROUNDED fields.
+    """Raises RefusedIdentity if the folder holds another run, ValueError if an accepted change would train nothing;
+    warns about another machine, and about ROUNDED fields.
 
     Args:
       accept_change: return the differences, a line each, instead of refusing them.
@@ -180,6 +182,7 @@ def refuse_another(
     identity, environment = compare(begun, manifest, free_places(config), places_of(ROUNDED, config))
     configured = {**begun["identity"], "config": None} == {**manifest["identity"], "config": None}
     if identity and accept_change:
+        check_steps_left(config, checkpoints or folder / "checkpoints", location or folder)
         for line in identity:
             _log.warning("accepted: %s; bit-identity is no longer guaranteed", line)
         return identity
@@ -210,6 +213,18 @@ def refuse_another(
     for line in environment:
         _log.warning("changed since it began: %s; bit-identity across this is not guaranteed", line)
     return []
+
+
+def check_steps_left(config: Config, checkpoints: Path, location: str | Path) -> None:
+    """Raises ValueError if a run to be continued with a change has more steps than the configuration. With as many, its
+    last evaluation is measured again. location: of the run, for the message."""
+    done, total = max(list_steps(checkpoints), default=0), ends(config)[-1]
+    if done > total:
+        raise ValueError(
+            f"--accept-change: {location} has done {done} steps, and this configuration has {total}: nothing would be "
+            f"trained with the change. Set the last stage's steps so that all stages have more than {done}, or leave "
+            "the change out"
+        )
 
 
 def record_change(
