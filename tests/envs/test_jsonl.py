@@ -45,6 +45,7 @@ BAD = {
     "surrogate": [b'{"prompt": "\\ud800", "answer": "1"}', b'{"prompt": "a", "answer": "1", "x": ["\\uDFFF"]}'],
     "not_object": [b"1", b'"text"', b"null", b"[]", b"true"],
     "missing_field": [b"{}", b'{"question": "a", "answer": "1"}', b'{"prompt": null, "answer": "1"}'],
+    "two_prompts": [b'{"prompt": "a", "messages": [{"role": "user", "content": "b"}], "answer": "1"}'],
     "wrong_type": [
         b'{"prompt": 1, "answer": "1"}',
         b'{"prompt": ["a"], "answer": "1"}',
@@ -92,6 +93,20 @@ def test_a_row_that_is_not_json_names_its_column_once(tmp_path, row):
     with pytest.raises(ValueError, match=r"line 1: .*[a-z] at column \d+") as refused:
         open_jsonl(Jsonl(path=write(tmp_path / "rows.jsonl", [row])))
     assert "at at" not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ['[\n{"prompt": "a", "answer": "1"}\n]', '[{"prompt": "a", "answer": "1"}]', "[1,"])
+def test_a_file_that_is_an_array_is_told_what_to_write(tmp_path, text):
+    (tmp_path / "rows.jsonl").write_text(text)
+    with pytest.raises(ValueError, match=r"line 1: the row is not .*; write one object a line, not an array of them"):
+        open_jsonl(Jsonl(path=str(tmp_path / "rows.jsonl")))
+
+
+def test_a_row_with_a_prompt_and_messages_may_have_one_of_them_left_out(tmp_path):
+    path = write(tmp_path / "rows.jsonl", BAD["two_prompts"])
+    with pytest.raises(ValueError, match=r"leave 'prompt' or 'messages' out. Jsonl.columns = {'prompt': 'unused'} r"):
+        open_jsonl(Jsonl(path=path))
+    assert open_jsonl(Jsonl(path=path, columns={"prompt": "unused"}))[0].messages[0].content == "b"
 
 
 @pytest.mark.parametrize(("cause", "row"), EVERY_BAD, ids=[f"{c}-{i}" for i, (c, _) in enumerate(EVERY_BAD)])
@@ -252,12 +267,12 @@ def test_pipes_sockets_and_devices_are_refused_and_not_waited_for(tmp_path):
 def test_dropping_has_a_ceiling(tmp_path):
     path = write(tmp_path / "r.jsonl", [GOOD] * 8 + [b"{"] * 2)
     assert len(open_jsonl(Jsonl(path=path, on_bad_row="drop", max_dropped=0.2))) == 8
-    with pytest.raises(ValueError, match=r"2 of 10 rows are bad.*line 9"):
+    with pytest.raises(ValueError, match=r"2 of 10 rows are bad.* = 0\.1 of them: 2 bad_json\. The first: .*line 9"):
         open_jsonl(Jsonl(path=path, on_bad_row="drop", max_dropped=0.1))
     many = write(tmp_path / "many.jsonl", [GOOD] * 71 + [b"{"] * 29)  # 0.29 * 100 is 28.999999999999996
     assert len(open_jsonl(Jsonl(path=many, on_bad_row="drop", max_dropped=0.29))) == 71
     all_bad = write(tmp_path / "bad.jsonl", [b"{"] * 2)
-    with pytest.raises(ValueError, match=r"holds no rows that can be used: \{'bad_json': 2\}\. The first: .*line 1"):
+    with pytest.raises(ValueError, match=r"holds no rows that can be used: 2 bad_json\. The first: .*line 1"):
         open_jsonl(Jsonl(path=all_bad, on_bad_row="drop", max_dropped=1.0))
     with pytest.raises(ValueError, match=r"Jsonl\.max_dropped is 1\.5; it is a share"):
         Jsonl(path=path, max_dropped=1.5)

@@ -165,7 +165,7 @@ def test_a_transcript_of_several_turns(tmp_path):
     answered = {"chosen": "\n\nAssistant: a", "rejected": "\n\nAssistant: b"}
     with pytest.raises(ValueError, match=r"'chosen' is out of turn: turn 1 is of the Assistant\. "):
         opened(tmp_path / "r.jsonl", [answered], "anthropic_hh")
-    with pytest.raises(ValueError, match=r"holds no examples: \{'wrong_turn': 1\}\. The first bad row: .*line 1"):
+    with pytest.raises(ValueError, match=r"holds no examples: 1 wrong_turn\. The first bad row: .*line 1"):
         opened(tmp_path / "r.jsonl", [answered], "anthropic_hh", on_bad_row="drop", max_dropped=1.0)
 
 

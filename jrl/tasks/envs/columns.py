@@ -13,6 +13,7 @@ has `problem` and `solution`, with the answer in the last `\\boxed{...}`:
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +31,7 @@ CAUSES = {
     "surrogate": "contains half a surrogate pair, which is not text",
     "not_object": "is not an object",
     "missing_field": "lacks a field",
+    "two_prompts": "has both a prompt and messages",
     "wrong_type": "has a field of the wrong type",
     "empty_prompt": "has an empty prompt",
     "missing_answer": "has no answer",
@@ -80,6 +82,11 @@ class BadRow(ValueError):
         self.cause = cause
 
 
+def counts_text(counts: Mapping[str, int]) -> str:
+    """Returns counts by cause for messages: "2 bad_json, 1 blank"."""
+    return ", ".join(f"{count} {cause}" for cause, count in sorted(counts.items()))
+
+
 def example_of(row: dict[str, Any], number: int, config: Jsonl) -> Example:
     """Returns the example of row `number` of the file, counted from 1. Raises BadRow."""
     column = {field: config.columns.get(field, field) for field in FIELDS}
@@ -95,6 +102,9 @@ def example_of(row: dict[str, Any], number: int, config: Jsonl) -> Example:
         return value
 
     if row.get(column["messages"]) is not None:
+        if row.get(column["prompt"]) is not None:
+            raise BadRow("two_prompts", f"leave {column['prompt']!r} or {column['messages']!r} out. Jsonl.columns = "
+                         "{'prompt': 'unused'} reads the messages, if there is no such column")  # fmt: skip
         messages = messages_of(row[column["messages"]], column["messages"])
     elif row.get(column["prompt"]) is not None:
         prompt = row[column["prompt"]]

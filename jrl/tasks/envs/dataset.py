@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jrl.config.errors import suggestion
-from jrl.tasks.envs.columns import BadRow
+from jrl.tasks.envs.columns import BadRow, counts_text
 from jrl.tasks.envs.contract import digest_of, in_range
 from jrl.tasks.envs.jsonl import Reader, open_reader
 from jrl.tasks.envs.layouts import LAYOUTS
@@ -133,11 +133,11 @@ class _Opening:
         if is_above(dropped, self.total, self.config.max_dropped):
             raise ValueError(
                 f"{self.config.path}: {dropped} of {self.total} rows are bad, more than Dataset.max_dropped = "
-                f"{self.config.max_dropped} of them: {dict(sorted(self.counts.items()))}. The first: {self.first_bad}"
+                f"{self.config.max_dropped} of them: {counts_text(self.counts)}. The first: {self.first_bad}"
             )
         if not len(group):
             causes = {**self.counts, **self.skipped}
-            why = f": {dict(sorted(causes.items()))}" if causes else ""
+            why = f": {counts_text(causes)}" if causes else ""
             first = f". The first bad row: {self.first_bad}" if self.first_bad else ""
             raise ValueError(f"{self.config.path} holds no examples{why}{first}")
         duplicates = len(prompts) - len(np.unique(np.asarray(prompts, np.uint64)))

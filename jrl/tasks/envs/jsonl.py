@@ -22,7 +22,7 @@ import numpy as np
 
 from jrl import paths
 from jrl.tasks.envs.array_record import ENDINGS, ArrayRecords
-from jrl.tasks.envs.columns import CAUSES, BadRow, Jsonl, example_of, kind
+from jrl.tasks.envs.columns import CAUSES, BadRow, Jsonl, counts_text, example_of, kind
 from jrl.tasks.envs.contract import check_unchanged, digest_of, in_range, stamp_of
 from jrl.tasks.envs.gzipped import GzipText
 from jrl.tasks.envs.parquet import open_parquet
@@ -126,10 +126,10 @@ def open_jsonl(config: Jsonl, stop: Stop = never) -> JsonlSource:
     if is_above(dropped, total, config.max_dropped):
         raise ValueError(
             f"{config.path}: {dropped} of {total} rows are bad, more than Jsonl.max_dropped = {config.max_dropped} of "
-            f"them: {dict(sorted(counts.items()))}. The first: {first_bad}"
+            f"them: {counts_text(counts)}. The first: {first_bad}"
         )
     if not len(first):
-        bad = f" that can be used: {dict(sorted(counts.items()))}. The first: {first_bad}" if counts else ""
+        bad = f" that can be used: {counts_text(counts)}. The first: {first_bad}" if counts else ""
         raise ValueError(f"{config.path} holds no rows{bad}")
     duplicates = len(first) - len(np.unique(np.asarray(prompts, np.uint64)[first]))
     if duplicates:
@@ -224,18 +224,23 @@ def _parse(line: bytes, max_row_bytes: int) -> dict[str, Any]:
         raise
     except json.JSONDecodeError as error:
         # Some of Python's messages end with "at", before the place.
-        raise BadRow("bad_json", f"{error.msg.removesuffix(' at')} at column {error.colno}") from error
+        raise BadRow("bad_json", f"{error.msg.removesuffix(' at')} at column {error.colno}{_hint(text)}") from error
     except ValueError as error:  # the only other cause: Python limits the digits of an integer
         digits = sys.get_int_max_str_digits()
         raise BadRow("bad_json", f"an integer has more than {digits} digits; write it as a string") from error
     if not isinstance(row, dict):
-        raise BadRow("not_object", f"it is {kind(row)}")
+        raise BadRow("not_object", f"it is {kind(row)}{_hint(text)}")
     if "\\u" in text:
         try:
             json.dumps(row, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             raise BadRow("surrogate") from error
     return row
+
+
+def _hint(text: str) -> str:
+    """Returns what to do about a line that begins an array; "" for others."""
+    return "; write one object a line, not an array of them" if text.lstrip().startswith("[") else ""
 
 
 def _blank() -> NoReturn:
