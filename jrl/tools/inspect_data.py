@@ -114,6 +114,9 @@ def open_file(
         raise ValueError("name a FILE, or a --config whose task is to be inspected")
     if read.take is not None and read.layout is None:
         raise ValueError("--take says what becomes of the rows of a --layout; name one")
+    if read.stage is not None and path is not None:
+        raise ValueError(f"--stage {read.stage} shows the task of a stage of --config, and {path} is to be shown; "
+                         "leave one of them out")  # fmt: skip
     if config is None:
         source = open_named(file_config(path, read), ENVS)
         data = Data(prompt_length=LONGEST, held_out_every=None)

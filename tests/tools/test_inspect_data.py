@@ -78,6 +78,12 @@ def test_what_is_not_there_is_said(file, tmp_path, capsys):
     assert code == 2 and "rows.jsonl, line 2" in err and "Traceback" not in err
 
 
+@pytest.mark.parametrize("config", [[], ["--config", "tiny"]])
+def test_a_stage_beside_a_file_is_refused(file, capsys, config):
+    code, _, err = output(capsys, file, *config, "--stage", "nope")
+    assert code == 2 and "--stage nope shows the task of a stage of --config, and" in err
+
+
 def test_a_refused_file_without_a_layout_names_those_that_read_it(tmp_path, capsys):
     path = tmp_path / "pairs.jsonl"
     path.write_text(json.dumps({"instruction": "Name a prime.", "input": "", "output": "7"}) + "\n")
