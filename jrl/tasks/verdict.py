@@ -12,7 +12,7 @@ class Status(enum.IntEnum):
     CORRECT = 0  # reward as given, usually above 0
     WRONG = 1  # the answer was read and is wrong
     UNPARSABLE = 2  # there is no readable answer
-    CPU_LIMIT = 3  # the worker exceeded its deadline
+    CPU_LIMIT = 3  # the worker exceeded its deadline, of CPU time or of wall time
     MEMORY_LIMIT = 4
     OUTPUT_LIMIT = 5
     CRASH = 6  # the worker died

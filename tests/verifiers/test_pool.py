@@ -114,6 +114,13 @@ def test_a_killed_worker_is_replaced_and_the_item_it_had_not_begun_is_tried_agai
         assert len(pool.worker_pids()) == 2
 
 
+def test_a_deadline_says_which_time_has_passed():
+    with open_pool("sleeps", "busy") as pool:
+        ((sleeps, busy),) = pool.collect(pool.submit([Item("4", example(), (0, 1))]))
+    assert sleeps.status is busy.status is Status.CPU_LIMIT
+    assert (sleeps.detail, busy.detail) == ("took longer than 1.5 s of wall time", "took more CPU time than 0.3 s")
+
+
 def kill_template(pool: Pool) -> None:
     """Kills the template and waits until its workers, which the kernel ends with it, are gone too."""
     workers = [psutil.Process(pid) for pid in pool.worker_pids() if psutil.pid_exists(pid)]

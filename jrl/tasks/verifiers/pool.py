@@ -498,7 +498,8 @@ class Pool:
         if child.task is not None and _cpu_seconds_of(child.pid) - child.cpu_before >= self._cpu_seconds:
             self._bury(child, Verdict(Status.CPU_LIMIT, None, f"took more CPU time than {self._cpu_seconds:g} s"))
         elif now >= child.deadline:
-            self._bury(child, Verdict(Status.CPU_LIMIT, None, f"took longer than {self._wall_seconds:g} s"))
+            detail = f"took longer than {self._wall_seconds:g} s of wall time"
+            self._bury(child, Verdict(Status.CPU_LIMIT, None, detail))
 
     def _patience(self) -> float | None:
         """Returns the seconds until a worker can overrun: its CPU clock is no faster than wall time, as it has one
