@@ -86,6 +86,19 @@ def check(config: Config, tables: Tables) -> None:
         raise ValueError("Eval needs held-out prompts: set Data.held_out_every, or Config.eval = None")
 
 
+def accuracy_note(config: Config, tables: Tables) -> str | None:
+    """Returns a note if the first verifier, which says what is correct, gives no reward above 0; else None. It is not
+    refused: examples may name verifiers of their own."""
+    if not config.scoring.verifiers:
+        return None
+    first = config.scoring.verifiers[0]
+    if row_of(tables, "verifiers", first).limits.highest > 0:
+        return None
+    name = type(first).__name__
+    return (f"{name}, the first of Scoring.verifiers, says what is correct, and gives no reward above 0: accuracies "
+            "may always be 0. Put the verifier of the answer first")  # fmt: skip
+
+
 def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[str, frozenset[str]]) -> None:
     """Raises ValueError for a stage that cannot run.
 

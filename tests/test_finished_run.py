@@ -158,6 +158,13 @@ def test_a_weight_that_overflows_the_mean_stops_the_run_and_is_named(train, tmp_
     assert not (run / "metrics.jsonl").exists() or "Infinity" not in (run / "metrics.jsonl").read_text()
 
 
+def test_a_first_verifier_that_nothing_can_be_correct_by_is_noted(train, tmp_path, capsys):
+    said = "Repetition, the first of Scoring.verifiers, says what is correct, and gives no reward above 0"
+    for verifiers, notes in (("@Repetition(), @Regex()", 1), ("@Regex(), @Repetition()", 0)):
+        assert train(tmp_path / str(notes), f"Scoring.verifiers=[{verifiers}]", steps=1) == 0
+        assert " ".join(capsys.readouterr().out.split()).count(said) == notes
+
+
 def test_a_policy_that_collapses_is_warned_of_and_a_resume_knows_when_it_did(train, tmp_path, capsys):
     collapse = ["AdamW.learning_rate=30.0", "Run.seed=1"]
     train(tmp_path / "run", *collapse, steps=5)

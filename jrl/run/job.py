@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jrl import paths
+from jrl.compatibility import accuracy_note
 from jrl.device.processes import ONE, Processes
 from jrl.device.program_cache import ProgramCache
 from jrl.experiment import Config, needs_of
@@ -298,6 +299,8 @@ def run_policy(
     with contextlib.closing(policy.program_cache):
         policy.program_cache.compiling = lambda: run_clock.on("compile")
         if (text := without_template(tokenizer)) is not None:
+            display.note(text)
+        if (text := accuracy_note(config, parts.tables)) is not None:
             display.note(text)
         if policy.chosen:
             display.note(f"chosen: {'; '.join(map(sentence, policy.chosen))}")
