@@ -146,7 +146,7 @@ def test_every_check_is_failed_by_a_result():
 
 
 def test_every_function_that_works_on_arrays_is_checked():
-    on_the_host = {"config", "check", "check_stored", "draw", "corrects_staleness", "init_state", "refill"}
+    on_the_host = {"config", "check", "check_stored", "draw", "corrects_staleness", "init_state", "refill", "stop"}
     assert set(CHECKS) == set(Objective._fields) - on_the_host - {"unit_size", "strengths"}
 
 

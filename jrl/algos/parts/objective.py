@@ -184,4 +184,14 @@ OBJECTIVE_FUNCTIONS: list[Part] = [
         "output": "state after the updates of a step, from the means of their metrics",
         "tests": ["tests/contracts/test_algos.py::test_defaults_pass_the_contract_test"],
     },
+    {
+        "id": "row",
+        "function": "jrl.algos.contract:Objective.stop",
+        "inputs": ["config", "metrics"],
+        "output": "why a run with these metrics of a step must not go on; on the host",
+        "tests": [
+            "tests/algos/test_icepop.py::test_a_run_stops_where_more_than_half_of_the_tokens_are_rejected",
+            "tests/test_nonfinite_run.py::test_a_run_that_its_objective_stops_has_the_checkpoint_before_and_goes_on_without_the_limit",
+        ],
+    },
 ]
