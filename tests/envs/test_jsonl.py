@@ -109,6 +109,12 @@ def test_a_row_with_a_prompt_and_messages_may_have_one_of_them_left_out(tmp_path
     assert open_jsonl(Jsonl(path=path, columns={"prompt": "unused"}))[0].messages[0].content == "b"
 
 
+def test_messages_may_be_in_the_column_named_prompt(tmp_path):
+    row = b'{"prompt": [{"role": "user", "content": "b"}], "answer": "1"}'
+    path = write(tmp_path / "rows.jsonl", [row])
+    assert open_jsonl(Jsonl(path=path, columns={"messages": "prompt"}))[0].messages == (Message("user", "b"),)
+
+
 @pytest.mark.parametrize(("cause", "row"), EVERY_BAD, ids=[f"{c}-{i}" for i, (c, _) in enumerate(EVERY_BAD)])
 def test_a_bad_row_is_refused_by_file_and_line_or_dropped_and_counted(tmp_path, cause, row):
     path = write(tmp_path / "rows.jsonl", [FIRST, row, GOOD])

@@ -102,7 +102,7 @@ def example_of(row: dict[str, Any], number: int, config: Jsonl) -> Example:
         return value
 
     if row.get(column["messages"]) is not None:
-        if row.get(column["prompt"]) is not None:
+        if column["prompt"] != column["messages"] and row.get(column["prompt"]) is not None:
             raise BadRow("two_prompts", f"leave {column['prompt']!r} or {column['messages']!r} out. Jsonl.columns = "
                          "{'prompt': 'unused'} reads the messages, if there is no such column")  # fmt: skip
         messages = messages_of(row[column["messages"]], column["messages"])
