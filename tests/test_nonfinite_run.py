@@ -461,3 +461,13 @@ def test_a_run_that_its_objective_stops_has_the_checkpoint_before_and_goes_on_wi
     assert list_steps(tmp_path / "checkpoints")[-1] == step - 1
     run([*settings, "IcePop.most_rejected=None"], tmp_path, accept_change=True)
     assert len(metrics(tmp_path)) == 6
+
+
+def test_an_objective_does_not_stop_a_run_for_an_update_that_was_not_finite(tmp_path, monkeypatch):
+    """A weight that is NaN is within no limits, so that all tokens of the step are rejected."""
+    poisoned(monkeypatch, name="params/head", place=(5, 0))
+    settings = [one for one in TINY if not one.startswith("Decoder.")]
+    with pytest.raises(StopRun, match=r"^5 updates in a row were not finite: steps 4 to 8 of stage rl"):
+        run([*settings, BIGRAM, "Online.objective=@IcePop()"], tmp_path)
+    assert [row["rejected"] for row in metrics(tmp_path)] == [0, 0, 0, 1, 1, 1, 1, 1]
+    assert (tmp_path / "fault" / "fault.json").exists()

@@ -539,7 +539,8 @@ def emit(job: Job, step: Step) -> Step:
             f"The first said: {next(filter(None, step.batch.host_scores.details), 'nothing')}"
         )
     stage = job.stages[stage_at(job.config, step.step)]
-    if (why := stage.objective.stop(stage.config.objective, step.metrics)) is not None:
+    stop = lambda: stage.objective.stop(stage.config.objective, step.metrics)
+    if not job.skipped and (why := stop()) is not None:  # metrics of skipped updates may be of NaN
         raise StopRun(f"at step {step.step} {why}")
     return step
 
