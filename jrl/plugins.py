@@ -226,7 +226,7 @@ def _used_by(value: Any) -> dict[str, Any]:
         return {}
     if isinstance(value, type):
         return {method.__name__: method for method in methods_of(value)} | {"__bases__": value.__bases__}
-    names = (*value.__code__.co_freevars, *_globals_in(value.__code__))
+    names = (*value.__code__.co_freevars, *_names_in(value.__code__))
     used = {name: meaning for name in names if (meaning := _meaning_of(value, name)) is not MISSING}
     return used | {"__defaults__": value.__defaults__, "__kwdefaults__": value.__kwdefaults__}
 
@@ -240,12 +240,14 @@ def _meaning_of(function: types.FunctionType, path: str) -> Any:
     return value
 
 
-def _globals_in(code: types.CodeType) -> Iterator[str]:
-    """Yields the global names that a function reads and what it reads of them ("module", "module.name"), also in
-    functions and classes inside of it."""
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    """Yields the names that a function reads from outside of it and what it reads of them ("module", "module.name"),
+    also in functions and classes inside of it."""
     path = ""
     for each in dis.get_instructions(code):
-        if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+        if each.opname == "EXTENDED_ARG":  # it belongs to the next instruction
+            continue
+        if each.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"):
             path = each.argval
         elif path and each.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             path = f"{path}.{each.argval}"
@@ -255,7 +257,7 @@ def _globals_in(code: types.CodeType) -> Iterator[str]:
         yield path
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
-            yield from _globals_in(inner)
+            yield from _names_in(inner)
 
 
 def _is_users_own(value: Any, kinds: Any = type | types.FunctionType) -> bool:

@@ -458,6 +458,18 @@ def with_a_module(config, leaves):
     return optax.scale(RULES.LAM * RULES.scaled())
 
 
+def with_a_module_around(rules):
+    return lambda config, leaves: optax.scale(rules.LAM * rules.scaled())
+
+
+def with_many_names():
+    """Returns a function whose instructions give the name after the module in two parts."""
+    names = "; ".join(f"name_{i}" for i in range(300))
+    namespace = {"RULES": RULES, "__name__": __name__}
+    exec(f"def direction(config, leaves):\n    if leaves is direction: {names}\n    RULES.LAM, RULES.scaled", namespace)
+    return namespace["direction"]
+
+
 def with_rules(backward):
     loss = jax.custom_vjp(one)
     loss.defvjp(two, backward)
@@ -487,12 +499,13 @@ def traced_own():
 
 
 @pytest.mark.parametrize("read, other", [("LAM", 0.25), ("scaled", opens)])
-def test_the_hash_of_a_row_reads_what_it_uses_of_modules_of_the_user(monkeypatch, read, other):
-    before = direction_hash(with_a_module)
+@pytest.mark.parametrize("direction", [with_a_module, with_a_module_around(RULES), with_many_names()])
+def test_the_hash_of_a_row_reads_what_it_uses_of_modules_of_the_user(monkeypatch, direction, read, other):
+    before = direction_hash(direction)
     monkeypatch.setattr(RULES, "unused", 0.25, raising=False)
-    assert direction_hash(with_a_module) == before
+    assert direction_hash(direction) == before
     monkeypatch.setattr(RULES, read, other)
-    assert direction_hash(with_a_module) != before
+    assert direction_hash(direction) != before
 
 
 @pytest.mark.parametrize(
