@@ -24,6 +24,7 @@ from jrl.experiment import (
     completion_length,
     configured_curriculum,
     configured_strategy,
+    continues_optimizer,
     correction_length,
     judges_of,
     needs_of,
@@ -167,7 +168,7 @@ def check_online(
         )
     check_needs(stage, objective, config, earlier)
     check_learner_of_samples(stage, objective)
-    if stage.optimizer_state == "continued":
+    if continues_optimizer(stage):
         check_continued_optimizer(stage, config, tables)
     if stage.critic is not None:
         check_critic(stage, objective, earlier)

@@ -297,6 +297,11 @@ def segments_of(stage: Online, config: Config) -> int:
     return num_segments(stage.strategy, completion_length(stage, config))
 
 
+def continues_optimizer(stage: Stage) -> bool:
+    """Whether a stage begins with the optimizer state of the stage before."""
+    return isinstance(stage, Online) and stage.optimizer_state == "continued"
+
+
 def trained_before(role: str, stage: Stage, stages: Sequence[Stage]) -> list[Stage]:
     """Returns the stages before `stage` that train a role, the latest first."""
     earlier = itertools.takewhile(lambda candidate: candidate is not stage, stages)

@@ -24,6 +24,7 @@ from jrl.experiment import (
     completion_length,
     configured_optimizers,
     configured_strategy,
+    continues_optimizer,
     longest_row,
     optimizers,
     row_of,
@@ -371,7 +372,7 @@ def state_functions(stage: Stage, objective: Objective, configured: Optimizers, 
         close_options |= dict(reset_reference_every=stage.reset_reference_every)
     begin_options |= dict(model=model, cfg=cfg, num_previous=num_previous(stage, objective))
     begin = functools.partial(begin_stage, **begin_options)
-    if isinstance(stage, Online) and stage.optimizer_state == "continued":
+    if continues_optimizer(stage):
         begin = functools.partial(continue_stage, trains=stage.trains, begin_fn=begin)
     functions: Functions = {
         "begin": begin,

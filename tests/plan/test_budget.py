@@ -485,6 +485,9 @@ def test_a_stage_that_begins_holds_the_moments_of_the_one_that_ends(small, two_s
                   "again/Online.objective=@DrGRPO()", "GRPO.kl=0.01")  # fmt: skip
     assert again.name == "again" and budget.resident_memory(again).weights == 4 * PARAMETERS
     assert budget.begin(again).temporary == 8 * PARAMETERS + 4 * PARAMETERS
+    # An optimizer that goes on has its moments once.
+    continued = small("Config.stages=[@Online(), @again/Online()]", "again/Online.optimizer_state='continued'")
+    assert budget.begin(continued) == budget.Memory(weights=4 * PARAMETERS, optimizer=8 * PARAMETERS)
     # Moments of a stage whose own optimizer keeps them on the host are not there.
     away = small(*two_stages, "warm/Offline.optimizer=@warm/AdamW()", "warm/AdamW.memory='host'")
     assert budget.begin(away).temporary == 0 and budget.begin(away).optimizer == 8 * PARAMETERS

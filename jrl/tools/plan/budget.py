@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax
 
 from jrl.device.sharding import GATHERED, TRAIN, num_shards, spec
-from jrl.experiment import optimizers
+from jrl.experiment import continues_optimizer, optimizers
 from jrl.learning.optimizers.contract import leaf_of
 from jrl.learning.optimizers.muon import Muon
 from jrl.models.attention.kernels import LANES, NO_KERNEL
@@ -107,12 +107,13 @@ def init(case: Case) -> Memory:
 
 def begin(case: Case) -> Memory:
     """Returns the memory of beginning a stage: its state, and the optimizer and copies of the stage that ends, which
-    are freed only afterwards."""
+    are freed only afterwards. An optimizer that the stage continues is in its state."""
     ending, memory = case.before, resident_memory(case)
     if ending is None:
         return memory
     copies = trained_bytes(ending, TRAIN) * (ending.copies - ending.roles)
-    return memory._replace(temporary=memory.temporary + device_moment_bytes(ending) + copies)
+    freed = device_moment_bytes(ending, but=case.stage.trains if continues_optimizer(case.stage) else None)
+    return memory._replace(temporary=memory.temporary + freed + copies)
 
 
 def resident_beside(case: Case, name: str) -> Memory:
@@ -132,9 +133,11 @@ def max_resident(case: Case) -> Memory:
     return max(map(resident_memory, cases_of(case)), key=lambda memory: memory.total)
 
 
-def device_moment_bytes(case: Case) -> int:
-    """Returns the bytes of optimizer state on one device between updates, over all roles that the stage trains."""
-    return sum(moment_bytes(role_case) for role_case in updated_cases(case) if not role_case.moments_on_host)
+def device_moment_bytes(case: Case, but: str | None = None) -> int:
+    """Returns the bytes of optimizer state on one device between updates, over all roles that the stage trains, `but`
+    one."""
+    on_device = [one for one in updated_cases(case) if not one.moments_on_host and one.updates != but]
+    return sum(map(moment_bytes, on_device))
 
 
 def checkpoint_bytes(case: Case) -> int:
