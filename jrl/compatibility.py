@@ -6,7 +6,6 @@ import dataclasses
 import difflib
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import jax
 
@@ -38,7 +37,6 @@ from jrl.experiment import (
     written_corrections,
 )
 from jrl.learning.average import AVERAGE
-from jrl.learning.optimizers.schedules import ConstantRate
 from jrl.learning.optimizers.settings import OptimizerSettings
 from jrl.models.heads import REWARD
 from jrl.models.pretrained.published import Published
@@ -426,11 +424,10 @@ def check_continued_optimizer(stage: Online, config: Config, tables: Tables) -> 
     if before is None or before.trains != stage.trains:
         trained = "there is none" if before is None else f"that one trains {before.trains!r}"
         raise ValueError(f"{continues}, which must train {stage.trains!r} too; {trained}. Set 'new'")
-    if _state_options(stage.optimizer) != _state_options(before.optimizer):
+    if (difference := _state_difference(before.optimizer, stage.optimizer)) is not None:
         raise ValueError(
             f"{continues}: both must be of one kind, with the same options but for floats, schedule and average; got "
-            f"{type(before.optimizer).__name__} and then {type(stage.optimizer).__name__}. Set 'new', or the same "
-            "options in both"
+            f"{difference}. Set 'new', or the same options in both"
         )
     heads_of = lambda s: trained_heads(s, needs_of(s, tables))[stage.trains]
     outputs = lambda s: {head: needs_of(s, tables).head_outputs[head] for head in heads_of(s)}
@@ -441,9 +438,18 @@ def check_continued_optimizer(stage: Online, config: Config, tables: Tables) -> 
                          "have: the head has no moments. Set 'new'")  # fmt: skip
 
 
-def _state_options(optimizer: OptimizerSettings) -> Any:
-    """Returns what the arrays of an optimizer's state depend on: all options but floats, schedule and average."""
-    return jax.tree.structure(dataclasses.replace(optimizer, schedule=ConstantRate(), average=None))
+def _state_difference(before: OptimizerSettings, after: OptimizerSettings) -> str | None:
+    """Returns what of two optimizers may give their states other arrays: another kind, or the first option that differs
+    and is no float, schedule or average; None: nothing."""
+    name = type(after).__name__
+    if type(before) is not type(after):
+        return f"{type(before).__name__} and then {name}"
+    for field in dataclasses.fields(after):
+        values = [getattr(optimizer, field.name) for optimizer in (before, after)]
+        changed = dataclasses.replace(before, **{field.name: values[1]})
+        if field.name not in ("schedule", "average") and jax.tree.structure(changed) != jax.tree.structure(before):
+            return f"{name}.{field.name} = {values[0]!r} and then {values[1]!r}"
+    return None
 
 
 def check_critic(stage: Online, objective: Objective, earlier: Collection[str]) -> None:

@@ -58,8 +58,8 @@ def test_the_optimizer_of_a_longer_window_continues_that_of_the_shorter_one(tmp_
         (["short/Online.optimizer_state='continued'", "Config.stages=[@short/Online(), @long/Online()]"],
          "must train 'policy' too; there is none"),
         (["short/Online.optimizer=@Muon()"], "but for floats, schedule and average; got Muon and then AdamW"),
-        (["long/AdamW.moments='bfloat16'"], "got AdamW and then AdamW"),
-        (["short/AdamW.memory='host'"], "got AdamW and then AdamW"),
+        (["long/AdamW.moments='bfloat16'"], "got AdamW.moments = None and then 'bfloat16'. Set"),
+        (["short/AdamW.memory='host'"], "got AdamW.memory = 'host' and then 'device'. Set"),
         (["long/Online.objective=@PPO()"], "PPO trains a value head that it did not have"),
     ],
 )  # fmt: skip
