@@ -137,6 +137,12 @@ def _state(returned: PyTree, before: PyTree) -> str:
     return ""
 
 
+def _reason(returned: Any) -> str:
+    if returned is None or (isinstance(returned, str) and returned):
+        return ""
+    return f"a text that says why the run must not go on, or None, and it returned {returned!r:.80}"
+
+
 def _first(kind: str, arrays: Mapping[str, Any], shape: Shape) -> str:
     """Returns the kind, and what is wrong with the first of the arrays that does not have this shape; "" if all do."""
     for which, value in arrays.items():
@@ -185,4 +191,5 @@ CHECKS: Mapping[str, Callable[..., str]] = {
     "sequence_baseline": lambda returned, sequences: _array(returned, ()),
     "sequence_denominator": lambda returned, *rest: _array(returned, ()),
     "next_state": lambda returned, state, metrics: _state(returned, state),
+    "stop": lambda returned, metrics: _reason(returned),
 }

@@ -44,6 +44,7 @@ ARGUMENTS = {
     "sequence_baseline": (SEQUENCES,),
     "sequence_denominator": (MASK[:, 0], GROUPS.group),
     "next_state": (STATE, {"loss": ZEROS[()]}),
+    "stop": ({"loss": 1.0},),
 }
 pairs = lambda **other: Pairs(**{"label": ZEROS[N], "unit": GROUPS.group, "weight": ZEROS[N], **other})
 RIGHT = {
@@ -65,6 +66,7 @@ RIGHT = {
     "sequence_baseline": ZEROS[()],
     "sequence_denominator": ZEROS[()],
     "next_state": {"mean": jnp.ones(())},
+    "stop": None,
 }
 WRONG = [
     ("needs", None, "jrl.algos.contract.Needs, and it returned None"),
@@ -105,6 +107,8 @@ WRONG = [
     ("next_state", None, "a state of the same shapes as the one before, {'mean': ()}, and its state has None"),
     ("next_state", {"mean": ZEROS[N]}, "{'mean': ()}, and its state has {'mean': (12,)}"),
     ("next_state", {"mean": jnp.int32(1)}, "before, {'mean': 'float32'}, and its state has {'mean': 'int32'}"),
+    ("stop", False, "a text that says why the run must not go on, or None, and it returned False"),
+    ("stop", "", "or None, and it returned ''"),
 ]  # fmt: skip
 
 
@@ -145,8 +149,13 @@ def test_every_check_is_failed_by_a_result():
     assert {name for name, *_ in WRONG} == set(CHECKS) == set(ARGUMENTS) == set(RIGHT)
 
 
-def test_every_function_that_works_on_arrays_is_checked():
-    on_the_host = {"config", "check", "check_stored", "draw", "corrects_staleness", "init_state", "refill", "stop"}
+def test_a_reason_to_stop_is_returned_as_it_is():
+    row = checked(Objective(config=type(CONFIG), stop=lambda config, metrics: "why"))
+    assert row.stop(CONFIG, {}) == "why"
+
+
+def test_every_function_that_works_on_arrays_is_checked_and_the_reason_to_stop():
+    on_the_host = {"config", "check", "check_stored", "draw", "corrects_staleness", "init_state", "refill"}
     assert set(CHECKS) == set(Objective._fields) - on_the_host - {"unit_size", "strengths"}
 
 
