@@ -10,6 +10,7 @@ import pytest
 
 import jrl
 from jrl import loop
+from jrl.run import job
 from jrl.run.checkpoints.run_state import NoIntactStep, StateMismatch
 from jrl.run.identity import RefusedIdentity
 from jrl.run.run_hash import read_step
@@ -139,6 +140,15 @@ def test_a_run_that_starts_over_begins_with_the_same_weights_of_another_or_not_a
         jrl.train("configs/tiny.gin", TINY, run=second)
     kept.rename(first)
     jrl.train("configs/tiny.gin", TINY, run=second)
+
+
+def test_a_new_run_reads_the_weights_whose_hash_is_in_its_manifest(tmp_path, monkeypatch):
+    """They are read once its programs are compiled, minutes later."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    jrl.train("configs/tiny.gin", TINY, run=first)
+    monkeypatch.setattr(job, "check_fits", lambda origin, policy: "that of other weights")
+    with pytest.raises(RefusedIdentity, match=f"^step 2 of {first} has other weights than those that this run began"):
+        jrl.train("configs/tiny.gin", TINY, run=second, begin_from=first)
 
 
 def test_new_adapters_begin_on_the_weights_of_another_run(tmp_path):

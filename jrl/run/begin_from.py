@@ -114,7 +114,7 @@ def _place_of(run: str | Path) -> str:
 
 def manifest_entry(origin: Origin | None) -> dict[str, Any]:
     """Returns the manifest's entry on where the weights come from."""
-    return {} if origin is None else {"from": {"run": origin.run, "step": origin.step}}
+    return {} if origin is None else {"from": {"run": origin.run, "step": origin.step, "weights": origin.weights}}
 
 
 def check_fits(origin: Origin, policy: Policy) -> str:

@@ -232,7 +232,7 @@ def open_job(
         processes.agree("the run to begin from", manifest_entry(origin).get("from", {}))
         tokenizer = None if beside is None else beside.tokenizer
         tokenizer = open_tokenizer(config, parts, data.source, path, origin, stop.is_set, processes, tokenizer)
-        manifest = {**identify(config, parts, tokenizer, digest), **manifest_entry(origin)}
+        manifest = identify(config, parts, tokenizer, digest)
         changes = refuse_another(
             path, manifest, config, accept_change=accept_change, location=folder.address, checkpoints=shared.checkpoints
         )
@@ -240,8 +240,8 @@ def open_job(
         policy = stack.enter_context(run_policy(config, parts, tokenizer, display, shared, run_clock))
         config = policy.config
         if origin is not None and origin.copy is not None:  # the run is new
-            manifest["from"]["weights"] = check_fits(origin, policy)
-        manifest["chosen"] = {choice.field: choice.value for choice in policy.chosen}
+            origin = origin._replace(weights=check_fits(origin, policy))  # it begins with these or none
+        manifest |= manifest_entry(origin) | {"chosen": {choice.field: choice.value for choice in policy.chosen}}
         check_machine(policy, path, processes)
         pool = None if beside is None else beside.scorer.pool
         running = stack.enter_context(open_stages(policy, data, path, display, stop.is_set, processes, pool))
