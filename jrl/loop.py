@@ -205,7 +205,7 @@ def publication_lines(job: Job) -> list[str]:
 
 def begin_stage(job: Job, progress: Progress) -> Progress:
     """Returns the progress that the next step starts from. Before the first step of a stage it evaluates, and begins
-    with a fresh optimizer and copies of the policy for the roles that the stage needs."""
+    with a fresh optimizer, or that of the stage before, and copies of the policy for the roles that the stage needs."""
     next_stage = stage_at(job.config, job.done + 1)
     if next_stage == progress.stage:
         return progress
