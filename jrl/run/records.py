@@ -539,8 +539,9 @@ def emit(job: Job, step: Step) -> Step:
             f"The first said: {next(filter(None, step.batch.host_scores.details), 'nothing')}"
         )
     stage = job.stages[stage_at(job.config, step.step)]
-    stop = lambda: stage.objective.stop(stage.config.objective, step.metrics)
-    if not job.skipped and (why := stop()) is not None:  # metrics of skipped updates may be of NaN
+    # Metrics of skipped updates may be of NaN.
+    why = None if job.skipped else stage.objective.stop(stage.config.objective, step.metrics)
+    if why is not None:
         raise StopRun(f"at step {step.step} {why}")
     return step
 
