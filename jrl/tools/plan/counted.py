@@ -205,21 +205,22 @@ def expert_seconds(program: HloModule, runs: Iterable[ExecutionCount], case: Cas
         around, result = program.computations[run.computation], run.instruction.shapes[0]
         last = next(around[name].shapes[0] for name in reversed(run.instruction.operands) if name in around)
         if of_gradient:
-            (count, inputs, columns), rows, tile = result.dims, last.dims[0], expert_tiles.ROWS
-            times = [-(-size // expert_tiles.columns_at_once(size, itemsize)) for size in (inputs, columns)]
+            (count, inputs, columns), rows = result.dims, last.dims[0]
+            by_in, by_out = (expert_tiles.columns_at_once(size, itemsize) for size in (inputs, columns))
         else:
             (rows, _), (count, inputs, columns) = result.dims, last.dims
-            tile, times = expert_tiles.ROWS if of_rows else int(tiling[1]), (1, 1)
-        filled = filled_rows(rows, case)
+            by_in, by_out = expert_tiles.matrix_block(inputs, columns, itemsize) if of_rows else (inputs, columns)
+        tile, filled = int(tiling[1]) if tiling else expert_tiles.ROWS, filled_rows(rows, case)
         visited = count * (1 - (1 - 1 / count) ** filled)
         visits = filled / tile + visited
         computed = visits * tile * 2 * padded(inputs) * padded(columns)
-        read = count if of_gradient else visited  # the gradient of an expert without rows is written too
-        if of_rows:
-            by_in, by_out = expert_tiles.matrix_block(inputs, columns, itemsize)
-            times, read = (-(-inputs // by_in), 1), visited if by_out == columns else visits  # whose blocks take turns
-        # A tile of either operand is read for each column block of the other one.
-        entries = read * inputs * padded(columns) + filled * (padded(inputs) * times[1] + padded(columns) * times[0])
+        # The gradient of an expert without rows is written too. Blocks that are summed over take turns at every visit.
+        matrices = count if of_gradient else visits if of_rows and by_out < columns else visited
+        # A tile of either operand is read for each column block of the other one; a sum over blocks is written once.
+        times_in, times_out = 1 if of_rows else -(-columns // by_out), -(-inputs // by_in)
+        entries = matrices * inputs * padded(columns) + filled * (
+            padded(inputs) * times_in + padded(columns) * times_out
+        )
         moved = itemsize * entries
         total += run.likely * max(computed / (KERNEL_SHARE * chip.matrix_rate), moved / (STREAM_SHARE * chip.hbm_rate))
     return total
