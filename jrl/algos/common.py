@@ -419,5 +419,5 @@ def too_many_rejected(config: Any, metrics: Mapping[str, float]) -> str | None:
     return (
         f"{share:.0%} of the tokens were rejected, more than {name}.most_rejected = {config.most_rejected}: the "
         "policy that sampled them and the one that learns are far apart. Look for the cause: old samples (Online.lag), "
-        f"large updates, sampling in another precision. {name}.most_rejected = None goes on"
+        f"large updates, sampling in another precision. {name}.most_rejected = None goes on, with --accept-change"
     )

@@ -32,7 +32,7 @@ class IcePop:
     high: float = 5.0  # to `high`
     clip_low: float = 0.2  # a ratio below 1 - clip_low is not pushed down further
     clip_high: float = 0.2  # a ratio above 1 + clip_high is not pushed up further
-    most_rejected: float | None = 0.5  # the run stops where a larger share of a step's tokens is; None: it goes on
+    most_rejected: float | None = 0.5  # largest share of a step's tokens; above it the run stops; None: no limit
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
 
 

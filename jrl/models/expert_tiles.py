@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from jrl.models.attention.kernels import LANES
+
 ROWS = 128  # per tile
 BLOCK_BYTES = 2**11  # of one row of a block of a matrix's gradient, at most
 MATRIX_BYTES = 2**21  # of a block of a matrix, at most
-LANES = 128  # a block along the last axis of an array has a multiple of these, or all
 
 
 def columns_at_once(columns: int, itemsize: int) -> int:

@@ -12,7 +12,7 @@ OneToken = Literal["auto", "reference", "ragged"]  # for one new token per row, 
 NO_KERNEL = ("auto", "reference")
 
 PLATFORMS = {"splash": "tpu", "cudnn": "gpu", "ragged": "tpu"}  # attention -> the only platform that supports it
-LANES = 128  # tokens: TPU kernels read rows padded to a multiple of it
+LANES = 128  # TPU kernels read the last axis of an array padded to a multiple of it
 BLOCKS = (4 * LANES, 2 * LANES, LANES)  # queries and keys that are multiplied at once: the first that divides a row
 CACHE_BLOCKS = (*BLOCKS, LANES // 2, LANES // 4, LANES // 8)  # columns of a cache that are read at once
 CACHE_BLOCK_BYTES = (
