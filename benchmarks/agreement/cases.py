@@ -159,6 +159,9 @@ def case(function: str, inputs: list[str], rng: np.random.Generator, shared: boo
     }
     if "sample" in inputs:  # drawn for those alone, so that the cases of others stay as they were
         rest["sample"] = rng.permutation(ROWS)
+    if "tokens" in inputs:  # half of the rows are the answers of others
+        other = np.where(rng.random(ROWS) < 0.5, rng.integers(0, ROWS, ROWS), np.arange(ROWS))
+        rest["tokens"], rest["action_mask"] = rng.integers(0, 4, (ROWS, COLUMNS))[other], mask[other]
     if function == "positive_nll":
         rest["correct"] = np.broadcast_to(rest["correct"][:, None], mask.shape)
     if function == "moving_baseline" and rng.random() < 0.2:

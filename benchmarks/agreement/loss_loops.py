@@ -256,12 +256,16 @@ def best_of_group(reward, group, sample, valid, num_groups):
     return out
 
 
-def above_threshold(reward, group, sample, valid, num_groups, threshold, max_kept):
+def above_threshold(reward, group, sample, valid, tokens, action_mask, num_groups, threshold, max_kept):
     out = np.zeros(len(reward))
     for g in range(num_groups):
         good = [i for i in range(len(reward)) if group[i] == g and valid[i] and reward[i] >= threshold]
-        for i in sorted(good, key=lambda i: sample[i])[:max_kept]:
-            out[i] = 1
+        answers = []
+        for i in sorted(good, key=lambda i: sample[i]):
+            answer = [int(token) if sampled else None for token, sampled in zip(tokens[i], action_mask[i])]
+            if len(answers) < max_kept and answer not in answers:
+                answers.append(answer)
+                out[i] = 1
     return out
 
 

@@ -1,11 +1,11 @@
 """Expert iteration: imitate every answer that is good enough.
 
-    a_i = 1 where R_i >= threshold, for the first max_kept such rows of a group; 0 elsewhere             L14
+    a_i = 1 where R_i >= threshold, for the first max_kept such answers of a group; 0 elsewhere          L14
     l_t = -a_i * logprobs_t
     L   = mean over the tokens of the rows with a_i > 0                                                  G1
 
 Rejection sampling with an update at every step. `max_kept` bounds the share of easy prompts. The current policy samples
-(as in RAFT; ReST-EM restarts each round from the base model). Duplicate answers are all kept.
+(as in RAFT; ReST-EM restarts each round from the base model). Identical answers to a prompt are imitated once.
 
 Source: rejection sampling as in Xin et al. 2405.14333 (DeepSeek-Prover).
 """
@@ -27,7 +27,7 @@ Array = jax.Array
 @traced
 class ExpertIteration:
     threshold: float = 1.0  # smallest reward that is imitated
-    max_kept: int = 4  # rows of a prompt that are imitated at most
+    max_kept: int = 4  # different answers to a prompt that are imitated at most
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
 
 
@@ -49,6 +49,8 @@ def row_weights(config: ExpertIteration, groups: Groups, reward: Array) -> Array
         groups.group,
         groups.sample,
         contract.eligible(groups),
+        groups.tokens,
+        groups.action_mask,
         num_groups=groups.num_groups,
         threshold=config.threshold,
         max_kept=config.max_kept,
@@ -58,5 +60,6 @@ def row_weights(config: ExpertIteration, groups: Groups, reward: Array) -> Array
 OBJECTIVE = raft.OBJECTIVE._replace(
     config=ExpertIteration,
     check=check,
+    needs=lambda config: common.entropy_needs(config)._replace(credit_tokens=True),
     **raft.imitating(row_weights),
 )

@@ -5,7 +5,7 @@
     L   = mean over the tokens of the rows with a_i > 0                                      G1
 
 At ties the first sample is taken. A group whose rewards are all equal has no best row and is left out. Use many samples
-per prompt, 8 to 32. It learns from successes only, so the entropy falls fast. Duplicate answers are all kept.
+per prompt, 8 to 32. It learns from successes only, so the entropy falls fast.
 
 Source: Dong et al. 2304.06767. For a threshold instead of the best use ExpertIteration.
 """

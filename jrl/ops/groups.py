@@ -73,6 +73,19 @@ def first_sample(flag: Array, group: Array, sample: Array, *, num_groups: int) -
     return flag & (sample == to_rows(minimum(sample, group, flag, num_groups=num_groups), group))
 
 
+def same_as(x: Array, chosen: Array, group: Array, *, num_groups: int) -> Array:
+    """Returns the rows equal to the chosen row of their group, itself included, [N] bool; False where none is chosen.
+
+    Args:
+      x: [N, T] int32. chosen: [N] bool, at most one row of a group. group: [N] int32.
+    """
+    members = _members(group, num_groups)
+    by_group = jnp.sum(jnp.where((members & chosen[:, None])[..., None], x[:, None, :], 0), axis=0)
+    to_compare = jnp.sum(jnp.where(members[..., None], by_group[None, :, :], 0), axis=1)
+    has_chosen = to_rows(count(group, chosen, num_groups=num_groups), group) > 0
+    return has_chosen & jnp.all(x == to_compare, axis=1)
+
+
 def first_group(label: Array, group: Array, *, num_groups: int) -> Array:
     """Returns the smallest group with the same label as each row's, [N] int32: an id of the label that does not depend
     on the order of the rows.

@@ -2,8 +2,8 @@
 
 Both return the weight of a row in a likelihood loss, -weight * logprobs; 0 leaves the row out. Among
 equally good rows the first samples of a prompt are taken (E11), whatever the order of rows: samples are exchangeable
-(with `Branching`, stems come first), and a mean over the kept tokens is as large however many tie. Nothing is
-deduplicated.
+(with `Branching`, stems come first), and a mean over the kept tokens is as large however many tie. Of identical answers
+to a prompt the first is taken.
 """
 
 from __future__ import annotations
@@ -38,13 +38,25 @@ def best_of_group(reward: Array, group: Array, sample: Array, valid: Array, *, n
 
 
 def above_threshold(
-    reward: Array, group: Array, sample: Array, valid: Array, *, num_groups: int, threshold: float, max_kept: float
+    reward: Array,
+    group: Array,
+    sample: Array,
+    valid: Array,
+    tokens: Array,
+    action_mask: Array,
+    *,
+    num_groups: int,
+    threshold: float,
+    max_kept: float,
 ) -> Array:
-    """Returns L14 for expert iteration: 1 on every row whose reward is at least the threshold, 0 elsewhere; if a group
-    has more than max_kept such rows, on the first max_kept of them only, so that easy prompts do not dominate.
+    """Returns L14 for expert iteration: 1 on every different answer whose reward is at least the threshold; if a group
+    has more than max_kept of them, on the first max_kept only, so that easy prompts do not dominate; 0 elsewhere.
+
+    Answers are identical if the policy sampled the same tokens in the same places.
 
     Args:
-      reward, group, sample, valid: as in `best_of_group`. max_kept: at least 1, rows of a prompt that are imitated.
+      reward, group, sample, valid: as in `best_of_group`. tokens: [N, T] int32, may be anything where not an action.
+      action_mask: [N, T] bool. max_kept: at least 1, rows of a prompt that are imitated.
 
     Returns:
       [N] float32 or wider.
@@ -53,17 +65,21 @@ def above_threshold(
     """
     reward = reduce.widen(reward)
     good = valid & (reward >= threshold)
+    answer = jnp.where(action_mask, tokens, -1)
     _, _, kept = jax.lax.while_loop(
         lambda carry: (carry[0] < max_kept) & carry[1].any(),
-        lambda carry: _keep_one(*carry, group, sample, num_groups),
+        lambda carry: _keep_one(*carry, answer, group, sample, num_groups),
         (jnp.zeros((), jnp.int32), good, jnp.zeros_like(good)),
     )
     return kept.astype(reward.dtype)
 
 
 def _keep_one(
-    number: Array, left: Array, kept: Array, group: Array, sample: Array, num_groups: int
+    number: Array, left: Array, kept: Array, answer: Array, group: Array, sample: Array, num_groups: int
 ) -> tuple[Array, Array, Array]:
-    """Moves the first remaining sample of every group to `kept`. Returns (rows kept per prompt so far, left, kept)."""
+    """Moves the first remaining sample of every group to `kept`, and leaves out those with its answer.
+
+    Returns (rows kept per prompt so far, left, kept).
+    """
     first = groups.first_sample(left, group, sample, num_groups=num_groups)
-    return number + 1, left & ~first, kept | first
+    return number + 1, left & ~groups.same_as(answer, first, group, num_groups=num_groups), kept | first

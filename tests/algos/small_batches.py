@@ -94,7 +94,7 @@ def clipped_tokens():
 
 
 def groups_of(reward, group, valid=None):
-    """Returns rows of two sampled tokens each."""
+    """Returns rows of two sampled tokens each, all different."""
     row, count = jnp.asarray(reward, jnp.float32), len(reward)
     sample = [list(group[:i]).count(group[i]) for i in range(count)]
     return Groups(
@@ -104,6 +104,7 @@ def groups_of(reward, group, valid=None):
         group=jnp.asarray(group, jnp.int32),
         sample=jnp.array(sample, jnp.int32),
         action_mask=jnp.array([[False, True, True]] * count),
+        tokens=jnp.arange(3 * count, dtype=jnp.int32).reshape(count, 3),
         finish=jnp.zeros(count, jnp.int8),
         num_groups=3,
         max_completion=2,

@@ -24,6 +24,12 @@ def test_rows_on_or_above_the_threshold_are_imitated():
     np.testing.assert_array_equal(OBJECTIVE.keep(config, groups), weights > 0)
 
 
+def test_identical_answers_are_imitated_once():
+    tokens = jnp.array([[9, 1, 1], [9, 1, 1], [9, 1, 2]], jnp.int32)
+    groups = groups_of([1, 1, 1], [0, 0, 0]).replace(tokens=tokens)
+    np.testing.assert_array_equal(OBJECTIVE.keep(ExpertIteration(), groups), [True, False, True])
+
+
 def test_a_row_without_a_verdict_is_not_imitated():
     groups = groups_of([jnp.nan, 1, 1], [0, 0, 0], valid=[False, True, False])
     np.testing.assert_array_equal(OBJECTIVE.keep(ExpertIteration(), groups), [False, True, False])

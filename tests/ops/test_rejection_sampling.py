@@ -12,22 +12,26 @@ from jrl.ops import reduce, rejection_sampling
 NAN = float("nan")
 
 
-def run(fn, reward, group, sample, valid, **limits):
+def run(fn, reward, group, sample, valid, *answers, **limits):
     """Returns a function's weights; `sample` None: rows are samples in their order."""
     group, count = np.asarray(group), len(reward)
     sample = [list(group[:i]).count(group[i]) for i in range(count)] if sample is None else sample
     valid = jnp.ones(count, bool) if valid is None else jnp.array(valid)
     fn = jax.jit(functools.partial(fn, num_groups=3, **limits))
-    return fn(jnp.asarray(reward, jnp.float32), jnp.asarray(group, jnp.int32), jnp.asarray(sample, jnp.int32), valid)
+    rows = jnp.asarray(reward, jnp.float32), jnp.asarray(group, jnp.int32), jnp.asarray(sample, jnp.int32), valid
+    return fn(*rows, *answers)
 
 
 def best(reward, group, sample=None, valid=None):
     return run(rejection_sampling.best_of_group, reward, group, sample, valid)
 
 
-def above(reward, group, sample=None, threshold=0.5, max_kept=2, valid=None):
+def above(reward, group, sample=None, threshold=0.5, max_kept=2, valid=None, tokens=None, action_mask=None):
+    """`tokens` None: every answer is a token of its own."""
+    tokens = jnp.arange(len(reward), dtype=jnp.int32)[:, None] if tokens is None else jnp.array(tokens, jnp.int32)
+    action_mask = jnp.ones(tokens.shape, bool) if action_mask is None else jnp.array(action_mask, bool)
     limits = {"threshold": threshold, "max_kept": max_kept}
-    return run(rejection_sampling.above_threshold, reward, group, sample, valid, **limits)
+    return run(rejection_sampling.above_threshold, reward, group, sample, valid, tokens, action_mask, **limits)
 
 
 def test_best_of_group_by_hand():
@@ -71,6 +75,27 @@ def test_above_threshold_by_hand():
     np.testing.assert_array_equal(above(*rows), [1, 0, 1, 1, 0, 0, 0])
     np.testing.assert_array_equal(above(*rows, sample=[1, 0, 2, 1, 0, 1, 0]), [1, 0, 0, 1, 1, 0, 0])
     np.testing.assert_array_equal(above(*rows, max_kept=9), [1, 0, 1, 1, 1, 0, 0])
+
+
+def test_identical_answers_are_imitated_once():
+    # Group 0 has 7 8 twice, then 7 9 twice: the third row is its second answer. Group 1 has 7 8 too.
+    reward, group = [1, 1, 1, 1, 1], [0, 0, 0, 0, 1]
+    tokens = [[7, 8], [7, 8], [7, 9], [7, 9], [7, 8]]
+    np.testing.assert_array_equal(above(reward, group, tokens=tokens), [1, 0, 1, 0, 1])
+    np.testing.assert_array_equal(above(reward, group, tokens=tokens, sample=[1, 0, 3, 2, 0]), [0, 1, 0, 1, 1])
+    np.testing.assert_array_equal(above(reward, group, tokens=tokens, max_kept=1), [1, 0, 0, 0, 1])
+    # the first 7 8 is wrong, and the second one is not its duplicate
+    np.testing.assert_array_equal(above([0, 1, 1, 1, 1], group, tokens=tokens), [0, 1, 1, 0, 1])
+
+
+def test_answers_are_compared_by_sampled_tokens_alone():
+    # 7 and 7 with something after it are one answer; the same token at another place is another
+    tokens = [[7, 1], [7, 2], [1, 7]]
+    mask = [[True, False], [True, False], [False, True]]
+    np.testing.assert_array_equal(above([1, 1, 1], [0, 0, 0], tokens=tokens, action_mask=mask), [1, 0, 1])
+    # token 0, and no token
+    one = [[True, True], [True, False]]
+    np.testing.assert_array_equal(above([1, 1], [0, 0], tokens=[[7, 0], [7, 0]], action_mask=one), [1, 1])
 
 
 def test_a_row_without_a_verdict_is_not_imitated():

@@ -334,10 +334,22 @@ PARTS: list[Part] = [
     {
         "id": "L14",
         "function": "jrl.ops.rejection_sampling:above_threshold",
-        "inputs": ["reward", "group", "sample", "valid", "num_groups", "threshold", "max_kept"],
+        "inputs": [
+            "reward",
+            "group",
+            "sample",
+            "valid",
+            "tokens",
+            "action_mask",
+            "num_groups",
+            "threshold",
+            "max_kept",
+        ],
         "output": "weights [N] float32",
         "tests": [
             "tests/ops/test_rejection_sampling.py::test_above_threshold_by_hand",
+            "tests/ops/test_rejection_sampling.py::test_identical_answers_are_imitated_once",
+            "tests/ops/test_rejection_sampling.py::test_answers_are_compared_by_sampled_tokens_alone",
             "tests/ops/test_rejection_sampling.py::test_a_row_without_a_verdict_is_not_imitated",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
             "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
