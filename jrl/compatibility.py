@@ -166,6 +166,7 @@ def check_online(
         )
     check_needs(stage, objective, config, earlier)
     check_learner_of_samples(stage, objective)
+    check_kl_limit(stage, objective)
     if continues_optimizer(stage):
         check_continued_optimizer(stage, config, tables)
     if stage.critic is not None:
@@ -413,6 +414,16 @@ def check_learner_of_samples(stage: Online, objective: Objective) -> None:
     if getattr(stage.objective, "ranks_by", None) == "outcome" and (stage.rewards or stage.shaping is not None):
         raise ValueError(f"{name}.ranks_by = 'outcome' takes pairs by the first verifier alone, and Online.rewards and "
                          "Online.shaping change the reward; leave them out, or set it to 'reward'")  # fmt: skip
+
+
+def check_kl_limit(stage: Online, objective: Objective) -> None:
+    """Raises ValueError if nothing measures how far the updates of a batch move the policy."""
+    compares_tokens = objective.token_loss is not None and objective.needs(stage.objective).old_logprobs
+    if stage.max_kl is not None and not compares_tokens:
+        raise ValueError(
+            "Online.max_kl reads the KL from the weights before a batch, and "
+            f"{type(stage.objective).__name__} compares no tokens with them; leave it out"
+        )
 
 
 def check_continued_optimizer(stage: Online, config: Config, tables: Tables) -> None:

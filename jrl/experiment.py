@@ -126,6 +126,9 @@ class Online:
     # Weights of the outputs of a reward head with several (AttributeRegression) in its score; None: their mean
     attribute_weights: tuple[float, ...] | None = None
     reset_reference_every: int | None = None  # steps between resets of the reference to the policy; None: never
+    # Nats: where a batch has several updates, those that would begin with a mean KL (approx_kl_k3, from the weights
+    # before the batch to the current ones) above this are left out. 0.015 is usual for PPO; None: no limit
+    max_kl: float | None = None
     # Weight of the old reference in the new one at a reset; with a reset every step, a moving average. None: 0.
     reference_decay: float | None = None
     ensemble: Ensemble | None = None  # makes one score of those of the roles in `rewards`; None: their weighted sum
@@ -166,6 +169,13 @@ class Online:
         if self.reset_reference_every is not None and self.reset_reference_every < 1:
             raise ValueError(
                 f"Online.reset_reference_every must be at least 1, or None; got {self.reset_reference_every}"
+            )
+        if self.max_kl is not None and not self.max_kl > 0:
+            raise ValueError(f"Online.max_kl must be above 0, or None for no limit; got {self.max_kl}. 0.015 is usual")
+        if self.max_kl is not None and self.learner.updates_per_batch == 1:
+            raise ValueError(
+                "Online.max_kl ends the updates of a batch, and Learner.epochs * Learner.minibatches is 1: the only "
+                "update begins with a KL of 0; set Learner.epochs, or leave Online.max_kl out"
             )
         if self.reference_decay is not None:
             if self.reset_reference_every is None:

@@ -25,7 +25,7 @@ from jrl.device.sharding import (
 from jrl.learning import learner
 from jrl.learning.credit import StoredLabels, credit, finish_sampled, finish_stored
 from jrl.learning.layout import Learner, RouterLoss, packed_shape
-from jrl.learning.learner import Weights, loss_sums, weights_of
+from jrl.learning.learner import KLLimit, Weights, logprobs, loss_sums, weights_of
 from jrl.learning.optimizer import begin
 from jrl.learning.optimizers.adamw import OPTIMIZER as ADAMW
 from jrl.learning.optimizers.adamw import AdamW
@@ -679,6 +679,46 @@ def test_a_batch_without_a_token_to_learn_from_is_skipped(mesh):
     before, after, skipped, metrics = updated(empty)
     assert same_bits(before.opt_state, after.opt_state) and skipped == 1
     assert float(metrics["update/skipped_empty"]) == 1
+
+
+@functools.cache
+def limited_update():
+    """Returns (state, batch, jitted update with a KL limit); the old log-probs are 0.1 below those of the weights."""
+    state, batch, _ = update_program()
+    cfg, objective = model_config("float32"), ALGOS["GRPO"]
+    static = dict(model=MODEL, cfg=cfg, chunk=16)
+    old = logprobs(Weights(state.models["policy"].params, {}), batch.packed, **static) - 0.1
+    batch = batch.replace(recomputed=batch.recomputed.replace(old_logprobs=old))
+    hyper, adamw = (jax.tree.map(jnp.float32, config) for config in (objective.config(), AdamW(learning_rate=1e-2)))
+    options = dict(role="policy", objective=objective, optimizer_row=ADAMW, **static)
+    update = jax.jit(lambda state, batch, limit: learner.update(state, batch, hyper, adamw, None, limit, **options))
+    return state, batch, update
+
+
+def test_an_update_above_the_kl_limit_is_left_out_and_those_after_it_are_not_computed(mesh):
+    # k3 of a token that is exp(0.1) times as likely: exp(0.1) - 1 - 0.1 = 0.0051709
+    state, batch, update = limited_update()
+    limit = lambda most, reached=0.0: KLLimit(jnp.float32(most), jnp.float32(reached))
+    below, metrics = update(state, batch, limit(0.00518))
+    np.testing.assert_allclose(metrics["approx_kl_k3"], 0.0051709, rtol=1e-3)
+    unlimited, _ = update(state, batch, None)
+    assert same_bits(below.models, unlimited.models) and metrics["update/kl_reached"] == 0
+    assert not same_bits(below.models["policy"].params, state.models["policy"].params)
+    for kl_limit, tokens in ((limit(0.00516), metrics["update/tokens"]), (limit(9.0, reached=1.0), 0)):
+        after, metrics = update(state, batch, kl_limit)
+        assert same_bits(after.models, state.models) and metrics["update/kl_reached"] == 1
+        assert metrics["update/tokens"] == tokens and metrics["update/norm"] == 0
+        # nothing went wrong: the objective's state advances
+        assert after.skipped == 0 == metrics["update/skipped_nonfinite"] == metrics["update/skipped_empty"]
+    assert metrics["loss"] == metrics["grad_norm"] == 0
+
+
+def test_a_non_finite_update_is_skipped_under_a_kl_limit_too(mesh):
+    state, batch, update = limited_update()
+    advantages = jnp.where(batch.loss_mask, jnp.nan, batch.advantages)
+    after, metrics = update(state, batch.replace(advantages=advantages), KLLimit(jnp.float32(9), jnp.float32(0)))
+    assert same_bits(after.models["policy"].params, state.models["policy"].params)
+    assert after.skipped == 1 == metrics["update/skipped_nonfinite"] and metrics["update/kl_reached"] == 0
 
 
 def test_nan_where_the_loss_is_masked_does_not_leak(mesh):

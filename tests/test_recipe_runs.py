@@ -125,6 +125,18 @@ def test_a_reference_that_nobody_reads_is_not_reset():
         jrl.load_config(prorl, ["Online.reference_decay=1.0"])
 
 
+def test_a_kl_limit_that_nothing_measures_is_refused():
+    load = lambda recipe, *bindings: jrl.load_config(str(ROOT / "configs" / "algos" / f"{recipe}.gin"), bindings)
+    several = ("Learner.epochs=2", "Online.max_kl=0.015")
+    load("grpo", *several)
+    with pytest.raises(ConfigError, match=r"Learner\.epochs \* Learner\.minibatches is 1"):
+        load("grpo", "Online.max_kl=0.015")
+    with pytest.raises(ConfigError, match=r"Online\.max_kl must be above 0, or None for no limit; got 0"):
+        load("grpo", "Learner.epochs=2", "Online.max_kl=0")
+    with pytest.raises(ConfigError, match="OnlineDPO compares no tokens with them"):
+        load("online_dpo", *several)
+
+
 def test_a_stage_cannot_have_longer_completions_than_the_run():
     with pytest.raises(ConfigError, match=r"Online\.completion_length = 5 exceeds Sampler\.completion_length = 4"):
         jrl.load_config(str(ROOT / "configs" / "algos" / "grpo.gin"), ["Online.completion_length=5"])

@@ -15,7 +15,7 @@ from jrl.algos import ALGOS
 from jrl.algos.contract import Needs, Objective, Pairs
 from jrl.learning.credit import Credit, credit, finish_sampled, kept_rows, targets_of
 from jrl.learning.layout import Learner, more_than_asked, packed_shape
-from jrl.learning.learner import ModelOutputs, close_step, mean_metrics, token_terms
+from jrl.learning.learner import KLLimit, ModelOutputs, close_step, mean_metrics, token_terms
 from jrl.learning.pack import pack_rollout, unpack
 from jrl.learning.step import Learned, Minibatch, learn_from_sampled, updates
 from jrl.types import ModelState, PackedBatch, Recomputed, TrainBatch, TrainState
@@ -188,11 +188,13 @@ def test_a_reference_becomes_the_policy_or_moves_towards_it(decay, at_due):
 @pytest.mark.parametrize("has_critic", [False, True])
 def test_every_epoch_updates_by_every_minibatch_in_order(warms_up, has_critic):
     """The state is a list of what was done to it: each update adds its role and its minibatch."""
-    arrays = SimpleNamespace(objective="objective", optimizer="policy's", critic_optimizer="critic's", router="router")
+    arrays = SimpleNamespace(
+        objective="objective", optimizer="policy's", critic_optimizer="critic's", router="router", kl_limit=None
+    )
 
     def update(role, optimizer):
         def apply(state, batch, *given):
-            assert given == ("objective", optimizer, "router")
+            assert given == ("objective", optimizer, "router", *((None,) if role == "policy" else ()))
             assert batch.pretraining is (None if role == "critic" else "imitated")
             return [*state, (role, batch.packed.tokens)], {role: len(state)}
 
@@ -224,13 +226,31 @@ def test_old_log_probs_are_given_up_where_there_is_one_update(epochs, minibatche
         mean=lambda *metrics: {},
         close=lambda state, *arrays: state,
     )
-    arrays = SimpleNamespace(objective=None, shaping=None, optimizer=None, router=None, reference_decay=None)
+    none = dict.fromkeys(("objective", "shaping", "optimizer", "router", "reference_decay", "kl_limit"))
+    arrays = SimpleNamespace(**none)
     old = jnp.zeros((2, 3))
     each = Minibatch(SimpleNamespace(source=None), None, Recomputed(old_logprobs=old))
     static = dict(role="policy", epochs=epochs, warms_up=False)
     learn_from_sampled(programs, state, [each] * minibatches, None, None, arrays, **static)
     assert len(updated) == epochs * minibatches
     assert given == [None] if len(updated) == 1 else all(x is old for x in given) and len(given) == minibatches
+
+
+def test_an_update_after_the_kl_limit_is_told_so_and_the_next_step_begins_anew():
+    found, given = iter([0, 0, 1, 1]), []
+
+    def update(state, batch, objective, optimizer, router, kl_limit):
+        given.append(kl_limit)
+        return state, {"update/kl_reached": next(found)}
+
+    batches = [TrainBatch(PackedBatch(**dict.fromkeys(PackedBatch.__dataclass_fields__)), *[None] * 7)] * 2
+    arrays = SimpleNamespace(
+        objective=None, optimizer=None, router=None, critic_optimizer=None, kl_limit=KLLimit(0.01, 0.0)
+    )
+    critic = lambda state, batch, *given: (state, {})
+    updates(SimpleNamespace(update=update, update_critic=critic), (), Learned(batches, 2, False), arrays)
+    assert given == [(0.01, 0.0), (0.01, 0), (0.01, 0), (0.01, 1)]
+    assert arrays.kl_limit == (0.01, 0.0)
 
 
 def test_means_of_updates_are_over_their_tokens():

@@ -52,6 +52,7 @@ from jrl.types import (
 
 MISMATCH = "mismatch/"  # prefix of metric names
 LARGEST = f"{MISMATCH}probability"  # a metric that is a maximum over tokens, not a mean
+KL_REACHED = "update/kl_reached"  # 1 for an update that a KLLimit has left out, else 0
 # Named scopes of the loops over micro-batches, of samples and of stored rows: `jrl plan` counts by these names.
 MICRO_BATCHES, PRETRAINING = "micro_batches", "pretraining_micro_batches"
 
@@ -344,6 +345,13 @@ def _read_by_micro_batch(
 
     with jax.named_scope(MICRO_BATCHES):
         return jax.lax.fori_loop(0, most_of_members(packed.num_real), body, zeros)
+
+
+class KLLimit(NamedTuple):
+    """Ends the updates of a batch once the policy has moved too far from where they began (O6)."""
+
+    most: Array  # [] float, nats: largest mean KL(weights before the step to the current ones) that updates go on from
+    reached: Array  # [] float, not 0: an update of the step has found more
 
 
 class Sums(NamedTuple):
@@ -655,6 +663,7 @@ def update(
     config: PyTree,
     optimizer: Any,
     router: RouterLoss | None = None,
+    kl_limit: KLLimit | None = None,
     *,
     role: str,
     objective: Objective,
@@ -667,15 +676,19 @@ def update(
     """Returns the state after one optimizer step of the model in `role`, and its metrics.
 
     A step whose loss or gradient is not finite, or that has no token to learn from, leaves parameters, optimizer and
-    moving average unchanged, bit for bit, and is counted.
+    moving average unchanged, bit for bit, and is counted. So does, without being skipped, one that `kl_limit` ends; one
+    after it is not computed, and is of 0 tokens.
 
     Args:
       config: the objective's. optimizer: its configuration. router: as in `loss_sums`. All with floats as arrays.
+      kl_limit: reads the objective's metric `approx_kl_k3`; None: no limit.
       optimizer_row: the row of OPTIMIZERS for `optimizer`.
       teacher_kind: as in `loss_sums`.
     """
     trained = state.models[role]
     trainable = Weights(trained.params, trained.heads)
+    if kl_limit is not None:
+        batch = _none_after(kl_limit.reached != 0, batch)
     sums = loss_sums(
         trainable,
         batch,
@@ -696,18 +709,26 @@ def update(
     norm = optax.tree.norm(gradient)
     loss = sums.loss / batch.denominator
     num_tokens = batch.loss_mask.sum()
+    tokens = jnp.maximum(num_tokens, 1).astype(jnp.float32)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     sound = finite & (num_tokens > 0)
+    skipped, of_limit = ~sound, {}
+    if kl_limit is not None:
+        ended = kl_limit.reached != 0
+        skipped &= ~ended
+        ended |= sums.metrics["approx_kl_k3"] / tokens > kl_limit.most
+        sound &= ~ended
+        of_limit = {KL_REACHED: ended}
 
     trainable, opt_state, updates = step(
         optimizer_row, optimizer, gradient, trained.opt_state, trainable, leaves, sound
     )
-    tokens = jnp.maximum(num_tokens, 1).astype(jnp.float32)
     metrics = {
         "loss": loss,
         "grad_norm": norm,
         "update/skipped_nonfinite": (~finite).astype(jnp.float32),
-        "update/skipped_empty": (finite & (num_tokens == 0)).astype(jnp.float32),
+        "update/skipped_empty": (finite & skipped).astype(jnp.float32),
+        **of_limit,
         "update/norm": jnp.where(sound, optax.tree.norm(updates), 0),
         **_with_mismatch({name: value / tokens for name, value in sums.metrics.items()}),
         **sums.largest,
@@ -719,8 +740,20 @@ def update(
     models = {**state.models, role: trained}
     if optimizer.average is not None:
         models[AVERAGE] = moved_average(models[AVERAGE], trained, optimizer.average, sound)
-    state = state.replace(models=models, skipped=state.skipped + (~sound).astype(jnp.int32))
+    state = state.replace(models=models, skipped=state.skipped + skipped.astype(jnp.int32))
     return state, {name: value.astype(jnp.float32) for name, value in metrics.items()}
+
+
+def _none_after(ended: Array, batch: TrainBatch) -> TrainBatch:
+    """Returns the batch, or where `ended`, [] bool, one of no token, of which nothing is computed."""
+    none, stored = lambda num_real: jnp.where(ended, 0, num_real), batch.pretraining
+    if stored is not None:
+        stored = stored.replace(packed=stored.packed.replace(num_real=none(stored.packed.num_real)))
+    return batch.replace(
+        packed=batch.packed.replace(num_real=none(batch.packed.num_real)),
+        loss_mask=batch.loss_mask & ~ended,
+        pretraining=stored,
+    )
 
 
 def _load_metrics(load: Array) -> dict[str, Array]:
@@ -803,7 +836,7 @@ def mean_metrics(metrics: list[dict[str, Array]]) -> dict[str, Array]:
     out = {}
     for name in metrics[0]:
         values = jnp.stack([m[name] for m in metrics])
-        if name in ("update/tokens", "update/skipped_nonfinite", "update/skipped_empty"):
+        if name in ("update/tokens", "update/skipped_nonfinite", "update/skipped_empty", KL_REACHED):
             out[name] = values.sum()
         elif name == LARGEST:
             out[name] = values.max()

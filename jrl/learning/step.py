@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from jrl.learning.credit import Credit, StoredLabels
 from jrl.learning.critic import CRITIC
-from jrl.learning.learner import weights_of, without_routes
+from jrl.learning.learner import KL_REACHED, KLLimit, weights_of, without_routes
 from jrl.learning.pack import PackingPlan
 from jrl.learning.previous import PREVIOUS
 from jrl.models.heads import REWARD
@@ -55,8 +55,8 @@ class StagePrograms(NamedTuple):
     # (tokens, mask, plan, coefficient) of stored rows; None: no stored rows are imitated
     pretraining: Callable[..., PretrainingBatch] | None
     finish: Callable[..., TrainBatch]  # (packed, recomputed, plan, credit or labels, config)
-    update: Callable[..., tuple[TrainState, dict[str, Array]]]  # (state, batch, config, optimizer, router)
-    update_critic: Callable[..., tuple[TrainState, dict[str, Array]]] | None  # the same for a separate critic
+    update: Callable[..., tuple[TrainState, dict[str, Array]]]  # (state, batch, config, optimizer, router, KL limit)
+    update_critic: Callable[..., tuple[TrainState, dict[str, Array]]] | None  # for a separate critic, without a limit
     close: Callable[..., TrainState]  # (state, previous, objective state, metrics, config, skipped, reference decay)
     close_warmup: Callable[..., TrainState] | None  # the same after a step of the critic alone; None: no such steps
     keep: Callable[..., Array] | None  # (rollout, scores, config, shaping) -> [N] bool; None: never refilled
@@ -79,6 +79,7 @@ class StageArrays(NamedTuple):
     shaping: PyTree | None = None  # of sampled rows' rewards; None: no shaping
     reference_decay: Array | None = None  # share of the old reference kept when it moves; None: nothing is kept
     pretraining: Array | None = None  # coefficient of the stored rows that are imitated; None: there are none
+    kl_limit: KLLimit | None = None  # of the updates of a batch, as a step begins; None: all of them are made
 
 
 class Minibatch(NamedTuple):
@@ -201,13 +202,15 @@ def updates(
     p: StagePrograms, state: TrainState, learned: Learned, arrays: StageArrays
 ) -> tuple[TrainState, list[dict[str, Array]], list[dict[str, Array]]]:
     """Returns the state after all updates of a step (O6), and the metrics of each update: the role's, and those of a
-    separate critic."""
+    separate critic, whose updates no KL limit ends."""
     role_metrics: list[dict[str, Array]] = []
     critic_metrics: list[dict[str, Array]] = []
+    kl_limit = arrays.kl_limit
     for _ in range(learned.epochs):
         for batch in learned.batches:
             if not learned.warms_up:
-                state, metrics = p.update(state, batch, arrays.objective, arrays.optimizer, arrays.router)
+                state, metrics = p.update(state, batch, arrays.objective, arrays.optimizer, arrays.router, kl_limit)
+                kl_limit = limit_after(kl_limit, metrics)
                 role_metrics.append(metrics)
             if p.update_critic is not None:
                 state, metrics = p.update_critic(
@@ -215,3 +218,8 @@ def updates(
                 )
                 critic_metrics.append(metrics)
     return state, role_metrics, critic_metrics
+
+
+def limit_after(kl_limit: KLLimit | None, metrics: dict[str, Array]) -> KLLimit | None:
+    """Returns the KL limit (O6) for the next update of a step, by the metrics of an update."""
+    return None if kl_limit is None else kl_limit._replace(reached=metrics[KL_REACHED])

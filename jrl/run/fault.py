@@ -29,7 +29,7 @@ from jrl.device.sharding import MeshShape, replicated, row_sharding, row_shards
 from jrl.experiment import Config, Stage, optimizers, row_of
 from jrl.learning.critic import CRITIC, of_critic, of_policy
 from jrl.learning.nonfinite import Fault, bad_weights, find_fault
-from jrl.learning.step import Learned, StageArrays, StagePrograms, critic_batch
+from jrl.learning.step import Learned, StageArrays, StagePrograms, critic_batch, limit_after
 from jrl.resolve import load_run_config
 from jrl.run import records
 from jrl.run.bucket_run import LeaseLost, readable
@@ -261,15 +261,20 @@ def _replay(folder: Path, report: Mapping[str, Any], policy: Policy) -> Replayed
         for update in role_updates(policy, stage, learned):
             if (fault := _fault_of(policy, stage, state, arrays, update)) is not None:
                 return Replayed(dict(report), fault, update.role)
-            state = _updated(programs, state, arrays, update)
+            state, arrays = _updated(programs, state, arrays, update)
     return Replayed(dict(report), None, None)
 
 
-def _updated(programs: StagePrograms, state: TrainState, arrays: StageArrays, update: RoleUpdate) -> TrainState:
-    program, optimizer = programs.update, arrays.optimizer
+def _updated(
+    programs: StagePrograms, state: TrainState, arrays: StageArrays, update: RoleUpdate
+) -> tuple[TrainState, StageArrays]:
+    """Returns the state after an update, and the arrays for the next one."""
     if update.role == CRITIC:
-        program, optimizer = programs.update_critic, arrays.critic_optimizer
-    return program(state, update.batch, arrays.objective, optimizer, arrays.router)[0]
+        critic = (arrays.objective, arrays.critic_optimizer, arrays.router)
+        return programs.update_critic(state, update.batch, *critic)[0], arrays
+    given = (arrays.objective, arrays.optimizer, arrays.router, arrays.kl_limit)
+    state, metrics = programs.update(state, update.batch, *given)
+    return state, arrays._replace(kl_limit=limit_after(arrays.kl_limit, metrics))
 
 
 def _fault_of(policy: Policy, stage: Stage, state: TrainState, arrays: StageArrays, update: RoleUpdate) -> Fault | None:

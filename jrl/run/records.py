@@ -22,6 +22,7 @@ from jrl.device.placement import fetch
 from jrl.device.replicas import differing_replica
 from jrl.experiment import Config, Online, segments_of, stored_attributes
 from jrl.learning.critic import CRITIC
+from jrl.learning.learner import KL_REACHED
 from jrl.learning.step import Learned
 from jrl.models import decoder
 from jrl.models.adapters.matrices import MATRICES
@@ -578,7 +579,10 @@ def time_metrics(job: Job, step: Step) -> dict[str, float]:
         samples = job.stages[stage_at(job.config, step.step)].shape.samples
         count = count_rows(step.batch.host["length"], step.batch.host["action_mask"], samples)
         work = work._replace(packed=count)
-    return figures(job.speed, job.run_clock, work, stage.learner.epochs)
+    epochs = stage.learner.epochs
+    if KL_REACHED in step.metrics:  # updates after the KL limit were not computed
+        epochs = step.metrics["update/tokens"] / max(step.metrics["loss/tokens"], 1)
+    return figures(job.speed, job.run_clock, work, epochs)
 
 
 def warn(job: Job, step: Step) -> None:

@@ -29,6 +29,7 @@ from jrl.experiment import (
     stored_rows_of,
 )
 from jrl.learning.critic import CRITIC
+from jrl.learning.learner import KLLimit
 from jrl.learning.step import StageArrays, StagePrograms
 from jrl.rollout.collect import PromptSampler
 from jrl.rollout.evaluate import Evaluator
@@ -235,6 +236,7 @@ def stage_arrays(stage: Stage, number: Callable[[Any], Any]) -> StageArrays:
         pretraining=as_numbers(stage.pretraining.coefficient)
         if isinstance(stage, Online) and stage.pretraining
         else None,
+        kl_limit=as_numbers(KLLimit(stage.max_kl, 0.0)) if isinstance(stage, Online) and stage.max_kl else None,
     )
 
 

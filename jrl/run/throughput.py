@@ -133,8 +133,12 @@ def decode_bytes(speed: Speed, host: dict[str, np.ndarray]) -> float | None:
     return float(size * (steps * speed.shards * weights + cache))
 
 
-def figures(speed: Speed, clock: RunClock, step: StepWork, epochs: int) -> dict[str, float]:
-    """Returns the time metrics of a finished step: seconds by part, tokens per second, shares of peaks."""
+def figures(speed: Speed, clock: RunClock, step: StepWork, epochs: float) -> dict[str, float]:
+    """Returns the time metrics of a finished step: seconds by part, tokens per second, shares of peaks.
+
+    Args:
+      epochs: passes over the batch that were computed.
+    """
     out = {f"time/{part}_seconds": seconds for part, seconds in sorted(step.seconds.items())}
     device_seconds = lambda part: clock.device_seconds([work for work in step.work if work.part == part])
     sample, update = device_seconds("sample"), device_seconds("update")
@@ -153,7 +157,7 @@ def figures(speed: Speed, clock: RunClock, step: StepWork, epochs: int) -> dict[
             if sample and None not in moved:
                 out["time/decode_bandwidth"] = sum(moved) / sample / speed.sampler_devices / speed.peak.hbm_rate
     if step.packed is not None:
-        count = TokenCount(*(epochs * n for n in step.packed))
+        count = TokenCount(*(round(epochs * n) for n in step.packed))
         if update:
             out |= {"time/update_device_seconds": update} | rate("update", count.tokens, update, speed.devices)
         if speed.cfg is not None and speed.peak is not None:

@@ -336,12 +336,14 @@ def test_floats_of_programs_may_differ(swept):
     check_population(configs, parts.tables)
 
 
-def test_the_weight_of_stored_rows_and_the_decay_of_a_reference_may_differ():
+def test_the_weight_of_stored_rows_the_decay_of_a_reference_and_a_kl_limit_may_differ():
     configs, parts = configs_of(
         "Online.pretraining=@PretrainingMix()", "PretrainingMix.source=@Demonstrations()", "GRPO.kl=0.1",
         "Online.reset_reference_every=1", "PretrainingMix.coefficient=[0.1,0.2]", "Online.reference_decay=[0.5,0.9]",
     )  # fmt: skip
     assert len(configs) == 4
+    check_population(configs, parts.tables)
+    configs, parts = configs_of("Learner.epochs=2", "Online.max_kl=[0.01,0.02]")
     check_population(configs, parts.tables)
     configs, parts = configs_of(
         "Online.pretraining=@PretrainingMix()", "PretrainingMix.source=@Demonstrations()",

@@ -87,6 +87,17 @@ PARTS: list[Part] = [
         ],
     },
     {
+        "id": "O6",
+        "function": "jrl.learning.step:limit_after",
+        "inputs": ["kl_limit", "metrics"],
+        "output": "KL limit of the next update",
+        "tests": [
+            "tests/test_step_parts.py::test_an_update_after_the_kl_limit_is_told_so_and_the_next_step_begins_anew",
+            "tests/test_learner.py::test_an_update_above_the_kl_limit_is_left_out_and_those_after_it_are_not_computed",
+            "tests/test_learner.py::test_a_non_finite_update_is_skipped_under_a_kl_limit_too",
+        ],
+    },
+    {
         "id": "O7",
         "function": "jrl.learning.optimizer:step",
         "inputs": ["row", "config", "gradient", "state", "params", "leaves", "sound"],

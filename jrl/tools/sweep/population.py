@@ -96,6 +96,7 @@ def with_traced_of(config: Config, other: Config) -> Config:
             replaced["critic_optimizer"] = floats(own.critic_optimizer, theirs.critic_optimizer)
             replaced["shaping"] = floats(own.shaping, theirs.shaping)
             replaced["reference_decay"] = floats(own.reference_decay, theirs.reference_decay)
+            replaced["max_kl"] = floats(own.max_kl, theirs.max_kl)
             if own.pretraining is not None and theirs.pretraining is not None:
                 coefficient = theirs.pretraining.coefficient
                 replaced["pretraining"] = dataclasses.replace(own.pretraining, coefficient=coefficient)
