@@ -27,6 +27,7 @@ from jrl.experiment import (
     correction_length,
     judges_of,
     needs_of,
+    optimizers,
     question_length,
     row_of,
     segments_of,
@@ -37,6 +38,7 @@ from jrl.experiment import (
     written_corrections,
 )
 from jrl.learning.average import AVERAGE
+from jrl.learning.optimizers.schedules import updates_until_zero
 from jrl.learning.optimizers.settings import OptimizerSettings
 from jrl.models.heads import REWARD
 from jrl.models.pretrained.published import Published
@@ -96,6 +98,40 @@ def accuracy_note(config: Config, tables: Tables) -> str | None:
     name = type(first).__name__
     return (f"{name}, the first of Scoring.verifiers, says what is correct, and gives no reward above 0: accuracies "
             "may always be 0. Put the verifier of the answer first")  # fmt: skip
+
+
+def schedule_notes(config: Config) -> list[str]:
+    """Returns a note on every stage whose learning rate falls to 0 before its last update. A stage that would begin at
+    0 is refused."""
+    notes = []
+    for stage_name, stage in zip(stage_names(config.stages), config.stages):
+        for role, optimizer in optimizers(stage).items():
+            begun, updates = 0, stage.steps * stage.learner.updates_per_batch
+            if role == stage.trains:
+                begun, updates = updates_before(stage, config), updates_of(stage)
+            until_zero, name = updates_until_zero(optimizer.schedule), type(optimizer.schedule).__name__
+            if until_zero is not None and until_zero < begun + updates:
+                notes.append(
+                    f"the rate of {role} falls to 0 ({name}) after {until_zero - begun:,} of the {updates:,} updates "
+                    f"of stage {stage_name}, and the others change nothing: let the schedule end with the stage, or "
+                    f"set {name}.end above 0"
+                )
+    return notes
+
+
+def updates_of(stage: Stage) -> int:
+    """Returns the number of updates that a stage makes of the role that it trains."""
+    warmup = stage.critic_warmup if isinstance(stage, Online) else 0
+    return max(stage.steps - warmup, 0) * stage.learner.updates_per_batch
+
+
+def updates_before(stage: Stage, config: Config) -> int:
+    """Returns the count of updates that the optimizer of a stage begins with: that of the stages it continues, if none
+    was skipped."""
+    if not continues_optimizer(stage):
+        return 0
+    before = [s for s in itertools.takewhile(lambda s: s is not stage, config.stages) if s.steps][-1]
+    return updates_of(before) + updates_before(before, config)
 
 
 def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[str, frozenset[str]]) -> None:
@@ -439,6 +475,13 @@ def check_continued_optimizer(stage: Online, config: Config, tables: Tables) -> 
         raise ValueError(
             f"{continues}: both must be of one kind, with the same options but for floats, schedule and average; got "
             f"{difference}. Set 'new', or the same options in both"
+        )
+    until_zero, begun = updates_until_zero(stage.optimizer.schedule), updates_before(stage, config)
+    if until_zero is not None and begun >= until_zero:
+        raise ValueError(
+            f"{continues}: after its {begun:,} updates {type(stage.optimizer.schedule).__name__} is at a rate of 0, "
+            f"which it reaches after {until_zero:,}, and nothing would be learned. Let the schedule end with this "
+            "stage, or set 'new'"
         )
     heads_of = lambda s: trained_heads(s, needs_of(s, tables))[stage.trains]
     outputs = lambda s: {head: needs_of(s, tables).head_outputs[head] for head in heads_of(s)}

@@ -165,6 +165,19 @@ def test_a_first_verifier_that_nothing_can_be_correct_by_is_noted(train, tmp_pat
         assert " ".join(capsys.readouterr().out.split()).count(said) == notes
 
 
+def test_a_rate_that_falls_to_0_before_the_end_is_noted(train, tmp_path, capsys):
+    said = "the rate of policy falls to 0 (CosineDecay) after 2 of the 3 updates of stage rl"
+    for name, further, notes in (("early", [], 1), ("end", ["CosineDecay.end=0.1"], 0)):
+        schedule = [
+            "AdamW.schedule=@CosineDecay()",
+            "CosineDecay.decay_steps=1",
+            "CosineDecay.warmup_steps=1",
+            *further,
+        ]
+        assert train(tmp_path / name, *schedule, steps=3) == 0
+        assert " ".join(capsys.readouterr().out.split()).count(said) == notes
+
+
 def test_a_policy_that_collapses_is_warned_of_and_a_resume_knows_when_it_did(train, tmp_path, capsys):
     collapse = ["AdamW.learning_rate=30.0", "Run.seed=1"]
     train(tmp_path / "run", *collapse, steps=5)

@@ -60,6 +60,8 @@ def test_the_optimizer_of_a_longer_window_continues_that_of_the_shorter_one(tmp_
         (["short/Online.optimizer=@Muon()"], "but for floats, schedule and average; got Muon and then AdamW"),
         (["long/AdamW.moments='bfloat16'"], "got AdamW.moments = None and then 'bfloat16'. Set"),
         (["short/AdamW.memory='host'"], "got AdamW.memory = 'host' and then 'device'. Set"),
+        (["AdamW.schedule=@LinearDecay()", "LinearDecay.decay_steps=12"],
+         "after its 13 updates LinearDecay is at a rate of 0, which it reaches after 12, and nothing"),
         (["long/Online.objective=@PPO()"], "PPO trains a value head that it did not have"),
     ],
 )  # fmt: skip
@@ -67,7 +69,7 @@ def test_an_optimizer_that_cannot_be_continued_is_refused(bindings, message):
     jrl.load_config(
         str(ROOT / "configs" / "algos" / "staged_length.gin"),
         ["long/AdamW.learning_rate=3e-4", "long/AdamW.average=0.9", "long/AdamW.schedule=@CosineDecay()",
-         "CosineDecay.decay_steps=20"],
+         "CosineDecay.decay_steps=80"],
     )  # fmt: skip
     with pytest.raises(ConfigError, match=message):
         jrl.load_config(str(ROOT / "configs" / "algos" / "staged_length.gin"), bindings)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jrl import paths
-from jrl.compatibility import accuracy_note
+from jrl.compatibility import accuracy_note, schedule_notes
 from jrl.device.processes import ONE, Processes
 from jrl.device.program_cache import ProgramCache
 from jrl.experiment import Config, needs_of
@@ -301,6 +301,8 @@ def run_policy(
         if (text := without_template(tokenizer)) is not None:
             display.note(text)
         if (text := accuracy_note(config, parts.tables)) is not None:
+            display.note(text)
+        for text in schedule_notes(config):
             display.note(text)
         if policy.chosen:
             display.note(f"chosen: {'; '.join(map(sentence, policy.chosen))}")

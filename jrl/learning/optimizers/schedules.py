@@ -68,6 +68,14 @@ def check_steps(schedule: Schedule) -> None:
         raise ValueError(f"{name}.end is a share of the peak, 0 to 1; got {end}")
 
 
+def updates_until_zero(schedule: Schedule) -> int | None:
+    """Returns how many updates have a rate above 0, warmup included; None: all."""
+    if isinstance(schedule, ConstantRate) or schedule.end > 0:
+        return None
+    stable = schedule.stable_steps if isinstance(schedule, WarmupStableDecay) else 0
+    return schedule.warmup_steps + stable + schedule.decay_steps
+
+
 def share_of_peak(schedule: Schedule, count: Array) -> Array:
     """Returns O3, the factor of the peak learning rate at an update, [] float32.
 
