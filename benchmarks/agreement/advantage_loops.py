@@ -256,6 +256,21 @@ def ngram_starts(action_mask, size):
     return out
 
 
+def random_starts(action_mask, noise, sizes):
+    out = np.zeros(action_mask.shape, bool)
+    for i in range(len(action_mask)):
+        left = 0
+        for t in range(action_mask.shape[1]):
+            if not action_mask[i, t]:
+                left = 0
+                continue
+            if left == 0:
+                out[i, t] = True
+                left = sizes[int(noise[i, t]) % len(sizes)]
+            left -= 1
+    return out
+
+
 def macro_gae(token_reward, values, action_mask, macro_start, discount, gae_lambda):
     advantages, returns = np.zeros(action_mask.shape), np.zeros(action_mask.shape)
     token_reward = moved_to_actions(token_reward, action_mask)

@@ -18,6 +18,7 @@ STATIC = {
     "num_nodes": NODES,
     "k": 2,
     "size": 3,
+    "sizes": (1, 2, 4),
     "max_kept": 2,
     "rows": ROWS,
     "max_completion": COLUMNS,

@@ -24,7 +24,7 @@ def function_of(function: str) -> Callable:
 
 def static_inputs(case: Case) -> Case:
     """Returns the inputs of a case that are a part of the program: counts and sizes."""
-    return {key: value for key, value in case.items() if isinstance(value, int)}
+    return {key: value for key, value in case.items() if isinstance(value, int | tuple)}
 
 
 def apply(compute: Callable, inputs: Case) -> tuple:

@@ -22,7 +22,6 @@ import jax.numpy as jnp
 from jrl.algos import common, contract, grpo
 from jrl.algos.contract import Facts, Groups, Objective
 from jrl.ops import covariance, reduce
-from jrl.ops.threefry import threefry
 from jrl.types import PyTree, traced
 
 Array = jax.Array
@@ -64,7 +63,7 @@ def advantages(config: ClipCov, groups: Groups, reward: Array, state: PyTree) ->
         groups.old_logprobs,
         token_advantages,
         mask,
-        noise(groups, state["draws"]),
+        common.token_draws(groups, state["draws"]),
         share=config.share,
         low=config.low,
         high=config.high,
@@ -72,14 +71,6 @@ def advantages(config: ClipCov, groups: Groups, reward: Array, state: PyTree) ->
     next_state = {"draws": state["draws"] + 1}
     token_advantages = jnp.where(dropped, 0, token_advantages)
     return token_advantages, next_state, counters | {"dropped": reduce.masked_mean(dropped, mask)}
-
-
-def noise(groups: Groups, draw: Array) -> Array:
-    """Returns random bits for every token, [N, T] uint32, a function of draw, prompt, sample and column."""
-    to_tokens = lambda x: jnp.broadcast_to(x, groups.action_mask.shape).astype(jnp.uint32)
-    column = jax.lax.broadcasted_iota(jnp.uint32, groups.action_mask.shape, 1)
-    key = to_tokens(draw), to_tokens(groups.group[:, None])
-    return threefry(key, (to_tokens(groups.sample[:, None]), column))[0]
 
 
 OBJECTIVE = Objective(

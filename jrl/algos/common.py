@@ -330,6 +330,14 @@ def row_draws(groups: contract.Groups) -> Array:
     return (bits >> jnp.uint32(8)).astype(jnp.float32) * 2.0**-24
 
 
+def token_draws(groups: contract.Groups, draw: Array | int) -> Array:
+    """Returns random bits for every token, [N, T] uint32, a function of draw, prompt, sample and column."""
+    to_tokens = lambda x: jnp.broadcast_to(x, groups.action_mask.shape).astype(jnp.uint32)
+    column = jax.lax.broadcasted_iota(jnp.uint32, groups.action_mask.shape, 1)
+    key = to_tokens(draw), to_tokens(groups.group[:, None])
+    return threefry(key, (to_tokens(groups.sample[:, None]), column))[0]
+
+
 # What policy losses share, apart from their formulas
 
 

@@ -120,6 +120,30 @@ def _place_in_run(place: Array, is_action: Array) -> tuple[Array, Array]:
     return jnp.where(is_action, place + 1, 0), place
 
 
+def random_starts(action_mask: Array, noise: Array, *, sizes: tuple[int, ...]) -> Array:
+    """Returns A15's macro actions of random sizes, each drawn from `sizes` with equal probability: True on the first
+    token of each, [N, T] bool.
+
+    As in `ngram_starts`, a macro action never spans tokens that the policy did not sample, and is cut short by them.
+
+    Args:
+      action_mask: [N, T] bool. noise: [N, T] uint32; a token's number decides the size of a macro that it begins.
+      sizes: at least 1 each.
+
+    Source: MA-RLHF, 2410.02743: 1, 2, 3, 5 or 10 tokens.
+    """
+    drawn = jnp.asarray(sizes, jnp.int32)[noise % len(sizes)]
+    none_left = jnp.zeros_like(drawn[:, 0])
+    return jax.lax.scan(_next_of_macro, none_left, (action_mask.T, drawn.T))[1].T
+
+
+def _next_of_macro(left: Array, column: tuple[Array, Array]) -> tuple[Array, Array]:
+    is_action, drawn = column
+    is_start = is_action & (left == 0)
+    left = jnp.where(is_start, drawn, left)
+    return jnp.where(is_action, left - 1, 0), is_start
+
+
 def macro_gae(
     token_reward: Array,
     values: Array,

@@ -9,7 +9,8 @@ import pytest
 from small_batches import counted, covariances, loss_of, plain, tokens
 
 from jrl.algos import ALGOS
-from jrl.algos.clip_cov import ClipCov, noise
+from jrl.algos.clip_cov import ClipCov
+from jrl.algos.common import token_draws
 from jrl.algos.conformance import sample_groups
 from jrl.algos.contract import Facts
 from jrl.algos.grpo import GRPO
@@ -38,12 +39,12 @@ def test_a_share_of_the_tokens_between_the_limits_is_taken_out():
 
 def test_a_draw_is_named_by_step_prompt_sample_and_column():
     groups = sample_groups()
-    bits = noise(groups, jnp.int32(3))
+    bits = token_draws(groups, jnp.int32(3))
     order = np.random.default_rng(0).permutation(12)
-    shuffled = noise(jax.tree.map(lambda x: x[order], groups), jnp.int32(3))
+    shuffled = token_draws(jax.tree.map(lambda x: x[order], groups), jnp.int32(3))
     np.testing.assert_array_equal(shuffled, bits[order])
     assert len(np.unique(bits)) == bits.size
-    assert not np.any(noise(groups, jnp.int32(4)) == bits)
+    assert not np.any(token_draws(groups, jnp.int32(4)) == bits)
 
 
 def test_the_loss_is_that_of_grpo():

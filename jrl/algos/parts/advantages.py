@@ -251,6 +251,18 @@ PARTS: list[Part] = [
     },
     {
         "id": "A15",
+        "function": "jrl.ops.gae:random_starts",
+        "inputs": ["action_mask", "noise", "sizes"],
+        "output": "first token of every macro action [N, T] bool",
+        "tests": [
+            "tests/ops/test_gae.py::test_macros_of_random_sizes_by_hand",
+            "tests/ops/test_gae.py::test_every_size_of_a_macro_is_as_likely",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
+        ],
+    },
+    {
+        "id": "A15",
         "function": "jrl.ops.gae:macro_gae",
         "inputs": ["token_reward", "values", "action_mask", "macro_start", "discount", "gae_lambda"],
         "output": "(advantages before whitening, returns), [N, T] float32",
