@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -195,6 +196,18 @@ def test_progress_says_where_a_member_stopped(tmp_path):
     for name in "ab":
         progress.ended(Ended(member(name), 75, 1.0))
     assert stream.getvalue() == "[0/2] stopped a before its first step\n[0/2] stopped b after step 4\n"
+
+
+def test_where_there_is_no_terminal_a_line_a_minute_says_how_far_members_are(tmp_path, monkeypatch):
+    seconds, stream = iter([0, 59, 60, 90, 120]), io.StringIO()
+    monkeypatch.setattr(progress_lines, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    progress = open_progress(tmp_path, 6, 0, None, ("reward/mean",), stream)
+    for step, name in enumerate("abcde", 1):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text(f'{{"step": {step}}}\n')
+    for running in ("ab", "ab", "abcde", "abcde"):  # after 59, 60, 90 and 120 seconds
+        progress.tick([member(name) for name in running])
+    assert stream.getvalue() == "0/6 done; a 1/3; b 2/3\n0/6 done; 5 members at steps 1 to 5\n"
 
 
 def test_metrics_that_no_member_will_have_are_told_when_the_first_is_finished(tmp_path, monkeypatch):

@@ -1,4 +1,5 @@
-"""Shows the progress of a sweep: a line for every member that ends and, on a terminal, a live status line."""
+"""Shows the progress of a sweep: a line for every member that ends, and a status line, live on a terminal and once a
+minute elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ from jrl.tools.sweep.members import Member
 from jrl.tools.sweep.runs import missing_metrics, read_run
 
 TAIL_BYTES = 1 << 16  # of metrics.jsonl, enough for its last row
-REFRESH_SECONDS = 1.0  # between updates of the status line
+REFRESH_SECONDS = 1.0  # between updates of the status line on a terminal
+REPORT_SECONDS = 60.0  # between status lines elsewhere
+MOST_NAMED = 4  # members that such a line names
 
 
 def open_progress(
@@ -37,7 +40,7 @@ def open_progress(
     metric, unchecked = (metrics or ("reward/mean",))[0], list(metrics)
     seconds: list[float] = []
     num_done, left = finished, total - finished  # members that are finished, and that have yet to end
-    refreshed, shown = 0.0, ""
+    refreshed, shown = 0.0 if live else time.monotonic(), ""
 
     def clear() -> None:
         nonlocal shown
@@ -87,12 +90,18 @@ def open_progress(
     def tick(running: Sequence[Member]) -> None:
         nonlocal refreshed, shown
         now = time.monotonic()
-        if not live or now - refreshed < REFRESH_SECONDS:
+        if now - refreshed < (REFRESH_SECONDS if live else REPORT_SECONDS):
             return
         refreshed = now
-        steps = [f"{member.name} {last_row(folder / member.name).get('step', 0)}/{member.steps}" for member in running]
+        done = {member.name: last_row(folder / member.name).get("step", 0) for member in running}
+        steps = "; ".join(f"{member.name} {done[member.name]}/{member.steps}" for member in running)
+        if not live and len(running) > MOST_NAMED:
+            steps = f"{len(running)} members at steps {min(done.values())} to {max(done.values())}"
         eta = time_left(seconds, left, jobs)
-        text = f"{num_done}/{total} done; {'; '.join(steps) or 'waiting'}{f'; about {eta} left' if eta else ''}"
+        text = f"{num_done}/{total} done; {steps or 'waiting'}{f'; about {eta} left' if eta else ''}"
+        if not live:
+            line(text)
+            return
         shown = text[: shutil.get_terminal_size().columns - 1]
         stream.write(f"\r\x1b[K{shown}")
         stream.flush()
