@@ -713,6 +713,16 @@ def test_an_update_above_the_kl_limit_is_left_out_and_those_after_it_are_not_com
     assert metrics["loss"] == metrics["grad_norm"] == 0
 
 
+def test_a_kl_limit_needs_the_objectives_kl(mesh):
+    state, batch, _ = limited_update()
+    objective = ALGOS["GRPO"]
+    silent = objective._replace(token_loss=lambda *given: (objective.token_loss(*given)[0], {}))
+    static = dict(role="policy", optimizer_row=ADAMW, model=MODEL, cfg=model_config("float32"), chunk=16)
+    given = (state, batch, objective.config(), AdamW(), None, KLLimit(jnp.float32(1), jnp.float32(0)))
+    with pytest.raises(ValueError, match=r"reads the metric 'approx_kl_k3', which the objective's token_loss does not"):
+        jax.eval_shape(lambda *given: learner.update(*given, objective=silent, **static), *given)
+
+
 def test_a_non_finite_update_is_skipped_under_a_kl_limit_too(mesh):
     state, batch, update = limited_update()
     advantages = jnp.where(batch.loss_mask, jnp.nan, batch.advantages)

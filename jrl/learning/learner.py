@@ -52,6 +52,7 @@ from jrl.types import (
 
 MISMATCH = "mismatch/"  # prefix of metric names
 LARGEST = f"{MISMATCH}probability"  # a metric that is a maximum over tokens, not a mean
+LIMITED_KL = "approx_kl_k3"  # the objective's metric that a KLLimit reads
 KL_REACHED = "update/kl_reached"  # 1 for an update that a KLLimit has left out, else 0
 # Named scopes of the loops over micro-batches, of samples and of stored rows: `jrl plan` counts by these names.
 MICRO_BATCHES, PRETRAINING = "micro_batches", "pretraining_micro_batches"
@@ -681,7 +682,9 @@ def update(
 
     Args:
       config: the objective's. optimizer: its configuration. router: as in `loss_sums`. All with floats as arrays.
-      kl_limit: reads the objective's metric `approx_kl_k3`; None: no limit.
+      kl_limit: reads the objective's metric LIMITED_KL; None: no limit.
+
+    Raises: ValueError when traced if there is a limit, and the objective has no such metric.
       optimizer_row: the row of OPTIMIZERS for `optimizer`.
       teacher_kind: as in `loss_sums`.
     """
@@ -716,7 +719,12 @@ def update(
     if kl_limit is not None:
         ended = kl_limit.reached != 0
         skipped &= ~ended
-        ended |= sums.metrics["approx_kl_k3"] / tokens > kl_limit.most
+        if LIMITED_KL not in sums.metrics:
+            raise ValueError(
+                f"Online.max_kl reads the metric {LIMITED_KL!r}, which the objective's token_loss does not return; "
+                "jrl.algos.common.common_metrics(tokens) has it"
+            )
+        ended |= sums.metrics[LIMITED_KL] / tokens > kl_limit.most
         sound &= ~ended
         of_limit = {KL_REACHED: ended}
 
