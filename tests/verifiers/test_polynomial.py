@@ -44,3 +44,20 @@ def test_the_derivative_treats_other_letters_as_constants():
 def test_whatever_else_is_refused(text):
     with pytest.raises(NoPolynomial):
         read_polynomial(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["(x+1)**999", "+".join(["(x+1)**99"] * 400), "*".join(["(x+1)"] * 600), "(a+b)**500", "(x+y+z)**90"],
+)
+def test_the_products_of_all_terms_are_bounded_together(text):
+    # (x+1)**999 took 4 s of CPU time, and a sum of such powers any number of times that.
+    with pytest.raises(NoPolynomial, match="more than 10000 products of terms"):
+        read_polynomial(text)
+
+
+def test_a_power_of_one_term_is_one_step():
+    assert read_polynomial("(2*x*y)**3") == {(("x", 3), ("y", 3)): 8}
+    assert read_polynomial("(x-x)**9") == {}
+    assert read_polynomial("(x-x)**0") == read_polynomial("(x+1)**0") == {(): 1}
+    assert constant(read_polynomial("+".join(["9**999"] * 580))) == 580 * 9**999

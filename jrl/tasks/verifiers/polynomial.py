@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 from fractions import Fraction
 
@@ -10,7 +11,7 @@ from jrl.tasks.verifiers.numeric import read_number
 
 MAX_CHARACTERS = 4096
 MAX_BITS = 20_000  # of a numerator or denominator
-MAX_TERMS = 2_000
+MAX_PRODUCTS = 10_000  # of two terms, in the whole expression: 2 k of them multiply k + 1 terms by x + 1
 MAX_POWER = 1_000
 
 Monomial = tuple[tuple[str, int], ...]  # (variable, power above 0), sorted by variable
@@ -34,7 +35,9 @@ def read_polynomial(text: str) -> Polynomial:
         raise NoPolynomial("a sign that is not read")
     try:
         text = text.strip()
-        return _value(ast.parse(text, mode="eval").body, text)
+        return _value(ast.parse(text, mode="eval").body, _Reading(text))
+    except NoPolynomial:
+        raise
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise NoPolynomial(f"not an expression: {error}") from error
 
@@ -59,34 +62,48 @@ def constant(polynomial: Polynomial) -> Fraction:
     return polynomial.get((), Fraction(0))
 
 
-def _value(node: ast.expr, text: str) -> Polynomial:
+@dataclasses.dataclass
+class _Reading:
+    """An expression that is being read."""
+
+    text: str
+    products: int = 0  # of two terms, so far
+
+    def spend(self, products: int) -> None:
+        self.products += products
+        if self.products > MAX_PRODUCTS:
+            raise NoPolynomial(f"more than {MAX_PRODUCTS} products of terms")
+
+
+def _value(node: ast.expr, reading: _Reading) -> Polynomial:
     match node:
         case ast.Constant(value=int(value)) if type(value) is int:
             return _checked({(): Fraction(value)})
         case ast.Constant(value=float()):
-            number = read_number(text[node.col_offset : node.end_col_offset])  # exact, where a float would be rounded
+            # exact, where a float would be rounded
+            number = read_number(reading.text[node.col_offset : node.end_col_offset])
             if number is None:
                 raise NoPolynomial("a number beyond the caps")
             return _checked({(): number})
         case ast.Name(id=name) if len(name) == 1:
             return {((name, 1),): Fraction(1)}
         case ast.UnaryOp(op=ast.UAdd(), operand=operand):
-            return _value(operand, text)
+            return _value(operand, reading)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return _times(_value(operand, text), {(): Fraction(-1)})
+            return _times(_value(operand, reading), {(): Fraction(-1)}, reading)
         case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return _plus(_value(left, text), _value(right, text))
+            return _plus(_value(left, reading), _value(right, reading))
         case ast.BinOp(left=left, op=ast.Sub(), right=right):
-            return _plus(_value(left, text), _times(_value(right, text), {(): Fraction(-1)}))
+            return _plus(_value(left, reading), _times(_value(right, reading), {(): Fraction(-1)}, reading))
         case ast.BinOp(left=left, op=ast.Mult(), right=right):
-            return _times(_value(left, text), _value(right, text))
+            return _times(_value(left, reading), _value(right, reading), reading)
         case ast.BinOp(left=left, op=ast.Div(), right=right):
-            divisor = constant(_value(right, text))
+            divisor = constant(_value(right, reading))
             if divisor == 0:
                 raise NoPolynomial("a division by 0")
-            return _times(_value(left, text), {(): 1 / divisor})
+            return _times(_value(left, reading), {(): 1 / divisor}, reading)
         case ast.BinOp(left=left, op=ast.Pow(), right=right):
-            return _power(_value(left, text), constant(_value(right, text)))
+            return _power(_value(left, reading), constant(_value(right, reading)), reading)
     raise NoPolynomial(f"{type(node).__name__} is not read")
 
 
@@ -97,9 +114,8 @@ def _plus(a: Polynomial, b: Polynomial) -> Polynomial:
     return _checked(result)
 
 
-def _times(a: Polynomial, b: Polynomial) -> Polynomial:
-    if len(a) * len(b) > MAX_TERMS:
-        raise NoPolynomial(f"more than {MAX_TERMS} terms")
+def _times(a: Polynomial, b: Polynomial, reading: _Reading) -> Polynomial:
+    reading.spend(len(a) * len(b))
     result: Polynomial = {}
     for x, p in a.items():
         for y, q in b.items():
@@ -111,18 +127,23 @@ def _times(a: Polynomial, b: Polynomial) -> Polynomial:
     return _checked(result)
 
 
-def _power(base: Polynomial, exponent: Fraction) -> Polynomial:
+def _power(base: Polynomial, exponent: Fraction, reading: _Reading) -> Polynomial:
     if exponent.denominator != 1 or not 0 <= exponent <= MAX_POWER:
         raise NoPolynomial(f"the power {exponent}")
-    if len(base) == 1:  # a single term: check the size before computing it
-        ((_, coefficient),) = base.items()
+    count = int(exponent)
+    if count == 0:
+        return {(): Fraction(1)}
+    if len(base) > 1:
+        result = base
+        for _ in range(count - 1):
+            result = _times(result, base, reading)
+        return result
+    for coefficient in base.values():  # check the size before computing it
         largest = max(coefficient.numerator.bit_length(), coefficient.denominator.bit_length())
-        if largest * int(exponent) > 2 * MAX_BITS:
+        if largest * count > 2 * MAX_BITS:
             raise NoPolynomial(f"a number of more than {MAX_BITS} bits")
-    result: Polynomial = {(): Fraction(1)}
-    for _ in range(int(exponent)):
-        result = _times(result, base)
-    return result
+    powers = lambda monomial: tuple((variable, power * count) for variable, power in monomial)
+    return _checked({powers(monomial): coefficient**count for monomial, coefficient in base.items()})
 
 
 def _checked(polynomial: Polynomial) -> Polynomial:
