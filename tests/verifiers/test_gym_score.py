@@ -81,11 +81,8 @@ def says(text: str, answer: str) -> bool:
 
 
 def marks(answer: str, example: Example) -> float:
-    """Returns the reward, 0 where the dataset's scorer raises: such a row is masked."""
-    try:
-        return score(answer, example, credit="partial").reward or 0.0
-    except Exception:
-        return 0.0
+    """Returns the reward, 0 where there is none."""
+    return score(answer, example, credit="partial").reward or 0.0
 
 
 @pytest.mark.parametrize("name", DATASETS)
@@ -179,6 +176,53 @@ def test_no_fenced_dataset_runs_its_answer(name, tmp_path):
 def test_countdown_wants_an_expression_of_exactly_its_numbers(answer, status):
     entry = {"answer": "82 + 20 + 67 - 50", "metadata": {"numbers": [67, 50, 20, 82], "target": 119}}
     assert score(answer, example(info={"dataset": "countdown", "entry": entry})).status == status
+
+
+@pytest.mark.parametrize(
+    ("numbers", "target", "answer"),
+    [([3, 2, 50], 350, "3e2+50"), ([2, 5, 4], 10, "2.5*4"), ([0, 18, 2], 26, "0x18+2"), ([5, 2], 1, ".5*2")],
+)
+def test_countdown_does_not_make_a_number_of_the_digits_of_two(numbers, target, answer):
+    entry = {"answer": "?", "metadata": {"numbers": numbers, "target": target}}
+    verdict = score(answer, example(info={"dataset": "countdown", "entry": entry}))
+    assert (verdict.status, verdict.reward) == (Status.WRONG, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [
+        ("[1, 2, 3]", Status.CORRECT), ("['1', '2', '3.0005']", Status.CORRECT), ("[1, 3, 2]", Status.WRONG),
+        ("'123'", Status.UNPARSABLE), ('{"1": 0, "2": 0, "3": 0}', Status.UNPARSABLE),
+        ("[true, 2, 3]", Status.UNPARSABLE), ("[[1], 2, 3]", Status.UNPARSABLE), ("123", Status.UNPARSABLE),
+    ],
+)  # fmt: skip
+def test_sorted_numbers_are_a_list(answer, status):
+    entry = {"answer": "['1', '2', '3']", "metadata": {}}
+    assert score(answer, example("x", info={"dataset": "number_sorting", "entry": entry})).status is status
+
+
+MALFORMED = (
+    *JUNK, "9" * 5000, f"[{'9' * 400}]", "[1e400]", '{"a": 1}', "[[1]]", "[null]", '"x"', "[", "(", "\ud800",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_no_junk_makes_a_scorer_raise(name, trials):
+    # Such a row would be masked, where any other wrong answer has the reward 0.
+    trials(len(MALFORMED))
+    example = task(name)
+    for junk in MALFORMED:
+        assert score(junk, example).status in (Status.CORRECT, Status.WRONG, Status.UNPARSABLE, Status.FORBIDDEN)
+
+
+def test_a_move_out_of_the_grid_is_an_answer_to_boxnet():
+    state = {"0.5_0.5": ["box_red"], "0.5_1.5": ["target_red"]}
+    entry = {"answer": None, "metadata": {"initial_state": state}}
+    boxes = example(info={"dataset": "boxnet", "config": {}, "entry": entry})
+    move = lambda place: f'[{{"Agent[0.5, 0.5]": "move(box_red, square[{place}])"}}]'
+    assert score(move("0.5, 1.5"), boxes).status is Status.WRONG  # it lifts none
+    assert score(move("0.5, -0.5"), boxes).status is not Status.CORRECT
+    assert score(move("1.5, 0.5"), boxes).status is Status.UNPARSABLE
 
 
 def test_puzzle24_does_not_let_the_answer_choose_its_numbers():

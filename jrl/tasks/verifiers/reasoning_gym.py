@@ -89,10 +89,8 @@ def _dataset_score(
         return Verdict(Status.UNPARSABLE, 0.0, "not of the form that the task asks for")
     try:
         task_score = float(dataset.score_answer(answer, task))
-    except ValueError as error:
-        if name in RAISES_ON_JUNK:
-            return Verdict(Status.UNPARSABLE, 0.0, str(error)[:200])
-        raise
+    except (OverflowError, *RAISES_ON_JUNK.get(name, ())) as error:  # OverflowError: an integer beyond every float
+        return Verdict(Status.UNPARSABLE, 0.0, f"{type(error).__name__}: {error}"[:200])
     if not (math.isfinite(task_score) and 0 <= task_score <= 1):
         raise ValueError(f"the scorer of {name} gave the score {task_score}, which is not in [0, 1]")
     return _verdict(task_score, answer, entry, config)
@@ -170,8 +168,11 @@ def _one_of_the_boards(answer: str, entry: Mapping[str, Any]) -> bool:
 def _uses_numbers_for(answer: str, entry: Mapping[str, Any], target: int) -> bool:
     """An expression of exactly the given numbers, each used once, that evaluates to the target.
 
-    Stricter than puzzle24's scorer, which lets the answer choose its numbers.
+    Stricter than puzzle24's scorer, which lets the answer choose its numbers. Digits of two numbers cannot form another
+    one, as in 2.5 or 3e2.
     """
+    if re.search(r"[.][0-9]|[A-Za-z]", answer):
+        return False
     numbers = re.findall("[0-9]+", answer)
     if max(map(len, numbers), default=0) > MOST_DIGITS:
         return False
@@ -206,10 +207,12 @@ def _lines(text: str) -> list[str]:
 def _sorted_numbers(answer: str, entry: Mapping[str, Any]) -> bool:
     """The reference list as JSON, each number within 0.001. The dataset's scorer executes a non-JSON reference."""
     try:
-        given, expected = json.loads(answer.replace("'", '"')), json.loads(entry["answer"].replace("'", '"'))
+        given, expected = (json.loads(text.replace("'", '"')) for text in (answer, entry["answer"]))
+        if not isinstance(given, list) or any(isinstance(number, bool) for number in given):
+            raise NoPolynomial("not a list of numbers")
         numbers = [float(number) for number in given]
         return len(numbers) == len(expected) and all(abs(x - float(y)) <= 1e-3 for x, y in zip(numbers, expected))
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise NoPolynomial("not a list of numbers") from error
 
 
@@ -251,6 +254,11 @@ FENCED: dict[str, Callable[[str, Mapping[str, Any]], bool] | None] = {
 }
 # The form that an answer needs before the dataset's scorer gets it: complex_arithmetic's gives full marks to nan.
 FORMS = {"complex_arithmetic": re.compile(r"[0-9+\-.ij() ]{1,200}", re.IGNORECASE)}
-RAISES_ON_JUNK = frozenset({"prime_factorization"})
+# What a dataset's scorer raises on an answer of another form than the task asks for.
+RAISES_ON_JUNK: dict[str, tuple[type[Exception], ...]] = {
+    "prime_factorization": (ValueError,),
+    "game_of_life": (KeyError,),  # an object instead of a list
+    "boxnet": (AttributeError, IndexError, KeyError, TypeError),  # not a list of objects, or a move out of the grid
+}
 # Metadata that the scorer compares as tuples; JSON turned them into lists.
 TUPLES = {"arc_agi": ("output",), "rearc": ("output",)}
