@@ -215,6 +215,24 @@ def test_no_junk_makes_a_scorer_raise(name, trials):
         assert score(junk, example).status in (Status.CORRECT, Status.WRONG, Status.UNPARSABLE, Status.FORBIDDEN)
 
 
+@pytest.mark.parametrize("letters", range(2, 24))
+def test_more_than_the_word_is_not_the_word_backward(letters):
+    # The scorer adds 1 / letters for each letter; of 9 letters the sum is 1.0000000000000002.
+    word = "abcdefghijklmnopqrstuvwxyz"[:letters]
+    spelled = example(word, info={"dataset": "spell_backward", "config": {}, "entry": {"answer": word, "metadata": {}}})
+    assert score(word, spelled).reward == 1.0
+    assert score(f"{word} x", spelled).status is Status.WRONG
+    assert score(f"{word} x", spelled, credit="partial").reward < 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "reward"), [("25", 1), ("$25.", 1), ("it is twenty-five: 25", 1), ("-25", 0), ("it is -25", 0), ("", 0)]
+)
+def test_a_word_problem_wants_the_sign(answer, reward):
+    problem = example("25", info={"dataset": "gsm_symbolic", "config": {}, "entry": {"answer": "25", "metadata": {}}})
+    assert score(answer, problem).reward == reward
+
+
 def test_a_move_out_of_the_grid_is_an_answer_to_boxnet():
     state = {"0.5_0.5": ["box_red"], "0.5_1.5": ["target_red"]}
     entry = {"answer": None, "metadata": {"initial_state": state}}

@@ -91,6 +91,8 @@ def _dataset_score(
         task_score = float(dataset.score_answer(answer, task))
     except (OverflowError, *RAISES_ON_JUNK.get(name, ())) as error:  # OverflowError: an integer beyond every float
         return Verdict(Status.UNPARSABLE, 0.0, f"{type(error).__name__}: {error}"[:200])
+    if 1 < task_score < 1 + 1e-9:  # spell_backward adds a share for each letter that a longer answer has in common
+        task_score = math.nextafter(1, 0)
     if not (math.isfinite(task_score) and 0 <= task_score <= 1):
         raise ValueError(f"the scorer of {name} gave the score {task_score}, which is not in [0, 1]")
     return _verdict(task_score, answer, entry, config)
@@ -252,8 +254,12 @@ FENCED: dict[str, Callable[[str, Mapping[str, Any]], bool] | None] = {
     "bitwise_arithmetic": _same_integer,
     "coin_flip": _probability,
 }
-# The form that an answer needs before the dataset's scorer gets it: complex_arithmetic's gives full marks to nan.
-FORMS = {"complex_arithmetic": re.compile(r"[0-9+\-.ij() ]{1,200}", re.IGNORECASE)}
+# The form that an answer needs before the dataset's scorer gets it: complex_arithmetic's gives full marks to nan, and
+# gsm_symbolic's to -25 if the answer is 25.
+FORMS = {
+    "complex_arithmetic": re.compile(r"[0-9+\-.ij() ]{1,200}", re.IGNORECASE),
+    "gsm_symbolic": re.compile(r"(?:[^0-9-]|-(?![0-9]))*[0-9].*", re.DOTALL),
+}
 # What a dataset's scorer raises on an answer of another form than the task asks for.
 RAISES_ON_JUNK: dict[str, tuple[type[Exception], ...]] = {
     "prime_factorization": (ValueError,),
