@@ -116,6 +116,8 @@ def test_policies_are_compared_prompt_by_prompt():
     assert empty == "" and head.split() == ["wins", "over", "a", "long/b"]
     assert rows[0].startswith("a ") and rows[0].split()[1] == "37.5" and rows[1].split()[1] == "62.5"
     assert win_rates([a, {"source": "c", "by_prompt": {"p": None}}])[2].split() == ["a", "-"]
+    one, other = ({"source": name, "by_prompt": {"p": value}} for name, value in (("d", 1.0), ("e", 0.0)))
+    assert win_rates([one, other])[2].split() == ["d", "100.0", "[-,", "-]"]  # one prompt has no interval
 
 
 def test_an_evaluation_on_prompts_that_a_run_may_have_trained_on_is_warned_of(tmp_path):

@@ -14,7 +14,7 @@ from jrl import __version__, paths
 from jrl.config import to_json
 from jrl.experiment import Config
 from jrl.ops.win_rates import win_rate
-from jrl.rollout.evaluate import draw, summary
+from jrl.rollout.evaluate import draw, interval_json, summary
 from jrl.rollout.scoring import Scorer, open_scoring
 from jrl.run.report.text import aligned
 from jrl.run.stages import open_evaluator
@@ -260,10 +260,7 @@ def win_rates(results: Sequence[dict[str, Any]]) -> list[str]:
             return ""
         pairs = [(value, column["by_prompt"].get(prompt)) for prompt, value in row["by_prompt"].items()]
         judged = np.array([pair for pair in pairs if None not in pair], np.float64).reshape(-1, 2)
-        if not len(judged):
-            return "-"
-        interval = win_rate((1 + np.sign(judged[:, 0] - judged[:, 1])) / 2)
-        return "{:.1f} [{:.1f}, {:.1f}]".format(*(100 * x for x in interval[:3]))
+        return percent_cell(interval_json(win_rate((1 + np.sign(judged[:, 0] - judged[:, 1])) / 2)))
 
     table = [["wins over", *(r["source"] for r in results)]]
     table += [[r["source"], *(cell(r, other) for other in results)] for r in results]

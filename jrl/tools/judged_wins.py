@@ -16,6 +16,7 @@ from jrl.ops.win_rates import length_controlled, win_rate
 from jrl.run.report.text import aligned
 from jrl.tasks.example import Example
 from jrl.tasks.judges import Group, Judge, OpenJudge, Pairwise, open_client, preflight
+from jrl.tools.evaluation import percent_cell
 
 
 def comparing(judges: Sequence[Judge]) -> list[Judge]:
@@ -94,8 +95,7 @@ def lines(name: str, sources: Sequence[str], table: Sequence[Sequence[dict[str, 
             return ""
         if wins["mean"] is None:
             return "-"
-        shown = [f"{100 * wins[key]:.1f}" for key in ("mean", "low", "high", "length_controlled")]
-        return "{} [{}, {}] | {}".format(*shown)
+        return f"{percent_cell(wins)} | {100 * wins['length_controlled']:.1f}"
 
     rows = [[f"{name}: wins over", *sources], *([source, *map(cell, row)] for source, row in zip(sources, table))]
     failed = sum(wins["failed"] for row in table for wins in row if wins is not None) // 2

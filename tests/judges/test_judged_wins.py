@@ -116,6 +116,14 @@ def test_lengths_are_controlled_with_the_winners_longer():
     assert lines("judge", ["a"], [[nothing]])[2].split() == ["a", "-"]
 
 
+def test_a_single_judged_prompt_has_no_interval():
+    one = summary(np.array([1.0, np.nan]), np.array([0.0, 0.0]))
+    assert (one["mean"], one["low"], one["n"]) == (1.0, None, 1)
+    _, row, _, failed = lines("judge", ["a", "b"], [[None, one], [one, None]])[1:]
+    assert row.split() == ["a", "100.0", "[-,", "-]", "|", f"{100 * one['length_controlled']:.1f}"]
+    assert failed == "1 comparisons could not be judged"
+
+
 def test_only_judges_that_compare_completions_are_asked():
     with StandIn(Faults()) as server:
         judges = [judge(server), judge(server, name="b", grading=Grade()),
