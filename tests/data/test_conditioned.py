@@ -58,6 +58,12 @@ def test_pairs_are_left_out_whole_and_counted_by_cause():
     }  # fmt: skip
 
 
+def test_a_whole_number_is_asked_for_in_full():
+    rows, counts = pairs_of([visit("a", rejected="no", value=1234567, rejected_value=2.5)], width=60)
+    assert counts == {} and "Score: 1234567\n" in TOKENIZER.decode(rows.tokens[0])
+    assert pairs_of([visit("a", rejected="no", value=10**400, rejected_value=0)])[1] == {"no_scores": 1}
+
+
 def test_it_passes_the_contract_tests_and_refuses_a_goal_without_a_place():
     assert all(finding.problem is None for finding in check_stored_source("C", SOURCES["ConditionedPreferences"]))
     with pytest.raises(ValueError, match=r"ConditionedPreferences\.goal is 'best'; it must contain \{score\}"):

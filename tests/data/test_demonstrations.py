@@ -72,6 +72,13 @@ def test_any_text_of_an_example_can_be_imitated():
     assert demonstrate(visits, width=30, template="{steps} {answer}")[1] == {"no_steps": 1}  # no text
 
 
+def test_numbers_of_a_condition_are_written_in_full_if_they_are_whole():
+    info = {"year": 1234567, "score": 0.25, "large": 10**400}
+    visits = [Visit(Example("a", (Message("user", "q"),), answer="7", info=info), (0, 0), (1, 2))]
+    rows, _ = SOURCE.rows(Demonstrations(condition="{year}: {score}"), visits, TOKENIZER, 40)
+    assert TOKENIZER.decode(rows.tokens[0]) == "1234567: 0.25q7"
+
+
 def test_the_examples_answer_is_not_hidden_by_its_info():
     visits = [Visit(Example("a", (Message("user", "q"),), answer="7", info={"answer": "8"}), (0, 0), (1, 2))]
     rows, _ = demonstrate(visits, width=30)

@@ -203,11 +203,13 @@ def test_both_answers_have_values_where_the_data_are_asked_for_them():
         visit("c", "1", "2", value=0.8),
         visit("d", "1", "2", value=float("nan"), other=0.2),
         visit("e", "1", "2", value=True, other=0),
+        visit("f", "1", "2", value=10**400, other=0),  # no float
+        visit("g", "1", "2", value=1e300, other=0),  # infinite in float32
     ]
     rows, counts = pairs_of(visits, values=("value", "other"))
     np.testing.assert_allclose(rows.value, [0.8, 0.2])
-    assert counts == {"no_values": 4}
+    assert counts == {"no_values": 6}
     rows, counts = pairs_of(visits)
-    assert counts == {} and rows.value.tolist() == [0] * 10
+    assert counts == {} and rows.value.tolist() == [0] * 14
     with pytest.raises(ValueError, match=r"Preferences\.values names two entries"):
         Preferences(values=("value",))

@@ -16,6 +16,7 @@ from jrl.tasks.data.stored import (
     Template,
     check_pair,
     completion_of,
+    number_text,
     of_visits,
     stack,
     with_system,
@@ -75,7 +76,7 @@ def rows(
 
 def asked(config: ConditionedPreferences, visit: Visit, score: float) -> tuple[Message, ...]:
     """Returns the messages of a visit with the goal for a score in the system message."""
-    return with_system(visit.example.messages, config.goal.replace(PLACEHOLDER, f"{score:g}"))
+    return with_system(visit.example.messages, config.goal.replace(PLACEHOLDER, number_text(score)))
 
 
 SOURCE = StoredSource(config=ConditionedPreferences, rows=rows, unit_size=2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +19,8 @@ from jrl.tasks.data.stored import (
     of_visits,
     stack,
 )
+
+LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,8 +77,8 @@ def are_ordered(values: Sequence[Any]) -> bool:
 
 
 def finite(value: Any) -> bool:
-    """Returns whether an entry of Example.info is a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Returns whether an entry of Example.info is a number that is finite in float32."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 SOURCE = StoredSource(config=Preferences, rows=rows, unit_size=2)

@@ -114,11 +114,16 @@ class Template:
         values: dict[str, Any] = {**visit.example.info, "answer": visit.example.answer}
         if numbers:
             is_number = lambda value: isinstance(value, int | float) and not isinstance(value, bool)
-            values |= {name: f"{value:g}" for name, value in values.items() if is_number(value)}
+            values |= {name: number_text(value) for name, value in values.items() if is_number(value)}
         for name in self.names:
             if not isinstance(values.get(name), str):
                 raise LeftOut(f"no_{name}")
         return re.sub(r"\{(\w+)\}", lambda match: values[match[1]], self.text)
+
+
+def number_text(value: float) -> str:
+    """Returns a number as text: a whole number in full, any other with six significant digits."""
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def continued(messages: Sequence[Message], text: str) -> tuple[Message, ...]:
