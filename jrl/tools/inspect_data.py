@@ -4,6 +4,7 @@ from, and statistics over all rows. No JAX."""
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from jrl.tasks.tokenizers.bytes import Bytes
 
 SHOWN_OVERLAPS = 20  # most contaminated rows that are listed
 LONGEST = 1 << 20  # most tokens of a prompt, without a configuration
+WIDE = 1 << 16  # tokens for which arrays are allocated whatever an example says: templates may add many
 LEARNED, PLAIN = "\x1b[32m", "\x1b[0m"
 
 
@@ -183,13 +185,9 @@ def sequences_of(inspected: Inspected, index: int) -> tuple[str, list[TokenRow],
 
 
 def _width(inspected: Inspected, example: Any) -> int:
-    """Returns a width that fits the example's rows, at most `inspected.width`: arrays are allocated at this width."""
-    texts = [message.content for message in example.messages]
-    values = [example.answer, *example.info.values()]
-    values += [item for value in values if isinstance(value, list) for item in value]
-    texts += [text for text in values if isinstance(text, str)]
-    # A text has at most as many tokens as bytes; role markers and end tokens are few.
-    return min(inspected.width, 64 * (1 + len(example.messages)) + sum(len(text.encode()) for text in texts))
+    """Returns the width at which an example's rows are allocated: `inspected.width`, or less if that is far more than
+    the rows can take. A row holds a text of the example at most twice, as bytes or fewer tokens."""
+    return min(inspected.width, max(WIDE, 2 * len(json.dumps(example.to_json(), default=str))))
 
 
 def show(inspected: Inspected, count: int, color: bool) -> Iterator[str]:

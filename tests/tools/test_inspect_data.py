@@ -58,6 +58,18 @@ def test_the_lengths_of_a_configuration(file, capsys):
     assert code == 0 and any("left out, too_long" in line for line in out)
 
 
+def test_rows_that_repeat_a_text_are_not_taken_for_too_long(tmp_path, capsys):
+    # A correction may hold the better answer twice, other pairs are lists of objects, and a template adds text.
+    path, long = tmp_path / "rows.jsonl", "x" * 500
+    others = [{"prompt": long, "chosen": long, "rejected": "d"}]
+    rows = [{"id": str(i), "prompt": "a", "answer": long, "rejected": "y", "others": others} for i in range(6)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    wide = ["Data.prompt_length=2000", "Sampler.completion_length=2000", f"Preferences.chosen='{long} {{answer}}'"]
+    for arguments in (["Corrections"], ["UserPreferences"], ["Preferences", "--config", "algos/dpo", *wide]):
+        code, out, _ = output(capsys, path, "--rows", "0", "--as", *arguments)
+        assert code == 0 and not any("left out" in line for line in out)
+
+
 def test_the_settings_of_a_configurations_stage(file, capsys):
     wide = ["Data.prompt_length=64", "Sampler.completion_length=64", "--rows", "1"]
     code, out, _ = output(capsys, file, "--config", "algos/dpo", "--as", "Preferences",
