@@ -44,6 +44,24 @@ def test_a_row_without_an_id_is_named_by_its_number(tmp_path):
     assert source.counts == {"missing_field": 1}
 
 
+def test_texts_and_lists_are_read_from_views_too(tmp_path):
+    texts = arrow.array(["a", "b"], arrow.string_view())
+    lists = arrow.array([["u"], ["v"]], arrow.list_view(arrow.string_view()))
+    table = arrow.table({"prompt": texts, "answer": texts, "tags": lists})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    source = open_jsonl(Jsonl(path=str(tmp_path / "a.parquet")))
+    assert (source[1].answer, source[1].info, source.counts) == ("b", {"tags": ["v"]}, {})
+
+
+def test_a_struct_with_a_name_twice_is_skipped_and_counted(tmp_path):
+    numbers = arrow.array([1, 2])
+    twice = arrow.StructArray.from_arrays([numbers, numbers], ["k", "k"])
+    table = arrow.table({"prompt": ["a", "b"], "answer": ["1", "2"], "x": twice})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    source = open_jsonl(Jsonl(path=str(tmp_path / "a.parquet")))
+    assert (source[0].info, source.counts) == ({}, {"unread_column": 1})
+
+
 def test_bad_values_are_named_by_their_row(tmp_path):
     good = {"prompt": "a", "answer": "1", "x": 1.0}
     cases = [

@@ -1,7 +1,8 @@
 """Random access to the rows of a Parquet file. Needs the extra `parquet` (pyarrow). No JAX.
 
 One row group is decoded at a time and the last one cached, so memory grows with the largest group, not with the file.
-Columns with types that JSON does not have (bytes, times, decimals, maps) are skipped and counted as unread_column.
+Columns with types that JSON does not have (bytes, times, decimals, maps, structs with a name twice) are skipped and
+counted as unread_column.
 """
 
 from __future__ import annotations
@@ -130,12 +131,14 @@ def _python(table: Any) -> list[dict[str, Any] | BadRow]:
 def _in_json(type_: Any, arrow: Any) -> bool:
     """Returns whether the values of an Arrow type convert to JSON types in Python."""
     types = arrow.types
-    if types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_):
+    lists = (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view,
+             types.is_large_list_view)  # fmt: skip
+    if types.is_dictionary(type_) or any(is_kind(type_) for is_kind in lists):
         return _in_json(type_.value_type, arrow)
     if types.is_struct(type_):
-        return all(_in_json(type_.field(i).type, arrow) for i in range(type_.num_fields))
-    if types.is_dictionary(type_):
-        return _in_json(type_.value_type, arrow)
-    plain = (types.is_string, types.is_large_string, types.is_boolean, types.is_integer, types.is_floating,
-             types.is_null)  # fmt: skip
-    return any(is_plain(type_) for is_plain in plain)
+        fields = [type_.field(i) for i in range(type_.num_fields)]
+        is_object = len({field.name for field in fields}) == len(fields)
+        return is_object and all(_in_json(field.type, arrow) for field in fields)
+    plain = (types.is_string, types.is_large_string, types.is_string_view, types.is_boolean, types.is_integer,
+             types.is_floating, types.is_null)  # fmt: skip
+    return any(is_kind(type_) for is_kind in plain)
