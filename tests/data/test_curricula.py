@@ -218,6 +218,15 @@ def test_a_band_that_leaves_no_prompt_says_what_it_saw():
         stream.select(2, of(DifficultyBand(forget_after=None)))
 
 
+def test_a_bad_prompt_of_a_curriculum_is_refused_without_the_advice_to_drop_it():
+    source = numbered(1, ["x" * 99])
+    stream = open_stream(source, TOKENIZER, Data(prompt_length=32, held_out_every=None), seed=0)
+    stream.outcomes = no_outcomes(1)
+    with pytest.raises(ValueError, match=r"'e0': .* = 32; a curriculum drops none: remove such prompts") as refused:
+        stream.select(1, of(Prioritized()))
+    assert "on_bad_prompt" not in str(refused.value)
+
+
 def test_metrics_are_shares_of_the_examples():
     found = table([1.0, 0.5, 0.0, 1.0], judged=[1, 2, 1, 0])
     # three were judged; one of them is solved (the last was never judged); two are out of the band

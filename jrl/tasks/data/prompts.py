@@ -61,15 +61,17 @@ def encode_prompt(example: Example, tokenizer: Any, config: Data) -> tuple[tuple
     return ids, "too_long" if len(ids) > config.prompt_length else None
 
 
-def refusal(example: Example, cause: str, length: int, config: Data) -> ValueError:
-    """Returns the error for a prompt that cannot be used."""
+DROPPED = "Data.on_bad_prompt = 'drop' would drop and count such prompts"
+NOT_DROPPED = "a curriculum drops none: remove such prompts from the data"
+
+
+def refusal(example: Example, cause: str, length: int, config: Data, advice: str = DROPPED) -> ValueError:
+    """Returns the error for a prompt that cannot be used. advice: DROPPED or NOT_DROPPED."""
     if cause == "empty":
         problem = "its prompt is empty"
     else:
         problem = f"its prompt has {length} tokens, more than Data.prompt_length = {config.prompt_length}"
-    return ValueError(
-        f"example {example.id!r}: {problem}; Data.on_bad_prompt = 'drop' would drop and count such prompts"
-    )
+    return ValueError(f"example {example.id!r}: {problem}; {advice}")
 
 
 def dropped_prompts(counts: Mapping[str, int], seen: int, config: Data) -> str:

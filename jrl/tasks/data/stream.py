@@ -14,7 +14,7 @@ import numpy as np
 
 from jrl.tasks.data.curricula import ConfiguredCurriculum, Outcomes, none_left, order_of
 from jrl.tasks.data.order import open_order
-from jrl.tasks.data.prompts import Data, Visit, dropped_prompts, encode_prompt, is_held_out, refusal
+from jrl.tasks.data.prompts import NOT_DROPPED, Data, Visit, dropped_prompts, encode_prompt, is_held_out, refusal
 from jrl.tasks.envs.contract import Source
 from jrl.tasks.example import visit_uid
 from jrl.tasks.shares import is_above
@@ -129,7 +129,7 @@ class Stream:
             example = self._source[index]
             prompt, cause = encode_prompt(example, self._tokenizer, self._config)
             if cause is not None:
-                raise refusal(example, cause, len(prompt), self._config)
+                raise refusal(example, cause, len(prompt), self._config, NOT_DROPPED)
             self._position += 1
             visits.append(Visit(example, visit_uid(example.id, -self._position), prompt, index))
         return visits
