@@ -7,7 +7,9 @@ import pytest
 from jrl.tasks.example import Example, Message
 from jrl.tasks.rewards.segments import segment_rewards
 from jrl.tasks.verdict import Status
-from jrl.tasks.verifiers import step_match
+from jrl.tasks.verifiers import VERIFIERS, step_match
+from jrl.tasks.verifiers.contract import SPANS_LIMIT
+from jrl.tasks.verifiers.judge import judge
 from jrl.tasks.verifiers.step_match import StepMatch
 
 
@@ -47,3 +49,10 @@ def test_every_line_is_rewarded_where_it_ends(text, status, reward, spans):
 def test_an_example_without_steps_is_an_error():
     with pytest.raises(ValueError, match=r"example '3\+4' has no texts in info\['steps'\]"):
         step_match.score(StepMatch(), "o", example(None))
+
+
+def test_more_segments_than_are_rewarded_is_a_cap_and_no_error_of_the_verifier():
+    row = VERIFIERS["StepMatch"]
+    allowed = judge(row, StepMatch(), "o\n" * SPANS_LIMIT, example())
+    assert (allowed.status, len(allowed.spans)) == (Status.WRONG, SPANS_LIMIT)
+    assert judge(row, StepMatch(), "o\n" * SPANS_LIMIT + "o", example()).status is Status.FORBIDDEN

@@ -6,6 +6,7 @@ import pytest
 
 from jrl.tasks.example import Example, Message
 from jrl.tasks.verdict import Status
+from jrl.tasks.verifiers.contract import SPANS_LIMIT
 from jrl.tasks.verifiers.equation_steps import EquationSteps, holds, score
 from jrl.tasks.verifiers.repetition import Repetition
 from jrl.tasks.verifiers.repetition import score as score_repetition
@@ -38,6 +39,14 @@ def test_rewards_of_steps_are_at_the_ends_of_their_lines():
     assert SOLUTION[:12].endswith("2+3=5") and SOLUTION[:19].endswith("=11") and len(SOLUTION) == 31
     assert score(EquationSteps(reward="differences", prior=0.2), "1=1", EXAMPLE).spans == ((3, 0.8),)
     assert score(EquationSteps(reward="values"), SOLUTION, EXAMPLE).spans == ((12, 1.0), (19, 0.0), (31, 1.0))
+
+
+def test_more_steps_than_are_rewarded_is_a_cap_and_no_error_of_the_verifier():
+    for kind in ("differences", "values"):
+        config, allowed = EquationSteps(reward=kind), "1=1\n" * SPANS_LIMIT
+        assert len(score(config, allowed, EXAMPLE).spans) == SPANS_LIMIT
+        assert score(config, allowed + "1=1", EXAMPLE).status is Status.FORBIDDEN
+    assert score(EquationSteps(), "1=1\n" * 2 * SPANS_LIMIT, EXAMPLE).reward == 1
 
 
 def test_without_a_step_the_completion_is_one_wrong_step():

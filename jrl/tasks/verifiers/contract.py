@@ -14,6 +14,7 @@ from jrl.tasks.verdict import Verdict
 
 Score = Callable[[Any, str, Example], Any]
 LARGEST_REWARD = 1e6  # its square, and sums of many, are far below the float32 limit
+SPANS_LIMIT = 1000  # most spans of a completion that a verdict rewards
 
 
 class Limits(NamedTuple):

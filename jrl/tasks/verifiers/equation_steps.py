@@ -19,6 +19,7 @@ from jrl.tasks.rewards.process import (
     worst_step,
 )
 from jrl.tasks.verdict import Status, Verdict
+from jrl.tasks.verifiers.contract import SPANS_LIMIT
 from jrl.tasks.verifiers.polynomial import NoPolynomial, read_polynomial
 
 OUTCOMES: dict[str, Callable[[Sequence[float]], float]] = {
@@ -38,13 +39,16 @@ class EquationSteps:
 
 
 def score(config: EquationSteps, completion: str, example: Example) -> Verdict:
-    """Returns CORRECT if all steps are right, else WRONG; UNPARSABLE without steps, scored as one step with 0."""
+    """Returns CORRECT if all steps are right, else WRONG; UNPARSABLE without steps, scored as one step with 0;
+    FORBIDDEN if more than SPANS_LIMIT steps would be rewarded."""
     steps = steps_of(completion)
     ends, scores = [end for end, _ in steps] or [len(completion)], [float(right) for _, right in steps] or [0.0]
     status = Status.CORRECT if min(scores) else Status.WRONG if steps else Status.UNPARSABLE
     detail = "" if steps else "no line is an equation"
     if config.reward in OUTCOMES:
         return Verdict(status, OUTCOMES[config.reward](scores), detail)
+    if len(ends) > SPANS_LIMIT:
+        return Verdict(Status.FORBIDDEN, None, f"{len(ends)} steps; at most {SPANS_LIMIT} are rewarded")
     rewards = step_values(scores) if config.reward == "values" else step_differences(scores, config.prior)
     return Verdict(status, 0.0, detail, tuple(zip(ends, rewards)) if completion else ())
 

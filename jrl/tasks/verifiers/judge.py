@@ -10,11 +10,10 @@ from typing import Any
 
 from jrl.tasks.example import Example
 from jrl.tasks.verdict import Status, Verdict
-from jrl.tasks.verifiers.contract import LARGEST_REWARD, Limits, Verifier
+from jrl.tasks.verifiers.contract import LARGEST_REWARD, SPANS_LIMIT, Limits, Verifier
 from jrl.tasks.verifiers.source import is_of_part
 
 DETAIL_LIMIT = 1000  # characters
-SPANS_LIMIT = 1000  # of a completion
 ALLOWED_STATUSES = (Status.CORRECT, Status.WRONG, Status.UNPARSABLE, Status.FORBIDDEN, Status.VERIFIER_ERROR)
 
 

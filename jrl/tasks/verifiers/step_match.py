@@ -11,6 +11,7 @@ import itertools
 from jrl.tasks.example import Example
 from jrl.tasks.rewards.segments import segment_rewards
 from jrl.tasks.verdict import Status, Verdict
+from jrl.tasks.verifiers.contract import SPANS_LIMIT
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,7 +26,7 @@ class StepMatch:
 
 def score(config: StepMatch, completion: str, example: Example) -> Verdict:
     """Returns CORRECT if the segments are exactly the steps, else WRONG, with the reward of the row and those of the
-    segments; UNPARSABLE without segments.
+    segments; UNPARSABLE without segments, FORBIDDEN with more than SPANS_LIMIT.
 
     Raises:
         ValueError: the example has no such steps.
@@ -37,6 +38,8 @@ def score(config: StepMatch, completion: str, example: Example) -> Verdict:
     segments = [(line.strip(), end - 1) for line, end in zip(lines, ends) if line.strip()]
     if not segments:
         return Verdict(Status.UNPARSABLE, 0.0, "no line has text")
+    if len(segments) > SPANS_LIMIT:
+        return Verdict(Status.FORBIDDEN, None, f"{len(segments)} segments; at most {SPANS_LIMIT} are rewarded")
     right = [k < len(steps) and text == steps[k].strip() for k, (text, _) in enumerate(segments)]
     rewards, complete = segment_rewards(
         right, len(steps), factuality=config.factuality, completeness=config.completeness
