@@ -150,7 +150,8 @@ def _read(part: Part, place: int) -> tuple[str, dict[str, Mapping[str, Any]], Pa
     if isinstance(part, str | Path):
         path = Path(part)
         if path.is_dir() or not path.exists():
-            raise PartError(f"parts: there is no file {str(path)!r} in the current directory or next to the gin file")
+            raise PartError(f"parts: there is no file {str(path)!r}; a relative path begins at the current directory "
+                            "or, if a gin file names it, at the folder of that file")  # fmt: skip
         try:
             source = read_part(path)
             module = load_module(source, place)

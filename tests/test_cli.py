@@ -615,7 +615,7 @@ def test_contract_tests_run_on_a_users_objective(command, tmp_path, monkeypatch)
 @pytest.mark.parametrize("arguments", [["check"], ["list", "envs", "--parts"], ["help", "config", "--parts"]])
 def test_parts_that_are_no_file_are_refused(command, tmp_path, arguments):
     code, _, err = command(*arguments, tmp_path / "nothing.py")
-    assert code == 2 and "there is no file" in err
+    assert code == 2 and "there is no file" in err and "begins at the current directory" in err
 
 
 def test_a_users_own_rows_are_listed_and_described(command, tmp_path):
