@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import html.parser
 import xml.etree.ElementTree
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import pytest
 from run_folders import rewards, write_run
@@ -109,6 +111,15 @@ def test_the_page_holds_all_of_it_fetches_nothing_and_escapes_names(tmp_path, ba
     assert ("P(higher than baseline)" in text) is (baseline is not None)
     for path in written[:2]:
         assert path.read_text() in text
+
+
+def test_the_page_links_to_a_folder_of_any_name(tmp_path):
+    run = read_run(write_run(tmp_path / "a#b 50%25?x", rows=rewards(1), seed=0))
+    written = write_page(tmp_path / "out", compare([run], ["reward/mean"]), "t", "c")
+    tags = Tags()
+    tags.feed(written[-1].read_text())
+    (address,) = tags.addresses
+    assert (tmp_path / "out" / url2pathname(urlsplit(address).path)).resolve() == run.folder.resolve()
 
 
 def test_a_metric_without_steps_has_no_curve(tmp_path):

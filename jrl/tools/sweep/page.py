@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
+from urllib.parse import quote
 
 from jrl import paths
 from jrl.tools.sweep import charts
@@ -103,7 +104,7 @@ def _runs(folder: Path, comparison: Comparison) -> str:
         for i, run in enumerate(rows[0].variant.runs):
             name = escape(run.name)
             if run.address is None:  # browsers cannot open a gs:// address
-                name = f'<a href="{escape(os.path.relpath(run.folder, folder))}">{name}</a>'
+                name = f'<a href="{escape(quote(os.path.relpath(run.folder, folder)))}">{name}</a>'
             values = "".join(f'<td class="n">{number(values_of[i])}</td>' for values_of in scores)
             lines.append(
                 f"<tr><td>{name}</td><td>{escape(rows[0].variant.label)}</td><td>{escape(run.seed)}</td>{values}</tr>"
