@@ -244,8 +244,9 @@ class Scorer:
             hint = (
                 f"The pool so far: {dict(pool)}"
                 if status is Status.INFRA_ERROR
-                else "Fix the verifier, which should return 0 for a completion that it cannot parse; --accept-change "
-                "(in Python accept_change=True) continues the run with the changed file"
+                else "Fix the example that the message names, or else the verifier, which should return 0 for a "
+                "completion that it cannot parse; --accept-change (in Python accept_change=True) continues the run "
+                "with the changed file"
             )
             raise (WorkersLost if status is Status.INFRA_ERROR else ScoringStopped)(
                 f"{rows} of {total} completions ({rows / total:.0%}) {why}, above "

@@ -31,6 +31,12 @@ def test_exact_wants_every_character(completion, status):
     assert verdict.reward == float(status is Status.CORRECT)
 
 
+@pytest.mark.parametrize("pattern", ["(", "a{99999999999999}", "(" * 3000 + ")" * 3000])
+def test_a_pattern_that_python_refuses_is_refused(pattern):
+    with pytest.raises(ValueError, match=r"Regex\.pattern .* is not a regular expression: "):
+        Regex(pattern=pattern)
+
+
 def test_exact_without_a_gold_answer_is_an_error_of_the_data():
     with pytest.raises(ValueError, match="'e' has no answer"):
         exact.score(Exact(), "4", example(None))

@@ -23,7 +23,7 @@ class Regex:
     def __post_init__(self):
         try:
             re.compile(self.pattern)
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise ValueError(f"Regex.pattern {self.pattern!r} is not a regular expression: {error}") from error
         if self.max_characters < 1:
             raise ValueError(f"Regex.max_characters is {self.max_characters}; it must be at least 1")
