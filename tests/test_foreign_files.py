@@ -255,6 +255,8 @@ def test_prompts_are_read_from_rows_of_data(tmp_path):
     conversation = (Message("system", "Add."), Message("user", "1 + 1"))
     prompts = chat.read_prompts(tmp_path / "rows")
     assert prompts == ["3 + 4", conversation, conversation, "{}", "12", '["a"]']
+    (tmp_path / "rows").write_bytes(b"\xef\xbb\xbf" + (tmp_path / "rows").read_bytes())  # as some editors write it
+    assert chat.read_prompts(tmp_path / "rows") == prompts
     chat.write_completions(tmp_path / "out", prompts[:2], [[chat.Completion("2", "length")]] * 2)
     out = [json.loads(line)["prompt"] for line in (tmp_path / "out").read_text().splitlines()]
     assert out == ["3 + 4", asked]

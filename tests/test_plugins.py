@@ -33,6 +33,7 @@ from jrl.tasks.verdict import Status
 from jrl.tasks.verifiers import VerifierSpec
 from jrl.tasks.verifiers.pool import Item, Pool
 from jrl.tasks.verifiers.source import PartSource
+from jrl.tools.sweep.members import Sweep, parts_now
 from jrl.types import traced
 
 
@@ -252,6 +253,16 @@ def test_neighbors_reach_the_verifier_workers_as_text(tmp_path):
     ) as pool:
         ((verdict,),) = pool.collect(pool.submit([Item("[1, 2, 3]", EXAMPLE, (0,))]))
     assert (verdict.status, verdict.reward) == (Status.CORRECT, 11.5)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_source(tmp_path):
+    path = write(tmp_path, mine="from near import V\nVERIFIERS = {'V': V}\n", near="def V(completion, example): ...\n")
+    plain = load_parts([path])
+    for file in tmp_path.glob("*.py"):
+        file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())  # as some editors write it
+    marked = load_parts([path])
+    assert (marked.hashes, part_files(marked)) == (plain.hashes, part_files(plain))
+    assert parts_now(Sweep("c", (), (), (), marked.hashes)) == marked.hashes
 
 
 def test_neighbors_are_hashed_by_file(tmp_path):

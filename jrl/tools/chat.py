@@ -154,7 +154,8 @@ def read_prompts(path: str | Path) -> list[Prompt]:
     Raises: ValueError if the file cannot be read, is not UTF-8 or contains no prompt, or for an object without one.
     """
     try:
-        lines = paths.read_foreign(path, paths.MOST_ROWS_BYTES).decode().replace("\r\n", "\n").split("\n")
+        text = paths.read_foreign(path, paths.MOST_ROWS_BYTES).decode("utf-8-sig")  # some editors write a mark first
+        lines = text.replace("\r\n", "\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"the prompts cannot be read: {path}: {error}") from error
     prompts = [_prompt(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]

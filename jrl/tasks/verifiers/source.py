@@ -61,14 +61,19 @@ def read_part(path: Path) -> PartSource:
                 raise ValueError(f"{filename} and {file} import each other; move what both need into a third file")
             if name in neighbors or name in sys.stdlib_module_names or not file.is_file():
                 continue
-            neighbor = Neighbor(name, str(file), file.read_text())
+            neighbor = Neighbor(name, str(file), source_text(file))
             add_neighbors(neighbor.filename, neighbor.source, (*importing, name))
             neighbors[name] = neighbor
 
     paths.check_not_special(path)
-    source = path.read_text()
+    source = source_text(path)
     add_neighbors(str(path), source, (path.stem,))
     return PartSource(str(path), source, tuple(neighbors.values()))
+
+
+def source_text(path: Path) -> str:
+    """Returns the text of a Python file, which is UTF-8, without the byte order mark that some editors write."""
+    return path.read_text(encoding="utf-8-sig")
 
 
 def _imported_names(tree: ast.Module) -> Iterator[str]:

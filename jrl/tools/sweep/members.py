@@ -18,6 +18,7 @@ from jrl.experiment import Config, config_classes
 from jrl.plugins import load_parts
 from jrl.resolve import PATH_FIELDS, checked, find_config, part_names
 from jrl.run.stage_steps import ends
+from jrl.tasks.verifiers.source import source_text
 from jrl.tools.sweep.settings import IRRELEVANT, SEED, settings_of_config
 
 LONGEST_NAME = 120  # characters of a folder name, before a hash is added
@@ -92,7 +93,7 @@ def parts_now(sweep: Sweep) -> dict[str, str]:
     now = {}
     for path in sweep.parts:
         with contextlib.suppress(OSError, UnicodeDecodeError):
-            now[path] = hashlib.sha256(Path(path).read_text().encode()).hexdigest()
+            now[path] = hashlib.sha256(source_text(Path(path)).encode()).hexdigest()
     return now
 
 
