@@ -81,8 +81,9 @@ def evaluate(args: argparse.Namespace) -> int:
     results, last = evaluate_sources.evaluate_sources(sources, asked, announce, warn)
     if shown:
         print("\r", end="", file=sys.stderr)
+    # First: if the sources cannot be compared, or a judge fails, nothing is lost.
+    evaluate_sources.write_results(args.out, results)
     print(evaluation.table(results[0]) if len(results) == 1 else evaluation.side_by_side(results))
-    evaluate_sources.write_results(args.out, results)  # before judges run: if one fails, nothing is lost
     answers = None if args.out is None else args.out.with_suffix(".judges")
     if judged := evaluate_sources.judge_sources(results, last, answers):
         names = [result["source"] for result in results]

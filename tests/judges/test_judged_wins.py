@@ -88,21 +88,27 @@ def test_a_prompt_that_is_judged_in_one_order_alone_does_not_count(tmp_path):
     assert (found[0][1]["n"], found[0][1]["failed"]) == (4, 0)
 
 
-def test_what_was_measured_is_written_where_the_judge_fails(tmp_path, monkeypatch):
+@pytest.mark.parametrize("same_prompts", [True, False])
+def test_what_was_measured_is_written_where_it_is_not_compared(tmp_path, monkeypatch, capsys, same_prompts):
     asked = Judge(address="http://127.0.0.1:9", model="m", grading=Pairwise())  # nobody answers there
     policy = SimpleNamespace(
         config=SimpleNamespace(judges=[asked], eval=object()), program_cache=SimpleNamespace(close=lambda: None)
     )
-    results = iter([{"mean": 0.25, **A}, {"mean": 0.75, **B}])
+    digests = ("a", "a" if same_prompts else "b")
+    results = iter(
+        [{"mean": mean, "prompts_digest": digest, **of} for mean, digest, of in zip((0.25, 0.75), digests, (A, B))]
+    )
     monkeypatch.setattr(
         "jrl.tools.evaluate_sources.open_trained", lambda *args, **options: SimpleNamespace(policy=policy)
     )
     monkeypatch.setattr("jrl.tools.evaluation.reevaluate", lambda *args: next(results))
     monkeypatch.setattr("jrl.tools.evaluation.held_out_visits", lambda trained: [])
-    monkeypatch.setattr("jrl.tools.evaluation.side_by_side", lambda results: "a table")
+    if same_prompts:
+        monkeypatch.setattr("jrl.tools.evaluation.side_by_side", lambda results: "a table")
     assert cli.main(["eval", str(tmp_path), str(tmp_path), "--out", str(tmp_path / "ab.json")]) == 2
     written = json.loads((tmp_path / "ab.json").read_text())
     assert [result["mean"] for result in written] == [0.25, 0.75] and "judged" not in written[0]
+    assert ("is evaluated on other prompts than" in capsys.readouterr().err) is not same_prompts
 
 
 def test_lengths_are_controlled_with_the_winners_longer():
