@@ -1,5 +1,5 @@
 """Shows a data file as the model will see it, for `jrl data inspect`: each row's tokens, which of them are learned
-from, and statistics over all rows. No JAX."""
+from, and statistics over all rows."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Rewards computed from text or from a judge's numbers, in plain Python on the host. No JAX, no numpy."""
+"""Rewards computed on the host from text, tokens or a judge's numbers. No JAX."""
