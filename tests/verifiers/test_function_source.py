@@ -151,6 +151,15 @@ def test_names_of_a_functions_own_are_not_looked_for_outside(completion, reward)
     assert say(part, "own", completion) == Verdict(Status.CORRECT, reward) and "import json as" not in part.source
 
 
+def top(completion, example):
+    number = LIMIT
+    return float(len(completion) + number)
+
+
+def test_a_function_may_be_called_top():
+    assert load_part(part_of({"top": top}), 0)["top"]("7", example("7")) == 4.0
+
+
 def test_infinities_and_sets_are_written_as_source():
     part = part_of({"values": uses_values})
     assert say(part, "values", "") == Verdict(Status.CORRECT, 1.0)

@@ -349,7 +349,9 @@ def _names_outside(name: str, tree: Definition, definition: Any) -> dict[str, An
     for scope in scopes:
         scopes += scope.get_children()
         for symbol in scope.get_symbols():
-            if symbol.is_referenced() and (symbol.is_global() or scope.get_type() == "module"):
+            # symtable takes a function named "top" for the module, whose variables are all global and local.
+            is_global = symbol.is_global() and not symbol.is_local()
+            if symbol.is_referenced() and (is_global or scope.get_type() == "module"):
                 outside.add(symbol.get_name())
             elif symbol.is_referenced() and symbol.is_local() and scope.get_type() == "class":
                 perhaps.add(symbol.get_name())  # a class body reads a name from outside until it binds it
