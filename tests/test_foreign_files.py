@@ -257,6 +257,11 @@ def test_prompts_are_read_from_rows_of_data(tmp_path):
     assert prompts == ["3 + 4", conversation, conversation, "{}", "12", '["a"]']
     (tmp_path / "rows").write_bytes(b"\xef\xbb\xbf" + (tmp_path / "rows").read_bytes())  # as some editors write it
     assert chat.read_prompts(tmp_path / "rows") == prompts
+    (tmp_path / "rows").write_text('{"prompt": "3 + 4",}\n')  # a text: LaTeX may begin so
+    assert chat.read_prompts(tmp_path / "rows") == ['{"prompt": "3 + 4",}']
+    (tmp_path / "rows").rename(tmp_path / "rows.jsonl")
+    with pytest.raises(ValueError, match=r"rows\.jsonl, line 1: not JSON: "):
+        chat.read_prompts(tmp_path / "rows.jsonl")
     chat.write_completions(tmp_path / "out", prompts[:2], [[chat.Completion("2", "length")]] * 2)
     out = [json.loads(line)["prompt"] for line in (tmp_path / "out").read_text().splitlines()]
     assert out == ["3 + 4", asked]

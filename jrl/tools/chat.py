@@ -151,23 +151,29 @@ def read_prompts(path: str | Path) -> list[Prompt]:
     """Returns the prompts in a file, one per line: plain text, a JSON string, or a JSON object with a text as "prompt"
     or with "messages", whose other keys are not read. Blank lines are skipped.
 
-    Raises: ValueError if the file cannot be read, is not UTF-8 or contains no prompt, or for an object without one.
+    Raises: ValueError if the file cannot be read, is not UTF-8 or contains no prompt, for an object without one, and
+      for a damaged object in a file whose name ends in .jsonl.
     """
     try:
         text = paths.read_foreign(path, paths.MOST_ROWS_BYTES).decode("utf-8-sig")  # some editors write a mark first
         lines = text.replace("\r\n", "\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"the prompts cannot be read: {path}: {error}") from error
-    prompts = [_prompt(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    is_jsonl = Path(path).suffix == ".jsonl"
+    prompts = [
+        _prompt(line, f"{path}, line {number}", is_jsonl) for number, line in enumerate(lines, 1) if line.strip()
+    ]
     if not prompts:
         raise ValueError(f"{path} contains no prompt; write one per line, as plain text, a JSON string or {FORMS}")
     return prompts
 
 
-def _prompt(line: str, place: str) -> Prompt:
+def _prompt(line: str, place: str, is_jsonl: bool) -> Prompt:
     try:
         value = json.loads(line)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError) as error:
+        if is_jsonl and line.lstrip().startswith("{"):
+            raise ValueError(f"{place}: not JSON: {error}") from error
         return line
     if isinstance(value, dict):
         return _prompt_of(value, place)
