@@ -283,9 +283,9 @@ def _problem(run: Callable[[], Any]) -> str | None:
     except AssertionError as error:
         return str(error) or "it does not hold"
     except Exception as error:
-        said = str(error) if isinstance(error, WrongResult) else paths.first_line(error)
+        message = str(error) if isinstance(error, WrongResult) else paths.first_line(error)
         location = part_location(error)
-        return said if location is None else f"{said}\n{location}"
+        return message if location is None else f"{message}\n{location}"
     return None
 
 

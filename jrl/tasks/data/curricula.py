@@ -363,12 +363,12 @@ def _checked_weights(curriculum: ConfiguredCurriculum, table: Outcomes) -> Array
     return weights.astype(np.float64)
 
 
-def _array_of(result: Any, said: str, function: Callable[..., Any]) -> Array:
+def _array_of(result: Any, subject: str, function: Callable[..., Any]) -> Array:
     """Returns what a user's function returned as an array. Raises WrongResult for rows of several lengths."""
     try:
         return np.asarray(result)
     except ValueError as error:
-        raise WrongResult(f"{said} that are no array: {error}", function) from None
+        raise WrongResult(f"{subject} that are no array: {error}", function) from None
 
 
 def read_only(table: Outcomes) -> Outcomes:

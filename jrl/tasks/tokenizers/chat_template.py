@@ -270,7 +270,7 @@ class Neutral:
             and not any(literal in spelling for spelling in spellings)
             and not any(of_spelling <= set(_WORD.findall(literal.lower())) for of_spelling in words if of_spelling)
         }
-        self._kept = {False: one_of(literals), True: one_of({*literals, *tags})}
+        self._unchanged = {False: one_of(literals), True: one_of({*literals, *tags})}
         self._tags = one_of(tags)
         self._compared = {literal for source in sources for literal in _literals(source)} | STRUCTURE
 
@@ -326,7 +326,7 @@ class Neutral:
         return value
 
     def _text(self, text: str, by_assistant: bool) -> str:
-        return _between(self._kept[by_assistant], text, lambda part: self._replaced.sub(self._letter, part))
+        return _between(self._unchanged[by_assistant], text, lambda part: self._replaced.sub(self._letter, part))
 
     def _broken_text(self, text: str, mark: str, by_assistant: bool) -> str:
         spread = lambda part: re.sub("(?s)(.)", lambda match: match[0] + mark, part)
@@ -354,10 +354,10 @@ def _literals(source: str) -> set[str]:
     return {re.sub(r"(?s)\\(.)", lambda match: _ESCAPES.get(match[1], match[1]), text) for text in texts} - {""}
 
 
-def _between(kept: re.Pattern[str], text: str, change: Any) -> str:
-    """Returns `text` with `change` applied to the parts between the matches of `kept`."""
+def _between(unchanged: re.Pattern[str], text: str, change: Any) -> str:
+    """Returns `text` with `change` applied to the parts between the matches of `unchanged`."""
     out, start = [], 0
-    for match in kept.finditer(text):
+    for match in unchanged.finditer(text):
         out += [change(text[start : match.start()]), match[0]]
         start = match.end()
     return "".join([*out, change(text[start:])])

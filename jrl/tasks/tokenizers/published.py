@@ -404,7 +404,7 @@ def _drop_tokens_past_embedding(
     rows = (texts if isinstance(texts, dict) else config).get("vocab_size")
     if not isinstance(rows, int) or not 0 < rows < len(vocabulary.pieces):
         return vocabulary, frozenset()
-    kept = tuple(added for added in vocabulary.added if added.id < rows)
+    remaining = tuple(added for added in vocabulary.added if added.id < rows)
     past = {added.id: added for added in vocabulary.added if added.id >= rows}
     values = [setting.get(f"{name}_token_id") for setting in numbers for name in ("bos", "eos", "pad")]
     used = [i for value in values for i in _listed(value)]
@@ -413,7 +413,7 @@ def _drop_tokens_past_embedding(
         not added.special or i in used or added.text in named or added.text in written for i, added in past.items()
     ):
         return vocabulary, frozenset()
-    return dataclasses.replace(vocabulary, added=kept, pieces=vocabulary.pieces[:rows]), frozenset(past)
+    return dataclasses.replace(vocabulary, added=remaining, pieces=vocabulary.pieces[:rows]), frozenset(past)
 
 
 def _listed(value: Any) -> list[Any]:

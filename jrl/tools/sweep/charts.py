@@ -24,8 +24,6 @@ HOVERED_POINTS = 60  # most points of a curve that show their numbers on hover
 LIGHT = ("#1f6fb4", "#c8560a", "#1a8754", "#8250c4", "#c2337a", "#0f8b8d", "#8a5a2b", "#5f6b76")
 DARK = ("#6cb0f0", "#f59d56", "#58c98b", "#b794f0", "#f083b5", "#4fc7c9", "#cfa177", "#a9b4bf")
 DASHES = ("", "7 4", "2 3")
-
-
 INK, SOFT, RULE = ("#1c2024", "#e6e9ec"), ("#667078", "#98a2ab"), ("#e2e5e8", "#31363b")  # light, dark
 
 
