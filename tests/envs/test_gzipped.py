@@ -34,6 +34,15 @@ def test_examples_are_those_of_the_plain_file(tmp_path):
         assert (packed[i].id, packed[i].task) == (f"rows.jsonl.gz/{i + 1}", "rows")
 
 
+@pytest.mark.parametrize("zeros", [1, 512, 3 * CHUNK])
+def test_zeros_after_a_member_are_padding_as_for_gzip(tmp_path, zeros):
+    member, padding = gzip.compress(rows(50)), bytes(zeros)
+    (tmp_path / "rows.jsonl.gz").write_bytes(member + padding + member + padding)
+    assert len(gzip.decompress(member + padding + member + padding).splitlines()) == 100
+    source = open_jsonl(Jsonl(path=str(tmp_path / "rows.jsonl.gz")))
+    assert len(source) == 100 and source[75].answer == "25" and source[3].answer == "3"
+
+
 def test_the_fingerprint_is_of_the_text_and_not_of_how_it_was_compressed(tmp_path):
     fingerprints = []
     for level, when in ((1, 0), (9, 1)):

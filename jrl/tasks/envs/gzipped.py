@@ -74,6 +74,9 @@ class _Text(io.RawIOBase):
             if self._decompressor.eof:
                 if ended:
                     return 0
+                self._data = self._data.lstrip(b"\0")  # padding after a member, as of archives in blocks
+                if not self._data:
+                    continue
                 self._decompressor = zlib.decompressobj(GZIP)  # a file may have several members
             try:
                 chunk = self._decompressor.decompress(self._data, len(buffer))
