@@ -323,14 +323,19 @@ def _differ(a: Verdict, b: Verdict) -> bool:
 
 
 def _reward_fn(parts: Parts) -> Callable[[str, Example], float]:
-    """Returns a function (completion, example) -> reward of the first verifier that the example names; 1 if none."""
+    """Returns a function (completion, example) -> reward of the first verifier that the example names; 1 if it names
+    none, or one with fields that only a configuration has."""
     verifiers = parts.tables["verifiers"]
 
     def reward(completion: str, example: Example) -> float:
         if not example.verifiers:
             return 1.0
         verifier, *_ = [look_up(verifiers, name, f"example {example.id!r}") for name in example.verifiers]
-        verdict = judge(verifier, verifier.config(), completion, example)
+        try:
+            config = verifier.config()
+        except TypeError:  # a field has no default, such as Regex.pattern
+            return 1.0
+        verdict = judge(verifier, config, completion, example)
         return verdict.reward if verdict.status <= Status.UNPARSABLE else float("nan")
 
     return reward

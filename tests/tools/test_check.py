@@ -211,3 +211,27 @@ def test_a_function_with_other_arguments_is_refused(tmp_path):
     source = OBJECTIVE.replace("BODY", "").replace("(config, tokens, state)", "(config, tokens)")
     with pytest.raises(PartError, match=r"ALGOS\['Own'\].token_loss takes \(config, tokens\); it is called with"):
         problems(tmp_path, source)
+
+
+def test_examples_may_name_a_verifier_that_a_configuration_completes(tmp_path):
+    text = """
+import dataclasses
+from jrl.tasks.envs.contract import Environment, Generated
+from jrl.tasks.example import Example, Message
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mine:
+    size: int = 5
+
+
+def open_mine(config):
+    make = lambda i: Example(f"m{i}", (Message("user", f"{i}?"),), answer=str(i), verifiers=("Regex",))
+    return Generated(config.size, make, "v1")
+
+
+ENVS = {"Mine": Environment(Mine, open_mine)}
+"""
+    (tmp_path / "own.py").write_text(text)
+    (result,) = check_parts([tmp_path / "own.py"])
+    assert result.problem is None
