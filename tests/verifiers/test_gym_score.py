@@ -248,6 +248,8 @@ def test_puzzle24_does_not_let_the_answer_choose_its_numbers():
     puzzle = example(info={"dataset": "puzzle24", "entry": entry})
     assert score("8*4 - (2 + 6)", puzzle).status is Status.CORRECT
     assert score("6*4*1*1", puzzle).status is Status.WRONG
+    powers = example(info={"dataset": "puzzle24", "entry": {"answer": "?", "metadata": {"numbers": [2, 5, 4, 4]}}})
+    assert score("2**5 - 4 - 4", powers).status is Status.WRONG  # the task names + - * /
 
 
 def test_an_integral_is_any_antiderivative():

@@ -188,7 +188,8 @@ def _countdown(answer: str, entry: Mapping[str, Any]) -> bool:
 
 
 def _puzzle24(answer: str, entry: Mapping[str, Any]) -> bool:
-    return _uses_numbers_for(answer, entry, 24)
+    """The task allows + - * / alone; countdown's names no operators."""
+    return "**" not in answer and _uses_numbers_for(answer, entry, 24)
 
 
 def _polynomial_multiplication(answer: str, entry: Mapping[str, Any]) -> bool:
