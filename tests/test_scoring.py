@@ -10,13 +10,19 @@ import re
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
+from jrl.device.sharding import MeshShape, make_mesh
+from jrl.rollout.evaluate import Evaluator, draw
 from jrl.rollout.scoring import RewardOverflow, Scoring, ScoringAbandoned, ScoringStopped, check_sums, open_scoring
 from jrl.rollout.sources import LearnedScores, add_scores
+from jrl.tasks.data.prompts import Visit
 from jrl.tasks.example import Example, Message
+from jrl.tasks.tokenizers.bytes import ByteTokenizer
 from jrl.tasks.verdict import Status, Verdict
 from jrl.tasks.verifiers import VERIFIERS, Verifier, as_verifier, merge, pool, process
 from jrl.tasks.verifiers.exact import Exact
@@ -232,6 +238,29 @@ def test_a_verdict_that_met_its_deadline_is_replayed_after_a_resume(tmp_path):
     assert again.verdict.tolist() == first.verdict.tolist()
     assert (first.replayed, again.replayed) == (0, 2)
     assert score(config, ["sleep"], examples[:1]).verdict.tolist() == [Status.CORRECT]
+
+
+def test_a_deadline_in_one_evaluation_decides_no_evaluation_of_other_weights(tmp_path):
+    """Held-out prompts are the same in every evaluation, and so may their completions be."""
+    config, quick = Scoring(verifiers=(row("fails"),), wall_seconds=0.3, stop_above=1), tmp_path / "quick"
+    visit = Visit(example(info={"quick": str(quick)}), (7, 9), (1,))
+    text = np.frombuffer(b"\1sleep", np.uint8).astype(np.int32)[None]
+
+    def evaluated(weights_fingerprint):
+        rollout = SimpleNamespace(
+            tokens=text, length=np.array([6]), action_mask=np.arange(6)[None] > 0, finish=np.zeros(1, np.int8),
+            weights_fingerprint=np.uint32(weights_fingerprint),
+        )  # fmt: skip
+        mesh = make_mesh(MeshShape(), jax.devices()[:1])
+        evaluator = Evaluator(lambda *_: rollout, ByteTokenizer(), mesh, None, None, None, samples=1, batch=1,
+                              prompt_length=1)  # fmt: skip
+        with open_scoring(config, table(), (PART,), tmp_path / "journal.jsonl") as scorer:
+            return draw(evaluator, None, [visit], scorer, lambda done, total: None).verdicts.tolist()
+
+    assert evaluated(1) == [[Status.CPU_LIMIT]]
+    quick.touch()  # a machine that is now fast enough
+    assert evaluated(2) == [[Status.CORRECT]]
+    assert evaluated(1) == [[Status.CPU_LIMIT]]  # again, after a resume
 
 
 def test_too_many_failures_of_our_own_stop_the_run(monkeypatch):

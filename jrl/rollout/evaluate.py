@@ -100,7 +100,9 @@ def draw(
         texts = [e.tokenizer.decode(completion) for completion in ids]
         tokens += ids
         examples = [part[row // e.samples].example for row in rows]
-        keys = [(part[row // e.samples].uid, row % e.samples) for row in rows]
+        # With the weights: a text that another evaluation could not score may be scored in this one.
+        weights_key = int(host["weights_fingerprint"])
+        keys = [((*part[row // e.samples].uid, weights_key), row % e.samples) for row in rows]
         pending.append((scorer.submit(texts[rows.start : rows.stop], examples, keys), texts))
     scores = [scores_of_all(scorer.collect(ticket, stop, processes=e.processes), e.processes) for ticket, _ in pending]
     by_prompt = lambda name: np.concatenate([getattr(batch, name) for batch in scores]).reshape(len(visits), e.samples)

@@ -145,7 +145,7 @@ class Scorer:
         Args:
             completions: N texts.
             examples: N, the example each answers.
-            keys: N pairs (uid, sample) that identify the completion in the journal.
+            keys: N pairs (words, number) that identify the completion in the journal, such as (uid, sample).
 
         Raises:
             ValueError: lengths differ, an example names an unknown verifier, or no verifier scores it.
