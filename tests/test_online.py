@@ -13,9 +13,13 @@ from jrl.device.processes import ONE
 from jrl.learning.previous import previous_roles, with_previous
 from jrl.resolve import load_config
 from jrl.rollout.collect import Draw, hand_out, submit
-from jrl.rollout.strategies.contract import PLAIN
+from jrl.rollout.strategies import self_correction
+from jrl.rollout.strategies.contract import PLAIN, ConfiguredStrategy
 from jrl.run import online, records
 from jrl.run.programs import version_before
+from jrl.tasks.data.prompts import Visit
+from jrl.tasks.example import Example, Message
+from jrl.tasks.tokenizers.bytes import ByteTokenizer
 from jrl.types import ModelState
 
 
@@ -102,6 +106,22 @@ def test_what_was_gathered_of_a_step_goes_once_the_host_has_it():
     submitted = submit(drawn, sampler, scorer, [], None)
     assert submitted.drawn.gathered is None
     np.testing.assert_array_equal(submitted.host["tokens"], rollout.tokens)
+
+
+def test_two_attempts_with_the_same_text_have_two_entries_in_the_journal():
+    """With one, a resume would replay the verdict of the attempt that was not scored for the other one too."""
+    mask = np.array([[0, 1, 0, 1, 0], [0, 1, 1, 0, 0]], bool)  # the second row has no second attempt
+    host = {"tokens": np.full((2, 5), ord("4")), "length": np.array([4, 3]), "action_mask": mask}
+    strategy = ConfiguredStrategy(self_correction.STRATEGY, self_correction.SelfCorrection())
+    sampler = SimpleNamespace(
+        samples=2, devices=None, strategy=strategy, processes=ONE, decodes_all=True, tokenizer=ByteTokenizer()
+    )
+    sent = []
+    scorer = SimpleNamespace(submit=lambda texts, examples, keys: sent.extend(zip(texts, keys, strict=True)))
+    visit = Visit(Example("a", (Message("user", "?"),)), (7, 9), (1,))
+    submit(Draw(SimpleNamespace(**host), [visit], {}), sampler, scorer, [], None)
+    # The last attempts first.
+    assert sent == [("4", ((7, 9), 2)), ("", ((7, 9), 3)), ("4", ((7, 9), 0)), ("44", ((7, 9), 1))]
 
 
 def test_prompts_that_fill_up_a_mesh_are_no_completions_that_were_not_scored():

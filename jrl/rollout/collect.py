@@ -218,11 +218,12 @@ def submit(
     def attempt_text(row: int, attempt: int) -> str:
         return texts[row] if attempts == 1 else decode(row, columns[row][attempt])  # a single one is the completion
 
-    # The last attempts first.
-    texts_by_attempt = [[attempt_text(row, k) for row in scored_here] for k in reversed(range(attempts))]
-    keys = [(visits[row].uid, row % samples) for row in scored_here]
+    last_first = [*reversed(range(attempts))]
+    texts_by_attempt = [[attempt_text(row, k) for row in scored_here] for k in last_first]
+    # Each attempt has its own key: both may have the same text, and only one of them may have been scored.
+    keys = [(visits[row].uid, row % samples + k * samples) for k in last_first for row in scored_here]
     examples = [visits[row].example for row in scored_here]
-    ticket = scorer.submit([*itertools.chain(*texts_by_attempt)], examples * attempts, keys * attempts)
+    ticket = scorer.submit([*itertools.chain(*texts_by_attempt)], examples * attempts, keys)
     tickets = []
     if sources:
         scores_all = len(scored_here) == len(rows)
