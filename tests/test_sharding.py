@@ -142,3 +142,11 @@ def test_slices_have_equally_many_copies(sizes):
         MeshShape(**{"slices": 2, **sizes})
     with pytest.raises(ValueError, match="make fsdp or tensor smaller"):
         MeshShape(data=-1, fsdp=4, slices=2).sizes(4)
+
+
+def test_too_few_devices_are_told_how_many_a_mesh_takes():
+    with pytest.raises(ValueError, match=r"needs a multiple of 4 devices; there are 6 "):
+        MeshShape(data=-1, fsdp=4).sizes(6)
+    assert MeshShape(data=2, fsdp=2).sizes(6) == (2, 2, 1, 1, 1)  # those that are left idle
+    with pytest.raises(ValueError, match=r"needs 4 devices; there are 3 "):
+        MeshShape(data=2, fsdp=2).sizes(3)

@@ -87,8 +87,9 @@ class MeshShape:
         if -1 in sizes and num_devices % known == 0:
             sizes[sizes.index(-1)] = num_devices // known
         if -1 in sizes or math.prod(sizes) > num_devices:
+            needed = f"a multiple of {known}" if -1 in sizes else f"{known}"
             raise ValueError(
-                f"the mesh {dict(zip(AXES, sizes))} needs a multiple of {known} devices; there are {num_devices} "
+                f"the mesh {dict(zip(AXES, sizes))} needs {needed} devices; there are {num_devices} "
                 "(`jrl train --devices N` starts N virtual ones on a CPU, `jrl plan --search` finds a mesh)"
             )
         if sizes[0] % self.slices:
