@@ -81,7 +81,8 @@ def test_rewards_of_spans_beyond_float32_are_an_error():
     scores = dataclasses.replace(score(Scoring(verifiers=(Exact(),)), ["5", "4"]), token_reward=np.zeros((2, 3), "f4"))
     learned = LearnedScores(("judge",), (1.0,), np.zeros((2, 1), np.float32), ["", ""], np.full((2, 3), 2e38, "f4"))
     once = add_scores(scores, learned)  # 2e38 fits, twice as much does not: the largest is 3.4e38
-    with pytest.raises(RewardOverflow, match="completion 0 are beyond float32"):
+    advice = "or lower the verifiers' weights, ProcessRewards.weight or Corrector.scale"
+    with pytest.raises(RewardOverflow, match=f"^the token rewards of completion 0 are beyond float32.*{advice}$"):
         add_scores(once, learned)
     lost = add_scores(once, learned._replace(problems=["lost", "lost"]))  # what does not count may overflow
     assert not lost.valid.any()

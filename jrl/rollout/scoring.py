@@ -385,8 +385,9 @@ def check_range(scores: HostScores) -> HostScores:
         overflows = scores.valid & ~np.isfinite(scores.token_reward).all(1)
         if overflows.any():
             raise RewardOverflow(
-                f"the rewards of spans of completion {int(np.argmax(overflows))} are beyond float32, whose largest "
-                f"number is {LARGEST_REWARD:g}; bound what verifiers and judges return, or lower their weights"
+                f"the token rewards of completion {int(np.argmax(overflows))} are beyond float32, whose largest number "
+                f"is {LARGEST_REWARD:g}; bound the rewards of spans that verifiers return, or lower the verifiers' "
+                "weights, ProcessRewards.weight or Corrector.scale"
             )
     return scores
 
