@@ -1,5 +1,6 @@
 """The queue of draws of an Online stage: with which weights each batch is drawn, by index and not by arrival."""
 
+import contextlib
 import random
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ from test_learner import sequences
 from jrl.device.processes import ONE
 from jrl.learning.previous import previous_roles, with_previous
 from jrl.resolve import load_config
-from jrl.rollout.collect import Draw, hand_out, submit
+from jrl.rollout.collect import Draw, Submitted, hand_out, submit
 from jrl.rollout.strategies import self_correction
 from jrl.rollout.strategies.contract import PLAIN, ConfiguredStrategy
 from jrl.run import online, records
@@ -122,6 +123,28 @@ def test_two_attempts_with_the_same_text_have_two_entries_in_the_journal():
     submit(Draw(SimpleNamespace(**host), [visit], {}), sampler, scorer, [], None)
     # The last attempts first.
     assert sent == [("4", ((7, 9), 2)), ("", ((7, 9), 3)), ("4", ((7, 9), 0)), ("44", ((7, 9), 1))]
+
+
+def test_the_progress_of_scoring_counts_attempts_from_its_start(monkeypatch):
+    class Packing(Exception):
+        pass
+
+    def pack(*_):
+        raise Packing
+
+    drawn, phases = Draw(SimpleNamespace(length=None), [], {}), []
+    ticket = SimpleNamespace(rows=[(0,)] * 4)  # of two rows with two attempts each, as `Scorer.collect` counts them
+    monkeypatch.setattr(online, "draws", lambda *_: [drawn])
+    monkeypatch.setattr(online, "send", lambda *_: Submitted(drawn, {}, ["a", "b"], ticket, others=[]))
+    monkeypatch.setattr(online, "pack_and_prepare", pack)
+    clock = SimpleNamespace(on=lambda part: contextlib.nullcontext(), wait_for=lambda x: 0.0, drawn=[],
+                            dispatched=lambda *_: None)  # fmt: skip
+    stage = SimpleNamespace(sampler=SimpleNamespace(devices=None))
+    with pytest.raises(Packing):
+        online.step(
+            stage, None, (), 0, lambda *args, **counts: phases.append((args, counts)), None, clock, warms_up=False
+        )
+    assert phases[-1] == (("scoring",), {"done": 0, "total": 4})
 
 
 def test_prompts_that_fill_up_a_mesh_are_no_completions_that_were_not_scored():

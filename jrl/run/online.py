@@ -114,7 +114,7 @@ def step(
     if submitted is None:
         submitted = wait_and_submit(current)
     del current  # else its gathered fields would stay on every device
-    phase("scoring", done=0, total=len(submitted.texts))
+    phase("scoring", done=0, total=len(submitted.ticket.rows))
     with clock.on("prepare"):
         minibatches = pack_and_prepare(stage, state, submitted.drawn.rollout, submitted.host)
         note_prepared(clock, minibatches)
