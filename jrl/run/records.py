@@ -31,7 +31,6 @@ from jrl.models.contract import axes
 from jrl.models.pretrained.published import load
 from jrl.ops.fingerprint import fingerprint
 from jrl.rollout.collect import Collected, Draw, example_indices, fields, redraw_prompts, task_hashes
-from jrl.rollout.sampler import stop_table_on_device
 from jrl.rollout.strategies.contract import PLAIN
 from jrl.run.begin_from import state_from_run
 from jrl.run.best import is_comparable, present_best, update_best
@@ -143,6 +142,7 @@ def inputs_of(job: Job) -> Inputs:
     """Returns the inputs of a run's programs, as shapes."""
     shapes = lambda tree: abstract(tree, job.mesh)
     first_online = next((stage for stage in job.stages if isinstance(stage, OnlineStage)), None)
+    sampler = job.evaluator if first_online is None else first_online.sampler  # both have the run's stop strings
     return Inputs(
         config=job.config,
         mesh=job.mesh,
@@ -150,7 +150,7 @@ def inputs_of(job: Job) -> Inputs:
         key=shapes(job.key),
         sampling_params=None if first_online is None else shapes(first_online.sampler.params),
         eval_params=None if job.evaluator is None else shapes(job.evaluator.params),
-        stop_table=shapes(stop_table_on_device(job.config.sampler, job.tokenizer, job.mesh)),
+        stop_table=None if sampler is None else shapes(sampler.stop_table),
         arrays=tuple(shapes(stage.arrays) for stage in job.stages),
         strategies=tuple(stage.sampler.strategy if isinstance(stage, OnlineStage) else PLAIN for stage in job.stages),
         shapes=tuple(stage.shape for stage in job.stages),
