@@ -15,14 +15,14 @@ from jrl.tasks.tokenizers.incremental import IncrementalDecoder
 def span_rewards(
     spans: Sequence[tuple[tuple[int, float], ...]], tokens: np.ndarray, action_mask: np.ndarray, tokenizer: Any
 ) -> np.ndarray:
-    """Returns R16's rewards of spans, each on the sampled token that completes its last character, [N, T] float32.
+    """Returns R16's rewards of spans, each on the token that completes its last character, [N, T] float32.
 
-    If no token completes a span's last character (invalid UTF-8 at the end), the last sampled token is rewarded.
+    If no token completes a span's last character (invalid UTF-8 at the end), the completion's last token is rewarded.
 
     Args:
       spans: [n], for each row (characters of the completion up to the end of the span, its reward); () for none.
         Rows after the first n are padding.
-      tokens: [N, T] int32. action_mask: [N, T] bool.
+      tokens: [N, T] int32. action_mask: [N, T] bool, the tokens of the completion's text.
 
     Source: Wu et al. 2306.01693 section 3; a tool's answer is not part of the completion's text.
     """
