@@ -558,7 +558,7 @@ class Mistaken:
             r"'group' of the shape \[3\]; .* has 16 rows",
         ),
         (Changed(lambda fields: fields | {"version": None}), r"draws 'version' of the shape \[\]"),
-        (Changed(lambda fields: fields | {"entropy": 0}), "draws 'entropy', which a Rollout has not"),
+        (Changed(lambda fields: fields | {"entropy": 0}), "draws 'entropy', which is not a field of Rollout"),
         (Changed(lambda fields: {"tokens": fields["tokens"]}), "draws no 'length'"),
         (Changed(lambda fields: None), "draws a NoneType; a shard of 4 prompts has 16 rows of 12 tokens"),
         (lambda shard: {}, r"@Mistaken\(\): what its `drawing` returns has no attribute `roles`"),

@@ -502,7 +502,7 @@ def _wrong_fields(fields: Any, rows: int, width: int) -> str | None:
         return f"no {missing[0]!r}"
     for name, array in fields.items():
         if name not in (*BY_ROW, *BY_TOKEN, *WHERE_TRUNCATED, "routes"):
-            return f"{name!r}, which a Rollout has not"
+            return f"{name!r}, which is not a field of Rollout"
         shape = (rows,) if name in BY_ROW else (rows, width)
         if np.shape(array)[:2] != shape and not (array is None and name not in (*BY_ROW, *BY_TOKEN)):
             return f"{name!r} of the shape {list(np.shape(array))}"

@@ -42,7 +42,7 @@ def it_is_part_of_the_compile_key(row: Strategy, config: Any) -> None:
 
 def rows_are_whole(row: Strategy, config: Any) -> None:
     """Rows have the fields, shapes and dtypes of plain sampling; those of a prompt are adjacent, and numbered. Actions
-    lie within the row's length, and padding follows it."""
+    are within the row's length, and padding follows."""
     samples, out = _drawn(row, config)
     plain, columns = _plain(samples), np.arange(PROMPT_WIDTH + LONGEST)
     present = lambda rollout: {name: x for name, x in vars(rollout).items() if x is not None}
@@ -54,13 +54,13 @@ def rows_are_whole(row: Strategy, config: Any) -> None:
     _check(np.array_equal(out.group, plain.group), "rows of a prompt are not adjacent")
     _check(np.array_equal(out.sample, plain.sample), "rows of a prompt are not numbered 0, 1, 2, ..")
     after = columns >= np.asarray(out.length)[:, None]
-    _check(not (out.action_mask & after).any(), "there is an action behind the length of a row")
-    _check(bool((out.tokens[after] == TOKENIZER.pad_id).all()), "padding does not follow a row")
+    _check(not (out.action_mask & after).any(), "there is an action after the end of a row")
+    _check(bool((out.tokens[after] == TOKENIZER.pad_id).all()), "what follows a row is not padding")
     turns = sorted(set(out.turn[out.action_mask].tolist()))
     _check(set(turns) <= set(range(row.attempts)), f"actions have the turns {turns}, and a row has {row.attempts} "
            "attempts (Strategy.attempts)")  # fmt: skip
-    _check(np.array_equal(out.version, np.where(out.action_mask, VERSION, -1)), "actions have not the version of the "
-           "weights that drew them, or other tokens have one")  # fmt: skip
+    _check(np.array_equal(out.version, np.where(out.action_mask, VERSION, -1)), "actions do not have the version of "
+           "the weights that drew them, or other tokens have one")  # fmt: skip
 
 
 def rows_begin_with_their_prompt(row: Strategy, config: Any) -> None:
@@ -69,7 +69,8 @@ def rows_begin_with_their_prompt(row: Strategy, config: Any) -> None:
     given = np.arange(PROMPT_WIDTH + LONGEST) < np.repeat(_prompts().length, samples)[:, None]
     prompts = np.pad(np.repeat(_prompts().tokens, samples, axis=0), ((0, 0), (0, LONGEST)))
     _check(not (out.action_mask & given).any(), "a token of the prompt is an action")
-    _check(np.array_equal(np.where(given, out.tokens, 0), np.where(given, prompts, 0)), "a row has not its prompt")
+    _check(np.array_equal(np.where(given, out.tokens, 0), np.where(given, prompts, 0)), "a row does not begin "
+           "with its prompt")  # fmt: skip
 
 
 def rows_of_a_prompt_begin_alike(row: Strategy, config: Any) -> None:

@@ -40,7 +40,7 @@ def check(config: MixtureOpponent, setting: Setting) -> None:
             "the policy none of its own; 1 of 2 is usual"
         )
     if REFERENCE not in setting.roles:
-        raise ValueError("MixtureOpponent mixes the policy with the reference, which this objective has none of; use "
+        raise ValueError("MixtureOpponent mixes the policy with the reference, and this objective has none; use "
                          "NashMD, or an objective with a KL to the reference")  # fmt: skip
 
 

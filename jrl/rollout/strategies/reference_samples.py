@@ -30,9 +30,7 @@ def check(config: ReferenceSamples, setting: Setting) -> None:
             f"{setting.samples} has no half; 2 is usual"
         )
     if REFERENCE not in setting.roles:
-        raise ValueError(
-            "ReferenceSamples draws from the reference, which this objective has none of; use XPO or OnlineVPO"
-        )
+        raise ValueError("ReferenceSamples draws from the reference, and this objective has none; use XPO or OnlineVPO")
 
 
 class ReferenceDrawing(NamedTuple):
