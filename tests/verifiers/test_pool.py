@@ -16,6 +16,7 @@ import pytest
 from verifier_fakes import HOSTILE, example, row
 
 from jrl.tasks.verdict import Status
+from jrl.tasks.verifiers import frames
 from jrl.tasks.verifiers.pool import Item, Pool, ScoringAbandoned
 from jrl.tasks.verifiers.source import PartSource
 
@@ -234,6 +235,8 @@ def test_a_row_that_does_not_load_is_refused_and_the_pool_goes_on():
             pool.add_row(row("Exakt"))
         with pytest.raises(ValueError, match="Length has low 5 and high 4"):
             pool.add_row(row("Length", low=5, high=4))
+        with pytest.raises(ValueError, match="at most 16777216 are sent"):
+            pool.add_row(row("Regex", pattern="a" * frames.REQUEST_LIMIT))
         assert verdicts_of(pool, [Item("4", example(), (0, pool.add_row(row("Exact"))))]) == [
             ((Status.CORRECT, 1.0),) * 2
         ]

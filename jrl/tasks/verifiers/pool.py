@@ -419,7 +419,7 @@ class Pool:
             self._template.load([addition.row])
             self._rows.append(addition.row)
             self._loaded = len(self._rows)
-        except TemplateRefused as error:
+        except (TemplateRefused, frames.Oversized) as error:
             addition.error = ValueError(str(error))
         except (TemplateLost, OSError) as error:
             if self._template is not None:
