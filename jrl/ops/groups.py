@@ -79,11 +79,12 @@ def same_as(x: Array, chosen: Array, group: Array, *, num_groups: int) -> Array:
     Args:
       x: [N, T] int32. chosen: [N] bool, at most one row of a group. group: [N] int32.
     """
-    members = _members(group, num_groups)
-    by_group = jnp.sum(jnp.where((members & chosen[:, None])[..., None], x[:, None, :], 0), axis=0)
-    to_compare = jnp.sum(jnp.where(members[..., None], by_group[None, :, :], 0), axis=1)
-    has_chosen = to_rows(count(group, chosen, num_groups=num_groups), group) > 0
-    return has_chosen & jnp.all(x == to_compare, axis=1)
+    row = first_row(chosen, group, num_groups=num_groups)
+    # Products of 0, 1 and integers are exact. Sums over [N, num_groups, T] would not fuse everywhere.
+    is_row = row[:, None] == jnp.arange(x.shape[0], dtype=jnp.int32)[None, :]
+    of_group = is_row.astype(x.dtype) @ x
+    to_compare = _members(group, num_groups).astype(x.dtype) @ of_group
+    return to_rows(row < x.shape[0], group) & jnp.all(x == to_compare, axis=1)
 
 
 def first_group(label: Array, group: Array, *, num_groups: int) -> Array:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,6 +36,28 @@ def test_rows_may_lie_in_any_order():
     for fn in (groups.total, groups.mean, groups.maximum, groups.minimum, groups.varied):
         straight = fn(X, GROUP, VALID, num_groups=3)
         np.testing.assert_array_equal(fn(X[order], GROUP[order], VALID[order], num_groups=3), straight)
+
+
+def test_rows_equal_to_the_chosen_row_of_their_group():
+    # Group 0: rows 0, 2 and 3 of which 2 is chosen, and 0 equals it; row 1 does too, in another group without a choice.
+    x = jnp.array([[7, -1], [7, -1], [7, -1], [7, 0], [0, 0]], jnp.int32)
+    chosen = jnp.array([False, False, True, False, True])
+    same_as = jax.jit(functools.partial(groups.same_as, num_groups=4))
+    np.testing.assert_array_equal(same_as(x, chosen, GROUP), [1, 0, 1, 0, 1])
+    np.testing.assert_array_equal(same_as(x, jnp.zeros(5, bool), GROUP), [0, 0, 0, 0, 0])
+    large = jnp.array([[2**31 - 1], [2**31 - 2]], jnp.int32)  # no float32 tells these apart
+    np.testing.assert_array_equal(same_as(large, chosen[1:3], jnp.zeros(2, jnp.int32)), [0, 1])
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,), devices=jax.devices()[:4])
+    with jax.set_mesh(mesh):
+        rows = [jax.device_put(a[:4], jax.NamedSharding(mesh, jax.P("data"))) for a in (x, chosen, GROUP)]
+        np.testing.assert_array_equal(same_as(*rows), [1, 0, 1, 0])
+
+
+def test_to_compare_rows_takes_no_memory_of_rows_times_groups_times_tokens():
+    rows, num_groups, tokens = 64, 16, 256
+    arrays = [jax.ShapeDtypeStruct(s, d) for s, d in (((rows, tokens), "int32"), ((rows,), bool), ((rows,), "int32"))]
+    compiled = jax.jit(functools.partial(groups.same_as, num_groups=num_groups)).lower(*arrays).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < rows * num_groups * tokens  # one byte each
 
 
 def test_one_group_equals_the_plain_mean():
