@@ -132,7 +132,8 @@ def random_starts(action_mask: Array, noise: Array, *, sizes: tuple[int, ...]) -
 
     Source: MA-RLHF, 2410.02743: 1, 2, 3, 5 or 10 tokens.
     """
-    drawn = jnp.asarray(sizes, jnp.int32)[noise % len(sizes)]
+    which = (noise % len(sizes)).astype(jnp.int32)
+    drawn = sum(jnp.where(which == i, size, 0) for i, size in enumerate(sizes))  # rows may be sharded: no gather
     none_left = jnp.zeros_like(drawn[:, 0])
     return jax.lax.scan(_next_of_macro, none_left, (action_mask.T, drawn.T))[1].T
 

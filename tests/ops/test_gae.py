@@ -234,6 +234,23 @@ def test_macros_of_random_sizes_by_hand():
     np.testing.assert_array_equal(found, [[True, True, False, False, True], [True, False, False, True, True]])
 
 
+@pytest.mark.parametrize(
+    "starts",
+    [
+        lambda mask, noise: gae.ngram_starts(mask, size=2),
+        lambda mask, noise: gae.random_starts(mask, noise, sizes=(1, 3)),
+    ],
+)
+def test_rows_of_macros_may_be_sharded(starts):
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,), devices=jax.devices()[:4])
+    rng = np.random.default_rng(0)
+    rows = rng.random((8, 6)) < 0.8, rng.integers(0, 2**32, (8, 6), dtype=np.uint32)
+    alone = jax.jit(starts)(*rows)
+    with jax.set_mesh(mesh):
+        sharded = [jax.device_put(x, jax.NamedSharding(mesh, jax.P("data"))) for x in rows]
+        np.testing.assert_array_equal(jax.jit(starts)(*sharded), alone)
+
+
 def test_every_size_of_a_macro_is_as_likely():
     noise = np.random.default_rng(0).integers(0, 2**32, (1, 6000), dtype=np.uint32)
     starts = np.flatnonzero(gae.random_starts(jnp.ones(noise.shape, bool), jnp.array(noise), sizes=(1, 2, 5))[0])
