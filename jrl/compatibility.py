@@ -106,32 +106,40 @@ def schedule_notes(config: Config) -> list[str]:
     notes = []
     for stage_name, stage in zip(stage_names(config.stages), config.stages):
         for role, optimizer in optimizers(stage).items():
-            begun, updates = 0, stage.steps * stage.learner.updates_per_batch
+            begun, updates, the = 0, stage.steps * stage.learner.updates_per_batch, "the"
             if role == stage.trains:
                 begun, updates = updates_before(stage, config), updates_of(stage)
+                the = "up to" if fewest_updates_of(stage) < updates else "the"
             until_zero, name = updates_until_zero(optimizer.schedule), type(optimizer.schedule).__name__
-            if until_zero is not None and until_zero < begun + updates:
+            if until_zero is not None and updates and until_zero < begun + updates:
                 notes.append(
-                    f"the rate of {role} falls to 0 ({name}) after {until_zero - begun:,} of the {updates:,} updates "
-                    f"of stage {stage_name}, and the others change nothing: let the schedule end with the stage, or "
-                    f"set {name}.end above 0"
+                    f"the learning rate of the role {role} falls to 0 ({name}) after {until_zero - begun:,} of "
+                    f"{the} {updates:,} updates of stage {stage_name}, and the rest change nothing: let the "
+                    f"schedule end with the stage, or set {name}.end above 0"
                 )
     return notes
 
 
 def updates_of(stage: Stage) -> int:
-    """Returns the number of updates that a stage makes of the role that it trains."""
+    """Returns the number of updates that a stage makes of the role that it trains; the most, if it has a KL limit."""
     warmup = stage.critic_warmup if isinstance(stage, Online) else 0
     return max(stage.steps - warmup, 0) * stage.learner.updates_per_batch
 
 
+def fewest_updates_of(stage: Stage) -> int:
+    """Returns the fewest updates that a stage makes of the role that it trains, if none is skipped: a KL limit may
+    leave only the first of every batch."""
+    limited = isinstance(stage, Online) and stage.max_kl is not None
+    return updates_of(stage) // stage.learner.updates_per_batch if limited else updates_of(stage)
+
+
 def updates_before(stage: Stage, config: Config) -> int:
-    """Returns the count of updates that the optimizer of a stage begins with: that of the stages it continues, if none
-    was skipped."""
+    """Returns the smallest count of updates that the optimizer of a stage begins with: that of the stages it continues,
+    if none was skipped."""
     if not continues_optimizer(stage):
         return 0
     before = [s for s in itertools.takewhile(lambda s: s is not stage, config.stages) if s.steps][-1]
-    return updates_of(before) + updates_before(before, config)
+    return fewest_updates_of(before) + updates_before(before, config)
 
 
 def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[str, frozenset[str]]) -> None:
@@ -477,7 +485,7 @@ def check_continued_optimizer(stage: Online, config: Config, tables: Tables) -> 
             f"{difference}. Set 'new', or the same options in both"
         )
     until_zero, begun = updates_until_zero(stage.optimizer.schedule), updates_before(stage, config)
-    if until_zero is not None and begun >= until_zero:
+    if until_zero is not None and begun >= until_zero and updates_of(stage):
         raise ValueError(
             f"{continues}: after its {begun:,} updates {type(stage.optimizer.schedule).__name__} is at a rate of 0, "
             f"which it reaches after {until_zero:,}, and nothing would be learned. Let the schedule end with this "

@@ -166,7 +166,7 @@ def test_a_first_verifier_that_nothing_can_be_correct_by_is_noted(train, tmp_pat
 
 
 def test_a_rate_that_falls_to_0_before_the_end_is_noted(train, tmp_path, capsys):
-    said = "the rate of policy falls to 0 (CosineDecay) after 2 of the 3 updates of stage rl"
+    said = "the learning rate of the role policy falls to 0 (CosineDecay) after 2 of the 3 updates of stage rl"
     for name, further, notes in (("early", [], 1), ("end", ["CosineDecay.end=0.1"], 0)):
         schedule = [
             "AdamW.schedule=@CosineDecay()",

@@ -9,6 +9,7 @@ from recipe_runs import ONE_UPDATE, ROOT, check_that_it_learns_and_writes_its_su
 from small_model import PARTS
 
 import jrl
+from jrl import compatibility
 from jrl.config import ConfigError
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.run.run_hash import read_step, run_fingerprint
@@ -73,6 +74,23 @@ def test_an_optimizer_that_cannot_be_continued_is_refused(bindings, message):
     )  # fmt: skip
     with pytest.raises(ConfigError, match=message):
         jrl.load_config(str(ROOT / "configs" / "algos" / "staged_length.gin"), bindings)
+
+
+def test_updates_that_a_schedule_is_read_at_are_counted_as_they_are_made():
+    load = lambda *further: jrl.load_config(
+        str(ROOT / "configs" / "algos" / "staged_length.gin"), ["Online.optimizer=@rl/AdamW()",
+        "rl/AdamW.schedule=@LinearDecay()", *further])  # fmt: skip
+    with pytest.raises(ConfigError, match="after its 26 updates LinearDecay is at a rate of 0"):
+        load("short/Learner.epochs=2", "LinearDecay.decay_steps=20")
+    # the limit may leave as few as 13 of them
+    limited = ["short/Learner.epochs=2", "short/Online.max_kl=0.01", "LinearDecay.decay_steps=20"]
+    notes = compatibility.schedule_notes(load(*limited)[0])
+    assert ["after 20 of up to 26 updates of stage rl," in note for note in notes] == [True, False]
+    assert "after 7 of the 13 updates of stage rl_2," in notes[1]
+    with pytest.raises(ConfigError, match="after its 13 updates LinearDecay is at a rate of 0"):
+        load(*limited[:2], "LinearDecay.decay_steps=13")
+    # a stage of no step learns nothing in any case
+    assert compatibility.schedule_notes(load("long/Online.steps=0", "LinearDecay.decay_steps=13")[0]) == []
 
 
 @pytest.mark.parametrize("name", ["curiosity", "process_rewards"])
