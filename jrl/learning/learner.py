@@ -683,10 +683,10 @@ def update(
     Args:
       config: the objective's. optimizer: its configuration. router: as in `loss_sums`. All with floats as arrays.
       kl_limit: reads the objective's metric LIMITED_KL; None: no limit.
-
-    Raises: ValueError when traced if there is a limit, and the objective has no such metric.
       optimizer_row: the row of OPTIMIZERS for `optimizer`.
       teacher_kind: as in `loss_sums`.
+
+    Raises: ValueError when traced if there is a limit, and the objective has no such metric.
     """
     trained = state.models[role]
     trainable = Weights(trained.params, trained.heads)
