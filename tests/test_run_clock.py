@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jrl.device.chips import CHIPS, Peak, peak_of
+from jrl.learning.layout import Learner
 from jrl.models import decoder, flops
 from jrl.models.shape import Decoder
 from jrl.run import job
@@ -17,6 +18,7 @@ from jrl.run.clock import RunClock, StepWork, split_wait
 from jrl.run.throughput import (
     Speed,
     TokenCount,
+    computed_epochs,
     count_packed,
     count_rows,
     decode_bytes,
@@ -153,6 +155,12 @@ def test_decode_steps_and_the_bytes_that_they_read():
     # 3 steps read 216 + 28 entries of 4 bytes; tokens 4 and 4, 5, 6 see as many keys and values of 2, in 2 layers.
     assert CFG.dtype == "float32"
     assert decode_bytes(speed(), {"length": np.array([4, 6]), "action_mask": mask}) == 4 * (3 * 244 + 2 * 2 * 2 * 19)
+
+
+def test_an_update_that_finds_the_kl_limit_reached_is_computed_and_those_after_it_are_not():
+    computed = lambda kl_reached: computed_epochs(Learner(epochs=3, minibatches=2), kl_reached)
+    # of 6 updates: 6; 6, of which the last was not applied; 5; 2, of which the second was not applied
+    assert [computed(n) for n in (0, 1.0, 2.0, 5.0)] == [3, 3, 2.5, 1]
 
 
 def test_figures_leave_out_shares_of_an_unknown_peak():

@@ -64,7 +64,7 @@ from jrl.run.report.summary import write_summary
 from jrl.run.report.text import printable
 from jrl.run.stage_steps import can_be_best, ends, stage_at, starts, warms_up
 from jrl.run.teacher import open_teacher, with_teacher
-from jrl.run.throughput import count_rows, figures
+from jrl.run.throughput import computed_epochs, count_rows, figures
 from jrl.tasks.data.curricula import Outcomes
 from jrl.tasks.data.prompts import dropped_prompts
 from jrl.tasks.data.stream import Stream
@@ -579,9 +579,7 @@ def time_metrics(job: Job, step: Step) -> dict[str, float]:
         samples = job.stages[stage_at(job.config, step.step)].shape.samples
         count = count_rows(step.batch.host["length"], step.batch.host["action_mask"], samples)
         work = work._replace(packed=count)
-    epochs = stage.learner.epochs
-    if KL_REACHED in step.metrics:  # updates after the KL limit were not computed
-        epochs = step.metrics["update/tokens"] / max(step.metrics["loss/tokens"], 1)
+    epochs = computed_epochs(stage.learner, step.metrics.get(KL_REACHED, 0))
     return figures(job.speed, job.run_clock, work, epochs)
 
 

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 
 from jrl.device.chips import Peak, peak_of
 from jrl.device.sharding import batch_shards
+from jrl.learning.layout import Learner
 from jrl.models import decoder, flops
 from jrl.models.contract import num_params, split_params
 from jrl.models.shape import Decoder
@@ -131,6 +132,15 @@ def decode_bytes(speed: Speed, host: dict[str, np.ndarray]) -> float | None:
     seen = int((length * (length + 1) // 2 - prompts * (prompts + 1) // 2).sum())
     cache = 2 * cfg.layers * cfg.kv_heads * cfg.head_dim * seen
     return float(size * (steps * speed.shards * weights + cache))
+
+
+def computed_epochs(learner: Learner, kl_reached: float) -> float:
+    """Returns the passes over a batch that its updates computed.
+
+    Args:
+      kl_reached: updates that a KL limit left out; all but the first of them were not computed.
+    """
+    return learner.epochs - max(kl_reached - 1, 0) / learner.minibatches
 
 
 def figures(speed: Speed, clock: RunClock, step: StepWork, epochs: float) -> dict[str, float]:
