@@ -262,7 +262,8 @@ def above_threshold(reward, group, sample, valid, tokens, action_mask, num_group
         good = [i for i in range(len(reward)) if group[i] == g and valid[i] and reward[i] >= threshold]
         answers = []
         for i in sorted(good, key=lambda i: sample[i]):
-            answer = [int(token) if sampled else None for token, sampled in zip(tokens[i], action_mask[i])]
+            end = max((column + 1 for column, sampled in enumerate(action_mask[i]) if sampled), default=0)
+            answer = [int(token) for token in tokens[i][:end]]
             if len(answers) < max_kept and answer not in answers:
                 answers.append(answer)
                 out[i] = 1

@@ -52,11 +52,12 @@ def above_threshold(
     """Returns L14 for expert iteration: 1 on every different answer whose reward is at least the threshold; if a group
     has more than max_kept of them, on the first max_kept only, so that easy prompts do not dominate; 0 elsewhere.
 
-    Answers are identical if the policy sampled the same tokens in the same places.
+    Answers are identical if all tokens are up to the last that the policy sampled, those of others before it too: with
+    `Branching`, the same end of two different answers is not the same answer.
 
     Args:
-      reward, group, sample, valid: as in `best_of_group`. tokens: [N, T] int32, may be anything where not an action.
-      action_mask: [N, T] bool. max_kept: at least 1, rows of a prompt that are imitated.
+      reward, group, sample, valid: as in `best_of_group`. tokens: [N, T] int32, may be anything after the last
+        action. action_mask: [N, T] bool. max_kept: at least 1, rows of a prompt that are imitated.
 
     Returns:
       [N] float32 or wider.
@@ -65,7 +66,8 @@ def above_threshold(
     """
     reward = reduce.widen(reward)
     good = valid & (reward >= threshold)
-    answer = jnp.where(action_mask, tokens, -1)
+    before_end = jax.lax.cummax(action_mask.astype(jnp.int32), axis=1, reverse=True) > 0
+    answer = jnp.where(before_end, tokens, -1)
     _, _, kept = jax.lax.while_loop(
         lambda carry: (carry[0] < max_kept) & carry[1].any(),
         lambda carry: _keep_one(*carry, answer, group, sample, num_groups),

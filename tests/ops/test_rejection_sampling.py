@@ -88,7 +88,7 @@ def test_identical_answers_are_imitated_once():
     np.testing.assert_array_equal(above([0, 1, 1, 1, 1], group, tokens=tokens), [0, 1, 1, 0, 1])
 
 
-def test_answers_are_compared_by_sampled_tokens_alone():
+def test_answers_are_compared_up_to_their_last_sampled_token():
     # 7 and 7 with something after it are one answer; the same token at another place is another
     tokens = [[7, 1], [7, 2], [1, 7]]
     mask = [[True, False], [True, False], [False, True]]
@@ -96,6 +96,10 @@ def test_answers_are_compared_by_sampled_tokens_alone():
     # token 0, and no token
     one = [[True, True], [True, False]]
     np.testing.assert_array_equal(above([1, 1], [0, 0], tokens=[[7, 0], [7, 0]], action_mask=one), [1, 1])
+    # 1 7, of which a branch sampled 7 alone; 2 7, of which it did too; 1 7 as the first sample
+    branches = [[False, True], [False, True], [True, True]]
+    found = above([1, 1, 1], [0, 0, 0], tokens=[[1, 7], [2, 7], [1, 7]], action_mask=branches)
+    np.testing.assert_array_equal(found, [1, 1, 0])
 
 
 def test_a_row_without_a_verdict_is_not_imitated():
