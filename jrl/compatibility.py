@@ -106,15 +106,15 @@ def schedule_notes(config: Config) -> list[str]:
     notes = []
     for stage_name, stage in zip(stage_names(config.stages), config.stages):
         for role, optimizer in optimizers(stage).items():
-            begun, updates, the = 0, stage.steps * stage.learner.updates_per_batch, "the"
+            begun, updates = 0, stage.steps * stage.learner.updates_per_batch
             if role == stage.trains:
                 begun, updates = updates_before(stage, config), updates_of(stage)
-                the = "up to" if fewest_updates_of(stage) < updates else "the"
             until_zero, name = updates_until_zero(optimizer.schedule), type(optimizer.schedule).__name__
             if until_zero is not None and updates and until_zero < begun + updates:
+                limited = role == stage.trains and fewest_updates_of(stage) < updates
                 notes.append(
                     f"the learning rate of the role {role} falls to 0 ({name}) after {until_zero - begun:,} of "
-                    f"{the} {updates:,} updates of stage {stage_name}, and the rest change nothing: let the "
+                    f"{'up to' if limited else 'the'} {updates:,} updates of stage {stage_name}, and the rest change nothing: let the "
                     f"schedule end with the stage, or set {name}.end above 0"
                 )
     return notes
