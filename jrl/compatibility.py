@@ -114,8 +114,8 @@ def schedule_notes(config: Config) -> list[str]:
                 limited = role == stage.trains and fewest_updates_of(stage) < updates
                 notes.append(
                     f"the learning rate of the role {role} falls to 0 ({name}) after {until_zero - begun:,} of "
-                    f"{'up to' if limited else 'the'} {updates:,} updates of stage {stage_name}, and the rest change nothing: let the "
-                    f"schedule end with the stage, or set {name}.end above 0"
+                    f"{'up to' if limited else 'the'} {updates:,} updates of stage {stage_name}, and the rest change "
+                    f"nothing: let the schedule end with the stage, or set {name}.end above 0"
                 )
     return notes
 
