@@ -67,7 +67,8 @@ def load_config(
 
     Raises: ConfigError naming file and line; PartError for a part that cannot be used.
     """
-    if isinstance(bindings, str | Mapping):
+    bindings = bindings if isinstance(bindings, str | Mapping) else [*bindings]  # a generator is read once
+    if not isinstance(bindings, list) or not all(isinstance(binding, str) for binding in bindings):
         raise gin.ConfigError("bindings", "pass a list of strings: ['Online.steps = 60', 'Run.seed = 1']")
     if isinstance(parts, str | Path | Mapping) or callable(parts):
         raise PartError(f"parts must be a list, even with one part: [{getattr(parts, '__name__', repr(parts))}]")

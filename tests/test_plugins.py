@@ -380,9 +380,14 @@ def test_one_part_or_binding_in_place_of_a_list_is_refused():
     for part, shown in ((says_seven, "[says_seven]"), ("mine.py", "['mine.py']")):
         with pytest.raises(PartError, match=re.escape(f"parts must be a list, even with one part: {shown}")):
             load_config("tiny", parts=part)
-    for bindings in ("Online.steps = 3", {"Online.steps": 3}):
+    for bindings in ("Online.steps = 3", {"Online.steps": 3}, [3]):
         with pytest.raises(ConfigError, match=re.escape("bindings: pass a list of strings: ['Online.steps = 60', ")):
             load_config("tiny", bindings)
+
+
+def test_bindings_of_a_generator_are_all_bound():
+    config, _ = load_config("tiny", (text for text in ["Online.steps = 3"]))
+    assert config.stages[0].steps == 3
 
 
 def one():
