@@ -84,7 +84,7 @@ def peek(path: str | None, bindings: Sequence[str], root: type, field: str) -> t
 
     For values that are needed before the tables exist, such as `parts`. Other statements are parsed but not checked.
 
-    Raises: ConfigError if the value contains a reference or a macro.
+    Raises: ConfigError if the value contains a reference or a macro, or is not of the field's type.
     """
     last = None
     for statement in read_statements(path, bindings, root):
@@ -94,7 +94,14 @@ def peek(path: str | None, bindings: Sequence[str], root: type, field: str) -> t
         return None, None
     if any(isinstance(leaf, Reference | Macro) for leaf in walk(last.value)):
         raise ConfigError(last.location, f"{last.name} takes plain values only, no @ and no %")
-    return last.value, last.path
+    try:
+        return fit(last.value, fields_of(root)[field].hint, {}, _no_instance), last.path
+    except Misfit as misfit:
+        raise ConfigError(last.location, f"{last.name}{misfit.inside} {misfit.reason}") from None
+
+
+def _no_instance(part: Any, allowed: Mapping[str, type]) -> Any:
+    raise Misfit(f"takes plain values only, got {show(part)}")
 
 
 def _build(reading: Reading, cls: type, scope: str, location: str, base: Any, building: tuple[Any, ...]) -> Any:

@@ -169,11 +169,15 @@ def test_option_that_the_command_line_switches_off_leaves_its_bindings_aside(wri
 def test_peek_reads_one_name_before_the_tables_are_known(write):
     write("base.gin", "parts = ['a.py']\nConfig.algo = @Unheard()\n")
     path = write("top.gin", "include 'base.gin'\n")
-    assert peek(path, [], Config, "parts") == (["a.py"], "base.gin")
-    assert peek(path, ["Config.parts = ['b.py']"], Config, "parts") == (["b.py"], None)
+    assert peek(path, [], Config, "parts") == (("a.py",), "base.gin")
+    assert peek(path, ["Config.parts = ['b.py']"], Config, "parts") == (("b.py",), None)
     assert peek(path, [], Config, "run") == (None, None)
     with pytest.raises(ConfigError, match=r"base\.gin:2: Config\.algo takes plain values only"):
         peek(path, [], Config, "algo")
+    with pytest.raises(ConfigError, match=r"command line: Config\.parts expects a list of str, got 'c\.py' \(str\)"):
+        peek(path, ["parts = 'c.py'"], Config, "parts")
+    with pytest.raises(ConfigError, match=r"command line: Config\.parts\[0\] expects str, got 3 \(int\)"):
+        peek(path, ["parts = [3]"], Config, "parts")
 
 
 def test_reader_imports_no_jax():
