@@ -47,6 +47,41 @@ def test_without_a_watcher_the_handler_says_it_once_and_from_another_thread():
     assert shown.empty()
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_two_runs_are_both_asked_and_give_the_signals_back_whichever_ends_first(first):
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    stops = [threading.Event(), threading.Event()]
+    blocks = [stop_on_signals(stop) for stop in stops]
+    for block in blocks:
+        block.__enter__()
+    signal.raise_signal(signal.SIGTERM)
+    assert all(stop.is_set() for stop in stops)
+    stops[1 - first].clear()
+    blocks[first].__exit__(None, None, None)
+    signal.raise_signal(signal.SIGINT)
+    assert stops[1 - first].is_set()
+    blocks[1 - first].__exit__(None, None, None)
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_a_run_that_another_thread_closes_leaves_signals_as_they_were():
+    seen, before = [], signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    try:
+        block = stop_on_signals(threading.Event())
+        block.__enter__()
+        closing = threading.Thread(target=block.__exit__, args=(None, None, None))
+        closing.start()
+        closing.join()
+        signal.raise_signal(signal.SIGTERM)
+        assert seen == [signal.SIGTERM]
+        with stop_on_signals(threading.Event()):
+            pass
+        signal.raise_signal(signal.SIGTERM)
+        assert seen == [signal.SIGTERM] * 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_signals_that_stop_nothing_are_not_announced(capfd):
     before = signal.signal(signal.SIGUSR1, lambda number, frame: None)
     try:

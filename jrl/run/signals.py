@@ -16,6 +16,9 @@ LEFT = "Left without saving. Run the same command to continue from the last chec
 _SHOW_CURSOR = b"\x1b[?25h"  # a live display hides it
 _SAY_SECONDS = 1.0  # how long a process that ends waits for its last message
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# A process has one handler of a signal: what the open blocks of `stop_on_signals` share
+_open_blocks: list[tuple[threading.Event, Callable[[str], None] | None]] = []
+_handlers_before: dict[int, Any] = {}
 
 
 def write_past_streams(text: str) -> None:
@@ -50,7 +53,8 @@ def stop_on_signals(stop: threading.Event, say: Callable[[str], None] | None = N
     """Inside the block, SIGTERM, a closed terminal and the first Ctrl-C ask the run to save and stop; a second Ctrl-C
     interrupts it at once.
 
-    Only the main thread can do this; elsewhere signals stay as they are.
+    Only the main thread can do this; elsewhere signals stay as they are. Blocks may end in any order, as those of two
+    runs do whose steps are read in turn: signals ask all that are open, and the last to end gives the signals back.
 
     Args:
       say: shows, in a thread of its own, that the run is stopping. None: leave_on_second_interrupt does.
@@ -58,24 +62,39 @@ def stop_on_signals(stop: threading.Event, say: Callable[[str], None] | None = N
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def ask(number: int, frame: Any) -> None:
-        was_asked = stop.is_set()
-        if was_asked and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        stop.set()
-        if say is not None and not was_asked:
-            in_thread(say, stopping(number))
-
-    numbers = [signal.SIGTERM, signal.SIGINT]
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # a closed terminal; `nohup` has it ignored
-        numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, ask) for number in numbers}
+    block = (stop, say)
+    _open_blocks.append(block)  # before a handler looks for it
+    if not _handlers_before:
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # a closed terminal; `nohup` has it ignored
+            numbers.append(signal.SIGHUP)
+        _handlers_before.update({number: signal.signal(number, _ask) for number in numbers})
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        _open_blocks.remove(block)
+        if not _open_blocks and threading.current_thread() is threading.main_thread():  # else the next signal does it
+            _give_back()
+
+
+def _ask(number: int, frame: Any) -> None:
+    if not _open_blocks:
+        _give_back()
+        signal.raise_signal(number)
+        return
+    unasked = [(stop, say) for stop, say in _open_blocks if not stop.is_set()]
+    if not unasked and number == signal.SIGINT:
+        raise KeyboardInterrupt
+    for stop, say in unasked:
+        stop.set()
+        if say is not None:
+            in_thread(say, stopping(number))
+
+
+def _give_back() -> None:
+    for number, handler in _handlers_before.items():
+        signal.signal(number, handler)
+    _handlers_before.clear()
 
 
 @contextlib.contextmanager
