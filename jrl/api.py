@@ -26,6 +26,7 @@ from jrl.run.job import open_job
 from jrl.run.profile import Steps
 from jrl.run.records import Preempted, Step, note_stop
 from jrl.run.signals import StopRequest, stop_on_signals
+from jrl.tasks.stopping import StopRequested
 from jrl.tools.plan.start import refuse_overflow
 
 
@@ -107,7 +108,11 @@ def _steps_in(
     config: Config, parts: Parts, folder: RunFolder, stop: threading.Event, **job_options: Any
 ) -> Iterator[Step]:
     """Yields the steps of a run in an open folder."""
-    with open_job(config, parts, folder, stop, **job_options) as job:
+    with contextlib.ExitStack() as stack:
+        try:
+            job = stack.enter_context(open_job(config, parts, folder, stop, **job_options))
+        except StopRequested as error:
+            raise Preempted(f"{error}; nothing was changed") from error
         if job.stopping():
             raise Preempted("asked to stop before the first step; nothing was changed")
         try:

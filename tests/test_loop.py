@@ -63,6 +63,14 @@ def with_lag(lag):
     return [f"Online.lag={lag}", *corrected]
 
 
+def test_a_stop_while_the_run_is_opened_is_the_stop_that_callers_expect(tmp_path):
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(Preempted, match="asked to stop while opening data; nothing was changed"):
+        jrl.train("configs/tiny.gin", TINY, run=tmp_path / "run", stop=stop)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_stop_in_an_evaluation_is_heard_between_its_batches(tmp_path, monkeypatch):
     bindings = [*TINY, "Config.eval=@Eval()", "Eval.prompts=16", "Eval.batch=8", "Data.held_out_every=5"]
     bindings[bindings.index("Online.steps=6")] = "Online.steps=1"
