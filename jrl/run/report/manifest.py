@@ -8,6 +8,7 @@ import json
 import os
 import platform
 from collections.abc import Collection, Mapping
+from pathlib import PurePath
 from typing import Any
 
 import jax
@@ -37,7 +38,7 @@ def make_manifest(
     Args:
       config_identity: hash of the configuration without what may change between lives (steps, log, save interval).
       config: the resolved configuration as JSON: what names the difference when the identities differ.
-      tokenizer: its fingerprint. data: the source's. parts: file name -> sha256 of its source. seed: Run.seed.
+      tokenizer: its fingerprint. data: the source's. parts: path -> sha256 of its source. seed: Run.seed.
       mesh: axis -> size. The environment records it: a run may go on with another one, if not bit for bit.
     """
     return {
@@ -46,7 +47,7 @@ def make_manifest(
             "config": config_identity,
             "tokenizer": tokenizer,
             "data": data,
-            "parts": dict(sorted(parts.items())),
+            "parts": without_folders(parts),
             "seed": seed,
         },
         "config": json.loads(json.dumps(config)),
@@ -62,6 +63,14 @@ def make_manifest(
         },
         "promise": PROMISE,
     }
+
+
+def without_folders(parts: Mapping[str, str]) -> dict[str, str]:
+    """Returns {parts file: sha256} without the folders of files whose names differ: a path depends on where the run was
+    started."""
+    names = [PurePath(path).name for path in parts]
+    short = {path: name if names.count(name) == 1 else path for path, name in zip(parts, names)}
+    return {short[path]: parts[path] for path in sorted(parts, key=short.__getitem__)}
 
 
 def installed_packages() -> dict[str, str]:
@@ -81,7 +90,10 @@ def compare(
     fields = _differences(old.get("config"), new.get("config"))
     bound = [each for each in fields if not any(fnmatch.fnmatchcase(each[0], pattern) for pattern in free)]
     identity = []
-    for each in _differences(old["identity"], new["identity"]):
+    began = dict(old["identity"])
+    if "parts" in began:  # earlier versions wrote them with their folders
+        began["parts"] = without_folders(began["parts"])
+    for each in _differences(began, new["identity"]):
         identity += [line(*field) for field in (bound if each[0] == "config" else ())] or [line(*each)]
     changed = [each for each in fields if each[0] in rounded and each[1] is not _MISSING]
     return identity, [line(*each) for each in [*_differences(old["environment"], new["environment"]), *changed]]
