@@ -440,8 +440,10 @@ class Config:
         if not self.stages:
             raise ValueError("Config.stages is empty; give it at least one stage, such as [@Online()]")
         names = [stage.name for stage in self.stages if stage.name is not None and isinstance(stage, Offline)]
-        if "" in names:
-            raise ValueError("Offline.name is empty; leave it out for the name of the objective")
+        for stage in self.stages:
+            if stage.name == "":
+                default = "the name of the objective" if isinstance(stage, Offline) else repr(Online.name)
+                raise ValueError(f"{type(stage).__name__}.name is empty; leave it out for {default}")
         if clashing := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two stages have the name {clashing[0]!r}; names of stages must differ")
         judges = [judge.name for judge in self.judges]
