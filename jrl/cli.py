@@ -126,7 +126,7 @@ def guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) 
         flush_output()
         return code
     except KeyboardInterrupt:
-        print(f"jrl: interrupted. {last_checkpoint(args)}", file=sys.stderr)
+        print(f"jrl: interrupted. {last_checkpoint(args)}".rstrip(), file=sys.stderr)
         return finish(args, INTERRUPTED)
     except BrokenPipeError:
         discard_output()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import importlib
 import io
@@ -271,6 +272,14 @@ def test_an_interrupt_after_a_stop_request_leaves_at_once_whatever_the_main_thre
         process.kill()
     assert process.returncode == 130
     assert err.endswith("\njrl: Left without saving. Run the same command to continue from the last checkpoint.\n")
+
+
+def test_an_interrupted_command_that_saves_nothing_says_no_more(capsys):
+    def interrupted(args):
+        raise KeyboardInterrupt
+
+    assert cli.guarded(interrupted, argparse.Namespace(command="list", traceback=False)) == 130
+    assert capsys.readouterr().err == "jrl: interrupted.\n"
 
 
 # A trained run
@@ -548,6 +557,7 @@ def test_parts_are_listed_with_what_the_contract_names(command):
 
 
 PARTS = """
+import argparse
 import dataclasses
 from jrl.tasks.envs.contract import Environment, Generated, digest_of
 from jrl.tasks.example import Example, Message
