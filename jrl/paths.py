@@ -87,9 +87,16 @@ def normalize(path: str | os.PathLike[str]) -> Path:
 
     Call it where a path enters jrl. In a path with '..', links are resolved, as the system does: the parent of a linked
     folder is not the parent of the link.
+
+    Raises: ValueError for a name that is not UTF-8, which tensorstore refuses.
     """
     target = local(path)
-    return target.resolve() if ".." in target.parts else target.absolute()
+    target = target.resolve() if ".." in target.parts else target.absolute()
+    try:
+        str(target).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the name of {str(target)!r} is not UTF-8; choose another") from error
+    return target
 
 
 def check_not_special(path: str | os.PathLike[str]) -> None:

@@ -33,6 +33,12 @@ def test_a_normal_path_is_absolute_and_has_no_dots(tmp_path, monkeypatch):
         paths.normalize("gs://bucket/run")
 
 
+def test_a_folder_whose_name_is_not_utf8_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"r\\udcff' is not UTF-8; choose another"):
+        paths.normalize(tmp_path / os.fsdecode(b"r\xff"))
+    assert paths.normalize(tmp_path / "\u00fc") == tmp_path / "\u00fc"
+
+
 def test_what_is_above_a_link_is_above_the_folder_it_leads_to(tmp_path, monkeypatch):
     (tmp_path / "disk" / "runs").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "disk" / "runs")
