@@ -165,10 +165,10 @@ def _included_file(name: str, path: str, location: str) -> str:
 
 def _read_binding(binding: str, root: type) -> Statement:
     if "=" not in binding and ":" not in binding:
-        raise ConfigError(COMMAND_LINE, f"expected one NAME=VALUE, got {binding!r}")
+        raise ConfigError(COMMAND_LINE, f"expected one NAME=VALUE, got {_cut(binding)!r}")
     parsed = list(_parse(binding, None))
     if len(parsed) != 1 or not isinstance(parsed[0], config_parser.BindingStatement):
-        raise ConfigError(COMMAND_LINE, f"expected one NAME=VALUE, got {binding!r}")
+        raise ConfigError(COMMAND_LINE, f"expected one NAME=VALUE, got {_cut(binding)!r}")
     return _statement(parsed[0], COMMAND_LINE, 0, None, root)
 
 
@@ -190,7 +190,7 @@ def _parse(text: str, path: str | None) -> Iterator[Any]:
 
     def config_error(line: int | None, message: str, source: str | None) -> ConfigError:
         location = COMMAND_LINE if path is None else f"{path}:{line or 1}"
-        shown = f" in {source.strip()!r}" if source and source.strip() else ""
+        shown = f" in {_cut(source.strip())!r}" if source and source.strip() else ""
         return ConfigError(location, f"cannot read this: {_explain(message)}{shown}")
 
     parser = None
@@ -212,7 +212,7 @@ def _parse(text: str, path: str | None) -> Iterator[Any]:
 
 
 def _explain(message: str) -> str:
-    token = message.rpartition("Failed to parse token '")[2].rstrip("'")
+    token = _cut(message.rpartition("Failed to parse token '")[2].rstrip("'"))
     constants = {"true": "True", "false": "False", "none": "None", "null": "None"}
     if "Failed to parse token" in message and token.casefold() in constants:
         return f"{token} is not a value; write {constants[token.casefold()]}"
@@ -226,7 +226,12 @@ def _explain(message: str) -> str:
         return "no name begins here; the lines of a block are indented alike"
     if "EOF in multi-line" in message:
         return f"{'a text in quotes' if 'string' in message else 'a bracket'} is not closed"
-    return message.strip().rstrip(".")
+    return _cut(message.strip().rstrip("."))
+
+
+def _cut(text: str, most: int = 200) -> str:
+    """Returns text for a message: a file that is not gin may be one line."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def _line(text: str, line: int | None) -> str:

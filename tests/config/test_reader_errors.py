@@ -327,6 +327,13 @@ def test_part_that_contains_itself_is_refused(refused):
     assert refused({"a.gin": text}) == ("a.gin:4", "@Mixture() contains itself")
 
 
+def test_what_cannot_be_read_is_shown_cut(refused):
+    place, reason = refused({"a.gin": '{"prompt": "' + "a" * 100_000 + '"}\n'})
+    assert place == "a.gin:1" and reason.startswith('cannot read this: Unexpected token in \'{"prompt": "aaa')
+    assert len(reason) < 300
+    assert len(refused({}, "Loop.steps = " + "a" * 100_000)[1]) < 600 and len(refused({}, "a" * 100_000)[1]) < 300
+
+
 def test_check_across_sections_is_named_at_the_binding_it_speaks_about(tmp_path, monkeypatch):
     @dataclasses.dataclass(frozen=True)
     class Strict(Config):
