@@ -88,13 +88,17 @@ def test_a_folder_that_was_there_stays_with_a_refused_run(tmp_path):
     assert tmp_path.exists()
 
 
-def test_only_a_run_without_a_manifest_is_removed(tmp_path):
-    for name in ("begun", "unbegun"):
-        (tmp_path / name).mkdir()
+def test_only_a_run_that_has_not_begun_is_removed(tmp_path):
+    names = ("begun", "saved", "trained", "unbegun")
+    for name in names:
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
     (tmp_path / "begun" / "manifest.json").touch()
-    for name in ("begun", "unbegun"):
+    # Someone removed the manifest of these while they went on.
+    (tmp_path / "saved" / "checkpoints" / "00000005").mkdir()
+    (tmp_path / "trained" / "metrics.jsonl").touch()
+    for name in names:
         remove_unbegun(tmp_path / name)
-    assert [path.name for path in tmp_path.iterdir()] == ["begun"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["begun", "saved", "trained"]
 
 
 def test_checkpoints_without_the_manifest_that_names_their_run_are_refused(tmp_path):

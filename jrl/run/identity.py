@@ -113,8 +113,12 @@ def check_not_foreign(folder: Path) -> None:
 
 
 def remove_unbegun(folder: Path) -> None:
-    """Removes a new folder whose run was refused before it had a manifest. Call it with the run's lock held."""
-    if not paths.exists(folder / "manifest.json"):
+    """Removes a new folder whose run was refused before it had a manifest. Call it with the run's lock held.
+
+    A run that has begun is never removed, even if someone removed its manifest while it went on.
+    """
+    begun = paths.exists(folder / "metrics.jsonl") or list_steps(folder / "checkpoints")
+    if not begun and not paths.exists(folder / "manifest.json"):
         with contextlib.suppress(OSError):  # the user must see why the run was refused, not this
             paths.remove_tree(folder)
 
