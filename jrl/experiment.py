@@ -27,7 +27,7 @@ from jrl.rollout.ensembles import Ensemble
 from jrl.rollout.pair_model import PairModel
 from jrl.rollout.process_rewards import ProcessRewards
 from jrl.rollout.rewards import RewardModel
-from jrl.rollout.sampler import Sampler
+from jrl.rollout.sampler import Sampler, check_temperature
 from jrl.rollout.scoring import Scoring
 from jrl.rollout.strategies import STRATEGIES
 from jrl.rollout.strategies.contract import PLAIN, ConfiguredStrategy
@@ -402,8 +402,7 @@ class Eval:
     def __post_init__(self) -> None:
         if min(self.prompts, self.samples, self.batch) < 1 or (self.every is not None and self.every < 1):
             raise ValueError("Eval.prompts, samples, batch and every must be at least 1")
-        if self.temperature is not None and self.temperature <= 0:
-            raise ValueError(f"Eval.temperature must be above 0, or None for greedy; got {self.temperature}")
+        check_temperature(self.temperature, "Eval.temperature")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

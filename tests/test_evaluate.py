@@ -10,6 +10,7 @@ from documented import write_part
 
 import jrl
 from jrl.config import to_json
+from jrl.experiment import Eval
 from jrl.resolve import load_config
 from jrl.rollout.evaluate import numbers, report
 from jrl.tasks.tokenizers import TOKENIZERS
@@ -150,3 +151,9 @@ def test_a_published_model_without_an_evaluation_is_refused_before_any_source_is
     check_evaluation_given([run], options)
     check_evaluation_given([run, model], options._replace(bindings=("Config.eval = @Eval()",)))
     check_evaluation_given([run, model], options._replace(config=tmp_path / "mine.gin"))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-5, float("nan")])
+def test_a_temperature_that_logits_cannot_be_divided_by_is_refused(temperature):
+    with pytest.raises(ValueError, match=r"Eval\.temperature must be at least 0\.0001, or None"):
+        Eval(temperature=temperature)

@@ -59,7 +59,16 @@ PREFILL_CHUNKS, PREFILL_REST = "prefill_chunks", "prefill_rest"  # within a pref
 BY_ROW = ("length", "finish", "group", "sample")
 BY_TOKEN = ("tokens", "action_mask", "sampler_logprobs", "version", "turn")
 WHERE_TRUNCATED = ("truncated_logprobs", "support_size")
+LOWEST_TEMPERATURE = 1e-4  # logits divided by less may overflow float32
 RESIDENT_TOKENS = 16_384  # most tokens of a batch shard's resident prompts; a single prompt may have more
+
+
+def check_temperature(temperature: Any, name: str) -> None:
+    """Raises ValueError if a temperature is too low to divide logits by, or no number. None and traced values pass."""
+    if isinstance(temperature, (int, float)) and not temperature >= LOWEST_TEMPERATURE:
+        raise ValueError(
+            f"{name} must be at least {LOWEST_TEMPERATURE}, or None for the likeliest token; got {temperature}"
+        )
 
 
 @traced
@@ -101,13 +110,13 @@ class Sampler:
         if any("\ud800" <= character <= "\udfff" for text in self.stop_strings for character in text):
             raise ValueError("Sampler.stop_strings has half of a surrogate pair, which UTF-8 cannot encode; got "
                              f"{self.stop_strings!a}")  # fmt: skip
-        for name, low_open in (("temperature", True), ("top_p", True), ("min_p", False)):
+        check_temperature(self.temperature, "Sampler.temperature")
+        for name, low_open in (("top_p", True), ("min_p", False)):
             value = getattr(self, name)
             if not isinstance(value, (int, float)):  # None, or traced
                 continue
-            high = float("inf") if name == "temperature" else 1.0
-            if not (0 < value <= high if low_open else 0 <= value <= high):
-                raise ValueError(f"Sampler.{name} must be in {'(' if low_open else '['}0, {high}]; got {value}")
+            if not (0 < value <= 1 if low_open else 0 <= value <= 1):
+                raise ValueError(f"Sampler.{name} must be in {'(' if low_open else '['}0, 1]; got {value}")
 
     @property
     def layout(self) -> Layout:

@@ -9,8 +9,8 @@ from typing import Any
 
 from jrl import paths
 from jrl.run.identity import RefusedIdentity
-from jrl.run.report.manifest import read_manifest
-from jrl.tools.sweep.members import Sweep, parts_now, without_folders
+from jrl.run.report.manifest import read_manifest, without_folders
+from jrl.tools.sweep.members import Sweep, parts_now
 
 FILE = "sweep.json"
 FORMAT = 1

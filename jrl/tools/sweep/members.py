@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path, PurePath
+from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -65,8 +65,6 @@ def read_sweep(
         raise ValueError("--how random draws some of the combinations; say how many: --count N")
     file = find_config(config)
     parts = part_names(file, [expand_ranges(binding) for binding in bindings])
-    if any(isinstance(part, list | tuple) for part in parts):
-        raise ConfigError(COMMAND_LINE, "Config.parts cannot be swept: name all files in every member")
     loaded = load_parts(parts)
     tables = config_classes(loaded.tables)
     axes, fixed = read_axes(file, bindings, Config, tables)
@@ -95,14 +93,6 @@ def parts_now(sweep: Sweep) -> dict[str, str]:
         with contextlib.suppress(OSError, UnicodeDecodeError):
             now[path] = hashlib.sha256(source_text(Path(path)).encode()).hexdigest()
     return now
-
-
-def without_folders(parts: Mapping[str, str]) -> dict[str, str]:
-    """Returns {parts file: sha256} without the folders of files whose names differ: a path depends on where the run
-    was started."""
-    names = [PurePath(path).name for path in parts]
-    short = {path: name if names.count(name) == 1 else path for path, name in zip(parts, names)}
-    return {short[path]: parts[path] for path in sorted(parts, key=short.__getitem__)}
 
 
 def combine(axes: Sequence[Axis], how: str, count: int | None, seed: int) -> list[Point]:

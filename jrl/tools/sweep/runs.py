@@ -14,10 +14,9 @@ from jrl import paths
 from jrl.config.errors import suggestion
 from jrl.config.syntax import read_statements
 from jrl.experiment import Config
-from jrl.run.report.manifest import read_manifest
+from jrl.run.report.manifest import read_manifest, without_folders
 from jrl.run.report.metrics import read_metrics
 from jrl.tools.sweep import manifest
-from jrl.tools.sweep.members import without_folders
 from jrl.tools.sweep.settings import settings_of
 
 Array = np.ndarray
