@@ -111,13 +111,7 @@ def ngram_starts(action_mask: Array, *, size: int) -> Array:
 
     Source: MA-RLHF, 2410.02743, fixed n-grams of 5.
     """
-    first = jnp.zeros_like(action_mask[:, 0], jnp.int32)
-    place = jax.lax.scan(_place_in_run, first, action_mask.T)[1].T  # of sampled tokens
-    return action_mask & (place % size == 0)
-
-
-def _place_in_run(place: Array, is_action: Array) -> tuple[Array, Array]:
-    return jnp.where(is_action, place + 1, 0), place
+    return random_starts(action_mask, jnp.zeros_like(action_mask, jnp.uint32), sizes=(size,))
 
 
 def random_starts(action_mask: Array, noise: Array, *, sizes: tuple[int, ...]) -> Array:

@@ -226,17 +226,19 @@ def number_on(mesh: Mesh, x: Any) -> Array:
 def stage_arrays(stage: Stage, number: Callable[[Any], Any]) -> StageArrays:
     """Returns the floats of a stage's hyperparameters, each converted by `number`."""
     as_numbers = lambda tree: jax.tree.map(number, tree)
-    return StageArrays(
+    arrays = StageArrays(
         objective=as_numbers(stage.objective),
         optimizer=as_numbers(stage.optimizer),
         critic_optimizer=as_numbers(optimizers(stage).get(CRITIC)),
         router=as_numbers(stage.learner.router),
-        shaping=as_numbers(stage.shaping) if isinstance(stage, Online) else None,
-        reference_decay=as_numbers(stage.reference_decay) if isinstance(stage, Online) else None,
-        pretraining=as_numbers(stage.pretraining.coefficient)
-        if isinstance(stage, Online) and stage.pretraining
-        else None,
-        kl_limit=as_numbers(KLLimit(stage.max_kl, 0.0)) if isinstance(stage, Online) and stage.max_kl else None,
+    )
+    if isinstance(stage, Offline):
+        return arrays
+    return arrays._replace(
+        shaping=as_numbers(stage.shaping),
+        reference_decay=as_numbers(stage.reference_decay),
+        pretraining=None if stage.pretraining is None else number(stage.pretraining.coefficient),
+        kl_limit=None if stage.max_kl is None else as_numbers(KLLimit(stage.max_kl, 0.0)),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jrl.config.typed import LARGEST
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.data.stored import (
     LeftOut,
@@ -19,8 +20,6 @@ from jrl.tasks.data.stored import (
     of_visits,
     stack,
 )
-
-LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
