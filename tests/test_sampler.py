@@ -521,7 +521,7 @@ def test_traced_values_do_not_compile_again():
 def test_bad_settings_are_refused():
     for sampling_params in (
         dict(temperature=0.0),
-        dict(temperature=1e-5),
+        dict(temperature=1e-31),
         dict(temperature=float("nan")),
         dict(top_k=0),
         dict(top_p=0.0),

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from jrl.run import signals
 from jrl.run.signals import StopRequest, leave_on_second_interrupt, stop_on_signals, stopping
 
 CTRL_C = "Stopping: ending this step and saving. Press Ctrl-C again to leave now without saving."
@@ -80,6 +81,33 @@ def test_a_run_that_another_thread_closes_leaves_signals_as_they_were():
         assert seen == [signal.SIGTERM] * 2
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_a_handler_set_after_another_thread_closed_a_run_does_not_keep_the_next_run_from_hearing():
+    seen, before = [], signal.getsignal(signal.SIGTERM)
+    try:
+        block = stop_on_signals(threading.Event())
+        block.__enter__()
+        closing = threading.Thread(target=block.__exit__, args=(None, None, None))
+        closing.start()
+        closing.join()
+        signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+        stop = threading.Event()
+        with stop_on_signals(stop):
+            signal.raise_signal(signal.SIGTERM)
+        assert stop.is_set() and not seen
+        signal.raise_signal(signal.SIGTERM)
+        assert seen == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_run_that_cannot_hear_signals_leaves_no_trace(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(signal, "signal", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt), stop_on_signals(threading.Event()):
+            pass
+    assert signals._open_blocks == []
 
 
 def test_signals_that_stop_nothing_are_not_announced(capfd):

@@ -59,12 +59,12 @@ PREFILL_CHUNKS, PREFILL_REST = "prefill_chunks", "prefill_rest"  # within a pref
 BY_ROW = ("length", "finish", "group", "sample")
 BY_TOKEN = ("tokens", "action_mask", "sampler_logprobs", "version", "turn")
 WHERE_TRUNCATED = ("truncated_logprobs", "support_size")
-LOWEST_TEMPERATURE = 1e-4  # logits divided by less may overflow float32
+LOWEST_TEMPERATURE = 1e-30  # logits divided by less may overflow float32
 RESIDENT_TOKENS = 16_384  # most tokens of a batch shard's resident prompts; a single prompt may have more
 
 
 def check_temperature(temperature: Any, name: str) -> None:
-    """Raises ValueError if a temperature is too low to divide logits by, or no number. None and traced values pass."""
+    """Raises ValueError if a temperature is too low to divide logits by, or NaN. None and traced values pass."""
     if isinstance(temperature, (int, float)) and not temperature >= LOWEST_TEMPERATURE:
         raise ValueError(
             f"{name} must be at least {LOWEST_TEMPERATURE}, or None for the likeliest token; got {temperature}"

@@ -244,7 +244,7 @@ class Scorer:
             hint = (
                 f"The pool so far: {dict(pool)}"
                 if status is Status.INFRA_ERROR
-                else "Fix the example that the message names, or else the verifier, which should return 0 for a "
+                else "Fix the example that the message names, or the verifier, which should return 0 for a "
                 "completion that it cannot parse; --accept-change (in Python accept_change=True) continues the run "
                 "with the changed file"
             )

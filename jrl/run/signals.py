@@ -64,17 +64,23 @@ def stop_on_signals(stop: threading.Event, say: Callable[[str], None] | None = N
         return
     block = (stop, say)
     _open_blocks.append(block)  # before a handler looks for it
-    if not _handlers_before:
-        numbers = [signal.SIGTERM, signal.SIGINT]
-        if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # a closed terminal; `nohup` has it ignored
-            numbers.append(signal.SIGHUP)
-        _handlers_before.update({number: signal.signal(number, _ask) for number in numbers})
     try:
+        _install()
         yield
     finally:
         _open_blocks.remove(block)
         if not _open_blocks and threading.current_thread() is threading.main_thread():  # else the next signal does it
             _give_back()
+
+
+def _install() -> None:
+    """Installs `_ask`, where it is not installed, and keeps the handlers that were."""
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # a closed terminal; `nohup` has it ignored
+        numbers.append(signal.SIGHUP)
+    for number in numbers:
+        if signal.getsignal(number) is not _ask:
+            _handlers_before[number] = signal.signal(number, _ask)
 
 
 def _ask(number: int, frame: Any) -> None:

@@ -159,7 +159,7 @@ def read_prompts(path: str | Path) -> list[Prompt]:
         lines = text.replace("\r\n", "\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"the prompts cannot be read: {path}: {error}") from error
-    is_jsonl = Path(path).suffix == ".jsonl"
+    is_jsonl = Path(path).suffix.lower() == ".jsonl"
     prompts = [
         _prompt(line, f"{path}, line {number}", is_jsonl) for number, line in enumerate(lines, 1) if line.strip()
     ]

@@ -73,10 +73,10 @@ def test_any_text_of_an_example_can_be_imitated():
 
 
 def test_numbers_of_a_condition_are_written_in_full_if_they_are_whole():
-    info = {"year": 1234567, "score": 0.25, "large": 10**400}
+    info = {"year": 1234567, "views": 7654321.0, "score": 0.25, "large": 10**400, "most": float("inf")}
     visits = [Visit(Example("a", (Message("user", "q"),), answer="7", info=info), (0, 0), (1, 2))]
-    rows, _ = SOURCE.rows(Demonstrations(condition="{year}: {score}"), visits, TOKENIZER, 40)
-    assert TOKENIZER.decode(rows.tokens[0]) == "1234567: 0.25q7"
+    rows, _ = SOURCE.rows(Demonstrations(condition="{year}, {views}: {score}"), visits, TOKENIZER, 40)
+    assert TOKENIZER.decode(rows.tokens[0]) == "1234567, 7654321: 0.25q7"
 
 
 def test_the_examples_answer_is_not_hidden_by_its_info():

@@ -2,6 +2,7 @@ from fractions import Fraction
 
 import pytest
 
+from jrl.tasks.verifiers import polynomial
 from jrl.tasks.verifiers.polynomial import NoPolynomial, constant, derivative, read_polynomial
 
 
@@ -54,6 +55,16 @@ def test_the_products_of_all_terms_are_bounded_together(text):
     # (x+1)**999 took 4 s of CPU time, and a sum of such powers any number of times that.
     with pytest.raises(NoPolynomial, match="more than 10000 products of terms"):
         read_polynomial(text)
+
+
+@pytest.mark.parametrize("sign", ["+", "-"])
+def test_a_long_sum_does_not_go_through_its_terms_for_each_sign(sign, monkeypatch):
+    checked, check = [], polynomial._checked
+    monkeypatch.setattr(polynomial, "_checked", lambda terms: checked.append(len(terms)) or check(terms))
+    letters = "+".join("abcdefghijklmnopqrstuvwxyz")
+    found = read_polynomial(f"({letters})**2*(a+b+c)" + f"{sign}x" * 900)
+    assert len(found) == 977 and found[(("x", 1),)] == int(f"{sign}900")
+    assert sum(checked) < 10_000  # 900 signs times 977 terms are 879,300
 
 
 def test_a_power_of_one_term_is_one_step():

@@ -90,10 +90,7 @@ def compare(
     fields = _differences(old.get("config"), new.get("config"))
     bound = [each for each in fields if not any(fnmatch.fnmatchcase(each[0], pattern) for pattern in free)]
     identity = []
-    began = dict(old["identity"])
-    if "parts" in began:  # earlier versions wrote them with their folders
-        began["parts"] = without_folders(began["parts"])
-    for each in _differences(began, new["identity"]):
+    for each in _differences(old["identity"], new["identity"]):
         identity += [line(*field) for field in (bound if each[0] == "config" else ())] or [line(*each)]
     changed = [each for each in fields if each[0] in rounded and each[1] is not _MISSING]
     return identity, [line(*each) for each in [*_differences(old["environment"], new["environment"]), *changed]]
@@ -112,7 +109,9 @@ def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
         for section in ("identity", "environment"):
             if not isinstance(manifest[section], dict):
                 raise ValueError(f"its {section} is not an object")
-    except (ValueError, KeyError, TypeError) as error:
+        # Earlier versions wrote parts with their folders.
+        manifest["identity"]["parts"] = without_folders(manifest["identity"].get("parts", {}))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not the manifest of a run: {error}") from error
     return manifest
 

@@ -121,9 +121,13 @@ class Template:
         return re.sub(r"\{(\w+)\}", lambda match: values[match[1]], self.text)
 
 
+LARGEST_WHOLE = 1e15  # below it float64 holds every whole number, with a digit to spare
+
+
 def number_text(value: float) -> str:
     """Returns a number as text: a whole number in full, any other with six significant digits."""
-    return str(value) if isinstance(value, int) else f"{value:g}"
+    is_whole = isinstance(value, int) or (abs(value) < LARGEST_WHOLE and value == int(value))
+    return str(int(value)) if is_whole else f"{value:g}"
 
 
 def continued(messages: Sequence[Message], text: str) -> tuple[Message, ...]:

@@ -108,7 +108,7 @@ def rows_text(rows: Sequence[VerifierSpec]) -> str:
 
 
 def journal_key(uid: Sequence[int], sample: int, completion: str, example_id: str, judges: str) -> str:
-    """Returns the key of a verdict: "uid hex/sample/sha256 of completion, example id and verifiers".
+    """Returns the key of a verdict: "words in hex/number/sha256 of completion, example id and verifiers".
 
     Args: judges: `rows_text` of the verifiers; the caller reuses it for many completions.
     """

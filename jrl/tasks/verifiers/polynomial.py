@@ -11,7 +11,7 @@ from jrl.tasks.verifiers.numeric import read_number
 
 MAX_CHARACTERS = 4096
 MAX_BITS = 20_000  # of a numerator or denominator
-MAX_PRODUCTS = 10_000  # of two terms, in the whole expression: 2 k of them multiply k + 1 terms by x + 1
+MAX_PRODUCTS = 10_000  # of two terms, in the whole expression
 MAX_POWER = 1_000
 
 Monomial = tuple[tuple[str, int], ...]  # (variable, power above 0), sorted by variable
@@ -108,10 +108,10 @@ def _value(node: ast.expr, reading: _Reading) -> Polynomial:
 
 
 def _plus(a: Polynomial, b: Polynomial) -> Polynomial:
-    result = dict(a)
-    for monomial, coefficient in b.items():
-        result[monomial] = result.get(monomial, Fraction(0)) + coefficient
-    return _checked(result)
+    """Returns a + b. The shorter one is added to the longer one in place: a sign costs no pass over a long sum."""
+    shorter, longer = sorted((a, b), key=len)
+    longer.update(_checked({x: longer.pop(x, 0) + coefficient for x, coefficient in shorter.items()}))
+    return longer
 
 
 def _times(a: Polynomial, b: Polynomial, reading: _Reading) -> Polynomial:
