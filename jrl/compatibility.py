@@ -87,6 +87,12 @@ def check(config: Config, tables: Tables) -> None:
         raise ValueError("Eval needs held-out prompts: set Data.held_out_every, or Config.eval = None")
 
 
+def notes_of_start(config: Config, tables: Tables) -> list[str]:
+    """Returns notes on what is legal and probably not meant, for the log of a run that begins."""
+    accuracy = accuracy_note(config, tables)
+    return [*([] if accuracy is None else [accuracy]), *schedule_notes(config)]
+
+
 def accuracy_note(config: Config, tables: Tables) -> str | None:
     """Returns a note if the first verifier, which says what is correct, gives no reward above 0; else None. It is not
     refused: examples may name verifiers of their own."""

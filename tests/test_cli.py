@@ -493,7 +493,7 @@ def test_an_evaluation_of_nothing_has_a_table_too():
 
 
 def test_a_binding_over_a_run_that_does_not_fit_is_refused(run, command, tmp_path):
-    code, _, err = command("sample", run, "Sampler.tmperature=1.0", "--prompts", rows_file(tmp_path, "x"))
+    code, _, err = command("sample", run, "Sampler.tmperature=1.0", "--prompts", rows_file(tmp_path, '"x"'))
     assert code == 2 and "did you mean temperature?" in err
 
 

@@ -262,6 +262,16 @@ def test_prompts_are_read_from_rows_of_data(tmp_path):
     (tmp_path / "rows").rename(tmp_path / "rows.jsonl")
     with pytest.raises(ValueError, match=r"rows\.jsonl, line 1: not JSON: "):
         chat.read_prompts(tmp_path / "rows.jsonl")
+    problems = {
+        "3 + 4": "not JSON: .*plain text ends in .txt",
+        '["3 + 4"': "not JSON",
+        '["3 + 4"]': "a prompt in a .jsonl file is a JSON string or",
+        "12": "a prompt in a .jsonl file",
+    }
+    for line, problem in problems.items():
+        (tmp_path / "rows.jsonl").write_text(f'"1 + 1"\n{line}\n')
+        with pytest.raises(ValueError, match=rf"rows\.jsonl, line 2: {problem}"):
+            chat.read_prompts(tmp_path / "rows.jsonl")
     chat.write_completions(tmp_path / "out", prompts[:2], [[chat.Completion("2", "length")]] * 2)
     out = [json.loads(line)["prompt"] for line in (tmp_path / "out").read_text().splitlines()]
     assert out == ["3 + 4", asked]

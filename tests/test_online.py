@@ -147,6 +147,30 @@ def test_the_progress_of_scoring_counts_attempts_from_its_start(monkeypatch):
     assert phases[-1] == (("scoring",), {"done": 0, "total": 4})
 
 
+def test_a_completion_that_another_process_scores_is_shown_too():
+    """Without a store of rollouts its text is not decoded with the batch; it was shown as an empty completion."""
+    shown = []
+    job = SimpleNamespace(
+        config=SimpleNamespace(stages=[SimpleNamespace(steps=5)], log=SimpleNamespace(samples=2)),
+        display=SimpleNamespace(sample=lambda *args: shown.append(args)),
+        tokenizer=ByteTokenizer(),
+    )
+    batch = SimpleNamespace(
+        host={
+            "tokens": np.array([[1, 2, ord("4"), ord("2"), 0], [1, 2, ord("7"), 0, 0]]),
+            "length": np.array([4, 3]),
+            "action_mask": np.array([[0, 0, 1, 1, 0], [0, 0, 1, 0, 0]], bool),
+        },
+        host_scores=SimpleNamespace(reward=np.array([0.5, 1.0]), valid=np.array([True, False]), details=["", "late"]),
+        visits=[Visit(Example("a", (Message("user", "?"),)), (7, 9), (1, 2))],
+        samples=2,
+        texts=["", ""],
+    )
+    job.display.note = lambda text: None
+    records.show_samples(job, SimpleNamespace(step=1, batch=batch, texts=records.sequence_texts(batch)))
+    assert shown == [("?", "42", 0.5), ("?", "7", None)]
+
+
 def test_prompts_that_fill_up_a_mesh_are_no_completions_that_were_not_scored():
     notes = []
     job = SimpleNamespace(

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prompts",
         metavar="FILE",
         type=Path,
-        help='one prompt a line: plain text, a JSON string, {"prompt": "..."} or '
+        help='one prompt a line: plain text (not in a .jsonl), a JSON string, {"prompt": "..."} or '
         '{"messages": [{"role": "user", "content": "..."}]}',
     )
     parser.add_argument(

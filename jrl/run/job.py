@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jrl import paths
-from jrl.compatibility import accuracy_note, schedule_notes
+from jrl.compatibility import notes_of_start
 from jrl.device.processes import ONE, Processes
 from jrl.device.program_cache import ProgramCache
 from jrl.experiment import Config, needs_of
@@ -292,6 +292,8 @@ def run_policy(
     config: Config, parts: Parts, tokenizer: Any, display: Display, shared: SharedResources, run_clock: RunClock
 ) -> Iterator[Policy]:
     """Opens the policy of a run, and closes its programs at the end. Members of a population share the first's."""
+    for text in notes_of_start(config, parts.tables):
+        display.note(text)
     if shared.beside is not None:
         yield dataclasses.replace(shared.beside.policy, config=config)
         return
@@ -299,10 +301,6 @@ def run_policy(
     with contextlib.closing(policy.program_cache):
         policy.program_cache.compiling = lambda: run_clock.on("compile")
         if (text := without_template(tokenizer)) is not None:
-            display.note(text)
-        if (text := accuracy_note(config, parts.tables)) is not None:
-            display.note(text)
-        for text in schedule_notes(config):
             display.note(text)
         if policy.chosen:
             display.note(f"chosen: {'; '.join(map(sentence, policy.chosen))}")

@@ -134,7 +134,8 @@ class Step:
 
     @property
     def texts(self) -> list[tuple[str, str]] | None:
-        """Prompt and completion of every sequence."""
+        """Prompt and completion of every sequence; with several processes a completion may be "" where the process
+        neither scores nor stores it."""
         return None if self.batch is None else sequence_texts(self.batch)
 
 
@@ -627,7 +628,8 @@ def show_samples(job: Job, step: Step) -> None:
     if (step.step - starts(job.config)[i]) % every == 0:
         scores = step.batch.host_scores
         shown = list(zip(step.texts, scores.reward, scores.valid))[: job.config.log.samples]
-        for (prompt, completion), reward, valid in shown:
+        for row, ((prompt, _), reward, valid) in enumerate(shown):
+            completion = completion_text(step.batch, row, job.tokenizer)
             job.display.sample(prompt, completion, float(reward) if valid else None)
         sampled = step.batch.host["action_mask"].any(axis=1)  # False on padding prompts, which fill up the mesh
         unscored = [detail for detail, valid in zip(scores.details, scores.valid | ~sampled) if not valid]
@@ -709,6 +711,12 @@ def stored_stream(stage: OfflineStage | OnlineStage) -> Stream | None:
     """Returns the data stream of a stage's stored rows; None: it has none."""
     rows = stored_rows(stage)
     return None if rows is None else rows.stream
+
+
+def completion_text(batch: Collected, row: int, tokenizer: Any) -> str:
+    """Returns the completion of a sequence, also where another process scores it and `batch.texts` has ""."""
+    start = len(batch.visits[row // batch.samples].prompt)
+    return tokenizer.decode(batch.host["tokens"][row, start : batch.host["length"][row]].tolist())
 
 
 def sequence_texts(batch: Collected) -> list[tuple[str, str]]:

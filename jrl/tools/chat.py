@@ -152,7 +152,7 @@ def read_prompts(path: str | Path) -> list[Prompt]:
     or with "messages", whose other keys are not read. Blank lines are skipped.
 
     Raises: ValueError if the file cannot be read, is not UTF-8 or contains no prompt, for an object without one, and
-      for a damaged object in a file whose name ends in .jsonl.
+      for plain text in a file whose name ends in .jsonl.
     """
     try:
         text = paths.read_foreign(path, paths.MOST_ROWS_BYTES).decode("utf-8-sig")  # some editors write a mark first
@@ -172,12 +172,16 @@ def _prompt(line: str, place: str, is_jsonl: bool) -> Prompt:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        if is_jsonl and line.lstrip().startswith("{"):
-            raise ValueError(f"{place}: not JSON: {error}") from error
+        if is_jsonl:
+            raise ValueError(f"{place}: not JSON: {error}; a file of plain text ends in .txt") from error
         return line
     if isinstance(value, dict):
         return _prompt_of(value, place)
-    return _text(value, place) if isinstance(value, str) else line
+    if isinstance(value, str):
+        return _text(value, place)
+    if is_jsonl:
+        raise ValueError(f"{place}: a prompt in a .jsonl file is a JSON string or {FORMS}")
+    return line
 
 
 def _prompt_of(row: dict[str, Any], place: str) -> Prompt:

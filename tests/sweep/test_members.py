@@ -8,6 +8,7 @@ from jrl.config import ConfigError
 from jrl.config.sweep import Axis
 from jrl.tools.sweep.manifest import describe
 from jrl.tools.sweep.members import member_names, read_sweep, train_arguments
+from jrl.tools.sweep.sweeping import notes_on
 
 RATES, SEEDS = "AdamW.learning_rate=[1e-3, 3e-3]", "Run.seed=[0..1]"
 
@@ -29,6 +30,18 @@ def test_members_are_every_combination_named_by_their_bindings():
         "train", "tiny", "Online.steps=4", "AdamW.learning_rate=0.001", "Run.seed=1", "--run", "out/m",
         "--devices", "2",
     ]  # fmt: skip
+
+
+def test_a_note_on_members_is_printed_once_with_whom_it_is_about():
+    """In a population it stood in the log of the first member alone."""
+    ends = "LinearDecay.decay_steps=[2, 30, 1000]"
+    members = read_sweep("tiny", ["AdamW.schedule=@LinearDecay()", ends, SEEDS]).members
+    note = "the learning rate of the role policy falls to 0 (LinearDecay) after 2 of the 30 updates of stage rl, and"
+    assert [list(member.notes) for member in members[2:]] == [[]] * 4
+    (line,) = notes_on(members)
+    assert line.startswith(f"decay_steps=2,seed=0 and 1 more: {note}")
+    (line,) = notes_on(members[:1])
+    assert line.startswith(f"all members: {note}") and notes_on(members[2:]) == []
 
 
 def test_every_combination_runs_with_every_seed_however_lists_are_combined():

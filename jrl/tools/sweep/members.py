@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from jrl import config as gin
+from jrl.compatibility import notes_of_start
 from jrl.config.errors import COMMAND_LINE, ConfigError
 from jrl.config.sweep import Axis, Point, check_count, draw, expand_ranges, grid, pairs, read_axes
 from jrl.config.syntax import read_statements
@@ -34,6 +35,7 @@ class Member(NamedTuple):
     steps: int  # of all its stages
     seed: str
     settings: Mapping[str, str]  # the fields of its configuration that can matter
+    notes: tuple[str, ...] = ()  # on what is legal and probably not meant
 
 
 class Sweep(NamedTuple):
@@ -82,7 +84,8 @@ def read_sweep(
         if identity in members:
             raise ConfigError(COMMAND_LINE, f"two members are the same run: {same_run(members[identity], point)}")
         settings = settings_of_config(resolved, tables)
-        members[identity] = Member(name, point, constant, identity, ends(resolved)[-1], *settings)
+        notes = tuple(notes_of_start(resolved, loaded.tables))
+        members[identity] = Member(name, point, constant, identity, ends(resolved)[-1], *settings, notes)
     return Sweep(config, fixed, axes, tuple(members.values()), loaded.hashes)
 
 

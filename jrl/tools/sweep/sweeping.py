@@ -87,9 +87,22 @@ def train_sweep(
     count = f"{len(sweep.members)} members" if len(sweep.members) > 1 else "1 member"
     before = f", {finished} of them finished before" if finished else ""
     print(f"{count} in {folder}{before}; {how(len(waiting))}", file=stream, flush=True)
+    for note in notes_on(waiting):
+        print(note, file=stream, flush=True)
     progress = open_progress(folder, len(sweep.members), finished, jobs, metrics, stream)
     ended = train(waiting, progress)
     return ended, sum(is_finished(folder, member) for member in sweep.members)
+
+
+def notes_on(members: Sequence[Member]) -> list[str]:
+    """Returns the notes on members that are to be trained, each once, with the members that it is about."""
+    about: dict[str, list[str]] = {}
+    for member in members:
+        for note in member.notes:
+            about.setdefault(note, []).append(member.name)
+    who = lambda names: "all members" if len(names) == len(members) else (
+        names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more")  # fmt: skip
+    return [f"{who(names)}: {note}" for note, names in about.items()]
 
 
 def hold_sweep(folder: Path, sweep: Sweep) -> RunLock:
