@@ -200,6 +200,7 @@ def check_online(
         rows=stage.prompts * stage.samples,
         held_out_outcome=bool(verifiers) and verifiers[0].weight <= 0,
         not_rewarded=not_rewarded(stage, config, strategy),
+        potential=stage.shaping is not None and stage.shaping.potential is not None,
     )
     objective.check(stage.objective, facts)
     check_strategy(strategy, stage, objective, config, earlier)

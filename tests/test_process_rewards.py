@@ -125,6 +125,10 @@ def test_scores_of_packed_tokens_come_to_their_rows():
             ["Online.process=None", "Online.shaping=@Shaping()", "Shaping.potential=@Potential()"],
             r"Shaping\.potential uses token rewards, and nothing gives any",
         ),
+        (
+            ["Online.objective=@SequenceRLOO()", "Online.shaping=@Shaping()", "Shaping.potential=@Potential()"],
+            r"nothing would be learned from them\. Leave Shaping\.potential out, or use ReinforcePlusPlus",
+        ),
         (["ProcessRewards.weight=0.0"], r"ProcessRewards\.weight = 0\.0 must not be 0"),
         (["ProcessRewards.separator=''"], r"ProcessRewards\.separator is empty"),
         (["ProcessRewards.prior=2.0"], r"ProcessRewards\.prior = 2\.0 must lie in \[0, 1\]"),

@@ -36,6 +36,9 @@ def check(config: SaySelf, facts: Facts) -> None:
     if facts.without_spans:
         raise ValueError("SaySelf learns from where the confidence begins: add @ConfidenceSpan() to Scoring.verifiers, "
                          "and leave out what else rewards tokens (Online.process, Online.corrector)")  # fmt: skip
+    if facts.potential:
+        raise ValueError("SaySelf moves the reward of the confidence to the row's last token, where Shaping.potential "
+                         "takes it back: every row would earn 0. Leave Shaping.potential out")  # fmt: skip
 
 
 def keep_tokens(config: SaySelf, groups: Groups) -> Array:

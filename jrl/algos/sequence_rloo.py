@@ -1,6 +1,6 @@
 """SequenceRLOO: RLOO with a whole answer as one action, and the KL to the reference in the reward.
 
-    R'_i = R_i - kl_in_reward * sum_t k(old_t - ref_t)                                       R17
+    R'_i = R_i + rewards of spans - kl_in_reward * sum_t k(old_t - ref_t)                    R16, R17
     A_i  = R'_i - mean of the other R' of the group                                          A5
     rho_i = exp(sum over the answer of logprobs_t - old_logprobs_t)
     l_i  = max(-rho_i * A_i, -clip(rho_i, 1 - clip_low, 1 + clip_high) * A_i)                 L7
@@ -42,6 +42,11 @@ def check(config: SequenceRLOO, facts: Facts) -> None:
     common.check_ratio_bounds(config)
     common.check_kl_in_reward(config)
     common.check_entropy(config)
+    if facts.potential:
+        raise ValueError(
+            "SequenceRLOO adds up the rewards of a completion's tokens, and Shaping.potential takes them back with the "
+            "last one: nothing would be learned from them. Leave Shaping.potential out, or use ReinforcePlusPlus"
+        )
 
 
 def advantages(

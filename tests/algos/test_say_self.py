@@ -9,7 +9,10 @@ from small_batches import credited_values, rows_with_values, whitened
 from jrl.algos import ALGOS
 from jrl.algos.contract import Facts
 from jrl.algos.ppo import PPO
+from jrl.algos.reward_shaping import Potential, Shaping, shaped
 from jrl.algos.say_self import SaySelf
+from jrl.config.errors import ConfigError
+from jrl.resolve import load_config
 
 OBJECTIVE = ALGOS["SaySelf"]
 FACTS = Facts(samples=1, lag=0, updates_per_batch=4, truncated_sampling=False, greedy=False, max_completion=4)
@@ -60,6 +63,15 @@ def test_illegal_combinations_are_refused():
         OBJECTIVE.check(SaySelf(value_clip=0.0), FACTS)
     with pytest.raises(ValueError, match=r"add @ConfidenceSpan\(\)"):
         OBJECTIVE.check(SaySelf(), FACTS._replace(without_spans=True))
+
+
+def test_a_reward_that_a_potential_takes_back_is_refused():
+    # Phi before a token is the sum of the rewards before it, 0 at the end: 0.92 on its token, -0.92 on the last one.
+    paid_back = shaped(Shaping(potential=Potential()), rows())
+    np.testing.assert_allclose(paid_back.token_reward[0], [0, 0.92, 0, -0.92])
+    np.testing.assert_array_equal(credited_values(OBJECTIVE, SaySelf(gae_lambda=1.0), paid_back)[1], 0)
+    with pytest.raises(ConfigError, match=r"every row would earn 0\. Leave Shaping\.potential out"):
+        load_config("configs/algos/say_self.gin", ["Online.shaping=@Shaping()", "Shaping.potential=@Potential()"])
 
 
 def test_the_clip_limits_the_reward_of_the_confidence():
