@@ -11,7 +11,7 @@ import jax
 
 from jrl.algos.contract import Facts, Objective
 from jrl.algos.online_vpo import OnlineVPO
-from jrl.algos.reward_shaping import components_read, replaces_infeasible
+from jrl.algos.reward_shaping import changes_rewards, components_read, replaces_infeasible
 from jrl.algos.xpo import XPO
 from jrl.experiment import (
     Config,
@@ -200,6 +200,7 @@ def check_online(
         rows=stage.prompts * stage.samples,
         held_out_outcome=bool(verifiers) and verifiers[0].weight <= 0,
         not_rewarded=not_rewarded(stage, config, strategy),
+        changes_rewards=changes_rewards(stage.shaping),
         potential=stage.shaping is not None and stage.shaping.potential is not None,
     )
     objective.check(stage.objective, facts)

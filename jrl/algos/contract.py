@@ -223,6 +223,7 @@ class Facts(NamedTuple):
     rows: int = 0  # completions of a step; 0: rows are stored
     held_out_outcome: bool = False  # the first verifier only watches: Groups.outcome is no part of the reward
     not_rewarded: tuple[str, ...] = ()  # components whose weight in the reward is not above 0: they watch, or punish
+    changes_rewards: bool = False  # Shaping changes the reward of a row, after its components are added up
     potential: bool = False  # Shaping.potential: the rewards of a completion's tokens are paid back with its last one
 
 

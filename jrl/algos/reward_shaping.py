@@ -132,6 +132,12 @@ def replaces_infeasible(config: Shaping | None) -> bool:
     return config is not None and config.constraints is not None and config.constraints.infeasible_reward is not None
 
 
+def changes_rewards(config: Shaping | None) -> bool:
+    """Returns whether the reward of a row is changed."""
+    by_option = config is not None and any(getattr(config, name) is not None for name in ORDER if name != "constraints")
+    return by_option or replaces_infeasible(config)
+
+
 def components_read(config: Shaping | None) -> tuple[str, ...]:
     """Returns the names of the components of the reward that shaping reads."""
     if config is None:

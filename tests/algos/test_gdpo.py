@@ -74,6 +74,24 @@ def test_illegal_combinations_are_refused(config, facts, message):
         OBJECTIVE.check(config, facts)
 
 
+JUDGED = ["Shaping.constraints=@Constraints()", "Constraints.components=('Regex',)"]
+
+
+@pytest.mark.parametrize(
+    "bindings",
+    [["Shaping.missing_stop=@MissingStop()"], ["Shaping.group_length=@GroupLength()"], JUDGED],
+    ids=["missing_stop", "group_length", "constraints"],
+)
+def test_shaping_of_the_sum_of_components_is_refused(bindings):
+    with pytest.raises(ConfigError, match="changes only their sum"):
+        load_config("configs/algos/gdpo.gin", ["Online.shaping=@Shaping()", *bindings])
+
+
+def test_constraints_may_mask_rows_without_a_verdict():
+    bindings = ["Online.shaping=@Shaping()", *JUDGED, "Constraints.infeasible_reward=None"]
+    load_config("configs/algos/gdpo.gin", bindings)
+
+
 RUBRIC = ["Config.judges=[@Judge()]", "Judge.name='j'", "Judge.model='m'", "Judge.address='http://localhost:1/v1'",
           "Judge.grading=@Rubric()", "Rubric.items={'It is right.': 1.0, 'It is rude.': -1.0}"]  # fmt: skip
 
