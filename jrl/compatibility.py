@@ -204,6 +204,12 @@ def check_online(
         potential=stage.shaping is not None and stage.shaping.potential is not None,
     )
     objective.check(stage.objective, facts)
+    if stage.shaping is not None and stage.shaping.group_length is not None and facts.held_out_outcome:
+        raise ValueError(
+            "Shaping.group_length rewards what the first verifier calls right, and the first in Scoring.verifiers has "
+            "no weight above 0: the policy would learn from a held-out verdict. Put one with a weight first, or use "
+            "Shaping.length_penalty, which reads no verdict"
+        )
     check_strategy(strategy, stage, objective, config, earlier)
     if stage.lag > 1 and not objective.corrects_staleness(stage.objective):
         raise ValueError(

@@ -20,6 +20,8 @@ from jrl.algos.reward_shaping import (
     components_read,
     shaped,
 )
+from jrl.config.errors import ConfigError
+from jrl.resolve import load_config
 from jrl.types import Finish
 
 NAN = float("nan")
@@ -176,3 +178,11 @@ def test_the_defaults_pass():
     check_shaping(Shaping(group_length=GroupLength(), length_penalty=LengthPenalty(target=8.0),
                           missing_stop=MissingStop(), exploration=ExplorationMix(),
                           constraints=Constraints(components=("a",))))  # fmt: skip
+
+
+def test_lengths_are_not_rewarded_by_a_verdict_that_is_held_out():
+    bindings = ["Addition.verifiers=()", "Scoring.verifiers=[@Exact(), @Regex()]", "Regex.pattern='[0-9]+'",
+                "Online.shaping=@Shaping()", "Shaping.group_length=@GroupLength()"]  # fmt: skip
+    load_config("configs/algos/grpo.gin", bindings)
+    with pytest.raises(ConfigError, match="the policy would learn from a held-out verdict"):
+        load_config("configs/algos/grpo.gin", [*bindings, "Exact.weight=0.0"])
