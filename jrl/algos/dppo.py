@@ -37,6 +37,11 @@ def check(config: DPPO, facts: Facts) -> None:
         raise ValueError(
             f"DPPO.delta = {config.delta} must lie in (0, 1): it is a difference of probabilities. 0.2 is usual."
         )
+    if facts.truncated_sampling:
+        raise ValueError(
+            "DPPO compares a token's probability with the one it was drawn with, which top-k, top-p and min-p raise: "
+            "tokens of a policy that has not moved would be dropped. Leave them out, or use DrGRPO."
+        )
 
 
 def token_loss(config: DPPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:

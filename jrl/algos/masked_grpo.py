@@ -65,6 +65,12 @@ def check(config: MaskedGRPO, facts: Facts) -> None:
             f"MaskedGRPO.delta = {config.delta} must be above 0, nats a token that the policy may have drifted, or "
             "None to keep every failed sequence. 0.1 is usual."
         )
+    if config.delta is not None and facts.truncated_sampling:
+        raise ValueError(
+            f"MaskedGRPO.delta = {config.delta} measures drift from the probabilities that tokens were drawn with, "
+            "which top-k, top-p and min-p raise: failed sequences of a policy that has not moved would leave the loss. "
+            "Leave them out, or set MaskedGRPO.delta = None."
+        )
 
 
 def token_loss(config: MaskedGRPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:

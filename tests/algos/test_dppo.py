@@ -56,6 +56,14 @@ def test_illegal_settings_are_refused(config, message):
         OBJECTIVE.check(config, FACTS)
 
 
+def test_a_truncated_sampler_is_refused():
+    # The policy has not moved: 0.4, drawn with 0.4 / 0.6 = 0.667 as top-p kept a mass of 0.6. 0.4 - 0.667 < -0.2.
+    p, q = np.log([0.4]), np.log([0.4 / 0.6])
+    assert loss_of(OBJECTIVE, DPPO(), tokens(p, p, [-1], behaviour=q))[1]["rejected"][0] == 1
+    with pytest.raises(ValueError, match="tokens of a policy that has not moved would be dropped"):
+        OBJECTIVE.check(DPPO(), FACTS._replace(truncated_sampling=True))
+
+
 def test_one_sample_a_prompt_is_refused():
     with pytest.raises(ValueError, match="at least 2 of them, got samples=1"):
         OBJECTIVE.check(DPPO(), FACTS._replace(samples=1))

@@ -50,6 +50,16 @@ def test_failed_sequences_that_the_policy_has_left_are_dropped_where_asked():
     assert loss_of(OBJECTIVE, MaskedGRPO(delta=0.4), batch)[1]["rejected"].sum() == 0
 
 
+def test_a_drift_from_a_truncated_sampler_is_refused():
+    # The policy has not moved; top-p kept a mass of 0.85 at every token: mean(behaviour - new) = -log 0.85 = 0.1625.
+    batch = tokens(OLD, OLD, [1, 1, -1, -1], behaviour=OLD - np.log(0.85), segment=SEGMENT)
+    np.testing.assert_array_equal(loss_of(OBJECTIVE, MaskedGRPO(delta=0.1), batch)[1]["rejected"], [0, 0, 1, 1])
+    truncated = FACTS._replace(truncated_sampling=True)
+    with pytest.raises(ValueError, match=r"MaskedGRPO\.delta = 0\.1 measures drift"):
+        OBJECTIVE.check(MaskedGRPO(delta=0.1), truncated)
+    OBJECTIVE.check(MaskedGRPO(), truncated)  # a product of weights below 1 stays below `high`
+
+
 def test_advantages_are_those_of_grpo():
     groups = sample_groups()
     found, _, _ = OBJECTIVE.advantages(MaskedGRPO(), groups, groups.reward, ())
