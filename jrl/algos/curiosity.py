@@ -26,7 +26,7 @@ Array = jax.Array
 
 @traced
 class Curiosity(PPO):
-    novelty: float = 0.5  # reward lost by a completion that was said before word for word
+    novelty: float = 0.5  # reward lost by a completion whose `neighbors` nearest were the same, word for word
     entropy_bonus: float | None = 0.01  # coefficient of the entropy bonus; None: no bonus
     neighbors: int = 16  # completions of the history that one is compared with, the nearest
     history: int = 1024  # completions that are remembered

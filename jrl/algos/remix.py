@@ -15,7 +15,7 @@ before the step's updates, so it is 0 until the second update of a batch. Online
 reference.
 
 Source: ReMix, 2507.06892: a share of 0.4 of the rows is from the last 2 policies, 2 updates per batch, and training
-ends with fresh rows only. Here all rows are `lag` versions old.
+ends with fresh rows only. Here all rows are `lag` versions old, and the KL is off by default.
 """
 
 from __future__ import annotations
