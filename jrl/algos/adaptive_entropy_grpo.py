@@ -41,6 +41,11 @@ def check(config: AdaptiveEntropyGRPO, facts: Facts) -> None:
     for name in ("target", "step", "largest"):
         if not getattr(config, name) > 0:
             raise ValueError(f"AdaptiveEntropyGRPO.{name} = {getattr(config, name)} must be above 0")
+    if config.entropy_bonus > config.largest:
+        raise ValueError(
+            f"AdaptiveEntropyGRPO.entropy_bonus = {config.entropy_bonus}, the coefficient at the start, must not be "
+            f"above largest = {config.largest}, which bounds it"
+        )
 
 
 def init_state(config: AdaptiveEntropyGRPO) -> PyTree:

@@ -54,6 +54,7 @@ def test_it_begins_with_its_bonus_on_and_advantages_are_those_of_grpo():
         (AdaptiveEntropyGRPO(target=0.0), "target = 0.0 must be above 0"),
         (AdaptiveEntropyGRPO(step=-1.0), "step = -1.0 must be above 0"),
         (AdaptiveEntropyGRPO(largest=0.0), "largest = 0.0 must be above 0"),
+        (AdaptiveEntropyGRPO(entropy_bonus=0.5, largest=0.4), "must not be above largest = 0.4"),
     ],
 )
 def test_settings_that_cannot_adapt_are_refused(config, message):
