@@ -19,6 +19,7 @@ from jrl.algos.osp import OSP
 from jrl.algos.xpo import XPO
 from jrl.config import ConfigError
 from jrl.learning.credit import compared
+from jrl.resolve import load_config
 
 FACTS = Facts(samples=4, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=6)
 SAMPLED = dataclasses.replace(
@@ -252,6 +253,22 @@ def test_what_makes_no_sense_is_refused_by_name(name, fields, message):
     row.check(row.config(), FACTS)
     with pytest.raises(ValueError, match=message):
         row.check(row.config(**fields), FACTS)
+
+
+def test_completions_that_begin_in_others_are_not_compared():
+    # a b c and, from before c, a branch d: the same log-ratios of c and d, 0, are a margin of 0. But a and b, 0.5 each,
+    # are actions of the first row alone: D = (-3 + 4) - (-1 + 1) = 1, which a preference for it would raise.
+    branched = dataclasses.replace(
+        SAMPLED, logprob=jnp.float32([[-3, -1]]), ref_logprob=jnp.float32([[-4, -1]]), length=jnp.int32([[3, 1]])
+    )
+    metrics = ALGOS["OnlineDPO"].sequence_loss(ALGOS["OnlineDPO"].config(), branched, ())[1]
+    np.testing.assert_array_equal(metrics["pairs/margin"], [[1, 0]])
+    branching = ["Online.strategy=@Branching()", "Online.samples=16"]
+    for name in ("OnlineDPO", "PRO"):
+        with pytest.raises(ConfigError, match=f"{name} compares the log-probs of a prompt's completions"):
+            load_config("configs/algos/toy.gin", [f"Online.objective=@{name}()", *branching])
+    reward_model = ["Online.objective=@OnlineBradleyTerry()", "Online.trains='reward'"]  # reads whole texts
+    load_config("configs/algos/toy.gin", [*reward_model, *branching])
 
 
 def test_inpo_refuses_a_distribution_that_is_not_the_policys():
