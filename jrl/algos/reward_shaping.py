@@ -10,8 +10,8 @@ and, independently of R, of the rewards of tokens:
 
     potential       r_t = discount * Phi(s_{t+1}) - Phi(s_t), Phi(s_t) the sum of those before t        R27
 
-The objective's own shaping comes after this: PPO's reward_clip, DAPO's overlong_buffer, a KL in the reward. Filters
-read the outcome, which is not shaped.
+The objective's own shaping comes after this: PPO's reward_clip, DAPO's overlong_buffer, a KL in the reward. DAPO's and
+SELF's filters read the outcome, which is not shaped; those of AWR and PFPPO compare shaped rewards.
 """
 
 from __future__ import annotations
