@@ -88,7 +88,8 @@ def token_optimal(
     Source: verl's optimal token baseline.
     """
     counts = action_mask & valid[:, None]
-    norm = 1 - 2 * reduce.masked(probability, counts) + reduce.masked(sum_squared, counts)
+    # Of a certain token rounding may leave less than 0, and weights of both signs would put the baseline anywhere.
+    norm = jnp.maximum(1 - 2 * reduce.masked(probability, counts) + reduce.masked(sum_squared, counts), 0)
     weights = jnp.cumsum(jnp.where(counts, norm, 0), axis=-1)
     by_column = lambda fn: jax.vmap(functools.partial(fn, num_groups=num_groups), in_axes=(1, None, 1), out_axes=1)
     to_rows = jax.vmap(groups.to_rows, in_axes=(1, None), out_axes=1)

@@ -141,6 +141,15 @@ def test_token_optimal_of_equal_returns_or_of_certain_tokens_is_exactly_zero():
     )
 
 
+def test_rounding_of_certain_tokens_keeps_the_token_optimal_baseline_among_the_returns():
+    # p = 1, sum p^2 = 1 - 2^-24 and 1 + 2^-23, as two roundings of 1: norms -2^-24, which counts as 0, and 2^-23. So
+    # the baseline is the return of the second row. With norms of both signs it would be -1 * 1 + 2 * 0 = -1.
+    probability, sum_squared = jnp.ones((2, 1)), jnp.array([[1 - 2**-24], [1 + 2**-23]])
+    returns, rows = jnp.array([[1.0], [0.0]]), (jnp.zeros(2, jnp.int32), jnp.ones(2, bool))
+    found = baselines.token_optimal(returns, probability, sum_squared, jnp.ones((2, 1), bool), *rows, num_groups=1)
+    np.testing.assert_array_equal(found, [[1], [0]])
+
+
 @pytest.mark.parametrize("row, column", [(0, 0), (0, 1)])
 def test_gradient_of_the_token_optimal_baseline(row, column):
     # da_0t/dRet = [1 - W_0 / (W_0 + W_1), -W_1 / (W_0 + W_1)] at its own column alone, W as above
