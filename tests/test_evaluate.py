@@ -18,7 +18,7 @@ from jrl.tasks.tokenizers.bytes import Bytes
 from jrl.tasks.verdict import Status
 from jrl.tools import evaluation
 from jrl.tools.evaluate_sources import OpenOptions, check_evaluation_given
-from jrl.tools.evaluation import check_evaluated, reevaluate, table, trained_prompts_warning, win_rates
+from jrl.tools.evaluation import check_evaluated, percent_cell, reevaluate, table, trained_prompts_warning, win_rates
 
 C, W, U, E = Status.CORRECT, Status.WRONG, Status.UNPARSABLE, Status.INFRA_ERROR
 
@@ -118,7 +118,21 @@ def test_policies_are_compared_prompt_by_prompt():
     assert rows[0].startswith("a ") and rows[0].split()[1] == "37.5" and rows[1].split()[1] == "62.5"
     assert win_rates([a, {"source": "c", "by_prompt": {"p": None}}])[2].split() == ["a", "-"]
     one, other = ({"source": name, "by_prompt": {"p": value}} for name, value in (("d", 1.0), ("e", 0.0)))
-    assert win_rates([one, other])[2].split() == ["d", "100.0", "[-,", "-]"]  # one prompt has no interval
+    assert win_rates([one, other])[2].split() == ["d", "100.0", "[20.7,", "100.0]"]  # Wilson's of 1 of 1
+
+
+def test_cells_of_one_prompt_have_no_interval():
+    one, none = {"mean": 0.25, "low": None, "high": None, "n": 1}, {"mean": None, "low": None, "high": None, "n": 0}
+    assert (percent_cell(one), percent_cell(none), percent_cell(None)) == ("25.0", "-", "-")
+    assert percent_cell({"mean": 0.25, "low": 0.125, "high": 1.0, "n": 2}) == "25.0 [12.5, 100.0]"
+    given = {"step": 1, "samples": 2, "parsed": 1.0, "unscorable": 0, "protocol": {"task": "Words"}}
+    k = {"pass_at_k": {"2": one}, "all_of_k": {}, "majority_at_k": {}, "best_of_k": {"2": one | {"kl": 0.193}}}
+    lines = table({**given, **k, **one | {"low": 0.05, "high": 0.7}, "distinct": one}).splitlines()
+    assert lines[1].split() == ["mean", "95", "%", "interval", "prompts"]
+    assert lines[2].split() == ["avg@2", "25.0", "%", "[5.0,", "70.0]", "1"]
+    assert lines[3].split() == ["pass@2", "25.0", "%", "none", "1"]
+    assert lines[4] == "mean reward of the best of 2: 0.25, at most 0.19 nats from the policy"
+    assert lines[5] == "different answers of a prompt's 2 samples: 0.25"
 
 
 def test_an_evaluation_on_prompts_that_a_run_may_have_trained_on_is_warned_of(tmp_path):

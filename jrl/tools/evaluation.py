@@ -235,20 +235,22 @@ def over_optimization_lines(curve: dict[str, Any] | None, results: Sequence[dict
             "of the steps"]  # fmt: skip
 
 
-def _number_cell(interval: dict[str, float | None] | None) -> str:
-    if interval is None or interval["mean"] is None:
-        return "-"
-    if interval["low"] is None:
-        return f"{interval['mean']:.3f}"
-    return "{:.3f} [{:.3f}, {:.3f}]".format(*(interval[key] for key in ("mean", "low", "high")))
-
-
 def percent_cell(interval: dict[str, float | None] | None) -> str:
-    """Returns an interval {"mean", "low", "high"} of shares in percent; '-' if nothing was measured."""
-    scaled = lambda x: "-" if x is None else f"{100 * x:.1f}"
+    """Returns an interval {"mean", "low", "high"} of shares in percent; the mean alone if there is no interval, as of a
+    single prompt; '-' if nothing was measured."""
+    return _cell(interval, 1, scale=100)
+
+
+def _number_cell(interval: dict[str, float | None] | None) -> str:
+    return _cell(interval, 3)
+
+
+def _cell(interval: dict[str, float | None] | None, digits: int, *, scale: int = 1) -> str:
     if interval is None or interval["mean"] is None:
         return "-"
-    return "{} [{}, {}]".format(*(scaled(interval[key]) for key in ("mean", "low", "high")))
+    shown = lambda x: f"{scale * x:.{digits}f}"
+    ends = "" if interval["low"] is None else f" [{shown(interval['low'])}, {shown(interval['high'])}]"
+    return shown(interval["mean"]) + ends
 
 
 def win_rates(results: Sequence[dict[str, Any]]) -> list[str]:
@@ -268,20 +270,14 @@ def win_rates(results: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _best_line(k: str, value: dict[str, float]) -> str:
-    mean, low, high, kl = (_hundredths(value[key]) for key in ("mean", "low", "high", "kl"))
-    return f"mean reward of the best of {k}: {mean} [{low}, {high}], at most {kl} nats from the policy"
+    return f"mean reward of the best of {k}: {_cell(value, 2)}, at most {value['kl']:.2f} nats from the policy"
 
 
 def _distinct_line(samples: int, value: dict[str, float]) -> str:
-    mean, low, high = (_hundredths(value[key]) for key in ("mean", "low", "high"))
-    return f"different answers of a prompt's {samples} samples: {mean} [{low}, {high}]"
-
-
-def _hundredths(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"  # a single prompt has no interval
+    return f"different answers of a prompt's {samples} samples: {_cell(value, 2)}"
 
 
 def _line(name: str, interval: dict[str, float | None]) -> tuple[str, str, str, str]:
     percent = lambda x: "-" if x is None else f"{100 * x:.1f}"  # no problems have no mean
     mean, low, high = (percent(interval[key]) for key in ("mean", "low", "high"))
-    return name, f"{mean} %", f"[{low}, {high}]", str(interval["n"])
+    return name, f"{mean} %", "none" if interval["low"] is None else f"[{low}, {high}]", str(interval["n"])

@@ -62,10 +62,19 @@ def test_self_correction_by_hand():
 def test_win_rate_by_hand():
     found = win_rate([1, 1, 1, 0.5, 0.5, 0, 0, 0, 0, 0, NAN])
     assert (found.mean, found.n) == (pytest.approx(0.4), 10) and found.low < 0.4 < found.high
-    # Two prompts have an interval, of which 1/4 of the resamples are two wins and 1/4 none; one has not.
-    assert win_rate([1, NAN, 0]) == (0.5, 0.0, 1.0, 2) and np.isnan(win_rate([1, NAN]).low)
+    # Of two prompts 1/4 of the resamples are two wins and 1/4 none.
+    assert win_rate([1, NAN, 0]) == (0.5, 0.0, 1.0, 2) and np.isnan(win_rate([NAN]).mean)
     # a judge that always takes the first place says nothing; one that fails in one order is left out
     np.testing.assert_array_equal(swapped_wins([1, 1, 0.5, NAN], [0, 1, 1, 1]), [0.5, 1, 0.75, NAN])
+
+
+def test_equal_outcomes_have_a_win_rate_with_wilsons_interval():
+    # n of n: from n / (n + z^2) to 1, z^2 = 1.959964^2 = 3.841459: 3 / 6.841459 and, of one prompt, 1 / 4.841459
+    assert win_rate([1, 1, NAN, 1]) == (1.0, pytest.approx(0.438503, abs=1e-6), 1.0, 3)
+    assert win_rate([1, NAN]) == (1.0, pytest.approx(0.206549, abs=1e-6), 1.0, 1)
+    assert win_rate([0, 0, 0]) == (0.0, 0.0, pytest.approx(1 - 0.438503, abs=1e-6), 3)
+    # Ties: 1/2 -+ z / (2 sqrt(n + z^2)), sqrt(4 + 3.841459) = 2.800260
+    assert win_rate([0.5] * 4)[1:3] == pytest.approx((0.5 - 0.349961, 0.5 + 0.349961), abs=1e-6)
 
 
 def test_a_length_controlled_win_rate_takes_out_what_length_wins():

@@ -117,7 +117,10 @@ PARTS: list[Part] = [
         "function": "jrl.ops.win_rates:win_rate",
         "inputs": ["wins", "confidence"],
         "output": "Interval",
-        "tests": ["tests/algos/test_measures.py::test_win_rate_by_hand"],
+        "tests": [
+            "tests/algos/test_measures.py::test_win_rate_by_hand",
+            "tests/algos/test_measures.py::test_equal_outcomes_have_a_win_rate_with_wilsons_interval",
+        ],
     },
     {
         "id": "M11",
