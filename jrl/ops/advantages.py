@@ -195,7 +195,7 @@ def whiten_by_task(advantages: Array, task: Array, mask: Array, *, num_tasks: in
     variance = total(jnp.sum(deviation * deviation, axis=-1)) / jnp.maximum(count - 1, 1)
     highest = groups.maximum(jnp.max(jnp.where(mask, x, -jnp.inf), axis=-1), task, rows, num_groups=num_tasks)
     lowest = groups.minimum(jnp.min(jnp.where(mask, x, jnp.inf), axis=-1), task, rows, num_groups=num_tasks)
-    varied = to_rows(highest > lowest)
+    varied = to_rows(~(highest <= lowest))  # or NaN
     return jnp.where(mask & varied, deviation / jnp.sqrt(to_rows(variance) + reduce.WHITEN_EPSILON), 0)
 
 

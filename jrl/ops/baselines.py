@@ -95,6 +95,7 @@ def token_optimal(
     to_rows = jax.vmap(groups.to_rows, in_axes=(1, None), out_axes=1)
     total = by_column(groups.total)
     weight = total(weights, group, counts)
-    baseline = total(reduce.masked(returns, counts) * weights, group, counts) / jnp.where(weight > 0, weight, 1)
-    compared = to_rows(by_column(groups.varied)(returns, group, counts) & (weight > 0), group)
+    weighs = ~(weight <= 0)  # or NaN, which must stay
+    baseline = total(reduce.masked(returns, counts) * weights, group, counts) / jnp.where(weighs, weight, 1)
+    compared = to_rows(by_column(groups.varied)(returns, group, counts) & weighs, group)
     return jnp.where(counts & compared, reduce.masked(returns, counts) - to_rows(baseline, group), 0)

@@ -103,9 +103,9 @@ def first_group(label: Array, group: Array, *, num_groups: int) -> Array:
 def varied(x: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
     """Returns whether a group's valid values differ, [num_groups] bool, by exact comparison, not with an epsilon (E1).
 
-    False for a group of one row or none (E2).
+    False for a group of one row or none (E2). True where a valid row is NaN: no zeros may take its place.
     """
-    return maximum(x, group, valid, num_groups=num_groups) > minimum(x, group, valid, num_groups=num_groups)
+    return ~(maximum(x, group, valid, num_groups=num_groups) <= minimum(x, group, valid, num_groups=num_groups))
 
 
 def to_rows(value: Array, group: Array) -> Array:

@@ -64,7 +64,7 @@ def whiten(x: Array, mask: Array) -> Array:
     """Returns (x - mean) / sqrt(var + 1e-8) over the masked elements, 0 elsewhere.
 
     All 0 if the elements are all equal, tested exactly (E1): the rounding error of their mean divided by 1e-4 would
-    become a spurious signal.
+    become a spurious signal. NaN if one of them is.
 
     Args:
       x: [...] float. mask: same shape, bool.
@@ -78,7 +78,8 @@ def whiten(x: Array, mask: Array) -> Array:
     high, low = jnp.max(jnp.where(mask, x, -jnp.inf)), jnp.min(jnp.where(mask, x, jnp.inf))
     deviation = masked(x, mask) - masked_mean(x, mask)
     scale = jnp.sqrt(masked_var(x, mask) + WHITEN_EPSILON)
-    return jnp.where(mask & (high > low), deviation / scale, 0)
+    # not high > low, which would make zeros of NaN, a step that teaches nothing and is not counted as skipped
+    return jnp.where(mask & ~(high <= low), deviation / scale, 0)
 
 
 def token_weights(loss_mask: Array) -> Array:

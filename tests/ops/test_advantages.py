@@ -330,6 +330,16 @@ def test_one_task_is_whitening_and_equal_advantages_are_exactly_zero():
     assert jnp.all(advantages.whiten_by_task(x, jnp.zeros(1, jnp.int32), mask, num_tasks=1) == 0)
 
 
+def test_nan_in_the_reward_of_a_token_stays_in_what_is_made_of_it():
+    reward = jnp.array([[0.0, NAN], [0.0, 1.0]])  # such as by the KL to a reference whose log-probs are NaN
+    tokens, rows = jnp.ones((2, 2), bool), jnp.ones(2, bool)
+    assert jnp.isnan(advantages.whitened_returns(reward, tokens, rows, discount=1.0)).all()
+    by_task = advantages.whiten_by_task(reward, jnp.array([0, 1], jnp.int32), tokens, num_tasks=2)
+    np.testing.assert_array_equal(jnp.isnan(by_task), [[True, True], [False, False]])
+    group = jnp.zeros(2, jnp.int32)
+    assert jnp.isnan(advantages.leave_one_out(reward.sum(1), group, rows, num_groups=1)).all()
+
+
 def test_gradient_of_whitening_by_task_sums_to_zero_and_skips_what_is_masked():
     # Adding a constant to a task's advantages changes nothing.
     x = jnp.array([[1.0, 0.5, NAN], [0.2, NAN, NAN], [9.0, 3.0, 1.0]])

@@ -148,6 +148,9 @@ def test_rounding_of_certain_tokens_keeps_the_token_optimal_baseline_among_the_r
     returns, rows = jnp.array([[1.0], [0.0]]), (jnp.zeros(2, jnp.int32), jnp.ones(2, bool))
     found = baselines.token_optimal(returns, probability, sum_squared, jnp.ones((2, 1), bool), *rows, num_groups=1)
     np.testing.assert_array_equal(found, [[1], [0]])
+    unknown = sum_squared.at[0, 0].set(NAN)
+    found = baselines.token_optimal(returns, probability, unknown, jnp.ones((2, 1), bool), *rows, num_groups=1)
+    assert jnp.isnan(found).all()
 
 
 @pytest.mark.parametrize("row, column", [(0, 0), (0, 1)])

@@ -71,6 +71,12 @@ def test_a_difference_of_one_rounding_is_a_difference():
     assert groups.varied(x, jnp.zeros(2, jnp.int32), jnp.ones(2, bool), num_groups=1)[0]
 
 
+def test_nan_in_a_valid_row_is_no_equal_value():
+    # Group 0 has it in a valid row, group 1 in another one; group 2 has no row.
+    x, group, valid = jnp.array([1.0, NAN, 1.0, NAN]), jnp.array([0, 0, 1, 1]), jnp.array([True, True, True, False])
+    np.testing.assert_array_equal(groups.varied(x, group, valid, num_groups=3), [True, False, False])
+
+
 def test_gradient_of_the_mean_is_one_over_the_count_and_nan_stays_out():
     gradient = jax.grad(lambda x: groups.mean(x, GROUP, VALID, num_groups=3).sum())(X)
     np.testing.assert_allclose(gradient, [0.5, 1, 0.5, 0, 0], rtol=1e-6)

@@ -80,6 +80,12 @@ def test_whiten_of_equal_values_is_exactly_zero():
     assert jnp.all(reduce.whiten(jnp.array([NAN]), jnp.array([False])) == 0)
 
 
+def test_whiten_makes_no_zeros_of_nan():
+    # A step that is not finite is skipped and counted; one of zeros would be taken.
+    white = reduce.whiten(jnp.array([1.0, NAN, 0.0, 5.0]), jnp.array([True, True, True, False]))
+    np.testing.assert_array_equal(white, [NAN, NAN, NAN, 0])
+
+
 def test_aggregations_by_hand():
     # G1 (4 + 3) / 4 tokens; G2 (4/1 + 3/3) / 2 rows; G3 (4 + 3) / 2 rows; G4 7 / (2 rows * 3 tokens)
     assert jax.jit(reduce.token_mean)(LOSS, MASK) == 1.75
