@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from jrl.tasks.judges import Grade, Judge, Pairwise, Rubric
+from jrl.tasks.judges import Gap, Grade, Judge, Pairwise, Rubric
 from jrl.tasks.judges.answers import problem_with, read_answer
 from jrl.tasks.judges.api import read_completion, retry_after
 from jrl.tasks.judges.failures import Failure, JudgeError
@@ -170,6 +170,12 @@ def test_retry_after_is_seconds_or_a_date():
 def test_configurations_that_cannot_judge_are_refused():
     with pytest.raises(ValueError, match="low must be below high"):
         Grade(low=3, high=3)
+    with pytest.raises(ValueError, match="low must be below high, by a finite number"):
+        Gap(high=math.inf)
+    endless = {"items": {"a": 1.0, "b": 1.0}, "interactions": (("a", "b", -math.inf),)}
+    for fields in ({"items": {"a": 1.0, "b": math.nan}}, endless):
+        with pytest.raises(ValueError, match=r"has the weight (nan|-inf); it must be finite"):
+            Rubric(**fields)
     with pytest.raises(ValueError, match="at least one item whose weight is not 0"):
         Rubric(items={"a": 0.0})
     with pytest.raises(ValueError, match=r"Rubric.critical has 'c', which is not in"):
@@ -187,7 +193,11 @@ def test_configurations_that_cannot_judge_are_refused():
         ({"attempts": 0}, "Judge.attempts is 0; it must be above 0"),
         ({"requests_per_second": 0.0}, "must be above 0"),
         ({"concurrency": 10_000}, "at most 512"),
+        ({"weight": math.nan}, "Judge.weight is nan; it must be finite"),
+        ({"weight": 1e39}, "in float32 too"),
+        ({"timeout_seconds": 1e10}, "at most 9.22337e\\+09 seconds"),
         ({"temperature": -1.0}, "at least 0"),
+        ({"temperature": math.nan}, "at least 0"),
         ({"stop_above": 1.5}, "a share, from 0 to 1"),
     ]:
         with pytest.raises(ValueError, match=said):

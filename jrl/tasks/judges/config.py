@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import threading
 from typing import Literal
 
 from jrl.tasks.judges.gap import Gap
@@ -13,6 +14,7 @@ from jrl.tasks.judges.hindsight import Hindsight
 from jrl.tasks.judges.pairwise import Pairwise
 from jrl.tasks.judges.rubric import Rubric
 from jrl.tasks.judges.self_reference import SelfReference
+from jrl.tasks.rewards.weighted import LARGEST_REWARD
 
 Plain = float | int | str | bool | None
 PlainOrList = Plain | tuple[Plain, ...]
@@ -62,8 +64,13 @@ class Judge:
                 raise ValueError(f"Judge.{field} is {value}; it must be above 0")
         if self.concurrency > MOST_CONCURRENCY:
             raise ValueError(f"Judge.concurrency is {self.concurrency}; at most {MOST_CONCURRENCY} threads are started")
+        if not abs(self.weight) <= LARGEST_REWARD:
+            raise ValueError(f"Judge.weight is {self.weight}; it must be finite, in float32 too")
+        if self.timeout_seconds > threading.TIMEOUT_MAX:
+            raise ValueError(f"Judge.timeout_seconds is {self.timeout_seconds}; at most {threading.TIMEOUT_MAX:g} "
+                             "seconds can be waited for")  # fmt: skip
         for field in ("temperature", "input_price", "output_price"):
-            if getattr(self, field) < 0:
+            if not getattr(self, field) >= 0:
                 raise ValueError(f"Judge.{field} is {getattr(self, field)}; it must be at least 0")
         if ours := [name for name in OURS if name in self.extra_body]:
             raise ValueError(f"Judge.extra_body has {ours[0]!r}, which jrl sets or needs as it is")

@@ -21,8 +21,9 @@ class Grade:
     reference: bool = False  # the judge sees the example's answer
 
     def __post_init__(self) -> None:
-        if not self.low < self.high:
-            raise ValueError(f"{type(self).__name__} has low {self.low} and high {self.high}; low must be below high")
+        if not 0 < self.high - self.low < math.inf:
+            raise ValueError(f"{type(self).__name__} has low {self.low} and high {self.high}; low must be below high, "
+                             "by a finite number")  # fmt: skip
 
 
 def schema(cfg: Grade) -> dict[str, Any]:

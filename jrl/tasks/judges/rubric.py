@@ -37,6 +37,9 @@ class Rubric:
             if len(interaction) != 3 or len({*interaction[:2]} & {*self.items}) != 2:
                 raise ValueError(f"Rubric.interactions has {interaction!r}; each is two different items and a "
                                  "weight, such as ('It is short.', 'It is kind.', 0.5)")  # fmt: skip
+        weights = [*self.items.values(), *(weight for _, _, weight in self.interactions)]
+        if unbounded := [weight for weight in weights if not math.isfinite(weight)]:
+            raise ValueError(f"Rubric.items or Rubric.interactions has the weight {unbounded[0]}; it must be finite")
         for name in ("saturation", "stretch"):
             value = getattr(self, name)
             if value is not None and not 0 < value <= STEEPEST:
