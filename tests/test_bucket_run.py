@@ -803,6 +803,24 @@ def test_what_needs_no_weights_fetches_none(served):
         paths.readable("gs://bucket/model")
 
 
+def test_a_later_process_that_reads_the_config_first_keeps_the_copy_of_the_weights(served, monkeypatch):
+    put = client(served).put
+    put("model/config.json", b"{}")
+    put("model/model.safetensors", b"x" * 1000)
+
+    def read_in_a_process():
+        monkeypatch.setattr(local_copies, "_in_use", {})
+        local_copies.forget_copies()
+        paths.readable_without_weights("gs://bucket/model")
+        assert (paths.readable("gs://bucket/model") / "model.safetensors").read_bytes() == b"x" * 1000
+        for lock in local_copies._in_use.values():
+            os.close(lock)
+
+    for _ in range(3):
+        read_in_a_process()
+    assert served.requests.count(("GET", "model/model.safetensors")) == 1
+
+
 def test_bytes_and_names_of_a_copy_are_durable_before_it_is_there(served, monkeypatch):
     client(served).put("model/sub/config.json", b"{}")
     done = []

@@ -41,7 +41,7 @@ def complete_copy(bucket: Bucket, name: str, state: str, fill: Callable[[Path], 
     copies of other states that no process reads.
 
     Args:
-      name: the object or the folder.
+      name: the object or the folder, and on further lines what of it is copied.
       state: identifies the content; another state gets another copy.
       fill: writes the content into an empty folder.
     """
@@ -134,7 +134,8 @@ def _copy_of(name: str, path: str, endpoint: str, without: tuple[str, ...]) -> P
         stored = {file: entry for file, entry in stored.items() if not file.endswith(without)}
     state = "\n".join(f"{file} {entry.generation} {entry.bytes}" for file, entry in sorted(stored.items()))
     fill = lambda folder: _download(bucket, stored, folder / basename, is_file=is_file)
-    return complete_copy(bucket, path, state, fill) / basename
+    copied = "\n".join([path, *without])  # copies of a part do not replace those of all
+    return complete_copy(bucket, copied, state, fill) / basename
 
 
 @functools.cache
