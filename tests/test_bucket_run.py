@@ -821,6 +821,27 @@ def test_a_later_process_that_reads_the_config_first_keeps_the_copy_of_the_weigh
     assert served.requests.count(("GET", "model/model.safetensors")) == 1
 
 
+def test_a_death_while_a_copy_is_removed_leaves_none_that_looks_complete(tmp_path, monkeypatch):
+    monkeypatch.setenv("JRL_BUCKET_COPIES", str(tmp_path))
+    monkeypatch.setattr(local_copies, "_in_use", {})
+    fill = lambda folder: [(folder / name).write_bytes(b"whole") for name in ("a", "b")]
+    copy = lambda state: local_copies.complete_copy(Bucket("b", endpoint="http://a", environment={}), "x", state, fill)
+    os.close(local_copies._in_use.pop(copy("1")))
+    rmtree = shutil.rmtree
+
+    def dies_in(folder, **options):
+        if os.path.exists(folder):
+            os.remove(os.path.join(folder, "a"))
+            raise Died
+        rmtree(folder, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", dies_in)
+    with pytest.raises(Died):
+        copy("2")
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    assert {file.name for file in copy("1").iterdir()} == {"a", "b"}
+
+
 def test_bytes_and_names_of_a_copy_are_durable_before_it_is_there(served, monkeypatch):
     client(served).put("model/sub/config.json", b"{}")
     done = []

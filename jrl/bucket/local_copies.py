@@ -111,6 +111,9 @@ def _remove_unused(home: Path, used: Path) -> None:
             continue
         with contextlib.closing(os.fdopen(_open_lock(other), "rb")) as lock, contextlib.suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if other.suffix != FILLING:  # a death while it is removed must not leave half of it under its name
+                shutil.rmtree(_filling(other), ignore_errors=True)
+                other = other.rename(_filling(other))
             shutil.rmtree(other, ignore_errors=True)
 
 
