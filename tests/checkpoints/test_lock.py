@@ -3,6 +3,7 @@ from __future__ import annotations
 import fcntl
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -28,6 +29,17 @@ def test_a_second_holder_is_refused_naming_the_first(tmp_path):
         hold_run(tmp_path)
     lock.release()
     lock.release()
+    hold_run(tmp_path).release()
+
+
+def test_a_full_disk_is_named_and_leaves_the_folder_to_the_next_try(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"File too large.*lock"):
+            hold_run(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     hold_run(tmp_path).release()
 
 

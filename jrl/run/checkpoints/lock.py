@@ -55,8 +55,13 @@ def hold_run(folder: str | os.PathLike[str]) -> RunLock:
         return hold_run(folder)
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     holder = {"pid": os.getpid(), "host": socket.gethostname(), "started": started}
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+    try:
+        with paths.naming(path):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+    except OSError:  # a full disk: this process does not hold the folder
+        os.close(descriptor)
+        raise
     released = False
 
     def release() -> None:
