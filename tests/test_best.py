@@ -11,6 +11,7 @@ from small_model import PLAIN_DECODER
 
 from jrl import cli, loop
 from jrl.resolve import load_config
+from jrl.run import trained
 from jrl.run.best import Best, best_saved, present_best, update_best
 from jrl.run.checkpoints.run_state import NoIntactStep
 from jrl.run.identity import eval_identity
@@ -189,6 +190,20 @@ def test_a_best_step_that_is_gone_is_best_no_more(left):
 def test_the_best_step_of_an_intact_save_before_a_damaged_one(left):
     (left / "checkpoints/00000006/host.json").write_text("{}")
     assert best_saved(left).step == 4
+
+
+def test_only_a_step_older_than_the_newest_is_said_to_be_read(left, monkeypatch, caplog):
+    restore_step = trained.restore_step
+
+    def while_the_run_saves(*args, **options):
+        result = restore_step(*args, **options)
+        shutil.copytree(left / "checkpoints/00000006", left / "checkpoints/00000008", dirs_exist_ok=True)
+        return result
+
+    monkeypatch.setattr(trained, "restore_step", while_the_run_saves)
+    assert open_trained(left).step == 6 and not caplog.messages
+    assert open_trained(left).step == 6  # the copy is of another step
+    assert caplog.messages[-1] == "using the weights of step 6"
 
 
 def test_a_run_without_evaluated_saves_has_no_best_step(tmp_path, capsys):

@@ -38,7 +38,7 @@ from jrl.run.best import saved_step
 from jrl.run.checkpoints.run_state import restore_step
 from jrl.run.identity import with_saved_model
 from jrl.run.policy import Policy, open_policy, root_key
-from jrl.run.run_hash import newest, saved_steps
+from jrl.run.run_hash import saved_steps
 from jrl.run.stage_steps import stage_at
 from jrl.tasks.example import Message
 from jrl.tasks.tokenizers import load as load_tokenizer
@@ -121,8 +121,8 @@ def open_trained(
             role: {"params": policy_state.params, "heads": role_heads(policy, role, reached)},
         }
     restored_step, tree, _ = restore_step(folder / "checkpoints", {"state": {"models": models}}, step, part=True)
-    if step is None and restored_step != newest(folder):
-        _log.warning("step %d is damaged; using the weights of step %d", newest(folder), restored_step)
+    if step is None and restored_step < steps[-1]:
+        _log.warning("using the weights of step %d", restored_step)
     saved = tree["state"]["models"]
     params = merge_params(saved["policy"]["frozen"], saved[role]["params"])
     heads, attribute_weights = saved[role].get("heads", {}), attribute_weights_of(config.stages, role)

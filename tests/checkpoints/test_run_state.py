@@ -557,6 +557,21 @@ def test_a_damaged_step_that_was_asked_for_is_not_replaced_by_another(tmp_path):
         run_state.restore_step(tmp_path, {"w": jax.ShapeDtypeStruct((2,), jnp.float32)}, step=10)
 
 
+def test_a_reader_goes_on_with_what_a_run_has_saved_while_it_read(tmp_path):
+    target = {"w": jax.ShapeDtypeStruct((2,), jnp.float32)}
+    run_state.save_step(tmp_path, 5, {"w": jnp.ones(2)}, {})
+    (tmp_path / "00000005" / "host.json").unlink()  # as the run removes it
+    told = []
+
+    def tell(text):
+        told.append(text)
+        run_state.save_step(tmp_path, 10, {"w": jnp.zeros(2)}, {})
+        shutil.rmtree(tmp_path / "00000005")
+
+    assert run_state.restore_step(tmp_path, target, tell=tell)[0] == 10
+    assert told == ["step 5 is damaged: host.json is missing"]
+
+
 def test_no_intact_step_is_a_refusal_that_lists_them(tmp_path):
     target = {"w": jax.ShapeDtypeStruct((2,), jnp.float32)}
     with pytest.raises(run_state.NoIntactStep, match="there is no checkpoint in"):

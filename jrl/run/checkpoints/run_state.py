@@ -377,7 +377,13 @@ def restore_step(
         return step, *read(step)
     if not present:
         raise NoIntactStep(f"there is no checkpoint in {folder}")
-    return newest_intact(folder, present, read, tell)
+    while True:
+        try:
+            return newest_intact(folder, present, read, tell)
+        except NoIntactStep:
+            if (later := list_steps(folder)) == present:
+                raise
+            present = later  # a run in progress has removed what was read, and saved newer ones
 
 
 def newest_intact(
