@@ -23,7 +23,7 @@ from sweep.run_folders import rewards, write_run
 
 from jrl import api, cli, paths
 from jrl.bucket import credentials, local_copies
-from jrl.bucket.client import Bucket, BucketError, Conflict, Missing
+from jrl.bucket.client import Bucket, BucketError, Conflict, Missing, split_address
 from jrl.bucket.crc32c import crc32c
 from jrl.commands import exits
 from jrl.models.pretrained import peft, published
@@ -383,6 +383,19 @@ def test_crc32c_of_a_bit_by_bit_register(size):
     assert crc32c(data) == value ^ 0xFFFFFFFF
     assert crc32c(data[size // 3 :], crc32c(data[: size // 3])) == crc32c(data)
     assert crc32c(b"123456789") == 0xE3069283  # the check value of CRC-32/ISCSI
+
+
+@pytest.mark.parametrize("bucket", ["my bucket", "b\u00fccket", "b?alt=media", "b#x", "b\n", "b%2F"])
+def test_an_address_of_no_bucket_is_refused_without_a_request(bucket):
+    with pytest.raises(ValueError, match="a bucket's name has letters, digits"):
+        paths.readable(f"gs://{bucket}/run")
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\n", "a\r", "\udcff"])
+def test_an_address_of_no_object_is_refused_without_a_request(name):
+    with pytest.raises(ValueError, match="a name in a bucket is UTF-8, without line breaks"):
+        paths.readable(f"gs://bucket/{name}")
+    assert split_address("gs:/b-1_c.d/a b?c#d%/\u00fc/") == ("b-1_c.d", "a b?c#d%/\u00fc")
 
 
 def test_refusals_name_the_permission_the_bucket_and_the_endpoint():

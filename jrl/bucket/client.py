@@ -39,7 +39,9 @@ SOCKET_SECONDS = 30.0
 PIECE_BYTES = 64 << 20  # read at a time from a large object
 LONGEST_WAIT_SECONDS = 16.0
 
-_ADDRESS = re.compile(r"^(gs|s3):/{1,2}([^/]*)/*(.*)$")
+_ADDRESS = re.compile(r"(gs|s3):/{1,2}([^/]*)/*(.*)", re.DOTALL)
+_BUCKET = re.compile(r"[A-Za-z0-9._-]+")
+_NOT_IN_NAMES = re.compile("[\r\n\ud800-\udfff]")
 
 
 class BucketError(OSError):
@@ -74,9 +76,10 @@ def split_address(address: str | os.PathLike[str]) -> tuple[str, str] | None:
 
     gs:/BUCKET/NAME is accepted too: pathlib turns the two slashes into one.
 
-    Raises: ValueError for an address without a bucket or a name, a name with an empty part, '.' or '..', and s3://.
+    Raises: ValueError for an address without a bucket or a name, characters that these cannot have, a name with an
+      empty part, '.' or '..', and s3://.
     """
-    match = _ADDRESS.match(os.fspath(address))
+    match = _ADDRESS.fullmatch(os.fspath(address))
     if match is None:
         return None
     scheme, bucket, name = match.groups()
@@ -89,6 +92,10 @@ def split_address(address: str | os.PathLike[str]) -> tuple[str, str] | None:
     if not bucket or not name:
         raise ValueError(f"{shown(address)} names no {'folder in the bucket' if bucket else 'bucket'}; it is "
                          "gs://BUCKET/NAME")  # fmt: skip
+    if _BUCKET.fullmatch(bucket) is None:
+        raise ValueError(f"{shown(address)!r}: a bucket's name has letters, digits, '.', '_' and '-' only")
+    if _NOT_IN_NAMES.search(name):
+        raise ValueError(f"{shown(address)!r}: a name in a bucket is UTF-8, without line breaks")
     if any(part in ("", ".", "..") for part in name.split("/")):
         raise ValueError(f"{shown(address)}: a name in a bucket has no empty part, '.' or '..'")
     return bucket, name
