@@ -398,6 +398,13 @@ def test_an_address_of_no_object_is_refused_without_a_request(name):
     assert split_address("gs:/b-1_c.d/a b?c#d%/\u00fc/") == ("b-1_c.d", "a b?c#d%/\u00fc")
 
 
+@pytest.mark.parametrize("text", ["two minutes", "0", "-1", "nan"])
+def test_a_deadline_that_is_no_number_of_seconds_is_refused_by_name(text):
+    with pytest.raises(ValueError, match=f"JRL_BUCKET_SECONDS is '{text}'; it must be a number of seconds above 0"):
+        Bucket("b", environment={"JRL_BUCKET_SECONDS": text})
+    Bucket("b", environment={"JRL_BUCKET_SECONDS": ""})
+
+
 def test_refusals_name_the_permission_the_bucket_and_the_endpoint():
     store = Store()
     store.forbidden.add("bucket")

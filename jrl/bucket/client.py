@@ -131,9 +131,8 @@ class Bucket:
         from_environment = next((environment[variable] for variable in ENDPOINTS if environment.get(variable)), None)
         chosen = endpoint or from_environment or GOOGLE
         self.endpoint = (chosen if "://" in chosen else f"http://{chosen}").rstrip("/")
-        if deadline_seconds is None:
-            deadline_seconds = float(environment.get("JRL_BUCKET_SECONDS", DEADLINE_SECONDS))
-        self._deadline, self._sleep = deadline_seconds, sleep
+        self._deadline = _deadline_in(environment) if deadline_seconds is None else deadline_seconds
+        self._sleep = sleep
         self._token = token_source(environment, is_google=self.endpoint == GOOGLE)
         self._opener = urllib.request.build_opener(_NoRedirect)
         self._request = request or self._over_http
@@ -305,6 +304,15 @@ class Bucket:
         request = urllib.request.Request(self.endpoint + url, data, {**headers, **content}, method=method)
         with self._opener.open(request, timeout=min(SOCKET_SECONDS, self._deadline)) as response:
             return response.read(), response.headers
+
+
+def _deadline_in(environment: Mapping[str, str]) -> float:
+    """Returns the deadline of a request in seconds. Raises ValueError if JRL_BUCKET_SECONDS is not above 0."""
+    text = environment.get("JRL_BUCKET_SECONDS") or str(DEADLINE_SECONDS)
+    with contextlib.suppress(ValueError):
+        if (seconds := float(text)) > 0:
+            return seconds
+    raise ValueError(f"JRL_BUCKET_SECONDS is {text!r}; it must be a number of seconds above 0")
 
 
 def _refusal(code: int, where: str, text: str) -> BucketError:
