@@ -79,6 +79,24 @@ def test_a_folder_named_with_dots_saves_and_restores(tmp_path):
         assert digests(run_state.restore_step(root, abstract(state))[1]) == digests(state)
 
 
+@pytest.mark.parametrize("name", ["a b#c?d%20e*", "\u03bb|'\"", "[", "]", "a[]b", "trail ", "$HOME;&~"])
+def test_a_folder_of_any_other_name_saves_and_restores(tmp_path, name):
+    state = small_state()
+    saves = run_state.open_run_state(tmp_path / name / "checkpoints", keep=1)
+    for step in (1, 2):
+        saves.save(step, state, {})
+    assert digests(saves.restore(abstract(state))[1]) == digests(state)
+
+
+@pytest.mark.parametrize("name", ["[1]", "run[ab]", "[!a]", "a\\b"])
+def test_a_folder_that_orbax_cannot_write_below_is_refused_before_there_is_anything_to_save(tmp_path, name):
+    with pytest.raises(ValueError, match="choose a folder without brackets and backslashes"):
+        run_state.open_run_state(tmp_path / name / "checkpoints", keep=1)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(run_state.SaveFailed):  # else the refusal is not needed any more
+        run_state.save_step(tmp_path / name, 1, {"w": jnp.ones(2)}, {})
+
+
 def test_a_restored_state_is_the_saved_one_bit_for_bit(tmp_path):
     state, host = small_state(MANY), {"data": {"position": 12, "epochs": [1, 2]}, "metrics": 2**40, "name": "λ"}
     saves = run_state.open_run_state(tmp_path, keep=2)

@@ -21,6 +21,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import difflib
+import fnmatch
 import functools
 import hashlib
 import json
@@ -103,11 +104,15 @@ def open_run_state(
     Of several processes all call all of these: each writes and reads its own shards, and process 0 does the rest.
     shared: whether all processes see the folder. False: each has a folder of its own, which at the opening holds all
       that the others' do; a save is what they then hold together.
-    Raises ValueError for keep < 1.
+    Raises ValueError for keep < 1, and for a path that orbax cannot write below.
     """
     if keep < 1:
         raise ValueError(f"keep is {keep}; at least one save must be kept")
     folder, writes = paths.normalize(root), processes.writer or not shared
+    # Orbax looks for what it has written by a pattern of the whole path, and takes a backslash for a slash.
+    if bad := [part for part in folder.parts if "\\" in part or not fnmatch.fnmatchcase(part, part)]:
+        raise ValueError(f"orbax cannot write checkpoints below {bad[0]!r}, which is in the path {str(folder)!r}; "
+                         "choose a folder without brackets and backslashes")  # fmt: skip
     if writes:
         paths.make_dir(folder)
         _sweep(folder)
