@@ -1,6 +1,7 @@
 """The commit of a run to a bucket: the lease, and a death after every single request."""
 
 import contextlib
+import errno
 import fcntl
 import io
 import json
@@ -860,6 +861,24 @@ def test_a_death_while_a_copy_is_removed_leaves_none_that_looks_complete(tmp_pat
         copy("2")
     monkeypatch.setattr(shutil, "rmtree", rmtree)
     assert {file.name for file in copy("1").iterdir()} == {"a", "b"}
+
+
+def test_a_full_disk_of_local_copies_is_named_with_what_chooses_another(served, tmp_path, monkeypatch):
+    client(served).put("model/config.json", b"{}")
+    with bucket_run.open_run_folder("gs://bucket/run") as folder:
+        (folder.path / "manifest.json").write_text("the run")
+    shutil.rmtree(tmp_path / "copies")
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    said = f"No space left on device for local copies .* JRL_BUCKET_COPIES .*{re.escape(str(tmp_path / 'copies'))}"
+    with pytest.raises(OSError, match=said):
+        paths.readable("gs://bucket/model")
+    with pytest.raises(OSError, match=said), bucket_run.open_run_folder("gs://bucket/run"):
+        pass
+    assert {file.name.rpartition(".")[2] for file in (tmp_path / "copies").rglob("*") if file.is_file()} == {"lock"}
 
 
 def test_bytes_and_names_of_a_copy_are_durable_before_it_is_there(served, monkeypatch):

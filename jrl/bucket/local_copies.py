@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import functools
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,6 +30,18 @@ def copies_home() -> Path:
     home.parent.mkdir(parents=True, exist_ok=True)
     home.mkdir(mode=0o700, exist_ok=True)
     return home
+
+
+@contextlib.contextmanager
+def naming_home() -> Iterator[None]:
+    """Adds to the error of a full disk where local copies are, and what chooses another place."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        why = f"{error.strerror} for local copies of what is in buckets; JRL_BUCKET_COPIES can name another place"
+        raise OSError(error.errno, why, str(copies_home())) from error
 
 
 def key_of(*texts: str) -> str:
@@ -52,7 +65,8 @@ def complete_copy(bucket: Bucket, name: str, state: str, fill: Callable[[Path], 
     try:
         fcntl.flock(lock, fcntl.LOCK_SH)  # keeps the copy from being removed; readers share it
         if not place.exists():
-            _fill_once(place, fill)
+            with naming_home():
+                _fill_once(place, fill)
     except BaseException:
         os.close(lock)
         raise

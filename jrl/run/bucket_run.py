@@ -32,7 +32,15 @@ from typing import Any, NamedTuple
 
 from jrl import paths
 from jrl.bucket.client import Bucket, BucketError, Conflict, Missing, shown, split_address
-from jrl.bucket.local_copies import complete_copy, copies_home, in_parallel, inside, key_of, local_copy
+from jrl.bucket.local_copies import (
+    complete_copy,
+    copies_home,
+    in_parallel,
+    inside,
+    key_of,
+    local_copy,
+    naming_home,
+)
 from jrl.device.processes import ONE, Processes
 from jrl.run.checkpoints.lock import RunIsHeld, hold_run
 from jrl.run.lease import NO_LEASE, Lease, holder_in_bucket, take_lease
@@ -139,7 +147,8 @@ def _opened(bucket: Bucket, name: str, folder: Path, lease: Lease, processes: Pr
         what = f"its newest checkpoint is of step {steps[-1]}" if steps else "it has no checkpoint yet"
         _log.warning("%s: continuing in %s from what is committed; %s", address, folder, what)
     lost = sweep(bucket, name, commit) if processes.writer else set()
-    damaged = fetch_sound(bucket, name, commit, folder)
+    with naming_home():
+        damaged = fetch_sound(bucket, name, commit, folder)
     lost |= {part.object for parts in damaged.values() for part in parts}
     # From here on commits may remove what others would still read.
     lost = {part for process_lost in processes.exchange("fetched", sorted(lost)) for part in process_lost}
@@ -639,7 +648,7 @@ def _fetch_file(bucket: Bucket, name: str, parts: tuple[Part, ...], place: Path)
                 target.write(data)
             target.flush()
             os.fsync(target.fileno())
-    except (Missing, DamagedObject):
+    except OSError:
         temporary.unlink(missing_ok=True)
         raise
     os.replace(temporary, place)
