@@ -13,19 +13,21 @@ from jrl.run.report.sinks import SINKS, check_writers, open_sinks
 from jrl.run.report.tensorboard import numbers
 
 
-def scalars(folder):
-    """Reads (tag, step, value) back from event files: length-framed protocol buffers."""
+def events(folder):
+    """Yields what event files hold: length-framed protocol buffers."""
     from tensorboardX.proto import event_pb2
 
-    actual = []
     for path in sorted(folder.glob("events.*")):
         data, place = path.read_bytes(), 0
         while place < len(data):
             length = int.from_bytes(data[place : place + 8], "little")
-            event = event_pb2.Event.FromString(data[place + 12 : place + 12 + length])
-            actual += [(value.tag, event.step, round(value.simple_value, 6)) for value in event.summary.value]
+            yield event_pb2.Event.FromString(data[place + 12 : place + 12 + length])
             place += 16 + length
-    return actual
+
+
+def scalars(folder):
+    """Returns (tag, step, value) of all points."""
+    return [(v.tag, event.step, round(v.simple_value, 6)) for event in events(folder) for v in event.summary.value]
 
 
 def test_tensorboard_holds_the_numbers_of_every_row(tmp_path):
@@ -36,6 +38,16 @@ def test_tensorboard_holds_the_numbers_of_every_row(tmp_path):
     metrics.close()
     assert scalars(tmp_path / "tensorboard") == [("reward/mean", 1, 0.5), ("reward/mean", 2, 0.75)]
     assert metrics.failures == {"tensorboard": 0}
+
+
+@pytest.mark.parametrize("step", [0, 3])  # 0: a run that was killed before its first checkpoint starts over
+def test_tensorboard_purges_the_points_after_the_step_that_a_run_goes_on_from(tmp_path, step):
+    pytest.importorskip("tensorboardX")
+    (sink,) = open_sinks(("tensorboard",), tmp_path, step=step)
+    sink.write({"step": step + 1, "loss": 1.0})
+    sink.close()
+    purges = [event.step for event in events(tmp_path / "tensorboard") if event.HasField("session_log")]
+    assert purges == [step + 1]  # TensorBoard drops points of this step and later ones
 
 
 @pytest.mark.parametrize("writer", ["wandb", "trackio"])

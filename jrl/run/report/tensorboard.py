@@ -18,8 +18,7 @@ def open_tensorboard(folder: str | os.PathLike[str], *, step: int, config: Mappi
     """Returns a sink of numbers by step. Points after `step` that an earlier life wrote are purged by TensorBoard."""
     module = importlib.import_module("tensorboardX")
     target = paths.make_dir(paths.local(folder) / "tensorboard")
-    purge = step + 1 if step else None
-    writer = module.SummaryWriter(str(target), purge_step=purge, flush_secs=FLUSH_SECONDS)
+    writer = module.SummaryWriter(str(target), purge_step=step + 1, flush_secs=FLUSH_SECONDS)
 
     def write(row: Mapping[str, Any]) -> None:
         for name, value in numbers(row).items():
