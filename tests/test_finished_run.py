@@ -18,9 +18,12 @@ def train(tmp_path_factory):
     part = part_in(tmp_path_factory.mktemp("part"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(start, "prepare_jax", lambda args, platform=None: None)
-        yield lambda folder, *bindings, steps=2: cli.main(
-            ["train", "configs/tiny.gin", part, *SMALL, *bindings, f"Online.steps={steps}", "--run", str(folder)]
-        )
+
+        def train(folder, *more, steps=2):
+            named = {text.partition("=")[0]: text for text in [*SMALL, *more, f"Online.steps={steps}"]}
+            return cli.main(["train", "configs/tiny.gin", part, *named.values(), "--run", str(folder)])
+
+        yield train
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +93,18 @@ def test_rows_of_steps_that_were_never_saved_are_put_aside(train, copied):
     assert (copied / "metrics.jsonl.1").read_bytes() == first
     steps = [json.loads(line)["step"] for line in (copied / "metrics.jsonl").read_text().splitlines()]
     assert steps == [1, 2]
+
+
+def test_a_run_that_was_killed_before_its_first_save_may_save_earlier_when_it_starts_over(train, tmp_path, capsys):
+    folder = tmp_path / "run"
+    assert train(folder, "Checkpoint.every=9") == 0
+    shutil.rmtree(folder / "checkpoints")  # as if it was killed in the save of the last step
+    (folder / "summary.json").unlink()
+    assert train(folder) == 0
+    assert "starting over" in capsys.readouterr().out
+    shutil.rmtree(folder / "checkpoints")
+    (folder / "summary.json").unlink()
+    assert train(folder, "Checkpoint.every=9") == 6  # these steps were done by a run that saved after each
 
 
 def test_damaged_metrics_are_noticed(train, copied, capsys):

@@ -151,8 +151,7 @@ def check_end(job: Job, progress: Progress) -> None:
 def condemn_unproven(job: Job, progress: Progress) -> tuple[int | None, list[int]]:
     """Returns the newest checkpoint that is known to be good, and all later ones, which it sets aside.
 
-    A run without checkpoints saves its state first and sets that aside. Otherwise a rerun that starts over with earlier
-    saves would be refused as a run whose checkpoints were removed.
+    A run without checkpoints saves its state first and sets that aside: a rerun then says why it starts over.
     """
     if not (job.run_state.steps() or job.run_state.condemned()):
         try:

@@ -270,13 +270,17 @@ def evaluations_after(job: Job) -> dict[str, Any]:
 
 
 def check_not_removed(job: Job, remedy: str) -> None:
-    """Raises CheckpointsRemoved if a run without checkpoints has done more steps than it does before its first save.
+    """Raises CheckpointsRemoved if a run without checkpoints has done more steps than it did before its first save. A
+    rerun may save earlier: what counts is the configuration that the steps were done with.
 
     Args:
       remedy: what to do instead of using another --run.
     """
+    record = job.folder / "config.json"  # some processes of a new run have none
+    config = paths.read_object(record) if paths.exists(record) else gin.to_json(job.config)
+    stage_ends = itertools.accumulate(stage["steps"] for stage in config["stages"])
     # A step's row is written before its checkpoint: a run killed during its first save has the row alone.
-    first_save = min([job.config.checkpoint.every, *(end for end in ends(job.config) if end)])
+    first_save = min([config["checkpoint"]["every"], *(end for end in stage_ends if end)])
     last = max((row["step"] for row in read_metrics(job.folder / "metrics.jsonl")), default=0)
     if last > first_save or paths.exists(job.folder / "summary.json"):
         raise CheckpointsRemoved(
