@@ -420,6 +420,14 @@ def test_refusals_name_the_permission_the_bucket_and_the_endpoint():
         client(silent, deadline_seconds=0).get("run")
 
 
+def test_a_token_that_has_expired_is_not_taken_for_a_missing_role():
+    expired = Store()
+    expired.answer = lambda *request: (401, b'{"error": {"message": "Invalid Credentials"}}', {})
+    with pytest.raises(BucketError, match=r"accept the token \(401 Invalid Credentials\).*OAUTH_ACCESS_TOKEN") as error:
+        client(expired).get("run")
+    assert "roles/" not in str(error.value)
+
+
 def test_files_and_folders_are_copied_once_for_each_generation(tmp_path, monkeypatch):
     store = Store()
     monkeypatch.setenv("JRL_BUCKET_COPIES", str(tmp_path / "copies"))

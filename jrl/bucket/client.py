@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from jrl.bucket.crc32c import crc32c
-from jrl.bucket.credentials import TRANSIENT, NoCredentials, token_source
+from jrl.bucket.credentials import TOKENS, TRANSIENT, NoCredentials, token_source
 
 GOOGLE = "https://storage.googleapis.com"
 ENDPOINTS = ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL")
@@ -320,7 +320,14 @@ def _refusal(code: int, where: str, text: str) -> BucketError:
         return Missing(errno.ENOENT, f"{where} is not there: {text}")
     if code == 412:
         return Conflict(errno.EBUSY, f"{where} was written by somebody else meanwhile")
-    if code in (401, 403):
+    if code == 401:
+        return BucketError(
+            errno.EACCES,
+            f"{where}: the service does not accept the token ({code} {text}). One in {' or '.join(TOKENS)} expires, "
+            "and jrl cannot renew it; without one, jrl uses the account of the machine or of `gcloud auth "
+            "application-default login`",
+        )
+    if code == 403:
         return BucketError(
             errno.EACCES,
             f"{where}: no permission ({code} {text}). The account needs roles/storage.objectUser on the bucket to "
