@@ -920,6 +920,16 @@ def test_a_run_in_a_bucket_is_begun_from(served, tmp_path):
         begin_from.origin_of(tmp_path, begin_from.Request("gs://bucket/other"))
 
 
+def test_an_object_that_the_service_would_decompress_is_refused_at_once(served, monkeypatch):
+    client(served).put("data/rows.jsonl", b"as it is compressed")
+    item = served._item
+    monkeypatch.setattr(served, "_item", lambda *place: {**item(*place), "contentEncoding": "gzip"})
+    with pytest.raises(BucketError, match=r"data/rows.jsonl is stored compressed \(Content-Encoding: gzip\)"):
+        paths.readable("gs://bucket/data/rows.jsonl")
+    with pytest.raises(BucketError, match="upload it without compression"):
+        paths.readable("gs://bucket/data")
+
+
 def test_adapters_gates_pieces_and_inspected_rows_may_be_in_a_bucket(served):
     put = client(served).put
     put("adapter/adapter_config.json", b'{"peft_type": "LORA"}')

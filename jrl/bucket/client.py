@@ -69,6 +69,7 @@ class Object(NamedTuple):
     crc32c: str | None  # base64; None: not reported
     updated: float  # seconds since 1970, by the service's clock
     now: float  # when the service answered, by the same clock
+    encoding: str | None = None  # Content-Encoding
 
 
 def split_address(address: str | os.PathLike[str]) -> tuple[str, str] | None:
@@ -185,7 +186,14 @@ class Bucket:
         raise BucketError(errno.EIO, f"gs://{self.name}/{name} arrives with other bytes than its hash says")
 
     def download(self, stored: Object, path: str | os.PathLike[str]) -> None:
-        """Downloads one generation of an object to a file, in pieces, syncs the file, and checks its hash."""
+        """Downloads one generation of an object to a file, in pieces, syncs the file, and checks its hash.
+
+        Raises: BucketError for one with Content-Encoding gzip: the service decompresses it as it sends it, and its size
+          and hash are of other bytes.
+        """
+        if stored.encoding == "gzip":
+            raise BucketError(errno.EINVAL, f"gs://{self.name}/{stored.name} is stored compressed (Content-Encoding: "
+                              "gzip), which jrl does not read; upload it without compression")  # fmt: skip
         if stored.md5 is None and stored.crc32c is None:
             stored = self._with_hash(stored)
         md5, crc, url = hashlib.md5(usedforsecurity=False), 0, f"/storage/v1/b/{self.name}/o/{_quoted(stored.name)}"
@@ -407,6 +415,7 @@ def _object(item: Mapping[str, Any], headers: Mapping[str, str]) -> Object:
             crc32c=item.get("crc32c"),
             updated=datetime.datetime.fromisoformat(item["updated"]).timestamp(),
             now=email.utils.parsedate_to_datetime(headers["Date"]).timestamp(),
+            encoding=item.get("contentEncoding"),
         )
     except KeyError as error:
         raise ValueError(f"it has no {error.args[0]}") from error
