@@ -330,6 +330,22 @@ def test_what_new_families_cannot_compute_is_refused(name, changes, message):
         read(golden.family(name), golden.golden_files(name)["config5"] | changes)
 
 
+def test_gemma3_is_read_with_both_names_of_its_period():
+    config = golden.golden_files("Gemma3")["config4"]
+    assert config["sliding_window_pattern"] == 6
+    assert read(FAMILIES["Gemma3"], config | {"_sliding_window_pattern": 6}) == read(FAMILIES["Gemma3"], config)
+
+
+def test_numbers_of_gemma4_layers_may_begin_with_zeros():
+    """As transformers writes them where there are more than ten."""
+    config = golden.golden_files("Gemma4")["config5"] | {"num_hidden_layers": 12, "layer_types": None}
+    layers = {"05": {"head_dim": 12, "num_key_value_heads": 1}, "11": {"head_dim": 12, "num_key_value_heads": 1}}
+    cfg = read(FAMILIES["Gemma4"], config | {"per_layer_config": layers})
+    assert (cfg.full.head_dim, cfg.full.kv_heads) == (12, 1)
+    with pytest.raises(ValueError, match="absent for others"):
+        read(FAMILIES["Gemma4"], config | {"per_layer_config": {"04": {"head_dim": 12}, **layers}})
+
+
 @pytest.mark.parametrize("name, kind", [("Qwen3.5", "qwen3_5"), ("Qwen3.5Moe", "qwen3_5_moe")])
 def test_a_larger_qwen35_says_beside_its_text_whether_the_head_is_tied(name, kind):
     inner = {key: value for key, value in golden.golden_files(name)["config5"].items() if key != "tie_word_embeddings"}

@@ -82,7 +82,8 @@ def read_gemma3(keys: Keys) -> Decoder:
             nested, parameters, keys, theta=1_000_000.0, near_theta=10_000.0, near_key="rope_local_base_freq"
         ),
     }
-    period = keys.take("sliding_window_pattern", None) or keys.take("_sliding_window_pattern", 6)
+    newer = keys.take("_sliding_window_pattern", 6)  # transformers 5 writes it beside the older key
+    period = keys.take("sliding_window_pattern", newer)
     flags = tuple((i + 1) % period != 0 for i in range(shape["layers"]))
     return Decoder(
         **read_shared(keys, shape, flags),

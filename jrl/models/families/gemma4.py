@@ -82,6 +82,7 @@ def _read_full(keys: Keys, shape: dict[str, Any], flags: tuple[bool, ...], same:
     where, field_of = f"{keys.where}: per_layer_config", {"head_dim": "head_dim", "num_key_value_heads": "kv_heads"}
     if not isinstance(each, dict) or not all(isinstance(x, dict) and set(x) <= set(OVERRIDES) for x in each.values()):
         raise ValueError(f"{where} is {each!r:.200}; this version supports only {' and '.join(OVERRIDES)} of a layer")
+    each = {number.lstrip("0") or "0": layer for number, layer in each.items()}  # transformers writes "05" and "11"
     numbers = {str(i) for i, windowed in enumerate(flags) if not windowed}
     layers = [Keys(each.get(i, {}), f"{where}: {i}") for i in sorted(numbers)]
     overrides = {tuple(layer.count(key, shape[field_of[key]]) for key in OVERRIDES) for layer in layers}
