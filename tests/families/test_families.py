@@ -330,6 +330,23 @@ def test_what_new_families_cannot_compute_is_refused(name, changes, message):
         read(golden.family(name), golden.golden_files(name)["config5"] | changes)
 
 
+@pytest.mark.parametrize("name, published, other", [
+    ("Qwen2", {"use_mrope": False}, {"use_mrope": True}),  # Qwen2.5-0.5B, Qwen2.5-Math, DeepSeek-R1-Distill-Qwen
+    ("Llama", {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"kv_cache_dtype": {}}},
+     {"rope_interleaved": True}),  # SmolLM2
+    ("Phi3", {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False},
+     {"lm_head_bias": True}),  # Phi-4-mini
+    ("GPT2", {"n_special": 0, "predict_special_tokens": True, "output_past": True, "_num_labels": 1}, {}),
+])  # fmt: skip
+def test_keys_that_published_models_have_are_read(name, published, other):
+    """As their config.json has them. The last are of GPT-2 medium, large and XL, and DistilGPT-2."""
+    config = golden.golden_files(name)["config4"]
+    assert read(FAMILIES[name], config | published) == read(FAMILIES[name], config)
+    for key, value in other.items():
+        with pytest.raises(ValueError, match=f"{key} is True; this version supports only False"):
+            read(FAMILIES[name], config | {key: value})
+
+
 def test_gemma3_is_read_with_both_names_of_its_period():
     config = golden.golden_files("Gemma3")["config4"]
     assert config["sliding_window_pattern"] == 6

@@ -78,16 +78,17 @@ REQUIRED = object()
 
 # Keys that every family reads, and the values that it computes.
 EVERY = {"is_encoder_decoder": (False,), "add_cross_attention": (False,), "is_decoder": (False, True),
-         "pruned_heads": ({},)}  # fmt: skip
+         "pruned_heads": ({},), "rope_interleaved": (False,), "use_mrope": (False,)}  # fmt: skip
 
 # Keys of every family about the writer, generation, training or the tokenizer.
 HARMLESS = frozenset(
     {
         "_attn_implementation_autoset", "_name_or_path", "architectures", "attention_dropout", "auto_map",
-        "bos_token_id", "cache_implementation", "dtype", "eos_token_id", "id2label", "initializer_range", "label2id",
-        "jrl_score_at", "max_position_embeddings", "model_type", "num_labels", "output_attentions",
-        "output_hidden_states", "pad_token_id", "problem_type", "return_dict", "task_specific_params",
-        "tokenizer_class", "torch_dtype", "transformers_version", "unsloth_fixed", "unsloth_version", "use_cache",
+        "bos_token_id", "cache_implementation", "dtype", "eos_token_id", "id2label", "initializer_range",
+        "is_llama_config", "jrl_score_at", "label2id", "max_position_embeddings", "model_type", "num_labels",
+        "output_attentions", "output_hidden_states", "pad_token_id", "problem_type", "return_dict",
+        "task_specific_params", "tokenizer_class", "torch_dtype", "transformers.js_config", "transformers_version",
+        "unsloth_fixed", "unsloth_version", "use_cache",
     }
 )  # fmt: skip
 

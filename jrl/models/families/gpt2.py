@@ -70,8 +70,9 @@ GPT2 = Family(
     architecture="GPT2LMHeadModel",
     keys=("vocab_size", "n_layer", "n_embd", "n_head", "n_inner", "n_positions", "layer_norm_epsilon",
           "scale_attn_weights", "scale_attn_by_inverse_layer_idx", "activation_function", "tie_word_embeddings"),
-    harmless=("attn_pdrop", "embd_pdrop", "n_ctx", "reorder_and_upcast_attn", "resid_pdrop", "summary_activation",
-              "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj"),
+    harmless=("_num_labels", "attn_pdrop", "embd_pdrop", "n_ctx", "n_special", "output_past", "predict_special_tokens",
+              "reorder_and_upcast_attn", "resid_pdrop", "summary_activation", "summary_first_dropout",
+              "summary_proj_to_labels", "summary_type", "summary_use_proj"),
     read=read,
     write=write,
     places={

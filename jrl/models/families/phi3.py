@@ -16,10 +16,13 @@ GATE_UP = Place("model.layers.{}.mlp.gate_up_proj.weight", OUT_IN, join=0)
 
 # They decide the factor of LongRoPE and which of its lists is used. Without a stretched rope they have no effect.
 LENGTHS = ("original_max_position_embeddings", "max_position_embeddings")
+# Keys of Phi-4-mini, with the only values that are computed.
+FIXED = {"attention_bias": False, "full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False}
 
 
 def read(keys: Keys) -> Decoder:
-    keys.expect("attention_bias", False)
+    for name, value in FIXED.items():
+        keys.expect(name, value)
     for name in LENGTHS:
         keys.take(name, None)
     window = keys.take("sliding_window", None)
@@ -55,7 +58,7 @@ def write(cfg: Decoder) -> dict[str, Any]:
 PHI3 = Family(
     model_type="phi3",
     architecture="Phi3ForCausalLM",
-    keys=(*SHAPE, *ROPE, "sliding_window", "attention_bias", *LENGTHS),
+    keys=(*SHAPE, *ROPE, "sliding_window", *FIXED, *LENGTHS),
     harmless=("embd_pdrop", "resid_pdrop"),
     read=read,
     write=write,
