@@ -347,6 +347,18 @@ def test_keys_that_published_models_have_are_read(name, published, other):
             read(FAMILIES[name], config | {key: value})
 
 
+def test_without_sliding_window_the_window_is_the_default_of_transformers_and_null_is_none():
+    windowed = {"Mistral": {}, "Qwen2": {"use_sliding_window": True, "max_window_layers": 1}}
+    for name, changes in windowed.items():
+        config = golden.golden_files(name)["config4"] | changes
+        config.pop("sliding_window")
+        assert read(FAMILIES[name], config).window == 4096
+        assert read(FAMILIES[name], config | {"sliding_window": None}).window is None
+    named = {"sliding_window": None, "layer_types": ["full_attention", "sliding_attention"]}
+    with pytest.raises(ValueError, match="names windowed layers, but sliding_window is null"):
+        read(FAMILIES["Qwen2"], config | named)
+
+
 def test_gemma3_is_read_with_both_names_of_its_period():
     config = golden.golden_files("Gemma3")["config4"]
     assert config["sliding_window_pattern"] == 6

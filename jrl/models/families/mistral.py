@@ -10,11 +10,11 @@ from jrl.models.shape import Decoder
 
 
 def read(keys: Keys) -> Decoder:
-    window = keys.take("sliding_window", None)
+    window = keys.maybe("sliding_window", 4096)
     return Decoder(
         **read_shape(keys, kv_heads=8),
         activation=keys.one_of("hidden_act", {"silu": "silu"}, "silu"),
-        window=None if window is None else keys.count("sliding_window"),
+        window=None if window is None else keys.count("sliding_window", 4096),
     )
 
 
