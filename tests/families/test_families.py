@@ -19,6 +19,7 @@ from jrl.models.families.contract import Keys, canonical, read, sort_keys
 from jrl.models.heads import REWARD
 from jrl.models.leaves import spec
 from jrl.models.pretrained.published import Published, classifier_of, decoder_of, export, load_classifier
+from jrl.models.rope import ProportionalRope
 from jrl.models.shape import Decoder, check_length, for_length
 from jrl.resolve import load_config
 from jrl.tools.inspect_model import shape
@@ -373,6 +374,21 @@ def test_numbers_of_gemma4_layers_may_begin_with_zeros():
     assert (cfg.full.head_dim, cfg.full.kv_heads) == (12, 1)
     with pytest.raises(ValueError, match="absent for others"):
         read(FAMILIES["Gemma4"], config | {"per_layer_config": {"04": {"head_dim": 12}, **layers}})
+
+
+def test_the_ropes_of_gemma4_have_defaults_only_where_all_are_left_out():
+    """transformers' default ropes stand for all of rope_parameters; in them its defaults are those of a rope."""
+    config = golden.golden_files("Gemma4")["config5"]
+    without = read(FAMILIES["Gemma4"], config | {"rope_parameters": None})
+    assert without.rope == ProportionalRope(share=0.25)
+    assert (without.rope_theta, without.window_rope_theta) == (1e6, 1e4)
+    near = {"rope_theta": 5e3}
+    of = lambda full: config | {"rope_parameters": {"full_attention": full, "sliding_attention": near}}
+    assert read(FAMILIES["Gemma4"], of({"rope_theta": 2e4})).rope is None
+    proportional = read(FAMILIES["Gemma4"], of({"rope_theta": 2e4, "rope_type": "proportional"}))
+    assert (proportional.rope, proportional.rope_theta) == (ProportionalRope(share=1.0), 2e4)
+    with pytest.raises(ValueError, match="rope_parameters: full_attention has no 'rope_theta'"):
+        read(FAMILIES["Gemma4"], of({"rope_type": "proportional"}))
 
 
 @pytest.mark.parametrize("name, kind", [("Qwen3.5", "qwen3_5"), ("Qwen3.5Moe", "qwen3_5_moe")])

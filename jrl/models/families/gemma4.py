@@ -17,6 +17,10 @@ from jrl.models.shape import Decoder, FullHeads
 ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 EXPERT_KEYS = ("num_experts", "top_k_experts", "moe_intermediate_size")
 OVERRIDES = ("head_dim", "num_key_value_heads")  # of single layers
+ROPES = {  # where config.json has no rope_parameters
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+    "sliding_attention": {"rope_theta": 10_000.0},
+}
 
 
 def read(keys: Keys) -> Decoder:
@@ -92,21 +96,18 @@ def _read_full(keys: Keys, shape: dict[str, Any], flags: tuple[bool, ...], same:
 
 
 def _read_ropes(keys: Keys) -> dict[str, Any]:
-    parameters = keys.inside("rope_parameters") or Keys({}, keys.where)
-    full, near = (parameters.inside(name) or Keys({}, keys.where) for name in ("full_attention", "sliding_attention"))
+    parameters = keys.inside("rope_parameters") or Keys(ROPES, keys.where)
+    full, near = (parameters.inside(name) or Keys({}, f"{parameters.where}: {name}") for name in ROPES)
     parameters.close()
-    fields = {
-        "rope_theta": full.number("rope_theta", 1_000_000.0),
-        "window_rope_theta": near.number("rope_theta", 10_000.0),
-    }
+    fields = {"rope_theta": full.number("rope_theta"), "window_rope_theta": near.number("rope_theta")}
     if read_stretch(near, keys) is not None:
         raise ValueError(f"{near.where}: the rope of windowed layers is stretched, which is not supported")
     known = {name: name for name in ("proportional", "default")}
-    if full.one_of("rope_type", known, full.take("type", "proportional")) == "default":
+    if full.one_of("rope_type", known, full.take("type", "default")) == "default":
         full.expect("partial_rotary_factor", 1.0)
         full.close()
         return {**fields, "rope": None}
-    rope = ProportionalRope(share=full.number("partial_rotary_factor", 0.25), factor=full.number("factor", 1.0))
+    rope = ProportionalRope(share=full.number("partial_rotary_factor", 1.0), factor=full.number("factor", 1.0))
     full.close()
     return {**fields, "rope": rope}
 
