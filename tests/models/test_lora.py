@@ -107,6 +107,10 @@ def test_the_factor_of_dora_is_that_of_its_definition():
 def test_an_output_without_weights_stays_finite():
     zero = jnp.zeros((1, 2, 1)), jnp.ones((1, 2, 1)), jnp.zeros((1, 1, 1)), jnp.zeros((1, 1))
     assert float(columns(*zero, names=("mlp",))[0, 0]) == 1
+    # W = 0 has length 0; A B = [3, 4]^T is 5 long: c = (0 + d) / 5.
+    weight, a, b = zero[0], jnp.array([[[3.0], [4]]]), jnp.ones((1, 1, 1))
+    for d, c in [(0.0, 0.0), (2.0, 0.4)]:
+        assert float(columns(weight, a, b, jnp.array([[d]]), names=("mlp",))[0, 0]) == pytest.approx(c, abs=1e-7)
 
 
 # The policy

@@ -236,10 +236,10 @@ def columns(
         crossed = _einsum(f"{into}{out},{into}r->r{out}", weight, a, ("rank", *names))
         gram = _einsum(f"{into}r,{into}q->rq", a, a, ("rank", "rank"))
         changed = square + jnp.sum(b * (2 * crossed + _einsum(f"rq,q{out}->r{out}", gram, b, ("rank", *names))), axis=0)
-        now = jnp.sqrt(jnp.maximum(changed, 0))
-        now = jnp.where(now > 0, now, 1)  # an output whose weights are all 0 has no direction to keep
+        # An output whose weights are all 0 has no direction to scale.
+        norm, now = (jnp.where(changed > 0, jnp.sqrt(jnp.maximum(x, 0)), 1) for x in (square, changed))
         # In this order c is exactly 1 where nothing was learned, whatever a compiler does to a quotient.
-        return 1 + (d - (now - jnp.where(square > 0, jnp.sqrt(square), 1))) / now
+        return 1 + (d - (now - norm)) / now
 
     return jax.lax.map(layer, (weight, a, b, d))
 
