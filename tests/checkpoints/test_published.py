@@ -99,6 +99,16 @@ def test_an_index_that_names_what_is_not_there_is_refused(folder):
     refused(folder, "does not contain model.nrm.weight")
 
 
+def test_weights_of_two_saves_are_refused(folder):
+    """transformers would read the single file, and other tools the files that the index names."""
+    (folder / "model-00001-of-00001.safetensors").write_bytes((folder / FILE).read_bytes())
+    weight_map = dict.fromkeys(load_file(folder / FILE), "model-00001-of-00001.safetensors")
+    (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    refused(folder, "has its weights twice", f"remove {FILE}, or {INDEX}")
+    (folder / FILE).unlink()
+    opened(folder)
+
+
 def test_damaged_files_are_refused(folder):
     intact = (folder / FILE).read_bytes()
     huge = json.dumps({"a": {"dtype": "F32", "shape": [10**6, 10**7], "data_offsets": [0, 4 * 10**13]}}).encode()

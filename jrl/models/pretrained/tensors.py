@@ -129,13 +129,19 @@ def _release(mapped: mmap.mmap, start: int, length: int) -> None:
 def open_tensors(folder: str | Path) -> Tensors:
     """Opens the weights of a folder: model.safetensors, or the files that model.safetensors.index.json names.
 
-    Raises: ValueError for a folder without them, pickled weights, an index that points outside the folder, and for
-    files that are cut short, damaged, or claim more than they hold. Headers are read, tensors are not.
+    Raises: ValueError for a folder without them or with both, pickled weights, an index that points outside the folder,
+    and for files that are cut short, damaged, or claim more than they hold. Headers are read, tensors are not.
     """
     check_installed()
     folder = paths.readable(folder)
     if paths.exists(folder / INDEX):
-        return Tensors(folder, _indexed(folder))
+        files = _indexed(folder)
+        if paths.exists(folder / SINGLE) and folder / SINGLE not in files.values():
+            raise ValueError(
+                f"{folder} has its weights twice: in {SINGLE}, and in the files that {INDEX} names. One is left over "
+                f"from an earlier save: remove {SINGLE}, or {INDEX}"
+            )
+        return Tensors(folder, files)
     if paths.exists(folder / SINGLE):
         return open_file(folder / SINGLE)
     pickled = [name for name in paths.list_dir(folder) if name.endswith(PICKLED)]
