@@ -337,6 +337,8 @@ def test_what_new_families_cannot_compute_is_refused(name, changes, message):
      {"rope_interleaved": True}),  # SmolLM2
     ("Phi3", {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False},
      {"lm_head_bias": True}),  # Phi-4-mini
+    ("Qwen3Moe", {"qkv_bias": False, "shared_expert_intermediate_size": 0, "use_qk_norm": True},
+     {"qkv_bias": True}),  # Qwen3-Coder
     ("GPT2", {"n_special": 0, "predict_special_tokens": True, "output_past": True, "_num_labels": 1}, {}),
 ])  # fmt: skip
 def test_keys_that_published_models_have_are_read(name, published, other):

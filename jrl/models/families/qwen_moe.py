@@ -38,7 +38,13 @@ def experts_of(cfg: Decoder) -> Experts:
     return cfg.experts or Experts(count=1, per_token=1, width=cfg.mlp_width)
 
 
+# Keys of Qwen3-Coder, with the only values that are computed.
+FIXED = {"qkv_bias": False, "shared_expert_intermediate_size": 0, "use_qk_norm": True}
+
+
 def read(keys: Keys) -> Decoder:
+    for name, value in FIXED.items():
+        keys.expect(name, value)
     shape = read_shape(keys, kv_heads=4)
     layers, bias = range(shape["layers"]), keys.flag("attention_bias", False)
     windowed, window = keys.flag("use_sliding_window", False), keys.maybe("sliding_window", 4096)
@@ -83,7 +89,7 @@ QWEN3_MOE = Family(
     architecture="Qwen3MoeForCausalLM",
     keys=(*SHAPE, *ROPE, "attention_bias", "use_sliding_window", "sliding_window", "mlp_only_layers",
           "decoder_sparse_step", "num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size",
-          "norm_topk_prob"),
+          "norm_topk_prob", *FIXED),
     harmless=("max_window_layers", "output_router_logits", "router_aux_loss_coef"),
     read=read,
     write=write,
