@@ -256,6 +256,8 @@ def test_a_classifier_is_of_a_family_by_its_own_name(kind, name, family):
         ({"quantization_config": {"bits": 4}}, "quantization_config = .*reads only floating-point weights"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "twist": 1}}, "twist"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "attention_factor": "1"}}, "attention_factor is '1'"),
+        ({"rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": "32"}}, "embeddings is '32'"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "both rope_scaling and rope_parameters"),
     ],
 )

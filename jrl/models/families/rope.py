@@ -9,6 +9,8 @@ from jrl.models.families.contract import Keys
 from jrl.models.rope import LinearRope, Llama3Rope, LongRope, ProportionalRope, Stretch, YarnRope
 from jrl.models.shape import Decoder
 
+ORIGINAL = "original_max_position_embeddings"
+
 
 def read_rope(
     keys: Keys, head_dim: int, *, theta: float = 10_000.0, theta_key: str = "rope_theta", share: float = 1.0,
@@ -54,16 +56,14 @@ def read_stretch(inner: Keys, outer: Keys, harmless: tuple[str, ...] = ()) -> St
             factor=inner.number("factor"),
             low_freq_factor=inner.number("low_freq_factor"),
             high_freq_factor=inner.number("high_freq_factor"),
-            original_length=inner.count("original_max_position_embeddings"),
+            original_length=inner.count(ORIGINAL),
         )
     elif kind == "longrope":
         stretch = _read_longrope(inner, outer)
     else:
-        original = "original_max_position_embeddings"
-        length = inner.take(original, None) or outer.take(original, None) or outer.count("max_position_embeddings")
-        factor = inner.number("factor")
+        length, factor = _original_length(inner, outer, outer), inner.number("factor")
         mscale, all_dim = inner.take("mscale", 0), inner.take("mscale_all_dim", 0)
-        attention_factor = inner.take("attention_factor", None)
+        attention_factor = inner.maybe("attention_factor", None)
         if attention_factor is None and mscale and all_dim:
             of = lambda m: 0.1 * m * math.log(factor) + 1 if factor > 1 else 1.0
             attention_factor = of(mscale) / of(all_dim)
@@ -75,28 +75,35 @@ def read_stretch(inner: Keys, outer: Keys, harmless: tuple[str, ...] = ()) -> St
             attention_factor=attention_factor,
             truncate=inner.flag("truncate", True),
         )
-    inner.take("original_max_position_embeddings", None)
+    inner.take(ORIGINAL, None)
     inner.close(set(harmless))
     return stretch
 
 
+def _original_length(first: Keys, second: Keys, outer: Keys) -> int:
+    """Returns the tokens that the model was first trained at: of `first`, else of `second`, else those of now."""
+    for keys in (first, second):
+        if keys.take(ORIGINAL, None) is not None:
+            return keys.count(ORIGINAL)
+    return outer.count("max_position_embeddings")
+
+
 def _read_longrope(inner: Keys, outer: Keys) -> LongRope:
-    original, lists = "original_max_position_embeddings", {}
     # Where both have the original length, transformers takes the outer one.
-    length = outer.take(original, None) or inner.take(original, None) or outer.count("max_position_embeddings")
+    lists, length = {}, _original_length(outer, inner, outer)
     for name in ("short_factor", "long_factor"):
         lists[name] = inner.take(name)
         if not isinstance(lists[name], list) or not all(type(x) in (int, float) and x > 0 for x in lists[name]):
             raise ValueError(f"{inner.where}: {name} is {lists[name]!r:.200}; it must be a list of numbers above 0")
-    factor = inner.take("factor", None)
+    factor = inner.maybe("factor", None)
     if factor is None:
         factor = outer.count("max_position_embeddings") / length
     return LongRope(
         short=tuple(map(float, lists["short_factor"])),
         long=tuple(map(float, lists["long_factor"])),
         original_length=length,
-        factor=float(factor),
-        attention_factor=inner.take("attention_factor", None),
+        factor=factor,
+        attention_factor=inner.maybe("attention_factor", None),
     )
 
 
