@@ -19,7 +19,8 @@ import jrl
 from jrl import cli, loop
 from jrl.bucket.client import BucketError
 from jrl.device.processes import ONE, OtherProcessFailed
-from jrl.device.sharding import BATCH_AXES
+from jrl.device.sharding import BATCH_AXES, MeshShape, make_mesh, replicated, row_sharding
+from jrl.learning.step import Learned
 from jrl.resolve import load_config
 from jrl.run import fault, records
 from jrl.run.bucket_run import LeaseLost
@@ -29,6 +30,7 @@ from jrl.run.job import Job
 from jrl.run.records import Preempted, StopRun
 from jrl.run.report.messages import examples_at_fault
 from jrl.tools.doctor import examine, saves
+from jrl.types import PackedBatch, Recomputed, SequenceTargets, TrainBatch
 
 TINY = [
     "Decoder.layers=2", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
@@ -414,6 +416,29 @@ def test_the_bundle_replays_the_fault_away_from_its_run(stopped, tmp_path, capsy
     assert replayed.role == "policy" and replayed.recorded["last_good_step"] == 2
     assert cli.main(["replay", str(bundle)]) == 0
     assert "weights (params/layers/down) of layer 1 of the role policy" in capsys.readouterr().out
+
+
+def test_a_bundle_holds_all_arrays_of_rows_by_row(tmp_path):
+    """Routes, and values of several attributes, have an axis more than tokens."""
+    tokens, places = np.zeros((2, 4, 6), np.int32), np.zeros((2, 4, 3), np.float32)
+    packed = PackedBatch(
+        tokens=tokens, positions=tokens, segment=tokens, shared_prefix=None, prefix_row=None, action_mask=tokens > 0,
+        behaviour_logprobs=None, sampler_logprobs=None, sequence=places, temperature=np.float32(1),
+        num_real=np.int32(2), routes=np.zeros((2, 4, 6, 2), np.uint8),
+    )  # fmt: skip
+    value = np.arange(48, dtype=np.float32).reshape(2, 4, 3, 2)
+    targets = SequenceTargets(places > 0, places, places, places, np.float32(1), value=value)
+    batch = TrainBatch(
+        packed=packed, recomputed=Recomputed(), loss_mask=tokens > 0, loss_weights=tokens.astype(np.float32),
+        advantages=None, returns=None, targets=targets, denominator=np.float32(1),
+    )  # fmt: skip
+    fault._write_batches(tmp_path, Learned([batch], 1, False))
+    mesh = make_mesh(MeshShape(), jax.devices()[:1])
+    (read,) = fault._read_batches(tmp_path, 1, mesh)
+    assert jax.tree.structure(read) == jax.tree.structure(batch)
+    np.testing.assert_array_equal(read.targets.value, value)
+    for leaf in jax.tree.leaves(read):
+        assert leaf.sharding == (row_sharding(mesh) if leaf.ndim else replicated(mesh)), leaf.shape
 
 
 @pytest.mark.slow

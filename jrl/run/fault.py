@@ -336,7 +336,7 @@ def _read_batches(folder: Path, shards: int, mesh: Mesh) -> list[TrainBatch]:
     with np.load(folder / "batches.npz", allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
     by_row = row_sharding(mesh)
-    place = lambda x: jax.device_put(x, by_row if np.ndim(x) == 3 else replicated(mesh))
+    place = lambda x: jax.device_put(x, by_row if np.ndim(x) >= 3 else replicated(mesh))  # [M, R, ...] by row
 
     def fields(record: type, prefix: str) -> dict[str, Any]:
         return {field.name: arrays.get(f"{prefix}/{field.name}") for field in dataclasses.fields(record)}
