@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -149,6 +150,23 @@ def test_changing_a_float_does_not_recompile(name):
 def test_what_cannot_train_is_refused(name, field):
     with pytest.raises(ValueError, match=f"{name}.{field}"):
         CONFIGS[name](**{field: 0.0})
+
+
+@pytest.mark.parametrize("config, field, value, held", [
+    (AdamW, "eps", 1e-50, "0.0"),  # an array without a gradient: 0 / (0 + 0)
+    (AdamW, "eps", 1e-40, "0.0"),  # XLA takes it for 0, though float32 has it
+    (Adafactor, "eps", 1e-40, "0.0"),
+    (AdamW, "b2", 1 - 1e-9, "1.0"),  # v / (1 - b2) is 0 / 0
+    (Muon, "momentum", 1 - 1e-9, "1.0"),
+    (AdamW, "average", 1 - 1e-9, "1.0"),  # it would never move
+    (AdamW, "learning_rate", 1e39, "inf"),
+    (AdamW, "weight_decay", 1e39, "inf"),
+])  # fmt: skip
+def test_what_cannot_train_in_float32_is_refused(config, field, value, held):
+    with pytest.raises(
+        ValueError, match=rf"{config.__name__}\.{field} = {re.escape(str(value))} cannot train: in float32 it is {held}"
+    ):
+        config(**{field: value})
 
 
 def test_a_momentum_of_one_and_no_iterations_are_refused():
@@ -439,6 +457,9 @@ def test_groups_that_say_nothing_are_refused():
         ParameterGroup(names="*", frozen=True, learning_rate=0.1)
     with pytest.raises(ValueError, match=r"ParameterGroup\.learning_rate = 0\.0 cannot train"):
         ParameterGroup(names="*", learning_rate=0.0)
+    for name in ("learning_rate", "weight_decay"):
+        with pytest.raises(ValueError, match=rf"ParameterGroup\.{name} = nan cannot train"):
+            ParameterGroup(names="*", **{name: float("nan")})
     with pytest.raises(ValueError, match="has the pattern 'a' twice"):
         AdamW(groups=(ParameterGroup(names="a", frozen=True), ParameterGroup(names="a", frozen=True)))
     check(*ruled(AdamW(groups=both[:1])), STACK)

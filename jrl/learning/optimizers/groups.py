@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 from typing import Any
 
 import jax
@@ -23,7 +24,9 @@ class ParameterGroup:
     def __post_init__(self) -> None:
         for name in ("learning_rate", "weight_decay"):
             value = getattr(self, name)
-            if isinstance(value, int | float) and (value < 0 or (value == 0 and name == "learning_rate")):
+            if not isinstance(value, int | float):  # None, or traced
+                continue
+            if not 0 <= value < math.inf or (value == 0 and name == "learning_rate"):
                 raise ValueError(
                     f"ParameterGroup.{name} = {value} cannot train; set it above 0, or frozen = True where "
                     f"{self.names!r} is not to move"

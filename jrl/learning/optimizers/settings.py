@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
+
+import numpy as np
 
 from jrl.learning.optimizers.groups import ParameterGroup
 from jrl.learning.optimizers.schedules import ConstantRate, CosineDecay, LinearDecay, WarmupStableDecay
@@ -29,21 +32,32 @@ class OptimizerSettings:
 
 
 def check_rates(config: Any, **limits: Any) -> None:
-    """Raises ValueError for a float of an optimizer's configuration that cannot train.
+    """Raises ValueError for a float of an optimizer's configuration that cannot train, as it is or in float32, in which
+    programs hold it.
 
     Args:
       limits: field -> (value) -> bool, of the fields that only this optimizer has.
     """
     common = {
-        "learning_rate": lambda x: x > 0,
-        "weight_decay": lambda x: x >= 0,
+        "learning_rate": lambda x: 0 < x < math.inf,
+        "weight_decay": lambda x: 0 <= x < math.inf,
         "clip_norm": lambda x: x > 0,
         "average": lambda x: 0 < x < 1,
     }
     for name, holds in (common | limits).items():
         value = getattr(config, name)
-        if isinstance(value, int | float) and not holds(value):  # else it is None, or traced
+        if not isinstance(value, int | float):  # None, or traced
+            continue
+        if not holds(value):
             raise ValueError(f"{type(config).__name__}.{name} = {value} cannot train")
+        if not holds(held := in_float32(value)):
+            raise ValueError(f"{type(config).__name__}.{name} = {value} cannot train: in float32 it is {held}")
     patterns = [group.names for group in config.groups if dataclasses.is_dataclass(group)]
     if duplicates := sorted({pattern for pattern in patterns if patterns.count(pattern) > 1}):
         raise ValueError(f"{type(config).__name__}.groups has the pattern {duplicates[0]!r} twice")
+
+
+def in_float32(x: float) -> float:
+    """Returns a float as programs hold it: in float32, with 0 for what is below the least normal number."""
+    with np.errstate(over="ignore"):
+        return 0.0 if abs(x) < np.finfo(np.float32).tiny else float(np.float32(x))
