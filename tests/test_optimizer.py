@@ -119,6 +119,8 @@ def test_a_schedule_that_is_none_is_refused():
         ConstantRate(warmup_steps=-1)
     with pytest.raises(ValueError, match=r"WarmupStableDecay\.stable_steps"):
         WarmupStableDecay(stable_steps=-1, decay_steps=1)
+    with pytest.raises(ValueError, match=r"LinearDecay\.decay_steps must be at most 2147483647; got 10000000000"):
+        LinearDecay(decay_steps=10**10)
     with pytest.raises(ValueError, match=r"CosineDecay\.end is a share of the peak, 0 to 1; got 1\.5"):
         CosineDecay(decay_steps=3, end=1.5)
 

@@ -54,6 +54,7 @@ class WarmupStableDecay:
         check_steps(self)
 
 
+MOST_UPDATES = 2**31 - 1  # updates are counted in int32
 Schedule = ConstantRate | LinearDecay | CosineDecay | WarmupStableDecay
 
 
@@ -63,6 +64,8 @@ def check_steps(schedule: Schedule) -> None:
     for field, least in (("warmup_steps", 0), ("stable_steps", 0), ("decay_steps", 1)):
         if (value := getattr(schedule, field, least)) < least:
             raise ValueError(f"{name}.{field} must be at least {least}; got {value}")
+        if value > MOST_UPDATES:
+            raise ValueError(f"{name}.{field} must be at most {MOST_UPDATES}; got {value}")
     end = getattr(schedule, "end", 0.0)
     if isinstance(end, int | float) and not 0 <= end <= 1:  # else it is traced
         raise ValueError(f"{name}.end is a share of the peak, 0 to 1; got {end}")
