@@ -261,8 +261,13 @@ def facts_of(stage: Stage, config: Config, *, samples: int, lag: int) -> Facts:
 
 
 def not_rewarded(stage: Online, config: Config, strategy: ConfiguredStrategy) -> tuple[str, ...]:
-    """Returns the names of a stage's reward components whose weight in the reward is not above 0. A gate's labels have
-    names that only its folder knows: they are called "the labels of RewardModel.gate"."""
+    """Returns the names of a stage's reward components whose weight in the reward is not above 0."""
+    return tuple(name for name, weight in component_weights(stage, config, strategy).items() if not weight > 0)
+
+
+def component_weights(stage: Online, config: Config, strategy: ConfiguredStrategy) -> dict[str, float]:
+    """Returns the weight of every reward component of a stage. A gate's labels have names that only its folder knows:
+    they are called "the labels of RewardModel.gate". Verifiers that examples name are left out."""
     weights = dict(zip(component_names(config.scoring), (verifier.weight for verifier in config.scoring.verifiers)))
     for judge in judges_of(stage, config):
         score, *parts = score_names(judge)
@@ -280,7 +285,7 @@ def not_rewarded(stage: Online, config: Config, strategy: ConfiguredStrategy) ->
     weights |= dict.fromkeys((name for name, source in watching.items() if source is not None), 0)
     if strategy.row.attempts > 1:
         weights[FIRST_ATTEMPT] = 0
-    return tuple(name for name, weight in weights.items() if not weight > 0)
+    return weights
 
 
 def check_reward_sources(

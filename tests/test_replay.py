@@ -7,6 +7,7 @@ import pytest
 from short_runs import run
 
 from jrl import cli
+from jrl.resolve import load_config
 from jrl.rollout.scoring import HostScores
 from jrl.run import replay
 from jrl.run.report.rollouts import read_rollouts
@@ -94,3 +95,14 @@ def test_what_a_store_has_no_column_for_is_left_out_and_what_it_lacks_is_nothing
     columns = replay.score_columns(scores(), task, example, ("A/b",), False)
     found = replay.fitting(columns, {"outcome", "component.D", "token_reward"})
     assert set(found) == {"outcome", "component.D", "token_reward"} and np.isnan(found["component.D"]).all()
+
+
+def test_components_of_other_stages_alone_are_no_input_of_an_update():
+    bindings = [
+        "Config.stages=[@a/Online(), @b/Online()]", "Scoring.verifiers=[@Exact()]", "GDPO.weights=(1.0,)",
+        "a/Online.objective=@SCoRe()", "a/Online.strategy=@SelfCorrection()", "b/Online.objective=@GDPO()",
+    ]  # fmt: skip
+    config, parts = load_config("configs/tiny.gin", bindings)
+    rows = dict.fromkeys(["reward", "component.Exact", "component.first_attempt", "component.NamedByAnExample"])
+    own = lambda i: set(replay.columns_of_stage(rows, config, parts.tables, i))
+    assert own(0) == {*rows} and own(1) == {*rows} - {"component.first_attempt"}

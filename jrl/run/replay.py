@@ -18,9 +18,10 @@ from urllib.parse import quote, unquote
 import jax
 import numpy as np
 
+from jrl.compatibility import component_weights
 from jrl.device.placement import place_on_mesh
 from jrl.device.sharding import batch_sharding, replicated
-from jrl.experiment import Online, row_of
+from jrl.experiment import Config, Online, Tables, configured_strategy, row_of
 from jrl.learning.step import learn_from_sampled, prepare
 from jrl.resolve import load_run_config
 from jrl.rollout.scoring import HostScores
@@ -62,12 +63,25 @@ def score_columns(
     """
     nothing = np.full(scores.reward.shape, np.nan, np.float32)
     columns = {"outcome": scores.outcome, TASK: task, EXAMPLE: example}
-    columns |= {f"{COMPONENT}{quote(name, safe='')}": scores.components.get(name, nothing) for name in components}
+    columns |= {column_of(name): scores.components.get(name, nothing) for name in components}
     if of_tokens:
         none = np.zeros((len(scores.reward), 1), np.float32)
         rewarded = none if scores.token_reward is None else np.where(scores.valid[:, None], scores.token_reward, 0)
         columns["token_reward"] = rewarded.astype(np.float32)
     return columns
+
+
+def column_of(component: str) -> str:
+    """Returns the name of the column of a reward component."""
+    return f"{COMPONENT}{quote(component, safe='')}"
+
+
+def columns_of_stage(rows: Mapping[str, Any], config: Config, tables: Tables, i: int) -> dict[str, Any]:
+    """Returns the columns of a step of stage `i`, without the reward components that only other stages have."""
+    names = lambda stage: component_weights(stage, config, configured_strategy(stage, tables)).keys()
+    of_all = {name for stage in config.stages if isinstance(stage, Online) for name in names(stage)}
+    others = {column_of(name) for name in of_all - names(config.stages[i])}
+    return {name: value for name, value in rows.items() if name not in others}
 
 
 def fitting(columns: Mapping[str, np.ndarray], known: set[str]) -> dict[str, np.ndarray]:
@@ -155,7 +169,7 @@ def _updated(policy: Policy, state: TrainState, done: int, store: Snapshot) -> T
     number = functools.partial(number_on, mesh)
     arrays = stage_arrays(stage, number)
     shape = packed_shape(stage, config, policy.parts.tables, mesh)
-    rows = _rows_of(store, done + 1)
+    rows = columns_of_stage(_rows_of(store, done + 1), config, policy.parts.tables, i)
     count = stage.prompts * stage.samples
     if len(rows["reward"]) != shape.sequences:
         raise ValueError(f"the store holds {len(rows['reward'])} rows of step {done + 1}, whose batch has "
