@@ -22,6 +22,7 @@ from jrl.learning.pack import pack_tokens, plan
 from jrl.learning.step import Learned, critic_batch
 from jrl.resolve import load_config
 from jrl.run import fault, replay, run_hash
+from jrl.run.programs import pretraining_shape
 from jrl.types import Recomputed
 
 SETTINGS = [
@@ -141,3 +142,11 @@ def test_what_cannot_be_imitated_is_refused(bindings, message):
     named = {binding.partition("=")[0]: binding for binding in [*SETTINGS, *bindings]}
     with pytest.raises((ConfigError, ValueError), match=re.escape(message)):
         load_config("configs/tiny.gin", list(named.values()), [PARTS])
+
+
+def test_rows_that_do_not_divide_into_minibatches_say_what_to_change():
+    settings = [binding.replace("batch_size=16", "batch_size=3") for binding in SETTINGS]
+    config, _ = load_config("configs/tiny.gin", settings, [PARTS])
+    mesh = make_mesh(MeshShape(), jax.devices()[:1])
+    with pytest.raises(ValueError, match=r"3 sequences a step do not divide .* PretrainingMix\.batch_size"):
+        pretraining_shape(config.stages[0], config, mesh)

@@ -99,8 +99,8 @@ def packed_shape(
     if sequences % (shards * config.minibatches * unit):
         raise ValueError(
             f"{sequences // unit} {items} a step do not divide into {shards} batch shards x {config.minibatches} "
-            "minibatches; change Learner.minibatches, the mesh, or how many a step has (Online.prompts * samples, or "
-            "Offline.batch_size)"
+            "minibatches; change Learner.minibatches, the mesh, or how many a step has (Online.prompts * samples, "
+            "PretrainingMix.batch_size for stored rows beside them, or Offline.batch_size)"
         )
     if sequences % (shards * shares):
         raise ValueError(
