@@ -221,7 +221,9 @@ def test_a_process_whose_beat_stands_still_is_lost_and_one_that_is_slow_is_not()
         beats.hear({"beat/0": beat(second, "step 4"), "beat/1": beat(min(second, 5), "step 3, scoring"),
                     "beat/2": beat(second // 5, "step 4")})  # fmt: skip
         assert beats.lost(0) == ([1] if second - 5 > LOST_SECONDS else [])
-    message = lost_message(Processes(0, 3, Table(), ("process 0", "process 1 (b)", "process 2")), beats, [1])
+    processes = Processes(0, 3, Table(), ("process 0", "process 1 (b)", "process 2"))
+    assert lost_message(processes, beats, [1, 2]).startswith("process 1 (b), process 2 are gone or do not answer. ")
+    message = lost_message(processes, beats, [1])
     assert "process 1 (b) is gone or does not answer" in message and "step 3, scoring, heard from 24 s ago" in message
 
 

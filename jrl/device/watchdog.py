@@ -66,8 +66,8 @@ class Beats:
 
 def lost_message(processes: Processes, beats: Beats, lost: list[int]) -> str:
     names = ", ".join(processes.name(i) for i in lost)
-    verb = "are" if len(lost) > 1 else "is"
-    return f"{names} {verb} gone or does not answer. {RESTART}\n{beats.lines(processes)}"
+    verbs = "are gone or do" if len(lost) > 1 else "is gone or does"
+    return f"{names} {verbs} not answer. {RESTART}\n{beats.lines(processes)}"
 
 
 def aborted_message(lines: str) -> str:
