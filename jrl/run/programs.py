@@ -379,7 +379,7 @@ def state_functions(stage: Stage, objective: Objective, configured: Optimizers, 
         "close": functools.partial(learner.close_step, objective=objective, **close_options),
     }
     if CRITIC in configured and stage.critic_warmup:
-        # The policy has not learned, so the objective's state does not change either.
+        # The policy has no updates whose metrics `next_state` could read; what credit changes in the state is stored.
         unchanged = objective._replace(next_state=STATE_AS_IT_IS)
         functions["close_warmup"] = functools.partial(learner.close_step, objective=unchanged, **close_options)
     return functions
