@@ -102,6 +102,24 @@ def test_a_handler_set_after_another_thread_closed_a_run_does_not_keep_the_next_
         signal.signal(signal.SIGTERM, before)
 
 
+def test_an_interruption_right_after_a_handler_was_installed_gives_it_back(monkeypatch):
+    before, install, installed = signal.getsignal(signal.SIGTERM), signal.signal, []
+
+    def interrupted_once(*given):
+        install(*given)
+        installed.append(given)
+        if len(installed) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(signal, "signal", interrupted_once)
+    try:
+        with pytest.raises(KeyboardInterrupt), stop_on_signals(threading.Event()):
+            pass
+        assert signal.getsignal(signal.SIGTERM) == before
+    finally:
+        install(signal.SIGTERM, before)
+
+
 def test_a_run_that_cannot_hear_signals_leaves_no_trace(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(signal, "signal", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))

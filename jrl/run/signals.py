@@ -79,8 +79,9 @@ def _install() -> None:
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # a closed terminal; `nohup` has it ignored
         numbers.append(signal.SIGHUP)
     for number in numbers:
-        if signal.getsignal(number) is not _ask:
-            _handlers_before[number] = signal.signal(number, _ask)
+        if (before := signal.getsignal(number)) is not _ask:
+            _handlers_before[number] = before  # first: the next instruction may be interrupted when it is done
+            signal.signal(number, _ask)
 
 
 def _ask(number: int, frame: Any) -> None:
