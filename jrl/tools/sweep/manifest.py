@@ -42,7 +42,7 @@ def check_parts(folder: Path, sweep: Sweep) -> None:
         path = folder / member.name / "manifest.json"
         if not paths.exists(path):
             continue
-        begun, now = without_folders(read_manifest(path)["identity"].get("parts", {})), without_folders(sweep.parts)
+        begun, now = read_manifest(path)["identity"]["parts"], without_folders(sweep.parts)
         names = sorted(name for name in {*begun, *now} if begun.get(name) != now.get(name))
         if names:
             raise RefusedIdentity(

@@ -14,7 +14,7 @@ from jrl import paths
 from jrl.config.errors import suggestion
 from jrl.config.syntax import read_statements
 from jrl.experiment import Config
-from jrl.run.report.manifest import read_manifest, without_folders
+from jrl.run.report.manifest import read_manifest
 from jrl.run.report.metrics import read_metrics
 from jrl.tools.sweep import manifest
 from jrl.tools.sweep.settings import settings_of
@@ -84,7 +84,7 @@ def read_run(folder: Path, address: str | None = None) -> RunResult:
     naming the damaged file."""
     begun = read_manifest(folder / "manifest.json")
     identity = begun["identity"]
-    parts = without_folders(identity.get("parts", {}))
+    parts = identity["parts"]
     contents = {**identity, "parts": {name: digest[:LABEL_DIGITS] for name, digest in parts.items()}}
     seed, settings = settings_of(read_statements(str(folder / "config.gin"), (), Config))
     summary = folder / "summary.json"
