@@ -62,6 +62,14 @@ def test_cheaper_meshes_keep_the_axis_of_experts(small):
         assert math.prod(cheaper.applied(case.config, change).mesh.sizes(8)) == 8 and change["MeshShape.expert"] == 2
 
 
+def test_cheaper_meshes_keep_the_shards_over_tensor(small):
+    case = small("MeshShape.data=2", "MeshShape.fsdp=2", "MeshShape.tensor=2", devices=8)
+    changes = [change for change in cheaper.candidates(case) if "MeshShape.fsdp" in change]
+    assert changes[0] == {"MeshShape.data": 1, "MeshShape.fsdp": 4, "MeshShape.tensor": 2}
+    for change in changes:
+        assert math.prod(cheaper.applied(case.config, change).mesh.sizes(8)) == 8
+
+
 def test_a_search_divides_long_rows():
     config, parts = load_config("configs/plan/1.7b_long.gin")
     shares = {over.get("MeshShape.sequence", 1) for over in search.layouts(config, parts, parse_topology("v5e:4x4"))}

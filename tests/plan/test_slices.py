@@ -148,5 +148,5 @@ def test_a_search_says_that_it_lays_out_one_slice():
 def test_cheaper_layouts_keep_the_slices(small):
     case = small(*TWO, devices=8)
     changes = [change for change in cheaper.candidates(case) if "MeshShape.data" in change]
-    assert changes[0] == {"MeshShape.data": 2, "MeshShape.fsdp": 2}
-    assert cheaper.applied(case.config, changes[0]).mesh == MeshShape(data=2, fsdp=2, slices=2)
+    assert changes[0] == {"MeshShape.data": 2, "MeshShape.fsdp": 2, "MeshShape.tensor": 2}
+    assert cheaper.applied(case.config, changes[0]).mesh == MeshShape(data=2, fsdp=2, tensor=2, slices=2)

@@ -51,7 +51,7 @@ def candidates(case: Case) -> Iterator[dict[str, object]]:
         yield {"Learner.logprob_chunk": chunk}
     sizes = case.sizes
     slices = config.mesh.slices
-    others = {f"MeshShape.{axis}": sizes[axis] for axis in OPTIONAL_AXES if sizes[axis] > 1}
+    others = {f"MeshShape.{axis}": sizes[axis] for axis in ("tensor", *OPTIONAL_AXES) if sizes[axis] > 1}
     if sizes["data"] > slices:
         yield {"MeshShape.data": slices, "MeshShape.fsdp": sizes["fsdp"] * sizes["data"] // slices, **others}
     moved = 2
