@@ -417,7 +417,7 @@ def test_no_command_writes_over_a_file_of_a_run(command, tmp_path, asked):
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
-def test_a_command_writes_neither_over_what_it_reads_nor_into_a_folder_that_is_not_there(
+def test_a_command_writes_neither_over_what_it_reads_nor_over_a_folder_nor_into_one_that_is_not_there(
     command, tmp_path, monkeypatch
 ):
     (tmp_path / "rows").write_text("x\n")
@@ -427,6 +427,8 @@ def test_a_command_writes_neither_over_what_it_reads_nor_into_a_folder_that_is_n
         assert code == exit_codes.REFUSED and "rows, which this command reads; choose another name" in err
         code, _, err = command(*asked, "--out", tmp_path / "nowhere" / "rows")
         assert code == exit_codes.REFUSED and f"there is no folder {tmp_path / 'nowhere'}" in err
+        code, _, err = command(*asked, "--out", tmp_path)
+        assert code == exit_codes.REFUSED and f"{tmp_path} is a folder; name a file" in err
 
 
 def test_nothing_a_model_says_reaches_the_terminal_raw():

@@ -81,6 +81,8 @@ def out_file(text: str) -> Path:
     path = Path(text)
     if path.name in RUN_FILES and paths.exists(path.parent / "manifest.json"):
         raise argparse.ArgumentTypeError(f"{path} is a file of the run in {path.parent}; choose another name")
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{path} is a folder; name a file")
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"there is no folder {path.parent}")
     return path

@@ -58,6 +58,8 @@ def plan(args: argparse.Namespace) -> int:
         return plan_all(args, say)
     if args.config is None or args.topology is None:
         raise ValueError("jrl plan takes CONFIG and --topology CHIP:GRID, or --all FOLDER; see `jrl help plan`")
+    if args.out is not None and not args.search:
+        raise ValueError("--out is where --search writes the best layout, and --all its table; leave it out")
     from jrl.resolve import find_config, load_config
     from jrl.tools.plan import report
     from jrl.tools.plan.chips import parse_topology

@@ -105,9 +105,13 @@ def test_a_run_of_two_stages_has_rows_of_both_and_one_can_be_planned_alone(plan,
 
 @pytest.mark.parametrize(
     "arguments, message",
-    [(["--stage", "dpo"], "unknown stage 'dpo'; available: rl"), (["--stage", "rl", "--search"], "leave it out with")],
+    [
+        (["--stage", "dpo"], "unknown stage 'dpo'; available: rl"),
+        (["--stage", "rl", "--search"], "leave it out with"),
+        (["--out", "plan.txt"], "--out is where --search writes"),
+    ],
 )
-def test_a_stage_that_cannot_be_planned_alone_is_refused(arguments, message, monkeypatch, capsys):
+def test_what_a_plan_would_not_read_is_refused(arguments, message, monkeypatch, capsys):
     monkeypatch.setattr(start, "prepare_jax", lambda args, platform=None: None)
     monkeypatch.setattr(libtpu, "set_environment", lambda: None)
     monkeypatch.setattr(compiled, "libtpu_version", lambda: None)
