@@ -299,6 +299,8 @@ def test_names_that_nothing_fits_are_refused(two, given, message):
 def test_a_metric_that_no_run_has_is_told_with_the_nearest(two):
     (missing,) = missing_metrics(["reward/maen", "reward/mean"], two)
     assert missing.startswith("metric 'reward/maen'; did you mean reward/mean?")
+    named = two[0]._replace(rows=[{"step": 1, "phase": "rl"}])
+    assert missing_metrics(["phase"], [named]) and missing_metrics(["step"], [named]) == []
 
 
 def test_a_baseline_is_read_as_gin():

@@ -125,7 +125,8 @@ def score(run: RunResult, metric: str) -> float:
 
 def missing_metrics(metrics: Sequence[str], runs: Sequence[RunResult]) -> list[str]:
     """Returns "metric NAME" for each metric that no run has, with a suggestion."""
-    known = set[str]().union(*(run.evals for run in runs), *(row for run in runs for row in run.rows[-1:]))
+    last = [row for run in runs for row in run.rows[-1:]]
+    known = {name for row in last for name, value in row.items() if _is_number(value)}.union(*(r.evals for r in runs))
     return [
         f"metric {metric!r}{suggestion(metric, known, kind='metrics')}"
         for metric in metrics
