@@ -34,7 +34,7 @@ from jrl.run.run_hash import run_fingerprint
 from jrl.run.trained import open_trained
 from jrl.tools.export import export_policy
 from jrl.tools.sweep import population as sweep_population
-from jrl.tools.sweep.launch import ProgressCallbacks
+from jrl.tools.sweep.launch import ProgressCallbacks, last_words
 from jrl.tools.sweep.members import read_sweep
 from jrl.tools.sweep.population import check_population, read_configs, train_population
 
@@ -444,6 +444,9 @@ def test_a_member_that_diverges_fails_and_the_others_go_on(tmp_path):
     assert {name: end.code for name, end in ended.items()} == {"learning_rate=0.001": 0, "learning_rate=1e+30": 4}
     log = (tmp_path / "sweep" / "logs" / "learning_rate=1e+30.log").read_text()
     assert "5 updates in a row were not finite" in log
+    # A step was under way when the updates before it were found not to be finite: its lines come last in the log.
+    words = last_words(tmp_path / "sweep", ended["learning_rate=1e+30"])
+    assert words.startswith("5 updates in a row were not finite, ") and words.endswith("or lower its learning rate")
     assert not (tmp_path / "sweep" / "learning_rate=1e+30" / "summary.json").exists()
     record = json.loads((tmp_path / "sweep" / populations.FOLDER / "members.json").read_text())
     assert record == {"members": ["learning_rate=1e+30"], "again": True}

@@ -90,6 +90,9 @@ def test_what_a_member_says_last_may_have_several_lines_unless_it_was_killed(tmp
     (tmp_path / "logs" / "a.log").write_text("jrl: note\njrl: a holds another run:\n  part: other text\nUse another.\n")
     assert last_words(tmp_path, Ended(member("a"), 3, 1.0)) == "a holds another run: part: other text Use another."
     assert last_words(tmp_path, Ended(member("a"), -9, 1.0)) == "a holds another run:"
+    assert last_words(tmp_path, Ended(member("a"), 4, 1.0, "its updates\nwere not finite")) == (
+        "its updates were not finite"
+    )
 
 
 def test_a_member_with_fewer_steps_than_asked_for_is_not_finished(tmp_path):

@@ -34,6 +34,7 @@ class Ended(NamedTuple):
     member: Member
     code: int
     seconds: float
+    why: str = ""  # a member of a population failed; of a process the log says it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,8 +139,11 @@ def train_members(
 
 
 def last_words(folder: Path, ended: Ended) -> str:
-    """Returns why a member ended, on one line, from the end of its log; "" if the log is missing or empty. This is
-    jrl's last message, with the lines after it unless a signal ended the member, or the last line if jrl wrote none."""
+    """Returns why a member ended, on one line: `ended.why`, or else from the end of its log; "" if that is missing or
+    empty. This is jrl's last message, with the lines after it unless a signal ended the member, or the last line if jrl
+    wrote none."""
+    if ended.why:
+        return printable(" ".join(ended.why.split()), 1000)
     log = folder / LOGS / f"{ended.member.name}.log"
     if not paths.exists(log):
         return ""

@@ -186,8 +186,8 @@ def train_population(
         progress.began(members[name])
     ended: dict[str, Ended] = {}
 
-    def end(name: str, code: int) -> None:
-        ended[name] = Ended(members[name], code, time.monotonic() - start)
+    def end(name: str, code: int, why: str) -> None:
+        ended[name] = Ended(members[name], code, time.monotonic() - start, why)
         progress.ended(ended[name])
 
     try:
@@ -200,7 +200,8 @@ def train_population(
                 pass
             for name in names:
                 finished = is_finished(folder, members[name])
-                end(name, STOPPED if name in population.failed else DONE if finished else PREEMPTED)
+                code = STOPPED if name in population.failed else DONE if finished else PREEMPTED
+                end(name, code, population.failed.get(name, ""))
         if all(name in population.failed or ended[name].code == DONE for name in names):
             failed = [name for name in names if ended[name].code != DONE]
             if failed:
