@@ -121,11 +121,11 @@ def check_verifier(name: str, parts: Parts, examples: Sequence[Example] = ()) ->
     Args:
       examples: of the parts' environments. Those that name other verifiers are left out; PLAIN is used if none is left.
     """
-    try:
-        spec = spec_of(parts.tables["verifiers"][name].config())
-    except (TypeError, ValueError) as error:
-        yield ContractResult(name, "has defaults", str(error))
+    make_spec = lambda: spec_of(parts.tables["verifiers"][name].config())
+    if (problem := _problem(make_spec)) is not None:
+        yield ContractResult(name, "has defaults", problem)
         return
+    spec = make_spec()
     meant = lambda example: not example.verifiers or name in example.verifiers
     examples = [example for example in examples if meant(example)] or [PLAIN]
     # A verifier may raise on an empty or huge text: the row is masked. It must judge ordinary completions.
@@ -173,10 +173,8 @@ def described(example: Example) -> str:
 def check_environment(name: str, parts: Parts) -> Iterator[ContractResult]:
     """Yields the results of the contract tests of jrl.tasks.envs.contract: one per problem, or one that passed."""
     row = parts.tables["envs"][name]
-    try:
-        row.config()
-    except (TypeError, ValueError) as error:
-        yield ContractResult(name, "has defaults", str(error))
+    if (problem := _problem(row.config)) is not None:
+        yield ContractResult(name, "has defaults", problem)
         return
     problems: list[str] = []
     problem = _problem(lambda: problems.extend(check_source(lambda: _opened(name, row), 20, _reward_fn(parts))))
@@ -199,17 +197,15 @@ def check_stored_source(name: str, row: Any, examples: Sequence[Example] = ()) -
       examples: of the parts' own environments. Plain examples with an answer, a rejected answer and a label are tried
         too.
     """
-    try:
-        config = row.config()
-    except (TypeError, ValueError) as error:
-        yield ContractResult(name, "has defaults", str(error))
+    if (problem := _problem(row.config)) is not None:
+        yield ContractResult(name, "has defaults", problem)
         return
     plain = [dataclasses.replace(PLAIN, answer=text, info={"rejected": "5", "label": 1}) for text in TEXTS]
     visits = [Visit(example, (0, i), (1, 2)) for i, example in enumerate([*plain, PLAIN, *examples])]
     tokenizer, width = TOKENIZERS["Bytes"].build(TOKENIZERS["Bytes"].config(), TEXTS), 16
 
     def fits() -> None:
-        (rows, counts), (repeated, _) = (row.rows(config, visits, tokenizer, width) for _ in range(2))
+        (rows, counts), (repeated, _) = (row.rows(row.config(), visits, tokenizer, width) for _ in range(2))
         count = len(rows.length)
         _require(rows.tokens.shape == rows.action_mask.shape == (count, width), f"rows are not [n, {width}]")
         _require(count == row.unit_size * (len(visits) - sum(counts.values())), "visits are neither rows nor counted")
@@ -242,11 +238,18 @@ def check_tokenizer(name: str, parts: Parts) -> Iterator[ContractResult]:
     yield ContractResult(name, "has every member", f"it has no {', '.join(missing)}" if missing else None)
     if missing:
         return
-    controls = {tokenizer.pad_id, tokenizer.bos_id, *tokenizer.end_ids, *tokenizer.role_ids.values()}
-    lost = [text for text in TEXTS if tokenizer.decode(tokenizer.encode(text)) != text]
-    yield ContractResult(name, "texts round-trip exactly", f"{lost[0]!r} does not" if lost else None)
-    forged = [text for text in TEXTS if controls & set(tokenizer.encode(text))]
-    yield ContractResult(name, "no text encodes to a control id", f"{forged[0]!r} does" if forged else None)
+
+    def check_round_trips() -> None:
+        for text in TEXTS:
+            _require(tokenizer.decode(tokenizer.encode(text)) == text, f"{text!r} does not")
+
+    def check_controls() -> None:
+        controls = {tokenizer.pad_id, tokenizer.bos_id, *tokenizer.end_ids, *tokenizer.role_ids.values()}
+        for text in TEXTS:
+            _require(not controls & set(tokenizer.encode(text)), f"{text!r} does")
+
+    yield ContractResult(name, "texts round-trip exactly", _problem(check_round_trips))
+    yield ContractResult(name, "no text encodes to a control id", _problem(check_controls))
     with tempfile.TemporaryDirectory() as folder:
 
         def check_saved() -> None:

@@ -207,6 +207,45 @@ CURRICULA = {"Raises": Curriculum(Raises, max), "Bare": Curriculum(Bare, max)}
     assert [part in row.problem for part, row in zip(said, results)] == [True] * 3
 
 
+def test_a_part_that_raises_fails_alone(tmp_path):
+    text = """
+import dataclasses
+from jrl.tasks.data.stored import StoredSource
+from jrl.tasks.envs.contract import Environment
+from jrl.tasks.tokenizers.bytes import ByteTokenizer
+from jrl.tasks.tokenizers.contract import Tokenizer
+from jrl.tasks.verifiers.contract import Verifier
+part = dataclasses.dataclass(frozen=True, kw_only=True)
+@part
+class Env:
+    def __post_init__(self):
+        self.missing
+@part
+class Verify(Env):
+    weight: float = 1.0
+@part
+class Rows(Env):
+    pass
+@part
+class Digits:
+    pass
+class OnlyDigits(ByteTokenizer):
+    def encode(self, text):
+        return [{"1": 49, "2": 50}[character] for character in text]
+ENVS = {"Env": Environment(Env, open=max)}
+VERIFIERS = {"Verify": Verifier(Verify, score=lambda config, completion, example: 1.0)}
+SOURCES = {"Rows": StoredSource(Rows, rows=max)}
+TOKENIZERS = {"Digits": Tokenizer(Digits, lambda config, texts: OnlyDigits(), lambda folder, row: OnlyDigits())}
+"""
+    found = {}
+    for rows in (text, text.replace("ENVS", "OTHERS")):  # verifiers are skipped where no environment has examples
+        (tmp_path / "own.py").write_text(rows)
+        found |= {(row.name, row.test): row.problem for row in check_parts([tmp_path / "own.py"])}
+    for name in ("Env", "Verify", "Rows"):
+        assert "no attribute 'missing'" in found[name, "has defaults"]
+    assert "KeyError: '+'" in found["Digits", "texts round-trip exactly"]
+
+
 def test_a_function_with_other_arguments_is_refused(tmp_path):
     source = OBJECTIVE.replace("BODY", "").replace("(config, tokens, state)", "(config, tokens)")
     with pytest.raises(PartError, match=r"ALGOS\['Own'\].token_loss takes \(config, tokens\); it is called with"):
