@@ -279,6 +279,16 @@ def test_the_winner_is_written_as_a_configuration(without_libtpu, few_choices, t
     assert every.topology_of(out.read_text()) == "v5e:2x4"
 
 
+def test_a_layout_replaces_the_meshes_that_were_given():
+    given = ["sampler_mesh = @its/MeshShape()", "its/MeshShape.data = 2", "Sampler.slots = 4", "Online.lag = 1"]
+    layout = {"MeshShape.data": 4, search.SAMPLER_MESH: None, "Sampler.slots": 8}
+    taken = search.bound(given, layout)
+    assert taken == ["Online.lag = 1", "MeshShape.data=4", "Config.sampler_mesh=None", "Sampler.slots=8"]
+    config, _ = load_config("configs/tiny.gin", taken)
+    assert config.sampler_mesh is None and config.mesh == MeshShape(data=4)
+    assert search.bound(given, {}) == given  # as configured
+
+
 def test_a_search_that_finds_nothing_says_where_to_go_on(without_libtpu, few_choices, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(start, "prepare_jax", lambda args, platform=None: None)
     monkeypatch.setattr(libtpu, "set_environment", lambda: None)

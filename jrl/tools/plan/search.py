@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jrl.config.syntax import read_statements
 from jrl.device.chips import GIB, Chip
 from jrl.device.sharding import AXES, OPTIONAL_AXES, MeshShape
 from jrl.experiment import Config, Online, longest_row
@@ -357,9 +358,12 @@ def shown(candidate: Candidate) -> str:
 
 
 def bound(given: Sequence[str], layout: Mapping[str, Any]) -> list[str]:
-    """Returns the given bindings that a layout does not replace, followed by the layout's."""
+    """Returns the given bindings that a layout does not replace, followed by the layout's. A layout replaces the meshes
+    of a run with all that is bound in their scopes."""
     replaced = {line.split("=")[0] for line in words(layout)}
-    return [*(line for line in given if line.split("=")[0].strip() not in replaced), *words(layout)]
+    names = [statement.name for line in given for statement in read_statements(None, [line], Config)]
+    kept = [line for line, name in zip(given, names) if name not in replaced and "/MeshShape." not in name]
+    return [*(kept if layout else given), *words(layout)]
 
 
 def gin_text(done: Search, source: str, given: Sequence[str]) -> str:
