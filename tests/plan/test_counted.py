@@ -121,6 +121,15 @@ def test_further_segments_are_drawn_as_often_as_there_are_and_prefilled_as_far_a
     assert evaluated_case(small(*partial, "Config.eval=@Eval()", "Data.held_out_every=5")).drawn == 24
 
 
+def test_an_evaluation_draws_completions_of_the_samplers_length(small):
+    evaluated = ("Config.eval=@Eval()", "Data.held_out_every=5")
+    short = small(*evaluated, "Online.completion_length=6")
+    assert programs_of(short)["rl.sample"].case.width == 8 + 6
+    assert evaluated_case(short).width == 8 + 24
+    programs = budget.of_programs(short)
+    assert programs["sample_eval"].cache == budget.of_programs(small(*evaluated))["sample_eval"].cache
+
+
 def test_an_update_skips_the_chunks_that_nobody_reads(small):
     # Rows of 32 tokens hold 24 of a completion: 3 of 4 chunks of 8.
     case = small("Learner.logprob_chunk=8", "Learner.row_length=32")

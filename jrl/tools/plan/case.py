@@ -398,9 +398,9 @@ def publication_of(case: Case) -> Publication | None:
 
 def evaluated_case(case: Case) -> Case:
     """Returns the shapes of an evaluation's sampling, with the state of the stage that has the most copies of the
-    trained parameters."""
+    trained parameters. Its completions are of Sampler.completion_length, whatever the stage's."""
     e, shards = case.config.eval, case.shards
-    largest = max(cases_of(case), key=lambda planned: planned.copies)
+    largest = with_sampler_length(max(cases_of(case), key=lambda planned: planned.copies))
     return plain(largest, largest.config, samples=e.samples, prompts=-(-e.batch // shards) * shards)
 
 
@@ -408,6 +408,13 @@ def plain(case: Case, config: Config, **changes: Any) -> Case:
     """Returns the case with another config and other fields, without a sampling strategy."""
     stage = dataclasses.replace(case.stage, strategy=None) if isinstance(case.stage, Online) else case.stage
     return dataclasses.replace(case, config=config, stage=stage, **changes)
+
+
+def with_sampler_length(case: Case) -> Case:
+    """Returns the case without a completion length of its stage's own."""
+    if not isinstance(case.stage, Online):
+        return case
+    return dataclasses.replace(case, stage=dataclasses.replace(case.stage, completion_length=None))
 
 
 def segment_case(case: Case) -> Case:
@@ -418,8 +425,7 @@ def segment_case(case: Case) -> Case:
     config = dataclasses.replace(
         case.config, data=data, sampler=dataclasses.replace(case.config.sampler, completion_length=tokens)
     )
-    case = dataclasses.replace(case, stage=dataclasses.replace(case.stage, completion_length=None))
-    return plain(case, config, prompts=case.prompts * case.samples, samples=1, segments=begun)
+    return plain(with_sampler_length(case), config, prompts=case.prompts * case.samples, samples=1, segments=begun)
 
 
 def correcting_case(case: Case) -> Case:
