@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +18,7 @@ from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.tokenizers.bytes import Bytes
 from jrl.tasks.verdict import Status
 from jrl.tools import evaluation
-from jrl.tools.evaluate_sources import OpenOptions, check_evaluation_given
+from jrl.tools.evaluate_sources import OpenOptions, check_evaluation_given, sources_of
 from jrl.tools.evaluation import check_evaluated, percent_cell, reevaluate, table, trained_prompts_warning, win_rates
 
 C, W, U, E = Status.CORRECT, Status.WRONG, Status.UNPARSABLE, Status.INFRA_ERROR
@@ -152,6 +153,20 @@ def test_a_run_without_an_evaluation_is_named():
     config, _ = load_config("configs/tiny.gin")
     with pytest.raises(ValueError, match=r"^the configuration of runs/two has no evaluation; give it one: jrl eval"):
         check_evaluated(config, "the configuration of runs/two")
+
+
+def test_a_run_or_a_step_that_is_not_there_is_refused_before_any_source_is_evaluated(tmp_path):
+    run, model, options = tmp_path / "run", tmp_path / "model", OpenOptions((), None, None, None)
+    (run / "checkpoints" / "3").mkdir(parents=True)
+    (run / "manifest.json").write_text("{}")
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    for steps in ([None], [3]):
+        assert len(sources_of([run, model, Path("gs://bucket/run")], steps, options, None, "policy")) == 3
+    with pytest.raises(ValueError, match="nowhere does not exist"):
+        sources_of([run, tmp_path / "nowhere"], [None], options, None, "policy")
+    with pytest.raises(ValueError, match="run has no checkpoint of step 0; there are 3"):
+        sources_of([run], [3, 0], options, None, "policy")
 
 
 def test_a_published_model_without_an_evaluation_is_refused_before_any_source_is_evaluated(tmp_path):

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 
 from jrl import paths
 from jrl.bucket.client import shown
+from jrl.run.best import saved_step
 from jrl.run.bucket_run import readable
+from jrl.run.run_hash import saved_steps
 from jrl.run.trained import Trained, is_published, open_trained
 from jrl.tools import evaluation
 from jrl.tools.judged_wins import comparing, judged_wins
@@ -58,7 +60,13 @@ def check_evaluation_given(addresses: Sequence[Path], options: OpenOptions) -> N
 def sources_of(
     addresses: Sequence[Path], steps: Sequence[int | str | None], options: OpenOptions, stage: str | None, role: str
 ) -> list[Source]:
-    """Returns a source for every step of every address. Step None is the newest."""
+    """Returns a source for every step of every address. Step None is the newest.
+
+    Raises: ValueError for a local folder that is no run, or a step that it has not saved, before any is evaluated.
+    """
+    for folder in addresses:
+        for step in () if paths.is_remote(folder) or is_published(folder) else steps:
+            saved_steps(folder) if step is None else saved_step(folder, step)
     return [
         Source(
             f"{shown(address)} {step}" if len(steps) > 1 else shown(address),

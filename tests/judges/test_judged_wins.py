@@ -105,6 +105,8 @@ def test_what_was_measured_is_written_where_it_is_not_compared(tmp_path, monkeyp
     monkeypatch.setattr("jrl.tools.evaluation.held_out_visits", lambda trained: [])
     if same_prompts:
         monkeypatch.setattr("jrl.tools.evaluation.side_by_side", lambda results: "a table")
+    (tmp_path / "checkpoints" / "3").mkdir(parents=True)
+    (tmp_path / "manifest.json").write_text("{}")
     assert cli.main(["eval", str(tmp_path), str(tmp_path), "--out", str(tmp_path / "ab.json")]) == 2
     written = json.loads((tmp_path / "ab.json").read_text())
     assert [result["mean"] for result in written] == [0.25, 0.75] and "judged" not in written[0]
