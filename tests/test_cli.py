@@ -431,6 +431,11 @@ def test_a_command_writes_neither_over_what_it_reads_nor_over_a_folder_nor_into_
         assert code == exit_codes.REFUSED and f"{tmp_path} is a folder; name a file" in err
 
 
+def test_completions_of_no_prompts_are_refused_before_the_model_is_opened(command, tmp_path):
+    code, _, err = command("sample", tmp_path / "nowhere", "--out", tmp_path / "out.jsonl")
+    assert code == exit_codes.REFUSED and "--out needs --prompts" in err
+
+
 def test_nothing_a_model_says_reaches_the_terminal_raw():
     stream = io.StringIO()
     chat.show("\x1b[2J", [Completion("a\x1b]0;x\x07\nb\u202e", "length")], stream)

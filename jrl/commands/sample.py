@@ -48,6 +48,8 @@ def sample(args: argparse.Namespace) -> int:
     from jrl.run.trained import open_trained
     from jrl.tools import chat
 
+    if args.out is not None and args.prompts is None:
+        raise ValueError("--out needs --prompts")
     options.check_not_overwriting(args.out, args.prompts)
     args.source = readable(args.source)
     prompts = chat.read_prompts(args.prompts) if args.prompts else None
@@ -66,8 +68,6 @@ def sample(args: argparse.Namespace) -> int:
             for prompt, completions in zip(prompts, answers):
                 chat.show(prompt, completions, sys.stdout)
         return DONE
-    if args.out is not None:
-        raise ValueError("--out needs --prompts")
     interactive = sys.stdin.isatty()
     if interactive:
         print(f"{weights_of(args.source, trained.step)}; each line is a new prompt, /quit or Ctrl-D ends")
