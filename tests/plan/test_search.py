@@ -318,6 +318,12 @@ def test_every_recipe_is_checked_against_its_header(without_libtpu, tmp_path, mo
         every.check_all(tmp_path / "nothing", print)
 
 
+def test_a_recipe_that_cannot_be_read_is_a_line_of_the_table(tmp_path):
+    (tmp_path / "latin.gin").write_bytes("# caf\u00e9\n# Topology: v5e:2x4\n".encode("latin-1"))
+    (line,) = every.check_all(tmp_path, lambda said: None)
+    assert line.verdict.startswith("not planned: ") and line.verdict.endswith("is not UTF-8 text") and not line.good
+
+
 @pytest.mark.parametrize("rest", [["configs/plan/8b.gin"], ["--topology", "v5e:2x4"], ["--search"], ["--json"]])
 def test_a_check_of_all_recipes_refuses_what_it_would_not_read(rest, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(start, "prepare_jax", lambda args, platform=None: None)

@@ -40,7 +40,8 @@ def check_all(folder: Path, say: Callable[[str], None]) -> list[Line]:
 
     Raises: ValueError if there is none.
     """
-    named = {path: topology_of(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.gin"))}
+    text_of = lambda path: path.read_text(encoding="utf-8", errors="replace")  # loading it refuses what is no text
+    named = {path: topology_of(text_of(path)) for path in sorted(folder.rglob("*.gin"))}
     if not any(named.values()):
         raise ValueError(f"no .gin file below {folder} has a line '# Topology: CHIP:GRID' in its header")
     lines = []
