@@ -285,6 +285,7 @@ def test_longrope_is_read_from_both_layouts_and_written_back(key):
     lists = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1, 2, 3, 4]}
     cfg = read(FAMILIES["Phi3"], LONG | {key: {"type": "longrope", **lists}})
     assert (cfg.rope.long, cfg.rope.original_length, cfg.rope.factor) == ((1.0, 2.0, 3.0, 4.0), 16, 4.0)
+    assert read(FAMILIES["Phi3"], LONG | {key: {"type": "su", **lists}}) == cfg  # its first name
     for length, divisors in [(16, cfg.rope.short), (17, cfg.rope.long)]:
         for_this = for_length(cfg, length)
         assert for_this.rope.divisors == divisors and canonical(for_this) == canonical(cfg)
@@ -340,16 +341,32 @@ def test_what_new_families_cannot_compute_is_refused(name, changes, message):
     ("Phi3", {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False},
      {"lm_head_bias": True}),  # Phi-4-mini
     ("Qwen3Moe", {"qkv_bias": False, "shared_expert_intermediate_size": 0, "use_qk_norm": True},
-     {"qkv_bias": True}),  # Qwen3-Coder
+     {"qkv_bias": True, "shared_expert_intermediate_size": 64, "use_qk_norm": False}),  # Qwen3-Coder
     ("GPT2", {"n_special": 0, "predict_special_tokens": True, "output_past": True, "_num_labels": 1}, {}),
+    ("Gemma2", {"sliding_window_size": 6, "_attn_implementation": "eager"}, {"sliding_window_size": 7}),  # 9B and 27B
+    ("Qwen3.5", {"output_gate_type": "swish"}, {"output_gate_type": "sigmoid"}),  # Qwen3.6
+    ("GPTNeoX", {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}, {}),  # GPT-NeoX 20B
+    ("Llama", {"max_sequence_length": 2048, "max_length": 4096, "do_sample": True, "temperature": 0.9, "top_p": 0.6,
+               "gradient_checkpointing": False}, {}),  # LLaMA 1 and models that transformers 4 has fine-tuned
 ])  # fmt: skip
 def test_keys_that_published_models_have_are_read(name, published, other):
-    """As their config.json has them. The last are of GPT-2 medium, large and XL, and DistilGPT-2."""
+    """As their config.json has them. Those of GPT-2 are of its larger sizes, and of DistilGPT-2."""
     config = golden.golden_files(name)["config4"]
     assert read(FAMILIES[name], config | published) == read(FAMILIES[name], config)
     for key, value in other.items():
-        with pytest.raises(ValueError, match=f"{key} is True; this version supports only False"):
+        with pytest.raises(ValueError, match=f"{key} is {value!r}; this version supports only"):
             read(FAMILIES[name], config | {key: value})
+
+
+def test_a_larger_qwen36_has_a_key_about_its_vision_tower():
+    inner = golden.golden_files("Qwen3.5")["config5"]
+    config = {"model_type": "qwen3_5", "text_config": inner, "vision_config": {}}
+    assert read(FAMILIES["Qwen3.5"], config | {"language_model_only": False}) == read(FAMILIES["Qwen3.5"], inner)
+
+
+def test_the_fast_gelu_of_gpt_neox_is_the_tanh_approximation():
+    config = golden.golden_files("GPTNeoX")["config4"]
+    assert read(FAMILIES["GPTNeoX"], config | {"hidden_act": "gelu_fast"}).activation == "gelu_tanh"
 
 
 def test_without_sliding_window_the_window_is_the_default_of_transformers_and_null_is_none():

@@ -80,15 +80,25 @@ REQUIRED = object()
 EVERY = {"is_encoder_decoder": (False,), "add_cross_attention": (False,), "is_decoder": (False, True),
          "pruned_heads": ({},), "rope_interleaved": (False,), "use_mrope": (False,)}  # fmt: skip
 
-# Keys of every family about the writer, generation, training or the tokenizer.
+# Keys of every family about the writer, the kernels, generation, training or the tokenizer.
 HARMLESS = frozenset(
     {
-        "_attn_implementation_autoset", "_name_or_path", "architectures", "attention_dropout", "auto_map",
-        "bos_token_id", "cache_implementation", "dtype", "eos_token_id", "id2label", "initializer_range",
-        "is_llama_config", "jrl_score_at", "label2id", "max_position_embeddings", "model_type", "num_labels",
-        "output_attentions", "output_hidden_states", "pad_token_id", "problem_type", "return_dict",
-        "task_specific_params", "tokenizer_class", "torch_dtype", "transformers.js_config", "transformers_version",
-        "unsloth_fixed", "unsloth_version", "use_cache",
+        "_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "architectures", "attention_dropout",
+        "attn_implementation", "auto_map", "bos_token_id", "cache_implementation", "chunk_size_feed_forward",
+        "cross_attention_hidden_size", "custom_pipelines", "decoder_start_token_id", "dtype", "eos_token_id",
+        "finetuning_task", "gradient_checkpointing", "id2label", "initializer_range", "is_llama_config", "jrl_score_at",
+        "label2id", "max_position_embeddings", "max_sequence_length", "model_type", "num_labels", "output_attentions",
+        "output_hidden_states", "pad_token_id", "prefix", "problem_type", "return_dict", "sep_token_id",
+        "task_specific_params", "tf_legacy_loss", "tie_encoder_decoder", "tokenizer_class", "torch_dtype",
+        "torchscript", "transformers.js_config", "transformers_version", "unsloth_fixed", "unsloth_version",
+        "use_bfloat16", "use_cache",
+        # Settings of generation, which transformers 4 wrote here too.
+        "bad_words_ids", "begin_suppress_tokens", "diversity_penalty", "do_sample", "early_stopping",
+        "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "forced_bos_token_id",
+        "forced_eos_token_id", "length_penalty", "max_length", "max_new_tokens", "min_length", "no_repeat_ngram_size",
+        "num_beam_groups", "num_beams", "num_return_sequences", "output_scores", "remove_invalid_values",
+        "repetition_penalty", "return_dict_in_generate", "suppress_tokens", "temperature", "top_k", "top_p",
+        "typical_p",
     }
 )  # fmt: skip
 

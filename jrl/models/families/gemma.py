@@ -65,8 +65,10 @@ def write_shared(cfg: Decoder) -> dict[str, Any]:
 def read_gemma2(keys: Keys) -> Decoder:
     shape = read_shape(keys, tied=True, head_dim=256, kv_heads=4)
     flags = tuple(i % 2 == 0 for i in range(shape["layers"]))
+    fields = read_shared(keys, shape, flags)
+    keys.expect("sliding_window_size", fields["window"])  # the first files have both names
     return Decoder(
-        **read_shared(keys, shape, flags),
+        **fields,
         attention_cap=keys.maybe("attn_logit_softcapping", 50.0),
         logit_cap=keys.maybe("final_logit_softcapping", 30.0),
     )
@@ -133,7 +135,7 @@ def write_gemma3(cfg: Decoder) -> dict[str, Any]:
 GEMMA2 = Family(
     model_type="gemma2",
     architecture="Gemma2ForCausalLM",
-    keys=(*SHARED, *ROPE),
+    keys=(*SHARED, *ROPE, "sliding_window_size"),
     harmless=("hidden_act",),
     read=read_gemma2,
     write=write_shared,

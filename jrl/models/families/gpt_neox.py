@@ -9,7 +9,8 @@ from jrl.models.families.llama import OUT_IN, VECTOR
 from jrl.models.families.rope import read_rope, write_stretch
 from jrl.models.shape import Decoder
 
-ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
+ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+               "relu": "relu"}  # fmt: skip
 LAYER = "gpt_neox.layers.{}."
 
 
@@ -78,7 +79,7 @@ GPT_NEOX = Family(
     keys=("vocab_size", "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size",
           "layer_norm_eps", "attention_bias", "hidden_act", "use_parallel_residual", "tie_word_embeddings",
           "rotary_emb_base", "rotary_pct", "rope_scaling", "rope_parameters", "rope_theta", "partial_rotary_factor"),
-    harmless=("classifier_dropout", "hidden_dropout"),
+    harmless=("attention_probs_dropout_prob", "classifier_dropout", "hidden_dropout", "hidden_dropout_prob"),
     read=read,
     write=write,
     places={

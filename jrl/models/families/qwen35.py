@@ -22,6 +22,7 @@ def read_mixers(keys: Keys, shape: dict[str, Any]) -> dict[str, Any]:
     """Returns the Decoder fields that do not depend on experts. shape: those of `read_shape`."""
     keys.expect("attention_bias", False)
     keys.expect("attn_output_gate", True)
+    keys.expect("output_gate_type", "silu", "swish")  # two names of one function
     keys.expect("mlp_only_layers", [])
     period, layers = keys.count("full_attention_interval", 4), range(shape["layers"])
     flags = layer_flags(keys, shape["layers"], "linear_attention")
@@ -67,7 +68,7 @@ QUERY = "model.layers.{}.self_attn.q_proj.weight"  # for each head the query, th
 QWEN35 = Family(
     model_type="qwen3_5_text",
     architecture="Qwen3_5ForCausalLM",
-    keys=(*SHAPE, *ROPE, "attention_bias", "attn_output_gate", "mlp_only_layers", "layer_types",
+    keys=(*SHAPE, *ROPE, "attention_bias", "attn_output_gate", "output_gate_type", "mlp_only_layers", "layer_types",
           "full_attention_interval", "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
           "linear_value_head_dim", "linear_conv_kernel_dim"),
     harmless=("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
@@ -97,7 +98,8 @@ QWEN35 = Family(
         model_type="qwen3_5",
         architecture="Qwen3_5ForConditionalGeneration",
         defaults={},
-        harmless=("vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"),
+        harmless=("vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id",
+                  "language_model_only"),
         prefixes=("model.language_model.",),
         ignored=(r"(model\.)?visual\..*",),
         inherited=("tie_word_embeddings",),

@@ -43,7 +43,7 @@ def read_rope(
 
 def read_stretch(inner: Keys, outer: Keys, harmless: tuple[str, ...] = ()) -> Stretch | None:
     """Returns how wavelengths are stretched. `outer` gives the original length where `inner` leaves it out."""
-    known = {name: name for name in ("default", "linear", "llama3", "yarn", "longrope")}
+    known = {name: name for name in ("default", "linear", "llama3", "yarn", "longrope")} | {"su": "longrope"}
     kind = inner.one_of("rope_type", known, inner.take("type", "default"))
     inner.take("type", None)
     if kind == "default":
