@@ -166,7 +166,7 @@ def sampling(folder: Path) -> Iterator[Finding]:
 
 def others(folder: Path) -> Iterator[Finding]:
     """Yields the files that jrl does not read."""
-    read = {"config.json", SINGLE, INDEX, OWN_TOKENIZER, *COMPANIONS}
+    read = {"config.json", SINGLE, INDEX, OWN_TOKENIZER, *(name.split("/")[0] for name in COMPANIONS)}
     unread = [name for name in paths.list_dir(folder) if name not in read and not name.endswith(".safetensors")]
     if unread:
         yield Finding(True, f"not read: {_some(unread)}")

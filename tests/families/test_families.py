@@ -18,7 +18,14 @@ from jrl.models.families import FAMILIES, describe, family_of
 from jrl.models.families.contract import Keys, canonical, read, sort_keys
 from jrl.models.heads import REWARD
 from jrl.models.leaves import spec
-from jrl.models.pretrained.published import Published, classifier_of, decoder_of, export, load_classifier
+from jrl.models.pretrained.published import (
+    Published,
+    classifier_of,
+    companions_of,
+    decoder_of,
+    export,
+    load_classifier,
+)
 from jrl.models.rope import ProportionalRope
 from jrl.models.shape import Decoder, check_length, for_length
 from jrl.resolve import load_config
@@ -64,6 +71,16 @@ def test_export_gives_back_every_bit(name, tmp_path):
     again, weights = opened(tmp_path / "out")
     assert canonical(again) == canonical(cfg)
     jax.tree.map(np.testing.assert_array_equal, weights, params)
+
+
+def test_export_copies_the_template_for_tools(tmp_path):
+    cfg, params = opened(golden.write(tmp_path / "model", "Llama"))
+    template = tmp_path / "model" / "additional_chat_templates" / "tool_use.jinja"
+    template.parent.mkdir()
+    template.write_text("{{ tools }}")
+    more = companions_of(tmp_path / "model")
+    export(params, cfg, tmp_path / "out", dtype="float32", max_bytes=1 << 30, companions=more)
+    assert companions_of(tmp_path / "out")["additional_chat_templates/tool_use.jinja"] == b"{{ tools }}"
 
 
 @pytest.mark.parametrize("name", golden.NAMES)
@@ -361,7 +378,8 @@ def test_keys_that_published_models_have_are_read(name, published, other):
 def test_a_larger_qwen36_has_a_key_about_its_vision_tower():
     inner = golden.golden_files("Qwen3.5")["config5"]
     config = {"model_type": "qwen3_5", "text_config": inner, "vision_config": {}}
-    assert read(FAMILIES["Qwen3.5"], config | {"language_model_only": False}) == read(FAMILIES["Qwen3.5"], inner)
+    more = {"language_model_only": False, "is_encoder_decoder": False}  # the second where all defaults are written
+    assert read(FAMILIES["Qwen3.5"], config | more) == read(FAMILIES["Qwen3.5"], inner)
 
 
 def test_the_fast_gelu_of_gpt_neox_is_the_tanh_approximation():

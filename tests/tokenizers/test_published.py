@@ -233,6 +233,32 @@ def test_options_and_another_template_reach_the_prompt(folders, tmp_path):
     assert other.encode_prompt(asked) == other.encode("Q: q\nA:")
 
 
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+
+
+@pytest.mark.parametrize("form", ["list", "files"])
+def test_conversations_with_tools_have_a_template_of_their_own(form, folders, tmp_path):
+    """As transformers 4 wrote it into tokenizer_config.json, and as transformers 5 writes it."""
+    given = {"default": "P: {{ messages[0].content }}", "tool_use": "T: {{ tools | length }} {{ messages[0].content }}"}
+    files = {"tokenizer.json": (folders["qwen"] / "tokenizer.json").read_text()}
+    settings = json.loads((folders["qwen"] / "tokenizer_config.json").read_text())
+    if form == "list":
+        settings["chat_template"] = [{"name": name, "template": text} for name, text in given.items()]
+    else:
+        (tmp_path / "m" / "additional_chat_templates").mkdir(parents=True)
+        files |= {"chat_template.jinja": given["default"],
+                  "additional_chat_templates/tool_use.jinja": given["tool_use"]}  # fmt: skip
+    folder = forms.write_json(tmp_path / "m", files | {"tokenizer_config.json": settings})
+    tokenizer, asked = build(HuggingFace(path=str(folder)), []), [Message("user", "q")]
+    tokenizer.save(tmp_path / "saved")
+    for each in (tokenizer, tokenizers.load(tmp_path / "saved")):
+        assert each.encode_prompt(asked, TOOLS) == each.encode("T: 1 q")
+        assert each.encode_prompt(asked) == each.encode("P: q")
+    (tmp_path / "t.jinja").write_text("Q: {{ messages[0].content }}")
+    other = build(HuggingFace(path=str(folder), chat_template=str(tmp_path / "t.jinja")), [])
+    assert other.encode_prompt(asked, TOOLS) == other.encode("Q: q")
+
+
 def test_a_path_to_the_file_is_the_same_as_its_folder(folders, built):
     assert build(HuggingFace(path=str(folders["qwen"] / "tokenizer.json")), []).fingerprint == built["qwen"].fingerprint
 

@@ -196,18 +196,23 @@ def read(family: Family, config: Mapping[str, Any], where: str = "config.json") 
     """
     if is_wrapped(family, config):
         outer = Keys(config, where)
+        _expect_every(outer)
         outer.inside("text_config")
         outer.close(HARMLESS | set(family.wrapped.harmless) | set(family.wrapped.inherited))
         config, where = text_config(family, config), f"{where}: text_config"
     keys = Keys(config, where)
-    for name, allowed in EVERY.items():
-        keys.expect(name, *allowed)
+    _expect_every(keys)
     try:
         cfg = family.read(keys)
     except (TypeError, KeyError, IndexError, AttributeError, OverflowError, ZeroDivisionError) as error:
         raise ValueError(f"{where}: a value is invalid for {family.model_type}: {error}") from error
     keys.close(HARMLESS | set(family.harmless))
     return cfg
+
+
+def _expect_every(keys: Keys) -> None:
+    for name, allowed in EVERY.items():
+        keys.expect(name, *allowed)
 
 
 def is_wrapped(family: Family, config: Mapping[str, Any]) -> bool:

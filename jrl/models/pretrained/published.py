@@ -48,7 +48,7 @@ GENERATION = "generation_config.json"
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 COMPANIONS = (GENERATION, "tokenizer.json", "tokenizer.model", "tokenizer_config.json",
               "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja",
-              "chat_template.json")  # fmt: skip
+              "additional_chat_templates/tool_use.jinja", "chat_template.json")  # fmt: skip
 
 
 MAX_COMPANION_BYTES = 1 << 28  # per file
@@ -525,6 +525,7 @@ def export(
     paths.make_dir(folder)
     written = write_tensors(folder, published_tensors(params, cfg, family, dtype, head), max_bytes)
     for name, data in companions.items():
+        paths.make_dir((folder / name).parent)
         paths.write_bytes_atomic(folder / name, data)
     paths.write_bytes_atomic(folder / "config.json", json.dumps(config, indent=2).encode() + b"\n")
     return sorted([*written, *companions, "config.json"])

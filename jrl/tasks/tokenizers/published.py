@@ -48,8 +48,9 @@ from jrl.tasks.tokenizers.spelling import Added, Speller, Vocabulary, one_of, op
 SAVED_IN = "published"  # folder of the original files
 VOCABULARIES = ("tokenizer.json", "tokenizer.model")  # the first one that exists is read
 TEMPLATE = "chat_template.jinja"
+TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"  # used beside TEMPLATE for conversations with tools
 FILES = (*VOCABULARIES, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-         "generation_config.json", "config.json", TEMPLATE, "chat_template.json")  # fmt: skip
+         "generation_config.json", "config.json", TEMPLATE, TOOL_TEMPLATE, "chat_template.json")  # fmt: skip
 MAX_FILE_BYTES = 1 << 28  # of one file
 CONTENT = "jrl said this"  # the assistant's message in a test of a template
 
@@ -184,6 +185,7 @@ class PublishedTokenizer:
     def save(self, folder: Path | str) -> None:
         target = paths.make_dir(paths.local(folder) / SAVED_IN)
         for name, data in self.files.items():
+            paths.make_dir((target / name).parent)
             paths.write_bytes_atomic(target / name, data)
         paths.write_bytes_atomic(paths.local(folder) / SAVED_AS, layout_bytes(self._layout()))
 
@@ -241,6 +243,7 @@ def build(config: HuggingFace, texts: Iterable[str]) -> PublishedTokenizer:
     files = read_files(config.path)
     if config.chat_template is not None:
         files[TEMPLATE] = _read(Path(config.chat_template), "HuggingFace.chat_template")
+        files.pop(TOOL_TEMPLATE, None)
     date = config.date or datetime.date.today().isoformat()
     try:
         datetime.date.fromisoformat(date)
@@ -563,13 +566,13 @@ def _ids_of(
 
 
 def _templates(files: Mapping[str, bytes], settings: Mapping[str, Any], name: str) -> tuple[str, dict[str, str]]:
-    """Returns the file with the chat templates, and the templates by name. A separate template file takes precedence
-    over tokenizer_config.json."""
+    """Returns the file with the chat templates, and the templates by name. Separate template files take precedence over
+    tokenizer_config.json."""
     if TEMPLATE in files:
-        try:
-            file, templates = TEMPLATE, files[TEMPLATE].decode()
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{name}/{TEMPLATE} is not UTF-8: {error}") from error
+        file, templates = TEMPLATE, _text(files, TEMPLATE, name)
+        if TOOL_TEMPLATE in files:
+            named = {"default": templates, "tool_use": _text(files, TOOL_TEMPLATE, name)}
+            templates = [{"name": key, "template": source} for key, source in named.items()]
     else:
         places = ("chat_template.json", "tokenizer_config.json")
         file = next((place for place in places if settings[place].get("chat_template")), places[-1])
@@ -582,6 +585,13 @@ def _templates(files: Mapping[str, bytes], settings: Mapping[str, Any], name: st
             f"{name}/{file}: the chat template {long[0]!r} is longer than {MAX_TEMPLATE_CHARACTERS} characters"
         )
     return file, sources
+
+
+def _text(files: Mapping[str, bytes], file: str, name: str) -> str:
+    try:
+        return files[file].decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name}/{file} is not UTF-8: {error}") from error
 
 
 def _listed_templates(rows: Any, file: str) -> dict[str, str]:
