@@ -478,6 +478,22 @@ def test_the_text_model_is_read_out_of_a_larger_one(prefix, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, params, weights)
     export(params, cfg, tmp_path / "out", dtype="float32", max_bytes=1 << 30, family=FAMILIES["Gemma3"])
     assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == ["Gemma3ForCausalLM"]
+    for other in ("language_model.model.", "model.language_model."):  # names of versions 4.51 and 4.52 of transformers
+        for parts in (("vision_tower.encoder.layers.0.fc1", other + "layers.0.mlp.down_proj"), ("vision_tower.fc1",)):
+            adapter = tmp_path / f"{other}{len(parts)}"
+            adapter.mkdir()
+            size = {"A": (1, cfg.mlp_width), "B": (cfg.width, 1)}
+            save_file({f"base_model.model.{part}.lora_{side}.weight": np.ones(size[side], np.float32)
+                       for part in parts for side in "AB"}, adapter / "adapter_model.safetensors")  # fmt: skip
+            settings = {"peft_type": "LORA", "task_type": "SEQ_2_SEQ_LM", "lora_alpha": 1, "r": 1}
+            (adapter / "adapter_config.json").write_text(json.dumps(settings))
+            if len(parts) == 1:
+                with pytest.raises(ValueError, match="adapts nothing of the text model"):
+                    opened(folder, adapter=str(adapter))
+            else:
+                down = np.asarray(opened(folder, adapter=str(adapter))[1]["layers"]["down"])
+                np.testing.assert_array_equal(down[0], params["layers"]["down"][0] + 1)  # W + 1 * 1 1^T
+                np.testing.assert_array_equal(down[1:], params["layers"]["down"][1:])
     (folder / "config.json").write_text(json.dumps(around | {"twist": 1}))
     with pytest.raises(ValueError, match="twist = 1"):
         opened(folder)

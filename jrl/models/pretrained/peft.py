@@ -103,7 +103,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not paths.exists(path):
         raise ValueError(f"{folder} is not an adapter: it has no {CONFIG}")
     config = paths.read_object(path, within=folder)
-    allowed = {"peft_type": ("LORA",), "task_type": ("CAUSAL_LM", None), "bias": ("none", None)}
+    allowed = {"peft_type": ("LORA",), "task_type": ("CAUSAL_LM", "SEQ_2_SEQ_LM", None), "bias": ("none", None)}
     for name, values in (allowed | {"init_lora_weights": INITIALIZATIONS}).items():
         if config.get(name) not in values:
             known = ", ".join(repr(value) for value in values if value is not None)

@@ -262,16 +262,26 @@ def renamed(due: Mapping[str, TensorPlan], tensors: Tensors, family: Family) -> 
 Where = tuple[str, Slot, Module | None]  # the tensor that holds a layer of a leaf, and its adapter
 
 
-def adapter_to(due: Mapping[str, TensorPlan], names: Mapping[str, str], folder: str | Path) -> dict[str, Module]:
-    """Returns published name -> adapter of a PEFT folder.
+def adapter_to(
+    family: Family, due: Mapping[str, TensorPlan], names: Mapping[str, str], folder: str | Path
+) -> dict[str, Module]:
+    """Returns published name -> adapter of a PEFT folder. Of a larger model's adapter, that of its text model.
 
     Args:
-      names: expected name -> name in the model's files; an adapter may use either.
+      names: expected name -> name in the model's files; an adapter may use either, or another of a larger model's
+        prefixes: transformers changed the names of modules and not those of tensors.
 
     Raises: ValueError where it belongs to another model.
     """
     known = {name: name for name in due} | {there: name for name, there in names.items()}
+    around, outside = (family.wrapped.prefixes, family.wrapped.ignored) if family.wrapped is not None else ((), ())
+    known |= {
+        other + name.removeprefix("model."): name for name in due if name.startswith("model.") for other in around
+    }
     read = {f"{name}.weight": module for name, module in peft.read(folder).items()}
+    read = {name: module for name, module in read.items() if not any(re.fullmatch(part, name) for part in outside)}
+    if not read:
+        raise ValueError(f"the adapter in {folder} adapts nothing of the text model")
     if unknown := sorted(read.keys() - known.keys()):
         raise ValueError(f"the adapter in {folder} belongs to another model: it also adapts {', '.join(unknown[:4])}")
     modules = {known[name]: module for name, module in read.items()}
@@ -321,7 +331,7 @@ def _load(
         family = as_stored(family, tensors)
         names = account(family, cfg, tensors, spec)
         due = plans(family, cfg, spec)
-        modules = {} if published.adapter is None else adapter_to(due, names, published.adapter)
+        modules = {} if published.adapter is None else adapter_to(family, due, names, published.adapter)
         slots: dict[tuple[str, ...], dict[tuple[int, ...], Where]] = {}
         for name, plan in due.items():
             for slot in plan.slots:
