@@ -271,6 +271,7 @@ def test_a_classifier_is_of_a_family_by_its_own_name(kind, name, family):
         ({"hidden_size": None}, "hidden_size"),
         ({"hidden_act": "tanh"}, "hidden_act"),
         ({"quantization_config": {"bits": 4}}, "quantization_config = .*reads only floating-point weights"),
+        ({"quantization": {"bits": 4}}, "quantization = .*floating-point already, remove the key"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "twist": 1}}, "twist"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "attention_factor": "1"}}, "attention_factor is '1'"),
@@ -353,6 +354,7 @@ def test_what_new_families_cannot_compute_is_refused(name, changes, message):
 
 @pytest.mark.parametrize("name, published, other", [
     ("Qwen2", {"use_mrope": False}, {"use_mrope": True}),  # Qwen2.5-0.5B, Qwen2.5-Math, DeepSeek-R1-Distill-Qwen
+    ("Qwen2", {"dual_chunk_attention_config": {"chunk_size": 262144, "local_size": 8192}}, {}),  # Qwen2.5-1M
     ("Llama", {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"kv_cache_dtype": {}}},
      {"rope_interleaved": True}),  # SmolLM2
     ("Phi3", {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False},

@@ -183,9 +183,10 @@ class Keys:
             listed = ", ".join(f"{name} = {str(self._config[name])[:60]}" for name in unknown)
             quantized = (
                 ". jrl reads only floating-point weights: take the model that was quantized, or dequantize this one "
-                "with the tool that did it; LoRA.base quantizes frozen weights as they are read"
+                "with the tool that did it (where its tensors are floating-point already, remove the key); LoRA.base "
+                "quantizes frozen weights as they are read"
             )
-            advice = quantized if "quantization_config" in unknown else ""
+            advice = quantized if {"quantization_config", "quantization"} & {*unknown} else ""
             raise ValueError(f"{self.where} has unknown keys that may change the computation: {listed}{advice}")
 
 
