@@ -37,6 +37,7 @@ from jrl.tasks.tokenizers.published import (
     fit_to_embedding,
     rewrites,
 )
+from jrl.tasks.tokenizers.spelling import NO_UTF8, unspelled
 from jrl.types import PyTree
 
 SHOWN = 12  # most names shown of a list
@@ -136,6 +137,9 @@ def tokenizer(folder: Path, cfg: Decoder) -> Iterator[Finding]:
     spell = lambda ids: ", ".join(f"{opened.spelled([i])!r} = {i}" for i in ids) or "nothing"
     yield Finding(True, f"an answer ends with {spell(opened.end_ids)}; a text starts with {spell(opened.start_ids)}"
                         f"; padding is {spell([opened.pad_id])}")  # fmt: skip
+    if lost := unspelled(opened.pieces) - NO_UTF8:
+        yield Finding(True, f"no token spells {len(lost)} of the bytes of UTF-8; a text is encoded without them, as "
+                            "transformers does")  # fmt: skip
     yield template(opened)
 
 

@@ -377,13 +377,32 @@ def test_bad_files_are_refused_with_the_reason(folders, tmp_path, change, messag
         build(HuggingFace(path=str(folder)), [])
 
 
-def test_missing_bytes_are_refused(folders, tmp_path):
-    folder = forms.write_json(tmp_path / "m", {p.name: p.read_text() for p in folders["gpt2"].iterdir()})
+def without_bytes(folders, folder, letters, **model):
+    """Writes the GPT-2 form without a token for the bytes that are spelled with `letters`."""
+    forms.write_json(folder, {p.name: p.read_text() for p in folders["gpt2"].iterdir()})
     layout = json.loads((folder / "tokenizer.json").read_text())
     vocab = layout["model"]["vocab"]
-    vocab["\u0100\u0100"] = vocab.pop("\u0100")  # byte 0 is said by no token now
-    layout["model"]["merges"] = []
+    for letter in letters:
+        vocab[letter * 2] = vocab.pop(letter)
+    layout["model"] |= {"merges": [], **model}
     (folder / "tokenizer.json").write_text(json.dumps(layout))
+    return folder
+
+
+@pytest.mark.parametrize("unk", [None, "<|endoftext|>"])
+def test_bytes_without_a_token_are_left_out_as_the_library_does_and_are_no_control(unk, folders, tmp_path):
+    """0xC0 and 0xFF, which no text has, as in GPT-NeoX, and 0x00 and 0xF1, as in SmolLM2."""
+    folder = without_bytes(folders, tmp_path / "m", "\u00c0\u00ff\u0100\u00f1", unk_token=unk)
+    tokenizer = build(HuggingFace(path=str(folder)), [])
+    assert tokenizer.decode(tokenizer.encode("a\0b\u00e9")) == "ab\u00e9"
+    if unk is None:
+        text = "x\0y \U00042000 z"  # F1 82 80 80
+        assert tokenizer.encode(text) == ids_of(folder).encode(text, add_special_tokens=False).ids
+    assert tokenizer.controls.isdisjoint(tokenizer.encode("\0\U00042000"))
+
+
+def test_missing_bytes_are_refused(folders, tmp_path):
+    folder = without_bytes(folders, tmp_path / "m", "a")
     with pytest.raises(ValueError, match="no token for 1 of the 256 bytes"):
         build(HuggingFace(path=str(folder)), [])
     with pytest.raises(ValueError, match=r"holds neither tokenizer.json nor tokenizer.model$"):

@@ -27,6 +27,8 @@ from jrl.tasks.tokenizers.contract import utf8
 MAX_IDS = 1 << 24  # of a vocabulary, as of a Decoder
 MAX_EXPANSION = 256  # most characters that a normalizer may produce from one
 BLANK = "\u2581"  # the symbol for a space in sentencepiece and in files converted from it
+NEEDED = frozenset((*b"\t\n", *range(0x20, 0x7F)))  # bytes that every vocabulary has
+NO_UTF8 = frozenset((0xC0, 0xC1, *range(0xF5, 0x100)))  # bytes that no text has
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _BLANKS = re.compile(r"\s*")
 
@@ -85,7 +87,7 @@ def one_of(texts: Collection[str]) -> re.Pattern[str]:
 def open_json(data: bytes, name: str, more: Collection[Added]) -> Vocabulary:
     """Returns the contents of a `tokenizer.json`. `more` are added tokens that its folder declares elsewhere.
 
-    Raises: ValueError if the file is invalid, or of a kind that would lose text.
+    Raises: ValueError if the file is invalid, or of a kind that would lose text: only rare bytes may be `unspelled`.
     """
     try:
         import tokenizers
@@ -126,8 +128,10 @@ def open_json(data: bytes, name: str, more: Collection[Added]) -> Vocabulary:
         pieces[i] = style.to_bytes(word)
     for token in added:
         pieces[token.id] = utf8(token.text.replace(BLANK, " ") if style.blanks else token.text)
-    if lost := 256 - len({piece for piece in pieces if len(piece) == 1}):
-        raise ValueError(f"{name} has no token for {lost} of the 256 bytes: text that needs one would be lost")
+    if lost := unspelled(pieces):
+        if style.blanks or kind != "BPE" or not lost.isdisjoint(NEEDED):
+            raise ValueError(f"{name} has no token for {len(lost)} of the 256 bytes: text that needs one would be lost")
+        model["unk_token"] = None  # such a byte makes no token: were it a control, a text could forge one
     if style.blanks and not model.get("byte_fallback"):
         raise ValueError(f"{name}: its byte_fallback is off: text that its words cannot spell would be lost")
     with_start = with_added.encode("x").ids
@@ -253,6 +257,11 @@ def check_ids(ids: Iterable[Any], name: str) -> None:
     for i in ids:
         if type(i) is not int or not 0 <= i < MAX_IDS:
             raise ValueError(f"{name}: the id {i!r:.80} is not one of 0 to {MAX_IDS - 1}")
+
+
+def unspelled(pieces: Iterable[bytes]) -> set[int]:
+    """Returns the bytes that no token spells alone. Text is encoded without them, as the library does."""
+    return {*range(256)} - {piece[0] for piece in pieces if len(piece) == 1}
 
 
 def expansion(normalizer: Any) -> int:
