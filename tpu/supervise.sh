@@ -19,11 +19,10 @@ for ((tries = 0; ; tries++)); do
     "$JRL" train "$@" &
     child=$!
     [[ -z $stopping ]] || kill -TERM "$child" # asked before there was a child
-    while true; do # a signal ends `wait`, and not the process it waits for
-        wait "$child"
-        code=$?
-        kill -0 "$child" 2> /dev/null || break
-    done
+    # Not `wait` alone: where a signal interrupts it while the child ends, bash has lost the child's exit code.
+    while kill -0 "$child" 2> /dev/null; do sleep 0.2; done
+    wait "$child"
+    code=$?
     child=''
     ((code == 76)) || exit "$code"
     [[ -z $stopping ]] || exit 75

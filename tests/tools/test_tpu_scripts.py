@@ -4,9 +4,12 @@ import math
 import os
 import re
 import shutil
+import signal
 import stat
 import subprocess
+import sys
 import sysconfig
+import time
 from pathlib import Path
 
 import pytest
@@ -405,6 +408,28 @@ def test_a_stop_between_two_starts_is_a_stop(tmp_path):
     assert (tmp_path / "asked").read_text() == "train tiny\n"
 
 
+def test_the_exit_code_is_that_of_a_process_which_ends_when_the_signal_comes(tmp_path):
+    """A process that ends by itself while the script is told to stop: bash sees both at once."""
+    jrl = tmp_path / "jrl"
+    jrl.write_text(
+        f"#!{sys.executable} -S\nimport os, signal\nsignal.signal(signal.SIGTERM, lambda *_: os._exit(4))\n"
+        "print(os.getpid(), flush=True)\nsignal.pause()\n"
+    )
+    jrl.chmod(0o755)
+    environment, codes = {**os.environ, "JRL": str(jrl)}, []
+    for _ in range(10):
+        with subprocess.Popen([SCRIPTS / "supervise.sh", "tiny"], env=environment, stdout=subprocess.PIPE) as supervise:
+            child = int(supervise.stdout.readline())
+            time.sleep(0.02)  # it waits
+            supervise.send_signal(signal.SIGSTOP)
+            supervise.terminate()
+            os.kill(child, signal.SIGTERM)
+            time.sleep(0.02)  # the child has ended
+            supervise.send_signal(signal.SIGCONT)
+            codes.append(supervise.wait(timeout=20))
+    assert codes == [4] * 10
+
+
 def test_a_jobset_gives_every_slice_a_node_pool_of_its_own():
     manifest = yaml.safe_load((SCRIPTS / "jobset.yaml").read_text())
     assert manifest["metadata"]["annotations"] == {
@@ -419,6 +444,10 @@ def test_a_jobset_gives_every_slice_a_node_pool_of_its_own():
     assert 4 * of_slice["parallelism"] == chips == devices_of(pod["containers"][0]["command"][2])
     kept = of_slice["podFailurePolicy"]["rules"][0]["onExitCodes"]
     assert kept["operator"] == "NotIn" and {75, 76} <= {*kept["values"]}
+    # Without the second rule the controller restarts whatever has failed.
+    assert of_slice["podFailurePolicy"]["rules"][0]["action"] == "FailJob"
+    (rule,) = manifest["spec"]["failurePolicy"]["rules"]
+    assert rule == {"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
 
 
 def test_the_example_of_two_slices_has_as_many_chips_as_its_mesh():
