@@ -98,11 +98,16 @@ def main() -> None:
             rows=args.rows,
             before=(args.against or ROOT).resolve(),
         )
+        measured = False
         for what in args.what:
             for name, row in MEASURES[what](bench):
+                measured = True
                 results["rows"][name] = {**row, "limits": dataclasses.asdict(limits), "in_use": args.in_use,
                                          "shape": args.shape}  # fmt: skip
                 out.write_text(json.dumps(results, indent=2) + "\n")
+        if not measured:
+            texts = " or ".join(map(repr, args.rows))
+            parser.error(f"nothing was measured: no row of {', '.join(args.what)} has {texts} in its name")
         if "sweeps" in args.what:
             plots.draw(results["rows"], out.with_suffix(""))
 

@@ -94,6 +94,9 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path, help="JSON file with every row")
     parser.add_argument("--only", default="", help="cases whose name holds this text")
     args = parser.parse_args()
+    chosen = [name for name in {**CASES, **HELD_OUT} if args.only in name]
+    if not chosen:
+        parser.error(f"--only {args.only!r} is in no name; there are: {', '.join({**CASES, **HELD_OUT})}")
     set_environment()
     from jrl.tools.plan.compiled import libtpu_version
 
@@ -101,14 +104,13 @@ def main() -> None:
         sys.exit("this trial compiles for TPUs: pip install libtpu")
     rows: list[dict] = []
     print(f"{'case':>20}  {'program':>8}  arithmetic  compiled  ratio", flush=True)
-    for name in {**CASES, **HELD_OUT}:
-        if args.only in name:
-            compared = compare(name)
-            rows += compared
-            for r in compared:
-                numbers = f"{r['arithmetic']:10.2f}  {r['compiled']:8.2f}  {r['ratio']:5.2f}"
-                print(f"{name:>20}  {r['program']:>8}  {numbers}", flush=True)
-            args.out.write_text(json.dumps(rows, indent=1) + "\n")
+    for name in chosen:
+        compared = compare(name)
+        rows += compared
+        for r in compared:
+            numbers = f"{r['arithmetic']:10.2f}  {r['compiled']:8.2f}  {r['ratio']:5.2f}"
+            print(f"{name:>20}  {r['program']:>8}  {numbers}", flush=True)
+        args.out.write_text(json.dumps(rows, indent=1) + "\n")
     off = [abs(r["ratio"] - 1) for r in rows]
     print(f"{sum(x <= 0.1 for x in off)} of {len(off)} within 10 %, median {100 * statistics.median(off):.1f} %, "
           f"largest {100 * max(off):.1f} %")  # fmt: skip

@@ -411,7 +411,7 @@ def learned(one: dict) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="JSON file; what is in it is not measured again")
-    parser.add_argument("--only", nargs="*", help="names of recipes")
+    parser.add_argument("--only", nargs="*", choices=list(recipes()), metavar="NAME", help="names of recipes")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each recipe")
     parser.add_argument("--controls", type=int, default=3, help="runs of each recipe where nothing says what is right")
     parser.add_argument("--minutes", type=float, default=math.inf, help="after which no further program begins")

@@ -32,6 +32,14 @@ def test_rows_that_are_not_named_are_not_measured(tmp_path):
     assert set(json.loads(out.read_text())["rows"]) == {"8 rows"}
 
 
+def test_a_name_of_no_row_is_an_error(tmp_path):
+    command = [sys.executable, "-m", "benchmarks", "--out", str(tmp_path / "figures.json"), "--only", "jrl"]
+    more = ["--shape", "test", "--what", "update", "step", "--rows", "8 row", "16 rows"]
+    done = subprocess.run([*command, *more], capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr[-3000:]
+    assert "no row of update, step has '8 row' or '16 rows' in its name" in done.stderr
+
+
 def test_another_checkout_is_measured_in_turn_and_does_the_same_work(tmp_path):
     out = tmp_path / "figures.json"
     command = [sys.executable, "-m", "benchmarks", "--out", str(out), "--only", "jrl", "--shape", "test", "--in-use"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import sys
 import types
 
 import jax
@@ -47,6 +48,13 @@ def test_welch_by_hand():
     found = recipes.welch_width([0.0, 1.0], [0.0, 0.0, np.sqrt(6), np.sqrt(6)])
     np.testing.assert_allclose(found, 2.81747 * np.sqrt(0.75), rtol=1e-4)
     assert recipes.welch_width([1.0, 1.0], [2.0, 2.0]) == 0
+
+
+def test_a_name_of_no_recipe_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["recipes", "--out", str(tmp_path / "out.json"), "--only", "grpoo"])
+    with pytest.raises(SystemExit):
+        recipes.main()
+    assert "invalid choice: 'grpoo'" in capsys.readouterr().err
 
 
 def test_nothing_compares_where_no_prompt_comes_again():
