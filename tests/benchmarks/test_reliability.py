@@ -60,6 +60,18 @@ def test_a_goal_is_tried_and_added_to_the_file(tmp_path, monkeypatch, capsys):
     assert "C1: 5000 trials, none failed" in capsys.readouterr().out
 
 
+def test_a_process_that_ends_early_is_a_failure_though_a_test_of_the_goal_has_passed(tmp_path, monkeypatch):
+    (tmp_path / "test_ends.py").write_text(
+        "import os\n\n\ndef test_one():\n    pass\n\n\ndef test_two():\n    os._exit(70)\n"
+    )
+    (tmp_path / "conftest.py").write_text("def pytest_addoption(parser):\n    parser.addoption('--trials')\n")
+    monkeypatch.setattr(reliability, "ROOT", tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    records = list(reliability.run(["test_ends.py"], "smoke"))
+    result = reliability.outcome(Goal("p", ("test_ends.py",)), "smoke", records)
+    assert (result["trials"], result["failed"]) == (1, ["test_ends.py: pytest ended early, with 70"])
+
+
 def test_an_unknown_goal_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["reliability", "--out", str(tmp_path / "out.json"), "--goal", "C9"])
     with pytest.raises(SystemExit):
