@@ -55,17 +55,21 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=64, help="tokens of a row (default: 64)")
     parser.add_argument("--writers", type=int, default=1)
     parser.add_argument("--block", type=int, default=32_768, help="rows read at a time (default: 32768)")
-    parser.add_argument("--folder", type=Path, help="where the store is made and removed (default: a temporary one)")
+    parser.add_argument(
+        "--folder", type=Path, help="a new one, where the store is made and removed (default: a temporary one)"
+    )
     args = parser.parse_args()
+    if args.folder is not None and args.folder.exists():
+        parser.error(f"--folder {args.folder} exists, and would be removed; name a new one")
     folder = args.folder or Path(tempfile.mkdtemp(prefix="jrl-rollouts-"))
     steps = -(-args.rows // ROWS)
     made = [step_of(number, args.width) for number in range(COMMIT)]
     started = time.perf_counter()
     for writer in range(args.writers):
         store = open_rollouts(folder, rows=0, writer=writer, writers=args.writers)
-        for number in range(writer, steps, args.writers):
+        for appended, number in enumerate(range(writer, steps, args.writers), 1):
             store.append(number, *made[number % COMMIT][1:])
-            if number % COMMIT == 0:
+            if appended % COMMIT == 0:
                 store.commit()
         store.close()
     written, store = time.perf_counter() - started, snapshot(folder)
