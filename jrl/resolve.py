@@ -22,6 +22,7 @@ PATH_FIELDS = (
     "Published.path",
     "Published.adapter",
     "HuggingFace.path",
+    "HuggingFace.chat_template",
     "SentencePiece.path",
     "RewardModel.path",
     "RewardModel.members",

@@ -161,9 +161,18 @@ def test_the_current_directory_comes_first_and_the_command_line_knows_no_other(t
     assert path() == "rows.jsonl"
 
 
+def test_a_chat_template_is_looked_for_beside_the_gin_file_too(tmp_path, monkeypatch):
+    (tmp_path / "task").mkdir()
+    (tmp_path / "task" / "chat.jinja").touch()
+    text = "Config.tokenizer = @HuggingFace()\nHuggingFace.path = 'here'\nHuggingFace.chat_template = 'chat.jinja'\n"
+    (tmp_path / "task" / "mine.gin").write_text(f"include '{TINY}'\n{text}")
+    monkeypatch.chdir(tmp_path)
+    assert jrl.load_config("task/mine.gin")[0].tokenizer.chat_template == "task/chat.jinja"
+
+
 def test_every_field_that_names_a_file_is_resolved_so():
     fields = {f"{cls.__name__}.{name}" for cls, name in all_fields(Config, config_classes(TABLES))}
-    named = {field for field in fields if field.rsplit(".")[-1] in ("path", "parts")}
+    named = {field for field in fields if field.rsplit(".")[-1] in ("path", "parts", "chat_template")}
     assert named <= set(PATH_FIELDS) <= fields
 
 
