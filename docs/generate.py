@@ -300,9 +300,10 @@ def agreement() -> str:
 
 RELIABILITY = """\
 What jrl promises to runs that last for weeks and to whoever trains on text that nobody has read, goal by goal, and what
-`python -m benchmarks.reliability --out docs/reliability.json` found. A trial is a test, or one of the cases that a test
-counts; "32 of 1,000" had fewer than the goal asks for. What one host cannot show, and what was not tried, is in the
-last column. [SECURITY.md](../SECURITY.md) has the threat model. {tried} of {goals} goals are tried, {failed} failed.
+`python -m benchmarks.reliability --out docs/reliability.json` found, with `--trials full` where the result says so. A
+trial is a test, or one of the cases that a test counts; "32 of 1,000" had fewer than the goal asks for. What one host
+cannot show, and what was not tried, is in the last column. [SECURITY.md](../SECURITY.md) has the threat model.
+{tried} of {goals} goals are tried, {failed} failed.
 {hardware}; {versions}.
 """
 AREAS = {
