@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.models.contract import num_params
-from jrl.models.families import FAMILIES, describe, family_of
+from jrl.models.families import FAMILIES, classifiers, describe, family_of
 from jrl.models.families.contract import Keys, canonical, read, sort_keys
 from jrl.models.heads import REWARD
 from jrl.models.leaves import spec
@@ -502,6 +502,45 @@ def test_the_text_model_is_read_out_of_a_larger_one(prefix, tmp_path):
     (folder / "config.json").write_text(json.dumps(around | {"text_config": inner | {"turn": 1}}))
     with pytest.raises(ValueError, match=r"text_config has unknown keys .* turn = 1"):
         opened(folder)
+
+
+@pytest.mark.parametrize("prefix, head", [("language_model.model.", "language_model.lm_head.weight"),
+                                          ("model.language_model.", "lm_head.weight")])  # fmt: skip
+@pytest.mark.parametrize("window", [6, None])
+def test_the_text_model_of_mistral_small_31_is_read(prefix, head, window, tmp_path):
+    """By the names of the published files, and by those of transformers 5. A null window is none here too."""
+    plain = golden.write(tmp_path / "plain", "Mistral")
+    inner = golden.golden_files("Mistral")["config4"] | {"sliding_window": window}
+    (plain / "config.json").write_text(json.dumps(inner))
+    text = {key: value for key, value in inner.items() if key != "architectures"}
+    around = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "text_config": text,
+              "vision_config": {"hidden_size": 8}, "image_token_index": 10, "multimodal_projector_bias": False,
+              "projector_hidden_act": "gelu", "spatial_merge_size": 2, "vision_feature_layer": -1,
+              "tie_word_embeddings": True}  # fmt: skip
+    folder = tmp_path / "around"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(around))
+    rows = {head if name == "lm_head.weight" else name.replace("model.", prefix, 1): x
+            for name, x in golden.tensors("Mistral").items()}  # fmt: skip
+    start = "" if prefix.startswith("language_model") else "model."
+    for outside in ("vision_tower.patch_conv.weight", "multi_modal_projector.norm.weight"):
+        rows[start + outside] = np.ones((2, 2), np.float32)
+    save_file(rows, folder / "model.safetensors")
+    cfg, params = opened(folder)
+    assert cfg == opened(plain)[0] and cfg.window == window and not cfg.tied
+    jax.tree.map(np.testing.assert_array_equal, params, opened(plain)[1])
+    export(params, cfg, tmp_path / "out", dtype="float32", max_bytes=1 << 30, family=FAMILIES["Mistral"])
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == ["MistralForCausalLM"]
+    assert classifiers(FAMILIES["Mistral"]) == ("MistralForSequenceClassification",)  # its text model has no other name
+
+
+@pytest.mark.parametrize("kind", ["ministral3", "mistral4"])
+def test_another_text_model_in_a_mistral3_is_refused(kind):
+    """They have the same architecture around them; ministral3 may have the same keys too."""
+    around = {"model_type": "mistral3", "text_config": golden.golden_files("Mistral")["config4"], "vision_config": {}}
+    read(FAMILIES["Mistral"], around)
+    with pytest.raises(ValueError, match=f"text_config: model_type is '{kind}'; this version supports only 'mistral'"):
+        read(FAMILIES["Mistral"], around | {"text_config": around["text_config"] | {"model_type": kind}})
 
 
 def test_keys_are_sorted_by_what_becomes_of_them():

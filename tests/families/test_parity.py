@@ -135,6 +135,7 @@ TOWERS = {
     "Gemma3": SEEN | dict(num_hidden_layers=1, num_attention_heads=2, image_size=28),
     "Gemma4": SEEN | dict(num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=8,
                           position_embedding_size=16),
+    "Mistral": SEEN | dict(num_hidden_layers=1, num_attention_heads=2, head_dim=8, image_size=28),
     "Qwen3.5": SEEN | dict(depth=1, num_heads=2, out_hidden_size=32, num_position_embeddings=16),
 }  # fmt: skip
 TOWERS |= {"Gemma4Moe": TOWERS["Gemma4"], "Qwen3.5Moe": TOWERS["Qwen3.5"]}
@@ -149,9 +150,9 @@ def test_the_text_model_of_a_larger_one(name, tmp_path):
     from jrl.models.pretrained.published import Published, decoder_of, export
 
     text = SHAPES[name][0] | dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
-    larger = CLASSES[name].removesuffix("Text")
+    larger = "Mistral3" if name == "Mistral" else CLASSES[name].removesuffix("Text")
     ids = dict(boi_token_index=90, eoi_token_index=91, image_token_index=92, mm_tokens_per_image=4)
-    given = ids if name == "Gemma3" else {"image_token_id": 92}
+    given = ids if name == "Gemma3" else {"image_token_index": 92} if name == "Mistral" else {"image_token_id": 92}
     tied = text.get("tie_word_embeddings", name.startswith("Gemma"))
     config = getattr(transformers, f"{larger}Config")(
         text_config=text, vision_config=TOWERS[name], tie_word_embeddings=tied, **given

@@ -86,9 +86,9 @@ def _architectures(config: Mapping[str, Any], where: str) -> list[str]:
 
 def classifiers(family: Family) -> tuple[str, ...]:
     """Returns the architecture names of a family's classifier in config.json; the text model of a larger model has
-    two."""
+    two, where its model_type is its own."""
     stem = family.architecture.removesuffix("ForCausalLM").removesuffix("LMHeadModel")
-    return (stem + CLASSIFIER, *([f"{stem}Text{CLASSIFIER}"] if family.wrapped is not None else []))
+    return (stem + CLASSIFIER, *([f"{stem}Text{CLASSIFIER}"] if family.model_type.endswith("_text") else []))
 
 
 def labels_of(config: Mapping[str, Any], where: str = "config.json") -> tuple[str, ...] | None:

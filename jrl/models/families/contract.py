@@ -225,9 +225,11 @@ def text_config(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the configuration of the text model, wrapped or not."""
     if not is_wrapped(family, config):
         return dict(config)
-    inner = {name: value for name, value in (config.get("text_config") or {}).items() if value is not None}
+    inner = config.get("text_config") or {}
     around = {name: config[name] for name in family.wrapped.inherited if config.get(name) is not None}
-    return {**family.wrapped.defaults, **around, **inner}
+    outside = {**family.wrapped.defaults, **around}
+    # A null counts as missing for these keys; for others it may mean something, as in sliding_window.
+    return {**outside, **{name: value for name, value in inner.items() if value is not None or name not in outside}}
 
 
 class Sorted(NamedTuple):
