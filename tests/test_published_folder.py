@@ -108,6 +108,7 @@ def test_sample_draws_as_generation_config_tells_and_a_binding_goes_before(folde
         ({"do_sample": True, "temperature": 0.0}, ["Sampler.temperature=None"]),
         ({"top_k": 0, "top_p": 1.0, "temperature": 1.0, "min_p": 0.0}, ["Sampler.temperature=1.0"]),
         ({"top_k": 50, "top_p": None}, ["Sampler.top_k=50"]),
+        ({"top_k": -1, "temperature": 0.7}, ["Sampler.temperature=0.7"]),
     ],
 )
 def test_what_is_told_of_sampling(generation, bindings, tmp_path):
@@ -126,7 +127,8 @@ def test_what_is_told_and_cannot_be_drawn(tmp_path):
     }
     (tmp_path / GENERATION).write_text(json.dumps(generation))
     assert unsupported_generation_options(tmp_path) == ["repetition_penalty = 1.05", "suppress_tokens = [3]"]
-    for wrong in ({"temperature": -1}, {"top_p": 1.5}, {"top_k": 2.5}, {"min_p": "0.1"}, {"top_k": True}):
+    for wrong in ({"temperature": -1}, {"top_p": 1.5}, {"top_k": 2.5}, {"top_k": -2}, {"min_p": "0.1"},
+                  {"top_k": True}):  # fmt: skip
         (tmp_path / GENERATION).write_text(json.dumps(wrong))
         with pytest.raises(ValueError, match=f"generation_config.json: {next(iter(wrong))} is "):
             generation_defaults(tmp_path)

@@ -260,7 +260,7 @@ def generation_defaults(folder: Path) -> list[str]:
     Raises: ValueError for a value that is out of range.
     """
     generation = generation_config(folder)
-    limits = {"temperature": (float, 0.0, math.inf), "top_k": (int, 0, math.inf), "top_p": (float, 0.0, 1.0),
+    limits = {"temperature": (float, 0.0, math.inf), "top_k": (int, -1, math.inf), "top_p": (float, 0.0, 1.0),
               "min_p": (float, 0.0, 1.0)}  # fmt: skip
     for name, (kind, low, high) in limits.items():
         value = generation.get(name)
@@ -269,12 +269,12 @@ def generation_defaults(folder: Path) -> list[str]:
             raise ValueError(f"{folder / GENERATION}: {name} is {value!r}; it must be a number from {low} to {high}")
     if generation.get("do_sample") is False or generation.get("temperature") == 0:
         return ["Sampler.temperature=None"]
-    # In that file these values switch a setting off.
-    off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    # In that file these values switch a setting off: a top_k of 0 in transformers, one of -1 in vLLM.
+    off = {"top_k": (0, -1), "top_p": (1.0,), "min_p": (0.0,)}
     limits_set = {
         name: generation[name]
         for name in limits
-        if generation.get(name) is not None and generation[name] != off.get(name)
+        if generation.get(name) is not None and generation[name] not in off.get(name, ())
     }
     return [f"Sampler.{name}={value!r}" for name, value in limits_set.items()]
 
