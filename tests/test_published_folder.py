@@ -20,7 +20,7 @@ from jrl.models import decoder
 from jrl.models.families import FAMILIES
 from jrl.models.pretrained.published import GENERATION, export
 from jrl.models.shape import Decoder
-from jrl.run.trained import generation_defaults, open_trained, unsupported_generation_options
+from jrl.run.trained import generation_defaults, open_trained, unsupported_generation_options, without_tokenizer
 from jrl.tasks.tokenizers.published import HuggingFace, build, read_files
 from jrl.tools.inspect_model import recognized
 
@@ -213,6 +213,21 @@ def test_end_tokens_come_from_every_file_that_names_them(folder, capsys):
     change(folder / GENERATION, eos_token_id=tokenizer.encode("(")[0])
     assert cli.main(["sample", str(folder)]) == exit_codes.REFUSED
     assert "is ordinary text" in capsys.readouterr().err
+
+
+def test_without_a_tokenizer_the_end_of_a_text_is_the_first_that_the_files_name(tmp_path):
+    cfg = Decoder(vocab_size=96)
+    of = lambda name, **values: (tmp_path / name).write_text(json.dumps(values))
+    of("config.json", text_config={"eos_token_id": 5})
+    assert without_tokenizer(tmp_path, cfg).end_ids == (5,)
+    of("config.json", text_config={"eos_token_id": 5}, eos_token_id=6)
+    assert without_tokenizer(tmp_path, cfg).end_ids == (6,)
+    of(GENERATION, eos_token_id=[7, 8])
+    assert without_tokenizer(tmp_path, cfg).end_ids == (7, 8)
+    of("config.json", text_config={})
+    of(GENERATION, eos_token_id=96)
+    with pytest.raises(ValueError, match="names the eos_token_id 96; the model's ids are 0 to 95"):
+        without_tokenizer(tmp_path, cfg)
 
 
 def test_a_folder_that_cannot_be_used_is_refused_by_every_command(folder, tmp_path, capsys):

@@ -324,9 +324,11 @@ class NoTokenizer:
 
 
 def without_tokenizer(folder: Path, cfg: Decoder) -> NoTokenizer:
-    """Returns a NoTokenizer with the ids that end an answer, from generation_config.json or config.json."""
-    settings = {k: v for k, v in [*read_config(folder).items(), *generation_config(folder).items()] if v is not None}
-    ends = settings.get("eos_token_id", [])
+    """Returns a NoTokenizer with the ids that end an answer, from generation_config.json or else config.json."""
+    config = read_config(folder)
+    texts = config.get("text_config")
+    files = [texts if isinstance(texts, dict) else {}, config, generation_config(folder)]
+    ends = next((file["eos_token_id"] for file in reversed(files) if file.get("eos_token_id") is not None), [])
     ends = ends if isinstance(ends, list) else [ends]
     for i in ends:
         if type(i) is not int or not 0 <= i < cfg.vocab_size:

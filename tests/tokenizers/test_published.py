@@ -314,6 +314,21 @@ def test_an_ordinary_token_that_ends_a_text_may_not_be_the_only_one_for_a_byte(f
         build(HuggingFace(path=str(folder)), [])
 
 
+def test_the_end_of_a_text_in_text_config_counts_where_no_other_file_has_one(folders, tmp_path):
+    """As in transformers. Qwen3.5 has it only there: <|im_end|> ends a turn, <|endoftext|> a text."""
+    folder = forms.write_json(tmp_path / "m", {p.name: p.read_text() for p in folders["qwen"].iterdir()})
+    turn, text, other = (ids_of(folder).token_to_id(t) for t in ("<|im_end|>", "<|endoftext|>", "<|im_start|>"))
+    ends = lambda: build(HuggingFace(path=str(folder)), []).end_ids
+    assert ends() == (turn,)
+    forms.write_json(folder, {"config.json": {"text_config": {"eos_token_id": text}}})
+    assert ends() == (turn, text)
+    forms.write_json(folder, {"config.json": {"text_config": {"eos_token_id": text}, "eos_token_id": [turn, other]}})
+    assert ends() == (turn, other)
+    forms.write_json(folder, {"config.json": {"text_config": {"eos_token_id": text}}})
+    forms.write_json(folder, {"generation_config.json": {"eos_token_id": turn}})
+    assert ends() == (turn,)
+
+
 def test_tokens_that_strip_blanks_are_found_soon_in_a_text_of_blanks(tmp_path):
     proto = forms.sentencepiece_model("bpe", dummy_prefix=False)
     first = from_model(proto, "m").processor.vocab_size()

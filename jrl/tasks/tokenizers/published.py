@@ -344,7 +344,7 @@ def _from_files(
         raise ValueError(f"{name}: the special tokens {unknown} are not added tokens of {place}")
     size = len(vocabulary.pieces)
     begins = _ids_of("bos", named, ids, numbers, size)
-    ends = _ids_of("eos", named, ids, numbers, size)
+    ends = _ids_of("eos", named, ids, _with_text_model(numbers), size)
     pads = _ids_of("pad", named, ids, numbers, size)
     chat = None
     if sources:
@@ -563,6 +563,14 @@ def _ids_of(
             if isinstance(i, int) and i in allowed and i not in token_ids:
                 token_ids.append(i)
     return token_ids if name == "eos" else token_ids[:1]
+
+
+def _with_text_model(numbers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Returns `numbers` (generation_config.json, config.json, the vocabulary's), with the text_config of a larger model
+    if neither file has an eos_token_id outside it: transformers ends a text by it then."""
+    texts = numbers[1].get("text_config")
+    named = any(setting.get("eos_token_id") is not None for setting in numbers[:2])
+    return [*numbers] if named or not isinstance(texts, dict) else [*numbers, texts]
 
 
 def _templates(files: Mapping[str, bytes], settings: Mapping[str, Any], name: str) -> tuple[str, dict[str, str]]:
