@@ -294,6 +294,20 @@ def test_quantized_experts_are_refused_with_what_to_do():
         read(FAMILIES["GptOss"], golden.golden_files("GptOss")["config5"] | {"swiglu_alpha": 1.5})
 
 
+@pytest.mark.parametrize("name, key", [("Llama", "rope_theta"), ("GPTNeoX", "rotary_emb_base")])
+def test_rope_theta_of_rope_scaling_is_read_as_transformers_5_does(name, key):
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    config = golden.golden_files(name)["config4"] | {"rope_scaling": scaling, key: 5e5}
+    within = {"rope_scaling": scaling | {"rope_theta": 5e5}}
+    expected = read(FAMILIES[name], config)
+    assert expected.rope_theta == 5e5 and read(FAMILIES[name], config | within) == expected
+    without = {name: value for name, value in config.items() if name != key}
+    assert read(FAMILIES[name], without | within) == expected
+    assert read(FAMILIES[name], without | {"rope_scaling": scaling}).rope_theta == 1e4  # the default
+    with pytest.raises(ValueError, match=f"{key} is 10000 and rope_theta of rope_scaling is 500000"):
+        read(FAMILIES[name], config | within | {key: 1e4})
+
+
 LONG = {"model_type": "phi3", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
         "num_attention_heads": 4, "original_max_position_embeddings": 16, "max_position_embeddings": 64}  # fmt: skip
 

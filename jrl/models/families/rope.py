@@ -25,13 +25,21 @@ def read_rope(
     """
     scaling = keys.inside("rope_scaling")
     parameters = keys.inside("rope_parameters")
-    theta = keys.number(theta_key, theta)
+    declared, theta = keys.take(theta_key, None), keys.number(theta_key, theta)
     share = keys.number(share_key, share)
     if parameters is not None:
         if scaling is not None:
             raise ValueError(f"{keys.where} has both rope_scaling and rope_parameters; leave one of them out")
         theta = parameters.number("rope_theta", theta)
         share = parameters.number("partial_rotary_factor", share)
+    if scaling is not None:
+        inner_theta = scaling.number("rope_theta", theta)
+        if declared is not None and inner_theta != theta:
+            raise ValueError(
+                f"{keys.where}: {theta_key} is {theta:g} and rope_theta of rope_scaling is {inner_theta:g}; "
+                "transformers 4 takes the first and 5 the second, so leave the wrong one out"
+            )
+        theta = inner_theta
     inner = parameters or scaling
     rotary_dim = int(head_dim * share)
     return {
