@@ -871,6 +871,20 @@ def test_a_death_while_a_copy_is_removed_leaves_none_that_looks_complete(tmp_pat
     assert {file.name for file in copy("1").iterdir()} == {"a", "b"}
 
 
+def test_a_copy_that_another_process_has_removed_meanwhile_is_passed_over(tmp_path, monkeypatch):
+    for name in ("used", "removed", "unused"):
+        (tmp_path / name).mkdir()
+    flock = fcntl.flock
+
+    def after_another_process(lock, operation):
+        flock(lock, operation)
+        shutil.rmtree(tmp_path / "removed", ignore_errors=True)
+
+    monkeypatch.setattr(fcntl, "flock", after_another_process)
+    local_copies._remove_unused(tmp_path, tmp_path / "used")
+    assert [folder.name for folder in tmp_path.iterdir() if folder.is_dir()] == ["used"]
+
+
 def test_a_full_disk_of_local_copies_is_named_with_what_chooses_another(served, tmp_path, monkeypatch):
     client(served).put("model/config.json", b"{}")
     with bucket_run.open_run_folder("gs://bucket/run") as folder:

@@ -123,7 +123,8 @@ def _remove_unused(home: Path, used: Path) -> None:
     for other in home.iterdir():
         if other == used or other.suffix == ".lock":
             continue
-        with contextlib.closing(os.fdopen(_open_lock(other), "rb")) as lock, contextlib.suppress(BlockingIOError):
+        # OSError: it is in use, or another process has removed it since the folder was listed.
+        with contextlib.closing(os.fdopen(_open_lock(other), "rb")) as lock, contextlib.suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if other.suffix != FILLING:  # a death while it is removed must not leave half of it under its name
                 shutil.rmtree(_filling(other), ignore_errors=True)
