@@ -384,7 +384,8 @@ def check_strategy(
     if stage.learner.prefix_sharing != "none" and not strategy.row.shares_prompt:
         raise ValueError(f"{type(stage.strategy).__name__} draws rows of a prompt that begin differently, which cannot "
                          "share a prefix; set Learner.prefix_sharing = 'none'")  # fmt: skip
-    if objective.pairs is not None and objective.needs(stage.objective).logprobs and not strategy.row.shares_prompt:
+    has_branches = strategy.row.branches(strategy.config) is not None
+    if objective.pairs is not None and objective.needs(stage.objective).logprobs and has_branches:
         raise ValueError(
             f"{name} compares the log-probs of a prompt's completions, and {type(stage.strategy).__name__} draws some "
             "that begin with tokens of another, which have none: a pair would compare unlike parts of two texts. Leave "

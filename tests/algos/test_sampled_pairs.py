@@ -269,6 +269,9 @@ def test_completions_that_begin_in_others_are_not_compared():
             load_config("configs/algos/toy.gin", [f"Online.objective=@{name}()", *branching])
     reward_model = ["Online.objective=@OnlineBradleyTerry()", "Online.trains='reward'"]  # reads whole texts
     load_config("configs/algos/toy.gin", [*reward_model, *branching])
+    # The policy's own completions begin alike; an opponent's have no actions and are in no pair.
+    opponent = ["Online.strategy=@MixtureOpponent()", "Online.samples=4"]
+    load_config("configs/algos/toy.gin", ["Online.objective=@OnlineDPO()", *opponent])
 
 
 def test_inpo_refuses_a_distribution_that_is_not_the_policys():
