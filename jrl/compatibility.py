@@ -254,7 +254,7 @@ def facts_of(stage: Stage, config: Config, *, samples: int, lag: int) -> Facts:
         samples=samples,
         lag=lag,
         updates_per_batch=stage.learner.updates_per_batch,
-        truncated_sampling=any(v is not None for v in (sampler.top_k, sampler.top_p, sampler.min_p)),
+        truncated_sampling=sampler.top_k is not None or (sampler.top_p or 1) < 1 or (sampler.min_p or 0) > 0,
         greedy=sampler.temperature is None,
         max_completion=completion_length(stage, config),
     )

@@ -11,6 +11,7 @@ from jrl.algos import ALGOS
 from jrl.algos.conformance import sample_groups
 from jrl.algos.contract import Facts
 from jrl.algos.dppo import DPPO
+from jrl.resolve import load_config
 
 OBJECTIVE = ALGOS["DPPO"]
 FACTS = Facts(samples=4, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=3)
@@ -62,6 +63,7 @@ def test_a_truncated_sampler_is_refused():
     assert loss_of(OBJECTIVE, DPPO(), tokens(p, p, [-1], behaviour=q))[1]["rejected"][0] == 1
     with pytest.raises(ValueError, match="tokens of a policy that has not moved would be dropped"):
         OBJECTIVE.check(DPPO(), FACTS._replace(truncated_sampling=True))
+    load_config("configs/algos/dppo.gin", ["Sampler.top_p=1.0", "Sampler.min_p=0.0"])  # they keep every token
 
 
 def test_one_sample_a_prompt_is_refused():
