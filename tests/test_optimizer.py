@@ -460,8 +460,11 @@ def test_groups_that_say_nothing_are_refused():
     with pytest.raises(ValueError, match=r"ParameterGroup\.learning_rate = 0\.0 cannot train"):
         ParameterGroup(names="*", learning_rate=0.0)
     for name in ("learning_rate", "weight_decay"):
-        with pytest.raises(ValueError, match=rf"ParameterGroup\.{name} = nan cannot train"):
-            ParameterGroup(names="*", **{name: float("nan")})
+        for value in (math.nan, 1e39):  # 1e39 is inf in float32
+            with pytest.raises(ValueError, match=re.escape(f"ParameterGroup.{name} = {value} cannot train")):
+                ParameterGroup(names="*", **{name: value})
+    with pytest.raises(ValueError, match=r"ParameterGroup\.learning_rate = 1e-50 cannot train"):  # 0 in float32
+        ParameterGroup(names="*", learning_rate=1e-50)
     with pytest.raises(ValueError, match="has the pattern 'a' twice"):
         AdamW(groups=(ParameterGroup(names="a", frozen=True), ParameterGroup(names="a", frozen=True)))
     check(*ruled(AdamW(groups=both[:1])), STACK)

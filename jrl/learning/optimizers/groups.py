@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import jax
+import numpy as np
 
 from jrl.learning.optimizers.contract import Leaf
 from jrl.types import Array, PyTree, traced
@@ -26,10 +27,11 @@ class ParameterGroup:
             value = getattr(self, name)
             if not isinstance(value, int | float):  # None, or traced
                 continue
-            if not 0 <= value < math.inf or (value == 0 and name == "learning_rate"):
+            held = in_float32(value)
+            if not (0 <= value and held < math.inf) or (held == 0 and name == "learning_rate"):
                 raise ValueError(
-                    f"ParameterGroup.{name} = {value} cannot train; set it above 0, or frozen = True where "
-                    f"{self.names!r} is not to move"
+                    f"ParameterGroup.{name} = {value} cannot train; set it above 0 and within float32, or frozen = "
+                    f"True where {self.names!r} is not to move"
                 )
         if self.frozen and (self.learning_rate is not None or self.weight_decay is not None):
             raise ValueError(f"ParameterGroup {self.names!r} is frozen: learning_rate and weight_decay have no effect")
@@ -77,3 +79,9 @@ def check_groups(config: Any, leaves: PyTree) -> None:
             raise ValueError(f"ParameterGroup.names = {group.names!r} {why}")
     if not any(is_trained(config, leaf) for leaf in all_leaves):
         raise ValueError(f"{type(config).__name__}.groups freezes every array; leave something to train")
+
+
+def in_float32(x: float) -> float:
+    """Returns a float as programs hold it: in float32, with 0 for what is below the least normal number."""
+    with np.errstate(over="ignore"):
+        return 0.0 if abs(x) < np.finfo(np.float32).tiny else float(np.float32(x))

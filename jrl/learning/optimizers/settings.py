@@ -6,9 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
-import numpy as np
-
-from jrl.learning.optimizers.groups import ParameterGroup
+from jrl.learning.optimizers.groups import ParameterGroup, in_float32
 from jrl.learning.optimizers.schedules import ConstantRate, CosineDecay, LinearDecay, WarmupStableDecay
 from jrl.types import traced
 
@@ -55,9 +53,3 @@ def check_rates(config: Any, **limits: Any) -> None:
     patterns = [group.names for group in config.groups if dataclasses.is_dataclass(group)]
     if duplicates := sorted({pattern for pattern in patterns if patterns.count(pattern) > 1}):
         raise ValueError(f"{type(config).__name__}.groups has the pattern {duplicates[0]!r} twice")
-
-
-def in_float32(x: float) -> float:
-    """Returns a float as programs hold it: in float32, with 0 for what is below the least normal number."""
-    with np.errstate(over="ignore"):
-        return 0.0 if abs(x) < np.finfo(np.float32).tiny else float(np.float32(x))
