@@ -153,6 +153,16 @@ def test_what_an_attempt_left_is_not_taken_for_the_run_s(published, tmp_path):
     assert config_json == (published / "config.json").read_bytes()
 
 
+def test_a_run_has_a_copy_of_the_template_for_tools_of_its_model(published, tmp_path):
+    template = shutil.copytree(published, tmp_path / "model") / "additional_chat_templates" / "tool_use.jinja"
+    template.parent.mkdir()
+    template.write_text("{{ tools }}")
+    few = ("Online.prompts=4", "Online.samples=2", "Log.writers=()", "Online.steps=1")
+    jrl.train(str(published_gin(tmp_path, tmp_path / "model")), few, run=tmp_path / "run")
+    copy = tmp_path / "run" / "published" / "additional_chat_templates" / "tool_use.jinja"
+    assert copy.read_text() == "{{ tools }}"
+
+
 @pytest.mark.parametrize("length", [777, None])
 def test_an_export_keeps_the_length_that_others_serve(published, tmp_path, length):
     """Llama's class has a default of 2,048, which vLLM takes for the model's longest text."""

@@ -251,10 +251,10 @@ def write_run_metadata(config: Config, parts: Parts, folder: Path, manifest: dic
     """Writes the metadata of a new run into its folder, once everything is open. The manifest is written last."""
     paths.remove_tree(folder / PUBLISHED)  # of an earlier attempt that did not reach its manifest
     if isinstance(config.model, Published):
-        paths.make_dir(folder / PUBLISHED)
         source = paths.readable_without_weights(config.model.path)
         config_json = {"config.json": paths.read_foreign(source / "config.json", paths.MOST_OBJECT_BYTES, source)}
         for name, data in {**config_json, **companions_of(config.model.path)}.items():
+            paths.make_dir((folder / PUBLISHED / name).parent)
             paths.write_bytes_atomic(folder / PUBLISHED / name, data)
     write_configuration(config, parts, folder)
     write_manifest(folder / "manifest.json", manifest)
