@@ -263,7 +263,7 @@ def test_prompts_are_read_from_rows_of_data(tmp_path):
     with pytest.raises(ValueError, match=r"rows\.jsonl, line 1: not JSON: "):
         chat.read_prompts(tmp_path / "rows.jsonl")
     problems = {
-        "3 + 4": "not JSON: .*plain text ends in .txt",
+        "3 + 4": "not JSON: .*; plain text belongs in another file",
         '["3 + 4"': "not JSON",
         '["3 + 4"]': "a prompt in a .jsonl file is a JSON string or",
         "12": "a prompt in a .jsonl file",

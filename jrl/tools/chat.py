@@ -173,7 +173,7 @@ def _prompt(line: str, place: str, is_jsonl: bool) -> Prompt:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
         if is_jsonl:
-            raise ValueError(f"{place}: not JSON: {error}; a file of plain text ends in .txt") from error
+            raise ValueError(f"{place}: not JSON: {error}; plain text belongs in another file") from error
         return line
     if isinstance(value, dict):
         return _prompt_of(value, place)

@@ -40,8 +40,10 @@ def test_a_note_on_members_is_printed_once_with_whom_it_is_about():
     assert [list(member.notes) for member in members[2:]] == [[]] * 4
     (line,) = notes_on(members)
     assert line.startswith(f"decay_steps=2,seed=0 and 1 more: {note}")
-    (line,) = notes_on(members[:1])
+    (line,) = notes_on(members[:2])
     assert line.startswith(f"all members: {note}") and notes_on(members[2:]) == []
+    (line,) = notes_on(members[:1])
+    assert line.startswith(f"decay_steps=2,seed=0: {note}")
 
 
 def test_every_combination_runs_with_every_seed_however_lists_are_combined():

@@ -16,14 +16,22 @@ def read_windows(keys: Keys, layers: int) -> dict[str, Any]:
     """Returns the Decoder fields window and window_layers. Without layer_types the first
     max_window_layers layers have no window."""
     used, first = keys.flag("use_sliding_window", False), keys.take("max_window_layers", 28)
-    window, flags = keys.maybe("sliding_window", 4096), layer_flags(keys, layers)
-    if not used or window is None:
+    window, flags = read_window(keys, used), layer_flags(keys, layers)
+    if window is None:
         if flags is not None and any(flags):
             why = "sliding_window is null" if used else "use_sliding_window is false"
             raise ValueError(f"{keys.where}: layer_types names windowed layers, but {why}")
         return {}
     flags = tuple(i >= first for i in range(layers)) if flags is None else flags
-    return {"window": int(window), "window_layers": flags} if any(flags) else {}
+    return {"window": window, "window_layers": flags} if any(flags) else {}
+
+
+def read_window(keys: Keys, used: bool) -> int | None:
+    """Returns the window of windowed layers; None where use_sliding_window is false or sliding_window is null."""
+    if not used:
+        keys.take("sliding_window", None)  # whatever it is, it has no effect
+        return None
+    return None if keys.maybe("sliding_window", 4096) is None else keys.count("sliding_window", 4096)
 
 
 def write_windows(cfg: Decoder) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 from jrl.models.experts import Experts
 from jrl.models.families.contract import Family, Keys, Place
 from jrl.models.families.llama import HEAD_NORMS, IGNORED, OUT_IN, PLACES, ROPE, SHAPE, read_shape, write_shape
+from jrl.models.families.qwen import read_window
 from jrl.models.shape import Decoder
 
 ROUTER = {"router": Place("model.layers.{}.mlp.gate.weight", OUT_IN)}
@@ -47,7 +48,6 @@ def read(keys: Keys) -> Decoder:
         keys.expect(name, value)
     shape = read_shape(keys, kv_heads=4)
     layers, bias = range(shape["layers"]), keys.flag("attention_bias", False)
-    windowed, window = keys.flag("use_sliding_window", False), keys.maybe("sliding_window", 4096)
     dense, step = keys.take("mlp_only_layers", []), keys.count("decoder_sparse_step", 1)
     if not isinstance(dense, list) or not all(type(i) is int for i in dense):
         raise ValueError(f"{keys.where}: mlp_only_layers is {dense!r:.200}; it must be a list of layer indices")
@@ -56,7 +56,7 @@ def read(keys: Keys) -> Decoder:
         activation=keys.one_of("hidden_act", {"silu": "silu"}, "silu"),
         qkv_bias=bias,
         output_bias=bias,
-        window=int(window) if windowed and window is not None else None,
+        window=read_window(keys, keys.flag("use_sliding_window", False)),
         experts=Experts(
             count=count_experts(keys),
             per_token=keys.count("num_experts_per_tok", 8),

@@ -100,8 +100,8 @@ def notes_on(members: Sequence[Member]) -> list[str]:
     for member in members:
         for note in member.notes:
             about.setdefault(note, []).append(member.name)
-    who = lambda names: "all members" if len(names) == len(members) else (
-        names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more")  # fmt: skip
+    who = lambda names: names[0] if len(names) == 1 else (
+        "all members" if len(names) == len(members) else f"{names[0]} and {len(names) - 1} more")  # fmt: skip
     return [f"{who(names)}: {note}" for note, names in about.items()]
 
 
