@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -287,6 +287,17 @@ def write_bytes_atomic(path: str | os.PathLike[str], data: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise OSError(error.errno, f"could not write {len(data)} bytes: {error.strerror}", str(target)) from error
     sync_dir(target.parent)
+
+
+def write_files(folder: str | os.PathLike[str], files: Mapping[str, bytes]) -> None:
+    """Writes {name in the folder, such as "a/b.json": bytes}, each as `write_bytes_atomic`, with the folders above it.
+
+    Raises: OSError with the path.
+    """
+    for name, data in files.items():
+        target = local(folder) / name
+        make_dir(target.parent)
+        write_bytes_atomic(target, data)
 
 
 def open_append(path: str | os.PathLike[str], length: int) -> BinaryIO:

@@ -129,3 +129,11 @@ def test_a_full_disk_is_said_in_the_systems_words():
     wrapped = ValueError("RESOURCE_EXHAUSTED: Failed to write: No space left on device [tensorstore_spec='{...}']")
     assert paths.cause(wrapped) == "No space left on device"
     assert paths.cause(ValueError("bad\nand more")) == "ValueError: bad" and paths.cause(KeyError()) == "KeyError"
+
+
+def test_files_are_written_with_the_folders_above_them(tmp_path):
+    paths.write_files(tmp_path / "new", {"a": b"1", "b/c/d": b"2"})
+    paths.write_files(tmp_path / "new", {"b/c/d": b"3"})
+    assert {str(path.relative_to(tmp_path)): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == {
+        "new/a": b"1", "new/b/c/d": b"3",
+    }  # fmt: skip

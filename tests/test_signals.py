@@ -65,14 +65,18 @@ def test_two_runs_are_both_asked_and_give_the_signals_back_whichever_ends_first(
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
+def begin_and_close_in_another_thread():
+    block = stop_on_signals(threading.Event())
+    block.__enter__()
+    closing = threading.Thread(target=block.__exit__, args=(None, None, None))
+    closing.start()
+    closing.join()
+
+
 def test_a_run_that_another_thread_closes_leaves_signals_as_they_were():
     seen, before = [], signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
     try:
-        block = stop_on_signals(threading.Event())
-        block.__enter__()
-        closing = threading.Thread(target=block.__exit__, args=(None, None, None))
-        closing.start()
-        closing.join()
+        begin_and_close_in_another_thread()
         signal.raise_signal(signal.SIGTERM)
         assert seen == [signal.SIGTERM]
         with stop_on_signals(threading.Event()):
@@ -86,11 +90,7 @@ def test_a_run_that_another_thread_closes_leaves_signals_as_they_were():
 def test_a_handler_set_after_another_thread_closed_a_run_does_not_keep_the_next_run_from_hearing():
     seen, before = [], signal.getsignal(signal.SIGTERM)
     try:
-        block = stop_on_signals(threading.Event())
-        block.__enter__()
-        closing = threading.Thread(target=block.__exit__, args=(None, None, None))
-        closing.start()
-        closing.join()
+        begin_and_close_in_another_thread()
         signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
         stop = threading.Event()
         with stop_on_signals(stop):

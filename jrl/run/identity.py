@@ -253,9 +253,7 @@ def write_run_metadata(config: Config, parts: Parts, folder: Path, manifest: dic
     if isinstance(config.model, Published):
         source = paths.readable_without_weights(config.model.path)
         config_json = {"config.json": paths.read_foreign(source / "config.json", paths.MOST_OBJECT_BYTES, source)}
-        for name, data in {**config_json, **companions_of(config.model.path)}.items():
-            paths.make_dir((folder / PUBLISHED / name).parent)
-            paths.write_bytes_atomic(folder / PUBLISHED / name, data)
+        paths.write_files(folder / PUBLISHED, {**config_json, **companions_of(config.model.path)})
     write_configuration(config, parts, folder)
     write_manifest(folder / "manifest.json", manifest)
 

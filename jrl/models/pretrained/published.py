@@ -534,9 +534,7 @@ def export(
         companions[GENERATION] = json.dumps({**defaults, **new}, indent=2).encode() + b"\n"
     paths.make_dir(folder)
     written = write_tensors(folder, published_tensors(params, cfg, family, dtype, head), max_bytes)
-    for name, data in companions.items():
-        paths.make_dir((folder / name).parent)
-        paths.write_bytes_atomic(folder / name, data)
+    paths.write_files(folder, companions)
     paths.write_bytes_atomic(folder / "config.json", json.dumps(config, indent=2).encode() + b"\n")
     return sorted([*written, *companions, "config.json"])
 

@@ -183,10 +183,7 @@ class PublishedTokenizer:
         return self.chat.render(plain_messages(messages), tools, add_generation_prompt=add_generation_prompt)
 
     def save(self, folder: Path | str) -> None:
-        target = paths.make_dir(paths.local(folder) / SAVED_IN)
-        for name, data in self.files.items():
-            paths.make_dir((target / name).parent)
-            paths.write_bytes_atomic(target / name, data)
+        paths.write_files(paths.make_dir(paths.local(folder) / SAVED_IN), self.files)
         paths.write_bytes_atomic(paths.local(folder) / SAVED_AS, layout_bytes(self._layout()))
 
     @functools.cached_property
