@@ -127,6 +127,10 @@ class Keys:
         self.asked.add(name)
         return self.number(name) if self._config.get(name) is not None else None if name in self._config else default
 
+    def maybe_count(self, name: str, default: int | None) -> int | None:
+        """Returns a whole number, or None where the key is null; `default` where it is missing."""
+        return None if self.maybe(name, default) is None else self.count(name, default)
+
     def count(self, name: str, default: Any = REQUIRED) -> int:
         value = self.take(name, default)
         if type(value) is not int or value < 1:

@@ -29,7 +29,6 @@ def read_shared(keys: Keys, shape: dict[str, Any], flags: tuple[bool, ...]) -> d
     keys.expect("use_bidirectional_attention", False)
     bias = keys.flag("attention_bias", False)
     declared = layer_flags(keys, shape["layers"])
-    window = keys.maybe("sliding_window", 4096)
     return {
         **shape,
         "norm": "rms_plus_one",
@@ -41,7 +40,7 @@ def read_shared(keys: Keys, shape: dict[str, Any], flags: tuple[bool, ...]) -> d
         "query_scale": keys.number("query_pre_attn_scalar", 256) ** -0.5,
         "qkv_bias": bias,
         "output_bias": bias,
-        "window": None if window is None else int(window),
+        "window": keys.maybe_count("sliding_window", 4096),
         "window_layers": flags if declared is None else declared,
     }
 

@@ -28,7 +28,7 @@ def read(keys: Keys) -> Decoder:
     shape = read_shape(keys, norm_eps=1e-5, head_dim=64, kv_heads=8, rope_theta=150_000.0)
     if keys.take("rope_scaling", None) is None and keys.take("rope_parameters", None) is None:
         shape["rope"] = YarnRope(factor=32.0, original_length=4096, truncate=False)
-    flags, window = layer_flags(keys, shape["layers"]), keys.maybe("sliding_window", 128)
+    flags = layer_flags(keys, shape["layers"])
     per_token = keys.count("num_experts_per_tok", 4)
     keys.expect("experts_per_token", per_token)
     bias = keys.flag("attention_bias", True)
@@ -38,7 +38,7 @@ def read(keys: Keys) -> Decoder:
         qkv_bias=bias,
         output_bias=bias,
         sinks=True,
-        window=None if window is None else int(window),
+        window=keys.maybe_count("sliding_window", 128),
         window_layers=(True, False) if flags is None else flags,
         experts=Experts(
             count=count_experts(keys, 128),

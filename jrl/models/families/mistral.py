@@ -12,11 +12,10 @@ from jrl.models.shape import Decoder
 
 def read(keys: Keys) -> Decoder:
     keys.expect("model_type", "mistral")  # a larger model may hold another: ministral3 scales its queries
-    window = keys.maybe("sliding_window", 4096)
     return Decoder(
         **read_shape(keys, kv_heads=8),
         activation=keys.one_of("hidden_act", {"silu": "silu"}, "silu"),
-        window=None if window is None else keys.count("sliding_window", 4096),
+        window=keys.maybe_count("sliding_window", 4096),
     )
 
 

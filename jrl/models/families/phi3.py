@@ -25,11 +25,10 @@ def read(keys: Keys) -> Decoder:
         keys.expect(name, value)
     for name in LENGTHS:
         keys.take(name, None)
-    window = keys.take("sliding_window", None)
     return Decoder(
         **read_shape(keys, norm_eps=1e-5),
         activation=keys.one_of("hidden_act", {"silu": "silu"}, "silu"),
-        window=None if window is None else keys.count("sliding_window"),
+        window=keys.maybe_count("sliding_window", None),
     )
 
 

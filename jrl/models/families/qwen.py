@@ -31,7 +31,7 @@ def read_window(keys: Keys, used: bool) -> int | None:
     if not used:
         keys.take("sliding_window", None)  # whatever it is, it has no effect
         return None
-    return None if keys.maybe("sliding_window", 4096) is None else keys.count("sliding_window", 4096)
+    return keys.maybe_count("sliding_window", 4096)
 
 
 def write_windows(cfg: Decoder) -> dict[str, Any]:

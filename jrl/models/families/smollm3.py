@@ -22,8 +22,8 @@ def read(keys: Keys) -> Decoder:
         )
     # Despite its name, 1 means a layer with RoPE.
     rotates = tuple((i + 1) % interval != 0 for i in range(layers)) if declared is None else tuple(map(bool, declared))
-    used, window, flags = keys.flag("use_sliding_window", False), keys.take("sliding_window", None), None
-    flags = layer_flags(keys, layers)
+    used, flags = keys.flag("use_sliding_window", False), layer_flags(keys, layers)
+    window = keys.maybe_count("sliding_window", None) if used else keys.take("sliding_window", None)
     if not used and flags is not None and any(flags):
         raise ValueError(f"{keys.where}: layer_types names windowed layers, but use_sliding_window is false")
     if flags is None:
