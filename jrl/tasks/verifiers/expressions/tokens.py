@@ -1,7 +1,7 @@
 r"""Tokens of LaTeX and of the plain notation that models write: numbers, letters, commands, signs, text.
 
 Spacing, sizes (\left, \big) and math-mode dollars are dropped. Thousands are distinguished from lists here: `1,000`,
-`1{,}000`, `1,\!000` and `1\,000` are one number, and `1, 000` is two.
+`1{,}000`, `1,\!000`, `1,\! 000` and `1\,000` are one number, and `1, 000` is two.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TEXT = "text|textbf|textit|textrm|textsf|textnormal|mbox|mathrm|mathbf|mathit|m
 _TOKEN = re.compile(
     r"(?P<blank>(?: |~|\\[,;:! ]|\\(?:left|right|[bB]igg?[lrm]?|q?quad|thinspace|displaystyle|textstyle|limits)"
     r"(?![A-Za-z]))+)"
-    r"|(?P<number>[1-9][0-9]{0,2}(?:(?:\{,\}|,\\!|\\,)[0-9]{3})+(?![0-9])(?:\.[0-9]+)?"
+    r"|(?P<number>[1-9][0-9]{0,2}(?:(?:\{,\}|,\\!|\\,) ?[0-9]{3})+(?![0-9])(?:\.[0-9]+)?"
     r"|[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9]|,[0-9])(?:\.[0-9]+)?"
     r"|[0-9]*\.[0-9]*(?=\\(?:overline|bar)(?![A-Za-z]))"
     r"|(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4}(?![0-9.]))?)"
@@ -92,7 +92,7 @@ def _token(kind: str, word: str, spaced: bool) -> list[Token]:
             if len(word) > MAX_DIGITS:
                 raise NoAnswer(f"a number of more than {MAX_DIGITS} digits")
             # A comma without a space after it stays: whether it is a thousands separator depends on the context.
-            return [Token(kind, word.replace("{,}", "").replace(",\\!", "").replace("\\,", ""), spaced)]
+            return [Token(kind, re.sub(r"(?:\{,\}|,\\!|\\,) ?", "", word), spaced)]
         case "degree":
             return [Token(kind, "degree", spaced)]
         case "environment":
