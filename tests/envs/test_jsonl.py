@@ -65,6 +65,9 @@ BAD = {
         b'{"prompt": " \\n", "answer": "1"}',
         b'{"messages": [{"role": "user", "content": ""}], "answer": "1"}',
     ],
+    "answered_prompt": [
+        b'{"messages": [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}], "answer": "2"}',
+    ],
     "missing_answer": [b'{"prompt": "a"}', b'{"prompt": "a", "answer": null}', b'{"prompt": "a", "answer": " "}'],
     "too_long": [b'{"prompt": "' + b"a" * 400_000 + b'", "answer": "1"}'],
     "duplicate_id": [b'{"prompt": "b", "answer": "1", "id": "same"}'],
@@ -107,6 +110,7 @@ def test_a_row_with_a_prompt_and_messages_may_have_one_of_them_left_out(tmp_path
     with pytest.raises(ValueError, match=r"leave 'prompt' or 'messages' out. Jsonl.columns = {'prompt': 'unused'} r"):
         open_jsonl(Jsonl(path=path))
     assert open_jsonl(Jsonl(path=path, columns={"prompt": "unused"}))[0].messages[0].content == "b"
+    assert open_jsonl(Jsonl(path=path, columns={"messages": "unused"}))[0].messages[0].content == "a"
 
 
 def test_messages_may_be_in_the_column_named_prompt(tmp_path):

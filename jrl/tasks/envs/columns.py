@@ -34,6 +34,7 @@ CAUSES = {
     "two_prompts": "has both a prompt and messages",
     "wrong_type": "has a field of the wrong type",
     "empty_prompt": "has an empty prompt",
+    "answered_prompt": "has messages that end with an answer, which the policy would see",
     "missing_answer": "has no answer",
     "duplicate_id": "repeats the id of an earlier row",
 }
@@ -104,8 +105,15 @@ def example_of(row: dict[str, Any], number: int, config: Jsonl) -> Example:
     if row.get(column["messages"]) is not None:
         if column["prompt"] != column["messages"] and row.get(column["prompt"]) is not None:
             raise BadRow("two_prompts", f"leave {column['prompt']!r} or {column['messages']!r} out. Jsonl.columns = "
-                         "{'prompt': 'unused'} reads the messages, if there is no such column")  # fmt: skip
+                         "{'prompt': 'unused'} reads the messages and {'messages': 'unused'} the prompt, if there is "
+                         "no such column")  # fmt: skip
         messages = messages_of(row[column["messages"]], column["messages"])
+        if messages[-1].role == "assistant":
+            raise BadRow(
+                "answered_prompt",
+                f"{column['messages']!r}. Jsonl.columns = {{'messages': 'unused', 'prompt': NAME}} reads another "
+                "column, and Dataset.layout = 'messages' the whole row",
+            )
     elif row.get(column["prompt"]) is not None:
         prompt = row[column["prompt"]]
         if not isinstance(prompt, str):
