@@ -64,6 +64,18 @@ def test_rows_far_into_a_file_of_several_members_are_found_in_any_order_and_soon
     assert time.process_time() - start < 2.0  # from the beginning, each would take 3 MB of text
 
 
+def test_rows_in_order_take_little_more_than_one_pass(tmp_path):
+    text = rows(3000, width=1000)
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(gzip.compress(text[:3_000_000]) + gzip.compress(text[3_000_000:]))
+    source = open_jsonl(Jsonl(path=str(path)))
+    start = time.process_time()
+    assert [source[i].answer for i in range(3000)] == [str(i) for i in range(3000)]
+    assert time.process_time() - start < 3.0  # from the last saved state, each would take half a megabyte of text
+    nearby = [i + j for i in random.Random(2).sample(range(2990), 30) for j in (0, 1, -1, 3, 2, 5, -2)]
+    assert [source[i % 3000].answer for i in nearby] == [str(i % 3000) for i in nearby]
+
+
 def test_a_file_that_shrank_to_a_thousandth_is_not_read_again_from_its_beginning(tmp_path):
     row = b'{"prompt": "' + b"x" * 20_000 + b'", "answer": "%d"}\n'
     text = b"".join(row % i for i in range(500))
