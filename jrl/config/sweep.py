@@ -2,8 +2,8 @@
 
     AdamW.learning_rate=[1e-4, 3e-4]         # an axis of two values
     Run.seed=[0..4]                          # whole numbers, both ends included; on the command line
-    Log.writers=['wandb']                    # not an axis: the field holds a list
-    Log.writers=[[], ['wandb']]              # an axis of two lists
+    Sampler.stop_strings=['.']               # not an axis: the field holds a list
+    Sampler.stop_strings=[[], ['.']]         # an axis of two lists
 
 A list is an axis if it is nested deeper than its field's type. A macro is judged by the fields bound to it.
 """
