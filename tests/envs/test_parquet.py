@@ -34,6 +34,19 @@ def test_examples_are_those_of_the_same_rows_as_json_lines(tmp_path):
     assert source[3].info == {"level": 0, "tags": ["t3"], "solution": "so\n#### 3"}
 
 
+@pytest.mark.parametrize(("kept", "groups"), [(1 << 30, 20), (1999, 3), (0, 1)])
+def test_row_groups_stay_decoded_as_far_as_there_is_room(tmp_path, monkeypatch, kept, groups):
+    rows = [{"prompt": "a" * 599, "answer": f"{i}"} for i in range(20)]
+    # A group has 659 bytes in the file and 608 decoded: beside the one that is read, (1999 - 659) // 608 = 2 stay.
+    path = write(tmp_path / "a.parquet", rows, row_group_size=1, use_dictionary=False, write_statistics=False)
+    monkeypatch.setattr("jrl.tasks.envs.parquet.KEPT_BYTES", kept)
+    source = open_jsonl(Jsonl(path=path))
+    order = [19, 0, 5, 0, 19, 7, *range(20)]
+    assert [source[i].answer for i in order] == [str(i) for i in order]
+    decoded = [index for index, _ in source.reader._decoded]
+    assert decoded == list(range(19, 19 - groups, -1))
+
+
 def test_a_row_without_an_id_is_named_by_its_number(tmp_path):
     rows = [{"prompt": "a", "answer": "1"}, {"prompt": None, "answer": "1"}, {"prompt": "c", "answer": "1"}]
     path = write(tmp_path / "a.parquet", rows, row_group_size=2)

@@ -1,6 +1,7 @@
 """Random access to the rows of a Parquet file. Needs the extra `parquet` (pyarrow). No JAX.
 
-One row group is decoded at a time and the last one cached, so memory grows with the largest group, not with the file.
+One row group is decoded at a time. Those read last stay decoded, up to KEPT_BYTES together, so memory is bounded by
+that and the largest group; in a larger file, most rows in random order decode their group.
 Columns with types that JSON does not have (bytes, times, decimals, maps, structs with a name twice) are skipped and
 counted as unread_column.
 """
@@ -8,6 +9,7 @@ counted as unread_column.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,6 +22,7 @@ from jrl.tasks.envs.contract import check_unchanged, stamp_of
 from jrl.tasks.stopping import Stop, check_stop, never
 
 MAX_GROUP_BYTES = 2 << 30  # of a row group, unpacked
+KEPT_BYTES = 1 << 30  # of row groups that stay decoded
 BATCH = 1024  # rows turned into Python at once
 CHUNK = 1 << 20
 
@@ -46,7 +49,7 @@ class ParquetRows:
 
     def __init__(self, config: Any, arrow: Any, stop: Stop = never) -> None:
         self._path, self._limit, self._arrow = config.path, config.max_row_bytes, arrow
-        self._cached: tuple[int, Any] | None = None  # the index and table of the last row group read
+        self._decoded: tuple[tuple[int, Any], ...] = ()  # the index and table of row groups, the last read first
         paths.check_not_special(config.path)
         with open(paths.local(config.path), "rb") as file:
             self._stamp = stamp_of(file)
@@ -57,8 +60,8 @@ class ParquetRows:
         metadata, schema = self._guarded(lambda file: (file.metadata, file.schema_arrow))
         sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
         self._starts = np.cumsum([0, *sizes])
-        largest = max((metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)), default=0)
-        if largest > MAX_GROUP_BYTES:
+        self._bytes = [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
+        if (largest := max(self._bytes, default=0)) > MAX_GROUP_BYTES:
             raise ValueError(
                 f"{config.path}: a row group unpacks to {largest} bytes; the limit is {MAX_GROUP_BYTES}. "
                 "Write the file with smaller row groups"
@@ -89,12 +92,14 @@ class ParquetRows:
         return {"unread_column": self._unread} if self._unread else {}
 
     def _group(self, group: int) -> Any:
-        cached = self._cached
-        if cached is None or cached[0] != group:
-            self._cached = cached = None  # free the previous group first: both may be large
-            cached = group, self._guarded(lambda file: file.read_row_group(group, columns=self._columns))
-            self._cached = cached
-        return cached[1]
+        decoded = self._decoded
+        table = next((table for index, table in decoded if index == group), None)
+        if table is None:
+            # Free what has no room first: all may be large.
+            self._decoded = decoded = _newest(decoded, KEPT_BYTES - self._bytes[group])
+            table = self._guarded(lambda file: file.read_row_group(group, columns=self._columns))
+        self._decoded = ((group, table), *(other for other in decoded if other[0] != group))
+        return table
 
     def _guarded(self, read: Callable[[Any], Any]) -> Any:
         """Returns `read` of the open file. Converts Arrow's errors to a ValueError that names the file."""
@@ -116,6 +121,12 @@ class ParquetRows:
         if size > self._limit:
             raise BadRow("too_long", f"max_row_bytes is {self._limit}")
         return row
+
+
+def _newest(decoded: tuple[tuple[int, Any], ...], most: int) -> tuple[tuple[int, Any], ...]:
+    """Returns the first row groups that have `most` bytes at most together."""
+    totals = itertools.accumulate(table.nbytes for _, table in decoded)
+    return decoded[: sum(total <= most for total in totals)]
 
 
 def _python(table: Any) -> list[dict[str, Any] | BadRow]:
