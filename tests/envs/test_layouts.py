@@ -191,6 +191,26 @@ def test_words_of_sharegpt(tmp_path):
     assert one.answer == "d"
 
 
+@pytest.mark.parametrize("layout", ["messages", "sharegpt"])
+def test_an_id_of_any_type_is_information(tmp_path, layout):
+    rows = [{**good_rows(layout, i)[0], "id": name} for i, name in enumerate([5, "", ["a", 2], None])]
+    found = examples(opened(tmp_path / "r.jsonl", rows, layout))
+    assert [(one.id, one.answer, one.info) for one in found] == [
+        ("r.jsonl/1", "7", {"id": 5}),
+        ("r.jsonl/2", "7", {"id": ""}),
+        ("r.jsonl/3", "7", {"id": ["a", 2]}),
+        ("r.jsonl/4", "7", {}),
+    ]
+
+
+@pytest.mark.parametrize("layout", ["sharegpt", "sharegpt_preference", "alpaca"])
+def test_an_empty_system_field_is_none(tmp_path, layout):
+    (row,) = good_rows(layout, 1)
+    (one,) = examples(opened(tmp_path / "r.jsonl", [{**row, "system": ""}], layout, system="Be brief."))
+    assert [message.role for message in one.messages] == ["system", "user"]
+    assert one.messages[0].content == "Be brief."
+
+
 def test_instructions_with_a_history(tmp_path):
     row = {"system": "s", "instruction": "i", "input": "more", "output": "o", "history": [["q", "a"]]}
     (one,) = examples(opened(tmp_path / "r.jsonl", [row], "alpaca"))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jrl.tasks.envs.layouts.contract import PAIR_TAKES, TURN_TAKES, Answer, Layout, Prompted
-from jrl.tasks.envs.layouts.fields import BadField, Field, texts
+from jrl.tasks.envs.layouts.fields import BadField, Field, present
 from jrl.tasks.example import Message
 
 ROLES = {"system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -111,7 +111,7 @@ def transcript(field: Field) -> tuple[Message, ...]:
 
 
 def read_messages(row: Field, rank_by: str | None) -> list[Prompted]:
-    return turns(messages(row["messages"]), row["messages"], texts(row, ("id", "source")))
+    return turns(messages(row["messages"]), row["messages"], present(row, ("id", "source")))
 
 
 def read_tulu(row: Field, rank_by: str | None) -> list[Prompted]:
@@ -125,14 +125,15 @@ def read_rlvr(row: Field, rank_by: str | None) -> list[Prompted]:
 
 
 def read_sharegpt(row: Field, rank_by: str | None) -> list[Prompted]:
-    return turns(sharegpt(row), row["conversations"], texts(row, ("id",)))
+    return turns(sharegpt(row), row["conversations"], present(row, ("id",)))
 
 
 def sharegpt(row: Field) -> tuple[Message, ...]:
-    """Returns the messages of a row's `conversations`, after its `system` message if there is one. Raises: BadField."""
+    """Returns the messages of a row's `conversations`, after its `system` message if there is one: "" is none. Raises:
+    BadField."""
     conversation = messages(row["conversations"], "from", "value", SPEAKERS)
     system = row.optional("system")
-    if system is None:
+    if system is None or system.value == "":
         return conversation
     if conversation[0].role == "system":
         raise BadField("wrong_turn", system, "the conversation has a system message, too")

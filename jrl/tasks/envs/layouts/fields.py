@@ -112,6 +112,13 @@ def texts(row: Field, names: Sequence[str]) -> dict[str, str]:
     return {name: field.text() for name, field in fields if field is not None}
 
 
+def present(row: Field, names: Sequence[str]) -> dict[str, Any]:
+    """Returns the values of the row's fields `names` that are not missing or null, of any type, for the `info` of an
+    example: data sets of many kinds share a layout."""
+    fields = ((name, row.optional(name)) for name in names)
+    return {name: field.value for name, field in fields if field is not None}
+
+
 def _short(value: float) -> str:
     text = str(value) if isinstance(value, float) or abs(value) < 1e18 else "a whole number of many digits"
     return text[:40]
