@@ -5,18 +5,24 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 from documented import write_part
 
 import jrl
 from jrl.config import to_json
+from jrl.device.sharding import MeshShape, make_mesh
 from jrl.experiment import Eval
 from jrl.resolve import load_config
-from jrl.rollout.evaluate import numbers, report
+from jrl.rollout.evaluate import Evaluator, draw, numbers, report, summary
+from jrl.rollout.scoring import Scoring, open_scoring
+from jrl.tasks.data.prompts import Visit
+from jrl.tasks.example import Example, Message
 from jrl.tasks.tokenizers import TOKENIZERS
-from jrl.tasks.tokenizers.bytes import Bytes
+from jrl.tasks.tokenizers.bytes import Bytes, ByteTokenizer
 from jrl.tasks.verdict import Status
+from jrl.tasks.verifiers import VERIFIERS, MathEqual
 from jrl.tools import evaluation
 from jrl.tools.evaluate_sources import OpenOptions, check_evaluation_given, sources_of
 from jrl.tools.evaluation import check_evaluated, percent_cell, reevaluate, table, trained_prompts_warning, win_rates
@@ -49,6 +55,24 @@ def test_correct_answers_vote_as_one_however_they_are_worded():
     # 2 right in different words, 1 wrong, 1 unreadable, which does not vote: right wins 2 to 1.
     actual = report(np.array([[C, C, W, U]], np.int8), ["1/2", "0.5", "3", "?"], ["a"])
     assert actual["majority_at_k"]["4"]["mean"] == 1.0
+
+
+def test_wrong_completions_with_one_answer_vote_for_it_together():
+    texts = ["2 and 2 is \\boxed{4}.", "I say \\boxed{5}.", "It is \\boxed{ 5 }, then.", "\\boxed{5}"]
+    rows = [np.frombuffer(b"\1" + text.encode(), np.uint8).astype(np.int32) for text in texts]
+    length = np.array([len(row) for row in rows])
+    rollout = SimpleNamespace(
+        tokens=np.stack([np.pad(row, (0, 40 - len(row))) for row in rows]), length=length, finish=np.zeros(4, np.int8),
+        action_mask=(np.arange(40) > 0) & (np.arange(40) < length[:, None]), weights_fingerprint=np.uint32(1),
+    )  # fmt: skip
+    evaluator = Evaluator(lambda *_: rollout, ByteTokenizer(), make_mesh(MeshShape(), jax.devices()[:1]), None, None,
+                          None, samples=4, batch=1, prompt_length=1)  # fmt: skip
+    visit = Visit(Example(id="e", messages=(Message("user", "2 + 2?"),), answer="4"), (7, 9), (1,))
+    with open_scoring(Scoring(verifiers=(MathEqual(),)), VERIFIERS) as scorer:
+        found = summary(draw(evaluator, None, [visit], scorer, lambda done, total: None))
+    # 5 has three votes of four. Of two samples, it has both votes in 3 of 6 pairs; with 4, which comes first, it ties.
+    assert [found["majority_at_k"][k]["mean"] for k in ("1", "2", "4")] == [0.25, 0.5, 0.0]
+    assert found["distinct"]["mean"] == 2.0 and found["mean"] == 0.25
 
 
 def test_different_answers_of_a_prompt_are_counted():

@@ -168,6 +168,25 @@ def test_an_example_that_names_its_verifiers_is_judged_by_those():
     np.testing.assert_array_equal(scores.components["Numeric"], np.array([np.nan, 1, np.nan], np.float32))
 
 
+def test_the_answer_in_a_completion_is_what_its_first_verifier_reads():
+    cases = [
+        ((Exact(extract="hash"), Length()), (), "so\n#### 5 \nand", "5"),
+        ((Exact(extract="hash"),), (), "#### 5 #### 6", "#### 5 #### 6"),  # no single answer
+        ((Length(), Exact(extract="hash")), (), "#### 5", "#### 5"),  # the first one extracts nothing
+        ((Length(), Exact(extract="hash")), ("Exact",), "#### 5", "5"),
+        (
+            (Exact(extract="hash"),),
+            ("MathEqual",),
+            r"\boxed{5}",
+            "5",
+        ),  # with the defaults of one that is not configured
+        ((row("third"),), (), "#### 5", "#### 5"),
+    ]
+    for verifiers, named, completion, answer in cases:
+        with open_scoring(Scoring(verifiers=verifiers), table(), (PART,)) as scorer:
+            assert scorer.answer_in(completion, example(verifiers=named)) == answer
+
+
 def test_verifiers_that_the_data_will_ask_for_can_be_loaded_first():
     with open_scoring(Scoring(verifiers=(Exact(),)), table(), also=("Numeric", "Exact")) as scorer:
         scores = scorer.collect(scorer.submit(["4"], [example()], [((0, 0), 0)]))

@@ -49,6 +49,7 @@ class Samples(NamedTuple):
 
     visits: list[Visit]  # [prompts]
     texts: list[str]  # [prompts * samples]
+    answers: list[str]  # [prompts * samples], what the verifiers read in the texts
     tokens: list[list[int]]  # [prompts * samples], of the completions, the stop token included
     verdicts: np.ndarray  # [prompts, samples] int8, a Status
     rewards: np.ndarray  # [prompts, samples] float, NaN where there is none
@@ -85,7 +86,7 @@ def draw(
     e = evaluator
     stream = place_on_mesh(np.uint32(EVAL_STREAM), replicated(e.mesh))
     version = place_on_mesh(np.int32(0), replicated(e.mesh))
-    pending, truncated, tokens = [], 0, []
+    pending, truncated, tokens, answers = [], 0, [], []
     for start in range(0, len(visits), e.batch):
         check_stop(stop, "evaluating")
         announce(min(start + e.batch, len(visits)), len(visits))
@@ -99,6 +100,7 @@ def draw(
         ids = [host["tokens"][row][host["action_mask"][row]].tolist() for row in range(len(part) * e.samples)]
         texts = [e.tokenizer.decode(completion) for completion in ids]
         tokens += ids
+        answers += [scorer.answer_in(text, part[row // e.samples].example) for row, text in enumerate(texts)]
         examples = [part[row // e.samples].example for row in rows]
         # With the weights: a text that another evaluation could not score may be scored in this one.
         weights_key = int(host["weights_fingerprint"])
@@ -109,6 +111,7 @@ def draw(
     return Samples(
         visits=[*visits],
         texts=[text for _, batch_texts in pending for text in batch_texts],
+        answers=answers,
         tokens=tokens,
         verdicts=by_prompt("verdict"),
         rewards=np.where(by_prompt("valid"), by_prompt("reward"), np.nan),
@@ -126,7 +129,7 @@ def summary(samples: Samples) -> dict[str, Any]:
     samples; and `completions`, its first one. `truncated` is the share of completions that reached the length limit.
     """
     visits, rewards = samples.visits, samples.rewards
-    result = report(samples.verdicts, samples.texts, [v.example.task for v in visits], rewards)
+    result = report(samples.verdicts, samples.answers, [v.example.task for v in visits], rewards)
     digests = [visit.example.prompt_digest().hex() for visit in visits]
     result["by_prompt"] = {
         digest: float(row[np.isfinite(row)].mean()) if np.isfinite(row).any() else None
@@ -147,7 +150,7 @@ def summary(samples: Samples) -> dict[str, Any]:
 
 
 def report(
-    verdicts: np.ndarray, texts: list[str], tasks: list[str], rewards: np.ndarray | None = None
+    verdicts: np.ndarray, answers: list[str], tasks: list[str], rewards: np.ndarray | None = None
 ) -> dict[str, Any]:
     """Returns the numbers of an evaluation.
 
@@ -157,7 +160,7 @@ def report(
 
     Args:
       verdicts: [prompts, samples] int8, a Status.
-      texts: completions, samples of a prompt adjacent.
+      answers: texts of the samples' answers, those of a prompt adjacent. Equal ones get one vote.
       tasks: the task of each prompt.
       rewards: [prompts, samples] float, NaN where there is none; None: the report has no "best_of_k".
     """
@@ -178,7 +181,7 @@ def report(
     if samples > 1:
         out["pass_at_k"], out["all_of_k"], out["majority_at_k"] = {}, {}, {}
         full = scored.all(axis=1)
-        num_distinct = [len({*_answers(texts, verdicts, p)} - {None}) for p in np.flatnonzero(full)]
+        num_distinct = [len({*_votes(answers, verdicts, p)} - {None}) for p in np.flatnonzero(full)]
         out["distinct"] = interval_json(statistics.bootstrap_interval(np.array(num_distinct, np.float64)))
         k = 1
         while k <= samples:
@@ -186,7 +189,7 @@ def report(
                 per_prompt = estimate(correct[full].sum(axis=1), samples, k)
                 out[name][str(k)] = interval_json(statistics.bootstrap_interval(per_prompt))
             votes = [
-                statistics.majority_at_k(_answers(texts, verdicts, p), correct[p].tolist(), k)
+                statistics.majority_at_k(_votes(answers, verdicts, p), correct[p].tolist(), k)
                 for p in np.flatnonzero(full)
             ]
             out["majority_at_k"][str(k)] = interval_json(statistics.bootstrap_interval(np.array(votes)))
@@ -215,16 +218,16 @@ def numbers(result: dict[str, Any]) -> dict[str, float | None]:
     return flat | {f"eval_task/{task}": interval["mean"] for task, interval in result.get("tasks", {}).items()}
 
 
-def _answers(texts: list[str], verdicts: np.ndarray, prompt: int) -> list[str | None]:
+def _votes(answers: list[str], verdicts: np.ndarray, prompt: int) -> list[str | None]:
     """Returns the votes of a prompt's samples: None (no vote) for an answer that could not be parsed, RIGHT for every
-    correct completion however it is worded, and the text of a wrong one."""
+    correct answer however it is worded, and the text of a wrong one."""
     samples = verdicts.shape[1]
-    answers: list[str | None] = []
+    votes: list[str | None] = []
     for k in range(samples):
         status = verdicts[prompt, k]
-        text = texts[prompt * samples + k].strip()
-        answers.append(None if status == Status.UNPARSABLE else RIGHT if status == Status.CORRECT else text)
-    return answers
+        text = answers[prompt * samples + k].strip()
+        votes.append(None if status == Status.UNPARSABLE else RIGHT if status == Status.CORRECT else text)
+    return votes
 
 
 def interval_json(interval: statistics.Interval) -> dict[str, float | None]:

@@ -12,7 +12,7 @@ import collections
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from jrl.tasks.shares import is_above
 from jrl.tasks.stopping import Stop, never
 from jrl.tasks.verdict import Status, Verdict
 from jrl.tasks.verifiers import Verifier, VerifierSpec, look_up, merge, spec_of
+from jrl.tasks.verifiers.extract import Extract, extract_answer
 from jrl.tasks.verifiers.journal import Journal, journal_key, rows_text
 from jrl.tasks.verifiers.pool import Item, Pool, ScoringAbandoned, Ticket
 from jrl.tasks.verifiers.source import PartSource
@@ -282,6 +283,16 @@ class Scorer:
                 f"no verifier scores example {example.id!r}: it names none, and Scoring.verifiers is empty"
             )
         return tuple(range(len(self._config.verifiers)))
+
+    def answer_in(self, completion: str, example: Example) -> str:
+        """Returns the answer that an example's first verifier reads in a completion: what its `extract` names; the
+        whole completion without such a field, or where there is no single answer."""
+        name = example.verifiers[0] if example.verifiers else None
+        configs = [config for config in self._config.verifiers if name in (None, type(config).__name__)]
+        first = configs[0] if configs else look_up(self._table, name, f"example {example.id!r}").config
+        extract = getattr(first, "extract", None)  # of a class: its default
+        answer = extract_answer(completion, extract) if extract in get_args(Extract) else None
+        return completion if answer is None else answer
 
     def row_named(self, name: str, place: str) -> int:
         """Returns the pool row of a verifier: the run's configured one, else one with the defaults of the table's.

@@ -31,7 +31,7 @@ def samples(verdicts, texts):
     verdicts = np.array(verdicts, np.int8)
     example = Example(id="p", messages=(Message("user", "1 or 2?"),), answer="1")
     visits = [type("Visit", (), {"prompt": (1, 2), "example": example})] * len(verdicts)
-    return Samples(visits, texts, [[3]] * len(texts), verdicts, np.zeros(verdicts.shape), 0.0, "0")
+    return Samples(visits, texts, texts, [[3]] * len(texts), verdicts, np.zeros(verdicts.shape), 0.0, "0")
 
 
 def test_all_of_k_stands_beside_pass_at_k():
