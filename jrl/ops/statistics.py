@@ -7,6 +7,7 @@ A comparison of runs treats the run (the seed) as the unit, and resamples within
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -274,16 +275,27 @@ def majority_at_k(
     n = len(answers)
     if len(correct) != n or not 1 <= k <= n:
         raise ValueError(f"majority_at_k: k = {k} of {n} answers, {len(correct)} outcomes")
-    outcome: dict[str | None, bool] = {None: False}
-    for answer, right in zip(answers, correct):
-        outcome.setdefault(answer, bool(right))
+    numbers: dict[str | None, int] = {None: 0}
+    number_of = np.array([numbers.setdefault(answer, len(numbers)) for answer in answers])
+    outcome: dict[int, bool] = {0: False}
+    for number, right in zip(number_of.tolist(), correct):
+        outcome.setdefault(number, bool(right))
+    chosen = number_of[_subsets(n, k, draws, seed)]  # [subsets, k]
+    cells = len(numbers) * np.arange(len(chosen))[:, None] + chosen
+    votes = np.bincount(cells.ravel(), minlength=len(numbers) * len(chosen)).reshape(len(chosen), len(numbers))
+    votes[:, 0] = 0
+    first = np.take_along_axis(votes, chosen, axis=1).argmax(axis=1)  # of the samples whose answers have most votes
+    wins = np.array([outcome[number] for number in range(len(numbers))])[chosen[np.arange(len(chosen)), first]]
+    return int(wins.sum()) / len(wins)
+
+
+@functools.lru_cache(maxsize=64)
+def _subsets(n: int, k: int, draws: int, seed: int) -> Array:
+    """Returns subsets of k of n samples in their own order, [subsets, k]: all, or `draws` random ones of more."""
     if math.comb(n, k) <= draws:
-        subsets = itertools.combinations(range(n), k)
-    else:
-        rng = np.random.default_rng(seed)
-        subsets = (np.sort(rng.permutation(n)[:k]) for _ in range(draws))
-    wins = [outcome[majority([answers[i] for i in subset])] for subset in subsets]
-    return sum(wins) / len(wins)
+        return np.array(list(itertools.combinations(range(n), k)))
+    rng = np.random.default_rng(seed)
+    return np.stack([np.sort(rng.permutation(n)[:k]) for _ in range(draws)])
 
 
 def mean(scores: Array) -> Array:

@@ -233,6 +233,18 @@ def test_majority_at_k_by_hand():
     assert majority_at_k(answers[::-1], correct[::-1], 2) == pytest.approx(1 / 3)
 
 
+def test_majority_at_k_is_the_mean_over_subsets_of_the_majority():
+    rng = np.random.default_rng(3)
+    for _ in range(50):
+        n = int(rng.integers(1, 9))
+        answers = [(None, "a", "b", "c")[i] for i in rng.integers(4, size=n)]
+        outcome = {None: False, "a": True, "b": False, "c": True}
+        correct = [answer is not None and outcome[answer] for answer in answers]
+        for k in range(1, n + 1):  # C(8, 4) = 70 subsets at most
+            wins = [outcome[majority(subset)] for subset in itertools.combinations(answers, k)]
+            assert majority_at_k(answers, correct, k) == sum(wins) / len(wins)
+
+
 def test_majority_at_k_counts_the_unreadable_as_wrong():
     assert majority_at_k([None, None, "A"], [False, False, True], 1) == pytest.approx(1 / 3)
     assert majority_at_k([None], [True], 1) == 0.0
