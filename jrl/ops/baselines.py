@@ -5,14 +5,14 @@ Rows are [N], `valid` marks those that count; see jrl.ops.advantages.
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
 from jrl.ops import groups, reduce
 
 Array = jax.Array
+
+COLUMNS = 64  # whose baselines are computed at once
 
 
 def greedy_baseline(reward: Array, greedy: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
@@ -91,11 +91,16 @@ def token_optimal(
     # Of a certain token rounding may leave less than 0, and weights of both signs would put the baseline anywhere.
     norm = jnp.maximum(1 - 2 * reduce.masked(probability, counts) + reduce.masked(sum_squared, counts), 0)
     weights = jnp.cumsum(jnp.where(counts, norm, 0), axis=-1)
-    by_column = lambda fn: jax.vmap(functools.partial(fn, num_groups=num_groups), in_axes=(1, None, 1), out_axes=1)
-    to_rows = jax.vmap(groups.to_rows, in_axes=(1, None), out_axes=1)
-    total = by_column(groups.total)
-    weight = total(weights, group, counts)
-    weighs = ~(weight <= 0)  # or NaN, which must stay
-    baseline = total(reduce.masked(returns, counts) * weights, group, counts) / jnp.where(weighs, weight, 1)
-    compared = to_rows(by_column(groups.varied)(returns, group, counts) & weighs, group)
-    return jnp.where(counts & compared, reduce.masked(returns, counts) - to_rows(baseline, group), 0)
+
+    def of_column(returns: Array, weights: Array, counts: Array) -> Array:
+        weight = groups.total(weights, group, counts, num_groups=num_groups)
+        weighs = ~(weight <= 0)  # or NaN, which must stay
+        weighted = groups.total(reduce.masked(returns, counts) * weights, group, counts, num_groups=num_groups)
+        baseline = groups.to_rows(weighted / jnp.where(weighs, weight, 1), group)
+        varied = groups.varied(returns, group, counts, num_groups=num_groups)
+        compared = groups.to_rows(varied & weighs, group)
+        return jnp.where(counts & compared, reduce.masked(returns, counts) - baseline, 0)
+
+    # Some columns at a time: where comparisons with groups do not fuse, all of them would be [T, N, num_groups].
+    columns = (returns.T, weights.T, counts.T)
+    return jax.lax.map(lambda column: of_column(*column), columns, batch_size=COLUMNS).T

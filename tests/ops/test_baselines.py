@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -151,6 +153,34 @@ def test_rounding_of_certain_tokens_keeps_the_token_optimal_baseline_among_the_r
     unknown = sum_squared.at[0, 0].set(NAN)
     found = baselines.token_optimal(returns, probability, unknown, jnp.ones((2, 1), bool), *rows, num_groups=1)
     assert jnp.isnan(found).all()
+
+
+def test_token_optimal_of_many_columns_is_that_of_each():
+    rng, (rows, length, prompts) = np.random.default_rng(0), (12, 2 * baselines.COLUMNS + 9, 3)
+    returns, probability, sum_squared = rng.random((3, rows, length), np.float32)
+    mask, valid = rng.random((rows, length)) < 0.8, rng.random(rows) < 0.9
+    group, counts = rng.integers(0, prompts, rows, np.int32), mask & valid[:, None]
+    weight = np.cumsum(np.where(counts, 1 - 2 * probability + sum_squared, 0).clip(0), axis=1)
+    expected = np.zeros((rows, length))
+    for prompt, column in itertools.product(range(prompts), range(length)):
+        those = counts[:, column] & (group == prompt)
+        if those.sum() > 1 and weight[those, column].sum() > 0:
+            baseline = (returns * weight)[those, column].sum() / weight[those, column].sum()
+            expected[those, column] = returns[those, column] - baseline
+    run = jitted(baselines.token_optimal)
+    found = run(returns, probability, sum_squared, mask, group, valid, num_groups=prompts)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_token_optimal_compares_few_columns_at_a_time():
+    # All columns at once would be [rows, length, prompts], 16 MiB, in each of several comparisons.
+    rows, length, prompts = 64, 2048, 32
+    of = lambda *shape, dtype=jnp.float32: jax.ShapeDtypeStruct(shape, dtype)
+    numbers, mask = of(rows, length), of(rows, length, dtype=bool)
+    lowered = jitted(baselines.token_optimal).lower(
+        numbers, numbers, numbers, mask, of(rows, dtype=jnp.int32), of(rows, dtype=bool), num_groups=prompts
+    )
+    assert lowered.compile().memory_analysis().temp_size_in_bytes < 4 * rows * length * prompts / 2
 
 
 @pytest.mark.parametrize("row, column", [(0, 0), (0, 1)])
