@@ -81,6 +81,19 @@ def check_outcome(config: Any, facts: contract.Facts, *, reads: str, instead: st
         )
 
 
+def check_unshaped(config: Any, facts: contract.Facts, *, reads: str) -> None:
+    """Raises ValueError where Online.shaping changes rewards, and an objective does not read them.
+
+    Args:
+      reads: what it learns from instead, for the message.
+    """
+    if facts.changes_rewards:
+        raise ValueError(
+            f"{type(config).__name__} learns from {reads}, and Online.shaping changes only the rewards of completions: "
+            "it would change nothing. Leave out what shapes them"
+        )
+
+
 def check_ratio_bounds(config: Any) -> None:
     """Raises ValueError where the bounds of a clipped ratio contradict each other."""
     name = type(config).__name__

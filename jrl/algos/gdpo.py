@@ -41,11 +41,7 @@ def check(config: GDPO, facts: Facts) -> None:
             f"{', '.join(facts.not_rewarded)}. Give GDPO.weights one number for each component, in the order of their "
             "names; 0 for one that only watches"
         )
-    if facts.changes_rewards:
-        raise ValueError(
-            "GDPO learns from the components of the reward, and Online.shaping changes only their sum: it would change "
-            "nothing. Leave out what shapes the reward, or use GRPO"
-        )
+    common.check_unshaped(config, facts, reads="the components of the reward")
 
 
 def advantages(config: GDPO, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:

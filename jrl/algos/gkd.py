@@ -33,6 +33,7 @@ class GKD:
 def check(config: GKD, facts: Facts) -> None:
     common.check_sampling(config, facts, grouped=False)
     common.check_entropy(config)
+    common.check_unshaped(config, facts, reads="the teacher")
     distillation.check_divergence("GKD", config.divergence)
 
 

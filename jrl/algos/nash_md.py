@@ -43,6 +43,8 @@ def check(config: NashMD, facts: Facts) -> None:
     common.check_clipped(config, facts)
     common.check_positive(config, {"kl": "without a tie the policy leaves half of its opponent behind. 0.1 is usual."})
     sampled_pairs.check_preference(config, facts)
+    if config.preference == "pair_model":
+        common.check_unshaped(config, facts, reads="the preferences of Online.pair_model")
 
 
 def opponents(groups: Groups) -> Array:

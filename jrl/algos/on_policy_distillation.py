@@ -31,6 +31,7 @@ class OnPolicyDistillation(common.Clipped):
 
 def check(config: OnPolicyDistillation, facts: Facts) -> None:
     common.check_sampling(config, facts, grouped=False)
+    common.check_unshaped(config, facts, reads="the teacher")
     common.check_clip(config)
     common.check_importance(config)
     common.check_entropy(config)

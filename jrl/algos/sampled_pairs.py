@@ -55,6 +55,12 @@ def check_pairing(config: Any, facts: Facts) -> None:
     if config.pairing == "tournament" and not config.margin < 1:
         raise ValueError(f"{name}.margin = {config.margin} must be below 1: of a tournament it is a share of wins.")
     check_preference(config, facts)
+    if config.pairing == "tournament" and config.preference == "pair_model":
+        common.check_unshaped(config, facts, reads="the preferences of Online.pair_model")
+        if config.length_penalty is not None:
+            raise ValueError(f"{name}.length_penalty = {config.length_penalty} lowers rewards, and a tournament of "
+                             f"the pair model's preferences reads none; set it to None, or {name}.pairing = "
+                             "'best_worst'")  # fmt: skip
 
 
 def check_preference(config: Any, facts: Facts) -> None:

@@ -17,6 +17,7 @@ from jrl.algos.distillation import Distillation
 from jrl.algos.gkd import GKD
 from jrl.algos.on_policy_distillation import OnPolicyDistillation
 from jrl.compatibility import check
+from jrl.config.errors import ConfigError
 from jrl.experiment import TABLES
 
 FACTS = Facts(samples=1, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=8)
@@ -74,3 +75,14 @@ def test_without_a_teacher_it_is_refused():
     alone = dataclasses.replace(config, stages=(config.stages[0], config.stages[-1]))
     with pytest.raises(ValueError, match="GKD learns from the role 'teacher', which no earlier stage trains"):
         check(alone, TABLES)
+
+
+@pytest.mark.parametrize("objective", ["GKD", "OnPolicyDistillation"])
+def test_shaping_of_rewards_that_are_not_read_is_refused(objective):
+    bindings = [f"Online.objective=@{objective}()", "Online.shaping=@Shaping()"]
+    with pytest.raises(ConfigError, match=rf"{objective} learns from the teacher, and Online\.shaping changes only"):
+        jrl.load_config("configs/algos/gkd.gin", [*bindings, "Shaping.missing_stop=@MissingStop()"])
+    constraints = ["Shaping.constraints=@Constraints()", "Constraints.components=('Regex',)",
+                   "Constraints.infeasible_reward=None", "Addition.verifiers=()",
+                   "Scoring.verifiers=[@Exact(), @Regex()]", "Regex.pattern='[0-9]+'"]  # fmt: skip
+    jrl.load_config("configs/algos/gkd.gin", [*bindings, *constraints])  # these only mask rows

@@ -83,7 +83,9 @@ JUDGED = ["Shaping.constraints=@Constraints()", "Constraints.components=('Regex'
     ids=["missing_stop", "group_length", "constraints"],
 )
 def test_shaping_of_the_sum_of_components_is_refused(bindings):
-    with pytest.raises(ConfigError, match="changes only their sum"):
+    with pytest.raises(
+        ConfigError, match=r"GDPO learns from the components of the reward, and Online\.shaping changes"
+    ):
         load_config("configs/algos/gdpo.gin", ["Online.shaping=@Shaping()", *bindings])
 
 

@@ -155,3 +155,11 @@ def test_without_a_tie_it_is_refused():
     facts = Facts(samples=4, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=4)
     with pytest.raises(ValueError, match=r"NashMD.kl = 0.0 must be above 0"):
         OBJECTIVE.check(NashMD(kl=0.0), facts)
+
+
+def test_rewards_are_shaped_only_where_they_say_who_wins():
+    facts = Facts(samples=4, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=4)
+    facts = facts._replace(pair_model=True, changes_rewards=True)
+    OBJECTIVE.check(NashMD(), facts)
+    with pytest.raises(ValueError, match=r"NashMD learns from the preferences of Online\.pair_model, and Online\.shap"):
+        OBJECTIVE.check(NashMD(preference="pair_model"), facts)

@@ -255,6 +255,19 @@ def test_what_makes_no_sense_is_refused_by_name(name, fields, message):
         row.check(row.config(**fields), FACTS)
 
 
+def test_what_changes_rewards_is_refused_where_a_pair_model_alone_says_who_wins():
+    row, facts = ALGOS["OnlineDPO"], FACTS._replace(pair_model=True)
+    options = {"preference": "pair_model", "pairing": "tournament"}
+    row.check(row.config(**options), facts)
+    row.check(row.config(preference="pair_model", length_penalty=0.1), facts._replace(changes_rewards=True))
+    with pytest.raises(
+        ValueError, match=r"OnlineDPO learns from the preferences of Online\.pair_model, and Online\.sh"
+    ):
+        row.check(row.config(**options), facts._replace(changes_rewards=True))
+    with pytest.raises(ValueError, match=r"OnlineDPO\.length_penalty = 0\.1 lowers rewards, and a tournament"):
+        row.check(row.config(**options, length_penalty=0.1), facts)
+
+
 def test_completions_that_begin_in_others_are_not_compared():
     # a b c and, from before c, a branch d: the same log-ratios of c and d, 0, are a margin of 0. But a and b, 0.5 each,
     # are actions of the first row alone: D = (-3 + 4) - (-1 + 1) = 1, which a preference for it would raise.
