@@ -11,7 +11,7 @@ import jax
 
 from jrl.algos.contract import Facts, Objective
 from jrl.algos.online_vpo import OnlineVPO
-from jrl.algos.reward_shaping import changes_rewards, components_read, replaces_infeasible
+from jrl.algos.reward_shaping import below_zero, changes_rewards, components_read, replaces_infeasible
 from jrl.algos.xpo import XPO
 from jrl.experiment import (
     Config,
@@ -56,6 +56,7 @@ from jrl.rollout.strategies.roll_out import RollOut
 from jrl.tasks.judges import Pairwise
 from jrl.tasks.judges.judge import score_names
 from jrl.tasks.rewards.weighted import LARGEST_REWARD
+from jrl.tasks.verifiers.contract import Limits
 
 # rows in a unit -> what they are in jrl's sources; a user's own source may have units of another size
 UNITS = {1: "single rows", 2: "pairs", 3: "pairs with a rationale", 6: "pairs after three prompts",
@@ -201,6 +202,7 @@ def check_online(
         held_out_outcome=bool(verifiers) and verifiers[0].weight <= 0,
         not_rewarded=not_rewarded(stage, config, strategy),
         changes_rewards=changes_rewards(stage.shaping),
+        negative_rewards=(*negative_components(stage, config, tables, strategy), *below_zero(stage.shaping)),
         potential=stage.shaping is not None and stage.shaping.potential is not None,
     )
     objective.check(stage.objective, facts)
@@ -263,6 +265,17 @@ def facts_of(stage: Stage, config: Config, *, samples: int, lag: int) -> Facts:
 def not_rewarded(stage: Online, config: Config, strategy: ConfiguredStrategy) -> tuple[str, ...]:
     """Returns the names of a stage's reward components whose weight in the reward is not above 0."""
     return tuple(name for name, weight in component_weights(stage, config, strategy).items() if not weight > 0)
+
+
+def negative_components(stage: Online, config: Config, tables: Tables, strategy: ConfiguredStrategy) -> tuple[str, ...]:
+    """Returns the names of a stage's reward components that can lower its reward below 0: those with a weight below 0,
+    and verifiers whose declared range begins below 0. What has no declared range counts as positive."""
+    ranges = {}
+    for name, verifier in zip(component_names(config.scoring), config.scoring.verifiers):
+        limits = row_of(tables, "verifiers", verifier).limits
+        ranges[name] = (0.0 if limits.lowest == Limits().lowest else limits.lowest, limits.highest)
+    weights = component_weights(stage, config, strategy)
+    return tuple(name for name, weight in weights.items() if min(weight * x for x in ranges.get(name, (0.0, 1.0))) < 0)
 
 
 def component_weights(stage: Online, config: Config, strategy: ConfiguredStrategy) -> dict[str, float]:

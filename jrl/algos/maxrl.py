@@ -16,7 +16,7 @@ from __future__ import annotations
 import jax
 
 from jrl.algos import common, contract
-from jrl.algos.contract import Groups
+from jrl.algos.contract import Facts, Groups
 from jrl.ops import advantages as advantage_ops
 from jrl.ops import best_of_k
 from jrl.types import PyTree, traced
@@ -29,9 +29,19 @@ class MaxRL(common.Clipped):
     pass
 
 
+def check(config: MaxRL, facts: Facts) -> None:
+    common.check_clipped(config, facts)
+    if facts.negative_rewards:
+        raise ValueError(
+            "MaxRL divides by the mean reward of a prompt's samples. With negative rewards it may be near 0, and "
+            f"advantages of any size; {', '.join(facts.negative_rewards)} can make a reward negative. Leave it out, or "
+            "use GRPO"
+        )
+
+
 def advantages(config: MaxRL, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
     row = best_of_k.relative_to_mean(reward, groups.group, contract.eligible(groups), num_groups=groups.num_groups)
     return advantage_ops.spread(row, groups.action_mask), state, common.count_groups(groups, reward)
 
 
-OBJECTIVE = common.CLIPPED._replace(config=MaxRL, advantages=advantages)
+OBJECTIVE = common.CLIPPED._replace(config=MaxRL, check=check, advantages=advantages)

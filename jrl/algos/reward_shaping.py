@@ -138,6 +138,20 @@ def changes_rewards(config: Shaping | None) -> bool:
     return by_option or replaces_infeasible(config)
 
 
+def below_zero(config: Shaping | None) -> tuple[str, ...]:
+    """Returns the options that can make a reward negative which is not."""
+    if config is None:
+        return ()
+    constraints, stop = config.constraints, config.missing_stop
+    can = {
+        "constraints": constraints is not None and (constraints.infeasible_reward or 0) < 0,
+        "group_length": config.group_length is not None,
+        "length_penalty": config.length_penalty is not None,
+        "missing_stop": stop is not None and (stop.how == "subtract" or (stop.how == "replace" and stop.value < 0)),
+    }
+    return tuple(f"Shaping.{name}" for name, lowers in can.items() if lowers)
+
+
 def components_read(config: Shaping | None) -> tuple[str, ...]:
     """Returns the names of the components of the reward that shaping reads."""
     if config is None:
