@@ -53,6 +53,7 @@ from jrl.rollout.strategies.opponent import MixtureOpponent
 from jrl.rollout.strategies.partial import Partial
 from jrl.rollout.strategies.reference_samples import ReferenceSamples
 from jrl.rollout.strategies.roll_out import RollOut
+from jrl.tasks.data.curricula import SizeMixing
 from jrl.tasks.judges import Pairwise
 from jrl.tasks.judges.judge import score_names
 from jrl.tasks.rewards.weighted import LARGEST_REWARD
@@ -206,12 +207,8 @@ def check_online(
         potential=stage.shaping is not None and stage.shaping.potential is not None,
     )
     objective.check(stage.objective, facts)
-    if stage.shaping is not None and stage.shaping.group_length is not None and facts.held_out_outcome:
-        raise ValueError(
-            "Shaping.group_length rewards what the first verifier calls right, and the first in Scoring.verifiers has "
-            "no weight above 0: the policy would learn from a held-out verdict. Put one with a weight first, or use "
-            "Shaping.length_penalty, which reads no verdict"
-        )
+    if facts.held_out_outcome:
+        check_held_out(stage)
     check_strategy(strategy, stage, objective, config, earlier)
     if stage.lag > 1 and not objective.corrects_staleness(stage.objective):
         raise ValueError(
@@ -247,6 +244,20 @@ def check_online(
         raise ValueError("RollOut learns from the tokens before the guide's words, and a verifier that rewards spans "
                          "rewards those words, which are not learned from; use one that rewards the completion, such "
                          "as Calibration for ConfidenceSpan")  # fmt: skip
+
+
+def check_held_out(stage: Online) -> None:
+    """Raises ValueError if a stage learns from the first verifier's verdicts by its shaping or its curriculum. The
+    first verifier only watches."""
+    held_out = ("and the first in Scoring.verifiers has no weight above 0: the policy would learn from a held-out "
+                "verdict. Put one with a weight first, or use")  # fmt: skip
+    if stage.shaping is not None and stage.shaping.group_length is not None:
+        raise ValueError(f"Shaping.group_length rewards what the first verifier calls right, {held_out} "
+                         "Shaping.length_penalty, which reads no verdict")  # fmt: skip
+    reads_outcomes = stage.curriculum is not None and not isinstance(stage.curriculum, SizeMixing)
+    if reads_outcomes and stage.trains == "policy":
+        raise ValueError(f"Online.curriculum = @{type(stage.curriculum).__name__}() chooses prompts by what the first "
+                         f"verifier calls right, {held_out} @SizeMixing(), which reads no verdict")  # fmt: skip
 
 
 def facts_of(stage: Stage, config: Config, *, samples: int, lag: int) -> Facts:

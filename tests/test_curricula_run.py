@@ -149,6 +149,26 @@ def test_a_curriculum_and_dropped_prompts_are_refused():
         load_config("configs/tiny.gin", ["Online.curriculum=@Prioritized()", "Data.on_bad_prompt='drop'"])
 
 
+HELD_OUT = ["Addition.verifiers=()", "Scoring.verifiers=[@Exact(), @Regex()]", "Regex.pattern='[0-9]+'",
+            "Exact.weight=0.0"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["prioritized", "difficulty_band", "hard_focus", "one_example"])
+def test_a_curriculum_does_not_choose_by_a_verdict_that_is_held_out(name):
+    load_config(f"configs/algos/{name}.gin", HELD_OUT[:-1])
+    with pytest.raises(
+        ConfigError, match=r"Online\.curriculum = @.* chooses prompts by .* learn from a held-out verdict"
+    ):
+        load_config(f"configs/algos/{name}.gin", HELD_OUT)
+
+
+def test_sizes_are_no_verdict_and_a_reward_model_may_learn_from_one():
+    load_config("configs/algos/mixing.gin", [b for b in HELD_OUT if not b.startswith("Addition")])
+    reward_model = ["Online.objective=@OnlineBradleyTerry()", "OnlineBradleyTerry.ranks_by='outcome'",
+                    "Online.trains='reward'"]  # fmt: skip
+    load_config("configs/algos/prioritized.gin", [*HELD_OUT, *reward_model])
+
+
 def test_a_choice_by_the_first_steps_needs_them():
     stages = [
         "Config.stages=[@one/Online(), @two/Online()]", "one/Online.curriculum=@Prioritized()", "one/Online.name='one'",
