@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jrl.compatibility import check
 from jrl.experiment import Config, Tables, configured_curriculum, stage_names, stored_rows_of
 from jrl.rollout.scoring import Scorer
 from jrl.run.offline import OfflineStage, PretrainingRows, stored_rows
@@ -29,10 +31,11 @@ class RunData(NamedTuple):
     stored: Sequence[Source]  # of every stage with stored rows, in order
 
 
-def open_data(config: Config, environments: Any, stop: Stop) -> RunData:
-    """Returns the examples of a run. environments: their table. Raises StopRequested if `stop` says so."""
-    open_ = lambda task: open_source(task, environments, stop)
+def open_data(config: Config, tables: Tables, stop: Stop) -> RunData:
+    """Returns the examples of a run. Raises StopRequested if `stop` says so; ValueError as `check_named_verifiers`."""
+    open_ = lambda task: open_source(task, tables["envs"], stop)
     source = open_(config.task)
+    check_named_verifiers(config, tables, source)
     return RunData(source, stored_sources(config, source, open_))
 
 
@@ -72,6 +75,22 @@ def of_their_own(config: Config, stored: Sequence[Source]) -> dict[str, Source]:
     by_stage = [(name, stored_rows_of(stage)) for name, stage in zip(stage_names(config.stages), config.stages)]
     with_rows = [(name, rows) for name, rows in by_stage if rows is not None]
     return {name: source for (name, rows), source in zip(with_rows, stored) if rows.task is not None}
+
+
+def check_named_verifiers(config: Config, tables: Tables, source: Source) -> None:
+    """Raises ValueError if examples name a verifier first that only watches, and a stage learns from the first
+    verifier's verdicts: `jrl.compatibility.check` refuses that of Scoring.verifiers, which such examples replace."""
+    configured = {type(verifier).__name__: verifier for verifier in reversed(config.scoring.verifiers)}
+    watching = {name: verifier for name, verifier in configured.items() if not verifier.weight > 0}
+    examples = (source[i] for i in range(min(len(source), ENOUGH_SEEN) if watching else 0))
+    for name in sorted(watching.keys() & {example.verifiers[0] for example in examples if example.verifiers}):
+        others = (verifier for verifier in config.scoring.verifiers if verifier is not watching[name])
+        scoring = dataclasses.replace(config.scoring, verifiers=(watching[name], *others))
+        try:
+            check(dataclasses.replace(config, scoring=scoring), tables)
+        except ValueError as error:
+            raise ValueError(f"Examples name {name} as their first verifier, and Scoring.verifiers gives it no weight "
+                             f"above 0: {error}") from error  # fmt: skip
 
 
 def data_fingerprint(config: Config, source: Source, stored: Sequence[Source]) -> str:

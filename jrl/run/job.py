@@ -222,7 +222,7 @@ def open_job(
         display = stack.enter_context(shown(config, show, stop, processes))
         display.phase("data")
         if beside is None:
-            data = open_data(config, parts.tables["envs"], stop.is_set)
+            data = open_data(config, parts.tables, stop.is_set)
         else:
             data = RunData(beside.source, beside.stored)
         note_counts(config, data, display.note)
