@@ -440,5 +440,7 @@ def too_many_rejected(config: Any, metrics: Mapping[str, float]) -> str | None:
     return (
         f"{share:.0%} of the tokens were rejected, more than {name}.most_rejected = {config.most_rejected}: the "
         "policy that sampled them and the one that learns are far apart. Look for the cause: old samples (Online.lag), "
-        f"large updates, sampling in another precision. {name}.most_rejected = None goes on, with --accept-change"
+        "large updates, sampling in another precision, or top-k, top-p and min-p (Sampler), with which the weight of a "
+        f"token is the share of the probability that they keep. {name}.most_rejected = None goes on, with "
+        "--accept-change"
     )

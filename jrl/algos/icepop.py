@@ -7,7 +7,8 @@
     L   = mean over sequences of the mean over their tokens, rejected ones included          G2
 
 For models whose sampler and learner disagree, mixtures of experts above all. The metric `rejected` is the share of
-tokens that are dropped; above `most_rejected` the run stops, since the cause of the mismatch comes first.
+tokens that are dropped; above `most_rejected` the run stops, since the cause of the mismatch comes first. With top-k,
+top-p or min-p w_t is the share of the probability that they keep, however little the policy has moved.
 
 Source: IcePop, Ling Team 2025, 0.5 and 5; also in verl and open-instruct. verl removes rejected tokens from the
 denominator, which gives the others more weight.
