@@ -38,6 +38,10 @@ def mesh_of_the_runs():
         yield
 
 
+WARM = ["Online.critic_warmup=2", "Online.pretraining=@PretrainingMix()", "PretrainingMix.source=@Demonstrations()",
+        "PretrainingMix.batch_size=8"]  # fmt: skip
+
+
 run = functools.partial(short_runs.run, TINY)
 
 
@@ -52,9 +56,9 @@ def same_bits(a, b):
 
 @pytest.fixture(scope="module")
 def warmed(tmp_path_factory):
-    """Four steps, of which the critic learns two alone."""
+    """Four steps, of which the critic learns two alone; in the others the policy also imitates stored rows."""
     folder = tmp_path_factory.mktemp("runs") / "critic"
-    return folder, run(folder, "Online.critic_warmup=2")
+    return folder, run(folder, *WARM)
 
 
 def test_the_policy_keeps_its_bits_while_the_critic_warms_up(warmed):
@@ -78,6 +82,12 @@ def test_the_policy_in_a_warm_up_is_the_one_that_the_run_began_with(warmed, tmp_
     assert same_bits(start["critic"]["params"], moved["critic"]["params"])
 
 
+def test_no_stored_rows_pass_by_while_nothing_imitates_them(warmed):
+    positions = [run_hash.read_step(warmed[0], step)[1]["data"]["stages"]["rl"]["position"] for step in (1, 2, 3, 4)]
+    assert positions == [0, 0, 8, 16]
+    assert ["pretraining/nll" in step.metrics for step in warmed[1]] == [False, False, True, True]
+
+
 def test_both_are_logged_by_name(warmed):
     warm, after = warmed[1][0].metrics, warmed[1][3].metrics
     own = {"critic/loss", "critic/grad_norm", "critic/update/norm", "value/loss", "value/mean", "value/clipped",
@@ -90,8 +100,8 @@ def test_both_are_logged_by_name(warmed):
 
 @pytest.mark.parametrize("stop_after", [1, 3])
 def test_a_run_that_is_left_and_resumed_holds_the_same_bits(warmed, tmp_path, stop_after):
-    run(tmp_path, "Online.critic_warmup=2", stop_after=stop_after)
-    run(tmp_path, "Online.critic_warmup=2")
+    run(tmp_path, *WARM, stop_after=stop_after)
+    run(tmp_path, *WARM)
     assert run_hash.run_fingerprint(tmp_path, 4) == run_hash.run_fingerprint(warmed[0], 4)
 
 

@@ -145,7 +145,7 @@ def step(
         batch = filled
 
     phase("updating")
-    pretraining, left_out = pretraining_rows(stage)  # from here on the step cannot be stopped
+    pretraining, left_out = pretraining_rows(stage, warms_up)  # from here on the step cannot be stopped
     with clock.on("update"):
         state, metrics, learned = learn_from_sampled(
             stage.programs,
@@ -165,9 +165,10 @@ def step(
     return Stepped(state, tuple(following), metrics, batch, learned)
 
 
-def pretraining_rows(stage: OnlineStage) -> tuple[list[PretrainingBatch], dict[str, float]]:
-    """Returns the next stored rows that a stage imitates, by minibatch, and counts of those left out."""
-    if stage.pretraining is None:
+def pretraining_rows(stage: OnlineStage, warms_up: bool) -> tuple[list[PretrainingBatch], dict[str, float]]:
+    """Returns the next stored rows that a stage imitates, by minibatch, and counts of those left out; none where only a
+    separate critic learns, which imitates nothing."""
+    if stage.pretraining is None or warms_up:
         return [], {}
     batch, left_out, _ = next_on_host(stage.pretraining, stage.config.learner.minibatches)
     batch = place_on_mesh(batch, shardings(batch, stage.sampler.mesh))
@@ -302,7 +303,7 @@ def abstract_step(
             role=config.trains,
             epochs=config.learner.epochs,
             warms_up=warms_up,
-            pretraining=pretraining,
+            pretraining=() if warms_up else pretraining,
         )
 
 

@@ -378,7 +378,8 @@ def _online_step(
         fail(population, name, str(error))
 
     phase("updating")
-    pretraining, left_out = pretraining_rows(population, stages, i)
+    only_critic = warms_up(first.config, first.done + 1)
+    pretraining, left_out = pretraining_rows(population, stages, i, only_critic)
     state, metrics, _ = learn_from_sampled(
         p,
         state,
@@ -388,7 +389,7 @@ def _online_step(
         population.arrays[i],
         role=config.trains,
         epochs=config.learner.epochs,
-        warms_up=warms_up(first.config, first.done + 1),
+        warms_up=only_critic,
         pretraining=pretraining,
     )
     host_metrics = [
@@ -399,10 +400,10 @@ def _online_step(
 
 
 def pretraining_rows(
-    population: Population, stages: Sequence[OnlineStage], i: int
+    population: Population, stages: Sequence[OnlineStage], i: int, only_critic: bool
 ) -> tuple[list[PretrainingBatch], Sequence[dict[str, float]]]:
     """Returns the next stored rows that stage `i` of all members imitates, as `online.pretraining_rows` does."""
-    if stages[0].pretraining is None:
+    if stages[0].pretraining is None or only_critic:
         return [], [{}] * len(stages)
     batches, left_out, _ = zip(
         *(offline.next_on_host(stage.pretraining, stage.config.learner.minibatches) for stage in stages)
