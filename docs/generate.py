@@ -45,7 +45,7 @@ GENERATED = "<!-- Written by docs/generate.py. Change the data that it reads, th
 
 def ids_of(text: str) -> set[str]:
     """Returns the part ids that a text names."""
-    return set(re.findall(rf"\b([{''.join(SECTIONS)}]\d{{1,2}})\b", text))
+    return set(re.findall(rf"(?<![\w-])([{''.join(SECTIONS)}]\d{{1,2}})\b", text))
 
 
 def ordered(ids: set[str]) -> list[str]:

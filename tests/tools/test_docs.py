@@ -37,6 +37,10 @@ def test_every_objective_names_the_parts_that_it_is_made_of(generate):
     assert all(generate.parts_of_objectives().values())
 
 
+def test_the_name_of_a_model_is_no_part(generate):
+    assert generate.ids_of("L10, as in DeepSeek-V3.2 and MiniMax-M1 (A3)") == {"L10", "A3"}
+
+
 def test_every_paper_has_a_row(generate):
     rows = (ROOT / "docs" / "papers.tsv").read_text(encoding="utf-8").splitlines()
     assert len(rows) == 1 + 131 and all(row.count("\t") == 2 for row in rows)
