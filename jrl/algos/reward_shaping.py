@@ -36,7 +36,8 @@ class Constraints:
 
     components: tuple[str, ...]  # names as in the metrics reward_component/NAME; all of them must hold
     least: float = 0.5  # smallest value with which one holds
-    # of a row that fails one; None: as it was, for an objective that reads which rows fail: CRPG, CODPO, CRRAFT
+    # of a row that fails one; None: as it was, for an objective that reads which rows fail: CRPG, CODPO, CRRAFT; with
+    # others the constraints then only mask rows without a verdict
     infeasible_reward: float | None = 0.0
 
 
