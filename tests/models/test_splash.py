@@ -10,7 +10,7 @@ import pytest
 
 from jrl.device.sharding import constrain
 from jrl.models.attention import splash
-from jrl.models.attention.kernels import causal_share, check_attention
+from jrl.models.attention.kernels import block_of, causal_share, check_attention
 from jrl.models.attention.reference import attend
 from jrl.models.contract import abstract
 from jrl.models.decoder import MODEL, visible
@@ -182,3 +182,10 @@ def test_the_share_of_pairs_by_hand():
     assert causal_share(1024) == 3 / 4
     assert causal_share(384) == pytest.approx(2 / 3)
     assert causal_share(300) == pytest.approx(2 / 3 * (384 / 300) ** 2)
+
+
+def test_blocks_by_hand():
+    # 512 queries of 256 float32 entries are 512 KiB, and 256 of Gemma 4's 512; 640 tokens are 5 blocks of 128.
+    assert block_of(1024, 256 * 4) == block_of(1024, 512 * 2) == 512 and block_of(1024, 512 * 4) == 256
+    assert block_of(768, 512 * 4) == 256 and block_of(640, 512 * 4) == 128
+    assert block_of(1024, 2**14) == 128  # the fewest, though these would be 2 MiB

@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jrl.device.sharding import MeshShape, batch_axes, gather
 from jrl.models import expert_gradient, fused_experts
-from jrl.models.attention import fused_blocks, ragged
+from jrl.models.attention import fused_blocks, ragged, splash
 from jrl.models.attention.fused import Stacked
 from jrl.models.experts import KERNEL_LEAVES
 from jrl.resolve import load_config
@@ -76,6 +76,18 @@ def test_ragged_attention_reads_the_cache_where_it_lies(tensor, head_dim):
     carried = [line.count(f"bf16[2,24,{2 // tensor},12288,128]") for line in re.findall(r" = \((.*)\) while\(", text)]
     assert "ragged_attention" in text and max(carried) == 2
     assert cache < compiled.memory_analysis().temp_size_in_bytes < 1.1 * cache
+
+
+@COMPILES
+def test_the_gradient_of_attention_over_wide_heads_fits_into_a_core():
+    mesh = topology_mesh(parse_topology("v4:2x2x1"), MeshShape())
+    with jax.set_mesh(mesh):  # Gemma 4's full heads, in the dtype that a published model has by default
+        query, keys = placed(mesh, (1, 1024, 2, 512), "float32"), placed(mesh, (1, 1, 1024, 512), "float32")
+        attend = lambda q, k, v, segment: splash.attend(q, k, v, segment).sum()
+        gradient = jax.jit(jax.grad(attend, (0, 1, 2)))
+        assert (
+            "splash_mha_dkv" in gradient.lower(query, keys, keys, placed(mesh, (1, 1024), "int32")).compile().as_text()
+        )
 
 
 @COMPILES

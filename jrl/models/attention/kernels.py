@@ -14,6 +14,7 @@ NO_KERNEL = ("auto", "reference")
 PLATFORMS = {"splash": "tpu", "cudnn": "gpu", "ragged": "tpu"}  # attention -> the only platform that supports it
 LANES = 128  # TPU kernels read the last axis of an array padded to a multiple of it
 BLOCKS = (4 * LANES, 2 * LANES, LANES)  # queries and keys that are multiplied at once: the first that divides a row
+BLOCK_BYTES = 2**19  # of a block of queries, at most: the backward kernels need over 16 MiB of a core for twice as many
 CACHE_BLOCKS = (*BLOCKS, LANES // 2, LANES // 4, LANES // 8)  # columns of a cache that are read at once
 CACHE_BLOCK_BYTES = (
     2**18
@@ -25,9 +26,15 @@ def padded_length(length: int) -> int:
     return -(-length // LANES) * LANES
 
 
-def block_of(length: int) -> int:
-    """Returns the number of queries, and of keys, in a block of a padded row."""
-    return next(size for size in BLOCKS if padded_length(length) % size == 0)
+def block_of(length: int, head_bytes: int = 0) -> int:
+    """Returns the number of queries, and of keys, in a block of a padded row: the most of BLOCKS that divide it and
+    take no more than BLOCK_BYTES; else the fewest.
+
+    Args:
+      head_bytes: of a query's head; 0: few enough for every block.
+    """
+    fit = [size for size in BLOCKS if padded_length(length) % size == 0 and size * head_bytes <= BLOCK_BYTES]
+    return fit[0] if fit else LANES
 
 
 def causal_share(length: int) -> float:

@@ -66,6 +66,7 @@ def attend(
         )
     wide, dtype = jnp.promote_types(q.dtype, jnp.float32), q.dtype
     q = (q.astype(wide) * (head_dim**-0.5 if scale is None else scale)).astype(q.dtype)
+    blocks = tuple(block_of(rows, head_dim * dtype.itemsize) for rows in (length, columns))
     given = {"q": q, "k": k, "v": v, "segment": segment, "start": start, "sinks": sinks}
     if divided:
         given |= {"segment": segment.segment, "row_segment": segment.row_segment}
@@ -84,9 +85,9 @@ def attend(
         share = dict(zip(names, arrays))
         heads = share["q"].shape[2]
         if divided:
-            kernel = _kernel_of_share(heads, length, columns, window, cap, interpret)
+            kernel = _kernel_of_share(heads, length, columns, blocks, window, cap, interpret)
         else:
-            kernel = _kernel(heads, length, columns, window, cap, interpret)
+            kernel = _kernel(heads, length, columns, blocks, window, cap, interpret)
         k, v, ids = share["k"], share["v"], None
         if "start" in share:
             k, v, ids = jax.vmap(functools.partial(_last_columns, length))(k, v, share["start"])
@@ -167,23 +168,37 @@ def _in_one_pass(fn: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def _kernel(
-    heads: int, length: int, columns: int, window: int | None, cap: float | None, interpret: bool
+    heads: int,
+    length: int,
+    columns: int,
+    blocks: tuple[int, int],
+    window: int | None,
+    cap: float | None,
+    interpret: bool,
 ) -> kernels.SplashAttentionKernel:
-    """Returns the kernel for one padded row: `length` queries, at the last of `columns` keys."""
+    """Returns the kernel for one padded row: `length` queries, at the last of `columns` keys.
+    blocks: queries and keys of a block."""
     shape = (padded_length(length), padded_length(columns))
     mask = _mask(shape, window, columns - length)
-    return _compiled_for(mask, heads, block_of(length), block_of(columns), cap, interpret)
+    return _compiled_for(mask, heads, blocks, cap, interpret)
 
 
 def _kernel_of_share(
-    heads: int, length: int, columns: int, window: int | None, cap: float | None, interpret: bool
+    heads: int,
+    length: int,
+    columns: int,
+    blocks: tuple[int, int],
+    window: int | None,
+    cap: float | None,
+    interpret: bool,
 ) -> kernels.SplashAttentionKernel:
-    """Returns the kernel for this device's share of a row: `length` queries, padded, and the row's `columns` keys."""
+    """Returns the kernel for this device's share of a row: `length` queries, padded, and the row's `columns` keys.
+    blocks: as in `_kernel`."""
     shares = columns // length
     padding = ((0, 0), (0, padded_length(length) - length))
     mask = _mask((shares * padded_length(length), padded_length(columns)), window, 0)
     mask.q_sequence = np.pad(columns_of_shares(columns, shares), padding, mode="edge").reshape(-1)
-    kernel = _compiled_for(mask, heads, block_of(length), block_of(columns), cap, interpret, shares)
+    kernel = _compiled_for(mask, heads, blocks, cap, interpret, shares)
 
     def local_part(name: str, x: Any) -> Any:
         """Returns this share's part of a field that concatenates the shares."""
@@ -205,13 +220,13 @@ def _mask(shape: tuple[int, int], window: int | None, before: int) -> masks.Caus
 def _compiled_for(
     mask: masks.CausalMask | masks.LocalMask,
     heads: int,
-    queries: int,
-    keys: int,
+    blocks: tuple[int, int],
     cap: float | None,
     interpret: bool,
     shares: int = 1,
 ) -> kernels.SplashAttentionKernel:
-    """Returns the kernel for the same mask in every head. queries, keys: of a block. shares: of the mask's queries."""
+    """Returns the kernel for the same mask in every head. blocks: as in `_kernel`. shares: of the mask's queries."""
+    queries, keys = blocks
     return kernels.make_splash_mha(
         masks.MultiHeadMask([mask] * heads),
         block_sizes=kernels.BlockSizes(
