@@ -14,7 +14,7 @@ from jrl.device.sharding import TRAIN, MeshShape, make_mesh, shardings
 from jrl.models import decoder, fused_experts
 from jrl.models.adapters.lora import LoRA, adapted
 from jrl.models.attention import fused_blocks, fused_qkv
-from jrl.models.attention.fused import ATTENTION, MLP, QK_NORM, QKV, fused, rank_of
+from jrl.models.attention.fused import ATTENTION, MLP, QK_NORM, QKV, fused, has_kernel, rank_of
 from jrl.models.contract import axes
 from jrl.models.experts import Experts
 from jrl.models.shape import Decoder
@@ -75,6 +75,17 @@ def test_a_decoded_token_has_the_same_state_keys_and_values(options, layers, int
     actual, expected = both(random_params(cfg))
     for one, other in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-5 * np.abs(other).max())
+
+
+@pytest.mark.parametrize("rows", [fused_qkv.MOST_STORED, fused_qkv.MOST_STORED + 1])
+def test_few_rows_and_many_are_stored_where_attention_reads_them(rows, interpreted):
+    """There are as many heads as rows, so that neither can be taken for the other by its size."""
+    cfg = dataclasses.replace(CFG, width=128, heads=rows, kv_heads=1)
+    tokens = np.arange(rows, dtype=np.int32)[:, None] % 32
+    assert has_kernel(ATTENTION, jax.ShapeDtypeStruct((rows, 1, 128), "float32"), cfg)
+    read = lambda params: decoder.MODEL.forward(params, tokens, tokens % 7, None, cfg)[0]
+    actual, expected = jax.jit(lambda params: (read(with_kernels(params, cfg)), read(params)))(random_params(cfg))
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -16,9 +16,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jrl.device.sharding import MeshShape, batch_axes, gather
 from jrl.models import expert_gradient, fused_experts
-from jrl.models.attention import fused_blocks, ragged, splash
-from jrl.models.attention.fused import Stacked
+from jrl.models.attention import fused_blocks, fused_qkv, ragged, splash
+from jrl.models.attention.fused import QK_NORM, QKV, Stacked
 from jrl.models.experts import KERNEL_LEAVES
+from jrl.models.shape import Decoder
 from jrl.resolve import load_config
 from jrl.tools.plan import budget, cycles
 from jrl.tools.plan.case import make_case
@@ -143,6 +144,21 @@ def test_experts_of_as_many_rows_as_are_taken_fit_into_a_core(dtype, width, expe
         mixed = jax.jit(lambda h, share, ids, *weights: run(h, share, ids, Stacked(*weights)))
         token = of(rows, 1, width), of(rows, 1, 2, dtype="float32"), of(rows, 1, 2, dtype="int32")
         assert "fused_experts" in mixed.lower(*token, leaves, of(dtype="int32")).compile().as_text()
+
+
+@COMPILES
+def test_queries_of_as_many_rows_as_are_taken_fit_into_a_core():
+    """Of the 8B over fsdp alone. Compiled in seconds; with a store for every row and head in many minutes."""
+    mesh = topology_mesh(parse_topology("v4:2x2x1"), MeshShape())
+    cfg = Decoder(width=4096, heads=32, kv_heads=8, head_dim=128, dtype="bfloat16")
+    rows = max(n for n in range(8, 2048, 8) if fused_blocks.qkv_block(n, 4096, (32, 8), 128, 2) is not None)
+    of = lambda *shape, dtype="bfloat16": placed(mesh, shape, dtype)
+    leaves = {"attention_norm": of(2, 4096), QKV: of(2, 4096, 48 * 128), QK_NORM: of(2, 40, 128)}
+    with jax.set_mesh(mesh):
+        project = jax.jit(lambda x, leaves, layer, *angle: fused_qkv.project(x, Stacked(leaves, layer), *angle, cfg))
+        angle = of(rows, 1, 1, 64, dtype="float32")
+        lowered = project.lower(of(rows, 1, 4096), leaves, of(dtype="int32"), angle, angle)
+        assert rows > fused_qkv.MOST_STORED and "fused_qkv" in lowered.compile().as_text()
 
 
 @COMPILES
