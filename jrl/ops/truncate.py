@@ -38,7 +38,8 @@ def support(logits: Array, top_k: Array | None = None, top_p: Array | None = Non
         keep &= support_of_size(logits, jnp.maximum(top_k, 1))
     if top_p is not None:
         mass = jnp.where(keep, jnp.exp(logits - logits.max(axis=-1, keepdims=True)), 0)
-        enough = top_p * mass.sum(axis=-1, keepdims=True)
+        # Above 0, even where p is so small that the product rounds to it: the likeliest token has a mass of 1.
+        enough = jnp.maximum(top_p * mass.sum(axis=-1, keepdims=True), jnp.finfo(mass.dtype).tiny)
         tail = lambda edge: jnp.where(image >= edge, mass, 0).sum(axis=-1, keepdims=True) >= enough
         # At p = 1 tokens whose mass is lost in the rounding of the sum must stay too.
         keep &= (image >= _largest(tail, image)) | (jnp.asarray(top_p) >= 1)

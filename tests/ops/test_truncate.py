@@ -84,6 +84,12 @@ def test_p_of_one_keeps_tokens_whose_mass_is_lost_in_the_sum():
     assert support(logits, top_p=jnp.float32(1.0)).tolist() == [True, True, True, False]
 
 
+@pytest.mark.parametrize("p", [1e-38, 1e-46])  # below float32's smallest normal number, 1.2e-38, and its smallest
+def test_a_p_that_rounds_to_zero_keeps_the_likeliest(p):
+    keep = jax.jit(support)(jnp.array([1.0, 3.0, 2.0, 3.0]), top_p=jnp.float32(p))
+    np.testing.assert_array_equal(keep, [False, True, False, True])
+
+
 def test_a_token_of_minus_infinity_is_never_kept():
     logits = jnp.array([0.0, -jnp.inf, 1.0])
     assert support(logits, top_k=jnp.int32(3)).tolist() == [True, False, True]
