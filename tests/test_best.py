@@ -161,13 +161,14 @@ def test_a_run_that_ends_before_the_new_evaluation_leaves_the_old_one_out(left, 
 
 def test_all_processes_exchange_evaluations_where_one_has_an_accepted_change(tmp_path):
     """Process 0 alone has the change: one that skipped the exchange would leave the others waiting in it."""
-    (tmp_path / "summary.json").write_text('{"steps": 6, "eval": {"after_rl": {}}}')
+    summary = {"steps": 6, "seconds": {"total": 1.0}, "eval": {"after_rl": {"mean": 0.5}}}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
     exchanged = []
     processes = types.SimpleNamespace(writer=True, from_writer=lambda what, value: exchanged.append(value) or value)
     job = types.SimpleNamespace(folder=tmp_path, processes=processes, done=6, record_change=lambda step: None)
     assert evaluations_after(job) == {} and exchanged == [None]
     job.record_change = None
-    assert evaluations_after(job) == {"after_rl": {}} and len(exchanged) == 2
+    assert evaluations_after(job) == {"after_rl": {"mean": 0.5}} and len(exchanged) == 2
 
 
 def test_an_accepted_learning_rate_keeps_the_best_step(left):

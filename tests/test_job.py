@@ -371,7 +371,7 @@ def test_doctor_marks_runs_whose_last_stage_learned_nothing_or_that_stopped_at_s
 def test_doctor_finds_a_damaged_summary(tmp_path, text):
     (tmp_path / "summary.json").write_text(text)
     line = ending(tmp_path)
-    assert line.good is False and line.text.startswith("summary.json is damaged (")
+    assert line.good is False and line.text.startswith(f"{tmp_path / 'summary.json'} is damaged (")
 
 
 def test_doctor_refuses_a_folder_that_is_no_run(tmp_path):

@@ -120,8 +120,9 @@ def train_locally(args: argparse.Namespace) -> int:
 def steps_summarized(run: Path) -> int | None:
     """Returns the number of steps in summary.json of a finished run; None for a run that has not finished."""
     from jrl import paths
+    from jrl.run.report.summary import read_summary
 
-    return paths.read_object(run / "summary.json")["steps"] if paths.exists(run / "summary.json") else None
+    return read_summary(run / "summary.json")["steps"] if paths.exists(run / "summary.json") else None
 
 
 def had_nothing_to_do(requested: int, before: int | None, after: int | None) -> bool:

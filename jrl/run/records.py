@@ -60,7 +60,7 @@ from jrl.run.report.messages import (
 from jrl.run.report.metrics import no_metrics, open_metrics, read_metrics
 from jrl.run.report.rollouts import lost_chunks, open_rollouts
 from jrl.run.report.sinks import open_sinks
-from jrl.run.report.summary import write_summary
+from jrl.run.report.summary import read_summary, write_summary
 from jrl.run.report.text import printable
 from jrl.run.stage_steps import can_be_best, ends, stage_at, starts, warms_up
 from jrl.run.teacher import open_teacher, with_teacher
@@ -264,7 +264,7 @@ def evaluations_after(job: Job) -> dict[str, Any]:
     measured has changed since. They were made after the last checkpoint."""
     path, evals = job.folder / "summary.json", None
     if job.processes.writer and job.record_change is None and paths.exists(path):  # the writer alone has the change
-        summary = paths.read_object(path)
+        summary = read_summary(path)
         evals = summary["eval"] if summary["steps"] == job.done else None
     return job.processes.from_writer("evaluations", evals) or {}
 

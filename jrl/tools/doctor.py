@@ -29,6 +29,7 @@ from jrl.run.report.goodput import read_goodput
 from jrl.run.report.manifest import compare, read_manifest
 from jrl.run.report.metrics import check_committed, read_metrics
 from jrl.run.report.rollouts import read_every_chunk, snapshot
+from jrl.run.report.summary import read_summary
 from jrl.run.stage_steps import stage_at
 from jrl.run.trained import is_published
 from jrl.tasks.envs.mixture import open_source
@@ -152,12 +153,10 @@ def ending(folder: Path) -> Line:
                           f"{sweep / POPULATION}: the same `jrl sweep` with --out {sweep} continues it")  # fmt: skip
     if paths.exists(folder / "summary.json"):
         try:
-            summary = paths.read_object(folder / "summary.json")
-            return Line(True, f"finished: {summary['steps']} steps in {summary['seconds']['total']:.0f} s")
-        except (ValueError, KeyError, TypeError) as error:
-            return Line(False, f"summary.json is damaged ({type(error).__name__}: {error}). Put a good copy back, or "
-                               "remove it: `jrl train` with the same configuration and --run writes it again"
-                        )  # fmt: skip
+            summary = read_summary(folder / "summary.json")
+        except ValueError as error:
+            return Line(False, str(error))
+        return Line(True, f"finished: {summary['steps']} steps in {summary['seconds']['total']:.0f} s")
     if list_condemned(folder / "checkpoints"):
         repeats = f"; `jrl replay` of its {FAULT}/ repeats it" if paths.exists(folder / FAULT) else ""
         return Line(False, "not finished: the same command meets the same fault, unless you change what led there with "

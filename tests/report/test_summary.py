@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from jrl.run.report.summary import write_summary
+from jrl.run.report.summary import read_summary, write_summary
 
 INTERVAL = {"mean": 0.5, "low": 0.4, "high": 0.6, "n": 500}
 
@@ -32,3 +32,22 @@ def test_a_summary_without_a_key_is_refused(tmp_path):
         write_summary(tmp_path / "s.json", seconds={}, evals={}, **values)
     with pytest.raises(ValueError, match="summary evaluation 'after_rl' lacks high, n"):
         write_summary(tmp_path / "s.json", seconds={"total": 1.0}, evals={"after_rl": {"mean": 1, "low": 1}}, **values)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"steps": 1, "seconds": 2, "eval": {}}', '{"steps": null, "seconds": {"total": 1}, "eval": {}}']
+    + [f'{{"steps": 1, "seconds": {{"total": 1}}, "eval": {evals}}}' for evals in (
+        "null", "[1]", '{"after_rl": 0.5}', '{"after_rl": {}}', '{"after_rl": {"mean": "0.5"}}')],
+)  # fmt: skip
+def test_a_summary_that_was_edited_is_refused_by_name(tmp_path, text):
+    (tmp_path / "summary.json").write_text(text)
+    with pytest.raises(ValueError, match=r"summary\.json is damaged \(.*remove it: `jrl train`"):
+        read_summary(tmp_path / "summary.json")
+
+
+def test_a_summary_is_read_as_it_was_written(tmp_path):
+    evals = {"before_rl": INTERVAL, "after_rl": {**INTERVAL, "mean": math.nan}}  # NaN: nothing could be scored
+    values = {"steps": 30, "seconds": {"total": 1.0}, "tokens_per_second": None, "peak_bytes": None}
+    summary = write_summary(tmp_path / "summary.json", evals=evals, **values)
+    assert read_summary(tmp_path / "summary.json") == summary

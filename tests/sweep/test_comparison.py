@@ -274,7 +274,7 @@ def test_notes_say_what_a_reader_would_not_see(tmp_path):
 
 def test_a_run_that_went_on_after_its_summary_is_not_finished(tmp_path):
     folder = write_run(tmp_path / "a", rows=rewards(1, 2))
-    (folder / "summary.json").write_text(json.dumps({"steps": 1, "eval": {}}))
+    (folder / "summary.json").write_text(json.dumps({"steps": 1, "seconds": {"total": 1.0}, "eval": {}}))
     assert not read_run(folder).finished
 
 

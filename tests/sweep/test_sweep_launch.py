@@ -40,7 +40,7 @@ if what == "deaf":
     (folder / "ready").write_text("")
     time.sleep(60)
 (folder / "metrics.jsonl").write_text('{"step": 3, "reward/mean": 0.5}\\n')
-(folder / "summary.json").write_text(json.dumps({"steps": 3}))
+(folder / "summary.json").write_text(json.dumps({"steps": 3, "seconds": {"total": 1.0}, "eval": {}}))
 """
 PROGRAM = (sys.executable, "-c", CHILD)
 
@@ -97,7 +97,7 @@ def test_what_a_member_says_last_may_have_several_lines_unless_it_was_killed(tmp
 
 def test_a_member_with_fewer_steps_than_asked_for_is_not_finished(tmp_path):
     (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "summary.json").write_text(json.dumps({"steps": 2}))
+    (tmp_path / "a" / "summary.json").write_text(json.dumps({"steps": 2, "seconds": {"total": 1.0}, "eval": {}}))
     assert not is_finished(tmp_path, member("a"))
 
 
@@ -155,7 +155,7 @@ def test_a_member_that_another_process_trains_is_waited_for(tmp_path):
         seen.append((found.name, holder["pid"]))
         threading.Timer(0.5, lock.release).start()
 
-    (tmp_path / "a" / "summary.json").write_text(json.dumps({"steps": 3}))
+    (tmp_path / "a" / "summary.json").write_text(json.dumps({"steps": 3, "seconds": {"total": 1.0}, "eval": {}}))
     assert train(tmp_path, {"a": "fail"}, progress=silent(elsewhere=release)) == {"a": 0}  # it need not run again
     assert [name for name, _ in seen] == ["a"]
 

@@ -56,6 +56,22 @@ def write_summary(
     return summary
 
 
+def read_summary(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Returns what `write_summary` wrote. Raises ValueError naming the file if that was changed into something else."""
+    try:
+        summary = paths.read_object(path)
+        means = [result["mean"] for result in summary["eval"].values()]
+        numbers = [summary["steps"], summary["seconds"]["total"], *(mean for mean in means if mean is not None)]
+        if any(type(number) not in (int, float) for number in numbers):
+            raise ValueError("its steps, its seconds or the mean of an evaluation is not a number")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path} is damaged ({paths.first_line(error)}). Put a good copy back, or remove it: `jrl train` with "
+            "the same configuration and --run writes it again"
+        ) from error
+    return summary
+
+
 def finite(value: Any) -> Any:
     """Returns a JSON value with null in place of NaN and infinities, which JSON has not."""
     if isinstance(value, dict):

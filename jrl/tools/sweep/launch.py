@@ -18,6 +18,7 @@ from jrl import paths
 from jrl.exit_codes import DONE
 from jrl.run.checkpoints.lock import holder_of
 from jrl.run.identity import RefusedIdentity
+from jrl.run.report.summary import read_summary
 from jrl.run.report.text import printable
 from jrl.tools.sweep.manifest import LOGS
 from jrl.tools.sweep.members import Member
@@ -51,7 +52,7 @@ class ProgressCallbacks:
 def is_finished(folder: Path, member: Member) -> bool:
     """Returns whether a member has a summary of all its steps."""
     summary = folder / member.name / "summary.json"
-    return paths.exists(summary) and paths.read_object(summary).get("steps") == member.steps
+    return paths.exists(summary) and read_summary(summary)["steps"] == member.steps
 
 
 def train_members(

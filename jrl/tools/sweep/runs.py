@@ -16,6 +16,7 @@ from jrl.config.syntax import read_statements
 from jrl.experiment import Config
 from jrl.run.report.manifest import read_manifest
 from jrl.run.report.metrics import read_metrics
+from jrl.run.report.summary import read_summary
 from jrl.tools.sweep import manifest
 from jrl.tools.sweep.settings import settings_of
 
@@ -88,8 +89,8 @@ def read_run(folder: Path, address: str | None = None) -> RunResult:
     contents = {**identity, "parts": {name: digest[:LABEL_DIGITS] for name, digest in parts.items()}}
     seed, settings = settings_of(read_statements(str(folder / "config.gin"), (), Config))
     summary = folder / "summary.json"
-    content = paths.read_object(summary) if paths.exists(summary) else {}
-    evals = {f"{EVALUATION}{name}": result["mean"] for name, result in content.get("eval", {}).items()}
+    content = read_summary(summary) if paths.exists(summary) else None
+    evals = {} if content is None else {f"{EVALUATION}{name}": e["mean"] for name, e in content["eval"].items()}
     rows = list(read_metrics(folder / "metrics.jsonl"))
     return RunResult(
         folder=folder,
@@ -97,7 +98,7 @@ def read_run(folder: Path, address: str | None = None) -> RunResult:
         settings={**settings, **{name: str(contents.get(name)) for name in FINGERPRINTS}},
         rows=rows,
         evals={name: math.nan if value is None else float(value) for name, value in evals.items()},
-        finished=bool(content) and (not rows or rows[-1]["step"] == content.get("steps")),
+        finished=content is not None and (not rows or rows[-1]["step"] == content["steps"]),
         address=address,
         parts=parts,
         changed_after=tuple(entry["after_step"] for entry in begun.get("history", ()) if entry["after_step"]),
