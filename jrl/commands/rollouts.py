@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from pathlib import Path
 
 from jrl.commands import options, start
@@ -55,11 +56,12 @@ def rollouts(args: argparse.Namespace) -> int:
         count = browse.export(browse.select(folder, conditions, columns, args.most), columns, args.out)
         print(f"{count} rows with {', '.join(columns)} are in {args.out}")
         return DONE
-    most, shown = 20 if args.most is None else args.most, 0
-    for row in browse.select(folder, conditions, columns, most):
+    rows, most, shown = browse.select(folder, conditions, columns, None), 20 if args.most is None else args.most, 0
+    for row in itertools.islice(rows, most):
         print(browse.show(row), end="\n\n")
         shown += 1
-    print(f"{shown} rows shown{'; --most N shows more, --out FILE writes all' if shown == most else ''}. "
+    has_more = shown == most and next(rows, None) is not None
+    print(f"{shown} rows shown{'; --most N shows more, --out FILE writes all' if has_more else ''}. "
           f"Columns: {', '.join(sorted(known))}")  # fmt: skip
     return DONE
 

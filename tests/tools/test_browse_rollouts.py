@@ -122,6 +122,8 @@ def test_the_command_shows_which_rewards_are_of_no_score(tmp_path, capsys):
     assert cli.main(["rollouts", str(tmp_path), "--where", "reward < 0.5"]) == 0
     out = capsys.readouterr().out
     assert "step 1  reward 0  valid true" in out and "step 1  reward 0  valid false" in out
+    assert cli.main(["rollouts", str(tmp_path), "--most", "2"]) == 0
+    assert "2 rows shown. Columns" in capsys.readouterr().out  # there are no more
     assert cli.main(["rollouts", str(tmp_path), "--where", "reward < 0.5 and valid == true"]) == 0
     assert "1 rows shown" in capsys.readouterr().out
 
