@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import subprocess
 import sys
 
 import pytest
 
 import jrl
+from jrl.bucket.local_copies import copies_home
+from jrl.device.cache_home import cache_home
 from jrl.device.compile_cache import cache_settings
 
 CHILD = """
@@ -38,6 +41,17 @@ def child(folder, mine="", **variables):
     assert done.returncode == 0, done.stderr
     cache_dir = done.stdout.strip()
     return cache_dir, os.path.isdir(cache_dir) and bool(os.listdir(cache_dir))
+
+
+def test_every_cache_is_below_one_folder_which_is_an_absolute_path(monkeypatch):
+    assert cache_home({"XDG_CACHE_HOME": "/c"}) == pathlib.Path("/c/jrl")
+    assert cache_home({"XDG_CACHE_HOME": "c"}) is None and cache_settings({"XDG_CACHE_HOME": "c"}) == {}
+    monkeypatch.setenv("HOME", "/home/me")
+    assert cache_home({}) == cache_home({"XDG_CACHE_HOME": ""}) == pathlib.Path("/home/me/.cache/jrl")
+    monkeypatch.setenv("XDG_CACHE_HOME", "c")
+    monkeypatch.delenv("JRL_BUCKET_COPIES", raising=False)
+    with pytest.raises(ValueError, match="set JRL_BUCKET_COPIES to a folder"):
+        copies_home()
 
 
 def test_the_settings_leave_out_what_the_user_set():

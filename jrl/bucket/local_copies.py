@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from jrl.bucket.client import Bucket, Missing, Object, split_address
+from jrl.device.cache_home import cache_home
 
 THREADS = 8
 FILLING = ".filling"  # suffix of an incomplete copy
@@ -23,10 +24,18 @@ _in_use: dict[Path, int] = {}  # copies that this process reads -> file descript
 def copies_home() -> Path:
     """Returns the folder of all local copies: JRL_BUCKET_COPIES, else $XDG_CACHE_HOME/jrl/buckets (~/.cache).
 
-    Creates it if missing, accessible only to its owner.
+    Creates it if missing, accessible only to its owner. Raises ValueError if there is no such place.
     """
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    home = Path(os.environ.get("JRL_BUCKET_COPIES") or os.path.join(cache, "jrl", "buckets")).absolute()
+    cache = cache_home(os.environ)
+    if chosen := os.environ.get("JRL_BUCKET_COPIES"):
+        home = Path(chosen).absolute()
+    elif cache is not None:
+        home = cache / "buckets"
+    else:
+        raise ValueError(
+            "there is no place for local copies of what is in buckets: XDG_CACHE_HOME is a relative path, or there is "
+            "no home directory; set JRL_BUCKET_COPIES to a folder"
+        )
     home.parent.mkdir(parents=True, exist_ok=True)
     home.mkdir(mode=0o700, exist_ok=True)
     return home

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from jrl.device.cache_home import cache_home
+
 FOLDER, MIN_SECONDS = "JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
 ENABLED = "JAX_ENABLE_COMPILATION_CACHE"
 
@@ -17,10 +19,10 @@ def cache_settings(environment: Mapping[str, str]) -> dict[str, str]:
 
     {} if there is no home directory for compiled programs, or the cache is disabled.
     """
-    home = environment.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    if not os.path.isabs(home) or environment.get(ENABLED, "").lower() in ("0", "false"):
+    home = cache_home(environment)
+    if home is None or environment.get(ENABLED, "").lower() in ("0", "false"):
         return {}
-    settings = {FOLDER: os.path.join(home, "jrl", "xla"), MIN_SECONDS: "0.2"}
+    settings = {FOLDER: str(home / "xla"), MIN_SECONDS: "0.2"}
     return {name: value for name, value in settings.items() if name not in environment}
 
 

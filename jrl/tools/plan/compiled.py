@@ -31,6 +31,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from jrl import paths
+from jrl.device.cache_home import cache_home
 from jrl.device.program_cache import COMPILER_OPTIONS
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.tools.plan.chips import Topology
@@ -224,12 +225,11 @@ def hbm_asked(message: str) -> int | None:
 
 def cache_file(text: str, topology: Topology, what: str) -> Path | None:
     """Returns the cache file of a program's text on a topology; None without a home directory."""
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    if not os.path.isabs(home):
+    if (home := cache_home(os.environ)) is None:
         return None
     flags = os.environ.get("LIBTPU_INIT_ARGS")
     parts = (CACHE_FORMAT, jax.__version__, libtpu_version(), topology.name, flags, what, text)
-    return Path(home) / "jrl" / "plan" / f"{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}.json"
+    return home / "plan" / f"{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}.json"
 
 
 def read_cached(place: Path) -> Compiled | None:
