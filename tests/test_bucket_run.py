@@ -624,6 +624,21 @@ def test_links_pipes_and_files_that_vanish_do_not_end_a_run(tmp_path, monkeypatc
         publisher.publish()
 
 
+@pytest.mark.parametrize("name", [b"p\xff.txt", b"two\nlines"])
+def test_a_file_whose_name_no_object_can_have_is_left_out_with_a_warning(tmp_path, caplog, name):
+    folder = tmp_path / "run"
+    publisher = opened(client(Store()), folder)
+    write_step(folder, 1)
+    plain = bucket_run.committed_files(folder)
+    (folder / "wandb").mkdir()
+    (folder / "wandb" / os.fsdecode(name)).write_text("")
+    for _ in range(2):
+        publisher.publish()
+    assert set(publisher._commit.files) == set(plain)
+    said = f"{os.fsdecode(b'wandb/' + name)!a} is not committed: an object in a bucket cannot have"
+    assert [text for text in caplog.messages if text.startswith(said)] == caplog.messages != []
+
+
 def test_a_run_that_is_refused_for_what_is_there_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("JRL_BUCKET_COPIES", str(tmp_path))
     store = Store()

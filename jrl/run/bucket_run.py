@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import functools
 import hashlib
 import itertools
 import json
@@ -509,15 +510,27 @@ def _open_plain(path: str, flags: int) -> int:
 
 
 def committed_files(folder: Path) -> list[str]:
-    """Returns the files of a run folder that are committed: plain files, not links; not its lock, and nothing that was
-    being written."""
+    """Returns the files of a run folder that are committed: plain files, not links; not its lock, nothing that was
+    being written, and no name that an object cannot have."""
     return [
         name
         for name in paths.files_below(folder)
         if _is_plain(folder / name)
         and name != LOCK and not any(piece.startswith(paths.TEMPORARY) for piece in name.split("/"))
-        and not name.endswith(".__lock")
+        and not name.endswith(".__lock") and _can_be_object(name)
     ]  # fmt: skip
+
+
+@functools.cache
+def _can_be_object(name: str) -> bool:
+    """Whether the name of a file can be in that of an object: UTF-8 without line breaks. Warns once of any other."""
+    try:
+        if not {"\n", "\r"} & set(name.encode().decode()):
+            return True
+    except UnicodeEncodeError:
+        pass
+    _log.warning("%s is not committed: an object in a bucket cannot have the name of this file", ascii(name))
+    return False
 
 
 def _is_plain(path: Path) -> bool:
