@@ -8,6 +8,7 @@ from test_learner import model_config, update_program
 
 from jrl.algos import ALGOS
 from jrl.learning import nonfinite
+from jrl.learning.learner import Weights
 from jrl.learning.nonfinite import Fault, find_fault
 from jrl.models.contract import MixedTokens
 from jrl.models.decoder import MODEL
@@ -103,6 +104,30 @@ def test_a_gradient_is_found_where_the_loss_is_finite(found):
     change, _ = of_first_token("advantages", 1e37)
     head = lambda params: {**params, "embed": params["embed"] * 1e4}
     assert found(head, change).place == "gradient"
+
+
+@pytest.mark.parametrize(
+    ("bad", "first"),
+    [
+        ({"params/embed": 0}, ("params/embed", None)),
+        # From layer 1 on, all that the backward pass computes later is NaN too.
+        ({"params/embed": 0, "params/layers/q": slice(0, 2)}, ("params/layers/q", 1)),
+        ({"params/layers/q": slice(0, 2), "params/layers/up": 0}, ("params/layers/q", 1)),
+        ({"params/embed": 0, "params/layers/q": slice(0, 2), "params/final_norm": 0}, ("params/final_norm", None)),
+        ({"params/embed": 0, "params/layers/q": slice(0, 2), "heads/value/v": 0}, ("heads/value/v", None)),
+    ],
+)
+def test_the_gradient_that_is_named_is_the_first_of_the_backward_pass(bad, first):
+    leaves = lambda prefix, *names: (
+        {name: np.ones(3, np.float32) for name in names if bad.get(prefix + name) is None}
+        | {name: np.full(3, np.nan, np.float32) for name in names if prefix + name in bad}
+    )
+    layers = {name: np.ones((3, 4), np.float32) for name in ("q", "up")}
+    for name, leaf in layers.items():
+        leaf[bad.get(f"params/layers/{name}", slice(0))] = np.nan
+    params = {**leaves("params/", "embed", "final_norm"), "layers": layers}
+    gradient = Weights(params, {"value": leaves("heads/value/", "v")})
+    assert nonfinite._bad_gradient(gradient, None) == first
 
 
 @pytest.mark.parametrize("worst, fault", [(np.nan, None), (np.inf, "value")])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -79,7 +80,7 @@ def find_fault(
     trained, frozen = state.models[role], frozen_of(state.models, role)
     weights = Weights(merge_params(frozen, trained.params), trained.heads)
     for place, tree in (("weights", weights), ("optimizer", trained.opt_state)):
-        for name, layer in _bad_leaves(tree, cfg):
+        for name, (layer, _) in _bad_leaves(tree, cfg):
             return Fault(place, name, layer)
     bad_places, inputs, sums = _compiled(objective, model, cfg, chunk, teacher_kind)
     teacher = teacher_of(state, config, objective)
@@ -99,10 +100,8 @@ def find_fault(
     total = sums(trainable, batch, config, state.objective, router, frozen=frozen, teacher=teacher)
     if not np.isfinite(np.asarray(total.loss)):
         return Fault("loss", "sum")
-    bad = list(_bad_leaves(total.gradient, cfg))
-    if bad:  # the backward pass runs from the last layer to the first
-        name, layer = max(bad, key=lambda leaf: -1 if leaf[1] is None else leaf[1])
-        return Fault("gradient", name, layer)
+    if (bad := _bad_gradient(total.gradient, cfg)) is not None:
+        return Fault("gradient", *bad)
     # The update takes the norm: the squares of a finite gradient may overflow.
     norm = optax.tree.norm(jax.tree.map(lambda g: g / batch.denominator, total.gradient))
     if not np.isfinite(np.asarray(norm)):
@@ -114,7 +113,7 @@ def bad_weights(state: TrainState, cfg: Any) -> tuple[Fault, str] | None:
     """Returns the first fault in the weights of any role, and the role; None if all are finite."""
     for role in sorted(state.models, key=lambda role: (role != "policy", role)):
         trained = state.models[role]
-        for name, layer in _bad_leaves(Weights(trained.params, trained.heads), cfg):
+        for name, (layer, _) in _bad_leaves(Weights(trained.params, trained.heads), cfg):
             return Fault("weights", name, layer), role
     return None
 
@@ -216,9 +215,22 @@ def _sequences(batch: TrainBatch, i: int, flag: np.ndarray) -> tuple[int, ...]:
     return tuple(sorted({int(n) for n in sequence[rows[inside], places[inside]]}))
 
 
-def _bad_leaves(tree: PyTree, cfg: Any) -> Iterator[tuple[str, int | None]]:
-    """Yields (name, first layer that is not finite) of every leaf with a value that is not finite. Leaves are checked
-    on their devices; the host fetches a flag per row."""
+def _bad_gradient(gradient: PyTree, cfg: Any) -> tuple[str, int | None] | None:
+    """Returns (name, layer) of the leaf of Weights whose gradient is the first that is not finite in the backward pass:
+    it runs from the heads through the last layer to the first, and on to the embedding. None if all are finite."""
+
+    def place(leaf: tuple[str, int | None]) -> float:
+        name, layer = leaf
+        above = name.startswith("heads/") or name in ("params/head", "params/final_norm", "params/final_norm_bias")
+        return math.inf if above else -1 if layer is None else layer
+
+    bad = ((name, last) for name, (_, last) in _bad_leaves(gradient, cfg))
+    return max(bad, key=place, default=None)
+
+
+def _bad_leaves(tree: PyTree, cfg: Any) -> Iterator[tuple[str, tuple[int | None, int | None]]]:
+    """Yields (name, first and last layer that are not finite) of every leaf with a value that is not finite. Leaves are
+    checked on their devices; the host fetches a flag per row."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             continue
@@ -227,7 +239,8 @@ def _bad_leaves(tree: PyTree, cfg: Any) -> Iterator[tuple[str, int | None]]:
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             *above, last = name.split("/")
             stacked = "layers" in above and leaf.ndim > 1
-            yield name, _layer_of(last, int(bad.argmax()), cfg) if stacked else None
+            rows = np.flatnonzero(bad)[[0, -1]] if stacked else (None, None)
+            yield name, tuple(None if row is None else _layer_of(last, int(row), cfg) for row in rows)
 
 
 @jax.jit
