@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -238,7 +239,7 @@ def record_change(
     that had ended has no summary until it ends again: the old one holds accuracies from before the change."""
     before = read_manifest(folder / "manifest.json")
     history = [*before.get("history", []), {"after_step": step, "changes": list(changes)}]
-    carried_over = {name: before[name] for name in ("from",) if name in before}
+    carried_over = {name: before[name] for name in ("from", "id") if name in before}
     paths.remove_file(folder / "summary.json")
     write_configuration(config, parts, folder)
     write_manifest(folder / "manifest.json", {**manifest, **carried_over, "history": history, "promise": CHANGED})
@@ -255,7 +256,7 @@ def write_run_metadata(config: Config, parts: Parts, folder: Path, manifest: dic
         config_json = {"config.json": paths.read_foreign(source / "config.json", paths.MOST_OBJECT_BYTES, source)}
         paths.write_files(folder / PUBLISHED, {**config_json, **companions_of(config.model.path)})
     write_configuration(config, parts, folder)
-    write_manifest(folder / "manifest.json", manifest)
+    write_manifest(folder / "manifest.json", manifest | {"id": uuid.uuid4().hex[:8]})
 
 
 def continue_configuration(config: Config, parts: Parts, folder: Path) -> None:

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from jrl.run.report.manifest import compare, make_manifest, read_manifest, write_manifest
+from jrl.run.report.manifest import compare, dashboard_id, make_manifest, read_manifest, write_manifest
 
 
 def manifest(**changes):
@@ -103,3 +103,15 @@ def test_a_damaged_manifest_is_refused_by_name(tmp_path):
         path.write_text(text)
         with pytest.raises(ValueError, match=r"manifest\.json is not the manifest of a run"):
             read_manifest(path)
+
+
+def test_runs_in_folders_of_one_name_are_two_on_a_dashboard(tmp_path):
+    ids = []
+    for place in ("a", "b"):
+        folder = tmp_path / place / "seed=0"
+        folder.mkdir(parents=True)
+        write_manifest(folder / "manifest.json", {**manifest(), "id": f"1234567{place}"})
+        ids += [dashboard_id(folder), dashboard_id(folder)]  # as a resumed run asks
+    assert ids == ["seed=0-1234567a"] * 2 + ["seed=0-1234567b"] * 2
+    write_manifest(folder / "manifest.json", manifest())
+    assert dashboard_id(folder) == "seed=0"  # of a run that an earlier version began

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jrl.run.report import WRITERS
+from jrl.run.report.manifest import write_manifest
 from jrl.run.report.metrics import open_metrics
 from jrl.run.report.sinks import SINKS, check_writers, open_sinks
 from jrl.run.report.tensorboard import numbers
@@ -77,6 +78,7 @@ def test_a_service_that_is_down_stops_no_run_that_goes_on(tmp_path, monkeypatch,
         raise error
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    write_manifest(tmp_path / "manifest.json", {"format": 1, "identity": {}, "environment": {}})
     with pytest.raises(type(error)):  # where the run begins, somebody is there
         open_sinks(("wandb",), tmp_path)
     metrics = open_metrics(tmp_path / "metrics.jsonl", sinks=open_sinks(("wandb",), tmp_path, step=5))

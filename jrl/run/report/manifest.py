@@ -96,6 +96,13 @@ def compare(
     return identity, [line(*each) for each in [*_differences(old["environment"], new["environment"]), *changed]]
 
 
+def dashboard_id(folder: str | os.PathLike[str]) -> str:
+    """Returns what a dashboard tells a run from others by, also once it is resumed: the name of its folder, which runs
+    in other places may have too, and the id in its manifest. Of a run that an earlier version began: the name alone."""
+    manifest = read_manifest(paths.local(folder) / "manifest.json")
+    return "-".join([paths.local(folder).resolve().name, *([manifest["id"]] if "id" in manifest else [])])
+
+
 def write_manifest(path: str | os.PathLike[str], manifest: Mapping[str, Any]) -> None:
     paths.write_bytes_atomic(path, json.dumps(manifest, indent=2, allow_nan=False).encode() + b"\n")
 
