@@ -13,7 +13,7 @@ from jrl import cli, loop
 from jrl.resolve import load_config
 from jrl.run import trained
 from jrl.run.best import Best, best_saved, present_best, update_best
-from jrl.run.checkpoints.run_state import NoIntactStep
+from jrl.run.checkpoints.run_state import DamagedStep, NoIntactStep
 from jrl.run.identity import eval_identity
 from jrl.run.records import evaluations_after
 from jrl.run.report.messages import best_line
@@ -186,6 +186,18 @@ def test_a_best_step_that_is_gone_is_best_no_more(left):
     assert best_saved(left).step == 8 and saved_steps(left)[-1] == 12
     assert present_best({"best": [4, 0.5]}, [4, 6]) == Best(4, 0.5) and present_best({"best": [4, 0.5]}, [6]) is None
     assert present_best({"best": None}, [4]) is None and present_best({}, [4]) is None  # of an earlier version
+
+
+def test_a_damaged_best_step_is_best_no_more(left, capsys):
+    """Else it would stay the best for ever, since the steps after it are not more accurate."""
+    (left / "checkpoints/00000004/host.json").write_text("{}")
+    assert best_saved(left).step == 4  # a reader is told that it is damaged
+    with pytest.raises(DamagedStep, match=r"step 4 is damaged: host\.json"):
+        open_trained(left, step="best")
+    run(FLAT, left)
+    assert "step 4 is damaged: host.json has other bytes than were saved; it was the best ch" in capsys.readouterr().out
+    assert json.loads((left / "summary.json").read_text())["best"]["step"] == 8
+    assert open_trained(left, step="best").step == 8 and saved_steps(left) == [6, 8]
 
 
 def test_the_best_step_of_an_intact_save_before_a_damaged_one(left):

@@ -44,7 +44,7 @@ def update_best(best: Best | None, step: int, mean: float | None, eval_identity:
 
 def present_best(host: Mapping[str, Any], steps: Collection[int]) -> Best | None:
     """Returns the best step that a save names; None if it names none or that one is gone: a better one took its place,
-    and was set aside or damaged since.
+    and was set aside or damaged since. It may be damaged itself.
 
     Args:
       host: what the save holds other than arrays.

@@ -33,8 +33,8 @@ from jrl.ops.fingerprint import fingerprint
 from jrl.rollout.collect import Collected, Draw, example_indices, fields, redraw_prompts, task_hashes
 from jrl.rollout.strategies.contract import PLAIN
 from jrl.run.begin_from import state_from_run
-from jrl.run.best import is_comparable, present_best, update_best
-from jrl.run.checkpoints.run_state import NoIntactStep, StateMismatch, list_steps, newest_intact
+from jrl.run.best import Best, is_comparable, present_best, update_best
+from jrl.run.checkpoints.run_state import DamagedStep, NoIntactStep, StateMismatch, list_steps, newest_intact
 from jrl.run.clock import StepWork
 from jrl.run.identity import PUBLISHED, RefusedIdentity
 from jrl.run.job import Job
@@ -237,7 +237,7 @@ def take_up(job: Job, tree: dict[str, PyTree], host: dict[str, Any]) -> tuple[Dr
     job.skipped, job.unscored, job.without_signal = (in_a_row[k] for k in ("skipped", "unscored", "without_signal"))
     job.overflowed = dict(host.get("overflowed", {}))  # earlier versions saved neither
     job.last_signal = None if (signal := host.get("last_signal")) is None else (signal[0], signal[1])
-    job.best = present_best(host, job.run_state.steps())
+    job.best = intact_best(job, host)
     earlier = host["time"]["seconds"]
     job.seconds = earlier | {name: earlier.get(name, 0.0) + seconds for name, seconds in job.seconds.items()}
     job.sampled_tokens = host["time"]["sampled_tokens"]
@@ -257,6 +257,20 @@ def take_up(job: Job, tree: dict[str, PyTree], host: dict[str, Any]) -> tuple[Dr
     if set_aside := job.run_state.condemned():
         job.display.note(condemned_message(set_aside))
     return tuple(waiting)
+
+
+def intact_best(job: Job, host: Mapping[str, Any]) -> Best | None:
+    """Returns the best step that a save names; None if that one is gone or damaged. Else no later step could take its
+    place as long as its accuracy is lower, and there would be no policy with the accuracy that the run shows."""
+    best = present_best(host, job.run_state.steps())
+    if best is None or best.step == job.done:  # that one was just read
+        return best
+    try:
+        job.run_state.verify(best.step)
+    except DamagedStep as error:
+        job.display.note(f"{error}; it was the best checkpoint, and the next step that is evaluated and saved is now")
+        return None
+    return best
 
 
 def evaluations_after(job: Job) -> dict[str, Any]:

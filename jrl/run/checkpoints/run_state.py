@@ -81,6 +81,7 @@ class RunState:
     condemn: Callable[[int], list[int]]
     condemned: Callable[[], list[int]]
     restore: Callable[..., tuple[int, PyTree, dict[str, Any]]]
+    verify: Callable[[int], Any]
 
 
 def open_run_state(
@@ -100,7 +101,8 @@ def open_run_state(
     has learned from it.
     `condemn(first)` sets the steps from `first` on aside, where nothing finds them, and returns them; the next save
     removes them. `condemned()` returns those that are set aside.
-    `restore(abstract_state, step=None, tell=...)` is `restore_step` below, of this folder.
+    `restore(abstract_state, step=None, tell=...)` is `restore_step` below, of this folder. `verify(step)` raises
+    DamagedStep in all processes if that step is damaged.
     Of several processes all call all of these: each writes and reads its own shards, and process 0 does the rest.
     shared: whether all processes see the folder. False: each has a folder of its own, which at the opening holds all
       that the others' do; a save is what they then hold together.
@@ -150,6 +152,7 @@ def open_run_state(
         condemn=condemn,
         condemned=lambda: processes.from_writer("condemned", list_condemned(folder) if processes.writer else None),
         restore=functools.partial(restore_step, folder, processes=processes, shared=shared),
+        verify=lambda step: _verify_together(folder, step, processes, shared),
     )
 
 
@@ -473,8 +476,7 @@ def _fault(error: Exception) -> str:
 def _read(
     folder: Path, step: int, abstract_state: PyTree, part: bool, processes: Processes, shared: bool
 ) -> tuple[PyTree, dict[str, Any]]:
-    verify = lambda: verify_step(folder, step, processes if shared else ONE)
-    body = _together(processes, step, f"verified {step}", verify)
+    body = _verify_together(folder, step, processes, shared)
     saved, target = body["leaves"], digest.named_leaves(abstract_state)
     check_leaves(step, saved, target, part=part)
     targets = {name: _target(leaf, saved[name]) for name, leaf in target.items() if leaf.size}
@@ -530,6 +532,13 @@ def _are_everywhere(arrays: Iterable[Any], processes: Processes) -> bool:
     shardings = [getattr(array, "sharding", None) for array in arrays]
     meshes = {sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding)}
     return processes.count == 1 or all(len(processes_of(mesh)) == processes.count for mesh in meshes)
+
+
+def _verify_together(folder: Path, step: int, processes: Processes, shared: bool) -> dict[str, Any]:
+    """Returns the manifest of a step, as `verify_step`; of a folder that all processes see each hashes a share."""
+    return _together(
+        processes, step, f"verified {step}", lambda: verify_step(folder, step, processes if shared else ONE)
+    )
 
 
 def _together(processes: Processes, step: int, what: str, read: Callable[[], Any]) -> Any:
