@@ -6,7 +6,7 @@ import shutil
 import pytest
 from small_model import BIGRAM, part_in
 
-from jrl import cli
+from jrl import cli, loop
 from jrl.commands import start
 from jrl.run.report import rollouts
 
@@ -48,6 +48,17 @@ def test_nothing_to_do_has_an_exit_code_of_its_own(train, copied, capsys):
     assert "already has all 2 steps" in capsys.readouterr().out
     assert (copied / "metrics.jsonl").read_bytes() == before
     assert train(copied, steps=3) == 0  # and further steps are something
+
+
+def test_a_run_that_goes_on_with_more_steps_is_not_finished_until_it_ends_again(train, copied, monkeypatch):
+    """`tpu/resume.sh` and `jrl doctor` take a run with a summary for one that has ended."""
+    began = []
+    monkeypatch.setattr(loop, "begin_stage", lambda *_: began.append((copied / "summary.json").exists()) or 1 / 0)
+    assert train(copied, steps=3) == 1
+    assert began == [False]
+    monkeypatch.undo()
+    assert train(copied, steps=2) == 0  # as before it was asked for more
+    assert json.loads((copied / "summary.json").read_text())["steps"] == 2
 
 
 def test_fewer_steps_than_a_stopped_run_has_are_nothing_to_do_each_time(train, copied, capsys):

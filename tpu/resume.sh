@@ -102,9 +102,14 @@ start() {
 
 # look: at the slices and their run, and does what is due. Fails where something that it tried has failed.
 look() {
-    local now code
+    local now code has_summary
     now=$(state) || give_up
     echo "$NAME: $now"
+    # Of a run that was seen going the summary is what it has ended with. Before, it may be one that is to get more steps.
+    if $seen && [[ $now =~ ^(SUSPENDED|FAILED|NONE)$ && $folder == gs://* ]] && finished; then
+        echo "$NAME: the run has finished; no slices are made for it" >&2
+        exit 0
+    fi
     case $now in
         UNKNOWN) return 1 ;;
         SUSPENDED | FAILED) # preempted: what is left of it is in the way
@@ -118,8 +123,12 @@ look() {
         return
     fi
     $yes && [[ $now == ACTIVE ]] || return 0
-    finished && exit 0
+    seen=true
+    has_summary=false
+    finished && has_summary=true
     code=$(ended)
+    # A run that goes on with more steps has its old summary until it has begun.
+    $has_summary && { [[ -n $code ]] || gone; } && exit 0
     [[ $code =~ ^[0-9]+$ ]] && ended_for=$((ended_for + 1)) || ended_for=0
     # 75, stopped, and 76, hosts lost too often, come before a preemption too: then the slices go soon. A start that is
     # due was preceded by a stop.
@@ -146,6 +155,7 @@ failed=0    # looks in a row at which something failed
 due=false   # whether a start was begun and not finished
 tried=false # whether the last look began one
 failed_starts=0
+seen=false # whether the slices were there at an earlier look
 while true; do
     look && failed=0 || failed=$((failed + 1))
     $yes || exit 0

@@ -261,7 +261,9 @@ def write_run_metadata(config: Config, parts: Parts, folder: Path, manifest: dic
 
 def continue_configuration(config: Config, parts: Parts, folder: Path) -> None:
     """Writes the configuration that a resumed run continues with, if it is another: with more steps, or with a setting
-    that may change on a resume. The manifest keeps the one that the run began with."""
+    that may change on a resume. The manifest keeps the one that the run began with. A run that had ended has no summary
+    until it ends again."""
+    paths.remove_file(folder / "summary.json")
     saved = folder / "config.gin"
     if not paths.exists(saved) or paths.read_bytes(saved) != _gin_text(config, parts):
         write_configuration(config, parts, folder)

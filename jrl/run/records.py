@@ -198,11 +198,14 @@ def beside_state(job: Job, inputs: Inputs, step: int, state: TrainState) -> dict
 
 def record_continuation(job: Job) -> None:
     """Writes what a restored run changes: changes that were accepted, or a configuration with more steps or another
-    setting that may change on a resume."""
+    setting that may change on a resume. A run in a bucket that had ended commits at once that it goes on."""
+    had_ended = job.processes.from_writer("had ended", paths.exists(job.folder / "summary.json"))
     if job.record_change is not None:
         job.record_change(job.done)
     elif job.write_configuration is not None and job.done < job.total:
         job.write_configuration()
+    if had_ended and job.done < job.total:
+        job.publish()
 
 
 def begin_files(job: Job) -> None:

@@ -43,7 +43,7 @@ case "$*" in
     touch "$FINISHED" ;;
   *"test -e"*) [[ -e $FINISHED ]] ;;
   *"storage cat"*) [[ -e $FINISHED ]] && echo '{"files": {"summary.json": []}}' ;;
-  *"cat jrl/exit_code"*) cat "$ENDED" ;;
+  *"cat jrl/exit_code"*) if [[ -e $ENDED ]]; then cat "$ENDED"; elif [[ -e $FINISHED ]]; then echo 0; fi ;;
 esac
 """
 
@@ -209,7 +209,8 @@ def test_a_preempted_slice_is_made_again_and_its_run_goes_on_without_a_person(cl
     states = ("SUSPENDED", "ACTIVE", "ACTIVE")
     calls, _ = cloud("resume.sh", "v5p-32", "v2", "tiny", "/shared/run", "--yes", "Online.steps=9", answers=states)
     asked = [" ".join(call) for call in calls]
-    order = ["describe", "delete", "create", "describe", "ssh", "scp", "ssh", "supervise.sh", "describe", "test -e"]
+    order = ["describe", "delete", "create", "describe", "ssh", "scp", "ssh", "supervise.sh", "describe", "test -e",
+             "exit_code"]  # fmt: skip
     for call, part in zip(asked, order, strict=True):
         assert part in call
     assert "Online.steps=9" in asked[7]
@@ -220,7 +221,24 @@ def test_slices_are_made_again_as_many_as_there_were(cloud):
     calls, _ = cloud("resume.sh", "v5p-32", "v2", "tiny", "gs://b/run", "--slices", "2", "--yes", answers=states)
     create = next(call for call in calls if "create" in call)
     assert create[create.index("--node-count") + 1] == "2"
-    assert calls[-1] == ["storage", "cat", "gs://b/run/run.json"]  # a run in a bucket has no folder on host 0
+    assert calls[-2] == ["storage", "cat", "gs://b/run/run.json"]  # a run in a bucket has no folder on host 0
+
+
+def test_no_slices_are_made_for_a_run_in_a_bucket_that_has_just_finished(cloud):
+    """It ended, and then its spot slices were preempted, both between two looks."""
+    options = dict(ends=False, runs="no", answers=("ACTIVE", "SUSPENDED"))
+    calls, shown = cloud("resume.sh", "v5p-32", "v2", "tiny", "gs://b/run", "--yes", **options)
+    assert not any("create" in call or "delete" in call for call in calls)
+    assert calls[-1] == ["storage", "cat", "gs://b/run/run.json"] and "the run has finished" in shown
+
+
+def test_a_run_that_goes_on_with_more_steps_is_kept_going_though_its_old_summary_is_there(cloud, tmp_path):
+    """Until it has begun: hosts say that it runs. What ends the test are slices that are preempted."""
+    (tmp_path / "ended").write_text("")
+    states = ("NONE", *["ACTIVE"] * 3, "SUSPENDED")
+    calls, _ = cloud("resume.sh", "v5p-32", "v2", "tiny", "gs://b/run", "--yes", "Online.steps=9", answers=states)
+    asked = [" ".join(call) for call in calls]
+    assert sum("describe" in call for call in asked) == len(states) and sum("nohup" in call for call in asked) == 1
 
 
 def test_a_host_that_was_started_anew_gets_the_run_again(cloud):
@@ -231,7 +249,7 @@ def test_a_host_that_was_started_anew_gets_the_run_again(cloud):
     assert len(again) == 1 and "a host was started anew" in shown
     # What still runs on the others is stopped, and waited for, before anything is installed.
     assert "pkill" in asked[again[0] - 5] and "jrl-still-runs" in asked[again[0] - 4]
-    assert "/r/summary.json" in asked[-1]
+    assert "/r/summary.json" in asked[-2]
 
 
 def test_nothing_is_launched_beside_a_run_that_does_not_stop(cloud, monkeypatch):
@@ -266,7 +284,7 @@ def test_whatever_call_fails_a_preempted_run_goes_on_without_a_person(cloud, mon
                      ends=False)  # fmt: skip
     asked = [" ".join(call) for call in calls]
     assert any("create" in call for call in asked) and any("nohup tpu/supervise.sh tiny" in call for call in asked)
-    assert asked[-1] == "storage cat gs://b/r/run.json"
+    assert asked[-2] == "storage cat gs://b/r/run.json"
 
 
 @pytest.mark.parametrize("fails", range(1, 11))
