@@ -256,7 +256,8 @@ def take_up(job: Job, tree: dict[str, PyTree], host: dict[str, Any]) -> tuple[Dr
         job.stream.outcomes = Outcomes(**tree["outcomes"])
     # Refills of the last step may have moved the stream past the prompts that were being sampled.
     job.stream.set_state(data["train"])
-    job.display.note(resume_message(job.done, job.total))
+    has_ended = job.record_change is None and paths.exists(job.folder / "summary.json")
+    job.display.note(resume_message(job.done, job.total, has_ended=has_ended))
     if set_aside := job.run_state.condemned():
         job.display.note(condemned_message(set_aside))
     return tuple(waiting)

@@ -13,9 +13,12 @@ from jrl.run.report.text import percent
 
 
 def test_a_finished_run_says_that_there_is_nothing_to_do():
-    assert resume_message(12, 30) == "Resumed after step 12 of 30."
-    assert resume_message(30, 30) == "This run already has all 30 steps. Nothing to do."
-    assert resume_message(60, 30) == "This run already has 60 steps; you asked for 30. Nothing to do."
+    assert resume_message(12, 30, has_ended=False) == "Resumed after step 12 of 30."
+    assert resume_message(30, 30, has_ended=False) == "Resumed after step 30 of 30."  # what is left is its end
+    assert resume_message(30, 30, has_ended=True) == "This run already has all 30 steps. Nothing to do."
+    for has_ended in (False, True):
+        said = resume_message(60, 30, has_ended=has_ended)
+        assert said == "This run already has 60 steps; you asked for 30. Nothing to do."
     assert saved_message(5, 30) == "Saved after step 5 of 30. Run the same command to continue."
 
 

@@ -14,9 +14,13 @@ SCORED_ENOUGH = 0.9  # share of completions scored, below which a run warns
 _DETAIL_WIDTH = 300
 
 
-def resume_message(done: int, total: int) -> str:
-    """Returns where a run continues, or that it has all the steps asked for."""
-    if done < total:
+def resume_message(done: int, total: int, *, has_ended: bool) -> str:
+    """Returns where a run continues, or that it has all the steps asked for.
+
+    Args:
+      has_ended: whether it has its summary. A run that was stopped in its last evaluation has all steps and no summary.
+    """
+    if done < total or (done == total and not has_ended):
         return f"Resumed after step {done} of {total}."
     if done == total:
         return f"This run already has all {total} steps. Nothing to do."
