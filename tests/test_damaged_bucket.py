@@ -4,10 +4,10 @@ import copy
 import re
 
 import pytest
-from bucket_stand_in import addressed
+from bucket_stand_in import addressed, client
 from small_model import BIGRAM, part_in
 
-from jrl import cli
+from jrl import cli, loop
 from jrl.commands import start
 
 RUN = "gs://bucket/run"
@@ -58,6 +58,14 @@ def test_a_run_goes_on_from_its_newest_intact_step(train, damaged, capsys, lost,
     assert ("step 4 is damaged" in shown.out) == (newest == 2)
     assert train[1](6, f"fresh again {newest} {len(lost)}") == 0  # and is whole afterwards
     assert "Resumed after step 5 of 6" in capsys.readouterr().out
+
+
+def test_a_run_that_goes_on_with_more_steps_commits_at_once_that_it_has_not_ended(train, damaged, monkeypatch):
+    """Slices that are lost before the first commit of a checkpoint are made again (tpu/resume.sh)."""
+    has_ended = lambda: b'"summary.json"' in client(train[0]).get("run/run.json")[0]
+    seen = [has_ended()]
+    monkeypatch.setattr(loop, "begin_stage", lambda *_: seen.append(has_ended()) or 1 / 0)
+    assert train[1](6, "fresh more") == 1 and seen == [True, False]
 
 
 def test_a_run_without_an_intact_step_is_refused_and_stays_as_it_is(train, damaged, capsys):
