@@ -129,19 +129,6 @@ def clustered_bootstrap(
     return Interval(value, float(low), float(high), n)
 
 
-def paired_difference(
-    before: Array, after: Array, *, confidence: float = 0.95, draws: int = 10_000, seed: int = 0
-) -> Interval:  # fmt: skip
-    """Returns the mean of `after - before`, problem by problem, with a bootstrap interval over problems.
-
-    Both are [problems], one value a problem in the same order. An interval that leaves out 0 shows a change.
-    """
-    before, after = np.asarray(before, np.float64), np.asarray(after, np.float64)
-    if before.shape != after.shape:
-        raise ValueError(f"paired_difference: {before.shape} values before, {after.shape} after: not the same problems")
-    return bootstrap_interval(after - before, confidence=confidence, draws=draws, seed=seed)
-
-
 def problem_means(scores: Array, scored: Array | None = None) -> Array:
     """Returns M2, [problems with a scored sample] float64: each problem's mean over its scored samples."""
     scores, scored = _rows(scores, scored)

@@ -19,7 +19,6 @@ from jrl.ops.statistics import (
     majority,
     majority_at_k,
     optimality_gap,
-    paired_difference,
     pass_at_k,
     performance_profile,
     probability_of_improvement,
@@ -132,16 +131,6 @@ def test_bootstrap_of_one_or_no_problem_has_no_interval():
     assert all(map(math.isnan, (one.low, one.high, none.mean, none.low, none.high)))
     with pytest.raises(ValueError, match="finite"):
         bootstrap_interval([0.5, math.nan])
-
-
-def test_paired_difference_uses_the_pairing():
-    # every problem gains exactly 0.1: no doubt about the gain, however much problems differ
-    before = np.linspace(0, 0.9, 10)
-    assert paired_difference(before, before + 0.1) == pytest.approx((0.1, 0.1, 0.1, 10))
-    low, high = paired_difference([0, 0, 0, 1], [1, 1, 1, 0])[1:3]  # differences 1, 1, 1, -1, mean 1/2
-    assert low <= 0 < high
-    with pytest.raises(ValueError, match="not the same problems"):
-        paired_difference([0, 1], [0])
 
 
 def test_problem_means_on_the_reference_numbers():

@@ -65,10 +65,3 @@ def test_a_bootstrap_interval_of_problems_is_scipys_too():
     found = statistics.bootstrap_interval(values, draws=draws)
     assert found.mean == pytest.approx(values.mean(), abs=1e-12)
     np.testing.assert_allclose([found.low, found.high], expected.confidence_interval, atol=6e-3)
-
-
-def test_a_paired_difference_is_that_of_scipy():
-    before, after = np.random.default_rng(6).random((2, 40))
-    expected = stats.bootstrap((after - before,), np.mean, method="percentile", rng=np.random.default_rng(7))
-    found = statistics.paired_difference(before, after)
-    np.testing.assert_allclose([found.low, found.high], expected.confidence_interval, atol=1e-2)
