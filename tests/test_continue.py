@@ -7,6 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
+from small_model import PLAIN_DECODER
 
 import jrl
 from jrl import loop
@@ -15,8 +16,9 @@ from jrl.run.checkpoints.run_state import NoIntactStep, StateMismatch
 from jrl.run.identity import RefusedIdentity
 from jrl.run.run_hash import read_step
 
-TINY = ["Online.steps=2", "Online.prompts=4", "Online.samples=2", "Decoder.width=16", "Decoder.heads=2",
-        "Decoder.kv_heads=1", "Decoder.head_dim=8", "Decoder.mlp_width=32", "Checkpoint.every=1"]  # fmt: skip
+TINY = ["Online.steps=2", "Online.prompts=4", "Online.samples=2", "Decoder.layers=1", "Decoder.width=16",
+        "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8", "Decoder.mlp_width=32", "Checkpoint.every=1",
+        *PLAIN_DECODER]  # fmt: skip
 PART = (
     "def says_seven(completion, example):\n    return '7' in completion\n\n\nVERIFIERS = {'says_seven': says_seven}\n"
 )
@@ -58,7 +60,7 @@ def test_a_change_that_the_checkpoint_does_not_fit_changes_nothing(tmp_path):
             "warm/Offline.objective = @SFT()", "warm/Offline.steps = 2"]  # fmt: skip
     critic = ["Online.objective=@PPO()"]
     message = rf"--accept-change cannot continue with this change: .*Nothing was changed in {run}\. .* --from {run} \("
-    for change in (["Decoder.layers=3"], ["Online.lag=1"], warm, critic):
+    for change in (["Decoder.tied=False"], ["Online.lag=1"], warm, critic):
         with pytest.raises(StateMismatch, match=message):
             jrl.train("configs/tiny.gin", [*TINY[1:], "Online.steps=3", *change], run=run, accept_change=True)
         assert {path: path.read_bytes() for path in before} == before

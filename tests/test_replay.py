@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from short_runs import run
+from small_model import PLAIN_DECODER
 
 from jrl import cli
 from jrl.resolve import load_config
@@ -12,8 +13,9 @@ from jrl.rollout.scoring import HostScores
 from jrl.run import replay
 from jrl.run.report.rollouts import read_rollouts
 
-SETTINGS = ["Online.prompts=4", "Online.samples=2", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1",
-            "Decoder.head_dim=8", "Decoder.mlp_width=32", "Checkpoint.every=2", "Checkpoint.keep=9"]  # fmt: skip
+SETTINGS = ["Online.prompts=4", "Online.samples=2", "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2",
+            "Decoder.kv_heads=1", "Decoder.head_dim=8", "Decoder.mlp_width=32", "Checkpoint.every=2",
+            "Checkpoint.keep=9", *PLAIN_DECODER]  # fmt: skip
 COMPONENTS = ["Online.objective=@GDPO()", "Scoring.verifiers=[@Exact(), @Regex()]", "Regex.weight=0.1"]
 VARIED = [*COMPONENTS, "Online.lag=1", "Learner.minibatches=2", "Sampler.top_k=40", "Online.steps=4"]
 HELD = ("DAPO's refills", ["Online.objective=@DAPO()", "Online.steps=3"]), (
