@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sampled import agree_on_every_mesh
+from sampled import agree_on_every_mesh, agree_on_four_devices
 
 from jrl.device.sharding import TRAIN, MeshShape, make_mesh, shardings
 from jrl.models.attention import linear
@@ -218,9 +218,9 @@ def test_shapes_that_cannot_be_are_refused(wrong):
         Linear(**dict(key_heads=2, value_heads=4, key_dim=3, value_dim=5) | wrong)
 
 
-@pytest.mark.parametrize("layers", ["scanned", "unrolled"])
-def test_the_samplers_logprobs_are_a_plain_forwards_on_every_mesh(layers):
+@pytest.mark.parametrize(("layers", "agree"), [("scanned", agree_on_every_mesh), ("unrolled", agree_on_four_devices)])
+def test_the_samplers_logprobs_are_a_plain_forwards_on_every_mesh(layers, agree):
     """Prompts of different lengths share a prefill, and their last token is fed again."""
     shape = Linear(key_heads=2, value_heads=4, key_dim=6, value_dim=4, layers=(True, False))
-    agree_on_every_mesh(Decoder(vocab_size=48, layers=3, width=16, heads=4, kv_heads=2, head_dim=4, mlp_width=32,
-                                linear=shape, output_gate=True), layers)  # fmt: skip
+    agree(Decoder(vocab_size=48, layers=3, width=16, heads=4, kv_heads=2, head_dim=4, mlp_width=32, linear=shape,
+                  output_gate=True), layers)  # fmt: skip
