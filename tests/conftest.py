@@ -109,6 +109,13 @@ mesh_of_a_module = pytest.fixture(scope="module", autouse=True)(mesh_restored)
 mesh_of_a_test = pytest.fixture(autouse=True)(mesh_restored)
 
 
+@pytest.fixture(scope="module")
+def mesh_of_the_runs():
+    """The mesh of one device, set for a module of whole runs: each run sets it for the process."""
+    with jax.set_mesh(make_mesh(MeshShape(), jax.devices()[:1])):
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def programs_cleared():
     """Every program's kernels are mapped into memory, and beyond 65,530 maps of a process, which is Linux's default,

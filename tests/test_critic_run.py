@@ -14,12 +14,11 @@ from small_model import PLAIN_DECODER
 
 import jrl
 from jrl.config import ConfigError
-from jrl.device.sharding import MeshShape, make_mesh
 from jrl.models.heads import REWARD, VALUE
 from jrl.run import run_hash
 from jrl.run.trained import open_trained
 
-pytestmark = pytest.mark.usefixtures("frozen_before_the_first_step")
+pytestmark = pytest.mark.usefixtures("frozen_before_the_first_step", "mesh_of_the_runs")
 
 TINY = [
     "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
@@ -29,13 +28,6 @@ TINY = [
     "critic/AdamW.learning_rate=1e-2",
     *PLAIN_DECODER,
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def mesh_of_the_runs():
-    """A run sets its mesh for the process; the tests after these must not find it."""
-    with jax.set_mesh(make_mesh(MeshShape(), jax.devices()[:1])):
-        yield
 
 
 WARM = ["Online.critic_warmup=2", "Online.pretraining=@PretrainingMix()", "PretrainingMix.source=@Demonstrations()",

@@ -13,14 +13,13 @@ from small_model import BIGRAM, PARTS, PLAIN_DECODER
 
 from jrl import cli
 from jrl.config import ConfigError
-from jrl.device.sharding import MeshShape, make_mesh
 from jrl.plugins import load_parts
 from jrl.resolve import load_config
 from jrl.run import run_hash
 from jrl.tasks.data import curricula
 from jrl.tasks.data.curricula import CURRICULA, ConfiguredCurriculum, DifficultyBand, Prioritized
 
-pytestmark = pytest.mark.usefixtures("frozen_before_the_first_step")
+pytestmark = pytest.mark.usefixtures("frozen_before_the_first_step", "mesh_of_the_runs")
 
 TINY = [
     BIGRAM, "Online.prompts=4", "Online.samples=4", "Online.steps=4", "Checkpoint.every=1",
@@ -31,13 +30,6 @@ OPTIONS = {
     "band": (["Online.curriculum=@DifficultyBand()", "DifficultyBand.low=0.01", "Online.lag=1",
               "Online.objective=@DAPO()", "DAPO.max_refills=1"], DifficultyBand(low=0.01), 1),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def mesh_of_the_runs():
-    """A run sets its mesh for the process; the tests after these must not find it."""
-    with jax.set_mesh(make_mesh(MeshShape(), jax.devices()[:1])):
-        yield
 
 
 run = functools.partial(short_runs.run, TINY)

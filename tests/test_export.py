@@ -11,7 +11,6 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import jrl
-from jrl.device.sharding import MeshShape, make_mesh
 from jrl.models.pretrained.published import length_of
 from jrl.rollout.rewards import conversation_ids
 from jrl.run.identity import RefusedIdentity
@@ -24,16 +23,11 @@ from jrl.tools.export import export_policy, save_tokenizer, size_of
 from jrl.tools.inspect_model import recognized
 from jrl.tools.score import judge_conversations, score, score_rewards
 
+pytestmark = pytest.mark.usefixtures("mesh_of_the_runs")
+
 TINY = ("Online.steps=2", "Online.prompts=4", "Online.samples=2", "Checkpoint.every=1", "Log.writers=()",
         "Decoder.layers=2", "Decoder.width=16", "Decoder.head_dim=8", "Decoder.mlp_width=32")  # fmt: skip
 ROWS = [[1, 2, 3, 40], [9], [5, 6] * 20]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def mesh_of_the_runs():
-    """A run sets its mesh for the process; the tests after these must not find it."""
-    with jax.set_mesh(make_mesh(MeshShape(), jax.devices()[:1])):
-        yield
 
 
 @pytest.fixture(scope="module")

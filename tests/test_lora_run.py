@@ -12,7 +12,6 @@ from safetensors.numpy import load_file
 
 import jrl
 from jrl.config import ConfigError
-from jrl.device.sharding import MeshShape, make_mesh
 from jrl.models.adapters.quantized import quantize
 from jrl.models.contract import Adapted
 from jrl.resolve import load_config
@@ -21,7 +20,7 @@ from jrl.run.trained import open_trained
 from jrl.tools.export import export_adapter, export_policy
 from jrl.tools.score import score
 
-pytestmark = pytest.mark.usefixtures("frozen_before_the_first_step")
+pytestmark = pytest.mark.usefixtures("frozen_before_the_first_step", "mesh_of_the_runs")
 
 TINY = [
     "Decoder.layers=2", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
@@ -30,13 +29,6 @@ TINY = [
     "LoRA.rank=4", "LoRA.alpha=8.0",
 ]  # fmt: skip
 ROWS = [[1, 2, 3, 40], [9], [5, 6] * 20]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def mesh_of_the_runs():
-    """A run sets its mesh for the process; the tests after these must not find it."""
-    with jax.set_mesh(make_mesh(MeshShape(), jax.devices()[:1])):
-        yield
 
 
 def run(folder, *bindings, config="configs/tiny.gin", stop_after=None, over=TINY):

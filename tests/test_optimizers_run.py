@@ -16,7 +16,6 @@ from small_model import PLAIN_DECODER
 
 import jrl
 from jrl.config import ConfigError
-from jrl.device.sharding import MeshShape, make_mesh
 from jrl.learning.optimizers.contract import Optimizer
 from jrl.learning.optimizers.settings import OptimizerSettings
 from jrl.resolve import load_config
@@ -24,7 +23,7 @@ from jrl.run import run_hash
 from jrl.run.trained import open_trained
 from jrl.types import traced
 
-pytestmark = pytest.mark.usefixtures("frozen_before_the_first_step")
+pytestmark = pytest.mark.usefixtures("frozen_before_the_first_step", "mesh_of_the_runs")
 
 TINY = [
     "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
@@ -32,13 +31,6 @@ TINY = [
     "Checkpoint.keep=9", "Log.samples=0", "Log.writers=()", "Scoring.workers=1",
     *PLAIN_DECODER,
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def mesh_of_the_runs():
-    """A run sets its mesh for the process; the tests after these must not find it."""
-    with jax.set_mesh(make_mesh(MeshShape(), jax.devices()[:1])):
-        yield
 
 
 run = functools.partial(short_runs.run, TINY)

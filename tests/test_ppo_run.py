@@ -10,14 +10,13 @@ import pytest
 
 import jrl
 from jrl.config import ConfigError
-from jrl.device.sharding import MeshShape, make_mesh
 from jrl.models.heads import VALUE
 from jrl.run import run_hash
 from jrl.run.trained import open_trained
 from jrl.tools.export import export_policy
 from jrl.tools.score import score
 
-pytestmark = pytest.mark.usefixtures("frozen_before_the_first_step")
+pytestmark = pytest.mark.usefixtures("frozen_before_the_first_step", "mesh_of_the_runs")
 
 TINY = [
     "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
@@ -25,13 +24,6 @@ TINY = [
     "Log.samples=0", "Log.writers=()", "Scoring.workers=1", "Online.objective=@PPO()", "Learner.minibatches=2",
 ]  # fmt: skip
 ROWS = [[1, 2, 3, 40], [9], [5, 6] * 20]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def mesh_of_the_runs():
-    """A run sets its mesh for the process; the tests after these must not find it."""
-    with jax.set_mesh(make_mesh(MeshShape(), jax.devices()[:1])):
-        yield
 
 
 def run(folder, *bindings, stop_after=None, config="configs/tiny.gin", over=TINY):

@@ -25,6 +25,8 @@ from jrl.run import fault, replay, run_hash
 from jrl.run.programs import pretraining_shape
 from jrl.types import Recomputed
 
+pytestmark = pytest.mark.usefixtures("mesh_of_the_runs")
+
 SETTINGS = [
     BIGRAM, "Online.prompts=8", "Online.samples=4", "Online.steps=3", "Checkpoint.every=1", "Checkpoint.keep=9",
     "Log.samples=0", "Log.writers=()", "Scoring.workers=1", "Config.eval=None", "Online.pretraining=@PretrainingMix()",
@@ -34,13 +36,6 @@ SETTINGS = [
 run = functools.partial(short_runs.run, SETTINGS)
 N, T, CFG = 6, 9, Bigram(vocab_size=11)
 LAYOUTS = Learner(), Learner(row_length=9, micro_batch_tokens=18)  # one micro-batch, three
-
-
-@pytest.fixture(scope="module", autouse=True)
-def mesh_of_the_runs():
-    """A run sets its mesh for the process; the tests after these must not find it."""
-    with jax.set_mesh(make_mesh(MeshShape(), jax.devices()[:1])):
-        yield
 
 
 def rows(seed, layout=LAYOUTS[0]):

@@ -11,17 +11,9 @@ from small_model import PARTS
 import jrl
 from jrl import compatibility
 from jrl.config import ConfigError
-from jrl.device.sharding import MeshShape, make_mesh
 from jrl.run.run_hash import read_step, run_fingerprint
 
-pytestmark = pytest.mark.usefixtures("programs_of_many_runs")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def mesh_of_the_runs():
-    """A run sets its mesh for the process; the tests after these must not find it."""
-    with jax.set_mesh(make_mesh(MeshShape(), jax.devices()[:1])):
-        yield
+pytestmark = pytest.mark.usefixtures("programs_of_many_runs", "mesh_of_the_runs")
 
 
 @pytest.mark.parametrize("name", ONE_UPDATE)

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-import jax
 import pytest
 from recipe_runs import SEVERAL_UPDATES, check_that_it_learns_and_writes_its_summary
 
-from jrl.device.sharding import MeshShape, make_mesh
-
-pytestmark = pytest.mark.usefixtures("programs_of_many_runs")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def mesh_of_the_runs():
-    """A run sets its mesh for the process; the tests after these must not find it."""
-    with jax.set_mesh(make_mesh(MeshShape(), jax.devices()[:1])):
-        yield
+pytestmark = pytest.mark.usefixtures("programs_of_many_runs", "mesh_of_the_runs")
 
 
 @pytest.mark.parametrize("name", SEVERAL_UPDATES)

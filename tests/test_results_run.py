@@ -11,9 +11,10 @@ import pytest
 import jrl
 from jrl.algos.contract import Needs, Objective
 from jrl.algos.results import RESERVED_METRICS, RESERVED_PREFIXES, is_reserved
-from jrl.device.sharding import MeshShape, make_mesh
 from jrl.ops import reduce
 from jrl.types import traced
+
+pytestmark = pytest.mark.usefixtures("mesh_of_the_runs")
 
 SETTINGS = [
     "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
@@ -69,13 +70,6 @@ ALGOS = {
         value_loss=value_loss,
     ),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def mesh_of_the_run():
-    """A run sets its mesh for the process; the tests after these must not find it."""
-    with jax.set_mesh(make_mesh(MeshShape(), jax.devices()[:1])):
-        yield
 
 
 def test_jrl_refuses_the_names_that_it_writes_and_no_others(tmp_path):

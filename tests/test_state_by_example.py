@@ -13,11 +13,12 @@ import short_runs
 from documented import write_part
 from small_model import PLAIN_DECODER
 
-from jrl.device.sharding import MeshShape, make_mesh
 from jrl.plugins import load_parts
 from jrl.rollout.collect import example_indices
 from jrl.run import replay, run_hash
 from jrl.types import Finish
+
+pytestmark = pytest.mark.usefixtures("mesh_of_the_runs")
 
 SMALL = [
     *PLAIN_DECODER, "Decoder.layers=1", "Decoder.width=16", "Decoder.mlp_width=16", "Online.prompts=8",
@@ -25,13 +26,6 @@ SMALL = [
     "Log.writers=()", "Scoring.workers=1", "Addition.size=12",
 ]  # fmt: skip
 run = functools.partial(short_runs.run, SMALL)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def mesh_of_the_runs():
-    """A run sets its mesh for the process; the tests after these must not find it."""
-    with jax.set_mesh(make_mesh(MeshShape(), jax.devices()[:1])):
-        yield
 
 
 @pytest.fixture

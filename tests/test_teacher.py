@@ -10,11 +10,12 @@ import pytest
 
 import jrl
 from jrl.config import ConfigError
-from jrl.device.sharding import MeshShape, make_mesh
 from jrl.run import replay
 from jrl.run.run_hash import read_step, run_fingerprint
 from jrl.run.teacher import check_teacher
 from jrl.tools.export import export_policy
+
+pytestmark = pytest.mark.usefixtures("mesh_of_the_runs")
 
 SMALL = [
     "Decoder.layers=1", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
@@ -24,13 +25,6 @@ SMALL = [
 TOY = "configs/algos/toy.gin"
 STAGES = "Config.stages=[@warm/Offline(), @Online()]"
 TAUGHT = [STAGES, "Config.teacher=@teacher/Published()", "Checkpoint.every=1", "Checkpoint.keep=9"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def mesh_of_the_runs():
-    """A run sets its mesh for the process; the tests after these must not find it."""
-    with jax.set_mesh(make_mesh(MeshShape(), jax.devices()[:1])):
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from short_runs import run as train_alone
 
 from jrl import loop
 from jrl.config import ConfigError
-from jrl.device.sharding import MeshShape, make_mesh, members_mesh
+from jrl.device.sharding import members_mesh
 from jrl.learning.nonfinite import Fault
 from jrl.rollout.scoring import ScoringStopped, WorkersLost
 from jrl.run import population as populations
@@ -48,13 +48,7 @@ MEMBERS = ["learning_rate=0.001,seed=3", "learning_rate=0.001,seed=5", "learning
            "learning_rate=0.03,seed=5"]  # fmt: skip
 SILENT = ProgressCallbacks(lambda *_: None, lambda *_: None, lambda *_: None, lambda *_: None, lambda: None)
 
-pytestmark = pytest.mark.usefixtures("frozen_before_the_first_step")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def mesh_of_the_runs():
-    with jax.set_mesh(make_mesh(MeshShape(), jax.devices()[:1])):
-        yield
+pytestmark = pytest.mark.usefixtures("frozen_before_the_first_step", "mesh_of_the_runs")
 
 
 EVALUATED = ["Config.eval=@Eval()", "Eval.prompts=4", "Data.held_out_every=10"]
