@@ -76,7 +76,6 @@ GIVEN = {
 IMITATION = {"L15 KL", "L16", "L17"}  # learn where the advantage is 0, or have none
 PULLED = {"L13", "L13 mean", "L20"}  # pull to the old policy where the advantage is 0
 HELD = {"L6", "L15", "L15 token", "L15 R-GOLD", "L21"}  # hold a weight fixed: finite differences do not see that
-WITH_OLD = [name for name in LOSSES if name not in {"L15 reference-free", "L15 R-GOLD", "L16", "L17"}]
 
 
 @pytest.mark.parametrize("name", LOSSES)
