@@ -187,8 +187,12 @@ def test_a_run_or_a_step_that_is_not_there_is_refused_before_any_source_is_evalu
     (model / "config.json").write_text("{}")
     for steps in ([None], [3]):
         assert len(sources_of([run, model, Path("gs://bucket/run")], steps, options, None, "policy")) == 3
-    with pytest.raises(ValueError, match="nowhere does not exist"):
-        sources_of([run, tmp_path / "nowhere"], [None], options, None, "policy")
+    nowhere, advice = tmp_path / "nowhere", "give the --run folder of jrl train, or the folder of a published model$"
+    with pytest.raises(ValueError, match=f"nowhere does not exist; {advice}"):
+        sources_of([run, nowhere], [None], options, None, "policy")
+    nowhere.mkdir()
+    with pytest.raises(ValueError, match=f"holds neither manifest.json nor config.json; {advice}"):
+        sources_of([run, nowhere], [None], options, None, "policy")
     with pytest.raises(ValueError, match="run has no checkpoint of step 0; there are 3"):
         sources_of([run], [3, 0], options, None, "policy")
 

@@ -89,6 +89,7 @@ def open_trained(
       not fit.
     """
     folder = Path(folder)
+    check_is_model(folder)
     if is_published(folder):
         if step is not None or stage is not None or role != "policy":
             raise ValueError(f"{folder} is a published model, which has no steps, stages or roles; leave --step, "
@@ -184,6 +185,17 @@ def role_heads(policy: Policy, role: str, reached: int) -> PyTree:
 def is_published(folder: Path) -> bool:
     """Whether a folder is a published model's: config.json, and no run's manifest."""
     return paths.exists(folder / "config.json") and not paths.exists(folder / "manifest.json")
+
+
+def check_is_model(folder: Path) -> None:
+    """Raises ValueError for a folder that is neither a run's nor a published model's."""
+    advice = "give the --run folder of jrl train, or the folder of a published model"
+    if not paths.exists(folder):
+        raise ValueError(f"{folder} does not exist; {advice}")
+    if not paths.exists(folder / "manifest.json") and not is_published(folder):
+        raise ValueError(
+            f"{folder} is neither a run nor a published model: it holds neither manifest.json nor config.json; {advice}"
+        )
 
 
 def open_published(

@@ -13,7 +13,7 @@ from jrl.bucket.client import shown
 from jrl.run.best import saved_step
 from jrl.run.bucket_run import readable
 from jrl.run.run_hash import saved_steps
-from jrl.run.trained import Trained, is_published, open_trained
+from jrl.run.trained import Trained, check_is_model, is_published, open_trained
 from jrl.tools import evaluation
 from jrl.tools.judged_wins import comparing, judged_wins
 
@@ -62,9 +62,11 @@ def sources_of(
 ) -> list[Source]:
     """Returns a source for every step of every address. Step None is the newest.
 
-    Raises: ValueError for a local folder that is no run, or a step that it has not saved, before any is evaluated.
+    Raises: ValueError for a local folder that holds no model, or a step that it has not saved, before any is evaluated.
     """
     for folder in addresses:
+        if not paths.is_remote(folder):
+            check_is_model(folder)
         for step in () if paths.is_remote(folder) or is_published(folder) else steps:
             saved_steps(folder) if step is None else saved_step(folder, step)
     return [

@@ -18,11 +18,13 @@ ADVICE = {
                "Sampler.slots closer to prompts x samples, or fewer slots where lengths differ much; a smaller "
                "Sampler.completion_length; Sampler.attention = 'auto'"),
     "score": ("for the verifiers and judges: completions are being scored",
-              "more Scoring.workers, or Online.lag = 1, so that the device samples the next step meanwhile"),
+              "more Scoring.workers, a larger Judge.concurrency, or Online.lag = 1, so that the device samples the "
+              "next step meanwhile"),
     "prepare": ("for the host, which packs rows", "fewer and longer rows: Learner.row_length"),
     "update": ("for the update: the device is learning",
-               "Decoder.remat = 'none' where memory allows, larger micro-batches (Learner.micro_batch_tokens), fewer "
-               "Learner.epochs; Online.lag = 1 hides scoring and host work behind it"),
+               "Decoder.remat or Published.remat = 'none' where memory allows, larger micro-batches "
+               "(Learner.micro_batch_tokens), fewer Learner.epochs; Online.lag = 1 hides scoring and host work behind "
+               "it"),
     "save": ("for checkpoints to be written",
              "a larger Checkpoint.every, or Log.rollouts = False where nobody reads them; see whether the disk of the "
              "run is slow"),
@@ -59,7 +61,7 @@ def time_lines(rows: Iterable[Mapping[str, Any]], records: Iterable[Mapping[str,
         lines = [
             f"time of a step, mean of {len(steady)}: {total / len(steady):.3g} s: {shares}",
             f"the run waits {waits_for}: {percent(seconds / total)} of a step",
-            f"to try: {advice}",
+            f"to try, where it is not so yet: {advice}",
         ]
     if (overall := goodput(records)) is not None and overall["total"]:
         lost = {part: share for part, share in overall["share"].items() if part not in ("sample", "score", "update")}

@@ -5,11 +5,13 @@ import pytest
 
 from jrl.experiment import Data, Eval, Online
 from jrl.learning.layout import Learner
+from jrl.models.pretrained.published import Published
 from jrl.models.shape import Decoder
 from jrl.rollout.sampler import Sampler
 from jrl.rollout.scoring import Scoring
 from jrl.run.checkpoints import Checkpoint
 from jrl.run.report import Log
+from jrl.tasks.judges.config import Judge
 from jrl.tools.time_spent import ADVICE, NAMED, time_lines
 
 
@@ -60,6 +62,7 @@ def test_goodput_is_said_behind_the_three_lines():
 
 def test_every_part_has_advice_that_names_fields_that_exist():
     assert set(ADVICE) == set(NAMED) - {"restart", "trace"}
-    sections = {s.__name__: s for s in (Data, Eval, Online, Learner, Decoder, Sampler, Scoring, Checkpoint, Log)}
+    classes = (Data, Eval, Online, Learner, Decoder, Published, Sampler, Scoring, Judge, Checkpoint, Log)
+    sections = {section.__name__: section for section in classes}
     named = [pair for _, tried in ADVICE.values() for pair in re.findall(r"([A-Z]\w+)\.(\w+)", tried)]
     assert named and all(name in {f.name for f in dataclasses.fields(sections[section])} for section, name in named)
