@@ -189,7 +189,10 @@ def _parse(text: str, path: str | None) -> Iterator[Any]:
     """Yields gin's parsed statements. An error of its tokenizer or parser becomes a ConfigError with a location."""
 
     def config_error(line: int | None, message: str, source: str | None) -> ConfigError:
-        location = COMMAND_LINE if path is None else f"{path}:{line or 1}"
+        if path is None:  # one binding of several: a line beyond its end names none
+            location, source = COMMAND_LINE, text
+        else:
+            location = f"{path}:{line or 1}"
         shown = f" in {_cut(source.strip())!r}" if source and source.strip() else ""
         return ConfigError(location, f"cannot read this: {_explain(message)}{shown}")
 

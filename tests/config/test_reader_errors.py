@@ -132,8 +132,8 @@ def test_a_line_that_is_indented_further_is_named(refused):
         ("--flag", "expected one NAME=VALUE, got '--flag'"),
         ("Loop.lag", "expected one NAME=VALUE, got 'Loop.lag'"),
         ("Loop.lag = 1\0", "cannot read this"),
-        ("Loop.lag = [1", "a bracket is not closed"),
-        ("Loop.lag = '''one", "a text in quotes is not closed"),
+        ("Loop.lag = [1", "a bracket is not closed in 'Loop.lag = [1'"),
+        ("Loop.lag = '''one", "a text in quotes is not closed in \"Loop.lag = '''one\""),
     ],
 )
 def test_wrong_binding_is_refused_on_the_command_line(refused, binding, reason):
