@@ -404,7 +404,8 @@ def test_a_conversation_answers_each_line_and_ends_with_the_input(run, command, 
 )
 def test_a_number_that_makes_no_sense_is_refused(run, command, tmp_path, options):
     (tmp_path / "p").write_text("x\n")
-    assert command("sample", run, "--prompts", tmp_path / "p", *options)[0] == 2
+    code, _, err = command("sample", run, "--prompts", tmp_path / "p", *options)
+    assert code == 2 and options[0] in err
 
 
 @pytest.mark.parametrize("asked", [["score", "rows.jsonl"], ["sample"], ["eval"], ["rollouts"]], ids=lambda a: a[0])

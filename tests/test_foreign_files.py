@@ -314,6 +314,8 @@ def test_rows_and_prompts_come_from_plain_files(tmp_path):
     (tmp_path / "half").write_text('plain\n\n"a\\ud800"\n')
     with pytest.raises(ValueError, match=r"half, line 3: the prompt contains half a surrogate pair"):
         chat.read_prompts(tmp_path / "half")
+    with pytest.raises(ValueError, match=r"nope: No such file or directory$"):
+        chat.read_prompts(tmp_path / "nope")
     with pytest.raises(ValueError, match="line 1: not JSON"):
         score.read_rows(tmp_path / "deep", None, 8)
     (tmp_path / "empty").touch()

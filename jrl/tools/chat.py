@@ -72,6 +72,8 @@ def open_chat(
     if max_tokens is not None:
         config = dataclasses.replace(config, completion_length=max_tokens)
     if temperature is not None:
+        if not temperature >= 0:
+            raise ValueError(f"--temperature is {temperature}; it must be at least 0, which is greedy")
         config = dataclasses.replace(config, temperature=temperature or None)
     return Chat(trained, config, samples, trained.policy.config.run.seed if seed is None else seed)
 
@@ -158,7 +160,8 @@ def read_prompts(path: str | Path) -> list[Prompt]:
         text = paths.read_foreign(path, paths.MOST_ROWS_BYTES).decode("utf-8-sig")  # some editors write a mark first
         lines = text.replace("\r\n", "\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"the prompts cannot be read: {path}: {error}") from error
+        reason = getattr(error, "strerror", None) or error  # an OSError names the path once more
+        raise ValueError(f"the prompts cannot be read: {path}: {reason}") from error
     is_jsonl = Path(path).suffix.lower() == ".jsonl"
     prompts = [
         _prompt(line, f"{path}, line {number}", is_jsonl) for number, line in enumerate(lines, 1) if line.strip()

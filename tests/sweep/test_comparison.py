@@ -272,6 +272,24 @@ def test_notes_say_what_a_reader_would_not_see(tmp_path):
     assert row.value.n == 1 and row.value.mean == 2 and math.isnan(row.value.low)
 
 
+def test_runs_that_differ_in_much_are_called_by_their_names(tmp_path):
+    """A label of all that differs would be wider than a terminal; the notes have it."""
+    names = ("width", "mlp_width", "layers", "heads", "kv_heads", "head_dim", "experts", "window", "sinks", "rotary")
+    settings = lambda value: {f"Decoder.{name}": value for name in names}
+    write = lambda name, score, value: read_run(
+        write_run(tmp_path / name, rows=rewards(score), settings=settings(value))
+    )
+    found = [write("one", 0, 16), write("two", 1, 32)]
+    shown = compare(found, ["reward/mean"], baseline="width=32")
+    one, two = shown.metrics["reward/mean"]
+    assert [row.variant.label for row in (one, two)] == [run.source for run in found]
+    assert shown.baseline == two.variant.label
+    assert one.better.mean == 0 and two.better is None
+    assert shown.notes[0].startswith(f"{found[0].source} has width=16, mlp_width=16, layers=16")
+    (alike,) = compare(found[:1], ["reward/mean"]).metrics["reward/mean"]
+    assert alike.variant.label != found[0].source
+
+
 def test_a_run_that_went_on_after_its_summary_is_not_finished(tmp_path):
     folder = write_run(tmp_path / "a", rows=rewards(1, 2))
     (folder / "summary.json").write_text(json.dumps({"steps": 1, "seconds": {"total": 1.0}, "eval": {}}))

@@ -35,6 +35,7 @@ CONFIDENCE = 0.95
 FEW_RUNS = 5
 CURVE_POINTS = 200  # most points of a curve; a longer one is averaged over windows
 CURVE_DRAWS = 1000
+MOST_LABEL = 100  # characters of a label
 
 
 # A comma before NAME= that is outside of quotes: the quotes after it are balanced.
@@ -107,11 +108,14 @@ def compare(
     and for variants with different tasks.
     """
     variants, compared, tasks = group(runs, by, swept)
-    base = None if baseline is None else find_variant(variants, compared, baseline)
+    found = None if baseline is None else variants.index(find_variant(variants, compared, baseline))
+    variants, described = with_short_labels(variants)
+    base = None if found is None else variants[found]
     rows = {metric: tuple(_row(variant, base, metric, STATISTICS[statistic]) for variant in variants)
             for metric in metrics}  # fmt: skip
     messages = [
         *notes,
+        *described,
         *(f"{run.source} is not finished; its last step is {_last_step(run)}" for run in runs if not run.finished),
         *(
             f"{run.source} was continued with a change after step {step} (`history` in its manifest.json)"
@@ -256,6 +260,17 @@ def find_name(name: str, differing: Sequence[str], names: Sequence[str] = ()) ->
     guess = nearest(name, [*differing, *fields])
     hint = f"; did you mean {guess}?" if guess else f"; they differ in {', '.join(differing) or 'their seeds alone'}"
     raise ValueError(f"runs do not differ in {name!r}{hint}")
+
+
+def with_short_labels(variants: Sequence[Variant]) -> tuple[Sequence[Variant], list[str]]:
+    """Returns variants of one run each by the names of these runs, where they differ in so much that a label would not
+    fit into a table, and notes with their settings; other variants as they are."""
+    if max(len(variant.label) for variant in variants) <= MOST_LABEL or any(len(one.runs) > 1 for one in variants):
+        return variants, []
+    return (
+        [variant._replace(label=variant.runs[0].source) for variant in variants],
+        [f"{variant.runs[0].source} has {variant.label}" for variant in variants],
+    )
 
 
 def find_variant(variants: Sequence[Variant], compared: Sequence[str], baseline: str) -> Variant:
