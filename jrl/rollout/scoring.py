@@ -287,10 +287,7 @@ class Scorer:
     def answer_in(self, completion: str, example: Example) -> str:
         """Returns the answer that an example's first verifier reads in a completion: what its `extract` names; the
         whole completion without such a field, or where there is no single answer."""
-        name = example.verifiers[0] if example.verifiers else None
-        configs = [config for config in self._config.verifiers if name in (None, type(config).__name__)]
-        first = configs[0] if configs else look_up(self._table, name, f"example {example.id!r}").config
-        extract = getattr(first, "extract", None)  # of a class: its default
+        extract = self._rows[self.rows_for(example)[0]].fields.get("extract")
         answer = extract_answer(completion, extract) if extract in get_args(Extract) else None
         return completion if answer is None else answer
 
