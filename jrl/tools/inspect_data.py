@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jrl import paths
 from jrl.config.errors import nearest
 from jrl.experiment import Config, row_of, stage_names, stored_rows_of
 from jrl.run.report.text import printable
@@ -68,7 +69,11 @@ def file_config(path: str, read: Read, task: Any = None) -> Dataset | Jsonl:
 
     Args:
       task: a configuration's task. Its other settings apply if it is a Dataset or, without a layout, a Jsonl.
+
+    Raises: ValueError if there is no such file.
     """
+    if not paths.is_remote(path) and not paths.exists(path):  # the task would name a field that nobody set
+        raise ValueError(f"{path} does not exist")
     if read.layout is not None:
         named = {} if read.take is None else {"take": read.take}
         if isinstance(task, Dataset):

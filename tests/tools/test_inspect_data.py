@@ -7,6 +7,7 @@ import json
 import pytest
 
 from jrl import cli
+from jrl.tools import inspect_data
 
 pytestmark = pytest.mark.fast
 
@@ -84,7 +85,8 @@ def test_what_is_not_there_is_said(file, tmp_path, capsys):
     code, _, err = output(capsys, file, "--as", "Preference")
     assert code == 2 and "did you mean Preferences?" in err
     code, _, err = output(capsys, tmp_path / "none.jsonl")
-    assert code == 2 and "none.jsonl" in err
+    assert code == 2 and err == f"jrl: {tmp_path / 'none.jsonl'} does not exist\n"
+    assert inspect_data.file_config("gs://bucket/none.jsonl", inspect_data.BY_COLUMNS).path == "gs://bucket/none.jsonl"
     file.write_text('{"prompt": "1"}\n{"prompt": 2}\n')
     code, _, err = output(capsys, file)
     assert code == 2 and "rows.jsonl, line 2" in err and "Traceback" not in err
