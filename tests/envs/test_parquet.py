@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import time
 
 import pytest
 
@@ -43,8 +44,18 @@ def test_row_groups_stay_decoded_as_far_as_there_is_room(tmp_path, monkeypatch, 
     source = open_jsonl(Jsonl(path=path))
     order = [19, 0, 5, 0, 19, 7, *range(20)]
     assert [source[i].answer for i in order] == [str(i) for i in order]
-    decoded = [index for index, _ in source.reader._decoded]
+    decoded = [index for index, *_ in source.reader._decoded]
     assert decoded == list(range(19, 19 - groups, -1))
+
+
+def test_a_file_of_many_row_groups_is_read_in_a_time_that_grows_with_them(tmp_path):
+    rows = [{"prompt": "a", "answer": f"{i}", "tags": [{"name": "t"}]} for i in range(1000)]
+    path = write(tmp_path / "a.parquet", rows, row_group_size=1)
+    start = time.process_time()
+    source = open_jsonl(Jsonl(path=path))
+    assert [source[i].answer for i in range(999, -1, -1)] == [str(i) for i in range(999, -1, -1)]
+    # The footer, or the sizes of all decoded groups, read for each group would take 10 s and more.
+    assert time.process_time() - start < 5.0
 
 
 def test_a_row_without_an_id_is_named_by_its_number(tmp_path):

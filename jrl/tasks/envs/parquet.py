@@ -49,7 +49,8 @@ class ParquetRows:
 
     def __init__(self, config: Any, arrow: Any, stop: Stop = never) -> None:
         self._path, self._limit, self._arrow = config.path, config.max_row_bytes, arrow
-        self._decoded: tuple[tuple[int, Any], ...] = ()  # the index and table of row groups, the last read first
+        self._metadata: Any = None  # the file's footer, parsed once: it grows with the number of row groups
+        self._decoded: tuple[tuple[int, Any, int], ...] = ()  # index, table, bytes; the group read last is first
         paths.check_not_special(config.path)
         with open(paths.local(config.path), "rb") as file:
             self._stamp = stamp_of(file)
@@ -57,7 +58,8 @@ class ParquetRows:
             while chunk := file.read(CHUNK):
                 check_stop(stop, f"reading {config.path}")
                 self._digest.update(chunk)
-        metadata, schema = self._guarded(lambda file: (file.metadata, file.schema_arrow))
+        self._metadata, schema = self._guarded(lambda file: (file.metadata, file.schema_arrow))
+        metadata = self._metadata
         sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
         self._starts = np.cumsum([0, *sizes])
         self._bytes = [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
@@ -93,18 +95,19 @@ class ParquetRows:
 
     def _group(self, group: int) -> Any:
         decoded = self._decoded
-        table = next((table for index, table in decoded if index == group), None)
-        if table is None:
+        found = next((one for one in decoded if one[0] == group), None)
+        if found is None:
             # Free what has no room first: all may be large.
             self._decoded = decoded = _newest(decoded, KEPT_BYTES - self._bytes[group])
             table = self._guarded(lambda file: file.read_row_group(group, columns=self._columns))
-        self._decoded = ((group, table), *(other for other in decoded if other[0] != group))
-        return table
+            found = group, table, table.nbytes
+        self._decoded = (found, *(other for other in decoded if other[0] != group))
+        return found[1]
 
     def _guarded(self, read: Callable[[Any], Any]) -> Any:
         """Returns `read` of the open file. Converts Arrow's errors to a ValueError that names the file."""
         try:
-            with self._arrow.parquet.ParquetFile(str(paths.local(self._path))) as file:
+            with self._arrow.parquet.ParquetFile(str(paths.local(self._path)), metadata=self._metadata) as file:
                 return read(file)
         except FileNotFoundError:
             raise
@@ -123,9 +126,9 @@ class ParquetRows:
         return row
 
 
-def _newest(decoded: tuple[tuple[int, Any], ...], most: int) -> tuple[tuple[int, Any], ...]:
+def _newest(decoded: tuple[tuple[int, Any, int], ...], most: int) -> tuple[tuple[int, Any, int], ...]:
     """Returns the first row groups that have `most` bytes at most together."""
-    totals = itertools.accumulate(table.nbytes for _, table in decoded)
+    totals = itertools.accumulate(size for _, _, size in decoded)
     return decoded[: sum(total <= most for total in totals)]
 
 
