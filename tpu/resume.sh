@@ -105,7 +105,7 @@ look() {
     local now code has_summary
     now=$(state) || give_up
     echo "$NAME: $now"
-    # Of a run that was seen going the summary is what it has ended with. Before, it may be one that is to get more steps.
+    # Of a run that was seen without one the summary is that of its end. Else it may be of a run that gets more steps.
     if $seen && [[ $now =~ ^(SUSPENDED|FAILED|NONE)$ && $folder == gs://* ]] && finished; then
         echo "$NAME: the run has finished; no slices are made for it" >&2
         exit 0
@@ -123,12 +123,11 @@ look() {
         return
     fi
     $yes && [[ $now == ACTIVE ]] || return 0
-    seen=true
     has_summary=false
-    finished && has_summary=true
+    if finished; then has_summary=true; else seen=true; fi
     code=$(ended)
-    # A run that goes on with more steps has its old summary until it has begun.
-    $has_summary && { [[ -n $code ]] || gone; } && exit 0
+    # A run that goes on with more steps has its old summary until it has begun, also where it was stopped before that.
+    $has_summary && [[ $code != 75 && $code != 76 ]] && { [[ -n $code ]] || gone; } && exit 0
     [[ $code =~ ^[0-9]+$ ]] && ended_for=$((ended_for + 1)) || ended_for=0
     # 75, stopped, and 76, hosts lost too often, come before a preemption too: then the slices go soon. A start that is
     # due was preceded by a stop.
@@ -155,7 +154,7 @@ failed=0    # looks in a row at which something failed
 due=false   # whether a start was begun and not finished
 tried=false # whether the last look began one
 failed_starts=0
-seen=false # whether the slices were there at an earlier look
+seen=false # whether the run was without a summary at an earlier look, on slices that were there
 while true; do
     look && failed=0 || failed=$((failed + 1))
     $yes || exit 0

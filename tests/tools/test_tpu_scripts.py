@@ -40,6 +40,7 @@ case "$*" in
   *"${REFUSED:-nothing is refused}"*) echo "it cannot be installed here" >&2; exit 1 ;;
   *"nohup tpu/supervise.sh"*)
     if [[ -s ${LAUNCHES:-} ]]; then code=$(head -n 1 "$LAUNCHES"); sed -i 1d "$LAUNCHES"; exit "$code"; fi
+    rm -f "$ENDED"; [[ -z ${THEN+set} ]] || echo "$THEN" > "$ENDED"
     touch "$FINISHED" ;;
   *"test -e"*) [[ -e $FINISHED ]] ;;
   *"storage cat"*) [[ -e $FINISHED ]] && echo '{"files": {"summary.json": []}}' ;;
@@ -232,13 +233,21 @@ def test_no_slices_are_made_for_a_run_in_a_bucket_that_has_just_finished(cloud):
     assert calls[-1] == ["storage", "cat", "gs://b/run/run.json"] and "the run has finished" in shown
 
 
-def test_a_run_that_goes_on_with_more_steps_is_kept_going_though_its_old_summary_is_there(cloud, tmp_path):
-    """Until it has begun: hosts say that it runs. What ends the test are slices that are preempted."""
-    (tmp_path / "ended").write_text("")
+@pytest.mark.parametrize(("exit_code", "delete"), [("", 19), ("75", 17)], ids=["runs", "stopped"])
+def test_a_run_that_goes_on_with_more_steps_is_kept_going_though_its_old_summary_is_there(
+    cloud, monkeypatch, exit_code, delete
+):
+    """Until it has begun, also where its slices are preempted before: then they are made again. What ends the test is
+    that they may not be deleted."""
+    monkeypatch.setenv("THEN", exit_code)
+    monkeypatch.setenv("FAIL", str(delete))
+    monkeypatch.setenv("WHY", "ERROR: (gcloud.compute.tpus.queued-resources) PERMISSION_DENIED")
     states = ("NONE", *["ACTIVE"] * 3, "SUSPENDED")
-    calls, _ = cloud("resume.sh", "v5p-32", "v2", "tiny", "gs://b/run", "--yes", "Online.steps=9", answers=states)
+    calls, _ = cloud("resume.sh", "v5p-32", "v2", "tiny", "gs://b/run", "--yes", "Online.steps=9", answers=states,
+                     code=2)  # fmt: skip
     asked = [" ".join(call) for call in calls]
     assert sum("describe" in call for call in asked) == len(states) and sum("nohup" in call for call in asked) == 1
+    assert "queued-resources delete" in asked[-1]
 
 
 def test_a_host_that_was_started_anew_gets_the_run_again(cloud):
