@@ -71,7 +71,7 @@ def test_rows_in_order_take_little_more_than_one_pass(tmp_path):
     source = open_jsonl(Jsonl(path=str(path)))
     start = time.process_time()
     assert [source[i].answer for i in range(3000)] == [str(i) for i in range(3000)]
-    assert time.process_time() - start < 3.0  # from the last saved state, each would take half a megabyte of text
+    assert time.process_time() - start < 5.0  # from the last saved state, each would take half a megabyte of text
     nearby = [i + j for i in random.Random(2).sample(range(2990), 30) for j in (0, 1, -1, 3, 2, 5, -2)]
     assert [source[i % 3000].answer for i in nearby] == [str(i % 3000) for i in nearby]
 
