@@ -174,17 +174,17 @@ def test_the_answer_in_a_completion_is_what_its_first_verifier_reads():
         ((Exact(extract="hash"),), (), "#### 5 #### 6", "#### 5 #### 6"),  # no single answer
         ((Length(), Exact(extract="hash")), (), "#### 5", "#### 5"),  # the first one extracts nothing
         ((Length(), Exact(extract="hash")), ("Exact",), "#### 5", "5"),
-        (
-            (Exact(extract="hash"),),
-            ("MathEqual",),
-            r"\boxed{5}",
-            "5",
-        ),  # with the defaults of one that is not configured
+        ((Exact(extract="hash"),), ("MathEqual",), r"\boxed{5}", "5"),  # the default of one that is not configured
         ((row("third"),), (), "#### 5", "#### 5"),
     ]
     for verifiers, named, completion, answer in cases:
         with open_scoring(Scoring(verifiers=verifiers), table(), (PART,)) as scorer:
             assert scorer.answer_in(completion, example(verifiers=named)) == answer
+    with (
+        open_scoring(Scoring(verifiers=()), table(), (PART,)) as scorer,
+        pytest.raises(ValueError, match="no verifier"),
+    ):
+        scorer.answer_in("5", example())
 
 
 def test_verifiers_that_the_data_will_ask_for_can_be_loaded_first():
