@@ -53,8 +53,8 @@ def test_the_optimizer_of_a_longer_window_continues_that_of_the_shorter_one(tmp_
         (["short/Online.optimizer=@Muon()"], "but for floats, schedule and average; got Muon and then AdamW"),
         (["long/AdamW.moments='bfloat16'"], "got AdamW.moments = None and then 'bfloat16'. Set"),
         (["short/AdamW.memory='host'"], "got AdamW.memory = 'host' and then 'device'. Set"),
-        (["AdamW.schedule=@LinearDecay()", "LinearDecay.decay_steps=12"],
-         "after its 13 updates LinearDecay is at a rate of 0, which it reaches after 12, and nothing"),
+        (["AdamW.schedule=@LinearDecay()", "LinearDecay.decay_steps=9"],
+         "after its 10 updates LinearDecay is at a rate of 0, which it reaches after 9, and nothing"),
         (["long/Online.objective=@PPO()"], "PPO trains a value head that it did not have"),
     ],
 )  # fmt: skip
@@ -72,17 +72,17 @@ def test_updates_that_a_schedule_is_read_at_are_counted_as_they_are_made():
     load = lambda *further: jrl.load_config(
         str(ROOT / "configs" / "algos" / "staged_length.gin"), ["Online.optimizer=@rl/AdamW()",
         "rl/AdamW.schedule=@LinearDecay()", *further])  # fmt: skip
-    with pytest.raises(ConfigError, match="after its 26 updates LinearDecay is at a rate of 0"):
-        load("short/Learner.epochs=2", "LinearDecay.decay_steps=20")
-    # the limit may leave as few as 13 of them
-    limited = ["short/Learner.epochs=2", "short/Online.max_kl=0.01", "LinearDecay.decay_steps=20"]
+    with pytest.raises(ConfigError, match="after its 20 updates LinearDecay is at a rate of 0"):
+        load("short/Learner.epochs=2", "LinearDecay.decay_steps=16")
+    # the limit may leave as few as 10 of them
+    limited = ["short/Learner.epochs=2", "short/Online.max_kl=0.01", "LinearDecay.decay_steps=16"]
     notes = compatibility.schedule_notes(load(*limited)[0])
-    assert ["after 20 of up to 26 updates of stage rl," in note for note in notes] == [True, False]
-    assert "after 7 of the 13 updates of stage rl_2," in notes[1]
-    with pytest.raises(ConfigError, match="after its 13 updates LinearDecay is at a rate of 0"):
-        load(*limited[:2], "LinearDecay.decay_steps=13")
+    assert ["after 16 of up to 20 updates of stage rl," in note for note in notes] == [True, False]
+    assert "after 6 of the 10 updates of stage rl_2," in notes[1]
+    with pytest.raises(ConfigError, match="after its 10 updates LinearDecay is at a rate of 0"):
+        load(*limited[:2], "LinearDecay.decay_steps=10")
     # a stage of no step learns nothing in any case
-    assert compatibility.schedule_notes(load("long/Online.steps=0", "LinearDecay.decay_steps=13")[0]) == []
+    assert compatibility.schedule_notes(load("long/Online.steps=0", "LinearDecay.decay_steps=10")[0]) == []
 
 
 @pytest.mark.parametrize("name", ["curiosity", "process_rewards"])
