@@ -83,11 +83,11 @@ def attend(
 
     def shard(*arrays: Array) -> tuple[Array]:
         share = dict(zip(names, arrays))
-        heads = share["q"].shape[2]
+        build = functools.partial(_build, heads=share["q"].shape[2], blocks=blocks, cap=cap, interpret=interpret)
         if divided:
-            kernel = _kernel_of_share(heads, length, columns, blocks, window, cap, interpret)
+            kernel = _kernel_of_share(build, length, columns, window)
         else:
-            kernel = _kernel(heads, length, columns, blocks, window, cap, interpret)
+            kernel = build(_mask((padded_length(length), padded_length(columns)), window, columns - length))
         k, v, ids = share["k"], share["v"], None
         if "start" in share:
             k, v, ids = jax.vmap(functools.partial(_last_columns, length))(k, v, share["start"])
@@ -167,38 +167,16 @@ def _in_one_pass(fn: Callable[..., Array]) -> Callable[..., Array]:
     return run
 
 
-def _kernel(
-    heads: int,
-    length: int,
-    columns: int,
-    blocks: tuple[int, int],
-    window: int | None,
-    cap: float | None,
-    interpret: bool,
-) -> kernels.SplashAttentionKernel:
-    """Returns the kernel for one padded row: `length` queries, at the last of `columns` keys.
-    blocks: queries and keys of a block."""
-    shape = (padded_length(length), padded_length(columns))
-    mask = _mask(shape, window, columns - length)
-    return _compiled_for(mask, heads, blocks, cap, interpret)
-
-
 def _kernel_of_share(
-    heads: int,
-    length: int,
-    columns: int,
-    blocks: tuple[int, int],
-    window: int | None,
-    cap: float | None,
-    interpret: bool,
+    build: Callable[..., kernels.SplashAttentionKernel], length: int, columns: int, window: int | None
 ) -> kernels.SplashAttentionKernel:
     """Returns the kernel for this device's share of a row: `length` queries, padded, and the row's `columns` keys.
-    blocks: as in `_kernel`."""
+    build: `_build` with its options."""
     shares = columns // length
     padding = ((0, 0), (0, padded_length(length) - length))
     mask = _mask((shares * padded_length(length), padded_length(columns)), window, 0)
     mask.q_sequence = np.pad(columns_of_shares(columns, shares), padding, mode="edge").reshape(-1)
-    kernel = _compiled_for(mask, heads, blocks, cap, interpret, shares)
+    kernel = build(mask, shares=shares)
 
     def local_part(name: str, x: Any) -> Any:
         """Returns this share's part of a field that concatenates the shares."""
@@ -217,15 +195,17 @@ def _mask(shape: tuple[int, int], window: int | None, before: int) -> masks.Caus
     return masks.CausalMask(shape, before) if window is None else masks.LocalMask(shape, (window - 1, 0), before)
 
 
-def _compiled_for(
+def _build(
     mask: masks.CausalMask | masks.LocalMask,
+    *,
     heads: int,
     blocks: tuple[int, int],
     cap: float | None,
     interpret: bool,
     shares: int = 1,
 ) -> kernels.SplashAttentionKernel:
-    """Returns the kernel for the same mask in every head. blocks: as in `_kernel`. shares: of the mask's queries."""
+    """Returns the kernel for the same mask in every head. blocks: queries and keys of a block. shares: of the mask's
+    queries."""
     queries, keys = blocks
     return kernels.make_splash_mha(
         masks.MultiHeadMask([mask] * heads),
