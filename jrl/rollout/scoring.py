@@ -286,7 +286,8 @@ class Scorer:
 
     def answer_in(self, completion: str, example: Example) -> str:
         """Returns the answer that an example's first verifier reads in a completion: what its `extract` names; the
-        whole completion without such a field, or where there is no single answer."""
+        whole completion without such a field, or where there is no single answer. Loads a verifier that was not asked
+        for before, and raises as `rows_for`."""
         extract = self._rows[self.rows_for(example)[0]].fields.get("extract")
         answer = extract_answer(completion, extract) if extract in get_args(Extract) else None
         return completion if answer is None else answer
