@@ -27,12 +27,15 @@ done
 agreed=()
 $yes && agreed=(--yes)
 
-# finished: whether the run has its summary, as host 0 sees it, or as it is committed to its bucket.
-finished() {
+# summary: yes or no, whether the run has its summary, as host 0 sees it, or as it is committed to its bucket; nothing
+# where that cannot be asked, or where the run is not in its bucket yet.
+summary() {
+    local said
     if [[ $folder == gs://* ]]; then
-        gcloud storage cat "${folder%/}/run.json" 2> /dev/null | grep '"summary.json"' > /dev/null
+        said=$(gcloud storage cat "${folder%/}/run.json" 2> /dev/null) || return 0
+        [[ $said == *'"summary.json"'* ]] && echo yes || echo no
     else
-        on_first "test -e $(printf %q "$folder")/summary.json" 2> /dev/null
+        on_first "test -e $(printf %q "$folder")/summary.json && echo yes || echo no" 2> /dev/null || true
     fi
 }
 
@@ -106,7 +109,7 @@ look() {
     now=$(state) || give_up
     echo "$NAME: $now"
     # Of a run that was seen without one the summary is that of its end. Else it may be of a run that gets more steps.
-    if $seen && [[ $now =~ ^(SUSPENDED|FAILED|NONE)$ && $folder == gs://* ]] && finished; then
+    if $seen && [[ $now =~ ^(SUSPENDED|FAILED|NONE)$ && $folder == gs://* && $(summary) == yes ]]; then
         echo "$NAME: the run has finished; no slices are made for it" >&2
         exit 0
     fi
@@ -123,11 +126,12 @@ look() {
         return
     fi
     $yes && [[ $now == ACTIVE ]] || return 0
-    has_summary=false
-    if finished; then has_summary=true; else seen=true; fi
+    has_summary=$(summary)
+    [[ $has_summary != no ]] || seen=true
     code=$(ended)
-    # A run that goes on with more steps has its old summary until it has begun, also where it was stopped before that.
-    $has_summary && [[ $code != 75 && $code != 76 ]] && { [[ -n $code ]] || gone; } && exit 0
+    # A run that goes on with more steps has its old summary until it has begun, also where it was stopped, or lost a host,
+    # before that.
+    [[ $has_summary == yes && $code != 75 && $code != 76 ]] && { [[ -n $code ]] || { $seen && gone; }; } && exit 0
     [[ $code =~ ^[0-9]+$ ]] && ended_for=$((ended_for + 1)) || ended_for=0
     # 75, stopped, and 76, hosts lost too often, come before a preemption too: then the slices go soon. A start that is
     # due was preceded by a stop.

@@ -21,7 +21,7 @@ SCRIPTS = Path(__file__).parents[2] / "tpu"
 STAND_IN = """#!/usr/bin/env bash
 printf '%s\\0' "$@" >> "$RECORD"; printf '\\n' >> "$RECORD"
 mapfile -t calls < "$RECORD"
-if [[ ,${FAIL:-}, == *,${#calls[@]},* ]]; then
+if [[ ,${FAIL:-}, == *,${#calls[@]},* || "$*" == *"${FAIL_CALLS:-no call}"* ]]; then
   echo "${WHY:-ERROR: (gcloud.compute.tpus.queued-resources) the connection was lost}" >&2
   exit "${FAIL_CODE:-255}"
 fi
@@ -42,8 +42,8 @@ case "$*" in
     if [[ -s ${LAUNCHES:-} ]]; then code=$(head -n 1 "$LAUNCHES"); sed -i 1d "$LAUNCHES"; exit "$code"; fi
     rm -f "$ENDED"; [[ -z ${THEN+set} ]] || echo "$THEN" > "$ENDED"
     touch "$FINISHED" ;;
-  *"test -e"*) [[ -e $FINISHED ]] ;;
-  *"storage cat"*) [[ -e $FINISHED ]] && echo '{"files": {"summary.json": []}}' ;;
+  *"test -e"*) [[ -e $FINISHED ]] && echo yes || echo no ;;
+  *"storage cat"*) [[ -e $FINISHED ]] && echo '{"files": {"summary.json": []}}' || echo '{"files": {}}' ;;
   *"cat jrl/exit_code"*) if [[ -e $ENDED ]]; then cat "$ENDED"; elif [[ -e $FINISHED ]]; then echo 0; fi ;;
 esac
 """
@@ -233,14 +233,14 @@ def test_no_slices_are_made_for_a_run_in_a_bucket_that_has_just_finished(cloud):
     assert calls[-1] == ["storage", "cat", "gs://b/run/run.json"] and "the run has finished" in shown
 
 
-@pytest.mark.parametrize(("exit_code", "delete"), [("", 19), ("75", 17)], ids=["runs", "stopped"])
+@pytest.mark.parametrize("exit_code", ["", "75"], ids=["runs", "stopped"])
 def test_a_run_that_goes_on_with_more_steps_is_kept_going_though_its_old_summary_is_there(
-    cloud, monkeypatch, exit_code, delete
+    cloud, monkeypatch, exit_code
 ):
     """Until it has begun, also where its slices are preempted before: then they are made again. What ends the test is
     that they may not be deleted."""
     monkeypatch.setenv("THEN", exit_code)
-    monkeypatch.setenv("FAIL", str(delete))
+    monkeypatch.setenv("FAIL_CALLS", "queued-resources delete")
     monkeypatch.setenv("WHY", "ERROR: (gcloud.compute.tpus.queued-resources) PERMISSION_DENIED")
     states = ("NONE", *["ACTIVE"] * 3, "SUSPENDED")
     calls, _ = cloud("resume.sh", "v5p-32", "v2", "tiny", "gs://b/run", "--yes", "Online.steps=9", answers=states,
@@ -259,6 +259,17 @@ def test_a_host_that_was_started_anew_gets_the_run_again(cloud):
     # What still runs on the others is stopped, and waited for, before anything is installed.
     assert "pkill" in asked[again[0] - 5] and "jrl-still-runs" in asked[again[0] - 4]
     assert "/r/summary.json" in asked[-2]
+
+
+@pytest.mark.parametrize("fails", ["", "2,4"], ids=["answers", "cannot-be-asked-at-first"])
+def test_a_host_that_was_started_anew_before_a_run_went_on_gets_it_again_though_the_old_summary_is_there(
+    cloud, monkeypatch, fails
+):
+    """The calls that fail ask for the summary, and whether a host runs nothing: that nobody answered says neither."""
+    monkeypatch.setenv("FAIL", fails)
+    calls, shown = cloud("resume.sh", "v5p-32", "v2", "tiny", "/r", "--yes", "Online.steps=9", runs="no", exit_code="")
+    asked = [" ".join(call) for call in calls]
+    assert sum("supervise.sh tiny" in call for call in asked) == 1 and "a host was started anew" in shown
 
 
 def test_nothing_is_launched_beside_a_run_that_does_not_stop(cloud, monkeypatch):
