@@ -13,6 +13,8 @@ from jrl.tasks.envs.layouts import LAYOUTS
 # What may be missing or null without damage; and what is true or false, for which 1 and 0 are taken.
 OPTIONAL = {
     "alpaca": {"input"},
+    "verl": {"data_source", "ability"},
+    "helpsteer3": {"domain", "language"},
     "ultrafeedback": {"source", "completions[0].model", "completions[1].model"},
     "nectar": {"answers[0].model", "answers[1].model"},
     "openassistant_trees": {"prompt.parent_id", "prompt.rank", "prompt.lang", "prompt.replies"}
@@ -28,7 +30,7 @@ MAY_BE_EMPTY = {
     ("tldr_comparisons", "extra"),
 }
 # Fields that hold a text or a list of messages: the other of the two is no damage of its own.
-EITHER = {("rlvr", "messages")}
+EITHER = {("rlvr", "messages"), ("verl", "prompt"), ("helpsteer3", "context")}
 
 
 class Case(NamedTuple):
@@ -211,6 +213,7 @@ SEMANTIC: dict[str, list[tuple]] = {
     "messages": TURNS,
     "tulu": TURNS,
     "rlvr": [("ends with an answer", 1, "messages", ("wrong_turn",), _set("messages", [ASKED, TOLD])), TURNS[1]],
+    "verl": [("ends with an answer", 1, "prompt", ("wrong_turn",), _set("prompt", [ASKED, TOLD]))],
     "sharegpt": [
         ("ends with the human", 1, "conversations", ("no_answer",), _set("conversations", [HUMAN])),
         ("two humans", 1, "conversations[1]", ("wrong_turn",), _set("conversations", [HUMAN, HUMAN, GPT])),
@@ -304,6 +307,11 @@ SEMANTIC: dict[str, list[tuple]] = {
         _same("response_1", "response_2"),
         ("strength 4", 1, "preference_strength", ("out_of_range",), _set("preference_strength", 4)),
         ("strength 0.5", 1, "preference_strength", ("out_of_range",), _set("preference_strength", 0.5)),
+    ],
+    "helpsteer3": [
+        _same("response1", "response2"),
+        ("ends with an answer", 1, "context", ("wrong_turn",), _set("context", [ASKED, TOLD])),
+        ("strength -4", 1, "overall_preference", ("out_of_range",), _set("overall_preference", -4)),
     ],
     "rollouts": [
         ("another prompt", 2, "prompt", ("contradiction",), _set("prompt", "Else?", 1)),

@@ -6,7 +6,7 @@ import gzip
 import json
 
 import pytest
-from layout_damage import LAYOUTS, cases, file_of, good_rows
+from layout_damage import ASKED, LAYOUTS, TOLD, cases, file_of, good_rows
 
 from jrl.tasks.envs.dataset import Dataset, open_dataset, readable_as
 from jrl.tasks.envs.layouts.contract import Answer, Prompted, taken
@@ -277,6 +277,12 @@ def test_strengths_and_ties(tmp_path):
     assert [(e.answer, e.info) for e in examples(source)] == [
         ("b", {"margin": 2.0, "rejected": "a"}), ("a", {"margin": 1.0, "rejected": "b"})]  # fmt: skip
     assert source.counts == {"tied": 1, "duplicate_prompt": 1}
+    rows = [{"context": [ASKED, TOLD, {"role": "user", "content": f"q{s}"}], "response1": "a", "response2": "b",
+             "overall_preference": s, "domain": "code"} for s in (-2, 0, 1)]  # fmt: skip
+    source = opened(tmp_path / "r.jsonl", rows, "helpsteer3")
+    assert [(e.answer, e.info["rejected"], e.info["margin"]) for e in examples(source)] == [
+        ("a", "b", 2.0), ("b", "a", 1.0)]  # fmt: skip
+    assert source.counts == {"tied": 1} and examples(source)[0].info["domain"] == "code"
     rows = good_rows("scored_preference", 0) + good_rows("scored_preference", 1)
     rows[0] |= {"score_rejected": 8.0}
     assert opened(tmp_path / "r.jsonl", rows, "scored_preference").counts == {"tied": 1}

@@ -23,6 +23,10 @@ from jrl.tasks.verifiers.extract import extract_answer
         ("hash", "2 + 2\n#### 4\nthanks", "4"),
         ("hash", "#### 4\n#### 5", None),
         ("hash", "4", None),
+        ("answer_line", "Answer: 3?\nNo.\n  Answer: $4$ \n\n", "$4$"),
+        ("answer_line", "Answer: 4\nSo it is.", None),
+        ("answer_line", "The Answer: 4", None),
+        ("answer_line", "Answer:\n", None),
         ("last_line", "first\n 4 \n\n", "4"),
         ("last_line", "", None),
     ],
@@ -32,5 +36,5 @@ def test_only_the_one_answer_in_the_declared_place_is_found(place, text, answer)
 
 
 def test_an_undeclared_place_is_refused():
-    with pytest.raises(ValueError, match=r"'prose'.*answer_tag"):
+    with pytest.raises(ValueError, match=r"'prose'.*'answer_tag', 'boxed'"):
         extract_answer("4", "prose")

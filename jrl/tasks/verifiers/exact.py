@@ -12,7 +12,7 @@ from jrl.tasks.verifiers.extract import Extract, extract_answer
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Exact:
     weight: float = 1.0  # of this verifier in the reward
-    extract: Extract = "all"  # where the answer is: all, answer_tag, boxed, hash (after ####) or last_line
+    extract: Extract = "all"  # where the answer is; answer_line: the last line, after Answer:, hash: after ####
 
 
 def score(config: Exact, completion: str, example: Example) -> Verdict:

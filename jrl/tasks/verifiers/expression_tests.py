@@ -32,7 +32,7 @@ class ExpressionTests:
     """Checks a polynomial in x, written with + - * / ** and parentheses, against values at given x (R3)."""
 
     weight: float = 1.0  # of this verifier in the reward
-    extract: Extract = "all"  # where the answer is: all, answer_tag, boxed, hash (after ####) or last_line
+    extract: Extract = "all"  # where the answer is; answer_line: the last line, after Answer:, hash: after ####
     # all: 1 if all tests pass; share: the share that passes; staged: part for an expression that parses, more if it has
     # values, 1 if all pass; speed: if all pass, the share of operations saved relative to the example's answer
     reward: Literal["all", "share", "staged", "speed"] = "all"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
-Extract = Literal["all", "answer_tag", "boxed", "hash", "last_line"]
+Extract = Literal["all", "answer_line", "answer_tag", "boxed", "hash", "last_line"]
 
 
 def extract_answer(completion: str, extract: Extract) -> str | None:
@@ -12,12 +12,16 @@ def extract_answer(completion: str, extract: Extract) -> str | None:
 
     Args:
         completion: the model's text.
-        extract: "all": the whole text; "answer_tag": between <answer> and </answer>; "boxed": in \\boxed{...};
-            "hash": after #### to the end of its line; "last_line": the last line that is not blank.
+        extract: "all": the whole text; "answer_line": after `Answer:`, with which the last line that is not blank
+            begins; "answer_tag": between <answer> and </answer>; "boxed": in \\boxed{...}; "hash": after #### to the
+            end of its line; "last_line": the last line that is not blank.
     """
     match extract:
         case "all":
             answer = completion
+        case "answer_line":
+            line = _last_line(completion)
+            answer = line.removeprefix("Answer:") if line.startswith("Answer:") else None
         case "answer_tag":
             answer = _between(completion, "<answer>", "</answer>")
         case "boxed":
@@ -25,13 +29,15 @@ def extract_answer(completion: str, extract: Extract) -> str | None:
         case "hash":
             answer = _after_hash(completion)
         case "last_line":
-            answer = next((line for line in reversed(completion.splitlines()) if line.strip()), "")
+            answer = _last_line(completion)
         case _:
-            raise ValueError(
-                f"extract is {extract!r}; it must be one of 'all', 'answer_tag', 'boxed', 'hash', 'last_line'"
-            )
+            raise ValueError(f"extract is {extract!r}; it must be one of {', '.join(map(repr, get_args(Extract)))}")
     answer = answer.strip() if answer is not None else ""
     return answer or None
+
+
+def _last_line(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
 def _between(text: str, opening: str, closing: str) -> str | None:

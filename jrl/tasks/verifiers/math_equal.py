@@ -36,7 +36,7 @@ UNORDERED = ("list", "set", "union")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MathEqual:
     weight: float = 1.0  # of this verifier in the reward
-    extract: Extract = "boxed"  # where the answer is: all, answer_tag, boxed, hash (after ####) or last_line
+    extract: Extract = "boxed"  # where the answer is; answer_line: the last line, after Answer:, hash: after ####
     symbol: str | None = None  # "x": an answer `x = 5` means 5
     units: Literal["same", "optional"] = "same"  # "optional": a unit, %, degree or currency of only one side is ignored
     decimal_tolerance: float = 0.0  # relative to |gold|, if the gold answer is a decimal

@@ -23,7 +23,7 @@ class Numeric:
     """The answer is correct if |answer - gold| <= max(absolute, relative * |gold|); both 0: equal as rationals."""
 
     weight: float = 1.0  # of this verifier in the reward
-    extract: Extract = "all"  # where the answer is: all, answer_tag, boxed, hash (after ####) or last_line
+    extract: Extract = "all"  # where the answer is; answer_line: the last line, after Answer:, hash: after ####
     absolute: float = 0.0  # tolerance
     relative: float = 0.0  # tolerance relative to |gold|
 

@@ -33,7 +33,7 @@ _NUMBER = re.compile(r"[+-]?[0-9]+(,[0-9]{3})*([.][0-9]+)?")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReasoningGymScore:
     weight: float = 1.0  # of this verifier in the reward
-    extract: Extract = "all"  # where the answer is: all, answer_tag, boxed, hash (after ####) or last_line
+    extract: Extract = "all"  # where the answer is; answer_line: the last line, after Answer:, hash: after ####
     # "full": 1 if the dataset gives the full score, else 0. "partial": the dataset's score, which in several datasets
     # is above 0 for junk.
     credit: Literal["full", "partial"] = "full"

@@ -17,7 +17,7 @@ class Regex:
 
     pattern: str  # Python regular expression
     weight: float = 1.0  # of this verifier in the reward
-    extract: Extract = "all"  # where the answer is: all, answer_tag, boxed, hash (after ####) or last_line
+    extract: Extract = "all"  # where the answer is; answer_line: the last line, after Answer:, hash: after ####
     max_characters: int = 10_000  # a longer text is not scored (FORBIDDEN)
 
     def __post_init__(self):

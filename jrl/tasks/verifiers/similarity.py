@@ -15,7 +15,7 @@ class Similarity:
     """A reward in [0, 1] (R4), such as for edits that are compared with a known one."""
 
     weight: float = 1.0  # of this verifier in the reward
-    extract: Extract = "all"  # where the answer is: all, answer_tag, boxed, hash (after ####) or last_line
+    extract: Extract = "all"  # where the answer is; answer_line: the last line, after Answer:, hash: after ####
     info: str | None = None  # entry of Example.info to compare with, such as 'feedback'; None: the example's answer
     unparsable: float = -1.0  # reward if there is no answer there
     max_characters: int = 5_000  # a longer answer is not scored (FORBIDDEN): time is quadratic in the length

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jrl.tasks.envs.layouts.contract import PAIR_TAKES, TURN_TAKES, Answer, Layout, Prompted
-from jrl.tasks.envs.layouts.fields import BadField, Field, present
+from jrl.tasks.envs.layouts.fields import BadField, Field, present, texts
 from jrl.tasks.example import Message
 
 ROLES = {"system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -124,6 +124,12 @@ def read_rlvr(row: Field, rank_by: str | None) -> list[Prompted]:
     return [Prompted(prompt_of(row["messages"]), (answer,), {"dataset": row["dataset"].text()})]
 
 
+def read_verl(row: Field, rank_by: str | None) -> list[Prompted]:
+    """Returns a prompt with its `reward_model.ground_truth`. `data_source` and `ability` are in its info."""
+    answer = Answer(row["reward_model"]["ground_truth"].text())
+    return [Prompted(prompt_of(row["prompt"]), (answer,), texts(row, ("data_source", "ability")))]
+
+
 def read_sharegpt(row: Field, rank_by: str | None) -> list[Prompted]:
     return turns(sharegpt(row), row["conversations"], present(row, ("id",)))
 
@@ -178,6 +184,14 @@ TULU = Layout(
 RLVR = Layout(
     read=read_rlvr, takes=("each",), example=[{"messages": [_ASKED], "ground_truth": "7", "dataset": "math"}],
     of="prompts with verifiable answers of Tulu 3 and OLMo 2",
+)  # fmt: skip
+VERL = Layout(
+    read=read_verl,
+    takes=("each",),
+    example=[
+        {"data_source": "math_dapo", "prompt": [_ASKED], "ability": "MATH", "reward_model": {"ground_truth": "7"}}
+    ],
+    of="prompts with verifiable answers as verl reads them: DAPO-Math-17k",
 )  # fmt: skip
 SHAREGPT = Layout(
     read=read_sharegpt,

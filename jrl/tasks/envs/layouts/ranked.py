@@ -1,11 +1,11 @@
-"""Several answers to a prompt with scores, attributes or ranks: UltraFeedback, HelpSteer2, Nectar."""
+"""Several answers to a prompt with scores, attributes or ranks: UltraFeedback, HelpSteer, Nectar."""
 
 from __future__ import annotations
 
 import re
 
 from jrl.tasks.envs.layouts.contract import PAIR_TAKES, Answer, Layout, Prompted
-from jrl.tasks.envs.layouts.conversations import different, transcript
+from jrl.tasks.envs.layouts.conversations import different, prompt_of, transcript
 from jrl.tasks.envs.layouts.fields import BadField, Field, texts
 from jrl.tasks.example import Message
 
@@ -78,13 +78,22 @@ def helpsteer_key(row: Field) -> str:
 
 
 def read_helpsteer2_preference(row: Field, rank_by: str | None) -> list[Prompted]:
-    """Returns a pair. `preference_strength` ranges from -3 (the first response is much better) to 3 (the second one);
-    0: tie."""
-    sides = different(row["response_1"].text(), row["response_2"].text(), row["response_2"])
-    strength = row["preference_strength"].whole(-3, 3)
-    order = (-strength, strength)
-    answers = tuple(Answer(a, float(o), {} if o == 0 else {"label": o > 0}) for a, o in zip(sides, order))
-    return [Prompted(helpsteer_prompt(row["prompt"]), answers, {"margin": float(abs(strength))})]
+    sides = row["response_1"], row["response_2"]
+    return [Prompted(helpsteer_prompt(row["prompt"]), *by_strength(*sides, row["preference_strength"]))]
+
+
+def read_helpsteer3(row: Field, rank_by: str | None) -> list[Prompted]:
+    answers, info = by_strength(row["response1"], row["response2"], row["overall_preference"])
+    return [Prompted(prompt_of(row["context"]), answers, {**info, **texts(row, ("domain", "language"))})]
+
+
+def by_strength(first: Field, second: Field, strength: Field) -> tuple[tuple[Answer, Answer], dict[str, float]]:
+    """Returns two answers and their margin. `strength` ranges from -3 (the first is much better) to 3 (the second is);
+    0: tie. Raises: BadField."""
+    sides = different(first.text(), second.text(), second)
+    whole = strength.whole(-3, 3)
+    answers = (Answer(side, float(s), {} if s == 0 else {"label": s > 0}) for side, s in zip(sides, (-whole, whole)))
+    return tuple(answers), {"margin": float(abs(whole))}
 
 
 def read_nectar(row: Field, rank_by: str | None) -> list[Prompted]:
@@ -164,6 +173,12 @@ HELPSTEER2_PREFERENCE = Layout(
     read=read_helpsteer2_preference, takes=PAIR_TAKES,
     example=[{"prompt": "Name a prime.", "response_1": "7", "response_2": "8", "preference_strength": -3}],
     of="HelpSteer2-Preference",
+)  # fmt: skip
+HELPSTEER3 = Layout(
+    read=read_helpsteer3, takes=PAIR_TAKES,
+    example=[{"domain": "general", "language": "english", "context": [{"role": "user", "content": "Name a prime."}],
+              "response1": "7", "response2": "8", "overall_preference": -3}],
+    of="HelpSteer3-Preference",
 )  # fmt: skip
 NECTAR = Layout(
     read=read_nectar, takes=PAIR_TAKES,
