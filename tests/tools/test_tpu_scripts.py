@@ -398,11 +398,16 @@ def test_create_waits_on_where_it_cannot_ask(cloud, monkeypatch):
     assert len(calls) == 4 and "jrl: UNKNOWN" in shown and "jrl: ACTIVE" in shown
 
 
-@pytest.mark.parametrize("exit_code", [4, 0])
-def test_a_run_that_has_ended_with_an_error_is_not_waited_for(cloud, exit_code):
-    calls, _ = cloud("resume.sh", "v5p-32", "v2", "tiny", "/r", "--yes", ends=False, exit_code=exit_code,
-                     code=exit_code)  # fmt: skip
+@pytest.mark.parametrize(
+    ("has_summary", "exit_code", "code"), [(False, 4, 4), (False, 0, 0), (True, 4, 4), (True, 2, 2), (True, 5, 0)]
+)
+def test_a_run_that_has_ended_with_an_error_is_not_waited_for(cloud, has_summary, exit_code, code):
+    """The summary beside an error is that of an earlier end: the run was asked for more steps, and refused them. One
+    that has nothing to do (5) has finished."""
+    calls, shown = cloud("resume.sh", "v5p-32", "v2", "tiny", "/r", "--yes", ends=has_summary, exit_code=exit_code,
+                         code=code)  # fmt: skip
     assert not any("create" in call for call in calls)
+    assert not code or f"ended with exit code {code}" in shown
 
 
 def test_a_run_in_a_bucket_is_not_fetched_from_a_host(cloud):
