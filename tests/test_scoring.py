@@ -25,6 +25,8 @@ from jrl.tasks.example import Example, Message
 from jrl.tasks.tokenizers.bytes import ByteTokenizer
 from jrl.tasks.verdict import Status, Verdict
 from jrl.tasks.verifiers import VERIFIERS, Verifier, as_verifier, merge, pool, process
+from jrl.tasks.verifiers.calibration import Calibration
+from jrl.tasks.verifiers.confidence_span import ConfidenceSpan
 from jrl.tasks.verifiers.exact import Exact
 from jrl.tasks.verifiers.length import Length
 from jrl.tasks.verifiers.source import PartSource
@@ -176,6 +178,8 @@ def test_the_answer_in_a_completion_is_what_its_first_verifier_reads():
         ((Length(), Exact(extract="hash")), ("Exact",), "#### 5", "5"),
         ((Exact(extract="hash"),), ("MathEqual",), r"\boxed{5}", "5"),  # the default of one that is not configured
         ((row("third"),), (), "#### 5", "#### 5"),
+        ((Calibration(),), (), "5 <confidence>9</confidence>", "5"),  # whatever the confidence
+        ((ConfidenceSpan(extract="last_line", opening="So "),), (), "2 + 3\n5\nSo 9", "5"),
     ]
     for verifiers, named, completion, answer in cases:
         with open_scoring(Scoring(verifiers=verifiers), table(), (PART,)) as scorer:
