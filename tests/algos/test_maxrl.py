@@ -45,6 +45,7 @@ REGEX = ("Addition.verifiers=()", "Scoring.verifiers=[@Exact(), @Regex()]", "Reg
             r"Shaping\.constraints",
         ),
         (("Addition.verifiers=()", "Scoring.verifiers=[@Exact(), @Repetition()]"), "Repetition"),
+        (("Addition.verifiers=()", "Scoring.verifiers=[@Exact(), @Similarity()]"), r"Similarity\.unparsable"),
         ((*REGEX, "Regex.weight=-0.1"), "Regex"),
     ],
 )  # fmt: skip
@@ -61,6 +62,7 @@ def test_what_can_make_rewards_negative_is_refused(bindings, what):
         (*SHAPED, "MissingStop.how='scale'", "MissingStop.value=0.5", "Shaping.exploration=@ExplorationMix()"),
         (*REGEX, SHAPED[0], "Shaping.constraints=@Constraints()", "Constraints.components=('Regex',)"),
         ("Addition.verifiers=()", "Scoring.verifiers=[@Exact(), @Repetition()]", "Repetition.weight=-0.1"),
+        ("Addition.verifiers=()", "Scoring.verifiers=[@Exact(), @Similarity()]", "Similarity.unparsable=0.0"),
     ],
 )
 def test_what_leaves_rewards_at_0_or_above_is_not_refused(bindings):
