@@ -114,7 +114,11 @@ def test_a_gradient_is_found_where_the_loss_is_finite(found):
         ({"params/embed": 0, "params/layers/q": slice(0, 2)}, ("params/layers/q", 1)),
         ({"params/layers/q": slice(0, 2), "params/layers/up": 0}, ("params/layers/q", 1)),
         ({"params/embed": 0, "params/layers/q": slice(0, 2), "params/final_norm": 0}, ("params/final_norm", None)),
-        ({"params/embed": 0, "params/layers/q": slice(0, 2), "heads/value/v": 0}, ("heads/value/v", None)),
+        (
+            {"params/embed": 0, "params/layers/q": slice(0, 2), "params/final_norm": 0, "heads/value/v": 0},
+            ("heads/value/v", None),
+        ),
+        ({"params/embed": 0, "params/final_norm": 0, "params/head": 0}, ("params/head", None)),
     ],
 )
 def test_the_gradient_that_is_named_is_the_first_of_the_backward_pass(bad, first):
@@ -125,7 +129,7 @@ def test_the_gradient_that_is_named_is_the_first_of_the_backward_pass(bad, first
     layers = {name: np.ones((3, 4), np.float32) for name in ("q", "up")}
     for name, leaf in layers.items():
         leaf[bad.get(f"params/layers/{name}", slice(0))] = np.nan
-    params = {**leaves("params/", "embed", "final_norm"), "layers": layers}
+    params = {**leaves("params/", "embed", "final_norm", "head"), "layers": layers}
     gradient = Weights(params, {"value": leaves("heads/value/", "v")})
     assert nonfinite._bad_gradient(gradient, None) == first
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -217,12 +216,13 @@ def _sequences(batch: TrainBatch, i: int, flag: np.ndarray) -> tuple[int, ...]:
 
 def _bad_gradient(gradient: PyTree, cfg: Any) -> tuple[str, int | None] | None:
     """Returns (name, layer) of the leaf of Weights whose gradient is the first that is not finite in the backward pass:
-    it runs from the heads through the last layer to the first, and on to the embedding. None if all are finite."""
+    it runs from the heads through the last norm, the last layer to the first, and on to the embedding. None if all are
+    finite."""
 
-    def place(leaf: tuple[str, int | None]) -> float:
+    def place(leaf: tuple[str, int | None]) -> tuple[int, int]:
         name, layer = leaf
-        above = name.startswith("heads/") or name in ("params/head", "params/final_norm", "params/final_norm_bias")
-        return math.inf if above else -1 if layer is None else layer
+        is_head, is_norm = name.startswith("heads/") or name == "params/head", name.startswith("params/final_norm")
+        return 2 if is_head else 1 if is_norm else 0, -1 if layer is None else layer
 
     bad = ((name, last) for name, (_, last) in _bad_leaves(gradient, cfg))
     return max(bad, key=place, default=None)
