@@ -308,6 +308,22 @@ def test_rope_theta_of_rope_scaling_is_read_as_transformers_5_does(name, key):
         read(FAMILIES[name], config | within | {key: 1e4})
 
 
+@pytest.mark.parametrize("name, near", [("Gemma3", 1e4), ("OLMo3", 5e5)])
+def test_rope_theta_of_rope_scaling_is_that_of_full_layers(name, near):
+    scaling = {"rope_type": "linear", "factor": 2.0, "rope_theta": 4e5}
+    keys = ("rope_theta", "rope_scaling", "rope_local_base_freq")
+    config = {key: value for key, value in golden.golden_files(name)["config4"].items() if key not in keys}
+    cfg = read(FAMILIES[name], config | {"rope_scaling": scaling})
+    assert (cfg.rope_theta, cfg.rope.factor, cfg.window_rope_theta) == (4e5, 2.0, near)
+    with pytest.raises(ValueError, match="rope_theta is 10000 and rope_theta of rope_scaling is 400000"):
+        read(FAMILIES[name], config | {"rope_scaling": scaling, "rope_theta": 1e4})
+    with pytest.raises(ValueError, match="both rope_scaling and rope_parameters"):
+        read(FAMILIES[name], config | {"rope_scaling": scaling, "rope_parameters": {"full_attention": scaling}})
+    # transformers 5 takes what is in rope_parameters over what is beside it
+    each = {"full_attention": scaling, "sliding_attention": {"rope_theta": near}}
+    assert read(FAMILIES[name], config | {"rope_parameters": each, "rope_theta": 3e5}) == cfg
+
+
 LONG = {"model_type": "phi3", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
         "num_attention_heads": 4, "original_max_position_embeddings": 16, "max_position_embeddings": 64}  # fmt: skip
 

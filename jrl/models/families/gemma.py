@@ -7,7 +7,14 @@ from typing import Any
 
 from jrl.models.families.contract import Family, Keys, Place, Wrapped
 from jrl.models.families.llama import ATTENTION, ENDS, HEAD_NORMS, MLP, ROPE, SHAPE, VECTOR, read_shape, write_shape
-from jrl.models.families.rope import layer_flags, layer_types, read_stretch, write_stretch
+from jrl.models.families.rope import (
+    layer_flags,
+    layer_types,
+    read_one_of_two,
+    read_stretch,
+    read_theta,
+    write_stretch,
+)
 from jrl.models.shape import Decoder
 
 PLACES = {
@@ -74,14 +81,10 @@ def read_gemma2(keys: Keys) -> Decoder:
 
 
 def read_gemma3(keys: Keys) -> Decoder:
-    parameters = keys.inside("rope_parameters")
-    nested = Keys({}) if parameters is not None else keys  # the keys of rope are in rope_parameters
     shape = {
         **read_shape(keys, tied=True, head_dim=256, kv_heads=4, rope=False),
         "qk_norm": "head",
-        **read_two_ropes(
-            nested, parameters, keys, theta=1_000_000.0, near_theta=10_000.0, near_key="rope_local_base_freq"
-        ),
+        **read_two_ropes(keys, theta=1_000_000.0, near_theta=10_000.0, near_key="rope_local_base_freq"),
     }
     newer = keys.take("_sliding_window_pattern", 6)  # transformers 5 writes it beside the older key
     period = keys.take("sliding_window_pattern", newer)
@@ -93,21 +96,20 @@ def read_gemma3(keys: Keys) -> Decoder:
     )
 
 
-def read_two_ropes(
-    older: Keys, parameters: Keys | None, outer: Keys, *, theta: float, near_theta: float, near_key: str | None
-) -> dict[str, Any]:
+def read_two_ropes(keys: Keys, *, theta: float, near_theta: float, near_key: str) -> dict[str, Any]:
     """Returns rope_theta, rope and window_rope_theta. Only the rope of full layers is ever stretched.
 
     Args:
       theta, near_theta: default bases of full and of windowed layers.
-      near_key: transformers 4's name for the base of windowed layers; None: it equals that of full layers.
+      near_key: transformers 4's name for the base of windowed layers.
     """
+    scaling, parameters = read_one_of_two(keys)
+    theta, near_theta = read_theta(keys, scaling, theta), keys.number(near_key, near_theta)
     if parameters is None:
-        stretch, theta = older.inside("rope_scaling"), older.number("rope_theta", theta)
         return {
             "rope_theta": theta,
-            "rope": None if stretch is None else read_stretch(stretch, outer),
-            "window_rope_theta": theta if near_key is None else older.number(near_key, near_theta),
+            "rope": None if scaling is None else read_stretch(scaling, keys),
+            "window_rope_theta": near_theta,
         }
     full, near = parameters.inside("full_attention"), parameters.inside("sliding_attention")
     parameters.close()
@@ -116,9 +118,9 @@ def read_two_ropes(
         "rope_theta": full.number("rope_theta", theta),
         "window_rope_theta": near.number("rope_theta", near_theta),
     }
-    if read_stretch(near, outer) is not None:
+    if read_stretch(near, keys) is not None:
         raise ValueError(f"{near.where}: the rope of windowed layers is stretched, which is not supported")
-    return {**fields, "rope": read_stretch(full, outer)}
+    return {**fields, "rope": read_stretch(full, keys)}
 
 
 def write_gemma3(cfg: Decoder) -> dict[str, Any]:

@@ -30,10 +30,8 @@ def write(cfg: Decoder) -> dict[str, Any]:
 
 
 def read_olmo3(keys: Keys) -> Decoder:
-    parameters = keys.inside("rope_parameters")
-    older = Keys({}) if parameters is not None else keys
     shape = read_shape(keys, norm_eps=1e-5, rope=False)
-    ropes = read_two_ropes(older, parameters, keys, theta=THETA, near_theta=THETA, near_key=None)
+    ropes = read_two_ropes(keys, theta=THETA, near_theta=THETA, near_key="rope_theta")
     bias, declared = keys.flag("attention_bias", False), layer_flags(keys, shape["layers"])
     return Decoder(
         **{**shape, "qk_norm": "all", **ropes},

@@ -23,23 +23,12 @@ def read_rope(
       share: default share of a head that is rotated; share_key: its name in transformers 4.
       harmless: keys of rope that have no effect.
     """
-    scaling = keys.inside("rope_scaling")
-    parameters = keys.inside("rope_parameters")
-    declared, theta = keys.take(theta_key, None), keys.number(theta_key, theta)
+    scaling, parameters = read_one_of_two(keys)
+    theta = read_theta(keys, scaling, theta, theta_key)
     share = keys.number(share_key, share)
     if parameters is not None:
-        if scaling is not None:
-            raise ValueError(f"{keys.where} has both rope_scaling and rope_parameters; leave one of them out")
         theta = parameters.number("rope_theta", theta)
         share = parameters.number("partial_rotary_factor", share)
-    if scaling is not None:
-        inner_theta = scaling.number("rope_theta", theta)
-        if declared is not None and inner_theta != theta:
-            raise ValueError(
-                f"{keys.where}: {theta_key} is {theta:g} and rope_theta of rope_scaling is {inner_theta:g}; "
-                "transformers 4 takes the first and 5 the second, so leave the wrong one out"
-            )
-        theta = inner_theta
     inner = parameters or scaling
     rotary_dim = int(head_dim * share)
     return {
@@ -47,6 +36,28 @@ def read_rope(
         "rope": None if inner is None else read_stretch(inner, keys, harmless),
         "rotary_dim": None if rotary_dim == head_dim else rotary_dim,
     }
+
+
+def read_one_of_two(keys: Keys) -> tuple[Keys | None, Keys | None]:
+    """Returns (rope_scaling, rope_parameters), of which at most one may be there."""
+    scaling, parameters = keys.inside("rope_scaling"), keys.inside("rope_parameters")
+    if scaling is not None and parameters is not None:
+        raise ValueError(f"{keys.where} has both rope_scaling and rope_parameters; leave one of them out")
+    return scaling, parameters
+
+
+def read_theta(keys: Keys, scaling: Keys | None, default: float, key: str = "rope_theta") -> float:
+    """Returns the base, which transformers 4 reads from `key`, and 5 from rope_scaling first."""
+    declared, theta = keys.take(key, None), keys.number(key, default)
+    if scaling is None:
+        return theta
+    inner_theta = scaling.number("rope_theta", theta)
+    if declared is not None and inner_theta != theta:
+        raise ValueError(
+            f"{keys.where}: {key} is {theta:g} and rope_theta of rope_scaling is {inner_theta:g}; "
+            "transformers 4 takes the first and 5 the second, so leave the wrong one out"
+        )
+    return inner_theta
 
 
 def read_stretch(inner: Keys, outer: Keys, harmless: tuple[str, ...] = ()) -> Stretch | None:
