@@ -308,6 +308,23 @@ def test_rope_theta_of_rope_scaling_is_read_as_transformers_5_does(name, key):
         read(FAMILIES[name], config | within | {key: 1e4})
 
 
+def test_attn_factor_of_yarn_multiplies_its_scale_and_is_written_beside_attention_factor():
+    # Of DeepSeek-R1-0528-Qwen3-8B: 0.1 ln 4 + 1 = 1.1386, and 0.87825 of it is 1.
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768,
+            "attn_factor": 0.8782488562869419}  # fmt: skip
+    config = golden.golden_files("Qwen3")["config4"]
+    cfg = read(FAMILIES["Qwen3"], config | {"rope_scaling": yarn})
+    assert cfg.rope.attention_factor == pytest.approx(1, rel=1e-12)
+    written = FAMILIES["Qwen3"].write(cfg)["rope_scaling"]
+    assert written["attention_factor"] == cfg.rope.attention_factor
+    assert written["attn_factor"] == pytest.approx(0.8782488562869419, rel=1e-12)
+    assert read(FAMILIES["Qwen3"], config | {"rope_scaling": written}) == cfg
+    with pytest.raises(ValueError, match=r"transformers scales .* by 2 .*SGLang by 1 \(attn_factor times 1.139\)"):
+        read(FAMILIES["Qwen3"], config | {"rope_scaling": yarn | {"attention_factor": 2.0}})
+    usual = {"rope_scaling": yarn | {"attn_factor": None, "attention_factor": 1.138629436111989}}
+    assert "attn_factor" not in FAMILIES["Qwen3"].write(read(FAMILIES["Qwen3"], config | usual))["rope_scaling"]
+
+
 @pytest.mark.parametrize("name, near", [("Gemma3", 1e4), ("OLMo3", 5e5)])
 def test_rope_theta_of_rope_scaling_is_that_of_full_layers(name, near):
     scaling = {"rope_type": "linear", "factor": 2.0, "rope_theta": 4e5}

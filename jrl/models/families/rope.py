@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
 from jrl.models.families.contract import Keys
-from jrl.models.rope import LinearRope, Llama3Rope, LongRope, ProportionalRope, Stretch, YarnRope
+from jrl.models.rope import LinearRope, Llama3Rope, LongRope, ProportionalRope, Stretch, YarnRope, amplitude
 from jrl.models.shape import Decoder
 
 ORIGINAL = "original_max_position_embeddings"
@@ -83,9 +84,18 @@ def read_stretch(inner: Keys, outer: Keys, harmless: tuple[str, ...] = ()) -> St
         length, factor = _original_length(inner, outer, outer), inner.number("factor")
         mscale, all_dim = inner.take("mscale", 0), inner.take("mscale_all_dim", 0)
         attention_factor = inner.maybe("attention_factor", None)
+        of = lambda m: 0.1 * m * math.log(factor) + 1 if factor > 1 else 1.0
         if attention_factor is None and mscale and all_dim:
-            of = lambda m: 0.1 * m * math.log(factor) + 1 if factor > 1 else 1.0
             attention_factor = of(mscale) / of(all_dim)
+        if (multiplier := inner.maybe("attn_factor", None)) is not None:
+            product = multiplier * of(1)
+            if attention_factor is not None and not math.isclose(attention_factor, product, rel_tol=1e-6):
+                raise ValueError(
+                    f"{inner.where}: transformers scales queries and keys by {attention_factor:.4g} (attention_factor "
+                    f"or mscale), vLLM and SGLang by {product:.4g} (attn_factor times {of(1):.4g}); leave the wrong "
+                    "one out"
+                )
+            attention_factor = product if attention_factor is None else attention_factor
         stretch = YarnRope(
             factor=factor,
             original_length=length,
@@ -151,6 +161,9 @@ def write_stretch(rope: Stretch | None) -> dict[str, Any] | None:
     scaling = {"rope_type": "yarn", "factor": rope.factor, "beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow}
     if rope.attention_factor is not None:
         scaling["attention_factor"] = rope.attention_factor
+        multiplier = rope.attention_factor / amplitude(dataclasses.replace(rope, attention_factor=None))
+        if not math.isclose(multiplier, 1, rel_tol=1e-6):
+            scaling["attn_factor"] = multiplier  # what vLLM and SGLang read instead
     if not rope.truncate:
         scaling["truncate"] = False
     return {**scaling, **original}
