@@ -202,6 +202,8 @@ def test_doctor_names_a_missing_tensor_and_a_folder_without_a_tokenizer(folder, 
     assert "no tokenizer (tokenizer.json or tokenizer.model): token ids only" in text
     (folder / "vocab.json").write_text("{}")
     assert "!! HuggingFace.path" in report_of(folder) and "does not read vocab.json" in report_of(folder)
+    (folder / "vocab.json").rename(folder / "tekken.json")
+    assert "!! HuggingFace.path" in report_of(folder) and "does not read tekken.json" in report_of(folder)
 
 
 def test_end_tokens_come_from_every_file_that_names_them(folder, capsys):

@@ -42,7 +42,7 @@ from jrl.run.run_hash import saved_steps
 from jrl.run.stage_steps import stage_at
 from jrl.tasks.example import Message
 from jrl.tasks.tokenizers import load as load_tokenizer
-from jrl.tasks.tokenizers.published import VOCABULARIES, HuggingFace
+from jrl.tasks.tokenizers.published import VOCABULARIES, HuggingFace, how_to_convert
 from jrl.types import Array, PyTree
 
 # The configuration of a published folder, which has none of its own. Nothing is scored or learned from it.
@@ -324,7 +324,10 @@ class NoTokenizer:
         return self.vocab_size
 
     def encode(self, text: str) -> list[int]:
-        raise ValueError(f"{self.folder} holds no tokenizer ({' or '.join(VOCABULARIES)}); give token ids")
+        raise ValueError(
+            f"{self.folder} holds no tokenizer ({' or '.join(VOCABULARIES)}){how_to_convert(self.folder)}; without "
+            "one, give token ids"
+        )
 
     def encode_prompt(self, messages: Iterable[Message]) -> list[int]:
         return self.encode("")

@@ -35,6 +35,7 @@ from jrl.tasks.tokenizers.published import (
     PublishedTokenizer,
     build,
     fit_to_embedding,
+    how_to_convert,
     rewrites,
 )
 from jrl.tasks.tokenizers.spelling import NO_UTF8, unspelled
@@ -121,7 +122,7 @@ def tokenizer(folder: Path, cfg: Decoder) -> Iterator[Finding]:
             yield Finding(True, f"{OWN_TOKENIZER}/ holds a tokenizer in jrl's form: it fills {bundled.filled} ids of "
                                 f"{cfg.vocab_size}; other tools read token ids only")  # fmt: skip
             return
-        if not vocabularies and not paths.exists(folder / "vocab.json"):  # one in parts is refused with what to do
+        if not vocabularies and not how_to_convert(folder):
             ends = without_tokenizer(folder, cfg).end_ids
             yield Finding(
                 True, f"no tokenizer ({' or '.join(VOCABULARIES)}): token ids only; they end with {ends or None}"

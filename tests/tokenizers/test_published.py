@@ -440,6 +440,11 @@ def test_missing_bytes_are_refused(folders, tmp_path):
     (folder / "tokenizer.json").rename(folder / "vocab.json")
     with pytest.raises(ValueError, match=r"does not read vocab.json: AutoTokenizer.* writes tokenizer.json"):
         build(HuggingFace(path=str(folder)), [])
+    (folder / "vocab.json").rename(folder / "tekken.json")
+    with pytest.raises(
+        ValueError, match=r"does not read tekken.json: convert_tekken_tokenizer.* writes tokenizer.json"
+    ):
+        build(HuggingFace(path=str(folder)), [])
 
 
 @pytest.mark.parametrize("kind", ["BPE", "Unigram"])

@@ -262,15 +262,27 @@ def read_files(path: str | Path) -> dict[str, bytes]:
             files.pop(name, None)
         files[VOCABULARIES[0] if chosen.endswith(".json") else VOCABULARIES[1]] = _read(local, "HuggingFace.path")
     if not set(files) & set(VOCABULARIES):
-        parts = [name for name in ("vocab.json", "merges.txt") if (folder / name).exists()]
-        convert = (
-            f", and jrl does not read {' and '.join(parts)}: "
-            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers writes tokenizer.json"
-        )
         raise ValueError(
-            f"HuggingFace.path: {str(path)!r} holds neither {' nor '.join(VOCABULARIES)}{convert if parts else ''}"
+            f"HuggingFace.path: {str(path)!r} holds neither {' nor '.join(VOCABULARIES)}{how_to_convert(folder)}"
         )
     return files
+
+
+def how_to_convert(folder: Path) -> str:
+    """Returns the end of an error: the vocabulary files that jrl does not read, and how transformers makes
+    tokenizer.json of them; "" where there are none."""
+    if paths.exists(folder / "tekken.json"):
+        return (
+            ", and jrl does not read tekken.json: convert_tekken_tokenizer('FOLDER/tekken.json').save_pretrained("
+            "'FOLDER') of transformers.integrations.mistral writes tokenizer.json, and the chat template too if "
+            "mistral-common is installed"
+        )
+    if not (parts := [name for name in ("vocab.json", "merges.txt") if paths.exists(folder / name)]):
+        return ""
+    return (
+        f", and jrl does not read {' and '.join(parts)}: "
+        "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers writes tokenizer.json"
+    )
 
 
 def load(folder: Path, layout: dict) -> PublishedTokenizer:
