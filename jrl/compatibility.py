@@ -223,7 +223,7 @@ def check_online(
             f"{config.sampler.completion_length}, which is the maximum of all stages; raise that one"
         )
     check_needs(stage, objective, config, earlier)
-    check_learner_of_samples(stage, objective)
+    check_learner_of_samples(stage, objective, config)
     check_kl_limit(stage, objective)
     if continues_optimizer(stage):
         check_continued_optimizer(stage, config, tables)
@@ -489,7 +489,7 @@ def check_needs(stage: Stage, objective: Objective, config: Config, earlier: Map
     check_reward_roles(f"{name}.models", needs.scored_by, earlier)
 
 
-def check_learner_of_samples(stage: Online, objective: Objective) -> None:
+def check_learner_of_samples(stage: Online, objective: Objective, config: Config) -> None:
     """Raises ValueError if a role other than the policy would learn from the policy's samples as if they were its own,
     or the policy would learn as a reward model."""
     name, needs = type(stage.objective).__name__, objective.needs(stage.objective)
@@ -510,9 +510,11 @@ def check_learner_of_samples(stage: Online, objective: Objective) -> None:
     if stage.trains in stage.rewards:
         raise ValueError(f"Online.rewards = {stage.rewards} would let {stage.trains!r} label the pairs that it learns "
                          "from; leave it out")  # fmt: skip
-    if getattr(stage.objective, "ranks_by", None) == "outcome" and (stage.rewards or stage.shaping is not None):
-        raise ValueError(f"{name}.ranks_by = 'outcome' takes pairs by the first verifier alone, and Online.rewards and "
-                         "Online.shaping change the reward; leave them out, or set it to 'reward'")  # fmt: skip
+    changes_reward = stage.rewards or stage.shaping is not None or judges_of(stage, config)
+    if getattr(stage.objective, "ranks_by", None) == "outcome" and changes_reward:
+        raise ValueError(f"{name}.ranks_by = 'outcome' takes pairs by the first verifier alone, and Online.rewards, "
+                         "Online.shaping and judges change the reward; leave them out (Online.judges = ()), or set it "
+                         "to 'reward'")  # fmt: skip
 
 
 def check_kl_limit(stage: Online, objective: Objective) -> None:

@@ -156,6 +156,16 @@ def test_a_run_that_is_left_inside_the_stage_goes_on_to_the_same_bits(judged, tm
         ),
         (
             [
+                "OnlineBradleyTerry.ranks_by='outcome'",
+                "Config.judges=[@Judge()]",
+                "Judge.address='http://localhost:8000/v1'",
+                "Judge.model='m'",
+                "Judge.grading=@Grade()",
+            ],
+            r"ranks_by = 'outcome' takes pairs by the first verifier alone, .*judges .*\(Online\.judges = \(\)\)",
+        ),
+        (
+            [
                 "judge/Online.strategy=@RollIn()",
                 "RollIn.guide='average'",
                 "RollIn.tokens=1",
