@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import pathlib
 import re
@@ -10,8 +9,6 @@ import re
 import pytest
 
 from jrl.algos import ALGOS
-from jrl.config.schema import schema_of
-from jrl.experiment import TABLES, Config, config_classes
 from jrl.resolve import load_config
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -53,16 +50,24 @@ def test_every_objective_is_in_the_table_of_parts_and_rules():
     assert {name for listed in names for name in listed.split(", ")} - {"name", "---"} == set(ALGOS)
 
 
-def test_what_users_of_other_systems_are_sent_to_exists():
+def test_the_example_for_users_of_other_systems_is_a_configuration():
     text = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
-    here = [row.split(" | ")[-1] for row in text.splitlines() if row.startswith("| ")]
-    sections = schema_of(Config, config_classes(TABLES)).sections
-    fields = re.findall(r"`([A-Z]\w+)\.(\w+)[` ]", "\n".join(here))
-    assert len(fields) > 40
-    for section, field in fields:
-        assert field in {each.name for each in dataclasses.fields(sections[section])}, f"{section}.{field}"
     (lines,) = re.findall(r"```\n(.*?)```", text, re.DOTALL)
     config, _ = load_config("gsm8k", lines.splitlines())
     assert config.eval.every == 20 and [verifier.weight for verifier in config.scoring.verifiers] == [1.0, 0.1]
-    parts = set(re.findall(r"@([A-Z]\w+)\(\)", "\n".join(here)))
-    assert len(parts) > 8 and parts <= sections.keys()
+
+
+def test_the_stages_of_the_readme_are_those_of_the_configuration():
+    bare = lambda text: [line for each in text.splitlines() if (line := each.split("  #")[0].rstrip())]
+    (shown,) = re.findall(r"^```\n(Config\.stages.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    config = (ROOT / "configs" / "rlhf-tiny.gin").read_text(encoding="utf-8")
+    assert bare(shown) == bare(config[config.index("Config.stages") : config.index("Checkpoint")])
+
+
+def test_the_judges_of_the_page_and_their_stages_are_a_configuration(tmp_path):
+    text = (ROOT / "docs" / "judges.md").read_text(encoding="utf-8")
+    judges, stages = re.findall(r"^```\n(Config\..*?)^```$", text, re.DOTALL | re.MULTILINE)
+    (tmp_path / "page.gin").write_text(f"include 'tiny.gin'\n{judges}{stages}", encoding="utf-8")
+    config, _ = load_config(str(tmp_path / "page.gin"))
+    assert [stage.judges for stage in config.stages] == [("helpful",), ()]
+    assert [stage.rewards for stage in config.stages] == [{}, {"reward": 1.0}]
