@@ -187,6 +187,13 @@ def test_pairs_that_the_data_do_not_hold_are_refused_at_the_start(tmp_path):
     assert not (tmp_path / "manifest.json").exists()
 
 
+def test_a_refusal_of_answers_that_are_too_long_names_the_limit(tmp_path):
+    # An answer of a digit and the end token, or of two and it, after prompts of 4 bytes and 4 role markers: 10 or more.
+    limit = r"16 too_long; .* Data\.prompt_length \+ Sampler\.completion_length = 9 tokens"
+    with pytest.raises(ValueError, match=limit):
+        jrl.train(CONFIG, [*SHORT, "Sampler.completion_length=1"], run=tmp_path)
+
+
 def test_a_reward_role_scores_texts_from_the_command_line(straight, tmp_path, capsys):
     rows_file, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
     rows_file.write_text('{"tokens": [49, 43, 50, 61, 51]}\n{"tokens": [49]}\n')

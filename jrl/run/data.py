@@ -169,6 +169,9 @@ def check_stored_source(
     rows, left_out = stage.source.rows(stage.config.source, visits, tokenizer, stage.shape.width)
     if not len(rows.length):
         causes = ", ".join(f"{count} {cause}" for cause, count in sorted(left_out.items()))
+        if "too_long" in left_out:
+            field = "Sampler.completion_length" if isinstance(stage, OfflineStage) else "the stage's completion_length"
+            causes += f"; prompt and answer together may have Data.prompt_length + {field} = {stage.shape.width} tokens"
         raise ValueError(
             f"stage {name}: none of the first {LOOKED_AT} examples gives a row to "
             f"{type(stage.config.source).__name__} ({causes})"
