@@ -14,10 +14,12 @@ from jrl.device.placement import place_on_mesh
 from jrl.device.processes import Processes
 from jrl.device.sharding import batch_sharding, replicated, rows_over_shards
 from jrl.experiment import (
+    Config,
     Online,
     asked_comparisons,
     asks,
     correction_length,
+    judges_of,
     question_length,
     written_corrections,
 )
@@ -32,9 +34,11 @@ from jrl.rollout.sampler import untruncated
 from jrl.rollout.scoring import Scorer, open_scoring
 from jrl.rollout.sources import ROLE_ENSEMBLE, RewardSource, judge_source, roles_source
 from jrl.run.agreement import journal_name, other_journals
+from jrl.run.checkpoints.run_state import list_steps
 from jrl.run.policy import Policy, root_key
 from jrl.run.report.display import Display
 from jrl.run.reward_model import open_reward_model
+from jrl.run.stage_steps import ends
 from jrl.tasks.data.comparisons import first_tokens
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.data.survey import answered_conversations
@@ -87,12 +91,20 @@ def open_judgement(
             classifier = open_reward_model(
                 config.reward, policy.mesh, policy.program_cache, folder, display.phase, answered, processes
             )
-        if config.judges:
+        still_asked = judges_still_asked(config, max(list_steps(folder / "checkpoints"), default=0))
+        if still_asked:
             display.phase("judges")
-        judges = open_judges(config.judges, folder, stop, index=processes.index, count=processes.count)
+        of_process = dict(index=processes.index, count=processes.count)
+        judges = open_judges(config.judges, folder, stop, still_asked=still_asked, **of_process)
         for judge in judges:
             stack.callback(judge.close)
         yield Judgement(scorer, classifier, judges)
+
+
+def judges_still_asked(config: Config, done: int) -> set[str]:
+    """Returns the names of the judges of the stages that have steps left after `done` steps."""
+    left = [stage for stage, end in zip(config.stages, ends(config)) if end > done]
+    return {judge.name for stage in left for judge in judges_of(stage, config)}
 
 
 def reward_sources(

@@ -359,9 +359,9 @@ def test_a_run_opens_all_its_judges_or_none(tmp_path):
     with StandIn() as server, StandIn(Faults(halves=1.0, most=99)) as bad:
         configs = [config(server.address, name="a"), config(bad.address, name="b")]
         with pytest.raises(ValueError, match=r"the judge 'b'.*its reply is not JSON"):
-            open_judges(configs, tmp_path)
+            open_judges(configs, tmp_path, still_asked=("a", "b"))
         assert not [thread for thread in threading.enumerate() if thread.name.startswith("jrl-judge")]
-        opened = open_judges(configs[:1], tmp_path)
+        opened = open_judges(configs[:1], tmp_path, still_asked=("a", "b"))
         assert [judge.config.name for judge in opened] == ["a"]
         opened[0].close()
 

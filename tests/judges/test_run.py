@@ -66,10 +66,15 @@ def test_the_reward_is_the_verifiers_and_the_weighted_judges(straight):
 def test_a_judge_labels_pairs_in_one_stage_and_is_not_asked_in_the_next(tmp_path):
     stages = ["Config.stages=[@label/Online(), @Online()]", "label/Online.objective=@OnlineBradleyTerry()",
               "label/Online.trains='reward'", "label/Online.name='label'", "label/Online.rewards={}",
-              "label/Online.judges=('judge',)", "label/Online.steps=2", "Online.steps=2",
+              "label/Online.judges=('judge',)", "label/Online.steps=2", "Online.steps=3",
               "Online.rewards={'reward': 1.0}", "Online.judges=()", "Regex.weight=0.0"]  # fmt: skip
     with StandIn() as server:
-        list(steps(server.address, tmp_path, *stages))
+        run = steps(server.address, tmp_path, *stages)
+        assert [next(run).step for _ in range(3)] == [1, 2, 3]
+        run.close()
+    # The stage that asked it is over: the run goes on without a server, and has nothing to do afterwards.
+    assert [step.step for step in steps(server.address, tmp_path, *stages)] == [5]
+    assert not list(steps(server.address, tmp_path, *stages))
     labeled, learned = rows(tmp_path)[:2], rows(tmp_path)[2:]
     for row in labeled:
         assert row["reward/mean"] == pytest.approx(2 * row["reward_component/Judge/judge"], rel=1e-5)

@@ -10,7 +10,7 @@ import math
 import os
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from jrl.device.processes import ONE, Processes
@@ -246,11 +246,18 @@ class OpenJudge:
 
 
 def open_judges(
-    configs: Sequence[Judge], folder: pathlib.Path, stop: Stop = never, *, index: int = 0, count: int = 1
+    configs: Sequence[Judge],
+    folder: pathlib.Path,
+    stop: Stop = never,
+    *,
+    still_asked: Collection[str],
+    index: int = 0,
+    count: int = 1,
 ) -> list[OpenJudge]:
-    """Returns the judges of the run in `folder`, after asking each one test question.
+    """Returns the judges of the run in `folder`, after asking one test question of each that is still asked.
 
     Args:
+      still_asked: names of the judges of the stages that are not finished; a run needs no other.
       index, count: the process's index and the number of processes. Each process asks about its share of the prompts
         and keeps the answers in separate files.
 
@@ -259,7 +266,8 @@ def open_judges(
     with contextlib.ExitStack() as stack:
         opened = []
         for config in configs:
-            preflight(config, stop)
+            if config.name in still_asked:
+                preflight(config, stop)
             opened.append(open_judge(config, folder / FOLDER, stop, index=index, count=count))
             stack.callback(opened[-1].close)
         stack.pop_all()
