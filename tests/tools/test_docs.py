@@ -71,3 +71,10 @@ def test_the_judges_of_the_page_and_their_stages_are_a_configuration(tmp_path):
     config, _ = load_config(str(tmp_path / "page.gin"))
     assert [stage.judges for stage in config.stages] == [("helpful",), ()]
     assert [stage.rewards for stage in config.stages] == [{}, {"reward": 1.0}]
+
+
+def test_the_methods_to_start_with_are_recipes():
+    rows = re.findall(r"^\| (.*) \|$", (ROOT / "docs" / "which-method.md").read_text(encoding="utf-8"), re.MULTILINE)
+    names = {name for row in rows[2:] for name in re.findall(r"`([a-z0-9_]+)`", row.split(" | ")[1])} - {"clip_high"}
+    assert len(names) > 40
+    assert not [name for name in names if not (ROOT / "configs" / "algos" / f"{name}.gin").exists()]
