@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 import time
 
 import published_forms as forms
@@ -140,17 +139,6 @@ def test_every_end_token_is_known_and_the_turn_s_own_is_first(built, folders):
 def test_a_text_starts_with_bos_only_where_the_model_s_do(built, folders):
     assert built["llama3"].start_ids == (ids_of(folders["llama3"]).token_to_id("<|begin_of_text|>"),)
     assert built["gpt2"].start_ids == built["qwen"].start_ids == ()
-
-
-@pytest.mark.parametrize("name", ["llama3", "qwen"])
-def test_the_post_processor_of_tokenizer_json_outranks_add_bos_token(built, folders, tmp_path, name):
-    # transformers 5 drops add_bos_token where there is a tokenizer.json: test_published_tokenizers.py compares.
-    folder = shutil.copytree(folders[name], tmp_path / "m")
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings["bos_token"] = settings.get("bos_token") or "<|endoftext|>"
-    for adds_bos in (True, False):
-        forms.write_json(folder, {"tokenizer_config.json": settings | {"add_bos_token": adds_bos}})
-        assert build(HuggingFace(path=str(folder)), []).start_ids == built[name].start_ids
 
 
 def test_a_model_without_a_template_is_asked_as_a_text(built):

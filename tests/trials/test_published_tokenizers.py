@@ -139,18 +139,10 @@ def gemma_model(folder: Path) -> Path:
     return folder
 
 
-def without_bos(folder: Path) -> Path:
-    """Writes a folder whose settings leave out the token that its tokenizer.json puts before a text."""
-    forms.byte_level("llama3", folder, texts=CORPUS, vocab_size=2000)
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    return forms.write_json(folder, {"tokenizer_config.json": settings | {"add_bos_token": False}})
-
-
 FORMS = {
     "sentencepiece bpe, gemma": gemma_model,
     "gpt2": lambda at: forms.byte_level("gpt2", at, texts=CORPUS, vocab_size=2000),
     "llama3": lambda at: forms.byte_level("llama3", at, texts=CORPUS, vocab_size=2000),
-    "llama3, add_bos_token": without_bos,
     "qwen": lambda at: forms.byte_level("qwen", at, texts=CORPUS, vocab_size=2000),
     "phi": lambda at: forms.byte_level("phi", at, texts=CORPUS, vocab_size=2000),
     "sentencepiece bpe": lambda at: llama_model(at, legacy=False),

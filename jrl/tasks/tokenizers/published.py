@@ -395,7 +395,7 @@ def _from_files(
         pad_id=(pads or ends)[0],
         bos_id=(begins or ends)[0],
         end_ids=tuple(ends),
-        start_ids=_start(place, config, vocabulary, begins),
+        start_ids=_start(config, vocabulary, begins),
         leads=vocabulary.leads,
         vocab_size=padded_size(size),
         chat=chat,
@@ -657,9 +657,9 @@ def _turn_end(chat: ChatTemplate | None, ids: Mapping[str, int], ends: Iterable[
     return ids[match[0]] if match and CONTENT in text and ids[match[0]] in set(ends) else None
 
 
-def _start(place: str, config: Mapping[str, Any], vocabulary: Vocabulary, begins: Sequence[int]) -> tuple[int, ...]:
-    """Returns the first ids of a text. transformers 5 takes them from the post_processor of tokenizer.json, where there
-    is one, whatever add_bos_token says."""
-    if place == "tokenizer.json" or (adds_bos := config.get("add_bos_token")) is None:
+def _start(config: Mapping[str, Any], vocabulary: Vocabulary, begins: Sequence[int]) -> tuple[int, ...]:
+    """Returns the first ids of a text: by tokenizer_config.json, else by the vocabulary's file."""
+    adds_bos = config.get("add_bos_token")
+    if adds_bos is None:
         return vocabulary.start
     return tuple(begins[:1]) if adds_bos else ()
