@@ -10,7 +10,7 @@ import pytest
 
 from jrl.device.sharding import constrain
 from jrl.models.attention import splash
-from jrl.models.attention.kernels import block_of, causal_share, check_attention
+from jrl.models.attention.kernels import block_of, causal_share, check_attention, padded_row
 from jrl.models.attention.reference import attend
 from jrl.models.contract import abstract
 from jrl.models.decoder import MODEL, visible
@@ -79,6 +79,15 @@ def interpreted(four, monkeypatch):
 
 
 def test_the_kernel_equals_the_reference_and_so_does_its_gradient(four):
+    (out, gradients), (expected, their_gradients) = kernel_and_reference(LONG, jnp.float32)
+    np.testing.assert_allclose(out, expected, rtol=0, atol=2e-6)
+    for actual, theirs in zip(gradients, their_gradients, strict=True):
+        assert of_norm(actual, theirs) < 1e-5
+
+
+def test_a_row_that_is_padded_for_a_larger_block_gives_the_same(four, monkeypatch):
+    monkeypatch.setattr("jrl.models.attention.kernels.LARGEST_PADDING", 1 / 2)
+    assert padded_row(LONG["length"]) == 512  # and 384 without
     (out, gradients), (expected, their_gradients) = kernel_and_reference(LONG, jnp.float32)
     np.testing.assert_allclose(out, expected, rtol=0, atol=2e-6)
     for actual, theirs in zip(gradients, their_gradients, strict=True):
@@ -182,6 +191,14 @@ def test_the_share_of_pairs_by_hand():
     assert causal_share(1024) == 3 / 4
     assert causal_share(384) == pytest.approx(2 / 3)
     assert causal_share(300) == pytest.approx(2 / 3 * (384 / 300) ** 2)
+
+
+def test_rows_are_padded_for_larger_blocks_where_that_adds_little():
+    # 17,500 tokens are 137 blocks of 128, or 35 of 512 with 384 tokens more than these. 2,100 are 17 of 128: 5 of 512
+    # would add 384 to 2,176, and 9 of 256 add 128, a seventeenth. 640 and 1,152 stay.
+    assert [padded_row(length) for length in (17_500, 2_100, 640, 1_100)] == [17_920, 2_304, 640, 1_152]
+    assert [block_of(length) for length in (17_500, 2_100, 640, 1_100)] == [512, 256, 128, 128]
+    assert padded_row(1) == 128 and padded_row(4096) == 4096 and padded_row(8_200) == 8_704
 
 
 def test_blocks_by_hand():

@@ -14,6 +14,9 @@ NO_KERNEL = ("auto", "reference")
 PLATFORMS = {"splash": "tpu", "cudnn": "gpu", "ragged": "tpu"}  # attention -> the only platform that supports it
 LANES = 128  # TPU kernels read the last axis of an array padded to a multiple of it
 BLOCKS = (4 * LANES, 2 * LANES, LANES)  # queries and keys that are multiplied at once: the first that divides a row
+LARGEST_PADDING = (
+    1 / 16
+)  # of a row, for larger blocks: a block of 512 x 512 is computed at a higher rate than 16 of 128
 BLOCK_BYTES = 2**19  # of a block of queries, at most: the backward kernels need over 16 MiB of a core for twice as many
 CACHE_BLOCKS = (*BLOCKS, LANES // 2, LANES // 4, LANES // 8)  # columns of a cache that are read at once
 CACHE_BLOCK_BYTES = (
@@ -26,6 +29,14 @@ def padded_length(length: int) -> int:
     return -(-length // LANES) * LANES
 
 
+def padded_row(length: int) -> int:
+    """Returns the tokens of a row of `length` tokens after padding for 'splash': a multiple of the most of BLOCKS that
+    adds no more than LARGEST_PADDING to `padded_length`."""
+    fewest = padded_length(length)
+    lengths = (-(-length // size) * size for size in BLOCKS)
+    return next(padded for padded in lengths if padded <= fewest * (1 + LARGEST_PADDING))
+
+
 def block_of(length: int, head_bytes: int = 0) -> int:
     """Returns the number of queries, and of keys, in a block of a padded row: the most of BLOCKS that divide it and
     take no more than BLOCK_BYTES; else the fewest.
@@ -33,14 +44,14 @@ def block_of(length: int, head_bytes: int = 0) -> int:
     Args:
       head_bytes: of a query's head; 0: few enough for every block.
     """
-    fit = [size for size in BLOCKS if padded_length(length) % size == 0 and size * head_bytes <= BLOCK_BYTES]
+    fit = [size for size in BLOCKS if padded_row(length) % size == 0 and size * head_bytes <= BLOCK_BYTES]
     return fit[0] if fit else LANES
 
 
 def causal_share(length: int) -> float:
     """Returns the share of all pairs of a query and a key that 'splash' computes: blocks at or below the diagonal."""
-    blocks = padded_length(length) // block_of(length)
-    return (blocks + 1) / (2 * blocks) * (padded_length(length) / length) ** 2
+    blocks = padded_row(length) // block_of(length)
+    return (blocks + 1) / (2 * blocks) * (padded_row(length) / length) ** 2
 
 
 def cache_block(columns: int, column_bytes: int) -> int:

@@ -19,7 +19,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 
 from jrl.device.row_shares import columns_of_shares
 from jrl.device.sharding import SEQUENCE, per_shard
-from jrl.models.attention.kernels import block_of, padded_length
+from jrl.models.attention.kernels import block_of, padded_row
 from jrl.models.attention.reference import pad_to
 from jrl.models.contract import ShareSegments
 from jrl.models.remat import PRODUCT, product
@@ -43,7 +43,7 @@ def attend(
     rounding, [B, L, H, K]. In bfloat16 queries are rounded once more, after they are scaled.
 
     Args:
-      q: [B, L, H, K]. k, v: [B, J, L, K], where J divides H. Rows are padded internally, to a multiple of 128.
+      q: [B, L, H, K]. k, v: [B, J, L, K], where J divides H. Rows are padded internally (kernels.padded_row).
       start: [B] int32, where there are more columns of keys than queries: the column of a row's first query. The
         columns after a row's last query are not read. None: the queries are all of a row's tokens.
       segment: [B, L] int32; the tokens of a segment are adjacent and in order. None: a row is one segment.
@@ -87,11 +87,11 @@ def attend(
         if divided:
             kernel = _kernel_of_share(build, length, columns, window)
         else:
-            kernel = build(_mask((padded_length(length), padded_length(columns)), window, columns - length))
+            kernel = build(_mask((padded_row(length), padded_row(columns)), window, columns - length))
         k, v, ids = share["k"], share["v"], None
         if "start" in share:
             k, v, ids = jax.vmap(functools.partial(_last_columns, length))(k, v, share["start"])
-            ids = (jnp.ones((len(k), padded_length(length)), jnp.int32), _pad(ids, 1))
+            ids = (jnp.ones((len(k), padded_row(length)), jnp.int32), _pad(ids, 1))
         elif divided:
             ids = tuple(_pad(share[name], 1) for name in ("segment", "row_segment"))
         elif "segment" in share:
@@ -141,7 +141,7 @@ def _row(
 
 def _pad(x: Array, axis: int) -> Array:
     """Returns `x` padded along `axis`. The padding comes last, where no other token sees it."""
-    return pad_to(x, axis, padded_length(x.shape[axis]))
+    return pad_to(x, axis, padded_row(x.shape[axis]))
 
 
 def _in_one_pass(fn: Callable[..., Array]) -> Callable[..., Array]:
@@ -173,8 +173,8 @@ def _kernel_of_share(
     """Returns the kernel for this device's share of a row: `length` queries, padded, and the row's `columns` keys.
     build: `_build` with its options."""
     shares = columns // length
-    padding = ((0, 0), (0, padded_length(length) - length))
-    mask = _mask((shares * padded_length(length), padded_length(columns)), window, 0)
+    padding = ((0, 0), (0, padded_row(length) - length))
+    mask = _mask((shares * padded_row(length), padded_row(columns)), window, 0)
     mask.q_sequence = np.pad(columns_of_shares(columns, shares), padding, mode="edge").reshape(-1)
     kernel = build(mask, shares=shares)
 

@@ -658,7 +658,8 @@ def _turn_end(chat: ChatTemplate | None, ids: Mapping[str, int], ends: Iterable[
 
 
 def _start(config: Mapping[str, Any], vocabulary: Vocabulary, begins: Sequence[int]) -> tuple[int, ...]:
-    """Returns the first ids of a text: by tokenizer_config.json, else by the vocabulary's file."""
+    """Returns the first ids of a text: by tokenizer_config.json, as transformers 4 has it (5 drops its add_bos_token),
+    else by the vocabulary's file."""
     adds_bos = config.get("add_bos_token")
     if adds_bos is None:
         return vocabulary.start
