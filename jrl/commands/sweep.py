@@ -66,7 +66,7 @@ def sweep(args: argparse.Namespace) -> int:
             print("\n".join(map(sweeping.shell, commands.values())))
             return DONE
         jobs, how = args.jobs, lambda count: f"{args.jobs} at a time"
-        check = (lambda: None) if args.accept_change else lambda: manifest.check_parts_now(args.out, spec)
+        check = lambda member: manifest.check_unchanged(args.out, spec, member, accept_change=args.accept_change)
         train = lambda members, progress: train_members(members, commands, args.out, jobs, stop, progress, check=check)
         if args.population:
             from jrl.tools.sweep import population

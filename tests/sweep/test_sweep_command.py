@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import shlex
@@ -100,6 +102,28 @@ def test_print_lists_commands_and_runs_nothing(command, tmp_path):
     ]  # fmt: skip
 
 
+def test_members_that_printed_commands_have_trained_are_reported_and_those_with_other_settings_refused(
+    command, tmp_path
+):
+    asked, out = [RATES, "Online.steps=1"], tmp_path / "out"
+    first, second = read_sweep("tiny", asked).members
+    write_run(out / first.name, rows=rewards(0.5), seed=first.seed, settings=first.settings)
+    code, text, _ = command("sweep", "tiny", *asked, "--out", out, "--print")
+    assert code == exit_codes.DONE and len(text.splitlines()) == 2 and not (out / "sweep.json").exists()
+    write_run(out / second.name, rows=rewards(0.7), seed=second.seed, settings=second.settings)
+    code, text, _ = command("sweep", "tiny", *asked, "--out", out)
+    assert code == exit_codes.DONE and "2 members in" in text and "2 of them finished before" in text
+    assert [m["finished"] for m in json.loads((out / "sweep.json").read_text())["members"]] == [True, True]
+
+    other = first.settings | {"GRPO.clip_low": "0.1"}
+    write_run(tmp_path / "b" / first.name, rows=rewards(0.5), seed=7, settings=other)
+    for more in ([], ["--print"], ["--accept-change"]):
+        code, text, err = command("sweep", "tiny", *asked, "--out", tmp_path / "b", *more)
+        assert code == exit_codes.OTHER_RUN and not text
+        assert f"{first.name} began with other settings:\n  GRPO.clip_low: 0.1, now 0.2\n  Run.seed: 7, now 0\n" in err
+    assert [path.name for path in (tmp_path / "b").iterdir()] == [first.name]
+
+
 def test_members_in_a_bucket_are_printed_and_not_trained(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     out = "gs://bucket/sweeps/rates"
@@ -176,17 +200,42 @@ def test_members_with_other_parts_files_are_refused_and_those_of_another_folder_
 def test_parts_files_that_change_while_a_sweep_runs_are_refused(tmp_path):
     sweep = read_sweep("tiny", [RATES, BIGRAM, part_in(tmp_path)])
     begun = tmp_path / "out" / sweep.members[0].name
+    check = functools.partial(manifest.check_unchanged, tmp_path / "out")
     file = tmp_path / "bigram.py"
     text = file.read_text()
     file.write_text(text + "# another version\n")
-    manifest.check_parts_now(tmp_path / "out", sweep)  # no member has begun
+    check(sweep, sweep.members[0])  # no member has begun
     write_run(begun, rows=[], parts=sweep.parts)
-    for change in (lambda: None, file.unlink):
-        change()
-        with pytest.raises(RefusedIdentity, match=rf"those that {begun} began with: bigram\.py\. "):
-            manifest.check_parts_now(tmp_path / "out", sweep)
+    with pytest.raises(RefusedIdentity, match=rf"those that {begun} began with: bigram\.py\. "):
+        check(sweep, sweep.members[1])
+    check(sweep, sweep.members[1], accept_change=True)
+    file.unlink()
+    with pytest.raises(RefusedIdentity, match=rf"those that {begun} began with: bigram\.py\. "):
+        check(sweep, sweep.members[1])
+    with pytest.raises(RefusedIdentity, match=r"learning_rate=0\.003 cannot start any more: .*bigram\.py"):
+        check(sweep, sweep.members[1], accept_change=True)
     file.write_text(text)
-    manifest.check_parts_now(tmp_path / "out", sweep)
+    check(sweep, sweep.members[1])
+
+
+def test_a_gin_file_that_changes_while_a_sweep_runs_starts_no_member_and_a_comment_does(tmp_path):
+    file = tmp_path / "mine.gin"
+    file.write_text("include 'tiny.gin'\nOnline.steps = 1\n")
+    sweep = read_sweep(str(file), [RATES, "Online.prompts=4"])
+    member = sweep.members[1]
+    for text, problem in (
+        ("# a comment\nOnline.prompts = 8\n", None),  # the command line replaces it
+        ("Online.samples = 4\n", r"mine\.gin has changed since the sweep began, so learning_rate=0\.003 and"),
+        ("Online.sample = 4\n", r"learning_rate=0\.003 cannot start any more: .*did you mean samples"),
+    ):
+        file.write_text("include 'tiny.gin'\nOnline.steps = 1\n" + text)
+        with contextlib.nullcontext() if problem is None else pytest.raises(RefusedIdentity, match=problem):
+            manifest.check_unchanged(tmp_path / "out", sweep, member)
+    # It had changed when the member read it, after the check.
+    write_run(tmp_path / "out" / member.name, rows=rewards(0.5), settings=member.settings | {"Online.samples": "4"})
+    options = ComparisonOptions(metrics=(), by=(), baseline=None, statistic="mean")
+    with pytest.raises(RefusedIdentity, match=r"0\.003 began with other settings:\n  Online\.samples: 4, now 8\n"):
+        report_sweep(sweep, tmp_path / "out", {}, options)
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def train_members(
     stop: threading.Event,
     progress: ProgressCallbacks,
     program: Sequence[str] = JRL,
-    check: Callable[[], None] = lambda: None,
+    check: Callable[[Member], None] = lambda member: None,
 ) -> dict[str, Ended]:
     """Trains members and returns {name: how it ended} for each that began.
 
@@ -74,8 +74,8 @@ def train_members(
       jobs: members that train at a time.
       program: the command that takes the arguments.
       stop: once set, no member starts, and those that train are asked to save and stop.
-      check: called before a member starts. Once it raises RefusedIdentity, no member starts, and the error is raised
-        when those that train have ended.
+      check: called with a member before it starts. Once it raises RefusedIdentity, no member starts, and the error is
+        raised when those that train have ended.
 
     If another process trains a member, such as a child of a killed sweep, this waits for it. KeyboardInterrupt (a
     second Ctrl-C) ends all children at once and is raised again.
@@ -105,7 +105,7 @@ def train_members(
                         waiting.appendleft(member)
             while waiting and len(running) + len(elsewhere) < jobs and not stop.is_set():
                 try:
-                    check()
+                    check(waiting[0])
                 except RefusedIdentity as error:
                     refused = error
                     waiting.clear()

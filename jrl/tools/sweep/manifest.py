@@ -8,9 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from jrl import paths
+from jrl.config.errors import ConfigError
+from jrl.config.syntax import read_statements
+from jrl.experiment import Config
+from jrl.plugins import PartError
 from jrl.run.identity import RefusedIdentity
 from jrl.run.report.manifest import read_manifest, without_folders
-from jrl.tools.sweep.members import Sweep, parts_now
+from jrl.tools.sweep.members import Member, Sweep, identity_now, parts_now
+from jrl.tools.sweep.settings import SEED, settings_of
 
 FILE = "sweep.json"
 FORMAT = 1
@@ -18,9 +23,11 @@ LOGS = "logs"
 
 
 def check_folder(folder: Path, sweep: Sweep) -> None:
-    """Raises RefusedIdentity if a folder contains another sweep or anything else."""
+    """Raises RefusedIdentity if a folder contains another sweep or anything else. Without a sweep.json it may contain
+    members, trained by the commands that --print has printed."""
     if not paths.exists(folder / FILE):
-        names = [name for name in paths.list_dir(folder) if not name.startswith(".") and name != "lock"]
+        expected = {"lock", *(member.name for member in sweep.members)}
+        names = [name for name in paths.list_dir(folder) if not name.startswith(".") and name not in expected]
         if names:
             what = "is a run, not a sweep" if "manifest.json" in names else f"is not a sweep and contains {names[0]}"
             raise RefusedIdentity(f"{folder} {what}; choose another --out")
@@ -33,6 +40,25 @@ def check_folder(folder: Path, sweep: Sweep) -> None:
         f"{folder} holds another sweep:\n  " + "\n  ".join(lines) + "\n"
         "Choose another --out. `jrl compare` compares the runs of several sweeps"
     )
+
+
+def check_settings(folder: Path, sweep: Sweep) -> None:
+    """Raises RefusedIdentity if a member has begun with other settings: by a command of another sweep, or after the
+    gin file had changed."""
+    for member in sweep.members:
+        path = folder / member.name / "config.gin"
+        if not paths.exists(path):
+            continue
+        seed, settings = settings_of(read_statements(str(path), (), Config))
+        begun, now = {SEED: seed, **settings}, {SEED: member.seed, **member.settings}
+        names = sorted(name for name in {*begun, *now} if begun.get(name) != now.get(name))
+        if names:
+            lines = [f"{name}: {begun.get(name, 'nothing')}, now {now.get(name, 'nothing')}" for name in names]
+            raise RefusedIdentity(
+                f"{folder / member.name} began with other settings:\n  " + "\n  ".join(lines) + "\n"
+                "Move it away to train this member anew, or choose another --out. `jrl compare` compares runs without "
+                "training"
+            )
 
 
 def check_parts(folder: Path, sweep: Sweep) -> None:
@@ -52,11 +78,21 @@ def check_parts(folder: Path, sweep: Sweep) -> None:
             )
 
 
-def check_parts_now(folder: Path, sweep: Sweep) -> None:
-    """Raises RefusedIdentity as `check_parts` if parts files have changed since the sweep was read: members read them
-    when they start."""
-    if (now := parts_now(sweep)) != sweep.parts:
+def check_unchanged(folder: Path, sweep: Sweep, member: Member, *, accept_change: bool = False) -> None:
+    """Raises RefusedIdentity if a member, which reads the gin file and the parts files when it starts, would have
+    another configuration than the sweep has read, or, unless `accept_change`, other parts files than those that members
+    have begun with."""
+    if not accept_change and (now := parts_now(sweep)) != sweep.parts:
         check_parts(folder, sweep._replace(parts=now))
+    try:
+        changed = identity_now(sweep, member) != member.identity
+    except (ConfigError, PartError, OSError) as error:
+        raise RefusedIdentity(f"{member.name} cannot start any more: {error}") from error
+    if changed:
+        raise RefusedIdentity(
+            f"{sweep.config} has changed since the sweep began, so {member.name} and all after it do not start. "
+            "Restore it and run the same command to continue, or choose another --out"
+        )
 
 
 def describe(sweep: Sweep) -> dict[str, Any]:

@@ -98,6 +98,14 @@ def parts_now(sweep: Sweep) -> dict[str, str]:
     return now
 
 
+def identity_now(sweep: Sweep, member: Member) -> str:
+    """Returns `Member.identity` as the gin file is now. Raises: ConfigError, PartError or OSError if it or a parts file
+    cannot be read."""
+    file = find_config(sweep.config)
+    tables = config_classes(load_parts(part_names(file, sweep.bindings)).tables)
+    return gin.identity(gin.load(file, [*member.fixed, *member.bindings], Config, tables, PATH_FIELDS), IRRELEVANT)
+
+
 def combine(axes: Sequence[Axis], how: str, count: int | None, seed: int) -> list[Point]:
     """Returns the bindings of every member. Members that differ only in Run.seed are adjacent."""
     seeds = [axis for axis in axes if axis.name == SEED]

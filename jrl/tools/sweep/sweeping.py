@@ -54,10 +54,11 @@ def check_is_local(folder: Path) -> None:
 
 def check_options(sweep: Sweep, folder: Path, options: ComparisonOptions, *, accept_change: bool = False) -> None:
     """Raises ValueError, before any member is trained or printed, for a --by or --baseline that the comparison would
-    refuse, and RefusedIdentity for a local folder that contains something else, or, unless `accept_change`, members
-    with other parts files."""
+    refuse, and RefusedIdentity for a local folder that contains something else, members with other settings, or, unless
+    `accept_change`, members with other parts files."""
     if not paths.is_remote(folder):
         manifest.check_folder(folder, sweep)
+        manifest.check_settings(folder, sweep)
         if not accept_change:
             manifest.check_parts(folder, sweep)
     variants, compared, _ = group(planned(sweep, folder), options.by)
@@ -128,7 +129,10 @@ def report_sweep(
     finished.
 
     sweep.json records for every member whether it is finished, and its last exit code.
+
+    Raises: RefusedIdentity for a member that began with other settings.
     """
+    manifest.check_settings(folder, sweep)
     done = [member for member in sweep.members if is_finished(folder, member)]
     content = manifest.describe(sweep)
     for entry, member in zip(content["members"], sweep.members):
