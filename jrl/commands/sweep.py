@@ -79,9 +79,11 @@ def sweep(args: argparse.Namespace) -> int:
             )
         lock = sweeping.hold_sweep(args.out, spec)
         try:
+            together = population.interrupted(args.out) if args.population else ()
             ended, finished = sweeping.train_sweep(
-                spec, args.out, train=train, jobs=jobs, how=how, metrics=args.metric, stream=sys.stdout
-            )
+                spec, args.out, train=train, jobs=jobs, how=how, metrics=args.metric, stream=sys.stdout,
+                together=together,
+            )  # fmt: skip
             failed = sweeping.failures(args.out, spec, ended)
             for line in failed:
                 print(f"jrl: {line}", file=sys.stderr)

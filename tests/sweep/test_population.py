@@ -34,6 +34,7 @@ from jrl.run.run_hash import run_fingerprint
 from jrl.run.trained import open_trained
 from jrl.tools.export import export_policy
 from jrl.tools.sweep import population as sweep_population
+from jrl.tools.sweep import sweeping
 from jrl.tools.sweep.launch import ProgressCallbacks, last_words
 from jrl.tools.sweep.members import read_sweep
 from jrl.tools.sweep.population import check_population, read_configs, train_population
@@ -294,6 +295,26 @@ def test_as_many_devices_are_used_as_divide_the_members(members, present, used):
 def test_the_sweep_says_how_members_are_dealt_out():
     assert sweep_population.dealt_out(16) == "in one program, 2 on each of 8 devices"
     assert sweep_population.dealt_out(12) == "in one program, 2 on each of 6 devices, which divide them; there are 8"
+    assert sweep_population.dealt_out(11) == "in one program, on 1 device of 8: no larger number of them divides 11"
+
+
+def test_members_of_an_interrupted_population_that_have_ended_train_and_count_with_the_others(tmp_path, monkeypatch):
+    sweep = read_sweep("configs/tiny.gin", [*TINY, *SWEPT])
+    monkeypatch.setattr(sweeping, "is_finished", lambda folder, member: member.name == MEMBERS[0])
+
+    def begin():
+        stream, names = io.StringIO(), []
+        sweeping.train_sweep(
+            sweep, tmp_path, train=lambda members, progress: names.extend(member.name for member in members),
+            jobs=None, how=str, metrics=(), stream=stream, together=sweep_population.interrupted(tmp_path),
+        )  # fmt: skip
+        return names, stream.getvalue()
+
+    assert begin() == (MEMBERS[1:], f"4 members in {tmp_path}, 1 of them finished before; 3\n")
+    sweep_population.write_members(tmp_path, {"members": MEMBERS})
+    assert begin() == (MEMBERS, f"4 members in {tmp_path}; 4\n")
+    sweep_population.write_members(tmp_path, {"members": MEMBERS[1:], sweep_population.AGAIN: True})
+    assert begin() == (MEMBERS[1:], f"4 members in {tmp_path}, 1 of them finished before; 3\n")
 
 
 def abstract(state):

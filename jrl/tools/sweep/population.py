@@ -152,6 +152,8 @@ def dealt_out(count: int) -> str:
     used, present = members_mesh(count).size if count else 1, len(jax.devices())
     if present == 1 or not count:
         return "in one program"
+    if used == 1:
+        return f"in one program, on 1 device of {present}: no larger number of them divides {count}"
     unused = f", which divide them; there are {present}" if used < present else ""
     return f"in one program, {count // used} on each of {used} devices{unused}"
 
@@ -217,13 +219,20 @@ def train_population(
     return ended
 
 
+def interrupted(folder: Path) -> list[str]:
+    """Returns the members of an interrupted population, of which some may have ended; [] if there is none."""
+    record = folder / FOLDER / MEMBERS
+    recorded = paths.read_object(record) if paths.exists(record) else {AGAIN: True}
+    return [] if AGAIN in recorded else recorded["members"]
+
+
 def begin_together(folder: Path, members: Mapping[str, Member]) -> tuple[list[str], bool]:
     """Returns the members that train together, and whether they start over: the members of an interrupted population;
     those that failed in a population that has ended, which start over; else all unfinished ones, which are recorded."""
+    if names := interrupted(folder):
+        return names, False
     record = folder / FOLDER / MEMBERS
     recorded = paths.read_object(record) if paths.exists(record) else None
-    if recorded is not None and AGAIN not in recorded:
-        return recorded["members"], False
     unfinished = sorted(name for name, member in members.items() if not is_finished(folder, member))
     names = unfinished if recorded is None else [name for name in recorded["members"] if name in unfinished]
     if recorded is not None:  # left by the population that has ended, if it was killed before it removed them

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -75,6 +75,7 @@ def train_sweep(
     how: Callable[[int], str],
     metrics: Sequence[str],
     stream: TextIO,
+    together: Collection[str] = (),
 ) -> tuple[dict[str, Ended], int]:
     """Trains the unfinished members. Returns how they ended, and how many of all members are finished now.
 
@@ -82,8 +83,9 @@ def train_sweep(
       train: trains members and reports progress. jobs: members that train at a time; None: all together. how: describes
         how a number of members train.
       metrics: what members will be compared by; empty: the default metrics.
+      together: members that train again, finished or not.
     """
-    waiting = [member for member in sweep.members if not is_finished(folder, member)]
+    waiting = [member for member in sweep.members if member.name in together or not is_finished(folder, member)]
     finished = len(sweep.members) - len(waiting)
     count = f"{len(sweep.members)} members" if len(sweep.members) > 1 else "1 member"
     before = f", {finished} of them finished before" if finished else ""
