@@ -45,7 +45,8 @@ def sweep(args: argparse.Namespace) -> int:
     with stop_on_signals(stop, stop.say):
         # The members inherit these settings, and the compilation cache.
         start.prepare_jax(args, devices=min(start.cores(), start.MOST_CPU_DEVICES) if args.population else None)
-        from jrl.tools.sweep import manifest, sweeping
+        from jrl import paths
+        from jrl.tools.sweep import manifest, population, sweeping
         from jrl.tools.sweep.comparison import table
         from jrl.tools.sweep.launch import train_members
         from jrl.tools.sweep.members import read_sweep
@@ -62,6 +63,10 @@ def sweep(args: argparse.Namespace) -> int:
         if args.population and (args.print or args.jobs > 1):
             raise ValueError(f"{'--print' if args.print else '--jobs'} is for members in separate processes; leave "
                              "it or --population out")  # fmt: skip
+        together = [] if paths.is_remote(args.out) else population.interrupted(args.out)
+        if together and not args.population:
+            raise ValueError(f"the members in {args.out} train in a population that was interrupted; continue it "
+                             "with --population, or choose another --out")  # fmt: skip
         if args.print:
             print("\n".join(map(sweeping.shell, commands.values())))
             return DONE
@@ -69,8 +74,6 @@ def sweep(args: argparse.Namespace) -> int:
         check = lambda member: manifest.check_unchanged(args.out, spec, member, accept_change=args.accept_change)
         train = lambda members, progress: train_members(members, commands, args.out, jobs, stop, progress, check=check)
         if args.population:
-            from jrl.tools.sweep import population
-
             jobs, how = None, population.dealt_out
             configs, parts = population.read_configs(spec)
             population.check_population(configs, parts.tables, [axis.name for axis in spec.axes])
@@ -79,7 +82,6 @@ def sweep(args: argparse.Namespace) -> int:
             )
         lock = sweeping.hold_sweep(args.out, spec)
         try:
-            together = population.interrupted(args.out) if args.population else ()
             ended, finished = sweeping.train_sweep(
                 spec, args.out, train=train, jobs=jobs, how=how, metrics=args.metric, stream=sys.stdout,
                 together=together,

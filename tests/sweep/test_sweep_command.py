@@ -16,7 +16,7 @@ from small_model import BIGRAM, part_in
 from jrl import cli, exit_codes
 from jrl.commands import start
 from jrl.run.identity import RefusedIdentity
-from jrl.tools.sweep import manifest
+from jrl.tools.sweep import manifest, population
 from jrl.tools.sweep.members import read_sweep
 from jrl.tools.sweep.sweeping import ComparisonOptions, hold_sweep, report_sweep
 
@@ -122,6 +122,17 @@ def test_members_that_printed_commands_have_trained_are_reported_and_those_with_
         assert code == exit_codes.OTHER_RUN and not text
         assert f"{first.name} began with other settings:\n  GRPO.clip_low: 0.1, now 0.2\n  Run.seed: 7, now 0\n" in err
     assert [path.name for path in (tmp_path / "b").iterdir()] == [first.name]
+
+
+def test_members_of_an_interrupted_population_are_not_trained_one_by_one(command, tmp_path):
+    asked = ["sweep", "tiny", RATES, "--out", tmp_path / "out"]
+    population.write_members(tmp_path / "out", {"members": ["learning_rate=0.001", "learning_rate=0.003"]})
+    manifest.write(tmp_path / "out", manifest.describe(read_sweep("tiny", [RATES])))
+    for more in ([], ["--print"]):
+        code, text, err = command(*asked, *more)
+        assert code == exit_codes.REFUSED and "continue it with --population" in err and not text
+    population.write_members(tmp_path / "out", {"members": ["learning_rate=0.003"], population.AGAIN: True})
+    assert command(*asked, "--print")[0] == exit_codes.DONE  # it has ended, and this member failed
 
 
 def test_members_in_a_bucket_are_printed_and_not_trained(command, tmp_path, monkeypatch):
