@@ -238,6 +238,20 @@ def test_another_data_set_is_another_variant(tmp_path):
     assert [v.label for v in group(found)[0]] == ["data=a", "data=b"]
 
 
+def test_data_files_are_variants_by_their_paths_and_a_file_that_was_moved_is_none(tmp_path):
+    def one(name, data, path):
+        settings = {"Config.task": "@Jsonl()", "Jsonl.path": repr(path)}
+        return read_run(write_run(tmp_path / name, rows=rewards(0), seed=name[-1], data=data, settings=settings))
+
+    moved = [one("a0", "A", "/old/a.jsonl"), one("a1", "A", "/new/a.jsonl")]
+    assert [(v.label, len(v.runs)) for v in group(moved)[0]] == [("all runs", 2)]
+    variants, compared, _ = group([*moved, one("b0", "B", "/new/b.jsonl"), one("b1", "B", "/old/b.jsonl")])
+    assert [(v.label, len(v.runs)) for v in variants] == [("path='/old/a.jsonl'", 2), ("path='/new/b.jsonl'", 2)]
+    assert compared == ("Jsonl.path",) and find_variant(variants, compared, "path='/new/b.jsonl'") is variants[1]
+    edited = group([moved[0], one("c0", "C", "/old/a.jsonl")])[0]
+    assert [v.label for v in edited] == ["data=A", "data=C"]
+
+
 def test_data_that_differ_with_a_setting_are_no_setting_of_their_own(tmp_path):
     found = [read_run(write_run(tmp_path / f"{digits}{rate}", rows=rewards(0), data=f"of {digits} digits",
                                 settings={TASK: digits, RATE: rate}))

@@ -168,6 +168,15 @@ def test_what_a_member_would_refuse_is_refused_before_any_runs(bindings, message
         read_sweep("tiny", bindings)
 
 
+def test_data_files_are_swept_by_their_paths_and_a_file_that_was_moved_leaves_the_members_the_same():
+    asked = ["Config.task=@Jsonl()", "Online.steps=1"]
+    sweep = read_sweep("tiny", [*asked, "Jsonl.path=['a.jsonl', 'b.jsonl']"])
+    assert [member.name for member in sweep.members] == ["path=a.jsonl", "path=b.jsonl"]
+    assert [member.settings["Jsonl.path"] for member in sweep.members] == ["'a.jsonl'", "'b.jsonl'"]
+    before, after = (read_sweep("tiny", [*asked, "Run.seed=[0,1]", f"Jsonl.path='{path}'"]) for path in ("a", "x/a"))
+    assert [m.identity for m in before.members] == [m.identity for m in after.members]
+
+
 def test_options_that_do_not_go_together_are_refused():
     with pytest.raises(ValueError, match="go with --how random"):
         read_sweep("tiny", [RATES], "grid", 3)

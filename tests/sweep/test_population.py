@@ -343,6 +343,13 @@ def test_members_that_differ_in_more_than_floats_are_refused_by_the_fields_name(
         check_population(configs, parts.tables, [field])
 
 
+def test_members_with_other_data_files_are_refused():
+    other_data = read_sweep("tiny", ["Config.task=@Jsonl()", "Jsonl.path=['a','b']", "S=[1,2]", "Run.seed=%S"], "pairs")
+    configs, parts = read_configs(other_data)
+    with pytest.raises(ConfigError, match=r"Jsonl\.path is part of the program or of the data: 'a' in "):
+        check_population(configs, parts.tables)
+
+
 @pytest.mark.parametrize(
     "swept", ["AdamW.weight_decay=[0.0,0.1]", "Sampler.temperature=[0.7,1.0]", "GRPO.clip_low=[0.1,0.2]"]
 )

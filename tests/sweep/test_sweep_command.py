@@ -123,6 +123,14 @@ def test_members_that_printed_commands_have_trained_are_reported_and_those_with_
         assert f"{first.name} began with other settings:\n  GRPO.clip_low: 0.1, now 0.2\n  Run.seed: 7, now 0\n" in err
     assert [path.name for path in (tmp_path / "b").iterdir()] == [first.name]
 
+    moved = ["Config.task=@Jsonl()", *asked]
+    begun, now = (read_sweep("tiny", [*moved, f"Jsonl.path='{path}'"]).members[0] for path in ("old", "new"))
+    write_run(tmp_path / "c" / begun.name, rows=rewards(0.5), settings=begun.settings)
+    assert begun.settings != now.settings
+    assert (
+        command("sweep", "tiny", *moved, "Jsonl.path='new'", "--out", tmp_path / "c", "--print")[0] == exit_codes.DONE
+    )
+
 
 def test_members_of_an_interrupted_population_are_not_trained_one_by_one(command, tmp_path):
     asked = ["sweep", "tiny", RATES, "--out", tmp_path / "out"]

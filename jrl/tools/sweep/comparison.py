@@ -25,7 +25,7 @@ from jrl.ops.statistics import (
 )
 from jrl.tools.sweep.members import short_names
 from jrl.tools.sweep.runs import FINGERPRINTS, RunResult, score, series
-from jrl.tools.sweep.settings import SEED
+from jrl.tools.sweep.settings import SEED, is_data_file
 
 Array = np.ndarray
 STATISTICS = {"mean": statistics.mean, "iqm": interquartile_mean, "gap": lambda scores: optimality_gap(scores, TARGET)}
@@ -145,6 +145,7 @@ def group(
     """Returns the variants in the order of their first run, the compared settings, and those that define tasks."""
     if not runs:
         raise ValueError("there are no runs to compare")
+    runs = with_moved_files(runs)
     names = list(dict.fromkeys(name for run in runs for name in run.settings))
     plain = [tuple(run.settings.get(name) for name in names if name not in FINGERPRINTS) for run in runs]
     for name in FINGERPRINTS:  # left out if the other settings determine it
@@ -178,6 +179,16 @@ def group(
             )
         variants.append(Variant(label, settings, tuple(tuple(by_task[task]) for task in tasks)))
     return variants, tuple(compared), tuple(others)
+
+
+def with_moved_files(runs: Sequence[RunResult]) -> list[RunResult]:
+    """Returns runs in which a data file has one path wherever the data are the same: where it is does not matter."""
+    first: dict[tuple[str, str], str] = {}
+    path = lambda run, name, value: first.setdefault((run.settings.get("data", value), name), value)
+    settings = lambda run: {
+        name: path(run, name, value) if is_data_file(name) else value for name, value in run.settings.items()
+    }
+    return [run._replace(settings=settings(run)) for run in runs]
 
 
 def changed_parts(runs: Sequence[RunResult]) -> list[str]:

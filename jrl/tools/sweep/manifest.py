@@ -14,8 +14,8 @@ from jrl.experiment import Config
 from jrl.plugins import PartError
 from jrl.run.identity import RefusedIdentity
 from jrl.run.report.manifest import read_manifest, without_folders
-from jrl.tools.sweep.members import Member, Sweep, identity_now, parts_now
-from jrl.tools.sweep.settings import SEED, settings_of
+from jrl.tools.sweep.members import Member, Sweep, parts_now, settings_now
+from jrl.tools.sweep.settings import SEED, is_data_file, settings_of
 
 FILE = "sweep.json"
 FORMAT = 1
@@ -44,15 +44,15 @@ def check_folder(folder: Path, sweep: Sweep) -> None:
 
 def check_settings(folder: Path, sweep: Sweep) -> None:
     """Raises RefusedIdentity if a member has begun with other settings: by a command of another sweep, or after the
-    gin file had changed."""
+    gin file had changed. Data files may have been moved."""
     for member in sweep.members:
         path = folder / member.name / "config.gin"
         if not paths.exists(path):
             continue
         seed, settings = settings_of(read_statements(str(path), (), Config))
         begun, now = {SEED: seed, **settings}, {SEED: member.seed, **member.settings}
-        names = sorted(name for name in {*begun, *now} if begun.get(name) != now.get(name))
-        if names:
+        differing = sorted(name for name in {*begun, *now} if begun.get(name) != now.get(name))
+        if names := [name for name in differing if not is_data_file(name)]:
             lines = [f"{name}: {begun.get(name, 'nothing')}, now {now.get(name, 'nothing')}" for name in names]
             raise RefusedIdentity(
                 f"{folder / member.name} began with other settings:\n  " + "\n  ".join(lines) + "\n"
@@ -85,7 +85,7 @@ def check_unchanged(folder: Path, sweep: Sweep, member: Member, *, accept_change
     if not accept_change and (now := parts_now(sweep)) != sweep.parts:
         check_parts(folder, sweep._replace(parts=now))
     try:
-        changed = identity_now(sweep, member) != member.identity
+        changed = settings_now(sweep, member) != (member.seed, member.settings)
     except (ConfigError, PartError, OSError) as error:
         raise RefusedIdentity(f"{member.name} cannot start any more: {error}") from error
     if changed:

@@ -20,7 +20,7 @@ from jrl.plugins import load_parts
 from jrl.resolve import PATH_FIELDS, checked, find_config, part_names
 from jrl.run.stage_steps import ends
 from jrl.tasks.verifiers.source import source_text
-from jrl.tools.sweep.settings import IRRELEVANT, SEED, settings_of_config
+from jrl.tools.sweep.settings import DATA_FILES, IRRELEVANT, SEED, settings_of_config
 
 LONGEST_NAME = 120  # characters of a folder name, before a hash is added
 
@@ -31,7 +31,7 @@ class Member(NamedTuple):
     name: str  # of its folder, such as "learning_rate=0.001,seed=0"
     bindings: tuple[str, ...]  # one for each axis that applies to it
     fixed: tuple[str, ...]  # those of Sweep.bindings that apply to it
-    identity: str  # hash of its configuration
+    identity: str  # hash of its configuration, without the paths of data files
     steps: int  # of all its stages
     seed: str
     settings: Mapping[str, str]  # the fields of its configuration that can matter
@@ -80,12 +80,13 @@ def read_sweep(
     members: dict[str, Member] = {}
     for (constant, point), name in zip(applying, names):
         resolved = checked(load((*constant, *point)), loaded)
+        run = gin.identity(resolved, [name for name in IRRELEVANT if name not in DATA_FILES])
+        if run in members:
+            raise ConfigError(COMMAND_LINE, f"two members are the same run: {same_run(members[run], point)}")
         identity = gin.identity(resolved, IRRELEVANT)
-        if identity in members:
-            raise ConfigError(COMMAND_LINE, f"two members are the same run: {same_run(members[identity], point)}")
         settings = settings_of_config(resolved, tables)
         notes = tuple(notes_of_start(resolved, loaded.tables))
-        members[identity] = Member(name, point, constant, identity, ends(resolved)[-1], *settings, notes)
+        members[run] = Member(name, point, constant, identity, ends(resolved)[-1], *settings, notes)
     return Sweep(config, fixed, axes, tuple(members.values()), loaded.hashes)
 
 
@@ -98,12 +99,13 @@ def parts_now(sweep: Sweep) -> dict[str, str]:
     return now
 
 
-def identity_now(sweep: Sweep, member: Member) -> str:
-    """Returns `Member.identity` as the gin file is now. Raises: ConfigError, PartError or OSError if it or a parts file
-    cannot be read."""
+def settings_now(sweep: Sweep, member: Member) -> tuple[str, Mapping[str, str]]:
+    """Returns a member's seed and settings as the gin file is now. Raises: ConfigError, PartError or OSError if it or a
+    parts file cannot be read."""
     file = find_config(sweep.config)
     tables = config_classes(load_parts(part_names(file, sweep.bindings)).tables)
-    return gin.identity(gin.load(file, [*member.fixed, *member.bindings], Config, tables, PATH_FIELDS), IRRELEVANT)
+    bindings = [*member.fixed, *member.bindings]
+    return settings_of_config(gin.load(file, bindings, Config, tables, PATH_FIELDS), tables)
 
 
 def combine(axes: Sequence[Axis], how: str, count: int | None, seed: int) -> list[Point]:

@@ -15,10 +15,13 @@ from jrl.experiment import FREE, ROUNDED, Config
 SEED = "Run.seed"  # runs that differ only in it are one variant
 # Fields in which two runs of the same experiment may differ. Meshes and kernels are not among them: they change speed.
 IRRELEVANT = tuple(name for name in FREE if name not in (*ROUNDED, "MeshShape.*"))
+# Of these, settings where the files have other contents: a file that was moved is the same data.
+DATA_FILES = ("Dataset.path", "Jsonl.path")
 
 
 def settings_of(statements: Iterable[Statement]) -> tuple[str, dict[str, str]]:
-    """Returns (seed, settings), such as {"AdamW.learning_rate": "0.001"}, without the irrelevant fields."""
+    """Returns (seed, settings), such as {"AdamW.learning_rate": "0.001"}, without the irrelevant fields but with the
+    paths of data files."""
     bound = {name: gin_text(value) for name, value in by_place(statements)}
     return bound.get(SEED, ""), {name: value for name, value in bound.items() if not is_irrelevant(name)}
 
@@ -62,6 +65,14 @@ def settings_of_config(config: Config, tables: Any) -> tuple[str, dict[str, str]
 
 
 def is_irrelevant(name: str) -> bool:
-    """Returns whether runs that differ in this field can be the same experiment: the seed, or one of IRRELEVANT."""
+    """Returns whether runs that differ in this field can be the same experiment, whatever their data: the seed, or one
+    of IRRELEVANT."""
     field = name.rpartition("/")[2]
-    return field == SEED or any(fnmatch.fnmatchcase(field, pattern) for pattern in IRRELEVANT)
+    return field == SEED or any(
+        fnmatch.fnmatchcase(field, pattern) for pattern in IRRELEVANT if pattern not in DATA_FILES
+    )
+
+
+def is_data_file(name: str) -> bool:
+    """Returns whether a field of any scope is one of DATA_FILES."""
+    return name.rpartition("/")[2] in DATA_FILES
