@@ -89,7 +89,9 @@ def sweep(args: argparse.Namespace) -> int:
             failed = sweeping.failures(args.out, spec, ended)
             for line in failed:
                 print(f"jrl: {line}", file=sys.stderr)
-            comparison = None if stop.is_set() else sweeping.report_sweep(spec, args.out, ended, options)
+            comparison = None
+            if finished == len(spec.members) or not stop.is_set():
+                comparison = sweeping.report_sweep(spec, args.out, ended, options)
             if comparison is not None:
                 print(f"\n{table(comparison)}\n\nThe report is in {args.out / sweeping.PAGE}", flush=True)
         finally:

@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import shlex
+import signal
 import sys
 
 import pytest
@@ -16,7 +17,7 @@ from small_model import BIGRAM, part_in
 from jrl import cli, exit_codes
 from jrl.commands import start
 from jrl.run.identity import RefusedIdentity
-from jrl.tools.sweep import manifest, population
+from jrl.tools.sweep import manifest, population, sweeping
 from jrl.tools.sweep.members import read_sweep
 from jrl.tools.sweep.sweeping import ComparisonOptions, hold_sweep, report_sweep
 
@@ -130,6 +131,22 @@ def test_members_that_printed_commands_have_trained_are_reported_and_those_with_
     assert (
         command("sweep", "tiny", *moved, "Jsonl.path='new'", "--out", tmp_path / "c", "--print")[0] == exit_codes.DONE
     )
+
+
+@pytest.mark.parametrize(("steps", "code"), [(1, exit_codes.DONE), (2, exit_codes.PREEMPTED)])
+def test_a_stop_leaves_the_report_out_unless_all_members_are_finished(command, tmp_path, monkeypatch, steps, code):
+    asked = [RATES, "Online.steps=1"]
+    for member, count in zip(read_sweep("tiny", asked).members, (1, steps)):
+        write_run(tmp_path / "out" / member.name, rows=rewards(*[0.5] * count), settings=member.settings)
+    train_sweep = sweeping.train_sweep
+
+    def stopped(*args, **given):
+        signal.raise_signal(signal.SIGTERM)
+        return train_sweep(*args, **given)
+
+    monkeypatch.setattr(sweeping, "train_sweep", stopped)
+    assert command("sweep", "tiny", *asked, "--out", tmp_path / "out")[0] == code
+    assert (tmp_path / "out" / "report.html").exists() == (code == exit_codes.DONE)
 
 
 def test_members_of_an_interrupted_population_are_not_trained_one_by_one(command, tmp_path):
