@@ -5,7 +5,7 @@
     Sampler.stop_strings=['.']               # not an axis: the field holds a list
     Sampler.stop_strings=[[], ['.']]         # an axis of two lists
 
-A list is an axis if it is nested deeper than its field's type. A macro is judged by the fields bound to it.
+A list is an axis if it is nested deeper than its field's type. A macro is judged by where it is used.
 """
 
 from __future__ import annotations
@@ -143,18 +143,34 @@ def gin_text(value: Any) -> str:
     return repr(value) if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def _depth_of_target(statement: Statement, statements: Sequence[Statement], schema: Schema) -> int | None:
+def _depth_of_target(
+    statement: Statement, statements: Sequence[Statement], schema: Schema, trail: tuple[Macro, ...] = ()
+) -> int | None:
     """Returns the depth of nested lists in the type of a statement's field; None if there is no such field.
 
-    A macro has the largest depth of the fields bound to it.
+    A macro has the largest depth that its users have where they mention it. trail: the macros on the way to it.
     """
     if not statement.field:
-        users = [s for s in statements if s.field and s.value == Macro(statement.section)]
-        return max((_depth_of_target(user, statements, schema) or 0 for user in users), default=0)
+        macro = Macro(statement.section)
+        if macro in trail:
+            return 0  # defined by itself, which the reader refuses
+        depths = [0]
+        for user in statements:
+            for level in _levels(user.value, macro):
+                depth = _depth_of_target(user, statements, schema, (*trail, macro)) or 0
+                depths.append(depth - level + (isinstance(user.value, list) and _nesting(user.value) > depth))
+        return max(depths)
     cls = schema.sections.get(statement.section)
     if cls is None or statement.field not in fields_of(cls):
         return None
     return _depth_of_hint(fields_of(cls)[statement.field].hint)
+
+
+def _levels(value: Any, macro: Macro) -> set[int]:
+    """Returns in how many lists the mentions of a macro are nested in a value."""
+    if isinstance(value, list | tuple):
+        return {level + 1 for item in value for level in _levels(item, macro)}
+    return {0} if value == macro else set()
 
 
 def _depth_of_hint(hint: Any) -> int:

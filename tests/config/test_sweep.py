@@ -46,6 +46,21 @@ def test_a_macro_that_a_field_of_lists_takes_is_a_value(tmp_path):
     assert axes(path=str(path)) == ((), ())
 
 
+@pytest.mark.parametrize(
+    ("bindings", "swept"),
+    [
+        (["A=['a.py']", "B=%A", "Run.parts=%B"], []),
+        (["A=[['a.py'], ['b.py']]", "B=%A", "Run.parts=%B"], ["A"]),
+        (["A=[1e-3, 3e-3]", "B=%A", "AdamW.learning_rate=%B"], ["A"]),
+        (["A=['b.py']", "Run.parts=[['a.py'], %A]"], ["Run.parts"]),  # an item of the list that is swept
+        (["A=['a.py', 'b.py']", "Run.parts=[%A]"], ["A"]),  # an item of the value
+        (["A=%B", "B=%A", "Run.parts=%A"], []),  # the reader refuses it
+    ],
+)
+def test_a_macro_is_judged_by_where_it_is_used(bindings, swept):
+    assert [axis.name for axis in axes(*bindings)[0]] == swept
+
+
 def test_a_list_for_an_unknown_field_is_left_to_the_reader_which_names_the_nearest():
     found, fixed = axes("AdamW.learning_rat=[1e-3, 3e-3]")
     assert found == ()
